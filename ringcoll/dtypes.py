@@ -1,0 +1,238 @@
+"""One table of element types and one of operators, with every name that users know them by.
+
+An operator is three steps in the *accumulator* type: ``load`` each raw contribution, ``combine``
+two values, ``finish`` the whole. Partial results stay in the accumulator, so a result is rounded
+once, when it is finished. float16, bfloat16 and float8 accumulate in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from ringcoll.errors import ArgumentError, ArgumentTypeError
+
+__all__ = ["DTYPES", "OPS", "DType", "ReduceOp", "dtype_of", "op_of", "premul_sum"]
+
+Array = npt.NDArray[Any]
+Category = Literal["bool", "int", "float", "complex"]
+
+
+@dataclass(frozen=True, slots=True)
+class DType:
+    """A row of :data:`DTYPES`.
+
+    Args:
+        name: numpy's or ml_dtypes' name.
+        numpy: the numpy type.
+        accumulator: the type in which partial results are kept.
+        category: which operators make sense on it.
+        aliases: further spellings: nccl-tests', torch's.
+
+    """
+
+    name: str
+    numpy: np.dtype[Any]
+    accumulator: np.dtype[Any]
+    category: Category
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes an element."""
+        return self.numpy.itemsize
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def _row(
+    name: str, category: Category, *aliases: str, accumulator: str = "", base: object = None
+) -> DType:
+    numpy = np.dtype(base if base is not None else name)  # type: ignore[call-overload]
+    return DType(name, numpy, np.dtype(accumulator or numpy), category, aliases)
+
+
+DTYPES: tuple[DType, ...] = (
+    _row("int8", "int", "char"),
+    _row("uint8", "int"),
+    _row("int16", "int", "short"),
+    _row("uint16", "int"),
+    _row("int32", "int", "int"),
+    _row("uint32", "int"),
+    _row("int64", "int", "long"),
+    _row("uint64", "int"),
+    _row("float16", "float", "half", accumulator="float32"),
+    _row("float32", "float", "float"),
+    _row("float64", "float", "double"),
+    _row("bfloat16", "float", accumulator="float32", base=ml_dtypes.bfloat16),
+    _row("float8_e4m3fn", "float", "f8e4m3", accumulator="float32", base=ml_dtypes.float8_e4m3fn),
+    _row("float8_e5m2", "float", "f8e5m2", accumulator="float32", base=ml_dtypes.float8_e5m2),
+    _row("bool", "bool"),
+    _row("complex64", "complex", "cfloat"),
+    _row("complex128", "complex", "cdouble"),
+)
+"""NCCL's twelve element types, and int16, uint16, bool and complex."""
+
+_BY_NAME: Mapping[str, DType] = {n: row for row in DTYPES for n in (row.name, *row.aliases)}
+_BY_NUMPY: Mapping[np.dtype[Any], DType] = {row.numpy: row for row in DTYPES}
+
+
+def dtype_of(spec: object) -> DType:
+    """The row for a numpy, ml_dtypes or torch dtype, or a name.
+
+    Raises:
+        ArgumentTypeError: there is no such row; the message lists them.
+
+    """
+    if isinstance(spec, DType):
+        return spec
+    if isinstance(spec, np.dtype):
+        row = _BY_NUMPY.get(spec)
+    else:
+        row = _BY_NAME.get(str(spec).removeprefix("torch."))
+        if row is None:
+            try:
+                row = _BY_NUMPY.get(np.dtype(spec))  # type: ignore[call-overload]
+            except TypeError:
+                row = None
+    if row is None:
+        names = ", ".join(row.name for row in DTYPES)
+        raise ArgumentTypeError(f"dtype={spec!r} is not one of {names} (native byte order)")
+    return row
+
+
+@dataclass(frozen=True, slots=True)
+class ReduceOp:
+    """An operator by name; ``scalar`` is premul_sum's factor on this rank."""
+
+    name: str
+    scalar: complex | None = None
+
+    def __str__(self) -> str:
+        return self.name
+
+    def check(self, dtype: DType) -> None:
+        """Refuse what makes no sense.
+
+        Raises:
+            ArgumentError: the operator is not defined on this dtype.
+
+        """
+        if dtype.category not in _LEGAL[self.name]:
+            legal = [row.name for row in DTYPES if row.category in _LEGAL[self.name]]
+            raise ArgumentError(f"op={self.name!r} is not defined on {dtype}; it takes {', '.join(legal)}")
+        if self.scalar is not None:
+            whole = self.scalar.imag == 0 and float(self.scalar.real).is_integer()
+            if dtype.category == "int" and not whole:
+                raise ArgumentError(f"premul_sum({self.scalar}) needs an integer scalar on {dtype}")
+            if dtype.category == "float" and self.scalar.imag != 0:
+                raise ArgumentError(f"premul_sum({self.scalar}) needs a real scalar on {dtype}")
+
+    @property
+    def plain(self) -> bool:
+        """Whether a raw contribution enters as it is: ``load`` only converts."""
+        return self.name not in ("land", "lor", "premul_sum")
+
+    def load(self, raw: Array, dtype: DType) -> Array:
+        """A raw contribution in the accumulator type (the array itself where nothing changes)."""
+        if self.plain:
+            return raw if raw.dtype == dtype.accumulator else raw.astype(dtype.accumulator)
+        if self.name == "premul_sum":
+            factor = self.scalar if self.scalar is not None else 1
+            value: Any = factor if dtype.category == "complex" else factor.real
+            if dtype.category == "int":
+                bits = 8 * dtype.itemsize
+                value = np.array(int(value) % (1 << bits), f"u{dtype.itemsize}").astype(dtype.numpy)
+            loaded = raw.astype(dtype.accumulator)
+            return np.multiply(loaded, np.asarray(value, dtype.accumulator), out=loaded)
+        return (raw != 0).astype(dtype.accumulator)
+
+    def combine(self, left: Array, right: Array, out: Array) -> None:
+        """``out = left ∘ right`` elementwise, all in the accumulator type."""
+        self.ufunc(out.dtype)(left, right, out)
+
+    def ufunc(self, accumulator: np.dtype[Any]) -> np.ufunc:
+        """The numpy function behind :meth:`combine` on this accumulator type."""
+        return (_BOOL_UFUNCS if accumulator == np.bool_ else _UFUNCS)[self.name]
+
+    def finish(self, total: Array, dtype: DType, nranks: int) -> Array:
+        """The combined value, still in the accumulator: avg divides, once (may work in place)."""
+        if self.name != "avg":
+            return total
+        if dtype.category == "int":
+            # Toward zero, as C and NCCL divide; numpy's floor_divide rounds down.
+            divisor = np.asarray(nranks, "int64" if dtype.itemsize < 8 else dtype.numpy)
+            exact = total.astype(divisor.dtype)
+            return ((exact - np.fmod(exact, divisor)) // divisor).astype(dtype.numpy)
+        return np.divide(total, np.asarray(nranks, total.real.dtype), out=total)
+
+
+_ALL: tuple[Category, ...] = ("bool", "int", "float", "complex")
+_LEGAL: Mapping[str, tuple[Category, ...]] = {
+    "sum": _ALL,
+    "prod": _ALL,
+    "min": ("bool", "int", "float"),
+    "max": ("bool", "int", "float"),
+    "avg": ("int", "float", "complex"),
+    "band": ("bool", "int"),
+    "bor": ("bool", "int"),
+    "bxor": ("bool", "int"),
+    "land": ("bool", "int", "float"),
+    "lor": ("bool", "int", "float"),
+    "premul_sum": ("int", "float", "complex"),
+}
+# numpy's minimum and maximum propagate NaN. land and lor see 0 and 1 only: min and max of them.
+_UFUNCS: Mapping[str, np.ufunc] = {
+    "sum": np.add,
+    "prod": np.multiply,
+    "min": np.minimum,
+    "max": np.maximum,
+    "avg": np.add,
+    "band": np.bitwise_and,
+    "bor": np.bitwise_or,
+    "bxor": np.bitwise_xor,
+    "land": np.minimum,
+    "lor": np.maximum,
+    "premul_sum": np.add,
+}
+_BOOL_UFUNCS: Mapping[str, np.ufunc] = {
+    **_UFUNCS,
+    "sum": np.logical_or,
+    "prod": np.logical_and,
+    "min": np.logical_and,
+    "max": np.logical_or,
+    "land": np.logical_and,
+    "lor": np.logical_or,
+}
+
+OPS: Mapping[str, ReduceOp] = {name: ReduceOp(name) for name in _LEGAL if name != "premul_sum"}
+"""Every operator that a name alone says."""
+
+
+def premul_sum(scalar: complex) -> ReduceOp:
+    """Sum of the contributions, each multiplied by its own rank's ``scalar`` first."""
+    if isinstance(scalar, bool) or not isinstance(scalar, (int, float, complex, np.number)):
+        raise ArgumentTypeError(f"premul_sum(scalar={scalar!r}): scalar must be a number")
+    number = scalar.item() if isinstance(scalar, np.number) else scalar
+    return ReduceOp("premul_sum", number)
+
+
+def op_of(spec: object) -> ReduceOp:
+    """The operator for a name or a :class:`ReduceOp`.
+
+    Raises:
+        ArgumentError: there is no such operator; the message lists them.
+
+    """
+    if isinstance(spec, ReduceOp):
+        return spec
+    op = OPS.get(spec) if isinstance(spec, str) else None
+    if op is None:
+        raise ArgumentError(f"op={spec!r} is not one of {', '.join(OPS)} or premul_sum(scalar)")
+    return op

@@ -1,0 +1,238 @@
+"""The rows that an executor runs: one period of a lowered plan, repeated S times.
+
+A lowered plan of S slices repeats: slice s does to its chunks what slice 0 did to its own, and the
+only edges between slices are credits, from slice s to slice s + W. So one period with two guards
+says it all: *await* credits only from slice W on, *grant* them only while slice s + W exists.
+:func:`encode` takes the period from a short lowering and refuses a plan that does not repeat.
+
+Why that holds for every S: an edge is derived from a conflict, and slices share memory only where
+they share a SCRATCH slot, W apart. A path that could make an edge redundant never leads from a
+slice to an earlier one, so whether an edge stays is decided between its own two slices, and a
+shift of both by one slice changes nothing. Entry waits stand before all slices and exit waits
+after them; both are decided by the first and by the last slice alone.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from ringcoll.collectives import Collective
+from ringcoll.errors import LaunchRefused
+from ringcoll.labels import Label, StepLabels, labels
+from ringcoll.launch import Launch
+from ringcoll.lower import lower, place
+from ringcoll.plan import HELLO, Block, Buffer, Chunk, Plan, Step
+
+__all__ = ["BlockProgram", "Program", "Row", "encode", "expand"]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One step of the period. Blocks are numbers into ``Program.blocks``.
+
+    ``srcs`` and ``dsts`` are unsliced chunks; ``waits`` and ``signals`` hold for every slice,
+    ``awaits`` (credits taken) from slice W on, ``grants`` (credits given) up to slice S - W - 1.
+    """
+
+    srcs: tuple[Chunk, ...]
+    dsts: tuple[Chunk, ...]
+    labels: StepLabels
+    waits: tuple[int, ...]
+    signals: tuple[int, ...]
+    awaits: tuple[int, ...]
+    grants: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockProgram:
+    """What one block runs: await ``entry`` ranks' hellos, the rows S times, post, await the end."""
+
+    block: Block
+    entry: tuple[int, ...]
+    rows: tuple[Row, ...]
+    exit_signals: tuple[int, ...]
+    exit_waits: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A lowered plan for any number of slices that its window allows.
+
+    Args:
+        collective: of the plan before slicing, with ``in_place`` of the launch.
+        programs: one for each block.
+        scratch: SCRATCH chunks a rank; each has ``slots`` slots.
+        slots: W'.
+        total: each rank ends only after all ranks have entered.
+
+    """
+
+    collective: Collective
+    programs: tuple[BlockProgram, ...]
+    scratch: int
+    slots: int
+    total: bool
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        """The blocks, by number."""
+        return tuple(program.block for program in self.programs)
+
+    def of(self, rank: int) -> tuple[BlockProgram, ...]:
+        """The programs of one rank."""
+        return tuple(p for p in self.programs if p.block.rank == rank)
+
+    def to_bytes(self) -> bytes:
+        """Flat little-endian int32 words: equal programs give equal bytes."""
+        words: list[int] = [len(self.programs), self.scratch, self.slots, int(self.total)]
+        for program in self.programs:
+            block = program.block
+            words += [block.rank, block.channel, block.lane, len(program.rows)]
+            for numbers in (program.entry, program.exit_signals, program.exit_waits):
+                words += [len(numbers), *numbers]
+            for row in program.rows:
+                words += [_LABELS[row.labels.dst], len(row.srcs), len(row.dsts)]
+                words += [_LABELS[label] for label in row.labels.srcs]
+                for chunk in (*row.srcs, *row.dsts):
+                    words += [chunk.rank, _BUFFERS[chunk.buffer], chunk.index]
+                for numbers in (row.waits, row.signals, row.awaits, row.grants):
+                    words += [len(numbers), *numbers]
+        return struct.pack(f"<{len(words)}i", *words)
+
+
+_LABELS = {label: number for number, label in enumerate(Label)}
+_BUFFERS = {buffer: number for number, buffer in enumerate(Buffer)}
+
+
+def encode(plan: Plan, launch: Launch) -> Program:
+    """The program of ``lower(plan, launch)``, found without spelling out every slice.
+
+    Raises:
+        LaunchRefused: the plan cannot be lowered so, or does not repeat from slice W on.
+
+    """
+    short = min(launch.slices, 2 * launch.window + 2)
+    return _encode(plan, replace(launch, slices=short))
+
+
+@lru_cache(maxsize=512)
+def _encode(plan: Plan, launch: Launch) -> Program:
+    placed, lowered = place(plan, launch), lower(plan, launch)
+    count = launch.slices
+    blocks = list(lowered.steps)
+    number = {block: i for i, block in enumerate(blocks)}
+    rows_of: dict[Block, list[tuple[Step, StepLabels]]] = {b: [] for b in blocks}
+    for (block, step), label in zip(placed.order, labels(placed), strict=True):
+        rows_of[block].append((step, label))
+
+    programs = []
+    for block in blocks:
+        steps = list(lowered.steps[block])
+        period = len(rows_of[block])
+        entry: tuple[int, ...] = ()
+        if steps and steps[0].waits and all(w.channel == HELLO for w in steps[0].waits):
+            entry = tuple(w.rank for w in steps.pop(0).waits)
+        body, tail = steps[: period * count], steps[period * count :]
+        rows = []
+        for i, (step, label) in enumerate(rows_of[block]):
+            column = body[i::period] if period else []
+            waits, awaits = _guarded([s.waits for s in column], launch.slots, credit_first=False)
+            signals, grants = _guarded([s.signals for s in column], launch.slots, credit_first=True)
+            if waits is None or signals is None:
+                raise LaunchRefused(
+                    f"{plan.collective}: {block}, row {i} does not repeat from slice to slice; "
+                    f"slices=1 runs it"
+                )
+            rows.append(
+                Row(
+                    step.srcs,
+                    step.dsts,
+                    label,
+                    tuple(number[w] for w in waits),
+                    tuple(number[s] for s in signals),
+                    tuple(number[w] for w in awaits),
+                    tuple(number[s] for s in grants),
+                )
+            )
+        exit_signals = tuple(number[s] for step in tail for s in step.signals)
+        exit_waits = tuple(number[w] for step in tail for w in step.waits)
+        programs.append(BlockProgram(block, entry, tuple(rows), exit_signals, exit_waits))
+    return Program(
+        placed.collective, tuple(programs), placed.scratch(), launch.slots, _is_total(lowered)
+    )
+
+
+Guarded = tuple[tuple[Block, ...] | None, tuple[Block, ...]]
+
+
+def _guarded(column: list[tuple[Block, ...]], slots: int, *, credit_first: bool) -> Guarded:
+    """Split one row's edges, slice by slice, into those of every slice and credits.
+
+    Credits are absent from the first W slices (taken) or from the last W (given). None if the
+    slices do not follow that pattern.
+    """
+    bare = column[-1] if credit_first else column[0]
+    full = column[0] if credit_first else column[-1]
+    extra = Counter(full) - Counter(bare)
+    credits = tuple(b for b in full if extra[b])
+    for at, edges in enumerate(column):
+        away = len(column) - 1 - at if credit_first else at
+        wanted = Counter(bare) + (extra if away >= slots else Counter())
+        if Counter(edges) != wanted:
+            return None, ()
+    return bare, credits
+
+
+def _is_total(lowered: Plan) -> bool:
+    """Whether each rank ends only after all ranks have entered."""
+    knows = {block: 1 << block.rank for block in lowered.steps}
+    sent: dict[tuple[Block, Block], list[int]] = {}
+    taken: Counter[tuple[Block, Block]] = Counter()
+    for block, step in lowered.order:
+        for wait in step.waits:
+            if wait.channel == HELLO:
+                knows[block] |= 1 << wait.rank
+            else:
+                posted = sent.get((wait, block), [])
+                at = taken[wait, block]
+                taken[wait, block] += 1
+                knows[block] |= posted[at] if at < len(posted) else 0
+        for signal in step.signals:
+            sent.setdefault((block, signal), []).append(knows[block])
+    everyone = (1 << lowered.nranks) - 1
+    ends = dict.fromkeys(range(lowered.nranks), 0)
+    for block, mask in knows.items():
+        ends[block.rank] |= mask
+    return lowered.nranks == 1 or all(mask == everyone for mask in ends.values())
+
+
+def expand(program: Program, block: BlockProgram, slices: int) -> Iterator[Step]:
+    """The steps of one block for S slices, as :func:`ringcoll.lower.lower` spells them out."""
+    names = program.blocks
+    slots = min(program.slots, slices)
+
+    def cut(chunk: Chunk, at: int) -> Chunk:
+        if chunk.buffer is Buffer.SCRATCH:
+            return Chunk(chunk.rank, chunk.buffer, chunk.index * slots + at % slots)
+        return Chunk(chunk.rank, chunk.buffer, chunk.index * slices + at)
+
+    if block.entry:
+        yield Step(waits=tuple(Block(rank, HELLO) for rank in block.entry))
+    for at in range(slices):
+        for row in block.rows:
+            waits = row.waits + (row.awaits if at >= slots else ())
+            signals = row.signals + (row.grants if at < slices - slots else ())
+            yield Step(
+                tuple(cut(c, at) for c in row.srcs),
+                tuple(cut(c, at) for c in row.dsts),
+                tuple(names[w] for w in sorted(waits)),
+                tuple(names[s] for s in sorted(signals)),
+            )
+    if block.exit_signals:
+        yield Step(signals=tuple(names[s] for s in block.exit_signals))
+    if block.exit_waits:
+        yield Step(waits=tuple(names[w] for w in block.exit_waits))

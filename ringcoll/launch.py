@@ -1,0 +1,128 @@
+"""What a plan does not say and a launch must: slices, window, memory that peers can reach, sizes.
+
+:class:`Launch` decides how :func:`ringcoll.lower.lower` turns an algorithm into the plan that
+runs. :class:`Layout` says where the elements of a chunk lie; it knows no bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ringcoll.collectives import Collective
+from ringcoll.errors import ArgumentError
+from ringcoll.plan import Buffer
+
+__all__ = ["ALL_MAPPED", "Launch", "Layout"]
+
+ALL_MAPPED = frozenset({Buffer.INPUT, Buffer.OUTPUT})
+"""Every rank can read and write every other rank's INPUT and OUTPUT."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How a plan is to run.
+
+    Args:
+        protocol: "Simple": signals are words of their own. LL and LL128 carry them in the data.
+        slices: S, the pieces in which a chunk is pipelined.
+        window: W, how many slices of a SCRATCH chunk exist at once.
+        mapped: the user's buffers that peers read and write directly; the others are staged.
+        in_place: INPUT and OUTPUT are one memory.
+
+    """
+
+    protocol: str = "Simple"
+    slices: int = 1
+    window: int = 2
+    mapped: frozenset[Buffer] = field(default=ALL_MAPPED)
+    in_place: bool = False
+
+    def __post_init__(self) -> None:
+        if self.slices < 1 or self.window < 1:
+            raise ArgumentError(f"slices={self.slices}, window={self.window}: both must be >= 1")
+
+    @property
+    def slots(self) -> int:
+        """W', the slots that a SCRATCH chunk really has: no more than there are slices."""
+        return min(self.window, self.slices)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where the elements of a chunk lie in its buffer.
+
+    A segment of ``counts[i]`` elements is cut into one part a channel, in proportion to
+    ``shares``, each part into equal chunks and each chunk into ``slices``; cuts fall on multiples
+    of ``align`` elements, so the last pieces of a small segment are short or empty.
+
+    Args:
+        collective: the collective of the algorithm's plan, before slicing.
+        counts: elements a segment: one number for all, or one for each rank.
+        slices: S of the launch.
+        shares: weight of each channel; its length divides ``collective.chunks``.
+        align: elements; 64 bytes keep two ranks off one cache line.
+        displs: where each segment begins in a buffer of ``nranks`` segments; None: packed.
+
+    """
+
+    collective: Collective
+    counts: tuple[int, ...]
+    slices: int = 1
+    shares: tuple[int, ...] = (1,)
+    align: int = 1
+    displs: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.counts) not in (1, self.collective.nranks):
+            raise ArgumentError(f"counts={self.counts}: one number, or one for each rank")
+        if self.collective.chunks % len(self.shares) or min(self.shares) < 0 or not any(self.shares):
+            raise ArgumentError(f"shares={self.shares} do not divide {self.collective.chunks} chunks")
+
+    def segment(self, buffer: Buffer, rank: int, number: int) -> tuple[int, int]:
+        """Offset and count, in elements, of segment ``number`` in a buffer of ``rank``."""
+        wide = self.collective.segments(buffer.name) > 1
+        if len(self.counts) == 1:
+            return number * self.counts[0], self.counts[0]
+        if not wide:
+            return 0, self.counts[rank]
+        start = self.displs[number] if self.displs is not None else sum(self.counts[:number])
+        return start, self.counts[number]
+
+    def part(self, count: int, chunk: int) -> tuple[int, int]:
+        """First and last + 1 element of ``chunk`` in a segment of ``count`` elements."""
+        channels = len(self.shares)
+        per_channel = self.collective.chunks // channels
+        channel, within = divmod(chunk, per_channel)
+        total = sum(self.shares)
+        low = self._cut(count, sum(self.shares[:channel]), total)
+        high = self._cut(count, sum(self.shares[: channel + 1]), total)
+        return (
+            low + self._cut(high - low, within, per_channel),
+            low + self._cut(high - low, within + 1, per_channel),
+        )
+
+    def _cut(self, count: int, numerator: int, denominator: int) -> int:
+        if numerator == denominator:
+            return count
+        step = self.align
+        return min(count, -(-count * numerator // (denominator * step)) * step)
+
+    def span(self, buffer: Buffer, rank: int, index: int) -> tuple[int, int]:
+        """Offset and count, in elements, of a sliced INPUT or OUTPUT chunk of ``rank``."""
+        chunk, at = divmod(index, self.slices)
+        number, within = divmod(chunk, self.collective.chunks)
+        start, count = self.segment(buffer, rank, number)
+        low, high = self.part(count, within)
+        length = high - low
+        piece = -(-length // (self.slices * self.align)) * self.align
+        first, last = min(length, at * piece), min(length, (at + 1) * piece)
+        return start + low + first, last - first
+
+    def width(self) -> int:
+        """Elements of the longest slice: what a SCRATCH slot must hold."""
+        longest = 0
+        for count in set(self.counts):
+            for chunk in range(self.collective.chunks):
+                low, high = self.part(count, chunk)
+                longest = max(longest, -(-(high - low) // (self.slices * self.align)) * self.align)
+        return longest

@@ -1,0 +1,53 @@
+"""From the algorithm to what runs: pure passes over a plan.
+
+``alias`` and ``stage`` decide which memory a step really touches, ``split`` and ``slices`` cut
+the steps into the pieces that are pipelined, ``fuse`` joins lanes that cannot overlap, ``sync``
+derives every wait and signal. Each pass keeps the order, so the meaning stays sequential.
+"""
+
+from ringcoll.launch import Launch
+from ringcoll.lower.alias import alias
+from ringcoll.lower.slices import fuse, slices, split
+from ringcoll.lower.stage import stage
+from ringcoll.lower.sync import sync
+from ringcoll.plan import Plan, check_steps
+
+__all__ = ["lower", "place"]
+
+
+def place(plan: Plan, launch: Launch) -> Plan:
+    """The plan in the launch's memory: aliased, staged, cut to single chunks; not yet sliced.
+
+    Raises:
+        IllegalStep: the plan has a step without meaning.
+        LaunchRefused: the plan cannot run in place.
+
+    """
+    check_steps(plan)
+    placed = split(stage(alias(plan, launch), launch))
+    return fuse(placed) if launch.slices == 1 else placed
+
+
+def lower(plan: Plan, launch: Launch) -> Plan:
+    """The plan that runs: every slice spelt out, with the fewest waits and signals that order it.
+
+    Hand-written waits and signals are kept and nothing is added to them; such a plan has one
+    slice.
+
+    Args:
+        plan: an algorithm's plan.
+        launch: slices, window, mapped buffers, in place or not.
+
+    Returns:
+        A plan of ``chunks · S`` chunks a segment: slice s of INPUT or OUTPUT chunk i is chunk
+        ``i · S + s``, of SCRATCH chunk j it is slot ``j · W' + s mod W'``.
+
+    Raises:
+        IllegalStep: the plan has a step without meaning.
+        LaunchRefused: the launch cannot carry the plan; the message says why.
+
+    """
+    placed = place(plan, launch)
+    if any(step.waits or step.signals for _, step in placed.order):
+        return placed
+    return sync(slices(placed, launch))

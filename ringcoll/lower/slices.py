@@ -1,0 +1,61 @@
+"""Cut steps into single chunks and chunks into slices; join lanes that have nothing to overlap."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ringcoll.errors import LaunchRefused
+from ringcoll.launch import Launch
+from ringcoll.plan import Block, Buffer, Chunk, Plan, Step
+
+__all__ = ["fuse", "slices", "split"]
+
+
+def split(plan: Plan) -> Plan:
+    """Every step on chunks of size 1, so that a chunk's slices are contiguous."""
+    order: list[tuple[Block, Step]] = []
+    for block, step in plan.order:
+        size = step.srcs[0].size if step.srcs else 1
+        for k in range(size):
+            order.append(
+                (
+                    block,
+                    replace(
+                        step,
+                        srcs=tuple(c.units()[k] for c in step.srcs),
+                        dsts=tuple(c.units()[k] for c in step.dsts),
+                        waits=step.waits if k == 0 else (),
+                        signals=step.signals if k == size - 1 else (),
+                    ),
+                )
+            )
+    return plan.with_order(tuple(order))
+
+
+def fuse(plan: Plan) -> Plan:
+    """With one slice the lanes of a channel become one block, in the plan's order."""
+    if any(step.waits or step.signals for _, step in plan.order):
+        return plan
+    return plan.with_order(
+        tuple((Block(block.rank, block.channel), step) for block, step in plan.order)
+    )
+
+
+def slices(plan: Plan, launch: Launch) -> Plan:
+    """Every step S times, slice by slice; a SCRATCH chunk has W' slots that the slices reuse."""
+    count, slots = launch.slices, launch.slots
+    if count > 1 and any(step.waits or step.signals for _, step in plan.order):
+        raise LaunchRefused(f"{plan.collective}: hand-written synchronisation has slices=1")
+
+    def cut(chunk: Chunk, at: int) -> Chunk:
+        if chunk.buffer is Buffer.SCRATCH:
+            return Chunk(chunk.rank, chunk.buffer, chunk.index * slots + at % slots)
+        return Chunk(chunk.rank, chunk.buffer, chunk.index * count + at)
+
+    order = tuple(
+        (block, Step(tuple(cut(c, at) for c in step.srcs), tuple(cut(c, at) for c in step.dsts)))
+        for at in range(count)
+        for block, step in plan.order
+    )
+    collective = replace(plan.collective, chunks=plan.collective.chunks * count)
+    return replace(plan, collective=collective, order=order if count > 1 else plan.order)

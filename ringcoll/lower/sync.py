@@ -1,0 +1,182 @@
+"""Derive every wait and signal: the transitive reduction of program order, conflicts and rules.
+
+Two accesses to one memory conflict if one of them writes. The order of the plan says which comes
+first; where they belong to different blocks, that has to be enforced. The transitive reduction of
+all such pairs is unique, hence minimal: whatever is implied by the rest is left out. A *credit* is
+nothing but the write-after-read wait that this finds on a SCRATCH slot.
+
+Two rules speak of the call as a whole. Nobody may touch rank p's INPUT or OUTPUT before p has
+entered: a wait for p's hello in the first row of a block. When p returns, nobody may still touch
+them: an access must come before the end of any one of p's blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from ringcoll.plan import Block, Buffer, Plan, Step, hello
+
+__all__ = ["sync"]
+
+Cell = tuple[int, str, int]
+
+
+@dataclass(slots=True)
+class _Event:
+    """A step, or the end of a block, with what it knows: how many steps of every block."""
+
+    block: int
+    position: int
+    knows: list[int]
+    waits: list[int] = field(default_factory=list)
+    signals: list[int] = field(default_factory=list)
+
+
+class _Clocks:
+    """Vector clocks over the blocks of a plan, grown event by event in the plan's order."""
+
+    def __init__(self, nblocks: int) -> None:
+        self.last: list[_Event | None] = [None] * nblocks
+        self.nblocks = nblocks
+
+    def add(self, block: int, after: Iterable[_Event], position: int) -> _Event:
+        """A new event of ``block`` that must come after others: keep only the edges needed.
+
+        The latest is looked at first: an earlier one may be implied by it, never the reverse.
+        """
+        last = self.last[block]
+        knows = list(last.knows) if last is not None else [0] * self.nblocks
+        event = _Event(block, position, knows)
+        for other in sorted(after, key=lambda e: e.position, reverse=True):
+            if knows[other.block] < other.knows[other.block]:
+                other.signals.append(block)
+                event.waits.append(other.block)
+                for b, seen in enumerate(other.knows):
+                    if seen > knows[b]:
+                        knows[b] = seen
+        knows[block] += 1
+        self.last[block] = event
+        return event
+
+
+def sync(plan: Plan) -> Plan:
+    """The plan with all the waits and signals that it needs, and no other."""
+    blocks = list(plan.steps)
+    for rank in range(plan.nranks):
+        if not plan.blocks(rank):
+            blocks.append(Block(rank))
+    number = {block: i for i, block in enumerate(blocks)}
+    clocks = _Clocks(len(blocks))
+    cell = plan.collective.cell
+
+    writer: dict[Cell, _Event] = {}
+    readers: dict[Cell, list[_Event]] = {}
+    events: list[_Event] = []
+    touched: dict[tuple[int, int], _Event] = {}  # (block, rank) -> its first access to p's memory
+    left: dict[tuple[int, int], _Event] = {}  # … and its last
+    for position, (block, step) in enumerate(plan.order):
+        srcs = [cell(u) for chunk in step.srcs for u in chunk.units()]
+        dsts = [cell(u) for chunk in step.dsts for u in chunk.units()]
+        after = {id(e): e for c in (*srcs, *dsts) if (e := writer.get(c)) is not None}
+        after.update((id(e), e) for c in dsts for e in readers.get(c, ()))
+        event = clocks.add(number[block], after.values(), position)
+        events.append(event)
+        for c in srcs:
+            readers.setdefault(c, []).append(event)
+        for c in dsts:
+            writer[c] = event
+            readers[c] = []
+        for rank, letter, _ in (*srcs, *dsts):
+            if rank != block.rank and letter != Buffer.SCRATCH.value:
+                touched.setdefault((event.block, rank), event)
+                left[event.block, rank] = event
+
+    entries = _entries(touched, blocks)
+    exits = _exits(clocks, left, blocks, len(plan.order))
+    return plan.with_order(_rebuild(plan, blocks, events, entries, exits))
+
+
+def _entries(touched: dict[tuple[int, int], _Event], blocks: list[Block]) -> dict[int, list[int]]:
+    """For every block the ranks whose hello it must await in its first row.
+
+    A block that hears, before its first access to p's memory, from a block of p or from one that
+    awaited p's hello itself, need not. The smallest such set is sought for each p.
+    """
+    entries: dict[int, list[int]] = {}
+    for rank in sorted({rank for _, rank in touched}):
+        own = [i for i, block in enumerate(blocks) if block.rank == rank]
+        needed = {
+            b: event
+            for (b, r), event in touched.items()
+            if r == rank and not any(event.knows[i] for i in own)
+        }
+
+        def covered(b: int, by: list[int], needed: dict[int, _Event] = needed) -> bool:
+            return any(a == b or needed[b].knows[a] for a in by)
+
+        chosen: list[int] = []
+        for b in needed:
+            if not covered(b, chosen):
+                chosen.append(b)
+        for b in list(chosen):
+            others = [a for a in chosen if a != b]
+            if others and all(covered(a, others) for a in needed):
+                chosen = others
+        for b in chosen:
+            entries.setdefault(b, []).append(rank)
+    return entries
+
+
+def _exits(
+    clocks: _Clocks, left: dict[tuple[int, int], _Event], blocks: list[Block], end: int
+) -> dict[int, list[int]]:
+    """For every block the blocks whose end it must await before it ends itself.
+
+    The last access of a block to p's memory is known to the end of one of p's blocks, or the
+    first of p's blocks waits for it. The signal is posted when the accessing block is done with
+    its own steps, so that these waits stand after all slices.
+    """
+    finals = [event.knows if event is not None else [0] * clocks.nblocks for event in clocks.last]
+    exits: dict[int, list[int]] = {}
+    home: dict[int, int] = {}
+    own: dict[int, list[int]] = {}
+    for i, block in enumerate(blocks):
+        home.setdefault(block.rank, i)
+        own.setdefault(block.rank, []).append(i)
+    for (b, rank), event in sorted(left.items()):
+        if not any(finals[i][b] >= event.knows[b] for i in own[rank]):
+            exits.setdefault(home[rank], []).append(b)
+    return exits
+
+
+def _rebuild(
+    plan: Plan,
+    blocks: list[Block],
+    events: list[_Event],
+    entries: dict[int, list[int]],
+    exits: dict[int, list[int]],
+) -> tuple[tuple[Block, Step], ...]:
+    order: list[tuple[Block, Step]] = [
+        (blocks[b], Step(waits=tuple(hello(rank) for rank in ranks)))
+        for b, ranks in sorted(entries.items())
+    ]
+    for (block, step), event in zip(plan.order, events, strict=True):
+        order.append(
+            (
+                block,
+                Step(
+                    step.srcs,
+                    step.dsts,
+                    tuple(blocks[w] for w in sorted(event.waits)),
+                    tuple(blocks[s] for s in sorted(event.signals)),
+                ),
+            )
+        )
+    posts: dict[int, list[int]] = {}
+    for b, others in exits.items():
+        for other in others:
+            posts.setdefault(other, []).append(b)
+    order += [(blocks[b], Step(signals=tuple(blocks[s] for s in to))) for b, to in sorted(posts.items())]
+    order += [(blocks[b], Step(waits=tuple(blocks[w] for w in of))) for b, of in sorted(exits.items())]
+    return tuple(order)

@@ -1,0 +1,285 @@
+"""The plan: for every block of every rank, a short list of steps.
+
+A step waits for signals, reduces its sources into its destinations and posts signals. Copy is a
+reduce of one source, a barrier is a step without data. A plan is a sequential program: what it
+means is ``order``, run one step at a time. Everything else in the library is a fold over
+:func:`walk`: the proof, the clock, the numpy definition and the rows that an executor runs.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+
+from ringcoll.collectives import Collective
+from ringcoll.errors import Deadlock, IllegalStep
+
+__all__ = [
+    "HELLO",
+    "Block",
+    "Buffer",
+    "Chunk",
+    "Plan",
+    "Step",
+    "Symmetry",
+    "check_steps",
+    "format_plan",
+    "hello",
+    "walk",
+]
+
+HELLO = -1
+"""The channel of a rank's *hello*, the pseudo-block that announces that the rank has entered."""
+
+
+class Buffer(Enum):
+    """Which memory of a rank a chunk lies in."""
+
+    INPUT = "I"
+    OUTPUT = "O"
+    SCRATCH = "S"
+
+    # Members are singletons; the default hash of an Enum is a Python call, this one is C.
+    __hash__ = object.__hash__
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Block:
+    """One sequential program of a rank: a lane (pipeline stage) of a channel (ring, tree)."""
+
+    rank: int
+    channel: int = 0
+    lane: int = 0
+
+    def __str__(self) -> str:
+        if self.channel == HELLO:
+            return f"hello of rank {self.rank}"
+        return f"rank {self.rank} channel {self.channel} lane {self.lane}"
+
+
+def hello(rank: int) -> Block:
+    """The pseudo-block whose signal means "``rank`` has entered the call".
+
+    It is level-triggered: everybody may wait for it, nobody takes it, no step posts it.
+    """
+    return Block(rank, HELLO, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """``size`` consecutive chunks of one buffer of one rank, from ``index``. Never bytes."""
+
+    rank: int
+    buffer: Buffer
+    index: int
+    size: int = 1
+
+    def __str__(self) -> str:
+        last = f":{self.index + self.size}" if self.size > 1 else ""
+        return f"{self.rank}.{self.buffer.value}[{self.index}{last}]"
+
+    def units(self) -> tuple[Chunk, ...]:
+        """The chunks of size 1 that this one is made of."""
+        if self.size == 1:
+            return (self,)
+        return tuple(Chunk(self.rank, self.buffer, self.index + i) for i in range(self.size))
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Take one signal from each of ``waits``, reduce ``srcs`` into ``dsts``, post ``signals``.
+
+    A block listed m times in ``waits`` takes m signals. Sources are reduced in the order written.
+    All chunks of a step have one size.
+    """
+
+    srcs: tuple[Chunk, ...] = ()
+    dsts: tuple[Chunk, ...] = ()
+    waits: tuple[Block, ...] = ()
+    signals: tuple[Block, ...] = ()
+
+    def __str__(self) -> str:
+        parts = []
+        if self.waits:
+            parts.append("wait " + ", ".join(map(_short, self.waits)))
+        if self.dsts:
+            parts.append(" + ".join(map(str, self.srcs)) + " -> " + ", ".join(map(str, self.dsts)))
+        if self.signals:
+            parts.append("signal " + ", ".join(map(_short, self.signals)))
+        return "; ".join(parts) or "nothing"
+
+
+def _short(block: Block) -> str:
+    if block.channel == HELLO:
+        return f"hello {block.rank}"
+    return f"{block.rank}.{block.channel}.{block.lane}"
+
+
+@dataclass(frozen=True, slots=True)
+class Symmetry:
+    """Ranks as points of a torus: shifting all ranks maps the plan to itself.
+
+    ``shape`` is the torus of the ranks (row-major); a ring of n is ``(n,)``, nodes × local ranks
+    is ``(nodes, local)``. ``chunks`` is the torus on which the chunk indices of a segment shift
+    along with the ranks, ``()`` where they stay put. Block-to-block signals shift likewise.
+    """
+
+    shape: tuple[int, ...]
+    chunks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A collective's program. ``order`` is its meaning, ``steps`` its projection per block."""
+
+    collective: Collective
+    order: tuple[tuple[Block, Step], ...]
+    symmetry: Symmetry | None = None
+    steps: Mapping[Block, tuple[Step, ...]] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        steps: defaultdict[Block, list[Step]] = defaultdict(list)
+        for block, step in self.order:
+            steps[block].append(step)
+        object.__setattr__(self, "steps", {block: tuple(s) for block, s in steps.items()})
+
+    @property
+    def nranks(self) -> int:
+        """How many ranks take part."""
+        return self.collective.nranks
+
+    def blocks(self, rank: int) -> tuple[Block, ...]:
+        """The blocks of ``rank``, in the order in which they first appear."""
+        return tuple(block for block in self.steps if block.rank == rank)
+
+    def inputs(self, rank: int) -> tuple[Chunk, ...]:
+        """The INPUT chunks of ``rank``."""
+        count = self.collective.chunks_in("INPUT", rank)
+        return tuple(Chunk(rank, Buffer.INPUT, i) for i in range(count))
+
+    def scratch(self) -> int:
+        """How many SCRATCH chunks the largest rank uses."""
+        used = (
+            chunk.index + chunk.size
+            for _, step in self.order
+            for chunk in (*step.srcs, *step.dsts)
+            if chunk.buffer is Buffer.SCRATCH
+        )
+        return max(used, default=0)
+
+    def with_order(self, order: tuple[tuple[Block, Step], ...]) -> Plan:
+        """The same collective with another program."""
+        return replace(self, order=order)
+
+
+def check_steps(plan: Plan) -> None:
+    """Refuse steps that have no meaning: see :class:`ringcoll.errors.IllegalStep`."""
+    collective = plan.collective
+    limits = {
+        (rank, buffer): collective.chunks_in(buffer.name, rank)
+        for rank in range(plan.nranks)
+        for buffer in (Buffer.INPUT, Buffer.OUTPUT)
+    }
+    position: defaultdict[Block, int] = defaultdict(int)
+    for block, step in plan.order:
+        at, where = position[block], f"{collective}: {block}, step {position[block]}"
+        position[block] = at + 1
+        if not 0 <= block.rank < plan.nranks or block.channel < 0 or block.lane < 0:
+            raise IllegalStep(f"{where}: there is no such block among {plan.nranks} ranks")
+        chunks = (*step.srcs, *step.dsts)
+        if bool(step.srcs) != bool(step.dsts):
+            raise IllegalStep(f"{where}: sources without destinations or the reverse: {step}")
+        if len({chunk.size for chunk in chunks}) > 1:
+            raise IllegalStep(f"{where}: chunks of different sizes in one step: {step}")
+        for chunk in chunks:
+            limit = limits.get((chunk.rank, chunk.buffer))
+            if chunk.buffer is Buffer.SCRATCH and 0 <= chunk.rank < plan.nranks:
+                limit = chunk.index + chunk.size
+            if limit is None or chunk.index < 0 or chunk.size < 1 or limit < chunk.index + chunk.size:
+                raise IllegalStep(f"{where}: {chunk} lies outside of the buffer of {limit or 0} chunks")
+        cells = [collective.cell(u) for dst in step.dsts for u in dst.units()]
+        if len(set(cells)) < len(cells):
+            raise IllegalStep(f"{where}: the same destination twice: {step}")
+
+
+def walk(plan: Plan) -> Iterator[tuple[Block, Step]]:
+    """Yield the steps in a legal order: as near to ``order`` as the signals allow.
+
+    A pair of blocks is one FIFO count with one producer and one consumer, so blocks form a Kahn
+    network: if one legal order ends, all do.
+
+    Raises:
+        Deadlock: a step waits for a signal that never comes; rank, block, step, seen and wanted
+            are named.
+
+    """
+    count: defaultdict[tuple[Block, Block], int] = defaultdict(int)
+    stuck: dict[Block, deque[Step]] = {}
+    done: defaultdict[Block, int] = defaultdict(int)
+
+    def ready(block: Block, step: Step) -> bool:
+        if len(step.waits) == 1:
+            wait = step.waits[0]
+            return wait.channel == HELLO or count[wait, block] > 0
+        wanted: defaultdict[Block, int] = defaultdict(int)
+        for wait in step.waits:
+            if wait.channel != HELLO:
+                wanted[wait] += 1
+        return all(count[wait, block] >= n for wait, n in wanted.items())
+
+    def take(block: Block, step: Step) -> None:
+        for wait in step.waits:
+            if wait.channel != HELLO:
+                count[wait, block] -= 1
+        for signal in step.signals:
+            count[block, signal] += 1
+        done[block] += 1
+
+    for block, step in plan.order:
+        if block in stuck:
+            stuck[block].append(step)
+            continue
+        if not ready(block, step):
+            stuck[block] = deque([step])
+            continue
+        take(block, step)
+        yield block, step
+        woken = [signal for signal in step.signals if signal in stuck]
+        while woken:
+            late = woken.pop()
+            queue = stuck.get(late)
+            while queue and ready(late, queue[0]):
+                next_step = queue.popleft()
+                take(late, next_step)
+                yield late, next_step
+                woken.extend(s for s in next_step.signals if s in stuck and s != late)
+            if queue is not None and not queue:
+                del stuck[late]
+    if stuck:
+        raise Deadlock(_stuck_message(plan, stuck, done, count))
+
+
+def _stuck_message(
+    plan: Plan,
+    stuck: Mapping[Block, deque[Step]],
+    done: Mapping[Block, int],
+    count: Mapping[tuple[Block, Block], int],
+) -> str:
+    lines = [f"{plan.collective}: {len(stuck)} blocks wait for ever"]
+    for block, queue in sorted(stuck.items()):
+        waits = queue[0].waits
+        for wait in sorted({w for w in waits if w.channel != HELLO}):
+            seen, wanted = count.get((wait, block), 0), waits.count(wait)
+            if seen < wanted:
+                at = done.get(block, 0)
+                lines.append(f"  {block}, step {at}: seen {seen} of {wanted} signals wanted of {wait}")
+    return "\n".join(lines)
+
+
+def format_plan(plan: Plan) -> str:
+    """The plan as text that a person can review: one line a step, in ``order``."""
+    lines = [str(plan.collective)]
+    lines += [f"{_short(block):>8} | {step}" for block, step in plan.order]
+    return "\n".join(lines) + "\n"
