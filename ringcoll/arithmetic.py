@@ -50,6 +50,7 @@ def reduce_into(
     nranks: int,
     raw: Sequence[bool] = (),
     final: bool = True,
+    loads: Sequence[ReduceOp] = (),
 ) -> None:
     """Combine ``srcs`` in the order written and store the result in each of ``dsts``.
 
@@ -66,9 +67,13 @@ def reduce_into(
         raw: for each source whether it is a contribution that the operator has yet to load;
             empty: none is.
         final: whether the result is complete, to be finished and rounded to the element type.
+        loads: for each source the operator of the rank that contributed it: premul_sum's factor
+            is its own on every rank; empty: ``op``.
 
     """
-    compile_reduce(srcs, dsts, op=op, dtype=dtype, nranks=nranks, raw=raw, final=final)()
+    compile_reduce(
+        srcs, dsts, op=op, dtype=dtype, nranks=nranks, raw=raw, final=final, loads=loads
+    )()
 
 
 def compile_reduce(
@@ -80,6 +85,7 @@ def compile_reduce(
     nranks: int,
     raw: Sequence[bool] = (),
     final: bool = True,
+    loads: Sequence[ReduceOp] = (),
 ) -> Closure:
     """:func:`reduce_into` as a closure over these arrays, to be called again and again.
 
@@ -90,7 +96,10 @@ def compile_reduce(
     if op is None:
         return _copy(srcs[0], dsts)
     direct = dsts[0].dtype == dtype.accumulator and not (final and op.name == "avg")
-    loaders = [_loader(op, dtype) if is_raw else None for is_raw in raw or (False,) * len(srcs)]
+    loaders: list[_Loader | None] = [None] * len(srcs)
+    for k, is_raw in enumerate(raw):
+        if is_raw:
+            loaders[k] = _loader(loads[k] if loads else op, dtype)
     closure: Closure | None = None
     if direct and len(srcs) > 1 and not any(loaders):
         closure = _chain(op.ufunc(dtype.accumulator), srcs, dsts)
