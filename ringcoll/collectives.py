@@ -25,7 +25,7 @@ class Leaf(NamedTuple):
     """A contribution: chunk ``index`` of the INPUT of ``rank``."""
 
     rank: int
-    index: int
+    index: int  # type: ignore[assignment]  # hides tuple.index, of no use on a leaf
 
 
 @dataclass(frozen=True, slots=True)

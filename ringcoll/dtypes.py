@@ -126,7 +126,9 @@ class ReduceOp:
         """
         if dtype.category not in _LEGAL[self.name]:
             legal = [row.name for row in DTYPES if row.category in _LEGAL[self.name]]
-            raise ArgumentError(f"op={self.name!r} is not defined on {dtype}; it takes {', '.join(legal)}")
+            raise ArgumentError(
+                f"op={self.name!r} is not defined on {dtype}; it takes {', '.join(legal)}"
+            )
         if self.scalar is not None:
             whole = self.scalar.imag == 0 and float(self.scalar.real).is_integer()
             if dtype.category == "int" and not whole:
@@ -150,12 +152,14 @@ class ReduceOp:
                 bits = 8 * dtype.itemsize
                 value = np.array(int(value) % (1 << bits), f"u{dtype.itemsize}").astype(dtype.numpy)
             loaded = raw.astype(dtype.accumulator)
-            return np.multiply(loaded, np.asarray(value, dtype.accumulator), out=loaded)
-        return (raw != 0).astype(dtype.accumulator)
+            loaded *= np.asarray(value, dtype.accumulator)
+            return loaded
+        truth: Array = raw != 0
+        return truth.astype(dtype.accumulator)
 
     def combine(self, left: Array, right: Array, out: Array) -> None:
         """``out = left ∘ right`` elementwise, all in the accumulator type."""
-        self.ufunc(out.dtype)(left, right, out)
+        self.ufunc(out.dtype)(left, right, out=out)
 
     def ufunc(self, accumulator: np.dtype[Any]) -> np.ufunc:
         """The numpy function behind :meth:`combine` on this accumulator type."""
@@ -169,8 +173,10 @@ class ReduceOp:
             # Toward zero, as C and NCCL divide; numpy's floor_divide rounds down.
             divisor = np.asarray(nranks, "int64" if dtype.itemsize < 8 else dtype.numpy)
             exact = total.astype(divisor.dtype)
-            return ((exact - np.fmod(exact, divisor)) // divisor).astype(dtype.numpy)
-        return np.divide(total, np.asarray(nranks, total.real.dtype), out=total)
+            quotient: Array = (exact - np.fmod(exact, divisor)) // divisor
+            return quotient.astype(dtype.numpy)
+        total /= np.asarray(nranks, total.real.dtype)
+        return total
 
 
 _ALL: tuple[Category, ...] = ("bool", "int", "float", "complex")

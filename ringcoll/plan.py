@@ -197,8 +197,15 @@ def check_steps(plan: Plan) -> None:
             limit = limits.get((chunk.rank, chunk.buffer))
             if chunk.buffer is Buffer.SCRATCH and 0 <= chunk.rank < plan.nranks:
                 limit = chunk.index + chunk.size
-            if limit is None or chunk.index < 0 or chunk.size < 1 or limit < chunk.index + chunk.size:
-                raise IllegalStep(f"{where}: {chunk} lies outside of the buffer of {limit or 0} chunks")
+            if (
+                limit is None
+                or chunk.index < 0
+                or chunk.size < 1
+                or limit < chunk.index + chunk.size
+            ):
+                raise IllegalStep(
+                    f"{where}: {chunk} lies outside of the buffer of {limit or 0} chunks"
+                )
         cells = [collective.cell(u) for dst in step.dsts for u in dst.units()]
         if len(set(cells)) < len(cells):
             raise IllegalStep(f"{where}: the same destination twice: {step}")
@@ -274,7 +281,9 @@ def _stuck_message(
             seen, wanted = count.get((wait, block), 0), waits.count(wait)
             if seen < wanted:
                 at = done.get(block, 0)
-                lines.append(f"  {block}, step {at}: seen {seen} of {wanted} signals wanted of {wait}")
+                lines.append(
+                    f"  {block}, step {at}: seen {seen} of {wanted} signals wanted of {wait}"
+                )
     return "\n".join(lines)
 
 

@@ -1,0 +1,122 @@
+# Sourced by the scripts beside it, with $root set: makes and keeps their Python environments.
+#
+# An environment lies in .venvs/ of the repository or, for a user who cannot write there, in the
+# user's cache folder. The file `ready` in it is written last and holds a checksum of all that it
+# was made from: an interrupted or outdated environment is made anew.
+# shellcheck shell=sh
+
+# The environments hold all that is needed: what a shell adds to Python's path would only mix in.
+unset PYTHONHOME PYTHONPATH
+
+die() {
+    echo "ringcoll: $*" >&2
+    exit 1
+}
+
+# environment NAME PIP_ARGUMENT...: sets $python to the interpreter of an environment NAME that has
+# what `pip install PIP_ARGUMENT...` installs, run in the repository.
+environment() {
+    name=$1
+    shift
+    wanted=$(printf '%s\n' "$root" "$*" | cat - "$root/pyproject.toml" \
+        "$root/scripts/environment.sh" | cksum)
+    for folder in shared own temporary; do
+        place "$folder" && is_ready && return
+    done
+    base_python=$(find_python) || exit 1
+    for folder in shared own temporary; do
+        place "$folder" && make_folder || continue
+        lock
+        is_ready || make_environment "$@"
+        exec 9>&-
+        return
+    done
+    die "no folder to make a Python environment in: $root/.venvs, the cache folder and" \
+        "${TMPDIR:-/tmp} cannot be written"
+}
+
+# place shared|own|temporary: sets $base and $env; fails where there is no such place, or where
+# somebody else could have prepared what this user is about to run.
+place() {
+    this=$(printf '%s' "$root" | cksum | cut -d ' ' -f 1)
+    case $1 in
+        shared) base=$root/.venvs ;;
+        own) base=${XDG_CACHE_HOME:-${HOME:-/nonexistent}/.cache}/ringcoll/venvs/$this ;;
+        temporary)
+            private=${TMPDIR:-/tmp}/ringcoll-$(id -u)
+            mkdir -m 700 "$private" 2>/dev/null
+            [ -d "$private" ] && [ ! -L "$private" ] && [ -O "$private" ] || return 1
+            base=$private/$this
+            ;;
+    esac
+    env=$base/$name
+    python=$env/bin/python
+}
+
+is_ready() {
+    [ "$(cat "$env/ready" 2>/dev/null)" = "$wanted" ] && "$python" -I -c 'import pip' 2>/dev/null
+}
+
+make_folder() {
+    mkdir -p "$base" 2>/dev/null && [ -w "$base" ] || return 1
+    # An outdated environment of another user (root ran first) may be in the way for good.
+    [ ! -e "$env" ] || [ -O "$env" ] || [ "$(id -u)" = 0 ] || return 1
+    (: >>"$env.lock") 2>/dev/null
+}
+
+# One at a time: descriptor 9 holds the lock until it is closed, however this script ends.
+lock() {
+    exec 9>>"$env.lock"
+    "$base_python" -c 'import fcntl; fcntl.flock(9, fcntl.LOCK_EX)'
+}
+
+find_python() {
+    for candidate in python3 python3.14 python3.13 python3.12 python3.11 python3.10 python; do
+        if "$candidate" -c 'import sys, venv; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
+            echo "$candidate"
+            return
+        fi
+    done
+    die "needs Python 3.10 or newer with its venv module, as python3 on the PATH"
+}
+
+make_environment() {
+    echo "ringcoll: making the Python environment $env (once, some 30 s)" >&2
+    rm -rf "$env"
+    # A user-wide configuration of pip must not turn it away from the environment.
+    (
+        cd "$root"
+        export PIP_USER=0 PIP_REQUIRE_VIRTUALENV=0 PIP_DISABLE_PIP_VERSION_CHECK=1
+        make_pip && "$python" -m pip install --quiet "$@"
+    ) || die "could not install $*; what pip says stands above. Try again when it is mended"
+    echo "$wanted" >"$env/ready"
+}
+
+# Distributions split ensurepip off, and their own pip refuses to install anywhere but with
+# --target. Dependency groups need pip 25.1.
+make_pip() {
+    if ! "$base_python" -m venv "$env" >/dev/null 2>&1; then
+        "$base_python" -m venv --clear --without-pip "$env" || return 1
+        site=$("$python" -I -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+        "$base_python" -m pip install --quiet --target "$site" 'pip>=25.1' ||
+            die "python3 has neither ensurepip nor pip: install the package python3-venv"
+    fi
+    "$python" -m pip install --quiet --upgrade 'pip>=25.1'
+}
+
+# cuda_extra: prints the extra that fits the NVIDIA driver, nothing where there is no driver.
+cuda_extra() {
+    driver=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | head -n 1)
+    case $driver in
+        [0-9]*.*) ;;
+        *)
+            # The first number with a point is the driver's; a container without devices sees the
+            # file too, but can do nothing with the driver.
+            [ -e /dev/nvidiactl ] || return 0
+            driver=$(tr -s ' \t' '\n\n' 2>/dev/null </proc/driver/nvidia/version |
+                grep -m 1 '^[0-9][0-9]*\.[0-9]') || return 0
+            ;;
+    esac
+    # CUDA 13 came with driver 580.
+    if [ "${driver%%.*}" -ge 580 ]; then echo cu13; else echo cu12; fi
+}

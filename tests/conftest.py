@@ -1,0 +1,67 @@
+"""What all tests share: reproducible examples, a clean environment, tests that need a GPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# The same examples in every run, and no verdict by the clock: the machine may be busy.
+settings.register_profile(
+    "ringcoll",
+    derandomize=True,
+    database=None,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("ringcoll")
+
+# Which devices a marker needs.
+DEVICES = {"gpu": 1, "multi_gpu": 2}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--mutants",
+        choices=("sample", "all"),
+        default="sample",
+        help="which mutants of plans the verifier must reject: a seeded sample, or all of them",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # A developer's settings must not decide what the tests see; debug output is welcome.
+    for name in [n for n in os.environ if n.startswith("RINGCOLL_")]:
+        if not name.startswith("RINGCOLL_DEBUG"):
+            del os.environ[name]
+
+
+@pytest.fixture(scope="session")
+def mutants(pytestconfig: pytest.Config) -> str:
+    return pytestconfig.getoption("--mutants")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    needs = {item: max(map(DEVICES.__getitem__, _markers(item)), default=0) for item in items}
+    if not any(needs.values()):
+        return
+    devices = _count_devices()
+    beyond = [item for item in items if needs[item] > devices]
+    config.hook.pytest_deselected(items=beyond)
+    items[:] = [item for item in items if needs[item] <= devices]
+
+
+def _markers(item: pytest.Item) -> set[str]:
+    return {mark.name for mark in item.iter_markers() if mark.name in DEVICES}
+
+
+def _count_devices() -> int:
+    # In a process of its own: a process that has started CUDA can no longer fork safely.
+    code = "import cupy; print(cupy.cuda.runtime.getDeviceCount())"
+    probe = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    return int(probe.stdout) if probe.returncode == 0 else 0

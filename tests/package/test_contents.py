@@ -1,0 +1,114 @@
+"""What the package contains against what it says that it contains."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.metadata
+import importlib.util
+import json
+import pkgutil
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ringcoll
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "ringcoll"
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+PROGRAMS = [
+    *(p for folder in ("ringcoll", "tests", "benchmarks") for p in (ROOT / folder).rglob("*.py")),
+    *(p for folder in ("scripts", ".ci") for p in (ROOT / folder).iterdir()),
+]
+MODULES = [
+    "ringcoll",
+    *(
+        module.name
+        for module in pkgutil.walk_packages([str(PACKAGE)], "ringcoll.")
+        if not module.name.endswith("__main__")
+    ),
+]
+OPTIONAL = ("cupy", "matplotlib", "mpi4py", "torch")
+
+
+def relative(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_all_names_what_exists(name):
+    module = importlib.import_module(name)
+    assert hasattr(module, "__all__"), "a module says what it offers"
+    assert len(set(module.__all__)) == len(module.__all__)
+    assert [n for n in module.__all__ if not hasattr(module, n)] == []
+
+
+def test_package_all_is_sorted():
+    kinds = {True: 0, False: 1}  # CONSTANTS, then Classes, then functions and values
+    order = sorted(ringcoll.__all__, key=lambda n: (kinds[n.isupper()], kinds[n[:1].isupper()], n))
+    assert list(ringcoll.__all__) == order
+
+
+def added_by(code: str) -> set[str]:
+    """The top-level modules beyond the standard library that ``code`` loads."""
+    program = (
+        "import sys, json; before = set(sys.modules)\n"
+        f"{code}\n"
+        "names = {m.partition('.')[0] for m in set(sys.modules) - before}\n"
+        "print(json.dumps(sorted(names - sys.stdlib_module_names)))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    return set(json.loads(result.stdout))
+
+
+def test_import_needs_only_the_dependencies():
+    assert added_by("import ringcoll") <= {"ringcoll", "numpy", "ml_dtypes"}
+
+
+def test_no_module_loads_an_optional_library():
+    names = [name for name in MODULES if not name.endswith("pytest_plugin")]
+    code = f"import importlib\nfor name in {names!r}: importlib.import_module(name)"
+    assert added_by(code).isdisjoint(OPTIONAL)
+
+
+@pytest.mark.parametrize("path", PROGRAMS, ids=relative)
+def test_no_file_outgrows_a_reader(path):
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 500
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=relative)
+def test_assert_guards_no_user(path):
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    found = [node.lineno for node in ast.walk(tree) if isinstance(node, ast.Assert)]
+    assert found == [], "python -O removes assert: raise an error of ringcoll.errors"
+
+
+def test_versions_agree():
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    said = re.search(r'^version = "(.+)"$', text, re.MULTILINE)
+    assert said is not None
+    assert ringcoll.__version__ == said[1]
+
+
+@pytest.mark.skipif(
+    not list(importlib.metadata.distributions(name="ringcoll")), reason="ringcoll is not installed"
+)
+def test_installed_version_and_command():
+    assert importlib.metadata.version("ringcoll") == ringcoll.__version__
+    (command,) = importlib.metadata.entry_points(group="console_scripts", name="ringcoll")
+    assert command.value == "ringcoll.cli:main"
+
+
+def test_typed():
+    assert (PACKAGE / "py.typed").is_file()
