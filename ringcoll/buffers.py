@@ -1,0 +1,141 @@
+"""Every array a user may hold, as one flat numpy view of the same memory. Never a copy."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ringcoll.dtypes import dtype_of
+from ringcoll.errors import ArgumentError, ArgumentTypeError
+
+__all__ = ["flat"]
+
+Array = npt.NDArray[Any]
+
+# DLPack's device types that the CPU can address: its own memory, and CUDA's pinned host memory.
+_HOST = (1, 3)
+_DEVICES = {2: "CUDA", 4: "OpenCL", 7: "Vulkan", 8: "Metal", 10: "ROCm", 13: "CUDA managed"}
+# torch's types that numpy has no name for travel as integers of their width.
+_TORCH_INTEGERS = {"bfloat16": "int16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8"}
+
+
+def flat(obj: object, *, argument: str, where: str, writable: bool) -> Array:
+    """A flat view of an array's memory, in the order in which it lies there.
+
+    Args:
+        obj: a numpy array, or anything on the host with the buffer protocol,
+            ``__array_interface__`` or DLPack: torch, JAX, numba.
+        argument: the argument's name, for messages.
+        where: the call and the rank, such as "all_reduce on rank 2".
+        writable: whether the call writes to it.
+
+    Raises:
+        ArgumentTypeError: not an array, or of an element type that no collective carries.
+        ArgumentError: not contiguous, read-only where written, or on another device.
+
+    """
+    array = obj if isinstance(obj, np.ndarray) else _host_view(obj, argument, where, writable)
+    if isinstance(array, np.ma.MaskedArray):
+        raise ArgumentTypeError(
+            f"{where}: {argument} has a mask, which no collective carries; pass {argument}.data"
+        )
+    try:
+        dtype_of(array.dtype)
+    except ArgumentTypeError as error:
+        raise ArgumentTypeError(f"{where}: {argument}: {error}") from None
+    flags = array.flags
+    if not flags.c_contiguous:
+        way = "its transpose .T" if flags.f_contiguous else f"np.ascontiguousarray({argument})"
+        raise ArgumentError(
+            f"{where}: {argument} of shape {array.shape} with strides {array.strides} is not "
+            f"contiguous in C order; pass {way}"
+        )
+    if writable and not flags.writeable:
+        raise ArgumentError(
+            f"{where}: {argument} is read-only and would be written; pass a writable array, such "
+            f"as a copy, or use it as sendbuf with another recvbuf"
+        )
+    return np.ndarray.reshape(array.view(np.ndarray), -1)
+
+
+def _host_view(obj: object, argument: str, where: str, writable: bool) -> Array:
+    """The numpy view of a foreign array, any shape and strides."""
+    kind = type(obj).__name__
+    if isinstance(obj, (np.generic, str, int, float, complex, list, tuple)) or obj is None:
+        raise ArgumentTypeError(
+            f"{where}: {argument} is {'None' if obj is None else f'a {kind}'}, wanted an array: "
+            f"a collective reads and writes memory in place; pass numpy.array(...) or comm.empty"
+        )
+    _refuse_device_memory(obj, argument, where)
+    try:
+        if "torch" in sys.modules and isinstance(obj, sys.modules["torch"].Tensor):
+            return _torch_view(obj, argument, where, writable)
+        return _protocol_view(obj)
+    except (BufferError, ValueError, TypeError, RuntimeError) as error:
+        if isinstance(error, (ArgumentError, ArgumentTypeError)):
+            raise
+        raise ArgumentTypeError(
+            f"{where}: {argument} is a {kind} whose memory numpy cannot view ({error}); pass a "
+            f"numpy array, or an object with the buffer protocol, __array_interface__ or DLPack"
+        ) from error
+
+
+def _refuse_device_memory(obj: object, argument: str, where: str) -> None:
+    device = None
+    if _offers(obj, "__cuda_array_interface__"):
+        device = "CUDA"
+    elif _offers(obj, "__dlpack_device__"):
+        number, index = obj.__dlpack_device__()  # type: ignore[attr-defined]
+        if int(number) not in _HOST:
+            device = f"{_DEVICES.get(int(number), f'DLPack type {int(number)}')} device {index}"
+    if device is not None:
+        raise ArgumentError(
+            f"{where}: {argument} is a buffer on another device ({device}): this communicator's "
+            f"ranks are CPU ranks (device='cpu'); pass a host array (comm.xp is numpy here)"
+        )
+
+
+def _offers(obj: object, name: str) -> bool:
+    """Whether an attribute is there; torch and JAX raise on CPU arrays instead of lacking it."""
+    try:
+        return getattr(obj, name, None) is not None
+    except (RuntimeError, TypeError, ValueError):
+        return False
+
+
+def _torch_view(tensor: Any, argument: str, where: str, writable: bool) -> Array:
+    torch = sys.modules["torch"]
+    if writable and tensor.requires_grad:
+        raise ArgumentError(
+            f"{where}: {argument} is a tensor that requires grad, and autograd does not see what "
+            f"a collective writes; pass {argument}.detach()"
+        )
+    tensor = tensor.detach()
+    name = str(tensor.dtype).removeprefix("torch.")
+    integers = _TORCH_INTEGERS.get(name)
+    if integers is None:
+        array: Array = tensor.numpy()
+        return array
+    bits: Array = tensor.view(getattr(torch, integers)).numpy()
+    return bits.view(dtype_of(name).numpy)
+
+
+def _protocol_view(obj: Any) -> Array:
+    """By the buffer protocol, else ``__array_interface__``, else DLPack: these never copy."""
+    try:
+        return np.asarray(memoryview(obj))
+    except (TypeError, BufferError, ValueError):
+        if _offers(obj, "__array_interface__"):
+            view = np.asarray(obj)
+            if view.__array_interface__["data"][0] == obj.__array_interface__["data"][0]:
+                return view
+    if _offers(obj, "unsafe_buffer_pointer"):  # JAX's bfloat16 and float8 have no protocol's name
+        view = np.asarray(obj)
+        if view.ctypes.data == obj.unsafe_buffer_pointer():
+            return view
+    if not _offers(obj, "__dlpack__"):
+        raise TypeError("it offers none of the protocols")
+    return np.from_dlpack(obj)
