@@ -1,0 +1,138 @@
+"""The algorithms: pure functions from a number of ranks to a plan, and their names.
+
+A plan says only what moves where. Signals, slices, staging and in-place calls are added by
+lowering; a barrier alone, which moves nothing, brings its own signals.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+
+from ringcoll.algorithms import all_pairs, barrier, chain, one_shot, pair, ring, two_shot
+from ringcoll.collectives import COLLECTIVES
+from ringcoll.errors import ArgumentError
+from ringcoll.plan import Plan
+
+__all__ = ["ALGORITHMS", "Builder", "build", "options"]
+
+Builder = Callable[..., Plan]
+"""A function ``(nranks, *, only=None, …) -> Plan``; it takes ``root``, ``rings`` or ``nodes`` by
+keyword where the algorithm has a use for them."""
+
+ALGORITHMS: Mapping[str, Mapping[str, Builder]] = {
+    "all_reduce": {
+        "ring": ring.all_reduce,
+        "one_shot": one_shot.all_reduce,
+        "two_shot": two_shot.all_reduce,
+        "two_shot_fused": two_shot.all_reduce_fused,
+        "all_pairs": all_pairs.all_reduce,
+    },
+    "broadcast": {
+        "ring": ring.broadcast,
+        "chain": chain.broadcast,
+        "one_shot": one_shot.broadcast,
+        "all_pairs": all_pairs.broadcast,
+    },
+    "reduce": {
+        "ring": ring.reduce,
+        "chain": chain.reduce,
+        "one_shot": one_shot.reduce,
+        "all_pairs": all_pairs.reduce,
+    },
+    "all_gather": {
+        "ring": ring.all_gather,
+        "one_shot": one_shot.all_gather,
+        "all_pairs": all_pairs.all_gather,
+    },
+    "reduce_scatter": {
+        "ring": ring.reduce_scatter,
+        "one_shot": one_shot.reduce_scatter,
+        "all_pairs": all_pairs.reduce_scatter,
+    },
+    "all_to_all": {"one_shot": one_shot.all_to_all, "all_pairs": all_pairs.all_to_all},
+    "gather": {"one_shot": one_shot.gather, "all_pairs": all_pairs.gather},
+    "scatter": {"one_shot": one_shot.scatter, "all_pairs": all_pairs.scatter},
+    "send": {"pair": pair.send},
+    "barrier": {"all_pairs": barrier.all_pairs, "dissemination": barrier.dissemination},
+}
+"""The builders: collective, then algorithm."""
+
+CACHED = 64
+"""Plans of up to so many ranks are kept; larger ones may take a gigabyte each."""
+
+
+def options(collective: str, algorithm: str) -> frozenset[str]:
+    """Which of "root", "rings" and "nodes" an algorithm takes."""
+    return frozenset(inspect.signature(_builder(collective, algorithm)).parameters) - {
+        "nranks",
+        "only",
+    }
+
+
+def build(
+    collective: str,
+    algorithm: str,
+    nranks: int,
+    *,
+    root: int = 0,
+    rings: Sequence[Sequence[int]] | None = None,
+    nodes: Sequence[int] | None = None,
+    only: frozenset[int] | None = None,
+) -> Plan:
+    """The plan of one collective by one algorithm.
+
+    Args:
+        collective: a key of :data:`ALGORITHMS`.
+        algorithm: a key of ``ALGORITHMS[collective]``.
+        nranks: how many ranks take part, at least 1.
+        root: the root's rank where the collective has one, else 0.
+        rings: the ranks along each ring, one ring a channel; None is one ring in rank order.
+        nodes: how many ranks each node has, in rank order; None is the squarest split.
+        only: keep just the steps of these ranks and make no others, for symmetric plans of many
+            thousand ranks. ``Plan.steps`` then holds just their blocks.
+
+    Raises:
+        ArgumentError: there is no such collective or algorithm, the algorithm does not take one
+            of the options, or a value is out of range.
+
+    """
+    takes = options(collective, algorithm)
+    given: dict[str, object] = {}
+    if "root" in takes or root != 0:
+        given["root"] = root
+    if rings is not None:
+        given["rings"] = tuple(tuple(ring) for ring in rings)
+    if nodes is not None:
+        given["nodes"] = tuple(nodes)
+    if unknown := set(given) - takes:
+        raise ArgumentError(
+            f"{collective} by {algorithm} does not take {', '.join(sorted(unknown))}; "
+            f"it takes {', '.join(sorted(takes)) or 'no options'}"
+        )
+    if nranks < 1:
+        raise ArgumentError(f"nranks={nranks}: at least 1")
+    make = _cached if nranks <= CACHED else _cached.__wrapped__
+    return make(collective, algorithm, nranks, only, tuple(sorted(given.items())))
+
+
+@lru_cache(maxsize=256)
+def _cached(
+    collective: str,
+    algorithm: str,
+    nranks: int,
+    only: frozenset[int] | None,
+    given: tuple[tuple[str, object], ...],
+) -> Plan:
+    return ALGORITHMS[collective][algorithm](nranks, only=only, **dict(given))
+
+
+def _builder(collective: str, algorithm: str) -> Builder:
+    if collective not in COLLECTIVES:
+        raise ArgumentError(f"collective={collective!r}: one of {', '.join(ALGORITHMS)}")
+    builders = ALGORITHMS[collective]
+    if algorithm not in builders:
+        names = ", ".join(builders)
+        raise ArgumentError(f"algorithm={algorithm!r}: for {collective}, one of {names}")
+    return builders[algorithm]

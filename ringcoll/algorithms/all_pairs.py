@@ -1,0 +1,144 @@
+"""All pairs: every rank writes to every other directly. One hop, two where the sum is shared.
+
+Each rank starts with its own next rank, so that at any time the traffic is a permutation: everyone
+sends to one and receives from one. Writes go to SCRATCH where the receiver has yet to sum them,
+in rank order; a rank finds what comes from d ranks before it in chunk d - 1.
+"""
+
+from __future__ import annotations
+
+from ringcoll.algorithms.parts import Only, Program, assemble, chosen, inp, out, scratch
+from ringcoll.collectives import Collective
+from ringcoll.plan import Block, Chunk, Plan, Step, Symmetry
+
+__all__ = [
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "broadcast",
+    "gather",
+    "reduce",
+    "reduce_scatter",
+    "scatter",
+]
+
+
+def all_to_all(nranks: int, *, only: Only = None) -> Plan:
+    """Each rank writes to each its segment: n - 1 segments out."""
+    n = nranks
+    ranks = chosen(range(n), only)
+
+    def program() -> Program:
+        for d in range(n):
+            for rank in ranks:
+                peer = (rank + d) % n
+                yield Block(rank), Step((inp(rank, peer),), (out(peer, rank),))
+
+    return assemble(Collective("all_to_all", n), program(), symmetry=Symmetry((n,)))
+
+
+def all_gather(nranks: int, *, only: Only = None) -> Plan:
+    """Each rank writes its segment to all: n - 1 segments out."""
+    n = nranks
+    ranks = chosen(range(n), only)
+
+    def program() -> Program:
+        for d in range(n):
+            for rank in ranks:
+                yield Block(rank), Step((inp(rank, 0),), (out((rank + d) % n, rank),))
+
+    return assemble(Collective("all_gather", n), program(), symmetry=Symmetry((n,)))
+
+
+def reduce_scatter(nranks: int, *, only: Only = None) -> Plan:
+    """Lane 0 writes to each rank its segment, lane 1 sums what has come: n - 1 segments out."""
+    n = nranks
+    ranks = chosen(range(n), only)
+
+    def program() -> Program:
+        for d in range(1, n):
+            for rank in ranks:
+                peer = (rank + d) % n
+                yield Block(rank), Step((inp(rank, peer),), (scratch(peer, d - 1),))
+        for rank in ranks:
+            yield Block(rank, lane=1), Step(_arrivals(n, rank, rank), (out(rank, 0),))
+
+    return assemble(Collective("reduce_scatter", n), program(), symmetry=Symmetry((n,)))
+
+
+def all_reduce(nranks: int, *, only: Only = None) -> Plan:
+    """Lane 0 writes pieces, lane 1 sums its own, lane 2 writes that to all.
+
+    The two-shot that reads nothing remotely: 2(n - 1)/n of a buffer out.
+    """
+    n = nranks
+    ranks = chosen(range(n), only)
+
+    def program() -> Program:
+        for d in range(1, n):
+            for rank in ranks:
+                peer = (rank + d) % n
+                yield Block(rank), Step((inp(rank, peer),), (scratch(peer, d - 1),))
+        for rank in ranks:
+            yield Block(rank, lane=1), Step(_arrivals(n, rank, rank), (out(rank, rank),))
+        for d in range(1, n):
+            for rank in ranks:
+                src, dst = out(rank, rank), out((rank + d) % n, rank)
+                yield Block(rank, lane=2), Step((src,), (dst,))
+
+    return assemble(Collective("all_reduce", n, n), program(), symmetry=Symmetry((n,), (n,)))
+
+
+def reduce(nranks: int, *, root: int = 0, only: Only = None) -> Plan:
+    """Everyone writes its buffer to the root, which sums them: n - 1 buffers in."""
+    n = nranks
+
+    def program() -> Program:
+        for d in range(1, n):
+            rank = (root - d) % n
+            yield Block(rank), Step((inp(rank, 0),), (scratch(root, d - 1),))
+        yield Block(root), Step(_arrivals(n, root, 0), (out(root, 0),))
+
+    return assemble(Collective("reduce", n, root=root), program(), only=only)
+
+
+def broadcast(nranks: int, *, root: int = 0, only: Only = None) -> Plan:
+    """The root writes its buffer to all: n - 1 buffers out."""
+    n = nranks
+
+    def program() -> Program:
+        for d in range(n):
+            yield Block(root), Step((inp(root, 0),), (out((root + d) % n, 0),))
+
+    return assemble(Collective("broadcast", n, root=root), program(), only=only)
+
+
+def gather(nranks: int, *, root: int = 0, only: Only = None) -> Plan:
+    """Everyone writes its segment to the root: n - 1 segments in."""
+    n = nranks
+
+    def program() -> Program:
+        for d in range(n):
+            rank = (root + d) % n
+            yield Block(rank), Step((inp(rank, 0),), (out(root, rank),))
+
+    return assemble(Collective("gather", n, root=root), program(), only=only)
+
+
+def scatter(nranks: int, *, root: int = 0, only: Only = None) -> Plan:
+    """The root writes to each its segment: n - 1 segments out."""
+    n = nranks
+
+    def program() -> Program:
+        for d in range(n):
+            peer = (root + d) % n
+            yield Block(root), Step((inp(root, peer),), (out(peer, 0),))
+
+    return assemble(Collective("scatter", n, root=root), program(), only=only)
+
+
+def _arrivals(n: int, rank: int, index: int) -> tuple[Chunk, ...]:
+    """All contributions to chunk ``index`` in rank order: the rank's own, the rest in SCRATCH."""
+    return tuple(
+        inp(rank, index) if p == rank else scratch(rank, (rank - p) % n - 1) for p in range(n)
+    )

@@ -1,0 +1,70 @@
+"""A tiny interpreter of plans that shares nothing with the library's own.
+
+It runs ``order`` one step at a time over memories of expressions: a leaf is (rank, index) of an
+INPUT chunk, a sum is a pair of expressions, nested to the left.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ringcoll.plan import Buffer
+
+
+class Leaf(tuple):
+    __slots__ = ()
+
+
+def units(chunk):
+    return [(chunk.rank, chunk.buffer, chunk.index + i) for i in range(chunk.size)]
+
+
+def interpret(plan):
+    """Run a plan; return what each rank's OUTPUT chunks hold, as {(rank, index): expression}."""
+    collective = plan.collective
+    wanted = {
+        (rank, Buffer.OUTPUT, i): tuple(Leaf(leaf) for leaf in contributions)
+        for rank in range(plan.nranks)
+        for i, contributions in collective.after(rank).items()
+    }
+    memory: dict[tuple, Any] = {
+        (rank, Buffer.INPUT, i): Leaf(leaf)
+        for rank in range(plan.nranks)
+        for i, leaf in collective.before(rank).items()
+    }
+    flat: dict[Any, tuple[Leaf, ...]] = {leaf: (leaf,) for leaf in memory.values()}
+    unread: set[tuple] = set()
+    for block, step in plan.order:
+        where = f"{block}: {step}"
+        assert block.rank in {chunk.rank for chunk in (*step.srcs, *step.dsts)}, where
+        assert not step.waits and not step.signals, where
+        assert len({chunk.size for chunk in (*step.srcs, *step.dsts)}) == 1, where
+        assert collective.reduces or len(step.srcs) == 1, where
+        results = []
+        for cells in zip(*map(units, step.srcs), strict=True):
+            unread.difference_update(cells)
+            values = [memory[cell] for cell in cells]
+            result = values[0]
+            for value in values[1:]:
+                both = flat[result] + flat[value]
+                result = (result, value)
+                flat[result] = both
+            assert len(set(flat[result])) == len(flat[result]), f"{where}: counted twice"
+            results.append(result)
+        targets = [cell for dst in step.dsts for cell in units(dst)]
+        assert len(set(targets)) == len(targets), where
+        for dst in step.dsts:
+            for cell, result in zip(units(dst), results, strict=True):
+                assert dst.buffer is not Buffer.INPUT, where
+                if dst.buffer is Buffer.SCRATCH:
+                    unread.add(cell)
+                else:
+                    assert cell not in memory, f"{where}: {cell} is written twice"
+                    assert sorted(flat[result]) == sorted(wanted[cell]), f"{where}: not final"
+                memory[cell] = result
+    assert not unread, "SCRATCH chunks that nobody reads"
+    outputs = {cell: value for cell, value in memory.items() if cell[1] is Buffer.OUTPUT}
+    assert outputs.keys() == wanted.keys(), "OUTPUT chunks that nobody writes"
+    used = {i for _, buffer, i in memory if buffer is Buffer.SCRATCH}
+    assert used == set(range(plan.scratch())), f"SCRATCH is not dense: {used}"
+    return {(rank, index): value for (rank, _, index), value in outputs.items()}
