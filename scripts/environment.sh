@@ -25,7 +25,7 @@ environment() {
     done
     base_python=$(find_python) || exit 1
     for folder in shared own temporary; do
-        place "$folder" && make_folder || continue
+        place "$folder" && make_folder "$folder" || continue
         lock
         is_ready || make_environment "$@"
         exec 9>&-
@@ -35,8 +35,8 @@ environment() {
         "${TMPDIR:-/tmp} cannot be written"
 }
 
-# place shared|own|temporary: sets $base and $env; fails where there is no such place, or where
-# somebody else could have prepared what this user is about to run.
+# place shared|own|temporary: sets $base, $env and $python; fails where somebody else could have
+# prepared what this user is about to run.
 place() {
     this=$(printf '%s' "$root" | cksum | cut -d ' ' -f 1)
     case $1 in
@@ -44,8 +44,7 @@ place() {
         own) base=${XDG_CACHE_HOME:-${HOME:-/nonexistent}/.cache}/ringcoll/venvs/$this ;;
         temporary)
             private=${TMPDIR:-/tmp}/ringcoll-$(id -u)
-            mkdir -m 700 "$private" 2>/dev/null
-            [ -d "$private" ] && [ ! -L "$private" ] && [ -O "$private" ] || return 1
+            [ ! -e "$private" ] || is_private || return 1
             base=$private/$this
             ;;
     esac
@@ -53,11 +52,20 @@ place() {
     python=$env/bin/python
 }
 
+is_private() {
+    [ -d "$private" ] && [ ! -L "$private" ] && [ -O "$private" ]
+}
+
 is_ready() {
     [ "$(cat "$env/ready" 2>/dev/null)" = "$wanted" ] && "$python" -I -c 'import pip' 2>/dev/null
 }
 
+# make_folder shared|own|temporary: after `place` of the same.
 make_folder() {
+    if [ "$1" = temporary ]; then
+        mkdir -m 700 "$private" 2>/dev/null
+        is_private || return 1
+    fi
     mkdir -p "$base" 2>/dev/null && [ -w "$base" ] || return 1
     # An outdated environment of another user (root ran first) may be in the way for good.
     [ ! -e "$env" ] || [ -O "$env" ] || [ "$(id -u)" = 0 ] || return 1
@@ -87,7 +95,7 @@ make_environment() {
     (
         cd "$root"
         export PIP_USER=0 PIP_REQUIRE_VIRTUALENV=0 PIP_DISABLE_PIP_VERSION_CHECK=1
-        make_pip && "$python" -m pip install --quiet "$@"
+        make_pip && "$python" -m pip install -qq "$@"
     ) || die "could not install $*; what pip says stands above. Try again when it is mended"
     echo "$wanted" >"$env/ready"
 }
@@ -98,10 +106,10 @@ make_pip() {
     if ! "$base_python" -m venv "$env" >/dev/null 2>&1; then
         "$base_python" -m venv --clear --without-pip "$env" || return 1
         site=$("$python" -I -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-        "$base_python" -m pip install --quiet --target "$site" 'pip>=25.1' ||
+        "$base_python" -m pip install -qq --target "$site" 'pip>=25.1' ||
             die "python3 has neither ensurepip nor pip: install the package python3-venv"
     fi
-    "$python" -m pip install --quiet --upgrade 'pip>=25.1'
+    "$python" -m pip install -qq --upgrade 'pip>=25.1'
 }
 
 # cuda_extra: prints the extra that fits the NVIDIA driver, nothing where there is no driver.
