@@ -7,7 +7,6 @@ would be right.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,15 +14,24 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ringcoll.buffers import flat
-from ringcoll.dtypes import DTYPES, OPS, DType, ReduceOp, op_of
-from ringcoll.errors import ArgumentError, ArgumentTypeError
+from ringcoll.checks import (
+    ROWS,
+    checked_op,
+    checked_rank,
+    checked_root,
+    equal_buffers,
+    refuse_keyword,
+    segment,
+    spread_buffers,
+    view,
+)
+from ringcoll.collectives import COLLECTIVES
+from ringcoll.dtypes import DType, ReduceOp
+from ringcoll.errors import ArgumentError
 
 __all__ = ["Call", "check_peer", "prepare", "prepare_recv", "prepare_send", "prepare_sendrecv"]
 
 Array = npt.NDArray[Any]
-
-_ROWS: Mapping[np.dtype[Any], DType] = {row.numpy: row for row in DTYPES}
 
 
 @dataclass(slots=True, eq=False)
@@ -65,8 +73,8 @@ class Call:
         """What ranks must agree on, in words: two calls belong together if this is equal."""
         text = f"{self.collective} count={self.count} dtype={self.dtype.name}"
         if self.op is not None:
-            return f"{text} op={self.op.name} root={self.root}"
-        return f"{text} root={self.root}"
+            text += f" op={self.op.name}"
+        return f"{text} root={self.root}" if COLLECTIVES[self.collective].has_root else text
 
     def signature(self) -> bytes:
         """:meth:`describe` in bytes, for the comparison of ranks."""
@@ -105,98 +113,107 @@ def prepare(
 def _all_reduce(
     name: str, rank: int, _nranks: int, sendbuf: Any, recvbuf: Any, op: Any, _root: Any
 ) -> Call:
-    send, recv, in_place = _equal(name, rank, sendbuf, recvbuf)
-    dtype = _ROWS[send.dtype]
-    checked = _operator(name, rank, op, dtype)
+    send, recv, in_place = equal_buffers(name, rank, sendbuf, recvbuf)
+    dtype = ROWS[send.dtype]
+    checked = checked_op(name, rank, op, dtype)
     return Call(name, rank, send, recv, send.size, dtype, checked, 0, in_place, send.nbytes)
 
 
 def _reduce(
     name: str, rank: int, nranks: int, sendbuf: Any, recvbuf: Any, op: Any, root: Any
 ) -> Call:
-    root = _checked_root(name, rank, nranks, root)
+    root = checked_root(name, rank, nranks, root)
     recv: Array | None
     if rank == root:
-        send, recv, in_place = _equal(name, rank, sendbuf, recvbuf)
+        send, recv, in_place = equal_buffers(name, rank, sendbuf, recvbuf)
     else:
-        _refuse_keyword(name, rank, recvbuf)
-        send, recv, in_place = _array(name, rank, "sendbuf", sendbuf, False), None, False
-    dtype = _ROWS[send.dtype]
-    checked = _operator(name, rank, op, dtype)
+        refuse_keyword(name, rank, recvbuf)
+        send, recv, in_place = view(name, rank, "sendbuf", sendbuf, False), None, False
+    dtype = ROWS[send.dtype]
+    checked = checked_op(name, rank, op, dtype)
     return Call(name, rank, send, recv, send.size, dtype, checked, root, in_place, send.nbytes)
 
 
 def _broadcast(
     name: str, rank: int, nranks: int, sendbuf: Any, recvbuf: Any, _op: Any, root: Any
 ) -> Call:
-    root = _checked_root(name, rank, nranks, root)
+    root = checked_root(name, rank, nranks, root)
     send: Array | None
     if rank == root:
-        send, recv, in_place = _equal(name, rank, sendbuf, recvbuf)
+        send, recv, in_place = equal_buffers(name, rank, sendbuf, recvbuf)
     else:
-        _refuse_keyword(name, rank, recvbuf)
+        refuse_keyword(name, rank, recvbuf)
         argument, buffer = ("sendbuf", sendbuf) if recvbuf is None else ("recvbuf", recvbuf)
-        send, recv, in_place = None, _array(name, rank, argument, buffer, True), False
-    dtype = _ROWS[recv.dtype]
+        send, recv, in_place = None, view(name, rank, argument, buffer, True), False
+    dtype = ROWS[recv.dtype]
     return Call(name, rank, send, recv, recv.size, dtype, None, root, in_place, recv.nbytes)
 
 
 def _all_gather(
     name: str, rank: int, nranks: int, sendbuf: Any, recvbuf: Any, _op: Any, _root: Any
 ) -> Call:
-    send, recv, in_place = _spread(name, rank, nranks, "recvbuf", recvbuf, "sendbuf", sendbuf)
-    dtype = _ROWS[recv.dtype]
+    send, recv, in_place = spread_buffers(
+        name, rank, nranks, "recvbuf", recvbuf, "sendbuf", sendbuf
+    )
+    dtype = ROWS[recv.dtype]
     return Call(name, rank, send, recv, send.size, dtype, None, 0, in_place, recv.nbytes)
 
 
 def _reduce_scatter(
     name: str, rank: int, nranks: int, sendbuf: Any, recvbuf: Any, op: Any, _root: Any
 ) -> Call:
-    recv, send, in_place = _spread(name, rank, nranks, "sendbuf", sendbuf, "recvbuf", recvbuf)
-    dtype = _ROWS[send.dtype]
-    checked = _operator(name, rank, op, dtype)
+    recv, send, in_place = spread_buffers(
+        name, rank, nranks, "sendbuf", sendbuf, "recvbuf", recvbuf
+    )
+    dtype = ROWS[send.dtype]
+    checked = checked_op(name, rank, op, dtype)
     return Call(name, rank, send, recv, recv.size, dtype, checked, 0, in_place, send.nbytes)
 
 
 def _all_to_all(
     name: str, rank: int, nranks: int, sendbuf: Any, recvbuf: Any, _op: Any, _root: Any
 ) -> Call:
-    send, recv, in_place = _equal(name, rank, sendbuf, recvbuf)
-    count = _segment(name, rank, nranks, "sendbuf", send.size)
-    return Call(name, rank, send, recv, count, _ROWS[send.dtype], None, 0, in_place, send.nbytes)
+    send, recv, in_place = equal_buffers(name, rank, sendbuf, recvbuf)
+    count = segment(name, rank, nranks, "sendbuf", send.size)
+    return Call(name, rank, send, recv, count, ROWS[send.dtype], None, 0, in_place, send.nbytes)
 
 
 def _gather(
     name: str, rank: int, nranks: int, sendbuf: Any, recvbuf: Any, _op: Any, root: Any
 ) -> Call:
-    root = _checked_root(name, rank, nranks, root)
+    root = checked_root(name, rank, nranks, root)
     recv: Array | None
     if rank == root:
-        send, recv, in_place = _spread(name, rank, nranks, "recvbuf", recvbuf, "sendbuf", sendbuf)
+        send, recv, in_place = spread_buffers(
+            name, rank, nranks, "recvbuf", recvbuf, "sendbuf", sendbuf
+        )
     else:
-        _refuse_keyword(name, rank, recvbuf)
-        send, recv, in_place = _array(name, rank, "sendbuf", sendbuf, False), None, False
-    dtype, nbytes = _ROWS[send.dtype], nranks * send.nbytes
+        refuse_keyword(name, rank, recvbuf)
+        send, recv, in_place = view(name, rank, "sendbuf", sendbuf, False), None, False
+    dtype, nbytes = ROWS[send.dtype], nranks * send.nbytes
     return Call(name, rank, send, recv, send.size, dtype, None, root, in_place, nbytes)
 
 
 def _scatter(
     name: str, rank: int, nranks: int, sendbuf: Any, recvbuf: Any, _op: Any, root: Any
 ) -> Call:
-    root = _checked_root(name, rank, nranks, root)
+    root = checked_root(name, rank, nranks, root)
     send: Array | None
     if rank == root:
-        recv, send, in_place = _spread(name, rank, nranks, "sendbuf", sendbuf, "recvbuf", recvbuf)
+        recv, send, in_place = spread_buffers(
+            name, rank, nranks, "sendbuf", sendbuf, "recvbuf", recvbuf
+        )
     else:
-        send, recv, in_place = None, _array(name, rank, "recvbuf", recvbuf, True), False
-    dtype, nbytes = _ROWS[recv.dtype], nranks * recv.nbytes
+        refuse_keyword(name, rank, recvbuf)
+        send, recv, in_place = None, view(name, rank, "recvbuf", recvbuf, True), False
+    dtype, nbytes = ROWS[recv.dtype], nranks * recv.nbytes
     return Call(name, rank, send, recv, recv.size, dtype, None, root, in_place, nbytes)
 
 
 def _barrier(
     name: str, rank: int, _nranks: int, _sendbuf: Any, _recvbuf: Any, _op: Any, _root: Any
 ) -> Call:
-    return Call(name, rank, None, None, 0, _ROWS[np.dtype(np.uint8)])
+    return Call(name, rank, None, None, 0, ROWS[np.dtype(np.uint8)])
 
 
 _Shape = Callable[[str, int, int, Any, Any, Any, Any], Call]
@@ -221,22 +238,22 @@ def check_peer(name: str, argument: str, peer: object, *, rank: int, nranks: int
         ArgumentError: no rank of this communicator.
 
     """
-    return _rank_argument(name, rank, nranks, argument, peer)
+    return checked_rank(name, rank, nranks, argument, peer)
 
 
 def prepare_send(buf: object, dest: object, *, rank: int, nranks: int) -> Call:
     """Check ``send(buf, dest)``."""
     peer = check_peer("send", "dest", dest, rank=rank, nranks=nranks)
-    send = _array("send", rank, "buf", buf, False)
-    dtype = _ROWS[send.dtype]
+    send = view("send", rank, "buf", buf, False)
+    dtype = ROWS[send.dtype]
     return Call("send", rank, send, None, send.size, dtype, nbytes=send.nbytes, peer=peer)
 
 
 def prepare_recv(buf: object, source: object, *, rank: int, nranks: int) -> Call:
     """Check ``recv(buf, source)``."""
     peer = check_peer("recv", "source", source, rank=rank, nranks=nranks)
-    recv = _array("recv", rank, "buf", buf, True)
-    dtype = _ROWS[recv.dtype]
+    recv = view("recv", rank, "buf", buf, True)
+    dtype = ROWS[recv.dtype]
     return Call("send", rank, None, recv, recv.size, dtype, nbytes=recv.nbytes, peer=peer)
 
 
@@ -250,152 +267,13 @@ def prepare_sendrecv(
     name = "sendrecv"
     to = check_peer(name, "dest", dest, rank=rank, nranks=nranks)
     by = check_peer(name, "source", source, rank=rank, nranks=nranks)
-    send = _array(name, rank, "sendbuf", sendbuf, False)
-    recv = _array(name, rank, "recvbuf", recvbuf, True)
+    send = view(name, rank, "sendbuf", sendbuf, False)
+    recv = view(name, rank, "recvbuf", recvbuf, True)
     if np.may_share_memory(send, recv):
         raise ArgumentError(
             f"{name} on rank {rank}: recvbuf overlaps sendbuf; pass two that share no memory"
         )
     return (
-        Call("send", rank, send, None, send.size, _ROWS[send.dtype], nbytes=send.nbytes, peer=to),
-        Call("send", rank, None, recv, recv.size, _ROWS[recv.dtype], nbytes=recv.nbytes, peer=by),
-    )
-
-
-def _array(name: str, rank: int, argument: str, obj: Any, writable: bool) -> Array:
-    """A flat view; the common case, a flat numpy array, is looked at without another call."""
-    if type(obj) is np.ndarray and obj.ndim == 1 and obj.dtype in _ROWS:
-        flags = obj.flags
-        if flags.c_contiguous and (flags.writeable or not writable):
-            return obj
-    return flat(obj, argument=argument, where=f"{name} on rank {rank}", writable=writable)
-
-
-def _equal(name: str, rank: int, sendbuf: Any, recvbuf: Any) -> tuple[Array, Array, bool]:
-    """Buffers of one size: in place if they are one memory."""
-    if recvbuf is None or recvbuf is sendbuf:
-        send = _array(name, rank, "sendbuf", sendbuf, True)
-        return send, send, True
-    _refuse_keyword(name, rank, recvbuf)
-    send = _array(name, rank, "sendbuf", sendbuf, False)
-    recv = _array(name, rank, "recvbuf", recvbuf, True)
-    _same_dtype(name, rank, send, recv)
-    if send.size != recv.size:
-        raise ArgumentError(
-            f"{name} on rank {rank}: recvbuf has {recv.size} elements, sendbuf {send.size}: they "
-            f"must have the same number; pass recvbuf of {send.size}, or none to work in place"
-        )
-    if not np.may_share_memory(send, recv):
-        return send, recv, False
-    if _address(send) != _address(recv):
-        raise ArgumentError(
-            f"{name} on rank {rank}: recvbuf overlaps sendbuf {_address(recv) - _address(send):+} "
-            f"bytes off; in place is exactly the same memory, else none of it may be shared"
-        )
-    return send, recv, True
-
-
-def _spread(
-    name: str, rank: int, nranks: int, wide_name: str, wide: Any, narrow_name: str, narrow: Any
-) -> tuple[Array, Array, bool]:
-    """A buffer of ``nranks`` segments and one of one segment, returned as narrow, wide, in place.
-
-    In place the narrow one is None or exactly slot ``rank`` of the wide one.
-    """
-    written = "recvbuf"
-    _refuse_keyword(name, rank, wide if wide_name == written else narrow)
-    large = _array(name, rank, wide_name, wide, wide_name == written or narrow is None)
-    count = _segment(name, rank, nranks, wide_name, large.size)
-    slot = large[rank * count : (rank + 1) * count]
-    if narrow is None:
-        return slot, large, True
-    small = _array(name, rank, narrow_name, narrow, narrow_name == written)
-    _same_dtype(name, rank, small, large)
-    if small.size != count:
-        raise ArgumentError(
-            f"{name} on rank {rank}: {narrow_name} has {small.size} elements, {wide_name} "
-            f"{large.size} for {nranks} ranks: pass {narrow_name} of {count} or {wide_name} of "
-            f"{nranks * small.size}"
-        )
-    if not np.may_share_memory(small, large):
-        return small, large, False
-    if _address(small) != _address(slot):
-        first = rank * count
-        raise ArgumentError(
-            f"{name} on rank {rank}: {narrow_name} overlaps {wide_name}; in place it is None or "
-            f"exactly slot {rank}, {wide_name}[{first}:{first + count}], else they share no memory"
-        )
-    return small, large, True
-
-
-def _segment(name: str, rank: int, nranks: int, argument: str, size: int) -> int:
-    count, rest = divmod(size, nranks)
-    if rest:
-        raise ArgumentError(
-            f"{name} on rank {rank}: {argument} has {size} elements, which {nranks} ranks do not "
-            f"divide: {rest} would be left over; pass {count * nranks} or {(count + 1) * nranks}, "
-            f"or use {name}_v with counts"
-        )
-    return count
-
-
-def _same_dtype(name: str, rank: int, one: Array, other: Array) -> None:
-    if one.dtype != other.dtype:
-        raise ArgumentTypeError(
-            f"{name} on rank {rank}: sendbuf and recvbuf are of {one.dtype} and {other.dtype}: "
-            f"a collective converts nothing; pass both of one dtype"
-        )
-
-
-def _address(array: Array) -> int:
-    address: int = array.__array_interface__["data"][0]
-    return address
-
-
-def _operator(name: str, rank: int, op: Any, dtype: DType) -> ReduceOp:
-    try:
-        checked = OPS[op] if type(op) is str and op in OPS else op_of(op)
-        checked.check(dtype)
-    except ArgumentError as error:
-        raise ArgumentError(f"{name} on rank {rank}: {error}") from None
-    return checked
-
-
-def _checked_root(name: str, rank: int, nranks: int, root: Any) -> int:
-    if type(root) is int and 0 <= root < nranks:
-        return root
-    return _rank_argument(name, rank, nranks, "root", root)
-
-
-def _rank_argument(name: str, rank: int, nranks: int, argument: str, value: Any) -> int:
-    try:
-        if isinstance(value, (bool, np.bool_)):
-            raise TypeError
-        index = operator.index(value)
-    except TypeError:
-        raise ArgumentTypeError(
-            f"{name} on rank {rank}: {argument}={value!r} is not a rank; pass an integer from 0 "
-            f"to {nranks - 1}"
-        ) from None
-    if not 0 <= index < nranks:
-        raise ArgumentError(
-            f"{name} on rank {rank}: {argument}={index} is no rank of this communicator; pass one "
-            f"from 0 to {nranks - 1}"
-        )
-    return index
-
-
-def _refuse_keyword(name: str, rank: int, recvbuf: Any) -> None:
-    """A string or a number where recvbuf stands is an operator or a root given by position."""
-    if recvbuf is None or type(recvbuf) is np.ndarray:
-        return
-    if isinstance(recvbuf, (str, ReduceOp)):
-        keyword = "op="
-    elif isinstance(recvbuf, (int, np.integer)):
-        keyword = "root="
-    else:
-        return
-    raise ArgumentTypeError(
-        f"{name} on rank {rank}: {recvbuf!r} stands where recvbuf does; name the argument: "
-        f"{keyword}{recvbuf!r}"
+        Call("send", rank, send, None, send.size, ROWS[send.dtype], nbytes=send.nbytes, peer=to),
+        Call("send", rank, None, recv, recv.size, ROWS[recv.dtype], nbytes=recv.nbytes, peer=by),
     )
