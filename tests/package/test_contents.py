@@ -110,5 +110,11 @@ def test_installed_version_and_command():
     assert command.value == "ringcoll.cli:main"
 
 
+def test_pytest_plugin_is_registered_as_soon_as_it_exists():
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    entry = '[project.entry-points.pytest11]\nringcoll = "ringcoll.pytest_plugin"\n'
+    assert (entry in text) == (PACKAGE / "pytest_plugin.py").is_file()
+
+
 def test_typed():
     assert (PACKAGE / "py.typed").is_file()
