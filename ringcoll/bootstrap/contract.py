@@ -1,0 +1,28 @@
+"""What ringcoll needs in order to begin: who is who, and one way to exchange a few bytes."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+__all__ = ["Bootstrap"]
+
+
+class Bootstrap(Protocol):
+    """Any object with these three is a bootstrap.
+
+    Args:
+        rank: this rank.
+        nranks: how many there are.
+
+    """
+
+    @property
+    def rank(self) -> int:
+        """This rank."""
+
+    @property
+    def nranks(self) -> int:
+        """How many ranks there are."""
+
+    def allgather(self, payload: bytes) -> list[bytes]:
+        """Every rank's bytes in rank order; collective; lengths may differ."""

@@ -1,0 +1,131 @@
+"""Opening one segment of every rank, with the ranks agreeing on whether it worked.
+
+Used when a fabric is made and for every part of memory that it shares later. A rank that fails
+says so in the next exchange, so that all ranks raise and none is left waiting.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ringcoll.errors import Error, MachineError, OutOfMemory
+from ringcoll.transports.passing import Door, receive
+from ringcoll.transports.shm import Denied, Handle, Segment, attach, create
+
+__all__ = ["Gather", "map_all", "outcome"]
+
+# Every rank's text, in rank order.
+Gather = Callable[[str], list[str]]
+_TEXT_LIMIT = 2000
+
+
+def map_all(
+    rank: int, nbytes: int, gather: Gather, deadline: float, what: str
+) -> tuple[list[memoryview], list[Handle]]:
+    """Make one segment per rank and map all of them; collective.
+
+    Args:
+        rank: this rank.
+        nbytes: size of this rank's segment.
+        gather: the exchange to speak over.
+        deadline: value of ``time.monotonic()``, for passing descriptors.
+        what: the call, for messages.
+
+    Returns:
+        The memory and the handle of every rank.
+
+    Raises:
+        MachineError: on every rank if it failed on one.
+
+    """
+    own: Segment | None = None
+    failure: Error | None = None
+    try:
+        own = create(nbytes, what)
+    except MachineError as error:
+        failure = error
+    try:
+        said = outcome(gather, own.handle.encode() if own else None, failure)
+        handles = [Handle.decode(text) for text in said]
+        if own is None:
+            raise MachineError(f"{what}: no memory was made")
+        views = _attach(rank, own, handles, gather, deadline, what)
+    finally:
+        if own is not None:
+            own.seal()
+    return views, handles
+
+
+def outcome(gather: Gather, value: object, failure: Error | None) -> list[Any]:
+    """Exchange values, or this rank's failure; collective.
+
+    Raises:
+        Error: ``failure`` itself, or one that tells of another rank's.
+
+    """
+    memory = isinstance(failure, OutOfMemory)
+    sent = {"error": str(failure)[:_TEXT_LIMIT], "memory": memory} if failure else {"value": value}
+    said = [json.loads(text) for text in gather(json.dumps(sent))]
+    if failure:
+        raise failure
+    for peer, answer in enumerate(said):
+        if "value" not in answer:
+            kind = OutOfMemory if answer.get("memory") else MachineError
+            raise kind(f"rank {peer} failed: {str(answer.get('error'))[:_TEXT_LIMIT]}")
+    return [answer["value"] for answer in said]
+
+
+def _attach(
+    rank: int, own: Segment, handles: Sequence[Handle], gather: Gather, deadline: float, what: str
+) -> list[memoryview]:
+    views: list[memoryview | None] = [None] * len(handles)
+    views[rank] = own.body
+    denied: list[int] = []
+    failure: MachineError | None = None
+    for peer, handle in enumerate(handles):
+        if peer == rank or failure:
+            continue
+        try:
+            views[peer] = attach(handle, f"{what}: rank {peer}")
+        except Denied:
+            denied.append(peer)
+        except MachineError as error:
+            failure = error
+    refused = outcome(gather, denied, failure)
+    if any(refused):
+        for peer, view in _passed(rank, own, handles, refused, gather, deadline, what):
+            views[peer] = view
+    return [view for view in views if view is not None]
+
+
+def _passed(
+    rank: int,
+    own: Segment,
+    handles: Sequence[Handle],
+    refused: Sequence[Sequence[int]],
+    gather: Gather,
+    deadline: float,
+    what: str,
+) -> list[tuple[int, memoryview]]:
+    """The memory of the peers that /proc has denied, by descriptors that they pass."""
+    wanted = refused[rank]
+    callers = sum(rank in denied for denied in refused)
+    door = Door()
+    views: list[tuple[int, memoryview]] = []
+    failure: Error | None = None
+    try:
+        names = outcome(gather, door.name, None)
+        try:
+            fds = receive([names[peer] for peer in wanted], deadline, door, own.fd, callers)
+            for peer, fd in zip(wanted, fds, strict=True):
+                views.append((peer, attach(handles[peer], f"{what}: rank {peer}", fd)))
+        except Error as error:
+            failure = error
+        except OSError as error:
+            failure = MachineError(f"{what}: a descriptor could not be passed: {error}")
+        outcome(gather, True, failure)
+    finally:
+        door.close()
+    return views

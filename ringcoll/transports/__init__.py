@@ -1,0 +1,1 @@
+"""How the memory of a peer is made reachable."""

@@ -1,0 +1,124 @@
+"""How much memory may still be taken: by the machine, and by the control groups around us.
+
+Shared memory that is reserved beyond a control group's limit ends in a killed process, not in an
+error; so the limits are read first. What the kernel can give back at once (the page cache of
+files) counts as available.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ringcoll.errors import OutOfMemory
+
+__all__ = ["Available", "available", "require", "size"]
+
+# Left to the rest of the process: stacks, page tables, the interpreter itself.
+_RESERVE = 32 << 20
+# Control groups without a limit report 2**63 rounded down to pages; no machine has an exabyte.
+_UNLIMITED = 1 << 60
+
+
+@dataclass(frozen=True, slots=True)
+class Available:
+    """Bytes that may still be taken, and who says so."""
+
+    nbytes: int
+    source: str
+
+
+def size(nbytes: int) -> str:
+    """A number of bytes for people, in binary units."""
+    value, unit = float(nbytes), "B"
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(value) < 1024 or unit == "TiB":
+            break
+        value /= 1024
+    return f"{nbytes} B" if unit == "B" else f"{value:.1f} {unit}"
+
+
+def available(root: Path = Path("/")) -> Available:
+    """The least that the machine and every control group around this process still allow.
+
+    Args:
+        root: where ``proc`` and ``sys`` are looked for; a test gives a folder of its own.
+
+    """
+    rooms = [*_machine(root), *_groups(root)]
+    if not rooms:
+        return Available(_UNLIMITED, "no limit known")
+    least = min(rooms, key=lambda room: room.nbytes)
+    return Available(max(0, least.nbytes - _RESERVE), least.source)
+
+
+def require(need: int, room: Available, what: str) -> None:
+    """Refuse to take more memory than there is.
+
+    Raises:
+        OutOfMemory: ``need`` exceeds ``room``; both are named.
+
+    """
+    if need > room.nbytes:
+        raise OutOfMemory(
+            f"{what} needs {size(need)} ({need} bytes) of shared memory, and "
+            f"{size(room.nbytes)} ({room.nbytes} bytes) are available ({room.source}); "
+            "use smaller arrays or fewer ranks, or raise that limit"
+        )
+
+
+def _machine(root: Path) -> Iterator[Available]:
+    text = _read(root / "proc/meminfo")
+    for line in text.splitlines():
+        if line.startswith("MemAvailable:"):
+            yield Available(int(line.split()[1]) << 10, "MemAvailable of /proc/meminfo")
+
+
+def _groups(root: Path) -> Iterator[Available]:
+    """Room in this process's memory control groups and in all that contain them."""
+    paths = {}
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        paths[controllers] = path
+    for line in _read(root / "proc/self/mountinfo").splitlines():
+        before, _, after = line.partition(" - ")
+        mounted, point = before.split()[3:5]
+        kind, _, options = after.split()[:3]
+        if kind == "cgroup2" and "" in paths:
+            path, limit, usage = paths[""], "memory.max", "memory.current"
+        elif kind == "cgroup" and "memory" in options.split(","):
+            path = next((p for c, p in paths.items() if "memory" in c.split(",")), "/")
+            limit, usage = "memory.limit_in_bytes", "memory.usage_in_bytes"
+        else:
+            continue
+        top = root / point.lstrip("/")
+        # Inside a container the group may be the mount's own root, or lie outside what we see.
+        inside = path[len(mounted) :] if mounted != "/" and path.startswith(mounted) else path
+        folder = top / inside.strip("/")
+        if ".." in folder.parts or not folder.is_dir():
+            folder = top
+        while True:
+            yield from _room(folder, limit, usage)
+            if folder == top:
+                break
+            folder = folder.parent
+
+
+def _room(folder: Path, limit: str, usage: str) -> Iterator[Available]:
+    most, used = _read(folder / limit).strip(), _read(folder / usage).strip()
+    if not most.isdigit() or not used.isdigit() or int(most) >= _UNLIMITED:
+        return
+    stat = dict(line.split()[:2] for line in _read(folder / "memory.stat").splitlines() if line)
+    cache = sum(
+        int(stat.get(f"total_{name}", stat.get(name, "0")))
+        for name in ("inactive_file", "active_file")
+    )
+    yield Available(int(most) - int(used) + cache, f"{limit} of the control group {folder}")
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

@@ -1,0 +1,116 @@
+"""Passing descriptors over a socket, for peers that may not look into /proc.
+
+Every rank of the exchange takes four steps that never wait for a later step of another: listen,
+connect and say for whom, accept and send the descriptor, receive. Names live in the abstract
+name space (no file), carry random bytes, and a caller must have the same user and know them.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import struct
+import time
+from collections.abc import Sequence
+
+from ringcoll.errors import DeadlineError, MachineError
+
+__all__ = ["Door", "receive"]
+
+_TOKEN = 16
+
+
+class Door:
+    """A listening socket that hands one descriptor to peers that know its name."""
+
+    def __init__(self) -> None:
+        self.name = secrets.token_hex(_TOKEN)
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        self._socket.bind(f"\0ringcoll-{self.name}")
+        self._socket.listen(1024)
+
+    def serve(self, fd: int, callers: int, deadline: float) -> None:
+        """Hand ``fd`` to so many peers.
+
+        Args:
+            fd: the descriptor.
+            callers: how many peers have said that they will call.
+            deadline: value of ``time.monotonic()``.
+
+        Raises:
+            DeadlineError: fewer have called.
+
+        """
+        served = 0
+        while served < callers:
+            self._socket.settimeout(_left(deadline, callers - served))
+            try:
+                peer, _ = self._socket.accept()
+            except TimeoutError as error:
+                raise _late(callers - served) from error
+            with peer:
+                sent = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+                if struct.unpack("iII", sent)[1] != os.geteuid():
+                    continue
+                socket.send_fds(peer, [b"\1"], [fd])
+                served += 1
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._socket.close()
+
+
+def receive(names: Sequence[str], deadline: float, serve: Door, fd: int, callers: int) -> list[int]:
+    """The descriptors behind other ranks' doors, while serving one's own.
+
+    Args:
+        names: the doors to call at; all of them listen already.
+        deadline: value of ``time.monotonic()``.
+        serve: this rank's own door.
+        fd: the descriptor behind it.
+        callers: how many peers will call there.
+
+    Raises:
+        DeadlineError: a peer did not answer.
+        MachineError: a peer answered without a descriptor.
+
+    """
+    calls: list[socket.socket] = []
+    received: list[int] = []
+    try:
+        for name in names:
+            call = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+            calls.append(call)
+            call.settimeout(_left(deadline, 1))
+            call.connect(f"\0ringcoll-{name}")
+        serve.serve(fd, callers, deadline)
+        for call in calls:
+            call.settimeout(_left(deadline, 1))
+            _, fds, _, _ = socket.recv_fds(call, 1, 1, socket.MSG_CMSG_CLOEXEC)
+            if not fds:
+                raise MachineError("a peer closed its door without passing a descriptor")
+            received.extend(fds)
+    except BaseException as error:
+        for passed in received:
+            os.close(passed)
+        if isinstance(error, TimeoutError) and not isinstance(error, DeadlineError):
+            raise _late(len(names) - len(received)) from error
+        raise
+    finally:
+        for call in calls:
+            call.close()
+    return received
+
+
+def _left(deadline: float, missing: int) -> float | None:
+    if deadline == float("inf"):
+        return None
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise _late(missing)
+    return left
+
+
+def _late(missing: int) -> DeadlineError:
+    return DeadlineError(f"passing descriptors: {missing} peers did not answer in time")
