@@ -1,0 +1,282 @@
+"""Small ways to break a plan: what the verifier must notice.
+
+A mutant is a plan with one thing wrong: a wait, signal, source or destination dropped, doubled or
+redirected, a wait dropped with its signal, two steps swapped, a chunk shifted, lanes exchanged; of
+a launch: half the window, or in place without the care that this needs.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from ringcoll.launch import Launch
+from ringcoll.lower import lower
+from ringcoll.plan import HELLO, Block, Buffer, Chunk, Plan, Step, hello
+
+__all__ = ["MAY_PASS", "Mutant", "launch_mutants", "mutants", "sample"]
+
+Entry = tuple[Block, Step]
+Make = Callable[[], dict[int, Entry]]
+Field = Literal["waits", "signals", "srcs", "dsts"]
+
+FIELDS: dict[Field, str] = {
+    "waits": "wait",
+    "signals": "signal",
+    "srcs": "source",
+    "dsts": "destination",
+}
+
+MAY_PASS = frozenset(
+    {
+        "redirect_source",
+        "shift_source",
+        "drop_pair",
+        "swap_steps",
+        "swap_lanes",
+        "relabel_lanes",
+        "halve_window",
+        "drop_alias",
+    }
+)
+"""Kinds of which some are equivalent to their plan; every other kind must be rejected."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """A way to break ``plan``, not carried out yet: there may be thousands.
+
+    ``make`` gives the entries of ``plan.order`` that differ, by position.
+    """
+
+    kind: str
+    plan: Plan
+    make: Make
+
+    def build(self) -> Plan:
+        """The broken plan."""
+        order = list(self.plan.order)
+        for at, entry in self.make().items():
+            order[at] = entry
+        return self.plan.with_order(tuple(order))
+
+
+def mutants(plan: Plan, *, seed: int = 0) -> Iterator[tuple[str, Plan]]:
+    """All mutants of a plan with their kinds.
+
+    Args:
+        plan: a lowered plan.
+        seed: of the choice where something is redirected to.
+
+    """
+    for mutant in _Breaker(plan, seed).all():
+        yield mutant.kind, mutant.build()
+
+
+def sample(
+    plan: Plan, *, seed: int = 0, each: int = 3, total: int = 20
+) -> Iterator[tuple[str, Plan]]:
+    """At least ``each`` mutants of every kind that exists, at least ``total`` in all."""
+    chance = random.Random(seed)
+    found: defaultdict[str, list[Mutant]] = defaultdict(list)
+    for mutant in _Breaker(plan, seed).all():
+        found[mutant.kind].append(mutant)
+    chosen, rest = [], []
+    for of_kind in found.values():
+        chance.shuffle(of_kind)
+        chosen += of_kind[:each]
+        rest += of_kind[each:]
+    missing = max(0, min(total - len(chosen), len(rest)))
+    for mutant in (*chosen, *chance.sample(rest, missing)):
+        yield mutant.kind, mutant.build()
+
+
+def launch_mutants(plan: Plan, launch: Launch) -> Iterator[tuple[str, Plan]]:
+    """Mutants of the lowering.
+
+    ``halve_window`` keeps the waits for W slots but has W/2 of them. ``drop_alias`` runs in place
+    what was lowered for two buffers.
+
+    Args:
+        plan: an algorithm's plan.
+        launch: what it is lowered for.
+
+    """
+    if launch.slots > 1:
+        lowered = lower(plan, launch)
+        halved = _fold_slots(lowered, launch.slots)
+        if halved != lowered:
+            yield "halve_window", halved
+    if launch.in_place:
+        careful = lower(plan, launch)
+        careless = lower(plan, replace(launch, in_place=False))
+        careless = replace(careless, collective=careful.collective)
+        if careless != careful:
+            yield "drop_alias", careless
+
+
+def _fold_slots(plan: Plan, slots: int) -> Plan:
+    half = slots // 2
+
+    def fold(chunk: Chunk) -> Chunk:
+        if chunk.buffer is not Buffer.SCRATCH:
+            return chunk
+        number, slot = divmod(chunk.index, slots)
+        return replace(chunk, index=number * slots + slot % half)
+
+    return plan.with_order(
+        tuple(
+            (b, replace(s, srcs=tuple(map(fold, s.srcs)), dsts=tuple(map(fold, s.dsts))))
+            for b, s in plan.order
+        )
+    )
+
+
+class _Breaker:
+    """Finds the places where a plan can be broken."""
+
+    def __init__(self, plan: Plan, seed: int) -> None:
+        self.plan, self.seed = plan, seed
+        self.blocks = list(plan.steps)
+        self.scratch = plan.scratch()
+
+    def all(self) -> Iterator[Mutant]:
+        """Every mutant, lazily."""
+        for at, (_, step) in enumerate(self.plan.order):
+            for field in FIELDS:
+                for k in range(len(getattr(step, field))):
+                    yield from self._field(at, field, k)
+        yield from self._pairs()
+        yield from self._neighbours()
+        yield from self._lanes()
+
+    def _mutant(self, kind: str, make: Make) -> Mutant:
+        return Mutant(kind, self.plan, make)
+
+    def _field(self, at: int, field: Field, k: int) -> Iterator[Mutant]:
+        block, step = self.plan.order[at]
+        values: tuple[Block | Chunk, ...] = getattr(step, field)
+
+        def put(*new: Block | Chunk) -> Make:
+            changed: Any = {field: (*values[:k], *new, *values[k + 1 :])}
+            return lambda: {at: (block, replace(step, **changed))}
+
+        noun = FIELDS[field]
+        yield self._mutant(f"drop_{noun}", put())
+        yield self._mutant(f"double_{noun}", put(values[k], values[k]))
+        chance = random.Random(f"{self.seed} {at} {field} {k}")
+        value = values[k]
+        if isinstance(value, Block):
+            others = [other for other in self._others(block, field) if other != value]
+            if others:
+                yield self._mutant(f"redirect_{noun}", put(chance.choice(others)))
+            return
+        chunks = self._elsewhere(value)
+        if chunks:
+            yield self._mutant(f"redirect_{noun}", put(chance.choice(chunks)))
+        shifted = self._shifted(value)
+        if shifted is not None:
+            yield self._mutant(f"shift_{noun}", put(shifted))
+
+    def _others(self, block: Block, field: Field) -> list[Block]:
+        others = [other for other in self.blocks if other != block]
+        if field == "waits":
+            others += [hello(r) for r in range(self.plan.nranks) if r != block.rank]
+        return others
+
+    def _exists(self, chunk: Chunk) -> bool:
+        collective = self.plan.collective
+        if chunk.buffer is Buffer.SCRATCH:
+            limit = self.scratch
+        else:
+            limit = collective.chunks_in(chunk.buffer.name, chunk.rank)
+        return chunk.index >= 0 and chunk.index + chunk.size <= limit
+
+    def _elsewhere(self, chunk: Chunk) -> list[Chunk]:
+        """The same index in other buffers: memory that is really another."""
+        cell = self.plan.collective.cell
+        return [
+            other
+            for rank in range(self.plan.nranks)
+            for buffer in Buffer
+            for other in (replace(chunk, rank=rank, buffer=buffer),)
+            if self._exists(other) and cell(other.units()[0]) != cell(chunk.units()[0])
+        ]
+
+    def _shifted(self, chunk: Chunk) -> Chunk | None:
+        for by in (1, -1):
+            shifted = replace(chunk, index=chunk.index + by)
+            if self._exists(shifted):
+                return shifted
+        return None
+
+    def _pairs(self) -> Iterator[Mutant]:
+        """The k-th signal of a pair of blocks is taken by its k-th wait: drop both."""
+        posted: defaultdict[tuple[Block, Block], list[int]] = defaultdict(list)
+        taken: defaultdict[tuple[Block, Block], list[int]] = defaultdict(list)
+        for at, (block, step) in enumerate(self.plan.order):
+            for signal in step.signals:
+                posted[block, signal].append(at)
+            for wait in step.waits:
+                if wait.channel != HELLO:
+                    taken[wait, block].append(at)
+        for (sender, waiter), signals in posted.items():
+            for at, by in zip(signals, taken[sender, waiter], strict=False):
+                yield self._mutant("drop_pair", self._without(at, by, sender, waiter))
+
+    def _without(self, at: int, by: int, sender: Block, waiter: Block) -> Make:
+        def make() -> dict[int, Entry]:
+            post, take = self.plan.order[at][1], self.plan.order[by][1]
+            return {
+                at: (sender, replace(post, signals=_remove(post.signals, waiter))),
+                by: (waiter, replace(take, waits=_remove(take.waits, sender))),
+            }
+
+        return make
+
+    def _neighbours(self) -> Iterator[Mutant]:
+        last: dict[Block, int] = {}
+        for at, (block, step) in enumerate(self.plan.order):
+            before = last.get(block)
+            if before is not None and self.plan.order[before][1] != step:
+                yield self._mutant("swap_steps", self._swapped(before, at))
+            last[block] = at
+
+    def _swapped(self, first: int, second: int) -> Make:
+        order = self.plan.order
+        return lambda: {first: order[second], second: order[first]}
+
+    def _lanes(self) -> Iterator[Mutant]:
+        for i, a in enumerate(self.blocks):
+            for b in self.blocks[i + 1 :]:
+                if a.rank == b.rank and a.channel == b.channel:
+                    yield self._mutant("swap_lanes", self._renamed(a, b, signals=False))
+                    yield self._mutant("relabel_lanes", self._renamed(a, b, signals=True))
+
+    def _renamed(self, a: Block, b: Block, *, signals: bool) -> Make:
+        """Each of two blocks runs the other's steps; others know it by its new name, or not."""
+        name = {a: b, b: a}
+
+        def make() -> dict[int, Entry]:
+            changed: dict[int, Entry] = {}
+            for at, (block, step) in enumerate(self.plan.order):
+                new = step
+                if signals and (a in step.waits or b in step.waits or {a, b} & {*step.signals}):
+                    new = replace(
+                        step,
+                        waits=tuple(name.get(w, w) for w in step.waits),
+                        signals=tuple(name.get(s, s) for s in step.signals),
+                    )
+                if block in name or new is not step:
+                    changed[at] = name.get(block, block), new
+            return changed
+
+        return make
+
+
+def _remove(blocks: tuple[Block, ...], one: Block) -> tuple[Block, ...]:
+    at = blocks.index(one)
+    return (*blocks[:at], *blocks[at + 1 :])
