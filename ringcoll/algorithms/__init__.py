@@ -10,7 +10,23 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 
-from ringcoll.algorithms import all_pairs, barrier, chain, one_shot, pair, ring, two_shot
+from ringcoll.algorithms import (
+    all_pairs,
+    barrier,
+    bruck,
+    chain,
+    doubling,
+    halving,
+    hierarchical,
+    hierarchical_rooted,
+    one_shot,
+    pair,
+    ring,
+    rooted,
+    scatter_gather,
+    tree,
+    two_shot,
+)
 from ringcoll.collectives import COLLECTIVES
 from ringcoll.errors import ArgumentError
 from ringcoll.plan import Plan
@@ -24,36 +40,55 @@ keyword where the algorithm has a use for them."""
 ALGORITHMS: Mapping[str, Mapping[str, Builder]] = {
     "all_reduce": {
         "ring": ring.all_reduce,
+        "tree": tree.all_reduce,
         "one_shot": one_shot.all_reduce,
         "two_shot": two_shot.all_reduce,
         "two_shot_fused": two_shot.all_reduce_fused,
         "all_pairs": all_pairs.all_reduce,
+        "recursive_doubling": doubling.all_reduce,
+        "halving_doubling": halving.all_reduce,
+        "hierarchical": hierarchical.all_reduce,
     },
     "broadcast": {
         "ring": ring.broadcast,
         "chain": chain.broadcast,
+        "tree": tree.broadcast,
+        "scatter_gather": scatter_gather.broadcast,
         "one_shot": one_shot.broadcast,
-        "all_pairs": all_pairs.broadcast,
+        "all_pairs": rooted.broadcast,
+        "hierarchical": hierarchical_rooted.broadcast,
     },
     "reduce": {
         "ring": ring.reduce,
         "chain": chain.reduce,
+        "tree": tree.reduce,
+        "scatter_gather": scatter_gather.reduce,
         "one_shot": one_shot.reduce,
-        "all_pairs": all_pairs.reduce,
+        "all_pairs": rooted.reduce,
+        "hierarchical": hierarchical_rooted.reduce,
     },
     "all_gather": {
         "ring": ring.all_gather,
         "one_shot": one_shot.all_gather,
         "all_pairs": all_pairs.all_gather,
+        "recursive_doubling": doubling.all_gather,
+        "bruck": bruck.all_gather,
+        "hierarchical": hierarchical.all_gather,
     },
     "reduce_scatter": {
         "ring": ring.reduce_scatter,
         "one_shot": one_shot.reduce_scatter,
         "all_pairs": all_pairs.reduce_scatter,
+        "recursive_halving": halving.reduce_scatter,
+        "hierarchical": hierarchical.reduce_scatter,
     },
-    "all_to_all": {"one_shot": one_shot.all_to_all, "all_pairs": all_pairs.all_to_all},
-    "gather": {"one_shot": one_shot.gather, "all_pairs": all_pairs.gather},
-    "scatter": {"one_shot": one_shot.scatter, "all_pairs": all_pairs.scatter},
+    "all_to_all": {
+        "one_shot": one_shot.all_to_all,
+        "all_pairs": all_pairs.all_to_all,
+        "bruck": bruck.all_to_all,
+    },
+    "gather": {"one_shot": one_shot.gather, "all_pairs": rooted.gather},
+    "scatter": {"one_shot": one_shot.scatter, "all_pairs": rooted.scatter},
     "send": {"pair": pair.send},
     "barrier": {"all_pairs": barrier.all_pairs, "dissemination": barrier.dissemination},
 }

@@ -11,16 +11,7 @@ from ringcoll.algorithms.parts import Only, Program, assemble, chosen, inp, out,
 from ringcoll.collectives import Collective
 from ringcoll.plan import Block, Chunk, Plan, Step, Symmetry
 
-__all__ = [
-    "all_gather",
-    "all_reduce",
-    "all_to_all",
-    "broadcast",
-    "gather",
-    "reduce",
-    "reduce_scatter",
-    "scatter",
-]
+__all__ = ["all_gather", "all_reduce", "all_to_all", "arrivals", "reduce_scatter"]
 
 
 def all_to_all(nranks: int, *, only: Only = None) -> Plan:
@@ -61,7 +52,7 @@ def reduce_scatter(nranks: int, *, only: Only = None) -> Plan:
                 peer = (rank + d) % n
                 yield Block(rank), Step((inp(rank, peer),), (scratch(peer, d - 1),))
         for rank in ranks:
-            yield Block(rank, lane=1), Step(_arrivals(n, rank, rank), (out(rank, 0),))
+            yield Block(rank, lane=1), Step(arrivals(n, rank, rank), (out(rank, 0),))
 
     return assemble(Collective("reduce_scatter", n), program(), symmetry=Symmetry((n,)))
 
@@ -80,7 +71,7 @@ def all_reduce(nranks: int, *, only: Only = None) -> Plan:
                 peer = (rank + d) % n
                 yield Block(rank), Step((inp(rank, peer),), (scratch(peer, d - 1),))
         for rank in ranks:
-            yield Block(rank, lane=1), Step(_arrivals(n, rank, rank), (out(rank, rank),))
+            yield Block(rank, lane=1), Step(arrivals(n, rank, rank), (out(rank, rank),))
         for d in range(1, n):
             for rank in ranks:
                 src, dst = out(rank, rank), out((rank + d) % n, rank)
@@ -89,55 +80,7 @@ def all_reduce(nranks: int, *, only: Only = None) -> Plan:
     return assemble(Collective("all_reduce", n, n), program(), symmetry=Symmetry((n,), (n,)))
 
 
-def reduce(nranks: int, *, root: int = 0, only: Only = None) -> Plan:
-    """Everyone writes its buffer to the root, which sums them: n - 1 buffers in."""
-    n = nranks
-
-    def program() -> Program:
-        for d in range(1, n):
-            rank = (root - d) % n
-            yield Block(rank), Step((inp(rank, 0),), (scratch(root, d - 1),))
-        yield Block(root), Step(_arrivals(n, root, 0), (out(root, 0),))
-
-    return assemble(Collective("reduce", n, root=root), program(), only=only)
-
-
-def broadcast(nranks: int, *, root: int = 0, only: Only = None) -> Plan:
-    """The root writes its buffer to all: n - 1 buffers out."""
-    n = nranks
-
-    def program() -> Program:
-        for d in range(n):
-            yield Block(root), Step((inp(root, 0),), (out((root + d) % n, 0),))
-
-    return assemble(Collective("broadcast", n, root=root), program(), only=only)
-
-
-def gather(nranks: int, *, root: int = 0, only: Only = None) -> Plan:
-    """Everyone writes its segment to the root: n - 1 segments in."""
-    n = nranks
-
-    def program() -> Program:
-        for d in range(n):
-            rank = (root + d) % n
-            yield Block(rank), Step((inp(rank, 0),), (out(root, rank),))
-
-    return assemble(Collective("gather", n, root=root), program(), only=only)
-
-
-def scatter(nranks: int, *, root: int = 0, only: Only = None) -> Plan:
-    """The root writes to each its segment: n - 1 segments out."""
-    n = nranks
-
-    def program() -> Program:
-        for d in range(n):
-            peer = (root + d) % n
-            yield Block(root), Step((inp(root, peer),), (out(peer, 0),))
-
-    return assemble(Collective("scatter", n, root=root), program(), only=only)
-
-
-def _arrivals(n: int, rank: int, index: int) -> tuple[Chunk, ...]:
+def arrivals(n: int, rank: int, index: int) -> tuple[Chunk, ...]:
     """All contributions to chunk ``index`` in rank order: the rank's own, the rest in SCRATCH."""
     return tuple(
         inp(rank, index) if p == rank else scratch(rank, (rank - p) % n - 1) for p in range(n)

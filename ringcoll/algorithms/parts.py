@@ -22,7 +22,12 @@ __all__ = [
     "inp",
     "out",
     "scratch",
+    "slots",
 ]
+
+DISTINCT = 8
+"""Up to so many arrivals have a SCRATCH chunk each: no credits within a call, and protocols that
+write each line once can carry the plan. Where there are more, they alternate between two."""
 
 Program = Iterator[tuple[Block, Step]]
 """A plan's ``order``, as it is written down."""
@@ -47,6 +52,11 @@ def out(rank: int, index: int, size: int = 1) -> Chunk:
 def scratch(rank: int, index: int, size: int = 1) -> Chunk:
     """``size`` chunks of the SCRATCH of ``rank``."""
     return Chunk(rank, Buffer.SCRATCH, index, size)
+
+
+def slots(arrivals: int) -> int:
+    """How many SCRATCH chunks take so many successive arrivals; arrival t takes t mod that."""
+    return arrivals if arrivals <= DISTINCT else 2
 
 
 def chosen(ranks: Iterable[int], only: Only) -> list[int]:

@@ -17,15 +17,12 @@ from ringcoll.algorithms.parts import (
     inp,
     out,
     scratch,
+    slots,
 )
 from ringcoll.collectives import Collective
 from ringcoll.plan import Block, Chunk, Plan, Step, Symmetry
 
 __all__ = ["all_gather", "all_reduce", "broadcast", "reduce", "reduce_scatter"]
-
-DISTINCT = 8
-"""Up to so many arrivals have a SCRATCH chunk each: no credits within a call, and protocols that
-write each line once can carry the plan. Where there are more, they alternate between two."""
 
 
 def all_reduce(nranks: int, *, rings: Rings = None, only: Only = None) -> Plan:
@@ -123,8 +120,7 @@ def _seats(
 
 def _slot(n: int, channel: int, t: int) -> int:
     """Where in SCRATCH the right neighbour finds what is sent to it at time ``t``."""
-    slots = n - 1 if n - 1 <= DISTINCT else 2
-    return channel * slots + t % slots
+    return channel * slots(n - 1) + t % slots(n - 1)
 
 
 def _both(rank: int, right: int, index: int) -> tuple[Chunk, ...]:

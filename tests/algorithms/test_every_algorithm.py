@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
 from ringcoll.algorithms import ALGORITHMS, build, options
+from ringcoll.algorithms.parts import inp, out, scratch
 from ringcoll.collectives import COLLECTIVES
+from ringcoll.plan import Buffer
 from tests.algorithms.interpreter import Leaf, interpret
 
 MOVING = [(c, a) for c, builders in ALGORITHMS.items() for a in builders if c != "barrier"]
@@ -17,12 +20,20 @@ def roots(collective, nranks):
     return range(min(nranks, 6)) if COLLECTIVES[collective].has_root else (0,)
 
 
+def holes(plan):
+    """SCRATCH chunks that no rank uses."""
+    chunks = {chunk for _, step in plan.order for chunk in step.dsts}
+    used = {u.index for c in chunks if c.buffer is Buffer.SCRATCH for u in c.units()}
+    return set(range(plan.scratch())) - used
+
+
 def check(collective, algorithm, nranks, **given):
     for root in roots(collective, nranks):
         plan = build(collective, algorithm, nranks, root=root, **given)
         assert plan.collective.name == collective
         assert plan.collective.root == root
         outputs = interpret(plan)
+        assert holes(plan) == set() or (collective, algorithm) == ("reduce_scatter", "hierarchical")
         if collective == "all_reduce":
             for index in range(plan.collective.chunks):
                 held = {outputs[rank, index] for rank in range(nranks)}
@@ -31,8 +42,34 @@ def check(collective, algorithm, nranks, **given):
 
 @pytest.mark.parametrize(("collective", "algorithm"), MOVING)
 def test_algorithm_fulfils_its_collective(collective, algorithm):
-    for nranks in [2] if collective == "send" else range(1, 10):
+    for nranks in [2] if collective == "send" else [*range(1, 10), 13, 16]:
         check(collective, algorithm, nranks)
+
+
+def edited(plan, at, **change):
+    """The plan with one step changed."""
+    order = list(plan.order)
+    block, step = order[at]
+    order[at] = (block, replace(step, **change))
+    return plan.with_order(tuple(order))
+
+
+def test_interpreter_rejects_what_is_wrong():
+    plan = build("all_reduce", "ring", 3)
+    (_, sends), (_, sums) = plan.order[0], plan.order[3]
+    interpret(plan)
+    for broken, why in [
+        (plan.with_order(plan.order[1:]), "nobody has written"),
+        (plan.with_order(plan.order[:-1]), "OUTPUT chunks that nobody writes"),
+        (plan.with_order(plan.order + plan.order[-1:]), "written twice"),
+        (edited(plan, 3, srcs=sums.srcs + sums.srcs[1:]), "counted twice"),
+        (edited(plan, 3, srcs=sums.srcs[1:]), "nobody reads|not final"),
+        (edited(plan, 3, dsts=(out(1, 0),)), "not final"),
+        (edited(plan, 0, dsts=(inp(1, 0),)), "writes to INPUT"),
+        (edited(plan, 0, dsts=(*sends.dsts, scratch(1, 9))), "nobody reads"),
+    ]:
+        with pytest.raises(AssertionError, match=why):
+            interpret(broken)
 
 
 @pytest.mark.parametrize("collective", COLLECTIVES)
@@ -76,3 +113,13 @@ def test_direct_algorithms_sum_in_rank_order(collective, algorithm):
 def test_chain_to_the_last_rank_sums_in_rank_order():
     (value,) = interpret(build("reduce", "chain", 5, root=4)).values()
     assert ranks_in_sum(value) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("collective", "algorithm"), [pair for pair in MOVING if "nodes" in options(*pair)]
+)
+@pytest.mark.parametrize(
+    "nodes", [[1], [5], [1, 1, 1], [2, 2], [4, 4, 4], [1, 3], [3, 1, 2], [2, 5, 3, 2], [1] * 12]
+)
+def test_nodes_of_any_sizes(collective, algorithm, nodes):
+    check(collective, algorithm, sum(nodes), nodes=nodes)

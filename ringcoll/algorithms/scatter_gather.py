@@ -1,0 +1,46 @@
+"""Broadcast as scatter and all-gather, and reduce as its mirror: two hops instead of n - 1.
+
+The others take one piece each, of 1/(n - 1) of the buffer, so that the root sends or receives the
+buffer once and everyone else no more than that: in slices, both reach the rate of one link. Barnett
+et al., *Building a high-performance collective communication library* (1994).
+"""
+
+from __future__ import annotations
+
+from ringcoll.algorithms.parts import Only, Program, assemble, inp, out
+from ringcoll.collectives import Collective
+from ringcoll.plan import Block, Plan, Step
+
+__all__ = ["broadcast", "reduce"]
+
+
+def broadcast(nranks: int, *, root: int = 0, only: Only = None) -> Plan:
+    """The root writes a piece to each (lane 0), who writes it to all the others (lane 1)."""
+    n = nranks
+    others = [(root + d) % n for d in range(1, n)]
+    collective = Collective("broadcast", n, max(1, n - 1), root)
+
+    def program() -> Program:
+        if n == 1:
+            yield Block(root), Step((inp(root, 0),), (out(root, 0),))
+        for piece, rank in enumerate(others):
+            yield Block(root), Step((inp(root, piece),), (out(root, piece), out(rank, piece)))
+        for d in range(1, n - 1):
+            for piece, rank in enumerate(others):
+                peer = others[(piece + d) % (n - 1)]
+                yield Block(rank, lane=1), Step((out(rank, piece),), (out(peer, piece),))
+
+    return assemble(collective, program(), only=only)
+
+
+def reduce(nranks: int, *, root: int = 0, only: Only = None) -> Plan:
+    """Each of the others reads and sums its piece of all buffers and writes it to the root."""
+    n = nranks
+    others = [(root + d) % n for d in range(1, n)] or [root]
+    collective = Collective("reduce", n, len(others), root)
+
+    def program() -> Program:
+        for piece, rank in enumerate(others):
+            yield Block(rank), Step(tuple(inp(p, piece) for p in range(n)), (out(root, piece),))
+
+    return assemble(collective, program(), only=only)
