@@ -3,23 +3,37 @@
 At exit every fabric that is still open says how the process ends: in order, or by an uncaught
 error whose text the peers will show. After a fork the child's copies are closed at once, so that
 nothing the child does, its exit included, touches what belongs to the parent.
+
+MPI_Finalize waits for all ranks of the world, a dead one too. So a process of an MPI world says
+that it is about to enter it and waits until all others have said so, or until one has died: then
+it leaves by ``os._exit``. mpi4py finalizes after the last of Python's own exit functions, and this
+module's runs before; an explicit ``MPI.Finalize()`` comes by here through an attribute of
+MPI_COMM_SELF, whose delete function MPI calls first.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
+import logging
+import math
 import os
 import sys
+import time
 import weakref
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Any, NoReturn, Protocol
 
-__all__ = ["track"]
+from ringcoll.bootstrap.mpi import mpi_running
+
+__all__ = ["Exit", "hold", "note_death", "resolve", "track", "unresolved"]
+
+_LONGEST_WAIT = 60.0  # seconds for the others to come where no timeout was given
+_SLEEP = 2e-3  # seconds between looks
 
 
 class Tracked(Protocol):
     """What this module needs of a fabric."""
-
-    broken: bool
 
     def abort(self, reason: str, *, expired: bool = False) -> None:
         """Give up."""
@@ -31,7 +45,47 @@ class Tracked(Protocol):
         """The process is a child."""
 
 
+class Page(Protocol):
+    """What it needs of a rank's control page."""
+
+    @property
+    def exiting(self) -> bool:
+        """The rank is about to enter MPI_Finalize."""
+
+    def exit(self) -> None:
+        """Say so."""
+
+
+class Deaths(Protocol):
+    """Who has died."""
+
+    def read(self) -> Sequence[int]:
+        """The ranks."""
+
+
+class Exit:
+    """The ranks that meet in MPI_Finalize.
+
+    Args:
+        own: this rank's control page.
+        pages: everybody's.
+        deaths: of the others.
+        timeout: seconds to wait for the others.
+
+    """
+
+    def __init__(self, own: Page, pages: Sequence[Page], deaths: Deaths, timeout: float) -> None:
+        self.own = own
+        self.pages = pages
+        self.deaths = deaths
+        self.timeout = _LONGEST_WAIT if timeout == math.inf else timeout
+
+
 _open: weakref.WeakSet[Tracked] = weakref.WeakSet()
+_exits: dict[frozenset[int], Exit] = {}  # by the processes; the first of each kind
+_unresolved: set[int] = set()  # fabrics with a lost rank that were neither closed nor shrunk
+_status: list[int] = []  # what sys.exit was last given, once a rank is known to be dead
+_hooked: list[Any] = []  # the attribute of MPI_COMM_SELF
 
 
 def track(fabric: Tracked) -> None:
@@ -39,10 +93,47 @@ def track(fabric: Tracked) -> None:
     _open.add(fabric)
 
 
-def _forked() -> None:
-    for fabric in list(_open):
-        fabric.forked()
-    _open.clear()
+def unresolved(serial: int) -> None:
+    """A fabric has met a death or an abort."""
+    _unresolved.add(serial)
+
+
+def resolve(serial: int) -> None:
+    """A fabric that has met a death or an abort was closed or shrunk."""
+    _unresolved.discard(serial)
+
+
+def hold(processes: frozenset[int], meeting: Exit) -> None:
+    """Wait for these ranks before MPI_Finalize, if they share an MPI world."""
+    mpi = mpi_running()
+    if mpi is None or mpi.COMM_WORLD.Get_size() == 1:
+        return
+    _exits.setdefault(processes, meeting)
+    if not _hooked:
+
+        def finalizing(communicator: object, keyval: int, value: object) -> None:
+            _finalizing()
+
+        keyval = mpi.Comm.Create_keyval(delete_fn=finalizing)
+        mpi.COMM_SELF.Set_attr(keyval, True)
+        _hooked.append(keyval)
+
+
+def note_death() -> None:
+    """A rank has died: from now on the status given to sys.exit must be remembered.
+
+    Python tells it to nobody, and ``os._exit`` wants it.
+    """
+    if _status or not _exits:
+        return
+    _status.append(0)
+    leave = sys.exit
+
+    def recording(status: str | int | None = None, /) -> NoReturn:
+        _status[0] = status if isinstance(status, int) else int(status is not None)
+        leave(status)
+
+    sys.exit = recording
 
 
 def uncaught() -> BaseException | None:
@@ -59,6 +150,44 @@ def _exit() -> None:
         if error is not None:
             fabric.abort(f"uncaught {type(error).__name__}: {error}")
         fabric.exited()
+    _finalizing()
+
+
+def _finalizing() -> None:
+    """Return when all ranks are about to enter MPI_Finalize; leave if one never will."""
+    mpi = mpi_running()
+    if mpi is None or not _exits:
+        return
+    for meeting in _exits.values():
+        meeting.own.exit()
+    deadline = time.monotonic() + max(meeting.timeout for meeting in _exits.values())
+    while time.monotonic() < deadline:
+        if any(meeting.deaths.read() for meeting in _exits.values()):
+            _leave()
+        if all(page.exiting for meeting in _exits.values() for page in meeting.pages):
+            break
+        mpi.COMM_SELF.Iprobe()  # messages that others still wait for go out
+        time.sleep(_SLEEP)
+    _exits.clear()
+
+
+def _leave() -> None:
+    """End the process without MPI_Finalize."""
+    failed = uncaught() is not None or bool(_unresolved)
+    status = _status[0] if _status else 0
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            stream.flush()
+    os._exit(status or int(failed))
+
+
+def _forked() -> None:
+    for fabric in list(_open):
+        fabric.forked()
+    _open.clear()
+    _exits.clear()
+    _unresolved.clear()
 
 
 os.register_at_fork(after_in_child=_forked)

@@ -1,1 +1,86 @@
-"""Ways to begin."""
+"""Finding out which rank this process is, and a first way to exchange bytes with the others."""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import cast
+
+from ringcoll.bootstrap.contract import Bootstrap
+from ringcoll.bootstrap.launcher import launcher_of, refuse_torchrun
+from ringcoll.bootstrap.mpi import MpiBootstrap, is_mpi_communicator, mpi_running
+from ringcoll.bootstrap.single import SingleBootstrap
+from ringcoll.bootstrap.sockets import adopted, run_ranks
+from ringcoll.errors import ArgumentError, ArgumentTypeError
+
+__all__ = ["Bootstrap", "SingleBootstrap", "bootstrap_of", "run_ranks"]
+
+
+def bootstrap_of(given: object = None, *, timeout: float) -> Bootstrap:
+    """The bootstrap that ``init`` was given, or the one that the environment speaks of.
+
+    Args:
+        given: an mpi4py communicator, any object with ``rank``, ``nranks`` and
+            ``allgather(bytes) -> list[bytes]``, or None: MPI if a launcher has started this
+            process as one of several, else a world of one.
+        timeout: seconds for each exchange; may be ``math.inf``.
+
+    Raises:
+        ArgumentTypeError: ``given`` is none of these.
+        LauncherError: the launcher and the MPI library do not match, or it is torchrun.
+        MachineError: an MPI launcher but no MPI library.
+        DeadlineError: a rank did not come.
+
+    """
+    if math.isnan(timeout) or timeout <= 0:
+        raise ArgumentError(f"timeout must be a positive number of seconds, not {timeout}")
+    if given is None:
+        return _found(timeout)
+    if is_mpi_communicator(given):
+        return MpiBootstrap(given, timeout)
+    rank, nranks = getattr(given, "rank", None), getattr(given, "nranks", None)
+    if not isinstance(rank, int) or not isinstance(nranks, int) or not hasattr(given, "allgather"):
+        raise ArgumentTypeError(
+            "bootstrap must be an mpi4py communicator or an object with rank, nranks and "
+            f"allgather(bytes) -> list[bytes], not {type(given).__name__}"
+        )
+    if not 0 <= rank < nranks:
+        raise ArgumentError(f"bootstrap says rank {rank} of {nranks}")
+    return _Checked(cast(Bootstrap, given))
+
+
+def _found(timeout: float) -> Bootstrap:
+    started = adopted(timeout)
+    if started is not None:
+        return started
+    launcher = launcher_of(os.environ)
+    if launcher is not None and launcher.nranks > 1:
+        return MpiBootstrap(None, timeout)
+    running = mpi_running()
+    if running is not None and running.COMM_WORLD.Get_size() > 1:
+        return MpiBootstrap(None, timeout)
+    refuse_torchrun(os.environ)
+    return SingleBootstrap()
+
+
+class _Checked:
+    """A user's bootstrap whose answers are looked at before they are believed."""
+
+    def __init__(self, given: Bootstrap) -> None:
+        self._given = given
+        self.rank = given.rank
+        self.nranks = given.nranks
+
+    def allgather(self, payload: bytes) -> list[bytes]:
+        """What the user's object answers.
+
+        Raises:
+            ArgumentTypeError: it is not one ``bytes`` for each rank.
+
+        """
+        answer = list(self._given.allgather(payload))
+        if len(answer) != self.nranks or not all(isinstance(part, bytes) for part in answer):
+            raise ArgumentTypeError(
+                f"the bootstrap's allgather must return {self.nranks} bytes objects"
+            )
+        return answer

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
-__all__ = ["Bootstrap"]
+__all__ = ["Bootstrap", "named"]
 
 
 class Bootstrap(Protocol):
@@ -26,3 +27,9 @@ class Bootstrap(Protocol):
 
     def allgather(self, payload: bytes) -> list[bytes]:
         """Every rank's bytes in rank order; collective; lengths may differ."""
+
+
+def named(ranks: Sequence[int]) -> str:
+    """``rank 2`` or ``ranks 1, 2``, for messages."""
+    listed = ", ".join(map(str, ranks))
+    return f"rank {listed}" if len(ranks) == 1 else f"ranks {listed}"

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 from ringcoll.transports.fence import Fence
 
-__all__ = ["Fabric", "named"]
+__all__ = ["Fabric"]
 
 
 class Fabric(ABC):
@@ -142,9 +142,3 @@ class Fabric(ABC):
         """The value of ``time.monotonic()`` at which a wait that starts now must end."""
         seconds = self.timeout if timeout is None else timeout
         return math.inf if seconds == math.inf else time.monotonic() + seconds
-
-
-def named(ranks: Sequence[int]) -> str:
-    """``rank 2`` or ``ranks 1, 2``, for messages."""
-    listed = ", ".join(map(str, ranks))
-    return f"rank {listed}" if len(ranks) == 1 else f"ranks {listed}"

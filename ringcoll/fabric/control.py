@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from enum import IntEnum
 from itertools import count
 
+from ringcoll.bootstrap.contract import named
 from ringcoll.errors import MachineError, MismatchError
-from ringcoll.fabric.base import named
 from ringcoll.transports.fence import Fence
 
 __all__ = ["CONTROL_BYTES", "Control", "Exchange", "Mailbox", "State", "sides"]

@@ -10,9 +10,10 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import count
 
 from ringcoll import finalize
-from ringcoll.bootstrap.contract import Bootstrap
+from ringcoll.bootstrap.contract import Bootstrap, named
 from ringcoll.errors import (
     AbortedError,
     ArgumentError,
@@ -22,7 +23,7 @@ from ringcoll.errors import (
     MachineError,
     RankLostError,
 )
-from ringcoll.fabric.base import Fabric, named
+from ringcoll.fabric.base import Fabric
 from ringcoll.fabric.control import CONTROL_BYTES, Control, Exchange, State
 from ringcoll.fabric.identity import compare, identity
 from ringcoll.fabric.mapping import map_all, outcome
@@ -36,6 +37,7 @@ __all__ = ["ProcessFabric", "process_fabric"]
 _SPINS = 40  # looks before the processor is yielded
 _YIELDS = 200  # yields before the waiter sleeps
 _FIRST_SLEEP, _LONGEST_SLEEP = 20e-6, 1e-3  # seconds
+_serials = count(1)
 _LOOK = 0.02  # seconds between looks at who has died or closed
 
 
@@ -56,7 +58,6 @@ class ProcessFabric(Fabric):
         self.nranks = len(controls)
         self.timeout = timeout
         self.fence = fence_of()
-        self.broken = False
         self.controls = tuple(controls)
         self.processes = tuple(processes)
         self._own = controls[rank]
@@ -67,6 +68,7 @@ class ProcessFabric(Fabric):
         self._met: dict[int, str] = {}  # the last token by which each rank met us in a subset
         self._look_at = 0.0
         self._ended = ""
+        self._serial = next(_serials)
         # Collected without close(): peers that wait for this rank must not wait for ever.
         self._forget = weakref.finalize(self, _collected, self._own, os.getpid())
         self._forget.atexit = False
@@ -180,7 +182,7 @@ class ProcessFabric(Fabric):
         states = [control.state for control in self.controls]
         given_up = [rank for rank, s in enumerate(states) if s in (State.ABORTED, State.EXPIRED)]
         if given_up:
-            self.broken = True
+            finalize.unresolved(self._serial)
             first = min(given_up, key=lambda rank: self.controls[rank].since)
             reason = self.controls[first].reason
             if states[first] is State.EXPIRED:
@@ -189,7 +191,8 @@ class ProcessFabric(Fabric):
             raise AbortedError(f"{who} aborted: {reason}")
         killed = [rank for rank in dead if states[rank] is State.OPEN]
         if killed:
-            self.broken = True
+            finalize.unresolved(self._serial)
+            finalize.note_death()
             raise RankLostError(
                 "; ".join(
                     f"rank {rank} died: its process {self.processes[rank].pid} is gone"
@@ -208,7 +211,7 @@ class ProcessFabric(Fabric):
         elif len(left) < self.nranks - 1:
             return
         for rank in left:
-            self.broken = True
+            finalize.unresolved(self._serial)
             if states[rank] is State.CLOSED:
                 raise RankLostError(f"rank {rank} closed its communicator")
             raise RankLostError(f"rank {rank} exited without closing its communicator")
@@ -248,7 +251,7 @@ class ProcessFabric(Fabric):
     def close(self) -> None:
         """Leave and unmap the control segments; shared memory lives on in its views."""
         self.leave()
-        self.broken = False
+        finalize.resolve(self._serial)
         self._release()
 
     def _release(self) -> None:
@@ -259,6 +262,12 @@ class ProcessFabric(Fabric):
         self._alarm = self._own.alarm
         self._obituary = Obituary({})
         self._exchange = Exchange([], 0)
+
+    def hold_exit(self) -> None:
+        """Under MPI, remember whom this process meets in MPI_Finalize."""
+        others = {rank: p for rank, p in enumerate(self.processes) if rank != self.rank}
+        meeting = finalize.Exit(self._own, self.controls, Obituary(others), self.timeout)
+        finalize.hold(frozenset(process.pid for process in self.processes), meeting)
 
     def forked(self) -> None:
         """This process is a child of the rank: the fabric stays the parent's."""
@@ -285,7 +294,7 @@ class ProcessFabric(Fabric):
             fabric = process_fabric(meeting, timeout=self.timeout, what=what, processes=processes)
         finally:
             self._own.subsets.clear()
-        self.broken = False
+        finalize.resolve(self._serial)
         return fabric
 
     def meet(self, members: Sequence[int], token: str, what: str, deadline: float) -> list[str]:
@@ -404,6 +413,8 @@ def process_fabric(
         fabric.close()
         raise
     finalize.track(fabric)
+    if processes is None:
+        fabric.hold_exit()
     return fabric
 
 

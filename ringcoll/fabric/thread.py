@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ringcoll import finalize
+from ringcoll.bootstrap.contract import named
 from ringcoll.errors import (
     AbortedError,
     ArgumentError,
@@ -24,7 +25,7 @@ from ringcoll.errors import (
     MismatchError,
     RankLostError,
 )
-from ringcoll.fabric.base import Fabric, named
+from ringcoll.fabric.base import Fabric
 from ringcoll.fabric.control import State, sides
 from ringcoll.transports.fence import fence_of
 from ringcoll.transports.limits import available, require
@@ -92,7 +93,6 @@ class ThreadFabric(Fabric):
         self.timeout = timeout
         # The interpreter's own lock orders what threads store; without it a fence must.
         self.fence = None if getattr(sys, "_is_gil_enabled", lambda: True)() else fence_of()
-        self.broken = False
         self._world = world
         self._condition = world.conditions[rank]
         self._round = 0
@@ -222,7 +222,6 @@ class ThreadFabric(Fabric):
             rank for rank, s in enumerate(statuses) if s.state in (State.ABORTED, State.EXPIRED)
         ]
         if given_up:
-            self.broken = True
             first = min(given_up, key=lambda rank: statuses[rank].since)
             reason = statuses[first].reason
             if statuses[first].state is State.EXPIRED:
@@ -241,7 +240,6 @@ class ThreadFabric(Fabric):
             return
         for rank in left:
             if rank in awaited:
-                self.broken = True
                 raise RankLostError(f"rank {rank} closed its communicator")
 
     def lost(self) -> tuple[int, ...]:
@@ -284,7 +282,6 @@ class ThreadFabric(Fabric):
     def close(self) -> None:
         """Leave; shared memory lives on in its views."""
         self.leave()
-        self.broken = False
         self._forget.detach()
 
     def forked(self) -> None:
@@ -339,7 +336,6 @@ class ThreadFabric(Fabric):
             raise MismatchError(f"the ranks make different calls: {sides(calls)}")
         if meeting.world is None:
             raise DeadlineError(f"{what}: the members did not meet")
-        self.broken = False
         fabric = ThreadFabric(meeting.world, chosen.index(self.rank), self.timeout)
         finalize.track(fabric)
         return fabric
