@@ -48,17 +48,19 @@ class Graph:
 
     Args:
         steps: the steps, in an order that respects the edges within a slice.
-        indices: of each step its number among the steps of its rank, which breaks ties.
+        indices: of each step its number among the steps of its rank that move data.
+        strides: of each step how many of those a slice has; it and the index break ties.
         edges: of each step the steps that come after it, its block's next one among them.
         loads: of each step the ports that it occupies.
         ports: the ports, by number.
-        lands: of each step the ranks where its data arrive, with the seconds of flight.
+        lands: of each step the ranks that end after it, with the seconds of flight.
         shared: how many ranks each node stands for: 1, or all of them.
 
     """
 
     steps: tuple[tuple[Block, Step], ...]
     indices: tuple[int, ...]
+    strides: tuple[int, ...]
     edges: tuple[tuple[Edge, ...], ...]
     loads: tuple[tuple[Load, ...], ...]
     ports: tuple[Port, ...]
@@ -108,12 +110,13 @@ def build_graph(
     loads = tuple(table.loads(b, s, w, silent) for (b, s), w in zip(steps, width, strict=True))
     counts: defaultdict[int, int] = defaultdict(int)
     indices = []
-    for block, _ in steps:
+    for block, step in steps:
         indices.append(counts[block.rank])
-        counts[block.rank] += 1
+        counts[block.rank] += bool(step.dsts) or silent
     return Graph(
         steps,
         tuple(indices),
+        tuple(counts[block.rank] for block, _ in steps),
         tuple(map(tuple, edges)),
         loads,
         tuple(table.ports),
@@ -291,12 +294,19 @@ def _widths(
 
 
 def _lands(block: Block, step: Step, links: Links) -> Iterator[tuple[int, float]]:
-    """The ranks where a step's data arrive; its own rank at least, as the step ends there."""
+    """The ranks that cannot return before a step has ended, with the flight of the news.
+
+    That is the rank that runs it, those whose memory gets its data, and those whose INPUT or
+    OUTPUT it reads.
+    """
     far = max((links.flight(src.rank, block.rank) for src in step.srcs), default=0.0)
     yield block.rank, far
     for dst in step.dsts:
         if dst.rank != block.rank:
             yield dst.rank, max(far, links.flight(block.rank, dst.rank))
+    for src in step.srcs:
+        if src.rank != block.rank and src.buffer is not Buffer.SCRATCH:
+            yield src.rank, links.flight(block.rank, src.rank)
 
 
 class _Ports:

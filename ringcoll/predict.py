@@ -17,22 +17,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
 
 from ringcoll.collectives import Collective
 from ringcoll.errors import ArgumentError
+from ringcoll.fold import NEVER, TICKS, Costs, fold, port_totals, stretch
 from ringcoll.graph import Graph, Sizes, build_graph, is_synchronised
+from ringcoll.launch import Layout
 from ringcoll.links import Links, Wire
 from ringcoll.lower.slices import fuse, split
-from ringcoll.plan import Block, Plan, Step, walk
+from ringcoll.plan import Block, Chunk, Plan, Step, walk
 
-__all__ = ["Clock", "Prediction", "Timed", "predict"]
-
-TICKS = 1 << 80
-"""Ticks a second: a float of at least 2⁻²⁷ s is a whole number of them."""
-
-Costs = list[tuple[tuple[int, int], ...]]
-"""Of each step the ports that it occupies and for how many ticks."""
+__all__ = ["Clock", "Prediction", "Timed", "layout_sizes", "parts_of", "predict"]
 
 MANY = 64
 """Above so many ranks a symmetric plan is folded for rank 0 alone unless told otherwise."""
@@ -132,43 +127,49 @@ class Clock:
             slices: S; a lowered plan spells its slices out and takes 1.
 
         """
-        graph, costs = self._costs(nbytes, slices)
-        ends, folded = _stretched(graph, costs, slices, self.window, self.plan)
-        totals = [0] * len(graph.ports)
-        for cost in costs:
-            for port, ticks in cost:
-                totals[port] += ticks * slices
+        graph, costs = self.graph(slices), self.costs(nbytes, slices)
+        ends, folded = stretch(graph, costs, slices, self.window, self.plan.nranks)
+        if NEVER in ends:
+            self._explain_deadlock()
+        totals = port_totals(graph, costs)
         most = max(totals, default=0)
         return Prediction(
             max(ends) / TICKS,
             tuple(end / TICKS for end in ends),
             _port_name(graph, totals.index(most)) if most else "nothing",
-            most / TICKS,
+            most * slices / TICKS,
             len(graph.steps) * slices * graph.shared,
             folded,
         )
 
     def trace(self, nbytes: float, slices: int = 1) -> tuple[Timed, ...]:
         """When each step of each slice runs, in the order of their starts."""
-        graph, costs = self._costs(nbytes, slices)
-        fold = _Fold(graph, costs, slices, self.plan)
+        graph, costs = self.graph(slices), self.costs(nbytes, slices)
+        ended = fold(graph, costs, slices)
+        if NEVER in ended:
+            self._explain_deadlock()
         count, timed = len(graph.steps), []
-        for node, end in enumerate(fold.ended):
+        for node, end in enumerate(ended):
             block, step = graph.steps[node % count]
             length = max((ticks for _, ticks in costs[node % count]), default=0)
             timed.append(Timed(block, step, node // count, (end - length) / TICKS, end / TICKS))
         return tuple(sorted(timed, key=lambda t: (t.start, t.end, t.slice)))
 
-    def _costs(self, nbytes: float, slices: int) -> tuple[Graph, Costs]:
+    def _explain_deadlock(self) -> None:
+        """``walk`` knows how to name who waits for whom."""
+        for _ in walk(self.plan):
+            pass
+
+    def costs(self, nbytes: float, slices: int) -> Costs:
+        """What each step of one slice costs, for :func:`ringcoll.fold.fold`."""
         if slices < 1 or (slices > 1 and is_synchronised(self.plan)):
             raise ArgumentError(f"slices={slices}: at least 1, and 1 for a plan with signals")
         if not 0 <= nbytes < math.inf:
             raise ArgumentError(f"nbytes={nbytes}: at least 0")
-        graph = self.graph(slices)
         unit = (nbytes / self.parts if self.sizes is None else 1.0) / slices
         known: dict[tuple[Wire, float], int] = {}
         costs: Costs = []
-        for loads in graph.loads:
+        for loads in self.graph(slices).loads:
             cost: dict[int, int] = {}
             for port, wire, width, times in loads:
                 if (wire, width) not in known:
@@ -177,7 +178,7 @@ class Clock:
                     known[wire, width] = round(seconds * TICKS)
                 cost[port] = cost.get(port, 0) + times * known[wire, width]
             costs.append(tuple(cost.items()))
-        return graph, costs
+        return costs
 
 
 def predict(
@@ -209,6 +210,21 @@ def predict(
     return clock.predict(nbytes, slices)
 
 
+def layout_sizes(layout: Layout, itemsize: int) -> Sizes:
+    """The bytes of each chunk of the plan that ``layout`` lays out.
+
+    Args:
+        layout: with the collective before slicing, and the slices of the plan to predict.
+        itemsize: bytes of an element.
+
+    """
+
+    def nbytes(chunk: Chunk) -> float:
+        return layout.span(chunk.buffer, chunk.rank, chunk.index)[1] * itemsize
+
+    return nbytes
+
+
 def parts_of(collective: Collective) -> int:
     """How many chunks the larger buffer holds: N bytes make N / parts a chunk."""
     segments = max(collective.segments("INPUT"), collective.segments("OUTPUT"), 1)
@@ -223,114 +239,3 @@ def _port_name(graph: Graph, number: int) -> str:
 def _shaped(plan: Plan, slices: int) -> Plan:
     """What ``lower`` does to the steps before it slices them."""
     return fuse(plan) if slices == 1 else split(plan)
-
-
-def _stretched(
-    graph: Graph, costs: Costs, slices: int, window: int, plan: Plan
-) -> tuple[list[int], int]:
-    """When each rank ends, and how many nodes were folded to know.
-
-    Slices are a pipeline: once it is full, W more of them add the same ticks again and again.
-    Fewer slices are folded until two such additions are equal on every rank and no less than what
-    the busiest port needs; the rest is a multiplication.
-    """
-    totals = [0] * len(graph.ports)
-    for cost in costs:
-        for port, ticks in cost:
-            totals[port] += ticks
-    least = max(totals, default=0) * window
-    folded, short = 0, 2 * window + 2
-    while short + 2 * window < slices:
-        short += (slices - short) % window
-        sizes = (short, short + window, short + 2 * window)
-        first, second, third = (_Fold(graph, costs, size, plan).ends() for size in sizes)
-        folded += sum(sizes) * len(graph.steps)
-        added = [late - early for late, early in zip(third, second, strict=True)]
-        if max(added) >= least and added == [b - a for a, b in zip(first, second, strict=True)]:
-            periods = (slices - short) // window - 2
-            return [end + periods * more for end, more in zip(third, added, strict=True)], folded
-        short *= 2
-    return _Fold(graph, costs, slices, plan).ends(), folded + slices * len(graph.steps)
-
-
-class _Fold:
-    """One run of the clock over ``slices`` slices of a graph; ``ended`` is by slice and step."""
-
-    def __init__(self, graph: Graph, costs: Costs, slices: int, plan: Plan) -> None:
-        count = len(graph.steps)
-        self.graph, self.slices, self.plan = graph, slices, plan
-        self.ended = [-1] * (count * slices)
-        edges = [
-            [(then + ahead * count, ahead, round(flight * TICKS)) for then, ahead, flight in after]
-            for after in graph.edges
-        ]
-        missing = self._missing(count)
-        self._run(costs, edges, missing)
-        if any(end < 0 for end in self.ended):
-            for _ in walk(plan):
-                pass
-
-    def _missing(self, count: int) -> list[int]:
-        """Of each node, how many edges lead to it from slices that exist."""
-        by_ahead: dict[int, list[int]] = {0: [0] * count}
-        for after in self.graph.edges:
-            for then, ahead, _ in after:
-                by_ahead.setdefault(ahead, [0] * count)[then] += 1
-        missing: list[int] = []
-        for number in range(self.slices):
-            rows = [row for ahead, row in by_ahead.items() if ahead <= number]
-            missing += map(sum, zip(*rows, strict=True)) if len(rows) > 1 else rows[0]
-        return missing
-
-    def _run(
-        self, costs: Costs, edges: list[list[tuple[int, int, int]]], missing: list[int]
-    ) -> None:
-        graph, ended = self.graph, self.ended
-        count, total = len(graph.steps), len(missing)
-        indices = graph.indices
-        most = max(indices, default=0) + 1
-        free = [0] * len(graph.ports)
-        ready = [0] * total
-        heap = [
-            (0, node // count * most + indices[node % count], node)
-            for node in range(total)
-            if not missing[node]
-        ]
-        heapify(heap)
-        while heap:
-            now, key, node = heappop(heap)
-            batch = [node]
-            while heap and heap[0][0] == now and heap[0][1] == key:
-                batch.append(heappop(heap)[2])
-            for node in batch:
-                for port, ticks in costs[node % count]:
-                    busy = free[port]
-                    free[port] = (busy if busy > now else now) + ticks
-            for node in batch:
-                at = node % count
-                end = now
-                for port, _ in costs[at]:
-                    if free[port] > end:
-                        end = free[port]
-                ended[node] = end
-                base = node - at
-                for then, _, flight in edges[at]:
-                    later = base + then
-                    if later < total:
-                        if end + flight > ready[later]:
-                            ready[later] = end + flight
-                        missing[later] -= 1
-                        if not missing[later]:
-                            place = later // count * most + indices[later % count]
-                            heappush(heap, (ready[later], place, later))
-
-    def ends(self) -> list[int]:
-        """When each rank's last step has ended and its last data have arrived."""
-        ends = [0] * self.plan.nranks
-        first = len(self.ended) - len(self.graph.steps)
-        for at, lands in enumerate(self.graph.lands):
-            for rank, flight in lands:
-                arrived = self.ended[first + at] + round(flight * TICKS)
-                if arrived > ends[rank]:
-                    ends[rank] = arrived
-        return ends if self.graph.shared == 1 else [max(ends)] * self.plan.nranks

@@ -1,0 +1,134 @@
+"""The formulas of the pipelined chain, and the fit of B and α to measurements."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from ringcoll.errors import ArgumentError
+from ringcoll.model import (
+    Point,
+    bus_factor,
+    chain_best_slices,
+    chain_limits,
+    chain_speedup,
+    chain_terms,
+    chain_time,
+    closed_form,
+    fit_chain,
+    residuals,
+)
+
+N, B = 64 * 2**20, 10e9
+
+
+def test_the_textbook_numbers():
+    # 4 ranks, 4 slices of 1 s and α = 0.5 s: (4 + 4 - 2) slice times of 1.5 s.
+    assert chain_time(4, 40, 4, 10, 0.5) == 9.0
+    assert chain_time(4, 40, 4, 10, 0.5, 2.0) == 15.0
+    assert chain_time(2, 40, 1, 10) == 4.0
+    assert chain_time(1, 40, 3, 10, 1.0) == 0.0
+
+
+@pytest.mark.parametrize("nranks", range(2, 9))
+@pytest.mark.parametrize("slices", [1, 2, 7, 64])
+def test_the_terms_add_up_to_the_time(nranks, slices):
+    terms = chain_terms(nranks, N, slices, B, 2e-6, 3e-6)
+    assert terms.total == pytest.approx(chain_time(nranks, N, slices, B, 2e-6, 3e-6), rel=1e-12)
+
+
+def test_which_term_dominates():
+    assert chain_terms(8, N, 1, B).dominant == "fill"
+    assert chain_terms(8, N, 64, B).dominant == "transfer"
+    assert chain_terms(8, N, 64, B, alpha=1e-3).dominant == "messages"
+    assert chain_terms(8, 8, 1, B, alpha=1e-6, latency=1e-3).dominant == "flight"
+
+
+@pytest.mark.parametrize("nranks", [3, 4, 8, 100])
+@pytest.mark.parametrize("alpha", [1e-7, 1e-5, 1e-2])
+def test_the_best_number_of_slices_is_a_minimum(nranks, alpha):
+    best = chain_best_slices(nranks, N, B, alpha)
+    near = min(
+        (max(1, math.floor(best)), math.ceil(best)),
+        key=lambda s: chain_time(nranks, N, s, B, alpha),
+    )
+    least = chain_time(nranks, N, near, B, alpha)
+    assert all(chain_time(nranks, N, s, B, alpha) >= least for s in range(1, 3 * near + 3))
+
+
+def test_the_best_number_of_slices_is_at_least_one():
+    assert chain_best_slices(2, N, B, 1e-6) == 1.0
+    assert chain_best_slices(8, 1, B, 1.0) == 1.0
+    assert chain_best_slices(8, N, B, 0.0) == math.inf
+
+
+def test_the_limits_of_one_slice_and_of_many():
+    limits = chain_limits(5, N, B)
+    assert limits.one == chain_time(5, N, 1, B) == 4 * N / B
+    assert limits.many == N / B
+    assert chain_time(5, N, 10**9, B) == pytest.approx(limits.many, rel=1e-6)
+    assert chain_speedup(5, N, 10**9, B) == pytest.approx(4.0, rel=1e-6)
+    assert chain_limits(1, N, B).one == 0.0
+    assert chain_speedup(1, N, 4, B) == 1.0
+
+
+@pytest.mark.parametrize("bad", [(0, 1, 1), (2, -1, 1), (2, 1, 0)])
+def test_nonsense_is_refused(bad):
+    with pytest.raises(ArgumentError, match="at least"):
+        chain_time(*bad, bandwidth=B)
+
+
+def test_a_fit_finds_the_figures_behind_exact_points():
+    points = [
+        Point(k, N, s, chain_time(k, N, s, B, 5e-6)) for k in (2, 3, 8) for s in (1, 4, 64, 256)
+    ]
+    fit = fit_chain(points)
+    assert fit.bandwidth == pytest.approx(B, rel=1e-9)
+    assert fit.alpha == pytest.approx(5e-6, rel=1e-6)
+    assert fit.worst < 1e-9
+
+
+def test_half_of_the_points_predict_the_other_half():
+    noise = random.Random(1)
+    points = [
+        Point(k, N, s, chain_time(k, N, s, B, 5e-5) * noise.uniform(0.97, 1.03))
+        for k in (2, 3, 4, 6, 8)
+        for s in (1, 2, 4, 8, 16, 32, 64, 128, 256)
+    ]
+    fit = fit_chain(points[::2])
+    assert max(map(abs, residuals(points[1::2], fit.bandwidth, fit.alpha))) < 0.08
+
+
+def test_a_fit_never_finds_a_negative_alpha():
+    points = [Point(4, N, s, chain_time(4, N, s, B) * (1 - s / 1000)) for s in (1, 8, 64)]
+    fit = fit_chain(points)
+    assert fit.alpha == 0.0
+    assert fit.bandwidth == pytest.approx(B, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    "points", [[], [Point(4, N, 1, 1.0)], [Point(1, N, 1, 1.0)] * 2, [Point(4, N, 1, 0.0)] * 2]
+)
+def test_a_fit_needs_points(points):
+    with pytest.raises(ArgumentError, match="points"):
+        fit_chain(points)
+
+
+def test_a_fit_without_a_bandwidth_is_refused():
+    points = [Point(2, n, 1, t) for n, t in ((1e3, 2.0), (1e9, 1.0), (1e10, 0.1))]
+    with pytest.raises(ArgumentError, match="no bandwidth"):
+        fit_chain(points)
+
+
+def test_bus_factors_are_those_of_nccl_tests():
+    assert bus_factor("all_reduce", 4) == 1.5
+    assert bus_factor("all_gather", 4) == 0.75
+    assert bus_factor("broadcast", 4) == 1.0
+
+
+def test_closed_forms_of_one_rank_and_of_unknown_algorithms():
+    form = closed_form("all_reduce", "ring", 1)
+    assert form is not None and form.seconds(N, B, 1e-6, 1e-6) == 0.0
+    assert closed_form("all_reduce", "mine", 4) is None
