@@ -10,7 +10,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from ringcoll.errors import IllegalStep
-from ringcoll.plan import Plan
+from ringcoll.plan import Buffer, Chunk, Plan
 
 __all__ = ["Label", "StepLabels", "labels"]
 
@@ -24,21 +24,32 @@ class Label(Enum):
 
 
 class StepLabels(NamedTuple):
-    """The labels of a step: of its sources and of what it writes.
+    """What a step handles.
 
-    ``owners`` are the ranks whose contributions the raw sources are (premul_sum scales each by
-    its own rank's factor), -1 for the others. ``reduces`` tells whether the operator is applied;
-    if not, the step copies.
+    ``srcs`` and ``dst`` are the labels of its sources and of what it writes. ``owners`` are the
+    ranks whose contributions the raw sources are (premul_sum scales each by its own rank's
+    factor), -1 for the others. ``reduces`` tells whether the operator is applied; if not, the
+    step copies. ``extent`` is the INPUT or OUTPUT chunk that has as many elements as the step
+    moves: SCRATCH alone does not tell. None for a step without data.
     """
 
     srcs: tuple[Label, ...]
     dst: Label
     owners: tuple[int, ...]
     reduces: bool
+    extent: Chunk | None
+
+
+class _Content(NamedTuple):
+    """What a cell holds: whose contributions, whether unscaled, and how long it is."""
+
+    ranks: int
+    raw: bool
+    extent: Chunk
 
 
 def labels(plan: Plan) -> tuple[StepLabels, ...]:
-    """For every step of ``plan.order`` the labels of its sources and of what it writes.
+    """For every step of ``plan.order`` what it handles.
 
     A collective that does not reduce moves final values only. All chunks have size 1 (see
     :func:`ringcoll.lower.slices.split`).
@@ -48,39 +59,50 @@ def labels(plan: Plan) -> tuple[StepLabels, ...]:
 
     """
     collective = plan.collective
-    if not collective.reduces:
-        return tuple(
-            StepLabels((Label.FINAL,) * len(step.srcs), Label.FINAL, (-1,) * len(step.srcs), False)
-            for _, step in plan.order
-        )
     everyone = (1 << plan.nranks) - 1
-    held: dict[tuple[int, str, int], int] = {}
-    for rank in range(plan.nranks):
-        for chunk in plan.inputs(rank):
-            held[collective.cell(chunk)] = 1 << rank
-    raw: set[tuple[int, str, int]] = set(held)
+    held = {
+        collective.cell(chunk): _Content(1 << rank, collective.reduces, chunk)
+        for rank in range(plan.nranks)
+        for chunk in plan.inputs(rank)
+    }
     found = []
     for block, step in plan.order:
-        kinds, owners, union = [], [], 0
-        for src in step.srcs:
-            cell = collective.cell(src)
-            mask = held.get(cell)
-            if mask is None:
-                raise IllegalStep(f"{collective}: {block} reads {src}, which nothing has written: {step}")
-            union |= mask
-            owners.append(mask.bit_length() - 1 if cell in raw else -1)
-            if cell in raw:
-                kinds.append(Label.RAW)
-            else:
-                kinds.append(Label.FINAL if mask == everyone else Label.PARTIAL)
-        if union == everyone:
-            result = Label.FINAL
-        else:
-            result = Label.RAW if kinds == [Label.RAW] else Label.PARTIAL
+        if not step.dsts:
+            found.append(StepLabels((), Label.FINAL, (), False, None))
+            continue
+        contents = [held.get(collective.cell(src)) for src in step.srcs]
+        if None in contents:
+            src = step.srcs[contents.index(None)]
+            raise IllegalStep(
+                f"{collective}: {block} reads {src}, which nothing has written: {step}"
+            )
+        sources = [content for content in contents if content is not None]
+        chunks = (*step.dsts, *step.srcs)
+        real = [chunk for chunk in chunks if chunk.buffer is not Buffer.SCRATCH]
+        extent = real[0] if real else sources[0].extent
+        label = _label(sources, everyone, extent, reduces=collective.reduces)
+        ranks = 0
+        for content in sources:
+            ranks |= content.ranks
         for dst in step.dsts:
-            cell = collective.cell(dst)
-            held[cell] = union
-            (raw.add if result is Label.RAW else raw.discard)(cell)
-        reduces = len(kinds) > 1 or (bool(kinds) and kinds[0] is not result)
-        found.append(StepLabels(tuple(kinds), result, tuple(owners), reduces))
+            held[collective.cell(dst)] = _Content(ranks, label.dst is Label.RAW, extent)
+        found.append(label)
     return tuple(found)
+
+
+def _label(sources: list[_Content], everyone: int, extent: Chunk, *, reduces: bool) -> StepLabels:
+    if not reduces:
+        copies = (Label.FINAL,) * len(sources)
+        return StepLabels(copies, Label.FINAL, (-1,) * len(sources), False, extent)
+    kinds, union = [], 0
+    for content in sources:
+        union |= content.ranks
+        whole = Label.FINAL if content.ranks == everyone else Label.PARTIAL
+        kinds.append(Label.RAW if content.raw else whole)
+    if union == everyone:
+        result = Label.FINAL
+    else:
+        result = Label.RAW if kinds == [Label.RAW] else Label.PARTIAL
+    owners = tuple(c.ranks.bit_length() - 1 if c.raw else -1 for c in sources)
+    applies = len(kinds) > 1 or kinds[0] is not result
+    return StepLabels(tuple(kinds), result, owners, applies, extent)

@@ -75,8 +75,14 @@ class Layout:
     def __post_init__(self) -> None:
         if len(self.counts) not in (1, self.collective.nranks):
             raise ArgumentError(f"counts={self.counts}: one number, or one for each rank")
-        if self.collective.chunks % len(self.shares) or min(self.shares) < 0 or not any(self.shares):
-            raise ArgumentError(f"shares={self.shares} do not divide {self.collective.chunks} chunks")
+        if (
+            self.collective.chunks % len(self.shares)
+            or min(self.shares) < 0
+            or not any(self.shares)
+        ):
+            raise ArgumentError(
+                f"shares={self.shares} do not divide {self.collective.chunks} chunks"
+            )
 
     def segment(self, buffer: Buffer, rank: int, number: int) -> tuple[int, int]:
         """Offset and count, in elements, of segment ``number`` in a buffer of ``rank``."""

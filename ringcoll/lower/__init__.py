@@ -5,6 +5,7 @@ the steps into the pieces that are pipelined, ``fuse`` joins lanes that cannot o
 derives every wait and signal. Each pass keeps the order, so the meaning stays sequential.
 """
 
+from ringcoll.errors import LaunchRefused
 from ringcoll.launch import Launch
 from ringcoll.lower.alias import alias
 from ringcoll.lower.slices import fuse, slices, split
@@ -49,5 +50,7 @@ def lower(plan: Plan, launch: Launch) -> Plan:
     """
     placed = place(plan, launch)
     if any(step.waits or step.signals for _, step in placed.order):
+        if launch.slices > 1:
+            raise LaunchRefused(f"{plan.collective}: hand-written synchronisation has slices=1")
         return placed
     return sync(slices(placed, launch))

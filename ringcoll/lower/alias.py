@@ -36,7 +36,8 @@ def alias(plan: Plan, launch: Launch) -> Plan:
     wrong = _overwritten_reads(placed)
     if wrong:
         raise LaunchRefused(
-            f"{placed.collective}: {wrong[0]} is read after it was overwritten; call it out of place"
+            f"{placed.collective}: {wrong[0]} is read after it was overwritten; "
+            f"call it out of place"
         )
     return placed
 
@@ -62,7 +63,8 @@ def _without_self_copies(plan: Plan) -> Order:
 
 def _overwritten_reads(plan: Plan) -> list[Chunk]:
     """INPUT chunks that some step reads after their memory was overwritten."""
-    written, wrong = set(), []
+    written: set[tuple[int, str, int]] = set()
+    wrong: list[Chunk] = []
     for _, step in plan.order:
         for src in step.srcs:
             if src.buffer is Buffer.INPUT:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ringcoll.errors import LaunchRefused
 from ringcoll.launch import Launch
 from ringcoll.plan import Block, Buffer, Chunk, Plan, Step
 
@@ -44,8 +43,6 @@ def fuse(plan: Plan) -> Plan:
 def slices(plan: Plan, launch: Launch) -> Plan:
     """Every step S times, slice by slice; a SCRATCH chunk has W' slots that the slices reuse."""
     count, slots = launch.slices, launch.slots
-    if count > 1 and any(step.waits or step.signals for _, step in plan.order):
-        raise LaunchRefused(f"{plan.collective}: hand-written synchronisation has slices=1")
 
     def cut(chunk: Chunk, at: int) -> Chunk:
         if chunk.buffer is Buffer.SCRATCH:

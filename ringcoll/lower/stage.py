@@ -60,7 +60,9 @@ class _Stager:
                 self.add(block, step)
                 continue
             for k in range((step.srcs or step.dsts)[0].size):
-                self.step(block, [c.units()[k] for c in step.srcs], [c.units()[k] for c in step.dsts])
+                self.step(
+                    block, [c.units()[k] for c in step.srcs], [c.units()[k] for c in step.dsts]
+                )
         return self.plan.with_order(tuple(self.order))
 
     def add(self, block: Block, step: Step) -> None:

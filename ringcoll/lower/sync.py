@@ -144,9 +144,18 @@ def _exits(
     for i, block in enumerate(blocks):
         home.setdefault(block.rank, i)
         own.setdefault(block.rank, []).append(i)
+    late: dict[int, dict[int, int]] = {}
     for (b, rank), event in sorted(left.items()):
         if not any(finals[i][b] >= event.knows[b] for i in own[rank]):
-            exits.setdefault(home[rank], []).append(b)
+            late.setdefault(rank, {})[b] = event.knows[b]
+    for rank, accesses in late.items():
+        chosen = list(accesses)
+        for b in accesses:
+            # The end of another block may imply the last access of this one.
+            others = [a for a in chosen if a != b]
+            if all(any(finals[a][c] >= at for a in others) for c, at in accesses.items()):
+                chosen = others
+        exits[home[rank]] = chosen
     return exits
 
 
@@ -177,6 +186,10 @@ def _rebuild(
     for b, others in exits.items():
         for other in others:
             posts.setdefault(other, []).append(b)
-    order += [(blocks[b], Step(signals=tuple(blocks[s] for s in to))) for b, to in sorted(posts.items())]
-    order += [(blocks[b], Step(waits=tuple(blocks[w] for w in of))) for b, of in sorted(exits.items())]
+    order += [
+        (blocks[b], Step(signals=tuple(blocks[s] for s in to))) for b, to in sorted(posts.items())
+    ]
+    order += [
+        (blocks[b], Step(waits=tuple(blocks[w] for w in of))) for b, of in sorted(exits.items())
+    ]
     return tuple(order)
