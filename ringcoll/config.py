@@ -1,0 +1,259 @@
+"""The options of calls and the settings of ``init``: what they may be and which of them wins.
+
+A call's options win over the communicator's, these over the environment's ``RINGCOLL_*``, these
+over the defaults. A name or a value that does not exist is an error, never ignored.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
+
+from ringcoll.errors import ArgumentError, ArgumentTypeError, UsageError
+from ringcoll.options import KINDS, check_fields
+
+__all__ = [
+    "DEFAULTS",
+    "Config",
+    "Settings",
+    "from_environment",
+    "from_options",
+    "merge",
+    "resolve",
+    "starting",
+]
+
+_T = TypeVar("_T")
+
+_PREFIX = "RINGCOLL_"
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Options of a call, or of all calls of a communicator; None inherits.
+
+    Args:
+        algorithm: a name of :data:`ringcoll.algorithms.ALGORITHMS`, or a function that returns a
+            :class:`ringcoll.plan.Plan`.
+        protocol: "LL", "LL128" or "Simple".
+        engine: what moves data: "sm", "copy", "host" or "network".
+        channels: how many rings or trees work in parallel.
+        slices: into how many slices a chunk is cut for pipelining.
+        max_sms: how many multiprocessors of a GPU a call may occupy.
+        timeout: seconds that a wait may take; ``math.inf`` waits for ever.
+        deterministic: a result depends on the contributions alone, as a left fold in rank order.
+        accumulate: "wide" keeps partial results in the accumulator's type and rounds once,
+            "dtype" rounds at every hop.
+        verify: True proves a built-in plan before its first use too; a user's always is.
+        tag: a word of yours for logs and traces.
+
+    Raises:
+        ArgumentError: a value that the option does not have; the message lists them.
+        ArgumentTypeError: a value of the wrong type.
+
+    """
+
+    algorithm: str | Callable[..., Any] | None = None
+    protocol: str | None = None
+    engine: str | None = None
+    channels: int | None = None
+    slices: int | None = None
+    max_sms: int | None = None
+    timeout: float | None = None
+    deterministic: bool | None = None
+    accumulate: str | None = None
+    verify: bool | None = None
+    tag: str | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if callable(self.algorithm) and self.verify is False:
+            raise ArgumentError(
+                "verify=False with a function as algorithm: a plan that nobody has proven does "
+                "not run; leave verify out"
+            )
+
+    def agreed(self) -> bytes:
+        """The version and the options that ranks must share, as JSON."""
+        from ringcoll import __version__
+
+        shared = {name: getattr(self, name) for name in _AGREED if getattr(self, name) is not None}
+        if callable(self.algorithm):
+            shared["algorithm"] = getattr(self.algorithm, "__qualname__", "a user's function")
+        return json.dumps({"version": __version__, **shared}, sort_keys=True).encode()
+
+
+# What the ranks run depends on these; the others are each rank's own business.
+_AGREED = (
+    "algorithm",
+    "protocol",
+    "engine",
+    "channels",
+    "slices",
+    "max_sms",
+    "deterministic",
+    "accumulate",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What only ``init`` takes; None leaves it to the library.
+
+    Args:
+        node: name of this rank's node, where it is not the host's.
+        topo_file: path of a topology file in NCCL's XML format.
+        device: "cpu", or "auto".
+        cache_dir: where proofs and measurements are kept.
+        debug: log more.
+        pace: what a directed link carries: bytes/s, or (bytes/s, seconds a message).
+
+    """
+
+    node: str | None = None
+    topo_file: str | None = None
+    device: str | None = None
+    cache_dir: str | None = None
+    debug: bool | None = None
+    pace: tuple[float, float] | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    def agreed(self) -> bytes:
+        """The settings that ranks must share, as JSON."""
+        return json.dumps({"device": self.device, "pace": self.pace}, sort_keys=True).encode()
+
+
+OPTIONS = tuple(field.name for field in fields(Config))
+SETTINGS = tuple(field.name for field in fields(Settings))
+
+
+def from_options(where: str, /, **options: Any) -> Config:
+    """A configuration from the keywords of a call.
+
+    Args:
+        where: the call, for messages.
+        options: fields of :class:`Config`.
+
+    Raises:
+        ArgumentTypeError: there is no such option; the message names the nearest.
+
+    """
+    _refuse_unknown(where, options, OPTIONS)
+    return _named(where, lambda: Config(**options))
+
+
+def merge(base: Config, override: Config) -> Config:
+    """``override`` where it says something, else ``base``."""
+    said = {name: getattr(override, name) for name in OPTIONS}
+    return Config(
+        **{name: getattr(base, name) if value is None else value for name, value in said.items()}
+    )
+
+
+def resolve(base: Config, config: Config | None, options: Mapping[str, Any], where: str) -> Config:
+    """The options of one call: its keywords, then its ``config``, then the communicator's."""
+    if config is None and not options:
+        return base
+    if config is not None:
+        if not isinstance(config, Config):
+            raise ArgumentTypeError(
+                f"{where}: config is a {type(config).__name__}; pass a ringcoll.Config, or its "
+                f"fields as keywords"
+            )
+        base = _named(where, lambda: merge(base, config))
+    if not options:
+        return base
+    override = from_options(where, **options)
+    return _named(where, lambda: merge(base, override))
+
+
+def from_environment(environ: Mapping[str, str]) -> tuple[Config, Settings]:
+    """Options and settings from ``RINGCOLL_SLICES`` and so on; an empty value is none.
+
+    Raises:
+        ArgumentError: there is no such name, or a value cannot be read.
+
+    """
+    legal = [_PREFIX + name.upper() for name in (*OPTIONS, *SETTINGS)]
+    values: dict[str, Any] = {}
+    for variable, text in environ.items():
+        if not variable.startswith(_PREFIX) or not text:
+            continue
+        if variable not in legal:
+            raise ArgumentError(
+                f"environment variable {variable}: there is no such option; "
+                f"{_nearest(variable, legal)}"
+            )
+        name = variable.removeprefix(_PREFIX).lower()
+        try:
+            values[name] = KINDS[name].check(KINDS[name].read(text))
+        except (TypeError, ValueError):
+            raise ArgumentError(
+                f"environment variable {variable}={text!r}: wanted {KINDS[name].legal}"
+            ) from None
+    return (
+        Config(**{name: value for name, value in values.items() if name in OPTIONS}),
+        Settings(**{name: value for name, value in values.items() if name in SETTINGS}),
+    )
+
+
+def starting(
+    config: Config | None, timeout: float | None, device: str, options: Mapping[str, Any]
+) -> tuple[Config, Settings]:
+    """What ``init`` starts with: its keywords, its ``config``, the environment, the defaults.
+
+    Args:
+        config: as given to ``init``.
+        timeout: as given to ``init``: seconds, or None.
+        device: as given to ``init``; "auto" leaves it to the environment.
+        options: fields of :class:`Config` and :class:`Settings`.
+
+    """
+    _refuse_unknown("init", options, (*OPTIONS, *SETTINGS))
+    given = {name: value for name, value in options.items() if name in OPTIONS}
+    if timeout is not None:
+        given["timeout"] = timeout
+    own = {name: value for name, value in options.items() if name in SETTINGS}
+    if device != "auto":
+        own["device"] = device
+    inherited, environment = from_environment(os.environ)
+    settings = _named("init", lambda: Settings(**own))
+    taken = {name: getattr(settings, name) for name in SETTINGS}
+    for name, value in taken.items():
+        taken[name] = getattr(environment, name) if value is None else value
+    return (
+        resolve(merge(DEFAULTS, inherited), config, given, "init"),
+        Settings(**{**taken, "device": taken["device"] or "auto"}),
+    )
+
+
+def _named(where: str, make: Callable[[], _T]) -> _T:
+    """What ``make`` returns; a refusal gets the call's name."""
+    try:
+        return make()
+    except UsageError as error:
+        raise type(error)(f"{where}: {error}") from None
+
+
+def _refuse_unknown(where: str, options: Iterable[str], legal: tuple[str, ...]) -> None:
+    for name in options:
+        if name not in legal:
+            raise ArgumentTypeError(
+                f"{where}: there is no option {name!r}; {_nearest(name, legal)}"
+            )
+
+
+def _nearest(name: str, legal: Iterable[str]) -> str:
+    names = list(legal)
+    near = difflib.get_close_matches(name, names, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"it is one of {', '.join(names)}"
+
+
+DEFAULTS = Config(timeout=60.0, deterministic=False, accumulate="wide")
+"""What nobody sets; None is chosen for each call."""

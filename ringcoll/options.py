@@ -1,0 +1,167 @@
+"""The values that each option and setting may have: one table."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import operator
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from ringcoll.algorithms import ALGORITHMS
+from ringcoll.errors import ArgumentError, ArgumentTypeError
+
+__all__ = ["KINDS", "Kind", "check_fields"]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What values an option has.
+
+    Args:
+        legal: what they are, in words.
+        check: a value in the form in which it is kept; TypeError or ValueError if it is not legal.
+        read: a value from the text of an environment variable.
+        names: the values, where they can be listed.
+
+    """
+
+    legal: str
+    check: Callable[[Any], Any]
+    read: Callable[[str], Any] = str
+    names: tuple[str, ...] = ()
+
+
+def _one_of(*names: str) -> Kind:
+    def check(value: Any) -> Any:
+        if not isinstance(value, str):
+            raise TypeError
+        if value not in names:
+            raise ValueError
+        return value
+
+    return Kind(f"one of {', '.join(names)}", check, names=names)
+
+
+def _algorithm() -> Kind:
+    names = tuple(dict.fromkeys(name for builders in ALGORITHMS.values() for name in builders))
+    kind = _one_of(*names)
+
+    def check(value: Any) -> Any:
+        return value if callable(value) else kind.check(value)
+
+    return Kind(f"a function that returns a Plan, or {kind.legal}", check, names=names)
+
+
+def _count(value: Any) -> Any:
+    if isinstance(value, (bool, np.bool_)):
+        raise TypeError
+    number = operator.index(value)
+    if number < 1:
+        raise ValueError
+    return number
+
+
+def _flag(value: Any) -> Any:
+    if not isinstance(value, (bool, np.bool_)):
+        raise TypeError
+    return bool(value)
+
+
+_FLAGS = {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}
+
+
+def _read_flag(text: str) -> Any:
+    if text.lower() not in _FLAGS:
+        raise ValueError
+    return _FLAGS[text.lower()]
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, (bool, np.bool_, str)):
+        raise TypeError
+    return float(value)
+
+
+def _seconds(value: Any) -> Any:
+    seconds = _number(value)
+    if not seconds > 0:
+        raise ValueError
+    return seconds
+
+
+def _text(value: Any) -> Any:
+    if not isinstance(value, str):
+        raise TypeError
+    if not value:
+        raise ValueError
+    return value
+
+
+def _path(value: Any) -> Any:
+    return _text(os.fspath(value))
+
+
+def _pace(value: Any) -> Any:
+    bandwidth, alpha = value if isinstance(value, (tuple, list)) else (value, 0.0)
+    pace = _number(bandwidth), _number(alpha)
+    if not pace[0] > 0 or not 0 <= pace[1] < math.inf:
+        raise ValueError
+    return pace
+
+
+def _read_pace(text: str) -> Any:
+    bandwidth, _, alpha = text.partition(",")
+    return float(bandwidth), float(alpha or 0)
+
+
+_COUNT = Kind("an integer >= 1", _count, int)
+_FLAG = Kind("True or False (1 or 0 in the environment)", _flag, _read_flag)
+_TEXT = Kind("a word", _text)
+_PATH = Kind("a path", _path)
+
+KINDS: Mapping[str, Kind] = {
+    "algorithm": _algorithm(),
+    "protocol": _one_of("LL", "LL128", "Simple"),
+    "engine": _one_of("sm", "copy", "host", "network"),
+    "channels": _COUNT,
+    "slices": _COUNT,
+    "max_sms": _COUNT,
+    "timeout": Kind("seconds > 0, or math.inf (inf in the environment)", _seconds, float),
+    "deterministic": _FLAG,
+    "accumulate": _one_of("wide", "dtype"),
+    "verify": _FLAG,
+    "tag": _TEXT,
+    "node": _TEXT,
+    "topo_file": _PATH,
+    "device": _one_of("auto", "cpu"),
+    "cache_dir": _PATH,
+    "debug": _FLAG,
+    "pace": Kind("bytes/s > 0, or (bytes/s, seconds a message)", _pace, _read_pace),
+}
+"""Every option of :class:`ringcoll.config.Config` and setting of ``Settings`` by name."""
+
+
+def check_fields(record: Any) -> None:
+    """Refuse illegal fields of a frozen record; keep legal ones in one form, to compare equal.
+
+    None is legal everywhere.
+    """
+    for field in fields(record):
+        name = field.name
+        value = getattr(record, name)
+        if value is None:
+            continue
+        kind = KINDS[name]
+        try:
+            object.__setattr__(record, name, kind.check(value))
+        except TypeError:
+            raise ArgumentTypeError(f"option {name}={value!r}: wanted {kind.legal}") from None
+        except ValueError:
+            near = difflib.get_close_matches(str(value), kind.names, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ArgumentError(f"option {name}={value!r}: wanted {kind.legal}{hint}") from None

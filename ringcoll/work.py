@@ -1,0 +1,184 @@
+"""Asynchronous calls of CPU ranks: a worker thread for each communicator, and what it returns."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from ringcoll.errors import ClosedError, DeadlineError, UsageError
+
+__all__ = ["Work", "Worker"]
+
+_log = logging.getLogger("ringcoll")
+
+
+class Work:
+    """A call that was started with ``async_op=True``.
+
+    Args:
+        unlaunched: why the call has not started yet, as long as it has not: inside a group a wait
+            for it could never end.
+
+    """
+
+    def __init__(self, unlaunched: str = "") -> None:
+        self._finished = threading.Event()
+        self._error: BaseException | None = None
+        self._unlaunched = unlaunched
+        self._seen = False
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Block until the result is there.
+
+        Args:
+            timeout: seconds; None: as long as the call itself may take, by its own timeout.
+
+        Raises:
+            DeadlineError: ``timeout`` has passed; the call goes on.
+            UsageError: the call is still being collected by a group.
+            Error: what the call itself raised.
+
+        """
+        if self._unlaunched and not self._finished.is_set():
+            raise UsageError(f"Work.wait(): {self._unlaunched}; wait after that")
+        if not self._finished.wait(timeout):
+            raise DeadlineError(
+                f"Work.wait(timeout={timeout}): the call has not finished and goes on until its "
+                f"own timeout; wait again, or abort() the communicator"
+            )
+        if self._error is not None:
+            self._seen = True
+            raise self._error
+
+    def done(self) -> bool:
+        """Whether the call has finished, well or not."""
+        return self._finished.is_set()
+
+    def exception(self) -> BaseException | None:
+        """What the call raised; None while it runs and when all went well. Does not block."""
+        if self._error is not None:
+            self._seen = True
+        return self._error
+
+    def complete(self) -> None:
+        """The call has finished well."""
+        self._finished.set()
+
+    def fail(self, error: BaseException) -> None:
+        """The call has raised."""
+        self._error = error
+        self._finished.set()
+
+    @property
+    def unseen(self) -> BaseException | None:
+        """The error, if nobody has looked at it yet."""
+        return None if self._seen else self._error
+
+
+class Worker:
+    """One thread that runs the asynchronous calls of a communicator in the order submitted.
+
+    Args:
+        name: of the thread.
+
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._changed = threading.Condition()
+        self._waiting: deque[tuple[Work, Callable[[], None], object]] = deque()
+        self._running = False
+        self._closed = False
+        self._failed: deque[Work] = deque()
+        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, call: Callable[[], None], alive: object = None) -> Work:
+        """Run ``call`` after all before it; ``alive`` is kept until it has finished.
+
+        Raises:
+            ClosedError: the worker is closed.
+
+        """
+        work = Work()
+        with self._changed:
+            if self._closed:
+                raise ClosedError(f"{self._name}: the communicator is closed; make a new one")
+            self._waiting.append((work, call, alive))
+            self._changed.notify_all()
+        return work
+
+    def is_current(self) -> bool:
+        """Whether this is the worker's own thread."""
+        return threading.current_thread() is self._thread
+
+    def drain(self) -> None:
+        """Wait until nothing is left to do.
+
+        Raises:
+            BaseException: the oldest error of a call that nobody has waited for; each is raised
+                once.
+
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: not self._waiting and not self._running)
+            while self._failed:
+                work = self._failed.popleft()
+                if work.unseen is not None:
+                    work.wait()
+
+    def close(self, timeout: float | None = None) -> bool:
+        """Fail what has not started, let the running call end, and stop the thread. Idempotent.
+
+        Args:
+            timeout: seconds to wait for the running call; None: as long as it may take.
+
+        Returns:
+            Whether the thread has ended: if not, memory of its call must stay mapped.
+
+        """
+        with self._changed:
+            self._closed = True
+            while self._waiting:
+                work, _, _ = self._waiting.popleft()
+                self._finish(work, ClosedError(f"{self._name}: closed before this call started"))
+            self._changed.notify_all()
+        if not self.is_current():
+            self._thread.join(timeout)
+        with self._changed:
+            lost = [work.unseen for work in self._failed if work.unseen is not None]
+            self._failed.clear()
+        for error in lost:
+            _log.error("%s: nobody waited for a call that failed: %r", self._name, error)
+        return not self._thread.is_alive()
+
+    def _serve(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: bool(self._waiting) or self._closed)
+                if not self._waiting:
+                    return
+                work, call, alive = self._waiting.popleft()
+                self._running = True
+            error: BaseException | None = None
+            try:
+                call()
+            except BaseException as caught:  # Not even SystemExit may be lost with this thread.
+                error = caught
+            # What the call used is let go before anybody hears that it has finished.
+            del call, alive
+            with self._changed:
+                self._running = False
+                self._finish(work, error)
+                self._changed.notify_all()
+            del work, error
+
+    def _finish(self, work: Work, error: BaseException | None) -> None:
+        if error is None:
+            work.complete()
+            return
+        self._failed = deque(kept for kept in self._failed if kept.unseen is not None)
+        self._failed.append(work)
+        work.fail(error)
