@@ -12,9 +12,10 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
+from ringcoll.bootstrap.contract import named
 from ringcoll.transports.fence import Fence
 
-__all__ = ["Fabric"]
+__all__ = ["Fabric", "named"]
 
 
 class Fabric(ABC):
