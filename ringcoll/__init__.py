@@ -7,6 +7,65 @@ proven is the plan that is timed is the plan that runs.
 
 from __future__ import annotations
 
-__all__ = ["__version__"]
+import logging
 
 __version__ = "0.1.0"
+
+from ringcoll.collectives import Collective
+from ringcoll.communicator import Communicator
+from ringcoll.config import Config
+from ringcoll.dtypes import premul_sum
+from ringcoll.errors import (
+    AbortedError,
+    ArgumentError,
+    ArgumentTypeError,
+    ClosedError,
+    DeadlineError,
+    Error,
+    LauncherError,
+    MachineError,
+    MismatchError,
+    OutOfMemory,
+    PlanError,
+    RankLostError,
+    UsageError,
+)
+from ringcoll.group import group
+from ringcoll.plan import Block, Buffer, Chunk, Plan, Step
+from ringcoll.start import init, init_all, spawn
+from ringcoll.verify import verify
+from ringcoll.work import Work
+
+__all__ = [
+    "AbortedError",
+    "ArgumentError",
+    "ArgumentTypeError",
+    "Block",
+    "Buffer",
+    "Chunk",
+    "ClosedError",
+    "Collective",
+    "Communicator",
+    "Config",
+    "DeadlineError",
+    "Error",
+    "LauncherError",
+    "MachineError",
+    "MismatchError",
+    "OutOfMemory",
+    "Plan",
+    "PlanError",
+    "RankLostError",
+    "Step",
+    "UsageError",
+    "Work",
+    "__version__",
+    "group",
+    "init",
+    "init_all",
+    "premul_sum",
+    "spawn",
+    "verify",
+]
+
+logging.getLogger("ringcoll").addHandler(logging.NullHandler())

@@ -54,6 +54,9 @@ class Call:
             this rank's slot of the larger.
         nbytes: the size in bytes by nccl-tests' convention: the larger of the two buffers.
         peer: the other end of a send or recv, else -1.
+        counts: elements of every rank's segment where they differ, else empty.
+        displs: where each of these segments begins in the buffer that holds all.
+        terms: what ranks must agree on, where the fields above do not say it all.
 
     """
 
@@ -68,9 +71,14 @@ class Call:
     in_place: bool = False
     nbytes: int = 0
     peer: int = -1
+    counts: tuple[int, ...] = ()
+    displs: tuple[int, ...] = ()
+    terms: str = ""
 
     def describe(self) -> str:
         """What ranks must agree on, in words: two calls belong together if this is equal."""
+        if self.terms:
+            return self.terms
         text = f"{self.collective} count={self.count} dtype={self.dtype.name}"
         if self.op is not None:
             text += f" op={self.op.name}"

@@ -1,0 +1,166 @@
+"""How a call goes from its arguments to an executor, and what is kept between two calls.
+
+A communicator of CPU ranks blocks until the result is there. Between two calls with the same
+arrays everything is kept (checks, choice, rows bound to memory), without keeping the arrays alive.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import weakref
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ringcoll.arguments import Call, prepare
+from ringcoll.arguments_v import VCall
+from ringcoll.config import Config, resolve
+from ringcoll.errors import ArgumentError
+from ringcoll.executors.cpu import Prepared
+from ringcoll.group import current, run_together
+from ringcoll.rank import RankState
+from ringcoll.vector import as_pairs, copy_own
+from ringcoll.work import Work
+
+__all__ = ["Calling"]
+
+Array = npt.NDArray[Any]
+_Key = tuple[str, int, int, object, int]
+
+KEPT = 128
+"""Calls that a communicator keeps prepared; the oldest goes first."""
+
+
+class Calling:
+    """The private half of a communicator."""
+
+    def __init__(self, state: RankState) -> None:
+        self._state = state
+        self._kept: dict[_Key, tuple[Any, Any, Any, Prepared]] = {}
+        self._lock = threading.RLock()
+        self.rank: int = state.fabric.rank
+        """This rank, from 0."""
+        self.nranks: int = state.fabric.nranks
+        """How many ranks there are."""
+
+    def _collective(
+        self, name: str, sendbuf: Any, recvbuf: Any, op: Any, root: int, how: dict[str, Any]
+    ) -> Work | None:
+        key: _Key = (name, id(sendbuf), id(recvbuf), op, root)
+        if not how:
+            try:
+                kept = self._kept.get(key)
+            except TypeError:
+                kept = None
+            if (
+                kept is not None
+                and kept[0]() is sendbuf
+                and kept[1]() is recvbuf
+                and (sendbuf is None or sendbuf.dtype is kept[2])
+                and current() is None
+            ):
+                self._now([kept[3]], None)
+                return None
+        call = prepare(
+            name,
+            rank=self.rank,
+            nranks=self.nranks,
+            sendbuf=sendbuf,
+            recvbuf=recvbuf,
+            op=op,
+            root=root,
+        )
+        if how or not (_keepable(sendbuf) and _keepable(recvbuf)):
+            return self._once(call, name, how, (sendbuf, recvbuf))
+        prepared = self._state.prepare(_unowned(call), self._state.config)
+        self._keep(key, sendbuf, recvbuf, prepared)
+        return self._launch([prepared], later=False)
+
+    def _once(
+        self, call: Call, name: str, how: dict[str, Any], alive: tuple[object, ...]
+    ) -> Work | None:
+        """A call with options, or with buffers that cannot be recognised next time."""
+        config, later = self._options(name, how)
+        return self._launch([self._state.prepare(call, config)], later=later, alive=alive)
+
+    def _pairs(self, name: str, calls: list[Call], how: dict[str, Any]) -> Work | None:
+        config, later = self._options(name, how)
+        return self._launch(calls, later=later, timeout=config.timeout)
+
+    def _vector(self, call: VCall, how: dict[str, Any]) -> Work | None:
+        copy_own(call)
+        return self._pairs(call.collective, as_pairs(call, self.nranks), how)
+
+    def _options(self, name: str, how: dict[str, Any]) -> tuple[Config, bool]:
+        options = dict(how)
+        stream, later = options.pop("stream", None), options.pop("async_op", False)
+        where = f"{name} on rank {self.rank}"
+        if stream is not None:
+            raise ArgumentError(
+                f"{where}: stream={stream!r}, but CPU ranks have no streams; leave it out"
+            )
+        return resolve(self._state.config, options.pop("config", None), options, where), later
+
+    def _launch(
+        self,
+        calls: Sequence[Prepared | Call],
+        *,
+        later: bool,
+        alive: tuple[object, ...] = (),
+        timeout: float | None = None,
+    ) -> Work | None:
+        group = current()
+        if group is not None:
+            for call in calls:
+                group.add(self._state, call, timeout)
+            return group.work if later else None
+        if later:
+            return self._state.submit(lambda: self._now(calls, timeout), alive)
+        self._now(calls, timeout)
+        return None
+
+    def _now(self, calls: Sequence[Prepared | Call], timeout: float | None) -> None:
+        self._state.yield_to_worker()
+        with self._lock:
+            if len(calls) == 1 and isinstance(calls[0], Prepared):
+                self._state.run(calls[0])
+            else:
+                run_together([(self._state, call, timeout) for call in calls])
+
+    def _keep(self, key: _Key, sendbuf: Any, recvbuf: Any, prepared: Prepared) -> None:
+        kept = self._kept
+        while len(kept) >= KEPT:
+            kept.pop(next(iter(kept)), None)
+
+        def gone(_ref: object, key: _Key = key) -> None:
+            kept.pop(key, None)
+
+        refs = [_absent if b is None else weakref.ref(b, gone) for b in (sendbuf, recvbuf)]
+        dtype = None if sendbuf is None else sendbuf.dtype
+        kept[key] = (refs[0], refs[1], dtype, prepared)
+
+
+def _absent() -> None:
+    """Stands for a weak reference to None."""
+
+
+def _keepable(buffer: object) -> bool:
+    """Whether a buffer's memory stays where it is: numpy never resizes what is referenced."""
+    return buffer is None or type(buffer) is np.ndarray
+
+
+def _unowned(call: Call) -> Call:
+    """The call on views that do not keep the user's arrays alive."""
+    return replace(call, send=_view(call.send), recv=_view(call.recv))
+
+
+def _view(array: Array | None) -> Array | None:
+    if array is None or not array.nbytes:
+        return array
+    address = array.__array_interface__["data"][0]
+    memory = (ctypes.c_char * array.nbytes).from_address(address)
+    return np.frombuffer(memoryview(memory).cast("B"), np.uint8).view(array.dtype)

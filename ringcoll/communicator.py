@@ -1,0 +1,288 @@
+"""The public object: one method a collective, memory, and the life of a communicator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ringcoll.arguments import prepare_recv, prepare_send, prepare_sendrecv
+from ringcoll.arguments_v import (
+    prepare_all_gather_v,
+    prepare_all_to_all_v,
+    prepare_gather_v,
+    prepare_reduce_scatter_v,
+    prepare_scatter_v,
+)
+from ringcoll.calling import Calling
+from ringcoll.dtypes import ReduceOp, dtype_of
+from ringcoll.rank import RankState
+from ringcoll.vector import as_collective
+from ringcoll.work import Work
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["Communicator"]
+
+Array = npt.NDArray[Any]
+
+
+class Communicator(Calling):
+    """One rank's end of a communicator. Made by :func:`ringcoll.init` and its kin.
+
+    Collectives take ``(sendbuf, recvbuf=None, [op], [root], *, stream=None, async_op=False,
+    config=None, **options)``: without ``recvbuf`` they work in place, with ``async_op`` they
+    return a :class:`ringcoll.Work`. Options are the fields of :class:`ringcoll.Config`. See the
+    README for the rules on buffers.
+    """
+
+    def __init__(self, state: RankState) -> None:
+        super().__init__(state)
+        self.local_rank: int = self.rank
+        """This rank among those of its host."""
+        self.node, self.nnodes = 0, 1
+        self.device = "cpu"
+        self.xp = np
+        """The module of the arrays that this communicator takes: numpy or CuPy."""
+
+    # -- collectives -------------------------------------------------------------------------
+
+    def all_reduce(
+        self, sendbuf: object, recvbuf: object = None, op: str | ReduceOp = "sum", **how: Any
+    ) -> Work | None:
+        """Combine every rank's ``sendbuf`` elementwise; all ranks get the result.
+
+        Args:
+            sendbuf: contiguous, the same size and dtype on all ranks.
+            recvbuf: of the same size; None: the result replaces ``sendbuf``.
+            op: an operator's name or :func:`ringcoll.premul_sum`.
+            how: ``stream``, ``async_op``, ``config`` and the fields of :class:`ringcoll.Config`.
+
+        """
+        return self._collective("all_reduce", sendbuf, recvbuf, op, 0, how)
+
+    def reduce(
+        self,
+        sendbuf: object,
+        recvbuf: object = None,
+        op: str | ReduceOp = "sum",
+        root: int = 0,
+        **how: Any,
+    ) -> Work | None:
+        """Combine every rank's ``sendbuf``; ``root`` alone gets the result."""
+        return self._collective("reduce", sendbuf, recvbuf, op, root, how)
+
+    def broadcast(
+        self, sendbuf: object, recvbuf: object = None, root: int = 0, **how: Any
+    ) -> Work | None:
+        """Copy the buffer of ``root`` to all ranks; one argument is sent there, received here."""
+        return self._collective("broadcast", sendbuf, recvbuf, None, root, how)
+
+    def all_gather(self, sendbuf: object, recvbuf: object = None, **how: Any) -> Work | None:
+        """Every rank gets all ranks' ``sendbuf``, in rank order, in ``recvbuf``."""
+        return self._collective("all_gather", sendbuf, recvbuf, None, 0, how)
+
+    def reduce_scatter(
+        self, sendbuf: object, recvbuf: object = None, op: str | ReduceOp = "sum", **how: Any
+    ) -> Work | None:
+        """Combine every rank's ``sendbuf`` of ``nranks`` segments; rank r gets segment r."""
+        return self._collective("reduce_scatter", sendbuf, recvbuf, op, 0, how)
+
+    def all_to_all(self, sendbuf: object, recvbuf: object = None, **how: Any) -> Work | None:
+        """Segment q of ``sendbuf`` goes to rank q; segment p of ``recvbuf`` came from rank p."""
+        return self._collective("all_to_all", sendbuf, recvbuf, None, 0, how)
+
+    def gather(
+        self, sendbuf: object, recvbuf: object = None, root: int = 0, **how: Any
+    ) -> Work | None:
+        """``root`` gets all ranks' ``sendbuf``, in rank order, in ``recvbuf``."""
+        return self._collective("gather", sendbuf, recvbuf, None, root, how)
+
+    def scatter(
+        self, sendbuf: object, recvbuf: object = None, root: int = 0, **how: Any
+    ) -> Work | None:
+        """Rank r gets segment r of the ``sendbuf`` of ``root``."""
+        return self._collective("scatter", sendbuf, recvbuf, None, root, how)
+
+    def barrier(self, **how: Any) -> Work | None:
+        """Return when every rank has called it."""
+        return self._collective("barrier", None, None, None, 0, how)
+
+    # -- a count for each rank: host integers, in elements --------------------------------------
+
+    def all_gather_v(
+        self,
+        sendbuf: object,
+        recvbuf: object,
+        counts: Sequence[int],
+        displs: Sequence[int] | None = None,
+        **how: Any,
+    ) -> Work | None:
+        """Rank i contributes ``counts[i]`` elements to the ``recvbuf`` of all."""
+        call = prepare_all_gather_v(
+            sendbuf, recvbuf, counts, displs, rank=self.rank, nranks=self.nranks
+        )
+        return self._once(as_collective(call), call.collective, how, (sendbuf, recvbuf))
+
+    def reduce_scatter_v(
+        self,
+        sendbuf: object,
+        recvbuf: object,
+        counts: Sequence[int],
+        op: str | ReduceOp = "sum",
+        **how: Any,
+    ) -> Work | None:
+        """Combine every rank's ``sendbuf``; rank i gets the ``counts[i]`` elements of segment i."""
+        call = prepare_reduce_scatter_v(
+            sendbuf, recvbuf, counts, op, rank=self.rank, nranks=self.nranks
+        )
+        return self._once(as_collective(call), call.collective, how, (sendbuf, recvbuf))
+
+    def gather_v(
+        self,
+        sendbuf: object,
+        recvbuf: object,
+        counts: Sequence[int] | None = None,
+        displs: Sequence[int] | None = None,
+        root: int = 0,
+        **how: Any,
+    ) -> Work | None:
+        """``root`` gets ``counts[i]`` elements of rank i; the counts are needed there alone."""
+        return self._vector(
+            prepare_gather_v(
+                sendbuf, recvbuf, counts, displs, root, rank=self.rank, nranks=self.nranks
+            ),
+            how,
+        )
+
+    def scatter_v(
+        self,
+        sendbuf: object,
+        recvbuf: object,
+        counts: Sequence[int] | None = None,
+        displs: Sequence[int] | None = None,
+        root: int = 0,
+        **how: Any,
+    ) -> Work | None:
+        """Rank i gets ``counts[i]`` elements of ``root``; the counts are needed there alone."""
+        return self._vector(
+            prepare_scatter_v(
+                sendbuf, recvbuf, counts, displs, root, rank=self.rank, nranks=self.nranks
+            ),
+            how,
+        )
+
+    def all_to_all_v(
+        self,
+        sendbuf: object,
+        sendcounts: Sequence[int],
+        recvbuf: object,
+        recvcounts: Sequence[int],
+        sdispls: Sequence[int] | None = None,
+        rdispls: Sequence[int] | None = None,
+        **how: Any,
+    ) -> Work | None:
+        """Send ``sendcounts[q]`` elements to rank q, receive ``recvcounts[p]`` from rank p."""
+        return self._vector(
+            prepare_all_to_all_v(
+                sendbuf,
+                sendcounts,
+                recvbuf,
+                recvcounts,
+                sdispls,
+                rdispls,
+                rank=self.rank,
+                nranks=self.nranks,
+            ),
+            how,
+        )
+
+    # -- point to point ----------------------------------------------------------------------
+
+    def send(self, buf: object, dest: int, **how: Any) -> Work | None:
+        """Send ``buf`` to rank ``dest``; matched in order with its ``recv``, without tags."""
+        call = prepare_send(buf, dest, rank=self.rank, nranks=self.nranks)
+        return self._pairs("send", [call], how)
+
+    def recv(self, buf: object, source: int, **how: Any) -> Work | None:
+        """Receive from rank ``source`` exactly as many elements as it sends."""
+        call = prepare_recv(buf, source, rank=self.rank, nranks=self.nranks)
+        return self._pairs("recv", [call], how)
+
+    def sendrecv(
+        self, sendbuf: object, dest: int, recvbuf: object, source: int, **how: Any
+    ) -> Work | None:
+        """Send to ``dest`` and receive from ``source`` at once."""
+        calls = prepare_sendrecv(sendbuf, dest, recvbuf, source, rank=self.rank, nranks=self.nranks)
+        return self._pairs("sendrecv", list(calls), how)
+
+    # -- memory ------------------------------------------------------------------------------
+
+    def empty(self, shape: int | Sequence[int], dtype: object = "float32") -> Array:
+        """An array that all ranks reach without a copy; collective, same bytes on all ranks."""
+        with self._lock:
+            self._state.usable()
+            return self._state.symmetric.empty(shape, dtype_of(dtype).numpy)
+
+    # -- life --------------------------------------------------------------------------------
+
+    def split(self, color: int | None, key: int = 0) -> Communicator | None:
+        """A communicator for each colour, ranks ordered by ``key``; None for colour None."""
+        with self._lock:
+            child = self._state.split(color, key)
+        return None if child is None else Communicator(child)
+
+    def shrink(self, exclude: Sequence[int] = ()) -> Communicator:
+        """A communicator of the ranks that are left; collective among them, after a death too.
+
+        Args:
+            exclude: ranks to leave out beside those that are known to be lost.
+
+        """
+        with self._lock:
+            return Communicator(self._state.shrink(exclude))
+
+    def check(self) -> None:
+        """Raise the error of an earlier call, or of a rank that is lost."""
+        with self._lock:
+            self._state.check()
+
+    def synchronize(self) -> None:
+        """Wait for all asynchronous calls of this rank, and :meth:`check`."""
+        self._state.drain()
+        self.check()
+
+    def abort(self, reason: str = "abort() was called") -> None:
+        """Give up: the calls of all ranks fail, naming this one and the reason. Idempotent."""
+        self._state.abort(reason)
+
+    def close(self) -> None:
+        """The orderly end; not collective, never hangs. Idempotent."""
+        with self._lock:
+            self._kept.clear()
+            self._state.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        _trace: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            self.abort(f"{type(error).__name__}: {error}")
+            self.close()
+            return
+        try:
+            self.synchronize()
+        finally:
+            self.close()
+
+    def __repr__(self) -> str:
+        return f"<ringcoll.Communicator rank {self.rank} of {self.nranks} on {self.device}>"

@@ -1,0 +1,1 @@
+"""Executors run lowered plans and nothing else."""

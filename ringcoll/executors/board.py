@@ -1,0 +1,177 @@
+"""The shared words of a communicator's ranks on one host: who entered, flags, SCRATCH.
+
+Every rank owns one segment of shared memory. All words are 8 bytes, aligned, with one writer:
+
+* *entered*: the newest epoch that the rank has entered. It only grows: "entered >= base".
+* *hello*: four slots by epoch & 3: signature, number of the record that explains it, the user's
+  buffers (mapping << 48 | offset), in place or not, premul_sum's factor.
+* *flags*: for each other rank the counts that it posts here, (epoch << 32 | count), never reset.
+* *pairs*: the same for point-to-point, one set for each peer and direction.
+* *records*: text by which an error shows both sides; *links*: when a paced link is free again.
+
+Then SCRATCH: two halves for collectives by epoch & 1, and two landing zones for each peer.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from ringcoll.fabric import Fabric
+
+__all__ = ["FLAGS", "HELLO_WORDS", "RECORDS", "Board", "Hello", "Words"]
+
+Words: TypeAlias = "memoryview[int]"
+"""Words of 8 bytes: a memoryview of format "Q"."""
+
+Times: TypeAlias = "memoryview[float]"
+"""The same words as seconds, format "d"."""
+
+HELLO_WORDS = 8
+FLAGS = 64
+"""Flag words for each ordered pair of ranks: one for each pair of blocks that signals."""
+
+_PAIR_FLAGS = 8
+RECORDS = 64
+"""How many calls a rank keeps the text of."""
+_RECORD_BYTES = 512
+_PAGE = 4096
+_SCALAR = struct.Struct("dd")
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """What a rank says at the entry of a call; see the module's docstring."""
+
+    signature: int
+    record: int
+    send: int = 0
+    recv: int = 0
+    in_place: bool = False
+    scalar: complex | None = None
+
+
+class Board:
+    """The segments of all ranks, and where everything lies in them.
+
+    Args:
+        fabric: the ranks; sharing the memory is collective.
+        scratch: bytes of SCRATCH a rank, at most 16 MiB by contract.
+
+    """
+
+    def __init__(self, fabric: Fabric, scratch: int) -> None:
+        n = fabric.nranks
+        self.fabric, self.rank, self.nranks = fabric, fabric.rank, n
+        self.entered = 0
+        self.hellos = 8
+        self.flags = self.hellos + 4 * HELLO_WORDS
+        self.pairs = self.flags + n * FLAGS
+        # A peer's pair words: two directions, each with an entered word, four hellos and flags.
+        self.pair_words = 8 + 4 * HELLO_WORDS + _PAIR_FLAGS
+        self.links = self.pairs + n * 2 * self.pair_words
+        words = self.links + n
+        self.records = -(-words * 8 // 64) * 64
+        self.scratch = -(-(self.records + RECORDS * _RECORD_BYTES) // _PAGE) * _PAGE
+        # An eighth of SCRATCH is for point-to-point: a landing zone and its twin for each peer.
+        self.zone_bytes = scratch // 8 // (2 * n) // 64 * 64
+        self.half_bytes = (scratch - 2 * n * self.zone_bytes) // 2 // _PAGE * _PAGE
+        self.zones = self.scratch + 2 * self.half_bytes
+        total = self.zones + 2 * n * self.zone_bytes
+        views = fabric.share(total, what="the board of a communicator")
+        self.words: list[Words] = [view[: self.records].cast("Q") for view in views]
+        self.bytes: list[npt.NDArray[Any]] = [np.frombuffer(view, np.uint8) for view in views]
+        self.times: list[Times] = [view[: self.records].cast("d") for view in views]
+
+    # -- the call's hello ------------------------------------------------------------------
+
+    def enter(self, epoch: int, hello: Hello) -> None:
+        """Say that this rank has entered ``epoch``: the details first, the word last."""
+        words = self.words[self.rank]
+        self._say(words, self.hellos + (epoch & 3) * HELLO_WORDS, hello)
+        words[self.entered] = epoch << 32
+
+    def hello(self, rank: int, epoch: int) -> Hello:
+        """What ``rank`` said at ``epoch``, which it must have entered."""
+        return self._heard(self.words[rank], self.hellos + (epoch & 3) * HELLO_WORDS)
+
+    def signature_at(self, epoch: int) -> int:
+        """Where in a rank's words the signature of ``epoch`` stands."""
+        return self.hellos + (epoch & 3) * HELLO_WORDS
+
+    # -- a pair's hello --------------------------------------------------------------------
+
+    def pair(self, peer: int, *, sends: bool) -> int:
+        """Where in a rank's words its side of the pair with ``peer`` begins."""
+        return self.pairs + (2 * peer + int(sends)) * self.pair_words
+
+    def enter_pair(self, peer: int, epoch: int, hello: Hello, *, sends: bool) -> None:
+        """The hello of one direction of a pair; ``sends`` if this rank is the sender."""
+        words, at = self.words[self.rank], self.pair(peer, sends=sends)
+        self._say(words, at + 8 + (epoch & 3) * HELLO_WORDS, hello)
+        words[at] = epoch << 32
+
+    def pair_hello(self, rank: int, peer: int, epoch: int, *, sends: bool) -> Hello:
+        """What ``rank`` said of its pair with ``peer``; ``sends`` if ``rank`` is the sender."""
+        at = self.pair(peer, sends=sends)
+        return self._heard(self.words[rank], at + 8 + (epoch & 3) * HELLO_WORDS)
+
+    def pair_flags(self, peer: int, *, sends: bool) -> int:
+        """Where the flags begin that ``peer`` posts to a rank's side of their pair."""
+        return self.pair(peer, sends=sends) + 8 + 4 * HELLO_WORDS
+
+    # -- records ---------------------------------------------------------------------------
+
+    def record(self, number: int, text: str) -> None:
+        """Keep the text of a call where the peers can read it."""
+        data = text.encode()[: _RECORD_BYTES - 8]
+        at = self.records + number % RECORDS * _RECORD_BYTES
+        row = self.bytes[self.rank]
+        row[at : at + 8].view(np.uint64)[0] = number << 16 | len(data)
+        row[at + 8 : at + 8 + len(data)] = np.frombuffer(data, np.uint8)
+
+    def recorded(self, rank: int, number: int) -> str:
+        """The text that ``rank`` keeps under ``number``."""
+        at = self.records + number % RECORDS * _RECORD_BYTES
+        row = self.bytes[rank]
+        head = int(row[at : at + 8].view(np.uint64)[0])
+        if head >> 16 != number:
+            return "a call whose record is gone"
+        length = min(head & 0xFFFF, _RECORD_BYTES - 8)
+        return row[at + 8 : at + 8 + length].tobytes().decode(errors="replace")
+
+    @staticmethod
+    def _say(words: Words, at: int, hello: Hello) -> None:
+        words[at] = hello.signature
+        words[at + 1] = hello.record
+        words[at + 2] = hello.send
+        words[at + 3] = hello.recv
+        words[at + 4] = hello.in_place
+        if hello.scalar is not None:
+            words[at + 7] = isinstance(hello.scalar, int)
+            if isinstance(hello.scalar, int):
+                words[at + 5] = hello.scalar % (1 << 64)
+            else:
+                parts = _SCALAR.pack(hello.scalar.real, hello.scalar.imag)
+                words[at + 5], words[at + 6] = struct.unpack("QQ", parts)
+
+    @staticmethod
+    def _heard(words: Words, at: int) -> Hello:
+        scalar: complex = words[at + 5]
+        if not words[at + 7]:
+            scalar = complex(*_SCALAR.unpack(struct.pack("QQ", words[at + 5], words[at + 6])))
+        return Hello(
+            words[at], words[at + 1], words[at + 2], words[at + 3], bool(words[at + 4]), scalar
+        )
+
+    def close(self) -> None:
+        """Let go of the memory; the fabric unmaps it."""
+        for words in self.words:
+            words.release()
+        for times in self.times:
+            times.release()
+        self.words, self.times, self.bytes = [], [], []

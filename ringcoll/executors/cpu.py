@@ -1,0 +1,440 @@
+"""The CPU executor: enter a call, agree on its launch, run this rank's rows, compare the hellos.
+
+A small call is staged whatever its buffers are, so that nothing has to be agreed before the first
+byte moves; the ranks' hellos are compared on the way out. A large one first waits for all hellos:
+then every rank knows which buffers the others can reach, and picks the same launch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy.typing as npt
+
+from ringcoll.arguments import Call
+from ringcoll.bootstrap.contract import named
+from ringcoll.collectives import Collective
+from ringcoll.dtypes import OPS, ReduceOp
+from ringcoll.encode import Program, encode
+from ringcoll.errors import MismatchError
+from ringcoll.executors.board import FLAGS, RECORDS, Board, Hello, Words
+from ringcoll.executors.drive import Lane, Pause, Task, drive, run_rows, steps
+from ringcoll.executors.rows import Binding, Pacer, Row, TraceEntry, flag_slots, lane_rows
+from ringcoll.fabric import Fabric
+from ringcoll.launch import Launch, Layout
+from ringcoll.plan import Buffer, Plan
+from ringcoll.symmetric import SymmetricMemory
+
+__all__ = ["CpuExecutor", "Prepared", "Selection", "Ticket"]
+
+Array = npt.NDArray[Any]
+
+UNROLLED = 512
+"""Rows of a lane up to which they are bound once and kept for the next call."""
+
+_MAPPING_BITS = 48
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What a call runs: the algorithm's plan, its launch and where its elements lie."""
+
+    plan: Plan
+    launch: Launch
+    layout: Layout
+
+
+Select = Callable[[Call, frozenset[Buffer], bool, int], Selection]
+"""(call, mapped, in place, bytes of a SCRATCH half) -> selection; pure, equal on all ranks."""
+
+
+@dataclass(slots=True)
+class Bound:
+    """A program bound to memory for one half of SCRATCH."""
+
+    total: bool
+    lanes: list[Callable[[], Any]]
+    """Each gives the rows of a lane: a kept tuple, or a fresh iterator."""
+
+
+@dataclass(slots=True)
+class Prepared:
+    """A checked call of this rank, and what is kept between two calls with the same arrays."""
+
+    call: Call
+    select: Select
+    signature: int
+    agrees: bool
+    hello: Hello
+    bound: dict[tuple[object, ...], Bound] = field(default_factory=dict)
+    timeout: float = 60.0
+
+
+@dataclass(slots=True)
+class Ticket:
+    """A call under way."""
+
+    prepared: Prepared
+    epoch: int
+    bound: Bound | None = None
+
+
+class CpuExecutor:
+    """One rank's side of the collectives of one communicator.
+
+    Args:
+        fabric: the ranks on this host.
+        symmetric: the memory that peers can reach.
+        scratch: bytes of SCRATCH.
+        pacer: made from the board, or None for free links.
+
+    """
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        symmetric: SymmetricMemory,
+        *,
+        scratch: int,
+        pacer: Callable[[Board], Pacer] | None = None,
+    ) -> None:
+        self.fabric, self.symmetric = fabric, symmetric
+        self.rank, self.nranks = fabric.rank, fabric.nranks
+        self.board = Board(fabric, scratch)
+        self.pacer = pacer(self.board) if pacer is not None else None
+        self.peers = [rank for rank in range(self.nranks) if rank != self.rank]
+        self.entered: list[Words] = [self.board.words[rank] for rank in self.peers]
+        self.epoch = self.known = 0
+        self.uncompared: Ticket | None = None
+        self.trace: list[TraceEntry] | None = None
+        self.running: Ticket | None = None
+        self._numbers = itertools.count(1)
+        self._recorded = [0] * RECORDS
+
+    # -- a call, in three parts; a group runs the parts of several ranks together -----------
+
+    def prepare(
+        self, call: Call, select: Select, *, agrees: bool, digest: bytes, timeout: float
+    ) -> Prepared:
+        """Bind a checked call to this executor.
+
+        Args:
+            call: the checked arguments.
+            select: the tuner's choice, once it is known which buffers the ranks can reach.
+            agrees: whether the ranks wait for all hellos before they choose a launch.
+            digest: options that ranks must share beside the call's own signature.
+            timeout: seconds that this call may wait.
+
+        """
+        text = hashlib.blake2b(call.signature() + digest, digest_size=8).digest()
+        signature = int.from_bytes(text, "little") or 1
+        number = next(self._numbers)
+        hello = Hello(
+            signature,
+            number,
+            self._reach(call.send),
+            self._reach(call.recv),
+            call.in_place,
+            call.op.scalar if call.op is not None else None,
+        )
+        return Prepared(call, select, signature, agrees, hello, timeout=timeout)
+
+    def run(self, prepared: Prepared) -> None:
+        """The whole call of this rank."""
+        ticket = self.enter(prepared)
+        bound = self.bind(ticket)
+        base = ticket.epoch << 32
+        if len(bound.lanes) == 1:
+            rows = bound.lanes[0]()
+            run_rows(rows, base, self.idle, self.fabric.notify, self.fabric.fence)
+        elif bound.lanes:
+            drive([steps(self.lanes(ticket))], self.idle)
+        self.finish(ticket)
+
+    def task(self, calls: Sequence[Prepared]) -> Task:
+        """Several calls of this rank, one after the other, beside those of others in a group."""
+        for prepared in calls:
+            ticket = self.enter(prepared)
+            for epoch in (ticket.epoch - 1, ticket.epoch if prepared.agrees else 0):
+                while not self._all_entered(epoch):
+                    yield Pause(lambda epoch=epoch: self._all_entered(epoch))  # type: ignore[misc]
+            self.bind(ticket)
+            yield from steps(self.lanes(ticket))
+            self.finish(ticket)
+
+    def enter(self, prepared: Prepared) -> Ticket:
+        """Say hello. Nothing waits here."""
+        self.epoch += 1
+        ticket = self.running = Ticket(prepared, self.epoch)
+        number = prepared.hello.record
+        if self._recorded[number % RECORDS] != number:
+            self._recorded[number % RECORDS] = number
+            self.board.record(number, prepared.call.describe())
+        self.board.enter(self.epoch, prepared.hello)
+        notify = self.fabric.notify
+        if notify is not None:
+            for rank in self.peers:
+                notify(rank)
+        return ticket
+
+    def bind(self, ticket: Ticket) -> Bound:
+        """Wait for what must be known before the first byte moves; return the rows to run."""
+        prepared, epoch = ticket.prepared, ticket.epoch
+        if self.known < epoch - 1:
+            self.await_entered(epoch - 1)
+            if self.uncompared is not None:
+                self.compare(self.uncompared)
+                self.uncompared = None
+        key: tuple[object, ...]
+        if prepared.agrees:
+            self.await_entered(epoch)
+            self.compare(ticket)
+            hellos = [self.board.hello(rank, epoch) for rank in range(self.nranks)]
+            key = (epoch & 1, *((h.send, h.recv, h.in_place, h.scalar) for h in hellos))
+        else:
+            hellos = []
+            key = (epoch & 1,)
+        bound = prepared.bound.get(key)
+        if bound is None or self.trace is not None:
+            bound = self._bind(ticket, hellos)
+            if len(prepared.bound) < 8:
+                prepared.bound[key] = bound
+        ticket.bound = bound
+        return bound
+
+    def lanes(self, ticket: Ticket) -> list[Lane]:
+        """The lanes of a bound call, for :func:`ringcoll.executors.drive.drive`."""
+        bound = ticket.bound
+        lanes = bound.lanes if bound is not None else []
+        base = ticket.epoch << 32
+        return [Lane(iter(rows()), base, self.fabric.notify, self.fabric.fence) for rows in lanes]
+
+    def finish(self, ticket: Ticket) -> None:
+        """What a call does last: a total one has met all ranks, so it compares their hellos."""
+        if ticket.bound is not None and ticket.bound.total:
+            self.known = ticket.epoch
+            self.compare(ticket)
+        elif self.known < ticket.epoch:
+            self.uncompared = ticket
+        self.running = None
+
+    # -- hellos ------------------------------------------------------------------------------
+
+    def await_entered(self, epoch: int) -> None:
+        """Wait until all ranks have entered ``epoch``."""
+        base = epoch << 32
+        at = self.board.entered
+        for words in self.entered:
+            if words[at] < base:
+                for _ in range(40 if self.fabric.notify is None else 0):
+                    if words[at] >= base:
+                        break
+                else:
+                    self.idle(lambda words=words: words[at] >= base)  # type: ignore[misc]
+        self.known = epoch
+
+    def _all_entered(self, epoch: int) -> bool:
+        at, base = self.board.entered, epoch << 32
+        return all(words[at] >= base for words in self.entered)
+
+    def compare(self, ticket: Ticket) -> None:
+        """Compare this rank's hello with those that have arrived.
+
+        Raises:
+            MismatchError: the ranks made different calls; all that are known are shown.
+
+        """
+        epoch, mine = ticket.epoch, ticket.prepared.signature
+        at, base, entered = self.board.signature_at(epoch), epoch << 32, self.board.entered
+        for words in self.entered:
+            if words[at] != mine and words[entered] >= base:
+                raise MismatchError(self._disagreement(ticket))
+
+    def _disagreement(self, ticket: Ticket) -> str:
+        epoch = ticket.epoch
+        lines = [f"call {epoch} on rank {self.rank}: the ranks made different calls"]
+        for rank in range(self.nranks):
+            if self.board.words[rank][self.board.entered] >= epoch << 32:
+                said = self.board.hello(rank, epoch)
+                lines.append(f"  rank {rank}: {self.board.recorded(rank, said.record)}")
+            else:
+                lines.append(f"  rank {rank}: has not entered it yet")
+        lines.append("  make the same call with the same count, dtype, op and root on every rank")
+        return "\n".join(lines)
+
+    # -- waiting -----------------------------------------------------------------------------
+
+    def idle(self, ready: Callable[[], bool]) -> None:
+        """Wait the long way: naps, deadline, lost ranks, ranks that made another call."""
+        ticket = self.running
+        if ticket is None:
+            self.fabric.wait(ready, deadline=self.fabric.deadline(), describe=lambda: "no call")
+            return
+        began = time.monotonic()
+
+        def watched() -> bool:
+            if ready():
+                return True
+            self.compare(ticket)
+            return False
+
+        timeout = ticket.prepared.timeout
+        self.fabric.wait(
+            watched,
+            deadline=began + timeout,
+            describe=lambda: self.late(ticket, timeout),
+        )
+
+    def late(self, ticket: Ticket, timeout: float) -> str:
+        """Who waited for whom: the message of a deadline."""
+        epoch, call = ticket.epoch, ticket.prepared.call
+        base, at = epoch << 32, self.board.entered
+        absent = [rank for rank in self.peers if self.board.words[rank][at] < base]
+        what = f"{call.collective} (call {epoch}) on rank {self.rank}: waited {timeout:g} s"
+        if absent:
+            return (
+                f"{what} for {named(absent)}, which made no such call; "
+                f"this rank's call: {call.describe()}"
+            )
+        return f"{what}; all ranks entered it, one of them has stopped inside; {call.describe()}"
+
+    # -- binding -----------------------------------------------------------------------------
+
+    def _reach(self, array: Array | None) -> int:
+        """An array as peers reach it: mapping << 48 | offset, 0 if they cannot."""
+        if array is None or not array.size:
+            return 0
+        found = self.symmetric.lookup(array.__array_interface__["data"][0], array.nbytes)
+        return 0 if found is None else found[0] << _MAPPING_BITS | found[1]
+
+    def _bind(self, ticket: Ticket, hellos: Sequence[Hello]) -> Bound:
+        call = ticket.prepared.call
+        mapped, in_place = self._agreed(call, hellos)
+        chosen = ticket.prepared.select(call, mapped, in_place, self.board.half_bytes)
+        program = encode(chosen.plan, chosen.launch)
+        user = self._user(call, chosen, hellos)
+        loads = [call.op or OPS["sum"]] * self.nranks
+        if call.op is not None and call.op.scalar is not None:
+            loads = [ReduceOp(call.op.name, hello.scalar) for hello in hellos]
+        binding = Binding(
+            layout=chosen.layout,
+            user=user,
+            scratch=self._scratch(ticket.epoch & 1),
+            slot_bytes=slot_bytes(call, program, chosen.layout),
+            slots=program.slots,
+            ranks=range(self.nranks),
+            flag=self._flags(program),
+            entered=[(words, self.board.entered) for words in self.board.words],
+            dtype=call.dtype,
+            op=call.op,
+            loads=loads,
+            pacer=self.pacer,
+            trace=self.trace,
+        )
+        lanes = [
+            self._lane(program, number, binding)
+            for number, block in enumerate(program.programs)
+            if block.block.rank == self.rank
+        ]
+        return Bound(program.total, lanes)
+
+    def _agreed(self, call: Call, hellos: Sequence[Hello]) -> tuple[frozenset[Buffer], bool]:
+        """Which buffers all ranks can reach, and whether the launch is in place.
+
+        Where a reducing collective overwrites its input on any rank, the launch is in place: that
+        only adds order, so it is right for the other ranks too. The others write into a buffer
+        nothing but what it holds there already; they are in place if all ranks are.
+        """
+        collective = Collective(call.collective, self.nranks, root=call.root)
+        if not hellos:
+            return frozenset(), collective.reduces
+        both = [
+            hello
+            for rank, hello in enumerate(hellos)
+            if collective.has("INPUT", rank) and collective.has("OUTPUT", rank)
+        ]
+        flags = [hello.in_place for hello in both]
+        if call.collective == "all_to_all" and any(flags) != all(flags):
+            inside = [rank for rank, hello in enumerate(hellos) if hello.in_place]
+            raise MismatchError(
+                f"all_to_all on rank {self.rank}: in place on {named(inside)} only; "
+                f"pass recvbuf on every rank or on none"
+            )
+        in_place = any(flags) if collective.reduces else bool(flags) and all(flags)
+        mapped = set()
+        for buffer in (Buffer.INPUT, Buffer.OUTPUT):
+            words = [
+                hello.send if buffer is Buffer.INPUT else hello.recv
+                for rank, hello in enumerate(hellos)
+                if collective.has(buffer.name, rank)
+            ]
+            if all(words):
+                mapped.add(buffer)
+        if not collective.reduces and any(flags) != all(flags):
+            # Ranks that are in place read their input where it is written: nobody else may.
+            mapped.discard(Buffer.INPUT)
+        return frozenset(mapped), in_place
+
+    def _user(
+        self, call: Call, chosen: Selection, hellos: Sequence[Hello]
+    ) -> dict[tuple[int, Buffer], Array]:
+        user: dict[tuple[int, Buffer], Array] = {}
+        if call.send is not None:
+            user[self.rank, Buffer.INPUT] = call.send
+        if call.recv is not None:
+            user[self.rank, Buffer.OUTPUT] = call.recv
+        collective = chosen.plan.collective
+        for buffer in chosen.launch.mapped if hellos else ():
+            for rank in self.peers:
+                if not collective.has(buffer.name, rank):
+                    continue
+                hello = hellos[rank]
+                word = hello.send if buffer is Buffer.INPUT else hello.recv
+                ends = [
+                    sum(chosen.layout.segment(buffer, rank, number))
+                    for number in range(collective.segments(buffer.name))
+                ]
+                nbytes = max(ends) * call.dtype.itemsize
+                mapping, offset = word >> _MAPPING_BITS, word & ((1 << _MAPPING_BITS) - 1)
+                if nbytes:
+                    memory = self.symmetric.peer(rank, mapping, offset, nbytes)
+                    user[rank, buffer] = memory.view(call.dtype.numpy)
+        return user
+
+    def _scratch(self, half: int) -> list[Array]:
+        start = self.board.scratch + half * self.board.half_bytes
+        return [memory[start : start + self.board.half_bytes] for memory in self.board.bytes]
+
+    def _flags(self, program: Program) -> Callable[[int, int], tuple[Words, int]]:
+        slots, blocks = flag_slots(program), program.blocks
+
+        def flag(src: int, dst: int) -> tuple[Words, int]:
+            at = self.board.flags + blocks[src].rank * FLAGS + slots[src, dst]
+            return self.board.words[blocks[dst].rank], at
+
+        return flag
+
+    def _lane(self, program: Program, number: int, binding: Binding) -> Callable[[], Any]:
+        length = len(program.programs[number].rows) * binding.layout.slices
+        if length > UNROLLED:
+            return lambda: lane_rows(program, number, binding)
+        kept: tuple[Row, ...] = tuple(lane_rows(program, number, binding))
+        return lambda: kept
+
+    def close(self) -> None:
+        """Let go of the board; not collective."""
+        self.entered = []
+        self.board.close()
+
+
+def slot_bytes(call: Call, program: Program, layout: Layout) -> int:
+    """Bytes of a SCRATCH slot: the longest slice in the widest type that the plan keeps there."""
+    item = call.dtype.itemsize
+    if call.op is not None:
+        item = max(item, call.dtype.accumulator.itemsize)
+    return -(-layout.width() * item // 64) * 64

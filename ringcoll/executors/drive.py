@@ -1,0 +1,182 @@
+"""Run compiled rows on this thread: the lanes of a rank, or of several ranks, as they get ready.
+
+A thread for each lane would drown in the interpreter's lock, so the lanes take turns: always the
+next ready one. A single lane, the common case of a small call, is a plain loop.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from ringcoll.executors.rows import Row
+from ringcoll.transports.fence import Fence
+
+__all__ = ["Idle", "Lane", "Pause", "Task", "drive", "run_rows", "steps"]
+
+Idle = Callable[[Callable[[], bool]], None]
+"""Returns when the predicate is true; raises when a rank is lost, aborted or late."""
+
+SPINS = 40
+"""Polls before the waiting rank gives its core away; a poll takes about 0.1 µs."""
+
+
+def run_rows(
+    rows: Iterable[Row],
+    base: int,
+    idle: Idle,
+    notify: Callable[[int], None] | None,
+    fence: Fence | None,
+) -> None:
+    """Run one lane to its end.
+
+    Args:
+        rows: from :func:`ringcoll.executors.rows.lane_rows`.
+        base: the call's epoch << 32, added to every count.
+        idle: waits where polling a little did not help.
+        notify: wakes a rank after its flag was set; None where it polls.
+        fence: orders data and flags on machines that need it.
+
+    """
+    spins = SPINS if notify is None else 0
+    for waits, work, signals in rows:
+        for words, at, count in waits:
+            wanted = base + count
+            if words[at] < wanted:
+                for _ in range(spins):
+                    if words[at] >= wanted:
+                        break
+                else:
+                    idle(lambda words=words, at=at, wanted=wanted: words[at] >= wanted)  # type: ignore[misc]
+        if fence is not None:
+            fence()
+        if work is not None:
+            due = work()
+            if due is not None:
+                _sleep_until(due)
+        if fence is not None:
+            fence()
+        for words, at, count, rank in signals:
+            words[at] = base + count
+            if notify is not None:
+                notify(rank)
+
+
+class Lane:
+    """A lane that takes turns: its next row, and when the row under way is over."""
+
+    __slots__ = ("base", "due", "fence", "notify", "row", "rows", "started")
+
+    def __init__(
+        self,
+        rows: Iterator[Row],
+        base: int,
+        notify: Callable[[int], None] | None,
+        fence: Fence | None,
+    ) -> None:
+        self.rows, self.base, self.notify, self.fence = rows, base, notify, fence
+        self.row: Row | None = next(rows, None)
+        self.due: float | None = None
+
+    def ready(self) -> bool:
+        """Whether :meth:`advance` would get somewhere."""
+        if self.row is None:
+            return True
+        if self.due is not None:
+            return time.monotonic() >= self.due
+        base = self.base
+        return all(words[at] >= base + count for words, at, count in self.row[0])
+
+    def advance(self) -> None:
+        """Do the row, or, if it occupied a paced link, end it; then post its signals."""
+        if self.row is None:
+            return
+        _, work, signals = self.row
+        if self.due is None and work is not None:
+            if self.fence is not None:
+                self.fence()
+            due = work()
+            if isinstance(due, float):
+                self.due = due
+                return
+        self.due = None
+        if self.fence is not None:
+            self.fence()
+        for words, at, count, rank in signals:
+            words[at] = self.base + count
+            if self.notify is not None:
+                self.notify(rank)
+        self.row = next(self.rows, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Nothing of a task is ready: what it waits for, and the time before which only time helps."""
+
+    ready: Callable[[], bool]
+    until: float | None = None
+
+
+Task = Iterator[Pause]
+"""Runs until it must wait, yields what for, and goes on when that has come."""
+
+
+def steps(lanes: list[Lane]) -> Task:
+    """Run all lanes to their ends, each as soon as its signals are there."""
+    pending = [lane for lane in lanes if lane.row is not None]
+    while pending:
+        moved = False
+        for lane in pending:
+            if lane.ready():
+                lane.advance()
+                moved = True
+        if moved:
+            pending = [lane for lane in pending if lane.row is not None]
+            continue
+        dues = [lane.due for lane in pending if lane.due is not None]
+        alone = len(dues) == len(pending)
+        waiting = tuple(pending)
+        yield Pause(lambda w=waiting: any(lane.ready() for lane in w), min(dues) if alone else None)  # type: ignore[misc]
+
+
+def drive(tasks: list[Task], idle: Idle) -> None:
+    """Run tasks together on this thread: calls of several ranks, or several pairs of one rank.
+
+    A task that raises ends them all: the caller aborts what is left.
+    """
+    blocked: list[tuple[Task, Pause]] = []
+    for task in tasks:
+        pause = next(task, None)
+        if pause is not None:
+            blocked.append((task, pause))
+    while blocked:
+        still: list[tuple[Task, Pause]] = []
+        moved = False
+        for task, pause in blocked:
+            if not pause.ready():
+                still.append((task, pause))
+                continue
+            moved = True
+            following = next(task, None)
+            if following is not None:
+                still.append((task, following))
+        blocked = still
+        if not moved and blocked:
+            _wait([pause for _, pause in blocked], idle)
+
+
+def _wait(pauses: list[Pause], idle: Idle) -> None:
+    """Sleep to the end of a paced row where nothing else can come, else wait for a signal."""
+    untils = [pause.until for pause in pauses if pause.until is not None]
+    if len(untils) == len(pauses):
+        _sleep_until(min(untils))
+    else:
+        idle(lambda: any(pause.ready() for pause in pauses))
+
+
+def _sleep_until(due: object) -> None:
+    if isinstance(due, float):
+        left = due - time.monotonic()
+        if left > 0:
+            time.sleep(left)

@@ -1,0 +1,207 @@
+"""Compile a program for one rank: rows of waits, one closure of work, and signals.
+
+A row is bound to memory ahead of the call. What it does is what the plan's row says, and a trace
+of the closures can be compared with the lowered plan row by row.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ringcoll.arithmetic import compile_reduce
+from ringcoll.dtypes import DType, ReduceOp
+from ringcoll.encode import BlockProgram, Program
+from ringcoll.encode import Row as ProgramRow
+from ringcoll.errors import LaunchRefused
+from ringcoll.executors.board import FLAGS, Words
+from ringcoll.labels import Label
+from ringcoll.launch import Layout
+from ringcoll.plan import Block, Buffer, Chunk
+
+__all__ = ["Binding", "Row", "TraceEntry", "flag_slots", "lane_rows"]
+
+Array = npt.NDArray[Any]
+Wait = tuple[Words, int, int]
+"""The words, the index and the count (without the epoch) that must be reached."""
+Signal = tuple[Words, int, int, int]
+"""The words, the index, the count to store, and the rank to wake."""
+Work = Callable[[], float | None]
+"""Does the step; a paced link returns the time at which the step is over."""
+Row = tuple[tuple[Wait, ...], Callable[[], object] | None, tuple[Signal, ...]]
+TraceEntry = tuple[Block, int, int, int]
+"""Block, step of the block, slice, elements."""
+Pacer = Callable[[Callable[[], None], Sequence[tuple[int, int]], int], Callable[[], object]]
+
+
+@dataclass(frozen=True, eq=False)
+class Binding:
+    """Where the chunks and the flags of one call lie for one rank.
+
+    Args:
+        layout: of INPUT and OUTPUT.
+        user: the flat arrays of INPUT and OUTPUT by (plan rank, buffer), own and peers'.
+        scratch: the bytes of each plan rank's SCRATCH region.
+        slot_bytes: bytes a SCRATCH slot.
+        slots: W'.
+        ranks: the communicator's rank of each plan rank.
+        flag: the words and index where block ``src`` posts to block ``dst`` (their numbers).
+        entered: the words and index of each plan rank's *entered* word.
+        dtype: of the call.
+        op: of the call on this rank, None where nothing is reduced.
+        loads: each plan rank's own operator (premul_sum).
+        pacer: wraps the work of a row that crosses ranks; None: links run free.
+        trace: where executed rows are noted; None: nowhere.
+
+    """
+
+    layout: Layout
+    user: Mapping[tuple[int, Buffer], Array]
+    scratch: Sequence[Array]
+    slot_bytes: int
+    slots: int
+    ranks: Sequence[int]
+    flag: Callable[[int, int], tuple[Words, int]]
+    entered: Sequence[tuple[Words, int]]
+    dtype: DType
+    op: ReduceOp | None
+    loads: Sequence[ReduceOp]
+    pacer: Pacer | None = None
+    trace: list[TraceEntry] | None = None
+
+    def span(self, chunk: Chunk, at: int) -> tuple[int, int]:
+        """Offset and count, in elements, of slice ``at`` of an INPUT or OUTPUT chunk."""
+        layout = self.layout
+        return layout.span(chunk.buffer, chunk.rank, chunk.index * layout.slices + at)
+
+    def view(self, chunk: Chunk, at: int, count: int, dtype: np.dtype[Any]) -> Array:
+        """Slice ``at`` of a chunk as ``count`` elements of ``dtype``."""
+        if chunk.buffer is Buffer.SCRATCH:
+            start = (chunk.index * self.slots + at % self.slots) * self.slot_bytes
+            return self.scratch[chunk.rank][start : start + count * dtype.itemsize].view(dtype)
+        offset, length = self.span(chunk, at)
+        if length != count:
+            raise LaunchRefused(
+                f"{self.layout.collective}: {chunk} has {length} elements in a step of {count}; "
+                f"a plan may only move chunks of equal length in one step"
+            )
+        return self.user[chunk.rank, chunk.buffer][offset : offset + count]
+
+
+def flag_slots(program: Program) -> dict[tuple[int, int], int]:
+    """A number for each pair of blocks that signals, dense within its ordered pair of ranks.
+
+    Raises:
+        LaunchRefused: more pairs of blocks than there are flag words.
+
+    """
+    slots: dict[tuple[int, int], int] = {}
+    used: Counter[tuple[int, int]] = Counter()
+    blocks = program.blocks
+    for src, block in enumerate(program.programs):
+        posted = [s for row in block.rows for s in (*row.signals, *row.grants)]
+        for dst in dict.fromkeys((*posted, *block.exit_signals)):
+            ranks = blocks[src].rank, blocks[dst].rank
+            slots[src, dst] = used[ranks]
+            used[ranks] += 1
+    if used and max(used.values()) > FLAGS:
+        raise LaunchRefused(
+            f"{program.collective}: {max(used.values())} pairs of blocks signal between two ranks, "
+            f"{FLAGS} can: use fewer channels"
+        )
+    return slots
+
+
+def lane_rows(program: Program, number: int, bound: Binding) -> Iterator[Row]:
+    """The rows of one block, bound to memory; counts start at 0 and grow through the call."""
+    block: BlockProgram = program.programs[number]
+    taken: Counter[int] = Counter()
+    posted: Counter[int] = Counter()
+    slices, step = bound.layout.slices, 0
+
+    def waits_of(numbers: Sequence[int]) -> tuple[Wait, ...]:
+        taken.update(numbers)
+        return tuple((*bound.flag(src, number), taken[src]) for src in dict.fromkeys(numbers))
+
+    def signals_of(numbers: Sequence[int]) -> tuple[Signal, ...]:
+        posted.update(numbers)
+        blocks = program.blocks
+        return tuple(
+            (*bound.flag(number, dst), posted[dst], bound.ranks[blocks[dst].rank])
+            for dst in dict.fromkeys(numbers)
+        )
+
+    def dataless(waits: tuple[Wait, ...], signals: tuple[Signal, ...], at: int) -> Row:
+        return waits, _noted(None, bound, (block.block, step, at, 0)), signals
+
+    if block.entry:
+        yield dataless(tuple((*bound.entered[rank], 0) for rank in block.entry), (), 0)
+        step += 1
+    for at in range(slices):
+        credit = at >= bound.slots
+        grant = at < slices - bound.slots
+        for row in block.rows:
+            waits = waits_of(row.waits + row.awaits if credit else row.waits)
+            work = _work(row, at, block.block, step, bound)
+            yield waits, work, signals_of(row.signals + row.grants if grant else row.signals)
+            step += 1
+    if block.exit_signals:
+        yield dataless((), signals_of(block.exit_signals), slices - 1)
+        step += 1
+    if block.exit_waits:
+        yield dataless(waits_of(block.exit_waits), (), slices - 1)
+
+
+def _work(
+    row: ProgramRow, at: int, block: Block, step: int, bound: Binding
+) -> Callable[[], object] | None:
+    label, count = row.labels, 0
+    if label.extent is not None:
+        count = bound.span(label.extent, at)[1]
+    work: Callable[[], object] | None = None
+    if count:
+        dtype = bound.dtype
+        stored = dtype.accumulator if label.dst is Label.PARTIAL else dtype.numpy
+        srcs = [
+            bound.view(src, at, count, dtype.accumulator if kind is Label.PARTIAL else dtype.numpy)
+            for src, kind in zip(row.srcs, label.srcs, strict=True)
+        ]
+        reduces = label.reduces
+        reduce = compile_reduce(
+            srcs,
+            [bound.view(dst, at, count, stored) for dst in row.dsts],
+            op=bound.op if reduces else None,
+            dtype=dtype,
+            nranks=len(bound.ranks),
+            raw=[kind is Label.RAW for kind in label.srcs] if reduces else (),
+            final=label.dst is Label.FINAL,
+            loads=[bound.loads[owner] for owner in label.owners] if reduces else (),
+        )
+        work = reduce
+        if bound.pacer is not None:
+            me = block.rank
+            links = [(src.rank, me) for src in row.srcs if src.rank != me]
+            links += [(me, dst.rank) for dst in row.dsts if dst.rank != me]
+            if links:
+                across = [(bound.ranks[a], bound.ranks[b]) for a, b in links]
+                work = bound.pacer(reduce, across, srcs[0].nbytes)
+    return _noted(work, bound, (block, step, at, count))
+
+
+def _noted(
+    work: Callable[[], object] | None, bound: Binding, entry: TraceEntry
+) -> Callable[[], object] | None:
+    trace = bound.trace
+    if trace is None:
+        return work
+
+    def note() -> object:
+        trace.append(entry)
+        return work() if work is not None else None
+
+    return note

@@ -1,0 +1,152 @@
+"""Several calls as one: of several ranks in this process, of several pairs, of both.
+
+Calls of one communicator run one after the other, as do calls of one pair in one direction;
+everything else runs together, so that a pattern of sends and receives cannot block itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from ringcoll.arguments import Call
+from ringcoll.errors import DeadlineError
+from ringcoll.executors.cpu import Prepared
+from ringcoll.executors.drive import Task, drive
+from ringcoll.work import Work
+
+if TYPE_CHECKING:
+    from ringcoll.rank import RankState
+
+__all__ = ["Group", "current", "group", "run_together"]
+
+Item = tuple["RankState", "Prepared | Call", "float | None"]
+
+_local = threading.local()
+
+
+class Group:
+    """The calls made inside a ``with ringcoll.group():``."""
+
+    def __init__(self) -> None:
+        self.items: list[Item] = []
+        self.work = Work("the group that it belongs to has not ended")
+
+    def add(self, state: RankState, call: Prepared | Call, timeout: float | None) -> None:
+        """Remember a call for the end of the group."""
+        state.usable()
+        self.items.append((state, call, timeout))
+
+
+def current() -> Group | None:
+    """The group that this thread is in."""
+    group: Group | None = getattr(_local, "group", None)
+    return group
+
+
+@contextlib.contextmanager
+def group() -> Iterator[None]:
+    """Collect the calls of the body and run them together at its end; nests.
+
+    An exception in the body discards the group and aborts its communicators, so that the other
+    ranks do not wait for calls that never come.
+    """
+    if current() is not None:
+        yield
+        return
+    mine = _local.group = Group()
+    try:
+        yield
+    except BaseException as error:
+        for state, _, _ in mine.items:
+            state.abort(f"a group was left by {type(error).__name__}: {error}")
+        raise
+    finally:
+        _local.group = None
+    try:
+        run_together(mine.items)
+    except BaseException as error:
+        mine.work.fail(error)
+        raise
+    mine.work.complete()
+
+
+def run_together(items: list[Item]) -> None:
+    """Run calls of any ranks of this process on this thread."""
+    if not items:
+        return
+    states = list({id(state): state for state, _, _ in items}.values())
+    tasks = _tasks(items)
+    timeout = min(_timeout(item) for item in items)
+    try:
+        for state in states:
+            state.usable()
+            state.fabric.check()
+        drive(tasks, lambda ready: _idle(states, ready, timeout))
+    except BaseException as error:
+        for state in states:
+            state.executor.running = state.executor.running or None
+            state.fail(error)
+        raise
+
+
+def _timeout(item: Item) -> float:
+    state, call, timeout = item
+    if isinstance(call, Prepared):
+        return call.timeout
+    return state.fabric.timeout if timeout is None else timeout
+
+
+def _tasks(items: list[Item]) -> list[Task]:
+    calls: dict[int, tuple[RankState, list[Prepared]]] = {}
+    pairs: dict[tuple[int, int, bool], tuple[RankState, list[Call], float]] = {}
+    for item in items:
+        state, call, _ = item
+        if isinstance(call, Prepared):
+            calls.setdefault(id(state), (state, []))[1].append(call)
+        else:
+            key = id(state), call.peer, call.send is not None
+            pairs.setdefault(key, (state, [], _timeout(item)))[1].append(call)
+    return [
+        *(state.executor.task(prepared) for state, prepared in calls.values()),
+        *(state.pairs.task(halves, timeout) for state, halves, timeout in pairs.values()),
+    ]
+
+
+_NAP = 0.00005
+
+
+def _idle(states: list[RankState], ready: Callable[[], bool], timeout: float) -> None:
+    """Wait for other ranks' signals: one rank of this process by its fabric, several in turns."""
+
+    def watched() -> bool:
+        if ready():
+            return True
+        for state in states:
+            ticket = state.executor.running
+            if ticket is not None:
+                state.executor.compare(ticket)
+            state.pairs.compare_running()
+        return False
+
+    def describe() -> str:
+        lines = []
+        for state in states:
+            if state.executor.running is not None:
+                lines.append(state.executor.late(state.executor.running, timeout))
+            lines += [state.pairs.late(ticket) for ticket in state.pairs.running]
+        return "\n".join(lines)
+
+    deadline = time.monotonic() + timeout
+    if len(states) == 1:
+        states[0].fabric.wait(watched, deadline=deadline, describe=describe)
+        return
+    while not watched():
+        for state in states:
+            state.fabric.check()
+        if time.monotonic() > deadline:
+            raise DeadlineError(describe())
+        time.sleep(_NAP)

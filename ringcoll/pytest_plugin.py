@@ -1,0 +1,87 @@
+"""Test distributed code on ranks of this process: a fixture and a marker.
+
+::
+
+    def test_mean(ringcoll_spawn):
+        def work(comm):
+            x = np.full(3, comm.rank, "float32")
+            comm.all_reduce(x, op="avg")
+            return x[0]
+
+        assert ringcoll_spawn(work, 4) == [1.5] * 4
+
+    @pytest.mark.ringcoll(nranks=[2, 3, 4])
+    def test_sum(comm): ...  # runs once a number of ranks, on every rank
+
+A test with the marker is run by one thread a rank; it takes the fixture ``comm``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+__all__ = ["comm", "ringcoll_spawn"]
+
+_COMM = "comm"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the marker."""
+    config.addinivalue_line(
+        "markers",
+        "ringcoll(nranks, device='cpu'): run the test on every rank of a communicator, "
+        "once for each number of ranks",
+    )
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """One test for each number of ranks of the marker."""
+    marker = metafunc.definition.get_closest_marker("ringcoll")
+    if marker is None:
+        return
+    if _COMM not in metafunc.fixturenames:
+        raise pytest.UsageError(f"{metafunc.function.__name__}: @ringcoll needs the argument comm")
+    nranks = marker.kwargs.get("nranks", marker.args[0] if marker.args else 2)
+    counts = list(nranks) if isinstance(nranks, Sequence) else [nranks]
+    device = marker.kwargs.get("device", "cpu")
+    metafunc.parametrize(
+        _COMM, [(n, device) for n in counts], ids=[f"{n}ranks" for n in counts], indirect=True
+    )
+
+
+@pytest.fixture
+def comm(request: pytest.FixtureRequest) -> Any:
+    """This rank's communicator, in a test marked ``ringcoll``."""
+    if not hasattr(request, "param"):
+        raise pytest.UsageError("the fixture comm belongs to tests marked @pytest.mark.ringcoll")
+    return request.param
+
+
+@pytest.fixture
+def ringcoll_spawn() -> Callable[..., list[Any]]:
+    """:func:`ringcoll.spawn`: run a function on one thread a rank."""
+    import ringcoll
+
+    return ringcoll.spawn
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a marked test on every rank; the first failure is the test's."""
+    if pyfuncitem.get_closest_marker("ringcoll") is None:
+        return None
+    import ringcoll
+
+    names = pyfuncitem._fixtureinfo.argnames
+    values = {name: pyfuncitem.funcargs[name] for name in names if name != _COMM}
+    nranks, device = pyfuncitem.funcargs[_COMM]
+    test = pyfuncitem.obj
+
+    def work(rank_comm: Any) -> None:
+        test(**values, **{_COMM: rank_comm})
+
+    ringcoll.spawn(work, nranks, device=device)
+    return True

@@ -1,0 +1,218 @@
+"""One rank of a communicator behind its public face: memory, executors, errors and children."""
+
+from __future__ import annotations
+
+import logging
+import struct
+from collections.abc import Callable, Sequence
+
+from ringcoll.arguments import Call
+from ringcoll.config import Config
+from ringcoll.errors import ArgumentError, ClosedError, Error, LaunchRefused, UsageError
+from ringcoll.executors.cpu import CpuExecutor, Prepared, Selection
+from ringcoll.executors.pace import Pace, pacer
+from ringcoll.executors.pairs import Pairs
+from ringcoll.fabric import Fabric
+from ringcoll.plan import Buffer
+from ringcoll.selection import Choice, agrees, select
+from ringcoll.symmetric import SymmetricMemory
+from ringcoll.work import Work, Worker
+
+__all__ = ["SCRATCH_BYTES", "RankState"]
+
+SCRATCH_BYTES = 15 << 20
+"""SCRATCH a rank; with the board's words and records it stays below the promised 16 MiB."""
+
+_log = logging.getLogger("ringcoll")
+_COLOR = struct.Struct("<qq")
+_NO_COLOR = -(1 << 63)
+
+
+class RankState:
+    """What one rank of a communicator holds.
+
+    Args:
+        fabric: the ranks on this host.
+        config: the communicator's options.
+        pace: of its links, or None.
+        parent: the communicator's parent, whose symmetric memory it shares.
+        ranks: the parent's rank of each of its ranks.
+
+    """
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        config: Config,
+        *,
+        pace: Pace | None = None,
+        parent: RankState | None = None,
+        ranks: Sequence[int] = (),
+    ) -> None:
+        self.fabric, self.config, self.pace = fabric, config, pace
+        above: SymmetricMemory | None = None if parent is None else parent.symmetric
+        self.symmetric: SymmetricMemory = SymmetricMemory(fabric, above, ranks)
+        make = None if pace is None else (lambda board: pacer(pace, board))
+        self.executor = CpuExecutor(fabric, self.symmetric, scratch=SCRATCH_BYTES, pacer=make)
+        self.pairs = Pairs(fabric, self.executor.board, self.executor.pacer)
+        self.broken: BaseException | None = None
+        self.closed = False
+        self._worker: Worker | None = None
+
+    # -- calls -------------------------------------------------------------------------------
+
+    def prepare(self, call: Call, config: Config) -> Prepared:
+        """Bind a checked call and its options to this rank's executor."""
+        self.usable()
+        choice = Choice(
+            config.algorithm,
+            config.slices,
+            bool(config.deterministic),
+            config.accumulate or "wide",
+            bool(config.verify),
+        )
+        nranks = self.fabric.nranks
+
+        def chosen(call: Call, mapped: frozenset[Buffer], in_place: bool, half: int) -> Selection:
+            return select(call, mapped, in_place, half, nranks=nranks, choice=choice)
+
+        return self.executor.prepare(
+            call,
+            chosen,
+            agrees=agrees(call),
+            digest=choice.digest(),
+            timeout=config.timeout if config.timeout is not None else self.fabric.timeout,
+        )
+
+    def run(self, prepared: Prepared) -> None:
+        """Run one call of this rank alone."""
+        self.usable()
+        try:
+            self.fabric.check()
+            self.executor.run(prepared)
+        except BaseException as error:
+            self.fail(error)
+            raise
+
+    def submit(self, call: Callable[[], None], alive: tuple[object, ...]) -> Work:
+        """Run a call on this rank's worker thread; ``alive`` is kept until it is done."""
+        self.usable()
+        if self._worker is None:
+            self._worker = Worker(f"ringcoll rank {self.fabric.rank}")
+        return self._worker.submit(call, alive)
+
+    def yield_to_worker(self) -> None:
+        """Calls keep their order: a blocking one waits for the asynchronous ones before it."""
+        worker = self._worker
+        if worker is not None and not worker.is_current():
+            worker.drain()
+
+    def drain(self) -> None:
+        """Wait for the calls of the worker thread."""
+        if self._worker is not None:
+            self._worker.drain()
+
+    # -- errors ------------------------------------------------------------------------------
+
+    def usable(self) -> None:
+        """Refuse a call on a communicator that can carry none.
+
+        Raises:
+            ClosedError: it was closed, or an earlier call failed.
+
+        """
+        if self.closed:
+            raise ClosedError(
+                f"rank {self.fabric.rank}: the communicator is closed; make a new one"
+            )
+        if self.broken is not None:
+            raise ClosedError(
+                f"rank {self.fabric.rank}: the communicator is broken by an earlier error, "
+                f"{type(self.broken).__name__}: {self.broken}; shrink() it or make a new one"
+            ) from self.broken
+
+    def fail(self, error: BaseException) -> None:
+        """Remember that a call failed: the others are told, and later calls are refused."""
+        if isinstance(error, (UsageError, LaunchRefused)) and self.executor.running is None:
+            return
+        if self.broken is None:
+            self.broken = error
+            _log.error("rank %d: %s: %s", self.fabric.rank, type(error).__name__, error)
+            self.fabric.abort(f"{type(error).__name__}: {error}")
+
+    def check(self) -> None:
+        """Raise what went wrong, or what is known of lost ranks and unequal calls."""
+        if self.broken is not None:
+            raise self.broken
+        self.usable()
+        self.fabric.check()
+        ticket = self.executor.uncompared
+        try:
+            if ticket is not None:
+                self.executor.compare(ticket)
+        except Error as error:
+            self.fail(error)
+            raise
+
+    # -- children ----------------------------------------------------------------------------
+
+    def split(self, color: int | None, key: int) -> RankState | None:
+        """This rank's part of a split; collective."""
+        self.usable()
+        if color is not None and (
+            isinstance(color, bool) or not isinstance(color, int) or color < 0
+        ):
+            raise ArgumentError(
+                f"split on rank {self.fabric.rank}: color={color!r}, wanted an integer >= 0 or None"
+            )
+        said = self.fabric.allgather(
+            _COLOR.pack(_NO_COLOR if color is None else color, key), what="split"
+        )
+        rows = [_COLOR.unpack(part) for part in said]
+        if color is None:
+            return None
+        members = sorted(
+            (rank for rank, (theirs, _) in enumerate(rows) if theirs == color),
+            key=lambda rank: (rows[rank][1], rank),
+        )
+        fabric = self.fabric.subset(members, what=f"split, color {color}")
+        return RankState(fabric, self.config, pace=self.pace, parent=self, ranks=members)
+
+    def shrink(self, exclude: Sequence[int]) -> RankState:
+        """A communicator of the ranks that are left; collective among these."""
+        n = self.fabric.nranks
+        out = set(exclude) | {rank for rank in self.fabric.lost() if rank != self.fabric.rank}
+        if not all(isinstance(rank, int) and 0 <= rank < n for rank in out):
+            raise ArgumentError(
+                f"shrink on rank {self.fabric.rank}: exclude={list(exclude)}, wanted "
+                f"ranks from 0 to {n - 1}"
+            )
+        if self.fabric.rank in out:
+            raise ArgumentError(
+                f"shrink on rank {self.fabric.rank}: exclude names this rank itself"
+            )
+        members = [rank for rank in range(n) if rank not in out]
+        fabric = self.fabric.subset(members, what="shrink")
+        return RankState(fabric, self.config, pace=self.pace, parent=self, ranks=members)
+
+    # -- the end -----------------------------------------------------------------------------
+
+    def abort(self, reason: str) -> None:
+        """Give up, and tell the others."""
+        if self.closed:
+            return
+        if self.broken is None:
+            self.broken = ClosedError(f"rank {self.fabric.rank} aborted: {reason}")
+        self.fabric.abort(reason)
+
+    def close(self) -> None:
+        """Let go of everything; not collective."""
+        if self.closed:
+            return
+        self.closed = True
+        if self._worker is not None:
+            self._worker.close()
+        self.fabric.leave()
+        self.executor.close()
+        self.symmetric.close()
+        self.fabric.close()

@@ -1,0 +1,164 @@
+"""From a checked call to what runs: the algorithm's plan, its launch and its layout.
+
+Pure: ranks that pass the same call and options, and know the same of each other's buffers, get
+the same answer without a word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from ringcoll.algorithms import ALGORITHMS, build
+from ringcoll.arguments import Call
+from ringcoll.encode import encode
+from ringcoll.errors import ArgumentError, ArgumentTypeError, LaunchRefused
+from ringcoll.executors.cpu import Selection, slot_bytes
+from ringcoll.launch import ALL_MAPPED, Launch, Layout
+from ringcoll.lower import lower
+from ringcoll.plan import Buffer, Plan
+from ringcoll.verify import verify
+
+__all__ = ["AGREED_BYTES", "Choice", "agrees", "select"]
+
+Algorithm = str | Callable[..., Plan]
+
+AGREED_BYTES = 32 << 10
+"""Bytes from which ranks wait for all hellos to learn whose buffers they can reach."""
+
+_SLICE_BYTES = 128 << 10
+"""Bytes of a staged slice: what is copied in by one rank is still in its cache for the others."""
+
+_WINDOW = 2
+
+# Measured on 4 CPU ranks: one hop wins while a message costs less than a rank's wake-up; above,
+# every rank should reduce its part only, and each result should be written once.
+_SMALL = {"barrier": "all_pairs"}
+_LARGE = {
+    "all_reduce": "two_shot_fused",
+    "reduce": "scatter_gather",
+    "gather": "all_pairs",
+    "barrier": "all_pairs",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The options of a call that decide what runs; None leaves it to the library.
+
+    Args:
+        algorithm: a name of :data:`ringcoll.algorithms.ALGORITHMS`, or a user's function of
+            ``nranks`` (and ``root``, for a rooted collective) that returns a Plan.
+        slices: S.
+        deterministic: only left folds in rank order.
+        accumulate: "dtype" rounds at every hop; "wide" once.
+        verify: prove a built-in plan before its first use, as a user's always is.
+
+    """
+
+    algorithm: Algorithm | None = None
+    slices: int | None = None
+    deterministic: bool = False
+    accumulate: str = "wide"
+    verify: bool = False
+
+    def digest(self) -> bytes:
+        """What ranks must share."""
+        name = self.algorithm if isinstance(self.algorithm, str) else ""
+        if callable(self.algorithm):
+            name = getattr(self.algorithm, "__qualname__", "a user's algorithm")
+        return f"{name} {self.slices} {self.deterministic} {self.accumulate}".encode()
+
+
+def agrees(call: Call) -> bool:
+    """Whether the ranks must know each other's hellos before they choose a launch."""
+    scaled = call.op is not None and call.op.scalar is not None
+    return call.nbytes > AGREED_BYTES or scaled or call.collective == "all_to_all"
+
+
+def select(
+    call: Call, mapped: frozenset[Buffer], in_place: bool, half: int, *, nranks: int, choice: Choice
+) -> Selection:
+    """The plan, launch and layout of a call.
+
+    Args:
+        call: the checked call, its counts equal on all ranks.
+        mapped: the buffers that all ranks can reach.
+        in_place: whether the launch is in place.
+        half: bytes of SCRATCH that a call may use.
+        nranks: ranks of the communicator.
+        choice: the options.
+
+    Raises:
+        LaunchRefused: the options cannot carry the call; the message says which.
+
+    """
+    plan = _plan(call, nranks, choice)
+    if not plan.nranks == nranks:
+        raise LaunchRefused(f"{call.collective}: algorithm= gave a plan of {plan.nranks} ranks")
+    align = max(1, 64 // call.dtype.itemsize)
+    counts, displs = call.counts or (call.count,), call.displs or None
+    layout = Layout(plan.collective, counts, align=align, displs=displs)
+    slices = choice.slices or 1
+    if choice.slices is None and mapped != ALL_MAPPED:
+        slices = max(1, -(-layout.width() * call.dtype.itemsize // _SLICE_BYTES))
+    while True:
+        launch = Launch(slices=slices, window=_WINDOW, mapped=mapped, in_place=in_place)
+        layout = replace(layout, slices=slices)
+        program = encode(plan, launch)
+        if program.scratch * program.slots * slot_bytes(call, program, layout) <= half:
+            break
+        if layout.width() <= align:
+            raise LaunchRefused(
+                f"{call.collective}: {program.scratch} SCRATCH chunks do not fit {half} bytes; "
+                f"use another algorithm"
+            )
+        slices *= 2
+    _prove(plan, replace(launch, slices=min(slices, 2 * _WINDOW + 2)), choice)
+    return Selection(plan, launch, layout)
+
+
+def _plan(call: Call, nranks: int, choice: Choice) -> Plan:
+    name = call.collective
+    if callable(choice.algorithm):
+        return _users(choice.algorithm, name, nranks, call.root)
+    algorithm = choice.algorithm
+    if algorithm is None:
+        table = _LARGE if call.nbytes > AGREED_BYTES else _SMALL
+        algorithm = table.get(name, "one_shot")
+    if algorithm not in ALGORITHMS[name]:
+        raise ArgumentError(
+            f"{name}: algorithm={algorithm!r} is not one of {', '.join(ALGORITHMS[name])}"
+        )
+    return build(name, algorithm, nranks, root=call.root)
+
+
+@lru_cache(maxsize=64)
+def _users(function: Callable[..., Plan], name: str, nranks: int, root: int) -> Plan:
+    """A user's plan, checked to be one of this collective."""
+    from ringcoll.collectives import COLLECTIVES
+
+    rooted = COLLECTIVES[name].has_root
+    plan = function(nranks, root=root) if rooted else function(nranks)
+    if not isinstance(plan, Plan):
+        raise ArgumentTypeError(
+            f"{name}: algorithm= returned a {type(plan).__name__}, wanted a Plan"
+        )
+    seen = plan.collective
+    if (seen.name, seen.nranks, seen.root) != (name, nranks, root):
+        raise ArgumentError(
+            f"{name} of {nranks} ranks, root {root}: algorithm= returned a plan of {seen}"
+        )
+    return plan
+
+
+def _prove(plan: Plan, launch: Launch, choice: Choice) -> None:
+    """Prove a user's plan, and a built-in one where that is asked for or order is promised."""
+    if callable(choice.algorithm) or choice.verify or choice.deterministic:
+        _proof(plan, launch, choice.deterministic)
+
+
+@lru_cache(maxsize=256)
+def _proof(plan: Plan, launch: Launch, deterministic: bool) -> None:
+    verify(lower(plan, launch), deterministic=deterministic and plan.collective.reduces)

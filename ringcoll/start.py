@@ -1,0 +1,132 @@
+"""How communicators begin: one rank a process, several ranks in this process, one thread a rank."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from ringcoll.communicator import Communicator
+from ringcoll.config import Config, Settings, starting
+from ringcoll.errors import AbortedError, ArgumentError, MismatchError
+from ringcoll.executors.pace import Pace
+from ringcoll.fabric import Fabric, each, open_fabric, thread_fabrics
+from ringcoll.rank import RankState
+
+__all__ = ["init", "init_all", "spawn"]
+
+_log = logging.getLogger("ringcoll")
+
+
+def init(
+    bootstrap: object = None,
+    *,
+    device: str = "auto",
+    timeout: float | None = None,
+    config: Config | None = None,
+    **options: Any,
+) -> Communicator:
+    """The communicator of this process's world: one rank a process.
+
+    Args:
+        bootstrap: an mpi4py communicator, or any object with ``rank``, ``nranks`` and
+            ``allgather(bytes) -> list[bytes]``. None: MPI where this process is one of several,
+            else a world of one.
+        device: "cpu", or "auto", which is CPU until GPUs are served.
+        timeout: seconds that a wait may take; None: 60, ``math.inf``: for ever.
+        config: options of all calls.
+        options: fields of :class:`ringcoll.Config`, and settings of ``init`` alone such as
+            ``pace=(bytes_per_s, alpha_s)``.
+
+    Raises:
+        LauncherError: the launcher and the world that it made do not match.
+        MachineError: ranks cannot share memory; the message says why.
+        MismatchError: the ranks run different versions or settings.
+        DeadlineError: a rank did not come.
+
+    """
+    from ringcoll.bootstrap import bootstrap_of
+
+    agreed, settings = starting(config, timeout, device, options)
+    world = bootstrap_of(bootstrap, timeout=agreed.timeout or 60.0)
+    fabric = open_fabric(world, timeout=agreed.timeout or 60.0)
+    return _communicator(fabric, agreed, settings)
+
+
+def init_all(nranks: int, *, device: str = "auto", **options: Any) -> list[Communicator]:
+    """Several ranks in this process: one communicator for each.
+
+    Call them together inside ``with ringcoll.group():``, or from one thread a rank.
+
+    Args:
+        nranks: how many.
+        device: "cpu", or "auto", which is CPU until GPUs are served.
+        options: as for :func:`init`.
+
+    """
+    if isinstance(nranks, bool) or not isinstance(nranks, int) or nranks < 1:
+        raise ArgumentError(f"init_all: nranks={nranks!r}, wanted an integer >= 1")
+    agreed, settings = starting(None, None, device, options)
+    fabrics = thread_fabrics(nranks, agreed.timeout or 60.0)
+    return each(fabrics, lambda fabric: _communicator(fabric, agreed, settings))
+
+
+def spawn(
+    function: Callable[..., Any], nranks: int, *args: Any, device: str = "auto", **options: Any
+) -> list[Any]:
+    """Run ``function(comm, *args)`` on one thread a rank; return what each returned.
+
+    The first failure is raised again with its rank; the other ranks are aborted, none waits.
+
+    Args:
+        function: gets its rank's communicator, then ``args``.
+        nranks: how many.
+        args: for every rank the same.
+        device: "cpu", or "auto", which is CPU until GPUs are served.
+        options: as for :func:`init`.
+
+    """
+    comms = init_all(nranks, device=device, **options)
+    results: list[Any] = [None] * nranks
+    failures: list[tuple[int, BaseException]] = []
+
+    def work(comm: Communicator) -> None:
+        try:
+            results[comm.rank] = function(comm, *args)
+        except BaseException as error:
+            failures.append((comm.rank, error))
+            comm.abort(f"{type(error).__name__}: {error}")
+
+    threads = [
+        threading.Thread(target=work, args=(comm,), name=f"ringcoll rank {comm.rank}", daemon=True)
+        for comm in comms
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for comm in comms:
+        comm.close()
+    if failures:
+        # A rank that was aborted only reports somebody else's failure.
+        failures.sort(key=lambda failure: isinstance(failure[1], AbortedError))
+        rank, error = failures[0]
+        error.add_note(f"raised on rank {rank} of {nranks}") if hasattr(error, "add_note") else None
+        raise error
+    return results
+
+
+def _communicator(fabric: Fabric, config: Config, settings: Settings) -> Communicator:
+    said = fabric.allgather(config.agreed() + settings.agreed(), what="init")
+    for rank, other in enumerate(said):
+        if other != said[0]:
+            fabric.abort("the ranks were given different options")
+            raise MismatchError(
+                f"init: rank 0 was given {said[0].decode()} and rank {rank} {other.decode()}; "
+                f"pass the same options on every rank"
+            )
+    pace = None if settings.pace is None else Pace(*settings.pace)
+    if fabric.rank == 0:
+        _log.info("init: %d CPU ranks", fabric.nranks)
+    return Communicator(RankState(fabric, config, pace=pace))

@@ -1,0 +1,95 @@
+"""The v-variants in terms of what there is: a plan with unequal segments, or a set of pairs.
+
+all_gather_v and reduce_scatter_v know every rank's count, so they are plans. What only two ends
+know is point to point: gather_v, scatter_v and all_to_all_v are groups of sends and receives.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy.typing as npt
+
+from ringcoll.arguments import Call
+from ringcoll.arguments_v import VCall
+from ringcoll.errors import ArgumentError
+
+__all__ = ["as_collective", "as_pairs", "copy_own"]
+
+
+Array = npt.NDArray[Any]
+
+
+def as_collective(call: VCall) -> Call:
+    """all_gather_v or reduce_scatter_v as a collective with a count for each rank."""
+    gathers = call.collective == "all_gather_v"
+    counts = call.recvcounts if gathers else call.sendcounts
+    return Call(
+        "all_gather" if gathers else "reduce_scatter",
+        call.rank,
+        call.send,
+        call.recv,
+        max(counts),
+        call.dtype,
+        call.op,
+        in_place=call.in_place,
+        nbytes=sum(counts) * call.dtype.itemsize,
+        counts=counts,
+        displs=call.recvdispls if gathers else call.senddispls,
+        terms=call.describe(),
+    )
+
+
+def as_pairs(call: VCall, nranks: int) -> list[Call]:
+    """This rank's sends and receives of gather_v, scatter_v or all_to_all_v, but to itself."""
+    peers = [(call.rank + d) % nranks for d in range(1, nranks)]
+    sends, recvs = peers, peers
+    if call.collective == "gather_v":
+        sends, recvs = _rooted(call, peers)
+    elif call.collective == "scatter_v":
+        recvs, sends = _rooted(call, peers)
+    return [
+        *(_half(call, peer, sends=True) for peer in sends),
+        *(_half(call, peer, sends=False) for peer in recvs),
+    ]
+
+
+def copy_own(call: VCall) -> None:
+    """What a rank keeps for itself moves by a plain copy."""
+    if call.in_place or call.send is None or call.recv is None:
+        return
+    _, send = _piece(call, call.rank, sends=True)
+    _, recv = _piece(call, call.rank, sends=False)
+    recv[...] = send
+
+
+def _rooted(call: VCall, peers: list[int]) -> tuple[list[int], list[int]]:
+    """To whom the leaves' side and the root's side go."""
+    return ([], peers) if call.rank == call.root else ([call.root], [])
+
+
+def _half(call: VCall, peer: int, *, sends: bool) -> Call:
+    count, piece = _piece(call, peer, sends=sends)
+    return Call(
+        "send",
+        call.rank,
+        piece if sends else None,
+        None if sends else piece,
+        count,
+        call.dtype,
+        nbytes=piece.nbytes,
+        peer=peer,
+    )
+
+
+def _piece(call: VCall, peer: int, *, sends: bool) -> tuple[int, Array]:
+    """How many elements go to or come from ``peer``, and where they lie."""
+    buffer = call.send if sends else call.recv
+    if buffer is None:
+        raise ArgumentError(f"{call.collective} on rank {call.rank}: a buffer is missing")
+    counts, displs = (
+        (call.sendcounts, call.senddispls) if sends else (call.recvcounts, call.recvdispls)
+    )
+    if not counts:
+        return buffer.size, buffer
+    return counts[peer], buffer[displs[peer] : displs[peer] + counts[peer]]
