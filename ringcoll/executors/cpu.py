@@ -252,7 +252,8 @@ class CpuExecutor:
         epoch, mine = ticket.epoch, ticket.prepared.signature
         at, base, entered = self.board.signature_at(epoch), epoch << 32, self.board.entered
         for words in self.entered:
-            if words[at] != mine and words[entered] >= base:
+            # In this order: the slot holds an older signature until the rank has entered.
+            if words[entered] >= base and words[at] != mine:
                 raise MismatchError(self._disagreement(ticket))
 
     def _disagreement(self, ticket: Ticket) -> str:
@@ -288,13 +289,18 @@ class CpuExecutor:
             watched,
             deadline=began + timeout,
             describe=lambda: self.late(ticket, timeout),
+            peers=lambda: self.absent(ticket),
         )
+
+    def absent(self, ticket: Ticket) -> list[int]:
+        """The ranks that have not entered a call: it cannot end if one of them has left."""
+        base, at = ticket.epoch << 32, self.board.entered
+        return [rank for rank in self.peers if self.board.words[rank][at] < base]
 
     def late(self, ticket: Ticket, timeout: float) -> str:
         """Who waited for whom: the message of a deadline."""
         epoch, call = ticket.epoch, ticket.prepared.call
-        base, at = epoch << 32, self.board.entered
-        absent = [rank for rank in self.peers if self.board.words[rank][at] < base]
+        absent = self.absent(ticket)
         what = f"{call.collective} (call {epoch}) on rank {self.rank}: waited {timeout:g} s"
         if absent:
             return (
