@@ -17,6 +17,7 @@ from ringcoll.arguments_v import (
     prepare_reduce_scatter_v,
     prepare_scatter_v,
 )
+from ringcoll.buffers import flat
 from ringcoll.calling import Calling
 from ringcoll.dtypes import ReduceOp, dtype_of
 from ringcoll.rank import RankState
@@ -227,6 +228,25 @@ class Communicator(Calling):
         with self._lock:
             self._state.usable()
             return self._state.symmetric.empty(shape, dtype_of(dtype).numpy)
+
+    def register(self, array: object) -> None:
+        """Make an array's memory reachable for all ranks; collective.
+
+        On CPU ranks only memory from :meth:`empty` can be reached, and that is registered from
+        birth: this checks it on all ranks.
+
+        Raises:
+            ArgumentError: the memory is private to its process, on this rank or another.
+
+        """
+        with self._lock:
+            self._state.register(array)
+
+    def unregister(self, array: object) -> None:
+        """Undo :meth:`register`; memory from :meth:`empty` stays reachable until it is freed."""
+        with self._lock:
+            self._state.usable()
+            flat(array, argument="array", where=f"unregister on rank {self.rank}", writable=False)
 
     # -- life --------------------------------------------------------------------------------
 

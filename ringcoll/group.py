@@ -142,7 +142,14 @@ def _idle(states: list[RankState], ready: Callable[[], bool], timeout: float) ->
 
     deadline = time.monotonic() + timeout
     if len(states) == 1:
-        states[0].fabric.wait(watched, deadline=deadline, describe=describe)
+        (state,) = states
+
+        def absent() -> list[int]:
+            ticket, halves = state.executor.running, state.pairs.running
+            missing = {rank for half in halves for rank in state.pairs.absent(half)}
+            return sorted(missing.union(state.executor.absent(ticket) if ticket else ()))
+
+        state.fabric.wait(watched, deadline=deadline, describe=describe, peers=absent)
         return
     while not watched():
         for state in states:

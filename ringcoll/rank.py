@@ -7,6 +7,8 @@ import struct
 from collections.abc import Callable, Sequence
 
 from ringcoll.arguments import Call
+from ringcoll.bootstrap.contract import named
+from ringcoll.buffers import flat
 from ringcoll.config import Config
 from ringcoll.errors import ArgumentError, ClosedError, Error, LaunchRefused, UsageError
 from ringcoll.executors.cpu import CpuExecutor, Prepared, Selection
@@ -111,6 +113,22 @@ class RankState:
         """Wait for the calls of the worker thread."""
         if self._worker is not None:
             self._worker.drain()
+
+    def register(self, array: object) -> None:
+        """Check that all ranks can reach an array; collective."""
+        self.usable()
+        where = f"register on rank {self.fabric.rank}"
+        view = flat(array, argument="array", where=where, writable=False)
+        address = view.__array_interface__["data"][0]
+        known = not view.nbytes or self.symmetric.lookup(address, view.nbytes) is not None
+        said = self.fabric.allgather(bytes([known]), what="register")
+        private = [rank for rank, part in enumerate(said) if part != b"\x01"]
+        if private:
+            raise ArgumentError(
+                f"{where}: the memory of array is private to its process on {named(private)}, and "
+                f"CPU ranks cannot open it; allocate it with comm.empty, or pass it as it is: "
+                f"plain arrays are staged"
+            )
 
     # -- errors ------------------------------------------------------------------------------
 

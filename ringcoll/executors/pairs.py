@@ -153,6 +153,12 @@ class Pairs:
                 f"{self.board.recorded(peer, said.record)}; count and dtype must be equal"
             )
 
+    def absent(self, ticket: PairTicket) -> list[int]:
+        """The peer, if it has not entered the call."""
+        peer = ticket.call.peer
+        words, at = self.board.words[peer], self.board.pair(self.rank, sends=not ticket.sends)
+        return [peer] if words[at] < ticket.epoch << 32 and peer != self.rank else []
+
     def late(self, ticket: PairTicket) -> str:
         """Who waited for whom: the message of a deadline."""
         call = ticket.call
