@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from ringcoll.errors import ArgumentError, ArgumentTypeError, ClosedError, MismatchError
 from ringcoll.fabric.base import Fabric
-from ringcoll.transports.shm import pages
+from ringcoll.transports.pages import whole_pages
 
 __all__ = ["Bytes", "SymmetricMemory"]
 
@@ -216,7 +216,7 @@ class SymmetricMemory:
     def _reused(self, unused: Sequence[int], nbytes: int) -> _Block | None:
         for number in unused:
             block = self._table.blocks[number]
-            if block.nbytes == pages(nbytes):
+            if block.nbytes == whole_pages(nbytes):
                 self._free.discard(number)
                 block.serial += 1
                 return block

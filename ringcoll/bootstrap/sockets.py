@@ -166,6 +166,7 @@ class _Relay:
         self._links: dict[int, socket.socket] = {}
         self._buffers = [bytearray() for _ in range(nranks)]
         self._round: dict[int, bytes] = {}
+        self._lost: list[int] = []  # the first to end before a round was complete
 
     def start(self, argv: Sequence[str], rank: int, env: dict[str, str]) -> None:
         ours, theirs = socket.socketpair()
@@ -219,7 +220,10 @@ class _Relay:
         """Complete the round if all have come, or fail it if one no longer can."""
         if not self._round:
             return
-        gone = [r for r in range(self._nranks) if r not in self._round and r not in self._links]
+        if not self._lost:
+            # Whom that makes fail, and end, is not to blame.
+            links, round_ = self._links, self._round
+            self._lost = [r for r in range(self._nranks) if r not in links and r not in round_]
         if len(self._round) == self._nranks:
             kind, answer = (
                 _GATHER,
@@ -227,8 +231,8 @@ class _Relay:
                     _WORD.pack(len(self._round[r])) + self._round[r] for r in range(self._nranks)
                 ),
             )
-        elif gone:
-            kind, answer = _LOST, b"".join(map(_WORD.pack, gone))
+        elif self._lost:
+            kind, answer = _LOST, b"".join(map(_WORD.pack, self._lost))
         else:
             return
         waiting, self._round = list(self._round), {}

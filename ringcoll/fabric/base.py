@@ -13,9 +13,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 from ringcoll.bootstrap.contract import named
+from ringcoll.errors import ArgumentError
 from ringcoll.transports.fence import Fence
 
-__all__ = ["Fabric", "named"]
+__all__ = ["Fabric", "chosen", "named"]
 
 
 class Fabric(ABC):
@@ -54,6 +55,19 @@ class Fabric(ABC):
         Raises:
             OutOfMemory: the parts together exceed what is available; on every rank.
             DeadlineError: a rank did not come.
+
+        """
+
+    @abstractmethod
+    def expose(self, memory: memoryview, *, what: str) -> list[memoryview] | None:
+        """Let the peers see memory that exists already; collective.
+
+        Args:
+            memory: this rank's.
+            what: what the memory is for, the same text on every rank.
+
+        Returns:
+            One view per rank; None where peers cannot reach another process's own memory.
 
         """
 
@@ -143,3 +157,20 @@ class Fabric(ABC):
         """The value of ``time.monotonic()`` at which a wait that starts now must end."""
         seconds = self.timeout if timeout is None else timeout
         return math.inf if seconds == math.inf else time.monotonic() + seconds
+
+
+def chosen(fabric: Fabric, members: Sequence[int], what: str) -> tuple[int, ...]:
+    """The members of a subset, checked.
+
+    Raises:
+        ArgumentError: not a rank, one twice, or this rank is not among them.
+
+    """
+    ranks = tuple(members)
+    legal = all(0 <= rank < fabric.nranks for rank in ranks)
+    if not legal or len(set(ranks)) != len(ranks) or fabric.rank not in ranks:
+        raise ArgumentError(
+            f"{what}: {list(ranks)} must be different ranks below {fabric.nranks} that "
+            f"include this rank, {fabric.rank}"
+        )
+    return ranks

@@ -35,7 +35,10 @@ _WHAT_BYTES = 1024
 
 
 class State(IntEnum):
-    """What a rank has said about itself; a rank that has said OPEN may yet be dead."""
+    """What a rank has said about itself; a rank that has said OPEN may yet be dead.
+
+    EXITED: it ended or dropped its fabric without closing it. EXPIRED: a deadline has passed.
+    """
 
     OPEN = 0
     CLOSED = 1
@@ -58,6 +61,8 @@ class Mailbox:
         """Fill the slot of ``tag``."""
         words, data = self._words[tag & 1], self._bytes[tag & 1]
         words[0] = 0
+        if self._fence:
+            self._fence()
         words[1] = len(payload)
         data[_SLOT_HEADER : _SLOT_HEADER + len(payload)] = payload
         if self._fence:
@@ -76,6 +81,8 @@ class Mailbox:
         if self._fence:
             self._fence()
         payload = bytes(data[_SLOT_HEADER : _SLOT_HEADER + min(words[1], self.capacity)])
+        if self._fence:
+            self._fence()
         return payload if words[0] == tag else None
 
     def clear(self) -> None:

@@ -11,7 +11,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from ringcoll import finalize
@@ -25,61 +24,17 @@ from ringcoll.errors import (
     MismatchError,
     RankLostError,
 )
-from ringcoll.fabric.base import Fabric
+from ringcoll.fabric.base import Fabric, chosen
 from ringcoll.fabric.control import State, sides
+from ringcoll.fabric.world import World
 from ringcoll.transports.fence import fence_of
 from ringcoll.transports.limits import available, require
-from ringcoll.transports.shm import pages, private
+from ringcoll.transports.pages import whole_pages
+from ringcoll.transports.shm import private
 
 __all__ = ["ThreadFabric", "each", "thread_fabrics"]
 
 _NAP = 0.5  # seconds between looks at the clock of a waiter that nobody wakes
-
-
-@dataclass(slots=True)
-class _Status:
-    """What a rank has said about itself."""
-
-    state: State = State.OPEN
-    since: int = 0
-    reason: str = ""
-    died: bool = False
-
-
-@dataclass(slots=True)
-class _Round:
-    """One exchange: who came for what, with which value."""
-
-    values: dict[int, Any] = field(default_factory=dict)
-    calls: dict[int, str] = field(default_factory=dict)
-    taken: set[int] = field(default_factory=set)
-
-
-class _World:
-    """What the ranks of one fabric share."""
-
-    def __init__(self, nranks: int) -> None:
-        self.nranks = nranks
-        self.lock = threading.Lock()
-        self.conditions = [threading.Condition() for _ in range(nranks)]
-        self.statuses = [_Status() for _ in range(nranks)]
-        self.alarm = False
-        self.rounds: dict[int, _Round] = {}
-        self.meetings: dict[tuple[int, ...], _Meeting] = {}
-
-    def wake(self) -> None:
-        """Wake every rank."""
-        for condition in self.conditions:
-            with condition:
-                condition.notify_all()
-
-
-@dataclass(slots=True)
-class _Meeting:
-    """Members of a subset on their way."""
-
-    calls: dict[int, str] = field(default_factory=dict)
-    world: _World | None = None
 
 
 class ThreadFabric(Fabric):
@@ -87,7 +42,7 @@ class ThreadFabric(Fabric):
 
     threads = True
 
-    def __init__(self, world: _World, rank: int, timeout: float) -> None:
+    def __init__(self, world: World, rank: int, timeout: float) -> None:
         self.rank = rank
         self.nranks = world.nranks
         self.timeout = timeout
@@ -111,12 +66,12 @@ class ThreadFabric(Fabric):
         if nbytes < 0:
             raise ArgumentError(f"{what}: cannot share {nbytes} bytes")
         said = self._swap((nbytes, available()), what, None)
-        need = sum(pages(part) for part, _ in said)
+        need = sum(whole_pages(part) for part, _ in said)
         room = min((room for _, room in said), key=lambda room: int(room.nbytes))
         require(need, room, f"{what} on {self.nranks} ranks")
         mine: memoryview | MachineError
         try:
-            mine = private(nbytes, what)[: pages(nbytes)]
+            mine = private(nbytes, what)[: whole_pages(nbytes)]
         except MachineError as error:
             mine = error
         parts = self._swap(mine, what, None)
@@ -125,6 +80,10 @@ class ThreadFabric(Fabric):
                 raise type(part)(f"rank {rank} failed: {part}") from part
         return parts
 
+    def expose(self, memory: memoryview, *, what: str) -> list[memoryview] | None:
+        """Hand the memory itself to the other threads."""
+        return self._swap(memory, what, None)
+
     def allgather(self, payload: bytes, *, what: str, timeout: float | None = None) -> list[bytes]:
         """Every rank's payload."""
         return self._swap(bytes(payload), what, timeout)
@@ -132,16 +91,9 @@ class ThreadFabric(Fabric):
     def _swap(self, value: Any, what: str, timeout: float | None) -> list[Any]:
         """Every rank's object, in rank order; collective."""
         self.check()
-        world, number = self._world, self._round
+        number, started = self._round, time.monotonic()
         self._round += 1
-        started, deadline = time.monotonic(), self.deadline(timeout)
-        with world.lock:
-            round_ = world.rounds.setdefault(number, _Round())
-            round_.calls[self.rank] = what
-            round_.values[self.rank] = value
-            full = len(round_.values) == self.nranks
-        if full:
-            world.wake()
+        round_ = self._world.come(number, self.rank, what, value)
 
         def missing() -> list[int]:
             return [rank for rank in range(self.nranks) if rank not in round_.values]
@@ -150,24 +102,16 @@ class ThreadFabric(Fabric):
             waited = time.monotonic() - started
             return f"{what}: rank {self.rank} waited {waited:.3g} s for {named(missing())}"
 
+        def full() -> bool:
+            return len(round_.values) == self.nranks
+
         try:
-            self.wait(
-                lambda: len(round_.values) == self.nranks,
-                deadline=deadline,
-                describe=describe,
-                peers=missing,
-            )
+            self.wait(full, deadline=self.deadline(timeout), describe=describe, peers=missing)
         except DeadlineError as error:
+            # The others may still come: they must not take this round for a success.
             self.abort(str(error), expired=True)
             raise
-        with world.lock:
-            round_.taken.add(self.rank)
-            if len(round_.taken) == self.nranks:
-                del world.rounds[number]
-        calls = [round_.calls[rank] for rank in range(self.nranks)]
-        if len(set(calls)) > 1:
-            raise MismatchError(f"the ranks make different calls: {sides(calls)}")
-        return [round_.values[rank] for rank in range(self.nranks)]
+        return self._world.take(number, self.rank, round_)
 
     def wait(
         self,
@@ -181,7 +125,12 @@ class ThreadFabric(Fabric):
         if ready():
             return
         self._usable()
-        self._sleep(ready, deadline, describe, lambda: self._news(peers))
+
+        def look() -> None:
+            self._news()
+            self._departed(peers)
+
+        self._sleep(ready, deadline, describe, look)
 
     def _sleep(
         self,
@@ -208,14 +157,14 @@ class ThreadFabric(Fabric):
         if self._ended:
             raise ClosedError(self._ended)
         if self._world.alarm:
-            self._news(None)
+            self._news()
 
     def _usable(self) -> None:
         if self._ended:
             raise ClosedError(self._ended)
 
-    def _news(self, peers: Callable[[], Sequence[int]] | None) -> None:
-        """Raise if a rank has died or aborted, or has left although ``peers`` names it."""
+    def _news(self) -> None:
+        """Raise if a rank has died or aborted."""
         self._usable()
         statuses = self._world.statuses
         given_up = [
@@ -230,17 +179,18 @@ class ThreadFabric(Fabric):
                 raise RankLostError(f"{named([first])} died: {reason}")
             who = "this rank" if first == self.rank else named([first])
             raise AbortedError(f"{who} aborted: {reason}")
-        left = [
-            rank
-            for rank, s in enumerate(statuses)
-            if s.state is not State.OPEN and rank != self.rank
-        ]
-        awaited = range(self.nranks) if peers is None else peers()
-        if peers is None and len(left) < self.nranks - 1:
+
+    def _departed(self, peers: Callable[[], Sequence[int]] | None) -> None:
+        """Raise if a rank has left that ``peers`` names; None: if all have."""
+        states = {r: s.state for r, s in enumerate(self._world.statuses) if r != self.rank}
+        left = [rank for rank, state in states.items() if state is not State.OPEN]
+        if not left or (peers is None and len(left) < len(states)):
             return
+        awaited = left if peers is None else peers()
         for rank in left:
             if rank in awaited:
-                raise RankLostError(f"rank {rank} closed its communicator")
+                how = "closed" if states[rank] is State.CLOSED else "left without closing"
+                raise RankLostError(f"rank {rank} {how} its communicator")
 
     def lost(self) -> tuple[int, ...]:
         """The other ranks that have died or closed."""
@@ -260,16 +210,8 @@ class ThreadFabric(Fabric):
         self._say(State.ABORTED, reason, died=True)
 
     def _say(self, state: State, reason: str = "", *, died: bool = False) -> None:
-        if self._ended:
-            return
-        status = self._world.statuses[self.rank]
-        with self._world.lock:
-            if status.state is State.OPEN:
-                status.reason, status.since, status.died = reason, time.monotonic_ns(), died
-                status.state = state
-                if state in (State.ABORTED, State.EXPIRED):
-                    self._world.alarm = True
-        self._world.wake()
+        if not self._ended:
+            self._world.say(self.rank, state, reason, died=died)
 
     def leave(self) -> None:
         """Declare the orderly end, and wake all."""
@@ -295,25 +237,14 @@ class ThreadFabric(Fabric):
     def subset(self, members: Sequence[int], *, what: str) -> Fabric:
         """Meet the members in the shared world, and make them a new one."""
         self._usable()
-        chosen = tuple(members)
-        legal = all(0 <= rank < self.nranks for rank in chosen)
-        if not legal or len(set(chosen)) != len(chosen) or self.rank not in chosen:
-            raise ArgumentError(
-                f"{what}: {list(chosen)} must be different ranks below {self.nranks} that "
-                f"include this rank, {self.rank}"
-            )
-        world, deadline = self._world, self.deadline()
-        with world.lock:
-            meeting = world.meetings.setdefault(chosen, _Meeting())
-            meeting.calls[self.rank] = what
-            if len(meeting.calls) == len(chosen):
-                del world.meetings[chosen]
-                meeting.world = _World(len(chosen))
-        if meeting.world is not None:
-            world.wake()
+        ranks = chosen(self, members, what)
+        encounter = self._world.meet(ranks, self.rank, what)
 
         def missing() -> list[int]:
-            return [rank for rank in chosen if rank not in meeting.calls]
+            return [rank for rank in ranks if rank not in encounter.calls]
+
+        def describe() -> str:
+            return f"{what}: rank {self.rank} waited for {named(missing())} in vain"
 
         def look() -> None:
             lost = [rank for rank in self.lost() if rank in missing()]
@@ -321,22 +252,16 @@ class ThreadFabric(Fabric):
                 raise RankLostError(f"{what}: {named(lost)} died or closed the communicator")
 
         try:
-            self._sleep(
-                lambda: meeting.world is not None,
-                deadline,
-                lambda: f"{what}: rank {self.rank} waited for {named(missing())} in vain",
-                look,
-            )
+            self._sleep(lambda: encounter.world is not None, self.deadline(), describe, look)
         except (RankLostError, DeadlineError):
-            with world.lock:
-                meeting.calls.pop(self.rank, None)
+            self._world.part(encounter, self.rank)
             raise
-        calls = [meeting.calls[rank] for rank in chosen]
+        calls = [encounter.calls[rank] for rank in ranks]
         if len(set(calls)) > 1:
             raise MismatchError(f"the ranks make different calls: {sides(calls)}")
-        if meeting.world is None:
-            raise DeadlineError(f"{what}: the members did not meet")
-        fabric = ThreadFabric(meeting.world, chosen.index(self.rank), self.timeout)
+        if encounter.world is None:
+            raise DeadlineError(describe())
+        fabric = ThreadFabric(encounter.world, ranks.index(self.rank), self.timeout)
         finalize.track(fabric)
         return fabric
 
@@ -353,7 +278,7 @@ def thread_fabrics(nranks: int, timeout: float = 60.0) -> list[Fabric]:
         raise ArgumentError(f"a communicator has at least 1 rank, not {nranks}")
     if not timeout > 0 or math.isnan(timeout):
         raise ArgumentError(f"timeout must be a positive number of seconds, not {timeout}")
-    world = _World(nranks)
+    world = World(nranks)
     fabrics: list[Fabric] = []
     for rank in range(nranks):
         fabric = ThreadFabric(world, rank, timeout)
@@ -392,8 +317,8 @@ def each(fabrics: Sequence[Fabric], function: Callable[[Fabric], Any]) -> list[A
     return results
 
 
-def _collected(world: _World, rank: int) -> None:
+def _collected(world: World, rank: int) -> None:
     """A fabric was collected without close(): nobody may wait for it for ever."""
     status = world.statuses[rank]
     if status.state is State.OPEN:
-        status.state = State.CLOSED
+        status.state = State.EXITED

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import threading
 import weakref
 from collections.abc import Mapping
 
@@ -44,6 +45,7 @@ class Obituary:
         self._processes = processes
         self._poll = select.poll()
         self._ranks: dict[int, int] = {}
+        self._reading = threading.Lock()
         for rank, process in processes.items():
             if process.fd >= 0 and not process.dead:
                 self._poll.register(process.fd, select.POLLIN)
@@ -51,7 +53,12 @@ class Obituary:
 
     def read(self) -> list[int]:
         """The ranks whose processes have ended, of all times."""
-        for fd, _ in self._poll.poll(0):
-            self._poll.unregister(fd)
-            self._processes[self._ranks[fd]].dead = True
+        # One thread asks; another that comes meanwhile takes what is known.
+        if self._reading.acquire(blocking=False):
+            try:
+                for fd, _ in self._poll.poll(0):
+                    self._poll.unregister(fd)
+                    self._processes[self._ranks[fd]].dead = True
+            finally:
+                self._reading.release()
         return [rank for rank, process in self._processes.items() if process.dead]

@@ -18,7 +18,8 @@ from ringcoll.errors import DeadlineError, MachineError
 
 __all__ = ["Door", "receive"]
 
-_TOKEN = 16
+_TOKEN = 16  # random bytes of a name
+_INT = struct.Struct("i")
 
 
 class Door:
@@ -87,13 +88,14 @@ def receive(names: Sequence[str], deadline: float, serve: Door, fd: int, callers
         serve.serve(fd, callers, deadline)
         for call in calls:
             call.settimeout(_left(deadline, 1))
-            _, fds, _, _ = socket.recv_fds(call, 1, 1, socket.MSG_CMSG_CLOEXEC)
-            if not fds:
+            # Not socket.recv_fds, which drops its flags.
+            _, passed, _, _ = call.recvmsg(1, socket.CMSG_LEN(_INT.size), socket.MSG_CMSG_CLOEXEC)
+            if not passed or len(passed[0][2]) != _INT.size:
                 raise MachineError("a peer closed its door without passing a descriptor")
-            received.extend(fds)
+            received.extend(_INT.unpack(passed[0][2]))
     except BaseException as error:
-        for passed in received:
-            os.close(passed)
+        for taken in received:
+            os.close(taken)
         if isinstance(error, TimeoutError) and not isinstance(error, DeadlineError):
             raise _late(len(names) - len(received)) from error
         raise

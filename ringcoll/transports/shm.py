@@ -12,19 +12,17 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
-import mmap
 import os
 import secrets
-import sys
 from dataclasses import dataclass
 from typing import Any
 
 from ringcoll.errors import MachineError, OutOfMemory
 from ringcoll.transports.limits import available, size
+from ringcoll.transports.pages import PAGE, map_private, map_shared, whole_pages
 
-__all__ = ["PAGE", "Denied", "Handle", "Segment", "attach", "create", "pages", "private"]
+__all__ = ["Denied", "Handle", "Segment", "attach", "create", "private"]
 
-PAGE = mmap.PAGESIZE
 _MAGIC = b"ringcoll"
 _NONCE = 24  # random bytes; with the magic 32 bytes at the start of the header page
 # Reserved piece by piece: an interrupted posix_fallocate starts again from nothing.
@@ -83,11 +81,6 @@ class Segment:
             self.fd = -1
 
 
-def pages(nbytes: int) -> int:
-    """``nbytes`` rounded up to whole pages."""
-    return -(-nbytes // PAGE) * PAGE
-
-
 def create(nbytes: int, what: str) -> Segment:
     """A new zeroed segment of at least ``nbytes``, all of its pages reserved.
 
@@ -96,7 +89,7 @@ def create(nbytes: int, what: str) -> Segment:
         MachineError: the kernel has no memfd, or no descriptors are left.
 
     """
-    total = PAGE + pages(nbytes)
+    total = PAGE + whole_pages(nbytes)
     fd = -1
     try:
         fd = os.memfd_create("ringcoll", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -104,7 +97,7 @@ def create(nbytes: int, what: str) -> Segment:
         for start in range(0, total, _PIECE):
             os.posix_fallocate(fd, start, min(_PIECE, total - start))
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
-        memory = _map(fd, total)
+        memory = map_shared(fd, total)
     except (OSError, AttributeError) as error:
         if fd >= 0:
             os.close(fd)
@@ -146,7 +139,7 @@ def attach(handle: Handle, what: str, descriptor: int | None = None) -> memoryvi
             raise MachineError(
                 f"{what}: the memory of process {handle.pid} has {found} bytes, not {total}"
             )
-        memory = _map(fd, total)
+        memory = map_shared(fd, total)
     except OSError as error:
         raise _explained(error, total, what) from error
     finally:
@@ -167,20 +160,11 @@ def private(nbytes: int, what: str) -> memoryview:
         OutOfMemory: the kernel refuses.
 
     """
-    total = max(PAGE, pages(nbytes))
+    total = max(PAGE, whole_pages(nbytes))
     try:
-        memory = mmap.mmap(-1, total, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        return map_private(total)
     except (OSError, ValueError, OverflowError) as error:
         raise _explained(error, total, what) from error
-    return memoryview(memory)
-
-
-def _map(fd: int, total: int) -> memoryview:
-    # Page tables are filled now, not by a fault on every page of the first collective.
-    flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
-    if sys.version_info >= (3, 13):
-        return memoryview(mmap.mmap(fd, total, flags=flags, trackfd=False))
-    return memoryview(mmap.mmap(fd, total, flags=flags))
 
 
 def _explained(error: Exception, total: int, what: str) -> MachineError:

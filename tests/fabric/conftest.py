@@ -1,0 +1,87 @@
+"""Running one scenario in several processes."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from ringcoll.bootstrap import run_ranks
+from ringcoll.bootstrap.launcher import mpiexec
+
+ROOT = Path(__file__).parents[2]
+SCENARIOS = Path(__file__).with_name("scenarios.py")
+
+# Notes the exit status of a rank. Itself it ignores the signal that Hydra sends to the rest when
+# one of its children dies: a handler in Python could be caught by it in the interpreter's end.
+WRAPPER = """
+import os, signal, subprocess, sys
+signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+status = subprocess.run(sys.argv[2:], close_fds=False).returncode
+name = os.path.join(sys.argv[1], "status." + os.environ["PMI_RANK"])
+with open(name + ".new", "w") as file:
+    file.write(str(status))
+os.rename(name + ".new", name)
+"""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the ranks left: results (None where there is none) and exit statuses."""
+
+    results: list
+    statuses: list[int]
+    folder: Path
+
+
+def _environment() -> dict[str, str]:
+    path = os.pathsep.join(p for p in (str(ROOT), os.environ.get("PYTHONPATH", "")) if p)
+    return {**os.environ, "PYTHONPATH": path}
+
+
+def _collected(folder: Path, nranks: int, statuses: list[int]) -> Outcome:
+    files = [folder / str(rank) for rank in range(nranks)]
+    results = [json.loads(file.read_text()) if file.exists() else None for file in files]
+    return Outcome(results, statuses, folder)
+
+
+@pytest.fixture
+def ranks(tmp_path):
+    """Run a scenario in processes that meet over sockets."""
+
+    def run(name: str, nranks: int = 3) -> Outcome:
+        argv = [sys.executable, str(SCENARIOS), name, str(tmp_path)]
+        statuses = run_ranks(argv, nranks, env=_environment())
+        return _collected(tmp_path, nranks, statuses)
+
+    return run
+
+
+@pytest.fixture
+def mpi_ranks(tmp_path):
+    """Run a scenario under mpiexec, which leaves the others alone when a rank dies."""
+    launcher = mpiexec()
+    if launcher is None:
+        pytest.skip("no mpiexec beside the interpreter or on the path")
+
+    def run(name: str, *args: str, nranks: int = 3) -> Outcome:
+        wrapped = [sys.executable, "-c", WRAPPER, str(tmp_path)]
+        rank = [sys.executable, str(SCENARIOS), name, str(tmp_path), *args]
+        subprocess.run(
+            [launcher, "-disable-auto-cleanup", "-n", str(nranks), *wrapped, *rank],
+            env=_environment(),
+            check=False,
+            timeout=60,
+        )
+        files = [tmp_path / f"status.{rank}" for rank in range(nranks)]
+        # Hydra may return before the last survivor does.
+        late = time.monotonic() + 20
+        while time.monotonic() < late and not all(file.exists() for file in files):
+            time.sleep(0.01)
+        return _collected(tmp_path, nranks, [int(file.read_text()) for file in files])
+
+    return run

@@ -1,0 +1,442 @@
+"""What one rank does in the tests with real processes: ``python scenarios.py NAME FOLDER``.
+
+A scenario returns something that JSON can hold, which is left in the folder under the rank.
+"""
+
+import ctypes
+import gc
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+import ringcoll
+from ringcoll.bootstrap import bootstrap_of
+from ringcoll.errors import Error, MachineError
+from ringcoll.fabric import Fabric, identity, mapping, open_fabric
+from ringcoll.symmetric import SymmetricMemory
+from ringcoll.transports.shm import Denied
+
+LONG = 20.0  # seconds: a deadline that no passing test reaches
+
+
+def told(function, *args, **kwargs):
+    """The error of a call, as a line."""
+    try:
+        function(*args, **kwargs)
+    except Error as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+def opened(timeout=LONG) -> Fabric:
+    return open_fabric(bootstrap_of(None, timeout=timeout), timeout=timeout)
+
+
+def never(fabric, peers=None):
+    """Wait for what never comes."""
+    fabric.wait(lambda: False, deadline=fabric.deadline(), describe=lambda: "late", peers=peers)
+
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def lengths():
+    fabric = opened()
+    for length in (0, 1, 17, 100_000):
+        sent = bytes([fabric.rank]) * (length * fabric.rank)
+        assert fabric.allgather(sent, what="lengths") == [
+            bytes([rank]) * (length * rank) for rank in range(fabric.nranks)
+        ]
+    fabric.close()
+    return True
+
+
+def share():
+    fabric = opened()
+    views = fabric.share(5000 * fabric.rank, what="memory")
+    zeroed = not any(bytes(views[fabric.rank]))
+    fabric.allgather(b"", what="read")
+    for view in views[1:]:
+        view[fabric.rank] = 1 + fabric.rank
+    fabric.allgather(b"", what="written")
+    addresses = [np.frombuffer(view, np.uint8).ctypes.data % 4096 for view in views[1:]]
+    seen = [list(view[: fabric.nranks]) for view in views[1:]]
+    fabric.close()
+    # The memory lives as long as its views.
+    after = [list(view[: fabric.nranks]) for view in views[1:]]
+    return [zeroed, [len(view) for view in views], addresses, seen, seen == after]
+
+
+def late():
+    fabric = opened(1.0)
+    if fabric.rank == 1:
+        time.sleep(2.0)
+    return told(fabric.allgather, b"", what="all_reduce 7")
+
+
+def different():
+    fabric = opened()
+    error = told(fabric.allgather, b"", what=f"call {fabric.rank // 2}")
+    again = fabric.allgather(b"x", what="the plane is still in step")
+    return [error, len(again)]
+
+
+def killed():
+    fabric = opened()
+    memory = SymmetricMemory(fabric)
+    array = memory.empty(4, "int64")
+    if fabric.rank == 1:
+        die()
+    started = time.monotonic()
+    error = told(never, fabric)
+    took = time.monotonic() - started
+    survivors = [rank for rank in range(fabric.nranks) if rank not in fabric.lost()]
+    small = fabric.subset(survivors, what="shrink")
+    child = SymmetricMemory(small, memory, survivors)
+    array[:] = 10 * small.rank
+    small.allgather(b"", what="written")
+    number, offset = child.lookup(array.ctypes.data, array.nbytes)
+    peers = [int(child.peer(r, number, offset, 8).view("i8")[0]) for r in range(small.nranks)]
+    fabric.close()
+    return [error, took, survivors, peers, told(small.check)]
+
+
+def aborted():
+    fabric = opened()
+    if fabric.rank == 0:
+        time.sleep(0.2)
+        fabric.abort("the input is not sorted")
+        fabric.abort("something else")
+    first = told(never, fabric)
+    second = told(fabric.check)
+    if fabric.rank == 1:
+        fabric.abort(first)  # what a rank does that leaves its `with` by that error
+    # A new start among all is possible.
+    small = fabric.subset(range(fabric.nranks), what="restart")
+    return [first, second, told(small.check)]
+
+
+def closed():
+    fabric = opened()
+    if fabric.rank == 2:
+        fabric.close()
+        fabric.close()
+        return told(fabric.allgather, b"", what="any")
+    if fabric.rank == 1:
+        # Only rank 0 is waited for: that rank 2 has left is no error.
+        started = time.monotonic()
+        fabric.wait(
+            lambda: time.monotonic() > started + 0.5,
+            deadline=fabric.deadline(),
+            describe=lambda: "late",
+            peers=lambda: [0],
+        )
+    error = told(fabric.allgather, b"", what="any")
+    if fabric.rank == 0:
+        time.sleep(1)  # rank 1 waits for this one meanwhile
+    return error
+
+
+def forgotten():
+    fabric = opened()
+    if fabric.rank == 2:
+        del fabric
+        gc.collect()
+        time.sleep(0.5)
+        return "gone"
+    return told(never, fabric, lambda: [2])
+
+
+def forked():
+    fabric = opened()
+    if fabric.rank == 0:
+        read, write = os.pipe()
+        if os.fork() == 0:
+            said = told(fabric.allgather, b"", what="any") + " | " + told(fabric.check)
+            fabric.abort("from the child")
+            fabric.close()
+            os.write(write, said.encode())
+            sys.exit(0)  # through all exit functions
+        os.wait()
+        said = os.read(read, 4096).decode()
+    else:
+        said = ""
+    fabric.allgather(b"", what="the parent goes on")
+    fabric.close()
+    return said
+
+
+def raised():
+    fabric = opened()
+    if fabric.rank == 1:
+        raise ValueError("no such file")
+    return told(never, fabric)
+
+
+def exited():
+    fabric = opened()
+    if fabric.rank == 1:
+        sys.exit(0)
+    return told(fabric.allgather, b"", what="any")
+
+
+def greedy():
+    fabric = opened()
+    error = told(fabric.share, 1 << 50, what="scratch")
+    return [error, len(fabric.share(100, what="a little"))]
+
+
+def refused():
+    """Rank 1's kernel has no memory although there seemed to be enough."""
+    fabric = opened()
+    if fabric.rank == 1:
+
+        def posix_fallocate(fd, start, length):
+            raise OSError(12, "Cannot allocate memory")
+
+        os.posix_fallocate = posix_fallocate
+    return told(fabric.share, 100, what="scratch")
+
+
+def tampered():
+    """The memory that is found at rank 1's descriptor is not what rank 1 has announced."""
+    if os.environ["RANK_IN_TEST"] == "1":
+        create = mapping.create
+
+        def other(nbytes, what):
+            segment = create(nbytes, what)
+            os.pwrite(segment.fd, bytes(64), 0)
+            return segment
+
+        mapping.create = other
+    return told(opened)
+
+
+def passed():
+    """No rank may look into /proc."""
+    attach = mapping.attach
+
+    def denied(handle, what, descriptor=None):
+        if descriptor is None:
+            raise Denied(f"{what}: denied")
+        return attach(handle, what, descriptor)
+
+    mapping.attach = denied
+    fabric = opened()
+    views = fabric.share(100, what="memory")
+    views[fabric.rank][0] = 1 + fabric.rank
+    fabric.allgather(b"", what="written")
+    found = [view[0] for view in views]
+    fabric.close()
+    return found
+
+
+def undumpable():
+    """The kernel itself denies /proc/PID/fd: the ranks are not dumpable, and have no capability."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    nothing = (ctypes.c_uint32 * 6)()
+    if libc.capset((ctypes.c_uint32 * 2)(0x20080522, 0), nothing) or libc.prctl(4, 0, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "cannot give up what lets a process look into another")
+    bootstrap = bootstrap_of(None, timeout=LONG)
+    pid, *_ = [int(part) for part in bootstrap.allgather(b"%d" % os.getpid())]
+    found = [open_fabric(bootstrap, timeout=LONG).nranks]
+    if bootstrap.rank != 0:
+        found.append(os.access(f"/proc/{pid}/fd/0", os.F_OK))
+    return found
+
+
+def unlike():
+    """Rank 1 differs from the others in one point after the other."""
+    odd = os.environ["RANK_IN_TEST"] == "1"
+    bootstrap = bootstrap_of(None, timeout=LONG)
+    errors = []
+    for key in ("version", "boot", "pidns", "uid"):
+        own = {**identity.identity(), **({key: "other"} if odd else {})}
+        said = [json.loads(part) for part in bootstrap.allgather(json.dumps(own).encode())]
+        errors.append(told(identity.compare, said, "init"))
+    if odd:
+        ringcoll.__version__ = "0.0.7"
+    errors.append(told(open_fabric, bootstrap, timeout=LONG))
+    return errors
+
+
+def subsets():
+    """Overlapping subsets in a row, among them the same again and again."""
+    fabric = opened()
+    made = 0
+    for members in ([0, 1], [1, 0], [0, 1], [1, 2], [2, 1, 0], [0, 2], [0], [1, 2], [2, 1]) * 4:
+        if fabric.rank in members:
+            small = fabric.subset(members, what="split")
+            assert small.rank == members.index(fabric.rank)
+            said = small.allgather(b"%d" % fabric.rank, what="ranks")
+            assert [int(part) for part in said] == members
+            small.close()
+            made += 1
+    fabric.allgather(b"", what="the parent is in step")
+    open_now = len(list(Path("/proc/self/fd").iterdir()))
+    return [made, open_now]
+
+
+def alone():
+    """A member that never comes to the subset."""
+    fabric = opened(1.0)
+    if fabric.rank == 1:
+        time.sleep(1.5)
+        return "slept"
+    error = told(fabric.subset, [0, 1], what="split") if fabric.rank == 0 else ""
+    return error
+
+
+def churn():
+    """Random lengths and random delays; every rank checks what it gets."""
+    fabric = opened()
+    shared = np.random.default_rng(7)
+    own = np.random.default_rng(fabric.rank)
+    for number in range(200):
+        sizes = [int(size) for size in shared.integers(0, 40_000, fabric.nranks)]
+        if own.random() < 0.02:
+            time.sleep(0.005)
+        sent = bytes([number % 256]) * sizes[fabric.rank]
+        said = fabric.allgather(sent, what=f"round {number}")
+        assert [len(part) for part in said] == sizes
+        assert all(part == bytes([number % 256]) * len(part) for part in said)
+    fabric.close()
+    return True
+
+
+def leftovers():
+    """Descriptors and maps of a process before a communicator and after it."""
+
+    def maps():
+        return Path("/proc/self/maps").read_text().count("memfd:ringcoll")
+
+    bootstrap = bootstrap_of(None, timeout=LONG)
+    counts = []
+    for _ in range(3):
+        fabric = open_fabric(bootstrap, timeout=LONG)
+        memory = SymmetricMemory(fabric)
+        array = memory.empty(10_000, "f8")
+        fabric.allgather(b"", what="made")
+        memory.close()
+        fabric.close()
+        held = maps()
+        array[:] = 1  # outlives both
+        del array, memory, fabric
+        gc.collect()
+        counts.append([held, maps(), len(list(Path("/proc/self/fd").iterdir()))])
+    return counts
+
+
+def absent():
+    """Rank 1 never begins."""
+    if os.environ["RANK_IN_TEST"] == "1":
+        time.sleep(2.0)
+        return "slept"
+    return told(opened, 0.7)
+
+
+def gone():
+    """Rank 1 ends before it begins."""
+    if os.environ["RANK_IN_TEST"] == "1":
+        return "left"
+    return told(opened)
+
+
+def mpi_killed():
+    fabric = opened()
+    if fabric.rank == 1:
+        die()
+    error = told(never, fabric)
+    (Path(sys.argv[2]) / f"error.{fabric.rank}").write_text(error)
+    how = sys.argv[3]
+    if how == "closed":
+        fabric.close()
+    elif how == "shrunk":
+        small = fabric.subset([2, 0], what="shrink")
+        small.allgather(b"", what="go on")
+    elif how == "status":
+        sys.exit(7)
+    elif how == "uncaught":
+        fabric.close()
+        raise ValueError("on purpose")
+    return how
+
+
+def mpi_killed_at_exit():
+    fabric = opened()
+    fabric.close()
+    if fabric.rank == 1:
+        time.sleep(1)
+        die()
+    return "waits for rank 1 at its exit"
+
+
+def mpi_raised():
+    fabric = opened()
+    if fabric.rank == 1:
+        raise ValueError("no such file")
+    error = told(never, fabric)
+    fabric.close()
+    return error
+
+
+def mpi_finalize():
+    from mpi4py import MPI
+
+    fabric = opened()
+    fabric.allgather(b"", what="any")
+    fabric.close()
+    if fabric.rank == 0:
+        MPI.Finalize()
+    return True
+
+
+def mpi_absent():
+    from mpi4py import MPI
+
+    rank = MPI.COMM_WORLD.Get_rank()
+    if rank == 1:
+        time.sleep(2.5)
+        return "slept"
+    error = told(bootstrap_of, MPI.COMM_WORLD, timeout=1.0)
+    return error
+
+
+def mpi_begin():
+    """Many beginnings on one communicator, and one on a part of it in another order."""
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    for number in range(5):
+        bootstrap = bootstrap_of(world if number % 2 else None, timeout=LONG)
+        assert (bootstrap.rank, bootstrap.nranks) == (world.rank, world.size)
+        said = bootstrap.allgather(b"x" * 1000 * bootstrap.rank)
+        assert [len(part) for part in said] == [1000 * r for r in range(world.size)]
+        open_fabric(bootstrap, timeout=LONG).close()
+    part = world.Split(world.rank % 2, -world.rank)
+    fabric = open_fabric(bootstrap_of(part, timeout=LONG), timeout=LONG)
+    said = fabric.allgather(b"%d" % world.rank, what="ranks")
+    # No word of ours is left for the user's own receive of anything from anyone.
+    stray = world.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG) or part.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG)
+    fabric.close()
+    return [[int(text) for text in said], stray]
+
+
+def main():
+    rank = (os.environ.get("_RINGCOLL_SOCKET", "") + " 0 0").split()[1]
+    os.environ["RANK_IN_TEST"] = os.environ.get("PMI_RANK", rank)
+    result = globals()[sys.argv[1]]()
+    out = Path(sys.argv[2]) / os.environ["RANK_IN_TEST"]
+    out.write_text(json.dumps(result))
+
+
+if __name__ == "__main__":
+    if not issubclass(Denied, MachineError):
+        raise SystemExit("the tests stand on this")
+    main()

@@ -1,0 +1,130 @@
+"""Which world a process belongs to, by what it was given and by its environment."""
+
+import math
+import subprocess
+import sys
+
+import pytest
+
+from ringcoll.bootstrap import bootstrap_of
+from ringcoll.bootstrap.launcher import check_world, launcher_of, refuse_torchrun
+from ringcoll.errors import ArgumentError, ArgumentTypeError, LauncherError
+from ringcoll.fabric import open_fabric
+
+LAUNCHERS = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
+
+
+@pytest.fixture(autouse=True)
+def no_launcher(monkeypatch):
+    for name in (*LAUNCHERS, "WORLD_SIZE", "MASTER_ADDR"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_alone_is_a_world_of_one():
+    bootstrap = bootstrap_of(None, timeout=1)
+    assert (bootstrap.rank, bootstrap.nranks) == (0, 1)
+    assert bootstrap.allgather(b"x") == [b"x"]
+    fabric = open_fabric(bootstrap, timeout=1)
+    assert fabric.allgather(b"x", what="any") == [b"x"]
+    assert len(fabric.share(100, what="any")) == 1
+
+
+@pytest.mark.parametrize("name", LAUNCHERS)
+def test_a_launcher_is_known_by_its_variable(name):
+    launcher = launcher_of({name: "4", "SLURM_NTASKS": "9"})
+    assert (launcher.variable, launcher.nranks) == (name, 4)
+
+
+def test_a_job_of_many_tasks_is_no_launcher():
+    assert launcher_of({"SLURM_NTASKS": "9"}) is None
+    # mpiexec that srun has started, one proxy a node
+    assert launcher_of({"SLURM_STEP_NUM_TASKS": "2", "PMI_SIZE": "8"}).nranks == 8
+
+
+def test_a_launcher_of_one_needs_no_mpi(monkeypatch):
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "1")
+    assert bootstrap_of(None, timeout=1).nranks == 1
+
+
+def test_torchrun_is_recognised(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert bootstrap_of(None, timeout=1).nranks == 1
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    with pytest.raises(LauncherError, match="pass an mpi4py communicator"):
+        bootstrap_of(None, timeout=1)
+    refuse_torchrun({"WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"})
+
+
+def test_a_world_that_the_launcher_did_not_start_is_refused():
+    check_world(None, 1, "MPI 9")
+    launcher = launcher_of({"PMI_SIZE": "4"})
+    check_world(launcher, 4, "MPI 9")
+    with pytest.raises(LauncherError) as caught:
+        check_world(launcher, 1, "MPI 9")
+    for word in ("PMI_SIZE=4", "a world of 1", "MPI 9", "mpiexec", "MPI4PY_LIBMPI"):
+        assert word in str(caught.value)
+
+
+class Given:
+    """A user's own bootstrap."""
+
+    def __init__(self, rank, nranks, answer):
+        self.rank, self.nranks, self.answer = rank, nranks, answer
+
+    def allgather(self, payload):
+        return self.answer
+
+
+def test_a_users_bootstrap_is_looked_at():
+    assert bootstrap_of(Given(1, 2, [b"a", b""]), timeout=1).allgather(b"") == [b"a", b""]
+    for answer in ([b"a"], [b"a", "b"], [b"a", None]):
+        with pytest.raises(ArgumentTypeError, match="2 bytes objects"):
+            bootstrap_of(Given(1, 2, answer), timeout=1).allgather(b"")
+    with pytest.raises(ArgumentError, match="rank 2 of 2"):
+        bootstrap_of(Given(2, 2, []), timeout=1)
+    with pytest.raises(ArgumentTypeError, match="not str"):
+        bootstrap_of("world", timeout=1)
+
+
+@pytest.mark.parametrize("timeout", [0, -1, math.nan])
+def test_a_timeout_is_positive(timeout):
+    with pytest.raises(ArgumentError, match="positive"):
+        bootstrap_of(None, timeout=timeout)
+
+
+def run(code, **environ):
+    script = f"from ringcoll.bootstrap import bootstrap_of\n{code}"
+    answer = subprocess.run(
+        [sys.executable, "-c", script],
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": ":".join(sys.path), **environ},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    return answer.stdout + answer.stderr
+
+
+def test_no_mpi4py_gives_the_pip_line():
+    code = "import sys; sys.modules['mpi4py'] = None\nbootstrap_of(None, timeout=1)"
+    assert "pip install 'ringcoll[mpi]'" in run(code, PMI_SIZE="2")
+
+
+def test_no_mpi_library_gives_the_pip_line():
+    code = "bootstrap_of(None, timeout=1)"
+    said = run(code, OMPI_COMM_WORLD_SIZE="2", MPI4PY_LIBMPI="/nowhere/libmpi.so")
+    assert "MachineError: no MPI to begin with" in said
+    assert "pip install 'ringcoll[mpi]'" in said
+
+
+@pytest.mark.mpi
+def test_a_foreign_launcher_is_refused():
+    said = run("bootstrap_of(None, timeout=1)", OMPI_COMM_WORLD_SIZE="4")
+    assert "LauncherError: the launcher started 4 processes (OMPI_COMM_WORLD_SIZE=4)" in said
+    code = "from mpi4py import MPI\nMPI.Finalize()\nbootstrap_of(MPI.COMM_WORLD, timeout=1)"
+    assert "MPI is finalized already" in run(code)
+
+
+def test_beginning_alone_loads_no_mpi():
+    code = "bootstrap_of(None, timeout=1)\nimport sys; print('mpi4py' in sys.modules)"
+    assert run(code) == "False\n"

@@ -1,0 +1,48 @@
+"""Beginning over MPI, and ending after a death: nobody is caught in MPI_Finalize."""
+
+import pytest
+
+pytestmark = pytest.mark.mpi
+
+
+def test_beginnings_leave_no_message_behind(mpi_ranks):
+    outcome = mpi_ranks("mpi_begin", nranks=4)
+    assert outcome.statuses == [0] * 4
+    even, odd = [[2, 0], False], [[3, 1], False]
+    assert outcome.results == [even, odd, even, odd]
+
+
+def test_a_rank_that_never_begins_is_named(mpi_ranks):
+    results = mpi_ranks("mpi_absent").results
+    assert results[0].startswith("DeadlineError: init: rank 0 of 3 waited")
+    assert "over MPI for rank 1: not one word came" in results[0]
+    assert "for rank 1:" in results[2]
+
+
+@pytest.mark.parametrize(
+    ("how", "status"),
+    [("broken", 1), ("closed", 0), ("shrunk", 0), ("status", 7), ("uncaught", 1)],
+)
+def test_survivors_of_a_death_leave_with_the_right_status(mpi_ranks, how, status):
+    outcome = mpi_ranks("mpi_killed", how)
+    assert outcome.statuses == [status, -9, status]
+    for rank in (0, 2):
+        error = (outcome.folder / f"error.{rank}").read_text()
+        assert error.startswith("RankLostError: rank 1 died")
+
+
+def test_ranks_that_wait_at_their_exit_survive_a_death(mpi_ranks):
+    assert mpi_ranks("mpi_killed_at_exit").statuses == [0, -9, 0]
+
+
+def test_a_rank_that_raises_ends_the_job(mpi_ranks):
+    outcome = mpi_ranks("mpi_raised")
+    assert outcome.statuses == [0, 1, 0]
+    expected = "AbortedError: rank 1 aborted: uncaught ValueError: no such file"
+    assert [outcome.results[0], outcome.results[2]] == [expected, expected]
+
+
+def test_an_explicit_finalize_meets_the_exits_of_the_others(mpi_ranks):
+    outcome = mpi_ranks("mpi_finalize")
+    assert outcome.statuses == [0, 0, 0]
+    assert outcome.results == [True] * 3

@@ -1,0 +1,165 @@
+"""Ranks that are real processes: memory, the control plane, and how bad news travels."""
+
+from pathlib import Path
+
+import pytest
+
+SHM = Path("/dev/shm")
+
+
+@pytest.mark.parametrize("nranks", [2, 4])
+def test_allgather_carries_any_length(ranks, nranks):
+    assert ranks("lengths", nranks).results == [True] * nranks
+
+
+def test_allgather_stays_in_step_under_random_delays(ranks):
+    assert ranks("churn", 4).results == [True] * 4
+
+
+def test_shared_memory_is_zeroed_aligned_and_common(ranks):
+    for zeroed, lengths, addresses, seen, kept in ranks("share").results:
+        assert zeroed
+        assert lengths == [0, 8192, 12288]
+        assert addresses == [0, 0]
+        assert seen == [[1, 2, 3], [1, 2, 3]]
+        assert kept
+
+
+def test_a_late_rank_is_named_and_learns_of_it(ranks):
+    results = ranks("late").results
+    assert all(result.startswith("DeadlineError") for result in results)
+    assert all("all_reduce 7" in result for result in results)
+    assert "for rank 1" in results[0]
+    assert "gave up" in results[1]
+    assert "for rank 1" in results[1]
+
+
+def test_different_calls_show_all_sides(ranks):
+    for error, count in ranks("different").results:
+        assert "MismatchError" in error
+        assert "ranks 0, 1: 'call 0'; rank 2: 'call 1'" in error
+        assert count == 3
+
+
+def test_a_killed_rank_is_noticed_and_the_others_go_on(ranks):
+    before = set(SHM.iterdir())
+    outcome = ranks("killed", 4)
+    assert outcome.statuses == [0, 137, 0, 0]
+    for rank in (0, 2, 3):
+        error, took, survivors, peers, after = outcome.results[rank]
+        assert error.startswith("RankLostError: rank 1 died")
+        assert took < 10  # 0.02 s on an idle machine
+        assert survivors == [0, 2, 3]
+        assert peers == [0, 10, 20]
+        assert after == "no error"
+    assert set(SHM.iterdir()) <= before
+
+
+def test_an_abort_reaches_all_with_the_first_reason(ranks):
+    results = ranks("aborted").results
+    assert results[0][0] == "AbortedError: this rank aborted: the input is not sorted"
+    for first, second, after in results[1:]:
+        assert first == second == "AbortedError: rank 0 aborted: the input is not sorted"
+        assert after == "no error"
+
+
+def test_who_waits_for_a_closed_rank_is_told(ranks):
+    results = ranks("closed").results
+    assert results[0] == "RankLostError: rank 2 closed its communicator"
+    assert results[1] == "RankLostError: rank 2 closed its communicator"
+    assert results[2].startswith("ClosedError: rank 2 has closed")
+
+
+def test_a_collected_fabric_is_no_longer_waited_for(ranks):
+    results = ranks("forgotten").results
+    expected = "RankLostError: rank 2 left without closing its communicator"
+    assert results[0] == results[1] == expected
+
+
+def test_a_fork_may_not_use_the_fabric_and_its_exit_harms_nothing(ranks):
+    outcome = ranks("forked", 2)
+    assert outcome.statuses == [0, 0]
+    for said in outcome.results[0].split(" | "):
+        assert said.startswith("ClosedError: this process was forked from rank 0")
+
+
+def test_an_uncaught_error_is_told_to_the_peers(ranks):
+    outcome = ranks("raised")
+    assert outcome.statuses == [0, 1, 0]
+    expected = "AbortedError: rank 1 aborted: uncaught ValueError: no such file"
+    assert outcome.results == [expected, None, expected]
+
+
+def test_a_rank_that_exits_is_told_from_one_that_closes(ranks):
+    results = ranks("exited").results
+    assert results[0] == "RankLostError: rank 1 left without closing its communicator"
+
+
+def test_too_much_memory_is_refused_on_every_rank(ranks):
+    for error, parts in ranks("greedy").results:
+        assert error.startswith("OutOfMemory: scratch on 3 ranks needs 3")
+        assert "PiB" in error or "TiB" in error
+        assert "available" in error
+        assert parts == 3
+
+
+def test_memory_that_one_kernel_refuses_is_an_error_on_every_rank(ranks):
+    results = ranks("refused").results
+    assert results[1].startswith("OutOfMemory: scratch needs")
+    assert "Cannot allocate memory" in results[1]
+    assert results[0].startswith("OutOfMemory: rank 1 failed: scratch needs")
+    assert results[2] == results[0]
+
+
+def test_memory_without_the_announced_nonce_is_refused(ranks):
+    results = ranks("tampered").results
+    assert "does not start with the random bytes" in results[0]
+    assert all(result.startswith("MachineError") for result in results)
+
+
+def test_descriptors_are_passed_where_proc_is_denied(ranks):
+    assert ranks("passed", 4).results == [[1, 2, 3, 4]] * 4
+
+
+def test_descriptors_are_passed_where_the_kernel_denies_proc(ranks):
+    assert ranks("undumpable").results == [[3], [3, False], [3, False]]
+
+
+def test_ranks_that_do_not_fit_together_show_both_sides(ranks):
+    for version, boot, pidns, uid, opened in ranks("unlike").results:
+        assert version.startswith("MismatchError")
+        assert opened.startswith("MismatchError")
+        assert "rank 1 runs ringcoll 0.0.7" in opened
+        for error, name in ((boot, "boot id"), (pidns, "PID namespace"), (uid, "user id")):
+            assert error.startswith("MachineError")
+            assert name in error
+            assert error.split(": ", 3)[-1].split(";")[0].endswith("and other")
+
+
+def test_overlapping_subsets_meet_and_leave_nothing_open(ranks):
+    counts = [result[0] for result in ranks("subsets").results]
+    assert counts == [4 * 6, 4 * 7, 4 * 5]
+
+
+def test_a_member_that_never_comes_is_named(ranks):
+    error = ranks("alone").results[0]
+    assert error.startswith("DeadlineError: split: rank 0 waited for rank 1")
+
+
+def test_nothing_is_left_after_close(ranks):
+    before = set(SHM.iterdir())
+    for counts in ranks("leftovers").results:
+        held, left, descriptors = zip(*counts, strict=True)
+        assert held == (1, 1, 1)  # the array that is still alive
+        assert left == (0, 0, 0)
+        assert len(set(descriptors)) == 1
+    assert set(SHM.iterdir()) <= before
+
+
+def test_a_rank_that_never_begins_is_named(ranks):
+    results = ranks("absent").results
+    assert results[0].startswith("DeadlineError: init: rank 0 waited 0.7 s for rank 1")
+
+
+def test_a_rank_that_ends_before_it_begins_is_named(ranks):
+    assert ranks("gone").results[0] == "RankLostError: init: rank 1 ended before joining"
