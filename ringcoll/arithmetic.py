@@ -134,7 +134,9 @@ def _copy(src: Array, dsts: Sequence[Array]) -> Closure:
     return copy if len(targets) == 1 else copy_to_all
 
 
-def _chain(ufunc: np.ufunc, srcs: Sequence[Array], dsts: Sequence[Array]) -> Closure | None:
+def _chain(
+    ufunc: Callable[..., object], srcs: Sequence[Array], dsts: Sequence[Array]
+) -> Closure | None:
     """A fold that fits one tile, or needs no temporary; None if it does not.
 
     Nothing is loaded or finished: ``ufunc`` alone, on the arrays as they are.

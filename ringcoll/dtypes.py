@@ -7,7 +7,7 @@ once, when it is finished. float16, bfloat16 and float8 accumulate in float32.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -152,7 +152,8 @@ class ReduceOp:
                 bits = 8 * dtype.itemsize
                 value = np.array(int(value) % (1 << bits), f"u{dtype.itemsize}").astype(dtype.numpy)
             loaded = raw.astype(dtype.accumulator)
-            loaded *= np.asarray(value, dtype.accumulator)
+            scale = np.multiply if dtype.category != "complex" else _complex_product
+            scale(loaded, np.asarray(value, dtype.accumulator), out=loaded)
             return loaded
         truth: Array = raw != 0
         return truth.astype(dtype.accumulator)
@@ -161,8 +162,10 @@ class ReduceOp:
         """``out = left ∘ right`` elementwise, all in the accumulator type."""
         self.ufunc(out.dtype)(left, right, out=out)
 
-    def ufunc(self, accumulator: np.dtype[Any]) -> np.ufunc:
-        """The numpy function behind :meth:`combine` on this accumulator type."""
+    def ufunc(self, accumulator: np.dtype[Any]) -> Callable[..., object]:
+        """The function ``(left, right, out=)`` behind :meth:`combine` on this accumulator type."""
+        if accumulator.kind == "c" and self.name == "prod":
+            return _complex_product
         return (_BOOL_UFUNCS if accumulator == np.bool_ else _UFUNCS)[self.name]
 
     def finish(self, total: Array, dtype: DType, nranks: int) -> Array:
@@ -173,10 +176,23 @@ class ReduceOp:
             # Toward zero, as C and NCCL divide; numpy's floor_divide rounds down.
             divisor = np.asarray(nranks, "int64" if dtype.itemsize < 8 else dtype.numpy)
             exact = total.astype(divisor.dtype)
-            quotient: Array = (exact - np.fmod(exact, divisor)) // divisor
+            quotient: Array = exact // divisor
+            quotient += (quotient * divisor != exact) & (exact < 0)
             return quotient.astype(dtype.numpy)
-        total /= np.asarray(nranks, total.real.dtype)
+        # A complex number is divided part by part: the divisor is real.
+        parts = total.view(total.real.dtype)
+        parts /= np.asarray(nranks, parts.dtype)
         return total
+
+
+def _complex_product(left: Array, right: Array, out: Array) -> None:
+    """The textbook product, each part rounded alike whatever the size and the machine.
+
+    numpy's own fuses multiply and add where the processor can, but not for one element in place.
+    """
+    real = left.real * right.real - left.imag * right.imag
+    imag = left.real * right.imag + left.imag * right.real
+    out.real, out.imag = real, imag
 
 
 _ALL: tuple[Category, ...] = ("bool", "int", "float", "complex")
