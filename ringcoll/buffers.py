@@ -69,14 +69,14 @@ def _host_view(obj: object, argument: str, where: str, writable: bool) -> Array:
             f"{where}: {argument} is {'None' if obj is None else f'a {kind}'}, wanted an array: "
             f"a collective reads and writes memory in place; pass numpy.array(...) or comm.empty"
         )
-    _refuse_device_memory(obj, argument, where)
     try:
+        _refuse_device_memory(obj, argument, where)
         if "torch" in sys.modules and isinstance(obj, sys.modules["torch"].Tensor):
             return _torch_view(obj, argument, where, writable)
         return _protocol_view(obj)
+    except (ArgumentError, ArgumentTypeError):
+        raise
     except (BufferError, ValueError, TypeError, RuntimeError) as error:
-        if isinstance(error, (ArgumentError, ArgumentTypeError)):
-            raise
         raise ArgumentTypeError(
             f"{where}: {argument} is a {kind} whose memory numpy cannot view ({error}); pass a "
             f"numpy array, or an object with the buffer protocol, __array_interface__ or DLPack"

@@ -1,0 +1,276 @@
+"""Every array as one flat view of the same memory, or a refusal that says what would be right."""
+
+from __future__ import annotations
+
+import array
+import ctypes
+import mmap
+import re
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringcoll.buffers import flat
+from ringcoll.dtypes import DTYPES
+from ringcoll.errors import ArgumentError, ArgumentTypeError, UsageError
+
+WHERE = "all_reduce on rank 2"
+
+
+def view(obj, *, writable=False, argument="sendbuf"):
+    return flat(obj, argument=argument, where=WHERE, writable=writable)
+
+
+def address(a):
+    return a.__array_interface__["data"][0]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(), (0,), (1,), (6,), (2, 3), (3, 0, 2), (1, 2, 3)])
+def test_numpy_arrays(dtype, shape):
+    x = np.zeros(shape, dtype.numpy)
+    seen = view(x, writable=True)
+    assert seen.ndim == 1
+    assert (seen.size, seen.dtype) == (x.size, x.dtype)
+    assert x.size == 0 or address(seen) == address(x)
+    assert type(seen) is np.ndarray
+
+
+@given(
+    shape=st.lists(st.integers(0, 4), max_size=3),
+    step=st.sampled_from([1, 2, -1]),
+    turned=st.booleans(),
+)
+def test_what_is_taken_shares_memory_and_the_rest_is_refused(shape, step, turned):
+    x = np.arange(np.prod(shape, dtype=int), dtype=np.int32).reshape(shape)
+    x = x[::step] if x.ndim else x
+    x = x.T if turned else x
+    if x.flags.c_contiguous:
+        seen = view(x, writable=True)
+        np.testing.assert_array_equal(seen, x.ravel())
+        assert x.size == 0 or np.shares_memory(seen, x)
+    else:
+        with pytest.raises(ArgumentError, match="not contiguous"):
+            view(x)
+
+
+class Sub(np.ndarray):
+    pass
+
+
+def test_subclasses_become_plain():
+    assert type(view(np.zeros(3).view(Sub))) is np.ndarray
+
+
+def test_the_remedy_for_strides():
+    with pytest.raises(
+        ArgumentError, match=re.escape(f"{WHERE}: sendbuf of shape (3,) with strides (16,)")
+    ) as caught:
+        view(np.zeros(6)[::2])
+    assert "np.ascontiguousarray(sendbuf)" in str(caught.value)
+    with pytest.raises(ArgumentError, match=r"pass its transpose \.T"):
+        view(np.zeros((2, 3)).T)
+
+
+def test_read_only_arrays_are_send_buffers_only():
+    x = np.zeros(3)
+    x.flags.writeable = False
+    assert address(view(x)) == address(x)
+    with pytest.raises(ArgumentError, match=f"{WHERE}: recvbuf is read-only"):
+        view(x, writable=True, argument="recvbuf")
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        np.zeros(3, ">f4"),
+        np.zeros(3, "f4,i4"),
+        np.array([None]),
+        np.array(["a"]),
+        np.zeros(3, "M8[s]"),
+        np.zeros(3, np.longdouble),
+        np.zeros(3, ml_dtypes.float8_e4m3b11fnuz),
+        np.zeros(3, "V4"),
+    ],
+    ids=lambda x: str(x.dtype),
+)
+def test_other_element_types_are_refused(x):
+    with pytest.raises(ArgumentTypeError, match=f"{WHERE}: sendbuf: .* is not one of int8"):
+        view(x)
+
+
+def test_masked_arrays_are_refused():
+    with pytest.raises(ArgumentTypeError, match=r"mask.*sendbuf\.data"):
+        view(np.ma.masked_array([1.0, 2.0], [True, False]))
+
+
+@pytest.mark.parametrize(
+    "x", [None, 3, 2.5, "max", [1, 2], (1, 2), np.float32(1), True, object(), {1: 2}], ids=repr
+)
+def test_what_is_no_array_is_refused(x):
+    with pytest.raises(ArgumentTypeError, match=f"{WHERE}: sendbuf is ") as caught:
+        view(x)
+    assert isinstance(caught.value, TypeError)
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda: bytearray(8), "uint8"),
+        (lambda: memoryview(bytearray(8)), "uint8"),
+        (lambda: array.array("d", [1, 2]), "float64"),
+        (lambda: array.array("q", [1, 2]), "int64"),
+        (lambda: (ctypes.c_int16 * 4)(), "int16"),
+        (lambda: mmap.mmap(-1, 4096), "uint8"),
+    ],
+    ids=["bytearray", "memoryview", "array-d", "array-q", "ctypes", "mmap"],
+)
+def test_the_buffer_protocol(make, name):
+    obj = make()
+    seen = view(obj, writable=True)
+    assert seen.dtype == name
+    seen[0] = 7
+    assert np.asarray(memoryview(obj)).ravel()[0] == 7
+    del seen
+
+
+def test_bytes_are_read_only():
+    np.testing.assert_array_equal(view(b"\x01\x02"), [1, 2])
+    with pytest.raises(ArgumentError, match="read-only"):
+        view(b"\x01\x02", writable=True)
+
+
+class Interface:
+    """Offers only ``__array_interface__``."""
+
+    def __init__(self, x):
+        self._x = x
+
+    @property
+    def __array_interface__(self):
+        return self._x.__array_interface__
+
+
+class Pack:
+    """Offers only DLPack, on a device of choice."""
+
+    def __init__(self, x, device=(1, 0)):
+        self._x, self._device = x, device
+
+    def __dlpack__(self, **how):
+        return self._x.__dlpack__(**how)
+
+    def __dlpack_device__(self):
+        return self._device
+
+
+class Cuda:
+    @property
+    def __cuda_array_interface__(self):
+        return {"shape": (1,), "typestr": "<f4", "data": (1, False), "version": 3}
+
+
+class Copier:
+    """Only makes copies: numpy could convert it, a collective could not write to it."""
+
+    def __array__(self, dtype=None, copy=None):
+        return np.zeros(3)
+
+
+@pytest.mark.parametrize("wrap", [Interface, Pack])
+def test_other_protocols_share_memory(wrap):
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    seen = view(wrap(x), writable=True)
+    assert address(seen) == address(x)
+    seen[5] = 9
+    assert x[1, 2] == 9
+
+
+def test_pinned_host_memory_is_host_memory():
+    x = np.zeros(3)
+    assert address(view(Pack(x, (3, 0)))) == address(x)
+
+
+@pytest.mark.parametrize(
+    ("obj", "device"),
+    [
+        (Cuda(), "CUDA"),
+        (Pack(np.zeros(1), (2, 1)), "CUDA device 1"),
+        (Pack(np.zeros(1), (10, 0)), "ROCm device 0"),
+        (Pack(np.zeros(1), (99, 0)), "DLPack type 99 device 0"),
+    ],
+)
+def test_a_buffer_on_another_device_is_refused(obj, device):
+    with pytest.raises(ArgumentError, match=re.escape(f"another device ({device})")) as caught:
+        view(obj)
+    assert "comm.xp" in str(caught.value)
+    assert "device='cpu'" in str(caught.value)
+
+
+def test_a_copy_is_never_taken():
+    with pytest.raises(ArgumentTypeError, match="is a Copier whose memory numpy cannot view"):
+        view(Copier())
+
+
+class Liar:
+    """Claims memory that is not where its conversion puts it."""
+
+    def __init__(self):
+        self._x = np.zeros(4)
+
+    @property
+    def __array_interface__(self):
+        return {**np.zeros(4).__array_interface__, "data": None}
+
+
+def test_an_interface_without_memory_is_refused():
+    with pytest.raises(UsageError, match=WHERE):
+        view(Liar())
+
+
+def test_torch_tensors():
+    torch = pytest.importorskip("torch")
+    for name in ("float32", "float64", "float16", "int8", "int64", "uint8", "bool", "complex64"):
+        x = torch.zeros(2, 3, dtype=getattr(torch, name))
+        seen = view(x, writable=True)
+        assert (seen.dtype, address(seen)) == (np.dtype(name), x.data_ptr())
+    for name in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):
+        x = torch.ones(3, dtype=torch.float32).to(getattr(torch, name))
+        seen = view(x, writable=True)
+        assert seen.dtype == getattr(ml_dtypes, name)
+        assert address(seen) == x.data_ptr()
+        assert (seen.astype(np.float32) == 1).all()
+
+
+def test_torch_tensors_that_require_grad():
+    torch = pytest.importorskip("torch")
+    x = torch.zeros(3, requires_grad=True)
+    assert address(view(x)) == x.data_ptr()
+    assert address(view(x.detach(), writable=True)) == x.data_ptr()
+    with pytest.raises(ArgumentError, match=r"requires grad.*sendbuf\.detach\(\)"):
+        view(x, writable=True)
+
+
+def test_torch_tensors_that_have_no_plain_memory():
+    torch = pytest.importorskip("torch")
+    with pytest.raises(ArgumentError, match="not contiguous"):
+        view(torch.zeros(2, 3).T)
+    with pytest.raises(ArgumentTypeError, match="cannot view"):
+        view(torch.zeros(3, dtype=torch.complex64).conj())
+    with pytest.raises(ArgumentTypeError, match="cannot view"):
+        view(torch.eye(3).to_sparse())
+    with pytest.raises(UsageError, match=WHERE):
+        view(torch.zeros(3, device="meta"))
+
+
+def test_jax_arrays_are_read_only():
+    jax = pytest.importorskip("jax")
+    for name in ("float32", "bfloat16", "float8_e5m2", "int8", "bool"):
+        x = jax.numpy.arange(6).astype(name).reshape(2, 3)
+        seen = view(x)
+        assert (seen.size, address(seen)) == (6, x.unsafe_buffer_pointer())
+        with pytest.raises(ArgumentError, match="read-only"):
+            view(x, writable=True)
