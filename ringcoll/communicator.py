@@ -19,8 +19,12 @@ from ringcoll.arguments_v import (
 )
 from ringcoll.buffers import flat
 from ringcoll.calling import Calling
+from ringcoll.collectives import COLLECTIVES
 from ringcoll.dtypes import ReduceOp, dtype_of
+from ringcoll.errors import ArgumentError
+from ringcoll.links import Links
 from ringcoll.rank import RankState
+from ringcoll.selection import HOST
 from ringcoll.vector import as_collective
 from ringcoll.work import Work
 
@@ -247,6 +251,28 @@ class Communicator(Calling):
         with self._lock:
             self._state.usable()
             flat(array, argument="array", where=f"unregister on rank {self.rank}", writable=False)
+
+    # -- why ---------------------------------------------------------------------------------
+
+    @property
+    def topology(self) -> Links:
+        """What the tuner knows of the links between the ranks."""
+        return HOST
+
+    def explain(self, collective: str, nbytes: int) -> str:
+        """Which algorithm a call of ``nbytes`` gets, the others that were looked at, and why.
+
+        Args:
+            collective: its name.
+            nbytes: bytes of the larger of its two buffers.
+
+        """
+        if collective not in COLLECTIVES or collective == "send":
+            raise ArgumentError(
+                f"explain on rank {self.rank}: collective={collective!r}: one of "
+                f"{', '.join(name for name in COLLECTIVES if name != 'send')}"
+            )
+        return self._state.explain(collective, nbytes)
 
     # -- life --------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from ringcoll.executors.pace import Pace, pacer
 from ringcoll.executors.pairs import Pairs
 from ringcoll.fabric import Fabric
 from ringcoll.plan import Buffer
-from ringcoll.selection import Choice, agrees, select
+from ringcoll.selection import AGREED_BYTES, Choice, agrees, select, tuned
 from ringcoll.symmetric import SymmetricMemory
 from ringcoll.work import Work, Worker
 
@@ -66,9 +66,11 @@ class RankState:
     def prepare(self, call: Call, config: Config) -> Prepared:
         """Bind a checked call and its options to this rank's executor."""
         self.usable()
+        self._refuse_gpu_options(call, config)
         choice = Choice(
             config.algorithm,
             config.slices,
+            config.channels,
             bool(config.deterministic),
             config.accumulate or "wide",
             bool(config.verify),
@@ -85,6 +87,17 @@ class RankState:
             digest=choice.digest(),
             timeout=config.timeout if config.timeout is not None else self.fabric.timeout,
         )
+
+    def _refuse_gpu_options(self, call: Call, config: Config) -> None:
+        """CPU ranks have one protocol and one engine."""
+        only = {"protocol": "Simple", "engine": "host", "max_sms": None}
+        for option, value in only.items():
+            given = getattr(config, option)
+            if given not in (None, value):
+                raise ArgumentError(
+                    f"{call.collective} on rank {self.fabric.rank}: {option}={given!r} is for GPU "
+                    f"ranks; CPU ranks take {value!r}"
+                )
 
     def run(self, prepared: Prepared) -> None:
         """Run one call of this rank alone."""
@@ -129,6 +142,18 @@ class RankState:
                 f"CPU ranks cannot open it; allocate it with comm.empty, or pass it as it is: "
                 f"plain arrays are staged"
             )
+
+    def explain(self, collective: str, nbytes: int) -> str:
+        """Which algorithm a size gets, and why."""
+        nranks, config = self.fabric.nranks, self.config
+        choice = tuned(collective, nranks, nbytes, deterministic=bool(config.deterministic))
+        where = (
+            "staged at once" if nbytes <= AGREED_BYTES else "agreed first, zero-copy if it can be"
+        )
+        lines = [f"{collective}, {nbytes} bytes, {nranks} CPU ranks: {where}"]
+        if config.algorithm is not None:
+            lines.append(f"algorithm={config.algorithm!r} is set; the tuner would look at:")
+        return "\n".join([*lines, *(f"  {reason}" for reason in choice.reasons)])
 
     # -- errors ------------------------------------------------------------------------------
 

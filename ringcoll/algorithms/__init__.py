@@ -71,6 +71,7 @@ ALGORITHMS: Mapping[str, Mapping[str, Builder]] = {
         "ring": ring.all_gather,
         "one_shot": one_shot.all_gather,
         "all_pairs": all_pairs.all_gather,
+        "all_pairs_fused": all_pairs.all_gather_fused,
         "recursive_doubling": doubling.all_gather,
         "bruck": bruck.all_gather,
         "hierarchical": hierarchical.all_gather,

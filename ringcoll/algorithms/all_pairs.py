@@ -41,6 +41,19 @@ def all_gather(nranks: int, *, only: Only = None) -> Plan:
     return assemble(Collective("all_gather", n), program(), symmetry=Symmetry((n,)))
 
 
+def all_gather_fused(nranks: int, *, only: Only = None) -> Plan:
+    """One step a rank: read its segment once, write it to all OUTPUTs."""
+    n = nranks
+    ranks = chosen(range(n), only)
+
+    def program() -> Program:
+        for rank in ranks:
+            dsts = tuple(out((rank + d) % n, rank) for d in range(n))
+            yield Block(rank), Step((inp(rank, 0),), dsts)
+
+    return assemble(Collective("all_gather", n), program(), symmetry=Symmetry((n,)))
+
+
 def reduce_scatter(nranks: int, *, only: Only = None) -> Plan:
     """Lane 0 writes to each rank its segment, lane 1 sums what has come: n - 1 segments out."""
     n = nranks

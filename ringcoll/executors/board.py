@@ -99,6 +99,15 @@ class Board:
         """What ``rank`` said at ``epoch``, which it must have entered."""
         return self._heard(self.words[rank], self.hellos + (epoch & 3) * HELLO_WORDS)
 
+    def terms(self, epoch: int, *, scaled: bool) -> list[bytes]:
+        """What all ranks said at ``epoch`` of their buffers, and of their factors if ``scaled``.
+
+        Bytes to compare, not to read: 0.3 µs a rank, a :class:`Hello` takes 2.
+        """
+        first = self.signature_at(epoch) + 2
+        last = first + (6 if scaled else 3)
+        return [words[first:last].tobytes() for words in self.words]
+
     def signature_at(self, epoch: int) -> int:
         """Where in a rank's words the signature of ``epoch`` stands."""
         return self.hellos + (epoch & 3) * HELLO_WORDS

@@ -194,14 +194,13 @@ class CpuExecutor:
         if prepared.agrees:
             self.await_entered(epoch)
             self.compare(ticket)
-            hellos = [self.board.hello(rank, epoch) for rank in range(self.nranks)]
-            key = (epoch & 1, *((h.send, h.recv, h.in_place, h.scalar) for h in hellos))
+            key = (epoch & 1, *self.board.terms(epoch, scaled=prepared.hello.scalar is not None))
         else:
-            hellos = []
             key = (epoch & 1,)
         bound = prepared.bound.get(key)
         if bound is None or self.trace is not None:
-            bound = self._bind(ticket, hellos)
+            ranks = range(self.nranks) if prepared.agrees else ()
+            bound = self._bind(ticket, [self.board.hello(rank, epoch) for rank in ranks])
             if len(prepared.bound) < 8:
                 prepared.bound[key] = bound
         ticket.bound = bound
