@@ -154,7 +154,7 @@ def spread_buffers(
     if narrow is None:
         return slot, large, True
     small = view(name, rank, narrow_name, narrow, narrow_name == written)
-    same_dtype(name, rank, small, large)
+    same_dtype(name, rank, *((small, large) if wide_name == written else (large, small)))
     if small.size != count:
         raise ArgumentError(
             f"{name} on rank {rank}: {narrow_name} has {small.size} elements, {wide_name} "

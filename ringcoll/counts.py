@@ -59,7 +59,7 @@ class Site:
         if narrow is None:
             return slot, large, numbers, places, True
         small = view(self.name, self.rank, narrow_name, narrow, not written)
-        same_dtype(self.name, self.rank, small, large)
+        same_dtype(self.name, self.rank, *((small, large) if written else (large, small)))
         if small.size != count:
             raise self.refusal(
                 f"{narrow_name} has {small.size} elements, counts[{self.rank}] is {count}; pass "
