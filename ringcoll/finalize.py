@@ -86,11 +86,18 @@ _exits: dict[frozenset[int], Exit] = {}  # by the processes; the first of each k
 _unresolved: set[int] = set()  # fabrics with a lost rank that were neither closed nor shrunk
 _status: list[int] = []  # what sys.exit was last given, once a rank is known to be dead
 _hooked: list[Any] = []  # the attribute of MPI_COMM_SELF
+_in_child: list[Any] = []  # the exit function of a child of multiprocessing
 
 
 def track(fabric: Tracked) -> None:
     """Tell ``fabric`` when this process forks or exits."""
     _open.add(fabric)
+    # A child of multiprocessing leaves by os._exit, after exit functions of its own kind.
+    processes = sys.modules.get("multiprocessing.process")
+    if processes is not None and processes.parent_process() is not None and not _in_child:
+        from multiprocessing.util import Finalize
+
+        _in_child.append(Finalize(None, _exit, exitpriority=0))
 
 
 def unresolved(serial: int) -> None:
@@ -140,8 +147,11 @@ def uncaught() -> BaseException | None:
     """The error by which this process ends, if it does."""
     if hasattr(sys, "ps1") or sys.flags.interactive:
         return None  # at a prompt, a former line's error
-    error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
-    return error if isinstance(error, BaseException) else None
+    # On its way out of a child of multiprocessing, or shown already by Python's own hook.
+    error = sys.exc_info()[1] or getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    if isinstance(error, SystemExit) or not isinstance(error, BaseException):
+        return None
+    return error
 
 
 def _exit() -> None:
@@ -188,6 +198,7 @@ def _forked() -> None:
     _open.clear()
     _exits.clear()
     _unresolved.clear()
+    _in_child.clear()
 
 
 os.register_at_fork(after_in_child=_forked)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from ringcoll.bootstrap.contract import Bootstrap
 from ringcoll.fabric.base import Fabric
+from ringcoll.fabric.each import each
 from ringcoll.fabric.process import process_fabric
-from ringcoll.fabric.thread import ThreadFabric, each, thread_fabrics
+from ringcoll.fabric.thread import ThreadFabric, thread_fabrics
 
 __all__ = ["Fabric", "ThreadFabric", "each", "open_fabric", "process_fabric", "thread_fabrics"]
 

@@ -129,6 +129,10 @@ class Fabric(ABC):
 
         """
 
+    def died(self, reason: str) -> None:
+        """Abort, and where ranks are threads count as lost: this rank's thread ends by an error."""
+        self.abort(reason)
+
     @abstractmethod
     def leave(self) -> None:
         """Declare the orderly end: a later exit is not a death; idempotent, not collective."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import sys
-import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -32,7 +31,7 @@ from ringcoll.transports.limits import available, require
 from ringcoll.transports.pages import whole_pages
 from ringcoll.transports.shm import private
 
-__all__ = ["ThreadFabric", "each", "thread_fabrics"]
+__all__ = ["ThreadFabric", "thread_fabrics"]
 
 _NAP = 0.5  # seconds between looks at the clock of a waiter that nobody wakes
 
@@ -206,7 +205,7 @@ class ThreadFabric(Fabric):
         self._say(State.EXPIRED if expired else State.ABORTED, reason)
 
     def died(self, reason: str) -> None:
-        """This rank's thread has ended by an error: peers that need it must not wait."""
+        """Abort, and count as lost: this rank's thread ends by an error."""
         self._say(State.ABORTED, reason, died=True)
 
     def _say(self, state: State, reason: str = "", *, died: bool = False) -> None:
@@ -285,36 +284,6 @@ def thread_fabrics(nranks: int, timeout: float = 60.0) -> list[Fabric]:
         finalize.track(fabric)
         fabrics.append(fabric)
     return fabrics
-
-
-def each(fabrics: Sequence[Fabric], function: Callable[[Fabric], Any]) -> list[Any]:
-    """Call ``function`` for every fabric at once, one short-lived thread each.
-
-    It makes collective calls on behalf of ranks that take turns in one thread.
-
-    Returns:
-        The results in the order of ``fabrics``; the first failure in that order is raised.
-
-    """
-    results: list[Any] = [None] * len(fabrics)
-    failures: dict[int, BaseException] = {}
-
-    def call(index: int) -> None:
-        try:
-            results[index] = function(fabrics[index])
-        except BaseException as error:
-            failures[index] = error
-
-    if len(fabrics) == 1:
-        return [function(fabrics[0])]
-    threads = [threading.Thread(target=call, args=(i,), daemon=True) for i in range(len(fabrics))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failures:
-        raise failures[min(failures)]
-    return results
 
 
 def _collected(world: World, rank: int) -> None:

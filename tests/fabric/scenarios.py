@@ -19,6 +19,7 @@ from ringcoll.bootstrap import bootstrap_of
 from ringcoll.errors import Error, MachineError
 from ringcoll.fabric import Fabric, identity, mapping, open_fabric
 from ringcoll.symmetric import SymmetricMemory
+from ringcoll.transports import shm
 from ringcoll.transports.shm import Denied
 
 LONG = 20.0  # seconds: a deadline that no passing test reaches
@@ -101,10 +102,30 @@ def killed():
     child = SymmetricMemory(small, memory, survivors)
     array[:] = 10 * small.rank
     small.allgather(b"", what="written")
-    number, offset = child.lookup(array.ctypes.data, array.nbytes)
+    number, offset = child.lookup(array.ctypes.data, array.nbytes) or (0, 0)
     peers = [int(child.peer(r, number, offset, 8).view("i8")[0]) for r in range(small.nranks)]
     fabric.close()
     return [error, took, survivors, peers, told(small.check)]
+
+
+def registered():
+    """Processes cannot reach each other's own memory, and say so."""
+    memory = SymmetricMemory(opened())
+    array = np.zeros(10)
+    return [memory.register(array), memory.lookup(array.ctypes.data, 80)]
+
+
+def ended():
+    """All others have closed in order: that is no error for who waits for nobody."""
+    fabric = opened()
+    fabric.allgather(b"", what="any")
+    if fabric.rank == 0:
+        time.sleep(0.5)
+        said = [told(fabric.check), fabric.lost(), told(never, fabric)]
+        fabric.close()
+        return said
+    fabric.close()
+    return None
 
 
 def aborted():
@@ -207,27 +228,27 @@ def refused():
 def tampered():
     """The memory that is found at rank 1's descriptor is not what rank 1 has announced."""
     if os.environ["RANK_IN_TEST"] == "1":
-        create = mapping.create
+        create = shm.create
 
         def other(nbytes, what):
             segment = create(nbytes, what)
             os.pwrite(segment.fd, bytes(64), 0)
             return segment
 
-        mapping.create = other
+        vars(mapping)["create"] = other
     return told(opened)
 
 
 def passed():
     """No rank may look into /proc."""
-    attach = mapping.attach
+    attach = shm.attach
 
     def denied(handle, what, descriptor=None):
         if descriptor is None:
             raise Denied(f"{what}: denied")
         return attach(handle, what, descriptor)
 
-    mapping.attach = denied
+    vars(mapping)["attach"] = denied
     fabric = opened()
     views = fabric.share(100, what="memory")
     views[fabric.rank][0] = 1 + fabric.rank

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from ringcoll.bootstrap import bootstrap_of
-from ringcoll.bootstrap.launcher import check_world, launcher_of, refuse_torchrun
+from ringcoll.bootstrap.launcher import Launcher, check_world, launcher_of, refuse_torchrun
 from ringcoll.errors import ArgumentError, ArgumentTypeError, LauncherError
 from ringcoll.fabric import open_fabric
 
@@ -31,14 +31,14 @@ def test_alone_is_a_world_of_one():
 
 @pytest.mark.parametrize("name", LAUNCHERS)
 def test_a_launcher_is_known_by_its_variable(name):
-    launcher = launcher_of({name: "4", "SLURM_NTASKS": "9"})
-    assert (launcher.variable, launcher.nranks) == (name, 4)
+    assert launcher_of({name: "4", "SLURM_NTASKS": "9"}) == Launcher(name, 4)
 
 
 def test_a_job_of_many_tasks_is_no_launcher():
     assert launcher_of({"SLURM_NTASKS": "9"}) is None
     # mpiexec that srun has started, one proxy a node
-    assert launcher_of({"SLURM_STEP_NUM_TASKS": "2", "PMI_SIZE": "8"}).nranks == 8
+    both = {"SLURM_STEP_NUM_TASKS": "2", "PMI_SIZE": "8"}
+    assert launcher_of(both) == Launcher("PMI_SIZE", 8)
 
 
 def test_a_launcher_of_one_needs_no_mpi(monkeypatch):

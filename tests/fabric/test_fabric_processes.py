@@ -70,6 +70,17 @@ def test_who_waits_for_a_closed_rank_is_told(ranks):
     assert results[2].startswith("ClosedError: rank 2 has closed")
 
 
+def test_all_others_may_close_first(ranks):
+    check, lost, wait = ranks("ended").results[0]
+    assert check == "no error"
+    assert lost == [1, 2]
+    assert wait == "RankLostError: rank 1 closed its communicator"
+
+
+def test_a_process_does_not_reach_a_peers_own_memory(ranks):
+    assert ranks("registered", 2).results == [[False, None]] * 2
+
+
 def test_a_collected_fabric_is_no_longer_waited_for(ranks):
     results = ranks("forgotten").results
     expected = "RankLostError: rank 2 left without closing its communicator"

@@ -126,11 +126,13 @@ def test_who_waits_for_a_closed_rank_is_told():
 def test_a_flag_and_its_notification_end_a_wait():
     first, second = thread_fabrics(2)
     flag = []
+    notify = second.notify
+    assert notify is not None
 
     def store():
         time.sleep(0.05)
         flag.append(1)
-        second.notify(0)
+        notify(0)
 
     thread = threading.Thread(target=store)
     thread.start()

@@ -141,3 +141,48 @@ def test_arrays_and_children_outlive_the_parent():
         return [int(third.peer(r, oldest, at, 8).view("int64")[0]) for r in (0, 1)]
 
     assert together(3, work) == [[2, 0]] * 3
+
+
+def test_threads_reach_a_registered_array_until_it_is_unregistered():
+    def work(fabric, memory):
+        array = np.zeros((4, 5), "float32")
+        assert place(memory, array) is None
+        assert memory.register(array)
+        number, offset = place(memory, array[2:])
+        assert offset == 40
+        assert memory.register(array)  # twice is once
+        array[2:] = fabric.rank
+        fabric.allgather(b"", what="written")
+        seen = [memory.peer(r, number, offset, 4).view("f4")[0] for r in range(fabric.nranks)]
+        fabric.allgather(b"", what="read")
+        if fabric.rank == 0:
+            memory.unregister(array)
+            memory.unregister(array)
+            assert place(memory, array) is None
+        memory.empty(20, "float32")  # rank 1 has not let go: the block is there still
+        assert len(memory.peer(1, number, 0, 80)) == 80
+        if fabric.rank == 1:
+            memory.unregister(array)
+        kept = memory.empty(30_000, "float32")
+        again = np.zeros(20, "float32")
+        assert memory.register(again)
+        assert place(memory, kept) is not None
+        return seen
+
+    assert together(2, work) == [[0, 1]] * 2
+
+
+def test_registering_what_is_symmetric_already():
+    def work(fabric, memory):
+        array = memory.empty(4, "float32")
+        assert memory.register(array[1:])
+        assert memory.register(np.empty(0))
+        with pytest.raises(ArgumentError, match="contiguous"):
+            memory.register(np.zeros((4, 4))[:, 1])
+        with pytest.raises(ArgumentError, match="already on rank 0 and not on rank 1"):
+            memory.register(array if fabric.rank == 0 else np.zeros(4, "float32"))
+        with pytest.raises(MismatchError):
+            memory.register(np.zeros(1 + fabric.rank))
+        return True
+
+    assert together(2, work) == [True, True]
