@@ -17,7 +17,6 @@ from ringcoll.arguments_v import (
     prepare_reduce_scatter_v,
     prepare_scatter_v,
 )
-from ringcoll.buffers import flat
 from ringcoll.calling import Calling
 from ringcoll.collectives import COLLECTIVES
 from ringcoll.dtypes import ReduceOp, dtype_of
@@ -233,24 +232,25 @@ class Communicator(Calling):
             self._state.usable()
             return self._state.symmetric.empty(shape, dtype_of(dtype).numpy)
 
-    def register(self, array: object) -> None:
-        """Make an array's memory reachable for all ranks; collective.
+    def register(self, array: object) -> bool:
+        """Make an existing array reachable for all ranks; collective, same bytes on all ranks.
 
-        On CPU ranks only memory from :meth:`empty` can be reached, and that is registered from
-        birth: this checks it on all ranks.
+        Ranks that are threads of one process reach any array. Processes cannot look into each
+        other's own memory: there an array from :meth:`empty` is reached, any other is staged.
 
-        Raises:
-            ArgumentError: the memory is private to its process, on this rank or another.
+        Returns:
+            Whether calls on this array are zero-copy from now on.
 
         """
         with self._lock:
-            self._state.register(array)
+            self._kept.clear()
+            return self._state.register(array)
 
     def unregister(self, array: object) -> None:
         """Undo :meth:`register`; memory from :meth:`empty` stays reachable until it is freed."""
         with self._lock:
-            self._state.usable()
-            flat(array, argument="array", where=f"unregister on rank {self.rank}", writable=False)
+            self._kept.clear()
+            self._state.register(array, undo=True)
 
     # -- why ---------------------------------------------------------------------------------
 

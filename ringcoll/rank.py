@@ -7,7 +7,6 @@ import struct
 from collections.abc import Callable, Sequence
 
 from ringcoll.arguments import Call
-from ringcoll.bootstrap.contract import named
 from ringcoll.buffers import flat
 from ringcoll.config import Config
 from ringcoll.errors import ArgumentError, ClosedError, Error, LaunchRefused, UsageError
@@ -127,21 +126,16 @@ class RankState:
         if self._worker is not None:
             self._worker.drain()
 
-    def register(self, array: object) -> None:
-        """Check that all ranks can reach an array; collective."""
+    def register(self, array: object, *, undo: bool = False) -> bool:
+        """Let peers reach an array that exists, or no longer; the first is collective."""
         self.usable()
-        where = f"register on rank {self.fabric.rank}"
+        verb = "unregister" if undo else "register"
+        where = f"{verb} on rank {self.fabric.rank}"
         view = flat(array, argument="array", where=where, writable=False)
-        address = view.__array_interface__["data"][0]
-        known = not view.nbytes or self.symmetric.lookup(address, view.nbytes) is not None
-        said = self.fabric.allgather(bytes([known]), what="register")
-        private = [rank for rank, part in enumerate(said) if part != b"\x01"]
-        if private:
-            raise ArgumentError(
-                f"{where}: the memory of array is private to its process on {named(private)}, and "
-                f"CPU ranks cannot open it; allocate it with comm.empty, or pass it as it is: "
-                f"plain arrays are staged"
-            )
+        if undo:
+            self.symmetric.unregister(view)
+            return False
+        return self.symmetric.register(view)
 
     def explain(self, collective: str, nbytes: int) -> str:
         """Which algorithm a size gets, and why."""
