@@ -1,0 +1,152 @@
+"""Asynchronous calls: their order, their errors, their end."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import threading
+import weakref
+
+import pytest
+
+from ringcoll.errors import ClosedError, DeadlineError, MismatchError, UsageError
+from ringcoll.work import Work, Worker
+
+
+@pytest.fixture
+def worker():
+    made = Worker("rank 3")
+    yield made
+    assert made.close(timeout=60)
+
+
+def raise_(error):
+    raise error
+
+
+def test_calls_run_in_order_on_one_thread(worker):
+    seen = []
+    works = [worker.submit(lambda k=k: seen.append((k, worker.is_current()))) for k in range(50)]
+    works[-1].wait()
+    assert seen == [(k, True) for k in range(50)]
+    assert all(work.done() for work in works)
+    assert all(work.exception() is None for work in works)
+    assert not worker.is_current()
+
+
+def test_wait_gives_up_after_its_own_timeout_and_the_call_goes_on(worker):
+    gate = threading.Event()
+    work = worker.submit(lambda: gate.wait() and None)
+    with pytest.raises(DeadlineError, match="has not finished and goes on"):
+        work.wait(timeout=0.01)
+    assert not work.done()
+    assert work.exception() is None
+    gate.set()
+    work.wait()
+    assert work.done()
+
+
+def test_an_error_is_raised_by_every_wait(worker):
+    error = MismatchError("both sides")
+    work = worker.submit(lambda: raise_(error))
+    for _ in range(2):
+        with pytest.raises(MismatchError, match="both sides"):
+            work.wait()
+    assert work.exception() is error
+    worker.drain()
+
+
+def test_later_calls_run_after_a_failed_one(worker):
+    worker.submit(lambda: raise_(ValueError("first"))).exception()
+    seen = []
+    worker.submit(lambda: seen.append(1)).wait()
+    assert seen == [1]
+    with pytest.raises(ValueError, match="first"):
+        worker.drain()
+
+
+def test_errors_that_nobody_waited_for_are_raised_by_drain_one_by_one(worker):
+    worker.submit(lambda: raise_(ValueError("one")))
+    looked_at = worker.submit(lambda: raise_(ValueError("two")))
+    worker.submit(lambda: raise_(SystemExit("three")))
+    with pytest.raises(ValueError, match="two"):
+        looked_at.wait()
+    with pytest.raises(ValueError, match="one"):
+        worker.drain()
+    with pytest.raises(SystemExit, match="three"):
+        worker.drain()
+    worker.drain()
+
+
+def test_drain_waits(worker):
+    gate, seen = threading.Event(), []
+    worker.submit(lambda: gate.wait() and None)
+    worker.submit(lambda: seen.append(1))
+    threading.Timer(0.02, gate.set).start()
+    worker.drain()
+    assert seen == [1]
+
+
+def test_what_a_call_uses_is_kept_until_it_has_finished(worker):
+    class Memory:
+        pass
+
+    memory = Memory()
+    gone = weakref.ref(memory)
+    gate = threading.Event()
+    work = worker.submit(lambda: gate.wait() and None, alive=(memory,))
+    del memory
+    gc.collect()
+    assert gone() is not None
+    gate.set()
+    work.wait()
+    worker.drain()
+    gc.collect()
+    assert gone() is None
+
+
+def test_close_fails_what_has_not_started():
+    worker = Worker("rank 3")
+    gate, started = threading.Event(), threading.Event()
+
+    def busy():
+        started.set()
+        gate.wait()
+
+    running = worker.submit(busy)
+    started.wait()
+    waiting = worker.submit(lambda: None)
+    assert not worker.close(timeout=0.01)
+    with pytest.raises(ClosedError, match="rank 3: closed before this call started"):
+        waiting.wait()
+    gate.set()
+    running.wait()
+    assert worker.close(timeout=60)
+    assert worker.close(timeout=60)
+    with pytest.raises(ClosedError, match="rank 3: the communicator is closed"):
+        worker.submit(lambda: None)
+
+
+def test_close_reports_errors_that_nobody_saw(caplog):
+    worker = Worker("rank 3")
+    worker.submit(lambda: raise_(ValueError("lost?")))
+    with caplog.at_level(logging.ERROR, logger="ringcoll"):
+        assert worker.close(timeout=60)
+    assert "rank 3: nobody waited for a call that failed" in caplog.text
+
+
+def test_a_call_may_close_its_own_worker():
+    worker = Worker("rank 3")
+    closed = []
+    worker.submit(lambda: closed.append(worker.close())).wait()
+    assert closed == [False]
+    assert worker.close(timeout=60)
+
+
+def test_a_wait_inside_the_group_that_collects_the_call_is_refused():
+    work = Work("it starts at the end of `with ringcoll.group():`")
+    with pytest.raises(UsageError, match=r"it starts at the end of .*; wait after that"):
+        work.wait()
+    assert not work.done()
+    work.complete()
+    work.wait()
