@@ -1,0 +1,70 @@
+"""The machine and the versions that a measurement was made with."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+__all__ = ["cores", "cpu_name", "machine", "versions"]
+
+_PACKAGES = ("numpy", "ml_dtypes", "mpi4py", "mpich", "openmpi", "torch", "matplotlib")
+
+
+def cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0))
+
+
+def cpu_name() -> str:
+    """The processor's model."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() in ("model name", "Model"):
+                return " ".join(value.split())
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def machine(nranks: int, *, threads: bool, device: str) -> dict[str, Any]:
+    """What was measured on.
+
+    Args:
+        nranks: how many ranks.
+        threads: ranks were threads of one process.
+        device: kind of ranks.
+
+    """
+    pages, page = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
+    return {
+        "cpu": cpu_name(),
+        "cores": cores(),
+        "memory_bytes": pages * page,
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "device": device,
+        "ranks": nranks,
+        "ranks_are": "threads" if threads else "processes",
+    }
+
+
+def versions(library: str) -> dict[str, str]:
+    """The versions of everything that takes part; packages that are missing are left out.
+
+    Args:
+        library: ringcoll's own version.
+
+    """
+    found = {"ringcoll": library, "python": platform.python_version()}
+    for name in _PACKAGES:
+        for distribution in metadata.distributions(name=name):
+            found.setdefault(name, distribution.version)
+    loaded = sys.modules.get("mpi4py.MPI")
+    if loaded is not None:
+        first = loaded.Get_library_version().splitlines()[0].strip("\0")
+        found["mpi"] = " ".join(first.split())
+    return found

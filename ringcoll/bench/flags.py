@@ -1,0 +1,334 @@
+"""The flags of ``ringcoll bench``: those of nccl-tests, and our own.
+
+Nothing heavy is loaded here: whether this process is going to measure is not known yet.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+
+from ringcoll.cli.sizes import parse_bandwidth, parse_bytes, parse_seconds
+from ringcoll.errors import ArgumentError
+
+__all__ = ["COLLECTIVES", "Settings", "add_arguments", "read"]
+
+COLLECTIVES = (
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "broadcast",
+    "reduce",
+    "all_to_all",
+    "gather",
+    "scatter",
+    "sendrecv",
+    "barrier",
+)
+"""What can be measured."""
+
+# Flags of nccl-tests that say nothing about ranks on a CPU, and why.
+_IGNORED = {
+    "stream_null": "CPU ranks have no streams",
+    "parallel_init": "ranks always begin in parallel",
+    "cta_policy": "CPU ranks have no thread blocks",
+    "device_cta_count": "CPU ranks have no thread blocks",
+    "memory_report": "CPU ranks have no device memory",
+}
+# Flags that would change what is measured, and cannot be had.
+_REFUSED = {
+    "cudagraph": "-G: CPU ranks have no CUDA graphs; leave it out",
+    "device_implementation": "-D: CPU ranks have no device API; leave it out",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What to measure and how.
+
+    Args:
+        collective: one of :data:`COLLECTIVES`.
+        tour: nothing was asked for: show what there is.
+        ranks: how many rank processes to start; None: one for each core, up to four.
+        threads: ranks that are threads of one process.
+        min_bytes: the first size, in bytes as nccl-tests counts them.
+        max_bytes: the last size.
+        step_bytes: what is added from size to size, where ``step_factor`` is 1.
+        step_factor: what sizes are multiplied by.
+        iterations: timed calls a size; None: as many as fit a quarter of a second.
+        warmup: untimed calls before them.
+        aggregate: calls an iteration.
+        cycles: how often the whole is measured; 0: until it is interrupted.
+        checks: how often the result of a size is checked; 0: never.
+        ops: operators by name; "all" stands for every legal one.
+        dtypes: element types by name; "all" stands for every one.
+        roots: roots; None stands for all of them.
+        blocking: 1: a barrier after each timed call.
+        cpu_time: report the time that this rank's thread ran, not the clock on the wall.
+        average: over ranks: 0 takes rank 0, 1 the mean, 2 the fastest, 3 the slowest.
+        register: memory of the buffers: 0 plain, 1 registered, 2 symmetric.
+        timeout: seconds a call may take; None: the library's own.
+        timestamps: print when a row was measured.
+        unalign: elements that the buffers are shifted by.
+        per_iteration: report the spread of single iterations too.
+        per_iteration_skip: iterations that are left out of the spread.
+        algorithms: by name; None: the library's choice.
+        slices: S; None: the library's choice.
+        pace: bytes a second and seconds a message that a link takes; None: as fast as it goes.
+        peer: what to measure beside ringcoll: "mpi" or "gloo".
+        json: file for the rows, "-" for standard output.
+        plot: file for the picture.
+        layout: "nccl" or "osu", the look of the table.
+        device: "auto" or "cpu".
+        seed: of the inputs; None: a new one each run.
+        notes: what the user should be told about ignored flags.
+
+    """
+
+    collective: str = "all_reduce"
+    tour: bool = False
+    ranks: int | None = None
+    threads: int = 1
+    min_bytes: int = 32 << 20
+    max_bytes: int = 32 << 20
+    step_bytes: int = 1 << 20
+    step_factor: int = 1
+    iterations: int | None = None
+    warmup: int = 1
+    aggregate: int = 1
+    cycles: int = 1
+    checks: int = 1
+    ops: tuple[str, ...] = ("sum",)
+    dtypes: tuple[str, ...] = ("float32",)
+    roots: tuple[int, ...] | None = (0,)
+    blocking: int = 0
+    cpu_time: bool = False
+    average: int = 3
+    register: int = 2
+    timeout: float | None = None
+    timestamps: bool = False
+    unalign: int = 0
+    per_iteration: bool = False
+    per_iteration_skip: int = 0
+    algorithms: tuple[str | None, ...] = (None,)
+    slices: tuple[int | None, ...] = (None,)
+    pace: tuple[float, float] | None = None
+    peer: str | None = None
+    json: str | None = None
+    plot: str | None = None
+    layout: str = "nccl"
+    device: str = "auto"
+    seed: int | None = None
+    notes: tuple[str, ...] = ()
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Give ``parser`` every flag of the command."""
+    parser.add_argument(
+        "collective",
+        nargs="?",
+        type=lambda text: text.removesuffix("_perf"),
+        choices=COLLECTIVES,
+        help="what to measure (all_reduce)",
+    )
+    _add_nccl(parser)
+    own = parser.add_argument_group("beyond nccl-tests")
+    flag = own.add_argument
+    flag("--ranks", type=_at_least(1), metavar="N", help="processes to start (4, or the cores)")
+    flag("--algorithm", metavar="NAMES", help="algorithms, each measured: ring,two_shot")
+    flag("--slices", metavar="LIST", help="slices a chunk, each measured: 1,4,16 or 1-8")
+    flag("--pace", metavar="BYTES_PER_S[,ALPHA_S]", help="slow the links down to this")
+    flag("--peer", choices=("mpi", "gloo"), help="measure this too, in turns, on the same arrays")
+    flag("--json", metavar="FILE", help="write the rows here; - is standard output")
+    flag("--plot", metavar="FILE", help="draw bandwidth over size here (.png, .svg)")
+    flag("--format", choices=("nccl", "osu"), default="nccl", dest="layout", help="of the table")
+    flag(
+        "--device", choices=("auto", "cpu"), default="auto", help="of the ranks (auto: cpu so far)"
+    )
+    flag("--seed", type=_at_least(0), help="of the random inputs (a new one each run)")
+    own.add_argument("--output", help=argparse.SUPPRESS)
+    own.add_argument("--member", help=argparse.SUPPRESS)
+
+
+def _add_nccl(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("flags of nccl-tests")
+
+    def flag(short: str, long: str, default: object, kind: object, text: str) -> None:
+        shown = f"{text} ({default})" if default is not None else text
+        group.add_argument(
+            f"-{short}",
+            f"--{long}",
+            default=default,
+            type=kind,  # type: ignore[arg-type]
+            metavar=short.upper(),
+            help=shown,
+        )
+
+    count, positive = _at_least(0), _at_least(1)
+    flag("t", "nthreads", 1, positive, "threads a process, each with -g ranks")
+    flag("g", "ngpus", 1, positive, "ranks a thread; more than 1: ranks are threads of one process")
+    flag("b", "minbytes", None, str, "first size (32M)")
+    flag("e", "maxbytes", None, str, "last size (32M, or the first)")
+    flag("i", "stepbytes", "1M", str, "from size to size, added")
+    flag("f", "stepfactor", 1, positive, "from size to size, multiplied")
+    flag("n", "iters", None, positive, "timed calls a size (5 to 1000, as many as fit 0.25 s)")
+    flag("w", "warmup_iters", 1, count, "untimed calls before them")
+    flag("m", "agg_iters", 1, positive, "calls an iteration")
+    flag("N", "run_cycles", 1, count, "rounds of everything; 0: until interrupted")
+    flag("c", "check", 1, count, "checked calls a size; 0: none")
+    flag("o", "op", "sum", str, "operators, or all")
+    flag("d", "datatype", "float", str, "element types, or all")
+    flag("r", "root", "0", str, "root, or all")
+    flag("z", "blocking", 0, _at_least(0, 3), "1: a barrier after each call; calls always block")
+    flag("y", "stream_null", None, int, "ignored: CPU ranks have no streams")
+    flag("p", "parallel_init", None, int, "ignored: ranks begin in parallel")
+    flag("G", "cudagraph", 0, count, "refused: CPU ranks have no CUDA graphs")
+    flag("C", "report_cputime", 0, _at_least(0, 1), "1: time on the processor, not on the wall")
+    flag("a", "average", 3, _at_least(0, 3), "over ranks: 0 rank 0, 1 mean, 2 fastest, 3 slowest")
+    flag("R", "local_register", 2, _at_least(0, 2), "arrays: 0 plain, 1 registered, 2 symmetric")
+    flag("x", "cta_policy", None, int, "ignored: CPU ranks have no thread blocks")
+    flag("D", "device_implementation", 0, count, "refused: CPU ranks have no device API")
+    flag("V", "device_cta_count", None, int, "ignored: CPU ranks have no thread blocks")
+    flag("T", "timeout", None, str, "seconds that a call may take (60)")
+    flag("S", "report_timestamps", 0, _at_least(0, 1), "1: when each row was measured")
+    flag("J", "output_file", None, str, "the same as --json")
+    flag("M", "memory_report", None, int, "ignored: CPU ranks have no device memory")
+    flag("u", "unalign", 0, count, "elements that arrays are shifted by")
+    flag("I", "per_iter_timing", 0, _at_least(0, 1), "1: the spread of single iterations")
+    flag("K", "per_iter_skip", 0, count, "iterations left out of the spread")
+
+
+def read(args: argparse.Namespace, *, given: bool) -> Settings:
+    """The settings that parsed flags stand for.
+
+    Args:
+        args: what the parser made of the command line.
+        given: whether there was anything on it.
+
+    Raises:
+        ArgumentError: a flag has a value that cannot be, or asks for what CPU ranks lack.
+
+    """
+    for name, message in _REFUSED.items():
+        if getattr(args, name):
+            raise ArgumentError(f"ringcoll bench: {message}")
+    first, last, step = _sizes(args)
+    json = args.json if args.json is not None else args.output_file
+    for argument, path in (("--json", json), ("--plot", args.plot)):
+        if path not in (None, "-") and not Path(path).absolute().parent.is_dir():
+            raise ArgumentError(f"ringcoll bench: {argument} {path}: there is no such folder")
+    threads = args.nthreads * args.ngpus
+    if args.ranks is not None and threads > 1:
+        raise ArgumentError("ringcoll bench: either --ranks (processes) or -g and -t (threads)")
+    skip = args.per_iter_skip
+    if args.iters is not None and skip >= args.iters:
+        raise ArgumentError(f"ringcoll bench: -K {skip} leaves nothing of -n {args.iters}")
+    return Settings(
+        collective=args.collective or "all_reduce",
+        tour=not given,
+        ranks=args.ranks,
+        threads=threads,
+        min_bytes=first,
+        max_bytes=last,
+        step_bytes=step,
+        step_factor=args.stepfactor,
+        iterations=args.iters,
+        warmup=args.warmup_iters,
+        aggregate=args.agg_iters,
+        cycles=args.run_cycles,
+        checks=args.check,
+        ops=_names(args.op),
+        dtypes=_names(args.datatype),
+        roots=None if args.root == "all" else _numbers(args.root, "-r", 0),
+        blocking=args.blocking,
+        cpu_time=bool(args.report_cputime),
+        average=args.average,
+        register=args.local_register,
+        timeout=_timeout(args.timeout),
+        timestamps=bool(args.report_timestamps),
+        unalign=args.unalign,
+        per_iteration=bool(args.per_iter_timing),
+        per_iteration_skip=skip,
+        algorithms=(None,) if args.algorithm is None else _names(args.algorithm),
+        slices=(None,) if args.slices is None else _numbers(args.slices, "--slices", 1),
+        pace=_pace(args.pace),
+        peer=args.peer,
+        json=json,
+        plot=args.plot,
+        layout=args.layout,
+        device=args.device,
+        seed=args.seed,
+        notes=tuple(
+            f"--{name} is ignored: {why}"
+            for name, why in _IGNORED.items()
+            if getattr(args, name) not in (None, 0)
+        ),
+    )
+
+
+def _sizes(args: argparse.Namespace) -> tuple[int, int, int]:
+    first = parse_bytes(args.minbytes) if args.minbytes is not None else None
+    last = parse_bytes(args.maxbytes) if args.maxbytes is not None else None
+    if first is None:
+        first = min(32 << 20, last) if last is not None else 32 << 20
+    if last is None:
+        last = max(32 << 20, first)
+    step = parse_bytes(args.stepbytes)
+    if first > last:
+        raise ArgumentError(f"ringcoll bench: -b {first} is more than -e {last}")
+    if first < last and args.stepfactor == 1 and step == 0:
+        raise ArgumentError("ringcoll bench: -i 0 never comes to the last size; use -f 2")
+    return first, last, step
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(","))
+    if not all(names):
+        raise ArgumentError(f"ringcoll bench: {text!r} is no list of names")
+    return names
+
+
+def _numbers(text: str, flag: str, least: int) -> tuple[int, ...]:
+    """``1,4,16`` and ``1-8``."""
+    numbers: list[int] = []
+    try:
+        for part in text.split(","):
+            first, _, last = part.partition("-")
+            numbers += range(int(first), int(last or first) + 1)
+    except ValueError:
+        numbers = []
+    if not numbers or min(numbers) < least:
+        raise ArgumentError(
+            f"ringcoll bench: {flag} {text!r}: numbers from {least}, as 1,4,16 or 1-8"
+        )
+    return tuple(numbers)
+
+
+def _pace(text: str | None) -> tuple[float, float] | None:
+    if text is None:
+        return None
+    bandwidth, _, alpha = text.partition(",")
+    return parse_bandwidth(bandwidth), parse_seconds(alpha or "0")
+
+
+def _timeout(text: str | None) -> float | None:
+    if text is None:
+        return None
+    seconds = parse_seconds(text)
+    # nccl-tests: 0 waits for ever.
+    return seconds or float("inf")
+
+
+class _at_least:  # noqa: N801  # argparse shows the name in its messages
+    """An integer from ``least`` to ``most``."""
+
+    def __init__(self, least: int, most: int | None = None) -> None:
+        self.least, self.most = least, most
+        self.__name__ = f"integer from {least}" + (f" to {most}" if most is not None else "")
+
+    def __call__(self, text: str) -> int:
+        value = int(text)
+        if value < self.least or (self.most is not None and value > self.most):
+            raise ValueError
+        return value

@@ -1,0 +1,174 @@
+"""How the ranks of ``ringcoll bench`` come to be.
+
+A plain command becomes the launcher of its own ranks: it turns into the ``mpiexec`` that belongs
+to this interpreter, or, without MPI, starts the ranks itself. Nothing heavy is loaded before that.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NoReturn, TextIO
+
+from ringcoll.bench.environment import cores
+from ringcoll.bench.flags import Settings
+from ringcoll.bootstrap.launcher import launcher_of, mpiexec
+from ringcoll.bootstrap.sockets import run_ranks
+from ringcoll.errors import ArgumentError
+
+__all__ = [
+    "Start",
+    "become_mpiexec",
+    "decide",
+    "is_first",
+    "opened",
+    "own_command",
+    "run_sockets",
+]
+
+MOST_RANKS = 4
+"""Ranks that a plain command starts, where there are so many cores."""
+
+_RANKS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What this process has to do.
+
+    Args:
+        how: "here": it is a rank, or holds all as threads; "mpiexec" and "sockets": it starts
+            the ranks that way.
+        ranks: how many ranks it starts, or how many threads; 1 for a rank of a launcher's.
+        launcher: the mpiexec to become.
+
+    """
+
+    how: Literal["here", "mpiexec", "sockets"]
+    ranks: int
+    launcher: str = ""
+
+
+def decide(
+    settings: Settings,
+    environ: Mapping[str, str],
+    *,
+    member: bool,
+    ncores: int | None = None,
+    launcher: str | None = None,
+    has_mpi: bool | None = None,
+) -> Start:
+    """How the ranks of these settings come to be.
+
+    Args:
+        settings: of the run.
+        environ: where a launcher would have left its word.
+        member: this process is one of the ranks that :func:`run_sockets` has started.
+        ncores: cores there are; None finds out.
+        launcher: path of mpiexec; None finds out, an empty one means that there is none.
+        has_mpi: whether mpi4py is there; None finds out.
+
+    Raises:
+        ArgumentError: flags that do not go with the launcher, or a peer that cannot run.
+
+    """
+    world = launcher_of(environ)
+    if settings.threads > 1:
+        if member or (world is not None and world.nranks > 1):
+            raise ArgumentError(
+                f"ringcoll bench: {settings.threads} ranks a process (-g, -t) under a launcher: "
+                f"CPU ranks are either processes or threads; leave -g out, or mpiexec"
+            )
+        if settings.peer is not None:
+            raise ArgumentError(
+                f"ringcoll bench: --peer {settings.peer} needs each rank to be a process; "
+                f"leave -g and -t out"
+            )
+        return Start("here", settings.threads)
+    if member or world is not None:
+        if settings.ranks is not None and world is not None and settings.ranks != world.nranks:
+            raise ArgumentError(
+                f"ringcoll bench: --ranks {settings.ranks}, but the launcher started "
+                f"{world.nranks} processes; leave --ranks out"
+            )
+        return Start("here", 1)
+    # A collective of one rank shows nothing.
+    usual = max(2, min(MOST_RANKS, ncores if ncores is not None else cores()))
+    ranks = settings.ranks or usual
+    if has_mpi is None:
+        has_mpi = importlib.util.find_spec("mpi4py") is not None
+    found = (mpiexec() or "") if launcher is None else launcher
+    if has_mpi and found:
+        return Start("mpiexec", ranks, found)
+    if settings.peer == "mpi":
+        missing = "mpi4py" if not has_mpi else "mpiexec"
+        raise ArgumentError(
+            f"ringcoll bench: --peer mpi: there is no {missing}; pip install 'ringcoll[mpi]'"
+        )
+    return Start("sockets", ranks) if ranks > 1 else Start("here", 1)
+
+
+def own_command(arguments: Sequence[str]) -> list[str]:
+    """The command that runs ``ringcoll bench`` with these arguments, as it was run."""
+    script = Path(sys.argv[0])
+    module = sys.modules["__main__"].__spec__
+    if module is None and script.name == "ringcoll" and script.is_file():
+        return [sys.executable, str(script), "bench", *arguments]
+    return [sys.executable, "-m", "ringcoll", "bench", *arguments]
+
+
+def become_mpiexec(start: Start, command: Sequence[str]) -> NoReturn:
+    """Turn this process into mpiexec, which runs ``command`` on every rank.
+
+    mpiexec may print on the standard output of its own, so the ranks' one goes to the standard
+    error, and rank 0 gets what was the standard output of this process under another number.
+    """
+    output = os.dup(sys.stdout.fileno())
+    os.set_inheritable(output, True)
+    status = os.fstat(output)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    environ = dict(os.environ)
+    # Open MPI refuses what MPICH allows: more ranks than cores.
+    environ.setdefault("PRTE_MCA_rmaps_default_mapping_policy", ":oversubscribe")
+    environ.setdefault("OMPI_MCA_rmaps_base_oversubscribe", "1")
+    marker = f"{output}:{status.st_dev}:{status.st_ino}"
+    line = [start.launcher, "-n", str(start.ranks), *command, "--output", marker]
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(start.launcher, line, environ)
+
+
+def opened(marker: str | None) -> TextIO:
+    """The standard output of the command that the user has typed.
+
+    Args:
+        marker: what :func:`become_mpiexec` has said of it; a launcher that closed it, or put
+            something else under its number, leaves this process's own.
+
+    """
+    if marker is not None:
+        try:
+            number, device, inode = map(int, marker.split(":"))
+            status = os.fstat(number)
+            if (status.st_dev, status.st_ino) == (device, inode):
+                return os.fdopen(number, "w", encoding="utf-8", closefd=False)
+        except (OSError, ValueError):
+            pass
+    return sys.stdout
+
+
+def run_sockets(start: Start, command: Sequence[str]) -> int:
+    """Start the ranks from here; the exit status that stands for theirs."""
+    codes = run_ranks([*command, "--member", str(start.ranks)], start.ranks)
+    interrupted = [code for code in codes if code == 130]
+    return 130 if interrupted else max(codes)
+
+
+def is_first(environ: Mapping[str, str]) -> bool:
+    """Whether a launcher calls this process its first, or none has started it."""
+    said = next((environ[name] for name in _RANKS if name in environ), "0")
+    return said == "0"

@@ -1,0 +1,185 @@
+"""The memory of a case, and the calls of ringcoll on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ringcoll.bench.cases import Case
+
+if TYPE_CHECKING:
+    from ringcoll.communicator import Communicator
+
+__all__ = ["Buffers", "Library", "Operation", "Place", "Ringcoll", "allocate"]
+
+Array = npt.NDArray[Any]
+
+_LINE = 64  # bytes of a cache line: ranks of nccl-tests' sizes begin at a whole one
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a rank's input and output of one call lie.
+
+    Args:
+        in_place: they share memory.
+        input: what the rank contributes; None where it contributes nothing.
+        output: what it receives; None where it receives nothing.
+        whole: in place, the larger buffer that holds both.
+
+    """
+
+    in_place: bool
+    input: Array | None
+    output: Array | None
+    whole: Array | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """A call that is ready to be timed, and where its result will lie."""
+
+    call: Callable[[], object]
+    output: Array | None
+
+
+class Library(Protocol):
+    """Something that runs collectives on a rank's buffers."""
+
+    name: str
+
+    def algorithm(self, case: Case) -> str:
+        """What runs it."""
+
+    def operation(self, case: Case, place: Place) -> Operation | None:
+        """The call; None where the library has no such call."""
+
+    def unable(self, case: Case) -> str | None:
+        """Why it has no call for this at all; None if it has one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Buffers:
+    """The two buffers of a rank, for every case of a sweep.
+
+    Args:
+        rank: the rank that owns them.
+        send: bytes; inputs of out-of-place calls.
+        recv: bytes; outputs of out-of-place calls, everything of in-place calls.
+        shift: elements that all arrays are shifted by.
+
+    """
+
+    rank: int
+    send: Array
+    recv: Array
+    shift: int = 0
+
+    def place(self, case: Case, in_place: bool) -> Place | None:
+        """The arrays of one call; None where the collective has none such."""
+        section, count, rank = case.section, case.count, self.rank
+        kind, n = section.kind, section.nranks
+        has_input = kind.rooted != "input" or rank == section.root
+        has_output = kind.rooted != "output" or rank == section.root
+        if section.collective == "barrier":
+            return None if in_place else Place(False, None, None)
+        wide_in = count * n if kind.input == "all" else count
+        wide_out = count * n if kind.output == "all" else count
+        if not in_place:
+            return Place(
+                False,
+                self._view(self.send, case, wide_in) if has_input else None,
+                self._view(self.recv, case, wide_out) if has_output else None,
+            )
+        if section.collective == "sendrecv":
+            return None
+        if not has_input:
+            return Place(True, None, self._view(self.recv, case, wide_out))
+        if not has_output:
+            return Place(True, self._view(self.recv, case, wide_in), None)
+        whole = self._view(self.recv, case, max(wide_in, wide_out))
+        own = slice(rank * count, (rank + 1) * count)
+        return Place(
+            True,
+            whole if wide_in == whole.size else whole[own],
+            whole if wide_out == whole.size else whole[own],
+            whole,
+        )
+
+    def _view(self, raw: Array, case: Case, elements: int) -> Array:
+        dtype = case.section.dtype
+        start = self.shift * dtype.itemsize
+        return raw[start : start + elements * dtype.itemsize].view(dtype.numpy)
+
+
+def allocate(comm: Communicator, nbytes: int, *, shift: int = 0, symmetric: bool = True) -> Buffers:
+    """Buffers for cases of up to ``nbytes`` bytes; collective.
+
+    Args:
+        comm: of this rank.
+        nbytes: the largest size.
+        shift: elements that arrays are shifted by.
+        symmetric: memory that peers reach directly; else plain arrays, which are staged.
+
+    """
+    length = nbytes + 16 * shift + _LINE
+    if symmetric:
+        send, recv = comm.empty(length, "uint8"), comm.empty(length, "uint8")
+    else:
+        send, recv = np.empty(length, np.uint8), np.empty(length, np.uint8)
+    # Touched now: the first write to a page costs a page fault.
+    send[:] = 0
+    recv[:] = 0
+    return Buffers(comm.rank, send, recv, shift)
+
+
+class Ringcoll:
+    """The library itself."""
+
+    name = "ringcoll"
+
+    def __init__(self, comm: Communicator) -> None:
+        self.comm = comm
+
+    def algorithm(self, case: Case) -> str:
+        """The one asked for, or "auto"."""
+        section = case.section
+        name = section.algorithm or "auto"
+        return name if section.slices is None else f"{name} S={section.slices}"
+
+    def unable(self, case: Case) -> str | None:
+        """Nothing is missing."""
+        return None
+
+    def operation(self, case: Case, place: Place) -> Operation:
+        """The public call with the arguments that a user would write."""
+        arguments, keywords = self._arguments(case, place)
+        function = getattr(self.comm, case.section.collective)
+        if not keywords:
+            return Operation(lambda: function(*arguments), place.output)
+        return Operation(lambda: function(*arguments, **keywords), place.output)
+
+    def _arguments(self, case: Case, place: Place) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        section, rank, n = case.section, self.comm.rank, self.comm.nranks
+        name = section.collective
+        keywords: dict[str, Any] = {}
+        if section.op is not None and section.op != "sum":
+            keywords["op"] = section.operator(rank)
+        if section.root > 0:
+            keywords["root"] = section.root
+        if name == "barrier":
+            return (), keywords
+        if name == "sendrecv":
+            return (place.input, (rank + 1) % n, place.output, (rank - 1) % n), keywords
+        if not place.in_place:
+            return (place.input, place.output), keywords
+        # In place the larger buffer stands alone, on the side to which it belongs.
+        if place.whole is None:
+            return (place.input, place.output), keywords
+        if section.kind.input == "one" and section.kind.output == "all":
+            return (None, place.whole), keywords
+        return (place.whole, None), keywords

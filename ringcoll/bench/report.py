@@ -1,0 +1,179 @@
+"""What rank 0 says while it measures, and what it leaves behind."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+from ringcoll.bench import table
+from ringcoll.bench.cases import Case, Section
+from ringcoll.bench.flags import Settings
+from ringcoll.bench.table import Result
+
+__all__ = ["Report", "Row"]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One library's time of one case, on one side."""
+
+    lib: str
+    algorithm: str
+    case: Case
+    result: Result
+
+    def as_json(self) -> dict[str, Any]:
+        """The row as ``--json`` writes it."""
+        section, seconds = self.case.section, self.result.seconds or 0.0
+        return {
+            "lib": self.lib,
+            "collective": section.collective,
+            "algorithm": self.algorithm,
+            "bytes": self.case.nbytes,
+            "count": self.case.count,
+            "dtype": section.dtype.name,
+            "op": section.op or "none",
+            "root": section.root,
+            "in_place": self.result.in_place,
+            "time_us": seconds * 1e6,
+            "algbw": self.case.algbw(seconds),
+            "busbw": self.case.busbw(seconds),
+            "wrong": self.result.wrong,
+        }
+
+
+@dataclass(slots=True)
+class Report:
+    """The table and the rows.
+
+    Args:
+        settings: of the run.
+        stdout: where the table goes, or the JSON with ``--json -``.
+        stderr: where the table goes with ``--json -``.
+        machine: for the JSON.
+        versions: for the JSON.
+        rows: what was measured so far.
+
+    """
+
+    settings: Settings
+    stdout: TextIO
+    stderr: TextIO
+    machine: Mapping[str, Any] = field(default_factory=dict)
+    versions: Mapping[str, Any] = field(default_factory=dict)
+    rows: list[Row] = field(default_factory=list)
+    _concluded: bool = False
+    _ended: bool = False
+
+    def say(self, text: str) -> None:
+        """Print lines at once."""
+        if not self._ended:
+            out = self.stderr if self.settings.json == "-" else self.stdout
+            print(text, file=out, flush=True)
+
+    def begin(self, version: str, ranks: Sequence[str]) -> None:
+        """Say who measures what.
+
+        Args:
+            version: of the library.
+            ranks: a line for each.
+
+        """
+        if self.settings.layout == "nccl":
+            self.say(table.preamble(self.settings, version))
+            self.say("\n".join(ranks))
+        self.say(f"# Machine: {_listed(self.machine)}")
+        self.say(f"# Versions: {_listed(self.versions)}")
+        for note in self.settings.notes:
+            self.say(f"# {note}")
+
+    def begin_section(self, section: Section, remarks: Sequence[str] = ()) -> None:
+        """Say what the next rows are.
+
+        Args:
+            section: what they share.
+            remarks: what else should be known.
+
+        """
+        for remark in remarks:
+            self.say(f"# {remark}")
+        if self.settings.layout == "osu":
+            self.say(table.osu_header(section))
+        else:
+            self.say(table.header(self.settings))
+
+    def add(self, case: Case, lib: str, algorithm: str, results: Sequence[Result]) -> None:
+        """Print and keep what a library did on a case; its first library is ringcoll."""
+        stamp = time.strftime("%Y-%m-%d %H:%M:%S") if self.settings.timestamps else ""
+        if self.settings.layout == "osu":
+            line = table.osu_row(case, results)
+        else:
+            line = table.row(case, results, spread=self.settings.per_iteration, stamp=stamp)
+        if lib != "ringcoll":
+            # A comment, so that the columns are ringcoll's alone.
+            start = "# " if self.settings.layout == "osu" else "#"
+            line = f"{start}{line.removeprefix(' ')}  {lib}{self._ratio(case, results)}"
+        # First kept, then shown: an interruption between the two loses nothing that was seen.
+        self.rows += [Row(lib, algorithm, case, r) for r in results if r.seconds is not None]
+        self.say(line)
+
+    def _ratio(self, case: Case, results: Sequence[Result]) -> str:
+        """By how much ringcoll is faster, out of place and in place."""
+        ratios = []
+        for result in sorted(results, key=lambda r: r.in_place):
+            ours = [row.result for row in self.rows if (row.lib, row.case) == ("ringcoll", case)]
+            sides = [own.seconds for own in ours if own.in_place is result.in_place]
+            own = sides[-1] if sides else None
+            ratios.append(f"{result.seconds / own:.2f}x" if result.seconds and own else "-")
+        return "".join(f" {ratio:>6}" for ratio in ratios)
+
+    @property
+    def failures(self) -> int:
+        """Sides of rows that were wrong."""
+        return sum(bool(row.result.wrong) for row in self.rows)
+
+    def conclude(self) -> None:
+        """Print the footer; once."""
+        if self._concluded or not self.rows or self.settings.layout != "nccl":
+            return
+        self._concluded = True
+        bandwidths = [
+            row.case.busbw(row.result.seconds or 0.0) for row in self.rows if row.lib == "ringcoll"
+        ]
+        mean = statistics.fmean(bandwidths) if bandwidths else 0.0
+        self.say(table.footer(self.settings.collective, self.failures, mean))
+
+    def end(self) -> None:
+        """Print the footer, write the JSON and draw the picture; once."""
+        if self._ended:
+            return
+        self.conclude()
+        self.write(self.settings.json, self.settings.plot)
+        self._ended = True
+
+    def write(self, json_file: str | None, plot_file: str | None) -> None:
+        """Write what there is; None writes nothing."""
+        if json_file == "-":
+            print(self.as_json(), file=self.stdout, flush=True)
+        elif json_file is not None:
+            Path(json_file).write_text(self.as_json() + "\n", encoding="utf-8")
+        if plot_file is not None and self.rows:
+            from ringcoll.bench.plot import draw_rows
+
+            draw_rows([row.as_json() for row in self.rows], plot_file)
+
+    def as_json(self) -> str:
+        """Every row, the machine and the versions, a row a line."""
+        rows = ",\n  ".join(json.dumps(row.as_json()) for row in self.rows)
+        machine, versions = json.dumps(self.machine), json.dumps(self.versions)
+        inside = f"\n  {rows}\n" if rows else ""
+        return f'{{"rows": [{inside}],\n"machine": {machine},\n"versions": {versions}}}'
+
+
+def _listed(facts: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in facts.items())

@@ -1,0 +1,278 @@
+"""The measurement itself, as every rank runs it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import platform
+import secrets
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ringcoll.bench import checking, environment, table
+from ringcoll.bench.cases import Case, Section, sections, sizes
+from ringcoll.bench.exchange import agree, gather_bytes, gather_numbers
+from ringcoll.bench.flags import Settings
+from ringcoll.bench.operations import Buffers, Library, Operation, Place, Ringcoll, allocate
+from ringcoll.bench.peers import open_peer
+from ringcoll.bench.report import Report
+from ringcoll.bench.table import Result
+from ringcoll.bench.timing import (
+    Stopwatch,
+    blocks_of,
+    iterations_for,
+    median_over_ranks,
+    spread,
+)
+from ringcoll.bench.worlds import World
+
+if TYPE_CHECKING:
+    from ringcoll.communicator import Communicator
+
+__all__ = ["measure"]
+
+
+def measure(world: World, settings: Settings, report: Report) -> bool:
+    """Measure everything that the settings ask for; collective.
+
+    Returns:
+        Whether every element that was checked was right.
+
+    """
+    begun = False
+    right = True
+    rounds = itertools.count() if settings.cycles == 0 else range(settings.cycles)
+    for _ in rounds:
+        for algorithm, slices in itertools.product(settings.algorithms, settings.slices):
+
+            def sweep(
+                control: Communicator,
+                comm: Communicator,
+                algorithm: str | None = algorithm,
+                slices: int | None = slices,
+                begun: bool = begun,
+            ) -> int:
+                if not begun:
+                    introduce(control, settings, report)
+                return Session(control, comm, settings, report).sweep(algorithm, slices)
+
+            wrong = world.run(sweep, algorithm=algorithm, slices=slices, pace=settings.pace)
+            right = right and not any(wrong)
+            begun = True
+    return right
+
+
+def introduce(comm: Communicator, settings: Settings, report: Report) -> None:
+    """Say who the ranks are, and fill in the report's machine and versions; collective."""
+    from ringcoll import __version__
+
+    me = json.dumps([os.getpid(), platform.node()])
+    everyone = [json.loads(said) for said in gather_bytes(comm, me.encode())]
+    if comm.rank != 0:
+        return
+    threads = settings.threads > 1
+    report.machine = environment.machine(comm.nranks, threads=threads, device=comm.device)
+    report.versions = environment.versions(__version__)
+    name = environment.cpu_name()
+    ranks = [table.rank_line(r, pid, host, name) for r, (pid, host) in enumerate(everyone)]
+    report.begin(__version__, ranks)
+    if settings.device == "auto":
+        report.say(f"# Device: auto is {comm.device}; ranks on GPUs do not exist yet")
+    if settings.pace is not None:
+        bandwidth, alpha = settings.pace
+        report.say(f"# Links are paced: {bandwidth:g} B/s and {alpha:g} s a message")
+
+
+@dataclass(slots=True)
+class _Entrant:
+    """One library on one side of a case."""
+
+    library: Library
+    place: Place
+    operation: Operation
+    watch: Stopwatch
+    clear: Callable[[], None]
+
+
+class Session:
+    """One communicator's part of the measurement.
+
+    Args:
+        control: plain, for barriers and talk among the ranks.
+        comm: what is measured.
+        settings: of the run.
+        report: rank 0 writes to it.
+
+    """
+
+    def __init__(
+        self, control: Communicator, comm: Communicator, settings: Settings, report: Report
+    ) -> None:
+        self.control, self.comm = control, comm
+        self.settings, self.report = settings, report
+        self.libraries: list[Library] = [Ringcoll(comm)]
+        if settings.peer is not None:
+            self.libraries.append(open_peer(settings.peer, control))
+        seed = secrets.randbits(48) if settings.seed is None else settings.seed
+        self.seeds = itertools.count(agree(control, seed))
+
+    def sweep(self, algorithm: str | None, slices: int | None) -> int:
+        """Every table of one choice of algorithm and slices; how many elements were wrong."""
+        settings, comm = self.settings, self.comm
+        every = sections(settings, comm.nranks)
+        wanted = [s for s in every if (s.algorithm, s.slices) == (algorithm, slices)]
+        buffers = allocate(
+            comm, settings.max_bytes, shift=settings.unalign, symmetric=settings.register == 2
+        )
+        return sum(self._table(section, buffers) for section in wanted)
+
+    def _table(self, section: Section, buffers: Buffers) -> int:
+        libraries, remarks = [self.libraries[0]], []
+        case = section.case(self.settings.max_bytes)
+        if section.algorithm is not None or section.slices is not None:
+            remarks.append(f"Algorithm: {libraries[0].algorithm(case)}")
+        for library in self.libraries[1:]:
+            reason = library.unable(case)
+            if reason is None:
+                libraries.append(library)
+                remarks.append(
+                    f"Lines of {library.name} begin with #; at their end its time over "
+                    f"ringcoll's, out of place and in place"
+                )
+            else:
+                remarks.append(f"Without {library.name}: {reason}")
+        if self.comm.rank == 0:
+            self.report.begin_section(section, remarks)
+        steps = (0,) if section.collective == "barrier" else sizes(self.settings)
+        return sum(self.measure(section.case(nbytes), buffers, libraries) for nbytes in steps)
+
+    def measure(self, case: Case, buffers: Buffers, libraries: Sequence[Library]) -> int:
+        """Time and check one case, and report it; how many elements were wrong on all ranks."""
+        entrants = self._entrants(case, buffers, libraries)
+        buffers.send[:] = 0
+        self._time(entrants)
+        wrong = self._check(case, entrants)
+        total = 0
+        for library in libraries:
+            own = [at for at, entrant in enumerate(entrants) if entrant.library is library]
+            results = [self._result(entrants[at], wrong[at]) for at in own]
+            total += sum(wrong[at] or 0 for at in own)
+            if self.comm.rank == 0:
+                self.report.add(case, library.name, library.algorithm(case), results)
+        return total
+
+    def _entrants(
+        self, case: Case, buffers: Buffers, libraries: Sequence[Library]
+    ) -> list[_Entrant]:
+        settings, entrants = self.settings, []
+
+        def clear() -> None:
+            # An in-place sum would grow from call to call, to infinity in the end.
+            buffers.recv[:] = 0
+
+        for in_place in (False, True):
+            place = buffers.place(case, in_place)
+            if place is None:
+                continue
+            for library in libraries:
+                operation = library.operation(case, place)
+                if operation is None:
+                    continue
+                watch = Stopwatch(
+                    self.control.barrier,
+                    time.thread_time if settings.cpu_time else time.perf_counter,
+                    settings.aggregate,
+                    settings.per_iteration,
+                    self.control.barrier if settings.blocking == 1 else None,
+                )
+                cleared = clear if in_place and case.section.op is not None else _nothing
+                entrants.append(_Entrant(library, place, operation, watch, cleared))
+        return entrants
+
+    def _time(self, entrants: Sequence[_Entrant]) -> None:
+        iterations = []
+        for entrant in entrants:
+            entrant.clear()
+            seconds = 0.0
+            self.control.barrier()
+            for _ in range(max(1, self.settings.warmup)):
+                started = time.perf_counter()
+                entrant.operation.call()
+                seconds = time.perf_counter() - started
+            slowest = max(row[0] for row in gather_numbers(self.control, [seconds]))
+            iterations.append(blocks_of(iterations_for(slowest, self.settings.iterations)))
+        for turn in range(max(map(len, iterations), default=0)):
+            for entrant, blocks in zip(entrants, iterations, strict=True):
+                if turn < len(blocks):
+                    entrant.clear()
+                    entrant.watch.block(entrant.operation.call, blocks[turn])
+
+    def _check(self, case: Case, entrants: Sequence[_Entrant]) -> list[int | None]:
+        """Of each entrant the wrong elements of all ranks; None: it was not checked."""
+        if self.settings.checks == 0 or case.section.collective == "barrier":
+            return [None] * len(entrants)
+        counts = [0] * len(entrants)
+        for _ in range(self.settings.checks):
+            inputs = checking.Inputs(case, next(self.seeds))
+            source = wanted = None
+            for at, entrant in enumerate(entrants):
+                place, output = entrant.place, entrant.operation.output
+                if place.input is not None and source is None:
+                    source = checking.given(inputs, self.comm.rank, place.input.size)
+                if output is not None and wanted is None:
+                    wanted = checking.answer(inputs, self.comm.rank, output.size)
+                counts[at] += self._run_checked(case, entrant, source, wanted)
+        totals = zip(*gather_numbers(self.control, counts), strict=True)
+        return [int(sum(over_ranks)) for over_ranks in totals]
+
+    def _run_checked(self, case: Case, entrant: _Entrant, source: Any, wanted: Any) -> int:
+        place, output = entrant.place, entrant.operation.output
+        for array in (place.output, output):
+            if array is not None:
+                checking.poison(array)
+        if place.input is not None:
+            place.input[:] = source
+        self.control.barrier()
+        entrant.operation.call()
+        wrong = 0
+        if output is not None:
+            moved = case.section.op is None
+            found = checking.compare(output, wanted, bits=moved)
+            wrong += self._tell(case, entrant, "output", found)
+        if place.input is not None and not place.in_place:
+            found = checking.compare(place.input, source, bits=True)
+            wrong += self._tell(case, entrant, "input", found)
+        return wrong
+
+    def _tell(self, case: Case, entrant: _Entrant, what: str, found: checking.Wrong | None) -> int:
+        if found is None:
+            return 0
+        section = case.section
+        how = "in place" if entrant.place.in_place else "out of place"
+        print(
+            f"{entrant.library.name}: {section.collective} of {case.nbytes} bytes, "
+            f"{section.dtype}, {section.op_name}, {how}: rank {self.comm.rank} has {found.count} "
+            f"wrong elements in its {what}; element {found.index} is {found.seen}, not "
+            f"{found.wanted}",
+            file=sys.stderr,
+            flush=True,
+        )
+        return found.count
+
+    def _result(self, entrant: _Entrant, wrong: int | None) -> Result:
+        watch, settings = entrant.watch, self.settings
+        seconds = median_over_ranks(gather_numbers(self.control, watch.blocks), settings.average)
+        place = entrant.place.in_place
+        if not settings.per_iteration:
+            return Result(place, seconds, wrong)
+        singles = gather_numbers(self.control, watch.singles)
+        skip = min(settings.per_iteration_skip, len(singles[0]) - 1)
+        return Result(place, seconds, wrong, spread(singles, skip))
+
+
+def _nothing() -> None:
+    """Nothing to clear."""

@@ -1,0 +1,167 @@
+"""The lines that nccl-tests prints, column by column, and those of the OSU benchmarks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ringcoll.bench.cases import Case, Section
+from ringcoll.bench.flags import Settings
+from ringcoll.bench.timing import Spread
+
+__all__ = [
+    "Result",
+    "fixed",
+    "footer",
+    "header",
+    "osu_header",
+    "osu_row",
+    "preamble",
+    "rank_line",
+    "row",
+]
+
+_LEFT = "# {:>10}  {:>12}  {:>8}  {:>6}  {:>6}"
+_SIDE = "  {:>7}  {:>6}  {:>6}  {:>6}"
+_SPREAD = "  {:>7}  {:>7}  {:>7}  {:>7}"
+_STAMP_WIDTH = 19
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One side of a row: how a library did on a case, in place or not.
+
+    Args:
+        in_place: which side.
+        seconds: of a call; None where the library has no such call.
+        wrong: elements that were not right, over all ranks; None: not checked.
+        spread: of single iterations, where it was asked for.
+
+    """
+
+    in_place: bool
+    seconds: float | None = None
+    wrong: int | None = None
+    spread: Spread | None = None
+
+
+def fixed(value: float, width: int) -> str:
+    """A number in ``width`` places, with as many decimals as they hold, at most two."""
+    digits, power = 0, 1
+    while value >= power:
+        digits, power = digits + 1, power * 10
+    if digits < width - 2:
+        return f"{value:{width}.2f}"
+    if digits < width - 1:
+        return f"{value:{width}.1f}"
+    if digits < width + 1:
+        return f"{value:{width}.0f}"
+    return f"{value:{width}.{1 if width >= 7 else 0}e}"
+
+
+def preamble(settings: Settings, version: str) -> str:
+    """What stands above the ranks."""
+    factor = settings.step_factor > 1
+    lines = [
+        f"# ringcoll version {version}",
+        f"# Collective test starting: {settings.collective}",
+        f"# nThread 1 nGpus {settings.threads} minBytes {settings.min_bytes} "
+        f"maxBytes {settings.max_bytes} "
+        f"step: {settings.step_factor if factor else settings.step_bytes}"
+        f"({'factor' if factor else 'bytes'}) warmup iters: {settings.warmup} "
+        f"iters: {settings.iterations or 'auto'} agg iters: {settings.aggregate} "
+        f"validation: {settings.checks} graph: 0 unalign: {settings.unalign}",
+    ]
+    if settings.blocking == 1:
+        lines.append("# Blocking Enabled: barrier after each collective")
+    if settings.per_iteration:
+        lines.append("# Per-Iteration Report: i_* are of the slowest rank of each iteration")
+    return "\n".join([*lines, "#", "# Using devices"])
+
+
+def rank_line(rank: int, pid: int, host: str, name: str) -> str:
+    """One rank."""
+    return f"#  Rank {rank:2d} Group  0 Pid {pid:6d} on {host:>10} device  0 [0000:00:00] {name}"
+
+
+def header(settings: Settings) -> str:
+    """The three lines above the columns."""
+    time = "cputime" if settings.cpu_time else "time"
+    stamp = f" {'timestamp':>{_STAMP_WIDTH}}" if settings.timestamps else " "
+    stamp_unit = " %Y-%m-%d %H:%M:%S" if settings.timestamps else " "
+    names = _SIDE.format(time, "algbw", "busbw", "#wrong")
+    units = _SIDE.format("(us)", "(GB/s)", "(GB/s)", "")
+    above = "           out-of-place                       in-place          "
+    if settings.per_iteration:
+        names += _SPREAD.format("i_min", "i_max", "i_p99", "i_cv%")
+        units += _SPREAD.format("(us)", "(us)", "(us)", "(%)")
+        above = (
+            "              out-of-place (+ per-iteration)            "
+            "                    in-place (+ per-iteration)"
+        )
+    empty = _LEFT.format("", "", "", "", "")
+    first = _LEFT.format("size", "count", "type", "redop", "root")
+    second = _LEFT.format("(B)", "(elements)", "", "", "")
+    return f"#\n{empty}{above}\n{first}{names * 2}{stamp}\n{second}{units * 2}{stamp_unit}"
+
+
+def row(case: Case, results: Sequence[Result], *, spread: bool = False, stamp: str = "") -> str:
+    """The columns of a case, out of place and in place."""
+    section = case.section
+    line = (
+        f"{case.nbytes:12d}  {case.count:12d}  {section.type_name:>8}  {section.op_name:>6}  "
+        f"{section.root:6d}"
+    )
+    for in_place in (False, True):
+        found = next((r for r in results if r.in_place is in_place), Result(in_place))
+        seconds = found.seconds
+        wrong = "N/A" if found.wrong is None else f"{found.wrong:6g}"
+        if seconds is None:
+            line += _SIDE.format("N/A", "N/A", "N/A", "N/A")
+        else:
+            line += _SIDE.format(
+                fixed(seconds * 1e6, 7),
+                fixed(case.algbw(seconds), 6),
+                fixed(case.busbw(seconds), 6),
+                wrong,
+            )
+        if spread:
+            line += _spread(found.spread)
+    return f"{line}  {stamp}" if stamp else line
+
+
+def _spread(spread: Spread | None) -> str:
+    if spread is None:
+        return _SPREAD.format("N/A", "N/A", "N/A", "N/A")
+    times = (spread.least, spread.most, spread.p99)
+    return _SPREAD.format(*(fixed(t * 1e6, 7) for t in times), fixed(spread.variation, 7))
+
+
+def footer(collective: str, failures: int, busbw: float) -> str:
+    """What stands below the rows.
+
+    Args:
+        collective: what was measured.
+        failures: sides of rows that were wrong.
+        busbw: the mean over all sides, GB/s.
+
+    """
+    return (
+        f"# {'Out of bounds values':<20} : {failures} {'FAILED' if failures else 'OK'}\n"
+        f"# {'Avg bus bandwidth':<20} : {busbw:g} \n"
+        f"#\n# Collective test concluded: {collective}"
+    )
+
+
+def osu_header(section: Section) -> str:
+    """The lines above the two columns of the OSU benchmarks."""
+    title = f"# ringcoll {section.collective} latency, {section.dtype}, {section.nranks} ranks"
+    return f"\n{title}\n{'# Size':<10}{'Avg Latency(us)':>18}"
+
+
+def osu_row(case: Case, results: Sequence[Result]) -> str:
+    """Size and latency, out of place where there is such a call."""
+    for result in sorted(results, key=lambda r: r.in_place):
+        if result.seconds is not None:
+            return f"{case.nbytes:<10d}{result.seconds * 1e6:18.2f}"
+    return f"{case.nbytes:<10d}{'N/A':>18}"

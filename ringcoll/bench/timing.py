@@ -1,0 +1,133 @@
+"""How long a call takes: blocks of calls in turns with the peer's, the median block.
+
+A block begins with a barrier and one untimed call, which leaves every rank in the state in which
+the timed calls will leave it. Then ``iterations`` calls are timed together. The blocks of ringcoll
+and of a peer, out of place and in place, alternate, so that a slow moment of the machine hits
+all. The barriers are ringcoll's, which wait without polling: no MPI spins beside a measurement.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+__all__ = ["Spread", "Stopwatch", "blocks_of", "iterations_for", "median_over_ranks", "spread"]
+
+BLOCKS = 5
+"""Blocks a call is measured in, fewer where there are fewer iterations."""
+
+FEWEST, MOST = 5, 1000
+"""Iterations where the user has named none."""
+
+BUDGET = 0.25
+"""Seconds of timed calls where the user has named no iterations."""
+
+Clock = Callable[[], float]
+
+
+def iterations_for(seconds: float, wanted: int | None) -> int:
+    """Timed calls for a call that takes so long."""
+    if wanted is not None:
+        return wanted
+    fitting = BUDGET / seconds if seconds > 0 else math.inf
+    return int(min(MOST, max(FEWEST, fitting)))
+
+
+def blocks_of(iterations: int) -> tuple[int, ...]:
+    """Iterations of each block, together ``iterations``."""
+    blocks = min(BLOCKS, iterations)
+    share, rest = divmod(iterations, blocks)
+    return tuple(share + (at < rest) for at in range(blocks))
+
+
+@dataclass(slots=True)
+class Stopwatch:
+    """Times the calls of one rank.
+
+    Args:
+        barrier: meets the other ranks without polling.
+        clock: seconds.
+        aggregate: calls an iteration.
+        single: time each iteration by itself too.
+        after: called after each timed call.
+        blocks: seconds an iteration of each block so far.
+        singles: seconds of each iteration, if they are timed.
+
+    """
+
+    barrier: Callable[[], object]
+    clock: Clock = time.perf_counter
+    aggregate: int = 1
+    single: bool = False
+    after: Callable[[], object] | None = None
+    blocks: list[float] = field(default_factory=list)
+    singles: list[float] = field(default_factory=list)
+
+    def block(self, call: Callable[[], object], iterations: int) -> None:
+        """Measure one block."""
+        self.barrier()
+        call()
+        if self.after is not None:
+            plain, after = call, self.after
+
+            def call() -> None:
+                plain()
+                after()
+
+        if self.single:
+            seconds = sum(self._single(call) for _ in range(iterations))
+            self.blocks.append(seconds / iterations)
+            return
+        calls = range(iterations * self.aggregate)
+        clock = self.clock
+        started = clock()
+        for _ in calls:
+            call()
+        self.blocks.append((clock() - started) / len(calls))
+
+    def _single(self, call: Callable[[], object]) -> float:
+        started = self.clock()
+        for _ in range(self.aggregate):
+            call()
+        seconds = (self.clock() - started) / self.aggregate
+        self.singles.append(seconds)
+        return seconds
+
+
+def median_over_ranks(ranks: Sequence[Sequence[float]], average: int) -> float:
+    """One time out of every rank's blocks: first over ranks, block by block, then the median.
+
+    Args:
+        ranks: for each rank the seconds of its blocks.
+        average: 0 takes rank 0, 1 the mean, 2 the fastest, 3 the slowest rank of each block.
+
+    """
+    over: Callable[[Sequence[float]], float] = (
+        lambda values: values[0],
+        statistics.fmean,
+        min,
+        max,
+    )[average]
+    return statistics.median(over(block) for block in zip(*ranks, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Single iterations: seconds, and the coefficient of variation in percent."""
+
+    least: float
+    most: float
+    p99: float
+    variation: float
+
+
+def spread(ranks: Sequence[Sequence[float]], skip: int) -> Spread:
+    """The spread of single iterations, each by its slowest rank, without the first ``skip``."""
+    slowest = sorted(max(times) for times in list(zip(*ranks, strict=True))[skip:])
+    mean = statistics.fmean(slowest)
+    percentile = slowest[min(len(slowest) - 1, math.ceil(0.99 * len(slowest)) - 1)]
+    deviation = statistics.pstdev(slowest)
+    return Spread(slowest[0], slowest[-1], percentile, 100 * deviation / mean if mean else 0.0)

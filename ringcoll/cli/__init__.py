@@ -1,0 +1,75 @@
+"""``ringcoll bench | model | verify | explain``: one module a command, loaded when it is asked for.
+
+A command's module has ``add_arguments(parser)`` and ``main(args) -> int``. Errors of ringcoll's own
+tree are one line on standard error and exit status 2, an interruption is 130.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Mapping, Sequence
+
+from ringcoll.errors import Error
+
+__all__ = ["COMMANDS", "main"]
+
+COMMANDS: Mapping[str, str] = {
+    "bench": "measure collectives, check every element, compare with MPI",
+    "model": "how long a collective takes, on paper",
+    "verify": "prove the plans of the algorithms",
+    "explain": "show what a plan moves where and when",
+}
+"""The commands, and a line on each."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command.
+
+    Args:
+        argv: the words after ``ringcoll``; None takes this process's.
+
+    Returns:
+        The exit status: 0, 1 where something was measured or proven wrong, 2 for an error.
+
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    parser = argparse.ArgumentParser(
+        prog="ringcoll", description="Collective communication as plans.", allow_abbrev=False
+    )
+    parser.add_argument("--version", action="store_true", help="print the version")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    for name, text in COMMANDS.items():
+        command = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+        # Only the command that was asked for is loaded.
+        if words[:1] == [name]:
+            importlib.import_module(f"ringcoll.cli.{name}").add_arguments(command)
+    args = parser.parse_args(words)
+    if args.version:
+        from ringcoll import __version__
+
+        print(__version__)
+        return 0
+    if args.command is None:
+        parser.print_help()
+        return 2
+    args.words = words[1:]
+    try:
+        status: int = importlib.import_module(f"ringcoll.cli.{args.command}").main(args)
+        sys.stdout.flush()
+    except Error as error:
+        print(f"ringcoll {args.command}: {_line(error)}", file=sys.stderr, flush=True)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # Whoever read the output has had enough; the interpreter must not flush to it again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return status
+
+
+def _line(error: Error) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,148 @@
+"""What is printed when, and the JSON that is left behind."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any
+
+import pytest
+
+from ringcoll.bench.cases import Section
+from ringcoll.bench.flags import Settings
+from ringcoll.bench.report import Report
+from ringcoll.bench.table import Result
+from ringcoll.dtypes import dtype_of
+
+SUM = Section("all_reduce", 4, dtype_of("half"), "sum")
+ROW_KEYS: dict[str, Any] = {
+    "lib": str,
+    "collective": str,
+    "algorithm": str,
+    "bytes": int,
+    "count": int,
+    "dtype": str,
+    "op": str,
+    "root": int,
+    "in_place": bool,
+    "time_us": float,
+    "algbw": float,
+    "busbw": float,
+    "wrong": (int, type(None)),
+}
+
+
+class Lines(io.StringIO):
+    """Remembers how often it was flushed."""
+
+    flushes = 0
+
+    def flush(self) -> None:
+        self.flushes += 1
+
+
+def report(**settings) -> Any:
+    return Report(
+        Settings(**settings), Lines(), Lines(), {"cores": 4, "ranks": 4}, {"ringcoll": "1.2"}
+    )
+
+
+def filled(**settings) -> Any:
+    made = report(**settings)
+    case = SUM.case(1024)
+    made.begin_section(SUM)
+    made.add(case, "ringcoll", "ring", [Result(False, 10e-6, 0), Result(True, 20e-6, 3)])
+    made.add(case, "mpi", "mpi", [Result(False), Result(True, 50e-6, None)])
+    return made
+
+
+def test_json_has_exactly_its_keys():
+    found = json.loads(filled().as_json())
+    assert list(found) == ["rows", "machine", "versions"]
+    assert found["machine"] == {"cores": 4, "ranks": 4}
+    assert found["versions"] == {"ringcoll": "1.2"}
+    # A side that could not be measured has no row.
+    assert [(r["lib"], r["in_place"]) for r in found["rows"]] == [
+        ("ringcoll", False),
+        ("ringcoll", True),
+        ("mpi", True),
+    ]
+    for row in found["rows"]:
+        assert list(row) == list(ROW_KEYS)
+        assert all(isinstance(row[key], kind) for key, kind in ROW_KEYS.items())
+    first = found["rows"][0]
+    assert (first["bytes"], first["count"], first["dtype"], first["op"]) == (
+        1024,
+        512,
+        "float16",
+        "sum",
+    )
+    assert first["time_us"] == pytest.approx(10.0)
+    assert first["busbw"] == pytest.approx(1.5 * 0.1024)
+    assert [row["wrong"] for row in found["rows"]] == [0, 3, None]
+
+
+def test_empty_json():
+    assert json.loads(report().as_json())["rows"] == []
+
+
+def test_rows_are_flushed_one_by_one():
+    made = report()
+    case = SUM.case(8)
+    for count in range(1, 4):
+        made.add(case, "ringcoll", "ring", [Result(False, 1e-6, 0)])
+        assert made.stdout.flushes == count
+        assert len(made.stdout.getvalue().splitlines()) == count
+
+
+def test_peer_is_a_comment_with_its_ratio():
+    lines = filled().stdout.getvalue().splitlines()
+    peer = lines[-1]
+    assert peer.startswith("#")
+    assert peer.split()[-3:] == ["mpi", "-", "2.50x"]
+    columns = [line for line in lines if not line.startswith("#")]
+    assert [len(line.split()) for line in columns] == [13]
+
+
+def test_failures_and_mean_are_ringcolls():
+    made = filled()
+    assert made.failures == 1
+    made.end()
+    text = made.stdout.getvalue()
+    assert "# Out of bounds values : 1 FAILED" in text
+    mean = (1.5 * 0.1024 + 0.75 * 0.1024) / 2
+    assert f"# Avg bus bandwidth    : {mean:g} " in text
+
+
+def test_json_on_standard_output_is_alone_there():
+    made = filled(json="-")
+    made.end()
+    assert json.loads(made.stdout.getvalue())["rows"]
+    assert "out-of-place" in made.stderr.getvalue()
+
+
+def test_end_comes_once_and_is_the_last_word(tmp_path):
+    file = tmp_path / "rows.json"
+    made = filled(json=str(file))
+    made.end()
+    length = len(made.stdout.getvalue())
+    made.end()
+    made.say("too late")
+    assert len(made.stdout.getvalue()) == length
+    assert len(json.loads(file.read_text())["rows"]) == 3
+
+
+def test_plot(tmp_path):
+    made = filled(plot=str(tmp_path / "rows.svg"))
+    made.end()
+    picture = (tmp_path / "rows.svg").read_text()
+    assert "<svg" in picture
+    assert (tmp_path / "rows.svg").stat().st_size > 5000
+
+
+def test_osu_layout():
+    made = filled(layout="osu")
+    made.end()
+    lines = made.stdout.getvalue().splitlines()
+    assert lines[-2] == "1024                   10.00"
+    assert lines[-1].startswith("# 1024 ")

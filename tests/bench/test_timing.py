@@ -1,0 +1,99 @@
+"""Blocks, medians and spreads, by a clock that the test winds."""
+
+from __future__ import annotations
+
+import pytest
+
+from ringcoll.bench.timing import (
+    Spread,
+    Stopwatch,
+    blocks_of,
+    iterations_for,
+    median_over_ranks,
+    spread,
+)
+
+
+class Clock:
+    """Seconds that pass only when something takes them."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.events: list[str] = []
+
+    def __call__(self) -> float:
+        return self.now
+
+    def take(self, name: str, seconds: float):
+        def call() -> None:
+            self.now += seconds
+            self.events.append(name)
+
+        return call
+
+
+@pytest.mark.parametrize(
+    ("seconds", "wanted", "iterations"),
+    [(1e-6, None, 1000), (0.01, None, 25), (9.0, None, 5), (0.0, None, 1000), (9.0, 20, 20)],
+)
+def test_iterations(seconds, wanted, iterations):
+    assert iterations_for(seconds, wanted) == iterations
+
+
+@pytest.mark.parametrize(
+    ("iterations", "blocks"), [(20, (4,) * 5), (7, (2, 2, 1, 1, 1)), (3, (1, 1, 1)), (1, (1,))]
+)
+def test_blocks(iterations, blocks):
+    assert blocks_of(iterations) == blocks
+
+
+def test_block_begins_with_a_barrier_and_an_untimed_call():
+    clock = Clock()
+    watch = Stopwatch(clock.take("barrier", 7.0), clock)
+    watch.block(clock.take("call", 2.0), 3)
+    assert clock.events == ["barrier", "call", "call", "call", "call"]
+    assert watch.blocks == [2.0]
+
+
+def test_time_is_that_of_one_call():
+    clock = Clock()
+    watch = Stopwatch(clock.take("barrier", 0.0), clock, aggregate=4)
+    watch.block(clock.take("call", 2.0), 3)
+    assert clock.events.count("call") == 1 + 12
+    assert watch.blocks == [2.0]
+
+
+def test_barrier_after_each_call_is_timed():
+    clock = Clock()
+    watch = Stopwatch(clock.take("barrier", 0.0), clock, after=clock.take("after", 1.0))
+    watch.block(clock.take("call", 2.0), 2)
+    assert clock.events == ["barrier", "call", "call", "after", "call", "after"]
+    assert watch.blocks == [3.0]
+
+
+def test_single_iterations():
+    clock = Clock()
+    durations = iter([9.0, 1.0, 3.0])
+
+    def call() -> None:
+        clock.now += next(durations)
+
+    watch = Stopwatch(lambda: None, clock, single=True)
+    watch.block(call, 2)
+    assert watch.singles == [1.0, 3.0]
+    assert watch.blocks == [2.0]
+
+
+def test_slowest_rank_of_the_median_block():
+    ranks = [[1.0, 9.0, 2.0], [3.0, 4.0, 1.0]]
+    assert median_over_ranks(ranks, 3) == 3.0  # of 3, 9 and 2
+    assert median_over_ranks(ranks, 2) == 1.0  # of 1, 4 and 1
+    assert median_over_ranks(ranks, 1) == 2.0  # of 2, 6.5 and 1.5
+    assert median_over_ranks(ranks, 0) == 2.0  # rank 0: 1, 9 and 2
+
+
+def test_spread_is_of_the_slowest_ranks():
+    found = spread([[50.0, 1.0, 2.0, 1.0], [9.0, 3.0, 1.0, 1.0]], skip=1)
+    assert (found.least, found.most, found.p99) == (1.0, 3.0, 3.0)
+    assert found.variation == pytest.approx(100 * (2 / 3) ** 0.5 / 2)
+    assert spread([[2.0]], skip=0) == Spread(2.0, 2.0, 2.0, 0.0)
