@@ -15,19 +15,15 @@ def split(plan: Plan) -> Plan:
     order: list[tuple[Block, Step]] = []
     for block, step in plan.order:
         size = step.srcs[0].size if step.srcs else 1
+        if size == 1:
+            order.append((block, step))
+            continue
+        srcs = list(zip(*(c.units() for c in step.srcs), strict=True))
+        dsts = list(zip(*(c.units() for c in step.dsts), strict=True))
         for k in range(size):
-            order.append(
-                (
-                    block,
-                    replace(
-                        step,
-                        srcs=tuple(c.units()[k] for c in step.srcs),
-                        dsts=tuple(c.units()[k] for c in step.dsts),
-                        waits=step.waits if k == 0 else (),
-                        signals=step.signals if k == size - 1 else (),
-                    ),
-                )
-            )
+            waits = step.waits if k == 0 else ()
+            signals = step.signals if k == size - 1 else ()
+            order.append((block, Step(srcs[k], dsts[k], waits, signals)))
     return plan.with_order(tuple(order))
 
 
