@@ -1,0 +1,116 @@
+"""The command under mpiexec: it becomes its own launcher, and MPI works beside it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ringcoll.bench.flags import COLLECTIVES
+from ringcoll.bootstrap.launcher import mpiexec
+
+ROOT = Path(__file__).parents[2]
+pytestmark = [
+    pytest.mark.mpi,
+    pytest.mark.skipif(
+        mpiexec() is None or importlib.util.find_spec("mpi4py") is None, reason="needs MPI"
+    ),
+]
+BENCH = [sys.executable, "-m", "ringcoll", "bench"]
+SHORT = ["-b", "1K", "-e", "64K", "-f", "64", "-n", "2", "--ranks", "2"]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_beside_mpi(collective, tmp_path):
+    file = tmp_path / "rows.json"
+    result = subprocess.run(
+        [*BENCH, collective, *SHORT, "--peer", "mpi", "--json", str(file)],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+    assert result.returncode == 0, result.stderr
+    found = json.loads(file.read_text())
+    assert found["machine"]["ranks_are"] == "processes"
+    assert "mpi" in found["versions"]
+    assert {row["lib"] for row in found["rows"]} == {"ringcoll", "mpi"}
+    wrong = {row["wrong"] for row in found["rows"]}
+    assert wrong == ({None} if collective == "barrier" else {0})
+
+
+def test_operators_and_dtypes_beside_mpi():
+    words = ["all_reduce", *SHORT, "-o", "all", "-d", "all"]
+    result = subprocess.run(
+        [*BENCH, *words, "--peer", "mpi", "--json", "-"],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=110,
+    )
+    assert result.returncode == 0, result.stderr
+    rows = json.loads(result.stdout)["rows"]
+    assert {row["wrong"] for row in rows} == {0}
+    beside = {(row["dtype"], row["op"]) for row in rows if row["lib"] == "mpi"}
+    assert ("int32", "bxor") in beside
+    assert ("bfloat16", "sum") not in beside
+    assert "# Without mpi: MPI has no bfloat16" in result.stderr
+
+
+def test_interruption(tmp_path):
+    file = tmp_path / "rows.json"
+    with subprocess.Popen(
+        [*BENCH, *SHORT, "-N", "0", "--json", str(file)],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        seen, deadline = 0, time.monotonic() + 60
+        while seen < 3:
+            assert time.monotonic() < deadline
+            line = process.stdout.readline()
+            assert line
+            seen += not line.startswith("#")
+        process.send_signal(signal.SIGINT)
+        rest, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in errors
+    assert "Avg bus bandwidth" in rest
+    assert "mpiexec" not in rest, "what the launcher says goes elsewhere"
+    assert len(json.loads(file.read_text())["rows"]) >= 6
+
+
+@pytest.mark.slow
+def test_tour(tmp_path):
+    result = subprocess.run(
+        BENCH,
+        env=environment(),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=110,
+    )
+    assert result.returncode == 0, result.stderr
+    assert "  mpi  " in result.stdout
+    assert "# Best S" in result.stdout
+    assert "# Next: " in result.stdout
+    folder = tmp_path / "bench-results"
+    assert str(folder / "all_reduce.json") in result.stdout
+    rows = json.loads((folder / "all_reduce.json").read_text())["rows"]
+    assert {row["wrong"] for row in rows} == {0}
