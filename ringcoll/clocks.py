@@ -63,6 +63,11 @@ class Clocks:
         """A step as messages name it; the current one if no time is given."""
         return f"{self.numbers.blocks[b]}, step {(time or self.time[b]) - 1}"
 
+    def last_writer(self, cell: int) -> str:
+        """The step that wrote a cell last, or the empty string."""
+        last = self.writer[cell]
+        return self.where(last, self.written[cell]) if last != _NEVER else ""
+
     def step(self, b: int, row: Row) -> None:
         """Let block ``b`` do its next step.
 

@@ -49,19 +49,21 @@ MAY_PASS = frozenset(
 class Mutant:
     """A way to break ``plan``, not carried out yet: there may be thousands.
 
-    ``make`` gives the entries of ``plan.order`` that differ, by position.
+    ``make`` gives the entries of ``plan.order`` that differ, by position; none if there is no such
+    mutant: a chunk that exists once cannot be redirected.
     """
 
     kind: str
     plan: Plan
     make: Make
 
-    def build(self) -> Plan:
-        """The broken plan."""
+    def build(self) -> Plan | None:
+        """The broken plan, if there is one."""
         order = list(self.plan.order)
-        for at, entry in self.make().items():
+        changed = self.make()
+        for at, entry in changed.items():
             order[at] = entry
-        return self.plan.with_order(tuple(order))
+        return self.plan.with_order(tuple(order)) if changed else None
 
 
 def mutants(plan: Plan, *, seed: int = 0) -> Iterator[tuple[str, Plan]]:
@@ -73,7 +75,9 @@ def mutants(plan: Plan, *, seed: int = 0) -> Iterator[tuple[str, Plan]]:
 
     """
     for mutant in _Breaker(plan, seed).all():
-        yield mutant.kind, mutant.build()
+        broken = mutant.build()
+        if broken is not None:
+            yield mutant.kind, broken
 
 
 def sample(
@@ -84,14 +88,24 @@ def sample(
     found: defaultdict[str, list[Mutant]] = defaultdict(list)
     for mutant in _Breaker(plan, seed).all():
         found[mutant.kind].append(mutant)
-    chosen, rest = [], []
+    made, rest = 0, []
     for of_kind in found.values():
         chance.shuffle(of_kind)
-        chosen += of_kind[:each]
-        rest += of_kind[each:]
-    missing = max(0, min(total - len(chosen), len(rest)))
-    for mutant in (*chosen, *chance.sample(rest, missing)):
-        yield mutant.kind, mutant.build()
+        count = 0
+        for mutant in of_kind:
+            broken = mutant.build() if count < each else None
+            if broken is not None:
+                yield mutant.kind, broken
+                count += 1
+            elif count == each:
+                rest.append(mutant)
+        made += count
+    chance.shuffle(rest)
+    for mutant in rest:
+        broken = mutant.build() if made < total else None
+        if broken is not None:
+            yield mutant.kind, broken
+            made += 1
 
 
 def launch_mutants(plan: Plan, launch: Launch) -> Iterator[tuple[str, Plan]]:
@@ -158,34 +172,35 @@ class _Breaker:
 
     def _field(self, at: int, field: Field, k: int) -> Iterator[Mutant]:
         block, step = self.plan.order[at]
-        values: tuple[Block | Chunk, ...] = getattr(step, field)
+        values: tuple[Any, ...] = getattr(step, field)
+        value: Any = values[k]
 
-        def put(*new: Block | Chunk) -> Make:
+        def put(*new: object) -> dict[int, Entry]:
             changed: Any = {field: (*values[:k], *new, *values[k + 1 :])}
-            return lambda: {at: (block, replace(step, **changed))}
+            return {at: (block, replace(step, **changed))}
 
-        noun = FIELDS[field]
-        yield self._mutant(f"drop_{noun}", put())
-        yield self._mutant(f"double_{noun}", put(values[k], values[k]))
-        chance = random.Random(f"{self.seed} {at} {field} {k}")
-        value = values[k]
-        if isinstance(value, Block):
-            others = [other for other in self._others(block, field) if other != value]
-            if others:
-                yield self._mutant(f"redirect_{noun}", put(chance.choice(others)))
-            return
-        chunks = self._elsewhere(value)
+        def redirect() -> dict[int, Entry]:
+            others = self._elsewhere(value) if chunks else self._others(block, field, value)
+            chance = random.Random(f"{self.seed} {at} {field} {k}")
+            return put(chance.choice(others)) if others else {}
+
+        def shift() -> dict[int, Entry]:
+            shifted = self._shifted(value)
+            return put(shifted) if shifted is not None else {}
+
+        noun, chunks = FIELDS[field], isinstance(value, Chunk)
+        yield self._mutant(f"drop_{noun}", put)
+        yield self._mutant(f"double_{noun}", lambda: put(value, value))
+        yield self._mutant(f"redirect_{noun}", redirect)
         if chunks:
-            yield self._mutant(f"redirect_{noun}", put(chance.choice(chunks)))
-        shifted = self._shifted(value)
-        if shifted is not None:
-            yield self._mutant(f"shift_{noun}", put(shifted))
+            yield self._mutant(f"shift_{noun}", shift)
 
-    def _others(self, block: Block, field: Field) -> list[Block]:
-        others = [other for other in self.blocks if other != block]
+    def _others(self, block: Block, field: Field, value: Block) -> list[Block]:
+        others = list(self.blocks)
         if field == "waits":
-            others += [hello(r) for r in range(self.plan.nranks) if r != block.rank]
-        return others
+            others += map(hello, range(self.plan.nranks))
+        own = (block, hello(block.rank), value)
+        return [other for other in others if other not in own]
 
     def _exists(self, chunk: Chunk) -> bool:
         collective = self.plan.collective

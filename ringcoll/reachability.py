@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import combinations
 
 from ringcoll.plan import HELLO, Block, Buffer, Chunk, Plan, Step
@@ -22,12 +23,18 @@ class Objection(Exception):
     """Why a plan must not run; never leaves the second opinion."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class History:
-    """For every event the set of events before it, as the bits of an integer."""
+    """A plan, and for every event the set of events before it, as the bits of an integer."""
 
+    plan: Plan
     number: dict[Event, int]
     before: dict[Event, int]
+
+    @cached_property
+    def conflicts(self) -> list[tuple[Event, Event, Place]]:
+        """Pairs of accesses to one place by different blocks, at least one of them a write."""
+        return _conflicts(self.plan)
 
 
 def _name(event: Event) -> str:
@@ -107,7 +114,7 @@ def history(plan: Plan) -> History:
                 free.append(child)
     if len(before) < len(events):
         raise Objection(f"{len(events) - len(before)} steps wait for each other for ever")
-    return History(number, before)
+    return History(plan, number, before)
 
 
 def _sense(past: History, a: Event, b: Event) -> int:
@@ -118,7 +125,6 @@ def _sense(past: History, a: Event, b: Event) -> int:
 
 
 def _conflicts(plan: Plan) -> list[tuple[Event, Event, Place]]:
-    """Pairs of accesses to one place by different blocks, at least one of them a write."""
     at_place: defaultdict[Place, list[tuple[Event, bool]]] = defaultdict(list)
     for block, steps in plan.steps.items():
         for at, step in enumerate(steps):
@@ -133,16 +139,17 @@ def _conflicts(plan: Plan) -> list[tuple[Event, Event, Place]]:
     ]
 
 
-def disorder(plan: Plan, past: History) -> str:
+def disorder(past: History) -> str:
     """The first conflict whose two accesses are in no order, or the empty string."""
-    for a, b, place in _conflicts(plan):
+    for a, b, place in past.conflicts:
         if _sense(past, a, b) == 0:
             return f"{_name(a)} and {_name(b)} touch {place} in no order"
     return ""
 
 
-def entry_and_exit(plan: Plan, past: History) -> str:
+def entry_and_exit(past: History) -> str:
     """The first access before a rank's entry or after its return, or the empty string."""
+    plan = past.plan
     ranks = range(plan.nranks)
     of_rank = {
         rank: 1 << past.number[_hello(rank)]
@@ -170,32 +177,31 @@ def entry_and_exit(plan: Plan, past: History) -> str:
     return ""
 
 
-def difference(before: Plan, after: Plan) -> str:
+def difference(before: History, after: History) -> str:
     """Why two plans do not order the same conflicts alike, or the empty string.
 
     Only conflicts between steps of equal sources and destinations in the same block count.
     """
-    try:
-        old_history, new_history = history(before), history(after)
-    except Objection as reason:
-        return str(reason)
-    now = {fingerprint: event for event, fingerprint in _fingerprints(after).items()}
-    old = _fingerprints(before)
-    for a, b, place in _conflicts(before):
-        if old[a] in now and old[b] in now:
-            new_sense = _sense(new_history, now[old[a]], now[old[b]])
-            if _sense(old_history, a, b) != new_sense:
-                return f"the order of {_name(a)} and {_name(b)} at {place} changed"
+    now, old = _fingerprints(after.plan), _fingerprints(before.plan)
+    # A mutant may move the same as another step does: then nobody knows which is which.
+    common = {
+        moved: list(zip(events, now[moved], strict=True))
+        for moved, events in old.items()
+        if len(now.get(moved, ())) == len(events)
+    }
+    image = dict(pair for pairs in common.values() for pair in pairs)
+    for a, b, place in before.conflicts:
+        if a not in image or b not in image:
+            continue
+        if _sense(before, a, b) != _sense(after, image[a], image[b]):
+            return f"the order of {_name(a)} and {_name(b)} at {place} changed"
     return ""
 
 
-def _fingerprints(plan: Plan) -> dict[Event, tuple[object, ...]]:
-    """What a step moves, and the how-manieth of its block it is that moves the same."""
-    seen: defaultdict[tuple[object, ...], int] = defaultdict(int)
-    found: dict[Event, tuple[object, ...]] = {}
+def _fingerprints(plan: Plan) -> dict[tuple[object, ...], list[Event]]:
+    """For everything that a block moves, the steps that move just that, in their order."""
+    found: defaultdict[tuple[object, ...], list[Event]] = defaultdict(list)
     for block, steps in plan.steps.items():
         for at, step in enumerate(steps):
-            moved = (block, step.srcs, step.dsts)
-            found[block, at] = (*moved, seen[moved])
-            seen[moved] += 1
+            found[block, step.srcs, step.dsts].append((block, at))
     return found

@@ -16,19 +16,22 @@ import numpy as np
 import numpy.typing as npt
 
 from ringcoll.plan import HELLO, Block, Buffer, Chunk, Plan, Step
-from ringcoll.reachability import Objection, difference, disorder, entry_and_exit, history
+from ringcoll.reachability import History, Objection, difference, disorder, entry_and_exit, history
 
 __all__ = ["objection"]
 
 Array = npt.NDArray[Any]
 
 
-def objection(plan: Plan, *, before: Plan | None = None, seed: int = 0, schedules: int = 50) -> str:
+def objection(
+    plan: Plan, *, before: History | None = None, seed: int = 0, schedules: int = 50
+) -> str:
     """Why a plan must not run, or the empty string.
 
     Args:
         plan: a plan with its waits and signals.
-        before: the plan that it is a mutant of, if it must order the same conflicts alike.
+        before: the history of the plan that it is a mutant of: the same conflicts must be
+            ordered alike.
         seed: of the schedules and of the data.
         schedules: how many random schedules to run.
 
@@ -38,9 +41,9 @@ def objection(plan: Plan, *, before: Plan | None = None, seed: int = 0, schedule
     except Objection as reason:
         return str(reason)
     return (
-        disorder(plan, past)
-        or entry_and_exit(plan, past)
-        or (difference(before, plan) if before is not None else "")
+        disorder(past)
+        or entry_and_exit(past)
+        or (difference(before, past) if before is not None else "")
         or _wrong_data(plan, random.Random(seed), schedules)
     )
 
@@ -69,114 +72,127 @@ def _expected(plan: Plan, inputs: dict[int, Array]) -> dict[int, Array]:
     return {1: inputs[0]} if name == "send" else {}
 
 
-Copy = tuple[list[tuple[Array, int]], list[tuple[Array, int]]]
-Compiled = tuple[list[tuple[int, int]], list[Copy], list[tuple[int, int]]]
+Wait = tuple[int, int]
+Copy = tuple[list[int], list[int]]
+Compiled = tuple[list[Wait], list[Copy], list[tuple[int, int]]]
 
 
 class _Machine:
-    """The memory of all ranks and, for every block, its steps bound to it."""
+    """The memory of all ranks, end to end, and for every block its steps on it.
+
+    ``programs`` hold (pairs of blocks and how often they are awaited, copies from addresses to
+    addresses, pairs to signal with the number of the block that waits).
+    """
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         c = plan.collective
-        self.scratch = [np.zeros(plan.scratch(), np.int64) for _ in range(plan.nranks)]
-        self.inputs: dict[int, Array] = {}
-        self.outputs: dict[int, Array] = {}
+        self.starts: dict[tuple[int, Buffer], int] = {}
+        self.size = 0
         for rank in range(plan.nranks):
-            source = np.zeros(c.chunks_in("INPUT", rank), np.int64)
-            target = np.zeros(c.chunks_in("OUTPUT", rank), np.int64)
-            if c.in_place and len(source) and len(target):
-                own = slice(rank * c.chunks, (rank + 1) * c.chunks)
-                if len(source) < len(target):
-                    source = target[own]
-                elif len(target) < len(source):
-                    target = source[own]
-                else:
-                    source = target
-            self.inputs[rank], self.outputs[rank] = source, target
-        number = {block: i for i, block in enumerate(plan.steps)}
+            source, target = c.chunks_in("INPUT", rank), c.chunks_in("OUTPUT", rank)
+            first = {Buffer.INPUT: self.size, Buffer.OUTPUT: self.size + source}
+            self.size += source + target + plan.scratch()
+            first[Buffer.SCRATCH] = self.size - plan.scratch()
+            if c.in_place and source and target:
+                own = rank * c.chunks if source != target else 0
+                narrow = Buffer.OUTPUT if target < source else Buffer.INPUT
+                wide = Buffer.INPUT if target < source else Buffer.OUTPUT
+                first[narrow] = first[wide] + own
+            self.starts.update({(rank, buffer): at for buffer, at in first.items()})
+        self.number = {block: i for i, block in enumerate(plan.steps)}
+        self.pairs: dict[tuple[Block, Block], int] = {}
         self.programs = [
-            [self._compile(number, block, step) for step in steps]
-            for block, steps in plan.steps.items()
+            [self._compile(block, step) for step in steps] for block, steps in plan.steps.items()
         ]
 
-    def _compile(self, number: dict[Block, int], block: Block, step: Step) -> Compiled:
-        wanted: defaultdict[tuple[int, int], int] = defaultdict(int)
+    def _compile(self, block: Block, step: Step) -> Compiled:
+        waits: defaultdict[int, int] = defaultdict(int)
         for wait in step.waits:
             if wait.channel != HELLO:
-                wanted[number[wait], number[block]] += 1
-        waits = [pair for pair, count in wanted.items() for _ in range(count)]
-        size = step.srcs[0].size if step.srcs else 0
+                waits[self._pair(wait, block)] += 1
         copies = [
-            ([self._bind(s, k) for s in step.srcs], [self._bind(d, k) for d in step.dsts])
-            for k in range(size)
+            ([self._at(src) + k for src in step.srcs], [self._at(dst) + k for dst in step.dsts])
+            for k in range(step.srcs[0].size if step.srcs else 0)
         ]
-        return waits, copies, [(number[block], number[signal]) for signal in step.signals]
+        signals = [(self._pair(block, other), self.number[other]) for other in step.signals]
+        return list(waits.items()), copies, signals
 
-    def _bind(self, chunk: Chunk, k: int) -> tuple[Array, int]:
-        if chunk.buffer is Buffer.SCRATCH:
-            return self.scratch[chunk.rank], chunk.index + k
-        side = self.inputs if chunk.buffer is Buffer.INPUT else self.outputs
-        return side[chunk.rank], chunk.index + k
+    def _pair(self, sender: Block, waiter: Block) -> int:
+        return self.pairs.setdefault((sender, waiter), len(self.pairs))
 
-    def fill(self, noise: np.random.Generator) -> dict[int, Array]:
-        """Poison everything, then give every rank its input; returns copies of the inputs."""
-        for memory in (*self.outputs.values(), *self.scratch, *self.inputs.values()):
-            memory[:] = noise.integers(-(1 << 40), 1 << 40, len(memory))
-        return {rank: memory.copy() for rank, memory in self.inputs.items()}
+    def _at(self, chunk: Chunk) -> int:
+        return self.starts[chunk.rank, chunk.buffer] + chunk.index
 
-    def run(self, chance: random.Random) -> None:
-        """Run one random legal schedule."""
-        programs = self.programs
-        at = [0] * len(programs)
-        count: defaultdict[tuple[int, int], int] = defaultdict(int)
+    def view(self, memory: Array, rank: int, buffer: Buffer) -> Array:
+        """The INPUT or OUTPUT of a rank."""
+        first = self.starts[rank, buffer]
+        return memory[first : first + self.plan.collective.chunks_in(buffer.name, rank)]
 
-        def ready(b: int) -> bool:
-            if at[b] == len(programs[b]):
-                return False
-            waits = programs[b][at[b]][0]
-            return all(count[pair] >= waits.count(pair) for pair in waits)
+    def run(self, chance: random.Random, memory: Array) -> Array:
+        """What one random legal schedule makes of the memory.
 
-        runnable = [b for b in range(len(programs)) if ready(b)]
+        Raises:
+            Objection: it ends in a deadlock.
+
+        """
+        programs, cells = self.programs, memory.tolist()
+        at, count = [0] * len(programs), [0] * len(self.pairs)
+        runnable: list[int] = []
+        waiting = [True] * len(programs)
+
+        def wake(b: int) -> None:
+            if waiting[b] and at[b] < len(programs[b]):
+                for pair, wanted in programs[b][at[b]][0]:
+                    if count[pair] < wanted:
+                        return
+                waiting[b] = False
+                runnable.append(b)
+
+        for b in range(len(programs)):
+            wake(b)
         while runnable:
             choice = int(chance.random() * len(runnable))
-            b = runnable[choice]
+            b, runnable[choice] = runnable[choice], runnable[-1]
+            runnable.pop()
             waits, copies, signals = programs[b][at[b]]
-            for pair in waits:
-                count[pair] -= 1
+            for pair, wanted in waits:
+                count[pair] -= wanted
             for srcs, dsts in copies:
-                value = sum(int(memory[i]) for memory, i in srcs)
-                for memory, i in dsts:
-                    memory[i] = value
+                value = 0
+                for src in srcs:
+                    value += cells[src]
+                for dst in dsts:
+                    cells[dst] = value
             at[b] += 1
-            if not ready(b):
-                runnable[choice] = runnable[-1]
-                runnable.pop()
-            for pair in signals:
+            waiting[b] = True
+            wake(b)
+            for pair, waiter in signals:
                 count[pair] += 1
-                other = pair[1]
-                if other not in runnable and ready(other):
-                    runnable.append(other)
+                wake(waiter)
         if any(done < len(program) for done, program in zip(at, programs, strict=True)):
             raise Objection("a random schedule ended in a deadlock")
+        return np.array(cells)
 
 
 def _wrong_data(plan: Plan, chance: random.Random, schedules: int) -> str:
+    """Run random schedules on random inputs; everything else in memory is poison."""
     noise = np.random.default_rng(chance.getrandbits(32))
     machine = _Machine(plan)
     for attempt in range(schedules):
-        inputs = machine.fill(noise)
+        given = noise.integers(-(1 << 40), 1 << 40, machine.size)
         try:
-            machine.run(chance)
+            left = machine.run(chance, given)
         except Objection as reason:
             return str(reason)
+        inputs = {r: machine.view(given, r, Buffer.INPUT) for r in range(plan.nranks)}
         for rank, wanted in _expected(plan, inputs).items():
-            seen = machine.outputs[rank]
-            if not np.array_equal(seen, wanted):
-                bad = int(np.argmax(seen != wanted))
-                return f"schedule {attempt}: rank {rank} has a wrong chunk {bad} of OUTPUT"
+            wrong = machine.view(left, rank, Buffer.OUTPUT) != wanted
+            if wrong.any():
+                chunk = int(wrong.argmax())
+                return f"schedule {attempt}: rank {rank} has a wrong chunk {chunk} of OUTPUT"
         if not plan.collective.in_place:
-            for rank, given in inputs.items():
-                if not np.array_equal(machine.inputs[rank], given):
+            for rank, before in inputs.items():
+                if (machine.view(left, rank, Buffer.INPUT) != before).any():
                     return f"schedule {attempt}: the INPUT of rank {rank} was written"
     return ""

@@ -21,9 +21,9 @@ from ringcoll.collectives import Collective
 from ringcoll.errors import ArgumentError, WrongResult
 from ringcoll.expressions import NOTHING, Expressions, Flaw, wanted_text
 from ringcoll.labels import Label
-from ringcoll.plan import Plan, walk
+from ringcoll.plan import Chunk, Plan, walk
 
-__all__ = ["Proof", "Prover", "Rules", "is_total", "verify"]
+__all__ = ["ALL_RULES", "Proof", "Prover", "Rules", "is_total", "verify"]
 
 Accumulate = Literal["wide", "dtype"]
 
@@ -185,7 +185,7 @@ class Prover:
                 clocks.check_exits()
             self._check_barrier(clocks)
         if self.data:
-            memory.check_result(deterministic=self.deterministic)
+            memory.check_result(clocks, deterministic=self.deterministic)
         return Proof(
             steps=len(plan.order),
             blocks=len(plan.steps),
@@ -213,8 +213,8 @@ class _Memory:
         self.collective = numbers.collective
         self.alone = self.collective.reduces and self.collective.nranks == 1
         self.held = [NOTHING] * len(numbers.names)
-        for cell, leaf in numbers.before:
-            self.held[cell] = expressions.leaf(*leaf)
+        for cell, (rank, index) in numbers.before:
+            self.held[cell] = expressions.leaf(rank, index)
         self.roundings = 0
         self.rank_order = True
 
@@ -251,49 +251,48 @@ class _Memory:
                 held[dst] = whole
 
     def _guard(self, dst: int, whole: int) -> None:
-        name, expressions = self.numbers.cell_text(dst), self.expressions
         if self.numbers.guard[dst] == INPUT_ONLY:
-            raise Flaw(f"seen a write to {name}, wanted INPUT to stay as the caller gave it")
-        if expressions.label[whole] is Label.PARTIAL:
             raise Flaw(
-                f"seen a partial, {expressions.show(whole)}, written to OUTPUT {name}, "
-                f"wanted partials in SCRATCH only"
+                f"seen a write to {self.numbers.cell_text(dst)}, "
+                f"wanted INPUT to stay as the caller gave it"
+            )
+        if self.expressions.label[whole] is Label.PARTIAL:
+            raise Flaw(
+                f"seen a partial, {self.expressions.show(whole)}, written to OUTPUT "
+                f"{self.numbers.cell_text(dst)}, wanted partials in SCRATCH only"
             )
 
-    def check_result(self, *, deterministic: bool) -> None:
+    def check_result(self, clocks: Clocks, *, deterministic: bool) -> None:
         """OUTPUT holds what the collective promises, and equal chunks are equal trees.
 
         Raises:
-            WrongResult: the message names rank and chunk.
+            WrongResult: the message names rank, chunk and the step that wrote it last.
 
         """
-        expressions, collective = self.expressions, self.collective
-        trees: dict[int, tuple[int, object]] = {}
+        expressions, reduces, held = self.expressions, self.collective.reduces, self.held
+        trees: dict[int, int] = {}
         for cell, chunk, leaves in self.numbers.after:
-            whole, index = self.held[cell], leaves[0].index
-            if collective.reduces:
-                right = expressions.is_final(whole, index)
-            else:
-                right = whole == expressions.leaf(*leaves[0])
-            where = f"{collective}: rank {chunk.rank}, after the last step, OUTPUT chunk {chunk}"
-            if not right:
-                raise WrongResult(
-                    f"{where}: seen {expressions.show(whole)}, "
-                    f"wanted {wanted_text(collective, leaves)}"
-                )
-            if not collective.reduces:
+            whole, (rank, index) = held[cell], leaves[0]
+            if not reduces:
+                if whole != expressions.leaf(rank, index):
+                    raise self._wrong(clocks, cell, chunk, wanted_text(self.collective, leaves))
                 continue
-            other, at = trees.setdefault(index, (whole, chunk))
-            if other != whole:
-                raise WrongResult(
-                    f"{where}: seen {expressions.show(whole)}, wanted the same tree as in {at}, "
-                    f"{expressions.show(other)}: ranks would differ in bits"
-                )
+            if not expressions.is_final(whole, index):
+                raise self._wrong(clocks, cell, chunk, wanted_text(self.collective, leaves))
+            tree = trees.setdefault(index, whole)
+            if tree != whole:
+                other = f"{expressions.show(tree)} as on another rank: bits would differ"
+                raise self._wrong(clocks, cell, chunk, other)
             self.roundings = max(self.roundings, expressions.roundings[whole])
             if whole != expressions.in_rank_order(index):
                 self.rank_order = False
                 if deterministic:
-                    raise WrongResult(
-                        f"{where}: seen {expressions.show(whole)}, wanted the left fold in rank "
-                        f"order: this algorithm is not deterministic"
-                    )
+                    other = "the left fold in rank order: this algorithm is not deterministic"
+                    raise self._wrong(clocks, cell, chunk, other)
+
+    def _wrong(self, clocks: Clocks, cell: int, chunk: Chunk, wanted: str) -> WrongResult:
+        where = clocks.last_writer(cell) or f"rank {chunk.rank}, no step writes this chunk"
+        return WrongResult(
+            f"{self.collective}: {where}: at the end, {chunk}: seen "
+            f"{self.expressions.show(self.held[cell])}, wanted {wanted}"
+        )
