@@ -61,6 +61,15 @@ def ranks(tmp_path):
     return run
 
 
+@pytest.fixture(scope="module")
+def harmless(tmp_path_factory):
+    """The results of every harmless scenario, by its name and by the rank of three."""
+    folder = tmp_path_factory.mktemp("harmless")
+    argv = [sys.executable, str(SCENARIOS), "harmless", str(folder)]
+    results = _collected(folder, 3, run_ranks(argv, 3, env=_environment())).results
+    return {name: [result[name] for result in results] for name in results[0]}
+
+
 @pytest.fixture
 def mpi_ranks(tmp_path):
     """Run a scenario under mpiexec, which leaves the others alone when a rank dies."""

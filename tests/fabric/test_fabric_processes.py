@@ -1,23 +1,21 @@
 """Ranks that are real processes: memory, the control plane, and how bad news travels."""
 
+import re
 from pathlib import Path
-
-import pytest
 
 SHM = Path("/dev/shm")
 
 
-@pytest.mark.parametrize("nranks", [2, 4])
-def test_allgather_carries_any_length(ranks, nranks):
-    assert ranks("lengths", nranks).results == [True] * nranks
+def test_allgather_carries_any_length(harmless):
+    assert harmless["lengths"] == [True] * 3
 
 
-def test_allgather_stays_in_step_under_random_delays(ranks):
-    assert ranks("churn", 4).results == [True] * 4
+def test_allgather_stays_in_step_under_random_delays(harmless):
+    assert harmless["churn"] == [True] * 3
 
 
-def test_shared_memory_is_zeroed_aligned_and_common(ranks):
-    for zeroed, lengths, addresses, seen, kept in ranks("share").results:
+def test_shared_memory_is_zeroed_aligned_and_common(harmless):
+    for zeroed, lengths, addresses, seen, kept in harmless["share"]:
         assert zeroed
         assert lengths == [0, 8192, 12288]
         assert addresses == [0, 0]
@@ -34,8 +32,8 @@ def test_a_late_rank_is_named_and_learns_of_it(ranks):
     assert "for rank 1" in results[1]
 
 
-def test_different_calls_show_all_sides(ranks):
-    for error, count in ranks("different").results:
+def test_different_calls_show_all_sides(harmless):
+    for error, count in harmless["different"]:
         assert "MismatchError" in error
         assert "ranks 0, 1: 'call 0'; rank 2: 'call 1'" in error
         assert count == 3
@@ -77,8 +75,8 @@ def test_all_others_may_close_first(ranks):
     assert wait == "RankLostError: rank 1 closed its communicator"
 
 
-def test_a_process_does_not_reach_a_peers_own_memory(ranks):
-    assert ranks("registered", 2).results == [[False, None]] * 2
+def test_a_process_does_not_reach_a_peers_own_memory(harmless):
+    assert harmless["registered"] == [[False, None]] * 3
 
 
 def test_a_collected_fabric_is_no_longer_waited_for(ranks):
@@ -106,8 +104,8 @@ def test_a_rank_that_exits_is_told_from_one_that_closes(ranks):
     assert results[0] == "RankLostError: rank 1 left without closing its communicator"
 
 
-def test_too_much_memory_is_refused_on_every_rank(ranks):
-    for error, parts in ranks("greedy").results:
+def test_too_much_memory_is_refused_on_every_rank(harmless):
+    for error, parts in harmless["greedy"]:
         assert error.startswith("OutOfMemory: scratch on 3 ranks needs 3")
         assert "PiB" in error or "TiB" in error
         assert "available" in error
@@ -147,8 +145,8 @@ def test_ranks_that_do_not_fit_together_show_both_sides(ranks):
             assert error.split(": ", 3)[-1].split(";")[0].endswith("and other")
 
 
-def test_overlapping_subsets_meet_and_leave_nothing_open(ranks):
-    counts = [result[0] for result in ranks("subsets").results]
+def test_overlapping_subsets_meet_and_leave_nothing_open(harmless):
+    counts = [result[0] for result in harmless["subsets"]]
     assert counts == [4 * 6, 4 * 7, 4 * 5]
 
 
@@ -157,9 +155,9 @@ def test_a_member_that_never_comes_is_named(ranks):
     assert error.startswith("DeadlineError: split: rank 0 waited for rank 1")
 
 
-def test_nothing_is_left_after_close(ranks):
+def test_nothing_is_left_after_close(harmless):
     before = set(SHM.iterdir())
-    for counts in ranks("leftovers").results:
+    for counts in harmless["leftovers"]:
         held, left, descriptors = zip(*counts, strict=True)
         assert held == (1, 1, 1)  # the array that is still alive
         assert left == (0, 0, 0)
@@ -169,7 +167,8 @@ def test_nothing_is_left_after_close(ranks):
 
 def test_a_rank_that_never_begins_is_named(ranks):
     results = ranks("absent").results
-    assert results[0].startswith("DeadlineError: init: rank 0 waited 0.7 s for rank 1")
+    # Rank 2 may be slow to start, too.
+    assert re.match("DeadlineError: init: rank 0 waited 0.5 s for ranks? 1", results[0])
 
 
 def test_a_rank_that_ends_before_it_begins_is_named(ranks):
