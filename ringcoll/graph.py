@@ -34,6 +34,9 @@ class Load(NamedTuple):
     times: int
 
 
+MANY_UNITS = 8_000_000
+"""Accesses to single chunks that a graph may be derived from: about 2 GB."""
+
 Edge = tuple[int, int, float]
 """The step that comes after, how many slices later, and the seconds of the signal's flight."""
 
@@ -174,6 +177,12 @@ def _conflicts(
     time and those with this slice, which are the credits.
     """
     count = len(steps)
+    units = sum(chunk.size for _, step in steps for chunk in (*step.srcs, *step.dsts))
+    if units > MANY_UNITS:
+        raise PlanError(
+            f"{plan.collective}: {units} accesses to chunks are too many to predict; take fewer "
+            f"ranks, or an algorithm whose ranks are all alike"
+        )
     cells = [_accesses(plan, torus, block, step) for block, step in steps]
     writer: dict[Cell, Pair] = {}
     readers: dict[Cell, list[Pair]] = {}

@@ -26,6 +26,7 @@ import numpy as np
 from ringcoll.errors import ArgumentError
 
 __all__ = [
+    "CHAINS",
     "CLOSED_FORMS",
     "Fit",
     "Form",
@@ -259,6 +260,12 @@ CLOSED_FORMS: Mapping[tuple[str, str], Callable[[int], Form]] = {
     ("send", "pair"): lambda n: Form(1, 1.0, 1),
 }
 """One-slice times on a switch, by collective and algorithm, where a formula is this simple."""
+
+
+CHAINS = frozenset(
+    {("broadcast", "chain"), ("reduce", "chain"), ("broadcast", "ring"), ("reduce", "ring")}
+)
+"""What :func:`chain_time` is exact for, by collective and algorithm."""
 
 
 def closed_form(collective: str, algorithm: str, nranks: int) -> Form | None:

@@ -25,6 +25,7 @@ from ringcoll.graph import Graph, Sizes, build_graph, is_synchronised
 from ringcoll.launch import Layout
 from ringcoll.links import Links, Wire
 from ringcoll.lower.slices import fuse, split
+from ringcoll.model import Terms
 from ringcoll.plan import Block, Chunk, Plan, Step, walk
 
 __all__ = ["Clock", "Prediction", "Timed", "layout_sizes", "parts_of", "predict"]
@@ -103,6 +104,7 @@ class Clock:
         self.sizes, self.symmetry = sizes, symmetry
         self.parts = parts_of(plan.collective)
         self._graphs: dict[tuple[bool, bool], Graph] = {}
+        self._ideals: dict[bool, Clock] = {}
 
     def graph(self, slices: int) -> Graph:
         """The graph of one slice: with one slice lanes are fused, and slots are never reused."""
@@ -142,6 +144,40 @@ class Clock:
             folded,
         )
 
+    def occupied(self, nbytes: float, slices: int = 1) -> float:
+        """Seconds that the busiest port needs for its messages alone: no call is faster."""
+        totals = port_totals(self.graph(slices), self.costs(nbytes, slices))
+        return max(totals, default=0) * slices / TICKS
+
+    def terms(self, nbytes: float, slices: int = 1) -> Terms:
+        """What the time is made of: for a chain, the formula multiplied out.
+
+        Links without α and L give the transfer and the filling of the pipeline, α adds the
+        messages and L the flight.
+        """
+        alone, fast = self._ideal(alpha=False), self._ideal(alpha=True)
+        transfer = alone.occupied(nbytes, slices)
+        filled = alone.predict(nbytes, slices).seconds
+        sent = fast.predict(nbytes, slices).seconds
+        return Terms(
+            transfer,
+            filled - transfer,
+            sent - filled,
+            self.predict(nbytes, slices).seconds - sent,
+        )
+
+    def _ideal(self, *, alpha: bool) -> Clock:
+        """The clock of the same plan on links without L, with or without α."""
+        if alpha not in self._ideals:
+            self._ideals[alpha] = Clock(
+                self.plan,
+                self.links.ideal(alpha=alpha),
+                window=self.window,
+                sizes=self.sizes,
+                symmetry=self.symmetry,
+            )
+        return self._ideals[alpha]
+
     def trace(self, nbytes: float, slices: int = 1) -> tuple[Timed, ...]:
         """When each step of each slice runs, in the order of their starts."""
         graph, costs = self.graph(slices), self.costs(nbytes, slices)
@@ -159,6 +195,20 @@ class Clock:
         """``walk`` knows how to name who waits for whom."""
         for _ in walk(self.plan):
             pass
+
+    def least(self, nbytes: float, slices: int) -> float:
+        """A time that S slices cannot beat, known without a graph of slices: it grows with S.
+
+        The busiest port carries all the bytes, and α for S times as many messages at least.
+        """
+        whole = self.costs(nbytes, 1)
+        bytes_alone = self._ideal(alpha=False).costs(nbytes, 1)
+        ports = self.graph(1).ports
+        most = [0] * len(ports)
+        for all_of_it, transfer in zip(whole, bytes_alone, strict=True):
+            for (port, ticks), (_, fewer) in zip(all_of_it, transfer, strict=True):
+                most[port] += fewer + slices * (ticks - fewer)
+        return max(most, default=0) / TICKS
 
     def costs(self, nbytes: float, slices: int) -> Costs:
         """What each step of one slice costs, for :func:`ringcoll.fold.fold`."""

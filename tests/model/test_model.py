@@ -74,10 +74,10 @@ def test_the_limits_of_one_slice_and_of_many():
     assert chain_speedup(1, N, 4, B) == 1.0
 
 
-@pytest.mark.parametrize("bad", [(0, 1, 1), (2, -1, 1), (2, 1, 0)])
-def test_nonsense_is_refused(bad):
+@pytest.mark.parametrize(("nranks", "nbytes", "slices"), [(0, 1, 1), (2, -1, 1), (2, 1, 0)])
+def test_nonsense_is_refused(nranks, nbytes, slices):
     with pytest.raises(ArgumentError, match="at least"):
-        chain_time(*bad, bandwidth=B)
+        chain_time(nranks, nbytes, slices, B)
 
 
 def test_a_fit_finds_the_figures_behind_exact_points():

@@ -1,0 +1,170 @@
+"""``ringcoll explain``: what a plan moves where and when, and why that launch."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from dataclasses import dataclass
+
+from ringcoll.algorithms import ALGORITHMS
+from ringcoll.cli.links import add_link_arguments, describe_links, links_of, typed, write_json
+from ringcoll.cli.sizes import format_bytes, format_seconds, parse_bytes
+from ringcoll.errors import ArgumentError
+from ringcoll.explain import LEGEND, space_time
+from ringcoll.graph import is_synchronised
+from ringcoll.launch import Launch
+from ringcoll.lower import lower
+from ringcoll.plan import format_plan
+from ringcoll.predict import Clock, Timed
+from ringcoll.tuner import Choice, best_slices, choose, plan_for
+
+__all__ = ["add_arguments", "main"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``ringcoll explain``."""
+    parser.add_argument("collective", choices=list(ALGORITHMS), metavar="COLLECTIVE")
+    option = parser.add_argument
+    option("--algorithm", metavar="NAME", help="default: the one that the model finds fastest")
+    option("--ranks", type=int, default=None, metavar="N", help="how many ranks (default 4)")
+    option("--slices", type=int, metavar="S", help="default: the best by the model")
+    option(
+        "--window", type=int, default=2, metavar="W", help="slots of a SCRATCH chunk (default 2)"
+    )
+    option("--root", type=int, default=0, metavar="RANK", help="the root (default 0)")
+    option(
+        "--bytes",
+        type=typed(parse_bytes),
+        default=1 << 20,
+        metavar="N",
+        help="bytes of the larger buffer, such as 64M (default 1M)",
+    )
+    add_link_arguments(parser)
+    option("--width", type=int, metavar="COLUMNS", help="of the table (default: the terminal's)")
+    option(
+        "--lowered",
+        action="store_true",
+        help="also print the plan as it runs: every slice with its waits and signals",
+    )
+    option("--plot", metavar="FILE", help="draw the table; .png or .svg")
+    option("--json", metavar="FILE", help="write the steps as JSON; - is stdout")
+
+
+@dataclass(frozen=True, slots=True)
+class _Launched:
+    algorithm: str
+    slices: int
+    seconds: float
+    reasons: tuple[str, ...]
+    timed: tuple[Timed, ...]
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run ``ringcoll explain``."""
+    if args.ranks is None:
+        args.ranks = 2 if args.collective == "send" else 4
+    for name in ("ranks", "window"):
+        if getattr(args, name) < 1:
+            raise ArgumentError(f"--{name} {getattr(args, name)}: at least 1")
+    if args.algorithm is not None and args.algorithm not in ALGORITHMS[args.collective]:
+        names = ", ".join(ALGORITHMS[args.collective])
+        raise ArgumentError(f"--algorithm {args.algorithm}: {args.collective} has {names}")
+    launched = _launch(args)
+    title = (
+        f"{args.collective} of {format_bytes(args.bytes)} by {launched.algorithm}, "
+        f"{args.ranks} ranks, S = {launched.slices}, W = {args.window}: "
+        f"{format_seconds(launched.seconds)}"
+    )
+    if args.json != "-":
+        print(title)
+        print(f"over a {describe_links(links_of(args, args.ranks))}\n")
+        width = args.width or shutil.get_terminal_size((100, 24)).columns
+        print(space_time(launched.timed, args.ranks, width=width))
+        print(f"{LEGEND}; t is the shortest transfer\n")
+        print("\n".join(launched.reasons))
+        if args.lowered:
+            plan = plan_for(
+                args.collective,
+                launched.algorithm,
+                args.ranks,
+                root=args.root,
+                nodes=links_of(args, args.ranks).nodes,
+            )
+            launch = Launch(slices=launched.slices, window=args.window)
+            print("\n" + format_plan(lower(plan, launch)), end="")
+    if args.plot is not None:
+        from ringcoll.plot import plot_space_time
+
+        plot_space_time(launched.timed, args.ranks, title, args.plot)
+    write_json(args.json, json.dumps(_as_json(args, launched), indent=1))
+    return 0
+
+
+_MOST = 64
+"""Ranks that a table is made for."""
+
+
+def _launch(args: argparse.Namespace) -> _Launched:
+    """The launch that the options ask for, or that the model chooses, and why."""
+    if args.ranks > _MOST:
+        raise ArgumentError(
+            f"--ranks {args.ranks}: at most {_MOST} fit a table; `ringcoll model` takes any number"
+        )
+    links = links_of(args, args.ranks)
+    choice = choose(
+        args.collective, args.ranks, args.bytes, links=links, root=args.root, window=args.window
+    )
+    algorithm = args.algorithm or choice.algorithm
+    plan = plan_for(args.collective, algorithm, args.ranks, root=args.root, nodes=links.nodes)
+    clock = Clock(plan, links, window=args.window)
+    if args.slices is not None:
+        slices = args.slices
+    elif args.algorithm is None:
+        slices = choice.slices
+    else:
+        slices, _ = best_slices(clock, args.bytes, most=_MOST, only_powers=True)
+    if is_synchronised(plan) and slices > 1:
+        raise ArgumentError(f"--slices {slices}: {algorithm} is synchronised by hand, it takes 1")
+    seconds = clock.predict(args.bytes, slices).seconds
+    reasons = _reasons(args, choice, algorithm, slices, seconds)
+    return _Launched(algorithm, slices, seconds, reasons, clock.trace(args.bytes, slices))
+
+
+def _reasons(
+    args: argparse.Namespace, choice: Choice, algorithm: str, slices: int, seconds: float
+) -> tuple[str, ...]:
+    how = "as asked" if args.algorithm is not None else "the fastest by the model"
+    said = "as asked" if args.slices is not None else "the best power of two by the model"
+    return (
+        f"launch: {algorithm} ({how}), S = {slices} ({said}), W = {args.window}: "
+        f"{format_seconds(seconds)}",
+        "by the model, at the best S of each:",
+        *(f"  {reason}" for reason in choice.reasons),
+    )
+
+
+def _as_json(args: argparse.Namespace, launched: _Launched) -> dict[str, object]:
+    return {
+        "collective": args.collective,
+        "algorithm": launched.algorithm,
+        "ranks": args.ranks,
+        "bytes": args.bytes,
+        "slices": launched.slices,
+        "window": args.window,
+        "seconds": launched.seconds,
+        "reasons": list(launched.reasons),
+        "steps": [
+            {
+                "rank": t.block.rank,
+                "channel": t.block.channel,
+                "lane": t.block.lane,
+                "slice": t.slice,
+                "start": t.start,
+                "end": t.end,
+                "srcs": [str(chunk) for chunk in t.step.srcs],
+                "dsts": [str(chunk) for chunk in t.step.dsts],
+            }
+            for t in launched.timed
+        ],
+    }

@@ -1,0 +1,220 @@
+"""``ringcoll model``: how long a collective takes, on paper."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ringcoll.algorithms import ALGORITHMS
+from ringcoll.cli.links import add_link_arguments, describe_links, links_of, typed, write_json
+from ringcoll.cli.ranges import parse_ints
+from ringcoll.cli.sizes import format_bytes, format_seconds, parse_sizes
+from ringcoll.errors import ArgumentError, PlanError
+from ringcoll.graph import is_synchronised
+from ringcoll.links import Links
+from ringcoll.model import (
+    CHAINS,
+    Terms,
+    bus_factor,
+    chain_best_slices,
+    chain_limits,
+    closed_form,
+)
+from ringcoll.predict import Clock, Prediction
+from ringcoll.tuner import best_slices, plan_for
+
+__all__ = ["add_arguments", "main"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """One algorithm for one number of ranks and one size."""
+
+    collective: str
+    algorithm: str
+    nranks: int
+    nbytes: int
+    links: Links
+    clock: Clock
+
+    def __str__(self) -> str:
+        return f"{self.algorithm}, {self.nranks} ranks, {format_bytes(self.nbytes)}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Point:
+    case: _Case
+    slices: int
+    prediction: Prediction
+    terms: Terms
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``ringcoll model``."""
+    parser.add_argument("collective", choices=list(ALGORITHMS), metavar="COLLECTIVE")
+    option = parser.add_argument
+    option(
+        "--algorithm",
+        metavar="LIST",
+        help="names, separated by commas (default: all that the collective has)",
+    )
+    option(
+        "--ranks",
+        type=typed(parse_ints),
+        default=[4],
+        metavar="LIST",
+        help="numbers of ranks, such as 4, 1-8 or 2,4,16 (default 4)",
+    )
+    option(
+        "--bytes",
+        type=typed(parse_sizes),
+        default=(64 << 20,),
+        metavar="LIST",
+        help="bytes of the larger buffer, such as 64M or 1K,1M; 1K-1M doubles (default 64M)",
+    )
+    option(
+        "--slices",
+        type=typed(parse_ints),
+        default=[1, 2, 4, 16, 64, 256],
+        metavar="LIST",
+        help="numbers of slices (default 1,2,4,16,64,256)",
+    )
+    option(
+        "--window", type=int, default=2, metavar="W", help="slots of a SCRATCH chunk (default 2)"
+    )
+    option("--root", type=int, default=0, metavar="RANK", help="the root (default 0)")
+    add_link_arguments(parser)
+    option("--plot", metavar="FILE", help="draw time over slices; .png or .svg")
+    option("--json", metavar="FILE", help="write the points as JSON; - is stdout")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run ``ringcoll model``."""
+    quiet = args.json == "-"
+    points: list[_Point] = []
+    if not quiet:
+        print(f"{args.collective} over a {describe_links(links_of_any(args))}")
+        print(_HEAD)
+    for case in _cases(args):
+        some = list(_points(case, args.slices))
+        points += some
+        if not quiet:
+            for point in some:
+                print(_row(point), flush=True)
+    if not points:
+        raise ArgumentError(f"{args.collective}: there is nothing that these options predict")
+    if not quiet:
+        for case in dict.fromkeys(point.case for point in points):
+            print("\n" + "\n".join(_summary(case)), flush=True)
+    if args.plot is not None:
+        _plot(args, points)
+    write_json(args.json, json.dumps({"points": [_as_json(point) for point in points]}, indent=1))
+    return 0
+
+
+def links_of_any(args: argparse.Namespace) -> Links:
+    """The links without their nodes, which differ from one number of ranks to the next."""
+    return links_of(argparse.Namespace(**{**vars(args), "nodes": [1]}), 1)
+
+
+def _cases(args: argparse.Namespace) -> Iterator[_Case]:
+    known = ALGORITHMS[args.collective]
+    chosen = list(known) if args.algorithm is None else args.algorithm.split(",")
+    for name in chosen:
+        if name not in known:
+            raise ArgumentError(f"--algorithm {name}: {args.collective} has {', '.join(known)}")
+    for algorithm in chosen:
+        for nranks in args.ranks:
+            if args.collective == "send" and nranks != 2:
+                raise ArgumentError(f"--ranks {nranks}: a send has 2 ranks")
+            links = links_of(args, nranks)
+            try:
+                plan = plan_for(
+                    args.collective, algorithm, nranks, root=args.root, nodes=links.nodes
+                )
+                clock = Clock(plan, links, window=args.window)
+                clock.graph(1)
+            except PlanError as error:
+                print(f"{algorithm}, {nranks} ranks: left out: {error}", file=sys.stderr)
+                continue
+            for nbytes in args.bytes:
+                yield _Case(args.collective, algorithm, nranks, nbytes, links, clock)
+
+
+def _points(case: _Case, slices: list[int]) -> Iterator[_Point]:
+    # What is synchronised by hand, such as a barrier, has one slice.
+    several = not is_synchronised(case.clock.plan)
+    for count in slices if several else [1]:
+        prediction = case.clock.predict(case.nbytes, count)
+        yield _Point(case, count, prediction, case.clock.terms(case.nbytes, count))
+
+
+_HEAD = (
+    f"{'algorithm':<20}{'ranks':>6}{'bytes':>10}{'slices':>7}{'time':>12}"
+    f"{'algbw':>9}{'busbw':>9}{'speed-up':>9}  dominated by\n"
+    f"{'':<55}{'(GB/s)':>9}{'(GB/s)':>9}{'of S = 1':>9}"
+)
+
+
+def _row(point: _Point) -> str:
+    case, seconds = point.case, point.prediction.seconds
+    algbw = case.nbytes / seconds / 1e9 if seconds else math.nan
+    once = case.clock.predict(case.nbytes).seconds
+    text = (
+        f"{case.algorithm:<20}{case.nranks:>6}{format_bytes(case.nbytes):>10}{point.slices:>7}"
+        f"{format_seconds(seconds):>12}"
+    )
+    if not seconds:
+        return f"{text}{'-':>9}{'-':>9}{'-':>9}  nothing"
+    busbw = algbw * bus_factor(case.collective, case.nranks)
+    name = point.terms.dominant
+    share = getattr(point.terms, name) / seconds
+    return f"{text}{algbw:>9.3f}{busbw:>9.3f}{once / seconds:>9.2f}  {name} ({share:.0%})"
+
+
+def _summary(case: _Case) -> Iterator[str]:
+    yield f"{case}:"
+    links, once = case.links, case.clock.predict(case.nbytes)
+    if not is_synchronised(case.clock.plan):
+        slices, seconds = best_slices(case.clock, case.nbytes)
+        yield f"  best S searched: {slices} takes {format_seconds(seconds)}"
+    if (case.collective, case.algorithm) in CHAINS and not links.nodes and case.nranks > 1:
+        figures = case.nranks, case.nbytes, links.bandwidth
+        best = chain_best_slices(*figures, links.alpha)
+        value = "infinite, as alpha = 0" if best == math.inf else f"{best:.1f}"
+        yield f"  best S by sqrt((k - 2)*N/(alpha*B)), at least 1: {value}"
+        limits = chain_limits(*figures)
+        one, many = format_seconds(limits.one), format_seconds(limits.many)
+        yield f"  without alpha and L: S = 1 takes (k - 1)*N/B = {one}, S -> inf N/B = {many}"
+    elif not links.nodes and links.topology == "switch":
+        form = closed_form(case.collective, case.algorithm, case.nranks)
+        if form is not None:
+            terms = f"{form.messages}*alpha + {form.share:.4g}*N/B + {form.hops}*L"
+            yield f"  S = 1 takes {terms} on a switch"
+    if once.seconds:
+        share = once.occupied / once.seconds
+        yield f"  busiest at S = 1: {once.busiest}, {share:.0%} of the time"
+
+
+def _plot(args: argparse.Namespace, points: list[_Point]) -> None:
+    from ringcoll.plot import plot_curves
+
+    curves: dict[str, list[tuple[int, float]]] = {}
+    for point in points:
+        curves.setdefault(str(point.case), []).append((point.slices, point.prediction.seconds))
+    title = f"{args.collective}, {describe_links(links_of_any(args))}"
+    plot_curves({name: sorted(curve) for name, curve in curves.items()}, title, args.plot)
+
+
+def _as_json(point: _Point) -> dict[str, object]:
+    return {
+        "algorithm": point.case.algorithm,
+        "ranks": point.case.nranks,
+        "bytes": point.case.nbytes,
+        "slices": point.slices,
+        "seconds": point.prediction.seconds,
+    }

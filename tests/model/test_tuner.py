@@ -1,0 +1,104 @@
+"""The choice of an algorithm and its slices: the argmin of the clock, refused by name."""
+
+from __future__ import annotations
+
+import pytest
+
+from ringcoll.algorithms import ALGORITHMS, build
+from ringcoll.errors import ArgumentError, LaunchRefused
+from ringcoll.links import Links, Wire, equal_nodes
+from ringcoll.model import chain_best_slices, chain_time
+from ringcoll.predict import Clock, predict
+from ringcoll.tuner import Candidate, best_slices, candidates_for, choose, plan_for
+
+N, B = 64 << 20, 10e9
+LINKS = Links(B, 2e-6, 1e-6)
+
+
+@pytest.mark.parametrize("collective", sorted(set(ALGORITHMS) - {"send"}))
+@pytest.mark.parametrize("nbytes", [8, 1 << 16, 1 << 24])
+def test_nothing_that_is_allowed_is_faster(collective, nbytes):
+    choice = choose(collective, 5, nbytes, links=LINKS)
+    for algorithm in ALGORITHMS[collective]:
+        plan = build(collective, algorithm, 5)
+        for slices in (1, 2, 4) if collective != "barrier" and nbytes > 1 << 20 else (1,):
+            assert choice.seconds <= predict(plan, nbytes, LINKS, slices=slices).seconds
+    chosen = build(collective, choice.algorithm, 5)
+    said = predict(chosen, nbytes, LINKS, slices=choice.slices, window=choice.window)
+    assert said.seconds == choice.seconds
+
+
+def test_the_size_decides():
+    assert choose("all_reduce", 8, 8, links=LINKS).algorithm == "recursive_doubling"
+    assert choose("all_reduce", 8, N, links=LINKS).algorithm != "recursive_doubling"
+    sliced = choose("broadcast", 8, N, links=LINKS)
+    assert sliced.slices > 1
+    assert choose("broadcast", 8, 8, links=LINKS).slices == 1
+
+
+def test_a_choice_explains_itself():
+    choice = choose("all_reduce", 4, N, links=LINKS)
+    assert choice.options[0].algorithm == choice.algorithm
+    assert {option.algorithm for option in choice.options} == set(ALGORITHMS["all_reduce"])
+    assert choice.reasons[0].startswith(f"{choice.algorithm}, S = {choice.slices}: ")
+    assert any("at least" in reason for reason in choice.reasons)
+    assert choice is choose("all_reduce", 4, N, links=LINKS), "a choice is remembered"
+
+
+def test_what_is_refused_is_named_and_never_chosen():
+    def only_in_rank_order(algorithm):
+        return "" if algorithm in ("one_shot", "two_shot") else "it sums in another order"
+
+    candidates = candidates_for("all_reduce", 8, refuse=only_in_rank_order)
+    choice = choose("all_reduce", 8, 8, links=LINKS, candidates=candidates)
+    assert choice.algorithm in ("one_shot", "two_shot")
+    assert "ring is refused: it sums in another order" in choice.reasons
+    nobody = candidates_for("all_reduce", 8, refuse=lambda algorithm: f"no {algorithm}")
+    with pytest.raises(LaunchRefused, match=r"all_reduce of 8 ranks.*ring: no ring"):
+        choose("all_reduce", 8, 8, links=LINKS, candidates=nobody)
+    with pytest.raises(LaunchRefused, match="there is none"):
+        choose("all_reduce", 8, 8, links=LINKS, candidates=())
+
+
+def test_given_slices_are_kept_and_slices_stay_large_enough():
+    mine = Candidate("mine", lambda: build("broadcast", "chain", 4), slices=7)
+    choice = choose("broadcast", 4, N, links=LINKS, candidates=(mine,))
+    assert (choice.algorithm, choice.slices) == ("mine", 7)
+    fast = choose("broadcast", 4, 1 << 20, links=Links(B), smallest=1 << 18)
+    assert fast.slices <= 4
+
+
+@pytest.mark.parametrize("alpha", [1e-7, 1e-6, 1e-4, 1e-2])
+@pytest.mark.parametrize("nranks", [2, 3, 8])
+def test_the_search_finds_what_the_square_root_says(nranks, alpha):
+    slices, seconds = best_slices(Clock(build("broadcast", "chain", nranks), Links(B, alpha)), N)
+    closed = chain_best_slices(nranks, N, B, alpha)
+    assert abs(slices - closed) <= 1
+    near = {max(1, int(closed)), int(closed) + 1}
+    assert seconds <= min(chain_time(nranks, N, s, B, alpha) for s in near) * (1 + 1e-12)
+
+
+def test_a_barrier_has_one_slice():
+    clock = Clock(build("barrier", "dissemination", 4), LINKS)
+    assert best_slices(clock, 0) == (1, pytest.approx(6e-6))
+
+
+def test_nodes_reach_the_algorithms_that_care():
+    nodes = equal_nodes(6, 2)
+    plan = plan_for("all_reduce", "hierarchical", 6, nodes=nodes)
+    assert plan.symmetry is not None and plan.symmetry.shape == (2, 3)
+    assert plan_for("all_reduce", "ring", 6, nodes=nodes) == build("all_reduce", "ring", 6)
+    slow = Links(10 * B, 1e-6, nodes=equal_nodes(16, 2), network=Wire(B / 10, 1e-6))
+    assert choose("all_gather", 16, N, links=slow).algorithm == "hierarchical"
+
+
+def test_many_ranks_are_one_where_they_are_alike():
+    assert {block.rank for block in plan_for("all_reduce", "ring", 100).steps} == {0}
+    assert len({block.rank for block in plan_for("all_reduce", "ring", 64).steps}) == 64
+    assert len({block.rank for block in plan_for("broadcast", "chain", 100).steps}) == 99
+    assert choose("all_gather", 256, 1 << 28, links=LINKS).seconds > 0
+
+
+def test_unknown_collectives_are_refused():
+    with pytest.raises(ArgumentError, match="allreduce"):
+        candidates_for("allreduce", 4)
