@@ -35,8 +35,14 @@ class Table:
         self.parent = parent
         self.ranks = tuple(ranks)
         self.blocks: dict[int, Block] = {}
+        self._changes = 0
         # Blocks by address, replaced as a whole: readers take no lock.
         self._sorted: tuple[list[int], list[Block]] = ([], [])
+
+    @property
+    def changes(self) -> int:
+        """How often blocks have come and gone: a number may mean another block since."""
+        return self._changes + (0 if self.parent is None else self.parent.changes)
 
     def add(self, views: list[memoryview], *, registered: bool = False) -> Block:
         """A new block under the lowest number that is free."""
@@ -65,6 +71,7 @@ class Table:
         return blocks[index] if index >= 0 and starts[index] == address else None
 
     def _sort(self) -> None:
+        self._changes += 1
         shown = (block for block in self.blocks.values() if not block.hidden)
         ordered = sorted(shown, key=lambda block: block.start)
         self._sorted = ([block.start for block in ordered], ordered)

@@ -126,6 +126,11 @@ class SymmetricMemory:
             self._table.hide(block)
             self._dropped.append((block.number, block.serial))
 
+    @property
+    def changes(self) -> int:
+        """Grows when memory comes or goes: what ``lookup`` and ``peer`` said before is void."""
+        return self._table.changes
+
     def lookup(self, address: int, nbytes: int) -> tuple[int, int] | None:
         """Where this rank's memory at an address lies; None if it is not symmetric.
 

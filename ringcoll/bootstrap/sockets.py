@@ -27,6 +27,7 @@ _WORD = struct.Struct("<Q")
 _GATHER, _WHO, _LOST = b"G", b"W", b"L"
 _LONGEST = 1 << 30  # bytes of a frame
 _ANSWER = 2.0  # seconds for the parent to say who is missing
+_PATIENCE = 50  # milliseconds between looks at which ranks have ended
 _PR_SET_PDEATHSIG = 1
 
 _adopted: list[SocketBootstrap] = []
@@ -169,7 +170,7 @@ class _Relay:
         self._lost: list[int] = []  # the first to end before a round was complete
 
     def start(self, argv: Sequence[str], rank: int, env: dict[str, str]) -> None:
-        ours, theirs = socket.socketpair()
+        self._links[rank], theirs = socket.socketpair()
         with theirs:
             env[_VARIABLE] = f"{theirs.fileno()} {rank} {self._nranks} {os.getpid()}"
             # A session of its own: Ctrl-C reaches it once, from here.
@@ -177,20 +178,19 @@ class _Relay:
                 list(argv), env=env, pass_fds=(theirs.fileno(),), start_new_session=True
             )
         self._children.append(child)
-        self._links[rank] = ours
 
     def run(self, deadline: float) -> None:
         """Relay until every rank has ended, or the deadline."""
         while any(child.poll() is None for child in self._children):
             if time.monotonic() > deadline:
                 return
+            poll = select.poll()
             by_fd = {link.fileno(): rank for rank, link in self._links.items()}
-            if not by_fd:
-                time.sleep(0.02)
-                continue
-            readable, _, _ = select.select(list(by_fd), [], [], 0.1)
-            for fd in readable:
-                self._read(by_fd[fd])
+            for fd in by_fd:
+                poll.register(fd, select.POLLIN)
+            for fd, _ in poll.poll(_PATIENCE):
+                if by_fd[fd] in self._links:
+                    self._read(by_fd[fd])
 
     def _read(self, rank: int) -> None:
         try:
