@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import threading
 
 import numpy as np
@@ -40,9 +41,8 @@ def folds(draw):
     return dtype, operator_of(name), raw, final, dsts, n
 
 
-@given(fold=folds())
-def test_destinations_may_be_the_memory_of_sources(fold):
-    dtype, op, raw, final, places, n = fold
+def check(dtype, op, raw, final, places, n):
+    """Fold sources in the first slots of an arena into the slots ``places``."""
     width = dtype.accumulator.itemsize
     arena = np.zeros((len(raw) + 2) * n * width, np.uint8)
 
@@ -66,6 +66,20 @@ def test_destinations_may_be_the_memory_of_sources(fold):
         same_bits(dst, total)
     for k, before in untouched.items():
         assert srcs[k].tobytes() == before.tobytes()
+
+
+@given(fold=folds())
+def test_destinations_may_be_the_memory_of_sources(fold):
+    check(*fold)
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "float8_e5m2"])
+@pytest.mark.parametrize("final", [False, True])
+@pytest.mark.parametrize("op", ["sum", "avg"])
+@pytest.mark.parametrize("raw", list(itertools.product([False, True], repeat=3)))
+def test_a_result_anywhere_of_sources_of_any_width(name, final, op, raw):
+    for place, nsrc in itertools.product(range(4), (1, 2, 3)):
+        check(dtype_of(name), OPS[op], list(raw[:nsrc]), final, [place], 100)
 
 
 @given(n=st.integers(0, 300), nsrc=st.integers(2, 5), ndst=st.integers(1, 3))
