@@ -44,7 +44,7 @@ def folds(draw):
 def check(dtype, op, raw, final, places, n):
     """Fold sources in the first slots of an arena into the slots ``places``."""
     width = dtype.accumulator.itemsize
-    arena = np.zeros((len(raw) + 2) * n * width, np.uint8)
+    arena = np.zeros((len(raw) + 3) * n * width, np.uint8)
 
     def slot(index, type_):
         start = index * n * width
