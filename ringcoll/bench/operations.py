@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ringcoll.bench.cases import Case
+from ringcoll.selection import tuned
 
 if TYPE_CHECKING:
     from ringcoll.communicator import Communicator
@@ -116,21 +117,25 @@ class Buffers:
         return raw[start : start + elements * dtype.itemsize].view(dtype.numpy)
 
 
-def allocate(comm: Communicator, nbytes: int, *, shift: int = 0, symmetric: bool = True) -> Buffers:
+def allocate(comm: Communicator, nbytes: int, *, shift: int = 0, register: int = 2) -> Buffers:
     """Buffers for cases of up to ``nbytes`` bytes; collective.
 
     Args:
         comm: of this rank.
         nbytes: the largest size.
         shift: elements that arrays are shifted by.
-        symmetric: memory that peers reach directly; else plain arrays, which are staged.
+        register: 2: memory that peers reach; 0: plain arrays; 1: plain ones that are registered,
+            which helps where ranks are threads.
 
     """
     length = nbytes + 16 * shift + _LINE
-    if symmetric:
+    if register == 2:
         send, recv = comm.empty(length, "uint8"), comm.empty(length, "uint8")
     else:
         send, recv = np.empty(length, np.uint8), np.empty(length, np.uint8)
+        if register == 1:
+            comm.register(send)
+            comm.register(recv)
     # Touched now: the first write to a page costs a page fault.
     send[:] = 0
     recv[:] = 0
@@ -146,9 +151,13 @@ class Ringcoll:
         self.comm = comm
 
     def algorithm(self, case: Case) -> str:
-        """The one asked for, or "auto"."""
+        """The one asked for, or the one that the tuner picks."""
         section = case.section
-        name = section.algorithm or "auto"
+        name = section.algorithm
+        if name is None and section.collective == "sendrecv":
+            name = "pair"
+        if name is None:
+            name = tuned(section.collective, section.nranks, case.nbytes).algorithm
         return name if section.slices is None else f"{name} S={section.slices}"
 
     def unable(self, case: Case) -> str | None:

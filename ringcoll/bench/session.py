@@ -126,7 +126,7 @@ class Session:
         every = sections(settings, comm.nranks)
         wanted = [s for s in every if (s.algorithm, s.slices) == (algorithm, slices)]
         buffers = allocate(
-            comm, settings.max_bytes, shift=settings.unalign, symmetric=settings.register == 2
+            comm, settings.max_bytes, shift=settings.unalign, register=settings.register
         )
         return sum(self._table(section, buffers) for section in wanted)
 

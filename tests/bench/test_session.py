@@ -141,7 +141,7 @@ def test_algorithms_slices_and_cycles():
     assert report.stdout.getvalue().count("# Using devices") == 1
 
 
-@pytest.mark.parametrize("register", [0, 2])
+@pytest.mark.parametrize("register", [0, 1, 2])
 @pytest.mark.parametrize("unalign", [0, 1])
 def test_kinds_of_buffers(register, unalign):
     right, report = run(collective="all_gather", register=register, unalign=unalign)
