@@ -9,7 +9,7 @@ import platform
 import secrets
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -95,7 +95,13 @@ class _Entrant:
     place: Place
     operation: Operation
     watch: Stopwatch
-    clear: Callable[[], None]
+    clears: bool
+
+    def clear(self) -> None:
+        """Make an in-place input zero: its sum would grow from call to call, to infinity."""
+        for array in (self.place.whole, self.place.input) if self.clears else ():
+            if array is not None:
+                array[:] = 0
 
 
 class Session:
@@ -153,7 +159,6 @@ class Session:
     def measure(self, case: Case, buffers: Buffers, libraries: Sequence[Library]) -> int:
         """Time and check one case, and report it; how many elements were wrong on all ranks."""
         entrants = self._entrants(case, buffers, libraries)
-        buffers.send[:] = 0
         self._time(entrants)
         wrong = self._check(case, entrants)
         total = 0
@@ -169,15 +174,11 @@ class Session:
         self, case: Case, buffers: Buffers, libraries: Sequence[Library]
     ) -> list[_Entrant]:
         settings, entrants = self.settings, []
-
-        def clear() -> None:
-            # An in-place sum would grow from call to call, to infinity in the end.
-            buffers.recv[:] = 0
-
         for in_place in (False, True):
             place = buffers.place(case, in_place)
             if place is None:
                 continue
+            self._fill(case, place)
             for library in libraries:
                 operation = library.operation(case, place)
                 if operation is None:
@@ -189,9 +190,15 @@ class Session:
                     settings.per_iteration,
                     self.control.barrier if settings.blocking == 1 else None,
                 )
-                cleared = clear if in_place and case.section.op is not None else _nothing
-                entrants.append(_Entrant(library, place, operation, watch, cleared))
+                clears = in_place and case.section.op is not None
+                entrants.append(_Entrant(library, place, operation, watch, clears))
         return entrants
+
+    def _fill(self, case: Case, place: Place) -> None:
+        """Give an out-of-place call numbers of the kind that it will be checked with."""
+        if place.input is not None and not place.in_place:
+            inputs = checking.Inputs(case, 0)
+            place.input[:] = checking.given(inputs, self.comm.rank, place.input.size)
 
     def _time(self, entrants: Sequence[_Entrant]) -> None:
         iterations = []
@@ -199,7 +206,8 @@ class Session:
             entrant.clear()
             seconds = 0.0
             self.control.barrier()
-            for _ in range(max(1, self.settings.warmup)):
+            # The first call binds what later ones find bound: it says nothing of their time.
+            for _ in range(self.settings.warmup + (self.settings.iterations is None)):
                 started = time.perf_counter()
                 entrant.operation.call()
                 seconds = time.perf_counter() - started
@@ -272,7 +280,3 @@ class Session:
         singles = gather_numbers(self.control, watch.singles)
         skip = min(settings.per_iteration_skip, len(singles[0]) - 1)
         return Result(place, seconds, wrong, spread(singles, skip))
-
-
-def _nothing() -> None:
-    """Nothing to clear."""
