@@ -7,6 +7,7 @@ arrays everything is kept (checks, choice, rows bound to memory), without keepin
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
 import weakref
 from collections.abc import Sequence
@@ -35,6 +36,9 @@ KEPT = 128
 """Calls that a communicator keeps prepared; the oldest goes first."""
 
 
+_alive: weakref.WeakSet[Calling] = weakref.WeakSet()
+
+
 class Calling:
     """The private half of a communicator."""
 
@@ -42,6 +46,7 @@ class Calling:
         self._state = state
         self._kept: dict[_Key, tuple[Any, Any, Any, Prepared]] = {}
         self._lock = threading.RLock()
+        _alive.add(self)
         self.rank: int = state.fabric.rank
         """This rank, from 0."""
         self.nranks: int = state.fabric.nranks
@@ -142,6 +147,19 @@ class Calling:
         refs = [_absent if b is None else weakref.ref(b, gone) for b in (sendbuf, recvbuf)]
         dtype = None if sendbuf is None else sendbuf.dtype
         kept[key] = (refs[0], refs[1], dtype, prepared)
+
+    def _forked(self) -> None:
+        """In a child of this process a thread may have held the lock that is not there."""
+        self._lock = threading.RLock()
+        self._state.forked()
+
+
+def _forked() -> None:
+    for communicator in list(_alive):
+        communicator._forked()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 def _absent() -> None:

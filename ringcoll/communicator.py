@@ -229,8 +229,8 @@ class Communicator(Calling):
     def empty(self, shape: int | Sequence[int], dtype: object = "float32") -> Array:
         """An array that all ranks reach without a copy; collective, same bytes on all ranks."""
         with self._lock:
-            self._state.usable()
-            return self._state.symmetric.empty(shape, dtype_of(dtype).numpy)
+            kind, state = dtype_of(dtype).numpy, self._state
+            return state.together(lambda: state.symmetric.empty(shape, kind))
 
     def register(self, array: object) -> bool:
         """Make an existing array reachable for all ranks; collective, same bytes on all ranks.
@@ -308,6 +308,7 @@ class Communicator(Calling):
 
     def close(self) -> None:
         """The orderly end; not collective, never hangs. Idempotent."""
+        self._state.stop()
         with self._lock:
             self._kept.clear()
             self._state.close()
@@ -326,7 +327,8 @@ class Communicator(Calling):
             self.close()
             return
         try:
-            self.synchronize()
+            if not self._state.settled:
+                self.synchronize()
         finally:
             self.close()
 

@@ -25,6 +25,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn, Protocol
 
 from ringcoll.bootstrap.mpi import mpi_running
+from ringcoll.errors import AbortedError
 
 __all__ = ["Exit", "hold", "note_death", "resolve", "track", "unresolved"]
 
@@ -35,7 +36,7 @@ _SLEEP = 2e-3  # seconds between looks
 class Tracked(Protocol):
     """What this module needs of a fabric."""
 
-    def abort(self, reason: str, *, expired: bool = False) -> None:
+    def abort(self, reason: str, *, error: type[BaseException] = AbortedError) -> None:
         """Give up."""
 
     def exited(self) -> None:

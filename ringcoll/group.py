@@ -88,7 +88,6 @@ def run_together(items: list[Item]) -> None:
         drive(tasks, lambda ready: _idle(states, ready, timeout))
     except BaseException as error:
         for state in states:
-            state.executor.running = state.executor.running or None
             state.fail(error)
         raise
 

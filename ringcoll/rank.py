@@ -5,11 +5,23 @@ from __future__ import annotations
 import logging
 import struct
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from ringcoll.arguments import Call
 from ringcoll.buffers import flat
 from ringcoll.config import Config
-from ringcoll.errors import ArgumentError, ClosedError, Error, LaunchRefused, UsageError
+from ringcoll.errors import (
+    AbortedError,
+    ArgumentError,
+    ClosedError,
+    DeadlineError,
+    Error,
+    LaunchRefused,
+    MachineError,
+    MismatchError,
+    RankLostError,
+    UsageError,
+)
 from ringcoll.executors.cpu import CpuExecutor, Prepared, Selection
 from ringcoll.executors.pace import Pace, pacer
 from ringcoll.executors.pairs import Pairs
@@ -27,6 +39,8 @@ SCRATCH_BYTES = 15 << 20
 _log = logging.getLogger("ringcoll")
 _COLOR = struct.Struct("<qq")
 _NO_COLOR = -(1 << 63)
+
+T = TypeVar("T")
 
 
 class RankState:
@@ -54,9 +68,15 @@ class RankState:
         above: SymmetricMemory | None = None if parent is None else parent.symmetric
         self.symmetric: SymmetricMemory = SymmetricMemory(fabric, above, ranks)
         make = None if pace is None else (lambda board: pacer(pace, board))
-        self.executor = CpuExecutor(fabric, self.symmetric, scratch=SCRATCH_BYTES, pacer=make)
+        try:
+            self.executor = CpuExecutor(fabric, self.symmetric, scratch=SCRATCH_BYTES, pacer=make)
+        except BaseException as error:
+            fabric.abort(_reason(error), error=type(error))
+            fabric.close()
+            raise
         self.pairs = Pairs(fabric, self.executor.board, self.executor.pacer)
         self.broken: BaseException | None = None
+        self.settled = False  # by abort(), or by shrink() after a loss: no error is left to tell
         self.closed = False
         self._worker: Worker | None = None
 
@@ -83,7 +103,7 @@ class RankState:
             call,
             chosen,
             agrees=agrees(call),
-            digest=choice.digest(),
+            options=choice.describe(),
             timeout=config.timeout if config.timeout is not None else self.fabric.timeout,
         )
 
@@ -135,7 +155,7 @@ class RankState:
         if undo:
             self.symmetric.unregister(view)
             return False
-        return self.symmetric.register(view)
+        return self.together(lambda: self.symmetric.register(view))
 
     def explain(self, collective: str, nbytes: int) -> str:
         """Which algorithm a size gets, and why."""
@@ -170,16 +190,17 @@ class RankState:
 
     def fail(self, error: BaseException) -> None:
         """Remember that a call failed: the others are told, and later calls are refused."""
-        if isinstance(error, (UsageError, LaunchRefused)) and self.executor.running is None:
+        begun = self.executor.running is not None or bool(self.pairs.running)
+        if isinstance(error, (UsageError, LaunchRefused)) and not begun:
             return
         if self.broken is None:
             self.broken = error
             _log.error("rank %d: %s: %s", self.fabric.rank, type(error).__name__, error)
-            self.fabric.abort(f"{type(error).__name__}: {error}")
+            self.fabric.abort(_reason(error), error=type(error))
 
     def check(self) -> None:
         """Raise what went wrong, or what is known of lost ranks and unequal calls."""
-        if self.broken is not None:
+        if isinstance(self.broken, Error):
             raise self.broken
         self.usable()
         self.fabric.check()
@@ -188,6 +209,17 @@ class RankState:
             if ticket is not None:
                 self.executor.compare(ticket)
         except Error as error:
+            self.fail(error)
+            raise
+
+    def together(self, call: Callable[[], T]) -> T:
+        """Make a collective call of the control plane; an error that one rank has alone is told."""
+        self.usable()
+        try:
+            return call()
+        except (UsageError, MismatchError, MachineError):
+            raise  # on all ranks alike, and the next call finds them in step
+        except BaseException as error:
             self.fail(error)
             raise
 
@@ -202,9 +234,8 @@ class RankState:
             raise ArgumentError(
                 f"split on rank {self.fabric.rank}: color={color!r}, wanted an integer >= 0 or None"
             )
-        said = self.fabric.allgather(
-            _COLOR.pack(_NO_COLOR if color is None else color, key), what="split"
-        )
+        sent = _COLOR.pack(_NO_COLOR if color is None else color, key)
+        said = self.together(lambda: self.fabric.allgather(sent, what="split"))
         rows = [_COLOR.unpack(part) for part in said]
         if color is None:
             return None
@@ -217,8 +248,8 @@ class RankState:
 
     def shrink(self, exclude: Sequence[int]) -> RankState:
         """A communicator of the ranks that are left; collective among these."""
-        n = self.fabric.nranks
-        out = set(exclude) | {rank for rank in self.fabric.lost() if rank != self.fabric.rank}
+        n, lost = self.fabric.nranks, set(self.fabric.lost()) - {self.fabric.rank}
+        out = lost.union(exclude)
         if not all(isinstance(rank, int) and 0 <= rank < n for rank in out):
             raise ArgumentError(
                 f"shrink on rank {self.fabric.rank}: exclude={list(exclude)}, wanted "
@@ -230,6 +261,7 @@ class RankState:
             )
         members = [rank for rank in range(n) if rank not in out]
         fabric = self.fabric.subset(members, what="shrink")
+        self.settled = self.settled or self.broken is not None or bool(lost)
         return RankState(fabric, self.config, pace=self.pace, parent=self, ranks=members)
 
     # -- the end -----------------------------------------------------------------------------
@@ -240,16 +272,31 @@ class RankState:
             return
         if self.broken is None:
             self.broken = ClosedError(f"rank {self.fabric.rank} aborted: {reason}")
+        self.settled = True
         self.fabric.abort(reason)
+
+    def stop(self) -> None:
+        """Let the asynchronous calls end; not under a lock that they take."""
+        if self._worker is not None:
+            self._worker.close()
+
+    def forked(self) -> None:
+        """This process is a child: the thread of the asynchronous calls stayed behind."""
+        self._worker = None
 
     def close(self) -> None:
         """Let go of everything; not collective."""
         if self.closed:
             return
         self.closed = True
-        if self._worker is not None:
-            self._worker.close()
         self.fabric.leave()
         self.executor.close()
         self.symmetric.close()
         self.fabric.close()
+
+
+def _reason(error: BaseException) -> str:
+    """Why a rank gives up; where the others raise the same class, without its name."""
+    if type(error) in (AbortedError, DeadlineError, MismatchError, RankLostError):
+        return str(error)
+    return f"{type(error).__name__}: {error}"

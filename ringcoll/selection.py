@@ -6,8 +6,9 @@ the same answer without a word.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 
 from ringcoll import tuner
@@ -35,9 +36,10 @@ _SLICE_BYTES = 128 << 10
 
 _WINDOW = 2
 
-HOST = Links(
-    bandwidth=12e9, alpha=0.7e-6, latency=4e-6, topology="memory", local_bandwidth=4e9
-)
+_MAKING = threading.RLock()
+"""Ranks that are threads need the same plan at the same time: one makes it, the others find it."""
+
+HOST = Links(bandwidth=12e9, alpha=0.7e-6, latency=4e-6, topology="memory", local_bandwidth=4e9)
 """CPU ranks of one host: what all of them and what one of them copies a second, a call into numpy,
 a wake-up.
 
@@ -67,14 +69,16 @@ class Choice:
     accumulate: str = "wide"
     verify: bool = False
 
-    def digest(self) -> bytes:
-        """What ranks must share."""
-        name = self.algorithm if isinstance(self.algorithm, str) else ""
+    def describe(self) -> str:
+        """What ranks must share, in words; "" where all is left to the library."""
+        said = {
+            field.name: getattr(self, field.name)
+            for field in fields(self)
+            if field.name != "verify" and getattr(self, field.name) != field.default
+        }
         if callable(self.algorithm):
-            name = getattr(self.algorithm, "__qualname__", "a user's algorithm")
-        return (
-            f"{name} {self.slices} {self.channels} {self.deterministic} {self.accumulate}".encode()
-        )
+            said["algorithm"] = getattr(self.algorithm, "__qualname__", "a user's algorithm")
+        return " ".join(f"{name}={value}" for name, value in said.items())
 
 
 def agrees(call: Call) -> bool:
@@ -100,6 +104,13 @@ def select(
         LaunchRefused: the options cannot carry the call; the message says which.
 
     """
+    with _MAKING:
+        return _selected(call, mapped, in_place, half, nranks, choice)
+
+
+def _selected(
+    call: Call, mapped: frozenset[Buffer], in_place: bool, half: int, nranks: int, choice: Choice
+) -> Selection:
     plan = _plan(call, nranks, choice)
     if not plan.nranks == nranks:
         raise LaunchRefused(f"{call.collective}: algorithm= gave a plan of {plan.nranks} ranks")

@@ -14,6 +14,7 @@ Then SCRATCH: two halves for collectives by epoch & 1, and two landing zones for
 
 from __future__ import annotations
 
+import itertools
 import struct
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -68,6 +69,8 @@ class Board:
         n = fabric.nranks
         self.fabric, self.rank, self.nranks = fabric, fabric.rank, n
         self.entered = 0
+        self.numbers = itertools.count(1)
+        self._kept = [0] * RECORDS
         self.hellos = 8
         self.flags = self.hellos + 4 * HELLO_WORDS
         self.pairs = self.flags + n * FLAGS
@@ -135,8 +138,13 @@ class Board:
 
     # -- records ---------------------------------------------------------------------------
 
+    def recording(self, number: int) -> bool:
+        """Whether this rank's text ``number`` has not been overwritten by a later one."""
+        return self._kept[number % RECORDS] == number
+
     def record(self, number: int, text: str) -> None:
-        """Keep the text of a call where the peers can read it."""
+        """Keep the text of a call where the peers can read it; ``number`` is from ``numbers``."""
+        self._kept[number % RECORDS] = number
         data = text.encode()[: _RECORD_BYTES - 8]
         at = self.records + number % RECORDS * _RECORD_BYTES
         row = self.bytes[self.rank]

@@ -8,21 +8,20 @@ then every rank knows which buffers the others can reach, and picks the same lau
 from __future__ import annotations
 
 import hashlib
-import itertools
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy.typing as npt
 
 from ringcoll.arguments import Call
 from ringcoll.bootstrap.contract import named
-from ringcoll.collectives import Collective
+from ringcoll.collectives import COLLECTIVES, Collective
 from ringcoll.dtypes import OPS, ReduceOp
 from ringcoll.encode import Program, encode
 from ringcoll.errors import MismatchError
-from ringcoll.executors.board import FLAGS, RECORDS, Board, Hello, Words
+from ringcoll.executors.board import FLAGS, Board, Hello, Words
 from ringcoll.executors.drive import Lane, Pause, Task, drive, run_rows, steps
 from ringcoll.executors.rows import Binding, Pacer, Row, TraceEntry, flag_slots, lane_rows
 from ringcoll.fabric import Fabric
@@ -69,10 +68,12 @@ class Prepared:
     call: Call
     select: Select
     signature: int
+    terms: str
     agrees: bool
     hello: Hello
     bound: dict[tuple[object, ...], Bound] = field(default_factory=dict)
     timeout: float = 60.0
+    changes: int = 0
 
 
 @dataclass(slots=True)
@@ -113,13 +114,11 @@ class CpuExecutor:
         self.uncompared: Ticket | None = None
         self.trace: list[TraceEntry] | None = None
         self.running: Ticket | None = None
-        self._numbers = itertools.count(1)
-        self._recorded = [0] * RECORDS
 
     # -- a call, in three parts; a group runs the parts of several ranks together -----------
 
     def prepare(
-        self, call: Call, select: Select, *, agrees: bool, digest: bytes, timeout: float
+        self, call: Call, select: Select, *, agrees: bool, options: str, timeout: float
     ) -> Prepared:
         """Bind a checked call to this executor.
 
@@ -127,22 +126,33 @@ class CpuExecutor:
             call: the checked arguments.
             select: the tuner's choice, once it is known which buffers the ranks can reach.
             agrees: whether the ranks wait for all hellos before they choose a launch.
-            digest: options that ranks must share beside the call's own signature.
+            options: those that ranks must share beside the call's own terms, in words; "" where
+                all are left to the library.
             timeout: seconds that this call may wait.
 
         """
-        text = hashlib.blake2b(call.signature() + digest, digest_size=8).digest()
-        signature = int.from_bytes(text, "little") or 1
-        number = next(self._numbers)
+        terms = f"{call.describe()} {options}".rstrip()
+        digest = hashlib.blake2b(terms.encode(), digest_size=8).digest()
+        signature = int.from_bytes(digest, "little") or 1
+        number = next(self.board.numbers)
         hello = Hello(
             signature,
             number,
             self._reach(call.send),
             self._reach(call.recv),
             call.in_place,
-            call.op.scalar if call.op is not None else None,
+            _factor(call),
         )
-        return Prepared(call, select, signature, agrees, hello, timeout=timeout)
+        if options:
+            # What is wrong with them is better said before the others hear of the call.
+            reach = {Buffer.INPUT: hello.send, Buffer.OUTPUT: hello.recv}
+            mapped = frozenset(buffer for buffer, word in reach.items() if word and agrees)
+            in_place = call.in_place if agrees else COLLECTIVES[call.collective].reduces
+            select(call, mapped, in_place, self.board.half_bytes)
+        changes = self.symmetric.changes
+        return Prepared(
+            call, select, signature, terms, agrees, hello, timeout=timeout, changes=changes
+        )
 
     def run(self, prepared: Prepared) -> None:
         """The whole call of this rank."""
@@ -169,12 +179,13 @@ class CpuExecutor:
 
     def enter(self, prepared: Prepared) -> Ticket:
         """Say hello. Nothing waits here."""
+        if prepared.agrees and prepared.changes != self.symmetric.changes:
+            self._reach_anew(prepared)
         self.epoch += 1
         ticket = self.running = Ticket(prepared, self.epoch)
         number = prepared.hello.record
-        if self._recorded[number % RECORDS] != number:
-            self._recorded[number % RECORDS] = number
-            self.board.record(number, prepared.call.describe())
+        if not self.board.recording(number):
+            self.board.record(number, prepared.terms)
         self.board.enter(self.epoch, prepared.hello)
         notify = self.fabric.notify
         if notify is not None:
@@ -264,7 +275,9 @@ class CpuExecutor:
                 lines.append(f"  rank {rank}: {self.board.recorded(rank, said.record)}")
             else:
                 lines.append(f"  rank {rank}: has not entered it yet")
-        lines.append("  make the same call with the same count, dtype, op and root on every rank")
+        lines.append(
+            "  make the same call with the same count, dtype, op, root and options on every rank"
+        )
         return "\n".join(lines)
 
     # -- waiting -----------------------------------------------------------------------------
@@ -316,6 +329,15 @@ class CpuExecutor:
             return 0
         found = self.symmetric.lookup(array.__array_interface__["data"][0], array.nbytes)
         return 0 if found is None else found[0] << _MAPPING_BITS | found[1]
+
+    def _reach_anew(self, prepared: Prepared) -> None:
+        """Memory has come or gone since the last call with these arrays, here or at a peer."""
+        call = prepared.call
+        prepared.changes = self.symmetric.changes
+        prepared.bound.clear()
+        prepared.hello = replace(
+            prepared.hello, send=self._reach(call.send), recv=self._reach(call.recv)
+        )
 
     def _bind(self, ticket: Ticket, hellos: Sequence[Hello]) -> Bound:
         call = ticket.prepared.call
@@ -435,6 +457,14 @@ class CpuExecutor:
         """Let go of the board; not collective."""
         self.entered = []
         self.board.close()
+
+
+def _factor(call: Call) -> complex | None:
+    """premul_sum's factor as the peers read it: whole where the elements are, else in parts."""
+    scalar = call.op.scalar if call.op is not None else None
+    if scalar is None:
+        return None
+    return int(scalar.real) if call.dtype.category == "int" else complex(scalar)
 
 
 def slot_bytes(call: Call, program: Program, layout: Layout) -> int:

@@ -67,13 +67,15 @@ class Pairs:
         epoch = self._epochs[call.peer, sends]
         digest = hashlib.blake2b(self._terms(call).encode(), digest_size=8).digest()
         signature = int.from_bytes(digest, "little") or 1
-        number = 1 << 40 | 2 * call.peer + sends
+        number = next(self.board.numbers)
         self.board.record(number, self._terms(call))
         hello = Hello(signature, number)
         self.board.enter_pair(call.peer, epoch, hello, sends=sends)
         if self.fabric.notify is not None:
             self.fabric.notify(call.peer)
-        return PairTicket(call, sends, epoch, signature, timeout)
+        ticket = PairTicket(call, sends, epoch, signature, timeout)
+        self.running.append(ticket)
+        return ticket
 
     def task(self, calls: Sequence[Call], timeout: float) -> Task:
         """Several calls of one pair and direction, one after the other.
@@ -86,11 +88,9 @@ class Pairs:
             epoch = ticket.epoch - 1 if ticket.sends else ticket.epoch
             yield from self._await(ticket, epoch)
             self.compare(ticket)
-            for pause in steps(self.lanes(ticket)):
-                self.running.append(ticket)
-                yield pause
-                self.running.remove(ticket)
+            yield from steps(self.lanes(ticket))
             self.compare(ticket)
+            self.running.remove(ticket)
 
     def lanes(self, ticket: PairTicket) -> list[Lane]:
         """The lanes of this half."""
@@ -177,9 +177,7 @@ class Pairs:
         peer = ticket.call.peer
         words, at = self.board.words[peer], self.board.pair(self.rank, sends=not ticket.sends)
         if words[at] < epoch << 32:
-            self.running.append(ticket)
             yield Pause(lambda: words[at] >= epoch << 32)
-            self.running.remove(ticket)
 
     def compare_running(self) -> None:
         """Compare the hellos of all halves that wait."""

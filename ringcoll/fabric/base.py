@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 from ringcoll.bootstrap.contract import named
-from ringcoll.errors import ArgumentError
+from ringcoll.errors import AbortedError, ArgumentError
 from ringcoll.transports.fence import Fence
 
 __all__ = ["Fabric", "chosen", "named"]
@@ -120,12 +120,13 @@ class Fabric(ABC):
         """The other ranks that have died or closed, as far as is known now."""
 
     @abstractmethod
-    def abort(self, reason: str, *, expired: bool = False) -> None:
+    def abort(self, reason: str, *, error: type[BaseException] = AbortedError) -> None:
         """Tell every rank that this one gives up, and wake all; idempotent.
 
         Args:
             reason: shown by the peers' errors.
-            expired: a deadline has passed; the peers raise a DeadlineError too.
+            error: by which it gives up: after a DeadlineError, MismatchError or RankLostError the
+                peers raise the same, else an AbortedError.
 
         """
 

@@ -11,12 +11,19 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from itertools import count
 
 from ringcoll.bootstrap.contract import named
-from ringcoll.errors import MachineError, MismatchError
+from ringcoll.errors import (
+    AbortedError,
+    DeadlineError,
+    Error,
+    MachineError,
+    MismatchError,
+    RankLostError,
+)
 from ringcoll.transports.fence import Fence
 
 __all__ = ["CONTROL_BYTES", "Control", "Exchange", "Mailbox", "State", "sides"]
@@ -37,7 +44,9 @@ _WHAT_BYTES = 1024
 class State(IntEnum):
     """What a rank has said about itself; a rank that has said OPEN may yet be dead.
 
-    EXITED: it ended or dropped its fabric without closing it. EXPIRED: a deadline has passed.
+    EXITED: it ended or dropped its fabric without closing it. From ABORTED on it has given up:
+    EXPIRED: a deadline has passed; UNLIKE: the ranks made different calls; BEREFT: it needs a rank
+    that is lost.
     """
 
     OPEN = 0
@@ -45,6 +54,31 @@ class State(IntEnum):
     EXITED = 2
     ABORTED = 3
     EXPIRED = 4
+    UNLIKE = 5
+    BEREFT = 6
+
+    @property
+    def given_up(self) -> bool:
+        """Whether the others must not wait for the rank, whatever it was to do."""
+        return self >= State.ABORTED
+
+    def error(self, who: str, reason: str) -> Error:
+        """What the others raise when ``who`` has given up."""
+        verb = "aborted" if self is State.ABORTED else "gave up"
+        return _ERRORS[self](f"{who} {verb}: {reason}")
+
+    @staticmethod
+    def of(error: type[BaseException]) -> State:
+        """The state of a rank that gives up by an error of this class."""
+        return next((state for state, kind in _ERRORS.items() if kind is error), State.ABORTED)
+
+
+_ERRORS: Mapping[State, type[Error]] = {
+    State.ABORTED: AbortedError,
+    State.EXPIRED: DeadlineError,
+    State.UNLIKE: MismatchError,
+    State.BEREFT: RankLostError,
+}
 
 
 class Mailbox:
@@ -106,7 +140,7 @@ class Control:
     def state(self) -> State:
         """What the rank has said."""
         value = self.words[_STATE]
-        return State(value) if value <= State.EXPIRED else State.ABORTED
+        return State(value) if value <= State.BEREFT else State.ABORTED
 
     @property
     def since(self) -> int:

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable
 
-from ringcoll.errors import DeadlineError, RankLostError
+from ringcoll.errors import DeadlineError, MismatchError, RankLostError
 
 __all__ = ["SPINS", "Lookout", "poll"]
 
@@ -54,7 +54,7 @@ def poll(
         deadline: value of ``time.monotonic()``.
         describe: the message of the error.
         lookout: when to look around.
-        look: raises a RankLostError or a DeadlineError when there is no more hope.
+        look: raises what has become of the others when there is no more hope.
 
     Raises:
         DeadlineError: the deadline has passed.
@@ -65,7 +65,7 @@ def poll(
         try:
             if lookout.glance(look) >= deadline:
                 raise DeadlineError(describe())
-        except (RankLostError, DeadlineError):
+        except (RankLostError, DeadlineError, MismatchError):
             if ready():  # the flag came before the news
                 return
             raise

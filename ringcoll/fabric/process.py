@@ -105,7 +105,7 @@ class ProcessFabric(Fabric):
             return self._exchange.allgather(payload, what, await_all)
         except DeadlineError as error:
             # The others may still come: they must not take this round for a success.
-            self.abort(str(error), expired=True)
+            self.abort(str(error), error=DeadlineError)
             raise
 
     def wait(
@@ -146,19 +146,16 @@ class ProcessFabric(Fabric):
         dead = self._obituary.read()
         # Read after the obituary: a rank says that it leaves before its process ends.
         states = [control.state for control in self.controls]
-        given_up = [rank for rank, s in enumerate(states) if s in (State.ABORTED, State.EXPIRED)]
-        if given_up:
-            finalize.unresolved(self._serial)
-            first = min(given_up, key=lambda rank: self.controls[rank].since)
-            reason = self.controls[first].reason
-            if states[first] is State.EXPIRED:
-                raise DeadlineError(f"{named([first])} gave up: {reason}")
-            who = "this rank" if first == self.rank else named([first])
-            raise AbortedError(f"{who} aborted: {reason}")
+        given_up = [rank for rank, state in enumerate(states) if state.given_up]
         killed = [rank for rank in dead if states[rank] is State.OPEN]
-        if killed:
+        if given_up or killed:
             finalize.unresolved(self._serial)
-            finalize.note_death()
+            finalize.note_death()  # who has given up may soon be gone
+        if given_up:
+            first = min(given_up, key=lambda rank: self.controls[rank].since)
+            who = "this rank" if first == self.rank else named([first])
+            raise states[first].error(who, self.controls[first].reason)
+        if killed:
             graves = (
                 f"rank {rank} died: its process {self.processes[rank].pid} is gone"
                 for rank in killed
@@ -187,12 +184,12 @@ class ProcessFabric(Fabric):
                 gone.add(rank)
         return tuple(sorted(gone))
 
-    def abort(self, reason: str, *, expired: bool = False) -> None:
+    def abort(self, reason: str, *, error: type[BaseException] = AbortedError) -> None:
         """Store the reason in this rank's memory and raise everybody's alarm."""
         if self._ended:
             return
-        self._own.say(State.EXPIRED if expired else State.ABORTED, reason)
-        if self._own.state in (State.ABORTED, State.EXPIRED):
+        self._own.say(State.of(error), reason)
+        if self._own.state.given_up:
             for control in self.controls:
                 control.alert()
 

@@ -108,7 +108,7 @@ class ThreadFabric(Fabric):
             self.wait(full, deadline=self.deadline(timeout), describe=describe, peers=missing)
         except DeadlineError as error:
             # The others may still come: they must not take this round for a success.
-            self.abort(str(error), expired=True)
+            self.abort(str(error), error=DeadlineError)
             raise
         return self._world.take(number, self.rank, round_)
 
@@ -142,7 +142,7 @@ class ThreadFabric(Fabric):
             while not ready():
                 try:
                     look()
-                except (RankLostError, DeadlineError):
+                except (RankLostError, DeadlineError, MismatchError):
                     if ready():  # the flag came before the news
                         return
                     raise
@@ -166,18 +166,14 @@ class ThreadFabric(Fabric):
         """Raise if a rank has died or aborted."""
         self._usable()
         statuses = self._world.statuses
-        given_up = [
-            rank for rank, s in enumerate(statuses) if s.state in (State.ABORTED, State.EXPIRED)
-        ]
+        given_up = [rank for rank, status in enumerate(statuses) if status.state.given_up]
         if given_up:
             first = min(given_up, key=lambda rank: statuses[rank].since)
-            reason = statuses[first].reason
-            if statuses[first].state is State.EXPIRED:
-                raise DeadlineError(f"{named([first])} gave up: {reason}")
-            if statuses[first].died:
-                raise RankLostError(f"{named([first])} died: {reason}")
+            status = statuses[first]
+            if status.died:
+                raise RankLostError(f"{named([first])} died: {status.reason}")
             who = "this rank" if first == self.rank else named([first])
-            raise AbortedError(f"{who} aborted: {reason}")
+            raise status.state.error(who, status.reason)
 
     def _departed(self, peers: Callable[[], Sequence[int]] | None) -> None:
         """Raise if a rank has left that ``peers`` names; None: if all have."""
@@ -200,9 +196,9 @@ class ThreadFabric(Fabric):
             if rank != self.rank and (s.died or s.state in (State.CLOSED, State.EXITED))
         )
 
-    def abort(self, reason: str, *, expired: bool = False) -> None:
+    def abort(self, reason: str, *, error: type[BaseException] = AbortedError) -> None:
         """Give up, and wake all."""
-        self._say(State.EXPIRED if expired else State.ABORTED, reason)
+        self._say(State.of(error), reason)
 
     def died(self, reason: str) -> None:
         """Abort, and count as lost: this rank's thread ends by an error."""

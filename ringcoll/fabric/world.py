@@ -65,7 +65,7 @@ class World:
             if status.state is State.OPEN:
                 status.reason, status.since, status.died = reason, time.monotonic_ns(), died
                 status.state = state
-                if state in (State.ABORTED, State.EXPIRED):
+                if state.given_up:
                     self.alarm = True
         self.wake()
 

@@ -1,0 +1,145 @@
+"""Starting a program as real processes, and looking at what they leave."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from ringcoll.bootstrap import run_ranks
+
+ROOT = Path(__file__).parents[2]
+PROGRAMS = Path(__file__).with_name("programs")
+LAUNCHER = Path(sys.executable).with_name("mpiexec")
+SHM = Path("/dev/shm")
+
+# Notes the exit status of a rank, which mpiexec does not tell apart. It ignores the signal by which
+# Hydra tells the others of a child that has died.
+NOTES = """
+import os, signal, subprocess, sys
+signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+interruptible = lambda: signal.signal(signal.SIGINT, signal.default_int_handler)
+child = subprocess.Popen(sys.argv[2:], close_fds=False, preexec_fn=interruptible)
+status = child.wait()
+name = os.path.join(sys.argv[1], "status." + os.environ["PMI_RANK"])
+with open(name + ".new", "w") as file:
+    file.write(str(status))
+os.rename(name + ".new", name)
+"""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the ranks said and how they ended."""
+
+    verdicts: dict[int, dict]
+    statuses: list[int]
+    output: str
+    errors: str
+
+    def word(self, key: str) -> dict[int, object]:
+        """One word of each verdict, by rank."""
+        return {rank: verdict[key] for rank, verdict in self.verdicts.items()}
+
+
+def outcome(statuses: list[int], output: str, errors: str) -> Outcome:
+    said = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+    return Outcome({line["rank"]: line for line in said}, statuses, output, errors)
+
+
+def environment(**extra: str) -> dict[str, str]:
+    path = os.pathsep.join(p for p in (str(ROOT), os.environ.get("PYTHONPATH", "")) if p)
+    return {**os.environ, "PYTHONPATH": path, **extra}
+
+
+def command(program: str, *args: str, optimised: bool = False) -> list[str]:
+    flags = ["-W", "error", *(["-O"] if optimised else [])]
+    return [sys.executable, *flags, str(PROGRAMS / f"{program}.py"), *args]
+
+
+def alive(word: str) -> list[str]:
+    """Command lines of processes that name ``word``."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit() and folder.name != str(os.getpid()):
+            try:
+                line = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                state = (folder / "stat").read_text().rsplit(")", 1)[1].split()[0]
+            except OSError:
+                continue
+            if word in line and state != "Z":
+                found.append(line)
+    return found
+
+
+def named() -> set[str]:
+    """Shared memory that has a name; MPICH cannot remove its own when it is killed."""
+    return {path.name for path in SHM.iterdir() if not path.name.startswith("mpich")}
+
+
+@pytest.fixture
+def nothing_left(tmp_path):
+    """No process and no named memory outlives the test; give programs the folder as a word."""
+    word, before = str(tmp_path), named()
+    yield word
+    late = time.monotonic() + 10
+    while time.monotonic() < late and (alive(word) or named() - before):
+        time.sleep(0.05)
+    assert alive(word) == []
+    assert named() - before == set()
+
+
+@pytest.fixture
+def ranks(capfd, nothing_left):
+    """Run a program in processes that meet over sockets."""
+
+    def run(program: str, nranks: int, *args: str, **env: str) -> Outcome:
+        argv = command(program, *args, nothing_left)
+        statuses = run_ranks(argv, nranks, env=environment(**env))
+        out, err = capfd.readouterr()
+        return outcome(statuses, out, err)
+
+    return run
+
+
+@pytest.fixture
+def mpi(nothing_left, tmp_path):
+    """Run a program under the interpreter's own mpiexec."""
+    if not LAUNCHER.is_file():
+        pytest.skip(f"no mpiexec beside {sys.executable}")
+
+    def run(
+        program: str, nranks: int, *args: str, optimised: bool = False, deaths: bool = False, **env
+    ) -> Outcome:
+        argv = command(program, *args, nothing_left, optimised=optimised)
+        flags: list[str] = []
+        if deaths:
+            # Else the launcher kills the survivors of a death before they can speak.
+            flags = ["-disable-auto-cleanup"]
+            argv = [sys.executable, "-c", NOTES, str(tmp_path), *argv]
+        done = subprocess.run(
+            [str(LAUNCHER), *flags, "-n", str(nranks), *argv],
+            env=environment(**env),
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+        statuses = noted(tmp_path, nranks) if deaths else [done.returncode]
+        return outcome(statuses, done.stdout, done.stderr)
+
+    return run
+
+
+def noted(folder: Path, nranks: int) -> list[int]:
+    """The exit statuses of the ranks; the launcher may return before the last one ends."""
+    files = [folder / f"status.{rank}" for rank in range(nranks)]
+    late = time.monotonic() + 20
+    while time.monotonic() < late and not all(file.exists() for file in files):
+        time.sleep(0.01)
+    return [int(file.read_text()) for file in files]

@@ -1,0 +1,23 @@
+"""The whole contract under the interpreter's own mpiexec: one start for each number of ranks."""
+
+import pytest
+
+pytestmark = [pytest.mark.mpi, pytest.mark.slow]
+
+
+@pytest.mark.parametrize("nranks", [1, 2, 3, 4, 5])
+def test_every_collective(mpi, nranks):
+    # Nothing may lean on assert: one of the runs goes without it.
+    outcome = mpi("collectives", nranks, optimised=nranks == 2)
+    assert outcome.errors == ""
+    assert outcome.statuses == [0]
+    assert outcome.word("failures") == {rank: [] for rank in range(nranks)}
+    assert outcome.word("nranks") == dict.fromkeys(range(nranks), nranks)
+    assert min(outcome.word("count").values()) > 400
+
+
+def test_options_from_the_environment(mpi):
+    outcome = mpi("environment", 3, RINGCOLL_DETERMINISTIC="1", RINGCOLL_TIMEOUT="1.5")
+    assert outcome.errors == ""
+    assert outcome.word("failures") == {rank: [] for rank in range(3)}
+    assert min(outcome.word("count").values()) == 5
