@@ -99,9 +99,9 @@ class Outcome:
 def examine(case: Case) -> Outcome:
     """Prove one algorithm for one number of ranks in every launch, and its mutants."""
     total = Outcome()
-    for root in _roots(case):
+    for given in _variants(case):
         try:
-            plan = build(case.collective, case.algorithm, case.nranks, root=root)
+            plan = build(case.collective, case.algorithm, case.nranks, **given)
         except ArgumentError:
             # Not an algorithm for this number of ranks: a send has two.
             return Outcome()
@@ -114,10 +114,15 @@ def examine(case: Case) -> Outcome:
     return total
 
 
-def _roots(case: Case) -> list[int]:
-    if "root" not in options(case.collective, case.algorithm):
-        return [0]
-    return sorted({0, case.nranks - 1})
+def _variants(case: Case) -> list[dict[str, Any]]:
+    """The first and the last rank as root; of a few ranks also two rings, there and back."""
+    takes = options(case.collective, case.algorithm)
+    if "root" in takes:
+        return [{"root": root} for root in sorted({0, case.nranks - 1})]
+    if "rings" in takes and case.nranks == SMALL + 1:
+        ring = range(case.nranks)
+        return [{}, {"rings": (ring, ring[::-1])}]
+    return [{}]
 
 
 def _launches(case: Case) -> Iterator[Launch]:

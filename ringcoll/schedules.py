@@ -124,10 +124,10 @@ class _Machine:
     def _at(self, chunk: Chunk) -> int:
         return self.starts[chunk.rank, chunk.buffer] + chunk.index
 
-    def view(self, memory: Array, rank: int, buffer: Buffer) -> Array:
-        """The INPUT or OUTPUT of a rank."""
+    def part(self, rank: int, buffer: Buffer) -> slice:
+        """Where the INPUT or OUTPUT of a rank lies."""
         first = self.starts[rank, buffer]
-        return memory[first : first + self.plan.collective.chunks_in(buffer.name, rank)]
+        return slice(first, first + self.plan.collective.chunks_in(buffer.name, rank))
 
     def run(self, chance: random.Random, memory: Array) -> Array:
         """What one random legal schedule makes of the memory.
@@ -179,20 +179,24 @@ def _wrong_data(plan: Plan, chance: random.Random, schedules: int) -> str:
     """Run random schedules on random inputs; everything else in memory is poison."""
     noise = np.random.default_rng(chance.getrandbits(32))
     machine = _Machine(plan)
+    sources = {rank: machine.part(rank, Buffer.INPUT) for rank in range(plan.nranks)}
+    targets = {rank: machine.part(rank, Buffer.OUTPUT) for rank in range(plan.nranks)}
     for attempt in range(schedules):
         given = noise.integers(-(1 << 40), 1 << 40, machine.size)
         try:
             left = machine.run(chance, given)
         except Objection as reason:
             return str(reason)
-        inputs = {r: machine.view(given, r, Buffer.INPUT) for r in range(plan.nranks)}
-        for rank, wanted in _expected(plan, inputs).items():
-            wrong = machine.view(left, rank, Buffer.OUTPUT) != wanted
-            if wrong.any():
-                chunk = int(wrong.argmax())
+        wanted = given.copy()
+        for rank, chunks in _expected(plan, {r: given[at] for r, at in sources.items()}).items():
+            wanted[targets[rank]] = chunks
+        wrong = left != wanted
+        for rank, at in targets.items():
+            if wrong[at].any():
+                chunk = int(wrong[at].argmax())
                 return f"schedule {attempt}: rank {rank} has a wrong chunk {chunk} of OUTPUT"
-        if not plan.collective.in_place:
-            for rank, before in inputs.items():
-                if (machine.view(left, rank, Buffer.INPUT) != before).any():
-                    return f"schedule {attempt}: the INPUT of rank {rank} was written"
+        # In place this is what of INPUT is no OUTPUT.
+        for rank, at in sources.items():
+            if wrong[at].any():
+                return f"schedule {attempt}: the INPUT of rank {rank} was written"
     return ""

@@ -37,6 +37,19 @@ def test_it_knows_every_collective(collective, in_place):
             assert objection(right, schedules=3) == ""
 
 
+# In place rank 0 owns chunk 0 alone, chunk 1 is INPUT still.
+REDUCE_SCATTER = plan(
+    "reduce_scatter",
+    2,
+    (0, "0.I[1] -> 1.S[0]", [], [1]),
+    (1, "1.I[0] -> 0.S[0]", [], [0]),
+    (0, "0.I[0] + 0.S[0] -> 0.O[0]", [1]),
+    (0, "0.O[0] -> 0.I[1]"),
+    (1, "1.S[0] + 1.I[1] -> 1.O[0]", [0]),
+    in_place=True,
+)
+
+
 @pytest.mark.parametrize(
     ("broken", "words"),
     [
@@ -55,6 +68,7 @@ def test_it_knows_every_collective(collective, in_place):
         ),
         (staged_sum(sum0=(0, "0.I[0] + 0.S[0] + 0.I[0] -> 0.O[0]", [1])), "wrong"),
         (plan("broadcast", 1, (0, "0.I[0] -> 0.O[0]"), (0, "0.S[0] -> 0.I[0]")), "INPUT"),
+        (REDUCE_SCATTER, "INPUT of rank 0"),
         (plan("barrier", 2, (0, "", ["hello 1"]), (1, "")), "rank 1 may leave the barrier"),
         (plan("barrier", 2, (0, "", [1], [1]), (1, "", [0], [0])), "wait for each other"),
     ],
