@@ -6,6 +6,8 @@ Nothing heavy is loaded here: whether this process is going to measure is not kn
 from __future__ import annotations
 
 import argparse
+import importlib.util
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +29,8 @@ COLLECTIVES = (
     "barrier",
 )
 """What can be measured."""
+
+_PICTURES = (".png", ".svg", ".pdf")
 
 # Flags of nccl-tests that say nothing about ranks on a CPU, and why.
 _IGNORED = {
@@ -215,9 +219,8 @@ def read(args: argparse.Namespace, *, given: bool) -> Settings:
             raise ArgumentError(f"ringcoll bench: {message}")
     first, last, step = _sizes(args)
     json = args.json if args.json is not None else args.output_file
-    for argument, path in (("--json", json), ("--plot", args.plot)):
-        if path not in (None, "-") and not Path(path).absolute().parent.is_dir():
-            raise ArgumentError(f"ringcoll bench: {argument} {path}: there is no such folder")
+    _check_file("--json", json)
+    _check_file("--plot", args.plot)
     threads = args.nthreads * args.ngpus
     if args.ranks is not None and threads > 1:
         raise ArgumentError("ringcoll bench: either --ranks (processes) or -g and -t (threads)")
@@ -265,6 +268,22 @@ def read(args: argparse.Namespace, *, given: bool) -> Settings:
             if getattr(args, name) not in (None, 0)
         ),
     )
+
+
+def _check_file(flag: str, path: str | None) -> None:
+    """Refuse before the measurement what could not be written after it."""
+    if path is None or (path == "-" and flag == "--json"):
+        return
+    where = Path(path).absolute()
+    what = f"ringcoll bench: {flag} {path}"
+    if not where.parent.is_dir():
+        raise ArgumentError(f"{what}: there is no such folder")
+    if where.is_dir() or not os.access(where if where.exists() else where.parent, os.W_OK):
+        raise ArgumentError(f"{what}: it cannot be written")
+    if flag == "--plot" and where.suffix not in _PICTURES:
+        raise ArgumentError(f"{what}: the name ends in one of {', '.join(_PICTURES)}")
+    if flag == "--plot" and importlib.util.find_spec("matplotlib") is None:
+        raise ArgumentError(f"{what}: there is no matplotlib; pip install 'ringcoll[plot]'")
 
 
 def _sizes(args: argparse.Namespace) -> tuple[int, int, int]:

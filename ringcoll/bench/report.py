@@ -14,6 +14,7 @@ from ringcoll.bench import table
 from ringcoll.bench.cases import Case, Section
 from ringcoll.bench.flags import Settings
 from ringcoll.bench.table import Result
+from ringcoll.cli.sizes import format_bytes
 
 __all__ = ["Report", "Row"]
 
@@ -87,7 +88,9 @@ class Report:
         if self.settings.layout == "nccl":
             self.say(table.preamble(self.settings, version))
             self.say("\n".join(ranks))
-        self.say(f"# Machine: {_listed(self.machine)}")
+        facts = {**self.machine}
+        facts["memory"] = format_bytes(facts.pop("memory_bytes"))
+        self.say(f"# Machine: {_listed(facts)}")
         self.say(f"# Versions: {_listed(self.versions)}")
         for note in self.settings.notes:
             self.say(f"# {note}")

@@ -16,7 +16,7 @@ from ringcoll.bench.launch import (
     own_command,
     run_sockets,
 )
-from ringcoll.errors import AbortedError, RankLostError, UsageError
+from ringcoll.errors import AbortedError, Error, UsageError
 
 __all__ = ["add_arguments", "main"]
 
@@ -73,7 +73,7 @@ def _measure(args: argparse.Namespace, settings: Settings) -> int:
         if not is_first(os.environ):
             return 2
         raise
-    except RankLostError as error:
+    except Error as error:
         if report.rows:
             report.end()
         if isinstance(error, AbortedError) and not is_first(os.environ):

@@ -86,6 +86,9 @@ def test_flag_sets_its_field(words, field, value):
         (["-K", "3", "-n", "3"], "leaves nothing"),
         (["--json", "/nowhere/x.json"], "no such folder"),
         (["--plot", "/nowhere/x.png"], "no such folder"),
+        (["--plot", "/tmp/x.bmp"], "ends in one of .png"),
+        (["--plot", "-"], "ends in one of .png"),
+        (["--json", "/tmp"], "cannot be written"),
         (["--pace", "0"], "bandwidth"),
     ],
 )
