@@ -7,6 +7,7 @@ to this interpreter, or, without MPI, starts the ranks itself. Nothing heavy is 
 from __future__ import annotations
 
 import importlib.util
+import io
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -158,6 +159,8 @@ def opened(marker: str | None) -> TextIO:
                 return os.fdopen(number, "w", encoding="utf-8", closefd=False)
         except (OSError, ValueError):
             pass
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # no α may end a run
     return sys.stdout
 
 

@@ -25,6 +25,7 @@ __all__ = ["tour"]
 FOLDER = "bench-results"
 """Where the files go: below the current folder, if it can be written."""
 
+MAX_BYTES = 64 << 20
 NBYTES = 16 << 20
 SLICES = (1, 2, 4, 8, 16, 32, 64, 128)
 PACE = (200e6, 1e-3)
@@ -39,7 +40,7 @@ def tour(world: World, settings: Settings, report: Report) -> bool:
 
     """
     peer = "mpi" if launcher_of(os.environ) is not None else None
-    report.settings = replace(settings, min_bytes=16, max_bytes=64 << 20, step_factor=4, peer=peer)
+    report.settings = replace(settings, min_bytes=16, max_bytes=MAX_BYTES, step_factor=4, peer=peer)
     right = measure(world, report.settings, report)
     report.conclude()
     first = bool(report.rows)
@@ -98,7 +99,7 @@ def _best(report: Report, points: Sequence[Point]) -> None:
 
 def _leave(report: Report, points: Sequence[Point]) -> None:
     """Write the files, and say where they are and what comes next."""
-    folder = _folder()
+    folder = results_folder()
     rows, picture = folder / "all_reduce.json", folder / "all_reduce.png"
     drawn: str | None = str(picture)
     try:
@@ -115,7 +116,7 @@ def _leave(report: Report, points: Sequence[Point]) -> None:
     )
 
 
-def _folder() -> Path:
+def results_folder() -> Path:
     """A folder for the files, absolute."""
     wanted = Path(FOLDER).absolute()
     try:

@@ -1,0 +1,88 @@
+"""The run without arguments, on ranks that are threads, and the paced measurement under it."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+
+from benchmarks.collectives import BARS, RUNS, Bar, judge
+from ringcoll.bench import tour
+from ringcoll.bench.flags import Settings
+from ringcoll.bench.paced import measure_chain
+from ringcoll.bench.report import Report
+from ringcoll.bench.worlds import World
+from ringcoll.model import chain_time
+
+
+def test_tour(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tour, "NBYTES", 1 << 16)
+    monkeypatch.setattr(tour, "SLICES", (1, 4))
+    monkeypatch.setattr(tour, "MAX_BYTES", 256)
+    monkeypatch.delenv("PMI_SIZE", raising=False)
+    settings = Settings(tour=True, threads=3, iterations=2)
+    out = io.StringIO()
+    report = Report(settings, out, io.StringIO())
+    assert tour.tour(World(3), settings, report)
+    report.end()
+    text = out.getvalue()
+    assert text.count("# Out of bounds values : 0 OK") == 1
+    assert "# MPI is not here to compare with" in text
+    lines = text.splitlines()
+    head = next(at for at, line in enumerate(lines) if "measured (ms)" in line)
+    assert [line.split()[0] for line in lines[head + 1 : head + 3]] == ["1", "4"]
+    model = chain_time(3, 1 << 16, 4, *tour.PACE) * 1e3
+    assert lines[head + 2].split()[1:3] == [f"{model:.1f}"] * 2
+    assert "# Best S: " in text
+    folder = tmp_path / "bench-results"
+    assert len(json.loads((folder / "all_reduce.json").read_text())["rows"]) == 6
+    assert (folder / "all_reduce.png").stat().st_size > 5000
+    assert text.splitlines()[-1].startswith("# Next: ")
+
+
+def test_folder_that_cannot_be_written(monkeypatch, tmp_path):
+    (tmp_path / "bench-results").write_text("a file is in the way")
+    monkeypatch.chdir(tmp_path)
+    folder = tour.results_folder()
+    assert folder.is_dir()
+    assert folder.parent != tmp_path
+    folder.rmdir()
+
+
+def test_paced_chain_takes_no_less_than_the_model():
+    pace = (2e6, 1e-3)
+    points = list(measure_chain(World(3), 20_000, (1, 2), pace=pace))
+    assert [(p.nranks, p.nbytes, p.slices) for p in points] == [(3, 20_000, 1), (3, 20_000, 2)]
+    for point in points:
+        # Slices end at whole lines of memory, so that one may be a little shorter.
+        assert point.seconds >= 0.97 * chain_time(3, 20_000, point.slices, *pace)
+
+
+def rows(own: float, mpi: float) -> list[dict]:
+    base = {"bytes": 64 << 20, "in_place": True}
+    return [
+        {**base, "lib": "ringcoll", "time_us": own},
+        {**base, "lib": "mpi", "time_us": mpi},
+        {**base, "lib": "ringcoll", "time_us": 1.0, "in_place": False},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("bar", "seen", "met"),
+    [
+        (Bar("x", 64 << 20, in_place=True, least=4.0), 4.5, True),
+        (Bar("x", 64 << 20, in_place=True, least=5.0), 4.5, False),
+        (Bar("x", 64 << 20, in_place=True, most_us=20.0), 20.0, True),
+        (Bar("x", 64 << 20, in_place=True, most_us=19.0), 20.0, False),
+    ],
+)
+def test_bars_are_judged(bar, seen, met):
+    found = judge(bar, rows(20.0, 90.0))
+    assert (found["seen"], found["met"]) == (seen, met)
+
+
+def test_every_bar_has_its_run():
+    assert {bar.run for bar in BARS} == {run.name for run in RUNS}
+    assert all((bar.least is None) != (bar.most_us is None) for bar in BARS)
