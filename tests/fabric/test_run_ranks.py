@@ -44,10 +44,17 @@ def parent(tmp_path):
         text=True,
     )
     files = [tmp_path / f"runs.{rank}" for rank in range(2)]
-    await_true(lambda: all(file.exists() and file.read_text() for file in files))
+
+    def run() -> bool:
+        assert child.poll() is None
+        return all(file.exists() and file.read_text() for file in files)
+
     with child:
-        yield child, [int(file.read_text()) for file in files]
-        child.kill()
+        try:
+            await_true(run)
+            yield child, [int(file.read_text()) for file in files]
+        finally:
+            child.kill()
 
 
 def await_true(condition):
