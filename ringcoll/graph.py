@@ -19,7 +19,7 @@ from ringcoll.errors import PlanError
 from ringcoll.links import Links, Port, Wire
 from ringcoll.plan import HELLO, Block, Buffer, Chunk, Plan, Step, Symmetry
 
-__all__ = ["Edge", "Graph", "Load", "Sizes", "build_graph", "is_synchronised"]
+__all__ = ["Edge", "Graph", "Load", "Sizes", "build_graph", "is_synchronised", "without_flight"]
 
 Sizes = Callable[[Chunk], float]
 """Bytes of an INPUT or OUTPUT chunk of size 1; SCRATCH holds what was written there."""
@@ -34,8 +34,8 @@ class Load(NamedTuple):
     times: int
 
 
-MANY_UNITS = 8_000_000
-"""Accesses to single chunks that a graph may be derived from: about 2 GB."""
+MANY_UNITS = 6_000_000
+"""Accesses to single chunks that a graph may be derived from: two gigabytes, half a minute."""
 
 Edge = tuple[int, int, float]
 """The step that comes after, how many slices later, and the seconds of the signal's flight."""
@@ -69,6 +69,15 @@ class Graph:
     ports: tuple[Port, ...]
     lands: tuple[tuple[tuple[int, float], ...], ...]
     shared: int = 1
+
+
+def without_flight(graph: Graph) -> Graph:
+    """The same graph where signals and data arrive as soon as they are sent."""
+    return replace(
+        graph,
+        edges=tuple(tuple((then, ahead, 0.0) for then, ahead, _ in es) for es in graph.edges),
+        lands=tuple(tuple((rank, 0.0) for rank, _ in lands) for lands in graph.lands),
+    )
 
 
 def is_synchronised(plan: Plan) -> bool:

@@ -7,7 +7,7 @@ whatever the size, L seconds of flight that do not. :class:`Links` says which wi
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, get_args
 
 from ringcoll.errors import ArgumentError
@@ -99,15 +99,6 @@ class Links:
             raise ArgumentError(f"local_bandwidth={self.local_bandwidth}: more than 0")
         wire = Wire(self.bandwidth, self.alpha, self.latency)
         object.__setattr__(self, "inside", wire)
-
-    def ideal(self, *, alpha: bool = False, latency: bool = False) -> Links:
-        """The same links without α, or without L; ``True`` keeps the figure."""
-        network = self.network and Wire(
-            self.network.bandwidth, self.network.alpha * alpha, self.network.latency * latency
-        )
-        return replace(
-            self, alpha=self.alpha * alpha, latency=self.latency * latency, network=network
-        )
 
     def wire(self, src: int, dst: int) -> Wire:
         """The wire that carries a message from one rank to another."""

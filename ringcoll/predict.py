@@ -19,9 +19,9 @@ import math
 from dataclasses import dataclass
 
 from ringcoll.collectives import Collective
-from ringcoll.errors import ArgumentError
+from ringcoll.errors import ArgumentError, PlanError
 from ringcoll.fold import NEVER, TICKS, Costs, fold, port_totals, stretch
-from ringcoll.graph import Graph, Sizes, build_graph, is_synchronised
+from ringcoll.graph import Graph, Sizes, build_graph, is_synchronised, without_flight
 from ringcoll.launch import Layout
 from ringcoll.links import Links, Wire
 from ringcoll.lower.slices import fuse, split
@@ -29,6 +29,9 @@ from ringcoll.model import Terms
 from ringcoll.plan import Block, Chunk, Plan, Step, walk
 
 __all__ = ["Clock", "Prediction", "Timed", "layout_sizes", "parts_of", "predict"]
+
+MANY_STEPS = 150_000
+"""Steps of a slice above which only one slice is folded."""
 
 MANY = 64
 """Above so many ranks a symmetric plan is folded for rank 0 alone unless told otherwise."""
@@ -104,10 +107,14 @@ class Clock:
         self.sizes, self.symmetry = sizes, symmetry
         self.parts = parts_of(plan.collective)
         self._graphs: dict[tuple[bool, bool], Graph] = {}
-        self._ideals: dict[bool, Clock] = {}
 
     def graph(self, slices: int) -> Graph:
-        """The graph of one slice: with one slice lanes are fused, and slots are never reused."""
+        """The graph of one slice: with one slice lanes are fused, and slots are never reused.
+
+        Raises:
+            PlanError: it has too many steps to fold.
+
+        """
         shape = (slices == 1, slices > self.window)
         if shape not in self._graphs:
             plan = self.plan if is_synchronised(self.plan) else _shaped(self.plan, slices)
@@ -155,28 +162,24 @@ class Clock:
         Links without α and L give the transfer and the filling of the pipeline, α adds the
         messages and L the flight.
         """
-        alone, fast = self._ideal(alpha=False), self._ideal(alpha=True)
-        transfer = alone.occupied(nbytes, slices)
-        filled = alone.predict(nbytes, slices).seconds
-        sent = fast.predict(nbytes, slices).seconds
+        graph, bare = self.graph(slices), self.costs(nbytes, slices, alpha=False)
+        transfer = max(port_totals(graph, bare), default=0) * slices
+        near = without_flight(graph)
+        filled = self._end(near, bare, slices)
+        sent = self._end(near, self.costs(nbytes, slices), slices)
+        arrived = self._end(graph, self.costs(nbytes, slices), slices)
         return Terms(
-            transfer,
-            filled - transfer,
-            sent - filled,
-            self.predict(nbytes, slices).seconds - sent,
+            transfer / TICKS,
+            (filled - transfer) / TICKS,
+            (sent - filled) / TICKS,
+            (arrived - sent) / TICKS,
         )
 
-    def _ideal(self, *, alpha: bool) -> Clock:
-        """The clock of the same plan on links without L, with or without α."""
-        if alpha not in self._ideals:
-            self._ideals[alpha] = Clock(
-                self.plan,
-                self.links.ideal(alpha=alpha),
-                window=self.window,
-                sizes=self.sizes,
-                symmetry=self.symmetry,
-            )
-        return self._ideals[alpha]
+    def _end(self, graph: Graph, costs: Costs, slices: int) -> int:
+        ends, _ = stretch(graph, costs, slices, self.window, self.plan.nranks)
+        if NEVER in ends:
+            self._explain_deadlock()
+        return max(ends)
 
     def trace(self, nbytes: float, slices: int = 1) -> tuple[Timed, ...]:
         """When each step of each slice runs, in the order of their starts."""
@@ -202,7 +205,7 @@ class Clock:
         The busiest port carries all the bytes, and α for S times as many messages at least.
         """
         whole = self.costs(nbytes, 1)
-        bytes_alone = self._ideal(alpha=False).costs(nbytes, 1)
+        bytes_alone = self.costs(nbytes, 1, alpha=False)
         ports = self.graph(1).ports
         most = [0] * len(ports)
         for all_of_it, transfer in zip(whole, bytes_alone, strict=True):
@@ -210,8 +213,8 @@ class Clock:
                 most[port] += fewer + slices * (ticks - fewer)
         return max(most, default=0) / TICKS
 
-    def costs(self, nbytes: float, slices: int) -> Costs:
-        """What each step of one slice costs, for :func:`ringcoll.fold.fold`."""
+    def costs(self, nbytes: float, slices: int, *, alpha: bool = True) -> Costs:
+        """What each step of one slice costs, with α or without, for :func:`ringcoll.fold.fold`."""
         if slices < 1 or (slices > 1 and is_synchronised(self.plan)):
             raise ArgumentError(f"slices={slices}: at least 1, and 1 for a plan with signals")
         if not 0 <= nbytes < math.inf:
@@ -224,7 +227,7 @@ class Clock:
             for port, wire, width, times in loads:
                 if (wire, width) not in known:
                     # One message costs what the formula says; the sums of messages are exact.
-                    seconds = width * unit / wire.bandwidth + wire.alpha
+                    seconds = width * unit / wire.bandwidth + wire.alpha * alpha
                     known[wire, width] = round(seconds * TICKS)
                 cost[port] = cost.get(port, 0) + times * known[wire, width]
             costs.append(tuple(cost.items()))
@@ -288,4 +291,12 @@ def _port_name(graph: Graph, number: int) -> str:
 
 def _shaped(plan: Plan, slices: int) -> Plan:
     """What ``lower`` does to the steps before it slices them."""
-    return fuse(plan) if slices == 1 else split(plan)
+    if slices == 1:
+        return fuse(plan)
+    count = sum(step.srcs[0].size if step.srcs else 1 for _, step in plan.order)
+    if count > MANY_STEPS:
+        raise PlanError(
+            f"{plan.collective}: {count} steps a slice are too many to predict; take one slice, "
+            f"or fewer ranks"
+        )
+    return split(plan)

@@ -13,7 +13,7 @@ from functools import lru_cache
 from itertools import groupby
 
 from ringcoll.algorithms import ALGORITHMS, build, options
-from ringcoll.errors import ArgumentError, LaunchRefused
+from ringcoll.errors import ArgumentError, LaunchRefused, PlanError
 from ringcoll.graph import is_synchronised
 from ringcoll.links import Links
 from ringcoll.plan import Plan
@@ -269,7 +269,10 @@ def best_slices(
         slices *= 2
         if clock.least(nbytes, slices) > known[best()]:
             break
-        time(slices)
+        try:
+            time(slices)
+        except PlanError:
+            return 1, known[1]
     if not only_powers:
         step = best() // 2
         while step:

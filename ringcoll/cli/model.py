@@ -149,9 +149,19 @@ def _points(case: _Case, slices: list[int]) -> Iterator[_Point]:
     # What is synchronised by hand, such as a barrier, has one slice.
     several = not is_synchronised(case.clock.plan)
     for count in slices if several else [1]:
-        prediction = case.clock.predict(case.nbytes, count)
+        try:
+            prediction = case.clock.predict(case.nbytes, count)
+        except PlanError as error:
+            print(f"{case}, {count} slices: left out: {error}", file=sys.stderr)
+            continue
         yield _Point(case, count, prediction, case.clock.terms(case.nbytes, count))
 
+
+_FEW_STEPS = 500
+"""Steps of a plan up to which each S is searched, not powers of two alone."""
+
+_MOST_NODES = 500_000
+"""Steps, of all slices, beyond which no S is tried."""
 
 _HEAD = (
     f"{'algorithm':<20}{'ranks':>6}{'bytes':>10}{'slices':>7}{'time':>12}"
@@ -180,8 +190,12 @@ def _summary(case: _Case) -> Iterator[str]:
     yield f"{case}:"
     links, once = case.links, case.clock.predict(case.nbytes)
     if not is_synchronised(case.clock.plan):
-        slices, seconds = best_slices(case.clock, case.nbytes)
-        yield f"  best S searched: {slices} takes {format_seconds(seconds)}"
+        steps = len(case.clock.plan.order)
+        rough = steps > _FEW_STEPS
+        most = max(64, _MOST_NODES // max(1, steps))
+        slices, seconds = best_slices(case.clock, case.nbytes, most=most, only_powers=rough)
+        among = "among powers of two" if rough else "searched"
+        yield f"  best S {among}: {slices} takes {format_seconds(seconds)}"
     if (case.collective, case.algorithm) in CHAINS and not links.nodes and case.nranks > 1:
         figures = case.nranks, case.nbytes, links.bandwidth
         best = chain_best_slices(*figures, links.alpha)

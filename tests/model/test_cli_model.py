@@ -100,13 +100,15 @@ def test_thousands_of_ranks(capsys):
 
 
 def test_what_is_too_large_is_left_out_with_its_reason(capsys):
-    status, out, err = run(
-        capsys, "model all_gather --algorithm ring,recursive_doubling --ranks 2048 --slices 1"
-    )
-    assert status == 0 and "ring" in out
-    assert "recursive_doubling, 2048 ranks: left out" in err
-    status, _, err = run(capsys, "model all_gather --algorithm recursive_doubling --ranks 2048")
-    assert status == 2 and "nothing" in err
+    words = "model all_gather --algorithm ring,recursive_doubling --bytes 1G --slices 1,2 --json -"
+    status, out, err = run(capsys, f"{words} --ranks 512")
+    assert status == 0
+    seen = [(point["algorithm"], point["slices"]) for point in json.loads(out)["points"]]
+    assert seen == [("ring", 1), ("ring", 2), ("recursive_doubling", 1)]
+    assert "recursive_doubling, 512 ranks, 1 GiB, 2 slices: left out" in err
+    status, _, err = run(capsys, f"{words} --ranks 2048 --algorithm recursive_doubling")
+    assert status == 2
+    assert "recursive_doubling, 2048 ranks: left out" in err and "nothing" in err
 
 
 def test_files_are_written(capsys, tmp_path):
