@@ -16,7 +16,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import logging
-import math
 import os
 import sys
 import time
@@ -29,7 +28,9 @@ from ringcoll.errors import AbortedError
 
 __all__ = ["Exit", "hold", "note_death", "resolve", "track", "unresolved"]
 
-_LONGEST_WAIT = 60.0  # seconds for the others to come where no timeout was given
+# Seconds for the others to come: long work at the end of one rank is no fault. The bound is for a
+# peer that never speaks, as when its init failed while this one's did not.
+_LONGEST_WAIT = 600.0
 _SLEEP = 2e-3  # seconds between looks
 
 
@@ -71,15 +72,13 @@ class Exit:
         own: this rank's control page.
         pages: everybody's.
         deaths: of the others.
-        timeout: seconds to wait for the others.
 
     """
 
-    def __init__(self, own: Page, pages: Sequence[Page], deaths: Deaths, timeout: float) -> None:
+    def __init__(self, own: Page, pages: Sequence[Page], deaths: Deaths) -> None:
         self.own = own
         self.pages = pages
         self.deaths = deaths
-        self.timeout = _LONGEST_WAIT if timeout == math.inf else timeout
 
 
 _open: weakref.WeakSet[Tracked] = weakref.WeakSet()
@@ -171,7 +170,7 @@ def _finalizing() -> None:
         return
     for meeting in _exits.values():
         meeting.own.exit()
-    deadline = time.monotonic() + max(meeting.timeout for meeting in _exits.values())
+    deadline = time.monotonic() + _LONGEST_WAIT
     while time.monotonic() < deadline:
         if any(meeting.deaths.read() for meeting in _exits.values()):
             _leave()

@@ -253,7 +253,7 @@ class ProcessFabric(Fabric):
     def hold_exit(self) -> None:
         """Under MPI, remember whom this process meets in MPI_Finalize."""
         others = {rank: p for rank, p in enumerate(self.processes) if rank != self.rank}
-        meeting = finalize.Exit(self._own, self.controls, Obituary(others), self.timeout)
+        meeting = finalize.Exit(self._own, self.controls, Obituary(others))
         finalize.hold(frozenset(process.pid for process in self.processes), meeting)
 
 
@@ -296,6 +296,8 @@ def process_fabric(
     outcome(gather, True, failure)
     if fabric is None:
         raise MachineError(f"{what}: no fabric was made")
+    if processes is None:
+        fabric.hold_exit()
     try:
         # The control plane's first round: after it nobody needs the bootstrap any more.
         fabric.allgather(b"", what=what)
@@ -303,8 +305,6 @@ def process_fabric(
         fabric.close()
         raise
     finalize.track(fabric)
-    if processes is None:
-        fabric.hold_exit()
     return fabric
 
 

@@ -91,6 +91,9 @@ def mpi_ranks(tmp_path):
         late = time.monotonic() + 20
         while time.monotonic() < late and not all(file.exists() for file in files):
             time.sleep(0.01)
+        for noted in tmp_path.glob("files.*"):
+            for name in noted.read_text().splitlines():
+                Path(name).unlink(missing_ok=True)
         return _collected(tmp_path, nranks, [int(file.read_text()) for file in files])
 
     return run

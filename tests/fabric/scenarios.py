@@ -369,8 +369,16 @@ def gone():
     return told(opened)
 
 
+def note_mpi_files():
+    """What MPICH leaves in /dev/shm when it is not finalized, for the test to remove."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    names = {line.split()[5] for line in lines if "/dev/shm/" in line and "(deleted)" not in line}
+    (Path(sys.argv[2]) / f"files.{os.getpid()}").write_text("\n".join(sorted(names)))
+
+
 def mpi_killed():
     fabric = opened()
+    note_mpi_files()
     if fabric.rank == 1:
         die()
     error = told(never, fabric)
@@ -391,6 +399,7 @@ def mpi_killed():
 
 def mpi_killed_at_exit():
     fabric = opened()
+    note_mpi_files()
     fabric.close()
     if fabric.rank == 1:
         time.sleep(1)
