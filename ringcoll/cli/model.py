@@ -141,20 +141,24 @@ def _cases(args: argparse.Namespace) -> Iterator[_Case]:
             except PlanError as error:
                 print(f"{algorithm}, {nranks} ranks: left out: {error}", file=sys.stderr)
                 continue
-            for nbytes in args.bytes:
+            # A barrier moves nothing, whatever --bytes says.
+            for nbytes in args.bytes if args.collective != "barrier" else (0,):
                 yield _Case(args.collective, algorithm, nranks, nbytes, links, clock)
 
 
 def _points(case: _Case, slices: list[int]) -> Iterator[_Point]:
-    # What is synchronised by hand, such as a barrier, has one slice.
-    several = not is_synchronised(case.clock.plan)
-    for count in slices if several else [1]:
+    for count in slices if _is_sliced(case) else [1]:
         try:
             prediction = case.clock.predict(case.nbytes, count)
         except PlanError as error:
             print(f"{case}, {count} slices: left out: {error}", file=sys.stderr)
             continue
         yield _Point(case, count, prediction, case.clock.terms(case.nbytes, count))
+
+
+def _is_sliced(case: _Case) -> bool:
+    """What is synchronised by hand has one slice, and so has nothing."""
+    return case.collective != "barrier" and not is_synchronised(case.clock.plan)
 
 
 _FEW_STEPS = 500
@@ -189,7 +193,7 @@ def _row(point: _Point) -> str:
 def _summary(case: _Case) -> Iterator[str]:
     yield f"{case}:"
     links, once = case.links, case.clock.predict(case.nbytes)
-    if not is_synchronised(case.clock.plan):
+    if _is_sliced(case):
         steps = len(case.clock.plan.order)
         rough = steps > _FEW_STEPS
         most = max(64, _MOST_NODES // max(1, steps))

@@ -57,6 +57,12 @@ def test_every_algorithm_has_an_answer(capsys, collective):
     assert all(point["seconds"] > 0 for point in found if point["ranks"] > 1)
 
 
+def test_a_barrier_moves_no_bytes_and_has_one_slice(capsys):
+    found = points(capsys, "model barrier --ranks 1-3 --bytes 1M,2M --slices 1,2 --alpha 1us")
+    assert len(found) == 3 * len(ALGORITHMS["barrier"])
+    assert {(point["bytes"], point["slices"]) for point in found} == {(0, 1)}
+
+
 def test_the_text_says_best_limits_and_what_dominates(capsys):
     status, out, _ = run(
         capsys, "model broadcast --algorithm chain --ranks 8 --bytes 64M --alpha 10us --slices 1,64"
