@@ -78,7 +78,7 @@ def mpi_ranks(tmp_path):
         pytest.skip("no mpiexec beside the interpreter or on the path")
 
     def run(name: str, *args: str, nranks: int = 3) -> Outcome:
-        wrapped = [sys.executable, "-c", WRAPPER, str(tmp_path)]
+        wrapped = [sys.executable, "-I", "-S", "-c", WRAPPER, str(tmp_path)]
         rank = [sys.executable, str(SCENARIOS), name, str(tmp_path), *args]
         subprocess.run(
             [launcher, "-disable-auto-cleanup", "-n", str(nranks), *wrapped, *rank],
