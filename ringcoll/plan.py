@@ -182,33 +182,36 @@ def check_steps(plan: Plan) -> None:
         for rank in range(plan.nranks)
         for buffer in (Buffer.INPUT, Buffer.OUTPUT)
     }
-    position: defaultdict[Block, int] = defaultdict(int)
-    for block, step in plan.order:
-        at, where = position[block], f"{collective}: {block}, step {position[block]}"
-        position[block] = at + 1
-        if not 0 <= block.rank < plan.nranks or block.channel < 0 or block.lane < 0:
-            raise IllegalStep(f"{where}: there is no such block among {plan.nranks} ranks")
-        chunks = (*step.srcs, *step.dsts)
-        if bool(step.srcs) != bool(step.dsts):
-            raise IllegalStep(f"{where}: sources without destinations or the reverse: {step}")
-        if len({chunk.size for chunk in chunks}) > 1:
-            raise IllegalStep(f"{where}: chunks of different sizes in one step: {step}")
-        for chunk in chunks:
-            limit = limits.get((chunk.rank, chunk.buffer))
-            if chunk.buffer is Buffer.SCRATCH and 0 <= chunk.rank < plan.nranks:
-                limit = chunk.index + chunk.size
-            if (
-                limit is None
-                or chunk.index < 0
-                or chunk.size < 1
-                or limit < chunk.index + chunk.size
-            ):
-                raise IllegalStep(
-                    f"{where}: {chunk} lies outside of the buffer of {limit or 0} chunks"
-                )
-        cells = [collective.cell(u) for dst in step.dsts for u in dst.units()]
+    for position, (block, step) in enumerate(plan.order):
+        why = _flaw(collective, limits, block, step)
+        if why:
+            at = sum(other == block for other, _ in plan.order[:position])
+            raise IllegalStep(f"{collective}: {block}, step {at}: {why}: {step}")
+
+
+def _flaw(
+    collective: Collective, limits: Mapping[tuple[int, Buffer], int], block: Block, step: Step
+) -> str:
+    """Why a step has no meaning, or nothing."""
+    if not 0 <= block.rank < collective.nranks or block.channel < 0 or block.lane < 0:
+        return f"there is no such block among {collective.nranks} ranks"
+    if bool(step.srcs) != bool(step.dsts):
+        return "sources without destinations or the reverse"
+    sizes = set()
+    for chunk in (*step.srcs, *step.dsts):
+        sizes.add(chunk.size)
+        limit = limits.get((chunk.rank, chunk.buffer))
+        if chunk.buffer is Buffer.SCRATCH and 0 <= chunk.rank < collective.nranks:
+            limit = chunk.index + chunk.size
+        if limit is None or chunk.index < 0 or not 1 <= chunk.size <= limit - chunk.index:
+            return f"{chunk} lies outside of the buffer of {limit or 0} chunks"
+    if len(sizes) > 1:
+        return "chunks of different sizes in one step"
+    if len(step.dsts) > 1:
+        cells = [collective.cell(unit) for dst in step.dsts for unit in dst.units()]
         if len(set(cells)) < len(cells):
-            raise IllegalStep(f"{where}: the same destination twice: {step}")
+            return "the same destination twice"
+    return ""
 
 
 def walk(plan: Plan) -> Iterator[tuple[Block, Step]]:
