@@ -106,7 +106,7 @@ def paced(ranks: Sequence[int], slices: Sequence[int]) -> dict[str, Any]:
     # The fit sees every second S, and is asked about the others.
     seen = [p for p in points if slices.index(p.slices) % 2 == 0]
     rest = [p for p in points if slices.index(p.slices) % 2 == 1]
-    fit = fit_chain(seen)
+    fit = fit_chain(seen) if len(seen) > 1 else Fit(bandwidth, alpha, ())
     predicted = residuals(rest, fit.bandwidth, fit.alpha)
     worst = max(map(abs, predicted), default=0.0)
     print(f"within {NEAR:.0%} of the unfitted formula: {near:.1%} of {len(off)} points")

@@ -10,13 +10,17 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from ringcoll.executors.rows import Row
+from ringcoll.executors.pace import Transfer
+from ringcoll.executors.rows import Row, Signal, Wait
 from ringcoll.transports.fence import Fence
 
 __all__ = ["Idle", "Lane", "Pause", "Task", "drive", "run_rows", "steps"]
 
 Idle = Callable[[Callable[[], bool]], None]
 """Returns when the predicate is true; raises when a rank is lost, aborted or late."""
+
+LOOK = 2e-4
+"""Seconds between looks for the next row's signals while a paced link is busy."""
 
 SPINS = 40
 """Polls before the waiting rank gives its core away; a poll takes about 0.1 µs."""
@@ -40,7 +44,24 @@ def run_rows(
 
     """
     spins = SPINS if notify is None else 0
+    under_way: tuple[float, tuple[Signal, ...]] | None = (
+        None  # a row on a paced link, which ends then
+    )
+
+    def end(waits: tuple[Wait, ...]) -> float | None:
+        nonlocal under_way
+        if under_way is None:
+            return None
+        due, posts = under_way
+        under_way = None
+        seen = _sleep_until(due, waits, base)
+        if fence is not None:
+            fence()
+        _post(posts, base, notify)
+        return seen
+
     for waits, work, signals in rows:
+        seen = end(waits)
         for words, at, count in waits:
             wanted = base + count
             if words[at] < wanted:
@@ -52,15 +73,26 @@ def run_rows(
         if fence is not None:
             fence()
         if work is not None:
+            if seen is not None and isinstance(work, Transfer):
+                work.seen = seen
             due = work()
-            if due is not None:
-                _sleep_until(due)
+            if isinstance(due, float):
+                under_way = due, signals
+                continue
         if fence is not None:
             fence()
         for words, at, count, rank in signals:
             words[at] = base + count
             if notify is not None:
                 notify(rank)
+    end(())
+
+
+def _post(signals: tuple[Signal, ...], base: int, notify: Callable[[int], None] | None) -> None:
+    for words, at, count, rank in signals:
+        words[at] = base + count
+        if notify is not None:
+            notify(rank)
 
 
 class Lane:
@@ -175,8 +207,18 @@ def _wait(pauses: list[Pause], idle: Idle) -> None:
         idle(lambda: any(pause.ready() for pause in pauses))
 
 
-def _sleep_until(due: object) -> None:
-    if isinstance(due, float):
-        left = due - time.monotonic()
-        if left > 0:
-            time.sleep(left)
+def _sleep_until(due: float, waits: tuple[Wait, ...] = (), base: int = 0) -> float | None:
+    """Sleep, but look out for the signals of the next row.
+
+    Returns:
+        When they were first seen all there; None if they were not, or there are none to see.
+
+    """
+    seen: float | None = None
+    while True:
+        now = time.monotonic()
+        if seen is None and all(words[at] >= base + count for words, at, count in waits):
+            seen = now
+        if now >= due:
+            return seen
+        time.sleep(due - now if seen is not None else min(due - now, LOOK))
