@@ -24,7 +24,7 @@ from ringcoll.errors import ArgumentError
 from ringcoll.executors.cpu import Prepared
 from ringcoll.group import current, run_together
 from ringcoll.rank import RankState
-from ringcoll.vector import as_pairs, copy_own
+from ringcoll.vector import as_pairs
 from ringcoll.work import Work
 
 __all__ = ["Calling"]
@@ -45,7 +45,7 @@ class Calling:
     def __init__(self, state: RankState) -> None:
         self._state = state
         self._kept: dict[_Key, tuple[Any, Any, Any, Prepared]] = {}
-        self._lock = threading.RLock()
+        self._lock = state.lock
         _alive.add(self)
         self.rank: int = state.fabric.rank
         """This rank, from 0."""
@@ -97,7 +97,6 @@ class Calling:
         return self._launch(calls, later=later, timeout=config.timeout)
 
     def _vector(self, call: VCall, how: dict[str, Any]) -> Work | None:
-        copy_own(call)
         return self._pairs(call.collective, as_pairs(call, self.nranks), how)
 
     def _options(self, name: str, how: dict[str, Any]) -> tuple[Config, bool]:
@@ -150,7 +149,7 @@ class Calling:
 
     def _forked(self) -> None:
         """In a child of this process a thread may have held the lock that is not there."""
-        self._lock = threading.RLock()
+        self._lock = self._state.lock = threading.RLock()
         self._state.forked()
 
 

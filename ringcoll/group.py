@@ -66,9 +66,18 @@ def group() -> Iterator[None]:
         raise
     finally:
         _local.group = None
+    states = {id(state): state for state, _, _ in mine.items}
     try:
-        run_together(mine.items)
+        with contextlib.ExitStack() as held:
+            for state in states.values():
+                state.yield_to_worker()
+            # In one order for all threads, so that two groups cannot wait for each other.
+            for _, state in sorted(states.items()):
+                held.enter_context(state.lock)
+            run_together(mine.items)
     except BaseException as error:
+        for state in states.values():
+            state.fail(error)
         mine.work.fail(error)
         raise
     mine.work.complete()

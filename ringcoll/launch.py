@@ -86,10 +86,10 @@ class Layout:
 
     def segment(self, buffer: Buffer, rank: int, number: int) -> tuple[int, int]:
         """Offset and count, in elements, of segment ``number`` in a buffer of ``rank``."""
-        wide = self.collective.segments(buffer.name) > 1
-        if len(self.counts) == 1:
+        if len(self.counts) == 1 and self.displs is None:
             return number * self.counts[0], self.counts[0]
-        if not wide:
+        kind = self.collective.kind
+        if (kind.input if buffer is Buffer.INPUT else kind.output) != "all":
             return 0, self.counts[rank]
         start = self.displs[number] if self.displs is not None else sum(self.counts[:number])
         return start, self.counts[number]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import struct
+import threading
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -65,6 +66,7 @@ class RankState:
         ranks: Sequence[int] = (),
     ) -> None:
         self.fabric, self.config, self.pace = fabric, config, pace
+        self.lock = threading.RLock()
         above: SymmetricMemory | None = None if parent is None else parent.symmetric
         self.symmetric: SymmetricMemory = SymmetricMemory(fabric, above, ranks)
         make = None if pace is None else (lambda board: pacer(pace, board))

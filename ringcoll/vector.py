@@ -14,7 +14,7 @@ from ringcoll.arguments import Call
 from ringcoll.arguments_v import VCall
 from ringcoll.errors import ArgumentError
 
-__all__ = ["as_collective", "as_pairs", "copy_own"]
+__all__ = ["as_collective", "as_pairs"]
 
 
 Array = npt.NDArray[Any]
@@ -41,7 +41,10 @@ def as_collective(call: VCall) -> Call:
 
 
 def as_pairs(call: VCall, nranks: int) -> list[Call]:
-    """This rank's sends and receives of gather_v, scatter_v or all_to_all_v, but to itself."""
+    """This rank's sends and receives of gather_v, scatter_v or all_to_all_v.
+
+    What it keeps for itself is one call, both ends of a pair: a plain copy, in order with the rest.
+    """
     peers = [(call.rank + d) % nranks for d in range(1, nranks)]
     sends, recvs = peers, peers
     if call.collective == "gather_v":
@@ -49,18 +52,19 @@ def as_pairs(call: VCall, nranks: int) -> list[Call]:
     elif call.collective == "scatter_v":
         recvs, sends = _rooted(call, peers)
     return [
+        *_own(call),
         *(_half(call, peer, sends=True) for peer in sends),
         *(_half(call, peer, sends=False) for peer in recvs),
     ]
 
 
-def copy_own(call: VCall) -> None:
-    """What a rank keeps for itself moves by a plain copy."""
+def _own(call: VCall) -> list[Call]:
+    """What a rank keeps for itself, unless it lies there already."""
     if call.in_place or call.send is None or call.recv is None:
-        return
-    _, send = _piece(call, call.rank, sends=True)
+        return []
+    count, send = _piece(call, call.rank, sends=True)
     _, recv = _piece(call, call.rank, sends=False)
-    recv[...] = send
+    return [Call("send", call.rank, send, recv, count, call.dtype, peer=call.rank)]
 
 
 def _rooted(call: VCall, peers: list[int]) -> tuple[list[int], list[int]]:

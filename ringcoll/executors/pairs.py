@@ -84,6 +84,9 @@ class Pairs:
         Nothing arrives before the sender's hello, so the receiver waits for that too.
         """
         for call in calls:
+            if call.send is not None and call.recv is not None:
+                call.recv[...] = call.send  # both ends are here, in one call: nobody else hears
+                continue
             ticket = self.enter(call, timeout)
             epoch = ticket.epoch - 1 if ticket.sends else ticket.epoch
             yield from self._await(ticket, epoch)

@@ -1,0 +1,50 @@
+"""Every algorithm of every collective at 1 to 9 ranks, through the public call."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+import ringcoll
+from ringcoll.algorithms import ALGORITHMS
+from ringcoll.selection import AGREED_BYTES
+from tests.communicator.cases import ROOTED, SHAPES, Case, run_cases
+
+PAIRS = [(c, a) for c, builders in ALGORITHMS.items() if c in SHAPES for a in builders]
+
+
+def cases(nranks):
+    """For each algorithm a small and several large calls, of odd sizes."""
+    rng = random.Random(nranks)
+    found = []
+    for collective, algorithm in PAIRS:
+        wide = nranks if "n" in SHAPES[collective] else 1
+
+        def case(nbytes, in_place, symmetric, collective=collective, wide=wide, **options):
+            return Case(
+                collective,
+                nbytes // 4 // wide | 1,
+                root=rng.randrange(nranks) if collective in ROOTED else 0,
+                in_place=in_place,
+                symmetric=symmetric,
+                options=options,
+                seed=rng.randrange(1 << 16),
+            )
+
+        small, large = rng.randrange(4, 2000), AGREED_BYTES + rng.randrange(8000, 60000)
+        some, more = rng.choice([False, True]), rng.choice([False, True])
+        found += [
+            case(small, some, more, algorithm=algorithm),
+            case(large, False, True, algorithm=algorithm),
+            case(large, True, True, algorithm=algorithm),
+            case(large, more, False, algorithm=algorithm, slices=3 if some else None),
+        ]
+    return found
+
+
+@pytest.mark.parametrize("nranks", range(1, 10))
+def test_algorithm_gives_what_numpy_gives(nranks):
+    todo = cases(nranks)
+    assert {(c.collective, c.options["algorithm"]) for c in todo} == set(PAIRS)
+    assert ringcoll.spawn(run_cases, nranks, todo) == [len(todo)] * nranks
