@@ -22,7 +22,7 @@ from ringcoll.collectives import COLLECTIVES
 from ringcoll.dtypes import ReduceOp, dtype_of
 from ringcoll.errors import ArgumentError
 from ringcoll.links import Links
-from ringcoll.rank import RankState
+from ringcoll.rank import RankState, in_words
 from ringcoll.selection import HOST
 from ringcoll.vector import as_collective
 from ringcoll.work import Work
@@ -323,7 +323,7 @@ class Communicator(Calling):
         _trace: TracebackType | None,
     ) -> None:
         if error is not None:
-            self.abort(f"{type(error).__name__}: {error}")
+            self.abort(in_words(error))
             self.close()
             return
         try:

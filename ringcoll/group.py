@@ -10,16 +10,13 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 from ringcoll.arguments import Call
 from ringcoll.errors import DeadlineError
 from ringcoll.executors.cpu import Prepared
 from ringcoll.executors.drive import Task, drive
+from ringcoll.rank import RankState, in_words
 from ringcoll.work import Work
-
-if TYPE_CHECKING:
-    from ringcoll.rank import RankState
 
 __all__ = ["Group", "current", "group", "run_together"]
 
@@ -62,7 +59,7 @@ def group() -> Iterator[None]:
         yield
     except BaseException as error:
         for state, _, _ in mine.items:
-            state.abort(f"a group was left by {type(error).__name__}: {error}")
+            state.abort(f"a group was left by {in_words(error)}")
         raise
     finally:
         _local.group = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import struct
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -32,7 +33,7 @@ from ringcoll.selection import AGREED_BYTES, Choice, agrees, select, tuned
 from ringcoll.symmetric import SymmetricMemory
 from ringcoll.work import Work, Worker
 
-__all__ = ["SCRATCH_BYTES", "RankState"]
+__all__ = ["SCRATCH_BYTES", "RankState", "in_words"]
 
 SCRATCH_BYTES = 15 << 20
 """SCRATCH a rank; with the board's words and records it stays below the promised 16 MiB."""
@@ -80,6 +81,7 @@ class RankState:
         self.broken: BaseException | None = None
         self.settled = False  # by abort(), or by shrink() after a loss: no error is left to tell
         self.closed = False
+        self.inherited = False  # by a child of the process that it belongs to
         self._worker: Worker | None = None
 
     # -- calls -------------------------------------------------------------------------------
@@ -135,6 +137,8 @@ class RankState:
         self.usable()
         if self._worker is None:
             self._worker = Worker(f"ringcoll rank {self.fabric.rank}")
+            # The thread ends with the communicator, closed or only forgotten.
+            weakref.finalize(self, self._worker.close, 0).atexit = False
         return self._worker.submit(call, alive)
 
     def yield_to_worker(self) -> None:
@@ -177,9 +181,14 @@ class RankState:
         """Refuse a call on a communicator that can carry none.
 
         Raises:
-            ClosedError: it was closed, or an earlier call failed.
+            ClosedError: it was closed, an earlier call failed, or this process is a fork's child.
 
         """
+        if self.inherited:
+            raise ClosedError(
+                f"rank {self.fabric.rank}: this process was forked from the one that the "
+                f"communicator belongs to; make a new one, or start processes by spawn"
+            )
         if self.closed:
             raise ClosedError(
                 f"rank {self.fabric.rank}: the communicator is closed; make a new one"
@@ -187,7 +196,7 @@ class RankState:
         if self.broken is not None:
             raise ClosedError(
                 f"rank {self.fabric.rank}: the communicator is broken by an earlier error, "
-                f"{type(self.broken).__name__}: {self.broken}; shrink() it or make a new one"
+                f"{in_words(self.broken)}; shrink() it or make a new one"
             ) from self.broken
 
     def fail(self, error: BaseException) -> None:
@@ -197,7 +206,7 @@ class RankState:
             return
         if self.broken is None:
             self.broken = error
-            _log.error("rank %d: %s: %s", self.fabric.rank, type(error).__name__, error)
+            _log.error("rank %d: %s", self.fabric.rank, in_words(error))
             self.fabric.abort(_reason(error), error=type(error))
 
     def check(self) -> None:
@@ -284,7 +293,7 @@ class RankState:
 
     def forked(self) -> None:
         """This process is a child: the thread of the asynchronous calls stayed behind."""
-        self._worker = None
+        self.inherited, self._worker = True, None
 
     def close(self) -> None:
         """Let go of everything; not collective."""
@@ -301,4 +310,9 @@ def _reason(error: BaseException) -> str:
     """Why a rank gives up; where the others raise the same class, without its name."""
     if type(error) in (AbortedError, DeadlineError, MismatchError, RankLostError):
         return str(error)
-    return f"{type(error).__name__}: {error}"
+    return in_words(error)
+
+
+def in_words(error: BaseException) -> str:
+    """Class and message of an error."""
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

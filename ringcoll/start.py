@@ -12,7 +12,7 @@ from ringcoll.config import Config, Settings, starting
 from ringcoll.errors import AbortedError, ArgumentError, MismatchError
 from ringcoll.executors.pace import Pace
 from ringcoll.fabric import Fabric, each, open_fabric, thread_fabrics
-from ringcoll.rank import RankState
+from ringcoll.rank import RankState, in_words
 
 __all__ = ["init", "init_all", "spawn"]
 
@@ -96,7 +96,7 @@ def spawn(
             results[comm.rank] = function(comm, *args)
         except BaseException as error:
             failures.append((comm.rank, error))
-            comm.abort(f"{type(error).__name__}: {error}")
+            comm.abort(in_words(error))
 
     threads = [
         threading.Thread(target=work, args=(comm,), name=f"ringcoll rank {comm.rank}", daemon=True)

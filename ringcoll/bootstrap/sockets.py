@@ -6,6 +6,7 @@ the parent has loaded or threaded matters. It then relays exchanges and collects
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import os
 import select
@@ -121,7 +122,9 @@ def adopted(timeout: float) -> SocketBootstrap | None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != parent:
             raise MachineError("the process that started this rank is gone")
-        _adopted.append(SocketBootstrap(socket.socket(fileno=fd), rank, nranks, timeout))
+        link = socket.socket(fileno=fd)
+        atexit.register(link.close)
+        _adopted.append(SocketBootstrap(link, rank, nranks, timeout))
     _adopted[0].timeout = timeout
     return _adopted[0]
 

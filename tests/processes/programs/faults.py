@@ -1,0 +1,508 @@
+"""What goes wrong, one scenario a run: ``python faults.py SCENARIO WORD``, on every rank.
+
+A scenario returns what its rank has seen. Scenarios after which the processes are still healthy
+use a communicator of their own for every case, made by ``split``.
+"""
+
+import logging
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+import ringcoll
+from ringcoll import rank
+from tests.processes.programs.verdict import say, told
+
+SMALL, LARGE = 10, 200_000  # elements: flags alone; and agreed on before the first byte moves
+SHORT = 0.3  # seconds: a deadline that is meant to pass
+
+
+def begin(timeout=20):
+    return ringcoll.init(timeout=timeout)
+
+
+def again(comm):
+    """A communicator of the same ranks."""
+    return comm.split(0)
+
+
+def numbers(count=SMALL, dtype="float32"):
+    return np.ones(count, dtype)
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def never_comes() -> dict:
+    """Rank 1 makes none of the calls; it hears of each at its next call."""
+    calls = {
+        "all_reduce": lambda c, **how: c.all_reduce(numbers(), **how),
+        "all_reduce large": lambda c, **how: c.all_reduce(numbers(LARGE), **how),
+        "broadcast": lambda c, **how: c.broadcast(numbers(), root=1, **how),
+        "reduce_scatter": lambda c, **how: c.reduce_scatter(numbers(3 * LARGE), **how),
+        "recv": lambda c, **how: c.recv(numbers(), 1, **how),
+        "send large": lambda c, **how: c.send(numbers(2_000_000), 1, **how),
+        "barrier": lambda c, **how: c.barrier(**how),
+    }
+    seen = {}
+    with begin() as comm:
+        for name, call in calls.items():
+            child = again(comm)
+            if comm.rank == 1:
+                time.sleep(2 * SHORT)
+                seen[name] = told(child.barrier)
+            else:
+                seen[name] = told(call, child, timeout=SHORT)
+            comm.barrier()
+            child.close()
+    return seen
+
+
+def never_comes_to_empty() -> dict:
+    comm = begin(timeout=2)
+    if comm.rank == 1:
+        time.sleep(3)
+    error = told(comm.empty, 10)
+    after = told(comm.barrier)
+    comm.close()
+    return {"error": error, "after": after}
+
+
+def killed() -> dict:
+    """The last rank dies again and again; the others notice wherever they wait, and go on."""
+    waits = {
+        "all_reduce": lambda c, last: c.all_reduce(numbers()),
+        "broadcast": lambda c, last: c.broadcast(numbers(LARGE), root=last),
+        "recv": lambda c, last: c.recv(numbers(), last),
+        "empty": lambda c, last: c.empty(10),
+        "barrier": lambda c, last: c.barrier(),
+    }
+    comm = begin()
+    shared = comm.empty(LARGE)
+    seen = {}
+    for name, wait in waits.items():
+        last = comm.nranks - 1
+        comm.barrier()
+        if comm.rank == last:
+            time.sleep(0.1)  # the others are waiting by now
+            die()
+        started = time.monotonic()
+        error = told(wait, comm, last)
+        took = time.monotonic() - started
+        refused = told(comm.all_reduce, numbers())
+        rest = comm.shrink()
+        comm.close()
+        comm = rest
+        shared[:] = comm.rank
+        comm.all_reduce(shared)
+        right = bool((shared == comm.nranks * (comm.nranks - 1) // 2).all())
+        seen[name] = [error, took, refused, right and comm.nranks == last]
+    comm.close()
+    return seen
+
+
+def disagree() -> dict:
+    """Rank 1 makes another call than the others, in every way there is."""
+    cases: dict[str, tuple] = {}
+    for size in (SMALL, LARGE):
+        few, more = numbers(size), numbers(size + 1)
+        doubles = numbers(size, "float64")
+        many = numbers(3 * size)
+        cases |= {
+            f"collective {size}": (
+                lambda c, x=few: c.all_reduce(x),
+                lambda c, x=few: c.broadcast(x),
+            ),
+            f"count {size}": (
+                lambda c, x=few: c.all_reduce(x),
+                lambda c, x=more: c.all_reduce(x),
+            ),
+            f"dtype {size}": (
+                lambda c, x=few: c.all_reduce(x),
+                lambda c, x=doubles: c.all_reduce(x),
+            ),
+            f"op {size}": (
+                lambda c, x=few: c.all_reduce(x),
+                lambda c, x=few: c.all_reduce(x, op="max"),
+            ),
+            f"root {size}": (
+                lambda c, x=few: c.broadcast(x),
+                lambda c, x=few: c.broadcast(x, root=2),
+            ),
+            f"algorithm {size}": (
+                lambda c, x=few: c.all_reduce(x, algorithm="ring"),
+                lambda c, x=few: c.all_reduce(x, algorithm="tree"),
+            ),
+            f"counts {size}": (
+                lambda c, x=few, y=many: c.all_gather_v(x, y, [x.size] * 3),
+                lambda c, x=few, y=more: c.all_gather_v(x, y, [1, x.size, 0]),
+            ),
+        }
+    cases |= {
+        "small and large": (
+            lambda c: c.all_reduce(numbers(SMALL)),
+            lambda c: c.all_reduce(numbers(LARGE)),
+        ),
+        "barrier": (lambda c: c.barrier(), lambda c: c.all_reduce(numbers())),
+        "empty": (lambda c: c.empty(10), lambda c: c.empty(20)),
+    }
+    seen = {}
+    with begin() as comm:
+        for name, (ours, theirs) in cases.items():
+            child = again(comm)
+
+            def both(child=child, call=theirs if comm.rank == 1 else ours) -> None:
+                call(child)
+                child.barrier()  # a rooted call may have ended before the others came
+
+            seen[name] = told(both)
+            child.close()
+    return seen
+
+
+def pairs_disagree() -> dict:
+    seen = {}
+    with begin() as comm:
+        for size in (SMALL, LARGE):
+            for name, other in (
+                ("count", numbers(size + 1)),
+                ("dtype", numbers(size, "int32")),
+            ):
+                child = again(comm)
+
+                def call(child=child, size=size, other=other) -> None:
+                    if child.rank == 0:
+                        child.send(numbers(size), 1)
+                    elif child.rank == 1:
+                        child.recv(other, 0)
+                    child.barrier()
+
+                seen[f"{name} {size}"] = told(call)
+                child.close()
+    return seen
+
+
+def raises() -> dict:
+    """Rank 1 leaves its ``with`` block by an error of its own."""
+
+    def block() -> None:
+        with begin() as comm:
+            if comm.rank == 1:
+                time.sleep(0.1)
+                raise ValueError("no such file")
+            comm.all_reduce(numbers())
+
+    return {"error": told(block)}
+
+
+def aborts() -> dict:
+    """abort() by one rank, wherever the others are; twice is once, and nothing is left to raise."""
+    seen = {}
+    with begin() as comm:
+        for number, call in enumerate(
+            (
+                lambda c: c.all_reduce(numbers()),
+                lambda c: c.recv(numbers(), 0),
+                lambda c: c.empty(9),
+            )
+        ):
+            with_end = "silent"
+            try:
+                with again(comm) as child:
+                    if comm.rank == 0:
+                        time.sleep(0.05)
+                        child.abort(f"case {number}")
+                        child.abort("again")
+                    seen[f"call {number}"] = told(call, child)
+            except ringcoll.Error as error:
+                with_end = type(error).__name__
+            seen[f"end {number}"] = with_end
+    return seen
+
+
+def closes() -> dict:
+    """close() by rank 2 while the others still wait for it; then by all, twice."""
+    seen = {}
+    with begin() as comm:
+        for name, call in {
+            "all_reduce": lambda c: c.all_reduce(numbers()),
+            "large": lambda c: c.all_reduce(numbers(LARGE)),
+            "recv": lambda c: c.recv(numbers(), 2),
+            "empty": lambda c: c.empty(10),
+            "split": lambda c: c.split(0),
+        }.items():
+            child = again(comm)
+            child.barrier()
+            if comm.rank == 2:
+                child.close()
+                child.close()
+            elif comm.rank == 0:
+                time.sleep(0.05)
+            seen[name] = told(call, child)
+            comm.barrier()
+            child.close()
+    return seen
+
+
+def interrupted() -> dict:
+    """SIGINT reaches rank 1 alone, inside its wait."""
+    comm = begin()
+    if comm.rank == 1:
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
+    try:
+        if comm.rank == 1:
+            comm.all_reduce(numbers())
+        else:
+            comm.recv(numbers(), 1)
+    except KeyboardInterrupt:
+        # Caught by the user: what was interrupted is broken, and says so.
+        after = told(comm.all_reduce, numbers())
+        checked = told(comm.check)
+        rest = comm.shrink()
+        comm.close()
+        rest.all_reduce(numbers())
+        rest.close()
+        return {"error": "KeyboardInterrupt", "after": after, "checked": checked}
+    except ringcoll.Error as error:
+        caught = f"{type(error).__name__}: {error}"
+        rest = comm.shrink()
+        comm.close()
+        rest.all_reduce(numbers())
+        rest.close()
+        return {"error": caught}
+    return {"error": "none"}
+
+
+def uncaught_interrupt() -> dict:
+    """The same, and nobody catches it."""
+
+    def block() -> None:
+        with begin() as comm:
+            if comm.rank == 1:
+                signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
+                signal.setitimer(signal.ITIMER_REAL, 0.3)
+            comm.barrier() if comm.rank != 1 else comm.recv(numbers(), 0)
+
+    return {"error": told(block)}
+
+
+def waits_for_ever() -> dict:
+    """All ranks wait until somebody presses Ctrl-C."""
+    comm = begin(timeout=60)
+    comm.barrier()
+    say(comm.rank, ready=True)
+    comm.recv(numbers(), (comm.rank + 1) % comm.nranks)
+    return {"error": "none"}
+
+
+def between_enter_and_finish() -> dict:
+    """An error that nobody foresees, in the middle of a call of rank 1."""
+    seen = {}
+    with begin() as comm:
+        for count in (SMALL, LARGE):
+            child = again(comm)
+            if comm.rank == 1:
+
+                def bind(ticket):
+                    raise MemoryError("no room for the rows")
+
+                child._state.executor.bind = bind
+            try:
+                child.all_reduce(numbers(count))
+            except (MemoryError, ringcoll.Error) as error:
+                seen[f"call {count}"] = f"{type(error).__name__}: {error}"
+            seen[f"after {count}"] = told(child.all_reduce, numbers(count))
+            child.close()
+    return seen
+
+
+class Records(logging.Handler):
+    """Keeps what is logged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: list[str] = []
+
+    def emit(self, record) -> None:
+        self.said.append(record.getMessage())
+
+
+def asynchronous() -> dict:
+    """Errors in the thread of asynchronous calls, and close() while it works."""
+    handler = Records()
+    logging.getLogger("ringcoll").addHandler(handler)
+    seen: dict = {}
+    with begin() as comm:
+        child = again(comm)
+        count = SMALL + (comm.rank == 1)
+        works = [child.all_reduce(numbers(c), async_op=True) for c in (SMALL, count, SMALL)]
+        seen["waits"] = [told(work.wait, 10) for work in works]
+        seen["exceptions"] = [type(work.exception()).__name__ for work in works]
+        seen["synchronize"] = told(child.synchronize)
+        child.close()
+
+        # Nobody waits: the error comes by the end of the block.
+        def unseen() -> None:
+            with again(comm) as child:
+                child.all_reduce(numbers(SMALL + (comm.rank == 1)), async_op=True)
+
+        seen["end of block"] = told(unseen)
+
+        # Nobody even looks: it is logged.
+        handler.said.clear()
+        child = again(comm)
+        child.all_reduce(numbers(SMALL + (comm.rank == 1)), async_op=True)
+        time.sleep(0.2)
+        child.close()
+        seen["logged"] = any("different calls" in record for record in handler.said)
+
+        # close() at every moment of a call.
+        ended = []
+        for number in range(30):
+            child = again(comm)
+            work = child.all_reduce(numbers(), async_op=True)
+            if number % 3:
+                time.sleep(number * 2e-5)
+            child.close()
+            ended.append(work.done())
+            told(comm.barrier)
+        seen["ended"] = all(ended)
+    return seen
+
+
+def forked() -> dict:
+    """A child of rank 0 may not use the communicator, even one that is busy; the rank goes on."""
+    comm = begin()
+    other = again(comm)
+    said = ""
+    if comm.rank == 0:
+        got = np.zeros(SMALL, "float32")
+        work = comm.recv(got, 1, async_op=True)
+        time.sleep(0.05)  # its thread waits, and holds the communicator's lock
+        read, write = os.pipe()
+        if os.fork() == 0:
+            x = numbers()
+            errors = [
+                told(comm.all_reduce, x),
+                told(comm.all_reduce, x, async_op=True),
+                told(comm.send, x, 1),
+                told(comm.empty, 10),
+                told(comm.split, 0),
+                told(comm.check),
+                told(comm.synchronize),
+            ]
+            comm.abort("from the child")
+            comm.close()
+            os.write(write, "|".join(errors).encode())
+            sys.exit(0)  # through all exit functions
+        os.close(write)
+        os.wait()
+        said = os.read(read, 1 << 16).decode()
+        other.barrier()
+        work.wait()
+    else:
+        other.barrier()
+        comm.send(numbers(), 0)
+    x = numbers()
+    comm.all_reduce(x)
+    comm.close()
+    other.close()
+    return {"said": said, "sum": float(x[0])}
+
+
+def leaks() -> dict:
+    """Descriptors, maps and threads of a process that makes and closes many communicators."""
+
+    def held() -> list[int]:
+        own = Path("/proc/self")
+        maps = (own / "maps").read_text().count("memfd:ringcoll")
+        return [len(list((own / part).iterdir())) for part in ("fd", "task")] + [maps]
+
+    counts = []
+    rank.SCRATCH_BYTES = 1 << 20  # what is zeroed 200 times
+    with begin() as comm:
+        kept = comm.empty(20_000)
+        for number in range(200):
+            child = comm.split(0, key=-comm.rank if number % 2 else comm.rank)
+            child.all_reduce(kept)
+            own = child.empty(10_000)
+            child.all_reduce(own)
+            child.barrier(async_op=True).wait()
+            if number % 4:
+                child.close()
+            comm.barrier()
+            del child, own  # one in four is only dropped
+            if number % 20 == 19:
+                counts.append(held())
+    return {"counts": counts}
+
+
+def views_outlive() -> dict:
+    """Arrays, views of them and kept calls outlive communicators, parents and children."""
+    comm = begin()
+    array = comm.empty(LARGE)
+    view, column = array[10:20], array.reshape(-1, 2)[:, 1]
+    plain = numbers(LARGE)
+    for x in (array, plain, view):
+        comm.all_reduce(x)  # kept, with rows bound to the peers' memory
+    child = again(comm)
+    own = child.empty(LARGE)
+    child.all_reduce(own)
+    comm.close()
+    array[:] = child.rank
+    child.all_reduce(array)  # the parent's memory
+    right = np.array_equal(array, np.full_like(array, sum(range(child.nranks))))
+    late = child.empty(LARGE)
+    child.all_reduce(late)
+    closed = told(comm.all_reduce, array)
+    child.close()
+    for x in (array, view, column, own, late):
+        x[:] = 3
+    return {"right": right, "closed": closed, "sum": float(view.sum() + column[0])}
+
+
+def ends() -> dict:
+    """How a process of an MPI world ends after a death: ``HOW`` is the third argument."""
+    how = os.environ["HOW"]
+    comm = begin()
+    comm.barrier()
+    if comm.rank == 1:
+        die()
+    if how == "uncaught":
+        comm.all_reduce(numbers())
+    error = told(comm.all_reduce, numbers())
+    if how == "shrunk":
+        # Outside a ``with`` block, and the parent is never closed.
+        rest = comm.shrink()
+        x = numbers()
+        rest.all_reduce(x)
+        error += f", then {x[0]:g}"
+        rest.close()
+    elif how == "block":
+        with comm:
+            rest = comm.shrink()
+            rest.barrier()
+            rest.close()
+    elif how == "closed":
+        comm.close()
+    elif how == "status":
+        comm.close()
+        say(comm.rank, error=error)
+        sys.exit(7)
+    return {"error": error}
+
+
+def main() -> None:
+    among_sockets = (os.environ.get("_RINGCOLL_SOCKET", "") + " 0 0").split()[1]
+    mine = int(os.environ.get("PMI_RANK", among_sockets))
+    say(mine, **globals()[sys.argv[1]]())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,202 @@
+"""What goes wrong reaches every rank as the right error, and leaves nothing behind.
+
+The ranks are processes that meet over sockets; the programs are in ``programs/faults.py``.
+"""
+
+import re
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+SIZES = (10, 200_000)
+
+
+def test_a_rank_that_never_comes_is_named(ranks):
+    outcome = ranks("faults", 3, "never_comes")
+    assert outcome.statuses == [0, 0, 0]
+    absent, waiting = outcome.verdicts[1], [outcome.verdicts[0], outcome.verdicts[2]]
+    for name in ("all_reduce", "all_reduce large", "broadcast", "reduce_scatter", "barrier"):
+        call = name.split()[0]
+        for verdict in (*waiting, absent):
+            assert verdict[name].startswith("DeadlineError: ")
+            pattern = rf"{call} \(call 1\) on rank [02]: waited 0.3 s for rank 1, which made no "
+            assert re.search(pattern, verdict[name])
+        assert re.match("DeadlineError: rank [02] gave up: ", absent[name])
+    for name, call in (("recv", "recv from"), ("send large", "send to")):
+        for verdict in (*waiting, absent):
+            pattern = rf"{call} rank 1 on rank [02] \(call 1 of this pair, count=\d+ dtype=float32"
+            assert verdict[name].startswith("DeadlineError: ")
+            assert re.search(pattern, verdict[name])
+
+
+def test_a_rank_that_never_comes_to_empty_is_named(ranks):
+    for verdict in ranks("faults", 3, "never_comes_to_empty").verdicts.values():
+        assert re.match(
+            r"DeadlineError: (rank \d gave up: )?empty: rank \d waited 2 s for rank 1",
+            verdict["error"],
+        )
+        assert verdict["after"].startswith("ClosedError: ")
+        assert "broken by an earlier error, DeadlineError" in verdict["after"]
+
+
+def test_deaths_are_noticed_wherever_ranks_wait_and_survivors_go_on(ranks):
+    outcome = ranks("faults", 7, "killed")
+    assert outcome.statuses == [0, 0, 137, 137, 137, 137, 137]
+    for verdict in (outcome.verdicts[0], outcome.verdicts[1]):
+        for dead, name in zip(
+            (6, 5, 4, 3, 2), ("all_reduce", "broadcast", "recv", "empty", "barrier"), strict=True
+        ):
+            error, took, refused, works = verdict[name]
+            assert re.match(rf"RankLostError: (rank \d gave up: )?rank {dead} died: its", error)
+            assert took < 10  # 0.02 s on an idle machine
+            assert refused.startswith("ClosedError: ")
+            assert f"rank {dead} died" in refused
+            assert works
+
+
+def test_ranks_that_disagree_all_see_all_sides(ranks):
+    outcome = ranks("faults", 3, "disagree")
+    assert outcome.statuses == [0, 0, 0]
+    sides = {
+        "small and large": ("count=10 ", "count=200000 "),
+        "barrier": ("barrier", "all_reduce"),
+    }
+    for size in SIZES:
+        sides |= {
+            f"collective {size}": (f"all_reduce count={size}", f"broadcast count={size}"),
+            f"count {size}": (f"count={size} ", f"count={size + 1} "),
+            f"dtype {size}": ("dtype=float32", "dtype=float64"),
+            f"op {size}": ("op=sum", "op=max"),
+            f"root {size}": ("root=0", "root=2"),
+            f"algorithm {size}": ("algorithm=ring", "algorithm=tree"),
+            f"counts {size}": (f"counts={size},{size},{size} ", f"counts=1,{size},0 "),
+        }
+    for verdict in outcome.verdicts.values():
+        for name, (others, first) in sides.items():
+            error = verdict[name]
+            assert re.match(r"MismatchError: (rank \d gave up: )?call 1 on rank \d: ", error)
+            assert re.search(f"rank 1: .*{first}", error)
+            assert re.search(f"rank [02]: .*{others}", error)
+        assert verdict["empty"].startswith("MismatchError: empty: rank 0 asks for (10,) float32")
+        assert "rank 1 for (20,) float32 (80 bytes)" in verdict["empty"]
+        assert set(verdict) == {*sides, "empty", "rank"}
+
+
+def test_pairs_that_disagree_show_both_sides_to_all(ranks):
+    outcome = ranks("faults", 3, "pairs_disagree")
+    assert outcome.statuses == [0, 0, 0]
+    for verdict in outcome.verdicts.values():
+        for size in SIZES:
+            sent = f"count={size} dtype=float32"
+            for name, taken in (
+                (f"count {size}", f"count={size + 1} dtype=float32"),
+                (f"dtype {size}", f"count={size} dtype=int32"),
+            ):
+                assert verdict[name].startswith("MismatchError: ")
+                assert re.search(rf"send on rank 0\b.*: {sent}", verdict[name])
+                assert re.search(rf"recv on rank 1\b.*: {taken}", verdict[name])
+
+
+def test_a_rank_that_raises_is_named_with_its_reason(ranks):
+    outcome = ranks("faults", 3, "raises")
+    assert outcome.statuses == [0, 1, 0]
+    expected = "AbortedError: rank 1 aborted: ValueError: no such file"
+    assert outcome.word("error") == {0: expected, 2: expected}
+    assert "ValueError: no such file" in outcome.errors
+
+
+def test_abort_reaches_all_and_is_no_error_for_who_called_it(ranks):
+    verdicts = ranks("faults", 3, "aborts").verdicts
+    for case in range(3):
+        assert verdicts[0][f"end {case}"] == "silent"
+        assert f"rank 0 aborted: case {case}" in verdicts[0][f"call {case}"]
+        for rank in (1, 2):
+            assert verdicts[rank][f"call {case}"] == f"AbortedError: rank 0 aborted: case {case}"
+            assert verdicts[rank][f"end {case}"] == "AbortedError"
+
+
+def test_who_waits_for_a_rank_that_has_closed_is_told(ranks):
+    outcome = ranks("faults", 3, "closes")
+    assert outcome.statuses == [0, 0, 0]
+    for name in ("all_reduce", "large", "recv", "empty", "split"):
+        for rank in (0, 1):
+            assert re.match(
+                r"RankLostError: (rank \d gave up: )?rank 2 closed its communicator",
+                outcome.verdicts[rank][name],
+            )
+        assert outcome.verdicts[2][name].startswith("ClosedError: rank 2: the communicator is clo")
+
+
+def test_an_interrupted_rank_and_its_peers_go_on_after_shrink(ranks):
+    outcome = ranks("faults", 3, "interrupted")
+    assert outcome.statuses == [0, 0, 0]
+    verdict = outcome.verdicts[1]
+    assert verdict["error"] == "KeyboardInterrupt"
+    for word in ("after", "checked"):
+        assert "broken by an earlier error, KeyboardInterrupt;" in verdict[word]
+    for rank in (0, 2):
+        assert outcome.verdicts[rank]["error"] == "AbortedError: rank 1 aborted: KeyboardInterrupt"
+
+
+def test_an_interrupt_that_nobody_catches_ends_the_rank_and_is_told(ranks):
+    outcome = ranks("faults", 3, "uncaught_interrupt")
+    assert outcome.statuses == [0, 130, 0]
+    expected = "AbortedError: rank 1 aborted: KeyboardInterrupt"
+    assert outcome.word("error") == {0: expected, 2: expected}
+
+
+def test_an_unforeseen_error_inside_a_call_is_told(ranks):
+    outcome = ranks("faults", 3, "between_enter_and_finish")
+    assert outcome.statuses == [0, 0, 0]
+    for rank, verdict in outcome.verdicts.items():
+        for size in SIZES:
+            aborted = "" if rank == 1 else "AbortedError: rank 1 aborted: "
+            assert verdict[f"call {size}"] == f"{aborted}MemoryError: no room for the rows"
+            assert verdict[f"after {size}"].startswith("ClosedError: ")
+            assert "no room for the rows" in verdict[f"after {size}"]
+
+
+def test_errors_of_asynchronous_calls_are_not_lost(ranks):
+    outcome = ranks("faults", 3, "asynchronous")
+    assert outcome.statuses == [0, 0, 0]
+    for verdict in outcome.verdicts.values():
+        assert verdict["exceptions"] == ["NoneType", "MismatchError", "ClosedError"]
+        well, unlike, refused = verdict["waits"]
+        assert well == "no error"
+        assert "count=10" in unlike
+        assert "count=11" in unlike
+        assert refused.startswith("ClosedError: ")
+        assert verdict["synchronize"].startswith("MismatchError: ")
+        assert verdict["end of block"].startswith("MismatchError: ")
+        assert verdict["logged"]
+        assert verdict["ended"]
+
+
+def test_a_fork_may_not_use_a_busy_communicator_and_the_rank_goes_on(ranks):
+    outcome = ranks("faults", 2, "forked")
+    assert outcome.statuses == [0, 0]
+    assert outcome.word("sum") == {0: 2.0, 1: 2.0}
+    said = outcome.verdicts[0]["said"].split("|")
+    assert len(said) == 7
+    assert all(error.startswith("ClosedError: rank 0: this process was forked") for error in said)
+
+
+def test_many_communicators_leave_nothing_open(ranks):
+    outcome = ranks("faults", 2, "leaks")
+    assert outcome.statuses == [0, 0]
+    for verdict in outcome.verdicts.values():
+        descriptors, threads, maps = zip(*verdict["counts"], strict=True)
+        assert len(verdict["counts"]) == 10
+        assert len(set(descriptors)) == 1
+        assert max(threads) <= min(threads) + 2
+        assert max(maps) < 40  # what is only dropped goes when Python collects it
+
+
+def test_arrays_outlive_communicators(ranks):
+    outcome = ranks("faults", 3, "views_outlive")
+    assert outcome.statuses == [0, 0, 0]
+    for verdict in outcome.verdicts.values():
+        assert verdict["right"]
+        assert verdict["sum"] == 33
+        assert verdict["closed"].startswith("ClosedError: ")
