@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 
 from ringcoll.algorithms import (
     all_pairs,
@@ -99,6 +99,7 @@ CACHED = 64
 """Plans of up to so many ranks are kept; larger ones may take a gigabyte each."""
 
 
+@cache
 def options(collective: str, algorithm: str) -> frozenset[str]:
     """Which of "root", "rings" and "nodes" an algorithm takes."""
     return frozenset(inspect.signature(_builder(collective, algorithm)).parameters) - {

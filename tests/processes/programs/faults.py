@@ -106,6 +106,10 @@ def killed() -> dict:
     return seen
 
 
+def gathering(part, whole, counts):
+    return lambda comm: comm.all_gather_v(part, whole, counts)
+
+
 def disagree() -> dict:
     """Rank 1 makes another call than the others, in every way there is."""
     cases: dict[str, tuple] = {}
@@ -139,8 +143,8 @@ def disagree() -> dict:
                 lambda c, x=few: c.all_reduce(x, algorithm="tree"),
             ),
             f"counts {size}": (
-                lambda c, x=few, y=many: c.all_gather_v(x, y, [x.size] * 3),
-                lambda c, x=few, y=more: c.all_gather_v(x, y, [1, x.size, 0]),
+                gathering(few, many, [size] * 3),
+                gathering(few, more, [1, size, 0]),
             ),
         }
     cases |= {

@@ -13,7 +13,7 @@ _SPREAD_OUTPUT = ("all_gather", "gather", "all_to_all")
 _SEEDS = 4096  # numbers that begin at different places of a rank's row
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=256)
 def _row(rank: int, length: int):
     return np.random.default_rng(rank).integers(-8, 9, length, np.int8)
 
