@@ -26,6 +26,7 @@ import numpy as np
 
 from benchmarks.record import ROOT, save
 from ringcoll.algorithms import build
+from ringcoll.bench.environment import cores
 from ringcoll.bench.paced import measure_chain
 from ringcoll.bench.worlds import World
 from ringcoll.bootstrap import run_ranks
@@ -134,41 +135,67 @@ def paced(ranks: Sequence[int], slices: Sequence[int]) -> dict[str, Any]:
 def free(ranks: Sequence[int], slices: Sequence[int]) -> dict[str, Any]:
     """Measure with free links, and let the clock's hops share the memory."""
     points = [point for nranks in ranks for point in measured(nranks, None, slices)]
-    fit = _fit_memory(points)
-    for point, off in zip(points, fit.residuals, strict=True):
-        print(f"k={point.nranks} S={point.slices:<4d} {point.seconds:.4f} s, {100 * off:+.1f} %")
-    print(f"memory {fit.bandwidth / 1e9:.2f} GB/s, alpha {fit.alpha:.3g} s, worst {fit.worst:.0%}")
+    links = _fit_memory(points)
+    offs = _off_memory(points, links)
+    fitted = [point.nranks <= cores() for point in points]
+    for point, off, known in zip(points, offs, fitted, strict=True):
+        more = "" if known else "  (more ranks than cores: not fitted)"
+        print(
+            f"k={point.nranks} S={point.slices:<4d} {point.seconds:.4f} s, {100 * off:+.1f} %{more}"
+        )
+    worst = max((abs(o) for o, known in zip(offs, fitted, strict=True) if known), default=0.0)
+    print(
+        f"memory {links.bandwidth / 1e9:.2f} GB/s, a core {links.local_bandwidth / 1e9:.2f} GB/s, "
+        f"alpha {links.alpha:.3g} s; worst of the fitted points {worst:.0%}"
+    )
     return {
-        "fit": {"bandwidth": fit.bandwidth, "alpha": fit.alpha},
+        "fit": {
+            "memory_bandwidth": links.bandwidth,
+            "core_bandwidth": links.local_bandwidth,
+            "alpha": links.alpha,
+        },
         "points": [
-            {"ranks": p.nranks, "slices": p.slices, "seconds": p.seconds, "off": o}
-            for p, o in zip(points, fit.residuals, strict=True)
+            {
+                "ranks": p.nranks,
+                "slices": p.slices,
+                "seconds": p.seconds,
+                "off": off,
+                "fitted": known,
+            }
+            for p, off, known in zip(points, offs, fitted, strict=True)
         ],
-        "worst": fit.worst,
+        "worst_of_the_fitted": worst,
     }
 
 
-def _fit_memory(points: Sequence[Point]) -> Fit:
-    """B of the memory and α of a step, by search: with a shared memory T has no closed form."""
+def _off_memory(points: Sequence[Point], links: Links) -> tuple[float, ...]:
     plans = {n: build("broadcast", "chain", n) for n in {p.nranks for p in points}}
+    return tuple(
+        p.seconds / predict(plans[p.nranks], p.nbytes, links, slices=p.slices).seconds - 1
+        for p in points
+    )
 
-    def offs(bandwidth: float, alpha: float) -> tuple[float, ...]:
-        links = Links(bandwidth, alpha, topology="memory")
-        return tuple(
-            p.seconds / predict(plans[p.nranks], NBYTES, links, slices=p.slices).seconds - 1
-            for p in points
-        )
 
-    best: tuple[float, float, float, tuple[float, ...]] | None = None
-    for bandwidth in np.geomspace(1e9, 1e11, 41):
-        for alpha in (0.0, *np.geomspace(1e-6, 1e-3, 13)):
-            found = offs(float(bandwidth), float(alpha))
-            error = sum(abs(o) for o in found)
-            if best is None or error < best[0]:
-                best = (error, float(bandwidth), float(alpha), found)
+def _fit_memory(points: Sequence[Point]) -> Links:
+    """B of the memory, B of a core and α of a step: T has no closed form, so they are searched.
+
+    The clock knows no cores that ranks share, so only points with a core for each rank count.
+    """
+    known = [p for p in points if p.nranks <= cores()]
+    alone = [p.nbytes / p.seconds for p in known if p.nranks == 2]
+    if not alone:
+        raise SystemExit("the fit needs the points of 2 ranks")
+    best: tuple[float, Links] | None = None
+    for core in np.linspace(0.9 * min(alone), 1.3 * max(alone), 9):
+        for memory in core * np.geomspace(1.0, cores(), 8):
+            for alpha in (0.0, 1e-5, 3e-5, 1e-4):
+                links = Links(memory, alpha, topology="memory", local_bandwidth=float(core))
+                error = sum(map(abs, _off_memory(known, links)))
+                if best is None or error < best[0]:
+                    best = (error, links)
     if best is None:
         raise SystemExit("no points")
-    return Fit(best[1], best[2], best[3])
+    return best[1]
 
 
 def _numbers(text: str) -> tuple[int, ...]:
