@@ -307,7 +307,12 @@ class Communicator(Calling):
         self._state.abort(reason)
 
     def close(self) -> None:
-        """The orderly end; not collective, never hangs. Idempotent."""
+        """The orderly end; not collective, never hangs. Idempotent.
+
+        Raises:
+            MismatchError: it turns out that the ranks did not make the same last call.
+
+        """
         self._state.stop()
         with self._lock:
             self._kept.clear()

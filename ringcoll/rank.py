@@ -214,11 +214,9 @@ class RankState:
         if isinstance(self.broken, Error):
             raise self.broken
         self.usable()
-        self.fabric.check()
-        ticket = self.executor.uncompared
         try:
-            if ticket is not None:
-                self.executor.compare(ticket)
+            self.fabric.check()
+            self.executor.compare_last()
         except Error as error:
             self.fail(error)
             raise
@@ -299,11 +297,18 @@ class RankState:
         """Let go of everything; not collective."""
         if self.closed:
             return
-        self.closed = True
-        self.fabric.leave()
-        self.executor.close()
-        self.symmetric.close()
-        self.fabric.close()
+        try:
+            if self.broken is None and not self.inherited:
+                self.executor.compare_last()
+        except MismatchError as error:
+            self.fail(error)
+            raise
+        finally:
+            self.closed = True
+            self.fabric.leave()
+            self.executor.close()
+            self.symmetric.close()
+            self.fabric.close()
 
 
 def _reason(error: BaseException) -> str:

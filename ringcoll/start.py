@@ -107,7 +107,7 @@ def spawn(
     for thread in threads:
         thread.join()
     for comm in comms:
-        comm.close()
+        _close(comm, failures)
     if failures:
         # A rank that was aborted only reports somebody else's failure.
         failures.sort(key=lambda failure: isinstance(failure[1], AbortedError))
@@ -117,11 +117,18 @@ def spawn(
     return results
 
 
+def _close(comm: Communicator, failures: list[tuple[int, BaseException]]) -> None:
+    try:
+        comm.close()
+    except MismatchError as error:
+        failures.append((comm.rank, error))
+
+
 def _communicator(fabric: Fabric, config: Config, settings: Settings) -> Communicator:
     said = fabric.allgather(config.agreed() + settings.agreed(), what="init")
     for rank, other in enumerate(said):
         if other != said[0]:
-            fabric.abort("the ranks were given different options")
+            fabric.close()  # all ranks do
             raise MismatchError(
                 f"init: rank 0 was given {said[0].decode()} and rank {rank} {other.decode()}; "
                 f"pass the same options on every rank"

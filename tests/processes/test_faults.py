@@ -83,6 +83,26 @@ def test_ranks_that_disagree_all_see_all_sides(ranks):
         assert set(verdict) == {*sides, "empty", "rank"}
 
 
+def test_a_disagreement_that_shows_late_is_raised_at_the_end(ranks):
+    outcome = ranks("faults", 3, "disagree_late")
+    assert outcome.statuses == [0, 0, 0]
+    for verdict in outcome.verdicts.values():
+        for end in ("check", "synchronize", "close", "block"):
+            assert verdict[end].startswith("MismatchError: ")
+            assert "broadcast count=10 dtype=float32 root=0" in verdict[end]
+            assert "broadcast count=11 dtype=float32 root=0" in verdict[end]
+
+
+def test_ranks_that_begin_with_different_options_show_them(ranks):
+    outcome = ranks("faults", 3, "unlike_options")
+    assert outcome.statuses == [0, 0, 0]
+    for verdict in outcome.verdicts.values():
+        assert verdict["error"].startswith("MismatchError: init: rank 0 was given {")
+        assert '"slices": 1' in verdict["error"]
+        assert re.search(r'and rank 1 \{.*"slices": 2', verdict["error"])
+        assert verdict["sum"] == 3
+
+
 def test_pairs_that_disagree_show_both_sides_to_all(ranks):
     outcome = ranks("faults", 3, "pairs_disagree")
     assert outcome.statuses == [0, 0, 0]

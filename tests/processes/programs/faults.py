@@ -169,6 +169,35 @@ def disagree() -> dict:
     return seen
 
 
+def disagree_late() -> dict:
+    """The root of a broadcast has left when the others come with other counts."""
+    seen = {}
+    with begin() as comm:
+        for end in ("check", "synchronize", "close", "block"):
+            child = again(comm)
+            call = told(child.broadcast, numbers(SMALL + (comm.rank == 1)), root=0)
+            comm.barrier()
+
+            def block(child=child) -> None:
+                with child:
+                    pass
+
+            ends = block if end == "block" else getattr(child, end)
+            seen[end] = call if call != "no error" else told(ends)
+            comm.barrier()
+            child.close()
+    return seen
+
+
+def unlike_options() -> dict:
+    """The ranks begin with different options; then with the same."""
+    error = told(ringcoll.init, slices=1 + (own_rank() == 1), timeout=20)
+    with begin() as comm:
+        x = numbers()
+        comm.all_reduce(x)
+    return {"error": error, "sum": float(x[0])}
+
+
 def pairs_disagree() -> dict:
     seen = {}
     with begin() as comm:
@@ -502,9 +531,14 @@ def ends() -> dict:
     return {"error": error}
 
 
+def own_rank() -> int:
+    """This process's rank, said by its launcher."""
+    among_sockets = os.environ.get("_RINGCOLL_SOCKET", "0 0").split()[1]
+    return int(os.environ.get("PMI_RANK", among_sockets))
+
+
 def main() -> None:
-    among_sockets = (os.environ.get("_RINGCOLL_SOCKET", "") + " 0 0").split()[1]
-    mine = int(os.environ.get("PMI_RANK", among_sockets))
+    mine = own_rank()
     say(mine, **globals()[sys.argv[1]]())
 
 
