@@ -1,7 +1,7 @@
 """The only arithmetic of the library: reduce sources into destinations, by what they hold.
 
 The numpy definition and the CPU executor both call this. A source or destination is *raw* (a
-contribution in its element type), *partial* (combined so far, in the accumulator type) or *final*
+contribution in its element type), *partial* (combined so far, in ``dtype.partial``) or *final*
 (complete, rounded once to the element type). Sources are combined as a left fold in the order
 written, tile by tile so that what is in between stays in the second-level cache.
 """
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ringcoll.dtypes import DType, ReduceOp
+from ringcoll.dtypes import OPS, DType, ReduceOp
 
 __all__ = ["TILE", "compile_reduce", "reduce_into"]
 
@@ -58,9 +58,9 @@ def reduce_into(
     source, also when their types differ in width; it may not overlap one otherwise.
 
     Args:
-        srcs: raw ones and copies in the element type, partial ones in the accumulator type.
-        dsts: in the element type if ``final`` or without an operator that combines, else in the
-            accumulator type.
+        srcs: raw ones and copies in the element type, partial ones in ``dtype.partial``.
+        dsts: in the element type if ``final`` or without an operator that combines, else in
+            ``dtype.partial``.
         op: None copies one source as it is, whatever it holds.
         dtype: the call's row of :data:`ringcoll.dtypes.DTYPES`.
         nranks: how many contributions are complete: what avg divides by.
@@ -97,9 +97,12 @@ def compile_reduce(
         return _copy(srcs[0], dsts)
     direct = dsts[0].dtype == dtype.accumulator and not (final and op.name == "avg")
     loaders: list[_Loader | None] = [None] * len(srcs)
-    for k, is_raw in enumerate(raw):
-        if is_raw:
+    for k, src in enumerate(srcs):
+        if raw and raw[k]:
             loaders[k] = _loader(loads[k] if loads else op, dtype)
+        elif src.dtype != dtype.accumulator:
+            # A partial that was rounded when it was stored: it is only widened again.
+            loaders[k] = _loader(OPS["sum"], dtype)
     closure: Closure | None = None
     if direct and len(srcs) > 1 and not any(loaders):
         closure = _chain(op.ufunc(dtype.accumulator), srcs, dsts)

@@ -38,7 +38,8 @@ class Config:
 
     Args:
         algorithm: a name of :data:`ringcoll.algorithms.ALGORITHMS`, or a function that returns a
-            :class:`ringcoll.plan.Plan`.
+            :class:`ringcoll.plan.Plan`. A name given for all calls of a communicator holds where a
+            collective has it.
         protocol: "LL", "LL128" or "Simple".
         engine: what moves data: "sm", "copy", "host" or "network".
         channels: how many rings or trees work in parallel.

@@ -17,10 +17,12 @@ import numpy.typing as npt
 
 from ringcoll.errors import ArgumentError, ArgumentTypeError
 
-__all__ = ["DTYPES", "OPS", "DType", "ReduceOp", "dtype_of", "op_of", "premul_sum"]
+__all__ = ["DTYPES", "OPS", "Accumulate", "DType", "ReduceOp", "dtype_of", "op_of", "premul_sum"]
 
 Array = npt.NDArray[Any]
 Category = Literal["bool", "int", "float", "complex"]
+Accumulate = Literal["wide", "dtype"]
+"""How partial results are stored: in the accumulator's type, or rounded to the dtype."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,7 @@ class DType:
         accumulator: the type in which partial results are kept.
         category: which operators make sense on it.
         aliases: further spellings: nccl-tests', torch's.
+        wide: partial results are stored in the accumulator's type, else rounded to this one.
 
     """
 
@@ -41,11 +44,17 @@ class DType:
     accumulator: np.dtype[Any]
     category: Category
     aliases: tuple[str, ...] = ()
+    wide: bool = True
 
     @property
     def itemsize(self) -> int:
         """Bytes an element."""
         return self.numpy.itemsize
+
+    @property
+    def partial(self) -> np.dtype[Any]:
+        """The type in which a partial result is stored between two steps."""
+        return self.accumulator if self.wide else self.numpy
 
     def __str__(self) -> str:
         return self.name

@@ -87,14 +87,16 @@ def run_together(items: list[Item]) -> None:
     states = list({id(state): state for state, _, _ in items}.values())
     tasks = _tasks(items)
     timeout = min(_timeout(item) for item in items)
+    begun = False
     try:
         for state in states:
             state.usable()
             state.fabric.check()
+        begun = len(items) > 1  # one call alone may be refused, and leave nothing behind
         drive(tasks, lambda ready: _idle(states, ready, timeout))
     except BaseException as error:
         for state in states:
-            state.fail(error)
+            state.fail(error, begun=begun)
         raise
 
 

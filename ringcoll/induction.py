@@ -24,12 +24,13 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ringcoll.dtypes import Accumulate
 from ringcoll.encode import encode, expand
 from ringcoll.errors import WrongResult
 from ringcoll.launch import Launch
 from ringcoll.lower import lower
 from ringcoll.plan import Block, Plan, Step
-from ringcoll.verify import Accumulate, Proof, verify
+from ringcoll.verify import Proof, verify
 
 __all__ = ["verify_slices"]
 

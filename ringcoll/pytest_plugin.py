@@ -19,7 +19,7 @@ A test with the marker is run by one thread a rank; it takes the fixture ``comm`
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -77,7 +77,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
     names = pyfuncitem._fixtureinfo.argnames
     values = {name: pyfuncitem.funcargs[name] for name in names if name != _COMM}
-    nranks, device = pyfuncitem.funcargs[_COMM]
+    nranks, device = cast("tuple[int, str]", pyfuncitem.funcargs[_COMM])
     test = pyfuncitem.obj
 
     def work(rank_comm: Any) -> None:

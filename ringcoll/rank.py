@@ -7,8 +7,10 @@ import struct
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
+from ringcoll.algorithms import ALGORITHMS
 from ringcoll.arguments import Call
 from ringcoll.buffers import flat
 from ringcoll.config import Config
@@ -18,9 +20,9 @@ from ringcoll.errors import (
     ClosedError,
     DeadlineError,
     Error,
-    LaunchRefused,
     MachineError,
     MismatchError,
+    PlanError,
     RankLostError,
     UsageError,
 )
@@ -29,7 +31,7 @@ from ringcoll.executors.pace import Pace, pacer
 from ringcoll.executors.pairs import Pairs
 from ringcoll.fabric import Fabric
 from ringcoll.plan import Buffer
-from ringcoll.selection import AGREED_BYTES, Choice, agrees, select, tuned
+from ringcoll.selection import AGREED_BYTES, Algorithm, Choice, agrees, select, tuned
 from ringcoll.symmetric import SymmetricMemory
 from ringcoll.work import Work, Worker
 
@@ -91,13 +93,15 @@ class RankState:
         self.usable()
         self._refuse_gpu_options(call, config)
         choice = Choice(
-            config.algorithm,
+            self._algorithm(call, config),
             config.slices,
-            config.channels,
+            self._channels(call, config),
             bool(config.deterministic),
-            config.accumulate or "wide",
+            "dtype" if config.accumulate == "dtype" else "wide",
             bool(config.verify),
         )
+        if choice.accumulate == "dtype":
+            call = replace(call, dtype=replace(call.dtype, wide=False))
         nranks = self.fabric.nranks
 
         def chosen(call: Call, mapped: frozenset[Buffer], in_place: bool, half: int) -> Selection:
@@ -107,9 +111,21 @@ class RankState:
             call,
             chosen,
             agrees=agrees(call),
-            options=choice.describe(),
+            options=choice.describe(call, nranks),
             timeout=config.timeout if config.timeout is not None else self.fabric.timeout,
         )
+
+    def _algorithm(self, call: Call, config: Config) -> Algorithm | None:
+        """The option; one for all calls is left out where the collective has no such algorithm."""
+        algorithm, names = config.algorithm, ALGORITHMS[call.collective]
+        inherited = algorithm is self.config.algorithm
+        foreign = call.collective == "barrier" if callable(algorithm) else algorithm not in names
+        return None if inherited and foreign else algorithm
+
+    def _channels(self, call: Call, config: Config) -> int | None:
+        """The option; one for all calls is left out where the collective has no rings."""
+        inherited = config.channels == self.config.channels
+        return None if inherited and "ring" not in ALGORITHMS[call.collective] else config.channels
 
     def _refuse_gpu_options(self, call: Call, config: Config) -> None:
         """CPU ranks have one protocol and one engine."""
@@ -199,10 +215,16 @@ class RankState:
                 f"{in_words(self.broken)}; shrink() it or make a new one"
             ) from self.broken
 
-    def fail(self, error: BaseException) -> None:
-        """Remember that a call failed: the others are told, and later calls are refused."""
-        begun = self.executor.running is not None or bool(self.pairs.running)
-        if isinstance(error, (UsageError, LaunchRefused)) and not begun:
+    def fail(self, error: BaseException, *, begun: bool = False) -> None:
+        """Remember that a call failed: the others are told, and later calls are refused.
+
+        Args:
+            error: what it raised.
+            begun: other calls that belong together with it have begun, if it has not.
+
+        """
+        begun = begun or self.executor.running is not None or bool(self.pairs.running)
+        if isinstance(error, (UsageError, PlanError)) and not begun:
             return
         if self.broken is None:
             self.broken = error

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ringcoll.arithmetic import reduce_into
-from ringcoll.dtypes import ReduceOp, dtype_of, op_of
+from ringcoll.dtypes import Accumulate, ReduceOp, dtype_of, op_of
 from ringcoll.errors import ArgumentError, IllegalStep
 from ringcoll.labels import Label, labels
 from ringcoll.launch import Layout
@@ -27,6 +28,7 @@ def run(
     *,
     op: str | ReduceOp | Sequence[ReduceOp] = "sum",
     layout: Layout | None = None,
+    accumulate: Accumulate = "wide",
 ) -> list[Array | None]:
     """Run a plan, lowered or not, on one array a rank.
 
@@ -35,6 +37,7 @@ def run(
         inputs: the INPUT of every rank, flat; None where the collective gives a rank none.
         op: the operator of a reducing collective; a sequence gives each rank its own scalar.
         layout: where chunks lie; needed for unequal segments and for sliced plans.
+        accumulate: "wide" rounds once, "dtype" rounds every partial that is stored.
 
     Returns:
         The OUTPUT of every rank, new arrays; None where a rank has none. Chunks that the plan
@@ -49,7 +52,7 @@ def run(
     plan = split(plan)
     collective = plan.collective
     first = next((a for a in inputs if a is not None), np.empty(0, np.float32))
-    dtype = dtype_of(first.dtype)
+    dtype = replace(dtype_of(first.dtype), wide=accumulate == "wide")
     ops = [op_of(op)] * plan.nranks if isinstance(op, (str, ReduceOp)) else list(op)
     if layout is None:
         segments = max(1, collective.segments("INPUT"))
@@ -76,7 +79,7 @@ def run(
             continue
         label = found[id(step)]
         srcs = [view(src) for src in step.srcs]
-        width = dtype.accumulator if label.dst is Label.PARTIAL else dtype.numpy
+        width = dtype.partial if label.dst is Label.PARTIAL else dtype.numpy
         for dst in step.dsts:
             if dst.buffer is Buffer.SCRATCH:
                 scratch[dst.rank, dst.index] = np.empty(len(srcs[0]), width)

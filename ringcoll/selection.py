@@ -6,6 +6,7 @@ the same answer without a word.
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
@@ -15,16 +16,17 @@ from ringcoll import tuner
 from ringcoll.algorithms import ALGORITHMS, build, options
 from ringcoll.arguments import Call
 from ringcoll.collectives import COLLECTIVES
+from ringcoll.dtypes import Accumulate
 from ringcoll.encode import encode
 from ringcoll.errors import ArgumentError, ArgumentTypeError, LaunchRefused
 from ringcoll.executors.cpu import Selection, slot_bytes
 from ringcoll.launch import ALL_MAPPED, Launch, Layout
 from ringcoll.links import Links
 from ringcoll.lower import lower
-from ringcoll.plan import Buffer, Plan
+from ringcoll.plan import Buffer, Plan, format_plan
 from ringcoll.verify import verify
 
-__all__ = ["AGREED_BYTES", "HOST", "Choice", "agrees", "select", "tuned"]
+__all__ = ["AGREED_BYTES", "HOST", "Algorithm", "Choice", "agrees", "select", "tuned"]
 
 Algorithm = str | Callable[..., Plan]
 
@@ -66,18 +68,21 @@ class Choice:
     slices: int | None = None
     channels: int | None = None
     deterministic: bool = False
-    accumulate: str = "wide"
+    accumulate: Accumulate = "wide"
     verify: bool = False
 
-    def describe(self) -> str:
-        """What ranks must share, in words; "" where all is left to the library."""
+    def describe(self, call: Call, nranks: int) -> str:
+        """What ranks must share of a call's options, in words; "" where all is left open."""
         said = {
             field.name: getattr(self, field.name)
             for field in fields(self)
             if field.name != "verify" and getattr(self, field.name) != field.default
         }
         if callable(self.algorithm):
-            said["algorithm"] = getattr(self.algorithm, "__qualname__", "a user's algorithm")
+            name = getattr(self.algorithm, "__qualname__", "a user's algorithm")
+            with _MAKING:
+                plan = _users(self.algorithm, call.collective, nranks, call.root)
+            said["algorithm"] = f"{name} (plan {_digest(plan)})"
         return " ".join(f"{name}={value}" for name, value in said.items())
 
 
@@ -112,12 +117,14 @@ def _selected(
     call: Call, mapped: frozenset[Buffer], in_place: bool, half: int, nranks: int, choice: Choice
 ) -> Selection:
     plan = _plan(call, nranks, choice)
-    if not plan.nranks == nranks:
-        raise LaunchRefused(f"{call.collective}: algorithm= gave a plan of {plan.nranks} ranks")
+    if callable(choice.algorithm):
+        # As it is written, so that what is wrong is said in the user's own chunks.
+        _prove(plan, Launch(), choice)
     align = max(1, 64 // call.dtype.itemsize)
     counts, displs = call.counts or (call.count,), call.displs or None
     layout = Layout(plan.collective, counts, align=align, displs=displs)
-    slices = choice.slices or 1
+    # A barrier has nothing to slice: an option for all calls of a communicator leaves it alone.
+    slices = choice.slices or 1 if plan.collective.name != "barrier" else 1
     if choice.slices is None and mapped != ALL_MAPPED:
         slices = max(1, -(-layout.width() * call.dtype.itemsize // _SLICE_BYTES))
     while True:
@@ -141,19 +148,24 @@ def _plan(call: Call, nranks: int, choice: Choice) -> Plan:
     if callable(choice.algorithm):
         return _users(choice.algorithm, name, nranks, call.root)
     algorithm = choice.algorithm
+    if algorithm is None and choice.channels is not None and "ring" in ALGORITHMS[name]:
+        algorithm = "ring"  # rings are what channels multiply
     if algorithm is None:
-        algorithm = tuned(name, nranks, call.nbytes, deterministic=choice.deterministic).algorithm
+        ordered, stored = choice.deterministic, choice.accumulate
+        found = tuned(name, nranks, call.nbytes, deterministic=ordered, accumulate=stored)
+        algorithm = found.algorithm
     elif algorithm not in ALGORITHMS[name]:
         raise ArgumentError(
-            f"{name}: algorithm={algorithm!r} is not one of {', '.join(ALGORITHMS[name])}"
+            f"{name} on rank {call.rank}: algorithm={algorithm!r} is not one of "
+            f"{', '.join(ALGORITHMS[name])}"
         )
     takes = options(name, algorithm)
     rings = None
     if choice.channels is not None:
         if "rings" not in takes:
             raise ArgumentError(
-                f"{name}: channels={choice.channels}, but {algorithm} has no rings to multiply; "
-                f"leave it out or use algorithm='ring'"
+                f"{name} on rank {call.rank}: channels={choice.channels}, but {algorithm} has no "
+                f"rings to multiply; leave it out or use algorithm='ring'"
             )
         ring = tuple(range(nranks))
         rings = [ring if c % 2 == 0 else ring[::-1] for c in range(choice.channels)]
@@ -161,7 +173,12 @@ def _plan(call: Call, nranks: int, choice: Choice) -> Plan:
 
 
 def tuned(
-    collective: str, nranks: int, nbytes: int, *, deterministic: bool = False
+    collective: str,
+    nranks: int,
+    nbytes: int,
+    *,
+    deterministic: bool = False,
+    accumulate: Accumulate = "wide",
 ) -> tuner.Choice:
     """The algorithm that the clock finds fastest for a size, and why; sizes go by powers of two.
 
@@ -170,17 +187,21 @@ def tuned(
         nranks: ranks of the communicator.
         nbytes: bytes of the larger buffer.
         deterministic: only algorithms that sum in rank order.
+        accumulate: how partials are stored, which decides whether their order shows.
 
     """
     size = 1 << max(0, nbytes - 1).bit_length()
-    return _tuned(collective, nranks, size, deterministic and COLLECTIVES[collective].reduces)
+    ordered = deterministic and COLLECTIVES[collective].reduces
+    return _tuned(collective, nranks, size, ordered, accumulate if ordered else "wide")
 
 
 @lru_cache(maxsize=1024)
-def _tuned(collective: str, nranks: int, nbytes: int, deterministic: bool) -> tuner.Choice:
+def _tuned(
+    collective: str, nranks: int, nbytes: int, deterministic: bool, accumulate: Accumulate
+) -> tuner.Choice:
     def refuse(algorithm: str) -> str:
         plan = build(collective, algorithm, nranks)
-        if not deterministic or verify(lower(plan, Launch())).rank_order:
+        if not deterministic or verify(lower(plan, Launch()), accumulate=accumulate).rank_order:
             return ""
         return "it does not sum in rank order, which deterministic=True asks for"
 
@@ -205,12 +226,19 @@ def _users(function: Callable[..., Plan], name: str, nranks: int, root: int) -> 
     return plan
 
 
+@lru_cache(maxsize=64)
+def _digest(plan: Plan) -> str:
+    """By which ranks see that their users' functions have made the same plan."""
+    return hashlib.blake2b(format_plan(plan).encode(), digest_size=6).hexdigest()
+
+
 def _prove(plan: Plan, launch: Launch, choice: Choice) -> None:
     """Prove a user's plan, and a built-in one where that is asked for or order is promised."""
     if callable(choice.algorithm) or choice.verify or choice.deterministic:
-        _proof(plan, launch, choice.deterministic)
+        _proof(plan, launch, choice.deterministic, choice.accumulate)
 
 
 @lru_cache(maxsize=256)
-def _proof(plan: Plan, launch: Launch, deterministic: bool) -> None:
-    verify(lower(plan, launch), deterministic=deterministic and plan.collective.reduces)
+def _proof(plan: Plan, launch: Launch, deterministic: bool, accumulate: Accumulate) -> None:
+    ordered = deterministic and plan.collective.reduces
+    verify(lower(plan, launch), deterministic=ordered, accumulate=accumulate)

@@ -13,19 +13,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from ringcoll.cells import FREE, INPUT_ONLY, Numbers, Row
 from ringcoll.clocks import Clocks
 from ringcoll.collectives import Collective
+from ringcoll.dtypes import Accumulate
 from ringcoll.errors import ArgumentError, WrongResult
 from ringcoll.expressions import NOTHING, Expressions, Flaw, wanted_text
 from ringcoll.labels import Label
 from ringcoll.plan import Chunk, Plan, walk
 
 __all__ = ["ALL_RULES", "Proof", "Prover", "Rules", "is_total", "verify"]
-
-Accumulate = Literal["wide", "dtype"]
 
 PROTOCOLS = ("Simple", "LL", "LL128")
 

@@ -20,7 +20,7 @@ from ringcoll.bootstrap.contract import named
 from ringcoll.collectives import COLLECTIVES, Collective
 from ringcoll.dtypes import OPS, ReduceOp
 from ringcoll.encode import Program, encode
-from ringcoll.errors import MismatchError
+from ringcoll.errors import MismatchError, PlanError, UsageError
 from ringcoll.executors.board import FLAGS, Board, Hello, Words
 from ringcoll.executors.drive import Lane, Pause, Task, drive, run_rows, steps
 from ringcoll.executors.rows import Binding, Pacer, Row, TraceEntry, flag_slots, lane_rows
@@ -211,8 +211,14 @@ class CpuExecutor:
         bound = prepared.bound.get(key)
         if bound is None or self.trace is not None:
             ranks = range(self.nranks) if prepared.agrees else ()
-            bound = self._bind(ticket, [self.board.hello(rank, epoch) for rank in ranks])
-            if len(prepared.bound) < 8:
+            hellos = [self.board.hello(rank, epoch) for rank in ranks]
+            try:
+                bound = self._bind(ticket, hellos)
+            except (UsageError, PlanError):
+                # All ranks find the same, and nothing has moved: for all of them it is over.
+                self.finish(ticket)
+                raise
+            if len(prepared.bound) < 8 and self.trace is None:
                 prepared.bound[key] = bound
         ticket.bound = bound
         return bound
@@ -476,5 +482,5 @@ def slot_bytes(call: Call, program: Program, layout: Layout) -> int:
     """Bytes of a SCRATCH slot: the longest slice in the widest type that the plan keeps there."""
     item = call.dtype.itemsize
     if call.op is not None:
-        item = max(item, call.dtype.accumulator.itemsize)
+        item = max(item, call.dtype.partial.itemsize)
     return -(-layout.width() * item // 64) * 64

@@ -166,9 +166,9 @@ def _work(
     work: Callable[[], object] | None = None
     if count:
         dtype = bound.dtype
-        stored = dtype.accumulator if label.dst is Label.PARTIAL else dtype.numpy
+        stored = dtype.partial if label.dst is Label.PARTIAL else dtype.numpy
         srcs = [
-            bound.view(src, at, count, dtype.accumulator if kind is Label.PARTIAL else dtype.numpy)
+            bound.view(src, at, count, dtype.partial if kind is Label.PARTIAL else dtype.numpy)
             for src, kind in zip(row.srcs, label.srcs, strict=True)
         ]
         reduces = label.reduces

@@ -1,0 +1,353 @@
+"""The options of a call: which bits they decide, and what is said when they cannot be had."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import ringcoll
+from ringcoll import ArgumentError, ArgumentTypeError, Config, MismatchError, PlanError
+from ringcoll.algorithms import ALGORITHMS, build
+from ringcoll.dtypes import DTYPES, dtype_of
+from ringcoll.launch import Launch, Layout
+from ringcoll.lower import lower
+from ringcoll.run import run
+from ringcoll.verify import verify
+from tests.communicator.cases import REDUCING, ROOTED, SHAPES, Case, Memory, contribution, run_case
+
+
+def in_rank_order(collective, algorithm, nranks, root):
+    """By the proof: whether every result is the left fold in rank order."""
+    return verify(lower(build(collective, algorithm, nranks, root=root), Launch())).rank_order
+
+
+# -- deterministic -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("nranks", [2, 3, 4, 7])
+def test_deterministic_gives_the_same_bits_by_every_algorithm_that_can(nranks):
+    """Wild values against the left fold; the others are refused by name, on all ranks alike."""
+    able: list[Case] = []
+    refused: list[Case] = []
+    for collective in REDUCING:
+        for root in range(nranks) if collective in ROOTED else [0]:
+            for algorithm in (None, *ALGORITHMS[collective]):
+                known = algorithm is None or in_rank_order(collective, algorithm, nranks, root)
+                for count in (7, 9001):
+                    case = Case(
+                        collective,
+                        count,
+                        root=root,
+                        wild=True,
+                        in_place=count == 7,
+                        options={"algorithm": algorithm, "deterministic": True},
+                    )
+                    (able if known else refused).append(case)
+    names = {(c.collective, c.options["algorithm"]) for c in refused}
+    if nranks > 2:
+        assert {("all_reduce", "ring"), ("reduce_scatter", "ring"), ("reduce", "tree")} <= names
+    assert ("all_reduce", "one_shot") not in names
+    assert ("all_reduce", "two_shot_fused") not in names
+
+    def work(comm):
+        memory = Memory(comm)
+        for case in able:
+            inputs = [contribution(case, rank, nranks) for rank in range(nranks)]
+            run_case(comm, memory, case, inputs)
+        for case in refused:
+            inputs = [contribution(case, rank, nranks) for rank in range(nranks)]
+            with pytest.raises(PlanError, match="not deterministic"):
+                run_case(comm, memory, case, inputs)
+        comm.barrier()
+
+    ringcoll.spawn(work, nranks)
+
+
+def test_deterministic_bits_do_not_depend_on_position_size_or_place():
+    rng = np.random.default_rng(5)
+    values = rng.standard_normal((4, 20_000)).astype("float32")
+
+    def work(comm):
+        whole = values[comm.rank].copy()
+        comm.all_reduce(whole, deterministic=True)
+        for first, count in [(0, 1), (17, 300), (5000, 9001), (19_999, 1)]:
+            piece = comm.empty(count)
+            piece[:] = values[comm.rank, first : first + count]
+            out = np.empty(count, "float32")
+            comm.all_reduce(piece, out, deterministic=True)
+            assert out.tobytes() == whole[first : first + count].tobytes()
+
+    ringcoll.spawn(work, 4, deterministic=False)
+
+
+def test_deterministic_of_the_communicator_holds_for_its_calls():
+    def work(comm):
+        x = np.ones(3, "float32")
+        with pytest.raises(PlanError, match="not deterministic"):
+            comm.all_reduce(x, algorithm="ring")
+        comm.all_reduce(x, algorithm="ring", deterministic=False)
+        comm.all_reduce(x)
+        comm.broadcast(x)
+        comm.all_gather(x, np.empty(9, "float32"))
+        comm.barrier()
+        return x[0]
+
+    assert ringcoll.spawn(work, 3, deterministic=True) == [9.0] * 3
+
+
+# -- accumulate ----------------------------------------------------------------------------------
+
+NARROW = [d.name for d in DTYPES if d.accumulator != d.numpy]
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+def test_accumulate_dtype_rounds_what_is_stored_at_every_hop(dtype):
+    """A ring of 4 by hand: each partial is rounded before it is sent on."""
+    kind, n, count = dtype_of(dtype).numpy, 4, 64
+    rng = np.random.default_rng(3)
+    inputs = [(rng.standard_normal(count) * 3).astype(kind) for _ in range(n)]
+
+    def work(comm):
+        narrow, wide = np.empty(count, kind), np.empty(count, kind)
+        comm.reduce(
+            inputs[comm.rank], narrow if comm.rank == 3 else None, root=3, algorithm="chain",
+            accumulate="dtype",
+        )  # fmt: skip
+        comm.reduce(inputs[comm.rank], wide if comm.rank == 3 else None, root=3, algorithm="chain")
+        return narrow, wide
+
+    narrow, wide = ringcoll.spawn(work, n)[3]
+    hops = inputs[0].astype("float32")
+    for term in inputs[1:]:
+        hops = (hops + term.astype("float32")).astype(kind).astype("float32")
+    once = np.add.reduce([term.astype("float32") for term in inputs]).astype(kind)
+    assert narrow.tobytes() == hops.astype(kind).tobytes()
+    assert wide.tobytes() == once.tobytes()
+    assert narrow.tobytes() != wide.tobytes()
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+def test_accumulate_dtype_is_what_the_definition_says_for_every_algorithm(dtype):
+    kind, n = dtype_of(dtype).numpy, 5
+    todo = [(c, a, op) for c in REDUCING for a in ALGORITHMS[c] for op in ("sum", "avg")]
+    rng = np.random.default_rng(1)
+    inputs = [rng.standard_normal(5 * n).astype(kind) for _ in range(n)]
+    align = 64 // kind.itemsize  # ranks do not share a cache line
+    plans = [(build(c, a, n), 5 if c == "reduce_scatter" else 5 * n, op) for c, a, op in todo]
+    wanted = [
+        run(
+            plan, inputs, op=op, accumulate="dtype",
+            layout=Layout(plan.collective, (count,), align=align),
+        )
+        for plan, count, op in plans
+    ]  # fmt: skip
+
+    def work(comm):
+        seen = []
+        for collective, algorithm, op in todo:
+            out = np.zeros(5 if collective == "reduce_scatter" else 5 * n, kind)
+            mine = out if collective != "reduce" or comm.rank == 0 else None
+            how = {"algorithm": algorithm, "accumulate": "dtype"}
+            getattr(comm, collective)(inputs[comm.rank], mine, op=op, **how)
+            seen.append(mine)
+        return seen
+
+    for rank, seen in enumerate(ringcoll.spawn(work, n)):
+        for (collective, algorithm, op), mine, theirs in zip(todo, seen, wanted, strict=True):
+            name = f"rank {rank}: {collective} by {algorithm}, {op}"
+            right = theirs[rank]
+            assert (mine is None) == (right is None)
+            if right is not None:
+                assert mine.tobytes() == right.tobytes(), name
+
+
+def test_accumulate_dtype_changes_nothing_where_the_accumulator_is_the_dtype():
+    case = Case("all_reduce", 9000, wild=True, options={"accumulate": "dtype"})
+
+    def work(comm):
+        inputs = [contribution(case, rank, 3) for rank in range(3)]
+        out, same = np.empty_like(inputs[0]), np.empty_like(inputs[0])
+        comm.all_reduce(inputs[comm.rank], out, accumulate="dtype", algorithm="ring")
+        comm.all_reduce(inputs[comm.rank], same, algorithm="ring")
+        return out.tobytes() == same.tobytes()
+
+    assert ringcoll.spawn(work, 3) == [True] * 3
+
+
+def test_accumulate_dtype_is_proven_as_such():
+    """Rounded at every hop, a chain is no longer the left fold that is rounded once."""
+
+    def work(comm):
+        x = np.ones(4, "float16")
+        how = {"algorithm": "chain", "root": 3, "deterministic": True}
+        comm.reduce(x, **how)
+        with pytest.raises(PlanError, match="not deterministic"):
+            comm.reduce(x, **how, accumulate="dtype")
+        comm.all_reduce(x, deterministic=True, accumulate="dtype", verify=True)
+        comm.all_reduce(x, algorithm="ring", accumulate="dtype", verify=True)
+
+    ringcoll.spawn(work, 4)
+
+
+# -- algorithm, slices, channels, verify, timeout ------------------------------------------------
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3])
+def test_channels_multiply_rings(channels):
+    todo = [
+        Case(collective, count, in_place=place, options={"algorithm": "ring", "channels": channels})
+        for collective in ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce")
+        for count in (0, 5, 9001)
+        for place in (False, True)
+    ]
+
+    def work(comm):
+        memory = Memory(comm)
+        for case in todo:
+            inputs = [contribution(case, rank, 4) for rank in range(4)]
+            run_case(comm, memory, case, inputs)
+
+    ringcoll.spawn(work, 4)
+
+
+def test_channels_of_the_communicator_hold_where_there_are_rings():
+    def work(comm):
+        x = np.ones(1000)
+        comm.barrier()
+        comm.gather(x, np.empty(3000) if comm.rank == 0 else None)
+        comm.all_reduce(x)
+        comm.broadcast(x)
+        with pytest.raises(ArgumentError, match="tree has no rings"):
+            comm.all_reduce(x, algorithm="tree")
+        with pytest.raises(ArgumentError, match="channels=3"):
+            comm.gather(x, np.empty(3000), channels=3)
+        return x[0]
+
+    assert ringcoll.spawn(work, 3, channels=2) == [3.0] * 3
+
+
+def test_verify_proves_a_built_in_plan(monkeypatch):
+    proven = []
+    honest = vars(ringcoll.selection)["verify"]
+
+    def verify_noted(plan, **how):
+        proven.append(plan.collective.name)
+        return honest(plan, **how)
+
+    monkeypatch.setattr(ringcoll.selection, "verify", verify_noted)
+
+    def work(comm):
+        x = np.ones(12345, "float32")
+        for _ in range(2):
+            comm.all_reduce(x, algorithm="two_shot", slices=5, verify=True)
+            comm.all_reduce(x, algorithm="two_shot", slices=5)
+
+    ringcoll.spawn(work, 3)
+    assert proven == ["all_reduce"]
+
+
+def test_config_is_overridden_by_keywords_and_overrides_the_communicator():
+    def work(comm):
+        x = np.ones(4)
+        with pytest.raises(ArgumentError, match="algorithm='bruck' is not one of"):
+            comm.all_reduce(x, config=Config(algorithm="bruck"))
+        comm.all_reduce(x, config=Config(algorithm="bruck"), algorithm="ring")
+        with pytest.raises(PlanError):
+            comm.all_reduce(x, config=Config(deterministic=True))
+        return x[0]
+
+    assert ringcoll.spawn(work, 3, algorithm="ring") == [3.0] * 3
+
+
+def test_a_timeout_of_the_call_ends_it():
+    def work(comm):
+        if comm.rank == 0:
+            comm.all_reduce(np.ones(3), timeout=0.05)
+        else:
+            with pytest.raises(ringcoll.Error, match="rank 0"):
+                while True:
+                    comm.check()
+
+    with pytest.raises(ringcoll.DeadlineError, match=r"waited 0.05 s for rank 1"):
+        ringcoll.spawn(work, 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "text"),
+    [
+        ({"algoritm": "ring"}, ArgumentTypeError, "did you mean 'algorithm'"),
+        ({"algorithm": "rng"}, ArgumentError, "did you mean 'ring'"),
+        ({"algorithm": "bruck"}, ArgumentError, "algorithm='bruck' is not one of ring"),
+        ({"algorithm": 3}, ArgumentTypeError, "algorithm=3"),
+        ({"slices": 0}, ArgumentError, "slices=0"),
+        ({"slices": 1.5}, ArgumentTypeError, "slices=1.5"),
+        ({"accumulate": "narrow"}, ArgumentError, "one of wide, dtype"),
+        ({"deterministic": "yes"}, ArgumentTypeError, "deterministic='yes'"),
+        ({"timeout": -1}, ArgumentError, "timeout=-1"),
+        ({"protocol": "LL"}, ArgumentError, "protocol='LL' is for GPU ranks"),
+        ({"engine": "copy"}, ArgumentError, "engine='copy' is for GPU ranks"),
+        ({"max_sms": 4}, ArgumentError, "max_sms=4"),
+        ({"stream": 7}, ArgumentError, "stream=7"),
+        ({"config": {"slices": 2}}, ArgumentTypeError, "config is a dict"),
+        ({"channels": 2, "algorithm": "tree"}, ArgumentError, "tree has no rings"),
+        ({"cache_dir": "/tmp"}, ArgumentTypeError, "no option 'cache_dir'"),
+    ],
+)
+def test_an_option_that_cannot_be_had_is_refused_before_anything_moves(options, kind, text):
+    """On one rank only: it is told, the communicator and its buffers are as they were."""
+
+    def work(comm):
+        x = np.full(5, 2.0)
+        if comm.rank == 1:
+            with pytest.raises(kind, match="all_reduce on rank 1") as caught:
+                comm.all_reduce(x, **options)
+            assert text in str(caught.value)
+        assert set(x) == {2.0}
+        comm.all_reduce(x)
+        return x[0]
+
+    assert ringcoll.spawn(work, 3) == [6.0] * 3
+
+
+def test_ranks_with_unequal_options_are_told():
+    def work(comm):
+        comm.all_reduce(np.ones(5), algorithm="ring" if comm.rank else "tree")
+        comm.barrier()
+
+    with pytest.raises(MismatchError, match="algorithm=ring") as caught:
+        ringcoll.spawn(work, 3)
+    assert "algorithm=tree" in str(caught.value)
+
+
+def test_slices_of_the_communicator_leave_a_barrier_alone():
+    """A barrier has nothing to slice."""
+
+    def work(comm):
+        x = np.ones(1000)
+        comm.all_reduce(x)
+        comm.barrier()
+        comm.sendrecv(x, 1 - comm.rank, np.empty(1000), 1 - comm.rank)
+        return x[0]
+
+    assert ringcoll.spawn(work, 2, slices=4) == [2.0, 2.0]
+
+
+def test_an_algorithm_of_the_communicator_holds_where_a_collective_has_it():
+    def work(comm):
+        x, out = np.ones(3), np.empty(3)
+        comm.barrier()
+        comm.all_to_all(x, out)
+        comm.gather(x, np.empty(9) if comm.rank == 0 else None)
+        comm.all_reduce(x)
+        with pytest.raises(
+            ArgumentError, match=r"barrier on rank .: algorithm='tree' is not one of"
+        ):
+            comm.barrier(algorithm="tree")
+        assert "algorithm='ring' is set" in comm.explain("all_reduce", 24)
+        return x[0]
+
+    assert ringcoll.spawn(work, 3, algorithm="ring") == [3.0] * 3
+
+
+def test_every_collective_is_tested_here():
+    assert set(SHAPES) | {"send", "barrier"} == set(ALGORITHMS)
