@@ -9,13 +9,13 @@ import pytest
 
 import ringcoll
 from ringcoll.algorithms import ALGORITHMS, build
-from ringcoll.arguments import prepare
+from ringcoll.arguments.calls import prepare
+from ringcoll.communicator.selection import tuned
 from ringcoll.encode import encode
 from ringcoll.launch import Launch
-from ringcoll.links import Links
 from ringcoll.lower import lower
-from ringcoll.predict import predict
-from ringcoll.selection import tuned
+from ringcoll.timing.links import Links
+from ringcoll.timing.predict import predict
 
 RANKS = 8
 SHAPES = (("all_reduce", "ring"), ("all_reduce", "two_shot"), ("broadcast", "chain"))

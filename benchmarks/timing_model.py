@@ -30,9 +30,9 @@ from ringcoll.bench.environment import cores
 from ringcoll.bench.paced import measure_chain
 from ringcoll.bench.worlds import World
 from ringcoll.bootstrap import run_ranks
-from ringcoll.links import Links
-from ringcoll.model import Fit, Point, chain_time, fit_chain, residuals
-from ringcoll.predict import predict
+from ringcoll.timing.links import Links
+from ringcoll.timing.model import Fit, Point, chain_time, fit_chain, residuals
+from ringcoll.timing.predict import predict
 
 __all__ = ["main"]
 
