@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[2]
 PROGRAMS = Path(__file__).with_name("programs")
 LAUNCHER = Path(sys.executable).with_name("mpiexec")
 SHM = Path("/dev/shm")
+OTHERS = ("mpich", "sem.mp-")  # MPICH's, which a killed rank cannot remove, and multiprocessing's
 
 # Notes the exit status of a rank, which mpiexec does not tell apart. It ignores the signal by which
 # Hydra tells the others of a child that has died.
@@ -78,8 +79,8 @@ def alive(word: str) -> list[str]:
 
 
 def named() -> set[str]:
-    """Shared memory that has a name; MPICH cannot remove its own when it is killed."""
-    return {path.name for path in SHM.iterdir() if not path.name.startswith("mpich")}
+    """Shared memory that has a name, but what ringcoll does not make."""
+    return {path.name for path in SHM.iterdir() if not path.name.startswith(OTHERS)}
 
 
 @pytest.fixture
