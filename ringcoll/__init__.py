@@ -12,7 +12,10 @@ import logging
 __version__ = "0.1.0"
 
 from ringcoll.collectives import Collective
-from ringcoll.communicator import Communicator
+from ringcoll.communicator.group import group
+from ringcoll.communicator.public import Communicator
+from ringcoll.communicator.start import init, init_all, spawn
+from ringcoll.communicator.work import Work
 from ringcoll.config import Config
 from ringcoll.dtypes import premul_sum
 from ringcoll.errors import (
@@ -30,11 +33,8 @@ from ringcoll.errors import (
     RankLostError,
     UsageError,
 )
-from ringcoll.group import group
 from ringcoll.plan import Block, Buffer, Chunk, Plan, Step
-from ringcoll.start import init, init_all, spawn
-from ringcoll.verify import verify
-from ringcoll.work import Work
+from ringcoll.proof.prover import verify
 
 __all__ = [
     "AbortedError",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from ringcoll.communicator import Communicator
+    from ringcoll.communicator.public import Communicator
 
 __all__ = ["agree", "gather_bytes", "gather_numbers"]
 

@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ringcoll.bench.cases import Case
-from ringcoll.selection import tuned
+from ringcoll.communicator.selection import tuned
 
 if TYPE_CHECKING:
-    from ringcoll.communicator import Communicator
+    from ringcoll.communicator.public import Communicator
 
 __all__ = ["Buffers", "Library", "Operation", "Place", "Ringcoll", "allocate"]
 

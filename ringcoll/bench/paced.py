@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 from ringcoll.bench.exchange import gather_numbers
 from ringcoll.bench.worlds import World
-from ringcoll.model import Point
+from ringcoll.timing.model import Point
 
 if TYPE_CHECKING:
-    from ringcoll.communicator import Communicator
+    from ringcoll.communicator.public import Communicator
 
 __all__ = ["chain_seconds", "measure_chain"]
 

@@ -21,7 +21,7 @@ from ringcoll.bench.operations import Library, Operation, Place
 from ringcoll.errors import ArgumentError, LauncherError, MachineError
 
 if TYPE_CHECKING:
-    from ringcoll.communicator import Communicator
+    from ringcoll.communicator.public import Communicator
 
 __all__ = ["Gloo", "Mpi", "open_peer"]
 

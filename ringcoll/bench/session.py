@@ -31,7 +31,7 @@ from ringcoll.bench.timing import (
 from ringcoll.bench.worlds import World
 
 if TYPE_CHECKING:
-    from ringcoll.communicator import Communicator
+    from ringcoll.communicator.public import Communicator
 
 __all__ = ["measure"]
 

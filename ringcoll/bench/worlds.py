@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from ringcoll.communicator import Communicator
-from ringcoll.start import init, init_all, spawn
+from ringcoll.communicator.public import Communicator
+from ringcoll.communicator.start import init, init_all, spawn
 
 __all__ = ["World"]
 

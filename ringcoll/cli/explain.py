@@ -11,13 +11,13 @@ from ringcoll.algorithms import ALGORITHMS
 from ringcoll.cli.links import add_link_arguments, describe_links, links_of, typed, write_json
 from ringcoll.cli.sizes import format_bytes, format_seconds, parse_bytes
 from ringcoll.errors import ArgumentError
-from ringcoll.explain import LEGEND, space_time
-from ringcoll.graph import is_synchronised
 from ringcoll.launch import Launch
 from ringcoll.lower import lower
 from ringcoll.plan import format_plan
-from ringcoll.predict import Clock, Timed
-from ringcoll.tuner import Choice, best_slices, choose, plan_for
+from ringcoll.timing.explain import LEGEND, space_time
+from ringcoll.timing.graph import is_synchronised
+from ringcoll.timing.predict import Clock, Timed
+from ringcoll.timing.tuner import Choice, best_slices, choose, plan_for
 
 __all__ = ["add_arguments", "main"]
 
@@ -94,7 +94,7 @@ def main(args: argparse.Namespace) -> int:
             launch = Launch(slices=launched.slices, window=args.window)
             print("\n" + format_plan(lower(plan, launch)), end="")
     if args.plot is not None:
-        from ringcoll.plot import plot_space_time
+        from ringcoll.timing.plot import plot_space_time
 
         plot_space_time(launched.timed, args.ranks, title, args.plot)
     write_json(args.json, json.dumps(_as_json(args, launched), indent=1))

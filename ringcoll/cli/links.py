@@ -12,7 +12,7 @@ from typing import TypeVar, get_args
 from ringcoll.cli.ranges import parse_ints
 from ringcoll.cli.sizes import format_seconds, parse_bandwidth, parse_seconds
 from ringcoll.errors import ArgumentError
-from ringcoll.links import Links, Topology, Wire, equal_nodes
+from ringcoll.timing.links import Links, Topology, Wire, equal_nodes
 
 __all__ = ["add_link_arguments", "describe_links", "links_of", "typed", "write_json"]
 

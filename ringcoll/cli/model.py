@@ -14,9 +14,9 @@ from ringcoll.cli.links import add_link_arguments, describe_links, links_of, typ
 from ringcoll.cli.ranges import parse_ints
 from ringcoll.cli.sizes import format_bytes, format_seconds, parse_sizes
 from ringcoll.errors import ArgumentError, PlanError
-from ringcoll.graph import is_synchronised
-from ringcoll.links import Links
-from ringcoll.model import (
+from ringcoll.timing.graph import is_synchronised
+from ringcoll.timing.links import Links
+from ringcoll.timing.model import (
     CHAINS,
     Terms,
     bus_factor,
@@ -24,8 +24,8 @@ from ringcoll.model import (
     chain_limits,
     closed_form,
 )
-from ringcoll.predict import Clock, Prediction
-from ringcoll.tuner import best_slices, plan_for
+from ringcoll.timing.predict import Clock, Prediction
+from ringcoll.timing.tuner import best_slices, plan_for
 
 __all__ = ["add_arguments", "main"]
 
@@ -219,7 +219,7 @@ def _summary(case: _Case) -> Iterator[str]:
 
 
 def _plot(args: argparse.Namespace, points: list[_Point]) -> None:
-    from ringcoll.plot import plot_curves
+    from ringcoll.timing.plot import plot_curves
 
     curves: dict[str, list[tuple[int, float]]] = {}
     for point in points:

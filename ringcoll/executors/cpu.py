@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from ringcoll.arguments import Call
+from ringcoll.arguments.calls import Call
 from ringcoll.bootstrap.contract import named
 from ringcoll.collectives import COLLECTIVES, Collective
 from ringcoll.dtypes import OPS, ReduceOp
@@ -25,9 +25,9 @@ from ringcoll.executors.board import FLAGS, Board, Hello, Words
 from ringcoll.executors.drive import Lane, Pause, Task, drive, run_rows, steps
 from ringcoll.executors.rows import Binding, Pacer, Row, TraceEntry, flag_slots, lane_rows
 from ringcoll.fabric import Fabric
+from ringcoll.fabric.symmetric import SymmetricMemory
 from ringcoll.launch import Launch, Layout
 from ringcoll.plan import Buffer, Plan
-from ringcoll.symmetric import SymmetricMemory
 
 __all__ = ["CpuExecutor", "Prepared", "Selection", "Ticket"]
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ringcoll.algorithms import build
-from ringcoll.arguments import Call
+from ringcoll.arguments.calls import Call
 from ringcoll.collectives import Collective
 from ringcoll.encode import Program, encode
 from ringcoll.errors import MismatchError

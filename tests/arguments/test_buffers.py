@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringcoll.buffers import flat
+from ringcoll.arguments.buffers import flat
 from ringcoll.dtypes import DTYPES
 from ringcoll.errors import ArgumentError, ArgumentTypeError, UsageError
 

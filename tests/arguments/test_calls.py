@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringcoll.arguments import (
+from ringcoll.arguments.calls import (
     check_peer,
     prepare,
     prepare_recv,

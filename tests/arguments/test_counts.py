@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringcoll.arguments_v import (
+from ringcoll.arguments.vector import (
     prepare_all_gather_v,
     prepare_all_to_all_v,
     prepare_gather_v,

@@ -13,7 +13,7 @@ from ringcoll.bench.flags import Settings
 from ringcoll.bench.paced import measure_chain
 from ringcoll.bench.report import Report
 from ringcoll.bench.worlds import World
-from ringcoll.model import chain_time
+from ringcoll.timing.model import chain_time
 
 
 def test_tour(monkeypatch, tmp_path):

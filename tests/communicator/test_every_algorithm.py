@@ -8,7 +8,7 @@ import pytest
 
 import ringcoll
 from ringcoll.algorithms import ALGORITHMS
-from ringcoll.selection import AGREED_BYTES
+from ringcoll.communicator.selection import AGREED_BYTES
 from tests.communicator.cases import ROOTED, SHAPES, Case, run_cases
 
 PAIRS = [(c, a) for c, builders in ALGORITHMS.items() if c in SHAPES for a in builders]

@@ -8,11 +8,12 @@ import pytest
 import ringcoll
 from ringcoll import ArgumentError, ArgumentTypeError, Config, MismatchError, PlanError
 from ringcoll.algorithms import ALGORITHMS, build
+from ringcoll.communicator import selection
 from ringcoll.dtypes import DTYPES, dtype_of
 from ringcoll.launch import Launch, Layout
 from ringcoll.lower import lower
+from ringcoll.proof.prover import verify
 from ringcoll.run import run
-from ringcoll.verify import verify
 from tests.communicator.cases import REDUCING, ROOTED, SHAPES, Case, Memory, contribution, run_case
 
 
@@ -228,13 +229,13 @@ def test_channels_of_the_communicator_hold_where_there_are_rings():
 
 def test_verify_proves_a_built_in_plan(monkeypatch):
     proven = []
-    honest = vars(ringcoll.selection)["verify"]
+    honest = vars(selection)["verify"]
 
     def verify_noted(plan, **how):
         proven.append(plan.collective.name)
         return honest(plan, **how)
 
-    monkeypatch.setattr(ringcoll.selection, "verify", verify_noted)
+    monkeypatch.setattr(selection, "verify", verify_noted)
 
     def work(comm):
         x = np.ones(12345, "float32")

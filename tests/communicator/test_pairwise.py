@@ -11,8 +11,8 @@ import pytest
 
 import ringcoll
 from ringcoll.algorithms import ALGORITHMS
+from ringcoll.communicator.selection import AGREED_BYTES
 from ringcoll.dtypes import DTYPES, OPS, dtype_of
-from ringcoll.selection import AGREED_BYTES
 from tests.communicator.cases import (
     GUARD,
     REDUCING,

@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 
 import ringcoll
-import ringcoll.rank
+import ringcoll.communicator.rank
 from ringcoll.algorithms import ALGORITHMS, build
 from ringcoll.collectives import Collective
+from ringcoll.communicator.selection import AGREED_BYTES
 from ringcoll.executors.pairs import Pairs
 from ringcoll.executors.rows import TraceEntry
 from ringcoll.launch import Launch, Layout
 from ringcoll.lower import lower
 from ringcoll.plan import HELLO, Block, Buffer
-from ringcoll.selection import AGREED_BYTES
 from tests.communicator.cases import ROOTED, SHAPES, Case, Memory, contribution, run_case
 
 PAIRS = [(c, a) for c, builders in ALGORITHMS.items() if c in SHAPES for a in builders]
@@ -90,14 +90,14 @@ def check_trace(merged, lowered, layout):
 def selections(monkeypatch):
     """What each traced call selected, in a list: one entry a rank and call."""
     chosen = []
-    honest = vars(ringcoll.rank)["select"]
+    honest = vars(ringcoll.communicator.rank)["select"]
 
     def select(*args, **named):
         found = honest(*args, **named)
         chosen.append(found)
         return found
 
-    monkeypatch.setattr(ringcoll.rank, "select", select)
+    monkeypatch.setattr(ringcoll.communicator.rank, "select", select)
     return chosen
 
 

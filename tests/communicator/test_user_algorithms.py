@@ -20,6 +20,7 @@ from ringcoll import (
     Plan,
     Step,
 )
+from ringcoll.communicator import selection
 from ringcoll.errors import Deadlock, EntryViolation, IllegalStep, LaunchRefused, WrongResult
 
 
@@ -118,7 +119,7 @@ def test_runs_like_ours(count, symmetric, in_place):
 
 def test_is_made_and_proven_once(monkeypatch):
     made, proven = [], []
-    honest = vars(ringcoll.selection)["verify"]
+    honest = vars(selection)["verify"]
 
     def mine(nranks):
         made.append(nranks)
@@ -128,7 +129,7 @@ def test_is_made_and_proven_once(monkeypatch):
         proven.append(plan)
         return honest(plan, **how)
 
-    monkeypatch.setattr(ringcoll.selection, "verify", verify_noted)
+    monkeypatch.setattr(selection, "verify", verify_noted)
 
     def work(comm):
         x = np.ones(5)

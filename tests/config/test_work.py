@@ -9,8 +9,8 @@ import weakref
 
 import pytest
 
+from ringcoll.communicator.work import Work, Worker
 from ringcoll.errors import ClosedError, DeadlineError, MismatchError, UsageError
-from ringcoll.work import Work, Worker
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ import ringcoll
 from ringcoll.bootstrap import bootstrap_of
 from ringcoll.errors import Error, MachineError
 from ringcoll.fabric import Fabric, identity, mapping, open_fabric
-from ringcoll.symmetric import SymmetricMemory
+from ringcoll.fabric.symmetric import SymmetricMemory
 from ringcoll.transports import shm
 from ringcoll.transports.shm import Denied
 

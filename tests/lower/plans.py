@@ -8,7 +8,12 @@ from ringcoll.algorithms import ALGORITHMS, build, options
 from ringcoll.launch import ALL_MAPPED, Launch
 from ringcoll.plan import Buffer, Plan
 
-MAPPED = (ALL_MAPPED, frozenset({Buffer.INPUT}), frozenset({Buffer.OUTPUT}), frozenset())
+MAPPED: tuple[frozenset[Buffer], ...] = (
+    ALL_MAPPED,
+    frozenset({Buffer.INPUT}),
+    frozenset({Buffer.OUTPUT}),
+    frozenset(),
+)
 
 
 def every_plan(nranks: int, root: int = 0) -> Iterator[Plan]:

@@ -8,7 +8,7 @@ import pytest
 
 from ringcoll.algorithms import ALGORITHMS
 from ringcoll.cli import main
-from ringcoll.model import chain_best_slices, chain_time
+from ringcoll.timing.model import chain_best_slices, chain_time
 
 
 def run(capsys, words):

@@ -8,10 +8,10 @@ import pytest
 
 from ringcoll.algorithms import build
 from ringcoll.errors import ArgumentError, MachineError
-from ringcoll.explain import space_time
-from ringcoll.links import Links
-from ringcoll.plot import plot_curves, plot_space_time
-from ringcoll.predict import Clock
+from ringcoll.timing.explain import space_time
+from ringcoll.timing.links import Links
+from ringcoll.timing.plot import plot_curves, plot_space_time
+from ringcoll.timing.predict import Clock
 
 N = 1 << 20
 

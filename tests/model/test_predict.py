@@ -7,13 +7,13 @@ import pytest
 from ringcoll.algorithms import ALGORITHMS, build
 from ringcoll.collectives import Collective
 from ringcoll.errors import ArgumentError, Deadlock, PlanError
-from ringcoll.fold import TICKS, arrivals, fold
 from ringcoll.launch import Launch, Layout
-from ringcoll.links import Links, Wire, equal_nodes
 from ringcoll.lower import lower, place
-from ringcoll.model import CLOSED_FORMS, chain_time, closed_form
 from ringcoll.plan import Block, Buffer, Chunk, Plan, Step
-from ringcoll.predict import Clock, layout_sizes, predict
+from ringcoll.timing.fold import TICKS, arrivals, fold
+from ringcoll.timing.links import Links, Wire, equal_nodes
+from ringcoll.timing.model import CLOSED_FORMS, chain_time, closed_form
+from ringcoll.timing.predict import Clock, layout_sizes, predict
 from tests.model.plans import chain
 
 N, B = 64 * 2**20, 10e9

@@ -6,14 +6,14 @@ from itertools import product
 
 import pytest
 
-from ringcoll import calls as calls_module
 from ringcoll.algorithms import build
-from ringcoll.calls import join_calls, verify_calls
 from ringcoll.encode import encode
 from ringcoll.errors import ArgumentError, EntryViolation, Race
 from ringcoll.launch import ALL_MAPPED, Launch
 from ringcoll.lower import lower
-from ringcoll.verify import is_total
+from ringcoll.proof import calls as calls_module
+from ringcoll.proof.calls import join_calls, verify_calls
+from ringcoll.proof.prover import is_total
 from tests.verify.plans import broadcast
 
 

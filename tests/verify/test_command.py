@@ -6,13 +6,13 @@ import json
 
 import pytest
 
-from ringcoll import examine as examine_module
 from ringcoll.cli import main
 from ringcoll.cli.ranges import parse_ints
 from ringcoll.errors import ArgumentError
-from ringcoll.examine import Case, Outcome, examine
 from ringcoll.lower import lower
 from ringcoll.plan import Plan
+from ringcoll.proof import examine as examine_module
+from ringcoll.proof.examine import Case, Outcome, examine
 
 
 def run(capsys, *words):

@@ -14,7 +14,7 @@ from ringcoll.errors import (
     UnawaitedSignal,
     WrongResult,
 )
-from ringcoll.verify import verify
+from ringcoll.proof.prover import verify
 from tests.verify.plans import broadcast, plan, staged_sum
 
 

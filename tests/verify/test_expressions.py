@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ringcoll.expressions import NOTHING, Expressions, Flaw
 from ringcoll.labels import Label
+from ringcoll.proof.expressions import NOTHING, Expressions, Flaw
 
 
 def test_equal_trees_are_one_number():

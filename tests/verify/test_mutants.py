@@ -8,12 +8,12 @@ from functools import cache
 import pytest
 
 from ringcoll.algorithms import build
-from ringcoll.examine import judge
 from ringcoll.launch import Launch
 from ringcoll.lower import lower
-from ringcoll.mutants import MAY_PASS, launch_mutants, mutants, sample
-from ringcoll.reachability import history
-from ringcoll.verify import ALL_RULES, Prover, Rules
+from ringcoll.proof.examine import judge
+from ringcoll.proof.mutants import MAY_PASS, launch_mutants, mutants, sample
+from ringcoll.proof.prover import ALL_RULES, Prover, Rules
+from ringcoll.proof.reachability import history
 from tests.verify.plans import broadcast, plan
 
 STAGED = Launch(mapped=frozenset())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ringcoll.errors import EntryViolation, Race
-from ringcoll.verify import is_total, verify
+from ringcoll.proof.prover import is_total, verify
 from tests.verify.plans import plan, staged_sum
 
 PROTOCOLS = ("LL", "LL128")

@@ -13,10 +13,10 @@ from ringcoll.collectives import COLLECTIVES
 from ringcoll.errors import IllegalStep, LaunchRefused, PlanError, WrongResult
 from ringcoll.launch import ALL_MAPPED, Launch
 from ringcoll.lower import lower
-from ringcoll.mutants import mutants
-from ringcoll.reachability import Objection, difference, history
-from ringcoll.schedules import objection
-from ringcoll.verify import verify
+from ringcoll.proof.mutants import mutants
+from ringcoll.proof.prover import verify
+from ringcoll.proof.reachability import Objection, difference, history
+from ringcoll.proof.schedules import objection
 from tests.verify.plans import broadcast, plan, staged_sum
 
 

@@ -6,12 +6,12 @@ import pytest
 
 from ringcoll.algorithms import build
 from ringcoll.errors import Race, WrongResult
-from ringcoll.induction import check_period, verify_slices
 from ringcoll.launch import Launch
 from ringcoll.lower import lower
-from ringcoll.mutants import mutants
 from ringcoll.plan import Plan, Step
-from ringcoll.verify import verify
+from ringcoll.proof.induction import check_period, verify_slices
+from ringcoll.proof.mutants import mutants
+from ringcoll.proof.prover import verify
 
 
 @pytest.mark.parametrize("window", [1, 2, 3])
@@ -66,7 +66,7 @@ def test_a_wrong_plan_is_found_at_its_first_slices(monkeypatch):
             return right
         return next(m for kind, m in mutants(right) if kind == "drop_pair" and _races(m))
 
-    monkeypatch.setattr("ringcoll.induction.lower", without_credits)
+    monkeypatch.setattr("ringcoll.proof.induction.lower", without_credits)
     with pytest.raises(Race):
         verify_slices(plan, Launch(window=2, mapped=frozenset()))
 

@@ -8,9 +8,9 @@ import pytest
 
 from ringcoll.algorithms import ALGORITHMS, build
 from ringcoll.errors import IllegalStep
-from ringcoll.mutants import mutants
 from ringcoll.plan import Symmetry
-from ringcoll.symmetry import check_symmetry
+from ringcoll.proof.mutants import mutants
+from ringcoll.proof.symmetry import check_symmetry
 
 ALL = [(c, a) for c, builders in ALGORITHMS.items() for a in builders]
 

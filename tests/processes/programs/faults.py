@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 import ringcoll
-from ringcoll import rank
+from ringcoll.communicator import rank
 from tests.processes.programs.verdict import say, told
 
 SMALL, LARGE = 10, 200_000  # elements: flags alone; and agreed on before the first byte moves

@@ -1,12 +1,12 @@
 """The proof of a plan: a fold over :func:`ringcoll.plan.walk`.
 
 What is folded is, for every chunk of memory, the expression of contributions that it holds
-(:mod:`ringcoll.expressions`), and for every block a vector clock (:mod:`ringcoll.clocks`). One
-walk is enough: what happens before what does not depend on the schedule, and without races what
-memory holds does not either.
+(``expressions``), and for every block a vector clock (``clocks``). One walk is enough: what
+happens before what does not depend on the schedule, and without races what memory holds does not
+either.
 
-A verifier is worth what it rejects: :mod:`ringcoll.mutants` breaks proven plans in every small way
-and :mod:`ringcoll.schedules`, which shares nothing with this file, judges what gets through.
+A verifier is worth what it rejects: ``mutants`` breaks proven plans in every small way and
+``schedules``, which shares nothing with this file, judges what gets through.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ringcoll.cells import FREE, INPUT_ONLY, Numbers, Row
-from ringcoll.clocks import Clocks
 from ringcoll.collectives import Collective
 from ringcoll.dtypes import Accumulate
 from ringcoll.errors import ArgumentError, WrongResult
-from ringcoll.expressions import NOTHING, Expressions, Flaw, wanted_text
 from ringcoll.labels import Label
 from ringcoll.plan import Chunk, Plan, walk
+from ringcoll.proof.cells import FREE, INPUT_ONLY, Numbers, Row
+from ringcoll.proof.clocks import Clocks
+from ringcoll.proof.expressions import NOTHING, Expressions, Flaw, wanted_text
 
 __all__ = ["ALL_RULES", "Proof", "Prover", "Rules", "is_total", "verify"]
 

@@ -7,12 +7,12 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from ringcoll.communicator import Communicator
+from ringcoll.communicator.public import Communicator
+from ringcoll.communicator.rank import RankState, in_words
 from ringcoll.config import Config, Settings, starting
 from ringcoll.errors import AbortedError, ArgumentError, MismatchError
 from ringcoll.executors.pace import Pace
 from ringcoll.fabric import Fabric, each, open_fabric, thread_fabrics
-from ringcoll.rank import RankState, in_words
 
 __all__ = ["init", "init_all", "spawn"]
 

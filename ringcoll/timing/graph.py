@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ringcoll.errors import PlanError
-from ringcoll.links import Links, Port, Wire
 from ringcoll.plan import HELLO, Block, Buffer, Chunk, Plan, Step, Symmetry
+from ringcoll.timing.links import Links, Port, Wire
 
 __all__ = ["Edge", "Graph", "Load", "Sizes", "build_graph", "is_synchronised", "without_flight"]
 

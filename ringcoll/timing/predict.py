@@ -20,13 +20,13 @@ from dataclasses import dataclass
 
 from ringcoll.collectives import Collective
 from ringcoll.errors import ArgumentError, PlanError
-from ringcoll.fold import NEVER, TICKS, Costs, fold, port_totals, stretch
-from ringcoll.graph import Graph, Sizes, build_graph, is_synchronised, without_flight
 from ringcoll.launch import Layout
-from ringcoll.links import Links, Wire
 from ringcoll.lower.slices import fuse, split
-from ringcoll.model import Terms
 from ringcoll.plan import Block, Chunk, Plan, Step, walk
+from ringcoll.timing.fold import NEVER, TICKS, Costs, fold, port_totals, stretch
+from ringcoll.timing.graph import Graph, Sizes, build_graph, is_synchronised, without_flight
+from ringcoll.timing.links import Links, Wire
+from ringcoll.timing.model import Terms
 
 __all__ = ["Clock", "Prediction", "Timed", "layout_sizes", "parts_of", "predict"]
 
@@ -214,7 +214,7 @@ class Clock:
         return max(most, default=0) / TICKS
 
     def costs(self, nbytes: float, slices: int, *, alpha: bool = True) -> Costs:
-        """What each step of one slice costs, with α or without, for :func:`ringcoll.fold.fold`."""
+        """What each step of one slice costs, with α or without: what ``fold`` takes."""
         if slices < 1 or (slices > 1 and is_synchronised(self.plan)):
             raise ArgumentError(f"slices={slices}: at least 1, and 1 for a plan with signals")
         if not 0 <= nbytes < math.inf:

@@ -12,19 +12,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 
-from ringcoll import tuner
 from ringcoll.algorithms import ALGORITHMS, build, options
-from ringcoll.arguments import Call
+from ringcoll.arguments.calls import Call
 from ringcoll.collectives import COLLECTIVES
 from ringcoll.dtypes import Accumulate
 from ringcoll.encode import encode
 from ringcoll.errors import ArgumentError, ArgumentTypeError, LaunchRefused
 from ringcoll.executors.cpu import Selection, slot_bytes
 from ringcoll.launch import ALL_MAPPED, Launch, Layout
-from ringcoll.links import Links
 from ringcoll.lower import lower
 from ringcoll.plan import Buffer, Plan, format_plan
-from ringcoll.verify import verify
+from ringcoll.proof.prover import verify
+from ringcoll.timing import tuner
+from ringcoll.timing.links import Links
 
 __all__ = ["AGREED_BYTES", "HOST", "Algorithm", "Choice", "agrees", "select", "tuned"]
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ringcoll.checks import (
+from ringcoll.arguments.checks import (
     ROWS,
     checked_op,
     checked_root,
@@ -16,7 +16,7 @@ from ringcoll.checks import (
     same_dtype,
     view,
 )
-from ringcoll.counts import Counts, Site
+from ringcoll.arguments.counts import Counts, Site
 from ringcoll.dtypes import DType, ReduceOp
 
 __all__ = [

@@ -11,8 +11,10 @@ from dataclasses import replace
 from typing import TypeVar
 
 from ringcoll.algorithms import ALGORITHMS
-from ringcoll.arguments import Call
-from ringcoll.buffers import flat
+from ringcoll.arguments.buffers import flat
+from ringcoll.arguments.calls import Call
+from ringcoll.communicator.selection import AGREED_BYTES, Algorithm, Choice, agrees, select, tuned
+from ringcoll.communicator.work import Work, Worker
 from ringcoll.config import Config
 from ringcoll.errors import (
     AbortedError,
@@ -30,10 +32,8 @@ from ringcoll.executors.cpu import CpuExecutor, Prepared, Selection
 from ringcoll.executors.pace import Pace, pacer
 from ringcoll.executors.pairs import Pairs
 from ringcoll.fabric import Fabric
+from ringcoll.fabric.symmetric import SymmetricMemory
 from ringcoll.plan import Buffer
-from ringcoll.selection import AGREED_BYTES, Algorithm, Choice, agrees, select, tuned
-from ringcoll.symmetric import SymmetricMemory
-from ringcoll.work import Work, Worker
 
 __all__ = ["SCRATCH_BYTES", "RankState", "in_words"]
 

@@ -9,23 +9,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ringcoll.arguments import prepare_recv, prepare_send, prepare_sendrecv
-from ringcoll.arguments_v import (
+from ringcoll.arguments.calls import prepare_recv, prepare_send, prepare_sendrecv
+from ringcoll.arguments.vector import (
     prepare_all_gather_v,
     prepare_all_to_all_v,
     prepare_gather_v,
     prepare_reduce_scatter_v,
     prepare_scatter_v,
 )
-from ringcoll.calling import Calling
 from ringcoll.collectives import COLLECTIVES
+from ringcoll.communicator.calling import Calling
+from ringcoll.communicator.rank import RankState, in_words
+from ringcoll.communicator.selection import HOST
+from ringcoll.communicator.vector import as_collective
+from ringcoll.communicator.work import Work
 from ringcoll.dtypes import ReduceOp, dtype_of
 from ringcoll.errors import ArgumentError
-from ringcoll.links import Links
-from ringcoll.rank import RankState, in_words
-from ringcoll.selection import HOST
-from ringcoll.vector import as_collective
-from ringcoll.work import Work
+from ringcoll.timing.links import Links
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -11,12 +11,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from ringcoll.arguments import Call
+from ringcoll.arguments.calls import Call
+from ringcoll.communicator.rank import RankState, in_words
+from ringcoll.communicator.work import Work
 from ringcoll.errors import DeadlineError
 from ringcoll.executors.cpu import Prepared
 from ringcoll.executors.drive import Task, drive
-from ringcoll.rank import RankState, in_words
-from ringcoll.work import Work
 
 __all__ = ["Group", "current", "group", "run_together"]
 

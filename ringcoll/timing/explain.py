@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from ringcoll.plan import Buffer, Step
-from ringcoll.predict import Timed
+from ringcoll.timing.predict import Timed
 
 __all__ = ["LEGEND", "cell", "naming", "space_time", "transfers"]
 
@@ -81,7 +81,7 @@ def space_time(timed: Sequence[Timed], nranks: int, *, width: int = 100) -> str:
     """The table, in as many panels below each other as its width asks for.
 
     Args:
-        timed: the steps of a call, from :meth:`ringcoll.predict.Clock.trace`.
+        timed: the steps of a call, from :meth:`ringcoll.timing.predict.Clock.trace`.
         nranks: how many rows there are.
         width: characters a line.
 

@@ -114,7 +114,7 @@ class Links:
         """The ports that a message from ``src`` to another rank occupies.
 
         A memory is no port of a message: all that a step touches loads it, see
-        :func:`ringcoll.graph.loads`.
+        :func:`ringcoll.timing.graph.loads`.
         """
         wire = self.wire(src, dst)
         if self.nodes and self.nodes[src] != self.nodes[dst]:

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from ringcoll.checks import address_of, refuse_keyword, same_dtype, view
+from ringcoll.arguments.checks import address_of, refuse_keyword, same_dtype, view
 from ringcoll.errors import ArgumentError, ArgumentTypeError
 
 __all__ = ["Counts", "Site"]

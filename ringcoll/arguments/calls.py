@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ringcoll.checks import (
+from ringcoll.arguments.checks import (
     ROWS,
     checked_op,
     checked_rank,

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from ringcoll.collectives import Collective
 from ringcoll.errors import ArgumentError
 from ringcoll.plan import HELLO, Block, Buffer, Chunk, Plan, Step
-from ringcoll.verify import Proof, Prover, is_total
+from ringcoll.proof.prover import Proof, Prover, is_total
 
 __all__ = ["join_calls", "verify_calls"]
 

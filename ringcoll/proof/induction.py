@@ -30,7 +30,7 @@ from ringcoll.errors import WrongResult
 from ringcoll.launch import Launch
 from ringcoll.lower import lower
 from ringcoll.plan import Block, Plan, Step
-from ringcoll.verify import Proof, verify
+from ringcoll.proof.prover import Proof, verify
 
 __all__ = ["verify_slices"]
 
@@ -48,7 +48,7 @@ def verify_slices(
     Args:
         plan: an algorithm's plan.
         launch: everything but the number of slices, which is ignored.
-        nodes: as for :func:`ringcoll.verify.verify`.
+        nodes: as for :func:`ringcoll.proof.prover.verify`.
         deterministic: as there.
         accumulate: as there.
 
@@ -56,7 +56,7 @@ def verify_slices(
         The proofs for S = 1 … 2W + 2; for S = 1 alone if the plan brings its own signals.
 
     Raises:
-        PlanError: as :func:`ringcoll.verify.verify`, for the first S that is wrong.
+        PlanError: as :func:`ringcoll.proof.prover.verify`, for the first S that is wrong.
         WrongResult: the plan of some S is not the period, repeated.
         LaunchRefused: the launch cannot carry the plan.
 

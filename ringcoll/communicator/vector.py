@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy.typing as npt
 
-from ringcoll.arguments import Call
-from ringcoll.arguments_v import VCall
+from ringcoll.arguments.calls import Call
+from ringcoll.arguments.vector import VCall
 from ringcoll.errors import ArgumentError
 
 __all__ = ["as_collective", "as_pairs"]

@@ -16,7 +16,14 @@ import numpy as np
 import numpy.typing as npt
 
 from ringcoll.plan import HELLO, Block, Buffer, Chunk, Plan, Step
-from ringcoll.reachability import History, Objection, difference, disorder, entry_and_exit, history
+from ringcoll.proof.reachability import (
+    History,
+    Objection,
+    difference,
+    disorder,
+    entry_and_exit,
+    history,
+)
 
 __all__ = ["objection"]
 

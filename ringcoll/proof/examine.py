@@ -15,17 +15,17 @@ from itertools import product
 from typing import Any, Literal, NamedTuple
 
 from ringcoll.algorithms import build, options
-from ringcoll.calls import verify_calls
 from ringcoll.errors import ArgumentError, LaunchRefused, PlanError
-from ringcoll.induction import verify_slices
 from ringcoll.launch import ALL_MAPPED, Launch
 from ringcoll.lower import lower
-from ringcoll.mutants import MAY_PASS, launch_mutants, mutants, sample
 from ringcoll.plan import Buffer, Plan
-from ringcoll.reachability import History, history
-from ringcoll.schedules import objection
-from ringcoll.symmetry import check_symmetry
-from ringcoll.verify import ALL_RULES, Prover, Rules
+from ringcoll.proof.calls import verify_calls
+from ringcoll.proof.induction import verify_slices
+from ringcoll.proof.mutants import MAY_PASS, launch_mutants, mutants, sample
+from ringcoll.proof.prover import ALL_RULES, Prover, Rules
+from ringcoll.proof.reachability import History, history
+from ringcoll.proof.schedules import objection
+from ringcoll.proof.symmetry import check_symmetry
 
 __all__ = ["Case", "Outcome", "Verdict", "examine", "judge"]
 

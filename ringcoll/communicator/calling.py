@@ -17,15 +17,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ringcoll.arguments import Call, prepare
-from ringcoll.arguments_v import VCall
+from ringcoll.arguments.calls import Call, prepare
+from ringcoll.arguments.vector import VCall
+from ringcoll.communicator.group import current, run_together
+from ringcoll.communicator.rank import RankState
+from ringcoll.communicator.vector import as_pairs
+from ringcoll.communicator.work import Work
 from ringcoll.config import Config, resolve
 from ringcoll.errors import ArgumentError
 from ringcoll.executors.cpu import Prepared
-from ringcoll.group import current, run_together
-from ringcoll.rank import RankState
-from ringcoll.vector import as_pairs
-from ringcoll.work import Work
 
 __all__ = ["Calling"]
 

@@ -14,10 +14,10 @@ from itertools import groupby
 
 from ringcoll.algorithms import ALGORITHMS, build, options
 from ringcoll.errors import ArgumentError, LaunchRefused, PlanError
-from ringcoll.graph import is_synchronised
-from ringcoll.links import Links
 from ringcoll.plan import Plan
-from ringcoll.predict import MANY, Clock
+from ringcoll.timing.graph import is_synchronised
+from ringcoll.timing.links import Links
+from ringcoll.timing.predict import MANY, Clock
 
 __all__ = ["Candidate", "Choice", "Option", "best_slices", "candidates_for", "choose", "plan_for"]
 

@@ -11,8 +11,8 @@ multidimensional meshes* (1995), with the parameters of LogGP (Alexandrov et al.
 o, B is 1/G. Multiplied out, T has four terms, see :class:`Terms`. T is least where
 N/B·(k - 2)/S² = α, hence at S = √((k - 2)·N/(α·B)).
 
-:func:`ringcoll.predict.predict` gives the same numbers from the plan itself. What is here is for
-paper, for tests, and to get B and α out of a measurement.
+:func:`ringcoll.timing.predict.predict` gives the same numbers from the plan itself. What is here
+is for paper, for tests, and to get B and α out of a measurement.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ringcoll.errors import ArgumentError, MachineError
-from ringcoll.explain import cell, naming, transfers
-from ringcoll.predict import Timed
+from ringcoll.timing.explain import cell, naming, transfers
+from ringcoll.timing.predict import Timed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -57,7 +57,7 @@ def plot_space_time(timed: Sequence[Timed], nranks: int, title: str, path: str |
     """Draw a bar for each transfer: a row a rank, a strip a block, a colour a slice.
 
     Args:
-        timed: the steps of a call, from :meth:`ringcoll.predict.Clock.trace`.
+        timed: the steps of a call, from :meth:`ringcoll.timing.predict.Clock.trace`.
         nranks: how many rows there are.
         title: what is shown.
         path: the file; its ending says the format, such as .png or .svg.

@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ringcoll.blocks import Block, Table
 from ringcoll.errors import ArgumentError, ArgumentTypeError, ClosedError, MismatchError
 from ringcoll.fabric.base import Fabric
+from ringcoll.fabric.blocks import Block, Table
 from ringcoll.transports.pages import whole_pages
 
 __all__ = ["Bytes", "SymmetricMemory"]

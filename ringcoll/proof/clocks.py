@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from typing import NamedTuple
 
-from ringcoll.cells import NOBODY, Numbers, Row
 from ringcoll.errors import EntryViolation, ExitViolation, Race, UnawaitedSignal
+from ringcoll.proof.cells import NOBODY, Numbers, Row
 
 __all__ = ["Clocks"]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
 
-from ringcoll.graph import Graph
+from ringcoll.timing.graph import Graph
 
 __all__ = ["NEVER", "TICKS", "Costs", "arrivals", "fold", "port_totals", "stretch"]
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ringcoll.buffers import flat
+from ringcoll.arguments.buffers import flat
 from ringcoll.collectives import COLLECTIVES
 from ringcoll.dtypes import DTYPES, OPS, DType, ReduceOp, op_of
 from ringcoll.errors import ArgumentError, ArgumentTypeError
