@@ -21,7 +21,7 @@ from ringcoll.arguments.calls import Call, prepare
 from ringcoll.arguments.vector import VCall
 from ringcoll.communicator.group import current, run_together
 from ringcoll.communicator.rank import RankState
-from ringcoll.communicator.vector import as_pairs
+from ringcoll.communicator.vector import as_collective, as_pairs
 from ringcoll.communicator.work import Work
 from ringcoll.config import Config, resolve
 from ringcoll.errors import ArgumentError
@@ -30,7 +30,7 @@ from ringcoll.executors.cpu import Prepared
 __all__ = ["Calling"]
 
 Array = npt.NDArray[Any]
-_Key = tuple[str, int, int, object, int]
+_Key = tuple[object, ...]
 
 KEPT = 128
 """Calls that a communicator keeps prepared; the oldest goes first."""
@@ -55,21 +55,20 @@ class Calling:
     def _collective(
         self, name: str, sendbuf: Any, recvbuf: Any, op: Any, root: int, how: dict[str, Any]
     ) -> Work | None:
-        key: _Key = (name, id(sendbuf), id(recvbuf), op, root)
-        if not how:
-            try:
-                kept = self._kept.get(key)
-            except TypeError:
-                kept = None
-            if (
-                kept is not None
-                and kept[0]() is sendbuf
-                and kept[1]() is recvbuf
-                and (sendbuf is None or sendbuf.dtype is kept[2])
-                and current() is None
-            ):
-                self._now([kept[3]], None)
-                return None
+        key: _Key | None = (name, id(sendbuf), id(recvbuf), op, root, *how.items())
+        try:
+            kept = self._kept.get(key)
+        except TypeError:  # an argument that cannot be, or an option that is not hashed
+            key = kept = None
+        if (
+            kept is not None
+            and kept[0]() is sendbuf
+            and kept[1]() is recvbuf
+            and (sendbuf is None or sendbuf.dtype is kept[2])
+            and current() is None
+        ):
+            self._now([kept[3]], None)
+            return None
         call = prepare(
             name,
             rank=self.rank,
@@ -79,18 +78,23 @@ class Calling:
             op=op,
             root=root,
         )
-        if how or not (_keepable(sendbuf) and _keepable(recvbuf)):
-            return self._once(call, name, how, (sendbuf, recvbuf))
-        prepared = self._state.prepare(_unowned(call), self._state.config)
+        config, later = self._options(name, how)
+        if later or key is None or not (_keepable(sendbuf) and _keepable(recvbuf)):
+            return self._once(call, config, later=later, alive=(sendbuf, recvbuf))
+        prepared = self._state.prepare(_unowned(call), config)
         self._keep(key, sendbuf, recvbuf, prepared)
         return self._launch([prepared], later=False)
 
     def _once(
-        self, call: Call, name: str, how: dict[str, Any], alive: tuple[object, ...]
+        self, call: Call, config: Config, *, later: bool, alive: tuple[object, ...]
     ) -> Work | None:
-        """A call with options, or with buffers that cannot be recognised next time."""
-        config, later = self._options(name, how)
+        """A call whose buffers cannot be recognised next time."""
         return self._launch([self._state.prepare(call, config)], later=later, alive=alive)
+
+    def _counted(self, call: VCall, how: dict[str, Any], alive: tuple[object, ...]) -> Work | None:
+        """A plan with unequal segments; counts change from call to call, so nothing is kept."""
+        config, later = self._options(call.collective, how)
+        return self._once(as_collective(call), config, later=later, alive=alive)
 
     def _pairs(self, name: str, calls: list[Call], how: dict[str, Any]) -> Work | None:
         config, later = self._options(name, how)

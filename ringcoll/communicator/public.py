@@ -21,7 +21,6 @@ from ringcoll.collectives import COLLECTIVES
 from ringcoll.communicator.calling import Calling
 from ringcoll.communicator.rank import RankState, in_words
 from ringcoll.communicator.selection import HOST
-from ringcoll.communicator.vector import as_collective
 from ringcoll.communicator.work import Work
 from ringcoll.dtypes import ReduceOp, dtype_of
 from ringcoll.errors import ArgumentError
@@ -130,7 +129,7 @@ class Communicator(Calling):
         call = prepare_all_gather_v(
             sendbuf, recvbuf, counts, displs, rank=self.rank, nranks=self.nranks
         )
-        return self._once(as_collective(call), call.collective, how, (sendbuf, recvbuf))
+        return self._counted(call, how, (sendbuf, recvbuf))
 
     def reduce_scatter_v(
         self,
@@ -144,7 +143,7 @@ class Communicator(Calling):
         call = prepare_reduce_scatter_v(
             sendbuf, recvbuf, counts, op, rank=self.rank, nranks=self.nranks
         )
-        return self._once(as_collective(call), call.collective, how, (sendbuf, recvbuf))
+        return self._counted(call, how, (sendbuf, recvbuf))
 
     def gather_v(
         self,
@@ -332,10 +331,14 @@ class Communicator(Calling):
             self.close()
             return
         try:
-            if not self._state.settled:
-                self.synchronize()
+            self._conclude()
         finally:
             self.close()
+
+    def _conclude(self) -> None:
+        """Raise at the end what nobody has been told yet."""
+        if not (self._state.settled or self._state.closed):
+            self.synchronize()
 
     def __repr__(self) -> str:
         return f"<ringcoll.Communicator rank {self.rank} of {self.nranks} on {self.device}>"
