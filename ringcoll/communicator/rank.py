@@ -6,9 +6,11 @@ import logging
 import struct
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TypeVar
+
+import numpy as np
 
 from ringcoll.algorithms import ALGORITHMS
 from ringcoll.arguments.buffers import flat
@@ -19,6 +21,7 @@ from ringcoll.config import Config
 from ringcoll.errors import (
     AbortedError,
     ArgumentError,
+    ArgumentTypeError,
     ClosedError,
     DeadlineError,
     Error,
@@ -43,6 +46,7 @@ SCRATCH_BYTES = 15 << 20
 _log = logging.getLogger("ringcoll")
 _COLOR = struct.Struct("<qq")
 _NO_COLOR = -(1 << 63)
+_LARGEST = (1 << 63) - 1
 
 T = TypeVar("T")
 
@@ -259,12 +263,10 @@ class RankState:
     def split(self, color: int | None, key: int) -> RankState | None:
         """This rank's part of a split; collective."""
         self.usable()
-        if color is not None and (
-            isinstance(color, bool) or not isinstance(color, int) or color < 0
-        ):
-            raise ArgumentError(
-                f"split on rank {self.fabric.rank}: color={color!r}, wanted an integer >= 0 or None"
-            )
+        where = f"split on rank {self.fabric.rank}"
+        if color is not None:
+            color = _whole(where, "color", color, 0, _LARGEST)
+        key = _whole(where, "key", key, -_LARGEST, _LARGEST)
         sent = _COLOR.pack(_NO_COLOR if color is None else color, key)
         said = self.together(lambda: self.fabric.allgather(sent, what="split"))
         rows = [_COLOR.unpack(part) for part in said]
@@ -280,16 +282,12 @@ class RankState:
     def shrink(self, exclude: Sequence[int]) -> RankState:
         """A communicator of the ranks that are left; collective among these."""
         n, lost = self.fabric.nranks, set(self.fabric.lost()) - {self.fabric.rank}
-        out = lost.union(exclude)
-        if not all(isinstance(rank, int) and 0 <= rank < n for rank in out):
-            raise ArgumentError(
-                f"shrink on rank {self.fabric.rank}: exclude={list(exclude)}, wanted "
-                f"ranks from 0 to {n - 1}"
-            )
+        where = f"shrink on rank {self.fabric.rank}"
+        if not isinstance(exclude, Iterable):
+            raise ArgumentTypeError(f"{where}: exclude={exclude!r}, wanted a list of ranks")
+        out = lost.union(_whole(where, "exclude", rank, 0, n - 1) for rank in exclude)
         if self.fabric.rank in out:
-            raise ArgumentError(
-                f"shrink on rank {self.fabric.rank}: exclude names this rank itself"
-            )
+            raise ArgumentError(f"{where}: exclude names this rank itself")
         members = [rank for rank in range(n) if rank not in out]
         fabric = self.fabric.subset(members, what="shrink")
         self.settled = self.settled or self.broken is not None or bool(lost)
@@ -331,6 +329,15 @@ class RankState:
             self.executor.close()
             self.symmetric.close()
             self.fabric.close()
+
+
+def _whole(where: str, argument: str, value: object, least: int, most: int) -> int:
+    """An integer argument within its limits."""
+    if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
+        if least <= value <= most:
+            return int(value)
+        raise ArgumentError(f"{where}: {argument}={value}, wanted one from {least} to {most}")
+    raise ArgumentTypeError(f"{where}: {argument}={value!r}, wanted an integer")
 
 
 def _reason(error: BaseException) -> str:

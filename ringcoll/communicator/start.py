@@ -94,6 +94,7 @@ def spawn(
     def work(comm: Communicator) -> None:
         try:
             results[comm.rank] = function(comm, *args)
+            comm._conclude()
         except BaseException as error:
             failures.append((comm.rank, error))
             comm.abort(in_words(error))

@@ -1,0 +1,174 @@
+"""The pytest plugin, as a project of a user's sees it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+
+import pytest
+
+pytest_plugins = ["pytester"]
+
+# Where the package is installed its entry point loads the plugin; from a checkout we name it.
+INSTALLED = list(importlib.metadata.entry_points(group="pytest11", name="ringcoll"))
+PLUGIN = [] if INSTALLED else ["-p", "ringcoll.pytest_plugin"]
+
+
+@pytest.fixture
+def outcomes(pytester):
+    """Run a test file by a pytest of its own; give what came of it and its lines."""
+
+    def run(source, *options):
+        pytester.makepyfile(source)
+        result = pytester.runpytest_inprocess(*PLUGIN, "-p", "no:cacheprovider", "-v", *options)
+        counts = result.parseoutcomes()
+        counts.pop("warnings", None)  # that the plugin was imported before its asserts were seen
+        return counts, result.stdout
+
+    return run
+
+
+def test_marker_runs_a_test_on_every_rank_for_each_number_of_ranks(outcomes):
+    counts, lines = outcomes(
+        """
+        import numpy as np
+        import pytest
+
+        seen = []
+
+        @pytest.mark.ringcoll(nranks=[2, 3])
+        def test_sum(comm):
+            x = np.full(4, float(comm.rank))
+            comm.all_reduce(x)
+            assert set(x) == {1.0 if comm.nranks == 2 else 3.0}
+            seen.append((comm.nranks, comm.rank))
+
+        @pytest.mark.ringcoll(nranks=4, device="cpu")
+        def test_one_number(comm):
+            seen.append((comm.nranks, comm.rank))
+
+        @pytest.mark.ringcoll
+        def test_default(comm):
+            assert comm.nranks == 2
+
+        def test_all_came():
+            wanted = [(n, r) for n in (2, 3, 4) for r in range(n)]
+            assert sorted(seen) == wanted
+        """
+    )
+    assert counts == {"passed": 5}
+    lines.fnmatch_lines(["*test_sum?2ranks? PASSED*", "*test_sum?3ranks? PASSED*"])
+
+
+def test_marked_tests_take_other_fixtures_and_parameters_and_classes(outcomes):
+    counts, _ = outcomes(
+        """
+        import pytest
+
+        @pytest.fixture
+        def base():
+            return 10
+
+        @pytest.mark.parametrize("more", [1, 2])
+        @pytest.mark.ringcoll(nranks=[1, 2])
+        def test_add(comm, base, more, tmp_path):
+            assert base + more in (11, 12)
+            assert tmp_path.is_dir()
+
+        @pytest.mark.ringcoll(nranks=2)
+        class TestMany:
+            def test_method(self, comm):
+                comm.barrier()
+        """
+    )
+    assert counts == {"passed": 5}
+
+
+def test_a_failure_of_one_rank_is_the_tests_and_the_others_do_not_wait(outcomes):
+    counts, lines = outcomes(
+        """
+        import pytest
+
+        @pytest.mark.ringcoll(nranks=3)
+        def test_fails(comm):
+            if comm.rank == 1:
+                assert comm.rank == 7, "this one"
+            comm.barrier()
+
+        @pytest.mark.ringcoll(nranks=2)
+        def test_skips(comm):
+            pytest.skip("not today")
+
+        @pytest.mark.xfail(raises=ZeroDivisionError, strict=True)
+        @pytest.mark.ringcoll(nranks=2)
+        def test_expected(comm):
+            1 / comm.rank
+        """,
+        "--timeout=30",
+    )
+    assert counts == {"failed": 1, "skipped": 1, "xfailed": 1}
+    lines.fnmatch_lines(["*AssertionError: this one*"])
+
+
+def test_fixture_runs_a_function_on_ranks(outcomes):
+    counts, _ = outcomes(
+        """
+        import numpy as np
+        import pytest
+
+        def test_mean(ringcoll_spawn):
+            def work(comm, scale):
+                x = np.full(3, comm.rank * scale, "float32")
+                comm.all_reduce(x, op="avg")
+                return float(x[0])
+
+            assert ringcoll_spawn(work, 4, 2) == [3.0] * 4
+
+        def test_options(ringcoll_spawn):
+            with pytest.raises(ZeroDivisionError):
+                ringcoll_spawn(lambda comm: 1 / 0, 2, timeout=5)
+        """
+    )
+    assert counts == {"passed": 2}
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        (
+            """
+            import pytest
+
+            @pytest.mark.ringcoll(nranks=2)
+            def test_forgot(): ...
+            """,
+            "*test_forgot: @ringcoll needs the argument comm*",
+        ),
+        (
+            """
+            def test_unmarked(comm): ...
+            """,
+            "*the fixture comm belongs to tests marked @pytest.mark.ringcoll*",
+        ),
+        (
+            """
+            import pytest
+
+            @pytest.mark.ringcoll(nranks=0)
+            def test_nobody(comm): ...
+            """,
+            "*nranks=0*",
+        ),
+    ],
+)
+def test_misuse_is_told(outcomes, source, said):
+    counts, lines = outcomes(source)
+    assert counts.get("passed", 0) == 0
+    assert counts.get("errors", 0) + counts.get("failed", 0) == 1
+    lines.fnmatch_lines([said])
+
+
+def test_marker_is_listed(pytester):
+    lines = pytester.runpytest_inprocess(*PLUGIN, "--markers").stdout
+    lines.fnmatch_lines(
+        ["@pytest.mark.ringcoll(nranks, device='cpu'): run the test on every rank*"]
+    )

@@ -1,0 +1,220 @@
+"""Bad input: told on its rank, by call and argument, before anything moves, and harmless."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import ringcoll
+from ringcoll import ArgumentError, ArgumentTypeError
+
+N = 3
+X = np.ones(6)
+MATRIX = np.ones((4, 6))
+
+
+def frozen(array):
+    array = array.copy()
+    array.flags.writeable = False
+    return array
+
+
+class OnAnotherDevice:
+    @property
+    def __cuda_array_interface__(self):
+        return {"shape": (6,), "typestr": "<f8", "data": (1, False), "version": 3}
+
+
+# The call, the error, and what its message must name besides the call and the rank.
+BAD = [
+    (lambda c, x, y: c.all_reduce(x, "max"), ArgumentTypeError, ["recvbuf", "op='max'"]),
+    (lambda c, x, y: c.broadcast(x, 2), ArgumentTypeError, ["recvbuf", "root=2"]),
+    (lambda c, x, y: c.all_reduce(x[::2]), ArgumentError, ["sendbuf", "not contiguous"]),
+    (lambda c, x, y: c.all_reduce(MATRIX.T, y), ArgumentError, ["sendbuf", ".T"]),
+    (lambda c, x, y: c.all_reduce(x, y[:5]), ArgumentError, ["recvbuf", "5 elements", "6"]),
+    (lambda c, x, y: c.all_reduce(x, y.astype("f4")), ArgumentTypeError, ["float32", "float64"]),
+    (lambda c, x, y: c.all_reduce(x[:4], x[2:]), ArgumentError, ["recvbuf overlaps", "+16"]),
+    (lambda c, x, y: c.all_reduce(frozen(x)), ArgumentError, ["sendbuf", "read-only"]),
+    (lambda c, x, y: c.all_reduce(x, frozen(y)), ArgumentError, ["recvbuf", "read-only"]),
+    (lambda c, x, y: c.all_reduce([1.0, 2.0]), ArgumentTypeError, ["sendbuf", "a list"]),
+    (lambda c, x, y: c.all_reduce(3.0), ArgumentTypeError, ["sendbuf", "a float"]),
+    (lambda c, x, y: c.all_reduce(None), ArgumentTypeError, ["sendbuf", "None"]),
+    (lambda c, x, y: c.all_reduce(np.array(["a"])), ArgumentTypeError, ["sendbuf", "dtype"]),
+    (lambda c, x, y: c.all_reduce(x.astype(">f8")), ArgumentTypeError, ["sendbuf", "byte order"]),
+    (lambda c, x, y: c.all_reduce(OnAnotherDevice()), ArgumentError, ["another device", "CUDA"]),
+    (lambda c, x, y: c.all_reduce(x, op="summ"), ArgumentError, ["op='summ'", "sum"]),
+    (lambda c, x, y: c.all_reduce(x, op="band"), ArgumentError, ["op='band'", "float64"]),
+    (lambda c, x, y: c.all_reduce(x, op=None), ArgumentError, ["op=None"]),
+    (lambda c, x, y: c.all_reduce(x + 1j, op="min"), ArgumentError, ["op='min'", "complex128"]),
+    (
+        lambda c, x, y: c.all_reduce(x.astype(int), op=ringcoll.premul_sum(0.5)),
+        ArgumentError,
+        ["premul_sum(0.5)", "integer"],
+    ),
+    (lambda c, x, y: c.reduce(x, root=3), ArgumentError, ["root=3", "0 to 2"]),
+    (lambda c, x, y: c.reduce(x, root=-1), ArgumentError, ["root=-1"]),
+    (lambda c, x, y: c.broadcast(x, root="0"), ArgumentTypeError, ["root='0'"]),
+    (lambda c, x, y: c.broadcast(x, root=True), ArgumentTypeError, ["root=True"]),
+    (lambda c, x, y: c.all_gather(x, y), ArgumentError, ["sendbuf", "recvbuf", "18"]),
+    (lambda c, x, y: c.all_gather(None, MATRIX[0, :4]), ArgumentError, ["recvbuf", "4", "3 ranks"]),
+    (lambda c, x, y: c.all_gather(x[:2], x), ArgumentError, ["sendbuf overlaps", "recvbuf[2:4]"]),
+    (lambda c, x, y: c.reduce_scatter(x, x[:2]), ArgumentError, ["recvbuf", "sendbuf[2:4]"]),
+    (lambda c, x, y: c.reduce_scatter(x[:5]), ArgumentError, ["sendbuf", "left over"]),
+    (lambda c, x, y: c.all_to_all(x[:4], y[:4]), ArgumentError, ["sendbuf", "4", "left over"]),
+    (lambda c, x, y: c.send(x, 3), ArgumentError, ["dest=3"]),
+    (lambda c, x, y: c.send(x, "1"), ArgumentTypeError, ["dest='1'"]),
+    (lambda c, x, y: c.recv(frozen(x), 0), ArgumentError, ["buf", "read-only"]),
+    (lambda c, x, y: c.recv(x, 9), ArgumentError, ["source=9"]),
+    (lambda c, x, y: c.sendrecv(x, 0, x, 0), ArgumentError, ["recvbuf overlaps sendbuf"]),
+    (lambda c, x, y: c.sendrecv(x, 0, y, 7), ArgumentError, ["source=7"]),
+    (
+        lambda c, x, y: c.all_gather_v(x[:2], y, [1, 2]),
+        ArgumentError,
+        ["counts", "2 entries", "3 ranks"],
+    ),
+    (lambda c, x, y: c.all_gather_v(x[:2], y, [2, 2, -2]), ArgumentError, ["counts", "negative"]),
+    (lambda c, x, y: c.all_gather_v(x[:2], y, [2, 2, 3]), ArgumentError, ["recvbuf", "7"]),
+    (lambda c, x, y: c.all_gather_v(x[:2], y, 2), ArgumentTypeError, ["counts=2"]),
+    (
+        lambda c, x, y: c.all_gather_v(x[:2], y, [2, 2, 2], [0, 1, 4]),
+        ArgumentError,
+        ["segments 0 and 1", "overlap"],
+    ),
+    (
+        lambda c, x, y: c.all_gather_v(x[:2], y, [2, 2, 2], [0, 2, 5]),
+        ArgumentError,
+        ["displs[2]=5", "beyond"],
+    ),
+    (
+        lambda c, x, y: c.all_to_all_v(x, [2, 2, 2], y, [2, 1, 3]),
+        ArgumentError,
+        ["sendcounts[1]=2", "recvcounts[1]=1"],
+    ),
+    (
+        lambda c, x, y: c.all_to_all_v(x, [2, 2, 2], x, [2, 2, 2]),
+        ArgumentError,
+        ["recvbuf overlaps sendbuf"],
+    ),
+]
+
+
+def name_of(call):
+    """The method that a lambda of BAD calls."""
+    return call.__code__.co_names[0]
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_every_refusal_names_its_call_rank_and_argument_and_harms_nobody(later):
+    """On rank 1 alone; between two of them all ranks make a call that works."""
+
+    def work(comm):
+        x, y, seen = np.arange(6.0), np.full(6, 8.0), np.empty(1)
+        for call, kind, texts in BAD:
+            if comm.rank == 1:
+                name = name_of(call)
+                with pytest.raises(kind) as caught:
+                    call(Asking(comm) if later else comm, x, y)
+                message = str(caught.value)
+                for text in [f"{name} on rank 1", *texts]:
+                    assert text in message, f"{name}: {text!r} is not in {message!r}"
+                assert isinstance(caught.value, ringcoll.Error)
+                assert isinstance(caught.value, (ValueError, TypeError))
+            assert x.tolist() == [0, 1, 2, 3, 4, 5], name_of(call)
+            assert set(y) == {8.0}, name_of(call)
+        for number in range(3):
+            seen[:] = comm.rank + number
+            comm.all_reduce(seen)
+            assert seen[0] == 3 + 3 * number
+        comm.synchronize()
+
+    ringcoll.spawn(work, N)
+
+
+class Asking:
+    """A communicator whose calls are all asynchronous."""
+
+    def __init__(self, comm):
+        self.comm = comm
+
+    def __getattr__(self, name):
+        method = getattr(self.comm, name)
+        return lambda *args, **named: method(*args, **named, async_op=True)
+
+
+def test_a_refusal_inside_a_group_discards_the_group():
+    def work(comm):
+        x = np.ones(3)
+        try:
+            with ringcoll.group():
+                comm.all_reduce(x)
+                comm.all_reduce(x, root=4) if comm.rank == 1 else None
+        except TypeError:
+            assert set(x) == {1.0}
+            raise
+
+    with pytest.raises(TypeError, match="root"):
+        ringcoll.spawn(work, N)
+
+
+@pytest.mark.parametrize("nranks", [0, -1, True, 2.0, "3", None])
+def test_numbers_of_ranks_that_cannot_be(nranks):
+    with pytest.raises(ArgumentError, match="nranks="):
+        ringcoll.init_all(nranks)
+
+
+def test_options_of_init_that_cannot_be():
+    with pytest.raises(ArgumentTypeError, match="did you mean 'slices'"):
+        ringcoll.init_all(2, slicse=3)
+    with pytest.raises(ArgumentError, match="device='gpu'"):
+        ringcoll.init_all(2, device="gpu")
+    with pytest.raises(ArgumentError, match="pace="):
+        ringcoll.init_all(2, pace=(0, 0))
+
+
+def test_calls_after_close_are_refused():
+    (comm,) = ringcoll.init_all(1)
+    x = np.ones(3)
+    comm.all_reduce(x)
+    comm.close()
+    comm.close()
+    for call in (
+        lambda: comm.all_reduce(x),
+        lambda: comm.all_reduce(x, async_op=True),
+        lambda: comm.send(x, 0),
+        lambda: comm.empty(3),
+        lambda: comm.split(0),
+        comm.check,
+        comm.barrier,
+    ):
+        with pytest.raises(ringcoll.ClosedError, match="closed"):
+            call()
+    comm.abort()
+
+
+def test_leaving_with_after_close_is_fine():
+    with ringcoll.init() as comm:
+        comm.close()
+
+
+def test_an_error_in_with_aborts_and_passes_through():
+    def work(comm):
+        with comm:
+            if comm.rank == 1:
+                raise LookupError("mine")
+            comm.barrier()
+
+    with pytest.raises(LookupError, match="mine"):
+        ringcoll.spawn(work, N)
+
+
+def test_the_first_failure_of_spawn_comes_with_its_rank():
+    def work(comm):
+        if comm.rank == 2:
+            raise LookupError("mine")
+        while True:
+            comm.barrier()
+
+    with pytest.raises(LookupError, match="mine") as caught:
+        ringcoll.spawn(work, N)
+    notes = getattr(caught.value, "__notes__", ["raised on rank 2 of 3"])  # from Python 3.11 on
+    assert notes == ["raised on rank 2 of 3"]
