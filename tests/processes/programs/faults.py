@@ -53,23 +53,27 @@ def never_comes() -> dict:
     with begin() as comm:
         for name, call in calls.items():
             child = again(comm)
-            if comm.rank == 1:
-                time.sleep(2 * SHORT)
-                seen[name] = told(child.barrier)
-            else:
+            if comm.rank != 1:
                 seen[name] = told(call, child, timeout=SHORT)
+            comm.barrier()
+            if comm.rank == 1:
+                seen[name] = told(child.barrier)
             comm.barrier()
             child.close()
     return seen
 
 
 def never_comes_to_empty() -> dict:
-    comm = begin(timeout=2)
-    if comm.rank == 1:
-        time.sleep(3)
-    error = told(comm.empty, 10)
-    after = told(comm.barrier)
-    comm.close()
+    with begin() as other:
+        other.barrier()
+        comm = begin(timeout=2)
+        if comm.rank == 1:
+            other.barrier()
+        error = told(comm.empty, 10)
+        if comm.rank != 1:
+            other.barrier()
+        after = told(comm.barrier)
+        comm.close()
     return {"error": error, "after": after}
 
 
@@ -390,8 +394,9 @@ def asynchronous() -> dict:
         # Nobody even looks: it is logged.
         handler.said.clear()
         child = again(comm)
-        child.all_reduce(numbers(SMALL + (comm.rank == 1)), async_op=True)
-        time.sleep(0.2)
+        work = child.all_reduce(numbers(SMALL + (comm.rank == 1)), async_op=True)
+        while not work.done():
+            time.sleep(0.01)
         child.close()
         seen["logged"] = any("different calls" in record for record in handler.said)
 
