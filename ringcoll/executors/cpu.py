@@ -22,7 +22,7 @@ from ringcoll.dtypes import OPS, ReduceOp
 from ringcoll.encode import Program, encode
 from ringcoll.errors import MismatchError, PlanError, UsageError
 from ringcoll.executors.board import FLAGS, Board, Hello, Words
-from ringcoll.executors.drive import Lane, Pause, Task, drive, run_rows, steps
+from ringcoll.executors.drive import Lane, Pause, Task, drive, run_paced_rows, run_rows, steps
 from ringcoll.executors.rows import Binding, Pacer, Row, TraceEntry, flag_slots, lane_rows
 from ringcoll.fabric import Fabric
 from ringcoll.fabric.symmetric import SymmetricMemory
@@ -160,8 +160,8 @@ class CpuExecutor:
         bound = self.bind(ticket)
         base = ticket.epoch << 32
         if len(bound.lanes) == 1:
-            rows = bound.lanes[0]()
-            run_rows(rows, base, self.idle, self.fabric.notify, self.fabric.fence)
+            run_lane = run_rows if self.pacer is None else run_paced_rows
+            run_lane(bound.lanes[0](), base, self.idle, self.fabric.notify, self.fabric.fence)
         elif bound.lanes:
             drive([steps(self.lanes(ticket))], self.idle)
         self.finish(ticket)

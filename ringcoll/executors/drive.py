@@ -14,7 +14,7 @@ from ringcoll.executors.pace import Transfer
 from ringcoll.executors.rows import Row, Signal, Wait
 from ringcoll.transports.fence import Fence
 
-__all__ = ["Idle", "Lane", "Pause", "Task", "drive", "run_rows", "steps"]
+__all__ = ["Idle", "Lane", "Pause", "Task", "drive", "run_paced_rows", "run_rows", "steps"]
 
 Idle = Callable[[Callable[[], bool]], None]
 """Returns when the predicate is true; raises when a rank is lost, aborted or late."""
@@ -44,24 +44,7 @@ def run_rows(
 
     """
     spins = SPINS if notify is None else 0
-    under_way: tuple[float, tuple[Signal, ...]] | None = (
-        None  # a row on a paced link, which ends then
-    )
-
-    def end(waits: tuple[Wait, ...]) -> float | None:
-        nonlocal under_way
-        if under_way is None:
-            return None
-        due, posts = under_way
-        under_way = None
-        seen = _sleep_until(due, waits, base)
-        if fence is not None:
-            fence()
-        _post(posts, base, notify)
-        return seen
-
     for waits, work, signals in rows:
-        seen = end(waits)
         for words, at, count in waits:
             wanted = base + count
             if words[at] < wanted:
@@ -73,22 +56,52 @@ def run_rows(
         if fence is not None:
             fence()
         if work is not None:
-            if seen is not None and isinstance(work, Transfer):
-                work.seen = seen
-            due = work()
-            if isinstance(due, float):
-                under_way = due, signals
-                continue
+            work()
         if fence is not None:
             fence()
         for words, at, count, rank in signals:
             words[at] = base + count
             if notify is not None:
                 notify(rank)
-    end(())
 
 
-def _post(signals: tuple[Signal, ...], base: int, notify: Callable[[int], None] | None) -> None:
+def run_paced_rows(
+    rows: Iterable[Row],
+    base: int,
+    idle: Idle,
+    notify: Callable[[int], None] | None,
+    fence: Fence | None,
+) -> None:
+    """:func:`run_rows` over paced links: a row's signals are posted when its links are free.
+
+    Meanwhile the rank looks out for the next row's signals, so that it knows when its data came.
+    """
+    due: float | None = None
+    posts: tuple[Signal, ...] = ()
+    for waits, work, signals in rows:
+        seen = None if due is None else _sleep_until(due, waits, base)
+        _post(posts, base, notify, fence)
+        if any(words[at] < base + count for words, at, count in waits):
+            idle(lambda waits=waits: all(words[at] >= base + count for words, at, count in waits))  # type: ignore[misc]
+        if fence is not None:
+            fence()
+        if isinstance(work, Transfer):
+            work.seen = seen
+        ended = work() if work is not None else None
+        due, posts = (ended if isinstance(ended, float) else None), signals
+    if due is not None:
+        _sleep_until(due)
+    _post(posts, base, notify, fence)
+
+
+def _post(
+    signals: tuple[Signal, ...],
+    base: int,
+    notify: Callable[[int], None] | None,
+    fence: Fence | None,
+) -> None:
+    if fence is not None:
+        fence()
     for words, at, count, rank in signals:
         words[at] = base + count
         if notify is not None:

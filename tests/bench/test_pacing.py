@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from ringcoll.executors import drive, pace
-from ringcoll.executors.drive import run_rows
+from ringcoll.executors.drive import run_paced_rows
 from ringcoll.executors.pace import Pace, pacer
 
 
@@ -74,7 +74,7 @@ def run(made, time: Time) -> None:
         while not ready():
             time.sleep(0.01)
 
-    run_rows(made, 0, idle, None, None)
+    run_paced_rows(made, 0, idle, None, None)
 
 
 def test_a_link_ends_at_its_nominal_times(clock):
