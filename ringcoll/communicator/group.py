@@ -10,6 +10,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from ringcoll.arguments.calls import Call
 from ringcoll.communicator.rank import RankState, in_words
@@ -123,7 +124,7 @@ def _tasks(items: list[Item]) -> list[Task]:
     ]
 
 
-_NAP = 0.00005
+_NAP, _LOOK = 5e-5, 0.02  # seconds between looks at flags, and at who has left
 
 
 def _idle(states: list[RankState], ready: Callable[[], bool], timeout: float) -> None:
@@ -150,17 +151,25 @@ def _idle(states: list[RankState], ready: Callable[[], bool], timeout: float) ->
     deadline = time.monotonic() + timeout
     if len(states) == 1:
         (state,) = states
-
-        def absent() -> list[int]:
-            ticket, halves = state.executor.running, state.pairs.running
-            missing = {rank for half in halves for rank in state.pairs.absent(half)}
-            return sorted(missing.union(state.executor.absent(ticket) if ticket else ()))
-
-        state.fabric.wait(watched, deadline=deadline, describe=describe, peers=absent)
+        state.fabric.wait(
+            watched, deadline=deadline, describe=describe, peers=lambda: _absent(state)
+        )
         return
+    look_at = 0.0
     while not watched():
+        now = time.monotonic()
         for state in states:
             state.fabric.check()
-        if time.monotonic() > deadline:
+            if now >= look_at:
+                state.fabric.look(partial(_absent, state))
+        look_at = now + _LOOK if now >= look_at else look_at
+        if now > deadline:
             raise DeadlineError(describe())
         time.sleep(_NAP)
+
+
+def _absent(state: RankState) -> list[int]:
+    """The ranks that have not entered a call under way: it cannot end if one of them has left."""
+    ticket, halves = state.executor.running, state.pairs.running
+    missing = {rank for half in halves for rank in state.pairs.absent(half)}
+    return sorted(missing.union(state.executor.absent(ticket) if ticket else ()))

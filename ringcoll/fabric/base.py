@@ -116,6 +116,15 @@ class Fabric(ABC):
         """Raise if a peer has died or aborted, or if this fabric was closed; very cheap."""
 
     @abstractmethod
+    def look(self, peers: Callable[[], Sequence[int]] | None) -> None:
+        """The same, and raise if a rank has left without which a wait cannot end; not so cheap.
+
+        Args:
+            peers: as for :meth:`wait`.
+
+        """
+
+    @abstractmethod
     def lost(self) -> tuple[int, ...]:
         """The other ranks that have died or closed, as far as is known now."""
 

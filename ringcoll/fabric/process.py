@@ -121,12 +121,7 @@ class ProcessFabric(Fabric):
             if ready():
                 return
         self._usable()
-
-        def look() -> None:
-            self._news()
-            self._departed(peers)
-
-        poll(ready, deadline, describe, self._lookout, look)
+        poll(ready, deadline, describe, self._lookout, lambda: self.look(peers))
 
     # -- news ----------------------------------------------------------------------------------
 
@@ -135,6 +130,11 @@ class ProcessFabric(Fabric):
         if self._ended:
             raise ClosedError(self._ended)
         self._lookout.glance(self._news)
+
+    def look(self, peers: Callable[[], Sequence[int]] | None) -> None:
+        """Read who has died, aborted or left."""
+        self._news()
+        self._departed(peers)
 
     def _usable(self) -> None:
         if self._ended:

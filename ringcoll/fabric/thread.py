@@ -124,12 +124,7 @@ class ThreadFabric(Fabric):
         if ready():
             return
         self._usable()
-
-        def look() -> None:
-            self._news()
-            self._departed(peers)
-
-        self._sleep(ready, deadline, describe, look)
+        self._sleep(ready, deadline, describe, lambda: self.look(peers))
 
     def _sleep(
         self,
@@ -157,6 +152,11 @@ class ThreadFabric(Fabric):
             raise ClosedError(self._ended)
         if self._world.alarm:
             self._news()
+
+    def look(self, peers: Callable[[], Sequence[int]] | None) -> None:
+        """Read who has died, aborted or left."""
+        self._news()
+        self._departed(peers)
 
     def _usable(self) -> None:
         if self._ended:

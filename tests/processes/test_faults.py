@@ -139,7 +139,7 @@ def test_abort_reaches_all_and_is_no_error_for_who_called_it(ranks):
 def test_who_waits_for_a_rank_that_has_closed_is_told(ranks):
     outcome = ranks("faults", 3, "closes")
     assert outcome.statuses == [0, 0, 0]
-    for name in ("all_reduce", "large", "recv", "empty", "split"):
+    for name in ("all_reduce", "large", "recv", "empty", "split", "group"):
         for rank in (0, 1):
             assert re.match(
                 r"RankLostError: (rank \d gave up: )?rank 2 closed its communicator",

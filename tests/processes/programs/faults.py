@@ -262,16 +262,24 @@ def aborts() -> dict:
     return seen
 
 
+def grouped(*comms) -> None:
+    with ringcoll.group():
+        for comm in comms:
+            comm.all_reduce(numbers())
+
+
 def closes() -> dict:
     """close() by rank 2 while the others still wait for it; then by all, twice."""
     seen = {}
     with begin() as comm:
+        spare = again(comm)
         for name, call in {
             "all_reduce": lambda c: c.all_reduce(numbers()),
             "large": lambda c: c.all_reduce(numbers(LARGE)),
             "recv": lambda c: c.recv(numbers(), 2),
             "empty": lambda c: c.empty(10),
             "split": lambda c: c.split(0),
+            "group": lambda c: grouped(c, spare),
         }.items():
             child = again(comm)
             child.barrier()
@@ -283,6 +291,7 @@ def closes() -> dict:
             seen[name] = told(call, child)
             comm.barrier()
             child.close()
+        spare.close()
     return seen
 
 
