@@ -10,6 +10,7 @@ import time
 import numpy as np
 
 import ringcoll
+from ringcoll.algorithms import ALGORITHMS
 from tests.processes.programs.collectives import one
 from tests.processes.programs.reference import COLLECTIVES, data, expected, inputs
 from tests.processes.programs.verdict import Checks, say
@@ -51,9 +52,20 @@ class Stress:
         count, root = self.count(), self.draw(comm.nranks)
         if name not in ("broadcast", "reduce", "gather", "scatter"):
             root = 0
-        symmetric, in_place = self.draw(2), bool(self.draw(2))
-        text = f"{what} {name} {count=} {root=} {symmetric=} {in_place=}"
-        one(comm, self.checks, name, count, root, in_place, text, self.pool if symmetric else [])
+        symmetric, in_place, how = self.draw(2), bool(self.draw(2)), self.options(name)
+        text = f"{what} {name} {count=} {root=} {symmetric=} {in_place=} {how}"
+        pool = self.pool if symmetric else []
+        one(comm, self.checks, name, count, root, in_place, text, pool, **how)
+
+    def options(self, name: str) -> dict:
+        """Now and then an algorithm by name, a number of slices, or both."""
+        how: dict = {}
+        if self.draw(4) == 0:
+            names = list(ALGORITHMS[name])
+            how["algorithm"] = names[self.draw(len(names))]
+        if self.draw(8) == 0:
+            how["slices"] = 1 + self.draw(5)
+        return how
 
     def _kept(self, comm, what: str) -> None:
         """The same arrays again: what is kept of the last call with them serves this one."""
@@ -62,7 +74,8 @@ class Stress:
         root = self.draw(comm.nranks) if name != "all_reduce" else 0
         sent = inputs(name, x.size, comm.nranks, seed)
         x[:] = sent[comm.rank]
-        getattr(comm, name)(x, **({} if name == "all_reduce" else {"root": root}))
+        how = {} if name == "all_reduce" else {"root": root}
+        getattr(comm, name)(x, **how, **self.options(name))
         want = expected(name, x.size, sent, comm.rank, root)
         self.checks.equal(f"{what} {name}", x, sent[comm.rank] if want is None else want)
 
