@@ -55,11 +55,12 @@ class Calling:
     def _collective(
         self, name: str, sendbuf: Any, recvbuf: Any, op: Any, root: int, how: dict[str, Any]
     ) -> Work | None:
-        key: _Key | None = (name, id(sendbuf), id(recvbuf), op, root, *how.items())
+        key: _Key = (name, id(sendbuf), id(recvbuf), op, root, *how.items())
+        hashed = True
         try:
             kept = self._kept.get(key)
         except TypeError:  # an argument that cannot be, or an option that is not hashed
-            key = kept = None
+            kept, hashed = None, False
         if (
             kept is not None
             and kept[0]() is sendbuf
@@ -79,11 +80,11 @@ class Calling:
             root=root,
         )
         config, later = self._options(name, how)
-        if later or key is None or not (_keepable(sendbuf) and _keepable(recvbuf)):
+        if later or not (hashed and _keepable(sendbuf) and _keepable(recvbuf)):
             return self._once(call, config, later=later, alive=(sendbuf, recvbuf))
         prepared = self._state.prepare(_unowned(call), config)
         self._keep(key, sendbuf, recvbuf, prepared)
-        return self._launch([prepared], later=False)
+        return self._launch([prepared], later=False, alive=(sendbuf, recvbuf))
 
     def _once(
         self, call: Call, config: Config, *, later: bool, alive: tuple[object, ...]
@@ -124,7 +125,7 @@ class Calling:
         group = current()
         if group is not None:
             for call in calls:
-                group.add(self._state, call, timeout)
+                group.add(self._state, call, timeout, alive)
             return group.work if later else None
         if later:
             return self._state.submit(lambda: self._now(calls, timeout), alive)

@@ -31,12 +31,16 @@ class Group:
 
     def __init__(self) -> None:
         self.items: list[Item] = []
+        self.alive: list[object] = []
         self.work = Work("the group that it belongs to has not ended")
 
-    def add(self, state: RankState, call: Prepared | Call, timeout: float | None) -> None:
-        """Remember a call for the end of the group."""
+    def add(
+        self, state: RankState, call: Prepared | Call, timeout: float | None, alive: object
+    ) -> None:
+        """Remember a call for the end of the group, and keep its arrays ``alive`` until then."""
         state.usable()
         self.items.append((state, call, timeout))
+        self.alive.append(alive)
 
 
 def current() -> Group | None:

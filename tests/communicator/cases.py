@@ -18,7 +18,7 @@ import numpy as np
 from ringcoll.dtypes import OPS, ReduceOp, dtype_of, premul_sum
 
 GUARD = 64
-POOL = 1 << 18
+POOL = 1 << 19
 REDUCING = ("all_reduce", "reduce", "reduce_scatter")
 ROOTED = ("broadcast", "reduce", "gather", "scatter")
 # Segments that a rank sends and receives: "n" is one for each rank.

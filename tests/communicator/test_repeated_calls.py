@@ -1,0 +1,178 @@
+"""The same call again: what is kept between two calls is never a stale one."""
+
+from __future__ import annotations
+
+import array
+import gc
+import threading
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import ringcoll
+from ringcoll.communicator import calling
+
+
+@pytest.mark.parametrize("count", [5, 20_000])
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_the_same_arrays_again_and_again(count, symmetric):
+    def work(comm):
+        room = comm.empty if symmetric else np.empty
+        x, y = room(count, "float64"), room(count, "float64")
+        for number in range(12):
+            x[:], y[:] = comm.rank + number, -1
+            comm.all_reduce(x, y)
+            assert set(y) == {3.0 + 3 * number}
+            comm.all_reduce(x, y, op="max")
+            assert set(y) == {2.0 + number}
+            comm.broadcast(y, root=number % 3)
+            comm.reduce(x, y if comm.rank == 1 else None, root=1)
+            assert set(x) == {float(comm.rank + number)}
+            comm.all_reduce(x)
+            assert set(x) == {3.0 + 3 * number}
+            comm.all_reduce(x, op=ringcoll.premul_sum(comm.rank))
+            assert set(x) == {3 * (3.0 + 3 * number)}
+        return len(comm._kept)
+
+    # Four forms of all_reduce, three roots of broadcast, one reduce.
+    assert ringcoll.spawn(work, 3) == [8] * 3
+
+
+@pytest.mark.parametrize("count", [5, 20_000])
+def test_other_ranks_may_pass_other_arrays_each_time(count):
+    """What this rank keeps must notice that a peer's memory is another now."""
+
+    def work(comm):
+        mine = [comm.empty(count, "float64") for _ in range(4)]
+        plain = [np.empty(count) for _ in range(4)]
+        for number in range(24):
+            turn = number // 3 if comm.rank == 1 else 0
+            x = (mine if (number + comm.rank) % 5 else plain)[turn % 4]
+            x[:] = comm.rank + number
+            comm.all_reduce(x)
+            assert set(x) == {3.0 + 3 * number}, number
+
+    ringcoll.spawn(work, 3)
+
+
+def test_arrays_come_and_go_and_their_addresses_with_them():
+    def work(comm):
+        for number in range(300):
+            x = np.full(3 + number % 2, comm.rank + number)
+            comm.all_reduce(x)
+            assert set(x) == {1 + 2 * number}
+            y = np.full(9000, comm.rank + number, ["int32", "float32"][number % 2])
+            comm.all_reduce(y)
+            assert set(y) == {1 + 2 * number}
+            del x, y
+        gc.collect()
+        return len(comm._kept)
+
+    assert ringcoll.spawn(work, 2) == [0, 0]
+
+
+def test_symmetric_memory_is_used_again_by_later_arrays():
+    def work(comm):
+        places = set()
+        for number in range(30):
+            x = comm.empty(20_000)
+            places.add(x.ctypes.data)
+            x[:] = comm.rank + number
+            comm.all_reduce(x)
+            assert set(x) == {3.0 + 3 * number}
+            del x
+        return len(places)
+
+    assert max(ringcoll.spawn(work, 3)) < 10
+
+
+def test_only_so_many_calls_are_kept():
+    def work(comm):
+        arrays = [np.full(2, float(i)) for i in range(calling.KEPT + 20)]
+        for _ in range(2):
+            for i, x in enumerate(arrays):
+                x[:] = i + comm.rank
+                comm.all_reduce(x)
+                assert set(x) == {2.0 * i + 1}
+        return len(comm._kept)
+
+    assert ringcoll.spawn(work, 2) == [calling.KEPT] * 2
+
+
+@pytest.mark.parametrize("count", [4, 20_000])
+def test_temporary_arrays_of_a_group_live_until_its_end(count):
+    def work(comm):
+        outs = [np.empty(count) for _ in range(6)]
+        with ringcoll.group():
+            for number, out in enumerate(outs):
+                comm.all_reduce(np.full(count, number + comm.rank + 0.0), out)
+                np.full(count, -1.0)
+            gc.collect()
+            junk = [np.full(count, -2.0) for _ in range(8)]
+        assert [set(out) for out in outs] == [{1.0 + 2 * number} for number in range(6)]
+        return len(junk)
+
+    ringcoll.spawn(work, 2)
+
+
+def test_one_array_may_be_sent_by_all_ranks_of_a_process():
+    shared = np.arange(30_000)
+    shared.flags.writeable = False
+
+    def work(comm):
+        out = np.empty_like(shared)
+        for _ in range(3):
+            comm.all_reduce(shared, out)
+        return np.array_equal(out, 4 * shared)
+
+    assert all(ringcoll.spawn(work, 4))
+
+
+def test_buffers_that_are_no_numpy_arrays():
+    def work(comm):
+        numbers = array.array("d", [comm.rank + 1.0] * 5)
+        raw = bytearray([comm.rank + 1] * 7)
+        for _ in range(2):
+            comm.all_reduce(numbers)
+            comm.all_reduce(memoryview(raw), op="max")
+            comm.broadcast(raw, root=1)
+        grid = np.full((2, 3, 4), comm.rank + 1)
+        comm.all_reduce(grid)
+        single = np.array(comm.rank + 1.0)
+        comm.all_reduce(single)
+        narrow = np.full(3, comm.rank + 1, ml_dtypes.bfloat16)
+        comm.all_reduce(narrow)
+        return list(numbers), list(raw), grid.sum(), single.item(), float(narrow[0])
+
+    assert ringcoll.spawn(work, 2) == [([6.0] * 5, [2] * 7, 72, 3.0, 3.0)] * 2
+
+
+@pytest.mark.parametrize("algorithm", [None, "ring", "tree", "two_shot"])
+def test_a_large_message_through_bounded_staging(algorithm):
+    """24 MiB a rank from plain arrays: more slices than rows are kept for."""
+
+    def work(comm):
+        x = np.full(3 << 20, comm.rank + 1.0)
+        x[::4099] = np.arange(x[::4099].size)
+        comm.all_reduce(x, algorithm=algorithm)
+        wanted = np.full(x.size, 6.0)
+        wanted[::4099] = 3 * np.arange(x[::4099].size)
+        return np.array_equal(x, wanted)
+
+    assert ringcoll.spawn(work, 3) == [True] * 3
+
+
+@pytest.mark.parametrize("nranks", [16, 25])
+def test_many_ranks(nranks):
+    def work(comm):
+        for count in (1, 20_000):
+            x = np.full(count, comm.rank)
+            comm.all_reduce(x)
+            assert set(x) == {nranks * (nranks - 1) // 2}
+        out = np.empty(nranks, int)
+        comm.all_to_all(np.arange(nranks) + 100 * comm.rank, out)
+        assert out.tolist() == [100 * r + comm.rank for r in range(nranks)]
+        return threading.active_count()
+
+    assert len(ringcoll.spawn(work, nranks)) == nranks
