@@ -325,6 +325,7 @@ class RankState:
             raise
         finally:
             self.closed = True
+            self.broken = None  # its frames hold what the call was bound to
             self.fabric.leave()
             self.executor.close()
             self.symmetric.close()

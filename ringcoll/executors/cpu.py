@@ -467,6 +467,7 @@ class CpuExecutor:
     def close(self) -> None:
         """Let go of the board; not collective."""
         self.entered = []
+        self.uncompared = self.running = None
         self.board.close()
 
 

@@ -202,6 +202,16 @@ def test_a_fork_may_not_use_a_busy_communicator_and_the_rank_goes_on(ranks):
     assert all(error.startswith("ClosedError: rank 0: this process was forked") for error in said)
 
 
+def test_close_lets_go_of_all_memory(ranks):
+    outcome = ranks("faults", 2, "close_lets_go")
+    assert outcome.statuses == [0, 0]
+    for verdict in outcome.verdicts.values():
+        assert verdict["rooted"] == ["no error", 0]
+        for name, error in (("pair", "Mismatch"), ("mismatch", "Mismatch"), ("deadline", "Dead")):
+            assert verdict[name][0].startswith(error)
+            assert verdict[name][1] == 0
+
+
 def test_many_communicators_leave_nothing_open(ranks):
     outcome = ranks("faults", 2, "leaks")
     assert outcome.statuses == [0, 0]

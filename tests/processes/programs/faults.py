@@ -463,13 +463,36 @@ def forked() -> dict:
     return {"said": said, "sum": float(x[0])}
 
 
-def leaks() -> dict:
-    """Descriptors, maps and threads of a process that makes and closes many communicators."""
+def held() -> list[int]:
+    """Descriptors, threads and shared maps of this process."""
+    own = Path("/proc/self")
+    maps = (own / "maps").read_text().count("memfd:ringcoll")
+    return [len(list((own / part).iterdir())) for part in ("fd", "task")] + [maps]
 
-    def held() -> list[int]:
-        own = Path("/proc/self")
-        maps = (own / "maps").read_text().count("memfd:ringcoll")
-        return [len(list((own / part).iterdir())) for part in ("fd", "task")] + [maps]
+
+def close_lets_go() -> dict:
+    """Of all memory, whatever the communicator was used for, and though it is still referred to."""
+    seen = {}
+    for name, last in {
+        "rooted": lambda c: c.broadcast(numbers(LARGE)),
+        "pair": lambda c: c.sendrecv(numbers(), 1 - c.rank, numbers(LARGE), 1 - c.rank),
+        "mismatch": lambda c: c.all_reduce(numbers(LARGE + c.rank)),
+        "deadline": lambda c: c.recv(numbers(LARGE), 1 - c.rank, timeout=SHORT),
+    }.items():
+        comm = begin()
+        arrays = [numbers(), numbers(LARGE), comm.empty(LARGE)]
+        for array in arrays:
+            comm.all_reduce(array)
+            comm.reduce(array, async_op=True).wait()
+        error = told(last, comm)
+        del array, arrays
+        comm.close()
+        seen[name] = [error, held()[2]]
+    return seen
+
+
+def leaks() -> dict:
+    """What a process holds that makes and closes many communicators."""
 
     counts = []
     rank.SCRATCH_BYTES = 1 << 20  # what is zeroed 200 times
