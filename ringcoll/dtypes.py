@@ -139,7 +139,10 @@ class ReduceOp:
                 f"op={self.name!r} is not defined on {dtype}; it takes {', '.join(legal)}"
             )
         if self.scalar is not None:
-            whole = self.scalar.imag == 0 and float(self.scalar.real).is_integer()
+            exact = isinstance(self.scalar, int)
+            whole = exact or (self.scalar.imag == 0 and float(self.scalar.real).is_integer())
+            if exact and dtype.category != "int" and abs(self.scalar) > _LARGEST:
+                raise ArgumentError(f"premul_sum({self.scalar}) is too large for {dtype}")
             if dtype.category == "int" and not whole:
                 raise ArgumentError(f"premul_sum({self.scalar}) needs an integer scalar on {dtype}")
             if dtype.category == "float" and self.scalar.imag != 0:
@@ -204,6 +207,7 @@ def _complex_product(left: Array, right: Array, out: Array) -> None:
     out.real, out.imag = real, imag
 
 
+_LARGEST = int(np.finfo("float64").max)
 _ALL: tuple[Category, ...] = ("bool", "int", "float", "complex")
 _LEGAL: Mapping[str, tuple[Category, ...]] = {
     "sum": _ALL,

@@ -151,7 +151,14 @@ def test_a_small_send_returns_before_its_receive():
 
 @pytest.mark.parametrize("grouped", [False, True])
 @pytest.mark.parametrize(
-    ("sent", "received"), [((5, "int64"), (6, "int64")), ((6, "int64"), (6, "float64"))]
+    ("sent", "received"),
+    [
+        ((5, "int64"), (6, "int64")),
+        ((6, "int64"), (6, "float64")),
+        ((300_000, "int64"), (300_001, "int64")),
+        ((300_001, "int64"), (7, "int64")),
+        ((0, "int64"), (7, "int64")),
+    ],
 )
 def test_unequal_ends_are_told_to_both(sent, received, grouped):
     told = {}

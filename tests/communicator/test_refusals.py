@@ -51,6 +51,16 @@ BAD = [
         ArgumentError,
         ["premul_sum(0.5)", "integer"],
     ),
+    (
+        lambda c, x, y: c.all_reduce(x, op=ringcoll.premul_sum(10**400)),
+        ArgumentError,
+        ["premul_sum(1000", "too large", "float64"],
+    ),
+    (
+        lambda c, x, y: c.all_reduce(x, op=ringcoll.premul_sum(1j)),
+        ArgumentError,
+        ["premul_sum(1j)", "real scalar"],
+    ),
     (lambda c, x, y: c.reduce(x, root=3), ArgumentError, ["root=3", "0 to 2"]),
     (lambda c, x, y: c.reduce(x, root=-1), ArgumentError, ["root=-1"]),
     (lambda c, x, y: c.broadcast(x, root="0"), ArgumentTypeError, ["root='0'"]),

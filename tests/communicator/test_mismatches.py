@@ -1,0 +1,94 @@
+"""Ranks that make different calls: every rank is told what each of them has called."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import ringcoll
+from ringcoll import MismatchError
+
+# What rank 1 does otherwise, by the collective that the others call.
+DIFFERENT = {
+    "count": (
+        lambda c, n: c.all_reduce(np.ones(n)),
+        lambda c, n: c.all_reduce(np.ones(n + 1)),
+    ),
+    "dtype": (
+        lambda c, n: c.all_reduce(np.ones(n)),
+        lambda c, n: c.all_reduce(np.ones(n, "int64")),
+    ),
+    "op": (
+        lambda c, n: c.all_reduce(np.ones(n)),
+        lambda c, n: c.all_reduce(np.ones(n), op="max"),
+    ),
+    "root": (
+        lambda c, n: c.broadcast(np.ones(n), root=0),
+        lambda c, n: c.broadcast(np.ones(n), root=1),
+    ),
+    "collective": (
+        lambda c, n: c.all_reduce(np.ones(n)),
+        lambda c, n: c.broadcast(np.ones(n)),
+    ),
+    "barrier": (lambda c, n: c.all_reduce(np.ones(n)), lambda c, n: c.barrier()),
+    "gather": (
+        lambda c, n: c.gather(np.ones(n), np.ones(3 * n) if c.rank == 0 else None),
+        lambda c, n: c.gather(np.ones(n + 3), None),
+    ),
+    "scatter": (
+        lambda c, n: c.scatter(np.ones(3 * n) if c.rank == 0 else None, np.ones(n)),
+        lambda c, n: c.scatter(None, np.ones(n + 3)),
+    ),
+}
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize("count", [4, 50_000])
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_every_rank_is_told_both_sides(name, count, grouped):
+    usual, other = DIFFERENT[name]
+    told = {}
+
+    def work(comm):
+        call = other if comm.rank == 1 else usual
+        try:
+            with ringcoll.group() if grouped else np.errstate():
+                call(comm, count)
+            # Who only sends may return before the others have come.
+            comm.barrier()
+        except ringcoll.Error as error:
+            told[comm.rank] = error
+            raise
+
+    with pytest.raises(MismatchError):
+        ringcoll.spawn(work, 3)
+    assert {rank: type(error) for rank, error in told.items()} == dict.fromkeys(
+        range(3), MismatchError
+    )
+    for error in told.values():
+        # A rank that comes last finds the others' quarrel; it has not entered yet.
+        said = [line for line in str(error).splitlines() if line.startswith("  rank ")]
+        sides = {line.split(": ", 1)[1] for line in said if "not entered" not in line}
+        assert len(said) == 3
+        assert len(sides) == 2, error
+
+
+def test_in_place_on_some_ranks_only_is_a_mismatch_of_all_to_all():
+    def work(comm):
+        x = np.ones(6)
+        comm.all_to_all(x, None if comm.rank else np.ones(6))
+
+    with pytest.raises(MismatchError, match=r"in place on ranks? 1, 2 only|in place on ranks 1-2"):
+        ringcoll.spawn(work, 3)
+
+
+def test_ranks_that_ask_for_different_memory_are_told():
+    def work(comm):
+        with pytest.raises(MismatchError, match=r"24 bytes.*28 bytes|28 bytes.*24 bytes"):
+            comm.empty(6 + (comm.rank == 2))
+        x = comm.empty(3)
+        x[:] = 1
+        comm.all_reduce(x)
+        return x[0]
+
+    assert ringcoll.spawn(work, 3) == [3.0] * 3
