@@ -112,7 +112,7 @@ def _leave(report: Report, points: Sequence[Point]) -> None:
         f"# Picture: {picture}" if drawn else "# No picture: pip install 'ringcoll[plot]' draws it"
     )
     report.say(
-        "# Next: bench broadcast -b 64K -e 64M -f 4 --algorithm chain --slices 1,4,16 --plot b.png"
+        "# Next: ringcoll bench broadcast -b 64K -e 64M -f 4 --algorithm chain --slices 1,4,16"
     )
 
 

@@ -16,9 +16,11 @@ Order = tuple[tuple[Block, Step], ...]
 def alias(plan: Plan, launch: Launch) -> Plan:
     """The plan with ``in_place`` set and INPUT read through SCRATCH where that is needed.
 
-    A copy of a chunk onto itself goes. If some step reads an INPUT chunk after its memory was
-    overwritten, every INPUT chunk that the plan overwrites is first copied to SCRATCH by its
-    owner and read from there: the same for all ranks, so that none becomes the slow one.
+    A copy of a chunk onto itself goes, unless the collective reduces: such a launch also serves
+    ranks that are out of place beside one that is in place, and they need the copy. If some step
+    reads an INPUT chunk after its memory was overwritten, every INPUT chunk that the plan
+    overwrites is first copied to SCRATCH by its owner and read from there: the same for all ranks,
+    so that none becomes the slow one.
 
     Raises:
         LaunchRefused: hand-written synchronisation, or an order that copies cannot mend.
@@ -43,8 +45,7 @@ def alias(plan: Plan, launch: Launch) -> Plan:
 
 
 def _without_self_copies(plan: Plan) -> Order:
-    if plan.nranks == 1 and plan.collective.reduces:
-        # One contribution is the whole result: the "copy" applies the operator.
+    if plan.collective.reduces:
         return plan.order
     kept = []
     for block, step in plan.order:

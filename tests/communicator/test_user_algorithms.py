@@ -117,6 +117,33 @@ def test_runs_like_ours(count, symmetric, in_place):
     ringcoll.spawn(work, 4)
 
 
+def copies_first(nranks):
+    """Rank 0 begins with a copy of its own, which in place is one onto itself."""
+    others = (inp(rank) for rank in range(1, nranks))
+    own = [Step((inp(0),), (out(0),)), Step((out(0), *others), (out(0),))]
+    fetch = [(Block(rank), Step((out(0),), (out(rank),))) for rank in range(1, nranks)]
+    return Plan(Collective("all_reduce", nranks), (*((Block(0), step) for step in own), *fetch))
+
+
+@pytest.mark.parametrize("inside", [(), (0,), (1,), (0, 1, 2)])
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("count", [10, 100_000])
+def test_one_that_copies_a_chunk_onto_itself_serves_ranks_out_of_place(count, symmetric, inside):
+    """A launch is in place for all where it is for one; the copy is missed by the others."""
+
+    def work(comm):
+        make = comm.empty if symmetric else np.empty
+        mine, theirs = make(count, "float32"), make(count, "float32")
+        mine[:], theirs[:] = comm.rank + 1, -100
+        if comm.rank in inside:
+            comm.all_reduce(mine, algorithm=copies_first)
+            return set(mine)
+        comm.all_reduce(mine, theirs, algorithm=copies_first)
+        return set(theirs)
+
+    assert ringcoll.spawn(work, 3) == [{6.0}] * 3
+
+
 def test_is_made_and_proven_once(monkeypatch):
     made, proven = [], []
     honest = vars(selection)["verify"]
