@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.mpi, pytest.mark.slow]
     [("broken", 1), ("uncaught", 1), ("shrunk", 0), ("block", 0), ("status", 7)],
 )
 def test_survivors_of_a_death_are_not_caught_in_mpi(mpi, how, status):
-    outcome = mpi("faults", 3, "ends", deaths=True, HOW=how)
+    outcome = mpi("lives", 3, "ends", deaths=True, HOW=how)
     assert outcome.statuses == [status, -9, status]
     if how == "uncaught":
         assert re.search(r"RankLostError: (rank \d gave up: )?rank 1 died", outcome.errors)
@@ -37,7 +37,7 @@ def test_a_rank_that_raises_ends_the_job(mpi):
 
 
 def test_a_death_ends_a_job_whose_launcher_cleans_up(mpi):
-    assert mpi("faults", 3, "ends", HOW="broken").statuses != [0]
+    assert mpi("lives", 3, "ends", HOW="broken").statuses != [0]
 
 
 def test_ctrl_c_at_the_launcher_leaves_nothing(nothing_left):

@@ -1,0 +1,43 @@
+"""What the programs of faults share: beginning, small numbers, and choosing a scenario."""
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+import ringcoll
+from tests.processes.programs.verdict import say
+
+SMALL, LARGE = 10, 200_000  # elements: flags alone; and agreed on before the first byte moves
+SHORT = 0.3  # seconds: a deadline that is meant to pass
+
+
+def begin(timeout=20):
+    return ringcoll.init(timeout=timeout)
+
+
+def again(comm):
+    """A communicator of the same ranks."""
+    return comm.split(0)
+
+
+def numbers(count=SMALL, dtype="float32"):
+    return np.ones(count, dtype)
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def own_rank() -> int:
+    """This process's rank, said by its launcher."""
+    among_sockets = os.environ.get("_RINGCOLL_SOCKET", "0 0").split()[1]
+    return int(os.environ.get("PMI_RANK", among_sockets))
+
+
+def perform(scenarios: Mapping[str, Callable[[], dict]]) -> None:
+    """Run the scenario that the first argument names; print what this rank has seen."""
+    mine = own_rank()
+    say(mine, **scenarios[sys.argv[1]]())

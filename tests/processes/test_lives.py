@@ -1,0 +1,63 @@
+"""Asynchronous calls, forks, memory: what is not lost, and what nothing is left of.
+
+The programs are in ``programs/lives.py``.
+"""
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+
+def test_errors_of_asynchronous_calls_are_not_lost(ranks):
+    outcome = ranks("lives", 3, "asynchronous")
+    assert outcome.statuses == [0, 0, 0]
+    for verdict in outcome.verdicts.values():
+        assert verdict["exceptions"] == ["NoneType", "MismatchError", "ClosedError"]
+        well, unlike, refused = verdict["waits"]
+        assert well == "no error"
+        assert "count=10" in unlike
+        assert "count=11" in unlike
+        assert refused.startswith("ClosedError: ")
+        assert verdict["synchronize"].startswith("MismatchError: ")
+        assert verdict["end of block"].startswith("MismatchError: ")
+        assert verdict["logged"]
+        assert verdict["ended"]
+
+
+def test_a_fork_may_not_use_a_busy_communicator_and_the_rank_goes_on(ranks):
+    outcome = ranks("lives", 2, "forked")
+    assert outcome.statuses == [0, 0]
+    assert outcome.word("sum") == {0: 2.0, 1: 2.0}
+    said = outcome.verdicts[0]["said"].split("|")
+    assert len(said) == 7
+    assert all(error.startswith("ClosedError: rank 0: this process was forked") for error in said)
+
+
+def test_close_lets_go_of_all_memory(ranks):
+    outcome = ranks("lives", 2, "close_lets_go")
+    assert outcome.statuses == [0, 0]
+    for verdict in outcome.verdicts.values():
+        assert verdict["rooted"] == ["no error", 0]
+        for name, error in (("pair", "Mismatch"), ("mismatch", "Mismatch"), ("deadline", "Dead")):
+            assert verdict[name][0].startswith(error)
+            assert verdict[name][1] == 0
+
+
+def test_many_communicators_leave_nothing_open(ranks):
+    outcome = ranks("lives", 2, "leaks")
+    assert outcome.statuses == [0, 0]
+    for verdict in outcome.verdicts.values():
+        descriptors, threads, maps = zip(*verdict["counts"], strict=True)
+        assert len(verdict["counts"]) == 10
+        assert len(set(descriptors)) == 1
+        assert max(threads) < 20
+        assert max(maps) < 40  # what is only dropped goes when Python collects it
+
+
+def test_arrays_outlive_communicators(ranks):
+    outcome = ranks("lives", 3, "views_outlive")
+    assert outcome.statuses == [0, 0, 0]
+    for verdict in outcome.verdicts.values():
+        assert verdict["right"]
+        assert verdict["sum"] == 33
+        assert verdict["closed"].startswith("ClosedError: ")
