@@ -79,9 +79,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(
         "--slices",
         type=typed(parse_ints),
-        default=[1, 2, 4, 16, 64, 256],
         metavar="LIST",
-        help="numbers of slices (default 1,2,4,16,64,256)",
+        help="numbers of slices (default 1,2,4,16,64,256; above 1,024 ranks 1,4,16)",
     )
     option(
         "--window", type=int, default=2, metavar="W", help="slots of a SCRATCH chunk (default 2)"
@@ -100,7 +99,8 @@ def main(args: argparse.Namespace) -> int:
         print(f"{args.collective} over a {describe_links(links_of_any(args))}")
         print(_HEAD)
     for case in _cases(args):
-        some = list(_points(case, args.slices))
+        few = _FEW_SLICES if case.nranks > _MANY_RANKS else _SLICES
+        some = list(_points(case, args.slices or few))
         points += some
         if not quiet:
             for point in some:
@@ -161,6 +161,10 @@ def _is_sliced(case: _Case) -> bool:
     return case.collective != "barrier" and not is_synchronised(case.clock.plan)
 
 
+_SLICES, _FEW_SLICES = [1, 2, 4, 16, 64, 256], [1, 4, 16]
+_MANY_RANKS = 1024
+"""Ranks above which a prediction takes seconds: fewer of them are made."""
+
 _FEW_STEPS = 500
 """Steps of a plan up to which each S is searched, not powers of two alone."""
 
@@ -196,7 +200,7 @@ def _summary(case: _Case) -> Iterator[str]:
     if _is_sliced(case):
         steps = len(case.clock.plan.order)
         rough = steps > _FEW_STEPS
-        most = max(64, _MOST_NODES // max(1, steps))
+        most = 2 if case.nranks > _MANY_RANKS else max(64, _MOST_NODES // max(1, steps))
         slices, seconds = best_slices(case.clock, case.nbytes, most=most, only_powers=rough)
         among = "among powers of two" if rough else "searched"
         yield f"  best S {among}: {slices} takes {format_seconds(seconds)}"

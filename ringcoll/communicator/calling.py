@@ -44,7 +44,7 @@ class Calling:
 
     def __init__(self, state: RankState) -> None:
         self._state = state
-        self._kept: dict[_Key, tuple[Any, Any, Any, Prepared]] = {}
+        self._kept: dict[_Key, tuple[Any, Any, Any, Any, Prepared]] = {}
         self._lock = state.lock
         _alive.add(self)
         self.rank: int = state.fabric.rank
@@ -66,9 +66,11 @@ class Calling:
             and kept[0]() is sendbuf
             and kept[1]() is recvbuf
             and (sendbuf is None or sendbuf.dtype is kept[2])
+            and (recvbuf is None or recvbuf.dtype is kept[3])
+            and _writable(sendbuf if recvbuf is None else recvbuf)
             and current() is None
         ):
-            self._now([kept[3]], None)
+            self._now([kept[4]], None)
             return None
         call = prepare(
             name,
@@ -148,9 +150,9 @@ class Calling:
         def gone(_ref: object, key: _Key = key) -> None:
             kept.pop(key, None)
 
-        refs = [_absent if b is None else weakref.ref(b, gone) for b in (sendbuf, recvbuf)]
-        dtype = None if sendbuf is None else sendbuf.dtype
-        kept[key] = (refs[0], refs[1], dtype, prepared)
+        send, recv = (_absent if b is None else weakref.ref(b, gone) for b in (sendbuf, recvbuf))
+        sent, received = (None if b is None else b.dtype for b in (sendbuf, recvbuf))
+        kept[key] = (send, recv, sent, received, prepared)
 
     def _forked(self) -> None:
         """In a child of this process a thread may have held the lock that is not there."""
@@ -168,6 +170,11 @@ os.register_at_fork(after_in_child=_forked)
 
 def _absent() -> None:
     """Stands for a weak reference to None."""
+
+
+def _writable(buffer: Any) -> bool:
+    """Whether what a kept call writes may still be written; a barrier writes nothing."""
+    return buffer is None or buffer.flags.writeable
 
 
 def _keepable(buffer: object) -> bool:

@@ -56,15 +56,20 @@ def group() -> Iterator[None]:
     An exception in the body discards the group and aborts its communicators, so that the other
     ranks do not wait for calls that never come.
     """
-    if current() is not None:
-        yield
+    outer = current()
+    if outer is not None:
+        first = len(outer.items)
+        try:
+            yield
+        except BaseException as error:
+            _discard(outer.items, first, error)
+            raise
         return
     mine = _local.group = Group()
     try:
         yield
     except BaseException as error:
-        for state, _, _ in mine.items:
-            state.abort(f"a group was left by {in_words(error)}")
+        _discard(mine.items, 0, error)
         raise
     finally:
         _local.group = None
@@ -83,6 +88,13 @@ def group() -> Iterator[None]:
         mine.work.fail(error)
         raise
     mine.work.complete()
+
+
+def _discard(items: list[Item], first: int, error: BaseException) -> None:
+    """Drop the calls of a body that raised, and tell the ranks that would wait for them."""
+    for state, _, _ in items[first:]:
+        state.abort(f"a group was left by {in_words(error)}")
+    del items[first:]
 
 
 def run_together(items: list[Item]) -> None:

@@ -266,6 +266,8 @@ class Communicator(Calling):
             nbytes: bytes of the larger of its two buffers.
 
         """
+        if nbytes < 0:
+            raise ArgumentError(f"explain on rank {self.rank}: nbytes={nbytes}: at least 0")
         if collective not in COLLECTIVES or collective == "send":
             raise ArgumentError(
                 f"explain on rank {self.rank}: collective={collective!r}: one of "

@@ -114,7 +114,9 @@ class RankState:
         return self.executor.prepare(
             call,
             chosen,
-            agrees=agrees(call),
+            # What a user's plan does with memory is not known: all ranks are in place, or none.
+            agrees=agrees(call) or callable(choice.algorithm),
+            alike=callable(choice.algorithm) or call.collective == "all_to_all",
             options=choice.describe(call, nranks),
             timeout=config.timeout if config.timeout is not None else self.fabric.timeout,
         )

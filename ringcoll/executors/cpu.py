@@ -71,6 +71,7 @@ class Prepared:
     terms: str
     agrees: bool
     hello: Hello
+    alike: bool = False
     bound: dict[tuple[object, ...], Bound] = field(default_factory=dict)
     timeout: float = 60.0
     changes: int = 0
@@ -118,7 +119,14 @@ class CpuExecutor:
     # -- a call, in three parts; a group runs the parts of several ranks together -----------
 
     def prepare(
-        self, call: Call, select: Select, *, agrees: bool, options: str, timeout: float
+        self,
+        call: Call,
+        select: Select,
+        *,
+        agrees: bool,
+        alike: bool,
+        options: str,
+        timeout: float,
     ) -> Prepared:
         """Bind a checked call to this executor.
 
@@ -126,6 +134,7 @@ class CpuExecutor:
             call: the checked arguments.
             select: the tuner's choice, once it is known which buffers the ranks can reach.
             agrees: whether the ranks wait for all hellos before they choose a launch.
+            alike: whether a call that does not reduce must be in place on all ranks or on none.
             options: those that ranks must share beside the call's own terms, in words; "" where
                 all are left to the library.
             timeout: seconds that this call may wait.
@@ -151,7 +160,15 @@ class CpuExecutor:
             select(call, mapped, in_place, self.board.half_bytes)
         changes = self.symmetric.changes
         return Prepared(
-            call, select, signature, terms, agrees, hello, timeout=timeout, changes=changes
+            call,
+            select,
+            signature,
+            terms,
+            agrees,
+            hello,
+            alike=alike,
+            timeout=timeout,
+            changes=changes,
         )
 
     def run(self, prepared: Prepared) -> None:
@@ -352,7 +369,7 @@ class CpuExecutor:
 
     def _bind(self, ticket: Ticket, hellos: Sequence[Hello]) -> Bound:
         call = ticket.prepared.call
-        mapped, in_place = self._agreed(call, hellos)
+        mapped, in_place = self._agreed(ticket.prepared, hellos)
         chosen = ticket.prepared.select(call, mapped, in_place, self.board.half_bytes)
         program = encode(chosen.plan, chosen.launch)
         user = self._user(call, chosen, hellos)
@@ -381,13 +398,17 @@ class CpuExecutor:
         ]
         return Bound(program.total, lanes)
 
-    def _agreed(self, call: Call, hellos: Sequence[Hello]) -> tuple[frozenset[Buffer], bool]:
+    def _agreed(
+        self, prepared: Prepared, hellos: Sequence[Hello]
+    ) -> tuple[frozenset[Buffer], bool]:
         """Which buffers all ranks can reach, and whether the launch is in place.
 
         Where a reducing collective overwrites its input on any rank, the launch is in place: that
-        only adds order, so it is right for the other ranks too. The others write into a buffer
-        nothing but what it holds there already; they are in place if all ranks are.
+        only adds order, so it is right for the other ranks too. The built-in plans of the others
+        write into an input nothing but what it holds there already; they are in place if all
+        ranks are. Of a user's plan that is not known.
         """
+        call = prepared.call
         collective = Collective(call.collective, self.nranks, root=call.root)
         if not hellos:
             return frozenset(), collective.reduces
@@ -397,10 +418,11 @@ class CpuExecutor:
             if collective.has("INPUT", rank) and collective.has("OUTPUT", rank)
         ]
         flags = [hello.in_place for hello in both]
-        if call.collective == "all_to_all" and any(flags) != all(flags):
+        mixed = any(flags) != all(flags) and not collective.reduces
+        if mixed and prepared.alike:
             inside = [rank for rank, hello in enumerate(hellos) if hello.in_place]
             raise MismatchError(
-                f"all_to_all on rank {self.rank}: in place on {named(inside)} only; "
+                f"{call.collective} on rank {self.rank}: in place on {named(inside)} only; "
                 f"pass recvbuf on every rank or on none"
             )
         in_place = any(flags) if collective.reduces else bool(flags) and all(flags)
@@ -413,7 +435,7 @@ class CpuExecutor:
             ]
             if all(words):
                 mapped.add(buffer)
-        if not collective.reduces and any(flags) != all(flags):
+        if mixed:
             # Ranks that are in place read their input where it is written: nobody else may.
             mapped.discard(Buffer.INPUT)
         return frozenset(mapped), in_place

@@ -1,0 +1,85 @@
+"""What is kept between two calls does not outlive what was checked."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import ringcoll
+from ringcoll import (
+    ArgumentError,
+    Block,
+    Buffer,
+    Chunk,
+    Collective,
+    MismatchError,
+    Plan,
+    PlanError,
+    Step,
+)
+
+
+def test_an_array_that_became_read_only_is_refused():
+    (comm,) = ringcoll.init_all(1)
+    with comm:
+        x = np.ones(4, "float32")
+        comm.all_reduce(x, op=ringcoll.premul_sum(3.0))
+        comm.all_reduce(x)
+        x.flags.writeable = False
+        with pytest.raises(ArgumentError, match="read-only"):
+            comm.all_reduce(x)
+        assert list(x) == [3.0] * 4
+
+
+def test_an_inner_group_that_raises_leaves_no_calls_to_the_outer():
+    comms = ringcoll.init_all(2)
+    x = np.ones(3, "float32")
+    with ringcoll.group(), pytest.raises(RuntimeError, match="inner"), ringcoll.group():
+        comms[0].all_reduce(x)
+        raise RuntimeError("inner")
+        # Nothing is left to run at the end of the outer group, which would wait for rank 1.
+    with pytest.raises(ringcoll.Error):
+        comms[0].check()
+    assert list(x) == [1.0] * 3
+    for comm in comms:
+        comm.close()
+
+
+def borrowing(nranks: int) -> Plan:
+    """An all_gather that uses rank 0's own slot for something else first."""
+    mine = [Chunk(r, Buffer.INPUT, 0) for r in range(nranks)]
+    order = [(Block(0), Step((mine[1],), (Chunk(0, Buffer.OUTPUT, 0),)))]
+    order += [
+        (Block(rank), Step((mine[source],), (Chunk(rank, Buffer.OUTPUT, source),)))
+        for rank in range(nranks)
+        for source in range(nranks)
+    ]
+    return Plan(Collective("all_gather", nranks), tuple(order))
+
+
+def direct(nranks: int) -> Plan:
+    """The same without the loan."""
+    return Plan(Collective("all_gather", nranks), borrowing(nranks).order[1:])
+
+
+@pytest.mark.parametrize("count", [10, 100_000])
+def test_a_users_plan_that_is_wrong_in_place_is_refused_there(count):
+    def work(comm, in_place):
+        out = np.full(2 * count, -1, "float32")
+        own = out[comm.rank * count : (comm.rank + 1) * count]
+        own[:] = comm.rank + 1
+        comm.all_gather(None if in_place else own.copy(), out, algorithm=borrowing)
+        return out[0], out[-1]
+
+    assert ringcoll.spawn(work, 2, False) == [(1.0, 2.0)] * 2
+    with pytest.raises(PlanError, match="in place"):
+        ringcoll.spawn(work, 2, True)
+
+
+def test_a_users_plan_is_in_place_on_all_ranks_or_on_none():
+    def work(comm):
+        out = np.zeros(2, "float32")
+        comm.all_gather(None if comm.rank else np.ones(1, "float32"), out, algorithm=direct)
+
+    with pytest.raises(MismatchError, match="in place on rank 1 only"):
+        ringcoll.spawn(work, 2)
