@@ -20,7 +20,7 @@ from ringcoll.encode import encode
 from ringcoll.errors import ArgumentError, ArgumentTypeError, LaunchRefused
 from ringcoll.executors.cpu import Selection, slot_bytes
 from ringcoll.launch import ALL_MAPPED, Launch, Layout
-from ringcoll.lower import lower
+from ringcoll.lower import lower, place
 from ringcoll.plan import Buffer, Plan, format_plan
 from ringcoll.proof.prover import verify
 from ringcoll.timing import tuner
@@ -32,6 +32,10 @@ Algorithm = str | Callable[..., Plan]
 
 AGREED_BYTES = 32 << 10
 """Bytes from which ranks wait for all hellos to learn whose buffers they can reach."""
+
+_ONE_HOP = ("one_shot", "all_pairs")
+"""Algorithms of one hop. 4 ranks, 16 KiB: all_reduce by one_shot took 27 µs, by two_shot_fused,
+which staged has three, 48 µs."""
 
 _SLICE_BYTES = 128 << 10
 """Bytes of a staged slice: what is copied in by one rank is still in its cache for the others."""
@@ -205,8 +209,24 @@ def _tuned(
             return ""
         return "it does not sum in rank order, which deterministic=True asks for"
 
-    candidates = tuner.candidates_for(collective, nranks, refuse=refuse)
+    if nbytes > AGREED_BYTES:
+        candidates = tuner.candidates_for(collective, nranks, refuse=refuse)
+    else:
+        # A small call is staged whatever its buffers are, so its plans are judged with that in
+        # them; a wake-up costs more than its bytes, so it takes one hop.
+        candidates = tuple(
+            tuner.Candidate(name, _staged(collective, name, nranks), 1, refuse(name))
+            for name in ALGORITHMS[collective]
+            if name in _ONE_HOP
+        )
     return tuner.choose(collective, nranks, nbytes, links=HOST, candidates=candidates)
+
+
+@lru_cache(maxsize=256)
+def _staged(collective: str, algorithm: str, nranks: int) -> Callable[[], Plan]:
+    """Makes the plan of a small call; one function for each, by which the tuner knows it again."""
+    launch = Launch(mapped=frozenset(), in_place=COLLECTIVES[collective].reduces)
+    return lambda: place(build(collective, algorithm, nranks), launch)
 
 
 @lru_cache(maxsize=64)
