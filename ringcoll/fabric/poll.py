@@ -10,8 +10,9 @@ from ringcoll.errors import DeadlineError, MismatchError, RankLostError
 
 __all__ = ["SPINS", "Lookout", "poll"]
 
-SPINS = 40
-"""Looks before the processor is yielded."""
+SPINS = 2
+"""Looks before the processor is yielded. The executor has looked some dozens of times before, and
+looks here cost more: with 40, 5 ranks on 2 cores took 345 µs for 8 bytes, with 2 they took 203."""
 
 _LOOK = 0.02  # seconds between looks at who has died or closed
 _YIELDS = 200  # yields before the waiter sleeps
