@@ -63,8 +63,8 @@ class Calling:
             kept, hashed = None, False
         if (
             kept is not None
-            and kept[0]() is sendbuf
-            and kept[1]() is recvbuf
+            and (sendbuf is None or kept[0]() is sendbuf)
+            and (recvbuf is None or kept[1]() is recvbuf)
             and (sendbuf is None or sendbuf.dtype is kept[2])
             and (recvbuf is None or recvbuf.dtype is kept[3])
             and _writable(sendbuf if recvbuf is None else recvbuf)
@@ -144,13 +144,13 @@ class Calling:
 
     def _keep(self, key: _Key, sendbuf: Any, recvbuf: Any, prepared: Prepared) -> None:
         kept = self._kept
+        # Not by the references' callbacks: an interruption that meets one there is lost.
+        dead = [old for old, (a, b, *_) in kept.items() if a() is None or b() is None]
+        for old in dead:
+            kept.pop(old, None)
         while len(kept) >= KEPT:
             kept.pop(next(iter(kept)), None)
-
-        def gone(_ref: object, key: _Key = key) -> None:
-            kept.pop(key, None)
-
-        send, recv = (_absent if b is None else weakref.ref(b, gone) for b in (sendbuf, recvbuf))
+        send, recv = (_absent if b is None else weakref.ref(b) for b in (sendbuf, recvbuf))
         sent, received = (None if b is None else b.dtype for b in (sendbuf, recvbuf))
         kept[key] = (send, recv, sent, received, prepared)
 
@@ -168,8 +168,9 @@ def _forked() -> None:
 os.register_at_fork(after_in_child=_forked)
 
 
-def _absent() -> None:
-    """Stands for a weak reference to None."""
+def _absent() -> bool:
+    """Stands for a weak reference to None: never dead."""
+    return True
 
 
 def _writable(buffer: Any) -> bool:

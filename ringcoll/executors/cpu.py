@@ -11,7 +11,7 @@ import hashlib
 import itertools
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy.typing as npt
@@ -24,11 +24,12 @@ from ringcoll.encode import Program, encode
 from ringcoll.errors import MismatchError, PlanError, UsageError
 from ringcoll.executors.board import FLAGS, Board, Hello, Words
 from ringcoll.executors.drive import Lane, Pause, Task, drive, run_paced_rows, run_rows, steps
+from ringcoll.executors.prepared import Bound, Prepared, Select, Selection, Ticket
 from ringcoll.executors.rows import Binding, Pacer, Row, TraceEntry, flag_slots, lane_rows
 from ringcoll.fabric import Fabric
 from ringcoll.fabric.symmetric import SymmetricMemory
-from ringcoll.launch import Launch, Layout
-from ringcoll.plan import Buffer, Plan
+from ringcoll.launch import Layout
+from ringcoll.plan import Buffer
 
 __all__ = ["CpuExecutor", "Prepared", "Selection", "Ticket"]
 
@@ -38,53 +39,6 @@ UNROLLED = 512
 """Rows of a lane up to which they are bound once and kept for the next call."""
 
 _MAPPING_BITS = 48
-
-
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """What a call runs: the algorithm's plan, its launch and where its elements lie."""
-
-    plan: Plan
-    launch: Launch
-    layout: Layout
-
-
-Select = Callable[[Call, frozenset[Buffer], bool, int], Selection]
-"""(call, mapped, in place, bytes of a SCRATCH half) -> selection; pure, equal on all ranks."""
-
-
-@dataclass(slots=True)
-class Bound:
-    """A program bound to memory for one half of SCRATCH."""
-
-    total: bool
-    lanes: list[Callable[[], Any]]
-    """Each gives the rows of a lane: a kept tuple, or a fresh iterator."""
-
-
-@dataclass(slots=True)
-class Prepared:
-    """A checked call of this rank, and what is kept between two calls with the same arrays."""
-
-    call: Call
-    select: Select
-    signature: int
-    terms: str
-    agrees: bool
-    hello: Hello
-    alike: bool = False
-    bound: dict[tuple[object, ...], Bound] = field(default_factory=dict)
-    timeout: float = 60.0
-    changes: int = 0
-
-
-@dataclass(slots=True)
-class Ticket:
-    """A call under way."""
-
-    prepared: Prepared
-    epoch: int
-    bound: Bound | None = None
 
 
 class CpuExecutor:

@@ -39,7 +39,7 @@ def cases(dtype):
         for op in operators(dtype) if reduces else ["sum"]:
             for in_place in (False, True):
                 counts = [rng.choice([1, 5, 7, 33])]
-                if not in_place or not reduces:
+                if in_place == (op in ("sum", "premul_sum")):
                     counts.append(AGREED_BYTES // itemsize + 11)
                 found += [
                     Case(

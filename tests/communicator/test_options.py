@@ -25,7 +25,7 @@ def in_rank_order(collective, algorithm, nranks, root):
 # -- deterministic -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("nranks", [2, 3, 4, 7])
+@pytest.mark.parametrize("nranks", [2, 3, 5])
 def test_deterministic_gives_the_same_bits_by_every_algorithm_that_can(nranks):
     """Wild values against the left fold; the others are refused by name, on all ranks alike."""
     able: list[Case] = []

@@ -147,7 +147,7 @@ class Program:
             assert set(x) == {self.n * (self.n + 1) // 2}
 
 
-@pytest.mark.parametrize("nranks", [1, 2, 3, 4, 5, 7])
+@pytest.mark.parametrize("nranks", [1, 2, 3, 5])
 def test_random_programs(nranks):
     for seed in range(4):
         ringcoll.spawn(lambda comm, seed=seed: Program(comm).run(seed, 40), nranks)

@@ -64,14 +64,14 @@ def calls(draw):
     return nranks, draw(st.lists(case_of(nranks), min_size=3, max_size=8))
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(calls())
 def test_any_calls_in_a_row(drawn):
     nranks, cases = drawn
     assert ringcoll.spawn(run_cases, nranks, cases) == [len(cases)] * nranks
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(
     st.lists(st.sampled_from(NEAR) | st.integers(0, 90_000), min_size=2, max_size=6),
     st.lists(st.integers(0, 70), min_size=3, max_size=3),
@@ -100,7 +100,7 @@ def test_ranks_of_one_thread_take_any_sizes(sizes, offsets):
         comm.close()
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(
     st.lists(
         st.tuples(st.integers(0, 200_000), st.integers(0, 66), st.integers(0, 66)),

@@ -1,0 +1,61 @@
+"""What the CPU executor keeps of a call: what it runs, where its rows are bound, how far it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ringcoll.arguments.calls import Call
+from ringcoll.executors.board import Hello
+from ringcoll.launch import Launch, Layout
+from ringcoll.plan import Buffer, Plan
+
+__all__ = ["Bound", "Prepared", "Select", "Selection", "Ticket"]
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What a call runs: the algorithm's plan, its launch and where its elements lie."""
+
+    plan: Plan
+    launch: Launch
+    layout: Layout
+
+
+Select = Callable[[Call, frozenset[Buffer], bool, int], Selection]
+"""(call, mapped, in place, bytes of a SCRATCH half) -> selection; pure, equal on all ranks."""
+
+
+@dataclass(slots=True)
+class Bound:
+    """A program bound to memory for one half of SCRATCH."""
+
+    total: bool
+    lanes: list[Callable[[], Any]]
+    """Each gives the rows of a lane: a kept tuple, or a fresh iterator."""
+
+
+@dataclass(slots=True)
+class Prepared:
+    """A checked call of this rank, and what is kept between two calls with the same arrays."""
+
+    call: Call
+    select: Select
+    signature: int
+    terms: str
+    agrees: bool
+    hello: Hello
+    alike: bool = False
+    bound: dict[tuple[object, ...], Bound] = field(default_factory=dict)
+    timeout: float = 60.0
+    changes: int = 0
+
+
+@dataclass(slots=True)
+class Ticket:
+    """A call under way."""
+
+    prepared: Prepared
+    epoch: int
+    bound: Bound | None = None
