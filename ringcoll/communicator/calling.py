@@ -70,7 +70,9 @@ class Calling:
             and _writable(sendbuf if recvbuf is None else recvbuf)
             and current() is None
         ):
-            self._now([kept[4]], None)
+            self._state.yield_to_worker()
+            with self._lock:
+                self._state.run(kept[4])
             return None
         call = prepare(
             name,
