@@ -109,7 +109,7 @@ class Settings:
         node: name of this rank's node, where it is not the host's.
         topo_file: path of a topology file in NCCL's XML format.
         device: "cpu", or "auto".
-        cache_dir: where proofs and measurements are kept.
+        cache_dir: where proofs, measurements and compiled kernels are kept.
         debug: log more.
         pace: what a directed link carries: bytes/s, or (bytes/s, seconds a message).
 

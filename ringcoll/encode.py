@@ -24,7 +24,7 @@ from ringcoll.collectives import Collective
 from ringcoll.errors import LaunchRefused
 from ringcoll.labels import Label, StepLabels, labels
 from ringcoll.launch import Launch
-from ringcoll.lower import lower, place
+from ringcoll.lower import carried, lower, place
 from ringcoll.plan import HELLO, Block, Buffer, Chunk, Plan, Step
 
 __all__ = ["BlockProgram", "Program", "Row", "encode", "expand"]
@@ -111,6 +111,8 @@ _BUFFERS = {buffer: number for number, buffer in enumerate(Buffer)}
 def encode(plan: Plan, launch: Launch) -> Program:
     """The program of ``lower(plan, launch)``, found without spelling out every slice.
 
+    Where signals ride in the data, the rows have no others.
+
     Raises:
         LaunchRefused: the plan cannot be lowered so, or does not repeat from slice W on.
 
@@ -122,6 +124,9 @@ def encode(plan: Plan, launch: Launch) -> Program:
 @lru_cache(maxsize=512)
 def _encode(plan: Plan, launch: Launch) -> Program:
     placed, lowered = place(plan, launch), lower(plan, launch)
+    total = _is_total(lowered)
+    if launch.in_band:
+        lowered = carried(lowered)
     count = launch.slices
     blocks = list(lowered.steps)
     number = {block: i for i, block in enumerate(blocks)}
@@ -161,9 +166,7 @@ def _encode(plan: Plan, launch: Launch) -> Program:
         exit_signals = tuple(number[s] for step in tail for s in step.signals)
         exit_waits = tuple(number[w] for step in tail for w in step.waits)
         programs.append(BlockProgram(block, entry, tuple(rows), exit_signals, exit_waits))
-    return Program(
-        placed.collective, tuple(programs), placed.scratch(), launch.slots, _is_total(lowered)
-    )
+    return Program(placed.collective, tuple(programs), placed.scratch(), launch.slots, total)
 
 
 Guarded = tuple[tuple[Block, ...] | None, tuple[Block, ...]]

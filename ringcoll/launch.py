@@ -12,7 +12,10 @@ from ringcoll.collectives import Collective
 from ringcoll.errors import ArgumentError
 from ringcoll.plan import Buffer
 
-__all__ = ["ALL_MAPPED", "Launch", "Layout"]
+__all__ = ["ALL_MAPPED", "PROTOCOLS", "Launch", "Layout"]
+
+PROTOCOLS = ("Simple", "LL", "LL128")
+"""How a signal travels: as a word of its own, or inside the lines of data that it announces."""
 
 ALL_MAPPED = frozenset({Buffer.INPUT, Buffer.OUTPUT})
 """Every rank can read and write every other rank's INPUT and OUTPUT."""
@@ -23,7 +26,8 @@ class Launch:
     """How a plan is to run.
 
     Args:
-        protocol: "Simple": signals are words of their own. LL and LL128 carry them in the data.
+        protocol: "Simple": signals are words of their own. LL and LL128 carry them in the data:
+            one slice, all of it through SCRATCH, whose lines are written once a call.
         slices: S, the pieces in which a chunk is pipelined.
         window: W, how many slices of a SCRATCH chunk exist at once.
         mapped: the user's buffers that peers read and write directly; the others are staged.
@@ -40,6 +44,18 @@ class Launch:
     def __post_init__(self) -> None:
         if self.slices < 1 or self.window < 1:
             raise ArgumentError(f"slices={self.slices}, window={self.window}: both must be >= 1")
+        if self.protocol not in PROTOCOLS:
+            raise ArgumentError(f"protocol={self.protocol!r}: one of {', '.join(PROTOCOLS)}")
+        if self.in_band and (self.slices > 1 or self.mapped):
+            raise ArgumentError(
+                f"protocol={self.protocol!r} has slices=1 and mapped=frozenset(): "
+                f"seen slices={self.slices}, mapped={sorted(b.name for b in self.mapped)}"
+            )
+
+    @property
+    def in_band(self) -> bool:
+        """Whether signals ride in the data that they announce."""
+        return self.protocol != "Simple"
 
     @property
     def slots(self) -> int:
@@ -120,9 +136,13 @@ class Layout:
         start, count = self.segment(buffer, rank, number)
         low, high = self.part(count, within)
         length = high - low
-        piece = -(-length // (self.slices * self.align)) * self.align
+        piece = self.piece(length)
         first, last = min(length, at * piece), min(length, (at + 1) * piece)
         return start + low + first, last - first
+
+    def piece(self, length: int) -> int:
+        """Elements a slice of a chunk of ``length`` elements; the last ones may be shorter."""
+        return -(-length // (self.slices * self.align)) * self.align
 
     def width(self) -> int:
         """Elements of the longest slice: what a SCRATCH slot must hold."""
@@ -130,5 +150,5 @@ class Layout:
         for count in set(self.counts):
             for chunk in range(self.collective.chunks):
                 low, high = self.part(count, chunk)
-                longest = max(longest, -(-(high - low) // (self.slices * self.align)) * self.align)
+                longest = max(longest, self.piece(high - low))
         return longest

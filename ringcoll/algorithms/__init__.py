@@ -42,6 +42,7 @@ ALGORITHMS: Mapping[str, Mapping[str, Builder]] = {
         "ring": ring.all_reduce,
         "tree": tree.all_reduce,
         "one_shot": one_shot.all_reduce,
+        "one_shot_push": one_shot.all_reduce_push,
         "two_shot": two_shot.all_reduce,
         "two_shot_fused": two_shot.all_reduce_fused,
         "all_pairs": all_pairs.all_reduce,

@@ -1,18 +1,22 @@
 """One shot: every rank reads what it needs from everybody's INPUT itself. One hop, no SCRATCH.
 
+:func:`all_reduce_push` is its mirror image for memory that is written faster than it is read.
+
 The fastest for small messages, where hops cost more than bytes. Contributions are summed in rank
 order. Ranks that copy from many start with the next rank, so that at any time each is read by one.
 """
 
 from __future__ import annotations
 
-from ringcoll.algorithms.parts import Only, Program, assemble, chosen, inp, out
+from ringcoll.algorithms.all_pairs import arrivals
+from ringcoll.algorithms.parts import Only, Program, assemble, chosen, inp, out, scratch
 from ringcoll.collectives import Collective
 from ringcoll.plan import Block, Plan, Step, Symmetry
 
 __all__ = [
     "all_gather",
     "all_reduce",
+    "all_reduce_push",
     "all_to_all",
     "broadcast",
     "gather",
@@ -30,6 +34,22 @@ def all_reduce(nranks: int, *, only: Only = None) -> Plan:
     def program() -> Program:
         for rank in ranks:
             yield Block(rank), Step(tuple(inp(p, 0) for p in range(n)), (out(rank, 0),))
+
+    return assemble(Collective("all_reduce", n), program(), symmetry=Symmetry((n,)))
+
+
+def all_reduce_push(nranks: int, *, only: Only = None) -> Plan:
+    """Each rank writes its buffer to the SCRATCH of all, then sums what has come: n - 1 out."""
+    n = nranks
+    ranks = chosen(range(n), only)
+
+    def program() -> Program:
+        for rank in ranks:
+            if n > 1:
+                landing = tuple(scratch((rank + d) % n, d - 1) for d in range(1, n))
+                yield Block(rank), Step((inp(rank, 0),), landing)
+        for rank in ranks:
+            yield Block(rank), Step(arrivals(n, rank, 0), (out(rank, 0),))
 
     return assemble(Collective("all_reduce", n), program(), symmetry=Symmetry((n,)))
 

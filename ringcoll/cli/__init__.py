@@ -1,4 +1,4 @@
-"""``ringcoll bench | model | verify | explain``: one module a command, loaded when it is asked for.
+"""``ringcoll bench | model | verify | explain | kernels``: one module each, loaded when asked for.
 
 A command's module has ``add_arguments(parser)`` and ``main(args) -> int``. Errors of ringcoll's own
 tree are one line on standard error and exit status 2, an interruption is 130.
@@ -21,6 +21,7 @@ COMMANDS: Mapping[str, str] = {
     "model": "how long a collective takes, on paper",
     "verify": "prove the plans of the algorithms",
     "explain": "show what a plan moves where and when",
+    "kernels": "compile ahead for GPUs",
 }
 """The commands, and a line on each."""
 

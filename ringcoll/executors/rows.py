@@ -93,8 +93,8 @@ class Binding:
         return self.user[chunk.rank, chunk.buffer][offset : offset + count]
 
 
-def flag_slots(program: Program) -> dict[tuple[int, int], int]:
-    """A number for each pair of blocks that signals, dense within its ordered pair of ranks.
+def flag_slots(program: Program, most: int = FLAGS) -> dict[tuple[int, int], int]:
+    """A number below ``most`` for each pair of blocks that signals, dense in its pair of ranks.
 
     Raises:
         LaunchRefused: more pairs of blocks than there are flag words.
@@ -109,10 +109,10 @@ def flag_slots(program: Program) -> dict[tuple[int, int], int]:
             ranks = blocks[src].rank, blocks[dst].rank
             slots[src, dst] = used[ranks]
             used[ranks] += 1
-    if used and max(used.values()) > FLAGS:
+    if used and max(used.values()) > most:
         raise LaunchRefused(
             f"{program.collective}: {max(used.values())} pairs of blocks signal between two ranks, "
-            f"{FLAGS} can: use fewer channels"
+            f"{most} can: use fewer channels"
         )
     return slots
 

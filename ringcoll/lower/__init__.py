@@ -1,19 +1,22 @@
 """From the algorithm to what runs: pure passes over a plan.
 
 ``alias`` and ``stage`` decide which memory a step really touches, ``split`` and ``slices`` cut
-the steps into the pieces that are pipelined, ``fuse`` joins lanes that cannot overlap, ``sync``
-derives every wait and signal. Each pass keeps the order, so the meaning stays sequential.
+the steps into the pieces that are pipelined, ``fuse`` joins lanes that cannot overlap,
+``by_hops`` lets nothing wait that need not where data carry their own signals, ``sync`` derives
+every wait and signal. Each pass keeps the order, so the meaning stays sequential.
 """
 
 from ringcoll.errors import LaunchRefused
 from ringcoll.launch import Launch
 from ringcoll.lower.alias import alias
+from ringcoll.lower.carried import carried
+from ringcoll.lower.hops import by_hops
 from ringcoll.lower.slices import fuse, slices, split
 from ringcoll.lower.stage import stage
 from ringcoll.lower.sync import sync
 from ringcoll.plan import Plan, check_steps
 
-__all__ = ["lower", "place"]
+__all__ = ["carried", "lower", "place"]
 
 
 def place(plan: Plan, launch: Launch) -> Plan:
@@ -26,7 +29,9 @@ def place(plan: Plan, launch: Launch) -> Plan:
     """
     check_steps(plan)
     placed = split(stage(alias(plan, launch), launch))
-    return fuse(placed) if launch.slices == 1 else placed
+    if launch.slices == 1:
+        placed = fuse(placed, channels=launch.in_band)
+    return by_hops(placed) if launch.in_band else placed
 
 
 def lower(plan: Plan, launch: Launch) -> Plan:
@@ -53,4 +58,4 @@ def lower(plan: Plan, launch: Launch) -> Plan:
         if launch.slices > 1:
             raise LaunchRefused(f"{plan.collective}: hand-written synchronisation has slices=1")
         return placed
-    return sync(slices(placed, launch))
+    return sync(slices(placed, launch), in_band=launch.in_band)

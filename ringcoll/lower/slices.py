@@ -27,12 +27,18 @@ def split(plan: Plan) -> Plan:
     return plan.with_order(tuple(order))
 
 
-def fuse(plan: Plan) -> Plan:
-    """With one slice the lanes of a channel become one block, in the plan's order."""
+def fuse(plan: Plan, *, channels: bool = False) -> Plan:
+    """With one slice the lanes of a channel become one block, in the plan's order.
+
+    With ``channels`` they become one too: where signals ride in the data, threads share no chunk.
+    """
     if any(step.waits or step.signals for _, step in plan.order):
         return plan
     return plan.with_order(
-        tuple((Block(block.rank, block.channel), step) for block, step in plan.order)
+        tuple(
+            (Block(block.rank, 0 if channels else block.channel), step)
+            for block, step in plan.order
+        )
     )
 
 

@@ -8,6 +8,9 @@ nothing but the write-after-read wait that this finds on a SCRATCH slot.
 Two rules speak of the call as a whole. Nobody may touch rank p's INPUT or OUTPUT before p has
 entered: a wait for p's hello in the first row of a block. When p returns, nobody may still touch
 them: an access must come before the end of any one of p's blocks.
+
+Where signals ride in the data (LL, LL128), the edge from the writer of a SCRATCH line to its reader
+orders that line alone: nothing else is implied by it.
 """
 
 from __future__ import annotations
@@ -40,14 +43,24 @@ class _Clocks:
         self.last: list[_Event | None] = [None] * nblocks
         self.nblocks = nblocks
 
-    def add(self, block: int, after: Iterable[_Event], position: int) -> _Event:
+    def add(
+        self,
+        block: int,
+        after: Iterable[_Event],
+        position: int,
+        carried: Iterable[_Event] = (),
+    ) -> _Event:
         """A new event of ``block`` that must come after others: keep only the edges needed.
 
         The latest is looked at first: an earlier one may be implied by it, never the reverse.
+        ``carried`` are those whose signals ride in lines that the event reads.
         """
         last = self.last[block]
         knows = list(last.knows) if last is not None else [0] * self.nblocks
         event = _Event(block, position, knows)
+        for other in carried:
+            other.signals.append(block)
+            event.waits.append(other.block)
         for other in sorted(after, key=lambda e: e.position, reverse=True):
             if knows[other.block] < other.knows[other.block]:
                 other.signals.append(block)
@@ -60,8 +73,14 @@ class _Clocks:
         return event
 
 
-def sync(plan: Plan) -> Plan:
-    """The plan with all the waits and signals that it needs, and no other."""
+def sync(plan: Plan, *, in_band: bool = False) -> Plan:
+    """The plan with all the waits and signals that it needs, and no other.
+
+    Args:
+        plan: a placed plan without synchronisation.
+        in_band: whether a signal rides in the SCRATCH lines that it announces.
+
+    """
     blocks = list(plan.steps)
     for rank in range(plan.nranks):
         if not plan.blocks(rank):
@@ -80,7 +99,16 @@ def sync(plan: Plan) -> Plan:
         dsts = [cell(u) for chunk in step.dsts for u in chunk.units()]
         after = {id(e): e for c in (*srcs, *dsts) if (e := writer.get(c)) is not None}
         after.update((id(e), e) for c in dsts for e in readers.get(c, ()))
-        event = clocks.add(number[block], after.values(), position)
+        carried: dict[int, _Event] = {}
+        for c in srcs if in_band else ():
+            last = writer.get(c)
+            if last is None or last.block == number[block] or c[1] != Buffer.SCRATCH.value:
+                continue
+            after.pop(id(last), None)
+            # A block that has read the line before has it.
+            if all(e.block != number[block] for e in readers[c]):
+                carried[id(last)] = last
+        event = clocks.add(number[block], after.values(), position, carried.values())
         events.append(event)
         for c in srcs:
             readers.setdefault(c, []).append(event)

@@ -18,14 +18,13 @@ from ringcoll.collectives import Collective
 from ringcoll.dtypes import Accumulate
 from ringcoll.errors import ArgumentError, WrongResult
 from ringcoll.labels import Label
+from ringcoll.launch import PROTOCOLS
 from ringcoll.plan import Chunk, Plan, walk
 from ringcoll.proof.cells import FREE, INPUT_ONLY, Numbers, Row
 from ringcoll.proof.clocks import Clocks
 from ringcoll.proof.expressions import NOTHING, Expressions, Flaw, wanted_text
 
 __all__ = ["ALL_RULES", "Proof", "Prover", "Rules", "is_total", "verify"]
-
-PROTOCOLS = ("Simple", "LL", "LL128")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,51 @@
+"""``ringcoll kernels``: compile ahead for GPUs that this machine need not have."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import time
+
+from ringcoll.config import from_environment
+from ringcoll.errors import MachineError
+
+__all__ = ["add_arguments", "main"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``ringcoll kernels``."""
+    parser.add_argument(
+        "arch", nargs="+", metavar="ARCH", help="sm_90 for compute capability 9.0, and so on"
+    )
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run ``ringcoll kernels``: fill the cache folder, a line for each architecture.
+
+    Raises:
+        MachineError: NVRTC is missing or does not know an architecture, or nothing can be kept.
+
+    """
+    from ringcoll.executors.cuda.cache import KernelCache, kernel_folder
+    from ringcoll.executors.cuda.standard import standard_sources
+
+    logging.basicConfig(format="ringcoll kernels: %(message)s")
+    _, settings = from_environment(os.environ)
+    folder = kernel_folder(settings.cache_dir)
+    sources = standard_sources()
+    print(f"{len(sources)} kernels, kept in {folder}\n")
+    print(_row("arch", "compiled", "found", "seconds"), flush=True)
+    for arch in args.arch:
+        cache = KernelCache(folder)
+        if cache.folder is None:
+            raise MachineError(f"{folder}: nothing can be kept there; set RINGCOLL_CACHE_DIR")
+        start = time.perf_counter()
+        cache.compile_all(sources, arch)
+        seconds = f"{time.perf_counter() - start:.1f}"
+        print(_row(arch, str(cache.compiled), str(cache.found), seconds), flush=True)
+    return 0
+
+
+def _row(arch: str, *cells: str) -> str:
+    return f"{arch:<8}" + "".join(f"{cell:>10}" for cell in cells)

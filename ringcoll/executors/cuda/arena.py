@@ -1,0 +1,73 @@
+"""Where everything lies in the device memory that a rank shares with its peers: its arena.
+
+::
+
+    broken | hellos | progress | flags | lines, half 0 and 1 | SCRATCH, half 0 and 1
+
+Every protocol has a region of its own: a word of data that happened to equal the flag of a line
+would be taken for one. The halves of a region alternate by epoch and lie at fixed offsets, so that
+a small call after a large one cannot overlap it. ``kernels/program.cuh`` knows the first fields.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["FLAGS", "MOST_BLOCKS", "REPORT_BYTES", "Arena"]
+
+MOST_BLOCKS = 512
+FLAGS = 64
+"""Pairs of blocks that may signal from one rank to another, each with a word for every replica."""
+
+REPORT_BYTES = 32
+_HELLOS = 64
+_HELLO_SLOTS, _HELLO_LINES, _LINE = 4, 3, 16
+_PROGRESS = 16
+_PAGE = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Arena:
+    """Offsets in bytes.
+
+    Args:
+        nranks: of the communicator.
+        line_half: bytes of one half of the lines.
+        scratch_half: bytes of one half of SCRATCH.
+        replicas: the most CUDA blocks that a block of a program may have.
+
+    """
+
+    nranks: int
+    line_half: int = 8 << 20
+    scratch_half: int = 8 << 20
+    replicas: int = 64
+
+    @property
+    def progress(self) -> int:
+        """``Progress[MOST_BLOCKS]``, which only its owner touches."""
+        return _up(_HELLOS + _HELLO_SLOTS * self.nranks * _HELLO_LINES * _LINE)
+
+    @property
+    def flags(self) -> int:
+        """``u64[source rank][FLAGS][replicas]``."""
+        return _up(self.progress + MOST_BLOCKS * _PROGRESS)
+
+    @property
+    def lines(self) -> int:
+        """The lines of calls whose signals ride in the data."""
+        return _up(self.flags + self.nranks * FLAGS * self.replicas * 8)
+
+    @property
+    def scratch(self) -> int:
+        """SCRATCH of calls whose signals are words of their own."""
+        return self.lines + 2 * self.line_half
+
+    @property
+    def nbytes(self) -> int:
+        """All of it."""
+        return self.scratch + 2 * self.scratch_half
+
+
+def _up(offset: int) -> int:
+    return -(-offset // _PAGE) * _PAGE

@@ -1,0 +1,214 @@
+"""Cubins that were compiled before: in memory, and in the user's cache folder.
+
+A file is named by a digest of all that its cubin was made from, so that it is never outdated, only
+unused. Any number of processes may share a folder: files are written aside and renamed, and two
+that compile the same write the same. Nothing about the folder is ever an error: whatever cannot be
+read or trusted is compiled again, and kept in memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import stat
+import struct
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Lock
+
+import ringcoll
+from ringcoll.executors.cuda.compile import compile_kernel, flags, nvrtc_version, read_headers
+
+__all__ = ["KernelCache", "kernel_folder"]
+
+_log = logging.getLogger("ringcoll")
+
+# Magic, bytes of the cubin, digest of key and cubin; the cubin follows.
+_HEADER = struct.Struct("<8sQ32s")
+_MAGIC = b"RCCUBIN1"
+_DIGEST_BYTES = 32
+
+
+def kernel_folder(cache_dir: str | None) -> Path | None:
+    """The folder of compiled kernels.
+
+    Args:
+        cache_dir: the setting, ``RINGCOLL_CACHE_DIR`` included; None is ``ringcoll`` in
+            ``$XDG_CACHE_HOME`` or ``~/.cache``.
+
+    Returns:
+        None where the user has no home.
+
+    """
+    if cache_dir is not None:
+        return Path(cache_dir).absolute() / "kernels"
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if not base.is_absolute():  # as its specification has it
+        try:
+            base = Path.home() / ".cache"
+        except RuntimeError:
+            return None
+    return base / "ringcoll" / "kernels"
+
+
+class KernelCache:
+    """Compiles each source once; threads may share it.
+
+    Args:
+        folder: made if it is missing; used if it is the user's own and nobody else may write to it.
+            None keeps cubins in memory only.
+        debug: compile with line numbers, for profilers.
+
+    Attributes:
+        folder: as given; None if it cannot be used, which is logged.
+        compiled: how many cubins were compiled.
+        found: how many were read from the folder.
+
+    """
+
+    def __init__(self, folder: Path | None, *, debug: bool = False) -> None:
+        self.folder = _usable(folder)
+        self.compiled = 0
+        self.found = 0
+        self._writable = self.folder is not None
+        self._debug = debug
+        self._headers = read_headers()
+        self._lock = Lock()
+        self._making: dict[bytes, Lock] = {}
+        self._cubins: dict[bytes, bytes] = {}
+
+    def get(self, source: str, arch: str) -> bytes:
+        """The cubin of a source: from memory, from the folder, or compiled.
+
+        Args:
+            source: as for :func:`~ringcoll.executors.cuda.compile.compile_kernel`.
+            arch: "sm_90" and so on.
+
+        Raises:
+            MachineError: it cannot be compiled here.
+
+        """
+        key = self._key(source, arch)
+        with self._lock:
+            making = self._making.setdefault(key, Lock())
+        with making:
+            if key in self._cubins:
+                return self._cubins[key]
+            cubin = self._read(key)
+            read = cubin is not None
+            if cubin is None:
+                cubin = compile_kernel(source, arch, headers=self._headers, debug=self._debug)
+                self._write(key, cubin)
+            with self._lock:
+                self.found += read
+                self.compiled += not read
+                self._cubins[key] = cubin
+            return cubin
+
+    def compile_all(self, sources: Sequence[str], arch: str) -> list[bytes]:
+        """The cubins of many sources, in order, on all cores: NVRTC runs without the GIL.
+
+        Raises:
+            MachineError: one of them cannot be compiled here.
+
+        """
+        cores = len(os.sched_getaffinity(0))
+        with ThreadPoolExecutor(cores, thread_name_prefix="ringcoll-nvrtc") as pool:
+            return list(pool.map(lambda source: self.get(source, arch), sources))
+
+    def _key(self, source: str, arch: str) -> bytes:
+        """A digest of all that the cubin depends on."""
+        major, minor = nvrtc_version()
+        digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+        for part in (
+            ringcoll.__version__.encode(),
+            f"nvrtc {major}.{minor}".encode(),
+            *(flag.encode() for flag in flags(arch, debug=self._debug)),
+            *(part for header in self._headers.items() for part in (header[0].encode(), header[1])),
+            source.encode(),
+        ):
+            digest.update(struct.pack("<Q", len(part)))
+            digest.update(part)
+        return digest.digest()
+
+    def _read(self, key: bytes) -> bytes | None:
+        if self.folder is None:
+            return None
+        path = self.folder / _name(key)
+        try:
+            content = _contents(path)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            _log.warning("%s is compiled again: %s", path, error)
+            return None
+        cubin = content[_HEADER.size :]
+        if content[: _HEADER.size] == _header(key, cubin):
+            return cubin
+        _log.warning("%s is compiled again: it is damaged", path)
+        return None
+
+    def _write(self, key: bytes, cubin: bytes) -> None:
+        if self.folder is None or not self._writable:
+            return
+        try:
+            file, aside = tempfile.mkstemp(prefix="new-", dir=self.folder)
+            try:
+                with os.fdopen(file, "wb") as stream:
+                    stream.write(_header(key, cubin) + cubin)
+                Path(aside).replace(self.folder / _name(key))
+            except BaseException:
+                Path(aside).unlink()
+                raise
+        except OSError as error:
+            self._writable = False  # said once, not for every kernel
+            _log.warning("compiled kernels are not kept in %s: %s", self.folder, error)
+
+
+def _usable(folder: Path | None) -> Path | None:
+    """The folder, made if need be, if only this user writes to it."""
+    if folder is None:
+        return None
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _check_owner(folder.stat())
+    except OSError as error:
+        _log.warning("compiled kernels are not kept in %s: %s", folder, error)
+        return None
+    return folder
+
+
+def _contents(path: Path) -> bytes:
+    """What is in a file that this user alone has written.
+
+    Raises:
+        OSError: there is no such file, or it is not to be trusted.
+
+    """
+    # Neither a link nor a pipe: who has put it there once may not be able to any more.
+    file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        status = os.fstat(file)
+        _check_owner(status)
+        return os.read(file, status.st_size)
+    finally:
+        os.close(file)
+
+
+def _check_owner(status: os.stat_result) -> None:
+    if status.st_uid != os.geteuid():
+        raise PermissionError(f"it belongs to user {status.st_uid}")
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise PermissionError(f"others may write to it (mode {stat.S_IMODE(status.st_mode):o})")
+
+
+def _name(key: bytes) -> str:
+    return f"{key.hex()}.cubin"
+
+
+def _header(key: bytes, cubin: bytes) -> bytes:
+    digest = hashlib.blake2b(key + cubin, digest_size=_DIGEST_BYTES).digest()
+    return _HEADER.pack(_MAGIC, len(cubin), digest)

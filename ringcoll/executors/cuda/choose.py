@@ -1,0 +1,188 @@
+"""What a call on GPUs runs: algorithm, protocol, slices and how many CUDA blocks.
+
+The thresholds are measured on 4 and 8 H200 over NVSwitch; :func:`choose` is pure and equal on all
+ranks. An option of the call goes before them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ringcoll.algorithms import ALGORITHMS, build
+from ringcoll.arguments.calls import Call
+from ringcoll.encode import Program, encode
+from ringcoll.errors import ArgumentError, LaunchRefused
+from ringcoll.executors.cuda.arena import Arena
+from ringcoll.executors.cuda.lines import WORKERS, line_bytes, places
+from ringcoll.executors.cuda.simple import THREADS, scratch_bytes
+from ringcoll.launch import Launch, Layout
+from ringcoll.plan import Buffer, Plan
+
+__all__ = ["Chosen", "Wishes", "choose"]
+
+SYNC_THREADS = 32
+
+ONE_HOP_BYTES = 32 << 10
+"""all_reduce up to which every rank sends everything to everyone: one hop."""
+
+LINES_BYTES = 512 << 10
+"""Bytes of the larger buffer up to which signals ride in the data."""
+
+BLOCK_BYTES = 16 << 10
+"""Bytes of a slice that a CUDA block moves at least."""
+
+_ALIGN = 16
+_WINDOW = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """The options of a call that decide what runs; None leaves it to the library."""
+
+    algorithm: str | None = None
+    protocol: str | None = None
+    slices: int | None = None
+    blocks: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """What runs.
+
+    Args:
+        plan: the algorithm's.
+        program: encoded.
+        launch: protocol, slices, mapped buffers.
+        layout: where the elements of INPUT and OUTPUT lie.
+        replicas: CUDA blocks for each block of the program.
+        blocks: CUDA blocks a rank.
+        threads: of each.
+
+    """
+
+    plan: Plan
+    program: Program
+    launch: Launch
+    layout: Layout
+    replicas: int
+    blocks: int
+    threads: int
+
+
+def choose(
+    call: Call,
+    nranks: int,
+    arena: Arena,
+    *,
+    mapped: frozenset[Buffer],
+    most_blocks: int,
+    wishes: Wishes,
+) -> Chosen:
+    """The plan, launch and grid of a call.
+
+    Args:
+        call: checked.
+        nranks: of the communicator.
+        arena: what must hold lines and SCRATCH.
+        mapped: the buffers that all ranks can reach.
+        most_blocks: CUDA blocks a rank that are sure to run at the same time.
+        wishes: the options.
+
+    Raises:
+        LaunchRefused: the options cannot carry the call.
+        ArgumentError: an option that there is not.
+
+    """
+    name = call.collective
+    if wishes.protocol not in (None, "LL", "Simple"):
+        raise ArgumentError(
+            f"{name} on rank {call.rank}: protocol={wishes.protocol!r}; GPU ranks run 'LL' and "
+            f"'Simple'"
+        )
+    small = call.nbytes <= LINES_BYTES and name != "barrier" and not (wishes.slices or 1) > 1
+    if wishes.protocol == "LL" or (wishes.protocol is None and small):
+        try:
+            return _in_lines(call, nranks, arena, most_blocks, wishes)
+        except LaunchRefused:
+            if wishes.protocol == "LL":
+                raise
+    return _in_words(call, nranks, arena, mapped, most_blocks, wishes)
+
+
+def _plan(call: Call, nranks: int, algorithm: str) -> Plan:
+    names = ALGORITHMS[call.collective]
+    if algorithm not in names:
+        raise ArgumentError(
+            f"{call.collective} on rank {call.rank}: algorithm={algorithm!r} is not one of "
+            f"{', '.join(names)}"
+        )
+    return build(call.collective, algorithm, nranks, root=call.root)
+
+
+def _layout(call: Call, plan: Plan, slices: int = 1) -> Layout:
+    counts, displs = call.counts or (call.count,), call.displs or None
+    align = max(1, _ALIGN // call.dtype.itemsize)
+    return Layout(plan.collective, counts, slices=slices, align=align, displs=displs)
+
+
+def _in_lines(call: Call, nranks: int, arena: Arena, most_blocks: int, wishes: Wishes) -> Chosen:
+    algorithm = wishes.algorithm
+    if algorithm is None:
+        one_hop = call.collective == "all_reduce" and call.nbytes <= ONE_HOP_BYTES
+        algorithm = "one_shot_push" if one_hop else "all_pairs"
+    plan = _plan(call, nranks, algorithm)
+    launch = Launch(protocol="LL", mapped=frozenset(), in_place=call.in_place)
+    program, layout = encode(plan, launch), _layout(call, plan)
+    need = line_bytes(program, layout, call.dtype)
+    if need > arena.line_half:
+        raise LaunchRefused(
+            f"{call.collective} on rank {call.rank}: protocol='LL' would need {need} bytes of "
+            f"lines, {arena.line_half} are there; use protocol='Simple'"
+        )
+    pieces = places(layout, call.dtype)
+    workers = min(WORKERS, max(32, -(-pieces // 32) * 32))
+    blocks = min(wishes.blocks or most_blocks, most_blocks, max(1, -(-pieces // workers)))
+    return Chosen(plan, program, launch, layout, 1, blocks, workers + SYNC_THREADS)
+
+
+def _in_words(
+    call: Call,
+    nranks: int,
+    arena: Arena,
+    mapped: frozenset[Buffer],
+    most_blocks: int,
+    wishes: Wishes,
+) -> Chosen:
+    plan = _plan(call, nranks, wishes.algorithm or _DEFAULT[call.collective][bool(mapped)])
+    slices = wishes.slices or 1
+    while True:
+        launch = Launch(slices=slices, window=_WINDOW, mapped=mapped, in_place=call.in_place)
+        layout = _layout(call, plan, slices)
+        program = encode(plan, launch)
+        if scratch_bytes(program, layout, call.dtype) <= arena.scratch_half:
+            break
+        if layout.width() <= layout.align:
+            raise LaunchRefused(
+                f"{call.collective}: {program.scratch} SCRATCH chunks do not fit "
+                f"{arena.scratch_half} bytes; use another algorithm"
+            )
+        slices *= 2
+    lanes = max(1, *(len(program.of(rank)) for rank in range(nranks)))
+    most = min(arena.replicas, max(1, min(wishes.blocks or most_blocks, most_blocks) // lanes))
+    nbytes = layout.width() * call.dtype.itemsize
+    replicas = min(most, max(1, -(-nbytes // BLOCK_BYTES)))
+    return Chosen(plan, program, replace(launch), layout, replicas, replicas * lanes, THREADS)
+
+
+_DEFAULT = {
+    "all_reduce": ("all_pairs", "two_shot_fused"),
+    "broadcast": ("scatter_gather", "scatter_gather"),
+    "reduce": ("all_pairs", "one_shot"),
+    "all_gather": ("all_pairs", "all_pairs_fused"),
+    "reduce_scatter": ("all_pairs", "one_shot"),
+    "all_to_all": ("all_pairs", "all_pairs"),
+    "gather": ("all_pairs", "all_pairs"),
+    "scatter": ("all_pairs", "all_pairs"),
+    "barrier": ("all_pairs", "all_pairs"),
+}
+"""Algorithms of large messages: of plain buffers, and of those that all ranks can reach."""

@@ -1,0 +1,169 @@
+"""From generated source text to a cubin, by NVRTC through CuPy: needs no GPU.
+
+A cubin and never PTX: an older driver refuses a newer toolkit's PTX. The headers go in from memory,
+so that what was compiled is what was digested, and nothing in the current folder, where NVRTC looks
+first, takes their place.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import ringcoll
+from ringcoll.errors import MachineError
+
+__all__ = ["arch_of", "compile_kernel", "flags", "nvrtc_version", "read_headers"]
+
+_KERNELS = Path(ringcoll.__file__).parent / "kernels"
+_LOG_LINES = 40
+_EXTRAS = "pip install 'ringcoll[cu13]', or with a driver before 580 'ringcoll[cu12]'"
+
+_log = logging.getLogger("ringcoll")
+
+
+def arch_of(major: int, minor: int) -> str:
+    """NVRTC's name of a device's compute capability, such as "sm_90"."""
+    return f"sm_{major}{minor}"
+
+
+def flags(arch: str, *, debug: bool = False) -> tuple[str, ...]:
+    """What NVRTC is told: IEEE 754 arithmetic, nothing fused and no denormal flushed.
+
+    Args:
+        arch: "sm_90" and so on.
+        debug: keep line numbers, for profilers.
+
+    """
+    return (
+        f"-arch={arch}",
+        "-std=c++17",
+        "-ftz=false",
+        "-fmad=false",
+        "-prec-div=true",
+        "-prec-sqrt=true",
+        *(("-lineinfo",) if debug else ()),
+    )
+
+
+def read_headers(folder: Path = _KERNELS) -> dict[str, bytes]:
+    """The contents of the kernels' files by the names under which they include each other."""
+    return {path.name: path.read_bytes() for path in sorted(folder.glob("*.cuh"))}
+
+
+def nvrtc_version() -> tuple[int, int]:
+    """NVRTC's major and minor number.
+
+    Raises:
+        MachineError: CuPy or NVRTC is missing; the message says what to install.
+
+    """
+    major, minor = _nvrtc().getVersion()
+    return int(major), int(minor)
+
+
+def compile_kernel(
+    source: str,
+    arch: str,
+    *,
+    name: str = "ringcoll",
+    headers: Mapping[str, bytes] | None = None,
+    debug: bool = False,
+) -> bytes:
+    """Compile a kernel; other threads run meanwhile.
+
+    Args:
+        source: CUDA C++ that includes the package's headers by their names.
+        arch: "sm_90" and so on, as :func:`arch_of` returns it.
+        name: of the source, for messages.
+        headers: as :func:`read_headers` returns them; None reads them.
+        debug: keep line numbers, for profilers.
+
+    Returns:
+        The cubin.
+
+    Raises:
+        MachineError: CuPy or NVRTC is missing, NVRTC does not know the architecture, or the source
+            does not compile; then the message holds the compiler's.
+
+    """
+    nvrtc = _nvrtc()
+    _check_arch(nvrtc, arch)
+    if headers is None:
+        headers = read_headers()
+    names = [header.encode() for header in headers]
+    program = nvrtc.createProgram(source, name, list(headers.values()), names)
+    try:
+        try:
+            nvrtc.compileProgram(program, flags(arch, debug=debug))
+        except nvrtc.NVRTCError as error:
+            log = nvrtc.getProgramLog(program).strip() or str(error)
+            texts = {**headers, name: source.encode()}
+            raise MachineError(
+                f"the kernel {name!r} does not compile for {arch} with {_title(nvrtc)}:\n"
+                f"{_shortened(log)}{_surroundings(log, texts)}"
+            ) from None
+        log = nvrtc.getProgramLog(program).strip()
+        if log:
+            _log.debug("%s of %r for %s: %s", _title(nvrtc), name, arch, log)
+        return bytes(nvrtc.getCUBIN(program))
+    finally:
+        nvrtc.destroyProgram(program)
+
+
+@functools.cache
+def _nvrtc() -> Any:
+    """CuPy's module, once it has found the library."""
+    try:
+        from cupy.cuda import nvrtc
+    except ImportError as error:
+        raise MachineError(f"ranks on GPUs need CuPy ({error}): {_EXTRAS}") from error
+    try:
+        nvrtc.getVersion()
+    except (OSError, RuntimeError) as error:
+        why = str(error).partition("\n")[0]
+        raise MachineError(
+            f"kernels are compiled by NVRTC, which CuPy does not find ({why}): {_EXTRAS}"
+        ) from error
+    return nvrtc
+
+
+def _title(nvrtc: Any) -> str:
+    return "NVRTC {}.{}".format(*nvrtc.getVersion())
+
+
+def _check_arch(nvrtc: Any, arch: str) -> None:
+    """Refuse what this NVRTC cannot compile for, with the way out."""
+    known = sorted(nvrtc.getSupportedArchs())
+    found = re.fullmatch(r"sm_(\d+)[af]?", arch)
+    number = int(found[1]) if found else None
+    if number in known:
+        return
+    message = f"{_title(nvrtc)} compiles for sm_{', sm_'.join(map(str, known))}; not for {arch!r}"
+    if number is not None and number < known[0]:
+        message += ": GPUs before it need CUDA 12, pip install 'ringcoll[cu12]'"
+    elif number is not None and number > known[-1]:
+        message += ": a newer GPU needs a newer NVRTC, pip install -U nvidia-cuda-nvrtc"
+    raise MachineError(message)
+
+
+def _shortened(log: str) -> str:
+    lines = log.splitlines()
+    left = len(lines) - _LOG_LINES
+    return "\n".join([*lines[:_LOG_LINES], *([f"... and {left} lines more"] if left > 0 else [])])
+
+
+def _surroundings(log: str, texts: Mapping[str, bytes]) -> str:
+    """Lines around the first error: the generated source exists in no file to look it up in."""
+    found = re.search(r"^(.+)\((\d+)\): .*error", log, re.MULTILINE)
+    if found is None or found[1] not in texts:
+        return ""
+    number = int(found[2])
+    lines = texts[found[1]].decode(errors="replace").splitlines()
+    shown = range(max(1, number - 2), min(len(lines), number + 2) + 1)
+    marked = (f"{'>' if n == number else ' '}{n:5} | {lines[n - 1]}" for n in shown)
+    return "\n".join([f"\n{found[1]}, line {number}:", *marked])

@@ -1,0 +1,282 @@
+"""Protocol LL: a program whose signals ride in the data, as source text and words.
+
+What the compiler must know of a row is how many sources and destinations it has and how each is
+kept; sizes and addresses are words. A *batch* is several rows of one such shape, none of which
+needs another: their lines are polled together. See ``kernels/ll.cuh``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import IntEnum
+
+from ringcoll.dtypes import DType, ReduceOp
+from ringcoll.encode import Program, Row
+from ringcoll.errors import LaunchRefused
+from ringcoll.executors.cuda.arena import Arena
+from ringcoll.executors.cuda.names import names_of
+from ringcoll.executors.cuda.params import Addresses, Body, padded
+from ringcoll.labels import Label
+from ringcoll.launch import Layout
+from ringcoll.plan import Buffer, Chunk
+
+__all__ = ["Batch", "Kind", "batches", "line_bytes", "lines_body", "places"]
+
+WORKERS = 512
+"""Threads a CUDA block that move data; a warp beside them talks to the peers."""
+
+POLLED = 16
+"""Lines that a thread polls at once: 64 of its registers."""
+
+CHUNKS = 32
+"""Sources or destinations of a step, two bits each in a 64-bit constant."""
+
+_LINE = 16
+
+
+class Kind(IntEnum):
+    """How a chunk is kept; the same enum as in ``kernels/ll.cuh``."""
+
+    USER = 0
+    LINES = 1
+    PARTIAL = 2
+    KEPT = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Consecutive rows of one shape, none of which needs another.
+
+    Args:
+        rows: how many.
+        reduces: whether the operator is applied.
+        final: whether the result is complete.
+        raw: bit k says that source k is a contribution yet to be loaded.
+        srcs: the sources' kinds, in order.
+        dsts: the destinations' kinds, in order.
+
+    """
+
+    rows: int
+    reduces: bool
+    final: bool
+    raw: int
+    srcs: tuple[Kind, ...]
+    dsts: tuple[Kind, ...]
+
+    @property
+    def words(self) -> int:
+        """Words of all its rows: a count, the sources, the destinations."""
+        return self.rows * (1 + len(self.srcs) + len(self.dsts))
+
+
+def batches(program: Program, rank: int, dtype: DType) -> tuple[Batch, ...]:
+    """The rows of a rank as batches, in order."""
+    cell = program.collective.cell
+    found: list[Batch] = []
+    fresh: set[tuple[int, str, int]] = set()  # cells that the last batch writes
+    for row, alone in zip(_rows(program, rank), _alone(program, rank, dtype), strict=True):
+        lines = sum(_lines(kind, dtype) for kind in alone.srcs)
+        last = found[-1] if found else None
+        if (
+            last is not None
+            and replace(last, rows=1) == alone
+            and not alone.reduces
+            and (last.rows + 1) * max(1, lines) <= POLLED
+            and not fresh.intersection(map(cell, row.srcs))
+        ):
+            found[-1] = replace(last, rows=last.rows + 1)
+        else:
+            fresh = set()
+            found.append(alone)
+        fresh.update(map(cell, row.dsts))
+    return tuple(found)
+
+
+def _rows(program: Program, rank: int) -> tuple[Row, ...]:
+    """The rows of the one block of a rank; none if it has nothing to do."""
+    blocks = program.of(rank)
+    return blocks[0].rows if blocks else ()
+
+
+def _alone(program: Program, rank: int, dtype: DType) -> Iterator[Batch]:
+    """Each row as a batch of one."""
+    collective = program.collective
+    kept: set[tuple[int, str, int]] = set()
+    for row in _rows(program, rank):
+        label = row.labels
+        if max(len(row.srcs), len(row.dsts)) > CHUNKS:
+            raise LaunchRefused(
+                f"{collective}: a step of {len(row.srcs)} sources and {len(row.dsts)} "
+                f"destinations; protocol LL carries {CHUNKS} each"
+            )
+        srcs = tuple(
+            Kind.KEPT
+            if not label.reduces and collective.cell(src) in kept
+            else _kind(src, k, dtype)
+            for src, k in zip(row.srcs, label.srcs, strict=True)
+        )
+        dsts = tuple(_kind(dst, label.dst, dtype) for dst in row.dsts)
+        raw = sum(1 << k for k, kind in enumerate(label.srcs) if kind is Label.RAW)
+        yield Batch(1, label.reduces, label.dst is Label.FINAL, raw, srcs, dsts)
+        written = set(map(collective.cell, row.dsts))
+        if label.reduces:
+            kept = written if label.dst is Label.FINAL else set()
+        else:
+            kept -= written
+
+
+def _kind(chunk: Chunk, label: Label, dtype: DType) -> Kind:
+    if chunk.buffer is not Buffer.SCRATCH:
+        return Kind.USER
+    wide = label is Label.PARTIAL and dtype.partial != dtype.numpy
+    return Kind.PARTIAL if wide else Kind.LINES
+
+
+def _lines(kind: Kind, dtype: DType) -> int:
+    """Lines of a chunk at one place."""
+    item = {Kind.LINES: dtype.itemsize, Kind.PARTIAL: dtype.partial.itemsize}.get(kind, 0)
+    return _count(dtype) * item // 8
+
+
+def _count(dtype: DType) -> int:
+    """Elements of a place: what 8 bytes hold, or one if that is larger."""
+    return max(1, 8 // dtype.itemsize)
+
+
+def places(layout: Layout, dtype: DType) -> int:
+    """How many places the longest chunk has."""
+    return -(-layout.width() // _count(dtype))
+
+
+def _slot_bytes(program: Program, layout: Layout, dtype: DType) -> int:
+    """Bytes of a SCRATCH chunk in lines, of the widest type that the program keeps there."""
+    kinds = {
+        _kind(chunk, label, dtype)
+        for block in program.programs
+        for row in block.rows
+        for chunk, label in zip(
+            (*row.srcs, *row.dsts),
+            (*row.labels.srcs, *(row.labels.dst for _ in row.dsts)),
+            strict=True,
+        )
+    }
+    return places(layout, dtype) * max(_lines(kind, dtype) for kind in kinds) * _LINE
+
+
+def line_bytes(program: Program, layout: Layout, dtype: DType) -> int:
+    """Bytes of lines that the program needs on a rank, of each half."""
+    return program.scratch * _slot_bytes(program, layout, dtype)
+
+
+def lines_body(
+    program: Program,
+    layout: Layout,
+    dtype: DType,
+    op: ReduceOp | None,
+    arena: Arena,
+    local: Sequence[Addresses],
+) -> Body:
+    """Text and words for the ranks of one launch.
+
+    Args:
+        program: encoded for protocol LL.
+        layout: of INPUT and OUTPUT.
+        dtype: of the call.
+        op: of the call; None where nothing is reduced.
+        arena: where the lines lie.
+        local: of the ranks that the launch carries.
+
+    Raises:
+        LaunchRefused: its steps are too wide, or its lines do not fit.
+
+    """
+    need = line_bytes(program, layout, dtype)
+    if need > arena.line_half:
+        raise LaunchRefused(
+            f"{program.collective}: {need} bytes of lines, {arena.line_half} are there; "
+            f"protocol='Simple' carries messages of any size"
+        )
+    of_rank = [batches(program, at.rank, dtype) for at in local]
+    programs = tuple(dict.fromkeys(of_rank))
+    words = padded([_words(program, layout, dtype, arena, at) for at in local])
+    text = _text(
+        names_of(dtype, op), program.collective.nranks, len(words[0]), len(local), programs
+    )
+    numbers = tuple(programs.index(found) for found in of_rank)
+    return Body(text, words, numbers, places(layout, dtype), arena.line_half)
+
+
+def _words(
+    program: Program, layout: Layout, dtype: DType, arena: Arena, at: Addresses
+) -> list[int]:
+    """The words of one rank: for every row its count, its sources and its destinations."""
+    width = _slot_bytes(program, layout, dtype)
+
+    def address(chunk: Chunk) -> int:
+        if chunk.buffer is Buffer.SCRATCH:
+            return at.arenas[chunk.rank] + arena.lines + chunk.index * width
+        offset, _ = layout.span(chunk.buffer, chunk.rank, chunk.index)
+        return at.user[chunk.buffer is Buffer.OUTPUT] + offset * dtype.itemsize
+
+    found: list[int] = []
+    for row in _rows(program, at.rank):
+        extent = row.labels.extent
+        found.append(layout.span(extent.buffer, extent.rank, extent.index)[1] if extent else 0)
+        found.extend(map(address, (*row.srcs, *row.dsts)))
+    return found
+
+
+def _text(
+    names: tuple[str, str], nranks: int, words: int, local: int, programs: Sequence[Sequence[Batch]]
+) -> str:
+    dtype, op = names
+    lines = [
+        f"#define RC_RANKS {nranks}",
+        f"#define RC_LOCAL {local}",
+        f"#define RC_WORDS {words}",
+        '#include "ll.cuh"',
+        "using namespace rc;",
+        "using namespace rc::ll;",
+        f"using Type = {dtype};",
+        f"using Op = {op}<Type>;",
+    ]
+    for number, program in enumerate(programs):
+        lines += [
+            f"struct Program{number} {{",
+            "    RC_DEVICE static void place([[maybe_unused]] Thread<Type>& thread) {",
+            *(f"        {text}" for text in _calls(program)),
+            "    }",
+            "};",
+        ]
+    cases = (
+        f"        case {number}: return run<Type, Program{number}>(args, local);"
+        for number in range(len(programs))
+    )
+    return "\n".join(
+        [
+            *lines,
+            f"RC_KERNEL({WORKERS} + SYNC_THREADS) ringcoll_kernel(RC_PARAMETER Args args) {{",
+            "    const Local& local = args.local[local_index()];",
+            "    switch (local.program) {",
+            *cases,
+            "    }",
+            "}",
+            "",
+        ]
+    )
+
+
+def _calls(program: Sequence[Batch]) -> Iterator[str]:
+    first = 0
+    for step, batch in enumerate(program):
+        flags = f"{str(batch.reduces).lower()}, {str(batch.final).lower()}, {batch.raw:#x}"
+        counts = f"{batch.rows}, {len(batch.srcs)}, {len(batch.dsts)}"
+        kinds = f"Kinds<{_packed(batch.srcs):#x}>, Kinds<{_packed(batch.dsts):#x}>"
+        yield f"Batch<Type, Op, {flags}, {counts}, {kinds}>::run(thread, {first}, {step});"
+        first += batch.words
+
+
+def _packed(kinds: Sequence[Kind]) -> int:
+    return sum(kind << 2 * k for k, kind in enumerate(kinds))

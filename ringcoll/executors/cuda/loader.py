@@ -1,0 +1,124 @@
+"""Compiled kernels as functions of a device, and launches that are ready to go."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Any
+
+from ringcoll.executors.cuda.cache import KernelCache
+from ringcoll.executors.cuda.compile import arch_of
+
+__all__ = ["Launchable", "Loader"]
+
+ENTRY = "ringcoll_kernel"
+
+
+class Loader:
+    """The functions of one process; threads may share it.
+
+    A module is loaded when a call is prepared, never when it is launched: loading may wait for the
+    device, on which a kernel may already wait for this rank.
+
+    Args:
+        cache: of the cubins.
+
+    """
+
+    def __init__(self, cache: KernelCache) -> None:
+        self._cache = cache
+        self._lock = Lock()
+        self._functions: dict[tuple[int, bytes], Any] = {}
+
+    def function(self, text: str, ordinal: int, capability: tuple[int, int]) -> int:
+        """The kernel of a source on a device, as the driver names it.
+
+        Args:
+            text: what NVRTC compiles.
+            ordinal: of the device.
+            capability: of the device, major and minor.
+
+        """
+        from cupy.cuda import Device
+        from cupy.cuda.function import Module
+
+        key = ordinal, hashlib.blake2b(text.encode(), digest_size=16).digest()
+        with self._lock:
+            found = self._functions.get(key)
+        if found is None:
+            cubin = self._cache.get(text, arch_of(*capability))
+            with Device(ordinal):
+                module = Module()
+                module.load(cubin)
+                found = module.get_function(ENTRY)
+                _touch(found)
+            with self._lock:
+                self._functions[key] = found
+        pointer: int = found.ptr
+        return pointer
+
+
+def _touch(function: Any) -> None:
+    """Make the driver load the function now: it may be lazy until the first launch."""
+    from cupy.cuda import driver
+
+    driver.funcGetAttribute(driver.CU_FUNC_ATTRIBUTE_NUM_REGS, function.ptr)
+
+
+@dataclass(slots=True, eq=False)
+class Launchable:
+    """A kernel with its grid and parameter: everything but the stream.
+
+    Args:
+        function: from :meth:`Loader.function`.
+        blocks: CUDA blocks a rank.
+        locals: ranks that the launch carries.
+        threads: a block.
+        parameter: the bytes of ``Args``.
+
+    """
+
+    function: int
+    blocks: int
+    locals: int
+    threads: int
+    parameter: bytes
+    _kept: tuple[Any, ...] = field(init=False, repr=False)
+    _pointers: int = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        buffer = ctypes.create_string_buffer(self.parameter, len(self.parameter))
+        pointers = (ctypes.c_void_p * 1)(ctypes.addressof(buffer))
+        self._kept = buffer, pointers
+        self._pointers = ctypes.addressof(pointers)
+
+    def launch(self, stream: int) -> None:
+        """Enqueue on a stream of the current device; the parameter is copied at once."""
+        _launch_kernel()(
+            self.function,
+            self.blocks,
+            self.locals,
+            1,
+            self.threads,
+            1,
+            1,
+            0,
+            stream,
+            self._pointers,
+            0,
+        )
+
+
+_launcher: Any = None
+
+
+def _launch_kernel() -> Any:
+    """CuPy's call of cuLaunchKernel: raw numbers in, without the GIL."""
+    global _launcher
+    if _launcher is None:
+        from cupy.cuda import driver
+
+        _launcher = driver.launchKernel
+    return _launcher

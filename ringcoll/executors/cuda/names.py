@@ -1,0 +1,59 @@
+"""What the kernels call the element types and operators."""
+
+from __future__ import annotations
+
+from ringcoll.dtypes import DType, ReduceOp
+from ringcoll.errors import ArgumentError
+
+__all__ = ["names_of"]
+
+_TYPES = {
+    "int8": "Int8",
+    "uint8": "UInt8",
+    "int16": "Int16",
+    "uint16": "UInt16",
+    "int32": "Int32",
+    "uint32": "UInt32",
+    "int64": "Int64",
+    "uint64": "UInt64",
+    "float16": "Float16",
+    "float32": "Float32",
+    "float64": "Float64",
+    "bfloat16": "BFloat16",
+    "float8_e4m3fn": "Float8E4M3",
+    "float8_e5m2": "Float8E5M2",
+    "bool": "Bool",
+    "complex64": "Complex64",
+    "complex128": "Complex128",
+}
+_OPS = {
+    "sum": "Sum",
+    "prod": "Prod",
+    "min": "Min",
+    "max": "Max",
+    "avg": "Avg",
+    "band": "BAnd",
+    "bor": "BOr",
+    "bxor": "BXor",
+    "land": "LAnd",
+    "lor": "LOr",
+}
+_BY_WIDTH = {1: "UInt8", 2: "UInt16", 4: "UInt32", 8: "UInt64", 16: "Complex128"}
+
+
+def names_of(dtype: DType, op: ReduceOp | None) -> tuple[str, str]:
+    """The C++ names of a dtype and an operator.
+
+    Args:
+        dtype: of the call.
+        op: of the call; None where nothing is reduced: then only the width of an element counts.
+
+    Raises:
+        ArgumentError: GPU ranks do not serve the operator.
+
+    """
+    if op is None:
+        return _BY_WIDTH[dtype.itemsize], "Sum"
+    if op.name not in _OPS:
+        raise ArgumentError(f"op={op.name!r} is not served by GPU ranks yet; scale, then sum")
+    return _TYPES[dtype.name], _OPS[op.name]

@@ -1,0 +1,120 @@
+"""The parameter of a launch, byte for byte as ``kernels/program.cuh`` declares it."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+__all__ = ["Addresses", "Body", "Header", "pack", "padded"]
+
+_HEAD = struct.Struct("<QQQIIIIII")
+_LOCAL = struct.Struct("<QQ")
+_BUFFERS = struct.Struct("<QQQQQII")
+
+LARGEST = 32_764
+"""Bytes that a launch may carry from CUDA 12.1 and sm_70 on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """Where a rank finds everything, as device addresses on its own GPU.
+
+    Args:
+        rank: whose.
+        arenas: every rank's arena, its own too.
+        report: its ``Report``, host-mapped.
+        mappings: table of the blocks of symmetric memory; 0 where a call reaches none.
+        hello: its INPUT and OUTPUT as peers reach them: mapping << 48 | offset, 0 if they cannot.
+        user: its own INPUT and OUTPUT; 0 where it has none.
+
+    """
+
+    rank: int
+    arenas: tuple[int, ...]
+    report: int
+    mappings: int = 0
+    hello: tuple[int, int] = (0, 0)
+    user: tuple[int, int] = (0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """What a protocol makes of a program for the ranks that one launch carries.
+
+    Args:
+        text: what NVRTC compiles.
+        words: of each rank, all of one length.
+        programs: which of the text's programs each rank runs.
+        places: see ``Args``.
+        half: bytes between the halves of the protocol's SCRATCH.
+
+    """
+
+    text: str
+    words: tuple[tuple[int, ...], ...]
+    programs: tuple[int, ...]
+    places: int
+    half: int
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What does not depend on the program.
+
+    Args:
+        timeout: seconds that a wait may take.
+        signature: of the call, 32 bits.
+        launch: the number under which the host keeps the call, 32 bits.
+        total: whether a rank ends only after all have entered.
+        mapped: whether peers' INPUT or OUTPUT are reached.
+        replicas: CUDA blocks for each block of the program.
+
+    """
+
+    timeout: float
+    signature: int
+    launch: int
+    total: bool
+    mapped: bool
+    replicas: int
+
+
+def padded(words: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+    """Words of one length, a multiple of 16, so that fewer texts differ."""
+    length = -(-max(1, *map(len, words)) // 16) * 16
+    return tuple((*row, *(0,) * (length - len(row))) for row in words)
+
+
+def pack(body: Body, header: Header, progress: int, local: Sequence[Addresses]) -> bytes:
+    """``Args`` of ``kernels/program.cuh``.
+
+    Args:
+        body: text and words.
+        header: the rest.
+        progress: offset of the ``Progress`` words in an arena.
+        local: of the ranks that the launch carries, in the order of ``body.words``.
+
+    """
+    forever = header.timeout > 1e9
+    parts = [
+        _HEAD.pack(
+            1 << 62 if forever else int(header.timeout * 1e9),
+            body.places,
+            body.half,
+            header.signature,
+            header.launch,
+            header.total,
+            header.replicas,
+            header.mapped,
+            0,
+        )
+    ]
+    for at, words, program in zip(local, body.words, body.programs, strict=True):
+        parts += [
+            _LOCAL.pack(at.arenas[at.rank] + progress, at.report),
+            struct.pack(f"<{len(at.arenas)}Q", *at.arenas),
+            _BUFFERS.pack(at.mappings, *at.hello, *at.user, at.rank, program),
+            struct.pack(f"<{len(words)}Q", *words),
+        ]
+    return b"".join(parts)

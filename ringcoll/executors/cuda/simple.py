@@ -1,0 +1,290 @@
+"""Protocol Simple: a program whose signals are words of their own, as source text and words.
+
+What the compiler must know of a row is its *move*: what is reduced of how many sources into how
+many destinations, and which are kept in the accumulator's type. See ``kernels/simple.cuh``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from ringcoll.dtypes import DType, ReduceOp
+from ringcoll.encode import BlockProgram, Program, Row
+from ringcoll.errors import LaunchRefused
+from ringcoll.executors.cuda.arena import FLAGS, Arena
+from ringcoll.executors.cuda.names import names_of
+from ringcoll.executors.cuda.params import Addresses, Body, padded
+from ringcoll.executors.rows import flag_slots
+from ringcoll.labels import Label
+from ringcoll.launch import Layout
+from ringcoll.plan import Buffer, Chunk
+
+__all__ = ["Move", "scratch_bytes", "simple_body"]
+
+THREADS = 512
+"""Of a CUDA block."""
+
+_HERE, _SCRATCH, _PEER = range(3)
+"""Where a chunk lies: ``Where`` of ``kernels/simple.cuh``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """What a row does with its data.
+
+    Args:
+        reduces: whether the operator is applied.
+        final: whether the result is complete.
+        raw: bit k says that source k is a contribution yet to be loaded.
+        wide: bit k says that source k is kept in the accumulator's type.
+        wide_dst: whether the destinations are.
+        srcs: how many sources.
+        dsts: how many destinations.
+
+    """
+
+    reduces: bool
+    final: bool
+    raw: int
+    wide: int
+    wide_dst: bool
+    srcs: int
+    dsts: int
+
+    def __str__(self) -> str:
+        flags = f"{str(self.reduces).lower()}, {str(self.final).lower()}"
+        wide = f"{self.wide:#x}, {str(self.wide_dst).lower()}"
+        return f"Move<Type, Op, {flags}, {self.raw:#x}, {wide}, {self.srcs}, {self.dsts}>"
+
+
+def _move(row: Row, dtype: DType) -> Move | None:
+    """A row's move; None if it has no data."""
+    if not row.dsts:
+        return None
+    label, widens = row.labels, dtype.partial != dtype.numpy
+
+    def bits(wanted: Label) -> int:
+        return sum(1 << k for k, kind in enumerate(label.srcs) if kind is wanted)
+
+    return Move(
+        label.reduces,
+        label.dst is Label.FINAL,
+        bits(Label.RAW) if label.reduces else 0,
+        bits(Label.PARTIAL) if widens else 0,
+        widens and label.dst is Label.PARTIAL,
+        len(row.srcs),
+        len(row.dsts),
+    )
+
+
+def _slot_bytes(program: Program, layout: Layout, dtype: DType) -> int:
+    partial = any(
+        Label.PARTIAL in (*row.labels.srcs, row.labels.dst)
+        for block in program.programs
+        for row in block.rows
+    )
+    item = max(dtype.itemsize, dtype.partial.itemsize if partial else 0)
+    return -(-layout.width() * item // 128) * 128
+
+
+def scratch_bytes(program: Program, layout: Layout, dtype: DType) -> int:
+    """Bytes of SCRATCH that the program needs on a rank, of each half."""
+    return program.scratch * program.slots * _slot_bytes(program, layout, dtype)
+
+
+def simple_body(
+    program: Program,
+    layout: Layout,
+    dtype: DType,
+    op: ReduceOp | None,
+    arena: Arena,
+    local: Sequence[Addresses],
+) -> Body:
+    """Text and words for the ranks of one launch.
+
+    Args:
+        program: encoded for protocol Simple.
+        layout: of INPUT and OUTPUT, sliced.
+        dtype: of the call.
+        op: of the call; None where nothing is reduced.
+        arena: where flags and SCRATCH lie.
+        local: of the ranks that the launch carries.
+
+    Raises:
+        LaunchRefused: its slices do not fit SCRATCH, or too many blocks signal.
+
+    """
+    need = scratch_bytes(program, layout, dtype)
+    if need > arena.scratch_half:
+        raise LaunchRefused(
+            f"{program.collective}: slices of {layout.width()} elements need {need} bytes of "
+            f"SCRATCH, {arena.scratch_half} are there; use more slices"
+        )
+    moves = tuple(
+        dict.fromkeys(
+            move
+            for at in local
+            for block in program.of(at.rank)
+            for row in block.rows
+            if (move := _move(row, dtype)) is not None
+        )
+    )
+    writer = _Writer(program, layout, dtype, arena, moves)
+    words = padded([writer.rank(at) for at in local])
+    text = _text(names_of(dtype, op), program.collective.nranks, len(words[0]), len(local), moves)
+    return Body(text, words, (0,) * len(local), 0, arena.scratch_half)
+
+
+class _Writer:
+    """Writes the words of ranks."""
+
+    def __init__(
+        self, program: Program, layout: Layout, dtype: DType, arena: Arena, moves: tuple[Move, ...]
+    ) -> None:
+        self.program, self.layout, self.dtype, self.arena = program, layout, dtype, arena
+        self.moves = moves
+        self.slots = flag_slots(program, FLAGS)
+        self.width = _slot_bytes(program, layout, dtype)
+
+    def rank(self, at: Addresses) -> list[int]:
+        """Number of blocks, where each begins, and their words."""
+        numbers = [n for n, b in enumerate(self.program.programs) if b.block.rank == at.rank]
+        words = [len(numbers), *(0 for _ in numbers)]
+        for place, number in enumerate(numbers, 1):
+            words[place] = len(words)
+            words += self.block(number, at)
+        return words
+
+    def block(self, number: int, at: Addresses) -> Iterator[int]:
+        """Rows, slices and window; the rows; the last signals; the last waits."""
+        block: BlockProgram = self.program.programs[number]
+        yield from (len(block.rows), self.layout.slices, self.program.slots)
+        taken = _Pairs(block, [(row.waits, row.awaits) for row in block.rows])
+        posted = _Pairs(block, [(row.signals, row.grants) for row in block.rows])
+
+        def waits(regular: Sequence[int], credits: Sequence[int]) -> list[int]:
+            return taken.words(regular, credits, lambda src: self.flag(src, number, at))
+
+        def signals(regular: Sequence[int], credits: Sequence[int]) -> list[int]:
+            return posted.words(regular, credits, lambda dst: self.flag(number, dst, at))
+
+        for row in block.rows:
+            move = _move(row, self.dtype)
+            kind = 0 if move is None else self.moves.index(move)
+            ready, done = waits(row.waits, row.awaits), signals(row.signals, row.grants)
+            yield from self.head(kind, row, ready, done)
+            yield from self.extent(row)
+            for label, chunk in zip(
+                (*row.labels.srcs, *(row.labels.dst for _ in row.dsts)),
+                (*row.srcs, *row.dsts),
+                strict=True,
+            ):
+                yield from self.chunk(chunk, label, at)
+            yield from (*ready, *done)
+        last = signals(block.exit_signals, ())
+        yield from (*self.head(0, None, [], last), 0, 0, *last)
+        ends = waits(block.exit_waits, ())
+        yield from (*self.head(0, None, ends, []), 0, 0, *ends)
+
+    def head(
+        self, kind: int, row: Row | None, waits: Sequence[int], signals: Sequence[int]
+    ) -> tuple[int]:
+        """Kind and counts in one word."""
+        srcs, dsts = (len(row.srcs), len(row.dsts)) if row is not None else (0, 0)
+        return (kind | srcs << 8 | dsts << 16 | len(waits) // 2 << 24 | len(signals) // 2 << 40,)
+
+    def extent(self, row: Row) -> tuple[int, int]:
+        """Elements of the row's chunks, and of a slice of them."""
+        layout, chunk = self.layout, row.labels.extent
+        if chunk is None:
+            return 0, 0
+        number, within = divmod(chunk.index, layout.collective.chunks)
+        _, count = layout.segment(chunk.buffer, chunk.rank, number)
+        low, high = layout.part(count, within)
+        return high - low, layout.piece(high - low)
+
+    def chunk(self, chunk: Chunk, label: Label, at: Addresses) -> tuple[int, int]:
+        """Address or offset of the first slice; where it is relative to, and bytes a slice."""
+        layout, item = self.layout, self.dtype.itemsize
+        if chunk.buffer is Buffer.SCRATCH:
+            index = chunk.index * self.program.slots
+            first = at.arenas[chunk.rank] + self.arena.scratch + index * self.width
+            return first, _SCRATCH | self.width << 16
+        start, _ = layout.span(chunk.buffer, chunk.rank, chunk.index * layout.slices)
+        number, within = divmod(chunk.index, layout.collective.chunks)
+        low, high = layout.part(layout.segment(chunk.buffer, chunk.rank, number)[1], within)
+        stride = layout.piece(high - low) * item
+        output = chunk.buffer is Buffer.OUTPUT
+        if chunk.rank == at.rank:
+            return at.user[output] + start * item, _HERE | stride << 16
+        return start * item, _PEER | output << 2 | chunk.rank << 3 | stride << 16
+
+    def flag(self, src: int, dst: int, at: Addresses) -> int:
+        """Where block ``src`` posts to block ``dst``."""
+        blocks, arena = self.program.blocks, self.arena
+        row = blocks[src].rank * FLAGS + self.slots[src, dst]
+        return at.arenas[blocks[dst].rank] + arena.flags + row * arena.replicas * 8
+
+
+class _Pairs:
+    """Counts the signals that a block takes from, or posts to, each other block."""
+
+    def __init__(
+        self, block: BlockProgram, rows: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]
+    ) -> None:
+        self.per, self.credits = Counter[int](), Counter[int]()
+        for regular, credits in rows:
+            self.per.update(regular)
+            self.credits.update(credits)
+        self.here, self.credits_here = Counter[int](), Counter[int]()
+
+    def words(
+        self, regular: Sequence[int], credits: Sequence[int], flag: Callable[[int], int]
+    ) -> list[int]:
+        """Two words for each block that a row signals, or waits for."""
+        self.here.update(regular)
+        self.credits_here.update(credits)
+        found = []
+        for other in dict.fromkeys((*regular, *credits)):
+            parts = (
+                self.per[other],
+                self.here[other],
+                self.credits[other],
+                self.credits_here[other],
+            )
+            if max(parts) > 0x7FFF:
+                raise LaunchRefused(f"a slice with {max(parts)} signals between two blocks")
+            word = sum(part << 16 * k for k, part in enumerate(parts))
+            found += [flag(other), word | (0 if other in regular else 1 << 63)]
+        return found
+
+
+def _text(
+    names: tuple[str, str], nranks: int, words: int, local: int, moves: Sequence[Move]
+) -> str:
+    dtype, op = names
+    return "\n".join(
+        [
+            f"#define RC_RANKS {nranks}",
+            f"#define RC_LOCAL {local}",
+            f"#define RC_WORDS {words}",
+            '#include "simple.cuh"',
+            "using namespace rc;",
+            "using namespace rc::simple;",
+            f"using Type = {dtype};",
+            f"using Op = {op}<Type>;",
+            "struct Program {",
+            "    RC_DEVICE static void move(u32 kind, const Share& share, const u64* words) {",
+            "        switch (kind) {",
+            *(f"            case {k}: return {m}::run(share, words);" for k, m in enumerate(moves)),
+            "        }",
+            "    }",
+            "};",
+            f"RC_KERNEL({THREADS}) ringcoll_kernel(RC_PARAMETER Args args) {{",
+            "    run<Type, Program>(args, args.local[local_index()]);",
+            "}",
+            "",
+        ]
+    )

@@ -1,0 +1,53 @@
+"""The kernels that most programs need, to be compiled ahead: ``ringcoll kernels``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+
+from ringcoll.arguments.calls import Call
+from ringcoll.collectives import COLLECTIVES
+from ringcoll.dtypes import dtype_of, op_of
+from ringcoll.executors.cuda.arena import Arena
+from ringcoll.executors.cuda.choose import Chosen, Wishes, choose
+from ringcoll.executors.cuda.lines import lines_body
+from ringcoll.executors.cuda.params import Addresses, Body
+from ringcoll.executors.cuda.simple import simple_body
+from ringcoll.launch import ALL_MAPPED
+from ringcoll.plan import Buffer
+
+__all__ = ["body_of", "standard_sources"]
+
+_RANKS = (2, 4, 8)
+_DTYPES = ("bfloat16", "float16", "float32")
+_BYTES = (4 << 10, 256 << 10, 64 << 20)
+_BLOCKS = 128
+_UNMAPPED = frozenset[Buffer]()
+
+
+def body_of(chosen: Chosen, call: Call, arena: Arena, local: tuple[Addresses, ...]) -> Body:
+    """Text and words of what was chosen for a call, for the ranks that one launch carries."""
+    make = lines_body if chosen.launch.in_band else simple_body
+    return make(chosen.program, chosen.layout, call.dtype, call.op, arena, local)
+
+
+def standard_sources() -> list[str]:
+    """Source texts, each once: sums of the common floats on 2, 4 and 8 ranks, one a GPU."""
+    return list(dict.fromkeys(body.text for body in _bodies()))
+
+
+def _bodies() -> Iterator[Body]:
+    names = [name for name in COLLECTIVES if name not in ("send", "barrier")]
+    for nranks, name, dtype, nbytes in product(_RANKS, names, _DTYPES, _BYTES):
+        arena, row = Arena(nranks), dtype_of(dtype)
+        op = op_of("sum") if COLLECTIVES[name].reduces else None
+        wide = "all" in (COLLECTIVES[name].input, COLLECTIVES[name].output)
+        count = nbytes // row.itemsize // (nranks if wide else 1)
+        call = Call(name, 0, None, None, count, row, op, nbytes=nbytes)
+        for mapped in (_UNMAPPED, ALL_MAPPED):
+            chosen = choose(
+                call, nranks, arena, mapped=mapped, most_blocks=_BLOCKS, wishes=Wishes()
+            )
+            for rank in range(nranks):
+                at = Addresses(rank, (0,) * nranks, 0)
+                yield body_of(chosen, call, arena, (at,))

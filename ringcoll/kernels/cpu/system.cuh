@@ -1,0 +1,190 @@
+// The verbs of ../system.cuh for a C++ compiler: a CUDA thread is an OS thread, a block is a group of
+// them with a barrier, a grid is all of them at once. For tests without a GPU, also under
+// ThreadSanitizer, which knows no fences: there looks acquire and tells release.
+#pragma once
+
+#include <pthread.h>
+#include <sched.h>
+#include <time.h>
+
+#include <cstdint>
+#include <cstring>
+
+#define RC_DEVICE inline
+#define RC_KERNEL(THREADS) extern "C" void
+#define RC_PARAMETER const
+
+namespace rc {
+
+using u8 = unsigned char;
+using u16 = unsigned short;
+using u32 = unsigned int;
+using u64 = unsigned long long;
+using i8 = signed char;
+using i16 = short;
+using i32 = int;
+using i64 = long long;
+
+constexpr u32 SYNC_THREADS = 1;
+
+struct alignas(16) Vector {
+    u32 x, y, z, w;
+};
+
+#if defined(__SANITIZE_THREAD__)
+constexpr int ACQUIRE = __ATOMIC_ACQUIRE, RELEASE = __ATOMIC_RELEASE;
+#else
+constexpr int ACQUIRE = __ATOMIC_RELAXED, RELEASE = __ATOMIC_RELAXED;
+#endif
+
+// -- who and when ------------------------------------------------------------------------------
+
+struct Group {
+    pthread_barrier_t barrier;
+    u32 votes[2];
+    u64 memory[512];
+};
+
+struct Where {
+    u32 thread, threads, block, blocks, local;
+    Group* group;
+    u32 round;
+};
+
+inline thread_local Where where;
+
+RC_DEVICE u32 thread_index() { return where.thread; }
+RC_DEVICE u32 block_threads() { return where.threads; }
+RC_DEVICE u32 block_index() { return where.block; }
+RC_DEVICE u32 grid_blocks() { return where.blocks; }
+RC_DEVICE u32 local_index() { return where.local; }
+
+RC_DEVICE u64 now() {
+    timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return static_cast<u64>(time.tv_sec) * 1000000000ull + static_cast<u64>(time.tv_nsec);
+}
+
+RC_DEVICE void block_barrier() { pthread_barrier_wait(&where.group->barrier); }
+
+RC_DEVICE bool block_any(bool yes) {
+    u32* vote = &where.group->votes[where.round++ & 1];
+    if (yes) __atomic_store_n(vote, 1u, __ATOMIC_RELAXED);
+    block_barrier();
+    const bool any = __atomic_load_n(vote, __ATOMIC_RELAXED) != 0;
+    block_barrier();
+    if (where.thread == 0) __atomic_store_n(vote, 0u, __ATOMIC_RELAXED);
+    return any;
+}
+
+template <class T>
+RC_DEVICE T* block_memory() {
+    static_assert(sizeof(T) <= sizeof(Group::memory));
+    return reinterpret_cast<T*>(where.group->memory);
+}
+
+RC_DEVICE void pause() { sched_yield(); }
+
+// -- memory of this rank alone, or ordered by other means ---------------------------------------
+
+template <class T>
+RC_DEVICE T load(u64 at) {
+    return *reinterpret_cast<const T*>(at);
+}
+
+template <class T>
+RC_DEVICE void store(u64 at, T value) {
+    *reinterpret_cast<T*>(at) = value;
+}
+
+// -- words that ranks and the host share --------------------------------------------------------
+
+RC_DEVICE u32 look(u64 at) { return __atomic_load_n(reinterpret_cast<const u32*>(at), ACQUIRE); }
+RC_DEVICE u64 look_wide(u64 at) {
+    return __atomic_load_n(reinterpret_cast<const u64*>(at), ACQUIRE);
+}
+RC_DEVICE void tell(u64 at, u32 value) {
+    __atomic_store_n(reinterpret_cast<u32*>(at), value, RELEASE);
+}
+RC_DEVICE void tell_wide(u64 at, u64 value) {
+    __atomic_store_n(reinterpret_cast<u64*>(at), value, RELEASE);
+}
+RC_DEVICE void fence() {
+#if !defined(__SANITIZE_THREAD__)
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+#endif
+}
+
+// -- lines that carry their own signal (LL) -----------------------------------------------------
+
+RC_DEVICE void ll_store(u64 line, u64 data, u32 flag) {
+    u64* halves = reinterpret_cast<u64*>(line);
+    const u64 high = static_cast<u64>(flag) << 32;
+    __atomic_store_n(halves, high | (data & 0xffffffffu), __ATOMIC_RELAXED);
+    __atomic_store_n(halves + 1, high | data >> 32, __ATOMIC_RELAXED);
+}
+
+RC_DEVICE Vector ll_load(u64 line) {
+    const u64* halves = reinterpret_cast<const u64*>(line);
+    const u64 low = __atomic_load_n(halves, __ATOMIC_RELAXED);
+    const u64 high = __atomic_load_n(halves + 1, __ATOMIC_RELAXED);
+    return {static_cast<u32>(low), static_cast<u32>(low >> 32), static_cast<u32>(high),
+            static_cast<u32>(high >> 32)};
+}
+
+RC_DEVICE bool arrived(const Vector& line, u32 flag) { return line.y == flag && line.w == flag; }
+
+RC_DEVICE u64 data_of(const Vector& line) { return static_cast<u64>(line.z) << 32 | line.x; }
+
+// -- arithmetic of IEEE 754, rounded to nearest even and never fused ------------------------------
+
+RC_DEVICE u32 bits(float value) {
+    u32 result;
+    std::memcpy(&result, &value, 4);
+    return result;
+}
+RC_DEVICE float float_of(u32 value) {
+    float result;
+    std::memcpy(&result, &value, 4);
+    return result;
+}
+RC_DEVICE u64 bits(double value) {
+    u64 result;
+    std::memcpy(&result, &value, 8);
+    return result;
+}
+RC_DEVICE double double_of(u64 value) {
+    double result;
+    std::memcpy(&result, &value, 8);
+    return result;
+}
+
+RC_DEVICE float add(float a, float b) { return a + b; }
+RC_DEVICE float mul(float a, float b) { return a * b; }
+RC_DEVICE float div(float a, float b) { return a / b; }
+RC_DEVICE double add(double a, double b) { return a + b; }
+RC_DEVICE double mul(double a, double b) { return a * b; }
+RC_DEVICE double div(double a, double b) { return a / b; }
+
+RC_DEVICE float f32_from_f16(u16 value) {
+    const u32 sign = static_cast<u32>(value & 0x8000u) << 16;
+    const u32 exponent = value >> 10 & 31, fraction = value & 1023u;
+    if (exponent == 31) return float_of(sign | 0x7f800000u | fraction << 13);
+    if (exponent != 0) return float_of(sign | (exponent + 112) << 23 | fraction << 13);
+    const float small = static_cast<float>(fraction) * 5.9604644775390625e-08f;  // 2^-24
+    return sign ? -small : small;
+}
+
+RC_DEVICE u16 f16_from_f32(float value) {
+    const u32 raw = bits(value), sign = raw >> 16 & 0x8000u, magnitude = raw & 0x7fffffffu;
+    if (magnitude > 0x7f800000u) return static_cast<u16>(sign | 0x7e00u | (raw >> 13 & 0x3ffu));
+    if (magnitude >= 0x47800000u) return static_cast<u16>(sign | 0x7c00u);
+    if (magnitude < 0x38800000u) {  // a subnormal: adding 2^-1 leaves its bits in the last places
+        const u32 shifted = bits(float_of(magnitude) + 0.5f);
+        return static_cast<u16>(sign | (shifted - 0x3f000000u));
+    }
+    const u32 rounded = magnitude - 0x38000000u + 0xfffu + (magnitude >> 13 & 1u);
+    return static_cast<u16>(sign | rounded >> 13);
+}
+
+}  // namespace rc

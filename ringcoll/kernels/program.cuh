@@ -1,0 +1,66 @@
+// What a launch carries, and what a rank keeps in device memory between two launches.
+//
+// ringcoll/executors/cuda/params.py and state.py write the same structs: every field has a fixed
+// size, 8-byte fields come first. RC_RANKS, RC_LOCAL and RC_WORDS are constants of the shape.
+#pragma once
+
+// In angle brackets, so that the include path chooses: the device's verbs, or those of cpu/.
+#include <system.cuh>
+
+namespace rc {
+
+constexpr u32 MOST_BLOCKS = 512;  // of one rank's grid
+constexpr u32 HELLO_SLOTS = 4;    // by epoch & 3
+constexpr u32 HELLO_LINES = 3;    // {signature, launch}, INPUT and OUTPUT as peers reach them
+
+// A rank's part of the arena that its peers reach; addresses below are offsets into it.
+constexpr u64 BROKEN = 0;    // u32: not 0 once a call has failed here or at a peer
+constexpr u64 HELLOS = 64;   // LL lines [slot][source rank][line]
+
+// Of each block: the last call that it ended, and the last that all ranks had entered by then.
+struct alignas(16) Progress {
+    u64 epoch;
+    u64 known;
+};
+
+// Host-mapped; what the host learns of a call that failed. `kind` is stored last.
+struct Report {
+    u32 kind;
+    u32 peer;    // who was waited for, or who made another call
+    u64 epoch;
+    u32 step;    // row of the program, or STEP_HELLO
+    u32 launch;  // the peer's, if it made another call
+    u32 abort;   // stored by the host: give up
+    u32 unused;
+};
+
+constexpr u32 EXPIRED = 1, DIFFERENT = 2, GIVEN_UP = 3;
+constexpr u32 STEP_HELLO = 0xffffffffu;
+constexpr u32 SOURCE = 0x80000000u;  // `peer` counts the sources of the step instead
+
+struct Local {
+    u64 progress;         // Progress[MOST_BLOCKS]
+    u64 report;           // Report
+    u64 peers[RC_RANKS];  // the arenas, this rank's own too
+    u64 mappings;         // u64[mapping][rank]: the blocks of symmetric memory
+    u64 hello[2];         // INPUT and OUTPUT as peers reach them, mapping << 48 | offset
+    u64 user[2];          // INPUT and OUTPUT
+    u32 rank;
+    u32 program;          // which of the text's programs this rank runs
+    u64 words[RC_WORDS];  // of the program: counts, addresses, flags
+};
+
+struct Args {
+    u64 timeout;    // ns
+    u64 places;     // LL: how many pieces of 8 bytes the longest chunk has
+    u64 half;       // bytes between the two halves of SCRATCH
+    u32 signature;  // of the call: equal on all ranks, or an error
+    u32 launch;     // by which the host finds this call again
+    u32 total;      // whether a rank ends only after all have entered
+    u32 replicas;   // CUDA blocks for each block of the program
+    u32 mapped;     // whether peers' INPUT or OUTPUT are reached, as their hellos say
+    u32 unused;
+    Local local[RC_LOCAL];
+};
+
+}  // namespace rc

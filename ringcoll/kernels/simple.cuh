@@ -1,0 +1,356 @@
+// Calls whose signals are words of their own: protocol Simple.
+//
+// A block of the program is run by `replicas` CUDA blocks, each on its own share of every slice and
+// with flags of its own, so that no two of them ever wait for each other. Words of a rank:
+//
+//     number of blocks, then for each where its words begin
+//     of a block: rows, slices, window, and the words of each row one after the other
+//     of a row: head, elements, elements a slice, the chunks (2 words each), waits, signals (2 each)
+//
+// After a block's rows, which every slice repeats, stand two that run once and move nothing: the
+// last signals and the last waits.
+#pragma once
+
+#include "call.cuh"
+#include "ops.cuh"
+#include "types.cuh"
+
+namespace rc::simple {
+
+// Where peers' INPUT and OUTPUT lie, as this call's hellos say.
+struct Bases {
+    u64 at[2][RC_RANKS];
+};
+
+// {kind 8, sources 8, destinations 8, waits 16, signals 16}
+struct Head {
+    u32 kind, srcs, dsts, waits, signals;
+    RC_DEVICE explicit Head(u64 word)
+        : kind(word & 255),
+          srcs(word >> 8 & 255),
+          dsts(word >> 16 & 255),
+          waits(word >> 24 & 0xffff),
+          signals(word >> 40 & 0xffff) {}
+};
+
+// Counts of a pair of blocks: so many a slice, so many credits a slice, and as many in the slice
+// under way up to this row. {a slice 16, here 16, credits a slice 16, credits here 15, credit 1}
+struct Counts {
+    u64 word;
+    RC_DEVICE bool credit_only() const { return word >> 63; }
+    // Slices before this one: `slice` of them, `credited` of which had credits; `guard`: has this.
+    RC_DEVICE u64 at(u64 slice, u64 credited, bool guard) const {
+        const u64 per = word & 0xffff, here = word >> 16 & 0xffff;
+        const u64 credits = word >> 32 & 0xffff, credits_here = word >> 48 & 0x7fff;
+        return per * slice + here + credits * credited + (guard ? credits_here : 0);
+    }
+};
+
+enum class Where { HERE, SCRATCH, PEER };
+
+// What a CUDA block does of a slice: `count` elements from `first`.
+struct Share {
+    const Call& call;
+    const Bases& bases;
+    u64 slice, slot, first, count;
+
+    // A chunk: address or offset, and {where 2, buffer 1, rank 13, bytes a slice 48}.
+    RC_DEVICE u64 address(const u64* words, u32 bytes) const {
+        const u64 at = words[0] + first * bytes, meta = words[1];
+        const u64 stride = meta >> 16;
+        switch (static_cast<Where>(meta & 3)) {
+            case Where::SCRATCH:
+                return at + call.half() + slot * stride;
+            case Where::PEER:
+                return bases.at[meta >> 2 & 1][meta >> 3 & 0x1fff] + at + slice * stride;
+            default:
+                return at + slice * stride;
+        }
+    }
+};
+
+// One step of a block's share. Bit k of WIDE_SRCS: source k is kept in the accumulator's type.
+template <class T, class Op, bool REDUCES, bool FINAL, u32 RAW, u32 WIDE_SRCS, bool WIDE_DST,
+          u32 SRCS, u32 DSTS>
+struct Move {
+    using Raw = typename T::Raw;
+    using Acc = typename T::Acc;
+    static constexpr u32 LANES = 16 / sizeof(Raw);  // elements of a vector
+    static constexpr u32 WIDTH = sizeof(Acc) / sizeof(Raw);
+    static constexpr u32 UNROLL = SRCS == 1 ? 4 : SRCS <= 2 ? 2 : 1;
+
+    RC_DEVICE static constexpr u32 size(bool wide) { return wide ? sizeof(Acc) : sizeof(Raw); }
+
+    template <class Value, u32 COUNT>
+    union Pack {
+        Value value[COUNT];
+        Vector vector[COUNT * sizeof(Value) / 16];
+        RC_DEVICE Pack() {}
+    };
+    using Raws = Pack<Raw, LANES>;
+    using Accs = Pack<Acc, LANES>;
+
+    // A source of LANES elements as it lies in memory.
+    union Loaded {
+        Raws raw;
+        Accs acc;
+        RC_DEVICE Loaded() {}
+    };
+
+    RC_DEVICE static void run(const Share& share, const u64* words) {
+        u64 chunks[SRCS + DSTS];
+#pragma unroll
+        for (u32 k = 0; k < SRCS + DSTS; ++k)
+            chunks[k] = share.address(words + 2 * k, size(k < SRCS ? wide(k) : WIDE_DST));
+        const u64 count = share.count;
+        bool aligned = true;
+#pragma unroll
+        for (u32 k = 0; k < SRCS + DSTS; ++k) aligned = aligned && chunks[k] % 16 == 0;
+        const u64 vectors = aligned ? count / LANES : 0;
+        const u64 threads = block_threads();
+        u64 at = thread_index();
+        for (; at + (UNROLL - 1) * threads < vectors; at += UNROLL * threads) {
+            Loaded in[UNROLL][SRCS];
+#pragma unroll
+            for (u32 u = 0; u < UNROLL; ++u)
+#pragma unroll
+                for (u32 s = 0; s < SRCS; ++s) fetch(in[u][s], chunks[s], at + u * threads, s);
+#pragma unroll
+            for (u32 u = 0; u < UNROLL; ++u) finish(in[u], chunks, at + u * threads);
+        }
+        for (; at < vectors; at += threads) {
+            Loaded in[SRCS];
+#pragma unroll
+            for (u32 s = 0; s < SRCS; ++s) fetch(in[s], chunks[s], at, s);
+            finish(in, chunks, at);
+        }
+        for (u64 i = vectors * LANES + thread_index(); i < count; i += threads) element(chunks, i);
+    }
+
+    RC_DEVICE static bool wide(u32 source) { return WIDE_SRCS >> source & 1; }
+
+    RC_DEVICE static void fetch(Loaded& to, u64 chunk, u64 at, u32 source) {
+        if (wide(source)) {
+#pragma unroll
+            for (u32 i = 0; i < WIDTH; ++i)
+                to.acc.vector[i] = load<Vector>(chunk + (at * WIDTH + i) * 16);
+        } else {
+            to.raw.vector[0] = load<Vector>(chunk + at * 16);
+        }
+    }
+
+    RC_DEVICE static Acc operand(const Loaded& from, u32 source, u32 lane) {
+        if (wide(source)) return from.acc.value[lane];
+        return widened(from.raw.value[lane], source);
+    }
+
+    RC_DEVICE static Acc widened(Raw value, u32 source) {
+        return (RAW >> source & 1) ? Op::load(value, Acc{}) : T::widen(value);
+    }
+
+    RC_DEVICE static Raw rounded(Acc total) {
+        return T::narrow(FINAL ? Op::finish(total, RC_RANKS) : total);
+    }
+
+    RC_DEVICE static void finish(const Loaded (&in)[SRCS], const u64* chunks, u64 at) {
+        if constexpr (!REDUCES) {
+#pragma unroll
+            for (u32 d = 0; d < DSTS; ++d) {
+                const u64 to = chunks[SRCS + d];
+                if (WIDE_DST) {
+#pragma unroll
+                    for (u32 i = 0; i < WIDTH; ++i)
+                        store(to + (at * WIDTH + i) * 16, in[0].acc.vector[i]);
+                } else {
+                    store(to + at * 16, in[0].raw.vector[0]);
+                }
+            }
+        } else {
+            Accs total;
+#pragma unroll
+            for (u32 lane = 0; lane < LANES; ++lane) {
+                Acc value = operand(in[0], 0, lane);
+#pragma unroll
+                for (u32 s = 1; s < SRCS; ++s) value = Op::combine(value, operand(in[s], s, lane));
+                total.value[lane] = value;
+            }
+            Raws narrow;
+            if (!WIDE_DST) {
+#pragma unroll
+                for (u32 lane = 0; lane < LANES; ++lane)
+                    narrow.value[lane] = rounded(total.value[lane]);
+            }
+#pragma unroll
+            for (u32 d = 0; d < DSTS; ++d) {
+                const u64 to = chunks[SRCS + d];
+                if (WIDE_DST) {
+#pragma unroll
+                    for (u32 i = 0; i < WIDTH; ++i)
+                        store(to + (at * WIDTH + i) * 16, total.vector[i]);
+                } else {
+                    store(to + at * 16, narrow.vector[0]);
+                }
+            }
+        }
+    }
+
+    RC_DEVICE static void element(const u64* chunks, u64 i) {
+        Acc total{};
+        Raw moved{};
+#pragma unroll
+        for (u32 s = 0; s < SRCS; ++s) {
+            const u64 from = chunks[s] + i * size(wide(s));
+            Acc value{};
+            if (wide(s)) {
+                value = load<Acc>(from);
+            } else {
+                moved = load<Raw>(from);
+                if (REDUCES) value = widened(moved, s);
+            }
+            total = s == 0 ? value : Op::combine(total, value);
+        }
+        if (REDUCES && !WIDE_DST) moved = rounded(total);
+#pragma unroll
+        for (u32 d = 0; d < DSTS; ++d) {
+            const u64 to = chunks[SRCS + d] + i * size(WIDE_DST);
+            if (WIDE_DST)
+                store(to, total);
+            else
+                store(to, moved);
+        }
+    }
+};
+
+// One CUDA block at work on its share of a program's block.
+struct Runner {
+    Call& call;
+    Bases& bases;
+    u32 replica;
+    u64 slices, window;
+    bool alive = true;
+
+    RC_DEVICE u64 value(u64 count) const { return call.epoch << 32 | count; }
+
+    RC_DEVICE void await(const u64* words, u64 slice, u32 step) {
+        const Counts counts{words[1]};
+        const bool guard = slice >= window;
+        if (counts.credit_only() && !guard) return;
+        const u64 wanted = value(counts.at(slice, guard ? slice - window : 0, guard));
+        const u64 at = words[0] + replica * 8;
+        for (u32 looks = 1; look_wide(at) < wanted; ++looks) {
+            if (looks % LOOKS == 0 && call.late(SOURCE, step)) {
+                alive = false;
+                return;
+            }
+            pause();
+        }
+        fence();
+    }
+
+    RC_DEVICE void post(const u64* words, u64 slice) const {
+        const Counts counts{words[1]};
+        const u64 granted = slices > window ? slices - window : 0;
+        const bool guard = slice < granted;
+        if (counts.credit_only() && !guard) return;
+        fence();
+        tell_wide(words[0] + replica * 8, value(counts.at(slice, guard ? slice : granted, guard)));
+    }
+
+    // Whether all threads of the block may go on: they see the data that was waited for, and what
+    // other threads of the block have made of the last row's.
+    RC_DEVICE bool wait(const u64* waits, u32 count, u64 slice, u32 step) {
+        for (u32 k = thread_index(); k < count; k += block_threads())
+            await(waits + 2 * k, slice, step);
+        return !block_any(!alive);
+    }
+
+    // Runs the words of a block; Program::move(kind, share, chunks) does a row's work.
+    template <class T, class Program>
+    RC_DEVICE bool run(const u64* words) {
+        const u32 rows = static_cast<u32>(words[0]);
+        slices = words[1];
+        window = words[2];
+        const u64 *body = words + 3, *row = body;
+        for (u64 slice = 0; slice < slices; ++slice) {
+            row = body;
+            for (u32 step = 0; step < rows; ++step)
+                if (!advance<T, Program>(row, slice, step)) return false;
+        }
+        return advance<T, Program>(row, slices - 1, rows) &&
+               advance<T, Program>(row, slices - 1, rows + 1);
+    }
+
+    // Wait, move, signal; then stand at the next row.
+    template <class T, class Program>
+    RC_DEVICE bool advance(const u64*& row, u64 slice, u32 step) {
+        const Head head(row[0]);
+        const u64* waits = row + 3 + 2 * (head.srcs + head.dsts);
+        const u64* signals = waits + 2 * head.waits;
+        if (!wait(waits, head.waits, slice, step)) return false;
+        if (head.srcs != 0) {
+            work<T, Program>(head, row, slice);
+            if (head.signals != 0) block_barrier();
+        }
+        for (u32 k = thread_index(); k < head.signals; k += block_threads())
+            post(signals + 2 * k, slice);
+        row = signals + 2 * head.signals;
+        return true;
+    }
+
+    // Blocks share a slice in pieces of 512 bytes, so that no two write to one cache line.
+    template <class T, class Program>
+    RC_DEVICE void work(const Head& head, const u64* row, u64 slice) const {
+        constexpr u64 GRAIN = 512 / sizeof(typename T::Raw);
+        const u64 length = row[1], piece = row[2], before = slice * piece;
+        const u64 count = length <= before ? 0 : length - before < piece ? length - before : piece;
+        const u64 even = (count + call.args.replicas - 1) / call.args.replicas;
+        const u64 most = (even + GRAIN - 1) / GRAIN * GRAIN, first = replica * most;
+        if (first >= count) return;
+        const u64 mine = count - first < most ? count - first : most;
+        Program::move(head.kind, Share{call, bases, slice, slice % window, first, mine}, row + 3);
+    }
+};
+
+// Read all ranks' hellos: what call they make, and where their buffers are.
+RC_DEVICE bool meet(Call& call, Bases& bases) {
+    bool met = true;
+    for (u32 p = thread_index(); p < RC_RANKS; p += block_threads()) {
+        if (p == call.local.rank) {
+            bases.at[0][p] = call.local.user[0];
+            bases.at[1][p] = call.local.user[1];
+            continue;
+        }
+        met = call.agree(p) && met;
+        for (u32 buffer = 0; met && buffer < 2; ++buffer) {
+            u64 said = 0;
+            met = call.hear(p, call.epoch, 1 + buffer, said);
+            const u64 mapping = said >> 48, offset = said & 0xffffffffffffull;
+            const u64 table = call.local.mappings + (mapping * RC_RANKS + p) * 8;
+            bases.at[buffer][p] = said == 0 || !met ? 0 : load<u64>(table) + offset;
+        }
+    }
+    return !block_any(!met);
+}
+
+// The whole call of one rank.
+template <class T, class Program>
+RC_DEVICE void run(const Args& args, const Local& local) {
+    Call call(args, local);
+    Bases& bases = *block_memory<Bases>();
+    bool done = call.enter(0, block_threads());
+    if (done && block_index() == 0)
+        for (u32 p = thread_index(); p < RC_RANKS; p += block_threads())
+            if (p != local.rank) call.say_hello(p, HELLO_LINES);
+    if (done && args.mapped) done = meet(call, bases);
+    const u32 number = block_index() / args.replicas;
+    if (done && number < local.words[0]) {
+        Runner runner{call, bases, block_index() % args.replicas, 0, 0};
+        done = runner.run<T, Program>(local.words + local.words[1 + number]);
+    }
+    if (done && args.total && !args.mapped)
+        for (u32 p = thread_index(); p < RC_RANKS; p += block_threads())
+            if (p != local.rank) done = call.agree(p) && done;
+    call.leave(done);
+}
+
+}  // namespace rc::simple

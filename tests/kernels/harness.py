@@ -1,0 +1,144 @@
+"""The kernels' arithmetic, compiled for the host and called on numpy arrays."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+import ringcoll
+from ringcoll.dtypes import DTYPES, OPS, op_of, premul_sum
+from ringcoll.errors import ArgumentError
+
+KERNELS = Path(ringcoll.__file__).parent / "kernels"
+HERE = Path(__file__).parent
+
+TYPES = {
+    "int8": "Int8",
+    "uint8": "UInt8",
+    "int16": "Int16",
+    "uint16": "UInt16",
+    "int32": "Int32",
+    "uint32": "UInt32",
+    "int64": "Int64",
+    "uint64": "UInt64",
+    "float16": "Float16",
+    "float32": "Float32",
+    "float64": "Float64",
+    "bfloat16": "BFloat16",
+    "float8_e4m3fn": "Float8E4M3",
+    "float8_e5m2": "Float8E5M2",
+    "bool": "Bool",
+    "complex64": "Complex64",
+    "complex128": "Complex128",
+}
+OPERATORS = {
+    "sum": "Sum",
+    "prod": "Prod",
+    "min": "Min",
+    "max": "Max",
+    "avg": "Avg",
+    "band": "BAnd",
+    "bor": "BOr",
+    "bxor": "BXor",
+    "land": "LAnd",
+    "lor": "LOr",
+    "premul_sum": "PremulSum",
+}
+
+
+def is_legal(dtype, name):
+    try:
+        (premul_sum(1) if name == "premul_sum" else op_of(name)).check(dtype)
+    except ArgumentError:
+        return False
+    return True
+
+
+LEGAL = [(d, name) for d in DTYPES for name in (*OPS, "premul_sum") if is_legal(d, name)]
+
+
+def compiler():
+    """The command of a C++ compiler; None where there is none."""
+    for name in ("g++", "clang++", "c++"):
+        if path := shutil.which(name):
+            return [path]
+    if importlib.util.find_spec("ziglang") is not None:
+        return [sys.executable, "-m", "ziglang", "c++"]
+    return None
+
+
+def build(command, folder):
+    """Compile every type and every legal operator on it into a library in ``folder``."""
+    lines = ['#include "harness.hpp"']
+    lines += [f"EXPORT_TYPE({TYPES[d.name]})" for d in DTYPES]
+    lines += [f"EXPORT_OPERATOR({TYPES[d.name]}, {OPERATORS[name]})" for d, name in LEGAL]
+    source, library = folder / "arithmetic.cpp", folder / "arithmetic.so"
+    source.write_text("\n".join(lines) + "\n")
+    flags = ["-std=c++17", "-O1", "-Wall", "-Wextra", "-ffp-contract=off", "-fPIC", "-shared"]
+    paths = [f"-I{path}" for path in (KERNELS / "cpu", KERNELS, HERE)]
+    done = subprocess.run(
+        [*command, *flags, *paths, str(source), "-o", str(library)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return Harness(ctypes.CDLL(str(library)), done.stderr)
+
+
+class Harness:
+    """The compiled library; ``warnings`` is what its compiler said."""
+
+    def __init__(self, library, warnings):
+        self.library, self.warnings = library, warnings
+
+    def _call(self, name, size, out, *arguments):
+        pointers = [_pointer(a) if isinstance(a, np.ndarray) else a for a in arguments]
+        function = getattr(self.library, name)
+        function.restype = None
+        function(*pointers, _pointer(out), ctypes.c_uint64(size))
+        return out
+
+    def widen(self, dtype, raw):
+        out = np.empty(raw.size, dtype.accumulator)
+        return self._call(f"widen_{TYPES[dtype.name]}", raw.size, out, raw)
+
+    def narrow(self, dtype, value):
+        out = np.empty(value.size, dtype.numpy)
+        return self._call(f"narrow_{TYPES[dtype.name]}", value.size, out, value)
+
+    def load(self, dtype, name, raw, factor):
+        out = np.empty(raw.size, dtype.accumulator)
+        return self._call(f"load_{_pair(dtype, name)}", raw.size, out, raw, factor)
+
+    def combine(self, dtype, name, left, right):
+        return self._call(
+            f"combine_{_pair(dtype, name)}", left.size, np.empty_like(left), left, right
+        )
+
+    def finish(self, dtype, name, total, nranks):
+        size = ctypes.c_uint32(nranks)
+        return self._call(
+            f"finish_{_pair(dtype, name)}", total.size, np.empty_like(total), total, size
+        )
+
+    def layout(self, dtype):
+        """Bytes of an element, bytes of an accumulator, and whether the two differ."""
+        tag = TYPES[dtype.name]
+        words = (getattr(self.library, f"{w}_{tag}") for w in ("raw_size", "acc_size", "wide"))
+        return tuple(word() for word in words)
+
+
+def _pair(dtype, name):
+    return f"{TYPES[dtype.name]}_{OPERATORS[name]}"
+
+
+def _pointer(array):
+    assert array.flags.c_contiguous
+    return ctypes.c_void_p(array.ctypes.data)
