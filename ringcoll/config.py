@@ -108,7 +108,7 @@ class Settings:
     Args:
         node: name of this rank's node, where it is not the host's.
         topo_file: path of a topology file in NCCL's XML format.
-        device: "cpu", or "auto".
+        device: "cpu", "cuda" or "auto".
         cache_dir: where proofs, measurements and compiled kernels are kept.
         debug: log more.
         pace: what a directed link carries: bytes/s, or (bytes/s, seconds a message).

@@ -138,7 +138,7 @@ KINDS: Mapping[str, Kind] = {
     "tag": _TEXT,
     "node": _TEXT,
     "topo_file": _PATH,
-    "device": _one_of("auto", "cpu"),
+    "device": _one_of("auto", "cpu", "cuda"),
     "cache_dir": _PATH,
     "debug": _FLAG,
     "pace": Kind("bytes/s > 0, or (bytes/s, seconds a message)", _pace, _read_pace),

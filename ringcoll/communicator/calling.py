@@ -25,7 +25,7 @@ from ringcoll.communicator.vector import as_collective, as_pairs
 from ringcoll.communicator.work import Work
 from ringcoll.config import Config, resolve
 from ringcoll.errors import ArgumentError
-from ringcoll.executors.cpu import Prepared
+from ringcoll.executors.contract import Runnable
 
 __all__ = ["Calling"]
 
@@ -44,7 +44,7 @@ class Calling:
 
     def __init__(self, state: RankState) -> None:
         self._state = state
-        self._kept: dict[_Key, tuple[Any, Any, Any, Any, Prepared]] = {}
+        self._kept: dict[_Key, tuple[Any, Any, Any, Any, Runnable]] = {}
         self._lock = state.lock
         _alive.add(self)
         self.rank: int = state.fabric.rank
@@ -120,7 +120,7 @@ class Calling:
 
     def _launch(
         self,
-        calls: Sequence[Prepared | Call],
+        calls: Sequence[Runnable | Call],
         *,
         later: bool,
         alive: tuple[object, ...] = (),
@@ -136,15 +136,15 @@ class Calling:
         self._now(calls, timeout)
         return None
 
-    def _now(self, calls: Sequence[Prepared | Call], timeout: float | None) -> None:
+    def _now(self, calls: Sequence[Runnable | Call], timeout: float | None) -> None:
         self._state.yield_to_worker()
         with self._lock:
-            if len(calls) == 1 and isinstance(calls[0], Prepared):
+            if len(calls) == 1 and not isinstance(calls[0], Call):
                 self._state.run(calls[0])
             else:
                 run_together([(self._state, call, timeout) for call in calls])
 
-    def _keep(self, key: _Key, sendbuf: Any, recvbuf: Any, prepared: Prepared) -> None:
+    def _keep(self, key: _Key, sendbuf: Any, recvbuf: Any, prepared: Runnable) -> None:
         kept = self._kept
         # Not by the references' callbacks: an interruption that meets one there is lost.
         dead = [old for old, (a, b, *_) in kept.items() if a() is None or b() is None]

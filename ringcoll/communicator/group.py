@@ -16,12 +16,12 @@ from ringcoll.arguments.calls import Call
 from ringcoll.communicator.rank import RankState, in_words
 from ringcoll.communicator.work import Work
 from ringcoll.errors import DeadlineError
-from ringcoll.executors.cpu import Prepared
+from ringcoll.executors.contract import Runnable
 from ringcoll.executors.drive import Task, drive
 
 __all__ = ["Group", "current", "group", "run_together"]
 
-Item = tuple["RankState", "Prepared | Call", "float | None"]
+Item = tuple["RankState", "Runnable | Call", "float | None"]
 
 
 class _Local(threading.local):
@@ -42,7 +42,7 @@ class Group:
         self.work = Work("the group that it belongs to has not ended")
 
     def add(
-        self, state: RankState, call: Prepared | Call, timeout: float | None, alive: object
+        self, state: RankState, call: Runnable | Call, timeout: float | None, alive: object
     ) -> None:
         """Remember a call for the end of the group, and keep its arrays ``alive`` until then."""
         state.usable()
@@ -125,17 +125,17 @@ def run_together(items: list[Item]) -> None:
 
 def _timeout(item: Item) -> float:
     state, call, timeout = item
-    if isinstance(call, Prepared):
+    if not isinstance(call, Call):
         return call.timeout
     return state.fabric.timeout if timeout is None else timeout
 
 
 def _tasks(items: list[Item]) -> list[Task]:
-    calls: dict[int, tuple[RankState, list[Prepared]]] = {}
+    calls: dict[int, tuple[RankState, list[Runnable]]] = {}
     pairs: dict[tuple[int, int, bool], tuple[RankState, list[Call], float]] = {}
     for item in items:
         state, call, _ = item
-        if isinstance(call, Prepared):
+        if not isinstance(call, Call):
             calls.setdefault(id(state), (state, []))[1].append(call)
         else:
             key = id(state), call.peer, call.send is not None

@@ -49,8 +49,20 @@ class Communicator(Calling):
         """This rank among those of its host."""
         self.node, self.nnodes = 0, 1
         self.device = "cpu"
-        self.xp = np
+        """"cpu", or the rank's GPU: "cuda:0" and so on."""
+        self.xp: Any = np
         """The module of the arrays that this communicator takes: numpy or CuPy."""
+        if state.on_gpu:
+            self._settle_on_gpu(state)
+
+    def _settle_on_gpu(self, state: RankState) -> None:
+        import cupy
+
+        from ringcoll.communicator.gpu import CudaState, Enqueuer
+
+        if isinstance(state, CudaState):
+            self.device, self.xp = f"cuda:{state.device.ordinal}", cupy
+            self._collective = Enqueuer(state, self.nranks)  # type: ignore[method-assign]
 
     # -- collectives -------------------------------------------------------------------------
 
@@ -299,8 +311,8 @@ class Communicator(Calling):
             self._state.check()
 
     def synchronize(self) -> None:
-        """Wait for all asynchronous calls of this rank, and :meth:`check`."""
-        self._state.drain()
+        """Wait for all calls of this rank that were enqueued, and :meth:`check`."""
+        self._state.synchronize()
         self.check()
 
     def abort(self, reason: str = "abort() was called") -> None:
@@ -318,6 +330,11 @@ class Communicator(Calling):
         with self._lock:
             self._kept.clear()
             self._state.close()
+
+    def _settle(self) -> None:
+        """Make the rank's GPU this thread's current one, so that ``xp`` makes arrays there."""
+        if self._state.on_gpu:
+            self.xp.cuda.Device(int(self.device.removeprefix("cuda:"))).use()
 
     def __enter__(self) -> Self:
         return self

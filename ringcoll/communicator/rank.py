@@ -8,7 +8,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -31,7 +31,8 @@ from ringcoll.errors import (
     RankLostError,
     UsageError,
 )
-from ringcoll.executors.cpu import CpuExecutor, Prepared, Selection
+from ringcoll.executors.contract import Executor, PairExecutor, Runnable
+from ringcoll.executors.cpu import CpuExecutor, Selection
 from ringcoll.executors.pace import Pace, pacer
 from ringcoll.executors.pairs import Pairs
 from ringcoll.fabric import Fabric
@@ -74,25 +75,40 @@ class RankState:
     ) -> None:
         self.fabric, self.config, self.pace = fabric, config, pace
         self.lock = threading.RLock()
-        above: SymmetricMemory | None = None if parent is None else parent.symmetric
-        self.symmetric: SymmetricMemory = SymmetricMemory(fabric, above, ranks)
-        make = None if pace is None else (lambda board: pacer(pace, board))
+        self.symmetric: Any
+        self.executor: Executor
+        self.pairs: PairExecutor
         try:
-            self.executor = CpuExecutor(fabric, self.symmetric, scratch=SCRATCH_BYTES, pacer=make)
+            self._equip(parent, ranks)
         except BaseException as error:
             fabric.abort(_reason(error), error=type(error))
             fabric.close()
             raise
-        self.pairs = Pairs(fabric, self.executor.board, self.executor.pacer)
         self.broken: BaseException | None = None
         self.settled = False  # by abort(), or by shrink() after a loss: no error is left to tell
         self.closed = False
         self.inherited = False  # by a child of the process that it belongs to
         self._worker: Worker | None = None
 
+    on_gpu = False
+    """Whether calls are enqueued on a stream instead of waited for."""
+
+    def _equip(self, parent: RankState | None, ranks: Sequence[int]) -> None:
+        """Memory and executors; collective."""
+        pace, above = self.pace, None if parent is None else parent.symmetric
+        self.symmetric = SymmetricMemory(self.fabric, above, ranks)
+        make = None if pace is None else (lambda board: pacer(pace, board))
+        host = CpuExecutor(self.fabric, self.symmetric, scratch=SCRATCH_BYTES, pacer=make)
+        self._host, self.executor = host, host
+        self.pairs = Pairs(self.fabric, host.board, host.pacer)
+
+    def _child(self, fabric: Fabric, ranks: Sequence[int]) -> RankState:
+        """The state of this rank in a communicator of some of these ranks."""
+        return RankState(fabric, self.config, pace=self.pace, parent=self, ranks=ranks)
+
     # -- calls -------------------------------------------------------------------------------
 
-    def prepare(self, call: Call, config: Config) -> Prepared:
+    def prepare(self, call: Call, config: Config) -> Runnable:
         """Bind a checked call and its options to this rank's executor."""
         self.usable()
         self._refuse_gpu_options(call, config)
@@ -111,7 +127,7 @@ class RankState:
         def chosen(call: Call, mapped: frozenset[Buffer], in_place: bool, half: int) -> Selection:
             return select(call, mapped, in_place, half, nranks=nranks, choice=choice)
 
-        return self.executor.prepare(
+        return self._host.prepare(
             call,
             chosen,
             # What a user's plan does with memory is not known: all ranks are in place, or none.
@@ -144,7 +160,7 @@ class RankState:
                     f"ranks; CPU ranks take {value!r}"
                 )
 
-    def run(self, prepared: Prepared) -> None:
+    def run(self, prepared: Runnable) -> None:
         """Run one call of this rank alone."""
         self.usable()
         try:
@@ -169,7 +185,7 @@ class RankState:
         if worker is not None and not worker.is_current():
             worker.drain()
 
-    def drain(self) -> None:
+    def synchronize(self) -> None:
         """Wait for the calls of the worker thread."""
         if self._worker is not None:
             self._worker.drain()
@@ -183,7 +199,7 @@ class RankState:
         if undo:
             self.symmetric.unregister(view)
             return False
-        return self.together(lambda: self.symmetric.register(view))
+        return bool(self.together(lambda: self.symmetric.register(view)))
 
     def explain(self, collective: str, nbytes: int) -> str:
         """Which algorithm a size gets, and why."""
@@ -279,7 +295,7 @@ class RankState:
             key=lambda rank: (rows[rank][1], rank),
         )
         fabric = self.fabric.subset(members, what=f"split, color {color}")
-        return RankState(fabric, self.config, pace=self.pace, parent=self, ranks=members)
+        return self._child(fabric, members)
 
     def shrink(self, exclude: Sequence[int]) -> RankState:
         """A communicator of the ranks that are left; collective among these."""
@@ -293,7 +309,7 @@ class RankState:
         members = [rank for rank in range(n) if rank not in out]
         fabric = self.fabric.subset(members, what="shrink")
         self.settled = self.settled or self.broken is not None or bool(lost)
-        return RankState(fabric, self.config, pace=self.pace, parent=self, ranks=members)
+        return self._child(fabric, members)
 
     # -- the end -----------------------------------------------------------------------------
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from ringcoll.communicator.devices import loader, ordinals, placed
 from ringcoll.communicator.public import Communicator
 from ringcoll.communicator.rank import RankState, in_words
 from ringcoll.config import Config, Settings, starting
-from ringcoll.errors import AbortedError, ArgumentError, MismatchError
+from ringcoll.errors import AbortedError, MachineError, MismatchError
 from ringcoll.executors.pace import Pace
 from ringcoll.fabric import Fabric, each, open_fabric, thread_fabrics
 
@@ -33,7 +34,7 @@ def init(
         bootstrap: an mpi4py communicator, or any object with ``rank``, ``nranks`` and
             ``allgather(bytes) -> list[bytes]``. None: MPI where this process is one of several,
             else a world of one.
-        device: "cpu", or "auto", which is CPU until GPUs are served.
+        device: "cpu"; "cuda"; or "auto": GPUs where every rank has CuPy and a device, else CPU.
         timeout: seconds that a wait may take; None: 60, ``math.inf``: for ever.
         config: options of all calls.
         options: fields of :class:`ringcoll.Config`, and settings of ``init`` alone such as
@@ -51,25 +52,34 @@ def init(
     agreed, settings = starting(config, timeout, device, options)
     world = bootstrap_of(bootstrap, timeout=agreed.timeout or 60.0)
     fabric = open_fabric(world, timeout=agreed.timeout or 60.0)
-    return _communicator(fabric, agreed, settings)
+    comm = _communicator(fabric, agreed, settings, None)
+    comm._settle()
+    return comm
 
 
-def init_all(nranks: int, *, device: str = "auto", **options: Any) -> list[Communicator]:
+def init_all(
+    nranks: int | Sequence[int], *, device: str = "auto", **options: Any
+) -> list[Communicator]:
     """Several ranks in this process: one communicator for each.
 
     Call them together inside ``with ringcoll.group():``, or from one thread a rank.
 
     Args:
-        nranks: how many.
-        device: "cpu", or "auto", which is CPU until GPUs are served.
+        nranks: how many, or the GPU of each: ``[0, 1, 2, 3]``, or ``[0] * 8`` for a ring of 8 that
+            is simulated on one GPU.
+        device: "cpu"; "cuda"; or "auto": GPUs where there are any.
         options: as for :func:`init`.
 
     """
-    if isinstance(nranks, bool) or not isinstance(nranks, int) or nranks < 1:
-        raise ArgumentError(f"init_all: nranks={nranks!r}, wanted an integer >= 1")
     agreed, settings = starting(None, None, device, options)
-    fabrics = thread_fabrics(nranks, agreed.timeout or 60.0)
-    return each(fabrics, lambda fabric: _communicator(fabric, agreed, settings))
+    count, chosen = ordinals(nranks, settings.device or "auto")
+    fabrics = thread_fabrics(count, agreed.timeout or 60.0)
+
+    def make(fabric: Fabric) -> Communicator:
+        ordinal = None if chosen is None else chosen[fabric.rank]
+        return _communicator(fabric, agreed, settings, ordinal)
+
+    return each(fabrics, make)
 
 
 def spawn(
@@ -83,7 +93,7 @@ def spawn(
         function: gets its rank's communicator, then ``args``.
         nranks: how many.
         args: for every rank the same.
-        device: "cpu", or "auto", which is CPU until GPUs are served.
+        device: as for :func:`init_all`.
         options: as for :func:`init`.
 
     """
@@ -93,6 +103,7 @@ def spawn(
 
     def work(comm: Communicator) -> None:
         try:
+            comm._settle()
             results[comm.rank] = function(comm, *args)
             comm._conclude()
         except BaseException as error:
@@ -125,7 +136,9 @@ def _close(comm: Communicator, failures: list[tuple[int, BaseException]]) -> Non
         failures.append((comm.rank, error))
 
 
-def _communicator(fabric: Fabric, config: Config, settings: Settings) -> Communicator:
+def _communicator(
+    fabric: Fabric, config: Config, settings: Settings, ordinal: int | None
+) -> Communicator:
     said = fabric.allgather(config.agreed() + settings.agreed(), what="init")
     for rank, other in enumerate(said):
         if other != said[0]:
@@ -135,6 +148,15 @@ def _communicator(fabric: Fabric, config: Config, settings: Settings) -> Communi
                 f"pass the same options on every rank"
             )
     pace = None if settings.pace is None else Pace(*settings.pace)
+    try:
+        device = placed(fabric, settings.device or "auto", ordinal)
+    except MachineError:
+        fabric.close()  # all ranks do
+        raise
     if fabric.rank == 0:
-        _log.info("init: %d CPU ranks", fabric.nranks)
-    return Communicator(RankState(fabric, config, pace=pace))
+        _log.info("init: %d %s ranks", fabric.nranks, "CPU" if device is None else "CUDA")
+    if device is None:
+        return Communicator(RankState(fabric, config, pace=pace))
+    from ringcoll.communicator.gpu import CudaState
+
+    return Communicator(CudaState(fabric, config, device, loader(settings.cache_dir)))

@@ -5,18 +5,19 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-
-import numpy as np
+from typing import Generic, TypeVar
 
 __all__ = ["Block", "Table"]
 
+P = TypeVar("P")  # how a rank's part is held: a view of host memory, or what keeps a device's
+
 
 @dataclass(slots=True)
-class Block:
+class Block(Generic[P]):
     """One part of memory of every rank; all parts have one size."""
 
     number: int
-    views: list[memoryview]
+    parts: Sequence[P]
     start: int  # address of this rank's part
     nbytes: int
     serial: int = 0  # how often it was handed out; a free of a former array is told apart by it
@@ -24,32 +25,47 @@ class Block:
     hidden: bool = False  # no longer looked up on this rank, but peers may not know yet
 
 
-class Table:
+class Table(Generic[P]):
     """The blocks of one communicator as one of its ranks sees them, and its parent's.
 
     It outlives the communicator's close() as long as a child of it is open.
+
+    Args:
+        rank: this rank.
+        parent: the table of the communicator that this one was made from.
+        ranks: the parent's rank of each of this communicator's ranks.
+
     """
 
-    def __init__(self, rank: int, parent: Table | None, ranks: Sequence[int]) -> None:
+    def __init__(self, rank: int, parent: Table[P] | None, ranks: Sequence[int]) -> None:
         self.rank = rank
         self.parent = parent
         self.ranks = tuple(ranks)
-        self.blocks: dict[int, Block] = {}
+        self.users = 0  # open communicators that see these blocks, where memory must be let go
+        self.blocks: dict[int, Block[P]] = {}
         self._changes = 0
         # Blocks by address, replaced as a whole: readers take no lock.
-        self._sorted: tuple[list[int], list[Block]] = ([], [])
+        self._sorted: tuple[list[int], list[Block[P]]] = ([], [])
 
     @property
     def changes(self) -> int:
         """How often blocks have come and gone: a number may mean another block since."""
         return self._changes + (0 if self.parent is None else self.parent.changes)
 
-    def add(self, views: list[memoryview], *, registered: bool = False) -> Block:
-        """A new block under the lowest number that is free."""
-        own = views[self.rank]
+    def add(
+        self, parts: Sequence[P], start: int, nbytes: int, *, registered: bool = False
+    ) -> Block[P]:
+        """A new block under the lowest number that is free.
+
+        Args:
+            parts: every rank's, in rank order.
+            start: address of this rank's part.
+            nbytes: size of each part.
+            registered: it is a user's own memory.
+
+        """
         number = next(n for n in range(1, len(self.blocks) + 2) if n not in self.blocks)
-        start = np.frombuffer(own, np.uint8).ctypes.data
-        block = Block(number, views, start, len(own), registered=registered)
+        block = Block(number, parts, start, nbytes, registered=registered)
         self.blocks = {**self.blocks, number: block}
         self._sort()
         return block
@@ -59,12 +75,12 @@ class Table:
         self.blocks = {n: block for n, block in self.blocks.items() if n not in numbers}
         self._sort()
 
-    def hide(self, block: Block) -> None:
+    def hide(self, block: Block[P]) -> None:
         """Look a block up no more; peers may still use it."""
         block.hidden = True
         self._sort()
 
-    def at(self, address: int) -> Block | None:
+    def at(self, address: int) -> Block[P] | None:
         """This communicator's own block that begins at an address."""
         starts, blocks = self._sorted
         index = bisect_right(starts, address) - 1
@@ -90,11 +106,19 @@ class Table:
             return found and (2 * found[0], found[1])
         return None
 
-    def view(self, rank: int, mapping: int) -> memoryview | None:
-        """A rank's part of a block."""
+    def part(self, rank: int, mapping: int) -> tuple[P, int] | None:
+        """A rank's part of a block, and its size in bytes."""
         if self.parent is not None:
             if mapping % 2 == 0:
-                return self.parent.view(self.ranks[rank], mapping // 2)
+                return self.parent.part(self.ranks[rank], mapping // 2)
             mapping = (mapping + 1) // 2
         block = self.blocks.get(mapping)
-        return None if block is None else block.views[rank]
+        return None if block is None else (block.parts[rank], block.nbytes)
+
+    def all_parts(self) -> dict[int, list[P]]:
+        """The parts of every block, the parent's too, in this communicator's order of ranks."""
+        if self.parent is None:
+            return {number: list(block.parts) for number, block in self.blocks.items()}
+        above = self.parent.all_parts().items()
+        own = {2 * number - 1: list(block.parts) for number, block in self.blocks.items()}
+        return own | {2 * number: [parts[rank] for rank in self.ranks] for number, parts in above}

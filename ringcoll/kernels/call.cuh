@@ -24,7 +24,17 @@ struct Call {
     RC_DEVICE u32 flag() const { return static_cast<u32>(epoch); }
     RC_DEVICE u64 half() const { return (epoch & 1) * args.half; }
     RC_DEVICE u64 arena() const { return local.peers[local.rank]; }
-    RC_DEVICE bool broken() const { return look(arena() + BROKEN) != 0; }
+
+    // Whether a call has failed here or at a peer; then the host learns that this one did too.
+    RC_DEVICE bool broken() const {
+        if (look(arena() + BROKEN) == 0) return false;
+        if (look(local.report) == 0) {
+            tell_wide(local.report + 8, epoch);
+            fence();
+            tell(local.report, TOLD);
+        }
+        return true;
+    }
 
     // Note what went wrong for the host, and stop this rank and its peers.
     RC_DEVICE void fail(u32 kind, u32 peer, u32 step, u32 launch = 0) const {

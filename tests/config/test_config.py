@@ -115,7 +115,7 @@ def test_settings_are_no_options_of_a_call():
         ("verify", "yes", ArgumentTypeError, "True or False"),
         ("tag", 3, ArgumentTypeError, "a word"),
         ("tag", "", ArgumentError, "a word"),
-        ("device", "cuda", ArgumentError, "one of auto, cpu"),
+        ("device", "tpu", ArgumentError, "one of auto, cpu, cuda"),
         ("topo_file", 3, ArgumentTypeError, "a path"),
         ("pace", (0, 0), ArgumentError, "bytes/s > 0"),
         ("pace", (1, 2, 3), ArgumentError, "bytes/s > 0"),

@@ -181,7 +181,7 @@ _DEFAULT = {
     "all_gather": ("all_pairs", "all_pairs_fused"),
     "reduce_scatter": ("all_pairs", "one_shot"),
     "all_to_all": ("all_pairs", "all_pairs"),
-    "gather": ("all_pairs", "all_pairs"),
+    "gather": ("all_pairs", "one_shot"),
     "scatter": ("all_pairs", "all_pairs"),
     "barrier": ("all_pairs", "all_pairs"),
 }

@@ -1,0 +1,87 @@
+"""Where a rank lives: on the CPU, or on which GPU; agreed by all ranks."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from functools import cache
+
+from ringcoll.errors import ArgumentError, ArgumentTypeError, MachineError
+from ringcoll.executors.cuda.cache import KernelCache, kernel_folder
+from ringcoll.executors.cuda.loader import Loader
+from ringcoll.fabric import Fabric
+from ringcoll.transports.cuda.device import Device, available, devices
+
+__all__ = ["loader", "ordinals", "placed"]
+
+_log = logging.getLogger("ringcoll")
+
+
+def placed(fabric: Fabric, wanted: str, ordinal: int | None) -> Device | None:
+    """The device of this rank, None for a CPU rank; collective.
+
+    Args:
+        fabric: the ranks on this host.
+        wanted: "cpu"; "cuda"; or "auto": GPUs where every rank has one.
+        ordinal: of the device, where the caller has chosen it.
+
+    Raises:
+        MachineError: "cuda" was asked for and a rank has none; on every rank.
+
+    """
+    if wanted == "cpu":
+        return None
+    why = available()
+    said = [json.loads(part) for part in fabric.allgather(json.dumps(why).encode(), what="init")]
+    lacking = [(rank, reason) for rank, reason in enumerate(said) if reason is not None]
+    if lacking:
+        rank, reason = lacking[0]
+        if wanted == "cuda":
+            raise MachineError(f"init: device='cuda', but rank {rank} has no GPU: {reason}")
+        if fabric.rank == 0:
+            _log.info("init: device='auto' is the CPU: rank %d has no GPU (%s)", rank, reason)
+        return None
+    found = devices()
+    return found[fabric.rank % len(found) if ordinal is None else ordinal]
+
+
+def ordinals(ranks: int | Sequence[int], wanted: str) -> tuple[int, list[int] | None]:
+    """How many ranks ``init_all`` makes, and on which devices.
+
+    Args:
+        ranks: how many, or the device of each.
+        wanted: "cpu", "cuda" or "auto".
+
+    Returns:
+        The number of ranks, and their devices; None where they are not given and none are there.
+
+    """
+    if isinstance(ranks, bool) or not isinstance(ranks, (int, Sequence)) or isinstance(ranks, str):
+        raise ArgumentTypeError(
+            f"init_all: {ranks!r}: pass how many ranks, or a list of devices, one for each"
+        )
+    count = len(devices()) if wanted != "cpu" else 0
+    if isinstance(ranks, int):
+        if ranks < 1:
+            raise ArgumentError(f"init_all: nranks={ranks!r}, wanted an integer >= 1")
+        # One rank a GPU where there are enough, else neighbours share one.
+        spread = [rank * min(count, ranks) // ranks for rank in range(ranks)]
+        return ranks, spread if count else None
+    listed = list(ranks)
+    if wanted == "cpu":
+        raise ArgumentError(f"init_all: devices {listed} with device='cpu'; pass how many ranks")
+    for number in listed:
+        if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < count:
+            raise ArgumentError(
+                f"init_all: device {number!r} is none of the {count} GPUs of this process"
+            )
+    if not listed:
+        raise ArgumentError("init_all: no devices; pass at least one")
+    return len(listed), listed
+
+
+@cache
+def loader(cache_dir: str | None) -> Loader:
+    """The kernels of this process; compiled ones are kept in the user's cache folder."""
+    return Loader(KernelCache(kernel_folder(cache_dir)))

@@ -1,0 +1,280 @@
+"""Ranks on GPUs: how a call goes from the caller's arrays and stream to a launch.
+
+A call is enqueued on the caller's stream, in order with the rest of it, and returns. Between two
+calls with the same arrays everything is kept; what is left is a look-up and the launch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ringcoll.arguments.calls import Call, prepare
+from ringcoll.communicator.group import current
+from ringcoll.communicator.rank import RankState
+from ringcoll.communicator.work import Work
+from ringcoll.config import Config, resolve
+from ringcoll.errors import Error
+from ringcoll.executors.cuda.executor import CudaExecutor, Enqueued, Ready
+from ringcoll.executors.cuda.loader import Loader
+from ringcoll.executors.cuda.unpaired import Unpaired
+from ringcoll.executors.cuda.watch import Watch
+from ringcoll.fabric import Fabric
+from ringcoll.transports.cuda.arrays import DeviceArray, device_array
+from ringcoll.transports.cuda.device import Device
+from ringcoll.transports.cuda.streams import stream_pointer
+from ringcoll.transports.cuda.symmetric import CudaSymmetricMemory
+
+__all__ = ["CudaState", "Enqueuer"]
+
+KEPT = 128
+"""Calls that a communicator keeps prepared; the oldest goes first."""
+
+
+class CudaState(RankState):
+    """What one rank of a communicator on GPUs holds.
+
+    Args:
+        fabric: the ranks on this host.
+        config: the communicator's options.
+        device: this rank's.
+        loader: of kernels, shared by the communicators of a process.
+        parent: the communicator's parent, whose symmetric memory it shares.
+        ranks: the parent's rank of each of its ranks.
+
+    """
+
+    on_gpu = True
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        config: Config,
+        device: Device,
+        loader: Loader,
+        *,
+        parent: RankState | None = None,
+        ranks: Sequence[int] = (),
+    ) -> None:
+        self.device, self.loader = device, loader
+        super().__init__(fabric, config, parent=parent, ranks=ranks)
+
+    def _equip(self, parent: RankState | None, ranks: Sequence[int]) -> None:
+        above = None if parent is None else parent.symmetric
+        self.symmetric = CudaSymmetricMemory(self.fabric, self.device.ordinal, above, ranks)
+        self.cuda = CudaExecutor(self.fabric, self.device, self.symmetric, self.loader)
+        self.executor, self.pairs = self.cuda, Unpaired()
+        self._watch = Watch(self.fabric, self.cuda)
+
+    def _child(self, fabric: Fabric, ranks: Sequence[int]) -> RankState:
+        return CudaState(fabric, self.config, self.device, self.loader, parent=self, ranks=ranks)
+
+    def prepare(self, call: Call, config: Config) -> Ready:
+        """Bind a checked call and its options to this rank's executor."""
+        self.usable()
+        timeout = config.timeout if config.timeout is not None else self.fabric.timeout
+        return self.cuda.prepare(call, config, timeout)
+
+    def register(self, array: object, *, undo: bool = False) -> bool:
+        """Let peers reach an array that exists, or no longer; the first is collective."""
+        self.usable()
+        verb = "unregister" if undo else "register"
+        where = f"{verb} on rank {self.fabric.rank}"
+        ordinal = self.device.ordinal
+        found = device_array(array, argument="array", where=where, ordinal=ordinal)
+        if undo:
+            self.symmetric.unregister(found)
+            return False
+        return bool(self.together(lambda: self.symmetric.register(found)))
+
+    def synchronize(self) -> None:
+        """Wait for what was enqueued."""
+        self.usable()
+        self.cuda.synchronize()
+
+    def fail(self, error: BaseException, *, begun: bool = False) -> None:
+        """Remember that a call failed; kernels of this rank that wait are asked to stop."""
+        super().fail(error, begun=begun)
+        if self.broken is not None:
+            self.cuda.give_up()
+
+    def abort(self, reason: str) -> None:
+        """Give up, and tell the others."""
+        super().abort(reason)
+        self.cuda.give_up()
+
+    def close(self) -> None:
+        """Let go of everything; not collective."""
+        self._watch.stop()
+        super().close()
+
+
+@dataclass(slots=True)
+class _Kept:
+    """A prepared call, and by what its buffers are known again."""
+
+    send: Callable[[], Any]
+    recv: Callable[[], Any]
+    pointers: tuple[int, int]
+    ready: Ready
+
+
+class Enqueuer:
+    """Makes the calls of one communicator on GPUs."""
+
+    def __init__(self, state: CudaState, nranks: int) -> None:
+        self._state, self._nranks = state, nranks
+        self._rank = state.fabric.rank
+        self._kept: dict[tuple[object, ...], _Kept] = {}
+
+    def __call__(
+        self, name: str, sendbuf: Any, recvbuf: Any, op: Any, root: int, how: dict[str, Any]
+    ) -> Work | None:
+        """One call of a collective, as the communicator's methods take it."""
+        options = dict(how) if how else {}
+        stream, later = options.pop("stream", None), options.pop("async_op", False)
+        where = f"{name} on rank {self._rank}"
+        key = (name, id(sendbuf), id(recvbuf), op, root, *options.items())
+        ready = self._found(key, sendbuf, recvbuf)
+        if ready is None:
+            ready = self._prepared(key, name, sendbuf, recvbuf, op, root, options, where)
+        like = sendbuf if sendbuf is not None else recvbuf
+        ordinal = self._state.device.ordinal
+        enqueued = Enqueued(ready, stream_pointer(stream, like, ordinal=ordinal, where=where))
+        group, state = current(), self._state
+        if group is not None:
+            group.add(state, enqueued, None, (sendbuf, recvbuf))
+            return group.work if later else None
+        with state.lock:
+            state.run(enqueued)
+        return _DeviceWork(state, enqueued.stream) if later else None
+
+    def _found(self, key: tuple[object, ...], sendbuf: Any, recvbuf: Any) -> Ready | None:
+        try:
+            kept = self._kept.get(key)
+        except TypeError:  # an argument that cannot be, or an option that is not hashed
+            return None
+        if (
+            kept is not None
+            and (sendbuf is None or kept.send() is sendbuf)
+            and (recvbuf is None or kept.recv() is recvbuf)
+            and kept.pointers == (_pointer(sendbuf), _pointer(recvbuf))
+            and kept.ready.changes == self._state.symmetric.changes
+        ):
+            return kept.ready
+        return None
+
+    def _prepared(
+        self,
+        key: tuple[object, ...],
+        name: str,
+        sendbuf: Any,
+        recvbuf: Any,
+        op: Any,
+        root: int,
+        options: dict[str, Any],
+        where: str,
+    ) -> Ready:
+        call = prepare(
+            name,
+            rank=self._rank,
+            nranks=self._nranks,
+            sendbuf=self._view(sendbuf, "sendbuf", where),
+            recvbuf=self._view(recvbuf, "recvbuf", where),
+            op=op,
+            root=root,
+        )
+        config = resolve(self._state.config, options.pop("config", None), options, where)
+        ready = self._state.prepare(call, config)
+        try:
+            refs = [_absent if b is None else weakref.ref(b) for b in (sendbuf, recvbuf)]
+            hash(key)
+        except TypeError:
+            return ready
+        for old in [old for old, k in self._kept.items() if k.send() is None or k.recv() is None]:
+            del self._kept[old]
+        while len(self._kept) >= KEPT:
+            self._kept.pop(next(iter(self._kept)))
+        pointers = _pointer(sendbuf), _pointer(recvbuf)
+        if -1 not in pointers:
+            self._kept[key] = _Kept(refs[0], refs[1], pointers, ready)
+        return ready
+
+    def _view(self, buffer: Any, argument: str, where: str) -> Any:
+        """A buffer as the checks take it: a flat array whose memory nobody reads here."""
+        if buffer is None or isinstance(buffer, (str, int, float, complex)):
+            return buffer
+        ordinal = self._state.device.ordinal
+        return _flat(device_array(buffer, argument=argument, where=where, ordinal=ordinal))
+
+    def forget(self) -> None:
+        """Keep no call any more."""
+        self._kept.clear()
+
+
+def _pointer(buffer: Any) -> int:
+    """Where a buffer begins now; -1 where that is not known without looking closely."""
+    if buffer is None:
+        return 0
+    cupy, torch = sys.modules.get("cupy"), sys.modules.get("torch")
+    pointer: int
+    if cupy is not None and type(buffer) is cupy.ndarray:
+        pointer = buffer.data.ptr
+    elif torch is not None and type(buffer) is torch.Tensor:
+        pointer = buffer.data_ptr()
+    else:
+        pointer = -1
+    return pointer
+
+
+def _flat(found: DeviceArray) -> npt.NDArray[Any]:
+    """Device memory in the shape of a numpy array: address, length and type, not to be read."""
+    if not found.nbytes:
+        return np.empty(0, found.dtype.numpy)
+    memory = (ctypes.c_char * found.nbytes).from_address(found.pointer)
+    view: npt.NDArray[Any] = np.frombuffer(memoryview(memory).cast("B"), np.uint8)
+    view = view.view(found.dtype.numpy)
+    view.flags.writeable = not found.readonly
+    return view
+
+
+def _absent() -> bool:
+    """Stands for a weak reference to None: never dead."""
+    return True
+
+
+class _DeviceWork(Work):
+    """A call that was enqueued with ``async_op=True``."""
+
+    def __init__(self, state: CudaState, stream: int) -> None:
+        super().__init__()
+        self._state = state
+        self._event = state.cuda.record(stream)
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Let the current stream come after the call; the host does not wait.
+
+        Args:
+            timeout: without meaning here: a call's kernels end by their own timeout.
+
+        """
+        error = self.exception()
+        if error is not None:
+            raise error
+        self._event.order(stream_pointer(None, ordinal=self._state.device.ordinal))
+
+    def done(self) -> bool:
+        """Whether the call has finished, well or not."""
+        return self._event.done()
+
+    def exception(self) -> Error | None:
+        """What the call's kernels found wrong, as far as is known."""
+        self._seen = True
+        return self._state.cuda.failure()

@@ -1,0 +1,79 @@
+"""What a communicator asks of an executor, on CPU and on GPU ranks alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from ringcoll.executors.drive import Task
+
+__all__ = ["Executor", "PairExecutor", "Runnable"]
+
+
+class Runnable(Protocol):
+    """A checked call that is ready to run."""
+
+    @property
+    def timeout(self) -> float:
+        """Seconds that it may wait."""
+        ...
+
+
+class Executor(Protocol):
+    """One rank's side of the collectives of one communicator."""
+
+    running: Any
+    """The call under way; None if there is none."""
+
+    def run(self, prepared: Any) -> None:
+        """The whole call of this rank."""
+        ...
+
+    def task(self, calls: Sequence[Any]) -> Task:
+        """Several calls of this rank, one after the other, beside those of others in a group."""
+        ...
+
+    def compare(self, ticket: Any) -> None:
+        """Raise if the ranks made different calls, as far as is known."""
+        ...
+
+    def compare_last(self) -> None:
+        """The same for the last call."""
+        ...
+
+    def late(self, ticket: Any, timeout: float) -> str:
+        """Who waited for whom: the message of a deadline."""
+        ...
+
+    def absent(self, ticket: Any) -> list[int]:
+        """The ranks that have not entered a call."""
+        ...
+
+    def close(self) -> None:
+        """Let go of everything; not collective."""
+        ...
+
+
+class PairExecutor(Protocol):
+    """One rank's sends and receives."""
+
+    @property
+    def running(self) -> Sequence[Any]:
+        """Those under way."""
+        ...
+
+    def task(self, calls: Sequence[Any], timeout: float) -> Task:
+        """The halves of one pair, in order."""
+        ...
+
+    def compare_running(self) -> None:
+        """Raise if the two ends differ."""
+        ...
+
+    def late(self, ticket: Any) -> str:
+        """The message of a deadline."""
+        ...
+
+    def absent(self, ticket: Any) -> list[int]:
+        """The other end, if it has not come."""
+        ...

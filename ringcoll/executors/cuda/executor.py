@@ -1,0 +1,435 @@
+"""The CUDA executor: one rank's calls as kernels on a stream of its GPU.
+
+A call is enqueued and never waited for. Its epoch is counted in device memory, so that a captured
+call can be replayed among eager ones. What a kernel finds wrong it leaves in host memory, where the
+next call reads it without asking the device.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+import struct
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ringcoll.arguments.calls import Call
+from ringcoll.collectives import COLLECTIVES
+from ringcoll.config import Config
+from ringcoll.errors import DeadlineError, Error, MismatchError
+from ringcoll.executors.board import Board
+from ringcoll.executors.cuda.arena import REPORT_BYTES, Arena
+from ringcoll.executors.cuda.choose import Chosen, Wishes, choose
+from ringcoll.executors.cuda.gate import Gate, Offer, order
+from ringcoll.executors.cuda.loader import Launchable, Loader
+from ringcoll.executors.cuda.params import Addresses, Header, pack
+from ringcoll.executors.cuda.reports import ABORT, error_of, read
+from ringcoll.executors.cuda.standard import body_of
+from ringcoll.executors.drive import Pause, Task
+from ringcoll.fabric import Fabric
+from ringcoll.plan import Buffer, format_plan
+from ringcoll.transports.cuda.device import Device, on
+from ringcoll.transports.cuda.memory import host_mapped
+from ringcoll.transports.cuda.peers import allocate_shared
+from ringcoll.transports.cuda.symmetric import CudaSymmetricMemory
+
+__all__ = ["CudaExecutor", "Enqueued", "Event", "Ready"]
+
+_SEAT = struct.Struct(
+    "<QiiQ16s"
+)  # process, device, multiprocessors, number of the gate, bus address
+_MAPPINGS = 1 << 12
+_OFFSET_BITS = 48
+
+_gates: dict[int, Gate[Ready]] = {}
+_numbers = itertools.count(1)
+
+
+@dataclass(slots=True, eq=False)
+class Ready:
+    """A checked call of one rank, and all that its launch needs but the stream.
+
+    Args:
+        call: checked.
+        chosen: what runs.
+        terms: what ranks must agree on, in words.
+        signature: of the terms, 32 bits.
+        number: of the record of the terms.
+        timeout: seconds that its kernels may wait.
+        at: where the rank finds everything.
+        changes: of the symmetric memory, when this was made.
+        launchable: None where ranks share a launch.
+
+    """
+
+    call: Call
+    chosen: Chosen
+    terms: str
+    signature: int
+    number: int
+    timeout: float
+    at: Addresses
+    changes: int
+    launchable: Launchable | None
+
+
+@dataclass(frozen=True, slots=True)
+class Enqueued:
+    """A call and the stream that it goes to."""
+
+    ready: Ready
+    stream: int
+
+    @property
+    def timeout(self) -> float:
+        """Seconds that its kernels may wait."""
+        return self.ready.timeout
+
+
+class Event:
+    """A point of a stream.
+
+    Args:
+        ordinal: of the device.
+        stream: whose end, as it is now, is meant.
+
+    """
+
+    def __init__(self, ordinal: int, stream: int) -> None:
+        self._ordinal = ordinal
+        with on(ordinal) as cuda:
+            self._event = cuda.eventCreateWithFlags(cuda.eventDisableTiming)
+            cuda.eventRecord(self._event, stream)
+        weakref.finalize(self, _destroy, ordinal, self._event).atexit = False
+
+    def done(self) -> bool:
+        """Whether the stream has come so far."""
+        with on(self._ordinal) as cuda:
+            return bool(cuda.eventQuery(self._event) == 0)
+
+    def order(self, stream: int) -> None:
+        """Let what a stream is given from now on come after it."""
+        with on(self._ordinal) as cuda:
+            cuda.streamWaitEvent(stream, self._event, 0)
+
+
+def _destroy(ordinal: int, event: int) -> None:
+    with on(ordinal) as cuda:
+        cuda.eventDestroy(event)
+
+
+class CudaExecutor:
+    """One rank's side of the collectives of one communicator on GPUs.
+
+    Making one is collective.
+
+    Args:
+        fabric: the ranks on this host.
+        device: this rank's.
+        symmetric: the memory that peers can reach.
+        loader: of kernels.
+
+    """
+
+    def __init__(
+        self, fabric: Fabric, device: Device, symmetric: CudaSymmetricMemory, loader: Loader
+    ) -> None:
+        self.fabric, self.device, self.symmetric, self.loader = fabric, device, symmetric, loader
+        self.rank, self.nranks = fabric.rank, fabric.nranks
+        self.arena = Arena(self.nranks)
+        self.board = Board(fabric, 0)
+        ordinal, what = device.ordinal, "the arena of a communicator"
+        self.memory = allocate_shared(fabric, ordinal, self.arena.nbytes, what=what)
+        self.report = host_mapped(REPORT_BYTES, ordinal=ordinal)
+        self.mappings = _Mappings(self.nranks, ordinal, symmetric)
+        self.running: Ready | None = None
+        self.last: Ready | None = None
+        self.stream: int | None = None
+        self.gate, self.blocks = self._seated()
+        self._merged: dict[tuple[int, ...], tuple[Sequence[Ready], Launchable]] = {}
+
+    def _seated(self) -> tuple[Gate[Ready], int]:
+        """The gate of the ranks that share this rank's device, and CUDA blocks a rank."""
+        number = next(_numbers)
+        device = self.device
+        sent = _SEAT.pack(os.getpid(), device.ordinal, device.sms, number, device.pci.encode())
+        said = [_SEAT.unpack(part) for part in self.fabric.allgather(sent, what="seats")]
+        ranks = [
+            rank for rank, other in enumerate(said) if other[:2] == (os.getpid(), device.ordinal)
+        ]
+        crowd = max(sum(other[4] == one[4] for other in said) for one in said)
+        most = min(int(other[2]) for other in said) // crowd
+        first = int(said[ranks[0]][3])
+        if self.rank == ranks[0]:
+            _gates[first] = Gate(ranks, self.device.ordinal, self._launch_all)
+        self.fabric.allgather(b"", what="seats")
+        gate = _gates[first]
+        self.fabric.allgather(b"", what="seats")
+        _gates.pop(first, None)
+        return gate, max(1, most)
+
+    # -- a call --------------------------------------------------------------------------------
+
+    def prepare(self, call: Call, config: Config, timeout: float) -> Ready:
+        """Choose, compile and load; nothing of it is left for the launch.
+
+        Args:
+            call: checked; its arrays are views of device memory that nobody reads here.
+            config: the options of the call.
+            timeout: seconds that its kernels may wait.
+
+        """
+        hello = self._reach(call.send), self._reach(call.recv)
+        mapped = self._mapped(call, hello)
+        algorithm = config.algorithm
+        wishes = Wishes(
+            algorithm if isinstance(algorithm, str) else None,
+            config.protocol,
+            config.slices,
+            config.max_sms,
+        )
+        chosen = choose(
+            call, self.nranks, self.arena, mapped=mapped, most_blocks=self.blocks, wishes=wishes
+        )
+        terms = f"{call.describe()} {_described(chosen, call)}"
+        digest = hashlib.blake2b(terms.encode(), digest_size=4).digest()
+        number = next(self.board.numbers)
+        self.board.record(number, terms)
+        if mapped:
+            self.mappings.update()
+        at = Addresses(
+            self.rank,
+            self.memory.pointers,
+            self.report.device,
+            self.mappings.pointer,
+            hello if mapped else (0, 0),
+            (_address(call.send), _address(call.recv)),
+        )
+        signature = int.from_bytes(digest, "little")
+        ready = Ready(
+            call, chosen, terms, signature, number, timeout, at, self.symmetric.changes, None
+        )
+        if len(self.gate.ranks) == 1:
+            ready.launchable = self._launchable([ready])
+        return ready
+
+    def _reach(self, array: npt.NDArray[Any] | None) -> int:
+        """An array as peers reach it: mapping << 48 | offset, 0 if they cannot."""
+        if array is None or not array.size:
+            return 0
+        found = self.symmetric.lookup(_address(array), array.nbytes)
+        return 0 if found is None else found[0] << _OFFSET_BITS | found[1]
+
+    def _mapped(self, call: Call, hello: tuple[int, int]) -> frozenset[Buffer]:
+        """The buffers that peers may reach: this rank's stand for all, or the call fails.
+
+        A buffer that only the root has is reached by the root alone: the others cannot know.
+        """
+        kind = COLLECTIVES[call.collective]
+        sides = ((Buffer.INPUT, call.send, hello[0]), (Buffer.OUTPUT, call.recv, hello[1]))
+        return frozenset(
+            buffer
+            for buffer, array, word in sides
+            if array is not None and word and kind.rooted != buffer.name.lower()
+        )
+
+    def _launchable(self, calls: Sequence[Ready]) -> Launchable:
+        """The launch of one rank, or of all that share the device."""
+        ready = calls[0]
+        chosen = ready.chosen
+        local = tuple(each.at for each in calls)
+        body = body_of(chosen, ready.call, self.arena, local)
+        header = Header(
+            ready.timeout,
+            ready.signature,
+            ready.number,
+            chosen.program.total,
+            bool(chosen.launch.mapped),
+            chosen.replicas,
+        )
+        capability = self.device.major, self.device.minor
+        function = self.loader.function(body.text, self.device.ordinal, capability)
+        parameter = pack(body, header, self.arena.progress, local)
+        return Launchable(function, chosen.blocks, len(local), chosen.threads, parameter)
+
+    def run(self, prepared: Enqueued) -> None:
+        """Enqueue the whole call of this rank."""
+        ready, stream = prepared.ready, prepared.stream
+        if ready.launchable is None:
+            self.meet(self.offer(ready, stream))
+            return
+        self._check()
+        with on(self.device.ordinal):
+            self._follow(stream)
+            ready.launchable.launch(stream)
+        self.last = ready
+
+    def task(self, calls: Sequence[Enqueued]) -> Task:
+        """Several calls of this rank, beside those of others in a group."""
+        for prepared in calls:
+            if prepared.ready.launchable is not None:
+                self.run(prepared)
+                continue
+            offer = self.offer(prepared.ready, prepared.stream)
+            while not offer.launched.is_set():
+                yield Pause(offer.launched.is_set)
+            self.done(offer)
+
+    def _follow(self, stream: int) -> None:
+        """Calls share the epoch, so those of another stream come before this one's."""
+        if self.stream is not None and self.stream != stream:
+            order(self.device.ordinal, self.stream, stream)
+        self.stream = stream
+
+    def offer(self, ready: Ready, stream: int) -> Offer[Ready]:
+        """Bring a call to the gate; the last rank of the device launches for all."""
+        self._check()
+        self.running = self.last = ready
+        self._follow(stream)
+        return self.gate.offer(self.rank, ready, stream)
+
+    def meet(self, offer: Offer[Ready]) -> None:
+        """Wait until an offered call is launched."""
+        timeout = offer.ready.timeout
+        self.fabric.wait(
+            offer.launched.is_set,
+            deadline=self.fabric.deadline(timeout),
+            describe=lambda: self.late(offer.ready, timeout),
+        )
+        self.done(offer)
+
+    def done(self, offer: Offer[Ready]) -> None:
+        """What an offered call does last."""
+        self.running = None
+        if offer.error is not None:
+            raise offer.error
+
+    def _launch_all(self, calls: Sequence[Ready], stream: int) -> None:
+        """Launch for all ranks of the device."""
+        for other in calls[1:]:
+            if other.signature != calls[0].signature:
+                raise MismatchError(
+                    f"the ranks made different calls\n  rank {calls[0].at.rank}: "
+                    f"{calls[0].terms}\n  rank {other.at.rank}: {other.terms}\n  make the same "
+                    f"call with the same count, dtype, op, root and options on every rank"
+                )
+        key = tuple(map(id, calls))
+        found = self._merged.get(key)
+        if found is None:
+            while len(self._merged) >= 64:
+                self._merged.pop(next(iter(self._merged)))
+            found = self._merged[key] = (calls, self._launchable(calls))
+        with on(self.device.ordinal):
+            found[1].launch(stream)
+
+    # -- what has gone wrong -------------------------------------------------------------------
+
+    def _check(self) -> None:
+        error = self.failure()
+        if error is not None:
+            raise error
+
+    def failure(self) -> Error | None:
+        """What a kernel of this rank has found wrong; None if nothing."""
+        report = read(self.report.host)
+        if report is None:
+            return None
+        last = self.last
+        mine = "no call" if last is None else last.terms
+        timeout = 0.0 if last is None else last.timeout
+        return error_of(report, self.rank, mine, timeout, self.board.recorded)
+
+    def compare(self, ticket: Ready) -> None:
+        """Nothing: kernels compare the hellos."""
+
+    def compare_last(self) -> None:
+        """Raise what a kernel has found wrong."""
+        self._check()
+
+    def late(self, ticket: Ready, timeout: float) -> str:
+        """A call that was never launched, because ranks of the same device made none."""
+        return (
+            f"{ticket.call.collective} on rank {self.rank}: waited {timeout:g} s for the other "
+            f"ranks of {self.device}, with which it shares a launch; {ticket.terms}"
+        )
+
+    def absent(self, ticket: Ready) -> list[int]:
+        """The ranks whose going would leave a call unlaunched."""
+        return [rank for rank in self.gate.ranks if rank != self.rank]
+
+    def record(self, stream: int) -> Event:
+        """The end of a stream as it is now."""
+        return Event(self.device.ordinal, stream)
+
+    def give_up(self) -> None:
+        """Ask the kernels of this rank to stop waiting."""
+        if self.report.nbytes and self.report.host:
+            struct.pack_into("<I", self.report.host, ABORT, 1)
+        self.gate.withdraw(DeadlineError(f"rank {self.rank} gave up"))
+
+    def synchronize(self) -> None:
+        """Wait for the last call; its kernels end by their own deadline."""
+        if self.stream is not None:
+            with on(self.device.ordinal) as cuda:
+                cuda.streamSynchronize(self.stream)
+
+    def close(self) -> None:
+        """Let go of memory once the kernels have ended; not collective."""
+        self.synchronize()
+        self._merged.clear()
+        self.running = self.last = self.stream = None
+        self.mappings.close()
+        self.memory.close()
+        self.report.free()
+        self.board.close()
+
+
+class _Mappings:
+    """The table by which kernels find a peer's block of symmetric memory."""
+
+    def __init__(self, nranks: int, ordinal: int, symmetric: CudaSymmetricMemory) -> None:
+        from ringcoll.transports.cuda.memory import allocate
+
+        self._symmetric, self._nranks, self._changes = symmetric, nranks, -1
+        self._memory = allocate(ordinal, _MAPPINGS * nranks * 8, what="the table of mappings")
+
+    @property
+    def pointer(self) -> int:
+        return self._memory.pointer
+
+    def update(self) -> None:
+        """Write the table if memory has come or gone; before a launch that reads it."""
+        if self._changes == self._symmetric.changes:
+            return
+        self._changes = self._symmetric.changes
+        table = np.zeros((_MAPPINGS, self._nranks), np.uint64)
+        for mapping, pointers in self._symmetric.pointers().items():
+            table[mapping] = pointers
+        with on(self._memory.ordinal) as cuda:
+            cuda.memcpy(self.pointer, table.ctypes.data, table.nbytes, cuda.memcpyHostToDevice)
+
+    def close(self) -> None:
+        self._memory.free()
+
+
+def _described(chosen: Chosen, call: Call) -> str:
+    """What is chosen, as ranks must agree on it."""
+    launch = chosen.launch
+    mapped = "+".join(sorted(buffer.name for buffer in launch.mapped)) or "nothing"
+    plan = hashlib.blake2b(format_plan(chosen.plan).encode(), digest_size=4).hexdigest()
+    said = f"by {launch.protocol} slices={launch.slices} mapped={mapped} blocks={chosen.blocks}"
+    place = f" in_place={call.in_place}" if launch.mapped else ""
+    return f"{said}{place} plan={plan}"
+
+
+def _address(array: npt.NDArray[Any] | None) -> int:
+    if array is None:
+        return 0
+    address: int = array.__array_interface__["data"][0]
+    return address

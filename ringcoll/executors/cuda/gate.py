@@ -1,0 +1,95 @@
+"""Ranks that share a GPU share a launch: it carries the blocks of all, so that all run at once.
+
+Whoever offers its call last launches for everybody. Streams are ordered by events: what a rank has
+enqueued before its call comes before the launch, what it enqueues after comes after.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+__all__ = ["Gate", "Offer", "order"]
+
+R = TypeVar("R")
+
+
+@dataclass(slots=True, eq=False)
+class Offer(Generic[R]):
+    """A rank's call at the gate."""
+
+    rank: int
+    ready: R
+    stream: int
+    launched: threading.Event = field(default_factory=threading.Event)
+    error: BaseException | None = None
+
+
+class Gate(Generic[R]):
+    """The ranks of one communicator that live on one device of this process.
+
+    Args:
+        ranks: which.
+        ordinal: of the device.
+        launch: enqueues the calls of all of them on a stream.
+
+    """
+
+    def __init__(
+        self,
+        ranks: Sequence[int],
+        ordinal: int,
+        launch: Callable[[Sequence[R], int], None],
+    ) -> None:
+        self.ranks, self.ordinal = tuple(ranks), ordinal
+        self._launch = launch
+        self._lock = threading.Lock()
+        self._waiting: dict[int, list[Offer[R]]] = {rank: [] for rank in ranks}
+
+    def offer(self, rank: int, ready: R, stream: int) -> Offer[R]:
+        """Bring a rank's call; it is launched when every rank of the gate has brought one."""
+        offer = Offer(rank, ready, stream)
+        with self._lock:
+            self._waiting[rank].append(offer)
+            while all(self._waiting.values()):
+                self._go([self._waiting[each].pop(0) for each in self.ranks])
+        return offer
+
+    def withdraw(self, error: BaseException) -> None:
+        """No call that waits here will be launched any more."""
+        with self._lock:
+            for offers in self._waiting.values():
+                for offer in offers:
+                    offer.error = error
+                    offer.launched.set()
+                offers.clear()
+
+    def _go(self, offers: list[Offer[R]]) -> None:
+        stream = offers[-1].stream
+        others = {offer.stream for offer in offers} - {stream}
+        try:
+            for other in others:
+                order(self.ordinal, other, stream)
+            self._launch([offer.ready for offer in offers], stream)
+            for other in others:
+                order(self.ordinal, stream, other)
+        except BaseException as error:
+            for offer in offers:
+                offer.error = error
+        for offer in offers:
+            offer.launched.set()
+
+
+def order(ordinal: int, first: int, then: int) -> None:
+    """Let what ``then`` is given from now on come after what ``first`` has been given."""
+    from cupy.cuda import Device, runtime
+
+    with Device(ordinal):
+        event: Any = runtime.eventCreateWithFlags(runtime.eventDisableTiming)
+        try:
+            runtime.eventRecord(event, first)
+            runtime.streamWaitEvent(then, event, 0)
+        finally:
+            runtime.eventDestroy(event)

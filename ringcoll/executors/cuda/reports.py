@@ -1,0 +1,81 @@
+"""What a kernel that gave up has left for the host, as an error of the library."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ringcoll.errors import AbortedError, DeadlineError, Error, MismatchError
+
+__all__ = ["ABORT", "Report", "error_of", "read"]
+
+_REPORT = struct.Struct("<IIQIIII")  # Report of kernels/program.cuh
+_EXPIRED, _DIFFERENT, _GIVEN_UP, _TOLD = range(1, 5)
+_HELLO = 0xFFFFFFFF
+_SOURCE = 0x80000000
+
+ABORT = 24
+"""Offset of the word by which the host asks kernels to give up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Of one rank.
+
+    Args:
+        kind: why the kernel gave up; 0: it did not.
+        peer: who was waited for, or the number of the source that did not come.
+        epoch: the call's number.
+        step: row or batch of the program; all ones: the hellos.
+        launch: the peer's number of the call that it makes instead.
+
+    """
+
+    kind: int
+    peer: int
+    epoch: int
+    step: int
+    launch: int
+
+
+def read(memory: memoryview) -> Report | None:
+    """The report; None if no kernel has given up."""
+    if not memory[0]:  # kinds are small, and stored last
+        return None
+    kind, peer, epoch, step, launch, _, _ = _REPORT.unpack_from(memory)
+    return Report(kind, peer, epoch, step, launch)
+
+
+def error_of(
+    report: Report, rank: int, mine: str, timeout: float, text_of: Callable[[int, int], str]
+) -> Error:
+    """The error to raise.
+
+    Args:
+        report: what the kernel has left.
+        rank: of the kernel.
+        mine: this rank's last call, in words.
+        timeout: seconds that it could wait.
+        text_of: (rank, launch) -> that rank's call, in words.
+
+    """
+    where = f"call {report.epoch} on rank {rank}"
+    if report.kind == _DIFFERENT:
+        theirs = text_of(report.peer, report.launch)
+        return MismatchError(
+            f"{where}: the ranks made different calls\n  rank {rank}: {mine}\n"
+            f"  rank {report.peer}: {theirs}\n  make the same call with the same count, dtype, op, "
+            f"root and options on every rank, and pass symmetric buffers on all or on none"
+        )
+    if report.step == _HELLO:
+        waited = f"rank {report.peer} to enter it"
+    elif report.peer & _SOURCE:
+        waited = f"source {report.peer & ~_SOURCE} of step {report.step}"
+    else:
+        waited = f"rank {report.peer} at step {report.step}"
+    if report.kind == _EXPIRED:
+        return DeadlineError(f"{where}: waited {timeout:g} s for {waited}; {mine}")
+    if report.kind == _GIVEN_UP:
+        return AbortedError(f"{where}: given up while it waited for {waited}; {mine}")
+    return AbortedError(f"{where}: another rank's call has failed, and this one with it; {mine}")

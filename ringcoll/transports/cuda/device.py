@@ -1,0 +1,111 @@
+"""The GPUs that this process sees, and selecting one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["LEAST_CAPABILITY", "Device", "available", "devices", "on", "runtime"]
+
+LEAST_CAPABILITY = 7
+"""The first major compute capability with loads and stores of acquire and release order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One GPU as this process sees it.
+
+    Args:
+        ordinal: CUDA's number of it in this process.
+        name: the product, such as "NVIDIA H200".
+        pci: its address on the bus: the same in every process, whatever that process calls it.
+        major: of the compute capability.
+        minor: of the compute capability.
+        sms: multiprocessors.
+
+    """
+
+    ordinal: int
+    name: str
+    pci: str
+    major: int
+    minor: int
+    sms: int
+
+    def __str__(self) -> str:
+        return f"device {self.ordinal} ({self.name}, {self.pci})"
+
+
+def runtime() -> Any:
+    """CuPy's thin wrapper of the CUDA runtime; imports CuPy.
+
+    Raises:
+        ImportError: CuPy is not installed, or does not load.
+
+    """
+    from cupy.cuda import runtime as wrapper
+
+    return wrapper
+
+
+def devices() -> tuple[Device, ...]:
+    """The GPUs in CUDA's order; none where CuPy, a driver or a GPU is missing."""
+    return _probe()[0]
+
+
+def available() -> str | None:
+    """Why ranks cannot live on GPUs here, in words; None if they can."""
+    return _probe()[1]
+
+
+def _probe() -> tuple[tuple[Device, ...], str | None]:
+    """The GPUs, and what is wrong with them or with their absence."""
+    try:
+        cuda = runtime()
+    except ImportError as error:
+        # CuPy explains a missing toolkit in a page of text; its first line says what is missing.
+        why = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        advice = "pip install 'ringcoll[cu12]' or 'ringcoll[cu13]', as the driver has CUDA 12 or 13"
+        return (), f"CuPy cannot be imported ({why}): {advice}"
+    if cuda.is_hip:
+        return (), "this CuPy was built for ROCm; CUDA ranks need cupy-cuda12x or cupy-cuda13x"
+    try:
+        found = tuple(_device(cuda, ordinal) for ordinal in range(cuda.getDeviceCount()))
+    except RuntimeError as error:
+        return (), f"no CUDA device can be used ({error})"
+    if not found:
+        return (), "there is no CUDA device: see nvidia-smi and CUDA_VISIBLE_DEVICES"
+    old = [device for device in found if device.major < LEAST_CAPABILITY]
+    if len(old) == len(found):
+        listed = ", ".join(f"{device} of {device.major}.{device.minor}" for device in old)
+        return found, f"compute capability {LEAST_CAPABILITY}.0 is needed; there is {listed}"
+    return found, None
+
+
+def _device(cuda: Any, ordinal: int) -> Device:
+    said = cuda.getDeviceProperties(ordinal)
+    return Device(
+        ordinal,
+        said["name"].decode(errors="replace"),
+        cuda.deviceGetPCIBusId(ordinal).lower(),
+        said["major"],
+        said["minor"],
+        said["multiProcessorCount"],
+    )
+
+
+@contextmanager
+def on(ordinal: int) -> Iterator[Any]:
+    """Make a device this thread's current one for a while; gives the CUDA runtime."""
+    cuda = runtime()
+    before = cuda.getDevice()
+    if before == ordinal:
+        yield cuda
+        return
+    cuda.setDevice(ordinal)
+    try:
+        yield cuda
+    finally:
+        cuda.setDevice(before)

@@ -1,0 +1,99 @@
+"""A peer's memory as this rank's device addresses it, or the reason why it cannot."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from ringcoll.errors import MachineError
+from ringcoll.transports.cuda.device import on
+from ringcoll.transports.cuda.reach import Reach
+
+__all__ = ["pointer_to", "unmap"]
+
+_log = logging.getLogger("ringcoll")
+_ALREADY_ENABLED = 704  # cudaErrorPeerAccessAlreadyEnabled, which CuPy does not name
+
+
+def pointer_to(
+    cuda: Any, reaches: Sequence[Reach], rank: int, peer: int, opened: list[int], what: str
+) -> int:
+    """The address of a peer's memory for kernels of the current device, which is this rank's.
+
+    Args:
+        cuda: the CUDA runtime.
+        reaches: what the ranks have said, in rank order.
+        rank: this rank.
+        peer: whose memory; may be this rank.
+        opened: gets what has to be given to :func:`unmap` at the end.
+        what: the call, for messages.
+
+    Raises:
+        MachineError: there is no way from here to there.
+        RuntimeError: CUDA fails.
+
+    """
+    mine, theirs = reaches[rank], reaches[peer]
+    inside = theirs.process == mine.process
+    if not inside and mine.boot != theirs.boot:
+        raise MachineError(f"{what}: ranks {rank} and {peer} are on different hosts")
+    if mine.pci != theirs.pci:
+        number = theirs.ordinal if inside else _ordinal_of(cuda, theirs.pci)
+        # Of a device that this process does not see only an attempt can tell.
+        if number is not None and not cuda.deviceCanAccessPeer(mine.ordinal, number):
+            raise MachineError(
+                f"{what}: {mine} (rank {rank}) has no peer access to {theirs} (rank {peer}): "
+                "staging through pinned host memory is not served yet; use devices that reach "
+                "each other (see `nvidia-smi topo -p2p r`), or device='cpu'"
+            )
+        if inside:
+            _enable(cuda, theirs.ordinal)
+    if inside:
+        return theirs.pointer
+    if not theirs.exported:
+        raise MachineError(f"{what}: rank {peer} is another process and sent no handle")
+    try:
+        start: int = cuda.ipcOpenMemHandle(theirs.handle)
+    except RuntimeError as error:
+        raise MachineError(
+            f"{what}: {mine} (rank {rank}) cannot map memory of {theirs} (rank {peer}): {error}; "
+            "let every process see the same devices (CUDA_VISIBLE_DEVICES) in one container "
+            "with one IPC namespace, or run the ranks as threads of one process"
+        ) from error
+    opened.append(start)
+    return start + theirs.offset
+
+
+def unmap(ordinal: int, opened: list[int]) -> None:
+    """Close what was opened for the kernels of a device, and forget it."""
+    if not opened:
+        return
+    with on(ordinal) as cuda:
+        while opened:
+            _close(cuda, opened.pop())
+
+
+def _close(cuda: Any, start: int) -> None:
+    try:
+        cuda.ipcCloseMemHandle(start)
+    except RuntimeError as error:  # of a device that has failed, with all that it had mapped
+        _log.warning("memory of a peer could not be unmapped: %s", error)
+
+
+def _ordinal_of(cuda: Any, pci: str) -> int | None:
+    """This process's number of a device; None if it does not see it."""
+    try:
+        number: int = cuda.deviceGetByPCIBusId(pci)
+    except RuntimeError:
+        return None
+    return number
+
+
+def _enable(cuda: Any, ordinal: int) -> None:
+    """Let the current device's kernels use a peer's memory; once for a pair is enough."""
+    try:
+        cuda.deviceEnablePeerAccess(ordinal)
+    except RuntimeError as error:
+        if getattr(error, "status", None) != _ALREADY_ENABLED:
+            raise

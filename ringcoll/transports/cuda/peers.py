@@ -1,0 +1,246 @@
+"""Reaching the device memory of the other ranks on this host.
+
+In one process a pointer serves all devices that have peer access to each other; between processes
+CUDA makes a handle of an allocation, and opening it gives a pointer. Both are exchanged by the
+ranks together, and if one of them fails then all raise.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ringcoll.errors import MachineError
+from ringcoll.fabric.base import Fabric
+from ringcoll.fabric.mapping import Gather, outcome
+from ringcoll.transports.cuda.allocation import allocation_of
+from ringcoll.transports.cuda.device import on
+from ringcoll.transports.cuda.mapping import pointer_to, unmap
+from ringcoll.transports.cuda.memory import DeviceMemory, allocate
+from ringcoll.transports.cuda.reach import Reach, describe
+from ringcoll.transports.cuda.retired import retire
+
+__all__ = ["PeerMemory", "allocate_shared", "expose", "gathering", "share"]
+
+_log = logging.getLogger("ringcoll")
+
+
+@dataclass(slots=True, eq=False)
+class PeerMemory:
+    """One part of memory of every rank, mapped where this rank's kernels reach it.
+
+    Args:
+        pointers: every rank's first byte as this rank's device addresses it, in rank order.
+        nbytes: size of each part.
+        ordinal: this rank's device.
+        held: what in this process needs the own part after :meth:`close` too, while it lives.
+
+    """
+
+    pointers: tuple[int, ...]
+    nbytes: int
+    ordinal: int
+    _rank: int
+    _reaches: Sequence[Reach]
+    _opened: list[int]  # what CUDA has opened for this rank, to be closed again
+    _words: list[memoryview] | None  # of every rank: whether it has let go
+    _free: Callable[[], None]  # frees this rank's own part
+    held: weakref.ref[Any] | None = None
+
+    def close(self) -> None:
+        """Let go of the peers' parts; not collective, idempotent.
+
+        No kernel of this rank may use any part afterwards. Its own part is freed when all others
+        have let go of it, or are dead.
+        """
+        words, self._words = self._words, None
+        if words is None:
+            return
+        unmap(self.ordinal, self._opened)
+        words[self._rank][0] = 1
+        own, held = self._reaches[self._rank].process, self.held
+        others = [
+            (word, None if reach.process == own else reach.pid)
+            for word, reach in zip(words, self._reaches, strict=True)
+        ]
+
+        def unreachable() -> bool:
+            if held is not None and held() is not None:
+                return False
+            return all(word[0] or (pid is not None and _gone(pid)) for word, pid in others)
+
+        retire(unreachable, self._free)
+
+
+def allocate_shared(fabric: Fabric, ordinal: int, nbytes: int, *, what: str) -> PeerMemory:
+    """Zeroed memory on every rank's device that all ranks reach; collective.
+
+    Args:
+        fabric: what the ranks share.
+        ordinal: this rank's device.
+        nbytes: of each rank; rounded up to whole granules.
+        what: the call that asks, the same text on every rank.
+
+    Raises:
+        OutOfMemory: need and available are named; on every rank.
+        MachineError: a device cannot reach another, or CUDA refuses; on every rank.
+
+    """
+    memory: DeviceMemory | None = None
+    failure: MachineError | None = None
+    try:
+        memory = allocate(ordinal, nbytes, what=what)
+    except MachineError as error:
+        failure = error
+    try:
+        outcome(gathering(fabric, what), True, failure)
+        if memory is None:
+            raise MachineError(f"{what}: no memory was made")
+    except BaseException:
+        if memory is not None:
+            memory.free()
+        raise
+    return share(fabric, memory, what=what)
+
+
+def share(fabric: Fabric, memory: DeviceMemory, *, what: str) -> PeerMemory:
+    """Map every rank's memory; collective.
+
+    Args:
+        fabric: what the ranks share.
+        memory: this rank's; from now on the result's, to be freed by its ``close``.
+        what: the call that asks, the same text on every rank.
+
+    Raises:
+        MachineError: a device cannot reach another, or CUDA refuses; on every rank.
+
+    """
+    gather = gathering(fabric, what)
+    failure: MachineError | None = None
+    text = ""
+    try:
+        words = fabric.share(1, what=what)
+        try:
+            with on(memory.ordinal) as cuda:
+                reach = describe(cuda, memory.ordinal, memory.pointer, memory.nbytes)
+                if _foreign(fabric):
+                    reach = replace(reach, handle=cuda.ipcGetMemHandle(memory.pointer))
+                text = reach.encode()
+        except RuntimeError as error:
+            failure = MachineError(
+                f"{what}: no handle of memory of device {memory.ordinal} for other processes: "
+                f"{error}; run the ranks as threads of one process (ringcoll.init_all), or on "
+                "a system with CUDA IPC"
+            )
+        said = outcome(gather, text, failure)
+    except BaseException:
+        memory.free()  # nobody has mapped it yet
+        raise
+    return _mapped(fabric, said, words, memory.ordinal, memory.free, gather, what)
+
+
+def expose(
+    fabric: Fabric, ordinal: int, pointer: int, nbytes: int, keep: object, *, what: str
+) -> PeerMemory | None:
+    """Map memory of every rank that exists already, such as a user's array; collective.
+
+    Args:
+        fabric: what the ranks share.
+        ordinal: this rank's device.
+        pointer: the first byte, anywhere in an allocation.
+        nbytes: at least 1.
+        keep: is kept until no peer can reach the memory any more.
+        what: the call that asks, the same text on every rank.
+
+    Returns:
+        None where a rank's memory cannot be mapped by other processes: it was not allocated by
+        cudaMalloc, or the driver refuses.
+
+    Raises:
+        MachineError: a device cannot reach another; on every rank.
+
+    """
+    words = fabric.share(1, what=what)
+    text: str | None = None
+    try:
+        with on(ordinal) as cuda:
+            reach = describe(cuda, ordinal, pointer, nbytes)
+            if _foreign(fabric):
+                whole = allocation_of(pointer)
+                if whole.exportable:
+                    handle = cuda.ipcGetMemHandle(whole.start)
+                    text = replace(reach, offset=pointer - whole.start, handle=handle).encode()
+            else:
+                text = reach.encode()
+    except (MachineError, RuntimeError) as error:
+        _log.info("%s: memory of device %d cannot be exported: %s", what, ordinal, error)
+    gather = gathering(fabric, what)
+    said = outcome(gather, text, None)
+    if None in said:
+        return None
+    return _mapped(fabric, said, words, ordinal, [keep].clear, gather, what)
+
+
+def gathering(fabric: Fabric, what: str) -> Gather:
+    """The fabric's exchange, of texts."""
+
+    def gather(text: str) -> list[str]:
+        return [part.decode() for part in fabric.allgather(text.encode(), what=what)]
+
+    return gather
+
+
+def _foreign(fabric: Fabric) -> bool:
+    """Whether ranks live in other processes."""
+    return fabric.nranks > 1 and not fabric.threads
+
+
+def _mapped(
+    fabric: Fabric,
+    said: Sequence[object],
+    words: list[memoryview],
+    ordinal: int,
+    free: Callable[[], None],
+    gather: Gather,
+    what: str,
+) -> PeerMemory:
+    """Map what the ranks have described, and agree on whether all could."""
+    try:
+        reaches = [Reach.decode(text) for text in said]
+    except MachineError:
+        free()  # all ranks have read the same: nobody maps anything
+        raise
+    pointers: list[int] = []
+    opened: list[int] = []
+    failure: MachineError | None = None
+    try:
+        with on(ordinal) as cuda:
+            for peer in range(fabric.nranks):
+                pointers.append(pointer_to(cuda, reaches, fabric.rank, peer, opened, what))
+    except MachineError as error:
+        failure = error
+    except RuntimeError as error:
+        failure = MachineError(f"{what}: device {ordinal} fails: {error}")
+    nbytes = min(reach.nbytes for reach in reaches)
+    memory = PeerMemory(tuple(pointers), nbytes, ordinal, fabric.rank, reaches, opened, words, free)
+    try:
+        outcome(gather, True, failure)
+    except BaseException:
+        memory.close()
+        raise
+    return memory
+
+
+def _gone(pid: int) -> bool:
+    """Whether no process has this number any more."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+    return False

@@ -1,0 +1,94 @@
+"""Device memory that a program holds by its address alone, as an array."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from ringcoll.dtypes import DType, dtype_of
+from ringcoll.errors import ArgumentError, ArgumentTypeError
+
+__all__ = ["RawArray", "from_pointer"]
+
+
+@dataclass(frozen=True, slots=True)
+class RawArray:
+    """A contiguous array around a pointer; made by :func:`from_pointer`.
+
+    Args:
+        pointer: the first byte.
+        shape: in C order.
+        dtype: of the elements.
+        device: CUDA's ordinal.
+
+    """
+
+    pointer: int
+    shape: tuple[int, ...]
+    dtype: DType
+    device: int
+
+    @property
+    def count(self) -> int:
+        """How many elements."""
+        return prod(self.shape)
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {
+            "version": 3,
+            "shape": self.shape,
+            "typestr": self.dtype.numpy.str,
+            "data": (self.pointer, False),
+            "strides": None,
+            "stream": None,
+        }
+
+
+def from_pointer(ptr: int, shape: Sequence[int] | int, dtype: object, device: int = 0) -> RawArray:
+    """An array of memory that the caller owns and keeps for as long as calls use it.
+
+    Args:
+        ptr: address of the first byte, on the device.
+        shape: lengths in C order.
+        dtype: numpy's, ml_dtypes' or torch's type, or a name.
+        device: CUDA's ordinal, or text such as "cuda:1".
+
+    Raises:
+        ArgumentTypeError: an argument of another type, or no such element type.
+        ArgumentError: a negative length or ordinal, a null or misaligned pointer.
+
+    """
+    row = dtype_of(dtype)
+    lengths = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
+    extent = tuple(_whole("shape", length) for length in lengths)
+    pointer = _whole("ptr", ptr)
+    if prod(extent) and not pointer:
+        raise ArgumentError("from_pointer: ptr=0 is no memory")
+    if pointer % row.itemsize:
+        raise ArgumentError(
+            f"from_pointer: ptr={pointer:#x} is not a multiple of {row.itemsize}, the bytes of an "
+            f"element of {row}"
+        )
+    return RawArray(pointer, extent, row, _ordinal(device))
+
+
+def _ordinal(device: object) -> int:
+    if isinstance(device, str):
+        kind, _, number = device.partition(":")
+        if kind != "cuda" or (number and not number.isdecimal()):
+            raise ArgumentError(f"from_pointer: device={device!r}, wanted an ordinal or 'cuda:1'")
+        return int(number or 0)
+    return _whole("device", device)
+
+
+def _whole(argument: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise ArgumentTypeError(f"from_pointer: {argument}={value!r}, wanted an integer")
+    if value < 0:
+        raise ArgumentError(f"from_pointer: {argument}={value}, wanted at least 0")
+    return int(value)
