@@ -7,7 +7,7 @@ import logging
 from collections.abc import Sequence
 from functools import cache
 
-from ringcoll.errors import ArgumentError, ArgumentTypeError, MachineError
+from ringcoll.errors import ArgumentError, MachineError
 from ringcoll.executors.cuda.cache import KernelCache, kernel_folder
 from ringcoll.executors.cuda.loader import Loader
 from ringcoll.fabric import Fabric
@@ -57,9 +57,9 @@ def ordinals(ranks: int | Sequence[int], wanted: str) -> tuple[int, list[int] | 
         The number of ranks, and their devices; None where they are not given and none are there.
 
     """
-    if isinstance(ranks, bool) or not isinstance(ranks, (int, Sequence)) or isinstance(ranks, str):
-        raise ArgumentTypeError(
-            f"init_all: {ranks!r}: pass how many ranks, or a list of devices, one for each"
+    if isinstance(ranks, (bool, str)) or not isinstance(ranks, (int, Sequence)):
+        raise ArgumentError(
+            f"init_all: nranks={ranks!r}, wanted an integer >= 1, or a list of devices, one a rank"
         )
     count = len(devices()) if wanted != "cpu" else 0
     if isinstance(ranks, int):

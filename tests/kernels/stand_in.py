@@ -6,50 +6,98 @@ import ctypes
 import functools
 import hashlib
 import importlib.util
+import os
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+import pytest
 
 import ringcoll
 
 KERNELS = Path(ringcoll.__file__).parent / "kernels"
 
+# Blocks and ranks of one launch run side by side; `calls` of them follow each other as on a stream.
 RUNNER = """
-#include <thread>
-#include <vector>
-
+#include <cstdlib>
 #pragma GCC diagnostic ignored "-Wunused-function"
-
 namespace {
 struct Run {
     const rc::Args* args;
     rc::Where where;
+    pthread_barrier_t* rank;
+    unsigned calls;
 };
-void thread(Run run) {
-    rc::where = run.where;
-    ringcoll_kernel(*run.args);
+void* thread(void* argument) {
+    const Run& run = *static_cast<Run*>(argument);
+    for (unsigned call = 0; call < run.calls; ++call) {
+        rc::where = run.where;
+        ringcoll_kernel(*run.args);
+        pthread_barrier_wait(run.rank);
+    }
+    return nullptr;
 }
 }  // namespace
-
 extern "C" unsigned args_bytes() { return sizeof(rc::Args); }
-
-extern "C" void launch(const rc::Args* args, unsigned blocks, unsigned locals, unsigned threads) {
-    std::vector<rc::Group> groups(blocks * locals);
-    std::vector<std::thread> all;
+extern "C" int launch(const rc::Args* args, unsigned blocks, unsigned locals, unsigned threads,
+                      unsigned calls) {
+    const unsigned number = blocks * locals * threads;
+    auto* groups = static_cast<rc::Group*>(std::calloc(blocks * locals, sizeof(rc::Group)));
+    auto* ranks = static_cast<pthread_barrier_t*>(std::calloc(locals, sizeof(pthread_barrier_t)));
+    auto* runs = static_cast<Run*>(std::calloc(number, sizeof(Run)));
+    auto* all = static_cast<pthread_t*>(std::calloc(number, sizeof(pthread_t)));
+    for (unsigned group = 0; group < blocks * locals; ++group)
+        pthread_barrier_init(&groups[group].barrier, nullptr, threads);
     for (unsigned local = 0; local < locals; ++local)
-        for (unsigned block = 0; block < blocks; ++block) {
-            rc::Group* group = &groups[local * blocks + block];
-            group->votes[0] = group->votes[1] = 0;
-            pthread_barrier_init(&group->barrier, nullptr, threads);
-            for (unsigned at = 0; at < threads; ++at)
-                all.emplace_back(thread, Run{args, {at, threads, block, blocks, local, group, 0}});
-        }
-    for (auto& each : all) each.join();
-    for (auto& group : groups) pthread_barrier_destroy(&group.barrier);
+        pthread_barrier_init(&ranks[local], nullptr, blocks * threads);
+    for (unsigned n = 0; n < number; ++n) {
+        const unsigned group = n / threads, local = group / blocks;
+        const rc::Where where{n % threads, threads, group % blocks, blocks, local, &groups[group],
+                              0};
+        runs[n] = Run{args, where, &ranks[local], calls};
+        if (pthread_create(&all[n], nullptr, thread, &runs[n])) std::abort();
+    }
+    for (unsigned n = 0; n < number; ++n) pthread_join(all[n], nullptr);
+    std::free(all);
+    std::free(runs);
+    std::free(ranks);
+    std::free(groups);
+    return 0;
 }
 """
+
+# Launches on the memory in a file: IMAGE ADDRESS PARAMETER BLOCKS LOCALS THREADS CALLS.
+MAIN = """
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+namespace {
+void* mapped(const char* path, unsigned long long at) {
+    const int file = open(path, O_RDWR);
+    struct stat status;
+    if (file < 0 || fstat(file, &status)) return MAP_FAILED;
+    const int flags = MAP_SHARED | (at ? MAP_FIXED_NOREPLACE : 0);
+    return mmap(reinterpret_cast<void*>(at), static_cast<size_t>(status.st_size),
+                PROT_READ | PROT_WRITE, flags, file, 0);
+}
+}  // namespace
+int main(int, char** words) {
+    if (mapped(words[1], std::strtoull(words[2], nullptr, 0)) == MAP_FAILED) return 70;
+    void* parameter = mapped(words[3], 0);
+    if (parameter == MAP_FAILED) return 71;
+    unsigned counts[4];
+    for (int k = 0; k < 4; ++k)
+        counts[k] = static_cast<unsigned>(std::strtoul(words[4 + k], nullptr, 0));
+    return launch(static_cast<rc::Args*>(parameter), counts[0], counts[1], counts[2], counts[3]);
+}
+"""
+
+FLAGS = ("-std=c++17", "-pthread", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas")
 
 
 @functools.cache
@@ -63,21 +111,61 @@ def compiler() -> tuple[str, ...] | None:
     return None
 
 
-@functools.cache
-def folder() -> Path:
-    return Path(tempfile.mkdtemp(prefix="ringcoll-stand-in-"))
+needs_compiler = pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler")
+
+
+def includes(kernels: Path) -> tuple[str, str]:
+    """The folders of headers, the stand-in's verbs first."""
+    return f"-I{kernels / 'cpu'}", f"-I{kernels}"
 
 
 @functools.cache
-def library(text: str, *flags: str, kernels: Path = KERNELS) -> ctypes.CDLL:
+def library(text: str, kernels: Path = KERNELS) -> ctypes.CDLL:
     """The generated text and the runner as a shared library."""
+    return ctypes.CDLL(str(_built(text + RUNNER, kernels, ".so", "-fPIC", "-shared")))
+
+
+@functools.cache
+def program(text: str, *flags: str, kernels: Path = KERNELS) -> Path:
+    """The generated text, the runner and ``MAIN`` as a program."""
+    return _built(text + RUNNER + MAIN, kernels, "", "-O1", *flags)
+
+
+def compile_all(texts: Iterable[str]) -> None:
+    """Compile ahead what :func:`library` will return, on all cores."""
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        list(pool.map(library, dict.fromkeys(texts)))
+
+
+def headers_of(text: str) -> set[Path]:
+    """The kernels' headers that a text includes, as the compiler found them."""
+    source = _folder() / "includes.cpp"
+    source.write_text(text)
+    said = _run([*(compiler() or ()), *FLAGS, *includes(KERNELS), "-MM", str(source)])
+    return {Path(word).resolve() for word in said.split() if word.endswith(".cuh")}
+
+
+@functools.cache
+def _folder() -> Path:
+    # A mapped library may be removed; the rest lives as long as the process.
+    keep = tempfile.TemporaryDirectory(prefix="ringcoll-stand-in-")
+    _kept.append(keep)
+    return Path(keep.name)
+
+
+_kept: list[tempfile.TemporaryDirectory[str]] = []
+
+
+def _built(text: str, kernels: Path, suffix: str, *flags: str) -> Path:
     name = hashlib.blake2b(repr((text, flags, str(kernels))).encode(), digest_size=8).hexdigest()
-    built, written = folder() / f"{name}.so", folder() / f"{name}.cpp"
-    written.write_text(text + RUNNER)
-    command = [*(compiler() or ()), "-std=c++17", "-O1", "-fPIC", "-shared", "-pthread"]
-    command += ["-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", *flags]
-    command += [f"-I{kernels / 'cpu'}", f"-I{kernels}", "-o", str(built), str(written)]
+    source, target = _folder() / f"{name}.cpp", _folder() / f"{name}{suffix}"
+    source.write_text(text)
+    command = [*(compiler() or ()), *FLAGS, *flags, *includes(kernels)]
+    _run([*command, "-o", str(target), str(source)])
+    return target
+
+
+def _run(command: list[str]) -> str:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(command)}\n{done.stderr}")
-    return ctypes.CDLL(str(built))
+    assert done.returncode == 0, f"{' '.join(command)}\n{done.stderr}"
+    return done.stdout

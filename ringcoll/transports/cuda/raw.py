@@ -49,7 +49,9 @@ class RawArray:
         }
 
 
-def from_pointer(ptr: int, shape: Sequence[int] | int, dtype: object, device: int = 0) -> RawArray:
+def from_pointer(
+    ptr: int, shape: Sequence[int] | int, dtype: object, device: int | str = 0
+) -> RawArray:
     """An array of memory that the caller owns and keeps for as long as calls use it.
 
     Args:
