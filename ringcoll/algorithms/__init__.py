@@ -64,6 +64,7 @@ ALGORITHMS: Mapping[str, Mapping[str, Builder]] = {
         "chain": chain.reduce,
         "tree": tree.reduce,
         "scatter_gather": scatter_gather.reduce,
+        "scatter_gather_push": scatter_gather.reduce_push,
         "one_shot": one_shot.reduce,
         "all_pairs": rooted.reduce,
         "hierarchical": hierarchical_rooted.reduce,

@@ -7,11 +7,12 @@ et al., *Building a high-performance collective communication library* (1994).
 
 from __future__ import annotations
 
-from ringcoll.algorithms.parts import Only, Program, assemble, inp, out
+from ringcoll.algorithms.all_pairs import arrivals
+from ringcoll.algorithms.parts import Only, Program, assemble, inp, out, scratch
 from ringcoll.collectives import Collective
 from ringcoll.plan import Block, Plan, Step
 
-__all__ = ["broadcast", "reduce"]
+__all__ = ["broadcast", "reduce", "reduce_push"]
 
 
 def broadcast(nranks: int, *, root: int = 0, only: Only = None) -> Plan:
@@ -42,5 +43,22 @@ def reduce(nranks: int, *, root: int = 0, only: Only = None) -> Plan:
     def program() -> Program:
         for piece, rank in enumerate(others):
             yield Block(rank), Step(tuple(inp(p, piece) for p in range(n)), (out(root, piece),))
+
+    return assemble(collective, program(), only=only)
+
+
+def reduce_push(nranks: int, *, root: int = 0, only: Only = None) -> Plan:
+    """The same without reading remotely: all write to the owner of a piece, who writes the sum."""
+    n = nranks
+    others = [(root + d) % n for d in range(1, n)] or [root]
+    collective = Collective("reduce", n, len(others), root)
+
+    def program() -> Program:
+        for d in range(1, n):
+            for piece, owner in enumerate(others):
+                rank = (owner - d) % n
+                yield Block(rank), Step((inp(rank, piece),), (scratch(owner, d - 1),))
+        for piece, owner in enumerate(others):
+            yield Block(owner, lane=1), Step(arrivals(n, owner, piece), (out(root, piece),))
 
     return assemble(collective, program(), only=only)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import platform
 import sys
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-__all__ = ["cores", "cpu_name", "machine", "versions"]
+__all__ = ["cores", "cpu_name", "gpus", "machine", "versions", "wanted_device"]
 
 _PACKAGES = ("numpy", "ml_dtypes", "mpi4py", "mpich", "openmpi", "torch", "matplotlib")
 
@@ -17,6 +18,18 @@ _PACKAGES = ("numpy", "ml_dtypes", "mpi4py", "mpich", "openmpi", "torch", "matpl
 def cores() -> int:
     """Cores that this process may run on."""
     return len(os.sched_getaffinity(0))
+
+
+def gpus() -> int:
+    """GPUs that ranks of this process could live on; loads CuPy where it is installed."""
+    from ringcoll.transports.cuda.device import available, devices
+
+    return len(devices()) if available() is None else 0
+
+
+def wanted_device(device: str, environ: Mapping[str, str]) -> str:
+    """The device of the ranks, "auto" where neither flags nor environment say which."""
+    return environ.get("RINGCOLL_DEVICE") or "auto" if device == "auto" else device
 
 
 def cpu_name() -> str:

@@ -11,10 +11,11 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from ringcoll.bench.environment import gpus, wanted_device
 from ringcoll.cli.sizes import parse_bandwidth, parse_bytes, parse_seconds
 from ringcoll.errors import ArgumentError
 
-__all__ = ["COLLECTIVES", "Settings", "add_arguments", "read"]
+__all__ = ["COLLECTIVES", "PEERS", "Settings", "add_arguments", "read"]
 
 COLLECTIVES = (
     "all_reduce",
@@ -30,21 +31,24 @@ COLLECTIVES = (
 )
 """What can be measured."""
 
+PEERS = ("mpi", "gloo", "nccl")
+"""What can be measured beside it."""
+
 _PICTURES = (".png", ".svg", ".pdf")
 
-# Flags of nccl-tests that say nothing about ranks on a CPU, and why.
+# Flags of nccl-tests that change nothing here, and why.
 _IGNORED = {
-    "stream_null": "CPU ranks have no streams",
+    "stream_null": "GPU ranks are timed on streams of their own, CPU ranks have none",
     "parallel_init": "ranks always begin in parallel",
-    "cta_policy": "CPU ranks have no thread blocks",
-    "device_cta_count": "CPU ranks have no thread blocks",
-    "memory_report": "CPU ranks have no device memory",
+    "cta_policy": "there is no such policy; RINGCOLL_MAX_SMS bounds the blocks of GPU ranks",
+    "device_cta_count": "there is no device API",
+    "memory_report": "memory is not reported",
 }
 # Flags that would change what is measured, and cannot be had.
-_REFUSED = {
-    "cudagraph": "-G: CPU ranks have no CUDA graphs; leave it out",
-    "device_implementation": "-D: CPU ranks have no device API; leave it out",
-}
+_REFUSED = {"device_implementation": "-D: there is no device API; leave it out"}
+
+# What is measured on host memory; a device must not be chosen by chance then.
+_HOST_PEERS = ("mpi", "gloo")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +84,12 @@ class Settings:
         algorithms: by name; None: the library's choice.
         slices: S; None: the library's choice.
         pace: bytes a second and seconds a message that a link takes; None: as fast as it goes.
-        peer: what to measure beside ringcoll: "mpi" or "gloo".
+        peer: what to measure beside ringcoll: "mpi" and "gloo" on CPU ranks, "nccl" on GPUs.
         json: file for the rows, "-" for standard output.
         plot: file for the picture.
         layout: "nccl" or "osu", the look of the table.
-        device: "auto" or "cpu".
+        device: "auto", "cpu", "cuda", or the number of the GPU that all ranks share.
+        graphs: launches of a CUDA graph of each block of calls; 0: calls are eager.
         seed: of the inputs; None: a new one each run.
         notes: what the user should be told about ignored flags.
 
@@ -123,6 +128,7 @@ class Settings:
     plot: str | None = None
     layout: str = "nccl"
     device: str = "auto"
+    graphs: int = 0
     seed: int | None = None
     notes: tuple[str, ...] = ()
 
@@ -143,12 +149,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     flag("--algorithm", metavar="NAMES", help="algorithms, each measured: ring,two_shot")
     flag("--slices", metavar="LIST", help="slices a chunk, each measured: 1,4,16 or 1-8")
     flag("--pace", metavar="BYTES_PER_S[,ALPHA_S]", help="slow the links down to this")
-    flag("--peer", choices=("mpi", "gloo"), help="measure this too, in turns, on the same arrays")
+    flag("--peer", choices=PEERS, help="measure this too, in turns, on the same arrays")
     flag("--json", metavar="FILE", help="write the rows here; - is standard output")
     flag("--plot", metavar="FILE", help="draw bandwidth over size here (.png, .svg)")
     flag("--format", choices=("nccl", "osu"), default="nccl", dest="layout", help="of the table")
     flag(
-        "--device", choices=("auto", "cpu"), default="auto", help="of the ranks (auto: cpu so far)"
+        "--device",
+        type=_device,
+        default="auto",
+        metavar="auto|cpu|cuda|N",
+        help="of the ranks; N: of all of them, which -g counts (auto: GPUs where there are any)",
     )
     flag("--seed", type=_at_least(0), help="of the random inputs (a new one each run)")
     own.add_argument("--output", help=argparse.SUPPRESS)
@@ -185,19 +195,19 @@ def _add_nccl(parser: argparse.ArgumentParser) -> None:
     flag("d", "datatype", "float", str, "element types, or all")
     flag("r", "root", "0", str, "root, or all")
     flag("z", "blocking", 0, _at_least(0, 3), "1: a barrier after each call; calls always block")
-    flag("y", "stream_null", None, int, "ignored: CPU ranks have no streams")
+    flag("y", "stream_null", None, int, "ignored: GPU ranks have streams of their own")
     flag("p", "parallel_init", None, int, "ignored: ranks begin in parallel")
-    flag("G", "cudagraph", 0, count, "refused: CPU ranks have no CUDA graphs")
+    flag("G", "cudagraph", 0, count, "launches of a CUDA graph of the calls; GPU ranks only")
     flag("C", "report_cputime", 0, _at_least(0, 1), "1: time on the processor, not on the wall")
     flag("a", "average", 3, _at_least(0, 3), "over ranks: 0 rank 0, 1 mean, 2 fastest, 3 slowest")
     flag("R", "local_register", 2, _at_least(0, 2), "arrays: 0 plain, 1 registered, 2 symmetric")
-    flag("x", "cta_policy", None, int, "ignored: CPU ranks have no thread blocks")
-    flag("D", "device_implementation", 0, count, "refused: CPU ranks have no device API")
-    flag("V", "device_cta_count", None, int, "ignored: CPU ranks have no thread blocks")
+    flag("x", "cta_policy", None, int, "ignored: there is no such policy")
+    flag("D", "device_implementation", 0, count, "refused: there is no device API")
+    flag("V", "device_cta_count", None, int, "ignored: there is no device API")
     flag("T", "timeout", None, str, "seconds that a call may take (60)")
     flag("S", "report_timestamps", 0, _at_least(0, 1), "1: when each row was measured")
     flag("J", "output_file", None, str, "the same as --json")
-    flag("M", "memory_report", None, int, "ignored: CPU ranks have no device memory")
+    flag("M", "memory_report", None, int, "ignored: memory is not reported")
     flag("u", "unalign", 0, count, "elements that arrays are shifted by")
     flag("I", "per_iter_timing", 0, _at_least(0, 1), "1: the spread of single iterations")
     flag("K", "per_iter_skip", 0, count, "iterations left out of the spread")
@@ -211,12 +221,13 @@ def read(args: argparse.Namespace, *, given: bool) -> Settings:
         given: whether there was anything on it.
 
     Raises:
-        ArgumentError: a flag has a value that cannot be, or asks for what CPU ranks lack.
+        ArgumentError: a flag has a value that cannot be, or asks for what the ranks lack.
 
     """
     for name, message in _REFUSED.items():
         if getattr(args, name):
             raise ArgumentError(f"ringcoll bench: {message}")
+    device = _settled(args)
     first, last, step = _sizes(args)
     json = args.json if args.json is not None else args.output_file
     _check_file("--json", json)
@@ -260,7 +271,8 @@ def read(args: argparse.Namespace, *, given: bool) -> Settings:
         json=json,
         plot=args.plot,
         layout=args.layout,
-        device=args.device,
+        device=device,
+        graphs=args.cudagraph,
         seed=args.seed,
         notes=tuple(
             f"--{name} is ignored: {why}"
@@ -268,6 +280,32 @@ def read(args: argparse.Namespace, *, given: bool) -> Settings:
             if getattr(args, name) not in (None, 0)
         ),
     )
+
+
+def _settled(args: argparse.Namespace) -> str:
+    """The device, "cpu" where a flag means host memory or the model of a link."""
+    device: str = args.device
+    of_cpu = {"--pace": args.pace, "--peer": args.peer if args.peer in _HOST_PEERS else None}
+    for flag, value in of_cpu.items():
+        if value is None:
+            continue
+        if device not in ("auto", "cpu"):
+            raise ArgumentError(f"ringcoll bench: {flag} {value} is of CPU ranks; --device cpu")
+        device = "cpu"
+    if args.cudagraph and args.per_iter_timing:
+        raise ArgumentError("ringcoll bench: -G times whole graphs, -I single calls; take one")
+    wanted = wanted_device(device, os.environ)
+    if args.cudagraph and (wanted == "cpu" or (wanted == "auto" and not gpus())):
+        raise ArgumentError(
+            "ringcoll bench: -G: CPU ranks have no CUDA graphs; leave it out, or --device cuda"
+        )
+    return device
+
+
+def _device(text: str) -> str:
+    if text not in ("auto", "cpu", "cuda") and not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"invalid device {text!r}: auto, cpu, cuda or a number")
+    return text
 
 
 def _check_file(flag: str, path: str | None) -> None:

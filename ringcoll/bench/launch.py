@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NoReturn, TextIO
 
-from ringcoll.bench.environment import cores
+from ringcoll.bench.environment import cores, gpus, wanted_device
 from ringcoll.bench.flags import Settings
 from ringcoll.bootstrap.launcher import launcher_of, mpiexec
 from ringcoll.bootstrap.sockets import run_ranks
@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 MOST_RANKS = 4
-"""Ranks that a plain command starts, where there are so many cores."""
+"""Ranks that a plain command starts on CPUs, where there are so many cores, or on a lone GPU."""
 
 _RANKS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
 
@@ -62,6 +62,7 @@ def decide(
     ncores: int | None = None,
     launcher: str | None = None,
     has_mpi: bool | None = None,
+    ngpus: int | None = None,
 ) -> Start:
     """How the ranks of these settings come to be.
 
@@ -72,6 +73,7 @@ def decide(
         ncores: cores there are; None finds out.
         launcher: path of mpiexec; None finds out, an empty one means that there is none.
         has_mpi: whether mpi4py is there; None finds out.
+        ngpus: GPUs there are; None finds out, where they would be used.
 
     Raises:
         ArgumentError: flags that do not go with the launcher, or a peer that cannot run.
@@ -82,7 +84,7 @@ def decide(
         if member or (world is not None and world.nranks > 1):
             raise ArgumentError(
                 f"ringcoll bench: {settings.threads} ranks a process (-g, -t) under a launcher: "
-                f"CPU ranks are either processes or threads; leave -g out, or mpiexec"
+                f"ranks are either processes or threads; leave -g out, or mpiexec"
             )
         if settings.peer is not None:
             raise ArgumentError(
@@ -90,6 +92,13 @@ def decide(
                 f"leave -g and -t out"
             )
         return Start("here", settings.threads)
+    if settings.device.isdecimal():
+        if member or (world is not None and world.nranks > 1) or (settings.ranks or 1) > 1:
+            raise ArgumentError(
+                f"ringcoll bench: --device {settings.device}: ranks that share a GPU are threads "
+                f"of one process; say with -g how many, and leave --ranks and mpiexec out"
+            )
+        return Start("here", 1)
     if member or world is not None:
         if settings.ranks is not None and world is not None and settings.ranks != world.nranks:
             raise ArgumentError(
@@ -99,6 +108,12 @@ def decide(
         return Start("here", 1)
     # A collective of one rank shows nothing.
     usual = max(2, min(MOST_RANKS, ncores if ncores is not None else cores()))
+    if wanted_device(settings.device, environ) != "cpu" and settings.ranks is None:
+        if ngpus is None:
+            ngpus = gpus()
+        if ngpus == 1 and settings.peer is None and not settings.graphs:
+            return Start("here", MOST_RANKS)
+        usual = ngpus or (1 if settings.device == "cuda" else usual)
     ranks = settings.ranks or usual
     if has_mpi is None:
         has_mpi = importlib.util.find_spec("mpi4py") is not None

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ringcoll.bench.cases import Case
+from ringcoll.bench.devices import CpuDevice, Device
 from ringcoll.communicator.selection import tuned
 
 if TYPE_CHECKING:
@@ -117,7 +118,14 @@ class Buffers:
         return raw[start : start + elements * dtype.itemsize].view(dtype.numpy)
 
 
-def allocate(comm: Communicator, nbytes: int, *, shift: int = 0, register: int = 2) -> Buffers:
+def allocate(
+    comm: Communicator,
+    nbytes: int,
+    *,
+    shift: int = 0,
+    register: int = 2,
+    device: Device | None = None,
+) -> Buffers:
     """Buffers for cases of up to ``nbytes`` bytes; collective.
 
     Args:
@@ -126,39 +134,59 @@ def allocate(comm: Communicator, nbytes: int, *, shift: int = 0, register: int =
         shift: elements that arrays are shifted by.
         register: 2: memory that peers reach; 0: plain arrays; 1: plain ones that are registered,
             which helps where ranks are threads.
+        device: of this rank; None is the CPU.
 
     """
+    place = CpuDevice() if device is None else device
     length = nbytes + 16 * shift + _LINE
     if register == 2:
         send, recv = comm.empty(length, "uint8"), comm.empty(length, "uint8")
     else:
-        send, recv = np.empty(length, np.uint8), np.empty(length, np.uint8)
+        send, recv = place.empty(length), place.empty(length)
         if register == 1:
             comm.register(send)
             comm.register(recv)
     # Touched now: the first write to a page costs a page fault.
-    send[:] = 0
-    recv[:] = 0
+    place.clear(send)
+    place.clear(recv)
     return Buffers(comm.rank, send, recv, shift)
 
 
 class Ringcoll:
-    """The library itself."""
+    """The library itself.
+
+    Args:
+        comm: of this rank.
+        symmetric: its peers reach the buffers.
+
+    """
 
     name = "ringcoll"
 
-    def __init__(self, comm: Communicator) -> None:
-        self.comm = comm
+    def __init__(self, comm: Communicator, *, symmetric: bool = True) -> None:
+        self.comm, self.symmetric = comm, symmetric
 
     def algorithm(self, case: Case) -> str:
         """The one asked for, or the one that the tuner picks."""
         section = case.section
+        if self.comm.device != "cpu":
+            return self._on_gpu(case)
         name = section.algorithm
         if name is None and section.collective == "sendrecv":
             name = "pair"
         if name is None:
             name = tuned(section.collective, section.nranks, case.nbytes).algorithm
         return name if section.slices is None else f"{name} S={section.slices}"
+
+    def _on_gpu(self, case: Case) -> str:
+        from ringcoll.bench.chosen import chosen_name
+
+        # Only the sizes of the arrays count, and pages that nobody touches cost nothing.
+        length = case.nbytes + _LINE
+        memory = Buffers(self.comm.rank, np.empty(length, np.uint8), np.empty(length, np.uint8))
+        place = memory.place(case, False)
+        arguments, keywords = self._arguments(case, place) if place is not None else ((), {})
+        return chosen_name(self.comm, case, arguments, keywords, symmetric=self.symmetric)
 
     def unable(self, case: Case) -> str | None:
         """Nothing is missing."""

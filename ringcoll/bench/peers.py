@@ -50,7 +50,7 @@ def open_peer(name: str, comm: Communicator) -> Library:
     """The peer by its name on the command line; collective.
 
     Raises:
-        ArgumentError: there is no such peer, or the ranks are threads.
+        ArgumentError: CPU ranks have no such peer, or the ranks are threads.
         MachineError: it is not installed; the message says how to mend that.
 
     """
@@ -58,7 +58,9 @@ def open_peer(name: str, comm: Communicator) -> Library:
         return Mpi(comm)
     if name == "gloo":
         return Gloo(comm)
-    raise ArgumentError(f"ringcoll bench: --peer {name}: one of mpi, gloo")
+    raise ArgumentError(
+        f"ringcoll bench: --peer {name}: CPU ranks have one of mpi, gloo; GPU ranks have nccl"
+    )
 
 
 class Mpi:

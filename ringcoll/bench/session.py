@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ringcoll.bench import checking, environment, table
 from ringcoll.bench.cases import Case, Section, sections, sizes
+from ringcoll.bench.devices import Device, device_of
 from ringcoll.bench.exchange import agree, gather_bytes, gather_numbers
 from ringcoll.bench.flags import Settings
 from ringcoll.bench.operations import Buffers, Library, Operation, Place, Ringcoll, allocate
@@ -22,13 +23,15 @@ from ringcoll.bench.peers import open_peer
 from ringcoll.bench.report import Report
 from ringcoll.bench.table import Result
 from ringcoll.bench.timing import (
-    Stopwatch,
+    Watching,
+    Wish,
     blocks_of,
     iterations_for,
     median_over_ranks,
     spread,
 )
 from ringcoll.bench.worlds import World
+from ringcoll.errors import ArgumentError
 
 if TYPE_CHECKING:
     from ringcoll.communicator.public import Communicator
@@ -56,9 +59,12 @@ def measure(world: World, settings: Settings, report: Report) -> bool:
                 slices: int | None = slices,
                 begun: bool = begun,
             ) -> int:
+                device = device_of(comm, settings.graphs)
                 if not begun:
-                    introduce(control, settings, report)
-                return Session(control, comm, settings, report).sweep(algorithm, slices)
+                    introduce(control, comm, device, settings, report)
+                with device.active():
+                    session = Session(control, comm, settings, report, device)
+                    return session.sweep(algorithm, slices)
 
             wrong = world.run(sweep, algorithm=algorithm, slices=slices, pace=settings.pace)
             right = right and not any(wrong)
@@ -66,22 +72,47 @@ def measure(world: World, settings: Settings, report: Report) -> bool:
     return right
 
 
-def introduce(comm: Communicator, settings: Settings, report: Report) -> None:
-    """Say who the ranks are, and fill in the report's machine and versions; collective."""
+def introduce(
+    control: Communicator,
+    comm: Communicator,
+    device: Device,
+    settings: Settings,
+    report: Report,
+) -> None:
+    """Say who the ranks are, and fill in the report's machine and versions; collective.
+
+    Raises:
+        ArgumentError: graphs are wanted of ranks that share a GPU; on every rank.
+
+    """
     from ringcoll import __version__
 
-    me = json.dumps([os.getpid(), platform.node()])
-    everyone = [json.loads(said) for said in gather_bytes(comm, me.encode())]
+    seat = device.seat
+    me = json.dumps([os.getpid(), platform.node(), seat.name, seat.ordinal, seat.bus])
+    everyone = [json.loads(said) for said in gather_bytes(control, me.encode())]
+    kind = comm.device.partition(":")[0]
+    shared = kind != "cpu" and len({(said[1], said[4]) for said in everyone}) < len(everyone)
+    if shared and settings.graphs:
+        raise ArgumentError(
+            "ringcoll bench: -G: ranks that share a GPU share each launch, which no single "
+            "rank's stream can capture; give each rank a GPU, or leave -G out"
+        )
     if comm.rank != 0:
         return
     threads = settings.threads > 1
-    report.machine = environment.machine(comm.nranks, threads=threads, device=comm.device)
-    report.versions = environment.versions(__version__)
-    name = environment.cpu_name()
-    ranks = [table.rank_line(r, pid, host, name) for r, (pid, host) in enumerate(everyone)]
+    machine = environment.machine(comm.nranks, threads=threads, device=kind)
+    report.machine = {**machine, **device.facts()}
+    report.versions = {**environment.versions(__version__), **device.versions()}
+    if settings.peer == "nccl":
+        from ringcoll.bench.nccl import nccl_version
+
+        report.versions = {**report.versions, "nccl": nccl_version() or "missing"}
+    ranks = [table.rank_line(rank, *said) for rank, said in enumerate(everyone)]
     report.begin(__version__, ranks)
     if settings.device == "auto":
-        report.say(f"# Device: auto is {comm.device}; ranks on GPUs do not exist yet")
+        report.say(f"# Device: auto is {kind}")
+    if shared:
+        report.say("# Ranks share a GPU: a simulation, whose times say nothing of real links")
     if settings.pace is not None:
         bandwidth, alpha = settings.pace
         report.say(f"# Links are paced: {bandwidth:g} B/s and {alpha:g} s a message")
@@ -94,14 +125,15 @@ class _Entrant:
     library: Library
     place: Place
     operation: Operation
-    watch: Stopwatch
+    watch: Watching
     clears: bool
+    device: Device
 
     def clear(self) -> None:
         """Make an in-place input zero: its sum would grow from call to call, to infinity."""
         for array in (self.place.whole, self.place.input) if self.clears else ():
             if array is not None:
-                array[:] = 0
+                self.device.clear(array)
 
 
 class Session:
@@ -112,19 +144,37 @@ class Session:
         comm: what is measured.
         settings: of the run.
         report: rank 0 writes to it.
+        device: of the rank; it is active.
 
     """
 
     def __init__(
-        self, control: Communicator, comm: Communicator, settings: Settings, report: Report
+        self,
+        control: Communicator,
+        comm: Communicator,
+        settings: Settings,
+        report: Report,
+        device: Device,
     ) -> None:
-        self.control, self.comm = control, comm
+        self.control, self.comm, self.device = control, comm, device
         self.settings, self.report = settings, report
-        self.libraries: list[Library] = [Ringcoll(comm)]
+        self.libraries: list[Library] = [Ringcoll(comm, symmetric=settings.register > 0)]
         if settings.peer is not None:
-            self.libraries.append(open_peer(settings.peer, control))
+            self.libraries.append(self._peer(settings.peer))
         seed = secrets.randbits(48) if settings.seed is None else settings.seed
         self.seeds = itertools.count(agree(control, seed))
+
+    def _peer(self, name: str) -> Library:
+        """A peer that works where the buffers are."""
+        own = self.device.peer(name, self.control)
+        if own is not None:
+            return own
+        if self.comm.device != "cpu":
+            raise ArgumentError(
+                f"ringcoll bench: --peer {name} works on host memory, and these ranks are GPUs; "
+                f"add --device cpu, or take --peer nccl"
+            )
+        return open_peer(name, self.control)
 
     def sweep(self, algorithm: str | None, slices: int | None) -> int:
         """Every table of one choice of algorithm and slices; how many elements were wrong."""
@@ -132,7 +182,11 @@ class Session:
         every = sections(settings, comm.nranks)
         wanted = [s for s in every if (s.algorithm, s.slices) == (algorithm, slices)]
         buffers = allocate(
-            comm, settings.max_bytes, shift=settings.unalign, register=settings.register
+            comm,
+            settings.max_bytes,
+            shift=settings.unalign,
+            register=settings.register,
+            device=self.device,
         )
         return sum(self._table(section, buffers) for section in wanted)
 
@@ -174,6 +228,12 @@ class Session:
         self, case: Case, buffers: Buffers, libraries: Sequence[Library]
     ) -> list[_Entrant]:
         settings, entrants = self.settings, []
+        wish = Wish(
+            settings.aggregate,
+            settings.per_iteration,
+            settings.blocking == 1,
+            settings.cpu_time,
+        )
         for in_place in (False, True):
             place = buffers.place(case, in_place)
             if place is None:
@@ -183,22 +243,16 @@ class Session:
                 operation = library.operation(case, place)
                 if operation is None:
                     continue
-                watch = Stopwatch(
-                    self.control.barrier,
-                    time.thread_time if settings.cpu_time else time.perf_counter,
-                    settings.aggregate,
-                    settings.per_iteration,
-                    self.control.barrier if settings.blocking == 1 else None,
-                )
+                watch = self.device.watch(self.control.barrier, wish)
                 clears = in_place and case.section.op is not None
-                entrants.append(_Entrant(library, place, operation, watch, clears))
+                entrants.append(_Entrant(library, place, operation, watch, clears, self.device))
         return entrants
 
     def _fill(self, case: Case, place: Place) -> None:
         """Give an out-of-place call numbers of the kind that it will be checked with."""
         if place.input is not None and not place.in_place:
             inputs = checking.Inputs(case, 0)
-            place.input[:] = checking.given(inputs, self.comm.rank, place.input.size)
+            self.device.write(place.input, checking.given(inputs, self.comm.rank, place.input.size))
 
     def _time(self, entrants: Sequence[_Entrant]) -> None:
         iterations = []
@@ -210,6 +264,7 @@ class Session:
             for _ in range(self.settings.warmup + (self.settings.iterations is None)):
                 started = time.perf_counter()
                 entrant.operation.call()
+                self.device.finish()
                 seconds = time.perf_counter() - started
             slowest = max(row[0] for row in gather_numbers(self.control, [seconds]))
             iterations.append(blocks_of(iterations_for(slowest, self.settings.iterations)))
@@ -241,18 +296,18 @@ class Session:
         place, output = entrant.place, entrant.operation.output
         for array in (place.output, output):
             if array is not None:
-                checking.poison(array)
+                self.device.poison(array)
         if place.input is not None:
-            place.input[:] = source
+            self.device.write(place.input, source)
         self.control.barrier()
-        entrant.operation.call()
+        self.device.once(entrant.operation.call)
         wrong = 0
         if output is not None:
             moved = case.section.op is None
-            found = checking.compare(output, wanted, bits=moved)
+            found = checking.compare(self.device.read(output), wanted, bits=moved)
             wrong += self._tell(case, entrant, "output", found)
         if place.input is not None and not place.in_place:
-            found = checking.compare(place.input, source, bits=True)
+            found = checking.compare(self.device.read(place.input), source, bits=True)
             wrong += self._tell(case, entrant, "input", found)
         return wrong
 

@@ -70,7 +70,7 @@ def preamble(settings: Settings, version: str) -> str:
         f"step: {settings.step_factor if factor else settings.step_bytes}"
         f"({'factor' if factor else 'bytes'}) warmup iters: {settings.warmup} "
         f"iters: {settings.iterations or 'auto'} agg iters: {settings.aggregate} "
-        f"validation: {settings.checks} graph: 0 unalign: {settings.unalign}",
+        f"validation: {settings.checks} graph: {settings.graphs} unalign: {settings.unalign}",
     ]
     if settings.blocking == 1:
         lines.append("# Blocking Enabled: barrier after each collective")
@@ -79,9 +79,23 @@ def preamble(settings: Settings, version: str) -> str:
     return "\n".join([*lines, "#", "# Using devices"])
 
 
-def rank_line(rank: int, pid: int, host: str, name: str) -> str:
-    """One rank."""
-    return f"#  Rank {rank:2d} Group  0 Pid {pid:6d} on {host:>10} device  0 [0000:00:00] {name}"
+def rank_line(
+    rank: int, pid: int, host: str, name: str, device: int = 0, bus: str = "0000:00:00"
+) -> str:
+    """One rank.
+
+    Args:
+        rank: which.
+        pid: its process.
+        host: its host.
+        name: of the device.
+        device: its number in that process.
+        bus: its address.
+
+    """
+    return (
+        f"#  Rank {rank:2d} Group  0 Pid {pid:6d} on {host:>10} device {device:2d} [{bus}] {name}"
+    )
 
 
 def header(settings: Settings) -> str:

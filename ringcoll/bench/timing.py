@@ -13,8 +13,18 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
-__all__ = ["Spread", "Stopwatch", "blocks_of", "iterations_for", "median_over_ranks", "spread"]
+__all__ = [
+    "Spread",
+    "Stopwatch",
+    "Watching",
+    "Wish",
+    "blocks_of",
+    "iterations_for",
+    "median_over_ranks",
+    "spread",
+]
 
 BLOCKS = 5
 """Blocks a call is measured in, fewer where there are fewer iterations."""
@@ -41,6 +51,39 @@ def blocks_of(iterations: int) -> tuple[int, ...]:
     blocks = min(BLOCKS, iterations)
     share, rest = divmod(iterations, blocks)
     return tuple(share + (at < rest) for at in range(blocks))
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """How calls are to be timed.
+
+    Args:
+        aggregate: calls an iteration.
+        single: time each iteration by itself too.
+        blocking: a barrier after each timed call.
+        cpu_time: the time that this rank's thread runs counts, not that which passes.
+
+    """
+
+    aggregate: int = 1
+    single: bool = False
+    blocking: bool = False
+    cpu_time: bool = False
+
+    @property
+    def clock(self) -> Clock:
+        """Seconds of the host."""
+        return time.thread_time if self.cpu_time else time.perf_counter
+
+
+class Watching(Protocol):
+    """Something that times the calls of one rank; seconds as :class:`Stopwatch` keeps them."""
+
+    blocks: list[float]
+    singles: list[float]
+
+    def block(self, call: Callable[[], object], iterations: int) -> None:
+        """Measure one block."""
 
 
 @dataclass(slots=True)

@@ -1,7 +1,7 @@
 """``ringcoll bench`` without arguments: what there is to see, in less than a minute.
 
-An all_reduce beside MPI, then the timing model beside the measurement, then where the numbers are
-and what to try next.
+An all_reduce beside MPI, or beside NCCL on GPUs, then the timing model beside the measurement, then
+where the numbers are and what to try next.
 """
 
 from __future__ import annotations
@@ -39,13 +39,15 @@ def tour(world: World, settings: Settings, report: Report) -> bool:
         Whether every element that was checked was right.
 
     """
-    peer = "mpi" if launcher_of(os.environ) is not None else None
+    peer = _peer(world, settings)
     report.settings = replace(settings, min_bytes=16, max_bytes=MAX_BYTES, step_factor=4, peer=peer)
     right = measure(world, report.settings, report)
     report.conclude()
     first = bool(report.rows)
-    if first and peer is None:
+    if first and peer is None and not world.on_gpu():
         report.say("# MPI is not here to compare with: pip install 'ringcoll[mpi]' brings it")
+    # The pace of a link is held by CPU ranks.
+    world = replace(world, device="cpu")
     if first:
         bandwidth, alpha = PACE
         report.say(
@@ -64,6 +66,17 @@ def tour(world: World, settings: Settings, report: Report) -> bool:
         _best(report, points)
         _leave(report, points)
     return right
+
+
+def _peer(world: World, settings: Settings) -> str | None:
+    """What there is to compare with."""
+    if not world.on_gpu():
+        return "mpi" if launcher_of(os.environ) is not None else None
+    if settings.threads > 1 or settings.device.isdecimal():
+        return None  # NCCL wants a process for each rank
+    from ringcoll.bench.nccl import nccl_version
+
+    return None if nccl_version() is None else "nccl"
 
 
 def _line(point: Point) -> str:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from ringcoll.bench.environment import gpus, wanted_device
+from ringcoll.bench.exchange import gather_numbers
 from ringcoll.communicator.public import Communicator
 from ringcoll.communicator.start import init, init_all, spawn
 
@@ -20,7 +23,7 @@ class World:
 
     Args:
         threads: ranks as threads of this process; 1: this process is one rank of its launcher's.
-        device: "auto" or "cpu".
+        device: "auto", "cpu", "cuda", or the number of the GPU that all ranks share.
         timeout: seconds a call may take; None: the library's own.
 
     """
@@ -34,8 +37,9 @@ class World:
     ) -> list[T]:
         """Call ``function(control, comm)`` on every rank of this process; what each returned.
 
-        ``comm`` is what is measured. ``control`` is a plain communicator of the same ranks, for
-        barriers and for what the ranks tell each other: no pace and no algorithm touches it.
+        ``comm`` is what is measured. ``control`` is a plain communicator of the same ranks on the
+        CPU, for barriers and for what the ranks tell each other: no pace and no algorithm touches
+        it.
 
         Args:
             function: keeps nothing of the communicators.
@@ -45,14 +49,23 @@ class World:
         given: dict[str, Any] = {
             name: value for name, value in options.items() if value is not None
         }
-        plain: dict[str, Any] = {"device": self.device, "timeout": self.timeout}
-        if self.threads > 1:
+        plain: dict[str, Any] = {"timeout": self.timeout}
+        if self.threads > 1 or self.device.isdecimal():
             return self._threads(function, plain, given)
-        with init(**plain) as control:
-            if not given:
+        with init(device="cpu", **plain) as control:
+            if not (given or self._on_gpus(control)):
                 return [function(control, control)]
-            with init(**plain, **given) as comm:
+            with init(device=self.device, **plain, **given) as comm:
                 return [function(control, comm)]
+
+    def on_gpu(self) -> bool:
+        """Whether this process would have its ranks on GPUs."""
+        wanted = wanted_device(self.device, os.environ)
+        return wanted != "cpu" and (wanted != "auto" or gpus() > 0)
+
+    def _on_gpus(self, control: Communicator) -> bool:
+        """Whether all ranks would be on GPUs; collective."""
+        return all(row[0] for row in gather_numbers(control, [self.on_gpu()]))
 
     def _threads(
         self,
@@ -60,7 +73,11 @@ class World:
         plain: dict[str, Any],
         given: dict[str, Any],
     ) -> list[T]:
-        comms = init_all(self.threads, **plain, **given)
+        if self.device.isdecimal():
+            ordinals = [int(self.device)] * self.threads
+            comms = init_all(ordinals, device="cuda", **plain, **given)
+        else:
+            comms = init_all(self.threads, device=self.device, **plain, **given)
 
         def work(control: Communicator) -> T:
             comm = comms[control.rank]
@@ -71,7 +88,7 @@ class World:
                 raise
 
         try:
-            results: list[T] = spawn(work, self.threads, **plain)
+            results: list[T] = spawn(work, self.threads, device="cpu", **plain)
         finally:
             for comm in comms:
                 comm.close()

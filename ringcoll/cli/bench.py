@@ -6,6 +6,7 @@ import argparse
 import io
 import os
 import sys
+from dataclasses import replace
 
 from ringcoll.bench.flags import Settings, add_arguments, read
 from ringcoll.bench.launch import (
@@ -40,7 +41,8 @@ def main(args: argparse.Namespace) -> int:
         become_mpiexec(start, own_command(args.words))
     if start.how == "sockets":
         return run_sockets(start, own_command(args.words))
-    return _measure(args, settings)
+    # A lone GPU is shared by ranks that nobody has counted.
+    return _measure(args, replace(settings, threads=start.ranks))
 
 
 def _typed(args: argparse.Namespace) -> list[str]:

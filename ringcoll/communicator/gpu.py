@@ -125,6 +125,15 @@ class _Kept:
     pointers: tuple[int, int]
     ready: Ready
 
+    def is_of(self, sendbuf: Any, recvbuf: Any, changes: int) -> bool:
+        """Whether these buffers are the ones it was prepared for, where they were then."""
+        return (
+            (sendbuf is None or self.send() is sendbuf)
+            and (recvbuf is None or self.recv() is recvbuf)
+            and self.pointers == (_pointer(sendbuf), _pointer(recvbuf))
+            and self.ready.changes == changes
+        )
+
 
 class Enqueuer:
     """Makes the calls of one communicator on GPUs."""
@@ -138,38 +147,45 @@ class Enqueuer:
         self, name: str, sendbuf: Any, recvbuf: Any, op: Any, root: int, how: dict[str, Any]
     ) -> Work | None:
         """One call of a collective, as the communicator's methods take it."""
-        options = dict(how) if how else {}
+        state = self._state
+        if not how:
+            kept = self._kept.get((name, id(sendbuf), id(recvbuf), op, root))
+            if kept is not None and kept.is_of(sendbuf, recvbuf, state.symmetric.changes):
+                like = sendbuf if sendbuf is not None else recvbuf
+                stream = stream_pointer(None, like, ordinal=state.device.ordinal)
+                return self._enqueue(kept.ready, stream, (sendbuf, recvbuf), later=False)
+        return self._slowly(name, sendbuf, recvbuf, op, root, how)
+
+    def _slowly(
+        self, name: str, sendbuf: Any, recvbuf: Any, op: Any, root: int, how: dict[str, Any]
+    ) -> Work | None:
+        """A call with options, or one that has not been made before."""
+        state, options = self._state, dict(how)
         stream, later = options.pop("stream", None), options.pop("async_op", False)
         where = f"{name} on rank {self._rank}"
         key = (name, id(sendbuf), id(recvbuf), op, root, *options.items())
-        ready = self._found(key, sendbuf, recvbuf)
-        if ready is None:
-            ready = self._prepared(key, name, sendbuf, recvbuf, op, root, options, where)
-        like = sendbuf if sendbuf is not None else recvbuf
-        ordinal = self._state.device.ordinal
-        enqueued = Enqueued(ready, stream_pointer(stream, like, ordinal=ordinal, where=where))
-        group, state = current(), self._state
-        if group is not None:
-            group.add(state, enqueued, None, (sendbuf, recvbuf))
-            return group.work if later else None
-        with state.lock:
-            state.run(enqueued)
-        return _DeviceWork(state, enqueued.stream) if later else None
-
-    def _found(self, key: tuple[object, ...], sendbuf: Any, recvbuf: Any) -> Ready | None:
         try:
             kept = self._kept.get(key)
         except TypeError:  # an argument that cannot be, or an option that is not hashed
-            return None
-        if (
-            kept is not None
-            and (sendbuf is None or kept.send() is sendbuf)
-            and (recvbuf is None or kept.recv() is recvbuf)
-            and kept.pointers == (_pointer(sendbuf), _pointer(recvbuf))
-            and kept.ready.changes == self._state.symmetric.changes
-        ):
-            return kept.ready
-        return None
+            kept = None
+        if kept is not None and kept.is_of(sendbuf, recvbuf, state.symmetric.changes):
+            ready = kept.ready
+        else:
+            ready = self._prepared(key, name, sendbuf, recvbuf, op, root, options, where)
+        like = sendbuf if sendbuf is not None else recvbuf
+        pointer = stream_pointer(stream, like, ordinal=state.device.ordinal, where=where)
+        return self._enqueue(ready, pointer, (sendbuf, recvbuf), later=later)
+
+    def _enqueue(
+        self, ready: Ready, stream: int, alive: tuple[Any, Any], *, later: bool
+    ) -> Work | None:
+        group, state = current(), self._state
+        if group is not None:
+            group.add(state, Enqueued(ready, stream), None, alive)
+            return group.work if later else None
+        with state.lock:
+            state.run(Enqueued(ready, stream))
+        return _DeviceWork(state, stream) if later else None
 
     def _prepared(
         self,
@@ -223,14 +239,12 @@ def _pointer(buffer: Any) -> int:
     """Where a buffer begins now; -1 where that is not known without looking closely."""
     if buffer is None:
         return 0
-    cupy, torch = sys.modules.get("cupy"), sys.modules.get("torch")
     pointer: int
-    if cupy is not None and type(buffer) is cupy.ndarray:
-        pointer = buffer.data.ptr
-    elif torch is not None and type(buffer) is torch.Tensor:
-        pointer = buffer.data_ptr()
-    else:
-        pointer = -1
+    try:
+        pointer = buffer.data.ptr  # CuPy's
+    except AttributeError:
+        torch = sys.modules.get("torch")
+        pointer = buffer.data_ptr() if torch and isinstance(buffer, torch.Tensor) else -1
     return pointer
 
 

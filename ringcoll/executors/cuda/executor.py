@@ -264,9 +264,11 @@ class CudaExecutor:
         if ready.launchable is None:
             self.meet(self.offer(ready, stream))
             return
-        self._check()
+        if self.report.host[0]:
+            self._check()
         with on(self.device.ordinal):
-            self._follow(stream)
+            if stream != self.stream:
+                self._follow(stream)
             ready.launchable.launch(stream)
         self.last = ready
 

@@ -1,0 +1,551 @@
+"""The bars of GPU ranks: ringcoll beside NCCL and torch's symmetric memory, in one run.
+
+::
+
+    python -m benchmarks.gpu.bars [--ranks N] [--seconds S] [--commit HASH] [--out FOLDER]
+
+One process a GPU. Latency is that of a CUDA graph of 50 calls (fewer of large messages): the ranks
+meet, replay it, and the slowest rank counts; the median of the replays. bfloat16, sums of small
+whole numbers, which are exact: every element is compared before anything is timed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import json
+import mmap
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+__all__ = ["main"]
+
+KIB, MIB = 1 << 10, 1 << 20
+ALL_REDUCE = (256, 4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 8 * MIB, 64 * MIB, 512 * MIB)
+OTHERS = (4 * KIB, 64 * KIB, MIB)
+COLLECTIVES = ("all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all")
+REPLAYS = 20
+
+
+def calls_of(nbytes: int) -> int:
+    """Calls a graph: fewer where one takes long."""
+    return 50 if nbytes <= 8 * MIB else 5
+
+
+class Meeting:
+    """What the ranks share before they have a communicator: a bootstrap over torch's store."""
+
+    def __init__(self, rank: int, nranks: int, port: int) -> None:
+        import torch.distributed as dist
+
+        self.rank, self.nranks, self._rounds = rank, nranks, 0
+        self.store = dist.TCPStore("127.0.0.1", port, nranks, rank == 0)
+
+    def allgather(self, payload: bytes) -> list[bytes]:
+        """Every rank's payload, in rank order."""
+        self._rounds += 1
+        self.store.set(f"{self._rounds}/{self.rank}", payload)
+        return [self.store.get(f"{self._rounds}/{rank}") for rank in range(self.nranks)]
+
+
+class Line:
+    """A starting line in shared memory: ranks leave it within a microsecond of each other.
+
+    Ranks that set out 100 µs apart would make each of 50 calls 2 µs longer, of every library alike.
+    """
+
+    def __init__(self, path: str, rank: int, nranks: int) -> None:
+        with open(path, "r+b") as file:
+            self._words = memoryview(mmap.mmap(file.fileno(), 4096)).cast("Q")
+        self._rank, self._nranks, self._round = rank, nranks, 0
+
+    def wait(self) -> None:
+        """Return when all have come; spins."""
+        self._round += 1
+        self._words[8 * self._rank] = self._round
+        while any(self._words[8 * rank] < self._round for rank in range(self._nranks)):
+            pass
+
+
+class Timer:
+    """Times graphs: the ranks meet, replay, and the slowest counts."""
+
+    def __init__(self, meeting: Meeting, line: Line) -> None:
+        self.meeting, self.line = meeting, line
+
+    def median(self, replay: Callable[[], None], calls: int, stream: Any) -> float:
+        """Microseconds a call."""
+        import cupy
+
+        seen = []
+        for _ in range(3):
+            replay()
+        for _ in range(REPLAYS):
+            stream.synchronize()
+            self.line.wait()
+            begin, end = cupy.cuda.Event(), cupy.cuda.Event()
+            begin.record(stream)
+            replay()
+            end.record(stream)
+            end.synchronize()
+            seen.append(cupy.cuda.get_elapsed_time(begin, end) * 1e3 / calls)
+        said = [json.loads(part) for part in self.meeting.allgather(json.dumps(seen).encode())]
+        slowest = sorted(max(times) for times in zip(*said, strict=True))
+        return float(slowest[len(slowest) // 2])
+
+
+def pattern(rank: int, count: int, seed: int) -> Any:
+    """Small whole numbers as the bits of bfloat16, on the device."""
+    import cupy
+
+    index = cupy.arange(count, dtype=cupy.uint32) * cupy.uint32(2654435761 + 2 * seed)
+    number = ((index >> 13) * cupy.uint32(rank + 3) >> 7) % cupy.uint32(17)
+    return number.astype(cupy.float32) - 8
+
+
+def as_bits(numbers: Any) -> Any:
+    """bfloat16's bits of whole numbers up to 256."""
+    import cupy
+
+    return (numbers.view(cupy.uint32) >> 16).astype(cupy.uint16)
+
+
+def wanted(name: str, rank: int, nranks: int, count: int, seed: int) -> Any:
+    """What a rank must receive, in bits; None where it receives nothing."""
+    import cupy
+
+    wide = name in ("reduce_scatter", "all_to_all")
+    sent = [pattern(peer, count * (nranks if wide else 1), seed) for peer in range(nranks)]
+    own = slice(rank * count, (rank + 1) * count)
+    if name == "broadcast":
+        return as_bits(sent[0])
+    if name == "all_gather":
+        return as_bits(cupy.concatenate(sent))
+    if name == "all_to_all":
+        return as_bits(cupy.concatenate([numbers[own] for numbers in sent]))
+    if name == "reduce" and rank:
+        return None
+    total = sent[0]
+    for numbers in sent[1:]:
+        total = total + numbers
+    return as_bits(total[own] if name == "reduce_scatter" else total)
+
+
+def bits_of(array: Any) -> Any:
+    """The memory of an array of bfloat16 as 16-bit words."""
+    import cupy
+
+    return cupy.ndarray(array.size, cupy.uint16, memptr=array.data)
+
+
+class Ringcoll:
+    """Times the library."""
+
+    def __init__(self, meeting: Meeting, timer: Timer) -> None:
+        import cupy
+
+        import ringcoll
+
+        started = time.perf_counter()
+        self.comm = ringcoll.init(meeting, device="cuda", timeout=20.0)
+        self.init_seconds = time.perf_counter() - started
+        self.meeting, self.timer = meeting, timer
+        self.stream = cupy.cuda.Stream(non_blocking=True)
+
+    def rows(self, name: str, nbytes: int, **options: Any) -> Iterator[dict[str, Any]]:
+        """Out of place and, for all_reduce, in place."""
+        comm, n = self.comm, self.comm.nranks
+        wide_in, wide_out = (
+            name in ("reduce_scatter", "all_to_all"),
+            name
+            in (
+                "all_gather",
+                "all_to_all",
+            ),
+        )
+        count = nbytes // 2 // (n if wide_in or wide_out else 1)
+        send = comm.empty(count * (n if wide_in else 1), "bfloat16")
+        recv = comm.empty(count * (n if wide_out else 1), "bfloat16")
+        for in_place in (False, True) if name == "all_reduce" else (False,):
+            wrong = self._wrong(name, send, recv, count, in_place, options)
+            with self.stream:
+                self._call(name, send, recv, in_place, options)
+                self.stream.synchronize()
+                calls = calls_of(nbytes)
+                self.stream.begin_capture()
+                for _ in range(calls):
+                    self._call(name, send, recv, in_place, options)
+                graph = self.stream.end_capture()
+                seconds = self.timer.median(
+                    lambda g=graph: g.launch(self.stream), calls, self.stream
+                )  # type: ignore[misc]
+            comm.synchronize()
+            yield {
+                "lib": "ringcoll",
+                "collective": name,
+                "bytes": nbytes,
+                "in_place": in_place,
+                "us": round(seconds, 2),
+                "wrong": wrong,
+                **options,
+            }
+
+    def _call(
+        self, name: str, send: Any, recv: Any, in_place: bool, options: dict[str, Any]
+    ) -> None:
+        comm = self.comm
+        if name == "broadcast":
+            comm.broadcast(send if comm.rank == 0 else None, recv, **options)
+        elif name == "reduce":
+            comm.reduce(send, recv if comm.rank == 0 else None, **options)
+        else:
+            getattr(comm, name)(*((send,) if in_place else (send, recv)), **options)
+
+    def _wrong(
+        self, name: str, send: Any, recv: Any, count: int, in_place: bool, options: dict[str, Any]
+    ) -> int:
+        """Wrong elements of three calls on fresh inputs."""
+        import cupy
+
+        comm, wrong = self.comm, 0
+        for _ in range(3):
+            seed = int(self.meeting.allgather(os.urandom(2))[0].hex(), 16)
+            with self.stream:
+                bits_of(send)[:] = as_bits(pattern(comm.rank, send.size, seed))
+                bits_of(recv)[:] = 0xA5A5
+                self._call(name, send, recv, in_place, options)
+                right = wanted(name, comm.rank, comm.nranks, count, seed)
+                if right is not None:
+                    got = bits_of(send if in_place else recv)
+                    # Two zeros are one value.
+                    unequal = (got != right) & ~((got | right) == 0x8000)
+                    wrong += int(cupy.count_nonzero(unequal))
+            comm.synchronize()
+        return sum(json.loads(part) for part in self.meeting.allgather(str(wrong).encode()))
+
+    def host_cost(self) -> dict[str, float]:
+        """Microseconds of the host: a call, and a bare launch of the same kernel."""
+        comm = self.comm
+        x = comm.empty(128, "bfloat16")
+        bits_of(x)[:] = 0
+        best: dict[str, float] = {}
+        with self.stream:
+            comm.all_reduce(x)
+            ready = next(reversed(comm._collective._kept.values())).ready  # type: ignore[attr-defined]
+            pointer = self.stream.ptr
+            for name, call in (
+                ("call", lambda: comm.all_reduce(x)),
+                ("bare launch", lambda: ready.launchable.launch(pointer)),
+            ):
+                for _ in range(5):
+                    self.stream.synchronize()
+                    self.timer.line.wait()
+                    started = time.perf_counter()
+                    for _ in range(200):
+                        call()
+                    each = (time.perf_counter() - started) / 200 * 1e6
+                    best[name] = round(min(each, best.get(name, each)), 2)
+        comm.synchronize()
+        return best
+
+
+class Torch:
+    """Times NCCL and torch's symmetric memory."""
+
+    def __init__(self, meeting: Meeting, timer: Timer) -> None:
+        import cupy
+        import torch
+        import torch.distributed as dist
+
+        self.rank, self.nranks, self.timer = meeting.rank, meeting.nranks, timer
+        self.torch, self.dist = torch, dist
+        torch.cuda.set_device(meeting.rank)
+        started = time.perf_counter()
+        dist.init_process_group(
+            "nccl",
+            store=dist.PrefixStore("peers", meeting.store),
+            rank=meeting.rank,
+            world_size=meeting.nranks,
+            timeout=datetime.timedelta(seconds=60),
+        )
+        dist.all_reduce(torch.zeros(8, device="cuda"))
+        torch.cuda.synchronize()
+        self.init_seconds = time.perf_counter() - started
+        self.stream = torch.cuda.Stream()
+        self.shown = cupy.cuda.ExternalStream(self.stream.cuda_stream, meeting.rank)
+
+    def row(self, lib: str, name: str, nbytes: int, call: Callable[[], object]) -> dict[str, Any]:
+        """One graph's time."""
+        torch = self.torch
+        said = {"lib": lib, "collective": name, "bytes": nbytes, "in_place": name == "all_reduce"}
+        try:
+            with torch.cuda.stream(self.stream):
+                for _ in range(3):
+                    call()
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            calls = calls_of(nbytes)
+            with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
+                for _ in range(calls):
+                    call()
+
+            def replay() -> None:
+                with torch.cuda.stream(self.stream):
+                    graph.replay()
+
+            return {**said, "us": round(self.timer.median(replay, calls, self.shown), 2)}
+        except (RuntimeError, AttributeError, NotImplementedError) as error:
+            return {**said, "us": None, "why": str(error).splitlines()[0][:200]}
+
+    def nccl(
+        self, name: str, nbytes: int, make: Callable[[int], Any] | None = None
+    ) -> dict[str, Any]:
+        """NCCL's own algorithm; ``make`` allocates, for its symmetric windows."""
+        torch, dist, n = self.torch, self.dist, self.nranks
+
+        def plain(count: int) -> Any:
+            return torch.zeros(count, dtype=torch.bfloat16, device="cuda")
+
+        allocate = make or plain
+        wide = name in ("all_gather", "reduce_scatter", "all_to_all")
+        count = nbytes // 2 // (n if wide else 1)
+        one, every = allocate(count), allocate(count * n if wide else count)
+        calls: dict[str, Callable[[], object]] = {
+            "all_reduce": lambda: dist.all_reduce(one),
+            "all_gather": lambda: dist.all_gather_into_tensor(every, one),
+            "reduce_scatter": lambda: dist.reduce_scatter_tensor(one, every),
+            "broadcast": lambda: dist.broadcast(one, 0),
+            "reduce": lambda: dist.reduce(one, 0),
+            "all_to_all": lambda: dist.all_to_all_single(every, other),
+        }
+        other = allocate(count * n) if name == "all_to_all" else None
+        lib = "nccl" if make is None else "nccl symmetric"
+        return self.row(lib, name, nbytes, calls[name])
+
+    def symmetric_windows(self) -> Callable[[int], Any] | None:
+        """An allocator whose memory NCCL knows as symmetric windows; None if torch has none."""
+        torch, dist = self.torch, self.dist
+        try:
+            backend = dist.group.WORLD._get_backend(torch.device("cuda"))
+            pool = torch.cuda.MemPool(backend.mem_allocator)
+
+            def allocate(count: int) -> Any:
+                with torch.cuda.use_mem_pool(pool):
+                    tensor = torch.zeros(count, dtype=torch.bfloat16, device="cuda")
+                with contextlib.suppress(RuntimeError):
+                    backend.deregister_mem_pool(pool)
+                backend.register_mem_pool(pool, symm=True)
+                return tensor
+
+            allocate(1024)
+            return allocate
+        except (RuntimeError, AttributeError, TypeError) as error:
+            print(f"no symmetric windows of NCCL: {error}", flush=True)
+            return None
+
+    def symm_mem(self, nbytes: int) -> Iterator[dict[str, Any]]:
+        """Kernels of torch itself."""
+        torch, dist = self.torch, self.dist
+        import torch.distributed._symmetric_memory as symm
+
+        group = dist.group.WORLD.group_name
+        x = symm.empty(nbytes // 2, dtype=torch.bfloat16, device=torch.device("cuda"))
+        symm.rendezvous(x, dist.group.WORLD)
+        x.zero_()
+        ops = torch.ops.symm_mem
+        if nbytes <= MIB:
+            yield self.row(
+                "torch one-shot",
+                "all_reduce",
+                nbytes,
+                lambda: ops.one_shot_all_reduce(x, "sum", group),
+            )
+        yield self.row(
+            "torch two-shot",
+            "all_reduce",
+            nbytes,
+            lambda: ops.two_shot_all_reduce_(x, "sum", group),
+        )
+
+
+def alternatives() -> Iterator[tuple[str, int, dict[str, Any]]]:
+    """Other ways to run some calls, by which the thresholds of the library are set."""
+    for nbytes in (256 * KIB, MIB, 2 * MIB):
+        for name in COLLECTIVES:
+            direct = "scatter_gather" if name == "broadcast" else "scatter_gather_push"
+            for algorithm in (
+                ("all_pairs", direct) if name in ("broadcast", "reduce") else ("all_pairs",)
+            ):
+                yield name, nbytes, {"protocol": "LL", "algorithm": algorithm}
+            for blocks in (16, 32, 64):
+                yield name, nbytes, {"protocol": "Simple", "max_sms": blocks}
+    for nbytes in (MIB, 2 * MIB, 4 * MIB, 8 * MIB):
+        for algorithm in ("all_pairs", "one_shot_push"):
+            if nbytes <= 4 * MIB and (algorithm == "all_pairs" or nbytes <= MIB):
+                yield "all_reduce", nbytes, {"protocol": "LL", "algorithm": algorithm}
+        for blocks in (16, 32, 64, 128):
+            for algorithm in ("two_shot_fused", "two_shot"):
+                yield (
+                    "all_reduce",
+                    nbytes,
+                    {"protocol": "Simple", "algorithm": algorithm, "max_sms": blocks},
+                )
+    for nbytes in (32 * MIB, 64 * MIB, 512 * MIB):
+        for slices in (1, 2, 4, 8):
+            yield "all_reduce", nbytes, {"algorithm": "two_shot", "slices": slices}
+        for algorithm in ("two_shot_fused", "ring", "all_pairs"):
+            yield "all_reduce", nbytes, {"algorithm": algorithm}
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """What one rank measures, all in turns with the others."""
+    import cupy
+
+    rank, nranks = args.rank, args.ranks
+    cupy.cuda.Device(rank).use()
+    meeting = Meeting(rank, nranks, args.port)
+    timer = Timer(meeting, Line(args.line, rank, nranks))
+    until = time.monotonic() + args.seconds
+    ours = Ringcoll(meeting, timer)
+    rows: list[dict[str, Any]] = []
+    peers = Torch(meeting, timer)
+    windows = peers.symmetric_windows()
+
+    def goes_on() -> bool:
+        return (
+            json.loads(meeting.allgather(json.dumps(time.monotonic() < until).encode())[0]) is True
+        )
+
+    def add(found: Sequence[dict[str, Any]]) -> None:
+        rows.extend(found)
+        if rank == 0:
+            for row in found:
+                print(json.dumps(row), flush=True)
+
+    for name, nbytes, options in alternatives() if args.alternatives else ():
+        if goes_on():
+            add(list(ours.rows(name, nbytes, **options)))
+    for nbytes in ALL_REDUCE:
+        if not goes_on():
+            break
+        add(list(ours.rows("all_reduce", nbytes)))
+        add([peers.nccl("all_reduce", nbytes)])
+        if windows is not None:
+            add([peers.nccl("all_reduce", nbytes, windows)])
+        add(list(peers.symm_mem(nbytes)))
+    for name in COLLECTIVES:
+        for nbytes in OTHERS:
+            if goes_on():
+                add(list(ours.rows(name, nbytes)))
+                add([peers.nccl(name, nbytes)])
+    cost = ours.host_cost()
+    started = time.perf_counter()
+    second = ours.comm.split(0)
+    again = time.perf_counter() - started
+    second.close()
+    return {
+        "rows": rows,
+        "host_us": cost,
+        "init_seconds": round(ours.init_seconds, 3),
+        "second_communicator_seconds": round(again, 4),
+        "nccl_init_seconds": round(peers.init_seconds, 3),
+    }
+
+
+def about(nranks: int, commit: str) -> dict[str, Any]:
+    """The machine and the versions, as every recorded measurement says them."""
+    import cupy
+    import torch
+
+    from ringcoll import __version__
+    from ringcoll.bench.environment import machine, versions
+
+    name = cupy.cuda.runtime.getDeviceProperties(0)["name"].decode()
+    nccl = ".".join(map(str, torch.cuda.nccl.version()))
+    return {
+        "name": f"gpu_bars_{nranks}",
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "command": f"python -m benchmarks.gpu.bars --ranks {nranks}",
+        "commit": commit,
+        "machine": {**machine(nranks, threads=False, device="cuda"), "gpus": f"{nranks} {name}"},
+        "versions": {
+            **versions(__version__),
+            "cupy": cupy.__version__,
+            "nccl": nccl,
+            "cuda_runtime": cupy.cuda.runtime.runtimeGetVersion(),
+            "cuda_driver": cupy.cuda.runtime.driverGetVersion(),
+        },
+    }
+
+
+def table(found: dict[str, Any]) -> str:
+    """Microseconds by collective, size and library."""
+    rows = found["rows"]
+    libs = list(dict.fromkeys(row["lib"] for row in rows))
+    lines = [f"{'':<28}" + "".join(f"{lib:>16}" for lib in ["in place", *libs])]
+    for name, nbytes in dict.fromkeys((row["collective"], row["bytes"]) for row in rows):
+        same = [r for r in rows if (r["collective"], r["bytes"]) == (name, nbytes)]
+        inside = [r["us"] for r in same if r["lib"] == "ringcoll" and r["in_place"]]
+        cells = [*(inside or [None])]
+        for lib in libs:
+            seen = [r["us"] for r in same if r["lib"] == lib]
+            cells.append(seen[0] if seen else None)
+        lines.append(
+            f"{name:<16}{nbytes:>12}" + "".join(f"{'' if c is None else c:>16}" for c in cells)
+        )
+    wrong = sum(row.get("wrong") or 0 for row in rows)
+    rest = {
+        key: value for key, value in found.items() if key.endswith("seconds") or key == "host_us"
+    }
+    return "\n".join([*lines, f"wrong elements: {wrong}", json.dumps(rest)])
+
+
+def main() -> int:
+    """Start a process for each GPU, or be one of them."""
+    parser = argparse.ArgumentParser(description="The bars of GPU ranks.")
+    parser.add_argument("--ranks", type=int, default=0, help="0: all GPUs")
+    parser.add_argument("--rank", type=int, default=-1, help=argparse.SUPPRESS)
+    parser.add_argument("--line", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--port", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--seconds", type=float, default=200.0, help="start nothing new after")
+    parser.add_argument("--alternatives", action="store_true", help="other ways to run, too")
+    parser.add_argument("--commit", default="", help="what is measured")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    args = parser.parse_args()
+    if args.rank >= 0:
+        found = measure(args)
+        if args.rank == 0:
+            args.out.mkdir(parents=True, exist_ok=True)
+            whole = {**about(args.ranks, args.commit), **found}
+            path = args.out / f"gpu_bars_{args.ranks}.json"
+            path.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
+            print(table(found), flush=True)
+        os._exit(0)  # NCCL's threads need not be waited for
+    import cupy
+
+    ranks = args.ranks or cupy.cuda.runtime.getDeviceCount()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = [sys.executable, "-m", "benchmarks.gpu.bars", "--ranks", str(ranks)]
+    words += ["--port", str(port), "--seconds", str(args.seconds), "--commit", args.commit]
+    words += ["--out", str(args.out)]
+    words += ["--alternatives"] * args.alternatives
+    with tempfile.NamedTemporaryFile(prefix="ringcoll-line-", dir="/dev/shm") as line:
+        line.truncate(4096)
+        words += ["--line", line.name]
+        processes = [subprocess.Popen([*words, "--rank", str(rank)]) for rank in range(ranks)]
+        statuses = [process.wait() for process in processes]
+    return max(statuses, key=abs)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,93 @@
+"""Which algorithm a call on GPUs gets, asked from the executor's own choice."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ringcoll.algorithms import ALGORITHMS, build
+from ringcoll.arguments.calls import prepare
+from ringcoll.collectives import Kind
+from ringcoll.errors import ArgumentError, LaunchRefused
+from ringcoll.executors.cuda.choose import Chosen, Wishes, choose
+from ringcoll.plan import Buffer
+
+if TYPE_CHECKING:
+    from ringcoll.bench.cases import Case
+    from ringcoll.communicator.public import Communicator
+
+__all__ = ["chosen_name"]
+
+
+def chosen_name(
+    comm: Communicator,
+    case: Case,
+    arguments: tuple[Any, ...],
+    keywords: dict[str, Any],
+    *,
+    symmetric: bool,
+) -> str:
+    """Algorithm, protocol and slices of a call, as in ``"all_pairs LL"``.
+
+    Args:
+        comm: on GPUs.
+        case: what is called.
+        arguments: numpy arrays of the call's sizes, whose contents nobody reads.
+        keywords: of the call: op and root.
+        symmetric: peers reach the buffers.
+
+    """
+    from ringcoll.communicator.gpu import CudaState
+
+    section, state = case.section, comm._state
+    if section.collective == "sendrecv" or not isinstance(state, CudaState):
+        return section.algorithm or "pair"
+    send, recv = (*arguments, None, None)[:2]
+    call = prepare(
+        section.collective,
+        rank=comm.rank,
+        nranks=comm.nranks,
+        sendbuf=send,
+        recvbuf=recv,
+        op=keywords.get("op", "sum"),
+        root=keywords.get("root", 0),
+    )
+    config, cuda = state.config, state.cuda
+    wishes = Wishes(section.algorithm, config.protocol, section.slices, config.max_sms)
+    try:
+        found = choose(
+            call,
+            comm.nranks,
+            cuda.arena,
+            mapped=_mapped(section.kind) if symmetric and case.count else frozenset(),
+            most_blocks=cuda.blocks,
+            wishes=wishes,
+        )
+    except (ArgumentError, LaunchRefused):
+        return section.algorithm or "none"  # the call itself will say why
+    slices = found.launch.slices
+    name = f"{_algorithm(section.collective, found, call.root)} {found.launch.protocol}"
+    return f"{name} S={slices}" if slices > 1 else name
+
+
+def _mapped(kind: Kind) -> frozenset[Buffer]:
+    """The buffers that all ranks know to be reachable: not those that only the root has."""
+    sides = ((Buffer.INPUT, kind.input), (Buffer.OUTPUT, kind.output))
+    return frozenset(
+        buffer
+        for buffer, segments in sides
+        if segments != "none" and kind.rooted != buffer.name.lower()
+    )
+
+
+def _algorithm(collective: str, found: Chosen, root: int) -> str:
+    """The name under which the plan is built."""
+    nranks = found.plan.nranks
+    names = (name for name in ALGORITHMS[collective] if _is(found, collective, name, nranks, root))
+    return next(names, "unnamed")
+
+
+def _is(found: Chosen, collective: str, name: str, nranks: int, root: int) -> bool:
+    try:
+        return build(collective, name, nranks, root=root) == found.plan
+    except ArgumentError:
+        return False  # it does not take so many ranks, or a root
