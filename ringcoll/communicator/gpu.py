@@ -82,6 +82,16 @@ class CudaState(RankState):
         timeout = config.timeout if config.timeout is not None else self.fabric.timeout
         return self.cuda.prepare(call, config, timeout)
 
+    def run(self, prepared: Any, stream: int | None = None) -> None:
+        """Enqueue one call of this rank alone."""
+        self.usable()
+        try:
+            self.fabric.check()
+            self.cuda.run(prepared, stream)
+        except BaseException as error:
+            self.fail(error)
+            raise
+
     def register(self, array: object, *, undo: bool = False) -> bool:
         """Let peers reach an array that exists, or no longer; the first is collective."""
         self.usable()
@@ -124,6 +134,8 @@ class _Kept:
     recv: Callable[[], Any]
     pointers: tuple[int, int]
     ready: Ready
+    by_cupy: bool
+    """Whether the arrays are CuPy's, whose current stream the call then takes."""
 
     def is_of(self, sendbuf: Any, recvbuf: Any, changes: int) -> bool:
         """Whether these buffers are the ones it was prepared for, where they were then."""
@@ -139,8 +151,12 @@ class Enqueuer:
     """Makes the calls of one communicator on GPUs."""
 
     def __init__(self, state: CudaState, nranks: int) -> None:
-        self._state, self._nranks = state, nranks
-        self._rank = state.fabric.rank
+        from cupy.cuda import get_current_stream, runtime
+
+        self._state, self._nranks, self._lock = state, nranks, state.lock
+        self._rank, self._ordinal = state.fabric.rank, state.device.ordinal
+        self._device: Callable[[], int] = runtime.getDevice
+        self._stream: Callable[[], Any] = get_current_stream
         self._kept: dict[tuple[object, ...], _Kept] = {}
 
     def __call__(
@@ -150,10 +166,16 @@ class Enqueuer:
         state = self._state
         if not how:
             kept = self._kept.get((name, id(sendbuf), id(recvbuf), op, root))
-            if kept is not None and kept.is_of(sendbuf, recvbuf, state.symmetric.changes):
-                like = sendbuf if sendbuf is not None else recvbuf
-                stream = stream_pointer(None, like, ordinal=state.device.ordinal)
-                return self._enqueue(kept.ready, stream, (sendbuf, recvbuf), later=False)
+            if (
+                kept is not None
+                and kept.by_cupy
+                and kept.is_of(sendbuf, recvbuf, state.symmetric.changes)
+                and self._device() == self._ordinal
+                and current() is None
+            ):
+                with self._lock:
+                    state.run(kept.ready, self._stream().ptr)
+                return None
         return self._slowly(name, sendbuf, recvbuf, op, root, how)
 
     def _slowly(
@@ -184,7 +206,7 @@ class Enqueuer:
             group.add(state, Enqueued(ready, stream), None, alive)
             return group.work if later else None
         with state.lock:
-            state.run(Enqueued(ready, stream))
+            state.run(ready, stream)
         return _DeviceWork(state, stream) if later else None
 
     def _prepared(
@@ -220,7 +242,8 @@ class Enqueuer:
             self._kept.pop(next(iter(self._kept)))
         pointers = _pointer(sendbuf), _pointer(recvbuf)
         if -1 not in pointers:
-            self._kept[key] = _Kept(refs[0], refs[1], pointers, ready)
+            by_cupy = all(b is None or _is_cupy(b) for b in (sendbuf, recvbuf))
+            self._kept[key] = _Kept(refs[0], refs[1], pointers, ready, by_cupy)
         return ready
 
     def _view(self, buffer: Any, argument: str, where: str) -> Any:
@@ -233,6 +256,10 @@ class Enqueuer:
     def forget(self) -> None:
         """Keep no call any more."""
         self._kept.clear()
+
+
+def _is_cupy(buffer: Any) -> bool:
+    return type(buffer).__module__.partition(".")[0] == "cupy"
 
 
 def _pointer(buffer: Any) -> int:

@@ -26,17 +26,14 @@ HOP_BYTES = 650 << 10
 """Bytes that a link carries in the time that another hop takes, 1.8 µs at 364 GB/s: all_reduce goes
 by one hop as long as that sends less more than two would. With 4 H200 the two met at 128 KiB."""
 
-LINES_BYTES = 1 << 20
-"""Bytes of the larger buffer up to which signals ride in the data. 4 H200, 1 MiB: all_reduce took
-13.7 µs so and 15.7 with signals of their own, reduce_scatter 8.4 and 14.2, all_gather 8.3 and
-11.0."""
+LINES_BYTES = {"all_reduce": 1 << 20}
+"""Bytes of the larger buffer up to which signals ride in the data; else 2 MiB. 4 H200, 1 MiB:
+all_reduce took 13.4 µs so and 14.8 with signals of their own, 2 MiB: 21.9 and 19.2; there
+all_gather took 12.2 and 13.5, reduce_scatter 12.3 and 15.8, broadcast 17.4 and 26.6."""
 
-ROOTED_BYTES = 128 << 10
-"""Bytes up to which the root of a broadcast or reduce talks to everyone itself."""
-
-LANES_BYTES = 32 << 20
-"""Bytes from which all_reduce overlaps its two hops. 4 H200, 64 MiB: two_shot took 314 µs,
-two_shot_fused 333; 8 MiB: 53.9 and 55.2."""
+DIRECT_BYTES = {"broadcast": 128 << 10, "reduce": 384 << 10}
+"""Bytes up to which the root talks to everyone itself. 4 H200, 256 KiB: broadcast took 6.6 µs so
+and 4.8 by scatter_gather, reduce 4.7 and 6.2; 1 MiB: 19.9 and 8.7, 17.0 and 12.2."""
 
 LINE_WORKERS = (128, 256, 512)
 """Threads of a block that carry lines. Small blocks start sooner: 4 H200, 64 KiB: 4.4 µs with
@@ -113,7 +110,11 @@ def choose(
             f"{name} on rank {call.rank}: protocol={wishes.protocol!r}; GPU ranks run 'LL' and "
             f"'Simple'"
         )
-    small = call.nbytes <= LINES_BYTES and name != "barrier" and not (wishes.slices or 1) > 1
+    small = (
+        call.nbytes <= LINES_BYTES.get(name, 2 << 20)
+        and name != "barrier"
+        and not (wishes.slices or 1) > 1
+    )
     if wishes.protocol == "LL" or (wishes.protocol is None and small):
         try:
             return _in_lines(call, nranks, arena, most_blocks, wishes)
@@ -164,10 +165,8 @@ def _by_lines(call: Call, nranks: int) -> str:
         # Bytes in lines count twice: one hop sends (n - 1) buffers, two send 2 (n - 1)/n.
         extra = 2 * call.nbytes * (n - 1) * (1 - 2 / n)
         return "one_shot_push" if extra <= HOP_BYTES else "all_pairs"
-    if n > 2 and call.nbytes > ROOTED_BYTES:
-        return {"broadcast": "scatter_gather", "reduce": "scatter_gather_push"}.get(
-            name, "all_pairs"
-        )
+    if n > 2 and name in DIRECT_BYTES and call.nbytes > DIRECT_BYTES[name]:
+        return "scatter_gather" if name == "broadcast" else "scatter_gather_push"
     return "all_pairs"
 
 
@@ -180,8 +179,6 @@ def _in_words(
     wishes: Wishes,
 ) -> Chosen:
     default = _DEFAULT[call.collective][bool(mapped)]
-    if default == "two_shot_fused" and call.nbytes >= LANES_BYTES:
-        default = "two_shot"
     plan = _plan(call, nranks, wishes.algorithm or default)
     slices = wishes.slices or 1
     while True:
@@ -204,7 +201,7 @@ def _in_words(
 
 
 _DEFAULT = {
-    "all_reduce": ("all_pairs", "two_shot_fused"),
+    "all_reduce": ("all_pairs", "two_shot"),
     "broadcast": ("scatter_gather", "scatter_gather"),
     "reduce": ("all_pairs", "one_shot"),
     "all_gather": ("all_pairs", "all_pairs_fused"),
@@ -214,4 +211,5 @@ _DEFAULT = {
     "scatter": ("all_pairs", "all_pairs"),
     "barrier": ("all_pairs", "all_pairs"),
 }
-"""Algorithms of large messages: of plain buffers, and of those that all ranks can reach."""
+"""Algorithms of large messages: of plain buffers, and of those that all ranks can reach. 4 H200,
+64 MiB: all_reduce took 308 µs by two_shot, 326 by two_shot_fused, 476 by all_pairs."""

@@ -12,7 +12,7 @@ import itertools
 import os
 import struct
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,7 +34,7 @@ from ringcoll.executors.cuda.standard import body_of
 from ringcoll.executors.drive import Pause, Task
 from ringcoll.fabric import Fabric
 from ringcoll.plan import Buffer, format_plan
-from ringcoll.transports.cuda.device import Device, on
+from ringcoll.transports.cuda.device import Device, on, runtime
 from ringcoll.transports.cuda.memory import host_mapped
 from ringcoll.transports.cuda.peers import allocate_shared
 from ringcoll.transports.cuda.symmetric import CudaSymmetricMemory
@@ -152,6 +152,7 @@ class CudaExecutor:
         self.last: Ready | None = None
         self.stream: int | None = None
         self.gate, self.blocks = self._seated()
+        self._device: Callable[[], int] = runtime().getDevice
         self._merged: dict[tuple[int, ...], tuple[Sequence[Ready], Launchable]] = {}
 
     def _seated(self) -> tuple[Gate[Ready], int]:
@@ -258,18 +259,31 @@ class CudaExecutor:
         parameter = pack(body, header, self.arena.progress, local)
         return Launchable(function, chosen.blocks, len(local), chosen.threads, parameter)
 
-    def run(self, prepared: Enqueued) -> None:
-        """Enqueue the whole call of this rank."""
-        ready, stream = prepared.ready, prepared.stream
-        if ready.launchable is None:
+    def run(self, prepared: Ready | Enqueued, stream: int | None = None) -> None:
+        """Enqueue the whole call of this rank.
+
+        Args:
+            prepared: the call, or the call with its stream.
+            stream: of a call without.
+
+        """
+        if isinstance(prepared, Enqueued):
+            ready, stream = prepared.ready, prepared.stream
+        else:
+            ready, stream = prepared, stream or 0
+        launchable = ready.launchable
+        if launchable is None:
             self.meet(self.offer(ready, stream))
             return
         if self.report.host[0]:
             self._check()
-        with on(self.device.ordinal):
-            if stream != self.stream:
-                self._follow(stream)
-            ready.launchable.launch(stream)
+        if stream != self.stream:
+            self._follow(stream)
+        if self._device() == self.device.ordinal:
+            launchable.launch(stream)
+        else:
+            with on(self.device.ordinal):
+                launchable.launch(stream)
         self.last = ready
 
     def task(self, calls: Sequence[Enqueued]) -> Task:

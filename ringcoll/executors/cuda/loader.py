@@ -87,8 +87,15 @@ class Launchable:
     parameter: bytes
     _kept: tuple[Any, ...] = field(init=False, repr=False)
     _pointers: int = field(init=False, repr=False)
+    _before: tuple[int, ...] = field(init=False, repr=False)
+    _call: Any = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        from cupy.cuda import driver
+
+        # CuPy's call of cuLaunchKernel: raw numbers in, without the GIL.
+        self._call = driver.launchKernel
+        self._before = (self.function, self.blocks, self.locals, 1, self.threads, 1, 1, 0)
         buffer = ctypes.create_string_buffer(self.parameter, len(self.parameter))
         pointers = (ctypes.c_void_p * 1)(ctypes.addressof(buffer))
         self._kept = buffer, pointers
@@ -96,29 +103,4 @@ class Launchable:
 
     def launch(self, stream: int) -> None:
         """Enqueue on a stream of the current device; the parameter is copied at once."""
-        _launch_kernel()(
-            self.function,
-            self.blocks,
-            self.locals,
-            1,
-            self.threads,
-            1,
-            1,
-            0,
-            stream,
-            self._pointers,
-            0,
-        )
-
-
-_launcher: Any = None
-
-
-def _launch_kernel() -> Any:
-    """CuPy's call of cuLaunchKernel: raw numbers in, without the GIL."""
-    global _launcher
-    if _launcher is None:
-        from cupy.cuda import driver
-
-        _launcher = driver.launchKernel
-    return _launcher
+        self._call(*self._before, stream, self._pointers, 0)
