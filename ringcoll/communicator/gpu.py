@@ -10,7 +10,7 @@ import ctypes
 import sys
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,9 +19,11 @@ import numpy.typing as npt
 from ringcoll.arguments.calls import Call, prepare
 from ringcoll.communicator.group import current
 from ringcoll.communicator.rank import RankState
+from ringcoll.communicator.selection import Choice, prove, wished_plan
 from ringcoll.communicator.work import Work
 from ringcoll.config import Config, resolve
-from ringcoll.errors import Error
+from ringcoll.errors import ArgumentError, Error
+from ringcoll.executors.cuda.choose import Wishes
 from ringcoll.executors.cuda.executor import CudaExecutor, Enqueued, Ready
 from ringcoll.executors.cuda.loader import Loader
 from ringcoll.executors.cuda.unpaired import Unpaired
@@ -32,7 +34,19 @@ from ringcoll.transports.cuda.device import Device
 from ringcoll.transports.cuda.streams import stream_pointer
 from ringcoll.transports.cuda.symmetric import CudaSymmetricMemory
 
-__all__ = ["CudaState", "Enqueuer"]
+__all__ = ["UNSERVED", "CudaState", "Enqueuer", "unserved"]
+
+UNSERVED = (
+    "all_gather_v",
+    "reduce_scatter_v",
+    "gather_v",
+    "scatter_v",
+    "all_to_all_v",
+    "send",
+    "recv",
+    "sendrecv",
+)
+"""Calls that GPU ranks do not serve yet."""
 
 KEPT = 128
 """Calls that a communicator keeps prepared; the oldest goes first."""
@@ -79,8 +93,31 @@ class CudaState(RankState):
     def prepare(self, call: Call, config: Config) -> Ready:
         """Bind a checked call and its options to this rank's executor."""
         self.usable()
+        where = f"{call.collective} on rank {self.fabric.rank}"
+        for option, served in (("engine", "sm"), ("channels", None)):
+            given = getattr(config, option)
+            if given not in (None, served):
+                raise ArgumentError(
+                    f"{where}: {option}={given!r} is not served on GPU ranks yet; leave it out"
+                )
+        if config.accumulate == "dtype":
+            call = replace(call, dtype=replace(call.dtype, wide=False))
+        choice = Choice(
+            self._algorithm(call, config),
+            config.slices,
+            None,
+            bool(config.deterministic),
+            "dtype" if config.accumulate == "dtype" else "wide",
+            bool(config.verify),
+        )
         timeout = config.timeout if config.timeout is not None else self.fabric.timeout
-        return self.cuda.prepare(call, config, timeout)
+        plan = wished_plan(call, self.fabric.nranks, choice)
+        algorithm = choice.algorithm if isinstance(choice.algorithm, str) else None
+        wishes = Wishes(algorithm, config.protocol, config.slices, config.max_sms, plan)
+        ready = self.cuda.prepare(call, wishes, timeout)
+        launch = ready.chosen.launch
+        prove(ready.chosen.plan, replace(launch, slices=min(launch.slices, 6)), choice)
+        return ready
 
     def run(self, prepared: Any, stream: int | None = None) -> None:
         """Enqueue one call of this rank alone."""
@@ -124,6 +161,18 @@ class CudaState(RankState):
         """Let go of everything; not collective."""
         self._watch.stop()
         super().close()
+
+
+def unserved(name: str, rank: int) -> Callable[..., None]:
+    """What stands for a call that GPU ranks do not serve: it says so."""
+
+    def refuse(*_buffers: object, **_options: object) -> None:
+        raise ArgumentError(
+            f"{name} on rank {rank}: not served on GPU ranks yet; use a collective with equal "
+            f"counts, or a communicator with device='cpu'"
+        )
+
+    return refuse
 
 
 @dataclass(slots=True)

@@ -58,8 +58,10 @@ class Communicator(Calling):
     def _settle_on_gpu(self, state: RankState) -> None:
         import cupy
 
-        from ringcoll.communicator.gpu import CudaState, Enqueuer
+        from ringcoll.communicator.gpu import UNSERVED, CudaState, Enqueuer, unserved
 
+        for name in UNSERVED:
+            setattr(self, name, unserved(name, self.rank))
         if isinstance(state, CudaState):
             self.device, self.xp = f"cuda:{state.device.ordinal}", cupy
             self._collective = Enqueuer(state, self.nranks)  # type: ignore[method-assign]

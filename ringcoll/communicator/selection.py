@@ -26,7 +26,17 @@ from ringcoll.proof.prover import verify
 from ringcoll.timing import tuner
 from ringcoll.timing.links import Links
 
-__all__ = ["AGREED_BYTES", "HOST", "Algorithm", "Choice", "agrees", "select", "tuned"]
+__all__ = [
+    "AGREED_BYTES",
+    "HOST",
+    "Algorithm",
+    "Choice",
+    "agrees",
+    "prove",
+    "select",
+    "tuned",
+    "wished_plan",
+]
 
 Algorithm = str | Callable[..., Plan]
 
@@ -123,7 +133,7 @@ def _selected(
     plan = _plan(call, nranks, choice)
     if callable(choice.algorithm):
         # As it is written, so that what is wrong is said in the user's own chunks.
-        _prove(plan, Launch(), choice)
+        prove(plan, Launch(), choice)
     align = max(1, 64 // call.dtype.itemsize)
     counts, displs = call.counts or (call.count,), call.displs or None
     layout = Layout(plan.collective, counts, align=align, displs=displs)
@@ -143,7 +153,7 @@ def _selected(
                 f"use another algorithm"
             )
         slices *= 2
-    _prove(plan, replace(launch, slices=min(slices, 2 * _WINDOW + 2)), choice)
+    prove(plan, replace(launch, slices=min(slices, 2 * _WINDOW + 2)), choice)
     return Selection(plan, launch, layout)
 
 
@@ -252,8 +262,31 @@ def _digest(plan: Plan) -> str:
     return hashlib.blake2b(format_plan(plan).encode(), digest_size=6).hexdigest()
 
 
-def _prove(plan: Plan, launch: Launch, choice: Choice) -> None:
-    """Prove a user's plan, and a built-in one where that is asked for or order is promised."""
+def wished_plan(call: Call, nranks: int, choice: Choice) -> Plan | None:
+    """The plan of a user's function, proven; None where the algorithm is one of ours.
+
+    Raises:
+        ArgumentError: the algorithm does not sum in rank order, which deterministic=True asks for.
+
+    """
+    kind, algorithm = COLLECTIVES[call.collective], choice.algorithm
+    plan: Plan | None = None
+    with _MAKING:
+        if callable(algorithm):
+            plan = _users(algorithm, call.collective, nranks, call.root)
+            prove(plan, Launch(), choice)
+        elif algorithm is not None and choice.deterministic and kind.reduces:
+            prove(build(call.collective, algorithm, nranks, root=call.root), Launch(), choice)
+    return plan
+
+
+def prove(plan: Plan, launch: Launch, choice: Choice) -> None:
+    """Prove a user's plan, and a built-in one where that is asked for or order is promised.
+
+    Raises:
+        PlanError: it is wrong, or does not sum in rank order where that is asked for.
+
+    """
     if callable(choice.algorithm) or choice.verify or choice.deterministic:
         _proof(plan, launch, choice.deterministic, choice.accumulate)
 
@@ -261,4 +294,9 @@ def _prove(plan: Plan, launch: Launch, choice: Choice) -> None:
 @lru_cache(maxsize=256)
 def _proof(plan: Plan, launch: Launch, deterministic: bool, accumulate: Accumulate) -> None:
     ordered = deterministic and plan.collective.reduces
-    verify(lower(plan, launch), deterministic=ordered, accumulate=accumulate)
+    verify(
+        lower(plan, launch),
+        protocol=launch.protocol,
+        deterministic=ordered,
+        accumulate=accumulate,
+    )

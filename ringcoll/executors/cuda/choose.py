@@ -48,12 +48,22 @@ _WINDOW = 2
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """The options of a call that decide what runs; None leaves it to the library."""
+    """The options of a call that decide what runs; None leaves it to the library.
+
+    Args:
+        algorithm: a name.
+        protocol: "LL" or "Simple".
+        slices: S.
+        blocks: CUDA blocks a rank, at most.
+        plan: of a user's algorithm.
+
+    """
 
     algorithm: str | None = None
     protocol: str | None = None
     slices: int | None = None
     blocks: int | None = None
+    plan: Plan | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +134,10 @@ def choose(
     return _in_words(call, nranks, arena, mapped, most_blocks, wishes)
 
 
-def _plan(call: Call, nranks: int, algorithm: str) -> Plan:
+def _plan(call: Call, nranks: int, wishes: Wishes, default: str) -> Plan:
+    if wishes.plan is not None:
+        return wishes.plan
+    algorithm = wishes.algorithm or default
     names = ALGORITHMS[call.collective]
     if algorithm not in names:
         raise ArgumentError(
@@ -141,7 +154,7 @@ def _layout(call: Call, plan: Plan, slices: int = 1) -> Layout:
 
 
 def _in_lines(call: Call, nranks: int, arena: Arena, most_blocks: int, wishes: Wishes) -> Chosen:
-    plan = _plan(call, nranks, wishes.algorithm or _by_lines(call, nranks))
+    plan = _plan(call, nranks, wishes, _by_lines(call, nranks))
     launch = Launch(protocol="LL", mapped=frozenset(), in_place=call.in_place)
     program, layout = encode(plan, launch), _layout(call, plan)
     need = line_bytes(program, layout, call.dtype)
@@ -179,7 +192,7 @@ def _in_words(
     wishes: Wishes,
 ) -> Chosen:
     default = _DEFAULT[call.collective][bool(mapped)]
-    plan = _plan(call, nranks, wishes.algorithm or default)
+    plan = _plan(call, nranks, wishes, default)
     slices = wishes.slices or 1
     while True:
         launch = Launch(slices=slices, window=_WINDOW, mapped=mapped, in_place=call.in_place)

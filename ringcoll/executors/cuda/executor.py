@@ -21,7 +21,6 @@ import numpy.typing as npt
 
 from ringcoll.arguments.calls import Call
 from ringcoll.collectives import COLLECTIVES
-from ringcoll.config import Config
 from ringcoll.errors import DeadlineError, Error, MismatchError
 from ringcoll.executors.board import Board
 from ringcoll.executors.cuda.arena import REPORT_BYTES, Arena
@@ -177,24 +176,17 @@ class CudaExecutor:
 
     # -- a call --------------------------------------------------------------------------------
 
-    def prepare(self, call: Call, config: Config, timeout: float) -> Ready:
+    def prepare(self, call: Call, wishes: Wishes, timeout: float) -> Ready:
         """Choose, compile and load; nothing of it is left for the launch.
 
         Args:
             call: checked; its arrays are views of device memory that nobody reads here.
-            config: the options of the call.
+            wishes: the options of the call.
             timeout: seconds that its kernels may wait.
 
         """
         hello = self._reach(call.send), self._reach(call.recv)
         mapped = self._mapped(call, hello)
-        algorithm = config.algorithm
-        wishes = Wishes(
-            algorithm if isinstance(algorithm, str) else None,
-            config.protocol,
-            config.slices,
-            config.max_sms,
-        )
         chosen = choose(
             call, self.nranks, self.arena, mapped=mapped, most_blocks=self.blocks, wishes=wishes
         )
