@@ -102,7 +102,7 @@ struct Call {
     // Every thread: before its first access to a peer's memory. Call x may write to peers only
     // when all ranks are known to have entered call x - 1. False: gave up.
     RC_DEVICE bool enter(u32 first, u32 count) {
-        // All threads alike: a peer may fail between the looks of two, which then part at a barrier.
+        // All threads alike: a peer may fail between two looks, which then part at a barrier.
         if (block_any(broken())) return false;
         if (known + 1 >= epoch) return true;
         bool heard = true;

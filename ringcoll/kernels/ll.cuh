@@ -38,6 +38,7 @@ union Elements {
     typename T::Raw raw[Place<T>::COUNT];
     u64 words[Place<T>::LINES];
     RC_DEVICE Elements() {
+#pragma unroll
         for (u32 i = 0; i < Place<T>::LINES; ++i) words[i] = 0;
     }
 };
@@ -47,6 +48,7 @@ union Partials {
     typename T::Acc acc[Place<T>::COUNT];
     u64 words[Place<T>::WIDE];
     RC_DEVICE Partials() {
+#pragma unroll
         for (u32 i = 0; i < Place<T>::WIDE; ++i) words[i] = 0;
     }
 };
@@ -112,8 +114,30 @@ struct Batch {
         return kind == Kind::PARTIAL ? Place<T>::WIDE : 0;
     }
 
+    // What the steps read of the user's own memory, which is there before any rank has entered.
+    struct Users {
+        Elements<T> place[ROWS][SRCS];
+    };
+
+    RC_DEVICE static Users fetch(const Thread<T>& t, u32 first) {
+        const u64* words = t.call.local.words + first;
+        Users users;
+#pragma unroll
+        for (u32 r = 0; r < ROWS; ++r) {
+            const u32 count = t.here(words[r * ROW]);
+#pragma unroll
+            for (u32 s = 0; s < SRCS; ++s)
+                if (Srcs::at(s) == Kind::USER && count != 0)
+                    users.place[r][s] = read_user<T>(t.user(words[r * ROW + 1 + s]), count);
+        }
+        return users;
+    }
+
     RC_DEVICE static void run(Thread<T>& t, u32 first, u32 step) {
-        if (!t.alive) return;
+        if (t.alive) run(t, fetch(t, first), first, step);
+    }
+
+    RC_DEVICE static void run(Thread<T>& t, const Users& users, u32 first, u32 step) {
         const u64* words = t.call.local.words + first;
         Vector lines[ROWS][SRCS][MOST];
         if (!poll(t, words, lines, step)) {
@@ -126,9 +150,9 @@ struct Batch {
             const u32 count = t.here(row[0]);
             if (count == 0) continue;
             if constexpr (REDUCES) {
-                reduce(t, row, count, lines[r]);
+                reduce(t, row, count, users.place[r], lines[r]);
             } else {
-                move(t, row, count, lines[r]);
+                move(t, row, count, users.place[r], lines[r]);
             }
         }
     }
@@ -177,10 +201,10 @@ struct Batch {
         return which;
     }
 
-    RC_DEVICE static Elements<T> elements(Thread<T>& t, u64 chunk, u32 count, Kind kind,
+    RC_DEVICE static Elements<T> elements(const Thread<T>& t, Kind kind, const Elements<T>& user,
                                           const Vector (&lines)[MOST]) {
         if (kind == Kind::KEPT) return t.kept;
-        if (kind == Kind::USER) return read_user<T>(t.user(chunk), count);
+        if (kind == Kind::USER) return user;
         Elements<T> place;
 #pragma unroll
         for (u32 i = 0; i < Place<T>::LINES; ++i) place.words[i] = data_of(lines[i]);
@@ -189,14 +213,14 @@ struct Batch {
 
     // Source k in the accumulator's type.
     template <u32 K>
-    RC_DEVICE static Partials<T> operand(Thread<T>& t, const u64* row, u32 count,
+    RC_DEVICE static Partials<T> operand(const Thread<T>& t, const Elements<T> (&users)[SRCS],
                                          const Vector (&lines)[SRCS][MOST]) {
         Partials<T> place;
         if constexpr (Srcs::at(K) == Kind::PARTIAL) {
 #pragma unroll
             for (u32 i = 0; i < Place<T>::WIDE; ++i) place.words[i] = data_of(lines[K][i]);
         } else {
-            const Elements<T> raw = elements(t, row[1 + K], count, Srcs::at(K), lines[K]);
+            const Elements<T> raw = elements(t, Srcs::at(K), users[K], lines[K]);
 #pragma unroll
             for (u32 i = 0; i < Place<T>::COUNT; ++i)
                 place.acc[i] = (RAW >> K & 1) ? Op::load(raw.raw[i], typename T::Acc{})
@@ -206,21 +230,22 @@ struct Batch {
     }
 
     template <u32 K>
-    RC_DEVICE static void fold(Thread<T>& t, const u64* row, u32 count,
+    RC_DEVICE static void fold(const Thread<T>& t, const Elements<T> (&users)[SRCS],
                                const Vector (&lines)[SRCS][MOST], Partials<T>& total) {
         if constexpr (K < SRCS) {
-            const Partials<T> term = operand<K>(t, row, count, lines);
+            const Partials<T> term = operand<K>(t, users, lines);
 #pragma unroll
             for (u32 i = 0; i < Place<T>::COUNT; ++i)
                 total.acc[i] = Op::combine(total.acc[i], term.acc[i]);
-            fold<K + 1>(t, row, count, lines, total);
+            fold<K + 1>(t, users, lines, total);
         }
     }
 
     RC_DEVICE static void reduce(Thread<T>& t, const u64* row, u32 count,
+                                 const Elements<T> (&users)[SRCS],
                                  const Vector (&lines)[SRCS][MOST]) {
-        Partials<T> total = operand<0>(t, row, count, lines);
-        fold<1>(t, row, count, lines, total);
+        Partials<T> total = operand<0>(t, users, lines);
+        fold<1>(t, users, lines, total);
 #pragma unroll
         for (u32 i = 0; i < Place<T>::COUNT; ++i)
             t.kept.raw[i] = T::narrow(FINAL ? Op::finish(total.acc[i], RC_RANKS) : total.acc[i]);
@@ -234,13 +259,14 @@ struct Batch {
     }
 
     RC_DEVICE static void move(Thread<T>& t, const u64* row, u32 count,
+                               const Elements<T> (&users)[SRCS],
                                const Vector (&lines)[SRCS][MOST]) {
         if constexpr (Srcs::at(0) == Kind::PARTIAL) {
-            const Partials<T> place = operand<0>(t, row, count, lines);
+            const Partials<T> place = operand<0>(t, users, lines);
 #pragma unroll
             for (u32 d = 0; d < DSTS; ++d) put(t, row[1 + SRCS + d], place.words);
         } else {
-            const Elements<T> place = elements(t, row[1], count, Srcs::at(0), lines[0]);
+            const Elements<T> place = elements(t, Srcs::at(0), users[0], lines[0]);
 #pragma unroll
             for (u32 d = 0; d < DSTS; ++d) {
                 const u64 chunk = row[1 + SRCS + d];
@@ -258,25 +284,41 @@ struct Batch {
     }
 };
 
-// The whole call of one rank. A Program has `place<T>(thread)`: its batches, in order.
+// The first batch of a rank that moves nothing.
+template <class T>
+struct Nothing {
+    struct Users {};
+    RC_DEVICE static Users fetch(const Thread<T>&, u32) { return {}; }
+    RC_DEVICE static void run(Thread<T>&, const Users&, u32, u32) {}
+};
+
+// The whole call of one rank. A Program has its batches in order: `First`, and `rest`, which runs
+// the others for a place.
 template <class T, class Program>
 RC_DEVICE void run(const Args& args, const Local& local) {
     Call call(args, local);
     const u32 workers = block_threads() - SYNC_THREADS;
+    const bool works = thread_index() < workers;
+    Thread<T> thread(call);
+    thread.place = static_cast<u64>(block_index()) * workers + thread_index();
+    // These loads are on their way while the epoch is: one latency instead of two.
+    typename Program::First::Users users;
+    if (works) users = Program::First::fetch(thread, 0);
     bool done = call.enter(workers, SYNC_THREADS);
-    if (done && thread_index() >= workers) {
+    if (done && !works) {
         const u32 lane = thread_index() - workers;
         for (u32 p = lane; p < RC_RANKS; p += SYNC_THREADS)
             if (block_index() == 0 && p != local.rank) call.say_hello(p, 1);
         for (u32 p = lane; p < RC_RANKS; p += SYNC_THREADS)
             if (args.total && p != local.rank) done = call.agree(p) && done;
-    } else if (done) {
-        Thread<T> thread(call);
+    } else if (done && thread.place < args.places) {
         const u64 stride = static_cast<u64>(workers) * grid_blocks();
-        for (u64 at = static_cast<u64>(block_index()) * workers + thread_index();
-             thread.alive && at < args.places; at += stride) {
-            thread.place = at;
-            Program::place(thread);
+        for (;;) {
+            Program::First::run(thread, users, 0, 0);
+            Program::rest(thread);
+            thread.place += stride;
+            if (!thread.alive || thread.place >= args.places) break;
+            users = Program::First::fetch(thread, 0);
         }
         done = thread.alive;
     }

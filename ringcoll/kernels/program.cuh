@@ -9,7 +9,7 @@
 
 namespace rc {
 
-constexpr u32 MOST_BLOCKS = 512;  // of one rank's grid
+constexpr u32 MOST_BLOCKS = 160;  // of one rank's grid
 constexpr u32 HELLO_SLOTS = 4;    // by epoch & 3
 constexpr u32 HELLO_LINES = 3;    // {signature, launch}, INPUT and OUTPUT as peers reach them
 

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 __all__ = ["FLAGS", "MOST_BLOCKS", "REPORT_BYTES", "Arena"]
 
-MOST_BLOCKS = 512
+MOST_BLOCKS = 160
+"""CUDA blocks a rank: one for each multiprocessor of the largest GPUs."""
 FLAGS = 64
 """Pairs of blocks that may signal from one rank to another, each with a word for every replica."""
 

@@ -35,7 +35,7 @@ DIRECT_BYTES = {"broadcast": 128 << 10, "reduce": 384 << 10}
 """Bytes up to which the root talks to everyone itself. 4 H200, 256 KiB: broadcast took 6.6 µs so
 and 4.8 by scatter_gather, reduce 4.7 and 6.2; 1 MiB: 19.9 and 8.7, 17.0 and 12.2."""
 
-LINE_WORKERS = (128, 256, 512)
+LINE_WORKERS = (128, 256, 480)
 """Threads of a block that carry lines. Small blocks start sooner: 4 H200, 64 KiB: 4.4 µs with
 blocks of 128, 7.2 with 512."""
 

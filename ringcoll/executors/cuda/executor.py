@@ -23,7 +23,7 @@ from ringcoll.arguments.calls import Call
 from ringcoll.collectives import COLLECTIVES
 from ringcoll.errors import DeadlineError, Error, MismatchError
 from ringcoll.executors.board import Board
-from ringcoll.executors.cuda.arena import REPORT_BYTES, Arena
+from ringcoll.executors.cuda.arena import MOST_BLOCKS, REPORT_BYTES, Arena
 from ringcoll.executors.cuda.choose import Chosen, Wishes, choose
 from ringcoll.executors.cuda.gate import Gate, Offer, order
 from ringcoll.executors.cuda.loader import Launchable, Loader
@@ -172,7 +172,7 @@ class CudaExecutor:
         gate = _gates[first]
         self.fabric.allgather(b"", what="seats")
         _gates.pop(first, None)
-        return gate, max(1, most)
+        return gate, max(1, min(most, MOST_BLOCKS))
 
     # -- a call --------------------------------------------------------------------------------
 

@@ -23,8 +23,9 @@ from ringcoll.plan import Buffer, Chunk
 
 __all__ = ["Batch", "Kind", "batches", "line_bytes", "lines_body", "places"]
 
-WORKERS = 512
-"""Threads a CUDA block that move data; a warp beside them talks to the peers."""
+WORKERS = 480
+"""Threads a CUDA block that move data; with the warp beside them, which talks to the peers, they are
+16 warps, of 128 registers a thread: 17 would get 96 and spill."""
 
 POLLED = 16
 """Lines that a thread polls at once: 64 of its registers."""
@@ -245,7 +246,8 @@ def _text(
     for number, program in enumerate(programs):
         lines += [
             f"struct Program{number} {{",
-            "    RC_DEVICE static void place([[maybe_unused]] Thread<Type>& thread) {",
+            f"    using First = {_type(program[0]) if program else 'Nothing<Type>'};",
+            "    RC_DEVICE static void rest([[maybe_unused]] Thread<Type>& thread) {",
             *(f"        {text}" for text in _calls(program)),
             "    }",
             "};",
@@ -269,13 +271,18 @@ def _text(
 
 
 def _calls(program: Sequence[Batch]) -> Iterator[str]:
-    first = 0
-    for step, batch in enumerate(program):
-        flags = f"{str(batch.reduces).lower()}, {str(batch.final).lower()}, {batch.raw:#x}"
-        counts = f"{batch.rows}, {len(batch.srcs)}, {len(batch.dsts)}"
-        kinds = f"Kinds<{_packed(batch.srcs):#x}>, Kinds<{_packed(batch.dsts):#x}>"
-        yield f"Batch<Type, Op, {flags}, {counts}, {kinds}>::run(thread, {first}, {step});"
+    """The batches after the first."""
+    first = program[0].words if program else 0
+    for step, batch in enumerate(program[1:], 1):
+        yield f"{_type(batch)}::run(thread, {first}, {step});"
         first += batch.words
+
+
+def _type(batch: Batch) -> str:
+    flags = f"{str(batch.reduces).lower()}, {str(batch.final).lower()}, {batch.raw:#x}"
+    counts = f"{batch.rows}, {len(batch.srcs)}, {len(batch.dsts)}"
+    kinds = f"Kinds<{_packed(batch.srcs):#x}>, Kinds<{_packed(batch.dsts):#x}>"
+    return f"Batch<Type, Op, {flags}, {counts}, {kinds}>"
 
 
 def _packed(kinds: Sequence[Kind]) -> int:
