@@ -1,4 +1,4 @@
 """Measurements on GPUs: the hand-written yardstick, other libraries, the links, and one session.
 
-Nothing here imports ``ringcoll``, so that the yardstick cannot share a mistake with it.
+Nothing but ``bars`` imports ``ringcoll``, so that the yardstick cannot share a mistake with it.
 """

@@ -5,7 +5,8 @@
     python -m benchmarks.gpu.bars [--ranks N] [--seconds S] [--commit HASH] [--out FOLDER]
 
 One process a GPU. Latency is that of a CUDA graph of 50 calls (fewer of large messages): the ranks
-meet, replay it, and the slowest rank counts; the median of the replays. bfloat16, sums of small
+meet, a barrier and a gate on the stream let all begin at once, and the slowest rank counts; the
+median of the replays. bfloat16, sums of small
 whole numbers, which are exact: every element is compared before anything is timed.
 """
 
@@ -26,6 +27,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu.calls import source
 from ringcoll.errors import LaunchRefused
 
 __all__ = ["main"]
@@ -35,6 +37,7 @@ ALL_REDUCE = (256, 4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 8 * MIB, 64 * MI
 OTHERS = (4 * KIB, 64 * KIB, MIB)
 COLLECTIVES = ("all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all")
 REPLAYS = 20
+GATE_NS = 150_000
 
 
 def calls_of(nbytes: int) -> int:
@@ -81,7 +84,12 @@ class Timer:
     """Times graphs: the ranks meet, replay, and the slowest counts."""
 
     def __init__(self, meeting: Meeting, line: Line) -> None:
+        import cupy
+
         self.meeting, self.line = meeting, line
+        self.align: Callable[[Any], object] = lambda stream: None
+        module = cupy.RawModule(code=source("links.cu"), backend="nvrtc")
+        self._gate = module.get_function("gate")
 
     def median(self, replay: Callable[[], None], calls: int, stream: Any) -> float:
         """Microseconds a call."""
@@ -93,6 +101,10 @@ class Timer:
         for _ in range(REPLAYS):
             stream.synchronize()
             self.line.wait()
+            # A barrier lines the GPUs up, the gate lets the host finish enqueueing.
+            self.align(stream)
+            with stream:
+                self._gate((1,), (1,), (cupy.uint64(GATE_NS),))
             begin, end = cupy.cuda.Event(), cupy.cuda.Event()
             begin.record(stream)
             replay()
@@ -160,6 +172,7 @@ class Ringcoll:
         self.comm = ringcoll.init(meeting, device="cuda", timeout=20.0)
         self.init_seconds = time.perf_counter() - started
         self.meeting, self.timer = meeting, timer
+        timer.align = lambda stream: self.comm.barrier(stream=stream.ptr)
         self.stream = cupy.cuda.Stream(non_blocking=True)
 
     def rows(self, name: str, nbytes: int, **options: Any) -> Iterator[dict[str, Any]]:

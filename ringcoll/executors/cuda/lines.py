@@ -24,7 +24,7 @@ from ringcoll.plan import Buffer, Chunk
 __all__ = ["Batch", "Kind", "batches", "line_bytes", "lines_body", "places"]
 
 WORKERS = 480
-"""Threads a CUDA block that move data; with the warp beside them, which talks to the peers, they are
+"""Threads a CUDA block that move data; with the warp beside them, which talks to peers, they are
 16 warps, of 128 registers a thread: 17 would get 96 and spill."""
 
 POLLED = 16

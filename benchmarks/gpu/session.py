@@ -1,0 +1,151 @@
+"""One session on a GPU machine: all parts in order, each with a time of its own.
+
+::
+
+    python -m benchmarks.gpu.session --out DIR [--parts links,peers] [--seconds 500]
+
+Each part is a process group that is killed when its time is over; its JSON file holds what it had
+measured by then. What they print goes to ``DIR/session.log``, and one short table comes last.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+from benchmarks.gpu.report import ROOT, print_table, rows_of
+
+__all__ = ["PARTS", "Part", "main", "run_part"]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One program of a session.
+
+    Attributes:
+        name: its JSON file's name, and what ``--parts`` calls it.
+        argv: what follows ``python -m``; ``{out}`` is the session's folder.
+        seconds: after which it is killed.
+
+    """
+
+    name: str
+    argv: tuple[str, ...]
+    seconds: float
+
+
+def _part(name: str, module: str, *more: str, seconds: float) -> Part:
+    argv = (f"benchmarks.gpu.{module}", "--out", f"{{out}}/{name}.json", *more)
+    return Part(name, argv, seconds)
+
+
+PARTS = (
+    _part("links", "links", seconds=60),
+    _part("yardstick", "yardstick", "--seconds", "90", seconds=100),
+    _part("peers", "peers", "--seconds", "60", seconds=185),
+)
+
+
+def run_part(part: Part, out: Path, log: TextIO, seconds: float) -> str:
+    """Run a part and say in a word how it ended.
+
+    Args:
+        part: what to run.
+        out: the session's folder.
+        log: takes all that it prints.
+        seconds: what is left of the session.
+
+    """
+    command = [sys.executable, "-m", *(word.replace("{out}", str(out)) for word in part.argv)]
+    log.write(f"\n=== {part.name}: {shlex.join(command)}\n")
+    log.flush()
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=environment,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    try:
+        code = process.wait(min(part.seconds, seconds))
+        return "ok" if code == 0 else f"exit {code}"
+    except subprocess.TimeoutExpired:
+        return "out of time"
+    finally:
+        # Also after a good end: a rank that outlived its parent must not disturb the next part.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def print_errors(out: Path) -> None:
+    """The reasons that the parts wrote down, a line each."""
+    for path in sorted(out.glob("*.json")):
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(content, dict):
+            continue
+        for part, reason in content.get("errors", {}).items():
+            print(f"{path.stem}: {part}: {reason.strip().splitlines()[-1][:200]}")
+        failed = [row for row in content.get("rows", []) if row.get("error")]
+        for row in failed[:3]:
+            print(f"{path.stem}: {row['name']} {row['bytes']}: {row['error'][:200]}")
+
+
+def print_links(out: Path) -> None:
+    """The rows that are bandwidths, and the cost of launching."""
+    path = out / "links.json"
+    if not path.exists():
+        return
+    content = json.loads(path.read_text(encoding="utf-8"))
+    rates = [f"{row['name']} {row['bytes_per_s'] / 1e9:.0f}" for row in content["rows"]]
+    print("GB/s: " + "; ".join(rates))
+    launches = content.get("launches", {}).items()
+    print("us: " + "; ".join(f"{name} {seconds * 1e6:.2f}" for name, seconds in launches))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run from the command line."""
+    parser = argparse.ArgumentParser(description="Run all measurements of a GPU machine.")
+    parser.add_argument("--out", type=Path, required=True, help="the folder to write")
+    parser.add_argument("--parts", default="", help="default: all of them, in order")
+    parser.add_argument("--seconds", type=float, default=560, help="for all parts together")
+    options = parser.parse_args(argv)
+
+    wanted = options.parts.split(",") if options.parts else [part.name for part in PARTS]
+    unknown = set(wanted) - {part.name for part in PARTS}
+    if unknown:
+        parser.error(f"no such parts: {sorted(unknown)}; there are {[p.name for p in PARTS]}")
+    out = options.out.resolve()
+    out.mkdir(parents=True, exist_ok=True)
+    end = time.monotonic() + options.seconds
+    ends = []
+    with (out / "session.log").open("a", encoding="utf-8") as log:
+        for part in PARTS:
+            if part.name not in wanted:
+                continue
+            left = end - time.monotonic()
+            begun = time.monotonic()
+            word = run_part(part, out, log, left) if left > 5 else "not started: no time left"
+            ends.append(word)
+            print(f"{part.name:<12} {word} after {time.monotonic() - begun:.0f} s", flush=True)
+    print_errors(out)
+    print_links(out)
+    print_table(row for row in rows_of(out) if "collective" in row)
+    return int(any(word != "ok" for word in ends))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
