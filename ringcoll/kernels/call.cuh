@@ -100,12 +100,11 @@ struct Call {
     }
 
     // Every thread: before its first access to a peer's memory. Call x may write to peers only
-    // when all ranks are known to have entered call x - 1. False: gave up.
+    // when all ranks are known to have entered call x - 1. False: gave up. A peer may fail between
+    // two looks, so threads of a block may differ: they must meet before they part at a barrier.
     RC_DEVICE bool enter(u32 first, u32 count) {
-        // All threads alike: a peer may fail between two looks, which then part at a barrier.
-        if (block_any(broken())) return false;
-        if (known + 1 >= epoch) return true;
-        bool heard = true;
+        bool heard = !broken();
+        if (known + 1 >= epoch) return heard;
         u64 said;
         const u32 lane = thread_index() - first;
         for (u32 p = lane; lane < count && p < RC_RANKS; p += count)

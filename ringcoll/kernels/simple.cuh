@@ -337,7 +337,7 @@ template <class T, class Program>
 RC_DEVICE void run(const Args& args, const Local& local) {
     Call call(args, local);
     Bases& bases = *block_memory<Bases>();
-    bool done = call.enter(0, block_threads());
+    bool done = !block_any(!call.enter(0, block_threads()));
     if (done && block_index() == 0)
         for (u32 p = thread_index(); p < RC_RANKS; p += block_threads())
             if (p != local.rank) call.say_hello(p, HELLO_LINES);

@@ -2,8 +2,9 @@
 
 A step that reads what another block has written waits a flight of the link. Written down as an
 algorithm reads best, a later step that waits for nothing may stand behind it: all pairs with seven
-peers would wait seven flights where one is enough. The order by hops is the same program: two
-steps that conflict keep their order.
+peers would wait seven flights where one is enough. Of the same hop, steps that peers wait for come
+before those that only this rank needs. It is the same program: steps that conflict keep their
+order.
 """
 
 from __future__ import annotations
@@ -13,28 +14,34 @@ from ringcoll.plan import Block, Plan
 __all__ = ["by_hops"]
 
 Cell = tuple[int, str, int]
+Rank = tuple[int, bool]
+"""Flights before a step, and whether it only serves its own rank."""
 
 
 def by_hops(plan: Plan) -> Plan:
     """The plan with its steps sorted by the number of flights that come before them."""
     cell = plan.collective.cell
-    wrote: dict[Cell, tuple[int, Block]] = {}
-    read: dict[Cell, int] = {}
-    hops: list[int] = []
+    wrote: dict[Cell, tuple[Rank, Block]] = {}
+    read: dict[Cell, Rank] = {}
+    ranks: list[Rank] = []
     for block, step in plan.order:
-        hop = 0
-        for src in step.srcs:
-            for unit in src.units():
-                if (last := wrote.get(cell(unit))) is not None:
-                    hop = max(hop, last[0] + (last[1] != block))
-        targets = [cell(unit) for dst in step.dsts for unit in dst.units()]
-        for target in targets:
-            hop = max(hop, read.get(target, 0), wrote.get(target, (0, block))[0])
-        for src in step.srcs:
-            for unit in src.units():
-                read[cell(unit)] = max(read.get(cell(unit), 0), hop)
-        for target in targets:
-            wrote[target] = hop, block
-        hops.append(hop)
-    ordered = sorted(range(len(hops)), key=hops.__getitem__)
+        srcs = [cell(unit) for src in step.srcs for unit in src.units()]
+        dsts = [cell(unit) for dst in step.dsts for unit in dst.units()]
+        rank: Rank = (0, all(dst.rank == block.rank for dst in step.dsts))
+        for src in srcs:
+            if src in wrote:
+                (hop, own), writer = wrote[src]
+                after = (hop, own) if writer == block else (hop + 1, False)
+                rank = max(rank, (after[0], after[1] or rank[1]))
+        for dst in dsts:
+            earlier = [read[dst]] if dst in read else []
+            earlier += [wrote[dst][0]] if dst in wrote else []
+            for hop, own in earlier:
+                rank = max(rank, (hop, own or rank[1]))
+        for src in srcs:
+            read[src] = max(read.get(src, rank), rank)
+        for dst in dsts:
+            wrote[dst] = rank, block
+        ranks.append(rank)
+    ordered = sorted(range(len(ranks)), key=ranks.__getitem__)
     return plan.with_order(tuple(plan.order[at] for at in ordered))

@@ -122,7 +122,7 @@ def includes(kernels: Path) -> tuple[str, str]:
 @functools.cache
 def library(text: str, kernels: Path = KERNELS) -> ctypes.CDLL:
     """The generated text and the runner as a shared library."""
-    return ctypes.CDLL(str(_built(text + RUNNER, kernels, ".so", "-fPIC", "-shared")))
+    return ctypes.CDLL(str(_built(text + RUNNER, kernels, ".so", "-O0", "-fPIC", "-shared")))
 
 
 @functools.cache

@@ -12,7 +12,8 @@ from ringcoll.collectives import Collective
 from ringcoll.encode import encode
 from ringcoll.errors import ArgumentError, LaunchRefused, Race
 from ringcoll.launch import ALL_MAPPED, Launch
-from ringcoll.lower import by_hops, carried, lower, place
+from ringcoll.lower import carried, lower, place
+from ringcoll.lower.hops import by_hops
 from ringcoll.plan import Block, Buffer, Chunk, Plan, Step
 from ringcoll.proof.prover import verify
 from ringcoll.run import run

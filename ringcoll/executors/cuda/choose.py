@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from ringcoll.algorithms import ALGORITHMS, build
 from ringcoll.arguments.calls import Call
+from ringcoll.collectives import COLLECTIVES
 from ringcoll.encode import Program, encode
 from ringcoll.errors import ArgumentError, LaunchRefused
 from ringcoll.executors.cuda.arena import Arena
@@ -147,6 +148,16 @@ def _plan(call: Call, nranks: int, wishes: Wishes, default: str) -> Plan:
     return build(call.collective, algorithm, nranks, root=call.root)
 
 
+def _in_place(call: Call) -> bool:
+    """Whether the launch is in place; of a rooted call only the root could know, so none asks.
+
+    In place only adds order to a plan that reduces, so it is right for all. The others copy the
+    root's input to its output at most, which does no harm where both are one.
+    """
+    kind = COLLECTIVES[call.collective]
+    return kind.reduces if kind.has_root else call.in_place
+
+
 def _layout(call: Call, plan: Plan, slices: int = 1) -> Layout:
     counts, displs = call.counts or (call.count,), call.displs or None
     align = max(1, _ALIGN // call.dtype.itemsize)
@@ -155,7 +166,7 @@ def _layout(call: Call, plan: Plan, slices: int = 1) -> Layout:
 
 def _in_lines(call: Call, nranks: int, arena: Arena, most_blocks: int, wishes: Wishes) -> Chosen:
     plan = _plan(call, nranks, wishes, _by_lines(call, nranks))
-    launch = Launch(protocol="LL", mapped=frozenset(), in_place=call.in_place)
+    launch = Launch(protocol="LL", mapped=frozenset(), in_place=_in_place(call))
     program, layout = encode(plan, launch), _layout(call, plan)
     need = line_bytes(program, layout, call.dtype)
     if need > arena.line_half:
@@ -195,7 +206,7 @@ def _in_words(
     plan = _plan(call, nranks, wishes, default)
     slices = wishes.slices or 1
     while True:
-        launch = Launch(slices=slices, window=_WINDOW, mapped=mapped, in_place=call.in_place)
+        launch = Launch(slices=slices, window=_WINDOW, mapped=mapped, in_place=_in_place(call))
         layout = _layout(call, plan, slices)
         program = encode(plan, launch)
         if scratch_bytes(program, layout, call.dtype) <= arena.scratch_half:

@@ -383,9 +383,14 @@ class CudaExecutor:
 
     def synchronize(self) -> None:
         """Wait for the last call; its kernels end by their own deadline."""
-        if self.stream is not None:
-            with on(self.device.ordinal) as cuda:
+        if self.stream is None:
+            return
+        with on(self.device.ordinal) as cuda:
+            try:
                 cuda.streamSynchronize(self.stream)
+            except cuda.CUDARuntimeError:
+                # Its owner has destroyed the stream: what it was given may still run.
+                cuda.deviceSynchronize()
 
     def close(self) -> None:
         """Let go of memory once the kernels have ended; not collective."""
@@ -432,7 +437,9 @@ def _described(chosen: Chosen, call: Call) -> str:
     mapped = "+".join(sorted(buffer.name for buffer in launch.mapped)) or "nothing"
     plan = hashlib.blake2b(format_plan(chosen.plan).encode(), digest_size=4).hexdigest()
     said = f"by {launch.protocol} slices={launch.slices} mapped={mapped} blocks={chosen.blocks}"
-    place = f" in_place={call.in_place}" if launch.mapped else ""
+    # Of a rooted call only the root knows, and only its own buffers are concerned.
+    rooted = COLLECTIVES[call.collective].has_root
+    place = f" in_place={call.in_place}" if launch.mapped and not rooted else ""
     return f"{said}{place} plan={plan}"
 
 

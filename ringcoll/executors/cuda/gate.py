@@ -91,5 +91,8 @@ def order(ordinal: int, first: int, then: int) -> None:
         try:
             runtime.eventRecord(event, first)
             runtime.streamWaitEvent(then, event, 0)
+        except runtime.CUDARuntimeError:
+            # Its owner has destroyed the first stream: what it was given may still run.
+            runtime.deviceSynchronize()
         finally:
             runtime.eventDestroy(event)

@@ -252,18 +252,21 @@ def _text(
             "    }",
             "};",
         ]
-    cases = (
+    cases = [
         f"        case {number}: return run<Type, Program{number}>(args, local);"
         for number in range(len(programs))
-    )
+    ]
+    # A launch that carries one rank takes everything from where the compiler knows it to be.
+    which = "local_index()" if local > 1 else "0"
+    body = ["    switch (local.program) {", *cases, "    }"]
+    if len(programs) == 1:
+        body = ["    run<Type, Program0>(args, local);"]
     return "\n".join(
         [
             *lines,
             f"RC_KERNEL({WORKERS} + SYNC_THREADS) ringcoll_kernel(RC_PARAMETER Args args) {{",
-            "    const Local& local = args.local[local_index()];",
-            "    switch (local.program) {",
-            *cases,
-            "    }",
+            f"    const Local& local = args.local[{which}];",
+            *body,
             "}",
             "",
         ]

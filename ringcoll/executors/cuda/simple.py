@@ -283,7 +283,7 @@ def _text(
             "    }",
             "};",
             f"RC_KERNEL({THREADS}) ringcoll_kernel(RC_PARAMETER Args args) {{",
-            "    run<Type, Program>(args, args.local[local_index()]);",
+            f"    run<Type, Program>(args, args.local[{'local_index()' if local > 1 else '0'}]);",
             "}",
             "",
         ]

@@ -1,0 +1,161 @@
+"""A CUDA runtime of host memory: what CuPy's wrapper offers, for machines without a GPU.
+
+Devices are numbers; their memory is this process's own, so copies and fills are real, and CuPy's
+arrays can be made of it as long as nothing is computed with them.
+"""
+
+# Methods and constants are CuPy's, and so are their names.
+# ruff: noqa: N802, N815
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections import Counter
+from dataclasses import dataclass
+
+NAMES = {
+    1: "cudaErrorInvalidValue",
+    2: "cudaErrorMemoryAllocation",
+    101: "cudaErrorInvalidDevice",
+    700: "cudaErrorIllegalAddress",
+    704: "cudaErrorPeerAccessAlreadyEnabled",
+}
+
+
+class CUDARuntimeError(RuntimeError):
+    """As CuPy's: a number, and its name and meaning in words."""
+
+    def __init__(self, status):
+        super().__init__(NAMES[status])
+        self.status = status
+
+
+OUT_OF_MEMORY, INVALID_VALUE, ALREADY_ENABLED = 2, 1, 704
+ALIGNMENT = 2 << 20
+
+
+@dataclass
+class Attributes:
+    type: int
+    device: int
+    devicePointer: int
+
+
+class Runtime:
+    is_hip = False
+    memcpyDefault, hostAllocMapped, hostAllocPortable = 4, 2, 1
+
+    def __init__(self, ndevices=1, *, room=1 << 30, access=True, visible=True):
+        self.ndevices, self.room, self.access, self.visible = ndevices, room, access, visible
+        self.memory: dict[int, tuple[object, int, int]] = {}  # by address: bytes, size, device
+        self.host: dict[int, object] = {}
+        self.opened: Counter[int] = Counter()
+        self.enabled: set[tuple[int, int]] = set()
+        self.broken_copies: set[int] = set()  # addresses that swallow what is written
+        self.synchronised = 0
+        self._lock = threading.Lock()
+        self._local = threading.local()
+
+    def getDeviceCount(self):
+        return self.ndevices
+
+    def getDevice(self):
+        return getattr(self._local, "device", 0)
+
+    def setDevice(self, ordinal):
+        if not 0 <= ordinal < self.ndevices:
+            raise CUDARuntimeError(101)
+        self._local.device = ordinal
+
+    def getDeviceProperties(self, ordinal):
+        return {"name": b"Stand-in %d" % ordinal, "major": 9, "minor": 0, "multiProcessorCount": 4}
+
+    def deviceGetPCIBusId(self, ordinal):
+        return f"0000:{ordinal:02X}:00.0"
+
+    def deviceGetByPCIBusId(self, pci):
+        if not self.visible:
+            raise CUDARuntimeError(INVALID_VALUE)
+        return int(pci.split(":")[1], 16)
+
+    def deviceCanAccessPeer(self, _device, _peer):
+        return int(self.access)
+
+    def deviceEnablePeerAccess(self, peer):
+        pair = (self.getDevice(), peer)
+        if pair in self.enabled:
+            raise CUDARuntimeError(ALREADY_ENABLED)
+        self.enabled.add(pair)
+
+    def deviceSynchronize(self):
+        self.synchronised += 1
+
+    def malloc(self, nbytes):
+        with self._lock:
+            if nbytes > self.memGetInfo()[0]:
+                raise CUDARuntimeError(OUT_OF_MEMORY)
+            buffer = (ctypes.c_char * (nbytes + ALIGNMENT))()
+            address = -(-ctypes.addressof(buffer) // ALIGNMENT) * ALIGNMENT
+            ctypes.memset(address, 0xAB, nbytes)  # CUDA clears nothing
+            self.memory[address] = (buffer, nbytes, self.getDevice())
+            return address
+
+    def free(self, pointer):
+        with self._lock:
+            if self.memory[pointer][2] != self.getDevice():
+                raise CUDARuntimeError(INVALID_VALUE)
+            if self.opened[pointer]:
+                raise AssertionError("freed while a peer has it mapped")
+            del self.memory[pointer]
+
+    def memGetInfo(self):
+        return self.room - sum(size for _, size, _ in self.memory.values()), self.room
+
+    def memset(self, pointer, value, nbytes):
+        ctypes.memset(pointer, value, nbytes)
+
+    def memcpy(self, target, source, nbytes, _kind):
+        if target not in self.broken_copies:
+            ctypes.memmove(target, source, nbytes)
+
+    def hostAlloc(self, nbytes, flags):
+        assert flags == 3
+        buffer = (ctypes.c_char * nbytes)()
+        self.host[ctypes.addressof(buffer)] = buffer
+        return ctypes.addressof(buffer)
+
+    def freeHost(self, pointer):
+        del self.host[pointer]
+
+    def pointerGetAttributes(self, pointer):
+        for start, (_, size, device) in self.memory.items():
+            if start <= pointer < start + size:
+                return Attributes(2, device, pointer)
+        return Attributes(1 if pointer in self.host else 0, 0, pointer)
+
+    def ipcGetMemHandle(self, pointer):
+        if pointer not in self.memory:
+            raise CUDARuntimeError(INVALID_VALUE)
+        return pointer.to_bytes(64, "little")
+
+    def ipcOpenMemHandle(self, handle):
+        pointer = int.from_bytes(handle, "little")
+        with self._lock:
+            if pointer not in self.memory:
+                raise CUDARuntimeError(INVALID_VALUE)
+            self.opened[pointer] += 1
+        return pointer
+
+    def ipcCloseMemHandle(self, pointer):
+        with self._lock:
+            assert self.opened[pointer] > 0
+            self.opened[pointer] -= 1
+
+
+def read(pointer, nbytes):
+    return ctypes.string_at(pointer, nbytes)
+
+
+def write(pointer, data):
+    ctypes.memmove(pointer, data, len(data))

@@ -1,0 +1,112 @@
+"""Captured calls: CUDA graphs replayed thousands of times among eager calls."""
+
+from __future__ import annotations
+
+import pytest
+
+import ringcoll
+from ringcoll.bench.gpu import captured
+from ringcoll.transports.cuda.device import devices
+from tests.cuda.ranks import close, on, together
+
+pytestmark = pytest.mark.gpu
+
+CHUNKS, REPLAYS = 200, 50
+SMALL, LARGE = 300, 600_000  # elements of int32: signals in the data, and of their own
+
+
+class Counted:
+    """Calls on numbers that grow by one a replay, so that no old result passes for a new one."""
+
+    def __init__(self, comm) -> None:
+        cupy = comm.xp
+        self.comm, self.n, self.turn = comm, comm.nranks, 0
+        self.x = comm.empty(SMALL, "int32")
+        self.sums = cupy.empty(SMALL, "int32")
+        self.big = comm.empty(LARGE, "int32")
+        self.big_sums = comm.empty(LARGE, "int32")
+        self.every = comm.empty(SMALL * self.n, "int32")
+        self.plain = cupy.empty(SMALL, "int32")
+        for array in (self.x, self.big):
+            array.fill(comm.rank)
+        self.plain.fill(-1)
+
+    def step(self) -> None:
+        """Enqueue one round of calls."""
+        self.x += 1
+        self.big += 1
+        self.comm.all_reduce(self.x, self.sums)
+        self.comm.all_gather(self.x, self.every)
+        self.comm.all_reduce(self.big, self.big_sums)
+        self.comm.broadcast(self.x if self.comm.rank == 0 else None, self.plain)
+
+    def check(self, rounds: int) -> None:
+        ranks = range(self.n)
+        total = sum(ranks) + self.n * rounds
+        assert {*self.sums.get().tolist()} == {total}
+        assert {*self.big_sums.get().tolist()} == {total}
+        assert {*self.plain.get().tolist()} == {rounds}
+        parts = self.every.get().reshape(self.n, SMALL)
+        assert [{*part.tolist()} for part in parts] == [{rank + rounds} for rank in ranks]
+
+
+def replay(comm) -> int:
+    """10,000 replays in short chunks, eager rounds between them; how many rounds."""
+    cupy = comm.xp
+    with on(comm), cupy.cuda.Stream(non_blocking=True) as stream:
+        counted, rounds = Counted(comm), 0
+        for _ in range(3):
+            counted.step()
+            rounds += 1
+        comm.synchronize()
+        graphs = [captured(stream, counted.step, steps) for steps in (1, 3)]
+        counted.check(rounds)  # to capture is not to run
+        for chunk in range(CHUNKS):
+            for turn in range(REPLAYS):
+                longer = turn % 10 == 9
+                graphs[longer].launch(stream)
+                rounds += 3 if longer else 1
+                if (turn + chunk) % 17 == 0:
+                    counted.step()
+                    rounds += 1
+            comm.synchronize()
+            if chunk % 20 == 0:
+                counted.check(rounds)
+        counted.check(rounds)
+    return rounds
+
+
+def test_one_rank():
+    assert ringcoll.spawn(replay, 1, device="cuda", timeout=20)[0] > CHUNKS * REPLAYS
+
+
+@pytest.mark.multi_gpu
+def test_a_gpu_for_each_rank():
+    n = min(8, len(devices()))
+    rounds = ringcoll.spawn(replay, n, device="cuda", timeout=20)
+    assert min(rounds) == max(rounds) > CHUNKS * REPLAYS
+
+
+@pytest.mark.multi_gpu
+def test_what_is_replayed_late_is_told():
+    """A rank that does not launch its graph: the others end by the deadline."""
+
+    def work(comm) -> str:
+        cupy = comm.xp
+        with on(comm), cupy.cuda.Stream(non_blocking=True) as stream:
+            x = comm.empty(100, "float32")
+            x.fill(1)
+            comm.all_reduce(x)
+            comm.synchronize()
+            graph = captured(stream, lambda: comm.all_reduce(x), 2)
+            if comm.rank == 1:
+                return "never launched"
+            graph.launch(stream)
+            with pytest.raises(ringcoll.Error) as told:
+                comm.synchronize()
+            return type(told.value).__name__
+
+    comms = ringcoll.init_all([0, 1], device="cuda", timeout=2)
+    said = together(comms, work)
+    assert said == ["DeadlineError", "never launched"]
+    close(comms, failed=True)

@@ -1,0 +1,233 @@
+"""Kernels broken on purpose, a line each: what the stand-in shows of it."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from ringcoll.algorithms import build
+from ringcoll.launch import Launch
+from tests.kernels.apart import run_apart
+from tests.kernels.cases import LL, STAGED, Case
+from tests.kernels.sanitizer import THREADS, needs_sanitizer
+from tests.kernels.stand_in import KERNELS, needs_compiler
+
+pytestmark = needs_compiler
+
+RING = Case(build("all_reduce", "ring", 3), LL, 203)
+PAIRS = Case(build("all_reduce", "all_pairs", 3), LL, 203)
+BROADCAST = Case(build("broadcast", "all_pairs", 3), LL, 203)
+MEAN = Case(build("all_reduce", "ring", 3), LL, 203, op="avg")
+STAGED_RING = Case(build("all_reduce", "ring", 3), STAGED, 1300, replicas=2)
+STAGED_MEAN = Case(build("all_reduce", "ring", 3), STAGED, 1300, op="avg")
+STAGED_CHAIN = Case(build("broadcast", "chain", 3), STAGED, 1300)
+STAGED_PAIRS = Case(build("all_reduce", "all_pairs", 3), STAGED, 1300)
+REPLICAS = Case(build("broadcast", "chain", 3), STAGED, 4000, replicas=2)
+MAPPED = Case(build("all_reduce", "two_shot", 3), Launch(), 4096, replicas=2)
+
+SLOW = (
+    "__atomic_store_n(halves + 1, high",
+    "sched_yield(); sched_yield(); sched_yield(); __atomic_store_n(halves + 1, high",
+)
+"""A machine on which half a line arrives late."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A kernel that is wrong.
+
+    Args:
+        name: what is wrong.
+        file: of the kernels.
+        old: the text that is right; it stands there once.
+        new: in its place.
+        case: a call that suffers.
+        calls: how many of them in a row.
+        machine: a change of the stand-in that the right kernel bears.
+
+    """
+
+    name: str
+    file: str
+    old: str
+    new: str
+    case: Case
+    calls: int = 1
+    machine: tuple[str, str] | None = None
+
+
+LINES = "t.line(words[r * ROW + 1 + s], lines_of(Srcs::at(s))) + 16 * i"
+
+WRONG = [
+    Mutant("half a line is enough", "cpu/system.cuh", " && line.w == flag", "", PAIRS, 1, SLOW),
+    Mutant(
+        "the other half is read",
+        "ll.cuh",
+        LINES,
+        f"{LINES} + t.call.args.half - 2 * t.call.half()",
+        PAIRS,
+    ),
+    Mutant(
+        "one half for all calls",
+        "call.cuh",
+        "(epoch & 1) * args.half",
+        "0 * args.half",
+        BROADCAST,
+        500,
+    ),
+    Mutant(
+        "a partial has one line", "ll.cuh", "place * lines * 16", "(lines ? place * 16 : 0)", RING
+    ),
+    Mutant(
+        "the last place is full",
+        "ll.cuh",
+        "if (count <= first) return 0;",
+        "return Place<T>::COUNT;",
+        PAIRS,
+    ),
+    Mutant(
+        "nobody waits for the last",
+        "call.cuh",
+        "if (known + 1 >= epoch) return true;",
+        "return true;",
+        BROADCAST,
+        500,
+    ),
+    Mutant(
+        "all have entered a rooted call",
+        "call.cuh",
+        "(known + 1 >= epoch ? known : epoch - 1)",
+        "epoch",
+        BROADCAST,
+        500,
+    ),
+    Mutant(
+        "a mean is a sum",
+        "ll.cuh",
+        "FINAL ? Op::finish(total.acc[i], RC_RANKS) : total.acc[i]",
+        "total.acc[i]",
+        MEAN,
+    ),
+    Mutant(
+        "a mean is a sum in words",
+        "simple.cuh",
+        "FINAL ? Op::finish(total, RC_RANKS) : total",
+        "total",
+        STAGED_MEAN,
+    ),
+    Mutant(
+        "elements for bytes",
+        "simple.cuh",
+        "words[0] + first * bytes",
+        "words[0] + (bytes ? first : 0)",
+        REPLICAS,
+    ),
+    Mutant(
+        "a slice stands still",
+        "simple.cuh",
+        "return at + slice * stride;\n        }",
+        "return at;\n        }",
+        STAGED_RING,
+    ),
+    Mutant(
+        "threads take one vector twice",
+        "simple.cuh",
+        "chunks[s], at + u * threads, s",
+        "chunks[s], at + u, s",
+        MAPPED,
+    ),
+    Mutant(
+        "the tail is left out",
+        "simple.cuh",
+        "i < count; i += threads) element",
+        "i + 1 < count; i += threads) element",
+        STAGED_CHAIN,
+    ),
+]
+
+RACES = [
+    Mutant(
+        "no credit",
+        "simple.cuh",
+        "const bool guard = slice >= window;",
+        "const bool guard = false;",
+        STAGED_CHAIN,
+    ),
+    Mutant(
+        "posted before all have written",
+        "simple.cuh",
+        "if (head.signals != 0) block_barrier();",
+        "",
+        STAGED_RING,
+    ),
+    Mutant(
+        "slots without end", "simple.cuh", "slice % window, first", "slice, first", STAGED_PAIRS
+    ),
+    Mutant(
+        "replicas share a flag",
+        "simple.cuh",
+        "const u64 at = words[0] + replica * 8;",
+        "const u64 at = words[0];",
+        REPLICAS,
+    ),
+    Mutant(
+        "signals of the last call",
+        "simple.cuh",
+        "call.epoch << 32 | count",
+        "count",
+        STAGED_RING,
+        6,
+    ),
+    Mutant(
+        "threads go on alone",
+        "simple.cuh",
+        "return !block_any(!alive);",
+        "return alive;",
+        STAGED_RING,
+    ),
+]
+
+
+def changed(folder: Path, file: str, old: str, new: str) -> None:
+    path = folder / file
+    text = path.read_text()
+    assert text.count(old) == 1, f"{file} has {text.count(old)} times {old!r}"
+    path.write_text(text.replace(old, new))
+
+
+def kernels_of(mutant: Mutant, folder: Path, *, wrong: bool) -> Path:
+    """The kernels on the mutant's machine, right or wrong."""
+    kernels = folder / f"kernels-{wrong}"
+    shutil.copytree(KERNELS, kernels)
+    if mutant.machine is not None:
+        changed(kernels, "cpu/system.cuh", *mutant.machine)
+    if wrong:
+        changed(kernels, mutant.file, mutant.old, mutant.new)
+    return kernels
+
+
+@pytest.mark.parametrize("mutant", WRONG, ids=lambda mutant: mutant.name)
+def test_a_wrong_kernel_is_seen(mutant: Mutant, tmp_path: Path) -> None:
+    kernels = kernels_of(mutant, tmp_path, wrong=True)
+    outcome = run_apart(mutant.case, tmp_path, kernels=kernels, calls=mutant.calls, timeout=0.5)
+    assert outcome.verdict() in {"wrong", "report"}
+
+
+@needs_sanitizer
+@pytest.mark.parametrize("mutant", RACES, ids=lambda mutant: mutant.name)
+def test_a_race_is_seen(mutant: Mutant, tmp_path: Path) -> None:
+    kernels = kernels_of(mutant, tmp_path, wrong=True)
+    outcome = run_apart(
+        mutant.case, tmp_path, *THREADS, kernels=kernels, calls=mutant.calls, timeout=5.0
+    )
+    assert outcome.verdict() in {"race", "wrong", "report"}
+
+
+@pytest.mark.parametrize("mutant", WRONG, ids=lambda mutant: mutant.name)
+def test_the_right_kernel_bears_it(mutant: Mutant, tmp_path: Path) -> None:
+    kernels = KERNELS if mutant.machine is None else kernels_of(mutant, tmp_path, wrong=False)
+    outcome = run_apart(mutant.case, tmp_path, kernels=kernels, calls=mutant.calls)
+    assert outcome.verdict() == "right"

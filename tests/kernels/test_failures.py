@@ -1,0 +1,161 @@
+"""Calls that fail: every rank ends, says why, and touches nothing any more."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from threading import Thread
+
+import pytest
+
+from ringcoll.algorithms import build
+from ringcoll.launch import Launch
+from tests.kernels.cases import LL, STAGED, Case
+from tests.kernels.stand_in import compile_all, needs_compiler
+from tests.kernels.world import ABORT, Ready, World
+
+pytestmark = needs_compiler
+
+EXPIRED, DIFFERENT, GIVEN_UP, TOLD = 1, 2, 3, 4
+HELLO = 0xFFFFFFFF
+SOURCE = 0x80000000
+AT_ONCE = 5.0
+"""Seconds within which everything ends, on a machine that is busy."""
+
+EVERY = pytest.mark.parametrize("launch", [LL, STAGED, Launch()], ids=["lines", "staged", "mapped"])
+
+
+def seconds(launches: Sequence[Ready]) -> float:
+    """How long it takes until all launches, side by side, have ended."""
+    threads = [Thread(target=launch) for launch in launches]
+    compile_all(launch.text for launch in launches)
+    start = time.monotonic()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return time.monotonic() - start
+
+
+def ring(launch: Launch) -> Case:
+    algorithm = "two_shot" if launch.mapped else "ring"
+    return Case(build("all_reduce", algorithm, 3), launch, 500, replicas=2)
+
+
+@EVERY
+@pytest.mark.parametrize("absent", [0, 2])
+def test_a_rank_that_never_comes(absent: int, launch: Launch) -> None:
+    world = World(3)
+    case = ring(launch)
+    present = [rank for rank in range(3) if rank != absent]
+    ready = world.ready(case, world.arrays(case), ranks=present, timeout=0.3)
+    assert 0.3 <= seconds([ready]) < AT_ONCE
+    assert world.report(absent) is None
+    reports = [report for report in world.reports() if report is not None]
+    assert len(reports) == 2
+    assert {report.kind for report in reports} <= {EXPIRED, TOLD}
+    assert any(report.kind == EXPIRED for report in reports)
+    for report in reports:
+        assert report.epoch == 1
+        if report.kind == EXPIRED and report.step == HELLO:
+            assert report.peer == absent or launch.mapped
+        elif report.kind == EXPIRED:
+            assert report.step < 20
+            assert report.peer & SOURCE
+    assert all(world.broken(rank) for rank in range(3))
+    for rank in present:
+        assert not world.progress(rank).any(), "a call that failed is not counted"
+
+
+@EVERY
+def test_who_was_waited_for(launch: Launch) -> None:
+    # Alone, rank 1 can wait for nothing but what its program says.
+    world = World(2)
+    plan = build("reduce", "all_pairs", 2)
+    case = Case(plan, launch, 100)
+    ready = world.ready(case, world.arrays(case), ranks=(0,), timeout=0.2)
+    assert seconds([ready]) < AT_ONCE
+    report = world.report(0)
+    assert report is not None
+    assert report.kind == EXPIRED
+    if launch.mapped:
+        assert (report.step, report.peer) == (HELLO, 1)
+    else:
+        assert report.step < 3
+        assert report.peer & SOURCE
+
+
+@EVERY
+def test_the_next_call_returns_at_once_and_touches_nothing(launch: Launch) -> None:
+    world = World(3)
+    case = ring(launch)
+    arrays = world.arrays(case)
+    again = world.ready(case, arrays, timeout=60.0)
+    seconds([world.ready(case, arrays, ranks=(0, 1), timeout=0.1)])
+    before = world.memory.copy()
+    # The rank that came late, too: its own arena says that the call is broken.
+    assert seconds([again]) < AT_ONCE
+    late = world.report(2)
+    assert late is not None
+    assert late.kind == TOLD
+    world.words(2)[:] = 0
+    assert (world.memory == before).all()
+
+
+@EVERY
+def test_ranks_that_make_different_calls(launch: Launch) -> None:
+    world = World(2)
+    algorithm = "two_shot" if launch.mapped else "ring"
+    case = Case(build("all_reduce", algorithm, 2), launch, 64)
+    arrays = world.arrays(case)
+    took = seconds(
+        [
+            world.ready(case, arrays, ranks=(rank,), signature=100 + rank, number=40 + rank)
+            for rank in range(2)
+        ]
+    )
+    assert took < AT_ONCE
+    reports = world.reports()
+    assert any(report is not None and report.kind == DIFFERENT for report in reports)
+    for rank, report in enumerate(reports):
+        if report is not None and report.kind == DIFFERENT:
+            assert (report.peer, report.launch, report.step) == (1 - rank, 41 - rank, HELLO)
+            assert report.epoch == 1
+    assert world.broken(0)
+    assert world.broken(1)
+
+
+@EVERY
+def test_the_host_gives_up(launch: Launch) -> None:
+    world = World(3)
+    case = ring(launch)
+    ready = world.ready(case, world.arrays(case), ranks=(0, 1), timeout=1e10)
+
+    def give_up() -> None:
+        time.sleep(0.2)
+        world.words(1)[ABORT] = 1
+
+    host = Thread(target=give_up)
+    host.start()
+    assert seconds([ready]) < AT_ONCE
+    host.join()
+    report, other = world.report(1), world.report(0)
+    assert report is not None
+    assert report.kind == GIVEN_UP
+    assert other is not None
+    assert other.kind == TOLD
+
+
+def test_a_late_rank_is_waited_for() -> None:
+    world = World(2)
+    case = Case(build("all_reduce", "ring", 2), LL, 64)
+    arrays = world.arrays(case)
+    first, late = (world.ready(case, arrays, ranks=(rank,)) for rank in range(2))
+    compile_all([first.text, late.text])
+    waiting = Thread(target=first)
+    waiting.start()
+    time.sleep(0.5)
+    late()
+    waiting.join()
+    assert not any(world.reports())
+    arrays.check(case)

@@ -1,0 +1,85 @@
+"""The kernels compile for every generation of GPUs, whatever is asked of them."""
+
+from __future__ import annotations
+
+import functools
+import re
+from itertools import product
+
+import pytest
+
+from ringcoll.algorithms import build
+from ringcoll.dtypes import DTYPES, OPS, op_of
+from ringcoll.encode import encode
+from ringcoll.errors import ArgumentError
+from ringcoll.executors.cuda.arena import Arena
+from ringcoll.executors.cuda.cache import KernelCache
+from ringcoll.executors.cuda.lines import lines_body
+from ringcoll.executors.cuda.params import Addresses
+from ringcoll.executors.cuda.simple import simple_body
+from ringcoll.executors.cuda.standard import standard_sources
+from ringcoll.launch import Launch, Layout
+from tests.kernels import cuda12
+
+pytestmark = pytest.mark.slow
+
+pytest.importorskip("cupy", reason="NVRTC is reached through CuPy")
+
+ARCHS = ("sm_75", "sm_80", "sm_90", "sm_100", "sm_120")
+ELF = b"\x7fELF"
+LAUNCHES = (Launch(protocol="LL", mapped=frozenset()), Launch())
+
+
+@functools.cache
+def shapes() -> tuple[str, ...]:
+    """Of the standard kernels for 8 ranks those that differ in more than numbers."""
+    found: dict[object, str] = {}
+    for text in standard_sources():
+        if "#define RC_RANKS 8\n" in text:
+            key = re.sub(r"#define RC_WORDS \d+|run\(thread, .*\)", "", text)
+            found.setdefault(key, text)
+    return tuple(found.values())
+
+
+@functools.cache
+def operators() -> tuple[str, ...]:
+    """The smallest kernel of every operator on every element type, by turns in lines and words."""
+    found: list[str] = []
+    for dtype, name in product(DTYPES, OPS):
+        op = op_of(name)
+        try:
+            op.check(dtype)
+        except ArgumentError:
+            continue
+        launch = LAUNCHES[len(found) % len(LAUNCHES)]
+        make = lines_body if launch.in_band else simple_body
+        program = encode(build("all_reduce", "ring" if launch.in_band else "one_shot", 2), launch)
+        layout = Layout(program.collective, (64,))
+        at = (Addresses(0, (0, 0), 0),)
+        found.append(make(program, layout, dtype, op, Arena(2), at).text)
+    return tuple(found)
+
+
+def test_there_is_something_of_everything() -> None:
+    texts = "".join(shapes())
+    assert {"BFloat16", "Float16", "Float32"} <= set(re.findall(r"using Type = (\w+);", texts))
+    assert {"ll.cuh", "simple.cuh"} == set(re.findall(r'#include "(\w+\.cuh)"', texts))
+    assert len(set(operators())) > 100
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_standard_kernels(arch: str) -> None:
+    # NVRTC takes half a second for each: every generation sees a quarter, all of them see all.
+    chosen = shapes()[ARCHS.index(arch) % 4 :: 4]
+    cubins = KernelCache(None).compile_all(chosen, arch)
+    assert all(cubin.startswith(ELF) for cubin in cubins)
+
+
+def test_standard_kernels_for_gpus_that_only_cuda_12_serves() -> None:
+    for text in shapes()[::8]:
+        assert cuda12.compile_kernel(text, "sm_70").startswith(ELF)
+
+
+def test_every_operator_on_every_element_type() -> None:
+    cubins = KernelCache(None).compile_all(operators(), "sm_90")
+    assert all(cubin.startswith(ELF) for cubin in cubins)

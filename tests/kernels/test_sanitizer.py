@@ -1,0 +1,49 @@
+"""What no signal orders, ThreadSanitizer sees: the kernels on the stand-in leave it nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ringcoll.algorithms import build
+from ringcoll.launch import Launch
+from ringcoll.plan import Buffer
+from tests.kernels.apart import run_apart
+from tests.kernels.cases import LL, STAGED, Case
+from tests.kernels.sanitizer import THREADS, needs_sanitizer
+
+pytestmark = needs_sanitizer
+
+CASES = [
+    ("all_reduce", "all_pairs", LL),
+    ("all_reduce", "ring", LL),
+    ("all_reduce", "ring", STAGED),
+    ("all_reduce", "all_pairs", Launch(slices=4, window=1, mapped=frozenset())),
+    ("all_reduce", "two_shot", Launch()),
+    ("all_gather", "all_pairs", Launch(slices=3, mapped=frozenset({Buffer.INPUT}))),
+    ("broadcast", "chain", STAGED),
+    ("reduce", "chain", STAGED),
+]
+
+
+@pytest.mark.parametrize(
+    ("collective", "algorithm", "launch"), CASES, ids=lambda value: str(value)[:24]
+)
+def test_calls_in_a_row_leave_no_race(
+    collective: str, algorithm: str, launch: Launch, tmp_path: Path
+) -> None:
+    case = Case(build(collective, algorithm, 3), launch, 2000, replicas=2)
+    outcome = run_apart(case, tmp_path, *THREADS, calls=5)
+    assert (outcome.verdict(), outcome.said) == ("right", "")
+
+
+@pytest.mark.parametrize("launch", [LL, STAGED, Launch()], ids=["lines", "staged", "mapped"])
+def test_memory_is_used_within_its_bounds(launch: Launch, tmp_path: Path) -> None:
+    # Shifts, alignment and conversions are defined too: the C++ compiler's own checks run along.
+    case = Case(build("all_reduce", "recursive_doubling", 3), launch, 333, shift=1)
+    if launch is LL:
+        case = Case(build("all_reduce", "all_pairs", 3), launch, 333, shift=1)
+    checks = ("-fsanitize=undefined", "-fno-sanitize-recover=all")
+    outcome = run_apart(case, tmp_path, *checks, calls=2)
+    assert (outcome.verdict(), outcome.said) == ("right", "")

@@ -1,0 +1,195 @@
+"""Ranks whose memory is one array of bytes, and calls of theirs on the stand-in of a GPU."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ringcoll.dtypes import dtype_of, op_of
+from ringcoll.encode import encode
+from ringcoll.executors.cuda.arena import MOST_BLOCKS, REPORT_BYTES, Arena
+from ringcoll.executors.cuda.lines import lines_body
+from ringcoll.executors.cuda.params import Addresses, Body, Header, pack
+from ringcoll.executors.cuda.reports import Report, read
+from ringcoll.executors.cuda.simple import simple_body
+from ringcoll.run import run
+from tests.kernels.cases import POISON, Array, Arrays, Case, joined, values
+from tests.kernels.stand_in import KERNELS, library
+
+GUARD = 64
+"""Bytes on either side of a user's array that nobody may write."""
+
+USER_BYTES = 1 << 19
+ABORT = 6
+"""The word of a report by which the host gives up."""
+
+
+@dataclass(frozen=True, eq=False)
+class Ready:
+    """A launch of some ranks with its parameter."""
+
+    text: str
+    parameter: bytes
+    blocks: int
+    locals: int
+    threads: int
+
+    def __call__(self, kernels: Path = KERNELS, calls: int = 1) -> None:
+        built = library(self.text, kernels)
+        assert built.args_bytes() == len(self.parameter)
+        held = ctypes.create_string_buffer(self.parameter, len(self.parameter))
+        built.launch(held, self.blocks, self.locals, self.threads, calls)
+
+
+class World:
+    """Arenas, reports, tables and arrays of ranks.
+
+    Args:
+        nranks: how many.
+        address: where the kernels will find the memory; None: where it lies in this process.
+
+    """
+
+    def __init__(self, nranks: int, address: int | None = None) -> None:
+        self.nranks = nranks
+        self.arena = Arena(nranks, line_half=1 << 20, scratch_half=1 << 20, replicas=4)
+        self._report = nranks * self.arena.nbytes
+        self._user = -(-(self._report + nranks * REPORT_BYTES) // 4096) * 4096
+        size = self._user + USER_BYTES
+        held = np.zeros(size + 4096, np.uint8)
+        self.memory = held[-held.ctypes.data % 4096 :][:size]
+        self.address = self.memory.ctypes.data if address is None else address
+        self._taken = 0
+        for rank in range(nranks):  # SCRATCH of protocol Simple may hold anything
+            self.arena_of(rank)[self.arena.scratch :] = POISON
+
+    def arena_of(self, rank: int) -> Array:
+        return self.memory[rank * self.arena.nbytes :][: self.arena.nbytes]
+
+    def broken(self, rank: int) -> bool:
+        return bool(self.arena_of(rank)[:4].any())
+
+    def progress(self, rank: int) -> Array:
+        """Epoch and known of every block."""
+        found = self.arena_of(rank)[self.arena.progress :][: MOST_BLOCKS * 16]
+        return found.view(np.uint64).reshape(MOST_BLOCKS, 2)
+
+    def words(self, rank: int) -> Array:
+        """The report as words."""
+        at = self._report + rank * REPORT_BYTES
+        return self.memory[at : at + REPORT_BYTES].view(np.uint32)
+
+    def report(self, rank: int) -> Report | None:
+        return read(memoryview(self.words(rank).tobytes()))
+
+    def reports(self) -> list[Report | None]:
+        return [self.report(rank) for rank in range(self.nranks)]
+
+    def forget_arrays(self) -> None:
+        self._taken = 0
+
+    def arrays(self, case: Case, seed: int = 0) -> Arrays:
+        """Inputs of the call, and outputs full of poison; kept until ``forget_arrays``."""
+        plan, collective = case.plan, case.plan.collective
+        item = dtype_of(case.dtype).numpy
+        rng = np.random.default_rng([seed, case.count, self.nranks])
+        table = self._take(3 * self.nranks * 8).view(np.uint64).reshape(3, self.nranks)
+        first = self._taken
+        inputs: list[Array | None] = [None] * self.nranks
+        outputs: list[Array | None] = [None] * self.nranks
+        for rank in range(self.nranks):
+            for buffer, found in (("INPUT", inputs), ("OUTPUT", outputs)):
+                if collective.has(buffer, rank):
+                    nbytes = collective.segments(buffer) * case.count * item.itemsize
+                    taken = self._take(nbytes, case.shift * item.itemsize).view(item)
+                    taken[:] = values(case.dtype, taken.size, rng)
+                    found[rank] = taken
+        contributions = [None if given is None else given.copy() for given in inputs]
+        whole = self.memory[self._user + first : self._user + self._taken]
+        guards = np.ones(whole.size, bool)
+        start = whole.ctypes.data
+        for rank, seen in enumerate(outputs):
+            given = inputs[rank]
+            if seen is None:
+                continue
+            seen.view(np.uint8)[:] = POISON
+            if case.launch.in_place and given is not None:
+                given, seen = joined(case, rank, given, seen, contributions[rank])
+                inputs[rank], outputs[rank] = given, seen
+            at = seen.ctypes.data - start
+            guards[at : at + seen.nbytes] = False
+        layout = case.layout(sliced=False)
+        wanted = run(plan, contributions, op=case.op, layout=layout)
+        return Arrays(inputs, outputs, wanted, whole, whole.copy(), guards, table)
+
+    def _take(self, nbytes: int, shift: int = 0) -> Array:
+        """Bytes for a user, poison around them."""
+        begin = -(-(self._taken + GUARD) // 128) * 128 + shift
+        self._taken = begin + nbytes + GUARD
+        assert self._taken <= USER_BYTES
+        at = self._user + begin
+        self.memory[at - GUARD : at + nbytes + GUARD] = POISON
+        return self.memory[at : at + nbytes]
+
+    def ready(
+        self,
+        case: Case,
+        arrays: Arrays,
+        *,
+        ranks: Sequence[int] | None = None,
+        timeout: float = 60.0,
+        signature: int = 1234,
+        number: int = 7,
+    ) -> Ready:
+        """The launch of ``ranks``, by default of all."""
+        ranks = range(self.nranks) if ranks is None else ranks
+        program = encode(case.plan, case.launch)
+        at = [self._addresses(rank, arrays) for rank in ranks]
+        body = self.body(case, at)
+        header = Header(
+            timeout, signature, number, program.total, bool(case.launch.mapped), case.replicas
+        )
+        parameter = pack(body, header, self.arena.progress, at)
+        lanes = 1 if case.launch.in_band else max(len(program.of(r)) for r in range(self.nranks))
+        return Ready(body.text, parameter, lanes * case.replicas, len(at), case.threads)
+
+    def body(self, case: Case, at: Sequence[Addresses] | None = None) -> Body:
+        """Text and words of a call; without addresses the text alone has a meaning."""
+        if at is None:
+            at = [Addresses(rank, (0,) * self.nranks, 0) for rank in range(self.nranks)]
+        dtype = dtype_of(case.dtype)
+        op = op_of(case.op) if case.plan.collective.reduces else None
+        make = lines_body if case.launch.in_band else simple_body
+        program = encode(case.plan, case.launch)
+        return make(program, case.layout(sliced=True), dtype, op, self.arena, at)
+
+    def call(self, case: Case, seed: int = 0, kernels: Path = KERNELS, **options: Any) -> Arrays:
+        """Make a call of all ranks and wait for its end."""
+        arrays = self.arrays(case, seed)
+        self.ready(case, arrays, **options)(kernels)
+        return arrays
+
+    def _addresses(self, rank: int, arrays: Arrays) -> Addresses:
+        """Peers find a buffer in mapping 1 or 2 at some offset, other on every rank."""
+        offset = 16 * (rank + 1)
+        user, hello = [], []
+        for k, array in enumerate((arrays.inputs[rank], arrays.outputs[rank])):
+            user.append(0 if array is None else self._seen(array))
+            hello.append(0 if array is None else (1 + k) << 48 | offset)
+            arrays.table[1 + k, rank] = max(0, user[k] - offset)
+        return Addresses(
+            rank,
+            tuple(self.address + r * self.arena.nbytes for r in range(self.nranks)),
+            self.address + self._report + rank * REPORT_BYTES,
+            self._seen(arrays.table),
+            (hello[0], hello[1]),
+            (user[0], user[1]),
+        )
+
+    def _seen(self, array: Array) -> int:
+        return self.address + array.ctypes.data - self.memory.ctypes.data
