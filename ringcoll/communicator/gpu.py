@@ -206,6 +206,8 @@ class Enqueuer:
         self._rank, self._ordinal = state.fabric.rank, state.device.ordinal
         self._device: Callable[[], int] = runtime.getDevice
         self._stream: Callable[[], Any] = get_current_stream
+        # The last call's stream is waited for later, and a handle is nothing once it is destroyed.
+        self._owner: object = None
         self._kept: dict[tuple[object, ...], _Kept] = {}
 
     def __call__(
@@ -222,8 +224,10 @@ class Enqueuer:
                 and self._device() == self._ordinal
                 and current() is None
             ):
+                stream = self._stream()
                 with self._lock:
-                    state.run(kept.ready, self._stream().ptr)
+                    _before, self._owner = self._owner, stream
+                    state.run(kept.ready, stream.ptr)
                 return None
         return self._slowly(name, sendbuf, recvbuf, op, root, how)
 
@@ -244,17 +248,21 @@ class Enqueuer:
         else:
             ready = self._prepared(key, name, sendbuf, recvbuf, op, root, options, where)
         like = sendbuf if sendbuf is not None else recvbuf
-        pointer = stream_pointer(stream, like, ordinal=state.device.ordinal, where=where)
-        return self._enqueue(ready, pointer, (sendbuf, recvbuf), later=later)
+        ordinal = state.device.ordinal
+        pointer = stream_pointer(stream, like, ordinal=ordinal, where=where)
+        owner = stream if stream is not None else _current(like, ordinal)
+        return self._enqueue(ready, pointer, (sendbuf, recvbuf), owner, later=later)
 
     def _enqueue(
-        self, ready: Ready, stream: int, alive: tuple[Any, Any], *, later: bool
+        self, ready: Ready, stream: int, alive: tuple[Any, Any], owner: object, *, later: bool
     ) -> Work | None:
         group, state = current(), self._state
         if group is not None:
-            group.add(state, Enqueued(ready, stream), None, alive)
+            group.add(state, Enqueued(ready, stream), None, (alive, owner, self._owner))
+            self._owner = owner
             return group.work if later else None
         with state.lock:
+            _before, self._owner = self._owner, owner
             state.run(ready, stream)
         return _DeviceWork(state, stream) if later else None
 
@@ -305,6 +313,16 @@ class Enqueuer:
     def forget(self) -> None:
         """Keep no call any more."""
         self._kept.clear()
+
+
+def _current(like: Any, ordinal: int) -> object:
+    """The stream object that a call on ``like`` goes to when it names none."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(like, torch.Tensor):
+        return torch.cuda.current_stream(ordinal)
+    from cupy.cuda import get_current_stream
+
+    return get_current_stream(ordinal)
 
 
 def _is_cupy(buffer: Any) -> bool:
