@@ -143,12 +143,12 @@ def command(start: str, *words: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("start", ["sockets", MPI])
-def test_processes_that_share_a_gpu(start, monkeypatch):
-    """They map each other's memory by CUDA IPC, and take turns on the device."""
+@pytest.mark.slow
+def test_processes_that_share_a_gpu(monkeypatch):
+    """They map each other's memory by CUDA IPC, and take turns on the device, which takes long."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     words = ["--ranks", "2", "-b", "64", "-e", "64K", "-f", "1024", "-n", "2"]
-    assert command(start, "all_reduce", *words)["machine"]["ranks"] == 2
+    assert command("sockets", "all_reduce", *words)["machine"]["ranks"] == 2
 
 
 @pytest.mark.multi_gpu

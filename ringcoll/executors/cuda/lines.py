@@ -163,7 +163,7 @@ def _slot_bytes(program: Program, layout: Layout, dtype: DType) -> int:
             strict=True,
         )
     }
-    return places(layout, dtype) * max(_lines(kind, dtype) for kind in kinds) * _LINE
+    return places(layout, dtype) * max((_lines(kind, dtype) for kind in kinds), default=0) * _LINE
 
 
 def line_bytes(program: Program, layout: Layout, dtype: DType) -> int:

@@ -1,0 +1,35 @@
+"""What GPU ranks choose for a call always becomes a kernel's text and words, however small it is."""
+
+from __future__ import annotations
+
+import pytest
+
+from ringcoll.arguments.calls import Call
+from ringcoll.collectives import COLLECTIVES
+from ringcoll.dtypes import dtype_of, op_of
+from ringcoll.executors.cuda.arena import Arena
+from ringcoll.executors.cuda.choose import Wishes, choose
+from ringcoll.executors.cuda.params import Addresses
+from ringcoll.executors.cuda.standard import body_of
+from ringcoll.launch import ALL_MAPPED
+
+NAMES = [name for name in COLLECTIVES if name != "send"]
+
+
+@pytest.mark.parametrize("mapped", [frozenset(), ALL_MAPPED], ids=["plain", "mapped"])
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("count", [0, 1, 5, 1 << 20])
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("nranks", [1, 2, 3])
+def test_every_call_has_a_kernel(nranks, name, count, in_place, mapped):
+    reduces = COLLECTIVES[name].reduces
+    count = 0 if name == "barrier" else count
+    op = op_of("sum") if reduces else None
+    arena = Arena(nranks)
+    nbytes = 4 * count * nranks
+    call = Call(name, 0, None, None, count, dtype_of("float32"), op, 0, in_place, nbytes)
+    chosen = choose(call, nranks, arena, mapped=mapped, most_blocks=132, wishes=Wishes())
+    body = body_of(chosen, call, arena, (Addresses(0, (0,) * nranks, 0),))
+    assert "ringcoll_kernel" in body.text
+    assert 1 <= chosen.blocks <= 132
+    assert len(body.words) == len(body.programs) == 1
