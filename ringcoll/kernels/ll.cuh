@@ -53,11 +53,12 @@ union Partials {
     }
 };
 
-// The user's memory has the alignment of its elements and ends anywhere.
+// The user's memory has the alignment of its elements and ends anywhere; RC_WHOLE says that all of
+// it begins at 8 bytes and ends with a whole place: the branches for the rest cost 0.2 to 0.8 µs.
 template <class T>
 RC_DEVICE Elements<T> read_user(u64 at, u32 count) {
     Elements<T> place;
-    if (count == Place<T>::COUNT && at % 8 == 0) {
+    if (RC_WHOLE || (count == Place<T>::COUNT && at % 8 == 0)) {
         for (u32 i = 0; i < Place<T>::LINES; ++i) place.words[i] = load<u64>(at + 8 * i);
     } else {
         for (u32 i = 0; i < Place<T>::COUNT; ++i)
@@ -68,7 +69,7 @@ RC_DEVICE Elements<T> read_user(u64 at, u32 count) {
 
 template <class T>
 RC_DEVICE void write_user(u64 at, u32 count, const Elements<T>& place) {
-    if (count == Place<T>::COUNT && at % 8 == 0) {
+    if (RC_WHOLE || (count == Place<T>::COUNT && at % 8 == 0)) {
         for (u32 i = 0; i < Place<T>::LINES; ++i) store<u64>(at + 8 * i, place.words[i]);
     } else {
         for (u32 i = 0; i < Place<T>::COUNT; ++i)
@@ -90,6 +91,7 @@ struct Thread {
     RC_DEVICE u32 here(u64 count) const {
         const u64 first = place * Place<T>::COUNT;
         if (count <= first) return 0;
+        if (RC_WHOLE) return Place<T>::COUNT;
         return count - first < Place<T>::COUNT ? static_cast<u32>(count - first) : Place<T>::COUNT;
     }
     RC_DEVICE u64 user(u64 chunk) const { return chunk + place * Place<T>::BYTES; }

@@ -1,4 +1,4 @@
-"""What GPU ranks choose for a call always becomes a kernel's text and words, however small it is."""
+"""What GPU ranks choose for a call becomes a kernel's text and words, however small it is."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ needs another: their lines are polled together. See ``kernels/ll.cuh``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
@@ -202,9 +202,14 @@ def lines_body(
     of_rank = [batches(program, at.rank, dtype) for at in local]
     programs = tuple(dict.fromkeys(of_rank))
     words = padded([_words(program, layout, dtype, arena, at) for at in local])
-    text = _text(
-        names_of(dtype, op), program.collective.nranks, len(words[0]), len(local), programs
-    )
+    whole = all(_whole(program, layout, dtype, arena, at) for at in local)
+    constants = {
+        "RANKS": program.collective.nranks,
+        "LOCAL": len(local),
+        "WORDS": len(words[0]),
+        "WHOLE": int(whole),
+    }
+    text = _text(names_of(dtype, op), constants, programs)
     numbers = tuple(programs.index(found) for found in of_rank)
     return Body(text, words, numbers, places(layout, dtype), arena.line_half)
 
@@ -229,14 +234,24 @@ def _words(
     return found
 
 
+def _whole(program: Program, layout: Layout, dtype: DType, arena: Arena, at: Addresses) -> bool:
+    """Whether every chunk in the user's memory begins at 8 bytes and ends with a whole place."""
+    words = iter(_words(program, layout, dtype, arena, at))
+    for row in _rows(program, at.rank):
+        count = next(words)
+        for chunk in (*row.srcs, *row.dsts):
+            address = next(words)
+            if chunk.buffer is not Buffer.SCRATCH and (count % _count(dtype) or address % 8):
+                return False
+    return True
+
+
 def _text(
-    names: tuple[str, str], nranks: int, words: int, local: int, programs: Sequence[Sequence[Batch]]
+    names: tuple[str, str], constants: Mapping[str, int], programs: Sequence[Sequence[Batch]]
 ) -> str:
     dtype, op = names
     lines = [
-        f"#define RC_RANKS {nranks}",
-        f"#define RC_LOCAL {local}",
-        f"#define RC_WORDS {words}",
+        *(f"#define RC_{name} {value}" for name, value in constants.items()),
         '#include "ll.cuh"',
         "using namespace rc;",
         "using namespace rc::ll;",
@@ -257,7 +272,7 @@ def _text(
         for number in range(len(programs))
     ]
     # A launch that carries one rank takes everything from where the compiler knows it to be.
-    which = "local_index()" if local > 1 else "0"
+    which = "local_index()" if constants["LOCAL"] > 1 else "0"
     body = ["    switch (local.program) {", *cases, "    }"]
     if len(programs) == 1:
         body = ["    run<Type, Program0>(args, local);"]
