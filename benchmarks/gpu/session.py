@@ -2,7 +2,7 @@
 
 ::
 
-    python -m benchmarks.gpu.session --out DIR [--parts links,peers] [--seconds 500]
+    python -m benchmarks.gpu.session --out DIR [--parts links,yardstick] [--seconds 500]
 
 Each part is a process group that is killed when its time is over; its JSON file holds what it had
 measured by then. What they print goes to ``DIR/session.log``, and one short table comes last.
@@ -53,7 +53,7 @@ def _part(name: str, module: str, *more: str, seconds: float) -> Part:
 PARTS = (
     _part("links", "links", seconds=60),
     _part("yardstick", "yardstick", "--seconds", "90", seconds=100),
-    _part("peers", "peers", "--seconds", "60", seconds=185),
+    Part("bars", ("benchmarks.gpu.bars", "--out", "{out}", "--seconds", "120"), 185),
 )
 
 

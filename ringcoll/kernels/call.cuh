@@ -36,6 +36,13 @@ struct Call {
         return true;
     }
 
+    // Whether flags begin anew: lines of 2^32 calls ago would be taken for this call's.
+    RC_DEVICE bool worn() const {
+        if (flag() != 0) return false;
+        fail(WORN, local.rank, STEP_HELLO);
+        return true;
+    }
+
     // Note what went wrong for the host, and stop this rank and its peers.
     RC_DEVICE void fail(u32 kind, u32 peer, u32 step, u32 launch = 0) const {
         tell(local.report + 4, peer);
@@ -103,7 +110,7 @@ struct Call {
     // when all ranks are known to have entered call x - 1. False: gave up. A peer may fail between
     // two looks, so threads of a block may differ: they must meet before they part at a barrier.
     RC_DEVICE bool enter(u32 first, u32 count) {
-        bool heard = !broken();
+        bool heard = !broken() && !worn();
         if (known + 1 >= epoch) return heard;
         u64 said;
         const u32 lane = thread_index() - first;

@@ -34,7 +34,7 @@ struct Report {
     u32 unused;
 };
 
-constexpr u32 EXPIRED = 1, DIFFERENT = 2, GIVEN_UP = 3, TOLD = 4;
+constexpr u32 EXPIRED = 1, DIFFERENT = 2, GIVEN_UP = 3, TOLD = 4, WORN = 5;
 constexpr u32 STEP_HELLO = 0xffffffffu;
 constexpr u32 SOURCE = 0x80000000u;  // `peer` counts the sources of the step instead
 

@@ -16,7 +16,7 @@ from tests.kernels.world import ABORT, Ready, World
 
 pytestmark = needs_compiler
 
-EXPIRED, DIFFERENT, GIVEN_UP, TOLD = 1, 2, 3, 4
+EXPIRED, DIFFERENT, GIVEN_UP, TOLD, WORN = 1, 2, 3, 4, 5
 HELLO = 0xFFFFFFFF
 SOURCE = 0x80000000
 AT_ONCE = 5.0
@@ -159,3 +159,16 @@ def test_a_late_rank_is_waited_for() -> None:
     waiting.join()
     assert not any(world.reports())
     arrays.check(case)
+
+
+@EVERY
+def test_flags_that_would_begin_anew_are_refused(launch: Launch) -> None:
+    world = World(3)
+    for rank in range(3):
+        world.progress(rank)[:] = (1 << 32) - 1
+    case = ring(launch)
+    assert seconds([world.ready(case, world.arrays(case), timeout=60.0)]) < AT_ONCE
+    kinds = {report.kind for report in world.reports() if report is not None}
+    assert WORN in kinds
+    assert kinds <= {TOLD, WORN}
+    assert all(world.broken(rank) for rank in range(3))

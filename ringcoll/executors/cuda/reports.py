@@ -6,12 +6,12 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ringcoll.errors import AbortedError, DeadlineError, Error, MismatchError
+from ringcoll.errors import AbortedError, ClosedError, DeadlineError, Error, MismatchError
 
 __all__ = ["ABORT", "Report", "error_of", "read"]
 
 _REPORT = struct.Struct("<IIQIIII")  # Report of kernels/program.cuh
-_EXPIRED, _DIFFERENT, _GIVEN_UP, _TOLD = range(1, 5)
+_EXPIRED, _DIFFERENT, _GIVEN_UP, _TOLD, _WORN = range(1, 6)
 _HELLO = 0xFFFFFFFF
 _SOURCE = 0x80000000
 
@@ -68,6 +68,8 @@ def error_of(
             f"  rank {report.peer}: {theirs}\n  make the same call with the same count, dtype, op, "
             f"root and options on every rank, and pass symmetric buffers on all or on none"
         )
+    if report.kind == _WORN:
+        return ClosedError(f"{where}: the communicator has made 2**32 calls; make a new one")
     if report.step == _HELLO:
         waited = f"rank {report.peer} to enter it"
     elif report.peer & _SOURCE:
