@@ -91,8 +91,8 @@ WRONG = [
     Mutant(
         "nobody waits for the last",
         "call.cuh",
-        "if (known + 1 >= epoch) return true;",
-        "return true;",
+        "if (known + 1 >= epoch) return heard;",
+        "return heard;",
         BROADCAST,
         500,
     ),
