@@ -28,6 +28,9 @@ STAGED_PAIRS = Case(build("all_reduce", "all_pairs", 3), STAGED, 1300)
 REPLICAS = Case(build("broadcast", "chain", 3), STAGED, 4000, replicas=2)
 MAPPED = Case(build("all_reduce", "two_shot", 3), Launch(), 4096, replicas=2)
 
+ATTEMPTS = 8
+"""How often a wrong kernel runs until it is seen to be wrong."""
+
 SLOW = (
     "__atomic_store_n(halves + 1, high",
     "sched_yield(); sched_yield(); sched_yield(); __atomic_store_n(halves + 1, high",
@@ -212,8 +215,12 @@ def kernels_of(mutant: Mutant, folder: Path, *, wrong: bool) -> Path:
 @pytest.mark.parametrize("mutant", WRONG, ids=lambda mutant: mutant.name)
 def test_a_wrong_kernel_is_seen(mutant: Mutant, tmp_path: Path) -> None:
     kernels = kernels_of(mutant, tmp_path, wrong=True)
-    outcome = run_apart(mutant.case, tmp_path, kernels=kernels, calls=mutant.calls, timeout=0.5)
-    assert outcome.verdict() in {"wrong", "report"}
+    verdicts = []
+    # What threads do when depends on the machine's load; to be seen once is enough.
+    while len(verdicts) < ATTEMPTS and not {"wrong", "report"}.intersection(verdicts):
+        outcome = run_apart(mutant.case, tmp_path, kernels=kernels, calls=mutant.calls, timeout=0.5)
+        verdicts.append(outcome.verdict())
+    assert verdicts[-1] in {"wrong", "report"}
 
 
 @needs_sanitizer
