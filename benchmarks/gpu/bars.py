@@ -16,18 +16,18 @@ import argparse
 import contextlib
 import datetime
 import json
-import mmap
 import os
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.calls import source
+from benchmarks.gpu.timer import Line, Meeting, Timer, calls_of
+from benchmarks.gpu.torch_peers import Torch
 from ringcoll.errors import LaunchRefused
 
 __all__ = ["main"]
@@ -36,84 +36,6 @@ KIB, MIB = 1 << 10, 1 << 20
 ALL_REDUCE = (256, 4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 8 * MIB, 64 * MIB, 512 * MIB)
 OTHERS = (4 * KIB, 64 * KIB, MIB)
 COLLECTIVES = ("all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all")
-REPLAYS = 20
-GATE_NS = 150_000
-
-
-def calls_of(nbytes: int) -> int:
-    """Calls a graph: fewer where one takes long."""
-    return 50 if nbytes <= 8 * MIB else 5
-
-
-class Meeting:
-    """What the ranks share before they have a communicator: a bootstrap over torch's store."""
-
-    def __init__(self, rank: int, nranks: int, port: int) -> None:
-        import torch.distributed as dist
-
-        self.rank, self.nranks, self._rounds = rank, nranks, 0
-        self.store = dist.TCPStore("127.0.0.1", port, nranks, rank == 0)
-
-    def allgather(self, payload: bytes) -> list[bytes]:
-        """Every rank's payload, in rank order."""
-        self._rounds += 1
-        self.store.set(f"{self._rounds}/{self.rank}", payload)
-        return [self.store.get(f"{self._rounds}/{rank}") for rank in range(self.nranks)]
-
-
-class Line:
-    """A starting line in shared memory: ranks leave it within a microsecond of each other.
-
-    Ranks that set out 100 µs apart would make each of 50 calls 2 µs longer, of every library alike.
-    """
-
-    def __init__(self, path: str, rank: int, nranks: int) -> None:
-        with Path(path).open("r+b") as file:
-            self._words = memoryview(mmap.mmap(file.fileno(), 4096)).cast("Q")
-        self._rank, self._nranks, self._round = rank, nranks, 0
-
-    def wait(self) -> None:
-        """Return when all have come; spins."""
-        self._round += 1
-        self._words[8 * self._rank] = self._round
-        while any(self._words[8 * rank] < self._round for rank in range(self._nranks)):
-            pass
-
-
-class Timer:
-    """Times graphs: the ranks meet, replay, and the slowest counts."""
-
-    def __init__(self, meeting: Meeting, line: Line) -> None:
-        import cupy
-
-        self.meeting, self.line = meeting, line
-        self.align: Callable[[Any], object] = lambda stream: None
-        module = cupy.RawModule(code=source("links.cu"), backend="nvrtc")
-        self._gate = module.get_function("gate")
-
-    def median(self, replay: Callable[[], None], calls: int, stream: Any) -> float:
-        """Microseconds a call."""
-        import cupy
-
-        seen = []
-        for _ in range(3):
-            replay()
-        for _ in range(REPLAYS):
-            stream.synchronize()
-            self.line.wait()
-            # A barrier lines the GPUs up, the gate lets the host finish enqueueing.
-            self.align(stream)
-            with stream:
-                self._gate((1,), (1,), (cupy.uint64(GATE_NS),))
-            begin, end = cupy.cuda.Event(), cupy.cuda.Event()
-            begin.record(stream)
-            replay()
-            end.record(stream)
-            end.synchronize()
-            seen.append(cupy.cuda.get_elapsed_time(begin, end) * 1e3 / calls)
-        said = [json.loads(part) for part in self.meeting.allgather(json.dumps(seen).encode())]
-        slowest = sorted(max(times) for times in zip(*said, strict=True))
-        return float(slowest[len(slowest) // 2])
 
 
 def pattern(rank: int, count: int, seed: int) -> Any:
@@ -270,125 +192,6 @@ class Ringcoll:
                     best[name] = round(min(each, best.get(name, each)), 2)
         comm.synchronize()
         return best
-
-
-class Torch:
-    """Times NCCL and torch's symmetric memory."""
-
-    def __init__(self, meeting: Meeting, timer: Timer) -> None:
-        import cupy
-        import torch
-        import torch.distributed as dist
-
-        self.rank, self.nranks, self.timer = meeting.rank, meeting.nranks, timer
-        self.torch, self.dist = torch, dist
-        torch.cuda.set_device(meeting.rank)
-        started = time.perf_counter()
-        dist.init_process_group(
-            "nccl",
-            store=dist.PrefixStore("peers", meeting.store),
-            rank=meeting.rank,
-            world_size=meeting.nranks,
-            timeout=datetime.timedelta(seconds=60),
-        )
-        dist.all_reduce(torch.zeros(8, device="cuda"))
-        torch.cuda.synchronize()
-        self.init_seconds = time.perf_counter() - started
-        self.stream = torch.cuda.Stream()
-        self.shown = cupy.cuda.ExternalStream(self.stream.cuda_stream, meeting.rank)
-
-    def row(self, lib: str, name: str, nbytes: int, call: Callable[[], object]) -> dict[str, Any]:
-        """One graph's time."""
-        torch = self.torch
-        said = {"lib": lib, "collective": name, "bytes": nbytes, "in_place": name == "all_reduce"}
-        try:
-            with torch.cuda.stream(self.stream):
-                for _ in range(3):
-                    call()
-            torch.cuda.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            calls = calls_of(nbytes)
-            with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
-                for _ in range(calls):
-                    call()
-
-            def replay() -> None:
-                with torch.cuda.stream(self.stream):
-                    graph.replay()
-
-            return {**said, "us": round(self.timer.median(replay, calls, self.shown), 2)}
-        except (RuntimeError, AttributeError, NotImplementedError) as error:
-            return {**said, "us": None, "why": str(error).splitlines()[0][:200]}
-
-    def nccl(
-        self, name: str, nbytes: int, make: Callable[[int], Any] | None = None
-    ) -> dict[str, Any]:
-        """NCCL's own algorithm; ``make`` allocates, for its symmetric windows."""
-        torch, dist, n = self.torch, self.dist, self.nranks
-
-        def plain(count: int) -> Any:
-            return torch.zeros(count, dtype=torch.bfloat16, device="cuda")
-
-        allocate = make or plain
-        wide = name in ("all_gather", "reduce_scatter", "all_to_all")
-        count = nbytes // 2 // (n if wide else 1)
-        one, every = allocate(count), allocate(count * n if wide else count)
-        calls: dict[str, Callable[[], object]] = {
-            "all_reduce": lambda: dist.all_reduce(one),
-            "all_gather": lambda: dist.all_gather_into_tensor(every, one),
-            "reduce_scatter": lambda: dist.reduce_scatter_tensor(one, every),
-            "broadcast": lambda: dist.broadcast(one, 0),
-            "reduce": lambda: dist.reduce(one, 0),
-            "all_to_all": lambda: dist.all_to_all_single(every, other),
-        }
-        other = allocate(count * n) if name == "all_to_all" else None
-        lib = "nccl" if make is None else "nccl symmetric"
-        return self.row(lib, name, nbytes, calls[name])
-
-    def symmetric_windows(self) -> Callable[[int], Any] | None:
-        """An allocator whose memory NCCL knows as symmetric windows; None if torch has none."""
-        torch, dist = self.torch, self.dist
-        try:
-            backend = dist.group.WORLD._get_backend(torch.device("cuda"))
-            pool = torch.cuda.MemPool(backend.mem_allocator)
-
-            def allocate(count: int) -> Any:
-                with torch.cuda.use_mem_pool(pool):
-                    tensor = torch.zeros(count, dtype=torch.bfloat16, device="cuda")
-                with contextlib.suppress(RuntimeError):
-                    backend.deregister_mem_pool(pool)
-                backend.register_mem_pool(pool, symm=True)
-                return tensor
-
-            allocate(1024)
-            return allocate
-        except (RuntimeError, AttributeError, TypeError) as error:
-            print(f"no symmetric windows of NCCL: {error}", flush=True)
-            return None
-
-    def symm_mem(self, nbytes: int) -> Iterator[dict[str, Any]]:
-        """Kernels of torch itself."""
-        torch, dist = self.torch, self.dist
-        import torch.distributed._symmetric_memory as symm
-
-        group = dist.group.WORLD.group_name
-        x = symm.empty(nbytes // 2, dtype=torch.bfloat16, device=torch.device("cuda"))
-        symm.rendezvous(x, dist.group.WORLD)
-        x.zero_()
-        ops = torch.ops.symm_mem
-        if nbytes <= MIB:
-            yield self.row(
-                "torch one-shot",
-                "all_reduce",
-                nbytes,
-                lambda: ops.one_shot_all_reduce(x, "sum", group),
-            )
-        yield self.row(
-            "torch two-shot",
-            "all_reduce",
-            nbytes,
-            lambda: ops.two_shot_all_reduce_(x, "sum", group),
-        )
 
 
 def alternatives() -> Iterator[tuple[str, int, dict[str, Any]]]:

@@ -14,42 +14,13 @@ import numpy as np
 import ringcoll
 from ringcoll.dtypes import DTYPES, OPS, op_of, premul_sum
 from ringcoll.errors import ArgumentError
+from ringcoll.executors.cuda.names import OPERATORS as SERVED
+from ringcoll.executors.cuda.names import TYPES as TYPES
 
 KERNELS = Path(ringcoll.__file__).parent / "kernels"
 HERE = Path(__file__).parent
 
-TYPES = {
-    "int8": "Int8",
-    "uint8": "UInt8",
-    "int16": "Int16",
-    "uint16": "UInt16",
-    "int32": "Int32",
-    "uint32": "UInt32",
-    "int64": "Int64",
-    "uint64": "UInt64",
-    "float16": "Float16",
-    "float32": "Float32",
-    "float64": "Float64",
-    "bfloat16": "BFloat16",
-    "float8_e4m3fn": "Float8E4M3",
-    "float8_e5m2": "Float8E5M2",
-    "bool": "Bool",
-    "complex64": "Complex64",
-    "complex128": "Complex128",
-}
-OPERATORS = {
-    "sum": "Sum",
-    "prod": "Prod",
-    "min": "Min",
-    "max": "Max",
-    "avg": "Avg",
-    "band": "BAnd",
-    "bor": "BOr",
-    "bxor": "BXor",
-    "land": "LAnd",
-    "lor": "LOr",
-    "premul_sum": "PremulSum",
-}
+OPERATORS = {**SERVED, "premul_sum": "PremulSum"}
 
 
 def is_legal(dtype, name):

@@ -215,7 +215,7 @@ def kernels_of(mutant: Mutant, folder: Path, *, wrong: bool) -> Path:
 @pytest.mark.parametrize("mutant", WRONG, ids=lambda mutant: mutant.name)
 def test_a_wrong_kernel_is_seen(mutant: Mutant, tmp_path: Path) -> None:
     kernels = kernels_of(mutant, tmp_path, wrong=True)
-    verdicts = []
+    verdicts: list[str] = []
     # What threads do when depends on the machine's load; to be seen once is enough.
     while len(verdicts) < ATTEMPTS and not {"wrong", "report"}.intersection(verdicts):
         outcome = run_apart(mutant.case, tmp_path, kernels=kernels, calls=mutant.calls, timeout=0.5)

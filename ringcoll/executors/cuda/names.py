@@ -5,9 +5,9 @@ from __future__ import annotations
 from ringcoll.dtypes import DType, ReduceOp
 from ringcoll.errors import ArgumentError
 
-__all__ = ["names_of"]
+__all__ = ["OPERATORS", "TYPES", "names_of"]
 
-_TYPES = {
+TYPES = {
     "int8": "Int8",
     "uint8": "UInt8",
     "int16": "Int16",
@@ -26,7 +26,9 @@ _TYPES = {
     "complex64": "Complex64",
     "complex128": "Complex128",
 }
-_OPS = {
+"""Of every dtype."""
+
+OPERATORS = {
     "sum": "Sum",
     "prod": "Prod",
     "min": "Min",
@@ -38,6 +40,8 @@ _OPS = {
     "land": "LAnd",
     "lor": "LOr",
 }
+"""Of every operator that GPU ranks serve."""
+
 _BY_WIDTH = {1: "UInt8", 2: "UInt16", 4: "UInt32", 8: "UInt64", 16: "Complex128"}
 
 
@@ -54,6 +58,6 @@ def names_of(dtype: DType, op: ReduceOp | None) -> tuple[str, str]:
     """
     if op is None:
         return _BY_WIDTH[dtype.itemsize], "Sum"
-    if op.name not in _OPS:
+    if op.name not in OPERATORS:
         raise ArgumentError(f"op={op.name!r} is not served by GPU ranks yet; scale, then sum")
-    return _TYPES[dtype.name], _OPS[op.name]
+    return TYPES[dtype.name], OPERATORS[op.name]

@@ -1,0 +1,93 @@
+"""Ranks that meet, set out together, and time the graphs that they replay."""
+
+from __future__ import annotations
+
+import json
+import mmap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu.calls import source
+
+__all__ = ["Line", "Meeting", "Timer", "calls_of"]
+
+REPLAYS = 20
+GATE_NS = 150_000
+MIB = 1 << 20
+
+
+def calls_of(nbytes: int) -> int:
+    """Calls a graph: fewer where one takes long."""
+    return 50 if nbytes <= 8 * MIB else 5
+
+
+class Meeting:
+    """What the ranks share before they have a communicator: a bootstrap over torch's store."""
+
+    def __init__(self, rank: int, nranks: int, port: int) -> None:
+        import torch.distributed as dist
+
+        self.rank, self.nranks, self._rounds = rank, nranks, 0
+        self.store = dist.TCPStore("127.0.0.1", port, nranks, rank == 0)
+
+    def allgather(self, payload: bytes) -> list[bytes]:
+        """Every rank's payload, in rank order."""
+        self._rounds += 1
+        self.store.set(f"{self._rounds}/{self.rank}", payload)
+        return [self.store.get(f"{self._rounds}/{rank}") for rank in range(self.nranks)]
+
+
+class Line:
+    """A starting line in shared memory: ranks leave it within a microsecond of each other.
+
+    Ranks that set out 100 µs apart would make each of 50 calls 2 µs longer, of every library alike.
+    """
+
+    def __init__(self, path: str, rank: int, nranks: int) -> None:
+        with Path(path).open("r+b") as file:
+            self._words = memoryview(mmap.mmap(file.fileno(), 4096)).cast("Q")
+        self._rank, self._nranks, self._round = rank, nranks, 0
+
+    def wait(self) -> None:
+        """Return when all have come; spins."""
+        self._round += 1
+        self._words[8 * self._rank] = self._round
+        while any(self._words[8 * rank] < self._round for rank in range(self._nranks)):
+            pass
+
+
+class Timer:
+    """Times graphs: the ranks meet, replay, and the slowest counts."""
+
+    def __init__(self, meeting: Meeting, line: Line) -> None:
+        import cupy
+
+        self.meeting, self.line = meeting, line
+        self.align: Callable[[Any], object] = lambda stream: None
+        module = cupy.RawModule(code=source("links.cu"), backend="nvrtc")
+        self._gate = module.get_function("gate")
+
+    def median(self, replay: Callable[[], None], calls: int, stream: Any) -> float:
+        """Microseconds a call."""
+        import cupy
+
+        seen = []
+        for _ in range(3):
+            replay()
+        for _ in range(REPLAYS):
+            stream.synchronize()
+            self.line.wait()
+            # A barrier lines the GPUs up, the gate lets the host finish enqueueing.
+            self.align(stream)
+            with stream:
+                self._gate((1,), (1,), (cupy.uint64(GATE_NS),))
+            begin, end = cupy.cuda.Event(), cupy.cuda.Event()
+            begin.record(stream)
+            replay()
+            end.record(stream)
+            end.synchronize()
+            seen.append(cupy.cuda.get_elapsed_time(begin, end) * 1e3 / calls)
+        said = [json.loads(part) for part in self.meeting.allgather(json.dumps(seen).encode())]
+        slowest = sorted(max(times) for times in zip(*said, strict=True))
+        return float(slowest[len(slowest) // 2])
