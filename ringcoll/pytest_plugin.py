@@ -18,6 +18,7 @@ A test with the marker is run by one thread a rank; it takes the fixture ``comm`
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -62,10 +63,10 @@ def comm(request: pytest.FixtureRequest) -> Any:
 
 @pytest.fixture
 def ringcoll_spawn() -> Callable[..., list[Any]]:
-    """:func:`ringcoll.spawn`: run a function on one thread a rank."""
+    """:func:`ringcoll.spawn` on CPU ranks, unless ``device`` says otherwise: one thread a rank."""
     import ringcoll
 
-    return ringcoll.spawn
+    return functools.partial(ringcoll.spawn, device="cpu")
 
 
 @pytest.hookimpl(tryfirst=True)

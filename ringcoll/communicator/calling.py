@@ -156,6 +156,10 @@ class Calling:
         sent, received = (None if b is None else b.dtype for b in (sendbuf, recvbuf))
         kept[key] = (send, recv, sent, received, prepared)
 
+    def _forget(self) -> None:
+        """Keep no call any more."""
+        self._kept.clear()
+
     def _forked(self) -> None:
         """In a child of this process a thread may have held the lock that is not there."""
         self._lock = self._state.lock = threading.RLock()

@@ -142,8 +142,9 @@ class CudaState(RankState):
         return bool(self.together(lambda: self.symmetric.register(found)))
 
     def synchronize(self) -> None:
-        """Wait for what was enqueued."""
-        self.usable()
+        """Wait for what was enqueued; what has failed is for ``check`` to raise."""
+        if self.inherited or self.closed:
+            self.usable()
         self.cuda.synchronize()
 
     def fail(self, error: BaseException, *, begun: bool = False) -> None:
@@ -216,7 +217,10 @@ class Enqueuer:
         """One call of a collective, as the communicator's methods take it."""
         state = self._state
         if not how:
-            kept = self._kept.get((name, id(sendbuf), id(recvbuf), op, root))
+            try:
+                kept = self._kept.get((name, id(sendbuf), id(recvbuf), op, root))
+            except TypeError:  # an argument that cannot be
+                kept = None
             if (
                 kept is not None
                 and kept.by_cupy

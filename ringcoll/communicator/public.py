@@ -64,7 +64,9 @@ class Communicator(Calling):
             setattr(self, name, unserved(name, self.rank))
         if isinstance(state, CudaState):
             self.device, self.xp = f"cuda:{state.device.ordinal}", cupy
-            self._collective = Enqueuer(state, self.nranks)  # type: ignore[method-assign]
+            enqueuer = Enqueuer(state, self.nranks)
+            self._collective = enqueuer  # type: ignore[method-assign]
+            self._forget = enqueuer.forget  # type: ignore[method-assign]
 
     # -- collectives -------------------------------------------------------------------------
 
@@ -256,13 +258,13 @@ class Communicator(Calling):
 
         """
         with self._lock:
-            self._kept.clear()
+            self._forget()
             return self._state.register(array)
 
     def unregister(self, array: object) -> None:
         """Undo :meth:`register`; memory from :meth:`empty` stays reachable until it is freed."""
         with self._lock:
-            self._kept.clear()
+            self._forget()
             self._state.register(array, undo=True)
 
     # -- why ---------------------------------------------------------------------------------
@@ -330,7 +332,7 @@ class Communicator(Calling):
         """
         self._state.stop()
         with self._lock:
-            self._kept.clear()
+            self._forget()
             self._state.close()
 
     def _settle(self) -> None:

@@ -1,6 +1,6 @@
 // What a launch carries, and what a rank keeps in device memory between two launches.
 //
-// ringcoll/executors/cuda/params.py and state.py write the same structs: every field has a fixed
+// ringcoll/executors/cuda/params.py, arena.py and reports.py know the same structs: every field has a fixed
 // size, 8-byte fields come first. RC_RANKS, RC_LOCAL and RC_WORDS are constants of the shape.
 #pragma once
 

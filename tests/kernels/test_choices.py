@@ -7,6 +7,7 @@ import pytest
 from ringcoll.arguments.calls import Call
 from ringcoll.collectives import COLLECTIVES
 from ringcoll.dtypes import dtype_of, op_of
+from ringcoll.errors import ArgumentError
 from ringcoll.executors.cuda.arena import Arena
 from ringcoll.executors.cuda.choose import Wishes, choose
 from ringcoll.executors.cuda.params import Addresses
@@ -33,3 +34,22 @@ def test_every_call_has_a_kernel(nranks, name, count, in_place, mapped):
     assert "ringcoll_kernel" in body.text
     assert 1 <= chosen.blocks <= 132
     assert len(body.words) == len(body.programs) == 1
+
+
+def chosen(name, **options):
+    call = Call(name, 0, None, None, 64, dtype_of("float32"), None, nbytes=256)
+    return choose(call, 2, Arena(2), mapped=frozenset(), most_blocks=132, wishes=Wishes(**options))
+
+
+def test_lines_have_one_slice():
+    with pytest.raises(ArgumentError, match="protocol='LL' has one slice"):
+        chosen("all_gather", protocol="LL", slices=4)
+
+
+def test_a_barrier_has_signals_of_its_own_whatever_the_protocol():
+    assert chosen("barrier", protocol="LL").launch.protocol == "Simple"
+
+
+def test_an_unknown_protocol_is_refused():
+    with pytest.raises(ArgumentError, match="protocol='LL128'"):
+        chosen("all_gather", protocol="LL128")

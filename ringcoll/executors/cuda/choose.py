@@ -1,12 +1,12 @@
 """What a call on GPUs runs: algorithm, protocol, slices and how many CUDA blocks.
 
-The thresholds are measured on 4 and 8 H200 over NVSwitch; :func:`choose` is pure and equal on all
+The thresholds are measured on 4 H200 over NVSwitch; :func:`choose` is pure and equal on all
 ranks. An option of the call goes before them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ringcoll.algorithms import ALGORITHMS, build
 from ringcoll.arguments.calls import Call
@@ -121,16 +121,22 @@ def choose(
             f"{name} on rank {call.rank}: protocol={wishes.protocol!r}; GPU ranks run 'LL' and "
             f"'Simple'"
         )
+    protocol = None if name == "barrier" else wishes.protocol
+    if protocol == "LL" and (wishes.slices or 1) > 1:
+        raise ArgumentError(
+            f"{name} on rank {call.rank}: slices={wishes.slices}, but protocol='LL' has one slice; "
+            f"leave slices out or take protocol='Simple'"
+        )
     small = (
         call.nbytes <= LINES_BYTES.get(name, 2 << 20)
         and name != "barrier"
         and not (wishes.slices or 1) > 1
     )
-    if wishes.protocol == "LL" or (wishes.protocol is None and small):
+    if protocol == "LL" or (protocol is None and small):
         try:
             return _in_lines(call, nranks, arena, most_blocks, wishes)
         except LaunchRefused:
-            if wishes.protocol == "LL":
+            if protocol == "LL":
                 raise
     return _in_words(call, nranks, arena, mapped, most_blocks, wishes)
 
@@ -221,7 +227,7 @@ def _in_words(
     most = min(arena.replicas, max(1, min(wishes.blocks or most_blocks, most_blocks) // lanes))
     nbytes = layout.width() * call.dtype.itemsize
     replicas = min(most, max(1, -(-nbytes // BLOCK_BYTES)))
-    return Chosen(plan, program, replace(launch), layout, replicas, replicas * lanes, THREADS)
+    return Chosen(plan, program, launch, layout, replicas, replicas * lanes, THREADS)
 
 
 _DEFAULT = {

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from ringcoll.arguments.calls import Call
 from ringcoll.collectives import COLLECTIVES
-from ringcoll.errors import DeadlineError, Error, MismatchError
+from ringcoll.errors import AbortedError, Error, MismatchError, OutOfMemory
 from ringcoll.executors.board import Board
 from ringcoll.executors.cuda.arena import MOST_BLOCKS, REPORT_BYTES, Arena
 from ringcoll.executors.cuda.choose import Chosen, Wishes, choose
@@ -379,7 +379,12 @@ class CudaExecutor:
         """Ask the kernels of this rank to stop waiting."""
         if self.report.nbytes and self.report.host:
             struct.pack_into("<I", self.report.host, ABORT, 1)
-        self.gate.withdraw(DeadlineError(f"rank {self.rank} gave up"))
+        self.gate.withdraw(
+            AbortedError(
+                f"rank {self.rank} gave up, and with it the launch that the ranks of {self.device} "
+                f"share; look at that rank"
+            )
+        )
 
     def synchronize(self) -> None:
         """Wait for the last call; its kernels end by their own deadline."""
@@ -422,7 +427,13 @@ class _Mappings:
             return
         self._changes = self._symmetric.changes
         table = np.zeros((_MAPPINGS, self._nranks), np.uint64)
-        for mapping, pointers in self._symmetric.pointers().items():
+        found = self._symmetric.pointers()
+        if max(found, default=0) >= _MAPPINGS:
+            raise OutOfMemory(
+                f"block {max(found)} of symmetric memory: kernels know {_MAPPINGS - 1}; free "
+                f"arrays, or make fewer and larger ones"
+            )
+        for mapping, pointers in found.items():
             table[mapping] = pointers
         with on(self._memory.ordinal) as cuda:
             cuda.memcpy(self.pointer, table.ctypes.data, table.nbytes, cuda.memcpyHostToDevice)

@@ -6,6 +6,8 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ringcoll.errors import LaunchRefused
+
 __all__ = ["Addresses", "Body", "Header", "pack", "padded"]
 
 _HEAD = struct.Struct("<QQQIIIIII")
@@ -95,6 +97,9 @@ def pack(body: Body, header: Header, progress: int, local: Sequence[Addresses]) 
         progress: offset of the ``Progress`` words in an arena.
         local: of the ranks that the launch carries, in the order of ``body.words``.
 
+    Raises:
+        LaunchRefused: it is larger than what a launch may carry.
+
     """
     forever = header.timeout > 1e9
     parts = [
@@ -117,4 +122,10 @@ def pack(body: Body, header: Header, progress: int, local: Sequence[Addresses]) 
             _BUFFERS.pack(at.mappings, *at.hello, *at.user, at.rank, program),
             struct.pack(f"<{len(words)}Q", *words),
         ]
-    return b"".join(parts)
+    whole = b"".join(parts)
+    if len(whole) > LARGEST:
+        raise LaunchRefused(
+            f"a launch for {len(local)} ranks of one GPU would carry {len(whole)} bytes, {LARGEST} "
+            f"are possible: let fewer ranks share a GPU, or use fewer channels and steps"
+        )
+    return whole
