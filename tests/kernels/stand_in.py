@@ -167,5 +167,6 @@ def _built(text: str, kernels: Path, suffix: str, *flags: str) -> Path:
 
 def _run(command: list[str]) -> str:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"{' '.join(command)}\n{done.stderr}"
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}\n{done.stderr}")
     return done.stdout

@@ -41,7 +41,10 @@ class Ready:
 
     def __call__(self, kernels: Path = KERNELS, calls: int = 1) -> None:
         built = library(self.text, kernels)
-        assert built.args_bytes() == len(self.parameter)
+        if built.args_bytes() != len(self.parameter):
+            raise AssertionError(
+                f"{built.args_bytes()} bytes of Args, {len(self.parameter)} packed"
+            )
         held = ctypes.create_string_buffer(self.parameter, len(self.parameter))
         built.launch(held, self.blocks, self.locals, self.threads, calls)
 
@@ -131,7 +134,8 @@ class World:
         """Bytes for a user, poison around them."""
         begin = -(-(self._taken + GUARD) // 128) * 128 + shift
         self._taken = begin + nbytes + GUARD
-        assert self._taken <= USER_BYTES
+        if self._taken > USER_BYTES:
+            raise AssertionError(f"{self._taken} bytes of arrays, {USER_BYTES} are there")
         at = self._user + begin
         self.memory[at - GUARD : at + nbytes + GUARD] = POISON
         return self.memory[at : at + nbytes]
