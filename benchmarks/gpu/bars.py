@@ -196,27 +196,20 @@ class Ringcoll:
 
 def alternatives() -> Iterator[tuple[str, int, dict[str, Any]]]:
     """Other ways to run some calls, by which the thresholds of the library are set."""
-    for nbytes in (256 * KIB, MIB, 2 * MIB):
-        for name in COLLECTIVES:
-            direct = "scatter_gather" if name == "broadcast" else "scatter_gather_push"
-            for algorithm in (
-                ("all_pairs", direct) if name in ("broadcast", "reduce") else ("all_pairs",)
-            ):
-                yield name, nbytes, {"protocol": "LL", "algorithm": algorithm}
-            for blocks in (16, 32, 64):
-                yield name, nbytes, {"protocol": "Simple", "max_sms": blocks}
-    for nbytes in (MIB, 2 * MIB, 4 * MIB, 8 * MIB):
-        for algorithm in ("all_pairs", "one_shot_push"):
-            if nbytes <= 4 * MIB and (algorithm == "all_pairs" or nbytes <= MIB):
-                yield "all_reduce", nbytes, {"protocol": "LL", "algorithm": algorithm}
-        for blocks in (16, 32, 64, 128):
-            for algorithm in ("two_shot_fused", "two_shot"):
-                yield (
-                    "all_reduce",
-                    nbytes,
-                    {"protocol": "Simple", "algorithm": algorithm, "max_sms": blocks},
-                )
-    for nbytes in (32 * MIB, 64 * MIB, 512 * MIB):
+    direct = {
+        "all_reduce": ("one_shot_push", "all_pairs"),
+        "broadcast": ("all_pairs", "scatter_gather"),
+        "reduce": ("all_pairs", "scatter_gather_push"),
+    }
+    for name in ("all_reduce", *COLLECTIVES):
+        for shift in range(14, 24):
+            nbytes = 1 << shift
+            for algorithm in direct.get(name, ("all_pairs",)):
+                for protocol in ("LL", "LL128"):
+                    yield name, nbytes, {"protocol": protocol, "algorithm": algorithm}
+            if nbytes >= 512 * KIB:
+                yield name, nbytes, {"protocol": "Simple"}
+    for nbytes in (64 * MIB, 512 * MIB):
         for slices in (1, 2, 4, 8):
             yield "all_reduce", nbytes, {"algorithm": "two_shot", "slices": slices}
         for algorithm in ("two_shot_fused", "ring", "all_pairs"):

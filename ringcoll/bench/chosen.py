@@ -60,6 +60,7 @@ def chosen_name(
             cuda.arena,
             mapped=_mapped(section.kind) if symmetric and case.count else frozenset(),
             most_blocks=cuda.blocks,
+            nvlink=cuda.nvlink,
             wishes=wishes,
         )
     except (ArgumentError, LaunchRefused):

@@ -7,6 +7,21 @@ namespace rc {
 
 constexpr u32 LOOKS = 1024;  // looks at memory between two looks at the clock
 
+// Note what went wrong for the host, and stop this rank and its peers. Of a failure that was noted
+// elsewhere (TOLD) the host learns only that this call failed too.
+RC_DEVICE void fail(const Local& local, u64 epoch, u32 kind, u32 peer, u32 step, u32 launch) {
+    if (kind == TOLD && look(local.report) != 0) return;
+    tell(local.report + 4, peer);
+    tell_wide(local.report + 8, epoch);
+    tell(local.report + 16, step);
+    tell(local.report + 20, launch);
+    fence();
+    tell(local.report, kind);
+    if (kind == TOLD) return;
+#pragma unroll 1
+    for (u32 p = 0; p < RC_RANKS; ++p) tell(local.peers[p] + BROKEN, 1);
+}
+
 struct Call {
     const Args& args;
     const Local& local;
@@ -23,48 +38,26 @@ struct Call {
 
     RC_DEVICE u32 flag() const { return static_cast<u32>(epoch); }
     RC_DEVICE u64 half() const { return (epoch & 1) * args.half; }
-    RC_DEVICE u64 arena() const { return local.peers[local.rank]; }
 
-    // Whether a call has failed here or at a peer; then the host learns that this one did too.
-    RC_DEVICE bool broken() const {
-        if (look(arena() + BROKEN) == 0) return false;
-        if (look(local.report) == 0) {
-            tell_wide(local.report + 8, epoch);
-            fence();
-            tell(local.report, TOLD);
-        }
+    // Whether this call must not begin: one has failed, here or at a peer, or flags begin anew and
+    // lines of 2^32 calls ago would be taken for this call's.
+    RC_DEVICE bool barred() const {
+        const bool broken = look(local.own + BROKEN) != 0;
+        if (!rare(broken || flag() == 0)) return false;
+        fail(local, epoch, broken ? TOLD : WORN, local.rank, STEP_HELLO, 0);
         return true;
     }
 
-    // Whether flags begin anew: lines of 2^32 calls ago would be taken for this call's.
-    RC_DEVICE bool worn() const {
-        if (flag() != 0) return false;
-        fail(WORN, local.rank, STEP_HELLO);
-        return true;
-    }
-
-    // Note what went wrong for the host, and stop this rank and its peers.
-    RC_DEVICE void fail(u32 kind, u32 peer, u32 step, u32 launch = 0) const {
-        tell(local.report + 4, peer);
-        tell_wide(local.report + 8, epoch);
-        tell(local.report + 16, step);
-        tell(local.report + 20, launch);
-        fence();
-        tell(local.report, kind);
-        for (u32 p = 0; p < RC_RANKS; ++p) tell(local.peers[p] + BROKEN, 1);
-    }
-
-    // To be asked every LOOKS looks: whether to give up waiting for `peer` at `step`.
+    // To be asked every LOOKS looks: whether to give up waiting for `peer` at `step`, by what the
+    // peers, the host and the clock say.
     RC_DEVICE bool late(u32 peer, u32 step) {
-        if (broken()) return true;
         const u64 time = now();
         if (began == 0) began = time;
-        if (look(local.report + 24) != 0) {
-            fail(GIVEN_UP, peer, step);
-            return true;
-        }
-        if (time - began < args.timeout) return false;
-        fail(EXPIRED, peer, step);
+        u32 kind = time - began < args.timeout ? 0 : EXPIRED;
+        if (look(local.report + 24) != 0) kind = GIVEN_UP;
+        if (look(local.own + BROKEN) != 0) kind = TOLD;
+        if (kind == 0) return false;
+        fail(local, epoch, kind, peer, step, 0);
         return true;
     }
 
@@ -85,14 +78,14 @@ struct Call {
 
     // Wait for a line of a peer's hello at epoch `when`; false: gave up.
     RC_DEVICE bool hear(u32 peer, u64 when, u32 line, u64& said) {
-        const u64 at = hello_at(arena(), when, peer, line);
+        const u64 at = hello_at(local.own, when, peer, line);
         for (u32 looks = 1;; ++looks) {
             const Vector v = ll_load(at);
             if (arrived(v, static_cast<u32>(when))) {
                 said = data_of(v);
                 return true;
             }
-            if (looks % LOOKS == 0 && late(peer, STEP_HELLO)) return false;
+            if (rare(looks % LOOKS == 0) && late(peer, STEP_HELLO)) return false;
             pause();
         }
     }
@@ -101,33 +94,38 @@ struct Call {
     RC_DEVICE bool agree(u32 peer) {
         u64 said;
         if (!hear(peer, epoch, 0, said)) return false;
-        if (static_cast<u32>(said) == args.signature) return true;
-        fail(DIFFERENT, peer, STEP_HELLO, static_cast<u32>(said >> 32));
+        if (!rare(static_cast<u32>(said) != args.signature)) return true;
+        fail(local, epoch, DIFFERENT, peer, STEP_HELLO, static_cast<u32>(said >> 32));
         return false;
     }
 
-    // Every thread: before its first access to a peer's memory. Call x may write to peers only
-    // when all ranks are known to have entered call x - 1. False: gave up. A peer may fail between
-    // two looks, so threads of a block may differ: they must meet before they part at a barrier.
-    RC_DEVICE bool enter(u32 first, u32 count) {
-        bool heard = !broken() && !worn();
-        if (known + 1 >= epoch) return heard;
-        u64 said;
-        const u32 lane = thread_index() - first;
-        for (u32 p = lane; lane < count && p < RC_RANKS; p += count)
-            heard = heard && (p == local.rank || hear(p, epoch - 1, 0, said));
-        return !block_any(!heard);
+    // Every thread of a warp: before its first access to a peer's memory. Call x may write to peers
+    // only when all ranks are known to have entered call x - 1: after a call that was not total its
+    // hellos tell, one for each lane. False: gave up; warps of a block may differ.
+    RC_DEVICE bool enter() {
+        bool heard = !barred();
+        if (rare(known + 1 < epoch)) {
+            u64 said;
+#pragma unroll 1
+            for (u32 p = thread_index() % WARP; heard && p < RC_RANKS; p += WARP)
+                heard = p == local.rank || hear(p, epoch - 1, 0, said);
+            heard = !warp_any(!heard);
+        }
+        return heard;
     }
 
-    // Every thread: the last thing that a block does. A failed call is never counted.
-    RC_DEVICE void leave(bool done) {
-        if (block_any(!done)) return;
+    // `count` threads from `first` on, once no thread of the block needs the old words: the next
+    // launch makes the next call. It may be noted before the call has ended: one that fails leaves
+    // BROKEN behind, and no call begins after it.
+    RC_DEVICE void leave(u32 first, u32 count) const {
         const u64 now_known = args.total ? epoch : (known + 1 >= epoch ? known : epoch - 1);
         const Progress after = {epoch, now_known};
-        if (thread_index() == 0) store(local.progress + block_index() * sizeof(Progress), after);
+        const u32 lane = thread_index() - first;
+        if (lane == 0) store(local.progress + block_index() * sizeof(Progress), after);
         // Blocks that this launch does not have must not fall behind.
         if (block_index() == 0)
-            for (u32 b = grid_blocks() + thread_index(); b < MOST_BLOCKS; b += block_threads())
+#pragma unroll 1
+            for (u32 b = grid_blocks() + lane; b < MOST_BLOCKS; b += count)
                 store(local.progress + b * sizeof(Progress), after);
     }
 };

@@ -41,6 +41,7 @@ constexpr u32 SOURCE = 0x80000000u;  // `peer` counts the sources of the step in
 struct Local {
     u64 progress;         // Progress[MOST_BLOCKS]
     u64 report;           // Report
+    u64 own;              // the arena of this rank, peers[rank]
     u64 peers[RC_RANKS];  // the arenas, this rank's own too
     u64 mappings;         // u64[mapping][rank]: the blocks of symmetric memory
     u64 hello[2];         // INPUT and OUTPUT as peers reach them, mapping << 48 | offset

@@ -238,7 +238,7 @@ struct Runner {
         const u64 wanted = value(counts.at(slice, guard ? slice - window : 0, guard));
         const u64 at = words[0] + replica * 8;
         for (u32 looks = 1; look_wide(at) < wanted; ++looks) {
-            if (looks % LOOKS == 0 && call.late(SOURCE, step)) {
+            if (rare(looks % LOOKS == 0) && call.late(SOURCE, step)) {
                 alive = false;
                 return;
             }
@@ -337,7 +337,7 @@ template <class T, class Program>
 RC_DEVICE void run(const Args& args, const Local& local) {
     Call call(args, local);
     Bases& bases = *block_memory<Bases>();
-    bool done = !block_any(!call.enter(0, block_threads()));
+    bool done = !block_any(!call.enter());
     if (done && block_index() == 0)
         for (u32 p = thread_index(); p < RC_RANKS; p += block_threads())
             if (p != local.rank) call.say_hello(p, HELLO_LINES);
@@ -350,7 +350,7 @@ RC_DEVICE void run(const Args& args, const Local& local) {
     if (done && args.total && !args.mapped)
         for (u32 p = thread_index(); p < RC_RANKS; p += block_threads())
             if (p != local.rank) done = call.agree(p) && done;
-    call.leave(done);
+    if (!block_any(!done)) call.leave(0, block_threads());
 }
 
 }  // namespace rc::simple

@@ -46,6 +46,15 @@ RC_DEVICE void block_barrier() { __syncthreads(); }
 // The same, and whether any thread says yes.
 RC_DEVICE bool block_any(bool yes) { return __syncthreads_or(yes); }
 
+// Once a launch: each thread but the last SYNC_THREADS says that it has come so far, and goes on;
+// the last wait for all of them.
+RC_DEVICE void block_arrive() { asm volatile("bar.arrive 1, %0;" ::"r"(blockDim.x) : "memory"); }
+RC_DEVICE void block_await() { asm volatile("bar.sync 1, %0;" ::"r"(blockDim.x) : "memory"); }
+
+// The threads of a warp, which all ask: whether any says yes.
+constexpr u32 WARP = 32;
+RC_DEVICE bool warp_any(bool yes) { return __any_sync(0xffffffffu, yes); }
+
 // Memory that the threads of a block share; nothing is in it at first.
 template <class T>
 RC_DEVICE T* block_memory() {
@@ -56,16 +65,42 @@ RC_DEVICE T* block_memory() {
 // What a thread does between two looks at memory that a peer will write.
 RC_DEVICE void pause() {}
 
+// That a condition seldom holds: what it guards moves out of the way.
+RC_DEVICE bool rare(bool condition) { return __builtin_expect(condition, false); }
+
 // -- memory of this rank alone, or ordered by other means ---------------------------------------
+
+// An address is always one of global memory: the compiler need not ask.
+template <class T>
+RC_DEVICE T* global(u64 at) {
+    T* pointer = reinterpret_cast<T*>(at);
+    __builtin_assume(__isGlobal(pointer));
+    return pointer;
+}
 
 template <class T>
 RC_DEVICE T load(u64 at) {
-    return *reinterpret_cast<const T*>(at);
+    return *global<const T>(at);
 }
 
 template <class T>
 RC_DEVICE void store(u64 at, T value) {
-    *reinterpret_cast<T*>(at) = value;
+    *global<T>(at) = value;
+}
+
+// 8 bytes, or 0: a predicate and no branch, so that several loads travel at once.
+RC_DEVICE u64 load_if(bool wanted, u64 at) {
+    u64 value = 0;
+    asm volatile(
+        "{\n\t"
+        ".reg .pred wanted;\n\t"
+        "setp.ne.u32 wanted, %2, 0;\n\t"
+        "@wanted ld.global.u64 %0, [%1];\n\t"
+        "}"
+        : "+l"(value)
+        : "l"(at), "r"(static_cast<u32>(wanted))
+        : "memory");
+    return value;
 }
 
 // -- words that ranks and the host share --------------------------------------------------------
@@ -118,7 +153,39 @@ RC_DEVICE Vector ll_load(u64 line) {
 
 RC_DEVICE bool arrived(const Vector& line, u32 flag) { return line.y == flag && line.w == flag; }
 
+// Look again unless it has arrived: a predicate and no branch, so that several looks travel at once.
+RC_DEVICE void ll_look(Vector& v, u64 line, u32 flag) {
+    asm volatile(
+        "{\n\t"
+        ".reg .pred missing;\n\t"
+        "setp.ne.u32 missing, %1, %5;\n\t"
+        "setp.ne.or.u32 missing, %3, %5, missing;\n\t"
+        "@missing ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];\n\t"
+        "}"
+        : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)
+        : "l"(line), "r"(flag)
+        : "memory");
+}
+
 RC_DEVICE u64 data_of(const Vector& line) { return static_cast<u64>(line.z) << 32 | line.x; }
+
+// -- lines of 128 bytes that carry one signal (LL128) ---------------------------------------------
+
+// 16 bytes a thread, the last 8 of a line its flag. What the threads of a warp store by one
+// instruction goes over NVLink as whole lines of 128 bytes, in ascending order of address: who sees
+// the flag can load the rest. PCIe splits them. All threads of the warp call it; `there`: whether
+// this thread has a part in a line.
+RC_DEVICE void line_store(bool there, u64 at, u64 low, u64 high) {
+    __syncwarp();
+    asm volatile(
+        "{\n\t"
+        ".reg .pred there;\n\t"
+        "setp.ne.u32 there, %0, 0;\n\t"
+        "@there st.relaxed.sys.global.v2.u64 [%1], {%2, %3};\n\t"
+        "}" ::"r"(static_cast<u32>(there)),
+        "l"(at), "l"(low), "l"(high)
+        : "memory");
+}
 
 // -- arithmetic of IEEE 754, rounded to nearest even and never fused ------------------------------
 

@@ -19,6 +19,7 @@ POISON = 0xA5
 """The byte that memory holds where nothing has been written."""
 
 LL = Launch(protocol="LL", mapped=frozenset())
+LL128 = Launch(protocol="LL128", mapped=frozenset())
 STAGED = Launch(slices=5, mapped=frozenset())
 
 
@@ -45,7 +46,7 @@ class Case:
     op: str = "sum"
     shift: int = 0
     replicas: int = 1
-    threads: int = 3
+    threads: int = 4
 
     def __str__(self) -> str:
         at = f"{self.dtype} {self.op} x{self.count}+{self.shift}"
@@ -122,6 +123,7 @@ def launches(nranks: int) -> Iterator[Launch]:
         yield Launch(protocol="LL", mapped=frozenset(), in_place=in_place)
         yield Launch(slices=5, mapped=frozenset(), in_place=in_place)
         if nranks == 3:
+            yield Launch(protocol="LL128", mapped=frozenset(), in_place=in_place)
             yield Launch(in_place=in_place)
             yield Launch(slices=4, window=1, mapped=frozenset(), in_place=in_place)
             yield Launch(slices=3, mapped=frozenset({Buffer.INPUT}), in_place=in_place)

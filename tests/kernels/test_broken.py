@@ -11,7 +11,7 @@ import pytest
 from ringcoll.algorithms import build
 from ringcoll.launch import Launch
 from tests.kernels.apart import run_apart
-from tests.kernels.cases import LL, STAGED, Case
+from tests.kernels.cases import LL, LL128, STAGED, Case
 from tests.kernels.sanitizer import THREADS, needs_sanitizer
 from tests.kernels.stand_in import KERNELS, needs_compiler
 
@@ -19,6 +19,7 @@ pytestmark = needs_compiler
 
 RING = Case(build("all_reduce", "ring", 3), LL, 203)
 PAIRS = Case(build("all_reduce", "all_pairs", 3), LL, 203)
+WIDE = Case(build("all_reduce", "all_pairs", 3), LL128, 1800, replicas=2)
 BROADCAST = Case(build("broadcast", "all_pairs", 3), LL, 203)
 MEAN = Case(build("all_reduce", "ring", 3), LL, 203, op="avg")
 STAGED_RING = Case(build("all_reduce", "ring", 3), STAGED, 1300, replicas=2)
@@ -62,7 +63,7 @@ class Mutant:
     machine: tuple[str, str] | None = None
 
 
-LINES = "t.line(words[r * ROW + 1 + s], lines_of(Srcs::at(s))) + 16 * i"
+LINES = "ll_look(lines[r][s][i], line(t, words, r, s, i)"
 
 WRONG = [
     Mutant("half a line is enough", "cpu/system.cuh", " && line.w == flag", "", PAIRS, 1, SLOW),
@@ -74,6 +75,27 @@ WRONG = [
         PAIRS,
     ),
     Mutant(
+        "a line is taken before its flag",
+        "ll.cuh",
+        "if (!warp_any(missing != 0)) break;",
+        "warp_any(missing != 0); break;",
+        WIDE,
+    ),
+    Mutant(
+        "the flag's place is data",
+        "ll.cuh",
+        "const u32 most = LANES > 1 && last() ? MOST / 2 : MOST;",
+        "const u32 most = MOST;",
+        WIDE,
+    ),
+    Mutant(
+        "a line's last word is another's first",
+        "ll.cuh",
+        "place / LANES * LINE_WORDS * 8",
+        "place / LANES * LANES * 16",
+        WIDE,
+    ),
+    Mutant(
         "one half for all calls",
         "call.cuh",
         "(epoch & 1) * args.half",
@@ -82,7 +104,11 @@ WRONG = [
         500,
     ),
     Mutant(
-        "a partial has one line", "ll.cuh", "place * lines * 16", "(lines ? place * 16 : 0)", RING
+        "a partial has one line",
+        "ll.cuh",
+        "place / LANES * lines + i",
+        "place / LANES + 0 * lines + i",
+        RING,
     ),
     Mutant(
         "the last place is full",
@@ -94,8 +120,8 @@ WRONG = [
     Mutant(
         "nobody waits for the last",
         "call.cuh",
-        "if (known + 1 >= epoch) return heard;",
-        "return heard;",
+        "if (rare(known + 1 < epoch)) {",
+        "if (false) {",
         BROADCAST,
         500,
     ),

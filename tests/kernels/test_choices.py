@@ -7,11 +7,11 @@ import pytest
 from ringcoll.arguments.calls import Call
 from ringcoll.collectives import COLLECTIVES
 from ringcoll.dtypes import dtype_of, op_of
-from ringcoll.errors import ArgumentError
+from ringcoll.errors import ArgumentError, LaunchRefused
 from ringcoll.executors.cuda.arena import Arena
+from ringcoll.executors.cuda.body import body_of
 from ringcoll.executors.cuda.choose import Wishes, choose
 from ringcoll.executors.cuda.params import Addresses
-from ringcoll.executors.cuda.standard import body_of
 from ringcoll.launch import ALL_MAPPED
 
 NAMES = [name for name in COLLECTIVES if name != "send"]
@@ -21,24 +21,59 @@ NAMES = [name for name in COLLECTIVES if name != "send"]
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("count", [0, 1, 5, 1 << 20])
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("nvlink", [False, True])
 @pytest.mark.parametrize("nranks", [1, 2, 3])
-def test_every_call_has_a_kernel(nranks, name, count, in_place, mapped):
+def test_every_call_has_a_kernel(nranks, nvlink, name, count, in_place, mapped):
     reduces = COLLECTIVES[name].reduces
     count = 0 if name == "barrier" else count
     op = op_of("sum") if reduces else None
     arena = Arena(nranks)
     nbytes = 4 * count * nranks
     call = Call(name, 0, None, None, count, dtype_of("float32"), op, 0, in_place, nbytes)
-    chosen = choose(call, nranks, arena, mapped=mapped, most_blocks=132, wishes=Wishes())
+    chosen = choose(
+        call, nranks, arena, mapped=mapped, most_blocks=132, nvlink=nvlink, wishes=Wishes()
+    )
     body = body_of(chosen, call, arena, (Addresses(0, (0,) * nranks, 0),))
     assert "ringcoll_kernel" in body.text
     assert 1 <= chosen.blocks <= 132
     assert len(body.words) == len(body.programs) == 1
 
 
-def chosen(name, **options):
-    call = Call(name, 0, None, None, 64, dtype_of("float32"), None, nbytes=256)
-    return choose(call, 2, Arena(2), mapped=frozenset(), most_blocks=132, wishes=Wishes(**options))
+def chosen(name, nbytes=256, nvlink=True, dtype="float32", **options):
+    row = dtype_of(dtype)
+    op = op_of("sum") if COLLECTIVES[name].reduces else None
+    wide = "all" in (COLLECTIVES[name].input, COLLECTIVES[name].output)
+    count = nbytes // row.itemsize // (4 if wide else 1)
+    call = Call(name, 0, None, None, count, row, op, nbytes=nbytes)
+    return choose(
+        call,
+        4,
+        Arena(4),
+        mapped=frozenset(),
+        most_blocks=132,
+        nvlink=nvlink,
+        wishes=Wishes(**options),
+    )
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if n not in ("barrier", "gather", "scatter")])
+def test_lines_grow_wider_and_then_end(name):
+    protocols = [chosen(name, 1 << k).launch.protocol for k in range(8, 27)]
+    assert list(dict.fromkeys(protocols)) == ["LL", "LL128", "Simple"]
+    without = [chosen(name, 1 << k, nvlink=False).launch.protocol for k in range(8, 27)]
+    assert list(dict.fromkeys(without)) == ["LL", "Simple"]
+
+
+def test_wide_lines_want_nvlink():
+    with pytest.raises(LaunchRefused, match=r"LL128.*needs NVLink"):
+        chosen("all_gather", protocol="LL128", nvlink=False)
+
+
+def test_wide_lines_carry_elements_of_eight_bytes_at_most():
+    assert chosen("all_gather", 1 << 20, dtype="complex64").launch.protocol == "LL128"
+    assert chosen("all_gather", 1 << 20, dtype="complex128").launch.protocol == "LL"
+    with pytest.raises(LaunchRefused, match="at most 8 bytes"):
+        chosen("all_gather", protocol="LL128", dtype="complex128")
 
 
 def test_lines_have_one_slice():
@@ -51,5 +86,5 @@ def test_a_barrier_has_signals_of_its_own_whatever_the_protocol():
 
 
 def test_an_unknown_protocol_is_refused():
-    with pytest.raises(ArgumentError, match="protocol='LL128'"):
-        chosen("all_gather", protocol="LL128")
+    with pytest.raises(ArgumentError, match="protocol='LL64'"):
+        chosen("all_gather", protocol="LL64")

@@ -63,8 +63,6 @@ def test_a_rank_that_never_comes(absent: int, launch: Launch) -> None:
             assert report.step < 20
             assert report.peer & SOURCE
     assert all(world.broken(rank) for rank in range(3))
-    for rank in present:
-        assert not world.progress(rank).any(), "a call that failed is not counted"
 
 
 @EVERY

@@ -10,7 +10,7 @@ from ringcoll.algorithms import build
 from ringcoll.launch import Launch
 from ringcoll.plan import Buffer
 from tests.kernels.apart import run_apart
-from tests.kernels.cases import LL, STAGED, Case
+from tests.kernels.cases import LL, LL128, STAGED, Case
 from tests.kernels.sanitizer import THREADS, needs_sanitizer
 
 pytestmark = needs_sanitizer
@@ -18,6 +18,7 @@ pytestmark = needs_sanitizer
 CASES = [
     ("all_reduce", "all_pairs", LL),
     ("all_reduce", "ring", LL),
+    ("all_reduce", "all_pairs", LL128),
     ("all_reduce", "ring", STAGED),
     ("all_reduce", "all_pairs", Launch(slices=4, window=1, mapped=frozenset())),
     ("all_reduce", "two_shot", Launch()),

@@ -15,6 +15,7 @@ from ringcoll.encode import encode
 from ringcoll.executors.cuda.arena import MOST_BLOCKS, REPORT_BYTES, Arena
 from ringcoll.executors.cuda.lines import lines_body
 from ringcoll.executors.cuda.params import Addresses, Body, Header, pack
+from ringcoll.executors.cuda.places import LANES
 from ringcoll.executors.cuda.reports import Report, read
 from ringcoll.executors.cuda.simple import simple_body
 from ringcoll.run import run
@@ -60,7 +61,8 @@ class World:
 
     def __init__(self, nranks: int, address: int | None = None) -> None:
         self.nranks = nranks
-        self.arena = Arena(nranks, line_half=1 << 20, scratch_half=1 << 20, replicas=4)
+        half = 1 << 20
+        self.arena = Arena(nranks, half, wide_half=half, scratch_half=half, replicas=4)
         self._report = nranks * self.arena.nbytes
         self._user = -(-(self._report + nranks * REPORT_BYTES) // 4096) * 4096
         size = self._user + USER_BYTES
@@ -168,9 +170,11 @@ class World:
             at = [Addresses(rank, (0,) * self.nranks, 0) for rank in range(self.nranks)]
         dtype = dtype_of(case.dtype)
         op = op_of(case.op) if case.plan.collective.reduces else None
-        make = lines_body if case.launch.in_band else simple_body
-        program = encode(case.plan, case.launch)
-        return make(program, case.layout(sliced=True), dtype, op, self.arena, at)
+        program, layout = encode(case.plan, case.launch), case.layout(sliced=True)
+        if not case.launch.in_band:
+            return simple_body(program, layout, dtype, op, self.arena, at)
+        lanes = min(2, LANES[case.launch.protocol])  # the stand-in's lines are shorter
+        return lines_body(program, layout, dtype, op, self.arena, at, lanes=lanes)
 
     def call(self, case: Case, seed: int = 0, kernels: Path = KERNELS, **options: Any) -> Arrays:
         """Make a call of all ranks and wait for its end."""

@@ -2,7 +2,7 @@
 
 ::
 
-    broken | hellos | progress | flags | lines, half 0 and 1 | SCRATCH, half 0 and 1
+    broken | hellos | progress | flags | lines of LL, of LL128 | SCRATCH; of these both halves
 
 Every protocol has a region of its own: a word of data that happened to equal the flag of a line
 would be taken for one. The halves of a region alternate by epoch and lie at fixed offsets, so that
@@ -33,14 +33,16 @@ class Arena:
 
     Args:
         nranks: of the communicator.
-        line_half: bytes of one half of the lines.
+        line_half: bytes of one half of LL's lines.
+        wide_half: bytes of one half of LL128's lines.
         scratch_half: bytes of one half of SCRATCH.
         replicas: the most CUDA blocks that a block of a program may have.
 
     """
 
     nranks: int
-    line_half: int = 8 << 20
+    line_half: int = 4 << 20
+    wide_half: int = 10 << 20
     scratch_half: int = 8 << 20
     replicas: int = 64
 
@@ -56,13 +58,23 @@ class Arena:
 
     @property
     def lines(self) -> int:
-        """The lines of calls whose signals ride in the data."""
+        """The lines of LL."""
         return _up(self.flags + self.nranks * FLAGS * self.replicas * 8)
+
+    @property
+    def wide_lines(self) -> int:
+        """The lines of LL128."""
+        return self.lines + 2 * self.line_half
 
     @property
     def scratch(self) -> int:
         """SCRATCH of calls whose signals are words of their own."""
-        return self.lines + 2 * self.line_half
+        return self.wide_lines + 2 * self.wide_half
+
+    def half_of(self, protocol: str) -> int:
+        """Bytes of one half of a protocol's region."""
+        halves = {"LL": self.line_half, "LL128": self.wide_half, "Simple": self.scratch_half}
+        return halves[protocol]
 
     @property
     def nbytes(self) -> int:

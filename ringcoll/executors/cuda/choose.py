@@ -6,6 +6,7 @@ ranks. An option of the call goes before them.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 
 from ringcoll.algorithms import ALGORITHMS, build
@@ -14,9 +15,10 @@ from ringcoll.collectives import COLLECTIVES
 from ringcoll.encode import Program, encode
 from ringcoll.errors import ArgumentError, LaunchRefused
 from ringcoll.executors.cuda.arena import Arena
-from ringcoll.executors.cuda.lines import line_bytes, places
+from ringcoll.executors.cuda.lines import WORKERS, line_bytes
+from ringcoll.executors.cuda.places import LANES, Places
 from ringcoll.executors.cuda.simple import THREADS, scratch_bytes
-from ringcoll.launch import Launch, Layout
+from ringcoll.launch import PROTOCOLS, Launch, Layout
 from ringcoll.plan import Buffer, Plan
 
 __all__ = ["Chosen", "Wishes", "choose"]
@@ -25,18 +27,33 @@ SYNC_THREADS = 32
 
 HOP_BYTES = 650 << 10
 """Bytes that a link carries in the time that another hop takes, 1.8 µs at 364 GB/s: all_reduce goes
-by one hop as long as that sends less more than two would. With 4 H200 the two met at 128 KiB."""
+by one hop as long as that sends less more than two would. 4 H200: in lines of LL the two met at
+128 KiB, in those of LL128 at 256 KiB."""
+
+LL_BYTES = {"all_reduce": 64 << 10, "broadcast": 32 << 10, "reduce": 64 << 10}
+"""Bytes of the larger buffer up to which LL is chosen where LL128 is legal; else 192 KiB. LL128
+looks twice, for the flag and for the data, and sends half as much. 4 H200: all_reduce of 64 KiB
+took 3.44 and 3.43 µs, 128 KiB 4.60 and 3.97; all_gather of 128 KiB 3.13 and 3.20, 256 KiB 3.64 and
+3.57."""
+
+LL128_BYTES = {"broadcast": 8 << 20}
+"""Bytes up to which LL128 is chosen; else 4 MiB. 4 H200, 4 MiB, LL128 and Simple: all_reduce 24.0
+and 28.7 µs, all_gather 13.7 and 17.8, reduce_scatter 13.9 and 20.1, broadcast 16.4 and 43.1."""
 
 LINES_BYTES = {"all_reduce": 1 << 20}
-"""Bytes of the larger buffer up to which signals ride in the data; else 2 MiB. 4 H200, 1 MiB:
-all_reduce took 13.4 µs so and 14.8 with signals of their own, 2 MiB: 21.9 and 19.2; there
-all_gather took 12.2 and 13.5, reduce_scatter 12.3 and 15.8, broadcast 17.4 and 26.6."""
+"""Bytes up to which LL is chosen where LL128 is not legal; else 2 MiB. 4 H200, LL and Simple:
+all_reduce of 1 MiB took 11.9 and 14.7 µs, 2 MiB 23.0 and 18.9; all_gather of 2 MiB 13.1 and
+13.5."""
 
-DIRECT_BYTES = {"broadcast": 128 << 10, "reduce": 384 << 10}
-"""Bytes up to which the root talks to everyone itself. 4 H200, 256 KiB: broadcast took 6.6 µs so
-and 4.8 by scatter_gather, reduce 4.7 and 6.2; 1 MiB: 19.9 and 8.7, 17.0 and 12.2."""
+DIRECT_BYTES = {
+    "LL": {"broadcast": 128 << 10, "reduce": 384 << 10},
+    "LL128": {"broadcast": 320 << 10, "reduce": 700 << 10},
+}
+"""Bytes up to which the root talks to everyone itself. 4 H200, LL128, so and by scatter_gather:
+broadcast of 256 KiB took 4.32 and 4.48 µs, 512 KiB 6.69 and 5.20; reduce of 512 KiB 4.87 and 5.92,
+1 MiB 9.12 and 7.71."""
 
-LINE_WORKERS = (128, 256, 480)
+LINE_WORKERS = (32, 128, 256, WORKERS)
 """Threads of a block that carry lines. Small blocks start sooner: 4 H200, 64 KiB: 4.4 µs with
 blocks of 128, 7.2 with 512."""
 
@@ -44,6 +61,7 @@ BLOCK_BYTES = 16 << 10
 """Bytes of a slice that a CUDA block moves at least."""
 
 _ALIGN = 16
+_WORD = 8
 _WINDOW = 2
 
 
@@ -53,7 +71,7 @@ class Wishes:
 
     Args:
         algorithm: a name.
-        protocol: "LL" or "Simple".
+        protocol: "LL", "LL128" or "Simple".
         slices: S.
         blocks: CUDA blocks a rank, at most.
         plan: of a user's algorithm.
@@ -98,6 +116,7 @@ def choose(
     *,
     mapped: frozenset[Buffer],
     most_blocks: int,
+    nvlink: bool,
     wishes: Wishes,
 ) -> Chosen:
     """The plan, launch and grid of a call.
@@ -108,6 +127,7 @@ def choose(
         arena: what must hold lines and SCRATCH.
         mapped: the buffers that all ranks can reach.
         most_blocks: CUDA blocks a rank that are sure to run at the same time.
+        nvlink: whether all ranks reach each other over it: only there is LL128 right.
         wishes: the options.
 
     Raises:
@@ -115,30 +135,43 @@ def choose(
         ArgumentError: an option that there is not.
 
     """
-    name = call.collective
-    if wishes.protocol not in (None, "LL", "Simple"):
+    name, protocol = call.collective, wishes.protocol
+    where = f"{name} on rank {call.rank}"
+    if protocol not in (None, *PROTOCOLS):
         raise ArgumentError(
-            f"{name} on rank {call.rank}: protocol={wishes.protocol!r}; GPU ranks run 'LL' and "
-            f"'Simple'"
+            f"{where}: protocol={protocol!r}; GPU ranks run {', '.join(map(repr, PROTOCOLS))}"
         )
-    protocol = None if name == "barrier" else wishes.protocol
-    if protocol == "LL" and (wishes.slices or 1) > 1:
+    if protocol == "LL128" and not nvlink:
+        raise LaunchRefused(
+            f"{where}: protocol='LL128' needs NVLink between all ranks, or its lines come in "
+            f"pieces; nvidia-ml-py tells of none here: leave protocol out"
+        )
+    sliced = (wishes.slices or 1) > 1
+    if protocol in LANES and sliced and name != "barrier":
         raise ArgumentError(
-            f"{name} on rank {call.rank}: slices={wishes.slices}, but protocol='LL' has one slice; "
-            f"leave slices out or take protocol='Simple'"
+            f"{where}: slices={wishes.slices}, but protocol={protocol!r} has one slice; leave "
+            f"slices out or take protocol='Simple'"
         )
-    small = (
-        call.nbytes <= LINES_BYTES.get(name, 2 << 20)
-        and name != "barrier"
-        and not (wishes.slices or 1) > 1
-    )
-    if protocol == "LL" or (protocol is None and small):
-        try:
-            return _in_lines(call, nranks, arena, most_blocks, wishes)
-        except LaunchRefused:
-            if protocol == "LL":
-                raise
+    if name == "barrier" or sliced or protocol == "Simple":
+        return _in_words(call, nranks, arena, mapped, most_blocks, wishes)
+    if protocol:
+        return _in_lines(call, nranks, arena, most_blocks, wishes, protocol)
+    lines = _by_size(call, nvlink)
+    if lines:
+        # A plan whose signals cannot ride, or too many lines for some other dtype or algorithm.
+        with contextlib.suppress(LaunchRefused):
+            return _in_lines(call, nranks, arena, most_blocks, wishes, lines)
     return _in_words(call, nranks, arena, mapped, most_blocks, wishes)
+
+
+def _by_size(call: Call, nvlink: bool) -> str | None:
+    """The lines to take before words; None where these are quicker."""
+    name, nbytes = call.collective, call.nbytes
+    if not nvlink or call.dtype.itemsize > _WORD:
+        return "LL" if nbytes <= LINES_BYTES.get(name, 2 << 20) else None
+    if nbytes <= LL_BYTES.get(name, 192 << 10):
+        return "LL"
+    return "LL128" if nbytes <= LL128_BYTES.get(name, 4 << 20) else None
 
 
 def _plan(call: Call, nranks: int, wishes: Wishes, default: str) -> Plan:
@@ -170,32 +203,42 @@ def _layout(call: Call, plan: Plan, slices: int = 1) -> Layout:
     return Layout(plan.collective, counts, slices=slices, align=align, displs=displs)
 
 
-def _in_lines(call: Call, nranks: int, arena: Arena, most_blocks: int, wishes: Wishes) -> Chosen:
-    plan = _plan(call, nranks, wishes, _by_lines(call, nranks))
-    launch = Launch(protocol="LL", mapped=frozenset(), in_place=_in_place(call))
+def _in_lines(
+    call: Call, nranks: int, arena: Arena, most_blocks: int, wishes: Wishes, protocol: str
+) -> Chosen:
+    plan = _plan(call, nranks, wishes, _by_lines(call, nranks, protocol))
+    launch = Launch(protocol=protocol, mapped=frozenset(), in_place=_in_place(call))
     program, layout = encode(plan, launch), _layout(call, plan)
-    need = line_bytes(program, layout, call.dtype)
-    if need > arena.line_half:
+    places = Places(call.dtype, LANES[protocol])
+    if places.lanes > 1 and call.dtype.itemsize > _WORD:
         raise LaunchRefused(
-            f"{call.collective} on rank {call.rank}: protocol='LL' would need {need} bytes of "
-            f"lines, {arena.line_half} are there; use protocol='Simple'"
+            f"{call.collective} on rank {call.rank}: protocol={protocol!r} carries elements of at "
+            f"most 8 bytes, {call.dtype.name} has {call.dtype.itemsize}; use protocol='LL'"
         )
-    pieces = max(1, places(layout, call.dtype))
+    need = line_bytes(program, layout, places)
+    there = arena.half_of(protocol)
+    if need > there:
+        raise LaunchRefused(
+            f"{call.collective} on rank {call.rank}: protocol={protocol!r} would need {need} bytes "
+            f"of lines, {there} are there; use protocol='Simple'"
+        )
+    pieces = max(1, places.number(layout))
     most = min(wishes.blocks or most_blocks, most_blocks)
     fitting = (width for width in LINE_WORKERS if -(-pieces // width) <= most)
-    workers = next(fitting, LINE_WORKERS[-1])
+    workers = next(fitting, WORKERS)
     blocks = min(most, -(-pieces // workers))
     return Chosen(plan, program, launch, layout, 1, blocks, workers + SYNC_THREADS)
 
 
-def _by_lines(call: Call, nranks: int) -> str:
+def _by_lines(call: Call, nranks: int, protocol: str) -> str:
     """The algorithm of a call whose signals ride in the data."""
     name, n = call.collective, nranks
     if name == "all_reduce":
-        # Bytes in lines count twice: one hop sends (n - 1) buffers, two send 2 (n - 1)/n.
-        extra = 2 * call.nbytes * (n - 1) * (1 - 2 / n)
+        # One hop sends (n - 1) buffers, two send 2 (n - 1)/n; in lines of LL bytes count twice.
+        extra = (2 if protocol == "LL" else 1) * call.nbytes * (n - 1) * (1 - 2 / n)
         return "one_shot_push" if extra <= HOP_BYTES else "all_pairs"
-    if n > 2 and name in DIRECT_BYTES and call.nbytes > DIRECT_BYTES[name]:
+    direct = DIRECT_BYTES[protocol].get(name, call.nbytes)
+    if n > 2 and call.nbytes > direct:
         return "scatter_gather" if name == "broadcast" else "scatter_gather_push"
     return "all_pairs"
 

@@ -24,25 +24,25 @@ from ringcoll.collectives import COLLECTIVES
 from ringcoll.errors import AbortedError, Error, MismatchError, OutOfMemory
 from ringcoll.executors.board import Board
 from ringcoll.executors.cuda.arena import MOST_BLOCKS, REPORT_BYTES, Arena
+from ringcoll.executors.cuda.body import body_of
 from ringcoll.executors.cuda.choose import Chosen, Wishes, choose
 from ringcoll.executors.cuda.gate import Gate, Offer, order
 from ringcoll.executors.cuda.loader import Launchable, Loader
 from ringcoll.executors.cuda.params import Addresses, Header, pack
 from ringcoll.executors.cuda.reports import ABORT, error_of, read
-from ringcoll.executors.cuda.standard import body_of
 from ringcoll.executors.drive import Pause, Task
 from ringcoll.fabric import Fabric
 from ringcoll.plan import Buffer, format_plan
 from ringcoll.transports.cuda.device import Device, on, runtime
 from ringcoll.transports.cuda.memory import host_mapped
+from ringcoll.transports.cuda.nvlink import joined_by_nvlink
 from ringcoll.transports.cuda.peers import allocate_shared
 from ringcoll.transports.cuda.symmetric import CudaSymmetricMemory
 
 __all__ = ["CudaExecutor", "Enqueued", "Event", "Ready"]
 
-_SEAT = struct.Struct(
-    "<QiiQ16s"
-)  # process, device, multiprocessors, number of the gate, bus address
+_SEAT = struct.Struct("<QQiiii16s")
+"""Process, number of its gate, device, multiprocessors, capability, bus address."""
 _MAPPINGS = 1 << 12
 _OFFSET_BITS = 48
 
@@ -150,29 +150,38 @@ class CudaExecutor:
         self.running: Ready | None = None
         self.last: Ready | None = None
         self.stream: int | None = None
-        self.gate, self.blocks = self._seated()
+        self.gate, self.blocks, self.nvlink = self._seated()
         self._device: Callable[[], int] = runtime().getDevice
         self._merged: dict[tuple[int, ...], tuple[Sequence[Ready], Launchable]] = {}
 
-    def _seated(self) -> tuple[Gate[Ready], int]:
-        """The gate of the ranks that share this rank's device, and CUDA blocks a rank."""
-        number = next(_numbers)
-        device = self.device
-        sent = _SEAT.pack(os.getpid(), device.ordinal, device.sms, number, device.pci.encode())
+    def _seated(self) -> tuple[Gate[Ready], int, bool]:
+        """The gate of the ranks that share this rank's device, CUDA blocks a rank, and NVLink."""
+        device, mine = self.device, next(_numbers)
+        capability = device.major, device.minor
+        pci = device.pci.encode()
+        sent = _SEAT.pack(os.getpid(), mine, device.ordinal, device.sms, *capability, pci)
         said = [_SEAT.unpack(part) for part in self.fabric.allgather(sent, what="seats")]
         ranks = [
-            rank for rank, other in enumerate(said) if other[:2] == (os.getpid(), device.ordinal)
+            rank
+            for rank, (pid, _, ordinal, *_) in enumerate(said)
+            if (pid, ordinal) == (os.getpid(), device.ordinal)
         ]
-        crowd = max(sum(other[4] == one[4] for other in said) for one in said)
-        most = min(int(other[2]) for other in said) // crowd
-        first = int(said[ranks[0]][3])
+        addresses = [seat[6] for seat in said]
+        crowd = max(map(addresses.count, addresses))
+        most = min(int(seat[3]) for seat in said) // crowd
+        first = int(said[ranks[0]][1])
         if self.rank == ranks[0]:
-            _gates[first] = Gate(ranks, self.device.ordinal, self._launch_all)
-        self.fabric.allgather(b"", what="seats")
+            _gates[first] = Gate(ranks, device.ordinal, self._launch_all)
+        # Lines of 128 bytes stay whole between GPUs of one kind, or of those from Hopper on.
+        kinds = {(int(seat[4]), int(seat[5])) for seat in said}
+        alike = len(kinds) == 1 or min(kinds) >= (9, 0)
+        peers = [bytes(address).rstrip(b"\0").decode() for address in addresses]
+        nvlink = alike and joined_by_nvlink(device.pci, peers)
+        agreed = self.fabric.allgather(bytes([nvlink]), what="seats")
         gate = _gates[first]
         self.fabric.allgather(b"", what="seats")
         _gates.pop(first, None)
-        return gate, max(1, min(most, MOST_BLOCKS))
+        return gate, max(1, min(most, MOST_BLOCKS)), all(map(any, agreed))
 
     # -- a call --------------------------------------------------------------------------------
 
@@ -188,7 +197,13 @@ class CudaExecutor:
         hello = self._reach(call.send), self._reach(call.recv)
         mapped = self._mapped(call, hello)
         chosen = choose(
-            call, self.nranks, self.arena, mapped=mapped, most_blocks=self.blocks, wishes=wishes
+            call,
+            self.nranks,
+            self.arena,
+            mapped=mapped,
+            most_blocks=self.blocks,
+            nvlink=self.nvlink,
+            wishes=wishes,
         )
         terms = f"{call.describe()} {_described(chosen, call)}"
         digest = hashlib.blake2b(terms.encode(), digest_size=4).digest()

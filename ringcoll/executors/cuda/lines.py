@@ -1,4 +1,4 @@
-"""Protocol LL: a program whose signals ride in the data, as source text and words.
+"""Protocols LL and LL128: a program whose signals ride in the data, as source text and words.
 
 What the compiler must know of a row is how many sources and destinations it has and how each is
 kept; sizes and addresses are words. A *batch* is several rows of one such shape, none of which
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import IntEnum
 
 from ringcoll.dtypes import DType, ReduceOp
 from ringcoll.encode import Program, Row
@@ -17,11 +16,12 @@ from ringcoll.errors import LaunchRefused
 from ringcoll.executors.cuda.arena import Arena
 from ringcoll.executors.cuda.names import names_of
 from ringcoll.executors.cuda.params import Addresses, Body, padded
+from ringcoll.executors.cuda.places import Kind, Places
 from ringcoll.labels import Label
 from ringcoll.launch import Layout
 from ringcoll.plan import Buffer, Chunk
 
-__all__ = ["Batch", "Kind", "batches", "line_bytes", "lines_body", "places"]
+__all__ = ["WORKERS", "Batch", "batches", "line_bytes", "lines_body"]
 
 WORKERS = 480
 """Threads a CUDA block that move data; with the warp beside them, which talks to peers, they are
@@ -32,17 +32,6 @@ POLLED = 16
 
 CHUNKS = 32
 """Sources or destinations of a step, two bits each in a 64-bit constant."""
-
-_LINE = 16
-
-
-class Kind(IntEnum):
-    """How a chunk is kept; the same enum as in ``kernels/ll.cuh``."""
-
-    USER = 0
-    LINES = 1
-    PARTIAL = 2
-    KEPT = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +61,13 @@ class Batch:
         return self.rows * (1 + len(self.srcs) + len(self.dsts))
 
 
-def batches(program: Program, rank: int, dtype: DType) -> tuple[Batch, ...]:
+def batches(program: Program, rank: int, places: Places) -> tuple[Batch, ...]:
     """The rows of a rank as batches, in order."""
     cell = program.collective.cell
     found: list[Batch] = []
     fresh: set[tuple[int, str, int]] = set()  # cells that the last batch writes
-    for row, alone in zip(_rows(program, rank), _alone(program, rank, dtype), strict=True):
-        lines = sum(_lines(kind, dtype) for kind in alone.srcs)
+    for row, alone in zip(_rows(program, rank), _alone(program, rank, places.dtype), strict=True):
+        lines = sum(map(places.lines, alone.srcs))
         last = found[-1] if found else None
         if (
             last is not None
@@ -110,7 +99,7 @@ def _alone(program: Program, rank: int, dtype: DType) -> Iterator[Batch]:
         if max(len(row.srcs), len(row.dsts)) > CHUNKS:
             raise LaunchRefused(
                 f"{collective}: a step of {len(row.srcs)} sources and {len(row.dsts)} "
-                f"destinations; protocol LL carries {CHUNKS} each"
+                f"destinations; lines carry {CHUNKS} each"
             )
         srcs = tuple(
             Kind.KEPT
@@ -135,26 +124,10 @@ def _kind(chunk: Chunk, label: Label, dtype: DType) -> Kind:
     return Kind.PARTIAL if wide else Kind.LINES
 
 
-def _lines(kind: Kind, dtype: DType) -> int:
-    """Lines of a chunk at one place."""
-    item = {Kind.LINES: dtype.itemsize, Kind.PARTIAL: dtype.partial.itemsize}.get(kind, 0)
-    return _count(dtype) * item // 8
-
-
-def _count(dtype: DType) -> int:
-    """Elements of a place: what 8 bytes hold, or one if that is larger."""
-    return max(1, 8 // dtype.itemsize)
-
-
-def places(layout: Layout, dtype: DType) -> int:
-    """How many places the longest chunk has."""
-    return -(-layout.width() // _count(dtype))
-
-
-def _slot_bytes(program: Program, layout: Layout, dtype: DType) -> int:
+def _slot_bytes(program: Program, layout: Layout, places: Places) -> int:
     """Bytes of a SCRATCH chunk in lines, of the widest type that the program keeps there."""
     kinds = {
-        _kind(chunk, label, dtype)
+        _kind(chunk, label, places.dtype)
         for block in program.programs
         for row in block.rows
         for chunk, label in zip(
@@ -163,12 +136,12 @@ def _slot_bytes(program: Program, layout: Layout, dtype: DType) -> int:
             strict=True,
         )
     }
-    return places(layout, dtype) * max((_lines(kind, dtype) for kind in kinds), default=0) * _LINE
+    return places.nbytes(layout, kinds)
 
 
-def line_bytes(program: Program, layout: Layout, dtype: DType) -> int:
+def line_bytes(program: Program, layout: Layout, places: Places) -> int:
     """Bytes of lines that the program needs on a rank, of each half."""
-    return program.scratch * _slot_bytes(program, layout, dtype)
+    return program.scratch * _slot_bytes(program, layout, places)
 
 
 def lines_body(
@@ -178,53 +151,60 @@ def lines_body(
     op: ReduceOp | None,
     arena: Arena,
     local: Sequence[Addresses],
+    *,
+    lanes: int,
 ) -> Body:
     """Text and words for the ranks of one launch.
 
     Args:
-        program: encoded for protocol LL.
+        program: encoded for protocol LL or LL128.
         layout: of INPUT and OUTPUT.
         dtype: of the call.
         op: of the call; None where nothing is reduced.
         arena: where the lines lie.
         local: of the ranks that the launch carries.
+        lanes: threads that share a line.
 
     Raises:
         LaunchRefused: its steps are too wide, or its lines do not fit.
 
     """
-    need = line_bytes(program, layout, dtype)
-    if need > arena.line_half:
+    places = Places(dtype, lanes)
+    need = line_bytes(program, layout, places)
+    half = arena.line_half if lanes == 1 else arena.wide_half
+    if need > half:
         raise LaunchRefused(
-            f"{program.collective}: {need} bytes of lines, {arena.line_half} are there; "
+            f"{program.collective}: {need} bytes of lines, {half} are there; "
             f"protocol='Simple' carries messages of any size"
         )
-    of_rank = [batches(program, at.rank, dtype) for at in local]
+    of_rank = [batches(program, at.rank, places) for at in local]
     programs = tuple(dict.fromkeys(of_rank))
-    words = padded([_words(program, layout, dtype, arena, at) for at in local])
-    whole = all(_whole(program, layout, dtype, arena, at) for at in local)
+    words = padded([_words(program, layout, places, arena, at) for at in local])
+    whole = all(_whole(program, layout, places, arena, at) for at in local)
     constants = {
         "RANKS": program.collective.nranks,
         "LOCAL": len(local),
         "WORDS": len(words[0]),
         "WHOLE": int(whole),
+        "LANES": lanes,
     }
     text = _text(names_of(dtype, op), constants, programs)
     numbers = tuple(programs.index(found) for found in of_rank)
-    return Body(text, words, numbers, places(layout, dtype), arena.line_half)
+    return Body(text, words, numbers, places.number(layout), half)
 
 
 def _words(
-    program: Program, layout: Layout, dtype: DType, arena: Arena, at: Addresses
+    program: Program, layout: Layout, places: Places, arena: Arena, at: Addresses
 ) -> list[int]:
     """The words of one rank: for every row its count, its sources and its destinations."""
-    width = _slot_bytes(program, layout, dtype)
+    width = _slot_bytes(program, layout, places)
+    first = arena.lines if places.lanes == 1 else arena.wide_lines
 
     def address(chunk: Chunk) -> int:
         if chunk.buffer is Buffer.SCRATCH:
-            return at.arenas[chunk.rank] + arena.lines + chunk.index * width
+            return at.arenas[chunk.rank] + first + chunk.index * width
         offset, _ = layout.span(chunk.buffer, chunk.rank, chunk.index)
-        return at.user[chunk.buffer is Buffer.OUTPUT] + offset * dtype.itemsize
+        return at.user[chunk.buffer is Buffer.OUTPUT] + offset * places.dtype.itemsize
 
     found: list[int] = []
     for row in _rows(program, at.rank):
@@ -234,14 +214,15 @@ def _words(
     return found
 
 
-def _whole(program: Program, layout: Layout, dtype: DType, arena: Arena, at: Addresses) -> bool:
-    """Whether every chunk in the user's memory begins at 8 bytes and ends with a whole place."""
-    words = iter(_words(program, layout, dtype, arena, at))
+def _whole(program: Program, layout: Layout, places: Places, arena: Arena, at: Addresses) -> bool:
+    """Whether every chunk in the user's memory begins at 8 bytes and ends with 8 whole ones."""
+    item = places.dtype.itemsize
+    words = iter(_words(program, layout, places, arena, at))
     for row in _rows(program, at.rank):
         count = next(words)
         for chunk in (*row.srcs, *row.dsts):
             address = next(words)
-            if chunk.buffer is not Buffer.SCRATCH and (count % _count(dtype) or address % 8):
+            if chunk.buffer is not Buffer.SCRATCH and (count * item % 8 or address % 8):
                 return False
     return True
 

@@ -11,7 +11,7 @@ from ringcoll.errors import LaunchRefused
 __all__ = ["Addresses", "Body", "Header", "pack", "padded"]
 
 _HEAD = struct.Struct("<QQQIIIIII")
-_LOCAL = struct.Struct("<QQ")
+_LOCAL = struct.Struct("<QQQ")
 _BUFFERS = struct.Struct("<QQQQQII")
 
 LARGEST = 32_764
@@ -117,7 +117,7 @@ def pack(body: Body, header: Header, progress: int, local: Sequence[Addresses]) 
     ]
     for at, words, program in zip(local, body.words, body.programs, strict=True):
         parts += [
-            _LOCAL.pack(at.arenas[at.rank] + progress, at.report),
+            _LOCAL.pack(at.arenas[at.rank] + progress, at.report, at.arenas[at.rank]),
             struct.pack(f"<{len(at.arenas)}Q", *at.arenas),
             _BUFFERS.pack(at.mappings, *at.hello, *at.user, at.rank, program),
             struct.pack(f"<{len(words)}Q", *words),

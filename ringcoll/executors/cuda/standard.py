@@ -9,26 +9,19 @@ from ringcoll.arguments.calls import Call
 from ringcoll.collectives import COLLECTIVES
 from ringcoll.dtypes import dtype_of, op_of
 from ringcoll.executors.cuda.arena import Arena
-from ringcoll.executors.cuda.choose import Chosen, Wishes, choose
-from ringcoll.executors.cuda.lines import lines_body
+from ringcoll.executors.cuda.body import body_of
+from ringcoll.executors.cuda.choose import Wishes, choose
 from ringcoll.executors.cuda.params import Addresses, Body
-from ringcoll.executors.cuda.simple import simple_body
 from ringcoll.launch import ALL_MAPPED
 from ringcoll.plan import Buffer
 
-__all__ = ["body_of", "standard_sources"]
+__all__ = ["standard_sources"]
 
 _RANKS = (2, 4, 8)
 _DTYPES = ("bfloat16", "float16", "float32")
 _BYTES = (4 << 10, 256 << 10, 64 << 20)
 _BLOCKS = 128
 _UNMAPPED = frozenset[Buffer]()
-
-
-def body_of(chosen: Chosen, call: Call, arena: Arena, local: tuple[Addresses, ...]) -> Body:
-    """Text and words of what was chosen for a call, for the ranks that one launch carries."""
-    make = lines_body if chosen.launch.in_band else simple_body
-    return make(chosen.program, chosen.layout, call.dtype, call.op, arena, local)
 
 
 def standard_sources() -> list[str]:
@@ -46,7 +39,13 @@ def _bodies() -> Iterator[Body]:
         call = Call(name, 0, None, None, count, row, op, nbytes=nbytes)
         for mapped in (_UNMAPPED, ALL_MAPPED):
             chosen = choose(
-                call, nranks, arena, mapped=mapped, most_blocks=_BLOCKS, wishes=Wishes()
+                call,
+                nranks,
+                arena,
+                mapped=mapped,
+                most_blocks=_BLOCKS,
+                nvlink=True,
+                wishes=Wishes(),
             )
             for rank in range(nranks):
                 at = Addresses(rank, (0,) * nranks, 0)

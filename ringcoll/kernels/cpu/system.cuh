@@ -14,6 +14,10 @@
 #define RC_KERNEL(THREADS) extern "C" void
 #define RC_PARAMETER const
 
+#ifndef RC_LANES
+#define RC_LANES 1
+#endif
+
 namespace rc {
 
 using u8 = unsigned char;
@@ -25,7 +29,8 @@ using i16 = short;
 using i32 = int;
 using i64 = long long;
 
-constexpr u32 SYNC_THREADS = 1;
+// As few as will do: a warp is the threads of one line.
+constexpr u32 WARP = RC_LANES, SYNC_THREADS = WARP;
 
 struct alignas(16) Vector {
     u32 x, y, z, w;
@@ -39,9 +44,16 @@ constexpr int ACQUIRE = __ATOMIC_RELAXED, RELEASE = __ATOMIC_RELAXED;
 
 // -- who and when ------------------------------------------------------------------------------
 
+struct Warp {
+    u32 come, round;
+    u32 votes[2];
+};
+
 struct Group {
     pthread_barrier_t barrier;
+    Warp warps[16];
     u32 votes[2];
+    u32 arrivals;
     u64 memory[512];
 };
 
@@ -49,6 +61,7 @@ struct Where {
     u32 thread, threads, block, blocks, local;
     Group* group;
     u32 round;
+    u32 ballots = 0;
 };
 
 inline thread_local Where where;
@@ -77,6 +90,38 @@ RC_DEVICE bool block_any(bool yes) {
     return any;
 }
 
+RC_DEVICE Warp& warp() { return where.group->warps[where.thread / WARP]; }
+
+RC_DEVICE void warp_barrier() {
+    if (WARP == 1) return;
+    Warp& mine = warp();
+    const u32 round = __atomic_load_n(&mine.round, __ATOMIC_ACQUIRE);
+    if (__atomic_add_fetch(&mine.come, 1u, __ATOMIC_ACQ_REL) == WARP) {
+        __atomic_store_n(&mine.come, 0u, __ATOMIC_RELAXED);
+        __atomic_store_n(&mine.round, round + 1, __ATOMIC_RELEASE);
+    }
+    while (__atomic_load_n(&mine.round, __ATOMIC_ACQUIRE) == round) sched_yield();
+}
+
+RC_DEVICE bool warp_any(bool yes) {
+    u32* vote = &warp().votes[where.ballots++ & 1];
+    if (yes) __atomic_store_n(vote, 1u, __ATOMIC_RELAXED);
+    warp_barrier();
+    const bool any = __atomic_load_n(vote, __ATOMIC_RELAXED) != 0;
+    warp_barrier();
+    if (where.thread % WARP == 0) __atomic_store_n(vote, 0u, __ATOMIC_RELAXED);
+    return any;
+}
+
+RC_DEVICE void block_arrive() { __atomic_fetch_add(&where.group->arrivals, 1u, __ATOMIC_RELEASE); }
+RC_DEVICE void block_await() {
+    u32* arrivals = &where.group->arrivals;
+    const u32 wanted = where.threads - SYNC_THREADS;
+    while (__atomic_load_n(arrivals, __ATOMIC_ACQUIRE) != wanted) sched_yield();
+    warp_barrier();
+    __atomic_store_n(arrivals, 0u, __ATOMIC_RELAXED);  // for the next launch
+}
+
 template <class T>
 RC_DEVICE T* block_memory() {
     static_assert(sizeof(T) <= sizeof(Group::memory));
@@ -84,6 +129,8 @@ RC_DEVICE T* block_memory() {
 }
 
 RC_DEVICE void pause() { sched_yield(); }
+
+RC_DEVICE bool rare(bool condition) { return condition; }
 
 // -- memory of this rank alone, or ordered by other means ---------------------------------------
 
@@ -96,6 +143,8 @@ template <class T>
 RC_DEVICE void store(u64 at, T value) {
     *reinterpret_cast<T*>(at) = value;
 }
+
+RC_DEVICE u64 load_if(bool wanted, u64 at) { return wanted ? load<u64>(at) : 0; }
 
 // -- words that ranks and the host share --------------------------------------------------------
 
@@ -134,7 +183,22 @@ RC_DEVICE Vector ll_load(u64 line) {
 
 RC_DEVICE bool arrived(const Vector& line, u32 flag) { return line.y == flag && line.w == flag; }
 
+RC_DEVICE void ll_look(Vector& v, u64 line, u32 flag) {
+    if (!arrived(v, flag)) v = ll_load(line);
+}
+
 RC_DEVICE u64 data_of(const Vector& line) { return static_cast<u64>(line.z) << 32 | line.x; }
+
+// -- lines that carry one signal (LL128): the flag goes last, when the others' parts are there ------
+
+RC_DEVICE void line_store(bool there, u64 at, u64 low, u64 high) {
+    u64* words = reinterpret_cast<u64*>(at);
+    const bool last = where.thread % WARP == WARP - 1;
+    if (there) __atomic_store_n(words, low, __ATOMIC_RELAXED);
+    if (there && !last) __atomic_store_n(words + 1, high, __ATOMIC_RELAXED);
+    warp_barrier();
+    if (there && last) __atomic_store_n(words + 1, high, __ATOMIC_RELEASE);
+}
 
 // -- arithmetic of IEEE 754, rounded to nearest even and never fused ------------------------------
 
