@@ -45,6 +45,10 @@ class Link:
         self._pipe.send_bytes(json.dumps({"exchange": value}).encode())
         return list(json.loads(self._pipe.recv_bytes()))
 
+    def allgather(self, payload: bytes) -> list[bytes]:
+        """Every rank's bytes in rank order: a link is a bootstrap of ``ringcoll.init``."""
+        return [bytes.fromhex(text) for text in self.exchange(payload.hex())]
+
     def send(self, message: Message) -> None:
         """Give the parent a part of the result."""
         self._pipe.send_bytes(json.dumps(message).encode())

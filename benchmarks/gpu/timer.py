@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.calls import source
+from ringcoll.bootstrap import Bootstrap
 
 __all__ = ["Line", "Meeting", "Timer", "calls_of"]
 
@@ -60,7 +61,7 @@ class Line:
 class Timer:
     """Times graphs: the ranks meet, replay, and the slowest counts."""
 
-    def __init__(self, meeting: Meeting, line: Line) -> None:
+    def __init__(self, meeting: Bootstrap, line: Line) -> None:
         import cupy
 
         self.meeting, self.line = meeting, line

@@ -24,7 +24,11 @@ _LABELLED = 400
 
 
 def plot_curves(
-    curves: Mapping[str, Sequence[tuple[int, float]]], title: str, path: str | Path
+    curves: Mapping[str, Sequence[tuple[int, float]]],
+    title: str,
+    path: str | Path,
+    *,
+    paper: Mapping[str, Sequence[tuple[int, float]]] | None = None,
 ) -> None:
     """Draw time over the number of slices, both logarithmic, and mark each curve's best point.
 
@@ -32,6 +36,7 @@ def plot_curves(
         curves: by name, the points (slices, seconds).
         title: what is shown.
         path: the file; its ending says the format, such as .png or .svg.
+        paper: what the model says of measured curves, by the same names; dashed.
 
     """
     figure = _figure((9.0, 5.0), path)
@@ -42,6 +47,10 @@ def plot_curves(
         (line,) = axes.plot(slices, times, marker=".", label=name)
         best = min(range(len(points)), key=times.__getitem__)
         axes.plot(slices[best], times[best], marker="o", markersize=9, color=line.get_color())
+        said = (paper or {}).get(name, ())
+        if said:
+            figures = [s for s, _ in said], [seconds * 1e6 for _, seconds in said]
+            axes.plot(*figures, linestyle="--", color=line.get_color(), label=f"{name}, model")
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xlabel("slices S")

@@ -1,0 +1,168 @@
+"""The timing model against GPUs: pipelined broadcasts down chains of 2 to all GPUs of this host.
+
+::
+
+    python -m benchmarks.gpu.timing_model --out DIR [--ranks 4] [--seconds 200] [--bytes 512M]
+    python -m benchmarks.gpu.timing_model --out DIR --one-gpu 8
+
+For k ranks and S slices a broadcast of N bytes should take
+T = (S + k - 2)·(N/(S·B) + o) + (k - 1)·L. One B, o and L for all k are fitted to every second S
+and must predict the others. One process a GPU; a time is that of one call replayed as a CUDA graph,
+begun by all ranks at once, of the slowest rank, the median of 20. What the timed graph delivers is
+compared element by element. The file is whole after every point.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.chains import draw, judged, rows_of
+from benchmarks.gpu.chain import Wish, a_gpu_each, one_gpu
+from benchmarks.gpu.processes import Message, run_ranks
+from benchmarks.gpu.report import Report
+from ringcoll.cli.ranges import parse_ints
+from ringcoll.cli.sizes import format_bytes, format_seconds, parse_bytes
+from ringcoll.errors import MachineError
+from ringcoll.timing.model import Fit, Point
+
+__all__ = ["Series", "main"]
+
+SLICES = tuple(1 << power for power in range(9))
+GRACE = 40.0
+"""Seconds beyond the budget before ranks that hang are killed."""
+
+
+class Series:
+    """The points so far: the file, the lines on the screen, and at the end the picture.
+
+    Args:
+        report: the file.
+        slices: every S that was asked for.
+        title: of the picture.
+
+    """
+
+    def __init__(self, report: Report, slices: Sequence[int], title: str) -> None:
+        self.report, self.slices, self.title = report, tuple(slices), title
+        self.measured: list[Message] = []
+        self.fit: Fit | None = None
+        self.met = False
+
+    @property
+    def points(self) -> list[Point]:
+        """What was measured and right."""
+        return [
+            Point(m["ranks"], m["bytes"], m["slices"], m["seconds"])
+            for m in self.measured
+            if "seconds" in m and not m["wrong"]
+        ]
+
+    @property
+    def wrong(self) -> int:
+        """Wrong elements in all."""
+        return sum(m.get("wrong", 0) for m in self.measured)
+
+    def add(self, messages: Sequence[Message]) -> None:
+        """Take a point as every process says it."""
+        point = messages[0]
+        self.measured.append(point)
+        points = self.points
+        self.fit, words = judged(points, self.slices)
+        said = {(r["ranks"], r["slices"]): r for r in rows_of(points, self.slices, self.fit)}
+        self.report.rows[:] = [
+            {**m, **said.get((m["ranks"], m["slices"]), {})} for m in self.measured
+        ]
+        self.met = bool(words.get("met")) and not self.wrong
+        self.report.extra.update(words)
+        self.report.note("wrong", self.wrong)
+        head = f"k={point['ranks']} S={point['slices']:<4d}"
+        if "refused" in point:
+            print(f"{head} refused: {point['refused']}", flush=True)
+        else:
+            rate = point["bytes"] / point["seconds"] / 1e9
+            text = f"{head} {point['seconds'] * 1e6:10.1f} us, {rate:6.1f} GB/s"
+            print(text + f", {point['wrong']} WRONG" * bool(point["wrong"]), flush=True)
+
+    def finish(self, picture: Path) -> None:
+        """Print what the fit says, and draw."""
+        fit = self.fit
+        for row in self.report.rows:
+            if "off" in row:
+                kind = "fitted" if row["fitted"] else "judged"
+                print(f"k={row['ranks']} S={row['slices']:<4d} {100 * row['off']:+6.1f} % {kind}")
+        title = self.title
+        if fit is not None:
+            title += (
+                f"\nB = {fit.bandwidth / 1e9:.1f} GB/s, o = {format_seconds(fit.alpha)}, "
+                f"L = {format_seconds(fit.latency)}"
+            )
+        print(title)
+        for key in ("judged", "near", "worst", "best_slices", "met"):
+            print(f"{key}: {self.report.extra.get(key)}")
+        try:
+            model = None if fit is None else lambda p: fit.seconds(p.nranks, p.nbytes, p.slices)
+            draw(self.points, model, title, picture)
+        except MachineError as error:
+            print(f"no picture: {error}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure and record; 1 if the measurement failed or is not where the bar wants it."""
+    parser = argparse.ArgumentParser(description="The timing model against GPUs.")
+    option = parser.add_argument
+    option("--out", type=Path, required=True, help="the folder to write")
+    option("--ranks", type=int, default=0, help="the longest chain, a GPU each (default: all GPUs)")
+    option("--one-gpu", type=int, default=0, metavar="K", help="the longest chain, all on one GPU")
+    option("--bytes", type=parse_bytes, default=512 << 20, help="N, such as 512M")
+    option("--slices", type=parse_ints, default=SLICES, help="every S (default 1,2,4 ... 256)")
+    option("--engine", default="sm", help="what moves the bytes (default sm)")
+    option("--eager", action="store_true", help="time eager calls, not graphs of one")
+    option("--seconds", type=float, default=200.0, help="shared by all k; nothing begins after")
+    option("--commit", help="what is measured, where git cannot say")
+    args = parser.parse_args(argv)
+    nranks = args.one_gpu or args.ranks or _gpus()
+    if nranks < 2 or args.bytes < 4 or args.bytes % 4:
+        parser.error("a chain has 2 ranks or more, and N is a multiple of 4")
+    if args.one_gpu:
+        where, links = f"{nranks} ranks on one GPU", "inside the memory of one GPU"
+        name = f"gpu_timing_model_one_gpu_{nranks}"
+    else:
+        where, links = f"{nranks} GPUs", "between GPUs"
+        name = f"gpu_timing_model_{nranks}"
+    name += "" if args.engine == "sm" else f"_{args.engine}"
+    report = Report(args.out / f"{name}.json", "timing_model")
+    if args.commit:
+        report.note("commit", args.commit)
+    report.note("links", links)
+    report.note("given", {"bytes": args.bytes, "ranks": nranks, "engine": args.engine})
+    title = (
+        f"broadcast of {format_bytes(args.bytes)} by chain, engine {args.engine}, {where}: "
+        f"links {links}"
+    )
+    series = Series(report, args.slices, title)
+    with tempfile.NamedTemporaryFile(prefix="ringcoll-line-", dir="/dev/shm") as line:
+        line.truncate(4096)
+        until = time.monotonic() + args.seconds
+        wish = Wish(
+            nranks, args.bytes, tuple(args.slices), args.engine, until, line.name, args.eager
+        )
+        work, processes = (one_gpu, 1) if args.one_gpu else (a_gpu_each, nranks)
+        failed = run_ranks(work, processes, (wish,), args.seconds + GRACE, series.add)
+    report.fail("ranks", failed)
+    series.finish(args.out / f"{name}.png")
+    return 0 if series.met and not failed else 1
+
+
+def _gpus() -> int:
+    from benchmarks.gpu.device import count
+
+    return count()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
