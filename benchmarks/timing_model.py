@@ -2,12 +2,13 @@
 
 ::
 
-    python -m benchmarks.timing_model [--cores 2] [--ranks 2,3,4,6,8] [--free]
+    python -m benchmarks.timing_model [--cores 2] [--ranks 2,3,4,6,8] [--free] [--plot FILE]
 
 For k ranks and S slices a broadcast of N bytes should take T = (S + k - 2)·(N/(S·B) + α). B and α
 are what the links are paced at, nothing is fitted. Then B and α are fitted to every second S, and
 must predict the others. With ``--free`` the links run free, and the clock lets all hops share the
-memory; B and α are then what fits best, and the residuals are what they are.
+memory; B and α are then what fits best, the residuals are what they are, and ``ringcoll model
+--bandwidth measured`` finds them.
 """
 
 from __future__ import annotations
@@ -24,12 +25,16 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.chains import NEAR, WANTED, draw, halves
 from benchmarks.record import ROOT, save
 from ringcoll.algorithms import build
 from ringcoll.bench.environment import cores
 from ringcoll.bench.paced import measure_chain
 from ringcoll.bench.worlds import World
 from ringcoll.bootstrap import run_ranks
+from ringcoll.cli.sizes import format_bytes
+from ringcoll.config import from_environment
+from ringcoll.timing.figures import keep_figures
 from ringcoll.timing.links import Links
 from ringcoll.timing.model import Fit, Point, chain_time, fit_chain, residuals
 from ringcoll.timing.predict import predict
@@ -41,9 +46,6 @@ RANKS = (2, 3, 4, 6, 8)
 SLICES = tuple(1 << power for power in range(9))
 PACE = (120e6, 0.5e-3)
 """B and α: 64 MiB take at least half a second, and 7 hops together 0.84 GB/s."""
-
-NEAR = 0.1
-"""How far a point may be from the formula."""
 
 
 def rank_part(file: str, pace: tuple[float, float] | None, slices: Sequence[int]) -> None:
@@ -104,9 +106,7 @@ def paced(ranks: Sequence[int], slices: Sequence[int]) -> dict[str, Any]:
             )
     off = residuals(points, bandwidth, alpha)
     near = sum(abs(o) <= NEAR for o in off) / len(off)
-    # The fit sees every second S, and is asked about the others.
-    seen = [p for p in points if slices.index(p.slices) % 2 == 0]
-    rest = [p for p in points if slices.index(p.slices) % 2 == 1]
+    seen, rest = halves(points, slices)
     fit = fit_chain(seen) if len(seen) > 1 else Fit(bandwidth, alpha, ())
     predicted = residuals(rest, fit.bandwidth, fit.alpha)
     worst = max(map(abs, predicted), default=0.0)
@@ -126,9 +126,9 @@ def paced(ranks: Sequence[int], slices: Sequence[int]) -> dict[str, Any]:
             for p, o in zip(points, off, strict=True)
         ],
         "near": near,
-        "near_wanted": 0.95,
+        "near_wanted": WANTED,
         "fit": {"bandwidth": fit.bandwidth, "alpha": fit.alpha, "worst_of_the_rest": worst},
-        "met": near >= 0.95 and worst <= NEAR,
+        "met": near >= WANTED and worst <= NEAR,
     }
 
 
@@ -198,6 +198,14 @@ def _fit_memory(points: Sequence[Point]) -> Links:
     return best[1]
 
 
+def _plot(rows: Sequence[dict[str, Any]], path: Path, kind: str) -> None:
+    """Time over slices, measured and by the model; a residual is measured / model - 1."""
+    points = [Point(row["ranks"], NBYTES, row["slices"], row["seconds"]) for row in rows]
+    said = {p: p.seconds / (1 + row["off"]) for p, row in zip(points, rows, strict=True)}
+    title = f"broadcast of {format_bytes(NBYTES)} by chain, CPU ranks, {kind} links"
+    draw(points, said.__getitem__, title, path)
+
+
 def _numbers(text: str) -> tuple[int, ...]:
     return tuple(int(word) for word in text.split(","))
 
@@ -210,6 +218,7 @@ def main() -> int:
     parser.add_argument("--slices", type=_numbers, default=SLICES, help="numbers of slices")
     parser.add_argument("--free", action="store_true", help="do not pace the links")
     parser.add_argument("--name", help="of the file under results/")
+    parser.add_argument("--plot", type=Path, help="draw time over slices; .png or .svg")
     parser.add_argument("--part", help=argparse.SUPPRESS)
     parser.add_argument("--pace", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -224,7 +233,14 @@ def main() -> int:
     content = (free if args.free else paced)(args.ranks, args.slices)
     on = f"_{args.cores}_cores" if args.cores else ""
     name = args.name or f"timing_model_{kind}{on}"
-    print(save(name, content, ranks=max(args.ranks)).relative_to(ROOT))
+    path = save(name, content, ranks=max(args.ranks))
+    print(path.relative_to(ROOT))
+    if args.free:
+        date = json.loads(path.read_text(encoding="utf-8"))["date"]
+        _, settings = from_environment(os.environ)
+        print(keep_figures("cpu", content["fit"], date=date, cache_dir=settings.cache_dir))
+    if args.plot is not None:
+        _plot(content["points"], args.plot, kind)
     return 0 if content.get("met", True) else 1
 
 

@@ -15,11 +15,15 @@ compared element by element. The file is whole after every point.
 from __future__ import annotations
 
 import argparse
+import datetime
+import json
+import os
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from benchmarks.chains import draw, judged, rows_of
 from benchmarks.gpu.chain import Wish, a_gpu_each, one_gpu
@@ -27,7 +31,9 @@ from benchmarks.gpu.processes import Message, run_ranks
 from benchmarks.gpu.report import Report
 from ringcoll.cli.ranges import parse_ints
 from ringcoll.cli.sizes import format_bytes, format_seconds, parse_bytes
+from ringcoll.config import from_environment
 from ringcoll.errors import MachineError
+from ringcoll.timing.figures import keep_figures
 from ringcoll.timing.model import Fit, Point
 
 __all__ = ["Series", "main"]
@@ -38,20 +44,18 @@ GRACE = 40.0
 
 
 class Series:
-    """The points so far: the file, the lines on the screen, and at the end the picture.
+    """The points so far: what the fit says of them, and at the end the picture.
 
     Args:
-        report: the file.
         slices: every S that was asked for.
         title: of the picture.
+        measured: as the ranks have sent them.
 
     """
 
-    def __init__(self, report: Report, slices: Sequence[int], title: str) -> None:
-        self.report, self.slices, self.title = report, tuple(slices), title
-        self.measured: list[Message] = []
-        self.fit: Fit | None = None
-        self.met = False
+    def __init__(self, slices: Sequence[int], title: str, measured: Sequence[Message] = ()) -> None:
+        self.slices, self.title = tuple(slices), title
+        self.measured = list(measured)
 
     @property
     def points(self) -> list[Point]:
@@ -62,24 +66,24 @@ class Series:
             if "seconds" in m and not m["wrong"]
         ]
 
-    @property
-    def wrong(self) -> int:
-        """Wrong elements in all."""
-        return sum(m.get("wrong", 0) for m in self.measured)
-
-    def add(self, messages: Sequence[Message]) -> None:
-        """Take a point as every process says it."""
-        point = messages[0]
-        self.measured.append(point)
+    def judge(self) -> tuple[Fit | None, dict[str, Any], list[Message]]:
+        """The fit, its words for the file, and the points with the formula beside them."""
         points = self.points
-        self.fit, words = judged(points, self.slices)
-        said = {(r["ranks"], r["slices"]): r for r in rows_of(points, self.slices, self.fit)}
-        self.report.rows[:] = [
-            {**m, **said.get((m["ranks"], m["slices"]), {})} for m in self.measured
-        ]
-        self.met = bool(words.get("met")) and not self.wrong
-        self.report.extra.update(words)
-        self.report.note("wrong", self.wrong)
+        fit, words = judged(points, self.slices)
+        wrong = sum(m.get("wrong", 0) for m in self.measured)
+        words["wrong"], words["met"] = wrong, bool(words.get("met")) and not wrong
+        said = {(r["ranks"], r["slices"]): r for r in rows_of(points, self.slices, fit)}
+        rows = [{**m, **said.get((m["ranks"], m["slices"]), {})} for m in self.measured]
+        return fit, words, rows
+
+    def add(self, point: Message, report: Report) -> None:
+        """Take a point, and write the file."""
+        self.measured.append(point)
+        _, words, rows = self.judge()
+        report.rows[:] = rows
+        for key, value in words.items():
+            report.extra[key] = value
+        report.note("points", len(self.points))
         head = f"k={point['ranks']} S={point['slices']:<4d}"
         if "refused" in point:
             print(f"{head} refused: {point['refused']}", flush=True)
@@ -90,8 +94,8 @@ class Series:
 
     def finish(self, picture: Path) -> None:
         """Print what the fit says, and draw."""
-        fit = self.fit
-        for row in self.report.rows:
+        fit, words, rows = self.judge()
+        for row in rows:
             if "off" in row:
                 kind = "fitted" if row["fitted"] else "judged"
                 print(f"k={row['ranks']} S={row['slices']:<4d} {100 * row['off']:+6.1f} % {kind}")
@@ -102,20 +106,36 @@ class Series:
                 f"L = {format_seconds(fit.latency)}"
             )
         print(title)
-        for key in ("judged", "near", "worst", "best_slices", "met"):
-            print(f"{key}: {self.report.extra.get(key)}")
+        for key in ("judged", "near", "worst", "best_slices", "wrong", "met"):
+            print(f"{key}: {words.get(key)}")
         try:
             model = None if fit is None else lambda p: fit.seconds(p.nranks, p.nbytes, p.slices)
             draw(self.points, model, title, picture)
         except MachineError as error:
-            print(f"no picture: {error}")
+            print(f"no picture: {error}; --draw FILE draws it where there is")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Measure and record; 1 if the measurement failed or is not where the bar wants it."""
+def keep(kind: str, fit: Fit) -> None:
+    """Let ``ringcoll model --bandwidth measured`` find the fit."""
+    date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    figures = {"bandwidth": fit.bandwidth, "alpha": fit.alpha, "latency": fit.latency}
+    _, settings = from_environment(os.environ)
+    path = keep_figures(kind, figures, date=date, cache_dir=settings.cache_dir)
+    print(f"kept for ringcoll model --bandwidth measured: {path}")
+
+
+def redraw(path: Path) -> None:
+    """Judge and draw the points of a file again."""
+    found = json.loads(path.read_text(encoding="utf-8"))
+    given = found["given"]
+    Series(given["slices"], found["title"], found["rows"]).finish(path.with_suffix(".png"))
+
+
+def arguments() -> argparse.ArgumentParser:
+    """The options."""
     parser = argparse.ArgumentParser(description="The timing model against GPUs.")
     option = parser.add_argument
-    option("--out", type=Path, required=True, help="the folder to write")
+    option("--out", type=Path, help="the folder to write")
     option("--ranks", type=int, default=0, help="the longest chain, a GPU each (default: all GPUs)")
     option("--one-gpu", type=int, default=0, metavar="K", help="the longest chain, all on one GPU")
     option("--bytes", type=parse_bytes, default=512 << 20, help="N, such as 512M")
@@ -124,7 +144,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     option("--eager", action="store_true", help="time eager calls, not graphs of one")
     option("--seconds", type=float, default=200.0, help="shared by all k; nothing begins after")
     option("--commit", help="what is measured, where git cannot say")
+    option("--draw", type=Path, metavar="FILE", help="only draw what is in this file")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure and record; 1 if the measurement failed or is not where the bar wants it."""
+    parser = arguments()
     args = parser.parse_args(argv)
+    if args.draw is not None:
+        redraw(args.draw)
+        return 0
+    if args.out is None:
+        parser.error("--out: the folder to write")
     nranks = args.one_gpu or args.ranks or _gpus()
     if nranks < 2 or args.bytes < 4 or args.bytes % 4:
         parser.error("a chain has 2 ranks or more, and N is a multiple of 4")
@@ -135,27 +167,36 @@ def main(argv: Sequence[str] | None = None) -> int:
         where, links = f"{nranks} GPUs", "between GPUs"
         name = f"gpu_timing_model_{nranks}"
     name += "" if args.engine == "sm" else f"_{args.engine}"
-    report = Report(args.out / f"{name}.json", "timing_model")
-    if args.commit:
-        report.note("commit", args.commit)
-    report.note("links", links)
-    report.note("given", {"bytes": args.bytes, "ranks": nranks, "engine": args.engine})
     title = (
         f"broadcast of {format_bytes(args.bytes)} by chain, engine {args.engine}, {where}: "
         f"links {links}"
     )
-    series = Series(report, args.slices, title)
+    slices = tuple(args.slices)
+    report = Report(args.out / f"{name}.json", "timing_model")
+    if args.commit:
+        report.note("commit", args.commit)
+    given = {"bytes": args.bytes, "ranks": nranks, "slices": slices, "engine": args.engine}
+    for key, value in (("title", title), ("links", links), ("given", given)):
+        report.note(key, value)
+    series = Series(slices, title)
     with tempfile.NamedTemporaryFile(prefix="ringcoll-line-", dir="/dev/shm") as line:
         line.truncate(4096)
         until = time.monotonic() + args.seconds
-        wish = Wish(
-            nranks, args.bytes, tuple(args.slices), args.engine, until, line.name, args.eager
-        )
+        wish = Wish(nranks, args.bytes, slices, args.engine, until, line.name, args.eager)
         work, processes = (one_gpu, 1) if args.one_gpu else (a_gpu_each, nranks)
-        failed = run_ranks(work, processes, (wish,), args.seconds + GRACE, series.add)
+        failed = run_ranks(
+            work,
+            processes,
+            (wish,),
+            args.seconds + GRACE,
+            lambda messages: series.add(messages[0], report),
+        )
     report.fail("ranks", failed)
     series.finish(args.out / f"{name}.png")
-    return 0 if series.met and not failed else 1
+    fit, words, _ = series.judge()
+    if fit is not None and not words["wrong"] and not args.one_gpu:
+        keep("gpu" if args.engine == "sm" else f"gpu-{args.engine}", fit)
+    return 0 if words["met"] and not failed else 1
 
 
 def _gpus() -> int:

@@ -3,18 +3,34 @@
 from __future__ import annotations
 
 import argparse
-import math
+import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar, get_args
 
 from ringcoll.cli.ranges import parse_ints
 from ringcoll.cli.sizes import format_seconds, parse_bandwidth, parse_seconds
+from ringcoll.config import from_environment
 from ringcoll.errors import ArgumentError
+from ringcoll.timing.figures import Figures, measured_figures, read_figures
 from ringcoll.timing.links import Links, Topology, Wire, equal_nodes
 
-__all__ = ["add_link_arguments", "describe_links", "links_of", "typed", "write_json"]
+__all__ = [
+    "MEASURED",
+    "add_link_arguments",
+    "describe_links",
+    "figures_of",
+    "links_of",
+    "typed",
+    "write_json",
+]
+
+MEASURED = "measured"
+"""The bandwidth of a machine that a timing run has seen."""
+
+_BANDWIDTH = 10e9
 
 _Parsed = TypeVar("_Parsed")
 
@@ -37,36 +53,37 @@ def add_link_arguments(parser: argparse.ArgumentParser) -> None:
     bandwidth, seconds = typed(parse_bandwidth), typed(parse_seconds)
     option(
         "--bandwidth",
-        type=bandwidth,
-        default=10e9,
+        type=typed(_bandwidth),
         metavar="B",
-        help="bytes a second of each link and direction, such as 10e9 or 10G (default 10G)",
+        help="bytes a second of each link and direction, such as 10e9 or 10G (default 10G), or "
+        "`measured`: B, alpha and L of the newest timing run on this machine",
+    )
+    option(
+        "--figures",
+        metavar="FILE",
+        help="B, alpha and L of the timing run that has written this JSON",
     )
     option(
         "--alpha",
         type=seconds,
-        default=0.0,
         metavar="SECONDS",
         help="what each message occupies a link besides its bytes, such as 2e-6 or 2us (default 0)",
     )
     option(
         "--latency",
         type=seconds,
-        default=0.0,
         metavar="SECONDS",
         help="flight: how much later data arrive, while the link is free again (default 0)",
     )
     option(
         "--links",
         choices=get_args(Topology),
-        default="switch",
         help="switch: one port a rank and direction (default); pairs: a wire for each ordered "
         "pair of ranks; memory: all share one memory",
     )
     option(
         "--local-bandwidth",
         type=bandwidth,
-        default=math.inf,
         metavar="B",
         help="bytes a second of copies within a rank (default: they cost nothing)",
     )
@@ -91,9 +108,10 @@ def links_of(args: argparse.Namespace, nranks: int) -> Links:
     """The links that the options describe, for so many ranks.
 
     Raises:
-        ArgumentError: the nodes do not fit the ranks.
+        ArgumentError: the nodes do not fit the ranks, or nothing was measured.
 
     """
+    usual = _usual(args)
     nodes: tuple[int, ...] = ()
     if len(args.nodes) > 1:
         nodes = tuple(node for node, size in enumerate(args.nodes) for _ in range(size))
@@ -104,17 +122,47 @@ def links_of(args: argparse.Namespace, nranks: int) -> Links:
     given = args.network_bandwidth, args.network_alpha, args.network_latency
     network = None
     if any(figure is not None for figure in given):
-        usual = args.bandwidth, args.alpha, args.latency
-        network = Wire(*(u if g is None else g for g, u in zip(given, usual, strict=True)))
-    return Links(
-        args.bandwidth,
-        args.alpha,
-        args.latency,
-        args.links,
-        args.local_bandwidth,
-        nodes,
-        network,
-    )
+        inside = usual.bandwidth, usual.alpha, usual.latency
+        network = Wire(*(u if g is None else g for g, u in zip(given, inside, strict=True)))
+    return replace(usual, nodes=nodes, network=network)
+
+
+def _usual(args: argparse.Namespace) -> Links:
+    """The links of one node: what was measured, where that is asked for, and what is given."""
+    figures = figures_of(args)
+    links = Links(_BANDWIDTH) if figures is None else figures.links()
+    given = {
+        "bandwidth": args.bandwidth if isinstance(args.bandwidth, float) else None,
+        "alpha": args.alpha,
+        "latency": args.latency,
+        "topology": args.links,
+        "local_bandwidth": args.local_bandwidth,
+    }
+    return replace(links, **{name: value for name, value in given.items() if value is not None})
+
+
+def figures_of(args: argparse.Namespace) -> Figures | None:
+    """The measured figures that the options ask for; None where they ask for none.
+
+    Raises:
+        ArgumentError: there are none, or a bandwidth is given too.
+
+    """
+    if args.figures is not None:
+        if args.bandwidth not in (None, MEASURED):
+            raise ArgumentError(
+                f"--figures {args.figures}: --bandwidth {args.bandwidth:g} says something else; "
+                f"leave one of them out"
+            )
+        return read_figures(args.figures)
+    if args.bandwidth == MEASURED:
+        _, settings = from_environment(os.environ)
+        return measured_figures(settings.cache_dir)
+    return None
+
+
+def _bandwidth(text: str) -> float | str:
+    return MEASURED if text.strip() == MEASURED else parse_bandwidth(text)
 
 
 def describe_links(links: Links) -> str:

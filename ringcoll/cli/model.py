@@ -10,7 +10,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ringcoll.algorithms import ALGORITHMS
-from ringcoll.cli.links import add_link_arguments, describe_links, links_of, typed, write_json
+from ringcoll.cli.links import (
+    add_link_arguments,
+    describe_links,
+    figures_of,
+    links_of,
+    typed,
+    write_json,
+)
 from ringcoll.cli.ranges import parse_ints
 from ringcoll.cli.sizes import format_bytes, format_seconds, parse_sizes
 from ringcoll.errors import ArgumentError, PlanError
@@ -97,6 +104,9 @@ def main(args: argparse.Namespace) -> int:
     points: list[_Point] = []
     if not quiet:
         print(f"{args.collective} over a {describe_links(links_of_any(args))}")
+        figures = figures_of(args)
+        if figures is not None:
+            print(f"measured {figures.date}, {figures.source}")
         print(_HEAD)
     for case in _cases(args):
         few = _FEW_SLICES if case.nranks > _MANY_RANKS else _SLICES

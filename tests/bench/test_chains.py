@@ -14,9 +14,10 @@ import ringcoll
 from benchmarks.chains import draw, halves, judged, rows_of
 from benchmarks.gpu.chain import Wish, measure, measure_all, share_out
 from benchmarks.gpu.report import Report
-from benchmarks.gpu.timing_model import Series
+from benchmarks.gpu.timing_model import Series, main
 from ringcoll.bootstrap import SingleBootstrap
 from ringcoll.fabric import each
+from ringcoll.timing.figures import read_figures
 from ringcoll.timing.model import Point, chain_time
 
 N = 512 << 20
@@ -143,23 +144,34 @@ def test_what_is_refused_is_recorded_and_the_rest_goes_on(members):
 
 def test_the_file_is_whole_after_every_point(tmp_path, capsys):
     path = tmp_path / "f.json"
-    series = Series(Report(path, "timing_model"), SLICES, "a title")
-    series.add([{"ranks": 5, "slices": 2, "bytes": N, "refused": "no"}] * 2)
+    report, series = Report(path, "timing_model"), Series(SLICES, "a title")
+    for key, value in (("title", "a title"), ("given", {"slices": SLICES})):
+        report.note(key, value)
+    series.add({"ranks": 5, "slices": 2, "bytes": N, "refused": "no"}, report)
     for number, p in enumerate(points(), 2):
         said = {"ranks": p.nranks, "bytes": N, "slices": p.slices, "seconds": p.seconds}
-        series.add([{**said, "wrong": 0}] * 2)
+        series.add({**said, "wrong": 0}, report)
         assert len(json.loads(path.read_text())["rows"]) == number
-    assert series.met
     found = json.loads(path.read_text())
+    assert found["met"] and found["points"] == number - 1
     assert found["fit"]["bandwidth"] == pytest.approx(FIGURES[0])
     assert found["rows"][0] == {"ranks": 5, "slices": 2, "bytes": N, "refused": "no"}
     assert all(abs(row["off"]) < 1e-6 for row in found["rows"][1:])
-    series.add([{"ranks": 2, "slices": 2, "bytes": N, "seconds": 1.0, "wrong": 3}])
-    assert not series.met and json.loads(path.read_text())["wrong"] == 3
+    assert read_figures(str(path)).bandwidth == pytest.approx(FIGURES[0])
     pytest.importorskip("matplotlib")
-    series.finish(tmp_path / "f.svg")
+    assert main(["--draw", str(path)]) == 0
     assert "B = 360.0 GB/s, o = 4 us, L = 20 us" in capsys.readouterr().out
-    assert "model" in (tmp_path / "f.svg").read_text()
+    assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_wrong_element_is_no_point(tmp_path):
+    series = Series(SLICES, "a title")
+    for p in points():
+        said = {"ranks": p.nranks, "bytes": N, "slices": p.slices, "seconds": p.seconds}
+        series.add({**said, "wrong": 3 * (p.slices == 8)}, Report(tmp_path / "f.json", "x"))
+    _, words, rows = series.judge()
+    assert words["wrong"] == 9 and not words["met"]
+    assert [row["slices"] for row in rows if "model" not in row] == [8, 8, 8]
 
 
 def test_a_picture_without_a_model(tmp_path):

@@ -11,9 +11,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import stat
 import struct
-import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,6 +19,7 @@ from threading import Lock
 
 import ringcoll
 from ringcoll.executors.cuda.compile import compile_kernel, flags, nvrtc_version, read_headers
+from ringcoll.folders import contents, own_folder, user_folder, write_aside
 
 __all__ = ["KernelCache", "kernel_folder"]
 
@@ -43,15 +42,7 @@ def kernel_folder(cache_dir: str | None) -> Path | None:
         None where the user has no home.
 
     """
-    if cache_dir is not None:
-        return Path(cache_dir).absolute() / "kernels"
-    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    if not base.is_absolute():  # as its specification has it
-        try:
-            base = Path.home() / ".cache"
-        except RuntimeError:
-            return None
-    return base / "ringcoll" / "kernels"
+    return user_folder(cache_dir, "kernels")
 
 
 class KernelCache:
@@ -139,7 +130,7 @@ class KernelCache:
             return None
         path = self.folder / _name(key)
         try:
-            content = _contents(path)
+            content = contents(path)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -155,14 +146,7 @@ class KernelCache:
         if self.folder is None or not self._writable:
             return
         try:
-            file, aside = tempfile.mkstemp(prefix="new-", dir=self.folder)
-            try:
-                with os.fdopen(file, "wb") as stream:
-                    stream.write(_header(key, cubin) + cubin)
-                Path(aside).replace(self.folder / _name(key))
-            except BaseException:
-                Path(aside).unlink()
-                raise
+            write_aside(self.folder / _name(key), _header(key, cubin) + cubin)
         except OSError as error:
             self._writable = False  # said once, not for every kernel
             _log.warning("compiled kernels are not kept in %s: %s", self.folder, error)
@@ -173,36 +157,11 @@ def _usable(folder: Path | None) -> Path | None:
     if folder is None:
         return None
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _check_owner(folder.stat())
+        own_folder(folder)
     except OSError as error:
         _log.warning("compiled kernels are not kept in %s: %s", folder, error)
         return None
     return folder
-
-
-def _contents(path: Path) -> bytes:
-    """What is in a file that this user alone has written.
-
-    Raises:
-        OSError: there is no such file, or it is not to be trusted.
-
-    """
-    # Neither a link nor a pipe: who has put it there once may not be able to any more.
-    file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    try:
-        status = os.fstat(file)
-        _check_owner(status)
-        return os.read(file, status.st_size)
-    finally:
-        os.close(file)
-
-
-def _check_owner(status: os.stat_result) -> None:
-    if status.st_uid != os.geteuid():
-        raise PermissionError(f"it belongs to user {status.st_uid}")
-    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise PermissionError(f"others may write to it (mode {stat.S_IMODE(status.st_mode):o})")
 
 
 def _name(key: bytes) -> str:

@@ -1,0 +1,91 @@
+"""The user's cache folder: only what this user alone has written is ever read from it."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+__all__ = ["contents", "own_folder", "user_folder", "write_aside"]
+
+
+def user_folder(cache_dir: str | None, name: str) -> Path | None:
+    """A folder of the user's cache.
+
+    Args:
+        cache_dir: the setting, ``RINGCOLL_CACHE_DIR`` included; None is ``ringcoll`` in
+            ``$XDG_CACHE_HOME`` or ``~/.cache``.
+        name: of the folder in it.
+
+    Returns:
+        None where the user has no home.
+
+    """
+    if cache_dir is not None:
+        return Path(cache_dir).absolute() / name
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if not base.is_absolute():  # as its specification has it
+        try:
+            base = Path.home() / ".cache"
+        except RuntimeError:
+            return None
+    return base / "ringcoll" / name
+
+
+def own_folder(folder: Path) -> None:
+    """Make a folder if need be, for this user alone.
+
+    Raises:
+        OSError: it cannot be made, or others may write to it.
+
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _check_owner(folder.stat())
+
+
+def contents(path: Path, most: int | None = None) -> bytes:
+    """What is in a file that this user alone has written.
+
+    Args:
+        path: of the file.
+        most: bytes that it may have; None: any number.
+
+    Raises:
+        OSError: there is no such file, or it is not to be trusted.
+
+    """
+    # Neither a link nor a pipe: who has put it there once may not be able to any more.
+    file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        status = os.fstat(file)
+        _check_owner(status)
+        if most is not None and status.st_size > most:
+            raise PermissionError(f"it has {status.st_size} bytes, {most} at most are read")
+        return os.read(file, status.st_size)
+    finally:
+        os.close(file)
+
+
+def write_aside(path: Path, content: bytes) -> None:
+    """Write a file whole or not at all.
+
+    Raises:
+        OSError: it cannot be written; nothing is left behind.
+
+    """
+    file, aside = tempfile.mkstemp(prefix="new-", dir=path.parent)
+    try:
+        with os.fdopen(file, "wb") as stream:
+            stream.write(content)
+        Path(aside).replace(path)
+    except BaseException:
+        Path(aside).unlink()
+        raise
+
+
+def _check_owner(status: os.stat_result) -> None:
+    if status.st_uid != os.geteuid():
+        raise PermissionError(f"it belongs to user {status.st_uid}")
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise PermissionError(f"others may write to it (mode {stat.S_IMODE(status.st_mode):o})")
