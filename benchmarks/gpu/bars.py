@@ -28,7 +28,9 @@ from typing import Any
 
 from benchmarks.gpu.timer import Line, Meeting, Timer, calls_of
 from benchmarks.gpu.torch_peers import Torch
-from ringcoll.errors import LaunchRefused
+from ringcoll.cli.ranges import parse_ints
+from ringcoll.cli.sizes import parse_bytes, parse_sizes
+from ringcoll.errors import ArgumentError, LaunchRefused
 
 __all__ = ["main"]
 
@@ -36,6 +38,46 @@ KIB, MIB = 1 << 10, 1 << 20
 ALL_REDUCE = (256, 4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 8 * MIB, 64 * MIB, 512 * MIB)
 OTHERS = (4 * KIB, 64 * KIB, MIB)
 COLLECTIVES = ("all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all")
+
+
+WINDOWS = ("all_gather", "reduce_scatter")
+"""What else NCCL has kernels for that use symmetric windows."""
+
+
+def wanted_calls(collectives: str, sizes: str) -> Iterator[tuple[str, int]]:
+    """What is called with how many bytes: all that is named, or what the bars name.
+
+    Args:
+        collectives: names, separated by commas; "": all.
+        sizes: as for :func:`sweep`; "": those of the bars.
+
+    """
+    names = collectives.split(",") if collectives else ["all_reduce", *COLLECTIVES]
+    for name in names:
+        usual = ALL_REDUCE if name == "all_reduce" else OTHERS
+        for nbytes in sweep(sizes) if sizes else usual:
+            yield name, nbytes
+
+
+def sweep(text: str) -> tuple[int, ...]:
+    """Sizes: ``4K,1M``, or ``256:512M:4``, from the first to the last, each 4 times the one before.
+
+    Raises:
+        ArgumentError: not such sizes.
+
+    """
+    first, colon, rest = text.partition(":")
+    if not colon:
+        return parse_sizes(text)
+    last, _, factor = rest.partition(":")
+    size, end, times = parse_bytes(first), parse_bytes(last), parse_ints(factor or "4", least=2)[0]
+    if not 0 < size <= end:
+        raise ArgumentError(f"sizes {text!r}: the first must be above 0 and not above the last")
+    found = []
+    while size < end:
+        found.append(size)
+        size *= times
+    return (*found, end)
 
 
 def pattern(rank: int, count: int, seed: int) -> Any:
@@ -124,6 +166,11 @@ class Ringcoll:
                 seconds = self.timer.median(
                     lambda g=graph: g.launch(self.stream), calls, self.stream
                 )  # type: ignore[misc]
+                more = self.timer.eager(
+                    lambda same=in_place: self._call(name, send, recv, same, options),  # type: ignore[misc]
+                    calls,
+                    self.stream,
+                )
             comm.synchronize()
             yield {
                 "lib": "ringcoll",
@@ -132,6 +179,7 @@ class Ringcoll:
                 "in_place": in_place,
                 "us": round(seconds, 2),
                 "wrong": wrong,
+                **more,
                 **options,
             }
 
@@ -223,7 +271,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     rank, nranks = args.rank, args.ranks
     cupy.cuda.Device(rank).use()
     meeting = Meeting(rank, nranks, args.port)
-    timer = Timer(meeting, Line(args.line, rank, nranks))
+    timer = Timer(meeting, Line(args.line, rank, nranks), eagerly=args.eager)
     until = time.monotonic() + args.seconds
     ours = Ringcoll(meeting, timer)
     rows: list[dict[str, Any]] = []
@@ -245,19 +293,15 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         if goes_on():
             with contextlib.suppress(LaunchRefused):  # by all ranks alike
                 add(list(ours.rows(name, nbytes, **options)))
-    for nbytes in ALL_REDUCE:
+    for name, nbytes in wanted_calls(args.collectives, args.sizes):
         if not goes_on():
             break
-        add(list(ours.rows("all_reduce", nbytes)))
-        add([peers.nccl("all_reduce", nbytes)])
-        if windows is not None:
-            add([peers.nccl("all_reduce", nbytes, windows)])
-        add(list(peers.symm_mem(nbytes)))
-    for name in COLLECTIVES:
-        for nbytes in OTHERS:
-            if goes_on():
-                add(list(ours.rows(name, nbytes)))
-                add([peers.nccl(name, nbytes)])
+        add(list(ours.rows(name, nbytes)))
+        add([peers.nccl(name, nbytes)])
+        if windows is not None and (name == "all_reduce" or (args.sizes and name in WINDOWS)):
+            add([peers.nccl(name, nbytes, windows)])
+        if name == "all_reduce":
+            add(list(peers.symm_mem(nbytes)))
     cost = ours.host_cost()
     started = time.perf_counter()
     second = ours.comm.split(0)
@@ -272,7 +316,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def about(nranks: int, commit: str) -> dict[str, Any]:
+def about(nranks: int, commit: str, name: str) -> dict[str, Any]:
     """The machine and the versions, as every recorded measurement says them."""
     import cupy
     import torch
@@ -280,14 +324,14 @@ def about(nranks: int, commit: str) -> dict[str, Any]:
     from ringcoll import __version__
     from ringcoll.bench.environment import machine, versions
 
-    name = cupy.cuda.runtime.getDeviceProperties(0)["name"].decode()
+    gpu = cupy.cuda.runtime.getDeviceProperties(0)["name"].decode()
     nccl = ".".join(map(str, torch.cuda.nccl.version()))
     return {
-        "name": f"gpu_bars_{nranks}",
+        "name": f"{name}_{nranks}",
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "command": f"python -m benchmarks.gpu.bars --ranks {nranks}",
+        "command": f"python -m benchmarks.{name.replace('_', '.')} --ranks {nranks}",
         "commit": commit,
-        "machine": {**machine(nranks, threads=False, device="cuda"), "gpus": f"{nranks} {name}"},
+        "machine": {**machine(nranks, threads=False, device="cuda"), "gpus": f"{nranks} {gpu}"},
         "versions": {
             **versions(__version__),
             "cupy": cupy.__version__,
@@ -320,7 +364,7 @@ def table(found: dict[str, Any]) -> str:
     return "\n".join([*lines, f"wrong elements: {wrong}", json.dumps(rest)])
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Start a process for each GPU, or be one of them."""
     parser = argparse.ArgumentParser(description="The bars of GPU ranks.")
     parser.add_argument("--ranks", type=int, default=0, help="0: all GPUs")
@@ -331,13 +375,24 @@ def main() -> int:
     parser.add_argument("--alternatives", action="store_true", help="other ways to run, too")
     parser.add_argument("--commit", default="", help="what is measured")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
-    args = parser.parse_args()
+    parser.add_argument("--sizes", default="", help="256:512M:4 or 4K,1M; default: the bars'")
+    parser.add_argument("--collectives", default="", help="default: all of them")
+    parser.add_argument("--eager", action="store_true", help="without graphs, too")
+    parser.add_argument("--name", default="gpu_bars", help=argparse.SUPPRESS)
+    args = parser.parse_args(argv)
+    try:
+        calls = list(wanted_calls(args.collectives, args.sizes))
+    except ArgumentError as error:
+        parser.error(str(error))
+    unknown = {name for name, _ in calls} - {"all_reduce", *COLLECTIVES}
+    if unknown:
+        parser.error(f"no such collectives: {', '.join(sorted(unknown))}")
     if args.rank >= 0:
         found = measure(args)
         if args.rank == 0:
             args.out.mkdir(parents=True, exist_ok=True)
-            whole = {**about(args.ranks, args.commit), **found}
-            path = args.out / f"gpu_bars_{args.ranks}.json"
+            whole = {**about(args.ranks, args.commit, args.name), **found}
+            path = args.out / f"{args.name}_{args.ranks}.json"
             path.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
             print(table(found), flush=True)
         os._exit(0)  # NCCL's threads need not be waited for
@@ -349,7 +404,8 @@ def main() -> int:
         port = free.getsockname()[1]
     words = [sys.executable, "-m", "benchmarks.gpu.bars", "--ranks", str(ranks)]
     words += ["--port", str(port), "--seconds", str(args.seconds), "--commit", args.commit]
-    words += ["--out", str(args.out)]
+    words += ["--out", str(args.out), "--sizes", args.sizes, "--collectives", args.collectives]
+    words += ["--name", args.name, *["--eager"] * args.eager]
     words += ["--alternatives"] * args.alternatives
     with tempfile.NamedTemporaryFile(prefix="ringcoll-line-", dir="/dev/shm") as line:
         line.truncate(4096)

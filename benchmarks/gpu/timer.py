@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import mmap
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -59,12 +60,19 @@ class Line:
 
 
 class Timer:
-    """Times graphs: the ranks meet, replay, and the slowest counts."""
+    """Times graphs: the ranks meet, replay, and the slowest counts.
 
-    def __init__(self, meeting: Bootstrap, line: Line) -> None:
+    Args:
+        meeting: of the ranks.
+        line: from which they set out.
+        eagerly: time eager calls too.
+
+    """
+
+    def __init__(self, meeting: Bootstrap, line: Line, *, eagerly: bool = False) -> None:
         import cupy
 
-        self.meeting, self.line = meeting, line
+        self.meeting, self.line, self.eagerly = meeting, line, eagerly
         self.align: Callable[[Any], object] = lambda stream: None
         module = cupy.RawModule(code=source("links.cu"), backend="nvrtc")
         self._gate = module.get_function("gate")
@@ -89,6 +97,42 @@ class Timer:
             end.record(stream)
             end.synchronize()
             seen.append(cupy.cuda.get_elapsed_time(begin, end) * 1e3 / calls)
+        return self._slowest(seen)
+
+    def eager(self, call: Callable[[], object], calls: int, stream: Any) -> dict[str, float]:
+        """Microseconds a call without a graph, if that is wanted.
+
+        Returns:
+            ``host_us``, until a call has returned, of calls in a row; ``device_us``, of the same
+            calls on the stream, which waits for the host where that is slower.
+
+        """
+        if not self.eagerly:
+            return {}
+        import cupy
+
+        host, device = [], []
+        for _ in range(3):
+            call()
+        for _ in range(REPLAYS):
+            stream.synchronize()
+            self.line.wait()
+            begin, end = cupy.cuda.Event(), cupy.cuda.Event()
+            begin.record(stream)
+            started = time.perf_counter()
+            for _ in range(calls):
+                call()
+            host.append((time.perf_counter() - started) * 1e6 / calls)
+            end.record(stream)
+            end.synchronize()
+            device.append(cupy.cuda.get_elapsed_time(begin, end) * 1e3 / calls)
+        return {
+            "host_us": round(self._slowest(host), 2),
+            "device_us": round(self._slowest(device), 2),
+        }
+
+    def _slowest(self, seen: list[float]) -> float:
+        """The median of the slowest rank's times."""
         said = [json.loads(part) for part in self.meeting.allgather(json.dumps(seen).encode())]
         slowest = sorted(max(times) for times in zip(*said, strict=True))
         return float(slowest[len(slowest) // 2])
