@@ -17,13 +17,15 @@ import numpy as np
 import numpy.typing as npt
 
 from ringcoll.arguments.calls import Call, prepare
+from ringcoll.communicator.explaining import explained
 from ringcoll.communicator.group import current
 from ringcoll.communicator.rank import RankState
 from ringcoll.communicator.selection import Choice, prove, wished_plan
 from ringcoll.communicator.work import Work
 from ringcoll.config import Config, resolve
+from ringcoll.dtypes import dtype_of
 from ringcoll.errors import ArgumentError, Error
-from ringcoll.executors.cuda.choose import Wishes
+from ringcoll.executors.cuda.choose import Chosen, Wishes
 from ringcoll.executors.cuda.executor import CudaExecutor, Enqueued, Ready
 from ringcoll.executors.cuda.loader import Loader
 from ringcoll.executors.cuda.unpaired import Unpaired
@@ -140,6 +142,33 @@ class CudaState(RankState):
             self.symmetric.unregister(found)
             return False
         return bool(self.together(lambda: self.symmetric.register(found)))
+
+    def explain(self, collective: str, nbytes: int) -> str:
+        """What a call of so many bytes runs, how far that holds, and what runs beyond."""
+        config, nranks = self.config, self.fabric.nranks
+        call = Call(collective, self.fabric.rank, None, None, 0, dtype_of("float32"))
+        choice = Choice(self._algorithm(call, config), deterministic=bool(config.deterministic))
+        algorithm = choice.algorithm if isinstance(choice.algorithm, str) else None
+
+        def check(chosen: Chosen) -> None:
+            slices = min(chosen.launch.slices, 6)
+            prove(chosen.plan, replace(chosen.launch, slices=slices), choice)
+
+        return explained(
+            collective,
+            nbytes,
+            nranks,
+            arena=self.cuda.arena,
+            most_blocks=self.cuda.blocks,
+            wishes=Wishes(
+                algorithm,
+                config.protocol,
+                config.slices,
+                config.max_sms,
+                wished_plan(call, nranks, choice),
+            ),
+            check=check,
+        )
 
     def synchronize(self) -> None:
         """Wait for what was enqueued; what has failed is for ``check`` to raise."""

@@ -275,7 +275,10 @@ class Communicator(Calling):
         return HOST
 
     def explain(self, collective: str, nbytes: int) -> str:
-        """Which algorithm a call of ``nbytes`` gets, the others that were looked at, and why.
+        """Which algorithm a call of ``nbytes`` gets, and why.
+
+        CPU ranks list what the tuner looked at. GPU ranks say algorithm, protocol, slices and CUDA
+        blocks, from which size to which that is chosen, and what is chosen beyond.
 
         Args:
             collective: its name.

@@ -1,0 +1,190 @@
+"""What GPU ranks run for a size, and why: the same choice that a call makes, and its neighbours.
+
+The thresholds are nowhere repeated: how far a choice holds is found by asking for other sizes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+from ringcoll.algorithms import ALGORITHMS, build
+from ringcoll.arguments.calls import Call
+from ringcoll.collectives import COLLECTIVES, Collective
+from ringcoll.dtypes import dtype_of, op_of
+from ringcoll.errors import Error
+from ringcoll.executors.cuda.arena import Arena
+from ringcoll.executors.cuda.choose import Chosen, Wishes, choose
+from ringcoll.launch import ALL_MAPPED
+from ringcoll.plan import Buffer, Plan
+
+__all__ = ["explained"]
+
+_MOST_BYTES = 1 << 36
+"""Sizes beyond are not asked for."""
+
+_DTYPE = dtype_of("float32")
+
+Chooser = Callable[[int], Chosen]
+"""What runs for so many units of the smallest size that all ranks can share."""
+
+
+def explained(
+    collective: str,
+    nbytes: int,
+    nranks: int,
+    *,
+    arena: Arena,
+    most_blocks: int,
+    wishes: Wishes,
+    check: Callable[[Chosen], None],
+) -> str:
+    """Algorithm, protocol, slices and blocks for buffers of both kinds, in lines of text.
+
+    Args:
+        collective: its name.
+        nbytes: of the larger buffer; what is no whole number of float32 for each rank is left out.
+        nranks: of the communicator.
+        arena: of its executor.
+        most_blocks: CUDA blocks a rank.
+        wishes: the communicator's options.
+        check: raises where the options refuse what was chosen.
+
+    """
+    kind = Collective(collective, nranks)
+    unit = _DTYPE.itemsize * max(1, kind.segments("INPUT"), kind.segments("OUTPUT"))
+    units = nbytes // unit if collective != "barrier" else 0
+    lines = [
+        f"{collective}, {nbytes} bytes (as float32), {nranks} GPU ranks, "
+        f"at most {most_blocks} CUDA blocks each"
+    ]
+    lines += _settings(wishes)
+    rooted = COLLECTIVES[collective].rooted
+    shared = frozenset(b for b in ALL_MAPPED if units and b.name.lower() != rooted)
+    said = []
+    for mapped in (shared, frozenset[Buffer]()):
+        asked = _asking(collective, nranks, unit, arena, most_blocks, wishes, mapped)
+        try:
+            found = asked(units)
+            check(found)
+        except Error as error:
+            said.append([f"refused: {error}"])
+        else:
+            said.append(list(_lines(found, asked, units, unit, wishes)))
+    titles = ("buffers of comm.empty", "buffers of plain memory")
+    for title, part in zip(
+        ("buffers of any kind",) if said[0] == said[1] else titles, said, strict=False
+    ):
+        lines += [f"{title}:", *(f"  {line}" for line in part)]
+    return "\n".join(lines)
+
+
+def _settings(wishes: Wishes) -> Iterator[str]:
+    """The options that go before the library's own choice."""
+    given = {
+        "algorithm": wishes.algorithm,
+        "protocol": wishes.protocol,
+        "slices": wishes.slices,
+        "max_sms": wishes.blocks,
+    }
+    if wishes.plan is not None:
+        given["algorithm"] = "a function of yours"
+    for name, value in given.items():
+        if value is not None:
+            yield f"{name}={value!r} is set"
+
+
+def _asking(
+    collective: str,
+    nranks: int,
+    unit: int,
+    arena: Arena,
+    most_blocks: int,
+    wishes: Wishes,
+    mapped: frozenset[Buffer],
+) -> Chooser:
+    """What a call of so many units would run, of buffers that peers can reach or not."""
+    op = op_of("sum") if COLLECTIVES[collective].reduces else None
+
+    def asked(units: int) -> Chosen:
+        nbytes = units * unit
+        call = Call(collective, 0, None, None, units, _DTYPE, op, nbytes=nbytes)
+        return choose(call, nranks, arena, mapped=mapped, most_blocks=most_blocks, wishes=wishes)
+
+    return asked
+
+
+def _lines(found: Chosen, asked: Chooser, units: int, unit: int, wishes: Wishes) -> Iterator[str]:
+    """What runs, how, and from where to where."""
+    launch = found.launch
+    yield (
+        f"{_name(found.plan, wishes)} by {launch.protocol}, S = {launch.slices}, "
+        f"{found.blocks} {'block' if found.blocks == 1 else 'blocks'} of {found.threads} threads"
+    )
+    if launch.in_band:
+        yield "signals ride in the data, so the call has one slice"
+    elif launch.mapped:
+        names = " and ".join(sorted(buffer.name for buffer in launch.mapped))
+        yield f"signals are words of their own; peers reach {names} without a copy"
+    else:
+        yield (
+            "signals are words of their own; what peers exchange goes through SCRATCH, in slices "
+            "that fit it"
+        )
+    if found.plan.collective.name == "barrier":
+        return
+    limit = _MOST_BYTES // unit
+    least, most = _edge(asked, units, 0), _edge(asked, units, max(limit, units))
+    upper = f"{most * unit} bytes" if most < limit else "any size"
+    yield f"chosen from {least * unit} bytes to {upper}"
+    for side, beyond in (("below", least - 1), ("above", most + 1)):
+        if 0 <= beyond <= limit:
+            with contextlib.suppress(Error):
+                other = asked(beyond)
+                yield (
+                    f"{side}: {_name(other.plan, wishes)} by {other.launch.protocol}, "
+                    f"S = {other.launch.slices}"
+                )
+
+
+def _edge(asked: Chooser, units: int, limit: int) -> int:
+    """The size farthest from ``units`` that gets the same, on the way to ``limit``.
+
+    Distances double until something else is chosen; the edge between is found by halving.
+    """
+    wanted = asked(units)
+
+    def same(size: int) -> bool:
+        with contextlib.suppress(Error):
+            other = asked(size)
+            return other.launch == wanted.launch and other.plan == wanted.plan
+        return False
+
+    inside, distance = units, 1
+    while inside != limit:
+        down = limit < units
+        tried = max(limit, inside - distance) if down else min(limit, inside + distance)
+        if not same(tried):
+            break
+        inside, distance = tried, 2 * distance
+    else:
+        return limit
+    while abs(tried - inside) > 1:
+        middle = (tried + inside) // 2
+        if same(middle):
+            inside = middle
+        else:
+            tried = middle
+    return inside
+
+
+def _name(plan: Plan, wishes: Wishes) -> str:
+    """The algorithm whose plan it is."""
+    if wishes.plan is not None:
+        return "your algorithm"
+    name, nranks = plan.collective.name, plan.nranks
+    for algorithm in ALGORITHMS[name]:
+        with contextlib.suppress(Error):
+            if wishes.algorithm in (None, algorithm) and build(name, algorithm, nranks) == plan:
+                return algorithm
+    return "a plan without a name"

@@ -1,0 +1,100 @@
+"""What GPU ranks say of their choice, without a GPU: it is the choice that a call makes."""
+
+from __future__ import annotations
+
+import re
+import types
+from typing import Any
+
+import pytest
+
+import ringcoll
+from ringcoll import Block, Buffer, Chunk, Collective, Plan, Step
+from ringcoll.arguments.calls import Call
+from ringcoll.collectives import COLLECTIVES
+from ringcoll.communicator.gpu import CudaState
+from ringcoll.config import Config
+from ringcoll.dtypes import dtype_of, op_of
+from ringcoll.executors.cuda.arena import Arena
+from ringcoll.executors.cuda.choose import Wishes, choose
+from ringcoll.launch import ALL_MAPPED
+
+RANKS = 4
+NAMES = [name for name in COLLECTIVES if name != "send"]
+
+
+def explain(collective, nbytes, **options):
+    """As ``comm.explain`` of 4 ranks on GPUs with 132 multiprocessors."""
+    state: Any = types.SimpleNamespace(
+        config=Config(**options),
+        fabric=types.SimpleNamespace(nranks=RANKS, rank=0),
+        cuda=types.SimpleNamespace(arena=Arena(RANKS), blocks=132),
+    )
+    state._algorithm = lambda call, config: CudaState._algorithm(state, call, config)
+    return CudaState.explain(state, collective, nbytes)
+
+
+def chosen(name, units, mapped=ALL_MAPPED):
+    wide = "all" in (COLLECTIVES[name].input, COLLECTIVES[name].output)
+    nbytes = units * 4 * (RANKS if wide else 1)
+    op = op_of("sum") if COLLECTIVES[name].reduces else None
+    call = Call(name, 0, None, None, units, dtype_of("float32"), op, nbytes=nbytes)
+    rooted = COLLECTIVES[name].rooted
+    reached = frozenset(b for b in mapped if b.name.lower() != rooted)
+    return choose(call, RANKS, Arena(RANKS), mapped=reached, most_blocks=132, wishes=Wishes())
+
+
+@pytest.mark.parametrize("nbytes", [0, 5, 256, 1 << 20, 512 << 20])
+@pytest.mark.parametrize("name", NAMES)
+def test_every_collective_has_an_answer(name, nbytes):
+    text = explain(name, nbytes)
+    assert text.startswith(f"{name}, {nbytes} bytes (as float32), 4 GPU ranks")
+    assert "CPU" not in text and "refused" not in text and "without a name" not in text
+    assert re.search(r" by (LL|Simple), S = \d+, \d+ blocks? of \d+ threads", text)
+
+
+def test_the_answer_is_what_a_call_gets():
+    found = chosen("all_reduce", 16 << 20)
+    part = explain("all_reduce", 64 << 20).partition("buffers of plain")[0]
+    assert f"by {found.launch.protocol}, S = {found.launch.slices}, {found.blocks} blocks" in part
+    assert "peers reach INPUT and OUTPUT without a copy" in part
+
+
+def test_an_edge_is_where_the_choice_changes():
+    text = explain("all_gather", 4096)
+    (edge,) = {int(found) for found in re.findall(r"to (\d+) bytes", text)}
+    inside, beyond = chosen("all_gather", edge // 16), chosen("all_gather", edge // 16 + 1)
+    first = chosen("all_gather", 256)
+    assert inside.launch == first.launch and inside.plan == first.plan
+    assert (beyond.launch, beyond.plan) != (first.launch, first.plan)
+    assert f"above: all_pairs_fused by {beyond.launch.protocol}" in text
+
+
+def test_options_are_named_and_followed():
+    text = explain("broadcast", 64 << 20, algorithm="chain", slices=8, max_sms=16)
+    assert all(f"{option} is set" in text for option in ("algorithm='chain'", "slices=8"))
+    assert "max_sms=16 is set" in text
+    assert "chain by Simple, S = 8, 16 blocks" in text
+    # An algorithm for all calls is left out where a collective has none of that name.
+    assert "is set" not in explain("all_to_all", 4096, algorithm="chain")
+
+
+def test_what_is_refused_says_why():
+    assert "refused: all_gather on rank 0: protocol='LL'" in explain(
+        "all_gather", 512 << 20, protocol="LL"
+    )
+    with pytest.raises(ringcoll.PlanError, match="rank order"):
+        explain("all_reduce", 64 << 20, algorithm="ring", deterministic=True)
+    assert "refused" not in explain("all_reduce", 64 << 20, deterministic=True)
+
+
+def test_an_algorithm_of_the_users_own_is_no_riddle():
+    def star(nranks):
+        inputs = tuple(Chunk(rank, Buffer.INPUT, 0) for rank in range(nranks))
+        outputs = [Chunk(rank, Buffer.OUTPUT, 0) for rank in range(nranks)]
+        order = [(Block(0), Step(inputs, (outputs[0],)))]
+        order += [(Block(r), Step((outputs[0],), (outputs[r],))) for r in range(1, nranks)]
+        return Plan(Collective("all_reduce", nranks), tuple(order))
+
+    text = explain("all_reduce", 64 << 20, algorithm=star)
+    assert "algorithm='a function of yours' is set" in text and "your algorithm by" in text
