@@ -13,6 +13,7 @@ from ringcoll.executors.cuda.body import body_of
 from ringcoll.executors.cuda.choose import Wishes, choose
 from ringcoll.executors.cuda.params import Addresses
 from ringcoll.launch import ALL_MAPPED
+from ringcoll.plan import Buffer
 
 NAMES = [name for name in COLLECTIVES if name != "send"]
 
@@ -88,3 +89,27 @@ def test_a_barrier_has_signals_of_its_own_whatever_the_protocol():
 def test_an_unknown_protocol_is_refused():
     with pytest.raises(ArgumentError, match="protocol='LL64'"):
         chosen("all_gather", protocol="LL64")
+
+
+@pytest.mark.parametrize("nranks", [2, 4])
+def test_slices_are_words_and_no_text(nranks):
+    """Whoever measures many numbers of slices compiles one kernel a rank."""
+    arena, row = Arena(nranks), dtype_of("uint32")
+    for rank in range(nranks):
+        call = Call("broadcast", rank, None, None, 128 << 20, row, None, nbytes=512 << 20)
+        texts, words = set(), set()
+        for slices in (1, 2, 4, 64, 256):
+            chosen = choose(
+                call,
+                nranks,
+                arena,
+                mapped=frozenset({Buffer.OUTPUT}),
+                most_blocks=132,
+                nvlink=True,
+                wishes=Wishes("chain", "Simple", slices),
+            )
+            assert (chosen.launch.slices, chosen.blocks) == (slices, arena.replicas)
+            body = body_of(chosen, call, arena, (Addresses(rank, (0,) * nranks, 0),))
+            texts.add(body.text)
+            words.add(tuple(body.words[0]))
+        assert len(texts) == 1 and len(words) == 5
