@@ -56,11 +56,8 @@ def chosen_name(
     try:
         found = choose(
             call,
-            comm.nranks,
-            cuda.arena,
+            cuda.resources,
             mapped=_mapped(section.kind) if symmetric and case.count else frozenset(),
-            most_blocks=cuda.blocks,
-            nvlink=cuda.nvlink,
             wishes=wishes,
         )
     except (ArgumentError, LaunchRefused):

@@ -13,8 +13,7 @@ from ringcoll.arguments.calls import Call
 from ringcoll.collectives import COLLECTIVES, Collective
 from ringcoll.dtypes import dtype_of, op_of
 from ringcoll.errors import Error
-from ringcoll.executors.cuda.arena import Arena
-from ringcoll.executors.cuda.choose import Chosen, Wishes, choose
+from ringcoll.executors.cuda.choose import Chosen, Resources, Wishes, choose
 from ringcoll.launch import ALL_MAPPED
 from ringcoll.plan import Buffer, Plan
 
@@ -32,10 +31,8 @@ Chooser = Callable[[int], Chosen]
 def explained(
     collective: str,
     nbytes: int,
-    nranks: int,
+    resources: Resources,
     *,
-    arena: Arena,
-    most_blocks: int,
     wishes: Wishes,
     check: Callable[[Chosen], None],
 ) -> str:
@@ -44,26 +41,25 @@ def explained(
     Args:
         collective: its name.
         nbytes: of the larger buffer; what is no whole number of float32 for each rank is left out.
-        nranks: of the communicator.
-        arena: of its executor.
-        most_blocks: CUDA blocks a rank.
+        resources: what the ranks have.
         wishes: the communicator's options.
         check: raises where the options refuse what was chosen.
 
     """
+    nranks = resources.nranks
     kind = Collective(collective, nranks)
     unit = _DTYPE.itemsize * max(1, kind.segments("INPUT"), kind.segments("OUTPUT"))
     units = nbytes // unit if collective != "barrier" else 0
     lines = [
         f"{collective}, {nbytes} bytes (as float32), {nranks} GPU ranks, "
-        f"at most {most_blocks} CUDA blocks each"
+        f"at most {resources.blocks} CUDA blocks each"
     ]
     lines += _settings(wishes)
     rooted = COLLECTIVES[collective].rooted
     shared = frozenset(b for b in ALL_MAPPED if units and b.name.lower() != rooted)
     said = []
     for mapped in (shared, frozenset[Buffer]()):
-        asked = _asking(collective, nranks, unit, arena, most_blocks, wishes, mapped)
+        asked = _asking(collective, unit, resources, wishes, mapped)
         try:
             found = asked(units)
             check(found)
@@ -96,10 +92,8 @@ def _settings(wishes: Wishes) -> Iterator[str]:
 
 def _asking(
     collective: str,
-    nranks: int,
     unit: int,
-    arena: Arena,
-    most_blocks: int,
+    resources: Resources,
     wishes: Wishes,
     mapped: frozenset[Buffer],
 ) -> Chooser:
@@ -109,7 +103,7 @@ def _asking(
     def asked(units: int) -> Chosen:
         nbytes = units * unit
         call = Call(collective, 0, None, None, units, _DTYPE, op, nbytes=nbytes)
-        return choose(call, nranks, arena, mapped=mapped, most_blocks=most_blocks, wishes=wishes)
+        return choose(call, resources, mapped=mapped, wishes=wishes)
 
     return asked
 

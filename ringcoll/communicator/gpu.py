@@ -157,9 +157,7 @@ class CudaState(RankState):
         return explained(
             collective,
             nbytes,
-            nranks,
-            arena=self.cuda.arena,
-            most_blocks=self.cuda.blocks,
+            self.cuda.resources,
             wishes=Wishes(
                 algorithm,
                 config.protocol,

@@ -16,10 +16,11 @@ from ringcoll.communicator.gpu import CudaState
 from ringcoll.config import Config
 from ringcoll.dtypes import dtype_of, op_of
 from ringcoll.executors.cuda.arena import Arena
-from ringcoll.executors.cuda.choose import Wishes, choose
+from ringcoll.executors.cuda.choose import Resources, Wishes, choose
 from ringcoll.launch import ALL_MAPPED
 
 RANKS = 4
+RESOURCES = Resources(Arena(RANKS), 132, nvlink=True)
 NAMES = [name for name in COLLECTIVES if name != "send"]
 
 
@@ -28,7 +29,7 @@ def explain(collective, nbytes, **options):
     state: Any = types.SimpleNamespace(
         config=Config(**options),
         fabric=types.SimpleNamespace(nranks=RANKS, rank=0),
-        cuda=types.SimpleNamespace(arena=Arena(RANKS), blocks=132),
+        cuda=types.SimpleNamespace(resources=RESOURCES),
     )
     state._algorithm = lambda call, config: CudaState._algorithm(state, call, config)
     return CudaState.explain(state, collective, nbytes)
@@ -41,7 +42,7 @@ def chosen(name, units, mapped=ALL_MAPPED):
     call = Call(name, 0, None, None, units, dtype_of("float32"), op, nbytes=nbytes)
     rooted = COLLECTIVES[name].rooted
     reached = frozenset(b for b in mapped if b.name.lower() != rooted)
-    return choose(call, RANKS, Arena(RANKS), mapped=reached, most_blocks=132, wishes=Wishes())
+    return choose(call, RESOURCES, mapped=reached, wishes=Wishes())
 
 
 @pytest.mark.parametrize("nbytes", [0, 5, 256, 1 << 20, 512 << 20])
@@ -50,7 +51,7 @@ def test_every_collective_has_an_answer(name, nbytes):
     text = explain(name, nbytes)
     assert text.startswith(f"{name}, {nbytes} bytes (as float32), 4 GPU ranks")
     assert "CPU" not in text and "refused" not in text and "without a name" not in text
-    assert re.search(r" by (LL|Simple), S = \d+, \d+ blocks? of \d+ threads", text)
+    assert re.search(r" by (LL|LL128|Simple), S = \d+, \d+ blocks? of \d+ threads", text)
 
 
 def test_the_answer_is_what_a_call_gets():
@@ -67,7 +68,7 @@ def test_an_edge_is_where_the_choice_changes():
     first = chosen("all_gather", 256)
     assert inside.launch == first.launch and inside.plan == first.plan
     assert (beyond.launch, beyond.plan) != (first.launch, first.plan)
-    assert f"above: all_pairs_fused by {beyond.launch.protocol}" in text
+    assert f"above: all_pairs by {beyond.launch.protocol}" in text
 
 
 def test_options_are_named_and_followed():

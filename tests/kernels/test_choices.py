@@ -10,7 +10,7 @@ from ringcoll.dtypes import dtype_of, op_of
 from ringcoll.errors import ArgumentError, LaunchRefused
 from ringcoll.executors.cuda.arena import Arena
 from ringcoll.executors.cuda.body import body_of
-from ringcoll.executors.cuda.choose import Wishes, choose
+from ringcoll.executors.cuda.choose import Resources, Wishes, choose
 from ringcoll.executors.cuda.params import Addresses
 from ringcoll.launch import ALL_MAPPED
 from ringcoll.plan import Buffer
@@ -31,9 +31,7 @@ def test_every_call_has_a_kernel(nranks, nvlink, name, count, in_place, mapped):
     arena = Arena(nranks)
     nbytes = 4 * count * nranks
     call = Call(name, 0, None, None, count, dtype_of("float32"), op, 0, in_place, nbytes)
-    chosen = choose(
-        call, nranks, arena, mapped=mapped, most_blocks=132, nvlink=nvlink, wishes=Wishes()
-    )
+    chosen = choose(call, Resources(arena, 132, nvlink), mapped=mapped, wishes=Wishes())
     body = body_of(chosen, call, arena, (Addresses(0, (0,) * nranks, 0),))
     assert "ringcoll_kernel" in body.text
     assert 1 <= chosen.blocks <= 132
@@ -46,15 +44,8 @@ def chosen(name, nbytes=256, nvlink=True, dtype="float32", **options):
     wide = "all" in (COLLECTIVES[name].input, COLLECTIVES[name].output)
     count = nbytes // row.itemsize // (4 if wide else 1)
     call = Call(name, 0, None, None, count, row, op, nbytes=nbytes)
-    return choose(
-        call,
-        4,
-        Arena(4),
-        mapped=frozenset(),
-        most_blocks=132,
-        nvlink=nvlink,
-        wishes=Wishes(**options),
-    )
+    resources = Resources(Arena(4), 132, nvlink)
+    return choose(call, resources, mapped=frozenset(), wishes=Wishes(**options))
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if n not in ("barrier", "gather", "scatter")])
@@ -101,11 +92,8 @@ def test_slices_are_words_and_no_text(nranks):
         for slices in (1, 2, 4, 64, 256):
             chosen = choose(
                 call,
-                nranks,
-                arena,
+                Resources(arena, 132, nvlink=True),
                 mapped=frozenset({Buffer.OUTPUT}),
-                most_blocks=132,
-                nvlink=True,
                 wishes=Wishes("chain", "Simple", slices),
             )
             assert (chosen.launch.slices, chosen.blocks) == (slices, arena.replicas)

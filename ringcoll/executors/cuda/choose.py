@@ -21,7 +21,7 @@ from ringcoll.executors.cuda.simple import THREADS, scratch_bytes
 from ringcoll.launch import PROTOCOLS, Launch, Layout
 from ringcoll.plan import Buffer, Plan
 
-__all__ = ["Chosen", "Wishes", "choose"]
+__all__ = ["Chosen", "Resources", "Wishes", "choose"]
 
 SYNC_THREADS = 32
 
@@ -63,6 +63,27 @@ BLOCK_BYTES = 16 << 10
 _ALIGN = 16
 _WORD = 8
 _WINDOW = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What the ranks of a communicator have for a call, the same on all of them.
+
+    Args:
+        arena: what must hold lines and SCRATCH.
+        blocks: CUDA blocks a rank that are sure to run at the same time.
+        nvlink: whether all ranks reach each other over it: only there is LL128 right.
+
+    """
+
+    arena: Arena
+    blocks: int
+    nvlink: bool
+
+    @property
+    def nranks(self) -> int:
+        """Of the communicator."""
+        return self.arena.nranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,24 +131,14 @@ class Chosen:
 
 
 def choose(
-    call: Call,
-    nranks: int,
-    arena: Arena,
-    *,
-    mapped: frozenset[Buffer],
-    most_blocks: int,
-    nvlink: bool,
-    wishes: Wishes,
+    call: Call, resources: Resources, *, mapped: frozenset[Buffer], wishes: Wishes
 ) -> Chosen:
     """The plan, launch and grid of a call.
 
     Args:
         call: checked.
-        nranks: of the communicator.
-        arena: what must hold lines and SCRATCH.
+        resources: what the ranks have.
         mapped: the buffers that all ranks can reach.
-        most_blocks: CUDA blocks a rank that are sure to run at the same time.
-        nvlink: whether all ranks reach each other over it: only there is LL128 right.
         wishes: the options.
 
     Raises:
@@ -141,7 +152,7 @@ def choose(
         raise ArgumentError(
             f"{where}: protocol={protocol!r}; GPU ranks run {', '.join(map(repr, PROTOCOLS))}"
         )
-    if protocol == "LL128" and not nvlink:
+    if protocol == "LL128" and not resources.nvlink:
         raise LaunchRefused(
             f"{where}: protocol='LL128' needs NVLink between all ranks, or its lines come in "
             f"pieces; nvidia-ml-py tells of none here: leave protocol out"
@@ -153,15 +164,15 @@ def choose(
             f"slices out or take protocol='Simple'"
         )
     if name == "barrier" or sliced or protocol == "Simple":
-        return _in_words(call, nranks, arena, mapped, most_blocks, wishes)
+        return _in_words(call, resources, mapped, wishes)
     if protocol:
-        return _in_lines(call, nranks, arena, most_blocks, wishes, protocol)
-    lines = _by_size(call, nvlink)
+        return _in_lines(call, resources, wishes, protocol)
+    lines = _by_size(call, resources.nvlink)
     if lines:
         # A plan whose signals cannot ride, or too many lines for some other dtype or algorithm.
         with contextlib.suppress(LaunchRefused):
-            return _in_lines(call, nranks, arena, most_blocks, wishes, lines)
-    return _in_words(call, nranks, arena, mapped, most_blocks, wishes)
+            return _in_lines(call, resources, wishes, lines)
+    return _in_words(call, resources, mapped, wishes)
 
 
 def _by_size(call: Call, nvlink: bool) -> str | None:
@@ -203,9 +214,8 @@ def _layout(call: Call, plan: Plan, slices: int = 1) -> Layout:
     return Layout(plan.collective, counts, slices=slices, align=align, displs=displs)
 
 
-def _in_lines(
-    call: Call, nranks: int, arena: Arena, most_blocks: int, wishes: Wishes, protocol: str
-) -> Chosen:
+def _in_lines(call: Call, resources: Resources, wishes: Wishes, protocol: str) -> Chosen:
+    nranks = resources.nranks
     plan = _plan(call, nranks, wishes, _by_lines(call, nranks, protocol))
     launch = Launch(protocol=protocol, mapped=frozenset(), in_place=_in_place(call))
     program, layout = encode(plan, launch), _layout(call, plan)
@@ -216,14 +226,14 @@ def _in_lines(
             f"most 8 bytes, {call.dtype.name} has {call.dtype.itemsize}; use protocol='LL'"
         )
     need = line_bytes(program, layout, places)
-    there = arena.half_of(protocol)
+    there = resources.arena.half_of(protocol)
     if need > there:
         raise LaunchRefused(
             f"{call.collective} on rank {call.rank}: protocol={protocol!r} would need {need} bytes "
             f"of lines, {there} are there; use protocol='Simple'"
         )
     pieces = max(1, places.number(layout))
-    most = min(wishes.blocks or most_blocks, most_blocks)
+    most = min(wishes.blocks or resources.blocks, resources.blocks)
     fitting = (width for width in LINE_WORKERS if -(-pieces // width) <= most)
     workers = next(fitting, WORKERS)
     blocks = min(most, -(-pieces // workers))
@@ -244,13 +254,9 @@ def _by_lines(call: Call, nranks: int, protocol: str) -> str:
 
 
 def _in_words(
-    call: Call,
-    nranks: int,
-    arena: Arena,
-    mapped: frozenset[Buffer],
-    most_blocks: int,
-    wishes: Wishes,
+    call: Call, resources: Resources, mapped: frozenset[Buffer], wishes: Wishes
 ) -> Chosen:
+    arena, nranks = resources.arena, resources.nranks
     default = _DEFAULT[call.collective][bool(mapped)]
     plan = _plan(call, nranks, wishes, default)
     slices = wishes.slices or 1
@@ -266,8 +272,9 @@ def _in_words(
                 f"{arena.scratch_half} bytes; use another algorithm"
             )
         slices *= 2
+    blocks = min(wishes.blocks or resources.blocks, resources.blocks)
     lanes = max(1, *(len(program.of(rank)) for rank in range(nranks)))
-    most = min(arena.replicas, max(1, min(wishes.blocks or most_blocks, most_blocks) // lanes))
+    most = min(arena.replicas, max(1, blocks // lanes))
     nbytes = layout.width() * call.dtype.itemsize
     replicas = min(most, max(1, -(-nbytes // BLOCK_BYTES)))
     return Chosen(plan, program, launch, layout, replicas, replicas * lanes, THREADS)

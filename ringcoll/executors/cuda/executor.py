@@ -25,7 +25,7 @@ from ringcoll.errors import AbortedError, Error, MismatchError, OutOfMemory
 from ringcoll.executors.board import Board
 from ringcoll.executors.cuda.arena import MOST_BLOCKS, REPORT_BYTES, Arena
 from ringcoll.executors.cuda.body import body_of
-from ringcoll.executors.cuda.choose import Chosen, Wishes, choose
+from ringcoll.executors.cuda.choose import Chosen, Resources, Wishes, choose
 from ringcoll.executors.cuda.gate import Gate, Offer, order
 from ringcoll.executors.cuda.loader import Launchable, Loader
 from ringcoll.executors.cuda.params import Addresses, Header, pack
@@ -150,12 +150,12 @@ class CudaExecutor:
         self.running: Ready | None = None
         self.last: Ready | None = None
         self.stream: int | None = None
-        self.gate, self.blocks, self.nvlink = self._seated()
+        self.gate, self.resources = self._seated()
         self._device: Callable[[], int] = runtime().getDevice
         self._merged: dict[tuple[int, ...], tuple[Sequence[Ready], Launchable]] = {}
 
-    def _seated(self) -> tuple[Gate[Ready], int, bool]:
-        """The gate of the ranks that share this rank's device, CUDA blocks a rank, and NVLink."""
+    def _seated(self) -> tuple[Gate[Ready], Resources]:
+        """The gate of the ranks that share this rank's device, and what a rank has for a call."""
         device, mine = self.device, next(_numbers)
         capability = device.major, device.minor
         pci = device.pci.encode()
@@ -181,7 +181,8 @@ class CudaExecutor:
         gate = _gates[first]
         self.fabric.allgather(b"", what="seats")
         _gates.pop(first, None)
-        return gate, max(1, min(most, MOST_BLOCKS)), all(map(any, agreed))
+        blocks = max(1, min(most, MOST_BLOCKS))
+        return gate, Resources(self.arena, blocks, all(map(any, agreed)))
 
     # -- a call --------------------------------------------------------------------------------
 
@@ -196,15 +197,7 @@ class CudaExecutor:
         """
         hello = self._reach(call.send), self._reach(call.recv)
         mapped = self._mapped(call, hello)
-        chosen = choose(
-            call,
-            self.nranks,
-            self.arena,
-            mapped=mapped,
-            most_blocks=self.blocks,
-            nvlink=self.nvlink,
-            wishes=wishes,
-        )
+        chosen = choose(call, self.resources, mapped=mapped, wishes=wishes)
         terms = f"{call.describe()} {_described(chosen, call)}"
         digest = hashlib.blake2b(terms.encode(), digest_size=4).digest()
         number = next(self.board.numbers)

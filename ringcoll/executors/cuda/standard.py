@@ -10,7 +10,7 @@ from ringcoll.collectives import COLLECTIVES
 from ringcoll.dtypes import dtype_of, op_of
 from ringcoll.executors.cuda.arena import Arena
 from ringcoll.executors.cuda.body import body_of
-from ringcoll.executors.cuda.choose import Wishes, choose
+from ringcoll.executors.cuda.choose import Resources, Wishes, choose
 from ringcoll.executors.cuda.params import Addresses, Body
 from ringcoll.launch import ALL_MAPPED
 from ringcoll.plan import Buffer
@@ -38,15 +38,8 @@ def _bodies() -> Iterator[Body]:
         count = nbytes // row.itemsize // (nranks if wide else 1)
         call = Call(name, 0, None, None, count, row, op, nbytes=nbytes)
         for mapped in (_UNMAPPED, ALL_MAPPED):
-            chosen = choose(
-                call,
-                nranks,
-                arena,
-                mapped=mapped,
-                most_blocks=_BLOCKS,
-                nvlink=True,
-                wishes=Wishes(),
-            )
+            resources = Resources(arena, _BLOCKS, nvlink=True)
+            chosen = choose(call, resources, mapped=mapped, wishes=Wishes())
             for rank in range(nranks):
                 at = Addresses(rank, (0,) * nranks, 0)
                 yield body_of(chosen, call, arena, (at,))
