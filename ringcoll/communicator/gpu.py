@@ -26,11 +26,13 @@ from ringcoll.config import Config, resolve
 from ringcoll.dtypes import dtype_of
 from ringcoll.errors import ArgumentError, Error
 from ringcoll.executors.cuda.choose import Chosen, Wishes
+from ringcoll.executors.cuda.arena import Arena
 from ringcoll.executors.cuda.executor import CudaExecutor, Enqueued, Ready
 from ringcoll.executors.cuda.loader import Loader
 from ringcoll.executors.cuda.unpaired import Unpaired
 from ringcoll.executors.cuda.watch import Watch
 from ringcoll.fabric import Fabric
+from ringcoll.transports.cuda.arena import make_arena
 from ringcoll.transports.cuda.arrays import DeviceArray, device_array
 from ringcoll.transports.cuda.device import Device
 from ringcoll.transports.cuda.streams import stream_pointer
@@ -84,8 +86,16 @@ class CudaState(RankState):
 
     def _equip(self, parent: RankState | None, ranks: Sequence[int]) -> None:
         above = None if parent is None else parent.symmetric
-        self.symmetric = CudaSymmetricMemory(self.fabric, self.device.ordinal, above, ranks)
-        self.cuda = CudaExecutor(self.fabric, self.device, self.symmetric, self.loader)
+        fabric, device = self.fabric, self.device
+        memory = make_arena(
+            fabric,
+            device.ordinal,
+            Arena(fabric.nranks).nbytes,
+            what="the arena of a communicator",
+            tried=parent is not None,  # the parent's ranks have tried their pairs
+        )
+        self.symmetric = CudaSymmetricMemory(fabric, device.ordinal, above, ranks)
+        self.cuda = CudaExecutor(fabric, device, self.symmetric, self.loader, memory)
         self.executor, self.pairs = self.cuda, Unpaired()
         self._watch = Watch(self.fabric, self.cuda)
 

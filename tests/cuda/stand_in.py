@@ -53,6 +53,7 @@ class Runtime:
         self.opened: Counter[int] = Counter()
         self.enabled: set[tuple[int, int]] = set()
         self.broken_copies: set[int] = set()  # addresses that swallow what is written
+        self.lying: set[tuple[int, int]] = set()  # devices whose writes to another are lost
         self.synchronised = 0
         self._lock = threading.Lock()
         self._local = threading.local()
@@ -116,8 +117,16 @@ class Runtime:
         ctypes.memset(pointer, value, nbytes)
 
     def memcpy(self, target, source, nbytes, _kind):
-        if target not in self.broken_copies:
+        lost = (self._home(source), self._home(target)) in self.lying
+        if target not in self.broken_copies and not lost:
             ctypes.memmove(target, source, nbytes)
+
+    def _home(self, pointer):
+        """The device of an address; None for the host's."""
+        for start, (_, size, device) in list(self.memory.items()):
+            if start <= pointer < start + size:
+                return device
+        return None
 
     def hostAlloc(self, nbytes, flags):
         assert flags == 3

@@ -36,7 +36,7 @@ from ringcoll.plan import Buffer, format_plan
 from ringcoll.transports.cuda.device import Device, on, runtime
 from ringcoll.transports.cuda.memory import host_mapped
 from ringcoll.transports.cuda.nvlink import joined_by_nvlink
-from ringcoll.transports.cuda.peers import allocate_shared
+from ringcoll.transports.cuda.peers import PeerMemory
 from ringcoll.transports.cuda.symmetric import CudaSymmetricMemory
 
 __all__ = ["CudaExecutor", "Enqueued", "Event", "Ready"]
@@ -133,18 +133,24 @@ class CudaExecutor:
         device: this rank's.
         symmetric: the memory that peers can reach.
         loader: of kernels.
+        memory: of an :class:`Arena` on every rank; closed with the executor.
 
     """
 
     def __init__(
-        self, fabric: Fabric, device: Device, symmetric: CudaSymmetricMemory, loader: Loader
+        self,
+        fabric: Fabric,
+        device: Device,
+        symmetric: CudaSymmetricMemory,
+        loader: Loader,
+        memory: PeerMemory,
     ) -> None:
         self.fabric, self.device, self.symmetric, self.loader = fabric, device, symmetric, loader
+        self.memory = memory
         self.rank, self.nranks = fabric.rank, fabric.nranks
         self.arena = Arena(self.nranks)
         self.board = Board(fabric, 0)
-        ordinal, what = device.ordinal, "the arena of a communicator"
-        self.memory = allocate_shared(fabric, ordinal, self.arena.nbytes, what=what)
+        ordinal = device.ordinal
         self.report = host_mapped(REPORT_BYTES, ordinal=ordinal)
         self.mappings = _Mappings(self.nranks, ordinal, symmetric)
         self.running: Ready | None = None

@@ -1,0 +1,54 @@
+"""The memory in which kernels meet: every pair is tried once before it is trusted."""
+
+import pytest
+
+from ringcoll.errors import MachineError
+from ringcoll.transports.cuda import retired
+from ringcoll.transports.cuda.arena import make_arena
+from ringcoll.transports.cuda.pairs import SLOT
+from tests.cuda.stand_in import read
+
+pytest.importorskip("cupy")
+
+
+@pytest.fixture(params=["together", "apart"])
+def ranks(request):
+    return request.getfixturevalue(request.param)
+
+
+def arena(fabric, *, tried=False):
+    return make_arena(fabric, fabric.rank, 4096, what="init", tried=tried)
+
+
+def test_an_arena_is_zero_when_any_rank_has_it(ranks, stand_in):
+    stand_in(3)
+
+    def work(fabric):
+        memory = arena(fabric)
+        return [read(pointer, SLOT * 3 + 64) for pointer in memory.pointers]
+
+    assert ranks(3, work) == [[bytes(SLOT * 3 + 64)] * 3] * 3
+
+
+def test_a_pair_that_lies_is_an_error_on_every_rank_and_nothing_is_kept(ranks, stand_in):
+    runtime = stand_in(3)
+    runtime.lying.add((0, 2))
+
+    def work(fabric):
+        with pytest.raises(MachineError) as caught:
+            arena(fabric)
+        return str(caught.value)
+
+    for error in ranks(3, work):
+        assert error.startswith("init: devices report peer access")
+        assert "does not arrive: from rank 0 to rank 2;" in error
+    retired.sweep()
+    assert not runtime.memory
+
+
+def test_pairs_that_were_tried_are_trusted(ranks, stand_in):
+    runtime = stand_in(2)
+    runtime.lying.add((0, 1))
+    ranks(2, lambda fabric: arena(fabric, tried=True))
+    with pytest.raises(MachineError):
+        ranks(2, arena)
