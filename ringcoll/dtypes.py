@@ -153,19 +153,31 @@ class ReduceOp:
         """Whether a raw contribution enters as it is: ``load`` only converts."""
         return self.name not in ("land", "lor", "premul_sum")
 
+    @property
+    def scales(self) -> bool:
+        """Whether ``load`` multiplies by :meth:`factor`."""
+        return self.name == "premul_sum"
+
+    def factor(self, dtype: DType) -> Array:
+        """premul_sum's factor on this rank in the accumulator type, of no dimension.
+
+        Integers wrap in the dtype.
+        """
+        scalar = self.scalar if self.scalar is not None else 1
+        value: Any = scalar if dtype.category == "complex" else scalar.real
+        if dtype.category == "int":
+            bits = 8 * dtype.itemsize
+            value = np.array(int(value) % (1 << bits), f"u{dtype.itemsize}").astype(dtype.numpy)
+        return np.asarray(value, dtype.accumulator)
+
     def load(self, raw: Array, dtype: DType) -> Array:
         """A raw contribution in the accumulator type (the array itself where nothing changes)."""
         if self.plain:
             return raw if raw.dtype == dtype.accumulator else raw.astype(dtype.accumulator)
-        if self.name == "premul_sum":
-            factor = self.scalar if self.scalar is not None else 1
-            value: Any = factor if dtype.category == "complex" else factor.real
-            if dtype.category == "int":
-                bits = 8 * dtype.itemsize
-                value = np.array(int(value) % (1 << bits), f"u{dtype.itemsize}").astype(dtype.numpy)
+        if self.scales:
             loaded = raw.astype(dtype.accumulator)
             scale = np.multiply if dtype.category != "complex" else _complex_product
-            scale(loaded, np.asarray(value, dtype.accumulator), out=loaded)
+            scale(loaded, self.factor(dtype), out=loaded)
             return loaded
         truth: Array = raw != 0
         return truth.astype(dtype.accumulator)

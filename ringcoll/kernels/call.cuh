@@ -63,7 +63,8 @@ struct Call {
 
     RC_DEVICE static u64 hello_at(u64 arena, u64 epoch, u32 source, u32 line) {
         const u32 slot = static_cast<u32>(epoch) & (HELLO_SLOTS - 1);
-        return arena + HELLOS + ((slot * RC_RANKS + source) * HELLO_LINES + line) * 16;
+        const u32 lines = HELLO_LINES + FACTOR_LINES;
+        return arena + HELLOS + ((slot * RC_RANKS + source) * lines + line) * 16;
     }
 
     // Tell `peer` that this rank has entered and which call it makes; with all lines also where its
@@ -74,6 +75,16 @@ struct Call {
         ll_store(hello_at(to, epoch, local.rank, 0), said, flag());
         for (u32 line = 1; line < lines; ++line)
             ll_store(hello_at(to, epoch, local.rank, line), local.hello[line - 1], flag());
+    }
+
+    // Tell `peer`, or this rank itself, the factor of this rank's contributions.
+    RC_DEVICE void say_factor(u32 peer) const {
+        for (u32 k = 0; k < FACTOR_LINES; ++k)
+            ll_store(factor_at(local.peers[peer], local.rank, k), local.factor[k], flag());
+    }
+
+    RC_DEVICE u64 factor_at(u64 arena, u32 source, u32 k) const {
+        return hello_at(arena, epoch, source, HELLO_LINES + k);
     }
 
     // Wait for a line of a peer's hello at epoch `when`; false: gave up.

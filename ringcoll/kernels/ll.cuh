@@ -100,7 +100,49 @@ RC_DEVICE void write_user(u64 at, u32 count, const Elements<T>& place) {
     }
 }
 
-constexpr u64 NOWHERE = 1ull << 48;  // a place beyond all chunks
+// The factors of a step's raw sources, as their ranks send them.
+template <class T, u32 RAW, u32 SRCS>
+struct Factors {
+    using Acc = typename T::Acc;
+    static constexpr u32 COUNT = Factor<Acc>::COUNT;
+    Vector lines[SRCS][COUNT];
+
+    // All threads of a warp; `owners`: whose contribution each source is. False: gave up.
+    RC_DEVICE bool await(Call& call, const u64* owners, u32 step) {
+        for (u32 looks = 1;; ++looks) {
+            u32 missing = SRCS;
+#pragma unroll
+            for (u32 s = 0; s < SRCS; ++s)
+#pragma unroll
+                for (u32 i = 0; i < COUNT; ++i)
+                    if (RAW >> s & 1) {
+                        const u32 owner = static_cast<u32>(owners[s]);
+                        lines[s][i] = ll_load(call.factor_at(call.local.own, owner, i));
+                        if (missing == SRCS && !arrived(lines[s][i], call.flag())) missing = s;
+                    }
+            if (!warp_any(missing != SRCS)) return true;
+            const bool late =
+                missing != SRCS && looks % LOOKS == 0 && call.late(SOURCE | missing, step);
+            if (warp_any(late)) return false;
+            pause();
+        }
+    }
+    RC_DEVICE Acc of(u32 source) const {
+        Factor<Acc> factor;
+        if (RAW >> source & 1) {
+#pragma unroll
+            for (u32 i = 0; i < COUNT; ++i) factor.words[i] = data_of(lines[source][i]);
+        }
+        return factor.value;
+    }
+};
+
+// A step without raw sources, or an operator without factors.
+template <class T, u32 SRCS>
+struct Factors<T, 0, SRCS> {
+    RC_DEVICE bool await(Call&, const u64*, u32) { return true; }
+    RC_DEVICE typename T::Acc of(u32) const { return {}; }
+};
 
 // A thread at one place of the call.
 template <class T>
@@ -152,17 +194,22 @@ struct Thread {
 //
 // Words of a row: its count, then its sources, then its destinations. Bit k of RAW says that source k
 // is a contribution that the operator has yet to load; FINAL, that the operator finishes the result.
-// A step that does not reduce has one source and moves it as it is.
+// A step that does not reduce has one source and moves it as it is. Where the operator has factors,
+// a reducing row ends with the rank of every source's contribution.
 template <class T, class Op, bool REDUCES, bool FINAL, u32 RAW, u32 ROWS, u32 SRCS, u32 DSTS,
           class Srcs, class Dsts>
 struct Batch {
-    static constexpr u32 ROW = 1 + SRCS + DSTS;
+    static constexpr bool SCALES = REDUCES && Op::SCALES;
+    static constexpr u32 OWNERS = 1 + SRCS + DSTS;
+    static constexpr u32 ROW = OWNERS + (SCALES ? SRCS : 0);
     static constexpr u32 MOST = Place<T>::WIDE > Place<T>::LINES ? Place<T>::WIDE : Place<T>::LINES;
 
     RC_DEVICE static constexpr u32 lines_of(Kind kind) {
         if (kind == Kind::LINES) return Place<T>::LINES;
         return kind == Kind::PARTIAL ? Place<T>::WIDE : 0;
     }
+
+    using Scale = Factors<T, SCALES ? RAW : 0, SRCS>;
 
     // What the steps read of the user's own memory, which is there before any rank has entered.
     struct Users {
@@ -190,7 +237,9 @@ struct Batch {
     RC_DEVICE static void run(Thread<T>& t, const Users& users, u32 first, u32 step) {
         const u64* words = t.call.local.words + first;
         Vector lines[ROWS][SRCS][MOST];
-        if (!poll(t, words, lines, step)) {
+        Scale scale;
+        static_assert(!SCALES || ROWS == 1);
+        if (!scale.await(t.call, words + OWNERS, step) || !poll(t, words, lines, step)) {
             t.alive = false;
             return;
         }
@@ -201,7 +250,7 @@ struct Batch {
             if (LANES == 1 && !t.has_line(row[0])) continue;
             const u32 count = t.here(row[0]);
             if constexpr (REDUCES) {
-                reduce(t, row, count, users.place[r], lines[r]);
+                reduce(t, row, count, users.place[r], lines[r], scale);
             } else {
                 move(t, row, count, users.place[r], lines[r]);
             }
@@ -309,7 +358,7 @@ struct Batch {
     // Source k in the accumulator's type.
     template <u32 K>
     RC_DEVICE static Partials<T> operand(const Thread<T>& t, const Elements<T> (&users)[SRCS],
-                                         const Vector (&lines)[SRCS][MOST]) {
+                                         const Vector (&lines)[SRCS][MOST], const Scale& scale) {
         Partials<T> place;
         if constexpr (Srcs::at(K) == Kind::PARTIAL) {
             take<Place<T>::WIDE>(place.words, lines[K]);
@@ -317,7 +366,7 @@ struct Batch {
             const Elements<T> raw = elements(t, Srcs::at(K), users[K], lines[K]);
 #pragma unroll
             for (u32 i = 0; i < Place<T>::COUNT; ++i)
-                place.acc[i] = (RAW >> K & 1) ? Op::load(raw.raw[i], typename T::Acc{})
+                place.acc[i] = (RAW >> K & 1) ? Op::load(raw.raw[i], scale.of(K))
                                               : T::widen(raw.raw[i]);
         }
         return place;
@@ -325,21 +374,22 @@ struct Batch {
 
     template <u32 K>
     RC_DEVICE static void fold(const Thread<T>& t, const Elements<T> (&users)[SRCS],
-                               const Vector (&lines)[SRCS][MOST], Partials<T>& total) {
+                               const Vector (&lines)[SRCS][MOST], const Scale& scale,
+                               Partials<T>& total) {
         if constexpr (K < SRCS) {
-            const Partials<T> term = operand<K>(t, users, lines);
+            const Partials<T> term = operand<K>(t, users, lines, scale);
 #pragma unroll
             for (u32 i = 0; i < Place<T>::COUNT; ++i)
                 total.acc[i] = Op::combine(total.acc[i], term.acc[i]);
-            fold<K + 1>(t, users, lines, total);
+            fold<K + 1>(t, users, lines, scale, total);
         }
     }
 
     RC_DEVICE static void reduce(Thread<T>& t, const u64* row, u32 count,
                                  const Elements<T> (&users)[SRCS],
-                                 const Vector (&lines)[SRCS][MOST]) {
-        Partials<T> total = operand<0>(t, users, lines);
-        fold<1>(t, users, lines, total);
+                                 const Vector (&lines)[SRCS][MOST], const Scale& scale) {
+        Partials<T> total = operand<0>(t, users, lines, scale);
+        fold<1>(t, users, lines, scale, total);
 #pragma unroll
         for (u32 i = 0; i < Place<T>::COUNT; ++i)
             t.kept.raw[i] = T::narrow(FINAL ? Op::finish(total.acc[i], RC_RANKS) : total.acc[i]);
@@ -356,7 +406,7 @@ struct Batch {
                                const Elements<T> (&users)[SRCS],
                                const Vector (&lines)[SRCS][MOST]) {
         if constexpr (Srcs::at(0) == Kind::PARTIAL) {
-            const Partials<T> place = operand<0>(t, users, lines);
+            const Partials<T> place = operand<0>(t, users, lines, Scale{});
 #pragma unroll
             for (u32 d = 0; d < DSTS; ++d)
                 put<Place<T>::WIDE>(t, row[0], row[1 + SRCS + d], place.words);
@@ -397,6 +447,7 @@ struct Nothing {
 
 // The last warp of a block: greets the peers, moves the epoch on, and ends only when every peer is
 // known to make the same call, if that is to be known. The others need not wait for it.
+template <class Op>
 RC_DEVICE void attend(const Args& args, const Local& local, u32 workers) {
     Call call(args, local);
     const u32 lane = thread_index() - workers;
@@ -405,6 +456,9 @@ RC_DEVICE void attend(const Args& args, const Local& local, u32 workers) {
 #pragma unroll 1  // most often once: less text is sooner there
         for (u32 p = lane; p < RC_RANKS; p += SYNC_THREADS)
             if (p != local.rank) call.say_hello(p, 1);
+    if constexpr (Op::SCALES)
+        for (u32 p = lane; entered && p < RC_RANKS; p += SYNC_THREADS)
+            if (block_index() == 0) call.say_factor(p);
     block_await();
     if (entered) call.leave(workers, SYNC_THREADS);
     bool agreed = entered && args.total;
@@ -418,13 +472,14 @@ RC_DEVICE void attend(const Args& args, const Local& local, u32 workers) {
 template <class T, class Program>
 RC_DEVICE void run(const Args& args, const Local& local) {
     const u32 workers = block_threads() - SYNC_THREADS;
-    if (thread_index() >= workers) return attend(args, local, workers);
+    if (thread_index() >= workers) return attend<typename Program::Op>(args, local, workers);
     Call call(args, local);
     Thread<T> thread(call);
     thread.place = static_cast<u64>(block_index()) * workers + thread_index();
     // These loads are on their way while the epoch is: one latency instead of two.
     typename Program::First::Users users = Program::First::fetch(thread, 0);
-    const bool entered = call.enter();
+    bool entered = call.enter();
+    if (LANES > 1) entered = !warp_any(!entered);  // the threads of a line go together
     block_arrive();
     if (!entered || thread.place >= args.places) return;
     const u64 stride = static_cast<u64>(workers) * grid_blocks();

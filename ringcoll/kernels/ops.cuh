@@ -92,6 +92,7 @@ struct Operator {
     using Raw = typename T::Raw;
     using Acc = typename T::Acc;
     using Values = Algebra<Acc>;
+    static constexpr bool SCALES = false;  // whether `load` looks at the factor
     RC_DEVICE static Acc load(Raw raw, Acc /*factor*/) { return T::widen(raw); }
     RC_DEVICE static Acc finish(Acc total, u32 /*nranks*/) { return total; }
 };
@@ -161,9 +162,19 @@ struct LOr : Max<T> {
 template <class T>
 struct PremulSum : Sum<T> {
     using typename Operator<T>::Raw, typename Operator<T>::Acc, typename Operator<T>::Values;
+    static constexpr bool SCALES = true;
     RC_DEVICE static Acc load(Raw raw, Acc factor) {
         return Values::multiply(T::widen(raw), factor);
     }
+};
+
+// A factor and the words that carry it; those that it does not fill are 0.
+template <class Acc>
+union Factor {
+    u64 words[2];
+    Acc value;
+    RC_DEVICE Factor() : words{0, 0} {}
+    static constexpr u32 COUNT = (sizeof(Acc) + 7) / 8;
 };
 
 }  // namespace rc

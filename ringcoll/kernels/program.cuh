@@ -12,6 +12,7 @@ namespace rc {
 constexpr u32 MOST_BLOCKS = 160;  // of one rank's grid
 constexpr u32 HELLO_SLOTS = 4;    // by epoch & 3
 constexpr u32 HELLO_LINES = 3;    // {signature, launch}, INPUT and OUTPUT as peers reach them
+constexpr u32 FACTOR_LINES = 2;   // after these, where the operator has a factor: its bytes
 
 // A rank's part of the arena that its peers reach; addresses below are offsets into it.
 constexpr u64 BROKEN = 0;    // u32: not 0 once a call has failed here or at a peer
@@ -45,6 +46,7 @@ struct Local {
     u64 peers[RC_RANKS];  // the arenas, this rank's own too
     u64 mappings;         // u64[mapping][rank]: the blocks of symmetric memory
     u64 hello[2];         // INPUT and OUTPUT as peers reach them, mapping << 48 | offset
+    u64 factor[2];        // bytes of this rank's factor, in the accumulator's type
     u64 user[2];          // INPUT and OUTPUT
     u32 rank;
     u32 program;          // which of the text's programs this rank runs

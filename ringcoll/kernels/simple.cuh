@@ -5,7 +5,8 @@
 //
 //     number of blocks, then for each where its words begin
 //     of a block: rows, slices, window, and the words of each row one after the other
-//     of a row: head, elements, elements a slice, the chunks (2 words each), waits, signals (2 each)
+//     of a row: head, elements, elements a slice, the chunks (2 words each), the rank of every
+//     source's contribution where the operator has factors, waits, signals (2 each)
 //
 // After a block's rows, which every slice repeats, stand two that run once and move nothing: the
 // last signals and the last waits.
@@ -17,9 +18,11 @@
 
 namespace rc::simple {
 
-// Where peers' INPUT and OUTPUT lie, as this call's hellos say.
+// What this call's hellos say: where peers' INPUT and OUTPUT lie, and the factors of their
+// contributions.
 struct Bases {
     u64 at[2][RC_RANKS];
+    u64 factors[RC_RANKS][FACTOR_LINES];
 };
 
 // {kind 8, sources 8, destinations 8, waits 16, signals 16}
@@ -53,6 +56,15 @@ struct Share {
     const Call& call;
     const Bases& bases;
     u64 slice, slot, first, count;
+
+    // The factor of a rank's contributions.
+    template <class Acc>
+    RC_DEVICE Acc factor(u64 owner) const {
+        Factor<Acc> found;
+#pragma unroll
+        for (u32 k = 0; k < FACTOR_LINES; ++k) found.words[k] = bases.factors[owner][k];
+        return found.value;
+    }
 
     // A chunk: address or offset, and {where 2, buffer 1, rank 13, bytes a slice 48}.
     RC_DEVICE u64 address(const u64* words, u32 bytes) const {
@@ -89,6 +101,7 @@ struct Move {
     };
     using Raws = Pack<Raw, LANES>;
     using Accs = Pack<Acc, LANES>;
+    using Factors = Acc[SRCS];
 
     // A source of LANES elements as it lies in memory.
     union Loaded {
@@ -102,6 +115,13 @@ struct Move {
 #pragma unroll
         for (u32 k = 0; k < SRCS + DSTS; ++k)
             chunks[k] = share.address(words + 2 * k, size(k < SRCS ? wide(k) : WIDE_DST));
+        Factors factors = {};
+        if constexpr (REDUCES && Op::SCALES) {
+#pragma unroll
+            for (u32 s = 0; s < SRCS; ++s)
+                if (RAW >> s & 1)
+                    factors[s] = share.template factor<Acc>(words[2 * (SRCS + DSTS) + s]);
+        }
         const u64 count = share.count;
         bool aligned = true;
 #pragma unroll
@@ -116,15 +136,16 @@ struct Move {
 #pragma unroll
                 for (u32 s = 0; s < SRCS; ++s) fetch(in[u][s], chunks[s], at + u * threads, s);
 #pragma unroll
-            for (u32 u = 0; u < UNROLL; ++u) finish(in[u], chunks, at + u * threads);
+            for (u32 u = 0; u < UNROLL; ++u) finish(in[u], chunks, at + u * threads, factors);
         }
         for (; at < vectors; at += threads) {
             Loaded in[SRCS];
 #pragma unroll
             for (u32 s = 0; s < SRCS; ++s) fetch(in[s], chunks[s], at, s);
-            finish(in, chunks, at);
+            finish(in, chunks, at, factors);
         }
-        for (u64 i = vectors * LANES + thread_index(); i < count; i += threads) element(chunks, i);
+        for (u64 i = vectors * LANES + thread_index(); i < count; i += threads)
+            element(chunks, i, factors);
     }
 
     RC_DEVICE static bool wide(u32 source) { return WIDE_SRCS >> source & 1; }
@@ -139,20 +160,22 @@ struct Move {
         }
     }
 
-    RC_DEVICE static Acc operand(const Loaded& from, u32 source, u32 lane) {
+    RC_DEVICE static Acc operand(const Loaded& from, u32 source, u32 lane,
+                                 const Factors& factors) {
         if (wide(source)) return from.acc.value[lane];
-        return widened(from.raw.value[lane], source);
+        return widened(from.raw.value[lane], source, factors);
     }
 
-    RC_DEVICE static Acc widened(Raw value, u32 source) {
-        return (RAW >> source & 1) ? Op::load(value, Acc{}) : T::widen(value);
+    RC_DEVICE static Acc widened(Raw value, u32 source, const Factors& factors) {
+        return (RAW >> source & 1) ? Op::load(value, factors[source]) : T::widen(value);
     }
 
     RC_DEVICE static Raw rounded(Acc total) {
         return T::narrow(FINAL ? Op::finish(total, RC_RANKS) : total);
     }
 
-    RC_DEVICE static void finish(const Loaded (&in)[SRCS], const u64* chunks, u64 at) {
+    RC_DEVICE static void finish(const Loaded (&in)[SRCS], const u64* chunks, u64 at,
+                                 const Factors& factors) {
         if constexpr (!REDUCES) {
 #pragma unroll
             for (u32 d = 0; d < DSTS; ++d) {
@@ -169,9 +192,10 @@ struct Move {
             Accs total;
 #pragma unroll
             for (u32 lane = 0; lane < LANES; ++lane) {
-                Acc value = operand(in[0], 0, lane);
+                Acc value = operand(in[0], 0, lane, factors);
 #pragma unroll
-                for (u32 s = 1; s < SRCS; ++s) value = Op::combine(value, operand(in[s], s, lane));
+                for (u32 s = 1; s < SRCS; ++s)
+                    value = Op::combine(value, operand(in[s], s, lane, factors));
                 total.value[lane] = value;
             }
             Raws narrow;
@@ -194,7 +218,7 @@ struct Move {
         }
     }
 
-    RC_DEVICE static void element(const u64* chunks, u64 i) {
+    RC_DEVICE static void element(const u64* chunks, u64 i, const Factors& factors) {
         Acc total{};
         Raw moved{};
 #pragma unroll
@@ -205,7 +229,7 @@ struct Move {
                 value = load<Acc>(from);
             } else {
                 moved = load<Raw>(from);
-                if (REDUCES) value = widened(moved, s);
+                if (REDUCES) value = widened(moved, s, factors);
             }
             total = s == 0 ? value : Op::combine(total, value);
         }
@@ -284,7 +308,8 @@ struct Runner {
     template <class T, class Program>
     RC_DEVICE bool advance(const u64*& row, u64 slice, u32 step) {
         const Head head(row[0]);
-        const u64* waits = row + 3 + 2 * (head.srcs + head.dsts);
+        const u32 owners = Program::Op::SCALES ? head.srcs : 0;
+        const u64* waits = row + 3 + 2 * (head.srcs + head.dsts) + owners;
         const u64* signals = waits + 2 * head.waits;
         if (!wait(waits, head.waits, slice, step)) return false;
         if (head.srcs != 0) {
@@ -332,6 +357,15 @@ RC_DEVICE bool meet(Call& call, Bases& bases) {
     return !block_any(!met);
 }
 
+// Read the factors of all ranks' contributions.
+RC_DEVICE bool hear_factors(Call& call, Bases& bases) {
+    bool heard = true;
+    for (u32 p = thread_index(); p < RC_RANKS; p += block_threads())
+        for (u32 k = 0; k < FACTOR_LINES; ++k)
+            heard = heard && call.hear(p, call.epoch, HELLO_LINES + k, bases.factors[p][k]);
+    return !block_any(!heard);
+}
+
 // The whole call of one rank.
 template <class T, class Program>
 RC_DEVICE void run(const Args& args, const Local& local) {
@@ -341,6 +375,11 @@ RC_DEVICE void run(const Args& args, const Local& local) {
     if (done && block_index() == 0)
         for (u32 p = thread_index(); p < RC_RANKS; p += block_threads())
             if (p != local.rank) call.say_hello(p, HELLO_LINES);
+    if constexpr (Program::Op::SCALES) {
+        if (done && block_index() == 0)
+            for (u32 p = thread_index(); p < RC_RANKS; p += block_threads()) call.say_factor(p);
+        if (done) done = hear_factors(call, bases);
+    }
     if (done && args.mapped) done = meet(call, bases);
     const u32 number = block_index() / args.replicas;
     if (done && number < local.words[0]) {

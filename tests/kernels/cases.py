@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ringcoll.dtypes import dtype_of
+from ringcoll.dtypes import ReduceOp, dtype_of, op_of, premul_sum
 from ringcoll.launch import Launch, Layout
 from ringcoll.plan import Buffer, Plan
 
@@ -36,6 +36,7 @@ class Case:
         shift: elements by which the arrays miss an aligned address.
         replicas: CUDA blocks for each block of the program.
         threads: of each.
+        scalars: of every rank, where the operator is premul_sum.
 
     """
 
@@ -47,9 +48,14 @@ class Case:
     shift: int = 0
     replicas: int = 1
     threads: int = 4
+    scalars: tuple[complex, ...] = ()
+
+    def op_of(self, rank: int) -> ReduceOp:
+        """The operator as a rank passes it."""
+        return premul_sum(self.scalars[rank]) if self.scalars else op_of(self.op)
 
     def __str__(self) -> str:
-        at = f"{self.dtype} {self.op} x{self.count}+{self.shift}"
+        at = f"{self.dtype} {self.op}{[*self.scalars] or ''} x{self.count}+{self.shift}"
         return f"{self.plan.collective} {at} {self.launch} {self.replicas}x{self.threads}"
 
     def layout(self, *, sliced: bool) -> Layout:

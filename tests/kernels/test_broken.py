@@ -26,6 +26,10 @@ STAGED_RING = Case(build("all_reduce", "ring", 3), STAGED, 1300, replicas=2)
 STAGED_MEAN = Case(build("all_reduce", "ring", 3), STAGED, 1300, op="avg")
 STAGED_CHAIN = Case(build("broadcast", "chain", 3), STAGED, 1300)
 STAGED_PAIRS = Case(build("all_reduce", "all_pairs", 3), STAGED, 1300)
+FACTORS = Case(build("all_reduce", "all_pairs", 3), LL, 203, op="premul_sum", scalars=(0.5, 3, -2))
+STAGED_FACTORS = Case(
+    build("all_reduce", "ring", 3), STAGED, 1300, op="premul_sum", scalars=(0.5, 3, -2)
+)
 REPLICAS = Case(build("broadcast", "chain", 3), STAGED, 4000, replicas=2)
 MAPPED = Case(build("all_reduce", "two_shot", 3), Launch(), 4096, replicas=2)
 
@@ -171,9 +175,23 @@ WRONG = [
     Mutant(
         "the tail is left out",
         "simple.cuh",
-        "i < count; i += threads) element",
-        "i + 1 < count; i += threads) element",
+        "i < count; i += threads)",
+        "i + 1 < count; i += threads)",
         STAGED_CHAIN,
+    ),
+    Mutant(
+        "the reader's own factor",
+        "ll.cuh",
+        "static_cast<u32>(owners[s])",
+        "(owners[s] ? call.local.rank : call.local.rank)",
+        FACTORS,
+    ),
+    Mutant(
+        "the first rank's factor in words",
+        "simple.cuh",
+        "factor<Acc>(words[2 * (SRCS + DSTS) + s])",
+        "factor<Acc>(0)",
+        STAGED_FACTORS,
     ),
 ]
 

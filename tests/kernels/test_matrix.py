@@ -9,7 +9,7 @@ from itertools import product
 import pytest
 
 from ringcoll.algorithms import build
-from ringcoll.dtypes import DTYPES, OPS, op_of
+from ringcoll.dtypes import DTYPES, OPS, premul_sum
 from ringcoll.encode import encode
 from ringcoll.errors import ArgumentError
 from ringcoll.executors.cuda.arena import Arena
@@ -45,8 +45,7 @@ def shapes() -> tuple[str, ...]:
 def operators() -> tuple[str, ...]:
     """The smallest kernel of every operator on every element type, by turns in lines and words."""
     found: list[str] = []
-    for dtype, name in product(DTYPES, OPS):
-        op = op_of(name)
+    for dtype, op in product(DTYPES, (*OPS.values(), premul_sum(1))):
         try:
             op.check(dtype)
         except ArgumentError:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ringcoll.dtypes import dtype_of, op_of
+from ringcoll.dtypes import dtype_of
 from ringcoll.encode import encode
 from ringcoll.executors.cuda.arena import MOST_BLOCKS, REPORT_BYTES, Arena
 from ringcoll.executors.cuda.lines import lines_body
@@ -129,7 +129,8 @@ class World:
             at = seen.ctypes.data - start
             guards[at : at + seen.nbytes] = False
         layout = case.layout(sliced=False)
-        wanted = run(plan, contributions, op=case.op, layout=layout)
+        ops = [case.op_of(rank) for rank in range(self.nranks)]
+        wanted = run(plan, contributions, op=ops, layout=layout)
         return Arrays(inputs, outputs, wanted, whole, whole.copy(), guards, table)
 
     def _take(self, nbytes: int, shift: int = 0) -> Array:
@@ -155,7 +156,7 @@ class World:
         """The launch of ``ranks``, by default of all."""
         ranks = range(self.nranks) if ranks is None else ranks
         program = encode(case.plan, case.launch)
-        at = [self._addresses(rank, arrays) for rank in ranks]
+        at = [self._addresses(rank, arrays, case) for rank in ranks]
         body = self.body(case, at)
         header = Header(
             timeout, signature, number, program.total, bool(case.launch.mapped), case.replicas
@@ -169,7 +170,7 @@ class World:
         if at is None:
             at = [Addresses(rank, (0,) * self.nranks, 0) for rank in range(self.nranks)]
         dtype = dtype_of(case.dtype)
-        op = op_of(case.op) if case.plan.collective.reduces else None
+        op = case.op_of(0) if case.plan.collective.reduces else None
         program, layout = encode(case.plan, case.launch), case.layout(sliced=True)
         if not case.launch.in_band:
             return simple_body(program, layout, dtype, op, self.arena, at)
@@ -182,9 +183,9 @@ class World:
         self.ready(case, arrays, **options)(kernels)
         return arrays
 
-    def _addresses(self, rank: int, arrays: Arrays) -> Addresses:
+    def _addresses(self, rank: int, arrays: Arrays, case: Case) -> Addresses:
         """Peers find a buffer in mapping 1 or 2 at some offset, other on every rank."""
-        offset = 16 * (rank + 1)
+        offset, op = 16 * (rank + 1), case.op_of(rank)
         user, hello = [], []
         for k, array in enumerate((arrays.inputs[rank], arrays.outputs[rank])):
             user.append(0 if array is None else self._seen(array))
@@ -197,6 +198,7 @@ class World:
             self._seen(arrays.table),
             (hello[0], hello[1]),
             (user[0], user[1]),
+            op.factor(dtype_of(case.dtype)).tobytes() if op.scales else b"",
         )
 
     def _seen(self, array: Array) -> int:

@@ -22,7 +22,7 @@ FLAGS = 64
 
 REPORT_BYTES = 32
 _HELLOS = 64
-_HELLO_SLOTS, _HELLO_LINES, _LINE = 4, 3, 16
+_HELLO_SLOTS, _HELLO_LINES, _LINE = 4, 5, 16  # two of the lines carry a factor
 _PROGRESS = 16
 _PAGE = 4096
 

@@ -217,6 +217,7 @@ class CudaExecutor:
             self.mappings.pointer,
             hello if mapped else (0, 0),
             (_address(call.send), _address(call.recv)),
+            _factor(call),
         )
         signature = int.from_bytes(digest, "little")
         ready = Ready(
@@ -466,6 +467,12 @@ def _described(chosen: Chosen, call: Call) -> str:
     rooted = COLLECTIVES[call.collective].has_root
     place = f" in_place={call.in_place}" if launch.mapped and not rooted else ""
     return f"{said}{place} plan={plan}"
+
+
+def _factor(call: Call) -> bytes:
+    """What this rank's contributions are multiplied by, as kernels read it."""
+    op = call.op
+    return op.factor(call.dtype).tobytes() if op is not None and op.scales else b""
 
 
 def _address(array: npt.NDArray[Any] | None) -> int:

@@ -45,6 +45,7 @@ class Batch:
         raw: bit k says that source k is a contribution yet to be loaded.
         srcs: the sources' kinds, in order.
         dsts: the destinations' kinds, in order.
+        owned: whether a word for each source says whose contribution it is.
 
     """
 
@@ -54,19 +55,25 @@ class Batch:
     raw: int
     srcs: tuple[Kind, ...]
     dsts: tuple[Kind, ...]
+    owned: bool = False
 
     @property
     def words(self) -> int:
-        """Words of all its rows: a count, the sources, the destinations."""
-        return self.rows * (1 + len(self.srcs) + len(self.dsts))
+        """Words of all its rows: a count, the sources, the destinations, the sources' owners."""
+        owners = len(self.srcs) if self.owned else 0
+        return self.rows * (1 + len(self.srcs) + len(self.dsts) + owners)
 
 
-def batches(program: Program, rank: int, places: Places) -> tuple[Batch, ...]:
-    """The rows of a rank as batches, in order."""
+def batches(
+    program: Program, rank: int, places: Places, *, scales: bool = False
+) -> tuple[Batch, ...]:
+    """The rows of a rank as batches, in order; ``scales``: every rank has a factor."""
     cell = program.collective.cell
     found: list[Batch] = []
     fresh: set[tuple[int, str, int]] = set()  # cells that the last batch writes
-    for row, alone in zip(_rows(program, rank), _alone(program, rank, places.dtype), strict=True):
+    for row, alone in zip(
+        _rows(program, rank), _alone(program, rank, places.dtype, scales=scales), strict=True
+    ):
         lines = sum(map(places.lines, alone.srcs))
         last = found[-1] if found else None
         if (
@@ -90,7 +97,7 @@ def _rows(program: Program, rank: int) -> tuple[Row, ...]:
     return blocks[0].rows if blocks else ()
 
 
-def _alone(program: Program, rank: int, dtype: DType) -> Iterator[Batch]:
+def _alone(program: Program, rank: int, dtype: DType, *, scales: bool) -> Iterator[Batch]:
     """Each row as a batch of one."""
     collective = program.collective
     kept: set[tuple[int, str, int]] = set()
@@ -109,7 +116,8 @@ def _alone(program: Program, rank: int, dtype: DType) -> Iterator[Batch]:
         )
         dsts = tuple(_kind(dst, label.dst, dtype) for dst in row.dsts)
         raw = sum(1 << k for k, kind in enumerate(label.srcs) if kind is Label.RAW)
-        yield Batch(1, label.reduces, label.dst is Label.FINAL, raw, srcs, dsts)
+        owned = scales and label.reduces
+        yield Batch(1, label.reduces, label.dst is Label.FINAL, raw, srcs, dsts, owned)
         written = set(map(collective.cell, row.dsts))
         if label.reduces:
             kept = written if label.dst is Label.FINAL else set()
@@ -177,9 +185,10 @@ def lines_body(
             f"{program.collective}: {need} bytes of lines, {half} are there; "
             f"protocol='Simple' carries messages of any size"
         )
-    of_rank = [batches(program, at.rank, places) for at in local]
+    scales = op is not None and op.scales
+    of_rank = [batches(program, at.rank, places, scales=scales) for at in local]
     programs = tuple(dict.fromkeys(of_rank))
-    words = padded([_words(program, layout, places, arena, at) for at in local])
+    words = padded([_words(program, layout, places, arena, at, scales=scales) for at in local])
     whole = all(_whole(program, layout, places, arena, at) for at in local)
     constants = {
         "RANKS": program.collective.nranks,
@@ -194,9 +203,15 @@ def lines_body(
 
 
 def _words(
-    program: Program, layout: Layout, places: Places, arena: Arena, at: Addresses
+    program: Program,
+    layout: Layout,
+    places: Places,
+    arena: Arena,
+    at: Addresses,
+    *,
+    scales: bool = False,
 ) -> list[int]:
-    """The words of one rank: for every row its count, its sources and its destinations."""
+    """The words of one rank, row by row: see :attr:`Batch.words`."""
     width = _slot_bytes(program, layout, places)
     first = arena.lines if places.lanes == 1 else arena.wide_lines
 
@@ -211,6 +226,8 @@ def _words(
         extent = row.labels.extent
         found.append(layout.span(extent.buffer, extent.rank, extent.index)[1] if extent else 0)
         found.extend(map(address, (*row.srcs, *row.dsts)))
+        if scales and row.labels.reduces:
+            found.extend(max(owner, 0) for owner in row.labels.owners)
     return found
 
 
@@ -242,6 +259,7 @@ def _text(
     for number, program in enumerate(programs):
         lines += [
             f"struct Program{number} {{",
+            "    using Op = ::Op;",
             f"    using First = {_type(program[0]) if program else 'Nothing<Type>'};",
             "    RC_DEVICE static void rest([[maybe_unused]] Thread<Type>& thread) {",
             *(f"        {text}" for text in _calls(program)),

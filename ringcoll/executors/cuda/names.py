@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ringcoll.dtypes import DType, ReduceOp
-from ringcoll.errors import ArgumentError
 
 __all__ = ["OPERATORS", "TYPES", "names_of"]
 
@@ -39,8 +38,9 @@ OPERATORS = {
     "bxor": "BXor",
     "land": "LAnd",
     "lor": "LOr",
+    "premul_sum": "PremulSum",
 }
-"""Of every operator that GPU ranks serve."""
+"""Of every operator."""
 
 _BY_WIDTH = {1: "UInt8", 2: "UInt16", 4: "UInt32", 8: "UInt64", 16: "Complex128"}
 
@@ -52,12 +52,7 @@ def names_of(dtype: DType, op: ReduceOp | None) -> tuple[str, str]:
         dtype: of the call.
         op: of the call; None where nothing is reduced: then only the width of an element counts.
 
-    Raises:
-        ArgumentError: GPU ranks do not serve the operator.
-
     """
     if op is None:
         return _BY_WIDTH[dtype.itemsize], "Sum"
-    if op.name not in OPERATORS:
-        raise ArgumentError(f"op={op.name!r} is not served by GPU ranks yet; scale, then sum")
     return TYPES[dtype.name], OPERATORS[op.name]

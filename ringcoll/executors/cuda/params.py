@@ -12,7 +12,7 @@ __all__ = ["Addresses", "Body", "Header", "pack", "padded"]
 
 _HEAD = struct.Struct("<QQQIIIIII")
 _LOCAL = struct.Struct("<QQQ")
-_BUFFERS = struct.Struct("<QQQQQII")
+_BUFFERS = struct.Struct("<QQQ16sQQII")
 
 LARGEST = 32_764
 """Bytes that a launch may carry from CUDA 12.1 and sm_70 on."""
@@ -29,6 +29,8 @@ class Addresses:
         mappings: table of the blocks of symmetric memory; 0 where a call reaches none.
         hello: its INPUT and OUTPUT as peers reach them: mapping << 48 | offset, 0 if they cannot.
         user: its own INPUT and OUTPUT; 0 where it has none.
+        factor: bytes of what its contributions are multiplied by, in the accumulator's type;
+            empty where the operator has none.
 
     """
 
@@ -38,6 +40,7 @@ class Addresses:
     mappings: int = 0
     hello: tuple[int, int] = (0, 0)
     user: tuple[int, int] = (0, 0)
+    factor: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +122,7 @@ def pack(body: Body, header: Header, progress: int, local: Sequence[Addresses]) 
         parts += [
             _LOCAL.pack(at.arenas[at.rank] + progress, at.report, at.arenas[at.rank]),
             struct.pack(f"<{len(at.arenas)}Q", *at.arenas),
-            _BUFFERS.pack(at.mappings, *at.hello, *at.user, at.rank, program),
+            _BUFFERS.pack(at.mappings, *at.hello, at.factor, *at.user, at.rank, program),
             struct.pack(f"<{len(words)}Q", *words),
         ]
     whole = b"".join(parts)

@@ -131,7 +131,7 @@ def simple_body(
             if (move := _move(row, dtype)) is not None
         )
     )
-    writer = _Writer(program, layout, dtype, arena, moves)
+    writer = _Writer(program, layout, dtype, arena, moves, scales=op is not None and op.scales)
     words = padded([writer.rank(at) for at in local])
     text = _text(names_of(dtype, op), program.collective.nranks, len(words[0]), len(local), moves)
     return Body(text, words, (0,) * len(local), 0, arena.scratch_half)
@@ -141,10 +141,17 @@ class _Writer:
     """Writes the words of ranks."""
 
     def __init__(
-        self, program: Program, layout: Layout, dtype: DType, arena: Arena, moves: tuple[Move, ...]
+        self,
+        program: Program,
+        layout: Layout,
+        dtype: DType,
+        arena: Arena,
+        moves: tuple[Move, ...],
+        *,
+        scales: bool,
     ) -> None:
         self.program, self.layout, self.dtype, self.arena = program, layout, dtype, arena
-        self.moves = moves
+        self.moves, self.scales = moves, scales
         self.slots = flag_slots(program, FLAGS)
         self.width = _slot_bytes(program, layout, dtype)
 
@@ -182,6 +189,8 @@ class _Writer:
                 strict=True,
             ):
                 yield from self.chunk(chunk, label, at)
+            if self.scales:
+                yield from (max(owner, 0) for owner in row.labels.owners)
             yield from (*ready, *done)
         last = signals(block.exit_signals, ())
         yield from (*self.head(0, None, [], last), 0, 0, *last)
@@ -276,6 +285,7 @@ def _text(
             f"using Type = {dtype};",
             f"using Op = {op}<Type>;",
             "struct Program {",
+            "    using Op = ::Op;",
             "    RC_DEVICE static void move(u32 kind, const Share& share, const u64* words) {",
             "        switch (kind) {",
             *(f"            case {k}: return {m}::run(share, words);" for k, m in enumerate(moves)),
