@@ -35,6 +35,7 @@ from ringcoll.errors import (
 )
 from ringcoll.plan import Block, Buffer, Chunk, Plan, Step
 from ringcoll.proof.prover import verify
+from ringcoll.transports.cuda.raw import from_pointer
 
 __all__ = [
     "AbortedError",
@@ -60,6 +61,7 @@ __all__ = [
     "UsageError",
     "Work",
     "__version__",
+    "from_pointer",
     "group",
     "init",
     "init_all",

@@ -35,6 +35,7 @@ from ringcoll.fabric import Fabric
 from ringcoll.transports.cuda.arena import make_arena
 from ringcoll.transports.cuda.arrays import DeviceArray, device_array
 from ringcoll.transports.cuda.device import Device
+from ringcoll.transports.cuda.raw import RawArray
 from ringcoll.transports.cuda.streams import stream_pointer
 from ringcoll.transports.cuda.symmetric import CudaSymmetricMemory
 
@@ -379,7 +380,10 @@ def _pointer(buffer: Any) -> int:
         pointer = buffer.data.ptr  # CuPy's
     except AttributeError:
         torch = sys.modules.get("torch")
-        pointer = buffer.data_ptr() if torch and isinstance(buffer, torch.Tensor) else -1
+        if torch and isinstance(buffer, torch.Tensor):
+            pointer = buffer.data_ptr()
+        else:
+            pointer = buffer.pointer if isinstance(buffer, RawArray) else -1
     return pointer
 
 

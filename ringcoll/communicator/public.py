@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ from ringcoll.arguments.vector import (
 )
 from ringcoll.collectives import COLLECTIVES
 from ringcoll.communicator.calling import Calling
+from ringcoll.communicator.libraries import library_of
 from ringcoll.communicator.rank import RankState, in_words
 from ringcoll.communicator.selection import HOST
 from ringcoll.communicator.work import Work
@@ -241,11 +242,32 @@ class Communicator(Calling):
 
     # -- memory ------------------------------------------------------------------------------
 
-    def empty(self, shape: int | Sequence[int], dtype: object = "float32") -> Array:
-        """An array that all ranks reach without a copy; collective, same bytes on all ranks."""
+    def empty(
+        self,
+        shape: int | Sequence[int],
+        dtype: object = "float32",
+        *,
+        like: Literal["numpy", "cupy", "torch"] | None = None,
+    ) -> Any:
+        """An array that all ranks reach without a copy; collective, same bytes on all ranks.
+
+        Args:
+            shape: of the array, in C order.
+            dtype: numpy's, ml_dtypes' or torch's type, or a name.
+            like: whose array: "numpy" on CPU ranks, "cupy" on GPU ranks, "torch" on both; None is
+                the array of :attr:`xp`. Each rank may choose its own.
+
+        Raises:
+            MismatchError: the ranks ask for different numbers of bytes.
+            OutOfMemory: need and available are named.
+            ArgumentError: the library has no arrays where this rank's lie.
+            MachineError: the library is not installed.
+
+        """
+        row, state = dtype_of(dtype), self._state
+        wrapped = library_of(like, row, self.device, f"empty on rank {self.rank}")
         with self._lock:
-            kind, state = dtype_of(dtype).numpy, self._state
-            return state.together(lambda: state.symmetric.empty(shape, kind))
+            return wrapped(state.together(lambda: state.symmetric.empty(shape, row.numpy)))
 
     def register(self, array: object) -> bool:
         """Make an existing array reachable for all ranks; collective, same bytes on all ranks.

@@ -4,6 +4,7 @@ import ctypes
 import re
 import sys
 import types
+import weakref
 
 import ml_dtypes
 import numpy as np
@@ -89,6 +90,8 @@ def test_another_device_is_refused(memory):
 def test_raw_pointers(memory, dtype):
     raw = from_pointer(memory, (2, 3), dtype, "cuda:1")
     assert raw.device == 1
+    assert raw.__dlpack_device__() == (2, 1)
+    assert weakref.ref(raw)() is raw  # calls are kept as long as their arrays live
     seen = view(raw)
     assert (seen.pointer, seen.count, seen.dtype, seen.nbytes) == (
         memory,

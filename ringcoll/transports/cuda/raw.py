@@ -14,10 +14,14 @@ from ringcoll.errors import ArgumentError, ArgumentTypeError
 
 __all__ = ["RawArray", "from_pointer"]
 
+_DLPACK_CUDA = 2  # kDLCUDA
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True)  # without slots, which would forbid the weak references of kept calls
 class RawArray:
     """A contiguous array around a pointer; made by :func:`from_pointer`.
+
+    Other libraries read it by ``__cuda_array_interface__`` and, where CuPy is installed, by DLPack.
 
     Args:
         pointer: the first byte.
@@ -47,6 +51,22 @@ class RawArray:
             "strides": None,
             "stream": None,
         }
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return _DLPACK_CUDA, self.device
+
+    def __dlpack__(self, **how: Any) -> Any:
+        try:
+            import cupy
+        except ImportError as error:
+            raise BufferError(
+                f"from_pointer's arrays offer DLPack through CuPy: {error}"
+            ) from error
+        memory = cupy.cuda.UnownedMemory(
+            self.pointer, self.count * self.dtype.itemsize, self, self.device
+        )
+        pointer = cupy.cuda.MemoryPointer(memory, 0)
+        return cupy.ndarray(self.shape, self.dtype.numpy, pointer).__dlpack__(**how)
 
 
 def from_pointer(
