@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from ringcoll.errors import ArgumentError, ArgumentTypeError, UsageError
 from ringcoll.options import KINDS, check_fields
@@ -109,6 +109,8 @@ class Settings:
         node: name of this rank's node, where it is not the host's.
         topo_file: path of a topology file in NCCL's XML format.
         device: "cpu", "cuda" or "auto".
+        transport: how GPU ranks reach each other: "p2p", or "host" for pinned host memory; left
+            out, "p2p" where every pair of devices can.
         cache_dir: where proofs, measurements and compiled kernels are kept.
         debug: log more.
         pace: what a directed link carries: bytes/s, or (bytes/s, seconds a message).
@@ -118,6 +120,7 @@ class Settings:
     node: str | None = None
     topo_file: str | None = None
     device: str | None = None
+    transport: Literal["p2p", "host"] | None = None
     cache_dir: str | None = None
     debug: bool | None = None
     pace: tuple[float, float] | None = None
@@ -127,7 +130,8 @@ class Settings:
 
     def agreed(self) -> bytes:
         """The settings that ranks must share, as JSON."""
-        return json.dumps({"device": self.device, "pace": self.pace}, sort_keys=True).encode()
+        shared = {"device": self.device, "transport": self.transport, "pace": self.pace}
+        return json.dumps(shared, sort_keys=True).encode()
 
 
 OPTIONS = tuple(field.name for field in fields(Config))

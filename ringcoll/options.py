@@ -139,6 +139,7 @@ KINDS: Mapping[str, Kind] = {
     "node": _TEXT,
     "topo_file": _PATH,
     "device": _one_of("auto", "cpu", "cuda"),
+    "transport": _one_of("p2p", "host"),
     "cache_dir": _PATH,
     "debug": _FLAG,
     "pace": Kind("bytes/s > 0, or (bytes/s, seconds a message)", _pace, _read_pace),

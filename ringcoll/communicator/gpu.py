@@ -32,7 +32,7 @@ from ringcoll.executors.cuda.loader import Loader
 from ringcoll.executors.cuda.unpaired import Unpaired
 from ringcoll.executors.cuda.watch import Watch
 from ringcoll.fabric import Fabric
-from ringcoll.transports.cuda.arena import make_arena
+from ringcoll.transports.cuda.arena import Transport, make_arena
 from ringcoll.transports.cuda.arrays import DeviceArray, device_array
 from ringcoll.transports.cuda.device import Device
 from ringcoll.transports.cuda.raw import RawArray
@@ -65,6 +65,7 @@ class CudaState(RankState):
         config: the communicator's options.
         device: this rank's.
         loader: of kernels, shared by the communicators of a process.
+        transport: "p2p", "host", or None where the devices decide; a parent's is its own.
         parent: the communicator's parent, whose symmetric memory it shares.
         ranks: the parent's rank of each of its ranks.
 
@@ -79,29 +80,41 @@ class CudaState(RankState):
         device: Device,
         loader: Loader,
         *,
+        transport: Transport | None = None,
         parent: RankState | None = None,
         ranks: Sequence[int] = (),
     ) -> None:
-        self.device, self.loader = device, loader
+        self.device, self.loader, self.transport = device, loader, transport
         super().__init__(fabric, config, parent=parent, ranks=ranks)
 
     def _equip(self, parent: RankState | None, ranks: Sequence[int]) -> None:
         above = None if parent is None else parent.symmetric
         fabric, device = self.fabric, self.device
-        memory = make_arena(
+        memory, self.transport = make_arena(
             fabric,
             device.ordinal,
             Arena(fabric.nranks).nbytes,
             what="the arena of a communicator",
+            wanted=self.transport,
             tried=parent is not None,  # the parent's ranks have tried their pairs
         )
-        self.symmetric = CudaSymmetricMemory(fabric, device.ordinal, above, ranks)
+        self.symmetric = CudaSymmetricMemory(
+            fabric, device.ordinal, above, ranks, reached=self.transport == "p2p"
+        )
         self.cuda = CudaExecutor(fabric, device, self.symmetric, self.loader, memory)
         self.executor, self.pairs = self.cuda, Unpaired()
         self._watch = Watch(self.fabric, self.cuda)
 
     def _child(self, fabric: Fabric, ranks: Sequence[int]) -> RankState:
-        return CudaState(fabric, self.config, self.device, self.loader, parent=self, ranks=ranks)
+        return CudaState(
+            fabric,
+            self.config,
+            self.device,
+            self.loader,
+            transport=self.transport,
+            parent=self,
+            ranks=ranks,
+        )
 
     def prepare(self, call: Call, config: Config) -> Ready:
         """Bind a checked call and its options to this rank's executor."""

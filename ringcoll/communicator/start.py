@@ -159,4 +159,5 @@ def _communicator(
         return Communicator(RankState(fabric, config, pace=pace))
     from ringcoll.communicator.gpu import CudaState
 
-    return Communicator(CudaState(fabric, config, device, loader(settings.cache_dir)))
+    kernels = loader(settings.cache_dir)
+    return Communicator(CudaState(fabric, config, device, kernels, transport=settings.transport))

@@ -116,6 +116,7 @@ def test_settings_are_no_options_of_a_call():
         ("tag", 3, ArgumentTypeError, "a word"),
         ("tag", "", ArgumentError, "a word"),
         ("device", "tpu", ArgumentError, "one of auto, cpu, cuda"),
+        ("transport", "hots", ArgumentError, "one of p2p, host; did you mean 'host'"),
         ("topo_file", 3, ArgumentTypeError, "a path"),
         ("pace", (0, 0), ArgumentError, "bytes/s > 0"),
         ("pace", (1, 2, 3), ArgumentError, "bytes/s > 0"),

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import os
+import sys
 import threading
 import types
+from pathlib import Path
 
 import pytest
 
+from ringcoll.bootstrap import run_ranks
 from ringcoll.fabric import each, thread_fabrics
-from ringcoll.transports.cuda import peers, reach, retired
+from ringcoll.transports.cuda import device, peers, reach, retired
+
+PROGRAM = Path(__file__).with_name("program.py")
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -60,3 +68,23 @@ def apart(monkeypatch):
     monkeypatch.setattr(reach, "os", named)
     monkeypatch.setattr(peers, "_gone", ranks.dead.__contains__)
     return ranks
+
+
+@pytest.fixture(params=["threads", "processes"])
+def scenario(request, tmp_path):
+    """Every rank's result of a scenario; rank r is on device r modulo their number."""
+
+    def threads(name, nranks):
+        from tests.cuda.program import SCENARIOS
+
+        count = len(device.devices())
+        work = SCENARIOS[name]
+        return each(thread_fabrics(nranks, 60), lambda fabric: work(fabric, fabric.rank % count))
+
+    def processes(name, nranks):
+        path = os.pathsep.join(p for p in (str(ROOT), os.environ.get("PYTHONPATH", "")) if p)
+        argv = [sys.executable, str(PROGRAM), name, str(tmp_path)]
+        assert run_ranks(argv, nranks, env={**os.environ, "PYTHONPATH": path}) == [0] * nranks
+        return [json.loads((tmp_path / str(rank)).read_text()) for rank in range(nranks)]
+
+    return threads if request.param == "threads" else processes

@@ -11,15 +11,22 @@ from pathlib import Path
 import cupy
 
 from ringcoll.bootstrap import bootstrap_of
+from ringcoll.communicator.devices import loader
+from ringcoll.communicator.gpu import CudaState
+from ringcoll.communicator.public import Communicator
+from ringcoll.config import DEFAULTS
 from ringcoll.errors import Error
 from ringcoll.fabric import open_fabric
 from ringcoll.transports.cuda import retired
 from ringcoll.transports.cuda.arrays import device_array
 from ringcoll.transports.cuda.device import devices, on
+from ringcoll.transports.cuda.hosted import allocate_hosted
 from ringcoll.transports.cuda.memory import GRANULE
 from ringcoll.transports.cuda.pairs import check_pairs
 from ringcoll.transports.cuda.peers import allocate_shared
 from ringcoll.transports.cuda.symmetric import CudaSymmetricMemory
+from tests.communicator.cases import ROOTED, SHAPES, Case
+from tests.cuda.ranks import run_alone
 
 
 def viewed(pointer, nbytes, ordinal):
@@ -48,6 +55,42 @@ def shared(fabric, ordinal):
     fabric.allgather(b"", what="closed")
     retired.sweep()
     return [sorted({*own[256 * rank : 256 * (rank + 1)].tolist()}) for rank in range(fabric.nranks)]
+
+
+def hosted(fabric, ordinal):
+    """The same in pinned host memory, whose bytes each rank also reads without its device."""
+    memory = allocate_hosted(fabric, ordinal, 1 << 20, what="scratch")
+    with cupy.cuda.Device(ordinal):
+        for pointer in memory.pointers:
+            viewed(pointer + 256 * fabric.rank, 256, ordinal)[...] = fabric.rank + 1
+        cupy.cuda.Device(ordinal).synchronize()
+        fabric.allgather(b"", what="written")
+        seen = [
+            viewed(pointer, 256 * fabric.nranks, ordinal).get().tolist()
+            for pointer in memory.pointers
+        ]
+    fabric.allgather(b"", what="read")
+    memory.close()
+    fabric.allgather(b"", what="closed")
+    retired.sweep()
+    assert all(part == seen[0] for part in seen)
+    return [sorted({*seen[0][256 * r : 256 * (r + 1)]}) for r in range(fabric.nranks)]
+
+
+def collectives(fabric, ordinal):
+    """Calls of every kind through pinned host memory, each rank on a thread of its own."""
+    comm = Communicator(
+        CudaState(fabric, DEFAULTS, devices()[ordinal], loader(None), transport="host")
+    )
+    todo = [
+        Case(name, count, root=comm.nranks - 1 if name in ROOTED else 0, in_place=bool(count % 2))
+        for name in SHAPES
+        for count in (1, 300, 60_001)
+    ]
+    done = run_alone(comm, todo)
+    fabric.allgather(b"", what="done")
+    comm.close()
+    return done == len(todo)
 
 
 def symmetric(fabric, ordinal):
@@ -125,7 +168,9 @@ def repeated(fabric, ordinal):
     return room[0] == room[-1]
 
 
-SCENARIOS = {f.__name__: f for f in (shared, symmetric, registered, refused, repeated)}
+SCENARIOS = {
+    f.__name__: f for f in (shared, hosted, collectives, symmetric, registered, refused, repeated)
+}
 
 
 def main():

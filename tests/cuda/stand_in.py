@@ -18,8 +18,10 @@ NAMES = {
     1: "cudaErrorInvalidValue",
     2: "cudaErrorMemoryAllocation",
     101: "cudaErrorInvalidDevice",
+    217: "cudaErrorPeerAccessUnsupported",
     700: "cudaErrorIllegalAddress",
     704: "cudaErrorPeerAccessAlreadyEnabled",
+    712: "cudaErrorHostMemoryAlreadyRegistered",
 }
 
 
@@ -50,6 +52,9 @@ class Runtime:
         self.ndevices, self.room, self.access, self.visible = ndevices, room, access, visible
         self.memory: dict[int, tuple[object, int, int]] = {}  # by address: bytes, size, device
         self.host: dict[int, object] = {}
+        self.pinned: Counter[int] = Counter()  # by address, how often
+        self.unsupported = False  # whether handles of other devices do not open
+        self.one_process = True  # in which no page is pinned twice
         self.opened: Counter[int] = Counter()
         self.enabled: set[tuple[int, int]] = set()
         self.broken_copies: set[int] = set()  # addresses that swallow what is written
@@ -137,11 +142,27 @@ class Runtime:
     def freeHost(self, pointer):
         del self.host[pointer]
 
+    def hostRegister(self, pointer, nbytes, flags):
+        assert flags == 3
+        assert pointer % 4096 == 0
+        with self._lock:
+            if nbytes > self.room:
+                raise CUDARuntimeError(OUT_OF_MEMORY)
+            if self.one_process and self.pinned[pointer]:
+                raise CUDARuntimeError(712)
+            self.pinned[pointer] += 1
+
+    def hostUnregister(self, pointer):
+        with self._lock:
+            assert self.pinned[pointer] > 0
+            self.pinned[pointer] -= 1
+
     def pointerGetAttributes(self, pointer):
         for start, (_, size, device) in self.memory.items():
             if start <= pointer < start + size:
                 return Attributes(2, device, pointer)
-        return Attributes(1 if pointer in self.host else 0, 0, pointer)
+        known = pointer in self.host or self.pinned[pointer] > 0
+        return Attributes(1 if known else 0, 0, pointer if known else 0)
 
     def ipcGetMemHandle(self, pointer):
         if pointer not in self.memory:
@@ -153,6 +174,8 @@ class Runtime:
         with self._lock:
             if pointer not in self.memory:
                 raise CUDARuntimeError(INVALID_VALUE)
+            if self.memory[pointer][2] != self.getDevice() and self.unsupported:
+                raise CUDARuntimeError(217)
             self.opened[pointer] += 1
         return pointer
 

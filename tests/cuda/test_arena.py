@@ -16,18 +16,18 @@ def ranks(request):
     return request.getfixturevalue(request.param)
 
 
-def arena(fabric, *, tried=False):
-    return make_arena(fabric, fabric.rank, 4096, what="init", tried=tried)
+def arena(fabric, *, wanted=None, tried=False):
+    return make_arena(fabric, fabric.rank, 4096, what="init", wanted=wanted, tried=tried)
 
 
 def test_an_arena_is_zero_when_any_rank_has_it(ranks, stand_in):
     stand_in(3)
 
     def work(fabric):
-        memory = arena(fabric)
-        return [read(pointer, SLOT * 3 + 64) for pointer in memory.pointers]
+        memory, transport = arena(fabric)
+        return transport, [read(pointer, SLOT * 3 + 64) for pointer in memory.pointers]
 
-    assert ranks(3, work) == [[bytes(SLOT * 3 + 64)] * 3] * 3
+    assert ranks(3, work) == [("p2p", [bytes(SLOT * 3 + 64)] * 3)] * 3
 
 
 def test_a_pair_that_lies_is_an_error_on_every_rank_and_nothing_is_kept(ranks, stand_in):
@@ -36,7 +36,7 @@ def test_a_pair_that_lies_is_an_error_on_every_rank_and_nothing_is_kept(ranks, s
 
     def work(fabric):
         with pytest.raises(MachineError) as caught:
-            arena(fabric)
+            arena(fabric, wanted="p2p")
         return str(caught.value)
 
     for error in ranks(3, work):
@@ -49,6 +49,7 @@ def test_a_pair_that_lies_is_an_error_on_every_rank_and_nothing_is_kept(ranks, s
 def test_pairs_that_were_tried_are_trusted(ranks, stand_in):
     runtime = stand_in(2)
     runtime.lying.add((0, 1))
-    ranks(2, lambda fabric: arena(fabric, tried=True))
+    found = ranks(2, lambda fabric: arena(fabric, wanted="p2p", tried=True))
+    assert [transport for _, transport in found] == ["p2p"] * 2
     with pytest.raises(MachineError):
-        ranks(2, arena)
+        ranks(2, lambda fabric: arena(fabric, wanted="p2p"))

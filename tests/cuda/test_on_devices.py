@@ -1,70 +1,40 @@
 """The same on real devices: ranks as threads and as processes that share the devices there are."""
 
-import json
-import os
-import sys
-from pathlib import Path
-
 import pytest
 
-from ringcoll.bootstrap import run_ranks
 from ringcoll.errors import ArgumentError
-from ringcoll.fabric import each, thread_fabrics
 from ringcoll.transports.cuda import device
 from ringcoll.transports.cuda.arrays import device_array, from_pointer, stream_pointer
 from ringcoll.transports.cuda.memory import allocate, host_mapped
 
 pytestmark = pytest.mark.gpu
 
-PROGRAM = Path(__file__).with_name("program.py")
-ROOT = Path(__file__).parents[2]
+
+def test_kernels_reach_every_peer(scenario):
+    assert scenario("shared", 3) == [[[1], [2], [3]]] * 3
 
 
-@pytest.fixture(params=["threads", "processes"])
-def ranks(request, tmp_path):
-    """Every rank's result of a scenario; rank r is on device r modulo their number."""
-
-    def threads(name, nranks):
-        from tests.cuda.program import SCENARIOS
-
-        count = len(device.devices())
-        work = SCENARIOS[name]
-        return each(thread_fabrics(nranks, 60), lambda fabric: work(fabric, fabric.rank % count))
-
-    def processes(name, nranks):
-        path = os.pathsep.join(p for p in (str(ROOT), os.environ.get("PYTHONPATH", "")) if p)
-        argv = [sys.executable, str(PROGRAM), name, str(tmp_path)]
-        assert run_ranks(argv, nranks, env={**os.environ, "PYTHONPATH": path}) == [0] * nranks
-        return [json.loads((tmp_path / str(rank)).read_text()) for rank in range(nranks)]
-
-    return threads if request.param == "threads" else processes
+def test_symmetric_arrays(scenario):
+    assert scenario("symmetric", 2) == [[[0.0, 1.0], True, 12.0, 0]] * 2
 
 
-def test_kernels_reach_every_peer(ranks):
-    assert ranks("shared", 3) == [[[1], [2], [3]]] * 3
+def test_arrays_of_cupys_pool_are_registered(scenario):
+    assert scenario("registered", 2) == [[True, [1, 2]]] * 2
 
 
-def test_symmetric_arrays(ranks):
-    assert ranks("symmetric", 2) == [[[0.0, 1.0], True, 12.0, 0]] * 2
-
-
-def test_arrays_of_cupys_pool_are_registered(ranks):
-    assert ranks("registered", 2) == [[True, [1, 2]]] * 2
-
-
-def test_too_much_is_refused(ranks):
-    zero, one = ranks("refused", 2)
+def test_too_much_is_refused(scenario):
+    zero, one = scenario("refused", 2)
     assert zero.startswith("OutOfMemory: empty needs 4.0 TiB")
     assert one.startswith("OutOfMemory: ")
 
 
-def test_nothing_is_left(ranks):
-    assert ranks("repeated", 2) == [True, True]
+def test_nothing_is_left(scenario):
+    assert scenario("repeated", 2) == [True, True]
 
 
 @pytest.mark.multi_gpu
-def test_ranks_of_two_devices(ranks):
-    assert ranks("shared", 2) == [[[1], [2]]] * 2
+def test_ranks_of_two_devices(scenario):
+    assert scenario("shared", 2) == [[[1], [2]]] * 2
 
 
 def test_devices():

@@ -83,7 +83,7 @@ def test_devices_without_peer_access_are_named_on_every_rank(ranks, stand_in):
     first, second = ranks(2, work)
     assert "device 0 (Stand-in 0, 0000:00:00.0)" in first
     assert "has no peer access to device 1 (Stand-in 1, 0000:01:00.0)" in first
-    assert "device='cpu'" in first
+    assert "transport='host'" in first
     assert "has no peer access" in second
     retired.sweep()
     assert not runtime.memory

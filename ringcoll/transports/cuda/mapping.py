@@ -10,10 +10,15 @@ from ringcoll.errors import MachineError
 from ringcoll.transports.cuda.device import on
 from ringcoll.transports.cuda.reach import Reach
 
-__all__ = ["pointer_to", "unmap"]
+__all__ = ["Unreached", "pointer_to", "unmap"]
 
 _log = logging.getLogger("ringcoll")
-_ALREADY_ENABLED = 704  # cudaErrorPeerAccessAlreadyEnabled, which CuPy does not name
+# cudaErrorPeerAccessAlreadyEnabled and cudaErrorPeerAccessUnsupported, which CuPy does not name.
+_ALREADY_ENABLED, _UNSUPPORTED = 704, 217
+
+
+class Unreached(MachineError):
+    """A device does not reach another's memory; pinned host memory they both do."""
 
 
 def pointer_to(
@@ -30,6 +35,7 @@ def pointer_to(
         what: the call, for messages.
 
     Raises:
+        Unreached: the devices have no access to each other.
         MachineError: there is no way from here to there.
         RuntimeError: CUDA fails.
 
@@ -42,10 +48,9 @@ def pointer_to(
         number = theirs.ordinal if inside else _ordinal_of(cuda, theirs.pci)
         # Of a device that this process does not see only an attempt can tell.
         if number is not None and not cuda.deviceCanAccessPeer(mine.ordinal, number):
-            raise MachineError(
-                f"{what}: {mine} (rank {rank}) has no peer access to {theirs} (rank {peer}): "
-                "staging through pinned host memory is not served yet; use devices that reach "
-                "each other (see `nvidia-smi topo -p2p r`), or device='cpu'"
+            raise Unreached(
+                f"{what}: {mine} (rank {rank}) has no peer access to {theirs} (rank {peer}): see "
+                "`nvidia-smi topo -p2p r`; transport='host' needs none"
             )
         if inside:
             _enable(cuda, theirs.ordinal)
@@ -56,10 +61,12 @@ def pointer_to(
     try:
         start: int = cuda.ipcOpenMemHandle(theirs.handle)
     except RuntimeError as error:
-        raise MachineError(
+        kind = Unreached if getattr(error, "status", None) == _UNSUPPORTED else MachineError
+        raise kind(
             f"{what}: {mine} (rank {rank}) cannot map memory of {theirs} (rank {peer}): {error}; "
             "let every process see the same devices (CUDA_VISIBLE_DEVICES) in one container "
-            "with one IPC namespace, or run the ranks as threads of one process"
+            "with one IPC namespace, run the ranks as threads of one process, or take "
+            "transport='host'"
         ) from error
     opened.append(start)
     return start + theirs.offset

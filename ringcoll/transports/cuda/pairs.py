@@ -16,6 +16,7 @@ from ringcoll.errors import MachineError
 from ringcoll.fabric.base import Fabric
 from ringcoll.fabric.mapping import outcome
 from ringcoll.transports.cuda.device import on
+from ringcoll.transports.cuda.mapping import Unreached
 from ringcoll.transports.cuda.peers import PeerMemory, gathering
 
 __all__ = ["SLOT", "check_pairs"]
@@ -37,7 +38,8 @@ def check_pairs(fabric: Fabric, memory: PeerMemory, ordinal: int, *, what: str =
         what: the call that asks, for messages.
 
     Raises:
-        MachineError: naming the pairs whose data did not arrive; on every rank.
+        Unreached: naming the pairs whose data did not arrive; on every rank.
+        MachineError: a device fails to write or to read; on every rank.
 
     """
     gather = gathering(fabric, what)
@@ -72,10 +74,10 @@ def check_pairs(fabric: Fabric, memory: PeerMemory, ordinal: int, *, what: str =
     lost = [(int(w), reader) for reader, writers in enumerate(said) for w in writers]
     if lost:
         pairs = ", ".join(f"from rank {writer} to rank {reader}" for writer, reader in lost)
-        raise MachineError(
+        raise Unreached(
             f"{what}: devices report peer access, and what one writes does not arrive: {pairs}; "
-            "in a virtual machine or with the IOMMU on, peer access may have to be disabled "
-            "(device='cpu'), see `nvidia-smi topo -p2p w`"
+            "this is seen in virtual machines and with the IOMMU on: see `nvidia-smi topo -p2p w`; "
+            "transport='host' needs no peer access"
         )
 
 

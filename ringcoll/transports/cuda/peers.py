@@ -133,8 +133,8 @@ def share(fabric: Fabric, memory: DeviceMemory, *, what: str) -> PeerMemory:
         except RuntimeError as error:
             failure = MachineError(
                 f"{what}: no handle of memory of device {memory.ordinal} for other processes: "
-                f"{error}; run the ranks as threads of one process (ringcoll.init_all), or on "
-                "a system with CUDA IPC"
+                f"{error}; run the ranks as threads of one process (ringcoll.init_all), on a "
+                "system with CUDA IPC, or with transport='host'"
             )
         said = outcome(gather, text, failure)
     except BaseException:

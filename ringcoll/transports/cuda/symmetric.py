@@ -62,6 +62,8 @@ class CudaSymmetricMemory(AgreedBlocks[Part]):
         ranks: the parent's rank of each of this communicator's ranks.
         settle: waits until nothing that this process has launched uses freed arrays any more;
             None waits for all that the device does.
+        reached: whether devices reach each other's memory. If not, arrays are plain ones of the
+            rank's own device, and calls go through what the ranks share.
 
     """
 
@@ -73,10 +75,12 @@ class CudaSymmetricMemory(AgreedBlocks[Part]):
         ranks: Sequence[int] = (),
         *,
         settle: Callable[[], None] | None = None,
+        reached: bool = True,
     ) -> None:
         super().__init__(fabric, parent, ranks)
         self.ordinal = ordinal
         self._settle = settle
+        self._reached = reached
         with _lock:
             for table in _chain(self._table):
                 table.users += 1
@@ -99,6 +103,9 @@ class CudaSymmetricMemory(AgreedBlocks[Part]):
         extent = extent_of(shape)
         _array(0, (0,), row, None, self.ordinal)  # refused before anybody takes memory
         nbytes = prod(extent) * row.itemsize
+        if not self._reached:
+            self._agree(fabric, "empty", nbytes, f"{extent} {row}")
+            return _plain(extent, row, self.ordinal)
         block = self._take(fabric, nbytes, f"{extent} {row}")
         if block is None:
             return _array(0, extent, row, None, self.ordinal)
@@ -115,7 +122,8 @@ class CudaSymmetricMemory(AgreedBlocks[Part]):
 
         Returns:
             Whether peers reach it. Memory that cudaMalloc has not made, such as that of
-            stream-ordered pools, cannot be mapped by other processes: it stays what it was.
+            stream-ordered pools, cannot be mapped by other processes, and none at all where
+            devices do not reach each other: it stays what it was.
 
         Raises:
             MismatchError: the ranks come with different numbers of bytes.
@@ -131,8 +139,8 @@ class CudaSymmetricMemory(AgreedBlocks[Part]):
         there = array.nbytes == 0 or self.lookup(array.pointer, array.nbytes) is not None
         about = f"{array.count} of {array.dtype}"
         unused, all_there = self._agree(fabric, "register", array.nbytes, about, there)
-        if all_there:
-            return True
+        if all_there or not self._reached:
+            return all_there
         memory = expose(
             fabric, self.ordinal, array.pointer, array.nbytes, array.owner, what="register"
         )
@@ -216,6 +224,14 @@ def _chain(table: Table[Part]) -> Iterator[Table[Part]]:
 
 def _parts(memory: PeerMemory) -> tuple[Part, ...]:
     return tuple(Part(pointer, memory) for pointer in memory.pointers)
+
+
+def _plain(extent: tuple[int, ...], row: DType, ordinal: int) -> Any:
+    """A CuPy array of CuPy's own memory."""
+    import cupy
+
+    with on(ordinal):
+        return cupy.ndarray(extent, row.numpy)
 
 
 def _array(pointer: int, extent: tuple[int, ...], row: DType, owner: object, ordinal: int) -> Any:
