@@ -272,8 +272,10 @@ class Communicator(Calling):
     def register(self, array: object) -> bool:
         """Make an existing array reachable for all ranks; collective, same bytes on all ranks.
 
-        Ranks that are threads of one process reach any array. Processes cannot look into each
-        other's own memory: there an array from :meth:`empty` is reached, any other is staged.
+        CPU ranks that are threads of one process reach any array. Processes cannot look into each
+        other's own memory: there an array from :meth:`empty` is reached, any other is staged. GPU
+        ranks, threads or processes, reach memory of cudaMalloc (CuPy's and torch's default pools)
+        and virtual memory that can be exported by descriptors (torch's expandable segments).
 
         Returns:
             Whether calls on this array are zero-copy from now on.

@@ -118,8 +118,8 @@ def _passed(
     try:
         names = outcome(gather, door.name, None)
         try:
-            fds = receive([names[peer] for peer in wanted], deadline, door, own.fd, callers)
-            for peer, fd in zip(wanted, fds, strict=True):
+            passed = receive([names[peer] for peer in wanted], deadline, door, [own.fd], callers)
+            for peer, (fd,) in zip(wanted, passed, strict=True):
                 views.append((peer, attach(handles[peer], f"{what}: rank {peer}", fd)))
         except Error as error:
             failure = error

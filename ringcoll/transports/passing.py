@@ -16,14 +16,17 @@ from collections.abc import Sequence
 
 from ringcoll.errors import DeadlineError, MachineError
 
-__all__ = ["Door", "receive"]
+__all__ = ["MOST", "Door", "receive"]
+
+MOST = 250
+"""Descriptors behind a door; Linux passes 253 at once."""
 
 _TOKEN = 16  # random bytes of a name
 _INT = struct.Struct("i")
 
 
 class Door:
-    """A listening socket that hands one descriptor to peers that know its name."""
+    """A listening socket that hands descriptors to peers that know its name."""
 
     def __init__(self) -> None:
         self.name = secrets.token_hex(_TOKEN)
@@ -31,11 +34,11 @@ class Door:
         self._socket.bind(f"\0ringcoll-{self.name}")
         self._socket.listen(1024)
 
-    def serve(self, fd: int, callers: int, deadline: float) -> None:
-        """Hand ``fd`` to so many peers.
+    def serve(self, fds: Sequence[int], callers: int, deadline: float) -> None:
+        """Hand descriptors to so many peers.
 
         Args:
-            fd: the descriptor.
+            fds: the descriptors, at least 1 and at most :data:`MOST`; none without callers.
             callers: how many peers have said that they will call.
             deadline: value of ``time.monotonic()``.
 
@@ -54,7 +57,7 @@ class Door:
                 sent = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
                 if struct.unpack("iII", sent)[1] != os.geteuid():
                     continue
-                socket.send_fds(peer, [b"\1"], [fd])
+                socket.send_fds(peer, [b"\1"], list(fds))
                 served += 1
 
     def close(self) -> None:
@@ -62,14 +65,16 @@ class Door:
         self._socket.close()
 
 
-def receive(names: Sequence[str], deadline: float, serve: Door, fd: int, callers: int) -> list[int]:
+def receive(
+    names: Sequence[str], deadline: float, serve: Door, fds: Sequence[int], callers: int
+) -> list[tuple[int, ...]]:
     """The descriptors behind other ranks' doors, while serving one's own.
 
     Args:
         names: the doors to call at; all of them listen already.
         deadline: value of ``time.monotonic()``.
         serve: this rank's own door.
-        fd: the descriptor behind it.
+        fds: the descriptors behind it.
         callers: how many peers will call there.
 
     Raises:
@@ -78,24 +83,25 @@ def receive(names: Sequence[str], deadline: float, serve: Door, fd: int, callers
 
     """
     calls: list[socket.socket] = []
-    received: list[int] = []
+    received: list[tuple[int, ...]] = []
     try:
         for name in names:
             call = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
             calls.append(call)
             call.settimeout(_left(deadline, 1))
             call.connect(f"\0ringcoll-{name}")
-        serve.serve(fd, callers, deadline)
+        serve.serve(fds, callers, deadline)
         for call in calls:
             call.settimeout(_left(deadline, 1))
             # Not socket.recv_fds, which drops its flags.
-            _, passed, _, _ = call.recvmsg(1, socket.CMSG_LEN(_INT.size), socket.MSG_CMSG_CLOEXEC)
-            if not passed or len(passed[0][2]) != _INT.size:
+            room = socket.CMSG_LEN(_INT.size * MOST)
+            _, passed, _, _ = call.recvmsg(1, room, socket.MSG_CMSG_CLOEXEC)
+            if not passed or len(passed[0][2]) % _INT.size:
                 raise MachineError("a peer closed its door without passing a descriptor")
-            received.extend(_INT.unpack(passed[0][2]))
+            received.append(tuple(fd for (fd,) in _INT.iter_unpack(passed[0][2])))
     except BaseException as error:
-        for taken in received:
-            os.close(taken)
+        for fd in (fd for taken in received for fd in taken):
+            os.close(fd)
         if isinstance(error, TimeoutError) and not isinstance(error, DeadlineError):
             raise _late(len(names) - len(received)) from error
         raise

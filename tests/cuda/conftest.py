@@ -13,7 +13,7 @@ import pytest
 
 from ringcoll.bootstrap import run_ranks
 from ringcoll.fabric import each, thread_fabrics
-from ringcoll.transports.cuda import device, peers, reach, retired
+from ringcoll.transports.cuda import device, driver, peers, reach, retired
 
 PROGRAM = Path(__file__).with_name("program.py")
 ROOT = Path(__file__).parents[2]
@@ -24,10 +24,13 @@ def stand_in(monkeypatch):
     """Make a runtime with the given properties and let CuPy have it."""
     pytest.importorskip("cupy")
     from tests.cuda.stand_in import Runtime
+    from tests.cuda.stand_in_driver import Driver
 
     def make(*args, **kwargs):
         runtime = Runtime(*args, **kwargs)
         monkeypatch.setattr("cupy.cuda.runtime", runtime)
+        runtime.driver = Driver(runtime)
+        monkeypatch.setattr(driver, "_driver", lambda: runtime.driver)
         return runtime
 
     yield make

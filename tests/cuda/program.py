@@ -26,6 +26,7 @@ from ringcoll.transports.cuda.pairs import check_pairs
 from ringcoll.transports.cuda.peers import allocate_shared
 from ringcoll.transports.cuda.symmetric import CudaSymmetricMemory
 from tests.communicator.cases import ROOTED, SHAPES, Case
+from tests.cuda import pieces
 from tests.cuda.ranks import run_alone
 
 
@@ -145,6 +146,59 @@ def registered(fabric, ordinal):
     return [there, seen]
 
 
+def virtual(fabric, ordinal):
+    """An array across pieces of virtual memory, and one that cannot be exported."""
+    memory = CudaSymmetricMemory(fabric, ordinal)
+    sizes = (pieces.PIECE, 2 * pieces.PIECE, pieces.PIECE)
+    inside, nbytes = pieces.PIECE - 256, 2 * pieces.PIECE + 512
+    with cupy.cuda.Device(ordinal):
+        cupy.zeros(1)  # makes the context
+        starts = [pieces.make(ordinal, *sizes, exportable=flag) for flag in (True, False)]
+        array = viewed(starts[0] + inside, nbytes, ordinal)
+        array[...] = fabric.rank + 1
+        cupy.cuda.Device(ordinal).synchronize()
+        found = device_array(array, argument="array", where="register")
+        there = memory.register(found)
+        number, _ = memory.lookup(array.data.ptr, nbytes) or (0, 0)
+        at = [memory.peer_pointer(rank, number, 0, nbytes) for rank in range(fabric.nranks)]
+        ends = [
+            [int(viewed(pointer + offset, 1, ordinal)[0]) for pointer in at]
+            for offset in (0, nbytes - 1)
+        ]
+        fabric.allgather(b"", what="read")
+        memory.unregister(found)
+        kept = memory.empty(1, "uint8")
+        retired.sweep()
+        fabric.allgather(b"", what="swept")
+        other = device_array(viewed(starts[1], nbytes, ordinal), argument="array", where="register")
+        again = memory.register(other) and not fabric.threads
+        cupy.cuda.Device(ordinal).synchronize()
+        memory.close()
+        fabric.allgather(b"", what="closed")
+        retired.sweep()
+        fabric.allgather(b"", what="swept")
+        del array, found, other
+        for start in starts:
+            pieces.remove(start, *sizes)
+    return [there, *ends, kept.size == 1, again]
+
+
+def registered_calls(fabric, ordinal):
+    """An all_reduce of virtual memory that peers reach."""
+    comm = Communicator(CudaState(fabric, DEFAULTS, devices()[ordinal], loader(None)))
+    with cupy.cuda.Device(ordinal):
+        start = pieces.make(ordinal, pieces.PIECE, pieces.PIECE)
+        array = viewed(start, 2 * pieces.PIECE, ordinal).view("float32")
+        array[...] = fabric.rank + 1
+        there = comm.register(array)
+        comm.all_reduce(array)
+        comm.synchronize()
+        seen = sorted({*array.get().tolist()})
+    fabric.allgather(b"", what="done")
+    comm.close()
+    return [there, seen]
+
+
 def refused(fabric, ordinal):
     """More than the device has."""
     try:
@@ -169,7 +223,18 @@ def repeated(fabric, ordinal):
 
 
 SCENARIOS = {
-    f.__name__: f for f in (shared, hosted, collectives, symmetric, registered, refused, repeated)
+    f.__name__: f
+    for f in (
+        shared,
+        hosted,
+        collectives,
+        symmetric,
+        registered,
+        virtual,
+        registered_calls,
+        refused,
+        repeated,
+    )
 }
 
 

@@ -13,6 +13,7 @@ import ctypes
 import threading
 from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
 NAMES = {
     1: "cudaErrorInvalidValue",
@@ -60,6 +61,7 @@ class Runtime:
         self.broken_copies: set[int] = set()  # addresses that swallow what is written
         self.lying: set[tuple[int, int]] = set()  # devices whose writes to another are lost
         self.synchronised = 0
+        self.driver: Any = None  # see stand_in_driver
         self._lock = threading.Lock()
         self._local = threading.local()
 

@@ -175,7 +175,7 @@ def test_descriptors_pass_through_doors_in_a_ring():
     def rank(index):
         names = [doors[(index + 1) % 3].name]
         deadline = time.monotonic() + 20
-        (got[index],) = receive(names, deadline, doors[index], pipes[index][1], 1)
+        ((got[index],),) = receive(names, deadline, doors[index], [pipes[index][1]], 1)
 
     threads = [threading.Thread(target=rank, args=(index,)) for index in range(3)]
     for thread in threads:
@@ -198,6 +198,6 @@ def test_a_peer_that_never_calls_is_a_deadline():
     door = Door()
     try:
         with pytest.raises(DeadlineError, match="1 peers did not answer"):
-            receive([], time.monotonic() + 0.1, door, 0, 1)
+            receive([], time.monotonic() + 0.1, door, [0], 1)
     finally:
         door.close()

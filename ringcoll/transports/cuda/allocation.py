@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-from functools import cache
 
 from ringcoll.errors import MachineError
+from ringcoll.transports.cuda.driver import call
 
 __all__ = ["Allocation", "allocation_of"]
 
@@ -22,7 +22,8 @@ class Allocation:
         start: address of its first byte.
         nbytes: its size.
         exportable: whether other processes can map it by a handle of the legacy kind. Virtual
-            memory (torch's expandable segments) and stream-ordered pools cannot be exported so.
+            memory (torch's expandable segments) and stream-ordered pools cannot be exported so;
+            for virtual memory see :mod:`ringcoll.transports.cuda.virtual`.
 
     """
 
@@ -40,19 +41,9 @@ def allocation_of(pointer: int) -> Allocation:
     """
     exportable = ctypes.c_int()
     start, nbytes = ctypes.c_void_p(), ctypes.c_size_t()
-    for attribute, value in ((_START, start), (_SIZE, nbytes), (_IPC_CAPABLE, exportable)):
-        asked = _driver().cuPointerGetAttribute(ctypes.byref(value), attribute, pointer)
-        if asked:
-            raise MachineError(f"the CUDA driver does not know the pointer {pointer:#x} ({asked})")
-    return Allocation(start.value or 0, nbytes.value, bool(exportable.value))
-
-
-@cache
-def _driver() -> ctypes.CDLL:
     try:
-        library = ctypes.CDLL("libcuda.so.1")
-    except OSError as error:
-        raise MachineError(f"the CUDA driver cannot be loaded: {error}") from error
-    library.cuPointerGetAttribute.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_uint64)
-    library.cuPointerGetAttribute.restype = ctypes.c_int
-    return library
+        for attribute, value in ((_START, start), (_SIZE, nbytes), (_IPC_CAPABLE, exportable)):
+            call("cuPointerGetAttribute", ctypes.byref(value), attribute, pointer)
+    except MachineError as error:
+        raise MachineError(f"of the pointer {pointer:#x} nothing is known: {error}") from error
+    return Allocation(start.value or 0, nbytes.value, bool(exportable.value))

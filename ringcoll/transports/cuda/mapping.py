@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from ringcoll.errors import MachineError
@@ -22,7 +23,12 @@ class Unreached(MachineError):
 
 
 def pointer_to(
-    cuda: Any, reaches: Sequence[Reach], rank: int, peer: int, opened: list[int], what: str
+    cuda: Any,
+    reaches: Sequence[Reach],
+    rank: int,
+    peer: int,
+    opened: list[Callable[[], None]],
+    what: str,
 ) -> int:
     """The address of a peer's memory for kernels of the current device, which is this rank's.
 
@@ -68,17 +74,17 @@ def pointer_to(
             "with one IPC namespace, run the ranks as threads of one process, or take "
             "transport='host'"
         ) from error
-    opened.append(start)
+    opened.append(partial(_close, cuda, start))
     return start + theirs.offset
 
 
-def unmap(ordinal: int, opened: list[int]) -> None:
+def unmap(ordinal: int, opened: list[Callable[[], None]]) -> None:
     """Close what was opened for the kernels of a device, and forget it."""
     if not opened:
         return
-    with on(ordinal) as cuda:
+    with on(ordinal):
         while opened:
-            _close(cuda, opened.pop())
+            opened.pop()()
 
 
 def _close(cuda: Any, start: int) -> None:

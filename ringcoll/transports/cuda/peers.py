@@ -10,8 +10,9 @@ from __future__ import annotations
 import logging
 import os
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from ringcoll.errors import MachineError
@@ -21,8 +22,10 @@ from ringcoll.transports.cuda.allocation import allocation_of
 from ringcoll.transports.cuda.device import on
 from ringcoll.transports.cuda.mapping import pointer_to, unmap
 from ringcoll.transports.cuda.memory import DeviceMemory, allocate
+from ringcoll.transports.cuda.offers import Offer, fetch, offer
 from ringcoll.transports.cuda.reach import Reach, describe
 from ringcoll.transports.cuda.retired import retire
+from ringcoll.transports.cuda.virtual import grant, pieces_of
 
 __all__ = ["PeerMemory", "allocate_shared", "expose", "gathering", "share"]
 
@@ -46,7 +49,7 @@ class PeerMemory:
     ordinal: int
     _rank: int
     _reaches: Sequence[Reach]
-    _opened: list[int]  # what CUDA has opened for this rank, to be closed again
+    _opened: list[Callable[[], None]]  # what closes again what was opened for this rank
     _words: list[memoryview] | None  # of every rank: whether it has let go
     _free: Callable[[], None]  # frees this rank's own part
     held: weakref.ref[Any] | None = None
@@ -157,14 +160,15 @@ def expose(
         what: the call that asks, the same text on every rank.
 
     Returns:
-        None where a rank's memory cannot be mapped by other processes: it was not allocated by
-        cudaMalloc, or the driver refuses.
+        None where a rank's memory cannot be mapped by the others: it comes from a stream-ordered
+        pool, from virtual memory that cannot be exported by descriptors, or the driver refuses.
 
     Raises:
         MachineError: a device cannot reach another; on every rank.
 
     """
     words = fabric.share(1, what=what)
+    own: Offer | None = None
     text: str | None = None
     try:
         with on(ordinal) as cuda:
@@ -173,16 +177,46 @@ def expose(
                 whole = allocation_of(pointer)
                 if whole.exportable:
                     handle = cuda.ipcGetMemHandle(whole.start)
-                    text = replace(reach, offset=pointer - whole.start, handle=handle).encode()
-            else:
-                text = reach.encode()
-    except (MachineError, RuntimeError) as error:
+                    reach = replace(reach, offset=pointer - whole.start, handle=handle)
+                else:
+                    own = offer(pointer, nbytes)
+                    reach = replace(reach, offset=own.offset)
+            elif cuda.getDeviceCount() > 1 and not allocation_of(pointer).exportable:
+                _grant_all(cuda, ordinal, pointer, nbytes)
+            text = reach.encode()
+    except (MachineError, RuntimeError, OSError) as error:
         _log.info("%s: memory of device %d cannot be exported: %s", what, ordinal, error)
-    gather = gathering(fabric, what)
-    said = outcome(gather, text, None)
-    if None in said:
-        return None
-    return _mapped(fabric, said, words, ordinal, [keep].clear, gather, what)
+    try:
+        gather = gathering(fabric, what)
+        said = outcome(gather, [text, own and own.encode()], None)
+        texts = [text for text, _ in said]
+        if None in texts:
+            return None
+        opened: list[Callable[[], None]] = []
+        passed: dict[int, int] | None = {}
+        if any(offered is not None for _, offered in said):
+            offers = [(Reach.decode(text), offered) for text, offered in said]
+            passed = fetch(fabric, offers, own, ordinal, opened, gather, what)
+        if passed is None:
+            return None
+        return _mapped(
+            fabric, texts, words, ordinal, [keep].clear, gather, what, passed=passed, opened=opened
+        )
+    finally:
+        if own is not None:
+            own.close()
+
+
+def _grant_all(cuda: Any, ordinal: int, pointer: int, nbytes: int) -> None:
+    """Let all devices of this process that can use virtual memory of one; pools are refused."""
+    others = [
+        other
+        for other in range(cuda.getDeviceCount())
+        if other != ordinal and cuda.deviceCanAccessPeer(other, ordinal)
+    ]
+    pieces = pieces_of(pointer, nbytes)
+    if others:
+        grant(pieces, others)
 
 
 def gathering(fabric: Fabric, what: str) -> Gather:
@@ -207,20 +241,29 @@ def _mapped(
     free: Callable[[], None],
     gather: Gather,
     what: str,
+    *,
+    passed: Mapping[int, int] = MappingProxyType({}),
+    opened: list[Callable[[], None]] | None = None,
 ) -> PeerMemory:
-    """Map what the ranks have described, and agree on whether all could."""
+    """Map what the ranks have described, and agree on whether all could.
+
+    ``passed`` are addresses of ranks whose memory is mapped already, ``opened`` what undoes that.
+    """
+    opened = [] if opened is None else opened
     try:
         reaches = [Reach.decode(text) for text in said]
     except MachineError:
         free()  # all ranks have read the same: nobody maps anything
         raise
     pointers: list[int] = []
-    opened: list[int] = []
     failure: MachineError | None = None
     try:
         with on(ordinal) as cuda:
             for peer in range(fabric.nranks):
-                pointers.append(pointer_to(cuda, reaches, fabric.rank, peer, opened, what))
+                found = passed.get(peer)
+                if found is None:
+                    found = pointer_to(cuda, reaches, fabric.rank, peer, opened, what)
+                pointers.append(found)
     except MachineError as error:
         failure = error
     except RuntimeError as error:

@@ -121,9 +121,9 @@ class CudaSymmetricMemory(AgreedBlocks[Part]):
             array: of this rank's device; it lives until :meth:`unregister` or :meth:`close`.
 
         Returns:
-            Whether peers reach it. Memory that cudaMalloc has not made, such as that of
-            stream-ordered pools, cannot be mapped by other processes, and none at all where
-            devices do not reach each other: it stays what it was.
+            Whether peers reach it. Memory of stream-ordered pools and virtual memory that was not
+            made to be exported cannot be mapped by others, and none at all where devices do not
+            reach each other: it stays what it was.
 
         Raises:
             MismatchError: the ranks come with different numbers of bytes.
