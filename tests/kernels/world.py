@@ -14,8 +14,8 @@ from ringcoll.dtypes import dtype_of
 from ringcoll.encode import encode
 from ringcoll.executors.cuda.arena import MOST_BLOCKS, REPORT_BYTES, Arena
 from ringcoll.executors.cuda.lines import lines_body
-from ringcoll.executors.cuda.params import Addresses, Body, Header, pack
 from ringcoll.executors.cuda.places import LANES
+from ringcoll.executors.cuda.params import Addresses, Body, Header, factor_bytes, pack
 from ringcoll.executors.cuda.reports import Report, read
 from ringcoll.executors.cuda.simple import simple_body
 from ringcoll.run import run
@@ -185,7 +185,7 @@ class World:
 
     def _addresses(self, rank: int, arrays: Arrays, case: Case) -> Addresses:
         """Peers find a buffer in mapping 1 or 2 at some offset, other on every rank."""
-        offset, op = 16 * (rank + 1), case.op_of(rank)
+        offset = 16 * (rank + 1)
         user, hello = [], []
         for k, array in enumerate((arrays.inputs[rank], arrays.outputs[rank])):
             user.append(0 if array is None else self._seen(array))
@@ -198,7 +198,7 @@ class World:
             self._seen(arrays.table),
             (hello[0], hello[1]),
             (user[0], user[1]),
-            op.factor(dtype_of(case.dtype)).tobytes() if op.scales else b"",
+            factor_bytes(case.op_of(rank), dtype_of(case.dtype)),
         )
 
     def _seen(self, array: Array) -> int:

@@ -28,7 +28,7 @@ from ringcoll.executors.cuda.body import body_of
 from ringcoll.executors.cuda.choose import Chosen, Resources, Wishes, choose
 from ringcoll.executors.cuda.gate import Gate, Offer, order
 from ringcoll.executors.cuda.loader import Launchable, Loader
-from ringcoll.executors.cuda.params import Addresses, Header, pack
+from ringcoll.executors.cuda.params import Addresses, Header, factor_bytes, pack
 from ringcoll.executors.cuda.reports import ABORT, error_of, read
 from ringcoll.executors.drive import Pause, Task
 from ringcoll.fabric import Fabric
@@ -217,7 +217,7 @@ class CudaExecutor:
             self.mappings.pointer,
             hello if mapped else (0, 0),
             (_address(call.send), _address(call.recv)),
-            _factor(call),
+            factor_bytes(call.op, call.dtype),
         )
         signature = int.from_bytes(digest, "little")
         ready = Ready(
@@ -467,12 +467,6 @@ def _described(chosen: Chosen, call: Call) -> str:
     rooted = COLLECTIVES[call.collective].has_root
     place = f" in_place={call.in_place}" if launch.mapped and not rooted else ""
     return f"{said}{place} plan={plan}"
-
-
-def _factor(call: Call) -> bytes:
-    """What this rank's contributions are multiplied by, as kernels read it."""
-    op = call.op
-    return op.factor(call.dtype).tobytes() if op is not None and op.scales else b""
 
 
 def _address(array: npt.NDArray[Any] | None) -> int:

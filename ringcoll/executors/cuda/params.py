@@ -6,9 +6,10 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ringcoll.dtypes import DType, ReduceOp
 from ringcoll.errors import LaunchRefused
 
-__all__ = ["Addresses", "Body", "Header", "pack", "padded"]
+__all__ = ["Addresses", "Body", "Header", "factor_bytes", "pack", "padded"]
 
 _HEAD = struct.Struct("<QQQIIIIII")
 _LOCAL = struct.Struct("<QQQ")
@@ -83,6 +84,11 @@ class Header:
     total: bool
     mapped: bool
     replicas: int
+
+
+def factor_bytes(op: ReduceOp | None, dtype: DType) -> bytes:
+    """What this rank's contributions are multiplied by; empty where the operator has no factor."""
+    return op.factor(dtype).tobytes() if op is not None and op.scales else b""
 
 
 def padded(words: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
