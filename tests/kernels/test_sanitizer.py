@@ -48,3 +48,12 @@ def test_memory_is_used_within_its_bounds(launch: Launch, tmp_path: Path) -> Non
     checks = ("-fsanitize=undefined", "-fno-sanitize-recover=all")
     outcome = run_apart(case, tmp_path, *checks, calls=2)
     assert (outcome.verdict(), outcome.said) == ("right", "")
+
+
+@pytest.mark.parametrize("launch", [LL, STAGED, Launch()], ids=["lines", "staged", "mapped"])
+def test_factors_are_read_when_they_have_come(launch: Launch, tmp_path: Path) -> None:
+    algorithm = "two_shot" if launch.mapped else "all_pairs"
+    plan = build("all_reduce", algorithm, 3)
+    case = Case(plan, launch, 2000, op="premul_sum", scalars=(0.5, 3, -2), replicas=2)
+    outcome = run_apart(case, tmp_path, *THREADS, calls=5)
+    assert (outcome.verdict(), outcome.said) == ("right", "")
