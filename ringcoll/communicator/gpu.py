@@ -25,8 +25,8 @@ from ringcoll.communicator.work import Work
 from ringcoll.config import Config, resolve
 from ringcoll.dtypes import dtype_of
 from ringcoll.errors import ArgumentError, Error
-from ringcoll.executors.cuda.choose import Chosen, Wishes
 from ringcoll.executors.cuda.arena import Arena
+from ringcoll.executors.cuda.choose import Chosen, Wishes
 from ringcoll.executors.cuda.executor import CudaExecutor, Enqueued, Ready
 from ringcoll.executors.cuda.loader import Loader
 from ringcoll.executors.cuda.unpaired import Unpaired

@@ -14,8 +14,8 @@ from ringcoll.dtypes import dtype_of
 from ringcoll.encode import encode
 from ringcoll.executors.cuda.arena import MOST_BLOCKS, REPORT_BYTES, Arena
 from ringcoll.executors.cuda.lines import lines_body
-from ringcoll.executors.cuda.places import LANES
 from ringcoll.executors.cuda.params import Addresses, Body, Header, factor_bytes, pack
+from ringcoll.executors.cuda.places import LANES
 from ringcoll.executors.cuda.reports import Report, read
 from ringcoll.executors.cuda.simple import simple_body
 from ringcoll.run import run
