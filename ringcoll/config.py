@@ -41,7 +41,8 @@ class Config:
             :class:`ringcoll.plan.Plan`. A name given for all calls of a communicator holds where a
             collective has it.
         protocol: "LL", "LL128" or "Simple".
-        engine: what moves data: "sm", "copy", "host" or "network".
+        engine: what moves data: "sm", "copy", "host" or "network". On GPUs "copy" lets copy engines
+            make a plan's copies, between all ranks' symmetric arrays at the same place or staged.
         channels: how many rings or trees work in parallel.
         slices: into how many slices a chunk is cut for pipelining.
         max_sms: how many multiprocessors of a GPU a call may occupy.

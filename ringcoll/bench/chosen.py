@@ -52,7 +52,13 @@ def chosen_name(
         root=keywords.get("root", 0),
     )
     config, cuda = state.config, state.cuda
-    wishes = Wishes(section.algorithm, config.protocol, section.slices, config.max_sms)
+    wishes = Wishes(
+        section.algorithm,
+        config.protocol,
+        section.slices,
+        config.max_sms,
+        engine=config.engine,
+    )
     try:
         found = choose(
             call,
@@ -63,7 +69,8 @@ def chosen_name(
     except (ArgumentError, LaunchRefused):
         return section.algorithm or "none"  # the call itself will say why
     slices = found.launch.slices
-    name = f"{_algorithm(section.collective, found, call.root)} {found.launch.protocol}"
+    how = "copy" if found.engine == "copy" else found.launch.protocol
+    name = f"{_algorithm(section.collective, found, call.root)} {how}"
     return f"{name} S={slices}" if slices > 1 else name
 
 

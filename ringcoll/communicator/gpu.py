@@ -101,7 +101,9 @@ class CudaState(RankState):
         self.symmetric = CudaSymmetricMemory(
             fabric, device.ordinal, above, ranks, reached=self.transport == "p2p"
         )
-        self.cuda = CudaExecutor(fabric, device, self.symmetric, self.loader, memory)
+        self.cuda = CudaExecutor(
+            fabric, device, self.symmetric, self.loader, memory, self.transport
+        )
         self.executor, self.pairs = self.cuda, Unpaired()
         self._watch = Watch(self.fabric, self.cuda)
 
@@ -120,9 +122,9 @@ class CudaState(RankState):
         """Bind a checked call and its options to this rank's executor."""
         self.usable()
         where = f"{call.collective} on rank {self.fabric.rank}"
-        for option, served in (("engine", "sm"), ("channels", None)):
+        for option, served in (("engine", ("sm", "copy")), ("channels", ())):
             given = getattr(config, option)
-            if given not in (None, served):
+            if given not in (None, *served):
                 raise ArgumentError(
                     f"{where}: {option}={given!r} is not served on GPU ranks yet; leave it out"
                 )
@@ -139,7 +141,9 @@ class CudaState(RankState):
         timeout = config.timeout if config.timeout is not None else self.fabric.timeout
         plan = wished_plan(call, self.fabric.nranks, choice)
         algorithm = choice.algorithm if isinstance(choice.algorithm, str) else None
-        wishes = Wishes(algorithm, config.protocol, config.slices, config.max_sms, plan)
+        wishes = Wishes(
+            algorithm, config.protocol, config.slices, config.max_sms, plan, config.engine
+        )
         ready = self.cuda.prepare(call, wishes, timeout)
         launch = ready.chosen.launch
         prove(ready.chosen.plan, replace(launch, slices=min(launch.slices, 6)), choice)

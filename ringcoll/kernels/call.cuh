@@ -101,6 +101,17 @@ struct Call {
         }
     }
 
+    // Wait until a flag holds `wanted` or more: then what its writer had written before is seen.
+    // False: gave up waiting for `peer`.
+    RC_DEVICE bool reach(u64 at, u64 wanted, u32 peer, u32 step) {
+        for (u32 looks = 1; look_wide(at) < wanted; ++looks) {
+            if (rare(looks % LOOKS == 0) && late(peer, step)) return false;
+            pause();
+        }
+        fence();
+        return true;
+    }
+
     // Wait for a peer's hello at this epoch; false: it makes another call, or gave up.
     RC_DEVICE bool agree(u32 peer) {
         u64 said;

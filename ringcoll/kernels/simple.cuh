@@ -261,14 +261,7 @@ struct Runner {
         if (counts.credit_only() && !guard) return;
         const u64 wanted = value(counts.at(slice, guard ? slice - window : 0, guard));
         const u64 at = words[0] + replica * 8;
-        for (u32 looks = 1; look_wide(at) < wanted; ++looks) {
-            if (rare(looks % LOOKS == 0) && call.late(SOURCE, step)) {
-                alive = false;
-                return;
-            }
-            pause();
-        }
-        fence();
+        if (!call.reach(at, wanted, SOURCE, step)) alive = false;
     }
 
     RC_DEVICE void post(const u64* words, u64 slice) const {
@@ -364,6 +357,16 @@ RC_DEVICE bool hear_factors(Call& call, Bases& bases) {
         for (u32 k = 0; k < FACTOR_LINES; ++k)
             heard = heard && call.hear(p, call.epoch, HELLO_LINES + k, bases.factors[p][k]);
     return !block_any(!heard);
+}
+
+// The blocks of a call that gates enter and leave (gates.cuh); their words hold all addresses.
+template <class T, class Program>
+RC_DEVICE void run_between(const Args& args, const Local& local) {
+    Call call(args, local);
+    const u32 number = block_index() / args.replicas;
+    if (block_any(call.barred()) || number >= local.words[0]) return;
+    Runner runner{call, *block_memory<Bases>(), block_index() % args.replicas, 0, 0};
+    runner.run<T, Program>(local.words + local.words[1 + number]);
 }
 
 // The whole call of one rank.

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -159,10 +160,16 @@ _kept: list[tempfile.TemporaryDirectory[str]] = []
 def _built(text: str, kernels: Path, suffix: str, *flags: str) -> Path:
     name = hashlib.blake2b(repr((text, flags, str(kernels))).encode(), digest_size=8).hexdigest()
     source, target = _folder() / f"{name}.cpp", _folder() / f"{name}{suffix}"
-    source.write_text(text)
-    command = [*(compiler() or ()), *FLAGS, *flags, *includes(kernels)]
-    _run([*command, "-o", str(target), str(source)])
+    # Ranks are threads that may want the same kernel at once.
+    with _building.setdefault(name, threading.Lock()):
+        if not target.exists():
+            source.write_text(text)
+            command = [*(compiler() or ()), *FLAGS, *flags, *includes(kernels)]
+            _run([*command, "-o", str(target), str(source)])
     return target
+
+
+_building: dict[str, threading.Lock] = {}
 
 
 def _run(command: list[str]) -> str:

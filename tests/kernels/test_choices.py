@@ -11,6 +11,7 @@ from ringcoll.errors import ArgumentError, LaunchRefused
 from ringcoll.executors.cuda.arena import Arena
 from ringcoll.executors.cuda.body import body_of
 from ringcoll.executors.cuda.choose import Resources, Wishes, choose
+from ringcoll.executors.cuda.copies import copied_blocks, crosses
 from ringcoll.executors.cuda.params import Addresses
 from ringcoll.launch import ALL_MAPPED
 from ringcoll.plan import Buffer
@@ -101,3 +102,47 @@ def test_slices_are_words_and_no_text(nranks):
             texts.add(body.text)
             words.add(tuple(body.words[0]))
         assert len(texts) == 1 and len(words) == 5
+
+
+@pytest.mark.parametrize("mapped", [frozenset(), ALL_MAPPED], ids=["plain", "mapped"])
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "barrier"])
+@pytest.mark.parametrize("nranks", [2, 3])
+def test_every_collective_has_lanes_of_copies(nranks, name, mapped):
+    op = op_of("sum") if COLLECTIVES[name].reduces else None
+    nbytes = 4 * (1 << 22) * nranks
+    call = Call(name, 0, None, None, 1 << 22, dtype_of("float32"), op, nbytes=nbytes)
+    found = choose(
+        call,
+        Resources(Arena(nranks), 132, nvlink=True),
+        mapped=mapped,
+        wishes=Wishes(engine="copy"),
+    )
+    assert found.engine == "copy"
+    programs = found.program.programs
+    copied = copied_blocks(found.program)
+    assert any(crosses(programs[number]) for number in copied)
+    others = [block for k, block in enumerate(programs) if k not in copied]
+    assert bool(found.blocks) == bool(others)
+    assert found.blocks <= 66
+    if found.program.collective.reduces:
+        assert any(row.labels.reduces for block in others for row in block.rows)
+
+
+def test_copy_engines_have_nothing_to_do_for_a_barrier_or_one_rank():
+    assert chosen("barrier", engine="copy").engine == "sm"
+    call = Call("all_gather", 0, None, None, 64, dtype_of("float32"), None, nbytes=256)
+    wishes = Wishes(engine="copy")
+    alone = choose(call, Resources(Arena(1), 132, nvlink=True), mapped=frozenset(), wishes=wishes)
+    assert alone.engine == "sm"
+
+
+def test_copy_engines_carry_no_lines():
+    with pytest.raises(ArgumentError, match="engine='copy' copies no signals inside the data"):
+        chosen("all_gather", engine="copy", protocol="LL")
+
+
+def test_an_algorithm_without_a_lane_of_copies_is_refused():
+    call = Call("all_reduce", 1, None, None, 64, dtype_of("float32"), op_of("sum"), nbytes=256)
+    wishes = Wishes(engine="copy", algorithm="one_shot")
+    with pytest.raises(LaunchRefused, match="all_reduce on rank 1: engine='copy': no lane"):
+        choose(call, Resources(Arena(2), 132, nvlink=True), mapped=ALL_MAPPED, wishes=wishes)

@@ -9,11 +9,13 @@ from itertools import product
 import pytest
 
 from ringcoll.algorithms import build
-from ringcoll.dtypes import DTYPES, OPS, premul_sum
+from ringcoll.dtypes import DTYPES, OPS, dtype_of, op_of, premul_sum
 from ringcoll.encode import encode
 from ringcoll.errors import ArgumentError
 from ringcoll.executors.cuda.arena import Arena
 from ringcoll.executors.cuda.cache import KernelCache
+from ringcoll.executors.cuda.copies import between
+from ringcoll.executors.cuda.gates import gate_text
 from ringcoll.executors.cuda.lines import lines_body
 from ringcoll.executors.cuda.params import Addresses
 from ringcoll.executors.cuda.simple import simple_body
@@ -66,7 +68,7 @@ def operators() -> tuple[str, ...]:
 def test_there_is_something_of_everything() -> None:
     texts = "".join(shapes())
     assert {"BFloat16", "Float16", "Float32"} <= set(re.findall(r"using Type = (\w+);", texts))
-    assert {"ll.cuh", "simple.cuh"} == set(re.findall(r'#include "(\w+\.cuh)"', texts))
+    assert {"ll.cuh", "simple.cuh", "gates.cuh"} == set(re.findall(r'#include "(\w+\.cuh)"', texts))
     assert len(set(operators())) > 100
 
 
@@ -75,6 +77,25 @@ def test_standard_kernels(arch: str) -> None:
     # NVRTC takes half a second for each: every generation sees a quarter, all of them see all.
     chosen = shapes()[ARCHS.index(arch) % 4 :: 4]
     cubins = KernelCache(None).compile_all(chosen, arch)
+    assert all(cubin.startswith(ELF) for cubin in cubins)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_kernels_of_calls_of_copy_engines(arch: str) -> None:
+    launch = Launch(slices=2, mapped=frozenset())
+    program = encode(build("all_reduce", "all_pairs", 2), launch)
+    arena, at = Arena(2), (Addresses(0, (0, 0), 0),)
+    layout = Layout(program.collective, (64,), slices=2)
+    beside = simple_body(
+        program,
+        layout,
+        dtype_of("bfloat16"),
+        op_of("sum"),
+        arena,
+        at,
+        between=between(program, arena),
+    )
+    cubins = KernelCache(None).compile_all([gate_text(3), beside.text], arch)
     assert all(cubin.startswith(ELF) for cubin in cubins)
 
 

@@ -62,7 +62,7 @@ class World:
     def __init__(self, nranks: int, address: int | None = None) -> None:
         self.nranks = nranks
         half = 1 << 20
-        self.arena = Arena(nranks, half, wide_half=half, scratch_half=half, replicas=4)
+        self.arena = Arena(nranks, half, wide_half=half, scratch_half=half, replicas=4, copied=half)
         self._report = nranks * self.arena.nbytes
         self._user = -(-(self._report + nranks * REPORT_BYTES) // 4096) * 4096
         size = self._user + USER_BYTES
@@ -156,7 +156,7 @@ class World:
         """The launch of ``ranks``, by default of all."""
         ranks = range(self.nranks) if ranks is None else ranks
         program = encode(case.plan, case.launch)
-        at = [self._addresses(rank, arrays, case) for rank in ranks]
+        at = [self.addresses(rank, arrays, case) for rank in ranks]
         body = self.body(case, at)
         header = Header(
             timeout, signature, number, program.total, bool(case.launch.mapped), case.replicas
@@ -183,7 +183,7 @@ class World:
         self.ready(case, arrays, **options)(kernels)
         return arrays
 
-    def _addresses(self, rank: int, arrays: Arrays, case: Case) -> Addresses:
+    def addresses(self, rank: int, arrays: Arrays, case: Case) -> Addresses:
         """Peers find a buffer in mapping 1 or 2 at some offset, other on every rank."""
         offset = 16 * (rank + 1)
         user, hello = [], []

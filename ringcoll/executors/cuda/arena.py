@@ -2,11 +2,15 @@
 
 ::
 
-    broken | hellos | progress | flags | lines of LL, of LL128 | SCRATCH; of these both halves
+    broken | hellos | progress | flags | lines of LL, of LL128 | SCRATCH
+
+    (of these both halves) | SCRATCH of copy engines
 
 Every protocol has a region of its own: a word of data that happened to equal the flag of a line
 would be taken for one. The halves of a region alternate by epoch and lie at fixed offsets, so that
-a small call after a large one cannot overlap it. ``kernels/program.cuh`` knows the first fields.
+a small call after a large one cannot overlap it. Calls of copy engines have a region without
+halves, for the addresses of a captured copy are fixed: they begin only when all ranks have entered,
+and a rank that enters has left its calls before. ``kernels/program.cuh`` knows the first fields.
 """
 
 from __future__ import annotations
@@ -37,6 +41,7 @@ class Arena:
         wide_half: bytes of one half of LL128's lines.
         scratch_half: bytes of one half of SCRATCH.
         replicas: the most CUDA blocks that a block of a program may have.
+        copied: bytes of the SCRATCH of calls of copy engines.
 
     """
 
@@ -45,6 +50,7 @@ class Arena:
     wide_half: int = 10 << 20
     scratch_half: int = 8 << 20
     replicas: int = 64
+    copied: int = 12 << 20
 
     @property
     def progress(self) -> int:
@@ -77,9 +83,14 @@ class Arena:
         return halves[protocol]
 
     @property
+    def copies(self) -> int:
+        """SCRATCH of calls of copy engines."""
+        return self.scratch + 2 * self.scratch_half
+
+    @property
     def nbytes(self) -> int:
         """All of it."""
-        return self.scratch + 2 * self.scratch_half
+        return self.copies + self.copied
 
 
 def _up(offset: int) -> int:

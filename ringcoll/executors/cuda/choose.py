@@ -15,6 +15,7 @@ from ringcoll.collectives import COLLECTIVES
 from ringcoll.encode import Program, encode
 from ringcoll.errors import ArgumentError, LaunchRefused
 from ringcoll.executors.cuda.arena import Arena
+from ringcoll.executors.cuda.copies import copied_blocks, crosses
 from ringcoll.executors.cuda.lines import WORKERS, line_bytes
 from ringcoll.executors.cuda.places import LANES, Places
 from ringcoll.executors.cuda.simple import THREADS, scratch_bytes
@@ -60,6 +61,10 @@ blocks of 128, 7.2 with 512."""
 BLOCK_BYTES = 16 << 10
 """Bytes of a slice that a CUDA block moves at least."""
 
+BESIDE_BLOCKS = 32
+"""The most CUDA blocks for each block that reduces beside copy engines: it only reads memory of its
+own GPU, which is much faster than the links."""
+
 _ALIGN = 16
 _WORD = 8
 _WINDOW = 2
@@ -96,6 +101,7 @@ class Wishes:
         slices: S.
         blocks: CUDA blocks a rank, at most.
         plan: of a user's algorithm.
+        engine: "sm" or "copy".
 
     """
 
@@ -104,6 +110,7 @@ class Wishes:
     slices: int | None = None
     blocks: int | None = None
     plan: Plan | None = None
+    engine: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +125,7 @@ class Chosen:
         replicas: CUDA blocks for each block of the program.
         blocks: CUDA blocks a rank.
         threads: of each.
+        engine: "copy": lanes of copies go to copy engines; the CUDA blocks run the others.
 
     """
 
@@ -128,6 +136,7 @@ class Chosen:
     replicas: int
     blocks: int
     threads: int
+    engine: str = "sm"
 
 
 def choose(
@@ -152,6 +161,8 @@ def choose(
         raise ArgumentError(
             f"{where}: protocol={protocol!r}; GPU ranks run {', '.join(map(repr, PROTOCOLS))}"
         )
+    if wishes.engine == "copy" and name != "barrier" and resources.nranks > 1:
+        return _by_copies(call, resources, mapped, wishes)
     if protocol == "LL128" and not resources.nvlink:
         raise LaunchRefused(
             f"{where}: protocol='LL128' needs NVLink between all ranks, or its lines come in "
@@ -259,25 +270,62 @@ def _in_words(
     arena, nranks = resources.arena, resources.nranks
     default = _DEFAULT[call.collective][bool(mapped)]
     plan = _plan(call, nranks, wishes, default)
-    slices = wishes.slices or 1
-    while True:
-        launch = Launch(slices=slices, window=_WINDOW, mapped=mapped, in_place=_in_place(call))
-        layout = _layout(call, plan, slices)
-        program = encode(plan, launch)
-        if scratch_bytes(program, layout, call.dtype) <= arena.scratch_half:
-            break
-        if layout.width() <= layout.align:
-            raise LaunchRefused(
-                f"{call.collective}: {program.scratch} SCRATCH chunks do not fit "
-                f"{arena.scratch_half} bytes; use another algorithm"
-            )
-        slices *= 2
+    launch, layout, program = _sliced(call, plan, mapped, wishes.slices or 1, arena.scratch_half)
     blocks = min(wishes.blocks or resources.blocks, resources.blocks)
     lanes = max(1, *(len(program.of(rank)) for rank in range(nranks)))
     most = min(arena.replicas, max(1, blocks // lanes))
     nbytes = layout.width() * call.dtype.itemsize
     replicas = min(most, max(1, -(-nbytes // BLOCK_BYTES)))
     return Chosen(plan, program, launch, layout, replicas, replicas * lanes, THREADS)
+
+
+def _sliced(
+    call: Call, plan: Plan, mapped: frozenset[Buffer], slices: int, room: int
+) -> tuple[Launch, Layout, Program]:
+    """Launch, layout and program of at least so many slices: as many as SCRATCH asks for."""
+    while True:
+        launch = Launch(slices=slices, window=_WINDOW, mapped=mapped, in_place=_in_place(call))
+        layout = _layout(call, plan, slices)
+        program = encode(plan, launch)
+        if scratch_bytes(program, layout, call.dtype) <= room:
+            return launch, layout, program
+        if layout.width() <= layout.align:
+            raise LaunchRefused(
+                f"{call.collective}: {program.scratch} SCRATCH chunks do not fit {room} bytes; "
+                f"use another algorithm"
+            )
+        slices *= 2
+
+
+def _by_copies(
+    call: Call, resources: Resources, mapped: frozenset[Buffer], wishes: Wishes
+) -> Chosen:
+    arena, nranks = resources.arena, resources.nranks
+    where = f"{call.collective} on rank {call.rank}: engine='copy'"
+    if wishes.protocol not in (None, "Simple"):
+        raise ArgumentError(
+            f"{where} copies no signals inside the data; leave protocol={wishes.protocol!r} out"
+        )
+    if call.op is not None and call.op.scales:
+        raise LaunchRefused(f"{where} serves no {call.op}: leave engine out")
+    plan = _plan(call, nranks, wishes, _COPIED[call.collective][bool(mapped)])
+    # Lanes that do different things are one block where there is nothing to overlap.
+    slices = wishes.slices or (2 if COLLECTIVES[call.collective].reduces else 1)
+    launch, layout, program = _sliced(call, plan, mapped, slices, arena.copied)
+    copied = copied_blocks(program)
+    if not any(crosses(program.programs[number]) for number in copied):
+        raise LaunchRefused(
+            f"{where}: no lane of this algorithm only copies with slices={launch.slices}; use "
+            f"algorithm={_COPIED[call.collective][bool(mapped)]!r} with slices=2 or more, or leave "
+            f"engine out"
+        )
+    others = [number for number in range(len(program.blocks)) if number not in copied]
+    lanes = max(sum(program.blocks[n].rank == rank for n in others) for rank in range(nranks))
+    # Half of the multiprocessors are left for the gates that these blocks wait for.
+    most = min(wishes.blocks or resources.blocks, resources.blocks) // (2 * max(1, lanes))
+    nbytes = layout.width() * call.dtype.itemsize
+    replicas = max(1, min(arena.replicas, most, BESIDE_BLOCKS, -(-nbytes // BLOCK_BYTES)))
+    return Chosen(plan, program, launch, layout, replicas, replicas * lanes, THREADS, engine="copy")
 
 
 _DEFAULT = {
@@ -293,3 +341,12 @@ _DEFAULT = {
 }
 """Algorithms of large messages: of plain buffers, and of those that all ranks can reach. 4 H200,
 64 MiB: all_reduce took 308 µs by two_shot, 326 by two_shot_fused, 476 by all_pairs."""
+
+_COPIED = {
+    **_DEFAULT,
+    "all_reduce": ("all_pairs", "all_pairs"),
+    "reduce": ("all_pairs", "all_pairs"),
+    "all_gather": ("all_pairs", "all_pairs"),
+    "reduce_scatter": ("all_pairs", "all_pairs"),
+}
+"""The same for copy engines: each copies to one peer after the other."""

@@ -27,12 +27,15 @@ from ringcoll.executors.cuda.arena import MOST_BLOCKS, REPORT_BYTES, Arena
 from ringcoll.executors.cuda.body import body_of
 from ringcoll.executors.cuda.choose import Chosen, Resources, Wishes, choose
 from ringcoll.executors.cuda.gate import Gate, Offer, order
+from ringcoll.executors.cuda.lanes import CopyLaunch, Streams, copy_launch
 from ringcoll.executors.cuda.loader import Launchable, Loader
 from ringcoll.executors.cuda.params import Addresses, Header, factor_bytes, pack
 from ringcoll.executors.cuda.reports import ABORT, error_of, read
+from ringcoll.executors.cuda.terms import OFFSET_BITS, places, terms_of, touched
 from ringcoll.executors.drive import Pause, Task
 from ringcoll.fabric import Fabric
-from ringcoll.plan import Buffer, format_plan
+from ringcoll.plan import Buffer
+from ringcoll.transports.cuda.arena import Transport
 from ringcoll.transports.cuda.device import Device, on, runtime
 from ringcoll.transports.cuda.memory import host_mapped
 from ringcoll.transports.cuda.nvlink import joined_by_nvlink
@@ -44,7 +47,6 @@ __all__ = ["CudaExecutor", "Enqueued", "Event", "Ready"]
 _SEAT = struct.Struct("<QQiiii16s")
 """Process, number of its gate, device, multiprocessors, capability, bus address."""
 _MAPPINGS = 1 << 12
-_OFFSET_BITS = 48
 
 _gates: dict[int, Gate[Ready]] = {}
 _numbers = itertools.count(1)
@@ -75,7 +77,7 @@ class Ready:
     timeout: float
     at: Addresses
     changes: int
-    launchable: Launchable | None
+    launchable: Launchable | CopyLaunch | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +136,7 @@ class CudaExecutor:
         symmetric: the memory that peers can reach.
         loader: of kernels.
         memory: of an :class:`Arena` on every rank; closed with the executor.
+        transport: where that memory is.
 
     """
 
@@ -144,9 +147,10 @@ class CudaExecutor:
         symmetric: CudaSymmetricMemory,
         loader: Loader,
         memory: PeerMemory,
+        transport: Transport = "p2p",
     ) -> None:
         self.fabric, self.device, self.symmetric, self.loader = fabric, device, symmetric, loader
-        self.memory = memory
+        self.memory, self.transport = memory, transport
         self.rank, self.nranks = fabric.rank, fabric.nranks
         self.arena = Arena(self.nranks)
         self.board = Board(fabric, 0)
@@ -156,9 +160,12 @@ class CudaExecutor:
         self.running: Ready | None = None
         self.last: Ready | None = None
         self.stream: int | None = None
+        self.streams = Streams(ordinal)
+        copies = [pointer + self.arena.copies for pointer in self.memory.pointers]
+        self.streams.warm(copies[self.rank], [pointer + 256 for pointer in copies])
         self.gate, self.resources = self._seated()
         self._device: Callable[[], int] = runtime().getDevice
-        self._merged: dict[tuple[int, ...], tuple[Sequence[Ready], Launchable]] = {}
+        self._merged: dict[tuple[int, ...], tuple[Sequence[Ready], Launchable | CopyLaunch]] = {}
 
     def _seated(self) -> tuple[Gate[Ready], Resources]:
         """The gate of the ranks that share this rank's device, and what a rank has for a call."""
@@ -182,7 +189,7 @@ class CudaExecutor:
         kinds = {(int(seat[4]), int(seat[5])) for seat in said}
         alike = len(kinds) == 1 or min(kinds) >= (9, 0)
         peers = [bytes(address).rstrip(b"\0").decode() for address in addresses]
-        nvlink = alike and joined_by_nvlink(device.pci, peers)
+        nvlink = alike and self.transport == "p2p" and joined_by_nvlink(device.pci, peers)
         agreed = self.fabric.allgather(bytes([nvlink]), what="seats")
         gate = _gates[first]
         self.fabric.allgather(b"", what="seats")
@@ -204,7 +211,8 @@ class CudaExecutor:
         hello = self._reach(call.send), self._reach(call.recv)
         mapped = self._mapped(call, hello)
         chosen = choose(call, self.resources, mapped=mapped, wishes=wishes)
-        terms = f"{call.describe()} {_described(chosen, call)}"
+        known = touched(chosen, hello)
+        terms = terms_of(chosen, call, known)
         digest = hashlib.blake2b(terms.encode(), digest_size=4).digest()
         number = next(self.board.numbers)
         self.board.record(number, terms)
@@ -218,6 +226,7 @@ class CudaExecutor:
             hello if mapped else (0, 0),
             (_address(call.send), _address(call.recv)),
             factor_bytes(call.op, call.dtype),
+            places(known, self.symmetric, self.nranks),
         )
         signature = int.from_bytes(digest, "little")
         ready = Ready(
@@ -232,7 +241,7 @@ class CudaExecutor:
         if array is None or not array.size:
             return 0
         found = self.symmetric.lookup(_address(array), array.nbytes)
-        return 0 if found is None else found[0] << _OFFSET_BITS | found[1]
+        return 0 if found is None else found[0] << OFFSET_BITS | found[1]
 
     def _mapped(self, call: Call, hello: tuple[int, int]) -> frozenset[Buffer]:
         """The buffers that peers may reach: this rank's stand for all, or the call fails.
@@ -247,12 +256,11 @@ class CudaExecutor:
             if array is not None and word and kind.rooted != buffer.name.lower()
         )
 
-    def _launchable(self, calls: Sequence[Ready]) -> Launchable:
+    def _launchable(self, calls: Sequence[Ready]) -> Launchable | CopyLaunch:
         """The launch of one rank, or of all that share the device."""
         ready = calls[0]
         chosen = ready.chosen
         local = tuple(each.at for each in calls)
-        body = body_of(chosen, ready.call, self.arena, local)
         header = Header(
             ready.timeout,
             ready.signature,
@@ -261,10 +269,19 @@ class CudaExecutor:
             bool(chosen.launch.mapped),
             chosen.replicas,
         )
-        capability = self.device.major, self.device.minor
-        function = self.loader.function(body.text, self.device.ordinal, capability)
+        if chosen.engine == "copy":
+            return copy_launch(
+                chosen, ready.call, header, self.arena, local, self._load, self.streams
+            )
+        body = body_of(chosen, ready.call, self.arena, local)
         parameter = pack(body, header, self.arena.progress, local)
+        function = self._load(body.text)
         return Launchable(function, chosen.blocks, len(local), chosen.threads, parameter)
+
+    def _load(self, text: str) -> int:
+        """The function of a source text on this rank's device."""
+        device = self.device
+        return self.loader.function(text, device.ordinal, (device.major, device.minor))
 
     def run(self, prepared: Ready | Enqueued, stream: int | None = None) -> None:
         """Enqueue the whole call of this rank.
@@ -296,7 +313,17 @@ class CudaExecutor:
     def task(self, calls: Sequence[Enqueued]) -> Task:
         """Several calls of this rank, beside those of others in a group."""
         for prepared in calls:
-            if prepared.ready.launchable is not None:
+            launchable = prepared.ready.launchable
+            if isinstance(launchable, CopyLaunch):
+                self._check()
+                self._follow(prepared.stream)
+                for part in launchable.parts(prepared.stream):
+                    with on(self.device.ordinal):
+                        part()
+                    yield Pause(lambda: True)  # now the other devices of this thread
+                self.last = prepared.ready
+                continue
+            if launchable is not None:
                 self.run(prepared)
                 continue
             offer = self.offer(prepared.ready, prepared.stream)
@@ -416,6 +443,7 @@ class CudaExecutor:
         """Let go of memory once the kernels have ended; not collective."""
         self.synchronize()
         self._merged.clear()
+        self.streams.close()
         self.running = self.last = self.stream = None
         self.mappings.close()
         self.memory.close()
@@ -455,18 +483,6 @@ class _Mappings:
 
     def close(self) -> None:
         self._memory.free()
-
-
-def _described(chosen: Chosen, call: Call) -> str:
-    """What is chosen, as ranks must agree on it."""
-    launch = chosen.launch
-    mapped = "+".join(sorted(buffer.name for buffer in launch.mapped)) or "nothing"
-    plan = hashlib.blake2b(format_plan(chosen.plan).encode(), digest_size=4).hexdigest()
-    said = f"by {launch.protocol} slices={launch.slices} mapped={mapped} blocks={chosen.blocks}"
-    # Of a rooted call only the root knows, and only its own buffers are concerned.
-    rooted = COLLECTIVES[call.collective].has_root
-    place = f" in_place={call.in_place}" if launch.mapped and not rooted else ""
-    return f"{said}{place} plan={plan}"
 
 
 def _address(array: npt.NDArray[Any] | None) -> int:

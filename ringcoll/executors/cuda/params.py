@@ -32,6 +32,7 @@ class Addresses:
         user: its own INPUT and OUTPUT; 0 where it has none.
         factor: bytes of what its contributions are multiplied by, in the accumulator's type;
             empty where the operator has none.
+        reached: every rank's INPUT, and OUTPUT, where the host must know them: for copy engines.
 
     """
 
@@ -42,6 +43,7 @@ class Addresses:
     hello: tuple[int, int] = (0, 0)
     user: tuple[int, int] = (0, 0)
     factor: bytes = b""
+    reached: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
 
 
 @dataclass(frozen=True, slots=True)

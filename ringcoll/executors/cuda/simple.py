@@ -21,7 +21,7 @@ from ringcoll.labels import Label
 from ringcoll.launch import Layout
 from ringcoll.plan import Buffer, Chunk
 
-__all__ = ["Move", "scratch_bytes", "simple_body"]
+__all__ = ["Between", "Move", "Writer", "scratch_bytes", "simple_body"]
 
 THREADS = 512
 """Of a CUDA block."""
@@ -57,6 +57,22 @@ class Move:
         flags = f"{str(self.reduces).lower()}, {str(self.final).lower()}"
         wide = f"{self.wide:#x}, {str(self.wide_dst).lower()}"
         return f"Move<Type, Op, {flags}, {self.raw:#x}, {wide}, {self.srcs}, {self.dsts}>"
+
+
+@dataclass(frozen=True, slots=True)
+class Between:
+    """What a kernel carries of a call that gates enter and leave: see :mod:`.copies`.
+
+    Args:
+        blocks: of the program, by number.
+        scratch: offset of SCRATCH in an arena.
+        room: bytes of it.
+
+    """
+
+    blocks: frozenset[int]
+    scratch: int
+    room: int
 
 
 def _move(row: Row, dtype: DType) -> Move | None:
@@ -101,6 +117,8 @@ def simple_body(
     op: ReduceOp | None,
     arena: Arena,
     local: Sequence[Addresses],
+    *,
+    between: Between | None = None,
 ) -> Body:
     """Text and words for the ranks of one launch.
 
@@ -111,34 +129,42 @@ def simple_body(
         op: of the call; None where nothing is reduced.
         arena: where flags and SCRATCH lie.
         local: of the ranks that the launch carries.
+        between: None: the whole call.
 
     Raises:
         LaunchRefused: its slices do not fit SCRATCH, or too many blocks signal.
 
     """
-    need = scratch_bytes(program, layout, dtype)
-    if need > arena.scratch_half:
-        raise LaunchRefused(
-            f"{program.collective}: slices of {layout.width()} elements need {need} bytes of "
-            f"SCRATCH, {arena.scratch_half} are there; use more slices"
-        )
-    moves = tuple(
-        dict.fromkeys(
-            move
-            for at in local
-            for block in program.of(at.rank)
-            for row in block.rows
-            if (move := _move(row, dtype)) is not None
-        )
-    )
-    writer = _Writer(program, layout, dtype, arena, moves, scales=op is not None and op.scales)
+    scales = op is not None and op.scales
+    writer = Writer(program, layout, dtype, arena, local, between, scales=scales)
     words = padded([writer.rank(at) for at in local])
-    text = _text(names_of(dtype, op), program.collective.nranks, len(words[0]), len(local), moves)
-    return Body(text, words, (0,) * len(local), 0, arena.scratch_half)
+    text = _text(
+        names_of(dtype, op),
+        program.collective.nranks,
+        len(words[0]),
+        len(local),
+        writer.moves,
+        "run" if between is None else "run_between",
+    )
+    return Body(text, words, (0,) * len(local), 0, arena.scratch_half if between is None else 0)
 
 
-class _Writer:
-    """Writes the words of ranks."""
+class Writer:
+    """Writes the words of ranks.
+
+    Args:
+        program: encoded for protocol Simple.
+        layout: of INPUT and OUTPUT, sliced.
+        dtype: of the call.
+        arena: where flags and SCRATCH lie.
+        local: of the ranks that the launch carries.
+        between: None: the whole call.
+        scales: whether every rank has a factor.
+
+    Raises:
+        LaunchRefused: its slices do not fit SCRATCH, or too many blocks signal.
+
+    """
 
     def __init__(
         self,
@@ -146,18 +172,41 @@ class _Writer:
         layout: Layout,
         dtype: DType,
         arena: Arena,
-        moves: tuple[Move, ...],
+        local: Sequence[Addresses],
+        between: Between | None = None,
         *,
-        scales: bool,
+        scales: bool = False,
     ) -> None:
+        whole = Between(frozenset(range(len(program.blocks))), arena.scratch, arena.scratch_half)
+        self.carried = whole if between is None else between
+        need = scratch_bytes(program, layout, dtype)
+        if need > self.carried.room:
+            raise LaunchRefused(
+                f"{program.collective}: slices of {layout.width()} elements need {need} bytes of "
+                f"SCRATCH, {self.carried.room} are there; use more slices"
+            )
         self.program, self.layout, self.dtype, self.arena = program, layout, dtype, arena
-        self.moves, self.scales = moves, scales
+        self.scales = scales
         self.slots = flag_slots(program, FLAGS)
         self.width = _slot_bytes(program, layout, dtype)
+        self.moves = tuple(
+            dict.fromkeys(
+                move
+                for at in local
+                for number in self.numbers(at)
+                for row in program.programs[number].rows
+                if (move := _move(row, dtype)) is not None
+            )
+        )
+
+    def numbers(self, at: Addresses) -> list[int]:
+        """The blocks of a rank that are carried."""
+        blocks = enumerate(self.program.blocks)
+        return [n for n, block in blocks if block.rank == at.rank and n in self.carried.blocks]
 
     def rank(self, at: Addresses) -> list[int]:
         """Number of blocks, where each begins, and their words."""
-        numbers = [n for n, b in enumerate(self.program.programs) if b.block.rank == at.rank]
+        numbers = self.numbers(at)
         words = [len(numbers), *(0 for _ in numbers)]
         for place, number in enumerate(numbers, 1):
             words[place] = len(words)
@@ -219,7 +268,7 @@ class _Writer:
         layout, item = self.layout, self.dtype.itemsize
         if chunk.buffer is Buffer.SCRATCH:
             index = chunk.index * self.program.slots
-            first = at.arenas[chunk.rank] + self.arena.scratch + index * self.width
+            first = at.arenas[chunk.rank] + self.carried.scratch + index * self.width
             return first, _SCRATCH | self.width << 16
         start, _ = layout.span(chunk.buffer, chunk.rank, chunk.index * layout.slices)
         number, within = divmod(chunk.index, layout.collective.chunks)
@@ -228,6 +277,8 @@ class _Writer:
         output = chunk.buffer is Buffer.OUTPUT
         if chunk.rank == at.rank:
             return at.user[output] + start * item, _HERE | stride << 16
+        if at.reached[output]:
+            return at.reached[output][chunk.rank] + start * item, _HERE | stride << 16
         return start * item, _PEER | output << 2 | chunk.rank << 3 | stride << 16
 
     def flag(self, src: int, dst: int, at: Addresses) -> int:
@@ -271,9 +322,9 @@ class _Pairs:
 
 
 def _text(
-    names: tuple[str, str], nranks: int, words: int, local: int, moves: Sequence[Move]
+    names: tuple[str, str], nranks: int, words: int, local: int, moves: Sequence[Move], entry: str
 ) -> str:
-    dtype, op = names
+    (dtype, op), at = names, "local_index()" if local > 1 else "0"
     return "\n".join(
         [
             f"#define RC_RANKS {nranks}",
@@ -293,7 +344,7 @@ def _text(
             "    }",
             "};",
             f"RC_KERNEL({THREADS}) ringcoll_kernel(RC_PARAMETER Args args) {{",
-            f"    run<Type, Program>(args, args.local[{'local_index()' if local > 1 else '0'}]);",
+            f"    {entry}<Type, Program>(args, args.local[{at}]);",
             "}",
             "",
         ]

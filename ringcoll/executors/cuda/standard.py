@@ -11,6 +11,7 @@ from ringcoll.dtypes import dtype_of, op_of
 from ringcoll.executors.cuda.arena import Arena
 from ringcoll.executors.cuda.body import body_of
 from ringcoll.executors.cuda.choose import Resources, Wishes, choose
+from ringcoll.executors.cuda.gates import gate_text
 from ringcoll.executors.cuda.params import Addresses, Body
 from ringcoll.launch import ALL_MAPPED
 from ringcoll.plan import Buffer
@@ -25,8 +26,9 @@ _UNMAPPED = frozenset[Buffer]()
 
 
 def standard_sources() -> list[str]:
-    """Source texts, each once: sums of the common floats on 2, 4 and 8 ranks, one a GPU."""
-    return list(dict.fromkeys(body.text for body in _bodies()))
+    """Source texts, each once: sums of the common floats on 2, 4 and 8 ranks, one a GPU; gates."""
+    bodies = (body.text for body in _bodies())
+    return list(dict.fromkeys((*bodies, *map(gate_text, _RANKS))))
 
 
 def _bodies() -> Iterator[Body]:

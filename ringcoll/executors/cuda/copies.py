@@ -1,0 +1,316 @@
+"""engine="copy": what copy engines run of a program, and what of it is enqueued in which order.
+
+A block whose rows all copy, some of them across ranks, is a *lane* of copies: a stream on which
+gates (``kernels/gates.cuh``) await a row's signals, copies move its data, and gates post what it
+signals. The other blocks, those that reduce, are run by a kernel beside the lanes.
+
+:func:`schedule` writes everything that one device is given for a call, in the order of the plan.
+That order is what lets streams share a hardware queue, ranks a device, and a captured call one
+stream: an operation waits for nothing but what stands before it in the plan, and of the same device
+that has been enqueued before it. The kernel of the blocks that reduce comes first: once it runs it
+holds up no queue.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from ringcoll.dtypes import DType
+from ringcoll.encode import BlockProgram, Program, Row
+from ringcoll.executors.cuda.arena import Arena
+from ringcoll.executors.cuda.gates import ENTER, LEAVE, MEET, Gate, joined
+from ringcoll.executors.cuda.params import Addresses
+from ringcoll.executors.cuda.simple import Between, Writer
+from ringcoll.labels import Label
+from ringcoll.launch import Launch, Layout
+from ringcoll.lower import place
+from ringcoll.plan import Buffer, Chunk, Plan
+
+__all__ = ["Copy", "Schedule", "between", "copied_blocks", "crosses", "reached", "schedule"]
+
+Pair = tuple[int, int]
+"""A signal or wait as a gate's words have it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Bytes to be copied from one address of the device's to another, on a lane, in a slice."""
+
+    lane: int
+    dst: int
+    src: int
+    nbytes: int
+    slice: int
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """What a device is given for a call.
+
+    Args:
+        lanes: streams, the caller's among them.
+        enter: gates on the caller's stream, before the other lanes begin.
+        rows: gates and copies in the order of the plan.
+        leave: gates on the caller's stream, after all lanes.
+
+    """
+
+    lanes: int
+    enter: tuple[Gate, ...]
+    rows: tuple[Gate | Copy, ...]
+    leave: tuple[Gate, ...]
+
+
+def copied_blocks(program: Program) -> frozenset[int]:
+    """The numbers of the blocks that are lanes of copies, or of nothing but gates.
+
+    They are the same on all ranks. A block of local copies alone is not among them: a kernel is
+    faster there.
+    """
+    return frozenset(
+        number
+        for number, block in enumerate(program.programs)
+        if all(len(row.srcs) <= 1 and not row.labels.reduces for row in block.rows)
+        and (crosses(block) or not any(row.dsts for row in block.rows))
+    )
+
+
+def crosses(block: BlockProgram) -> bool:
+    """Whether a block touches memory of other ranks."""
+    return any(
+        chunk.rank != block.block.rank for row in block.rows for chunk in (*row.srcs, *row.dsts)
+    )
+
+
+def reached(program: Program) -> frozenset[Buffer]:
+    """The buffers of users that ranks touch at their peers: all must lie at known addresses."""
+    return frozenset(
+        chunk.buffer
+        for block in program.programs
+        for row in block.rows
+        for chunk in (*row.srcs, *row.dsts)
+        if chunk.rank != block.block.rank and chunk.buffer is not Buffer.SCRATCH
+    )
+
+
+def between(program: Program, arena: Arena) -> Between:
+    """What the kernel beside the lanes runs: the blocks that copy engines do not."""
+    others = frozenset(range(len(program.blocks))) - copied_blocks(program)
+    return Between(others, arena.copies, arena.copied)
+
+
+def schedule(
+    plan: Plan,
+    launch: Launch,
+    program: Program,
+    layout: Layout,
+    dtype: DType,
+    arena: Arena,
+    local: Sequence[Addresses],
+    replicas: int,
+) -> Schedule:
+    """What one device is given for a call.
+
+    Args:
+        plan: the algorithm's.
+        launch: of protocol Simple.
+        program: of plan and launch.
+        layout: of INPUT and OUTPUT, sliced.
+        dtype: of the call.
+        arena: where flags and SCRATCH lie.
+        local: of the ranks on the device; ``reached`` is known.
+        replicas: CUDA blocks for each block of the kernel beside the lanes.
+
+    Raises:
+        LaunchRefused: its slices do not fit SCRATCH, or too many blocks signal.
+
+    """
+    writer = Writer(program, layout, dtype, arena, local, between(program, arena))
+    here = {at.rank: at for at in local}
+    lanes = [
+        number for number in sorted(copied_blocks(program)) if program.blocks[number].rank in here
+    ]
+    aside = _Aside(program, max(1, len(lanes)))
+    blocks = {
+        number: _Lane(lane, number, here[program.blocks[number].rank], writer, aside, replicas)
+        for lane, number in enumerate(lanes)
+    }
+    rows = _Rows()
+    for at, number, index in _order(plan, launch, program):
+        block = blocks.get(number)
+        if block is None:
+            continue
+        row = program.programs[number].rows[index]
+        credit, grant = at >= program.slots, at < layout.slices - program.slots
+        rows.slice = at
+        rows.wait(block, row.waits + (row.awaits if credit else ()), index)
+        rows.items += block.copies(row, at)
+        rows.signal(block, row.signals + (row.grants if grant else ()))
+    for number, block in blocks.items():
+        rows.signal(block, program.programs[number].exit_signals)
+    for number, block in blocks.items():
+        ended = program.programs[number]
+        rows.wait(block, ended.exit_waits, len(ended.rows))
+    found = tuple(rows.finished(2 * program.collective.nranks))
+    beside = any(writer.numbers(at) for at in local)
+    number = 1 + max((row.lane for row in found), default=0)
+    return _bounded(local, number, found, alone=number == 1 and not beside)
+
+
+def _bounded(
+    local: Sequence[Addresses], lanes: int, rows: tuple[Gate | Copy, ...], *, alone: bool
+) -> Schedule:
+    """The rows with the gates that enter and leave; these join the rows' own where they may."""
+    if len(local) > 1:
+        # Ranks of one device say hello before any of them waits for the others'.
+        enter = [Gate(0, at, (what,)) for what in (ENTER, MEET) for at in local]
+        return Schedule(lanes, tuple(enter), rows, tuple(Gate(0, at, (LEAVE,)) for at in local))
+    first, last = Gate(0, local[0], (ENTER | MEET,)), Gate(0, local[0], (LEAVE,))
+    if alone and rows and isinstance(rows[-1], Gate):
+        last, rows = joined(rows[-1], LEAVE), rows[:-1]
+    if alone and rows and isinstance(rows[0], Gate):
+        first, rows = joined(rows[0], ENTER | MEET), rows[1:]
+    return Schedule(lanes, (first,), rows, (last,))
+
+
+def _order(plan: Plan, launch: Launch, program: Program) -> Iterator[tuple[int, int, int]]:
+    """Slice, block and row of every step, in the order of the lowered plan."""
+    numbers = {block: number for number, block in enumerate(program.blocks)}
+    period, rows = [], Counter[int]()
+    for block, _ in place(plan, launch).order:
+        number = numbers[block]
+        period.append((number, rows[number]))
+        rows[number] += 1
+    for at in range(launch.slices):
+        for number, index in period:
+            yield at, number, index
+
+
+class _Aside:
+    """Copies that wait for nothing and that nothing waits for: on a lane of their own.
+
+    Such is a rank's copy from its INPUT to its OUTPUT, where nobody else touches either.
+
+    Args:
+        program: whose copies.
+        lane: theirs.
+
+    """
+
+    def __init__(self, program: Program, lane: int) -> None:
+        self.lane, self._cell = lane, program.collective.cell
+        rows = [row for block in program.programs for row in block.rows]
+        self._read = {self._cell(src) for row in rows for src in row.srcs}
+        self._written = Counter(self._cell(dst) for row in rows for dst in row.dsts)
+
+    def takes(self, src: Chunk, dst: Chunk) -> bool:
+        """Whether a copy within one rank has no order with anything in the call."""
+        scratch = Buffer.SCRATCH in (src.buffer, dst.buffer)
+        at, to = self._cell(src), self._cell(dst)
+        alone = self._written[to] == 1 and to not in self._read and not self._written[at]
+        return src.rank == dst.rank and not scratch and alone
+
+
+class _Lane:
+    """One block as a lane: its flags, counts and addresses."""
+
+    def __init__(
+        self, lane: int, number: int, at: Addresses, writer: Writer, aside: _Aside, replicas: int
+    ) -> None:
+        self.lane, self.number, self.at, self.writer = lane, number, at, writer
+        self.aside, self.replicas = aside, replicas
+        self.taken, self.posted = Counter[int](), Counter[int]()
+
+    def waits(self, numbers: Sequence[int]) -> Iterator[Pair]:
+        self.taken.update(numbers)
+        for src in dict.fromkeys(numbers):
+            flag = self.writer.flag(src, self.number, self.at)
+            yield flag, self._said(src, self.taken[src])
+
+    def signals(self, numbers: Sequence[int]) -> Iterator[Pair]:
+        self.posted.update(numbers)
+        for dst in dict.fromkeys(numbers):
+            flag = self.writer.flag(self.number, dst, self.at)
+            yield flag, self._said(dst, self.posted[dst])
+
+    def _said(self, other: int, count: int) -> int:
+        words = self.replicas if other in self.writer.carried.blocks else 1
+        return count | words << 32 | self.writer.program.blocks[other].rank << 48
+
+    def copies(self, row: Row, at: int) -> Iterator[Copy]:
+        """What a row moves of a slice."""
+        length, piece = self.writer.extent(row)
+        count = min(piece, length - at * piece)
+        if not row.dsts or count <= 0:
+            return
+        dtype, label = self.writer.dtype, row.labels
+        item = dtype.partial.itemsize if label.dst is Label.PARTIAL else dtype.itemsize
+        (src,) = row.srcs
+
+        def address(chunk: Chunk) -> int:
+            first, meta = self.writer.chunk(chunk, label.dst, self.at)
+            slots = self.writer.program.slots
+            return first + (at % slots if chunk.buffer is Buffer.SCRATCH else at) * (meta >> 16)
+
+        # The peers' first: what is local nobody else waits for.
+        for dst in sorted(row.dsts, key=lambda chunk: chunk.rank == self.at.rank):
+            if address(dst) != address(src):
+                lane = self.aside.lane if self.aside.takes(src, dst) else self.lane
+                yield Copy(lane, address(dst), address(src), count * item, at)
+
+
+@dataclass(slots=True, eq=False)
+class _Open:
+    """A gate to which the next signals and waits of its lane may be added."""
+
+    lane: _Lane
+    slice: int
+    step: int = 0
+    signals: dict[int, int] = field(default_factory=dict)
+    waits: dict[int, int] = field(default_factory=dict)
+
+    def parts(self, most: int) -> Iterator[Gate]:
+        """Gates of at most so many pairs each."""
+        pairs = [*self.signals.items(), *self.waits.items()]
+        for first in range(0, len(pairs), most):
+            some = pairs[first : first + most]
+            signals = max(0, min(len(some), len(self.signals) - first))
+            head = self.step << 8 | signals << 32 | len(some) - signals << 48
+            words = (head, *(word for pair in some for word in pair))
+            yield Gate(self.lane.lane, self.lane.at, words, self.slice)
+
+
+class _Rows:
+    """Gates and copies in order; gates that nothing stands between become one."""
+
+    def __init__(self) -> None:
+        self.items: list[_Open | Copy] = []
+        self.slice = 0
+
+    def _gate(self, lane: _Lane, *, closed_by_waits: bool) -> _Open:
+        last = self.items[-1] if self.items else None
+        # A gate signals before it waits.
+        if isinstance(last, _Open) and last.lane is lane and not (closed_by_waits and last.waits):
+            return last
+        gate = _Open(lane, self.slice)
+        self.items.append(gate)
+        return gate
+
+    def signal(self, lane: _Lane, numbers: Sequence[int]) -> None:
+        if numbers:
+            self._gate(lane, closed_by_waits=True).signals.update(lane.signals(numbers))
+
+    def wait(self, lane: _Lane, numbers: Sequence[int], step: int) -> None:
+        if numbers:
+            gate = self._gate(lane, closed_by_waits=False)
+            gate.waits.update(lane.waits(numbers))
+            gate.step = step
+
+    def finished(self, most: int) -> Iterator[Gate | Copy]:
+        for item in self.items:
+            if isinstance(item, Copy):
+                yield item
+            else:
+                yield from item.parts(most)

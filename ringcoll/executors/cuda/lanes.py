@@ -1,0 +1,227 @@
+"""Launches of calls of copy engines: gates and copies on streams that part from the caller's.
+
+Streams and events are made when a call is prepared. A launch allocates nothing and waits for
+nothing; captured in a CUDA graph it becomes nodes of kernels and of copies.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import groupby
+
+from ringcoll.arguments.calls import Call
+from ringcoll.errors import ArgumentError
+from ringcoll.executors.cuda.arena import Arena
+from ringcoll.executors.cuda.choose import Chosen
+from ringcoll.executors.cuda.copies import Copy, Schedule, between, schedule
+from ringcoll.executors.cuda.gates import GATE_THREADS, Gate, gate_body
+from ringcoll.executors.cuda.loader import Launchable
+from ringcoll.executors.cuda.params import Addresses, Header, pack
+from ringcoll.executors.cuda.simple import simple_body
+from ringcoll.transports.cuda.device import on, runtime
+
+__all__ = ["CopyLaunch", "Streams", "copy_launch"]
+
+Lane = tuple[int, int]
+"""A stream, and an event for its end."""
+
+_HIGHEST = -5
+"""A priority; CUDA takes its highest for what is beyond."""
+
+
+class Streams:
+    """Streams of one device; more are made as they are needed.
+
+    Args:
+        ordinal: of the device.
+
+    """
+
+    def __init__(self, ordinal: int) -> None:
+        self._ordinal = ordinal
+        self._made: list[Lane] = []
+        self._end = weakref.finalize(self, _destroy, ordinal, self._made)
+        self._end.atexit = False
+
+    def warm(self, source: int, targets: Sequence[int]) -> None:
+        """Copy a little now: the driver may make its first copy along a way wait for the device.
+
+        Args:
+            source: of 256 bytes, of this device.
+            targets: for as many, one at every rank.
+
+        """
+        with on(self._ordinal) as cuda:
+            for target in targets:
+                cuda.memcpyAsync(target, source, 256, cuda.memcpyDeviceToDevice, 0)
+            cuda.streamSynchronize(0)
+
+    def take(self, count: int) -> list[Lane]:
+        """So many of them, each with an event: always the same."""
+        with on(self._ordinal) as cuda:
+            while len(self._made) < count:
+                # What users run beside them must not keep gates from a multiprocessor.
+                stream = cuda.streamCreateWithPriority(cuda.streamNonBlocking, _HIGHEST)
+                self._made.append((stream, cuda.eventCreateWithFlags(cuda.eventDisableTiming)))
+        return self._made[:count]
+
+    def close(self) -> None:
+        """Let go of them; idempotent."""
+        self._end()
+
+
+def _destroy(ordinal: int, made: Sequence[Lane]) -> None:
+    with on(ordinal) as cuda:
+        for stream, event in made:
+            cuda.streamDestroy(stream)
+            cuda.eventDestroy(event)
+
+
+class CopyLaunch:
+    """A call of the ranks of one device, ready to be enqueued.
+
+    Args:
+        found: what is enqueued.
+        gate: makes the launch of a gate.
+        kernel: of the blocks that are no lanes; None: there are none.
+        streams: of the device.
+        shared: whether several ranks live on the device.
+        where: the call, for messages.
+
+    """
+
+    def __init__(
+        self,
+        found: Schedule,
+        gate: Callable[[Gate], Launchable],
+        kernel: Launchable | None,
+        streams: Streams,
+        *,
+        shared: bool,
+        where: str,
+    ) -> None:
+        cuda = runtime()
+        self._record, self._after = cuda.eventRecord, cuda.streamWaitEvent
+        self._capturing = cuda.streamIsCapturing
+        self._kernel, self._shared, self._where = kernel, shared, where
+        others = found.lanes - 1 + (kernel is not None)
+        self._streams, self._others = streams, streams.take(others)
+
+        def bound(row: Gate | Copy) -> Callable[[int], None]:
+            if isinstance(row, Gate):
+                return gate(row).launch
+            kind = cuda.memcpyDeviceToDevice
+            return partial(cuda.memcpyAsync, row.dst, row.src, row.nbytes, kind)
+
+        self._enter = [bound(row) for row in found.enter]
+        self._slices = [
+            [(row.lane, bound(row)) for row in rows]
+            for _, rows in groupby(found.rows, key=lambda row: row.slice)
+        ]
+        self._leave = [bound(row) for row in found.leave]
+
+    def launch(self, stream: int) -> None:
+        """Enqueue on a stream of the current device, and on streams that part from it and join it.
+
+        Raises:
+            ArgumentError: a graph is being captured that could not be replayed safely.
+
+        """
+        for part in self.parts(stream):
+            part()
+
+    def parts(self, stream: int) -> list[Callable[[], None]]:
+        """The launch in parts of a slice each, for a thread that has several devices to serve.
+
+        A device takes only so much ahead of what it does: whoever enqueues a whole call for one
+        before the others have anything may wait for them in vain.
+
+        Raises:
+            ArgumentError: a graph is being captured that could not be replayed safely.
+
+        """
+        others = self._others
+        lanes = [stream, *(other for other, _ in others)]
+        if others and self._shared and self._capturing(stream):
+            # A graph runs streams in an order of its own, and need not run all at once.
+            if self._kernel is not None:
+                raise ArgumentError(
+                    f"{self._where}: engine='copy' with a kernel beside the copies cannot be "
+                    f"captured while ranks share a GPU; give each rank a GPU, or leave engine out"
+                )
+            lanes, others = [stream] * len(lanes), []
+
+        def slice_of(rows: list[tuple[int, Callable[[int], None]]]) -> None:
+            for lane, enqueue in rows:
+                enqueue(lanes[lane])
+
+        return [
+            partial(self._begin, stream, others),
+            *(partial(slice_of, rows) for rows in self._slices),
+            partial(self._end, stream, others),
+        ]
+
+    def _begin(self, stream: int, others: list[Lane]) -> None:
+        for enqueue in self._enter:
+            enqueue(stream)
+        if others:
+            (_, event), *_rest = others
+            self._record(event, stream)
+            for other, _ in others:
+                self._after(other, event, 0)
+        if self._kernel is not None:
+            self._kernel.launch(others[-1][0])
+
+    def _end(self, stream: int, others: list[Lane]) -> None:
+        for other, event in others:
+            self._record(event, other)
+            self._after(stream, event, 0)
+        for enqueue in self._leave:
+            enqueue(stream)
+
+
+def copy_launch(
+    chosen: Chosen,
+    call: Call,
+    header: Header,
+    arena: Arena,
+    local: Sequence[Addresses],
+    load: Callable[[str], int],
+    streams: Streams,
+) -> CopyLaunch:
+    """The launch of a call of copy engines.
+
+    Args:
+        chosen: with ``engine="copy"``.
+        call: of one of the ranks.
+        header: of its kernels.
+        arena: where flags and SCRATCH lie.
+        local: of the ranks of the device; ``reached`` is known.
+        load: gives the function of a source text.
+        streams: of the device.
+
+    Raises:
+        LaunchRefused: a kernel would carry too much.
+
+    """
+    program, layout, nranks = chosen.program, chosen.layout, chosen.plan.nranks
+    header = replace(header, total=True)  # the first gates have heard that all have entered
+    found = schedule(
+        chosen.plan, chosen.launch, program, layout, call.dtype, arena, local, chosen.replicas
+    )
+
+    def gate(row: Gate) -> Launchable:
+        body = gate_body(row, nranks)
+        parameter = pack(body, header, arena.progress, [row.at])
+        return Launchable(load(body.text), 1, 1, GATE_THREADS, parameter)
+
+    kernel, others = None, between(program, arena)
+    if any(program.blocks[number].rank == at.rank for number in others.blocks for at in local):
+        body = simple_body(program, layout, call.dtype, call.op, arena, local, between=others)
+        parameter = pack(body, header, arena.progress, local)
+        kernel = Launchable(load(body.text), chosen.blocks, len(local), chosen.threads, parameter)
+    where = f"{call.collective} on rank {call.rank}"
+    return CopyLaunch(found, gate, kernel, streams, shared=len(local) > 1, where=where)
