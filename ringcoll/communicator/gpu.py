@@ -214,9 +214,21 @@ class CudaState(RankState):
         self.cuda.give_up()
 
     def close(self) -> None:
-        """Let go of everything; not collective."""
-        self._watch.stop()
-        super().close()
+        """Let go of everything; not collective.
+
+        Raises:
+            Error: calls that nobody had waited for have failed.
+
+        """
+        try:
+            if not (self.closed or self.inherited):
+                # Until its kernels have ended a rank must hear of peers that died.
+                self.cuda.synchronize()
+                if self.broken is None and self.cuda.failure() is not None:
+                    self.check()
+        finally:
+            self._watch.stop()
+            super().close()
 
 
 def unserved(name: str, rank: int) -> Callable[..., None]:

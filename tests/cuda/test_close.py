@@ -1,0 +1,86 @@
+"""The end of a communicator on GPUs, by fakes: it hears of peers that died while it waits."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from ringcoll.communicator.gpu import CudaState
+from ringcoll.errors import AbortedError, RankLostError
+from ringcoll.executors.cuda.watch import Watch
+
+
+class Waiting:
+    """An executor with a kernel that waits until it is asked to give up."""
+
+    def __init__(self, failure=None) -> None:
+        self.asked, self.found, self.events = threading.Event(), failure, []
+
+    def synchronize(self) -> None:
+        self.events.append("synchronized" if self.asked.wait(20) else "waited in vain")
+        self.found = AbortedError("given up")
+
+    def give_up(self) -> None:
+        self.asked.set()
+
+    def failure(self):
+        return self.found
+
+    def compare_last(self) -> None:
+        if self.found is not None:
+            raise self.found
+
+    def close(self) -> None:
+        self.events.append("closed")
+
+
+class Lonely:
+    """A fabric whose other rank dies."""
+
+    rank = 0
+
+    def __init__(self) -> None:
+        self.told = []
+
+    def check(self) -> None:
+        raise RankLostError("rank 1 died: its process has ended")
+
+    def abort(self, reason, error=None) -> None:
+        self.told.append(reason)
+
+    def leave(self) -> None:
+        """Nobody is left to be told."""
+
+    close = leave
+
+
+def closing(cuda) -> CudaState:
+    state = object.__new__(CudaState)
+    values = {"fabric": Lonely(), "cuda": cuda, "executor": cuda, "broken": None}
+    values |= {"pairs": SimpleNamespace(running=[]), "symmetric": SimpleNamespace(close=int)}
+    values |= {"closed": False, "inherited": False, "settled": False}
+    vars(state).update(values)
+    cuda.running = None
+    state._watch = Watch(state.fabric, cuda)
+    return state
+
+
+def test_close_hears_of_a_peer_that_died_while_it_waits():
+    cuda = Waiting()
+    state = closing(cuda)
+    with pytest.raises(RankLostError, match="rank 1 died"):
+        state.close()
+    assert cuda.events == ["synchronized", "closed"]
+    assert state.closed
+    state.close()
+    assert cuda.events == ["synchronized", "closed"]
+
+
+def test_close_after_an_error_that_was_told_says_nothing():
+    cuda = Waiting()
+    state = closing(cuda)
+    state.broken = RankLostError("rank 1 died")
+    state.close()
+    assert cuda.events == ["synchronized", "closed"]
