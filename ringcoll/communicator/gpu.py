@@ -249,7 +249,7 @@ class _Kept:
 
     send: Callable[[], Any]
     recv: Callable[[], Any]
-    pointers: tuple[int, int]
+    places: tuple[object, object]
     ready: Ready
     by_cupy: bool
     """Whether the arrays are CuPy's, whose current stream the call then takes."""
@@ -259,7 +259,7 @@ class _Kept:
         return (
             (sendbuf is None or self.send() is sendbuf)
             and (recvbuf is None or self.recv() is recvbuf)
-            and self.pointers == (_pointer(sendbuf), _pointer(recvbuf))
+            and self.places == (_place(sendbuf), _place(recvbuf))
             and self.ready.changes == changes
         )
 
@@ -368,10 +368,10 @@ class Enqueuer:
             del self._kept[old]
         while len(self._kept) >= KEPT:
             self._kept.pop(next(iter(self._kept)))
-        pointers = _pointer(sendbuf), _pointer(recvbuf)
-        if -1 not in pointers:
+        places = _place(sendbuf), _place(recvbuf)
+        if None not in places:
             by_cupy = all(b is None or _is_cupy(b) for b in (sendbuf, recvbuf))
-            self._kept[key] = _Kept(refs[0], refs[1], pointers, ready, by_cupy)
+            self._kept[key] = _Kept(refs[0], refs[1], places, ready, by_cupy)
         return ready
 
     def _view(self, buffer: Any, argument: str, where: str) -> Any:
@@ -400,20 +400,21 @@ def _is_cupy(buffer: Any) -> bool:
     return type(buffer).__module__.partition(".")[0] == "cupy"
 
 
-def _pointer(buffer: Any) -> int:
-    """Where a buffer begins now; -1 where that is not known without looking closely."""
+def _place(buffer: Any) -> object:
+    """Where and how a buffer lies now; None where that is not known without looking closely."""
     if buffer is None:
         return 0
-    pointer: int
+    place: object
     try:
-        pointer = buffer.data.ptr  # CuPy's
+        place = buffer.data.ptr  # CuPy's arrays keep their size and type
     except AttributeError:
         torch = sys.modules.get("torch")
-        if torch and isinstance(buffer, torch.Tensor):
-            pointer = buffer.data_ptr()
+        if torch is not None and isinstance(buffer, torch.Tensor):
+            # resize_, set_ and t_ change a tensor in place.
+            place = buffer.data_ptr(), buffer.numel(), buffer.dtype, buffer.is_contiguous()
         else:
-            pointer = buffer.pointer if isinstance(buffer, RawArray) else -1
-    return pointer
+            place = buffer.pointer if isinstance(buffer, RawArray) else None
+    return place
 
 
 def _flat(found: DeviceArray) -> npt.NDArray[Any]:
