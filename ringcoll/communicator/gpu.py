@@ -24,7 +24,7 @@ from ringcoll.communicator.selection import Choice, prove, wished_plan
 from ringcoll.communicator.work import Work
 from ringcoll.config import Config, resolve
 from ringcoll.dtypes import dtype_of
-from ringcoll.errors import ArgumentError, Error
+from ringcoll.errors import ArgumentError, Error, MachineError
 from ringcoll.executors.cuda.arena import Arena
 from ringcoll.executors.cuda.choose import Chosen, Wishes
 from ringcoll.executors.cuda.executor import CudaExecutor, Enqueued, Ready
@@ -200,7 +200,16 @@ class CudaState(RankState):
         """Wait for what was enqueued; what has failed is for ``check`` to raise."""
         if self.inherited or self.closed:
             self.usable()
-        self.cuda.synchronize()
+        try:
+            self.cuda.synchronize()
+        except MachineError as error:
+            try:
+                self.fabric.check()  # a peer that died takes its memory along
+            except Error as news:
+                self.fail(news)
+                raise news from error
+            self.fail(error)
+            raise
 
     def fail(self, error: BaseException, *, begun: bool = False) -> None:
         """Remember that a call failed; kernels of this rank that wait are asked to stop."""
@@ -223,7 +232,7 @@ class CudaState(RankState):
         try:
             if not (self.closed or self.inherited):
                 # Until its kernels have ended a rank must hear of peers that died.
-                self.cuda.synchronize()
+                self.synchronize()
                 if self.broken is None and self.cuda.failure() is not None:
                     self.check()
         finally:

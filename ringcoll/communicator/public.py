@@ -355,6 +355,7 @@ class Communicator(Calling):
 
         Raises:
             MismatchError: it turns out that the ranks did not make the same last call.
+            Error: on GPUs, a call that nobody had waited for has failed.
 
         """
         self._state.stop()

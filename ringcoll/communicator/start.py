@@ -11,7 +11,7 @@ from ringcoll.communicator.devices import loader, ordinals, placed
 from ringcoll.communicator.public import Communicator
 from ringcoll.communicator.rank import RankState, in_words
 from ringcoll.config import Config, Settings, starting
-from ringcoll.errors import AbortedError, MachineError, MismatchError
+from ringcoll.errors import AbortedError, Error, MachineError, MismatchError
 from ringcoll.executors.pace import Pace
 from ringcoll.fabric import Fabric, each, open_fabric, thread_fabrics
 
@@ -132,7 +132,7 @@ def spawn(
 def _close(comm: Communicator, failures: list[tuple[int, BaseException]]) -> None:
     try:
         comm.close()
-    except MismatchError as error:
+    except Error as error:
         failures.append((comm.rank, error))
 
 

@@ -37,8 +37,8 @@ FLAGS = 64
 """Flag words for each ordered pair of ranks: one for each pair of blocks that signals."""
 
 _PAIR_FLAGS = 8
-RECORDS = 64
-"""How many calls a rank keeps the text of."""
+RECORDS = 256
+"""How many calls a rank keeps the text of: more than a communicator keeps prepared."""
 _RECORD_BYTES = 512
 _PAGE = 4096
 _SCALAR = struct.Struct("dd")
@@ -70,7 +70,8 @@ class Board:
         self.fabric, self.rank, self.nranks = fabric, fabric.rank, n
         self.entered = 0
         self.numbers = itertools.count(1)
-        self._kept = [0] * RECORDS
+        self.kept = [0] * RECORDS
+        """The number of the text that this rank keeps in each slot, number % RECORDS."""
         self.hellos = 8
         self.flags = self.hellos + 4 * HELLO_WORDS
         self.pairs = self.flags + n * FLAGS
@@ -140,11 +141,11 @@ class Board:
 
     def recording(self, number: int) -> bool:
         """Whether this rank's text ``number`` has not been overwritten by a later one."""
-        return self._kept[number % RECORDS] == number
+        return self.kept[number % RECORDS] == number
 
     def record(self, number: int, text: str) -> None:
         """Keep the text of a call where the peers can read it; ``number`` is from ``numbers``."""
-        self._kept[number % RECORDS] = number
+        self.kept[number % RECORDS] = number
         data = text.encode()[: _RECORD_BYTES - 8]
         at = self.records + number % RECORDS * _RECORD_BYTES
         row = self.bytes[self.rank]

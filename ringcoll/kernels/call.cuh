@@ -7,19 +7,40 @@ namespace rc {
 
 constexpr u32 LOOKS = 1024;  // looks at memory between two looks at the clock
 
-// Note what went wrong for the host, and stop this rank and its peers. Of a failure that was noted
-// elsewhere (TOLD) the host learns only that this call failed too.
-RC_DEVICE void fail(const Local& local, u64 epoch, u32 kind, u32 peer, u32 step, u32 launch) {
-    if (kind == TOLD && look(local.report) != 0) return;
-    tell(local.report + 4, peer);
-    tell_wide(local.report + 8, epoch);
-    tell(local.report + 16, step);
-    tell(local.report + 20, launch);
-    fence();
-    tell(local.report, kind);
+RC_DEVICE u64 hello_at(u64 arena, u64 epoch, u32 source, u32 line) {
+    const u32 slot = static_cast<u32>(epoch) & (HELLO_SLOTS - 1);
+    const u32 lines = HELLO_LINES + FACTOR_LINES;
+    return arena + HELLOS + ((slot * RC_RANKS + source) * lines + line) * 16;
+}
+
+// Note for the host what went wrong at call `when`, at `epoch` or before it, and stop this rank and
+// its peers, which know already if it was noted elsewhere (TOLD). `mine` and `theirs`: launches.
+//
+// Many threads may come at once: the first writes all of the report, the others nothing. The host
+// compares this call with the peers' hellos, though this rank may have come too late to say its own.
+// Who finds that calls differ lets the peers see so too: the block that says hello may not have come
+// so far, and would no more.
+RC_SELDOM void fail(const Args& args, const Local& local, u64 epoch, u64 when, u32 kind, u32 peer,
+                    u32 step, u32 mine, u32 theirs) {
+    const u64 said = static_cast<u64>(args.launch) << 32 | args.signature;
+    if (claim(local.own + CLAIMED)) {
+        ll_store(hello_at(local.own, epoch, local.rank, 0), said, static_cast<u32>(epoch));
+        tell(local.report + 4, peer);
+        tell_wide(local.report + 8, when);
+        tell(local.report + 16, step);
+        tell(local.report + 20, theirs);
+        tell(local.report + 28, mine);
+        fence();
+        tell(local.report, kind);
+    }
     if (kind == TOLD) return;
 #pragma unroll 1
-    for (u32 p = 0; p < RC_RANKS; ++p) tell(local.peers[p] + BROKEN, 1);
+    for (u32 p = 0; p < RC_RANKS; ++p) {
+        if (kind == DIFFERENT && when == epoch)
+            ll_store(hello_at(local.peers[p], epoch, local.rank, 0), said, static_cast<u32>(epoch));
+        fence();
+        tell(local.peers[p] + BROKEN, 1);
+    }
 }
 
 struct Call {
@@ -44,8 +65,12 @@ struct Call {
     RC_DEVICE bool barred() const {
         const bool broken = look(local.own + BROKEN) != 0;
         if (!rare(broken || flag() == 0)) return false;
-        fail(local, epoch, broken ? TOLD : WORN, local.rank, STEP_HELLO, 0);
+        fail(epoch, broken ? TOLD : WORN, local.rank, STEP_HELLO, args.launch, 0);
         return true;
+    }
+
+    RC_DEVICE void fail(u64 when, u32 kind, u32 peer, u32 step, u32 mine, u32 theirs) const {
+        rc::fail(args, local, epoch, when, kind, peer, step, mine, theirs);
     }
 
     // To be asked every LOOKS looks: whether to give up waiting for `peer` at `step`, by what the
@@ -53,22 +78,22 @@ struct Call {
     RC_DEVICE bool late(u32 peer, u32 step) {
         const u64 time = now();
         if (began == 0) began = time;
-        u32 kind = time - began < args.timeout ? 0 : EXPIRED;
+        u32 kind = time - began < args.timeout ? 0 : EXPIRED, theirs = 0;
         if (look(local.report + 24) != 0) kind = GIVEN_UP;
+        // Nothing need come from ranks that make another call: look at one each time.
+        const u32 other = static_cast<u32>(time >> 10) % RC_RANKS;
+        const Vector said = ll_load(hello_at(local.own, epoch, other, 0));
+        if (arrived(said, flag()) && said.x != args.signature) {
+            kind = DIFFERENT, peer = other, step = STEP_HELLO, theirs = said.z;
+        }
         if (look(local.own + BROKEN) != 0) kind = TOLD;
         if (kind == 0) return false;
-        fail(local, epoch, kind, peer, step, 0);
+        fail(epoch, kind, peer, step, args.launch, theirs);
         return true;
     }
 
-    RC_DEVICE static u64 hello_at(u64 arena, u64 epoch, u32 source, u32 line) {
-        const u32 slot = static_cast<u32>(epoch) & (HELLO_SLOTS - 1);
-        const u32 lines = HELLO_LINES + FACTOR_LINES;
-        return arena + HELLOS + ((slot * RC_RANKS + source) * lines + line) * 16;
-    }
-
-    // Tell `peer` that this rank has entered and which call it makes; with all lines also where its
-    // buffers are.
+    // Tell `peer`, or this rank itself, that this rank has entered and which call it makes; with
+    // all lines also where its buffers are.
     RC_DEVICE void say_hello(u32 peer, u32 lines) const {
         const u64 to = local.peers[peer];
         const u64 said = static_cast<u64>(args.launch) << 32 | args.signature;
@@ -116,21 +141,35 @@ struct Call {
     RC_DEVICE bool agree(u32 peer) {
         u64 said;
         if (!hear(peer, epoch, 0, said)) return false;
-        if (!rare(static_cast<u32>(said) != args.signature)) return true;
-        fail(local, epoch, DIFFERENT, peer, STEP_HELLO, static_cast<u32>(said >> 32));
+        return same(peer, epoch, args.signature, args.launch, said);
+    }
+
+    // Whether a peer has said at call `when` what this rank has; else that is noted.
+    RC_DEVICE bool same(u32 peer, u64 when, u32 signature, u32 mine, u64 said) const {
+        if (!rare(!(static_cast<u32>(said) == signature))) return true;
+        fail(when, DIFFERENT, peer, STEP_HELLO, mine, static_cast<u32>(said >> 32));
         return false;
+    }
+
+    // Wait for a peer's hello of the call before this one, at which this rank said `mine`: nobody
+    // may have compared the hellos of a rooted call.
+    RC_DEVICE bool agreed(u32 peer, const Vector& mine) {
+        u64 said;
+        return hear(peer, epoch - 1, 0, said) && same(peer, epoch - 1, mine.x, mine.z, said);
     }
 
     // Every thread of a warp: before its first access to a peer's memory. Call x may write to peers
     // only when all ranks are known to have entered call x - 1: after a call that was not total its
-    // hellos tell, one for each lane. False: gave up; warps of a block may differ.
-    RC_DEVICE bool enter() {
+    // hellos tell, one for each lane. `ordered`: what follows is written without flags of its own.
+    // False: gave up; warps of a block may differ.
+    RC_DEVICE bool enter(bool ordered) {
         bool heard = !barred();
         if (rare(known + 1 < epoch)) {
-            u64 said;
+            const Vector mine = ll_load(hello_at(local.own, epoch - 1, local.rank, 0));
 #pragma unroll 1
             for (u32 p = thread_index() % WARP; heard && p < RC_RANKS; p += WARP)
-                heard = p == local.rank || hear(p, epoch - 1, 0, said);
+                heard = p == local.rank || agreed(p, mine);
+            if (ordered) fence();
             heard = !warp_any(!heard);
         }
         return heard;

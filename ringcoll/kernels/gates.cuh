@@ -38,9 +38,9 @@ struct Word {
 
 // Tell peers that this rank has entered; false: gave up.
 RC_DEVICE bool enter(Call& call) {
-    if (block_any(!call.enter())) return false;
+    if (block_any(!call.enter(true))) return false;
     for (u32 p = thread_index(); p < RC_RANKS; p += block_threads())
-        if (p != call.local.rank) call.say_hello(p, 1);
+        call.say_hello(p, 1);
     return true;
 }
 

@@ -451,11 +451,10 @@ template <class Op>
 RC_DEVICE void attend(const Args& args, const Local& local, u32 workers) {
     Call call(args, local);
     const u32 lane = thread_index() - workers;
-    const bool entered = call.enter();
+    const bool entered = call.enter(false);
     if (entered && block_index() == 0)
 #pragma unroll 1  // most often once: less text is sooner there
-        for (u32 p = lane; p < RC_RANKS; p += SYNC_THREADS)
-            if (p != local.rank) call.say_hello(p, 1);
+        for (u32 p = lane; p < RC_RANKS; p += SYNC_THREADS) call.say_hello(p, 1);
     if constexpr (Op::SCALES)
         for (u32 p = lane; entered && p < RC_RANKS; p += SYNC_THREADS)
             if (block_index() == 0) call.say_factor(p);
@@ -478,7 +477,7 @@ RC_DEVICE void run(const Args& args, const Local& local) {
     thread.place = static_cast<u64>(block_index()) * workers + thread_index();
     // These loads are on their way while the epoch is: one latency instead of two.
     typename Program::First::Users users = Program::First::fetch(thread, 0);
-    bool entered = call.enter();
+    bool entered = call.enter(false);
     if (LANES > 1) entered = !warp_any(!entered);  // the threads of a line go together
     block_arrive();
     if (!entered || thread.place >= args.places) return;

@@ -16,6 +16,7 @@ constexpr u32 FACTOR_LINES = 2;   // after these, where the operator has a facto
 
 // A rank's part of the arena that its peers reach; addresses below are offsets into it.
 constexpr u64 BROKEN = 0;    // u32: not 0 once a call has failed here or at a peer
+constexpr u64 CLAIMED = 4;  // u32: not 0 once a thread of this rank reports a failure
 constexpr u64 HELLOS = 64;   // LL lines [slot][source rank][line]
 
 // Of each block: the last call that it ended, and the last that all ranks had entered by then.
@@ -24,7 +25,7 @@ struct alignas(16) Progress {
     u64 known;
 };
 
-// Host-mapped; what the host learns of a call that failed. `kind` is stored last.
+// Host-mapped; what the host learns of the first call that failed. `kind` is stored last.
 struct Report {
     u32 kind;
     u32 peer;    // who was waited for, or who made another call
@@ -32,7 +33,7 @@ struct Report {
     u32 step;    // row of the program, or STEP_HELLO
     u32 launch;  // the peer's, if it made another call
     u32 abort;   // stored by the host: give up
-    u32 unused;
+    u32 mine;    // this rank's own launch of the call
 };
 
 constexpr u32 EXPIRED = 1, DIFFERENT = 2, GIVEN_UP = 3, TOLD = 4, WORN = 5;

@@ -374,10 +374,10 @@ template <class T, class Program>
 RC_DEVICE void run(const Args& args, const Local& local) {
     Call call(args, local);
     Bases& bases = *block_memory<Bases>();
-    bool done = !block_any(!call.enter());
+    bool done = !block_any(!call.enter(true));
     if (done && block_index() == 0)
         for (u32 p = thread_index(); p < RC_RANKS; p += block_threads())
-            if (p != local.rank) call.say_hello(p, HELLO_LINES);
+            call.say_hello(p, HELLO_LINES);
     if constexpr (Program::Op::SCALES) {
         if (done && block_index() == 0)
             for (u32 p = thread_index(); p < RC_RANKS; p += block_threads()) call.say_factor(p);

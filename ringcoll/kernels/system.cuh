@@ -5,6 +5,8 @@
 #pragma once
 
 #define RC_DEVICE __device__ __forceinline__
+// A function that few calls ever need: it stands in a kernel once, out of the way.
+#define RC_SELDOM static __device__ __noinline__
 #define RC_KERNEL(THREADS) extern "C" __global__ void __launch_bounds__(THREADS)
 #define RC_PARAMETER const __grid_constant__
 
@@ -124,6 +126,16 @@ RC_DEVICE void tell(u64 at, u32 value) {
 
 RC_DEVICE void tell_wide(u64 at, u64 value) {
     asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
+}
+
+// Whether no thread of this GPU has asked for this word before.
+RC_DEVICE bool claim(u64 at) {
+    u32 before;
+    asm volatile("atom.relaxed.gpu.global.exch.b32 %0, [%1], 1;"
+                 : "=r"(before)
+                 : "l"(at)
+                 : "memory");
+    return before == 0;
 }
 
 // Acquire and release, system scope. After a look that found what it wanted: what the writer wrote

@@ -90,6 +90,9 @@ class Machine(Runtime):
         self._stream(stream)
         return stream
 
+    def streamCreateWithFlags(self, _flags):
+        return self.streamCreateWithPriority(0, 0)
+
     def streamDestroy(self, stream):
         self.streams.pop(stream).close()
 
@@ -114,7 +117,7 @@ class Machine(Runtime):
         self._stream(stream).add(lambda: reached.wait(60))
 
     def memcpyAsync(self, target, source, nbytes, kind, stream):
-        assert kind == self.memcpyDeviceToDevice
+        assert kind in (self.memcpyDeviceToDevice, self.memcpyDeviceToHost)
         self._stream(stream).add(lambda: ctypes.memmove(target, source, nbytes))
 
     def launchKernel(self, function, blocks, locals_, *rest):

@@ -47,7 +47,10 @@ class Attributes:
 
 class Runtime:
     is_hip = False
-    memcpyDefault, hostAllocMapped, hostAllocPortable = 4, 2, 1
+    memcpyHostToDevice, memcpyDeviceToHost, memcpyDefault = 1, 2, 4
+    hostAllocMapped, hostAllocPortable = 2, 1
+    streamNonBlocking = 1
+    CUDARuntimeError = CUDARuntimeError
 
     def __init__(self, ndevices=1, *, room=1 << 30, access=True, visible=True):
         self.ndevices, self.room, self.access, self.visible = ndevices, room, access, visible
@@ -62,6 +65,7 @@ class Runtime:
         self.lying: set[tuple[int, int]] = set()  # devices whose writes to another are lost
         self.synchronised = 0
         self.driver: Any = None  # see stand_in_driver
+        self.made: set[int] = set()
         self._lock = threading.Lock()
         self._local = threading.local()
 
@@ -134,6 +138,21 @@ class Runtime:
             if start <= pointer < start + size:
                 return device
         return None
+
+    def memcpyAsync(self, target, source, nbytes, kind, stream):
+        assert stream in self.made
+        self.memcpy(target, source, nbytes, kind)
+
+    def streamCreateWithFlags(self, _flags):
+        with self._lock:
+            self.made.add(1000 + len(self.made))
+            return 999 + len(self.made)
+
+    def streamSynchronize(self, _stream):
+        self.synchronised += 1
+
+    def streamDestroy(self, stream):
+        assert stream in self.made
 
     def hostAlloc(self, nbytes, flags):
         assert flags == 3

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from ringcoll.communicator.gpu import CudaState
-from ringcoll.errors import AbortedError, RankLostError
+from ringcoll.errors import AbortedError, MachineError, RankLostError
 from ringcoll.executors.cuda.watch import Watch
 
 
@@ -16,7 +16,8 @@ class Waiting:
     """An executor with a kernel that waits until it is asked to give up."""
 
     def __init__(self, failure=None) -> None:
-        self.asked, self.found, self.events = threading.Event(), failure, []
+        self.asked, self.found = threading.Event(), failure
+        self.events: list[str] = []
 
     def synchronize(self) -> None:
         self.events.append("synchronized" if self.asked.wait(20) else "waited in vain")
@@ -42,7 +43,7 @@ class Lonely:
     rank = 0
 
     def __init__(self) -> None:
-        self.told = []
+        self.told: list[str] = []
 
     def check(self) -> None:
         raise RankLostError("rank 1 died: its process has ended")
@@ -76,6 +77,21 @@ def test_close_hears_of_a_peer_that_died_while_it_waits():
     assert state.closed
     state.close()
     assert cuda.events == ["synchronized", "closed"]
+
+
+def test_a_device_that_fails_with_a_peer_names_the_peer():
+    cuda = Waiting()
+
+    def fail() -> None:
+        raise MachineError("illegal address")
+
+    cuda.synchronize = fail  # type: ignore[method-assign]
+    state = closing(cuda)
+    with pytest.raises(RankLostError, match="rank 1 died") as told:
+        state.synchronize()
+    assert isinstance(told.value.__cause__, MachineError)
+    assert state.broken is told.value
+    state._watch.stop()
 
 
 def test_close_after_an_error_that_was_told_says_nothing():

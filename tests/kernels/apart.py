@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,6 +64,8 @@ def run_apart(
     kernels: Path = KERNELS,
     calls: int = 1,
     timeout: float = 20.0,
+    world: World | None = None,
+    ranks: Sequence[int] | None = None,
 ) -> Outcome:
     """``calls`` calls of all ranks in a row, in a process of their own.
 
@@ -73,11 +76,13 @@ def run_apart(
         kernels: the source.
         calls: how many.
         timeout: seconds of the kernels' deadline.
+        world: at ``ADDRESS``, with what has happened before; None: a new one.
+        ranks: that make the calls; None: all.
 
     """
-    world = World(case.plan.nranks, ADDRESS)
+    world = World(case.plan.nranks, ADDRESS) if world is None else world
     arrays = world.arrays(case)
-    ready = world.ready(case, arrays, timeout=timeout)
+    ready = world.ready(case, arrays, ranks=ranks, timeout=timeout)
     built = program(ready.text, *flags, kernels=kernels)
     image, parameter = folder / "image", folder / "parameter"
     image.write_bytes(world.memory.tobytes())

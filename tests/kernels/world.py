@@ -12,7 +12,7 @@ import numpy as np
 
 from ringcoll.dtypes import dtype_of
 from ringcoll.encode import encode
-from ringcoll.executors.cuda.arena import MOST_BLOCKS, REPORT_BYTES, Arena
+from ringcoll.executors.cuda.arena import HELLO_LINES, HELLOS, MOST_BLOCKS, REPORT_BYTES, Arena
 from ringcoll.executors.cuda.lines import lines_body
 from ringcoll.executors.cuda.params import Addresses, Body, Header, factor_bytes, pack
 from ringcoll.executors.cuda.places import LANES
@@ -83,6 +83,11 @@ class World:
         """Epoch and known of every block."""
         found = self.arena_of(rank)[self.arena.progress :][: MOST_BLOCKS * 16]
         return found.view(np.uint64).reshape(MOST_BLOCKS, 2)
+
+    def hellos(self, rank: int) -> Array:
+        """What all ranks have said to one: words of slot, source rank and line."""
+        found = self.arena_of(rank)[HELLOS:][: self.arena.hello_bytes]
+        return found.view(np.uint32).reshape(-1, self.nranks, HELLO_LINES, 4)
 
     def words(self, rank: int) -> Array:
         """The report as words."""

@@ -17,7 +17,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["FLAGS", "MOST_BLOCKS", "REPORT_BYTES", "Arena"]
+__all__ = [
+    "FLAGS",
+    "HELLOS",
+    "HELLO_LINES",
+    "HELLO_SLOTS",
+    "MOST_BLOCKS",
+    "REPORT_BYTES",
+    "Arena",
+]
 
 MOST_BLOCKS = 160
 """CUDA blocks a rank: one for each multiprocessor of the largest GPUs."""
@@ -25,8 +33,9 @@ FLAGS = 64
 """Pairs of blocks that may signal from one rank to another, each with a word for every replica."""
 
 REPORT_BYTES = 32
-_HELLOS = 64
-_HELLO_SLOTS, _HELLO_LINES, _LINE = 4, 5, 16  # two of the lines carry a factor
+HELLOS = 64
+"""Where the hellos begin, ``u32[HELLO_SLOTS][source rank][HELLO_LINES][4]``."""
+HELLO_SLOTS, HELLO_LINES, _LINE = 4, 5, 16  # two of the lines carry a factor
 _PROGRESS = 16
 _PAGE = 4096
 
@@ -53,9 +62,14 @@ class Arena:
     copied: int = 12 << 20
 
     @property
+    def hello_bytes(self) -> int:
+        """What all ranks have said to one, itself included."""
+        return HELLO_SLOTS * self.nranks * HELLO_LINES * _LINE
+
+    @property
     def progress(self) -> int:
         """``Progress[MOST_BLOCKS]``, which only its owner touches."""
-        return _up(_HELLOS + _HELLO_SLOTS * self.nranks * _HELLO_LINES * _LINE)
+        return _up(HELLOS + self.hello_bytes)
 
     @property
     def flags(self) -> int:

@@ -11,26 +11,28 @@ import hashlib
 import itertools
 import os
 import struct
-import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from ringcoll.arguments.calls import Call
 from ringcoll.collectives import COLLECTIVES
-from ringcoll.errors import AbortedError, Error, MismatchError, OutOfMemory
-from ringcoll.executors.board import Board
+from ringcoll.errors import AbortedError, Error, MachineError, MismatchError
+from ringcoll.executors.board import RECORDS, Board
 from ringcoll.executors.cuda.arena import MOST_BLOCKS, REPORT_BYTES, Arena
 from ringcoll.executors.cuda.body import body_of
 from ringcoll.executors.cuda.choose import Chosen, Resources, Wishes, choose
+from ringcoll.executors.cuda.event import Event
 from ringcoll.executors.cuda.gate import Gate, Offer, order
+from ringcoll.executors.cuda.hellos import Hellos
 from ringcoll.executors.cuda.lanes import CopyLaunch, Streams, copy_launch
 from ringcoll.executors.cuda.loader import Launchable, Loader
+from ringcoll.executors.cuda.mappings import Mappings
 from ringcoll.executors.cuda.params import Addresses, Header, factor_bytes, pack
-from ringcoll.executors.cuda.reports import ABORT, error_of, read
+from ringcoll.executors.cuda.reports import ABORT, DIFFERENT, Report, error_of, read
 from ringcoll.executors.cuda.terms import OFFSET_BITS, places, terms_of, touched
 from ringcoll.executors.drive import Pause, Task
 from ringcoll.fabric import Fabric
@@ -42,11 +44,10 @@ from ringcoll.transports.cuda.nvlink import joined_by_nvlink
 from ringcoll.transports.cuda.peers import PeerMemory
 from ringcoll.transports.cuda.symmetric import CudaSymmetricMemory
 
-__all__ = ["CudaExecutor", "Enqueued", "Event", "Ready"]
+__all__ = ["CudaExecutor", "Enqueued", "Ready"]
 
 _SEAT = struct.Struct("<QQiiii16s")
 """Process, number of its gate, device, multiprocessors, capability, bus address."""
-_MAPPINGS = 1 << 12
 
 _gates: dict[int, Gate[Ready]] = {}
 _numbers = itertools.count(1)
@@ -62,6 +63,7 @@ class Ready:
         terms: what ranks must agree on, in words.
         signature: of the terms, 32 bits.
         number: of the record of the terms.
+        slot: of the record.
         timeout: seconds that its kernels may wait.
         at: where the rank finds everything.
         changes: of the symmetric memory, when this was made.
@@ -74,6 +76,7 @@ class Ready:
     terms: str
     signature: int
     number: int
+    slot: int
     timeout: float
     at: Addresses
     changes: int
@@ -91,38 +94,6 @@ class Enqueued:
     def timeout(self) -> float:
         """Seconds that its kernels may wait."""
         return self.ready.timeout
-
-
-class Event:
-    """A point of a stream.
-
-    Args:
-        ordinal: of the device.
-        stream: whose end, as it is now, is meant.
-
-    """
-
-    def __init__(self, ordinal: int, stream: int) -> None:
-        self._ordinal = ordinal
-        with on(ordinal) as cuda:
-            self._event = cuda.eventCreateWithFlags(cuda.eventDisableTiming)
-            cuda.eventRecord(self._event, stream)
-        weakref.finalize(self, _destroy, ordinal, self._event).atexit = False
-
-    def done(self) -> bool:
-        """Whether the stream has come so far."""
-        with on(self._ordinal) as cuda:
-            return bool(cuda.eventQuery(self._event) == 0)
-
-    def order(self, stream: int) -> None:
-        """Let what a stream is given from now on come after it."""
-        with on(self._ordinal) as cuda:
-            cuda.streamWaitEvent(stream, self._event, 0)
-
-
-def _destroy(ordinal: int, event: int) -> None:
-    with on(ordinal) as cuda:
-        cuda.eventDestroy(event)
 
 
 class CudaExecutor:
@@ -154,15 +125,19 @@ class CudaExecutor:
         self.rank, self.nranks = fabric.rank, fabric.nranks
         self.arena = Arena(self.nranks)
         self.board = Board(fabric, 0)
+        self._records = self.board.kept
         ordinal = device.ordinal
         self.report = host_mapped(REPORT_BYTES, ordinal=ordinal)
-        self.mappings = _Mappings(self.nranks, ordinal, symmetric)
+        self.hellos = Hellos(self.arena, self.rank, ordinal, self.memory.pointers[self.rank])
+        self.mappings = Mappings(self.nranks, ordinal, symmetric)
         self.running: Ready | None = None
         self.last: Ready | None = None
         self.stream: int | None = None
         self.streams = Streams(ordinal)
         copies = [pointer + self.arena.copies for pointer in self.memory.pointers]
         self.streams.warm(copies[self.rank], [pointer + 256 for pointer in copies])
+        self.partial = False  # whether calls were made that end before their hellos are compared
+        self._different: Report | None = None
         self.gate, self.resources = self._seated()
         self._device: Callable[[], int] = runtime().getDevice
         self._merged: dict[tuple[int, ...], tuple[Sequence[Ready], Launchable | CopyLaunch]] = {}
@@ -230,8 +205,18 @@ class CudaExecutor:
         )
         signature = int.from_bytes(digest, "little")
         ready = Ready(
-            call, chosen, terms, signature, number, timeout, at, self.symmetric.changes, None
+            call,
+            chosen,
+            terms,
+            signature,
+            number,
+            number % RECORDS,
+            timeout,
+            at,
+            self.symmetric.changes,
+            None,
         )
+        self.partial = self.partial or not chosen.program.total
         if len(self.gate.ranks) == 1:
             ready.launchable = self._launchable([ready])
         return ready
@@ -303,6 +288,8 @@ class CudaExecutor:
             self._check()
         if stream != self.stream:
             self._follow(stream)
+        if self._records[ready.slot] != ready.number:  # later calls have overwritten it
+            self.board.record(ready.number, ready.terms)
         if self._device() == self.device.ordinal:
             launchable.launch(stream)
         else:
@@ -340,6 +327,8 @@ class CudaExecutor:
     def offer(self, ready: Ready, stream: int) -> Offer[Ready]:
         """Bring a call to the gate; the last rank of the device launches for all."""
         self._check()
+        if self._records[ready.slot] != ready.number:
+            self.board.record(ready.number, ready.terms)
         self.running = self.last = ready
         self._follow(stream)
         return self.gate.offer(self.rank, ready, stream)
@@ -390,17 +379,30 @@ class CudaExecutor:
         report = read(self.report.host)
         if report is None:
             return None
+        if report.kind != DIFFERENT and self._different is None:
+            # Ranks may wait for each other because they make different calls.
+            with suppress(runtime().CUDARuntimeError):
+                self._different = self.hellos.differing()
+        return self._error(self._different or report)
+
+    def _error(self, report: Report) -> Error:
         last = self.last
-        mine = "no call" if last is None else last.terms
+        terms = "no call" if last is None else last.terms
         timeout = 0.0 if last is None else last.timeout
-        return error_of(report, self.rank, mine, timeout, self.board.recorded)
+        if len(self.gate.ranks) > 1:
+            report = replace(report, own=0)  # a shared launch has the number of its first rank
+        return error_of(report, self.rank, terms, timeout, self.board.recorded)
 
     def compare(self, ticket: Ready) -> None:
         """Nothing: kernels compare the hellos."""
 
     def compare_last(self) -> None:
-        """Raise what a kernel has found wrong."""
+        """Raise what a kernel has found wrong, or what none has compared."""
         self._check()
+        if self.partial:
+            self._different = self.hellos.differing()
+            if self._different is not None:
+                raise self._error(self._different)
 
     def late(self, ticket: Ready, timeout: float) -> str:
         """A call that was never launched, because ranks of the same device made none."""
@@ -429,7 +431,12 @@ class CudaExecutor:
         )
 
     def synchronize(self) -> None:
-        """Wait for the last call; its kernels end by their own deadline."""
+        """Wait for the last call; its kernels end by their own deadline.
+
+        Raises:
+            MachineError: the device has failed.
+
+        """
         if self.stream is None:
             return
         with on(self.device.ordinal) as cuda:
@@ -437,7 +444,13 @@ class CudaExecutor:
                 cuda.streamSynchronize(self.stream)
             except cuda.CUDARuntimeError:
                 # Its owner has destroyed the stream: what it was given may still run.
-                cuda.deviceSynchronize()
+                try:
+                    cuda.deviceSynchronize()
+                except cuda.CUDARuntimeError as error:
+                    raise MachineError(
+                        f"rank {self.rank}: {self.device} fails: {error}; this process can use it "
+                        f"no more"
+                    ) from error
 
     def close(self) -> None:
         """Let go of memory once the kernels have ended; not collective."""
@@ -445,44 +458,11 @@ class CudaExecutor:
         self._merged.clear()
         self.streams.close()
         self.running = self.last = self.stream = None
+        self.hellos.close()
         self.mappings.close()
         self.memory.close()
         self.report.free()
         self.board.close()
-
-
-class _Mappings:
-    """The table by which kernels find a peer's block of symmetric memory."""
-
-    def __init__(self, nranks: int, ordinal: int, symmetric: CudaSymmetricMemory) -> None:
-        from ringcoll.transports.cuda.memory import allocate
-
-        self._symmetric, self._nranks, self._changes = symmetric, nranks, -1
-        self._memory = allocate(ordinal, _MAPPINGS * nranks * 8, what="the table of mappings")
-
-    @property
-    def pointer(self) -> int:
-        return self._memory.pointer
-
-    def update(self) -> None:
-        """Write the table if memory has come or gone; before a launch that reads it."""
-        if self._changes == self._symmetric.changes:
-            return
-        self._changes = self._symmetric.changes
-        table = np.zeros((_MAPPINGS, self._nranks), np.uint64)
-        found = self._symmetric.pointers()
-        if max(found, default=0) >= _MAPPINGS:
-            raise OutOfMemory(
-                f"block {max(found)} of symmetric memory: kernels know {_MAPPINGS - 1}; free "
-                f"arrays, or make fewer and larger ones"
-            )
-        for mapping, pointers in found.items():
-            table[mapping] = pointers
-        with on(self._memory.ordinal) as cuda:
-            cuda.memcpy(self.pointer, table.ctypes.data, table.nbytes, cuda.memcpyHostToDevice)
-
-    def close(self) -> None:
-        self._memory.free()
 
 
 def _address(array: npt.NDArray[Any] | None) -> int:

@@ -74,6 +74,8 @@ class Streams:
 
 
 def _destroy(ordinal: int, made: Sequence[Lane]) -> None:
+    if not made:
+        return
     with on(ordinal) as cuda:
         for stream, event in made:
             cuda.streamDestroy(stream)

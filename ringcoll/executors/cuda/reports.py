@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from ringcoll.errors import AbortedError, ClosedError, DeadlineError, Error, MismatchError
 
-__all__ = ["ABORT", "Report", "error_of", "read"]
+__all__ = ["ABORT", "DIFFERENT", "HELLO", "Report", "error_of", "read"]
 
 _REPORT = struct.Struct("<IIQIIII")  # Report of kernels/program.cuh
-_EXPIRED, _DIFFERENT, _GIVEN_UP, _TOLD, _WORN = range(1, 6)
-_HELLO = 0xFFFFFFFF
+_EXPIRED, DIFFERENT, _GIVEN_UP, _TOLD, _WORN = range(1, 6)
+HELLO = 0xFFFFFFFF
 _SOURCE = 0x80000000
 
 ABORT = 24
@@ -29,6 +29,7 @@ class Report:
         epoch: the call's number.
         step: row or batch of the program; all ones: the hellos.
         launch: the peer's number of the call that it makes instead.
+        own: this rank's number of the call; 0 where it is not known.
 
     """
 
@@ -37,31 +38,34 @@ class Report:
     epoch: int
     step: int
     launch: int
+    own: int = 0
 
 
 def read(memory: memoryview) -> Report | None:
     """The report; None if no kernel has given up."""
     if not memory[0]:  # kinds are small, and stored last
         return None
-    kind, peer, epoch, step, launch, _, _ = _REPORT.unpack_from(memory)
-    return Report(kind, peer, epoch, step, launch)
+    kind, peer, epoch, step, launch, _, own = _REPORT.unpack_from(memory)
+    return Report(kind, peer, epoch, step, launch, own)
 
 
 def error_of(
-    report: Report, rank: int, mine: str, timeout: float, text_of: Callable[[int, int], str]
+    report: Report, rank: int, last: str, timeout: float, text_of: Callable[[int, int], str]
 ) -> Error:
     """The error to raise.
 
     Args:
         report: what the kernel has left.
         rank: of the kernel.
-        mine: this rank's last call, in words.
+        last: this rank's last call, in words.
         timeout: seconds that it could wait.
         text_of: (rank, launch) -> that rank's call, in words.
 
     """
     where = f"call {report.epoch} on rank {rank}"
-    if report.kind == _DIFFERENT:
+    # What was enqueued last need not be what has failed.
+    mine = text_of(rank, report.own) if report.own else last
+    if report.kind == DIFFERENT:
         theirs = text_of(report.peer, report.launch)
         return MismatchError(
             f"{where}: the ranks made different calls\n  rank {rank}: {mine}\n"
@@ -70,7 +74,7 @@ def error_of(
         )
     if report.kind == _WORN:
         return ClosedError(f"{where}: the communicator has made 2**32 calls; make a new one")
-    if report.step == _HELLO:
+    if report.step == HELLO:
         waited = f"rank {report.peer} to enter it"
     elif report.peer & _SOURCE:
         waited = f"source {report.peer & ~_SOURCE} of step {report.step}"

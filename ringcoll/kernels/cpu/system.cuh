@@ -11,6 +11,7 @@
 #include <cstring>
 
 #define RC_DEVICE inline
+#define RC_SELDOM inline
 #define RC_KERNEL(THREADS) extern "C" void
 #define RC_PARAMETER const
 
@@ -157,6 +158,9 @@ RC_DEVICE void tell(u64 at, u32 value) {
 }
 RC_DEVICE void tell_wide(u64 at, u64 value) {
     __atomic_store_n(reinterpret_cast<u64*>(at), value, RELEASE);
+}
+RC_DEVICE bool claim(u64 at) {
+    return __atomic_exchange_n(reinterpret_cast<u32*>(at), 1u, __ATOMIC_RELAXED) == 0;
 }
 RC_DEVICE void fence() {
 #if !defined(__SANITIZE_THREAD__)

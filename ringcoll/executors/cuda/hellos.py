@@ -1,0 +1,80 @@
+"""What the ranks have said to one another, read by the host.
+
+The kernels of a rooted call end before all ranks have come, so that nobody may have compared what
+they said.
+"""
+
+from __future__ import annotations
+
+from threading import Lock
+
+import numpy as np
+
+from ringcoll.executors.cuda.arena import HELLO_LINES, HELLO_SLOTS, HELLOS, Arena
+from ringcoll.executors.cuda.reports import DIFFERENT, HELLO, Report
+from ringcoll.transports.cuda.device import on
+from ringcoll.transports.cuda.memory import host_mapped
+
+__all__ = ["Hellos", "differing"]
+
+
+class Hellos:
+    """Reads a rank's hellos while its kernels may run.
+
+    Args:
+        arena: where they lie in it.
+        rank: whose.
+        ordinal: of its device.
+        pointer: of its part of the arena.
+
+    """
+
+    def __init__(self, arena: Arena, rank: int, ordinal: int, pointer: int) -> None:
+        self._nranks, self._rank, self._ordinal = arena.nranks, rank, ordinal
+        self._source, self._nbytes = pointer + HELLOS, arena.hello_bytes
+        self._lock = Lock()  # the watch looks too
+        # Made ahead: neither a stream nor pinned memory is to be had while a kernel waits.
+        self._copy = host_mapped(self._nbytes, ordinal=ordinal, what="a copy of the hellos")
+        with on(ordinal) as cuda:
+            self._stream = cuda.streamCreateWithFlags(cuda.streamNonBlocking)
+
+    def differing(self) -> Report | None:
+        """The oldest call of which a rank that has come makes another; None: none is known."""
+        with self._lock, on(self._ordinal) as cuda:
+            target = np.frombuffer(self._copy.host, np.uint32)
+            kind = cuda.memcpyDeviceToHost
+            cuda.memcpyAsync(target.ctypes.data, self._source, self._nbytes, kind, self._stream)
+            cuda.streamSynchronize(self._stream)
+            return differing(target.tobytes(), self._nranks, self._rank)
+
+    def close(self) -> None:
+        """Let go of stream and memory; idempotent."""
+        stream, self._stream = self._stream, 0
+        if stream:
+            with on(self._ordinal) as cuda:
+                cuda.streamDestroy(stream)
+        self._copy.free()
+
+
+def differing(data: bytes, nranks: int, rank: int) -> Report | None:
+    """What a kernel would report if it compared the hellos.
+
+    Args:
+        data: the hellos of an :class:`Arena`; a line is {signature, epoch, launch, epoch}.
+        nranks: of the communicator.
+        rank: whose hello the others are compared with.
+
+    """
+    lines = np.frombuffer(data, np.uint32).reshape(HELLO_SLOTS, nranks, HELLO_LINES, 4)[:, :, 0]
+    found: list[Report] = []
+    for slot in lines:
+        signature, epoch, launch, same = (int(word) for word in slot[rank])
+        if not epoch or epoch != same:  # this rank has not come, or its line is half there
+            continue
+        came = (slot[:, 1] == epoch) & (slot[:, 3] == epoch)
+        others = np.flatnonzero(came & (slot[:, 0] != signature))
+        if others.size:
+            peer = int(others[0])
+            theirs = int(slot[peer, 2])
+            found.append(Report(DIFFERENT, peer, epoch, HELLO, theirs, launch))
+    return min(found, key=lambda report: report.epoch, default=None)

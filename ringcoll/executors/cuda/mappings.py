@@ -1,0 +1,60 @@
+"""Where each block of symmetric memory lies on every rank, as kernels read it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ringcoll.errors import OutOfMemory
+from ringcoll.transports.cuda.device import on
+from ringcoll.transports.cuda.memory import allocate
+from ringcoll.transports.cuda.symmetric import CudaSymmetricMemory
+
+__all__ = ["Mappings"]
+
+_MAPPINGS = 1 << 12
+
+
+class Mappings:
+    """The table by which kernels find a peer's block of symmetric memory.
+
+    Args:
+        nranks: of the communicator.
+        ordinal: of this rank's device.
+        symmetric: the memory.
+
+    """
+
+    def __init__(self, nranks: int, ordinal: int, symmetric: CudaSymmetricMemory) -> None:
+        self._symmetric, self._nranks, self._changes = symmetric, nranks, -1
+        self._memory = allocate(ordinal, _MAPPINGS * nranks * 8, what="the table of mappings")
+
+    @property
+    def pointer(self) -> int:
+        """Where the table lies on the device."""
+        return self._memory.pointer
+
+    def update(self) -> None:
+        """Write the table if memory has come or gone; before a launch that reads it.
+
+        Raises:
+            OutOfMemory: there are more blocks than the table has rows.
+
+        """
+        if self._changes == self._symmetric.changes:
+            return
+        self._changes = self._symmetric.changes
+        table = np.zeros((_MAPPINGS, self._nranks), np.uint64)
+        found = self._symmetric.pointers()
+        if max(found, default=0) >= _MAPPINGS:
+            raise OutOfMemory(
+                f"block {max(found)} of symmetric memory: kernels know {_MAPPINGS - 1}; free "
+                f"arrays, or make fewer and larger ones"
+            )
+        for mapping, pointers in found.items():
+            table[mapping] = pointers
+        with on(self._memory.ordinal) as cuda:
+            cuda.memcpy(self.pointer, table.ctypes.data, table.nbytes, cuda.memcpyHostToDevice)
+
+    def close(self) -> None:
+        """Let go of the memory."""
+        self._memory.free()
