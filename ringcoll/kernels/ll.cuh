@@ -9,6 +9,7 @@
 
 #include "call.cuh"
 #include "ops.cuh"
+#include "trace.cuh"
 #include "types.cuh"
 
 namespace rc::ll {
@@ -246,6 +247,8 @@ struct Batch {
 #pragma unroll
         for (u32 r = 0; r < ROWS; ++r) {
             const u64* row = words + r * ROW;
+            if (t.place < t.call.args.places)
+                trace(t.call, step << 16 | r, t.place, t.here(row[0]));
             // The threads of a line stay together: who has none of its elements goes along.
             if (LANES == 1 && !t.has_line(row[0])) continue;
             const u32 count = t.here(row[0]);

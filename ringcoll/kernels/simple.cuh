@@ -14,6 +14,7 @@
 
 #include "call.cuh"
 #include "ops.cuh"
+#include "trace.cuh"
 #include "types.cuh"
 
 namespace rc::simple {
@@ -305,27 +306,31 @@ struct Runner {
         const u64* waits = row + 3 + 2 * (head.srcs + head.dsts) + owners;
         const u64* signals = waits + 2 * head.waits;
         if (!wait(waits, head.waits, slice, step)) return false;
+        u64 moved = 0;
         if (head.srcs != 0) {
-            work<T, Program>(head, row, slice);
+            moved = work<T, Program>(head, row, slice);
             if (head.signals != 0) block_barrier();
         }
         for (u32 k = thread_index(); k < head.signals; k += block_threads())
             post(signals + 2 * k, slice);
+        if (thread_index() == 0 && row[0] != 0) trace(call, step, slice, moved);
         row = signals + 2 * head.signals;
         return true;
     }
 
-    // Blocks share a slice in pieces of 512 bytes, so that no two write to one cache line.
+    // Blocks share a slice in pieces of 512 bytes, so that no two write to one cache line. Elements
+    // of this one's piece.
     template <class T, class Program>
-    RC_DEVICE void work(const Head& head, const u64* row, u64 slice) const {
+    RC_DEVICE u64 work(const Head& head, const u64* row, u64 slice) const {
         constexpr u64 GRAIN = 512 / sizeof(typename T::Raw);
         const u64 length = row[1], piece = row[2], before = slice * piece;
         const u64 count = length <= before ? 0 : length - before < piece ? length - before : piece;
         const u64 even = (count + call.args.replicas - 1) / call.args.replicas;
         const u64 most = (even + GRAIN - 1) / GRAIN * GRAIN, first = replica * most;
-        if (first >= count) return;
+        if (first >= count) return 0;
         const u64 mine = count - first < most ? count - first : most;
         Program::move(head.kind, Share{call, bases, slice, slice % window, first, mine}, row + 3);
+        return mine;
     }
 };
 
@@ -386,6 +391,7 @@ RC_DEVICE void run(const Args& args, const Local& local) {
     if (done && args.mapped) done = meet(call, bases);
     const u32 number = block_index() / args.replicas;
     if (done && number < local.words[0]) {
+        if (thread_index() == 0 && args.mapped) trace(call, STEP_HELLO, 0, 0);
         Runner runner{call, bases, block_index() % args.replicas, 0, 0};
         done = runner.run<T, Program>(local.words + local.words[1 + number]);
     }

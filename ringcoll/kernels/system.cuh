@@ -105,6 +105,9 @@ RC_DEVICE u64 load_if(bool wanted, u64 at) {
     return value;
 }
 
+// Adds one to a word that the threads of a rank share; what was there before.
+RC_DEVICE u64 count_up(u64 at) { return atomicAdd(reinterpret_cast<u64*>(at), 1ull); }
+
 // -- words that ranks and the host share --------------------------------------------------------
 
 // Relaxed, system scope: the newest value, which orders nothing.

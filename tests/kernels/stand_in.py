@@ -98,7 +98,8 @@ int main(int, char** words) {
 }
 """
 
-FLAGS = ("-std=c++17", "-pthread", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas")
+WARNINGS = ("-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-Wno-unused-parameter")
+FLAGS = ("-std=c++17", "-pthread", *WARNINGS)
 
 
 @functools.cache

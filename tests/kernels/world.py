@@ -18,6 +18,8 @@ from ringcoll.executors.cuda.params import Addresses, Body, Header, factor_bytes
 from ringcoll.executors.cuda.places import LANES
 from ringcoll.executors.cuda.reports import Report, read
 from ringcoll.executors.cuda.simple import simple_body
+from ringcoll.executors.cuda.trace import traced
+from ringcoll.launch import Launch
 from ringcoll.run import run
 from tests.kernels.cases import POISON, Array, Arrays, Case, joined, values
 from tests.kernels.stand_in import KERNELS, library
@@ -50,6 +52,11 @@ class Ready:
         built.launch(held, self.blocks, self.locals, self.threads, calls)
 
 
+def lanes_of(launch: Launch) -> int:
+    """Threads that share a line; the stand-in's lines are shorter."""
+    return min(2, LANES.get(launch.protocol, 1))
+
+
 class World:
     """Arenas, reports, tables and arrays of ranks.
 
@@ -69,6 +76,7 @@ class World:
         held = np.zeros(size + 4096, np.uint8)
         self.memory = held[-held.ctypes.data % 4096 :][:size]
         self.address = self.memory.ctypes.data if address is None else address
+        self.traces = [0] * nranks  # addresses of records of executed rows
         self._taken = 0
         for rank in range(nranks):  # SCRATCH of protocol Simple may hold anything
             self.arena_of(rank)[self.arena.scratch :] = POISON
@@ -178,9 +186,10 @@ class World:
         op = case.op_of(0) if case.plan.collective.reduces else None
         program, layout = encode(case.plan, case.launch), case.layout(sliced=True)
         if not case.launch.in_band:
-            return simple_body(program, layout, dtype, op, self.arena, at)
-        lanes = min(2, LANES[case.launch.protocol])  # the stand-in's lines are shorter
-        return lines_body(program, layout, dtype, op, self.arena, at, lanes=lanes)
+            return traced(simple_body(program, layout, dtype, op, self.arena, at), at)
+        lanes = lanes_of(case.launch)
+        body = lines_body(program, layout, dtype, op, self.arena, at, lanes=lanes)
+        return traced(body, at)
 
     def call(self, case: Case, seed: int = 0, kernels: Path = KERNELS, **options: Any) -> Arrays:
         """Make a call of all ranks and wait for its end."""
@@ -204,6 +213,7 @@ class World:
             (hello[0], hello[1]),
             (user[0], user[1]),
             factor_bytes(case.op_of(rank), dtype_of(case.dtype)),
+            trace=self.traces[rank],
         )
 
     def _seen(self, array: Array) -> int:

@@ -9,6 +9,7 @@ from ringcoll.executors.cuda.lines import lines_body
 from ringcoll.executors.cuda.params import Addresses, Body
 from ringcoll.executors.cuda.places import LANES
 from ringcoll.executors.cuda.simple import simple_body
+from ringcoll.executors.cuda.trace import traced
 
 __all__ = ["body_of"]
 
@@ -18,5 +19,7 @@ def body_of(chosen: Chosen, call: Call, arena: Arena, local: tuple[Addresses, ..
     program, layout, dtype, op = chosen.program, chosen.layout, call.dtype, call.op
     if chosen.launch.in_band:
         lanes = LANES[chosen.launch.protocol]
-        return lines_body(program, layout, dtype, op, arena, local, lanes=lanes)
-    return simple_body(program, layout, dtype, op, arena, local)
+        body = lines_body(program, layout, dtype, op, arena, local, lanes=lanes)
+    else:
+        body = simple_body(program, layout, dtype, op, arena, local)
+    return traced(body, local)

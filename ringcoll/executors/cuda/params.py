@@ -33,6 +33,7 @@ class Addresses:
         factor: bytes of what its contributions are multiplied by, in the accumulator's type;
             empty where the operator has none.
         reached: every rank's INPUT, and OUTPUT, where the host must know them: for copy engines.
+        trace: its record of executed rows; 0 where none is kept.
 
     """
 
@@ -44,6 +45,7 @@ class Addresses:
     user: tuple[int, int] = (0, 0)
     factor: bytes = b""
     reached: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+    trace: int = 0
 
 
 @dataclass(frozen=True, slots=True)

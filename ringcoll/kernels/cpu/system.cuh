@@ -147,6 +147,10 @@ RC_DEVICE void store(u64 at, T value) {
 
 RC_DEVICE u64 load_if(bool wanted, u64 at) { return wanted ? load<u64>(at) : 0; }
 
+RC_DEVICE u64 count_up(u64 at) {
+    return __atomic_fetch_add(reinterpret_cast<u64*>(at), 1ull, __ATOMIC_RELAXED);
+}
+
 // -- words that ranks and the host share --------------------------------------------------------
 
 RC_DEVICE u32 look(u64 at) { return __atomic_load_n(reinterpret_cast<const u32*>(at), ACQUIRE); }

@@ -1,0 +1,160 @@
+"""What kernels have executed, row by row: texts that keep a record, and how a record is read.
+
+A record is device memory: a head, then what each executed row left there. Several CUDA blocks, or
+the threads of several places, execute the same row, each on its part of the elements; whoever wants
+the trace of a block of the plan adds up the parts. See ``kernels/trace.cuh``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ringcoll.encode import Program
+from ringcoll.errors import OutOfMemory, PlanError
+from ringcoll.executors.cuda.lines import batches
+from ringcoll.executors.cuda.params import Addresses, Body, padded
+from ringcoll.executors.cuda.places import Places
+from ringcoll.executors.rows import TraceEntry
+from ringcoll.launch import Launch
+from ringcoll.plan import Block
+
+__all__ = ["HEAD", "ROW", "Executed", "executed", "head", "summed", "traced"]
+
+HEAD = np.dtype([("rows", "<u8"), ("room", "<u8")])
+"""``Record`` of ``kernels/trace.cuh``."""
+ROW = np.dtype([("block", "<u4"), ("step", "<u4"), ("at", "<u8"), ("count", "<u8")])
+"""``Executed`` of ``kernels/trace.cuh``."""
+_HELLO = 0xFFFFFFFF
+
+
+@dataclass(frozen=True, slots=True)
+class Executed:
+    """A row that a part of a block has executed.
+
+    Args:
+        block: of the plan.
+        part: which of the CUDA blocks that share its work; in lines the place.
+        step: of the block in the lowered plan.
+        at: the slice.
+        count: elements that this part has moved.
+
+    """
+
+    block: Block
+    part: int
+    step: int
+    at: int
+    count: int
+
+
+def traced(body: Body, local: Sequence[Addresses]) -> Body:
+    """The body that keeps a record; the same body if none of its ranks has one."""
+    if not any(at.trace for at in local):
+        return body
+    number = len(body.words[0])
+    words = padded([(*row, at.trace) for row, at in zip(body.words, local, strict=True)])
+    lines = f"#define RC_WORDS {len(words[0])}\n#define RC_TRACE {number}\n"
+    text = re.sub(r"#define RC_WORDS \d+\n", lines, body.text, count=1)
+    return replace(body, text=text, words=words)
+
+
+def head(nbytes: int) -> bytes:
+    """What an empty record of so many bytes begins with."""
+    return np.array((0, (nbytes - HEAD.itemsize) // ROW.itemsize), HEAD).tobytes()
+
+
+def executed(
+    record: bytes, rank: int, program: Program, launch: Launch, places: Places, replicas: int
+) -> list[Executed]:
+    """The rows of one call of a rank, in the order in which they ended.
+
+    Args:
+        record: its bytes.
+        rank: whose.
+        program: that was executed.
+        launch: of the call.
+        places: as which threads hold elements in lines.
+        replicas: CUDA blocks for each block of the program.
+
+    Raises:
+        OutOfMemory: rows found no room.
+
+    """
+    rows, room = np.frombuffer(record, HEAD, 1)[0].tolist()
+    if rows > room:
+        raise OutOfMemory(
+            f"the trace of rank {rank} has room for {room} rows, {rows} were executed: make "
+            f"smaller calls, and read the trace after each"
+        )
+    found = np.frombuffer(record, ROW, rows, HEAD.itemsize).tolist()
+    if launch.in_band:
+        return _of_lines(found, rank, program, places)
+    return _of_words(found, rank, program, launch, replicas)
+
+
+Raw = Sequence[tuple[int, int, int, int]]
+
+
+def _of_lines(found: Raw, rank: int, program: Program, places: Places) -> list[Executed]:
+    """Kernels name a row by its batch and its number there, and the place instead of the slice."""
+    sizes = [batch.rows for batch in batches(program, rank, places)]
+    first = [0, *itertools.accumulate(sizes)]
+    return [
+        Executed(mine.block, place, first[step >> 16] + (step & 0xFFFF), 0, count)
+        for mine in program.of(rank)  # one, or none that has nothing to do
+        for _, step, place, count in found
+    ]
+
+
+def _of_words(
+    found: Raw, rank: int, program: Program, launch: Launch, replicas: int
+) -> list[Executed]:
+    """Kernels count the rows of a slice; the last signals and the last waits come after them."""
+    blocks = program.of(rank)
+    rows: list[Executed] = []
+    for number, step, at, count in found:
+        mine, part = blocks[number // replicas], number % replicas
+        entry = int(bool(mine.entry))
+        if step == _HELLO:
+            # Every block hears all ranks; the plan says so only where a block needs it.
+            if entry:
+                rows.append(Executed(mine.block, part, 0, at, count))
+            continue
+        behind = step - len(mine.rows)
+        if behind < 0:
+            step += entry + at * len(mine.rows)
+        else:
+            step = entry + launch.slices * len(mine.rows) + behind * bool(mine.exit_signals)
+        rows.append(Executed(mine.block, part, step, at, count))
+    return rows
+
+
+def summed(rows: Sequence[Executed]) -> list[TraceEntry]:
+    """The trace of each block: the elements of all parts, in the order that all have kept.
+
+    Raises:
+        PlanError: the parts of a block have executed different rows, or in different orders.
+
+    """
+    parts: dict[tuple[Block, int], list[Executed]] = defaultdict(list)
+    for row in rows:
+        parts[row.block, row.part].append(row)
+    totals: dict[Block, list[TraceEntry]] = {}
+    for (block, part), own in parts.items():
+        seen = [(block, row.step, row.at, row.count) for row in own]
+        total = totals.setdefault(block, [(*entry[:3], 0) for entry in seen])
+        if [entry[:3] for entry in seen] != [entry[:3] for entry in total]:
+            raise PlanError(
+                f"{block}: part {part} executed {[entry[1:3] for entry in seen]}, another part "
+                f"{[entry[1:3] for entry in total]} (step and slice of each row)"
+            )
+        totals[block] = [
+            (*entry[:3], entry[3] + more[3]) for entry, more in zip(total, seen, strict=True)
+        ]
+    return [entry for total in totals.values() for entry in total]

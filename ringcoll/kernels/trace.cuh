@@ -1,0 +1,39 @@
+// A record of every executed row, in builds that ask for one; empty in all others.
+//
+// RC_TRACE is the number of the word that holds the address of the rank's record. ringcoll/executors/
+// cuda/trace.py makes such texts and reads such records.
+#pragma once
+
+#include "call.cuh"
+
+namespace rc {
+
+// The head of a record. Rows that find no room are counted all the same.
+struct Record {
+    u64 rows;  // that were executed
+    u64 room;
+};
+
+// `step` is a row of the program, or STEP_HELLO. Words count the slice in `at`; in lines a row is
+// executed once for each place, and `at` is the place.
+struct Executed {
+    u32 block;  // of the grid
+    u32 step;
+    u64 at;
+    u64 count;  // elements that were moved
+};
+
+#ifdef RC_TRACE
+RC_DEVICE void trace(const Call& call, u32 step, u64 at, u64 count) {
+    const u64 record = call.local.words[RC_TRACE];
+    if (record == 0) return;
+    const u64 row = count_up(record);
+    if (row >= load<u64>(record + 8)) return;
+    const Executed executed = {block_index(), step, at, count};
+    store(record + sizeof(Record) + row * sizeof(Executed), executed);
+}
+#else
+RC_DEVICE void trace(const Call&, u32, u64, u64) {}
+#endif
+
+}  // namespace rc
