@@ -113,7 +113,8 @@ class Settings:
         transport: how GPU ranks reach each other: "p2p", or "host" for pinned host memory; left
             out, "p2p" where every pair of devices can.
         cache_dir: where proofs, measurements and compiled kernels are kept.
-        debug: log more.
+        debug: True logs more; "trace" keeps a record of every executed row, for tests of the
+            library, and makes calls slow.
         pace: what a directed link carries: bytes/s, or (bytes/s, seconds a message).
 
     """
@@ -123,7 +124,7 @@ class Settings:
     device: str | None = None
     transport: Literal["p2p", "host"] | None = None
     cache_dir: str | None = None
-    debug: bool | None = None
+    debug: bool | str | None = None
     pace: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:

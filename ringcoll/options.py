@@ -81,6 +81,18 @@ def _read_flag(text: str) -> Any:
     return _FLAGS[text.lower()]
 
 
+def _debug(value: Any) -> Any:
+    if not isinstance(value, str):
+        return _flag(value)
+    if value != "trace":
+        raise ValueError
+    return value
+
+
+def _read_debug(text: str) -> Any:
+    return "trace" if text.lower() == "trace" else _read_flag(text)
+
+
 def _number(value: Any) -> float:
     if isinstance(value, (bool, np.bool_, str)):
         raise TypeError
@@ -141,7 +153,7 @@ KINDS: Mapping[str, Kind] = {
     "device": _one_of("auto", "cpu", "cuda"),
     "transport": _one_of("p2p", "host"),
     "cache_dir": _PATH,
-    "debug": _FLAG,
+    "debug": Kind("True, False or 'trace' (1, 0 or trace in the environment)", _debug, _read_debug),
     "pace": Kind("bytes/s > 0, or (bytes/s, seconds a message)", _pace, _read_pace),
 }
 """Every option of :class:`ringcoll.config.Config` and setting of ``Settings`` by name."""

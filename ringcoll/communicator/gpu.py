@@ -29,8 +29,10 @@ from ringcoll.executors.cuda.arena import Arena
 from ringcoll.executors.cuda.choose import Chosen, Wishes
 from ringcoll.executors.cuda.executor import CudaExecutor, Enqueued, Ready
 from ringcoll.executors.cuda.loader import Loader
+from ringcoll.executors.cuda.recorder import Recorder
 from ringcoll.executors.cuda.unpaired import Unpaired
 from ringcoll.executors.cuda.watch import Watch
+from ringcoll.executors.rows import TraceEntry
 from ringcoll.fabric import Fabric
 from ringcoll.transports.cuda.arena import Transport, make_arena
 from ringcoll.transports.cuda.arrays import DeviceArray, device_array
@@ -211,6 +213,18 @@ class CudaState(RankState):
             self.fail(error)
             raise
 
+    def start_trace(self) -> None:
+        """Let kernels note the rows that they execute; before the first call."""
+        self.cuda.recorder = Recorder(self.device.ordinal)
+
+    def traced(self) -> list[TraceEntry]:
+        """The rows of the last call, which must be the only one since this was last asked."""
+        self.synchronize()
+        recorder, last = self.cuda.recorder, self.cuda.last
+        if recorder is None or last is None:
+            return []
+        return recorder.rows(self.fabric.rank, last.chosen, last.call.dtype)
+
     def fail(self, error: BaseException, *, begun: bool = False) -> None:
         """Remember that a call failed; kernels of this rank that wait are asked to stop."""
         super().fail(error, begun=begun)
@@ -238,6 +252,8 @@ class CudaState(RankState):
         finally:
             self._watch.stop()
             super().close()
+            if self.cuda.recorder is not None:
+                self.cuda.recorder.close()
 
 
 def unserved(name: str, rank: int) -> Callable[..., None]:

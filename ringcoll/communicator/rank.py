@@ -35,6 +35,7 @@ from ringcoll.executors.contract import Executor, PairExecutor, Runnable
 from ringcoll.executors.cpu import CpuExecutor, Selection
 from ringcoll.executors.pace import Pace, pacer
 from ringcoll.executors.pairs import Pairs
+from ringcoll.executors.rows import TraceEntry
 from ringcoll.fabric import Fabric
 from ringcoll.fabric.symmetric import SymmetricMemory
 from ringcoll.plan import Buffer
@@ -136,6 +137,18 @@ class RankState:
             options=choice.describe(call, nranks),
             timeout=config.timeout if config.timeout is not None else self.fabric.timeout,
         )
+
+    def start_trace(self) -> None:
+        """Note every row that is executed from now on."""
+        self._host.trace = []
+
+    def traced(self) -> list[TraceEntry]:
+        """The rows that were executed since this was last asked, by block in their order."""
+        found = self._host.trace
+        if found is None:
+            return []
+        self._host.trace = []
+        return found
 
     def _algorithm(self, call: Call, config: Config) -> Algorithm | None:
         """The option; one for all calls is left out where the collective has no such algorithm."""

@@ -156,8 +156,12 @@ def _communicator(
     if fabric.rank == 0:
         _log.info("init: %d %s ranks", fabric.nranks, "CPU" if device is None else "CUDA")
     if device is None:
-        return Communicator(RankState(fabric, config, pace=pace))
-    from ringcoll.communicator.gpu import CudaState
+        state = RankState(fabric, config, pace=pace)
+    else:
+        from ringcoll.communicator.gpu import CudaState
 
-    kernels = loader(settings.cache_dir)
-    return Communicator(CudaState(fabric, config, device, kernels, transport=settings.transport))
+        kernels = loader(settings.cache_dir)
+        state = CudaState(fabric, config, device, kernels, transport=settings.transport)
+    if settings.debug == "trace":
+        state.start_trace()
+    return Communicator(state)

@@ -6,7 +6,7 @@ which spells out every slice; the executor runs encoded rows and never sees that
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -20,70 +20,10 @@ from ringcoll.executors.pairs import Pairs
 from ringcoll.executors.rows import TraceEntry
 from ringcoll.launch import Launch, Layout
 from ringcoll.lower import lower
-from ringcoll.plan import HELLO, Block, Buffer
 from tests.communicator.cases import ROOTED, SHAPES, Case, Memory, contribution, run_case
+from tests.communicator.traces import check_rows, check_trace
 
 PAIRS = [(c, a) for c, builders in ALGORITHMS.items() if c in SHAPES for a in builders]
-
-
-def wanted_rows(lowered, layout):
-    """Block to its rows (slice, elements), in order, from the plan that spells out every slice."""
-    slices = layout.slices
-    held = {}
-    rows = defaultdict(list)
-    moving = Counter(block for block, step in lowered.order if step.dsts)
-    done: Counter[Block] = Counter()
-    for rank in range(lowered.nranks):
-        for chunk in lowered.inputs(rank):
-            held[lowered.collective.cell(chunk)] = layout.span(Buffer.INPUT, rank, chunk.index)[1]
-    for block, step in lowered.order:
-        if not step.dsts:
-            # Hellos are awaited before all slices; what ends a block comes after them.
-            entry = any(wait.channel == HELLO for wait in step.waits)
-            rows[block].append((0 if entry else slices - 1, 0))
-            continue
-        real = [c for c in (*step.dsts, *step.srcs) if c.buffer is not Buffer.SCRATCH]
-        counts = {layout.span(c.buffer, c.rank, c.index)[1] for c in real}
-        counts |= {held[lowered.collective.cell(src)] for src in step.srcs}
-        assert len(counts) == 1, f"{block}: {step} moves chunks of unequal length"
-        (count,) = counts
-        at = done[block] * slices // moving[block]
-        assert {c.index % slices for c in real} <= {at}
-        rows[block].append((at, count))
-        done[block] += 1
-        for dst in step.dsts:
-            held[lowered.collective.cell(dst)] = count
-    return rows
-
-
-def check_order(lowered, merged):
-    """The rows of all ranks, as they happened, answer every wait before its step."""
-    steps = {block: list(block_steps) for block, block_steps in lowered.steps.items()}
-    posted: Counter[tuple[Block, Block]] = Counter()
-    begun: Counter[Block] = Counter()
-    for block, step, _, _ in merged:
-        # A row is noted before its work, so what its own signals announce comes later.
-        assert step == begun[block]
-        for wait, number in Counter(steps[block][step].waits).items():
-            if wait.channel != HELLO:
-                posted[wait, block] -= number
-                assert posted[wait, block] >= 0, f"{block}, step {step}: before {wait}"
-        begun[block] += 1
-        for signal in steps[block][step].signals:
-            posted[block, signal] += 1
-    assert begun == {block: len(block_steps) for block, block_steps in steps.items()}
-
-
-def check_trace(merged, lowered, layout):
-    wanted = wanted_rows(lowered, layout)
-    seen: dict[Block, list[tuple[int, int]]] = defaultdict(list)
-    for block, step, at, count in merged:
-        assert step == len(seen[block])
-        seen[block].append((at, count))
-    assert {b: len(rows) for b, rows in seen.items()} == {b: len(r) for b, r in wanted.items()}
-    for block, rows in wanted.items():
-        assert seen[block] == rows, f"{block}: seen {seen[block]}, wanted {rows}"
-    check_order(lowered, merged)
 
 
 @pytest.fixture
@@ -163,6 +103,20 @@ def test_trace_is_the_lowered_plan(nranks, selections):
         kinds["lanes"] += any(block.lane for block in lowered.steps)
     wanted = {"in place", "staged", "mapped", "credits"} | ({"lanes"} if nranks > 1 else set())
     assert {kind for kind, number in kinds.items() if number >= 20} >= wanted
+
+
+def test_the_trace_of_every_call_by_the_environment(selections, monkeypatch):
+    monkeypatch.setenv("RINGCOLL_DEBUG", "trace")
+    values = np.arange(7000, dtype="float32")
+
+    def work(comm):
+        comm.all_reduce(values.copy(), algorithm="ring", slices=3)
+        return comm._state.traced(), comm._state.traced()
+
+    first, again = zip(*ringcoll.spawn(work, 3), strict=True)
+    lowered = lower(selections[-1].plan, selections[-1].launch)
+    check_rows([entry for own in first for entry in own], lowered, selections[-1].layout)
+    assert again == ([], [], [])
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS["barrier"])

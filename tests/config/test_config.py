@@ -175,8 +175,23 @@ def test_the_environment():
 
 
 @pytest.mark.parametrize(
+    ("text", "wanted"), [("trace", "trace"), ("1", True), ("off", False), ("", None)]
+)
+def test_debug_is_a_flag_or_a_trace(text, wanted):
+    assert from_environment({"RINGCOLL_DEBUG": text})[1].debug == wanted
+    assert Settings(debug=wanted).debug == wanted
+
+
+@pytest.mark.parametrize("wrong", ["traces", "1", 3])
+def test_another_debug_is_refused(wrong):
+    with pytest.raises((ArgumentError, ArgumentTypeError), match="True, False or 'trace'"):
+        Settings(debug=wrong)
+
+
+@pytest.mark.parametrize(
     ("name", "text", "message"),
     [
+        ("RINGCOLL_DEBUG", "tracing", "wanted True, False or 'trace'"),
         ("RINGCOLL_SLICE", "3", "no such option; did you mean 'RINGCOLL_SLICES'"),
         ("RINGCOLL_slices", "3", "no such option"),
         ("RINGCOLL_SLICES", "x", "='x': wanted an integer >= 1"),

@@ -33,6 +33,7 @@ from ringcoll.executors.cuda.loader import Launchable, Loader
 from ringcoll.executors.cuda.mappings import Mappings
 from ringcoll.executors.cuda.params import Addresses, Header, factor_bytes, pack
 from ringcoll.executors.cuda.reports import ABORT, DIFFERENT, Report, error_of, read
+from ringcoll.executors.cuda.recorder import Recorder
 from ringcoll.executors.cuda.terms import OFFSET_BITS, places, terms_of, touched
 from ringcoll.executors.drive import Pause, Task
 from ringcoll.fabric import Fabric
@@ -130,6 +131,7 @@ class CudaExecutor:
         self.report = host_mapped(REPORT_BYTES, ordinal=ordinal)
         self.hellos = Hellos(self.arena, self.rank, ordinal, self.memory.pointers[self.rank])
         self.mappings = Mappings(self.nranks, ordinal, symmetric)
+        self.recorder: Recorder | None = None
         self.running: Ready | None = None
         self.last: Ready | None = None
         self.stream: int | None = None
@@ -202,6 +204,7 @@ class CudaExecutor:
             (_address(call.send), _address(call.recv)),
             factor_bytes(call.op, call.dtype),
             places(known, self.symmetric, self.nranks),
+            trace=0 if self.recorder is None else self.recorder.address,
         )
         signature = int.from_bytes(digest, "little")
         ready = Ready(
