@@ -83,37 +83,38 @@ def decide(
     if settings.threads > 1:
         if member or (world is not None and world.nranks > 1):
             raise ArgumentError(
-                f"ringcoll bench: {settings.threads} ranks a process (-g, -t) under a launcher: "
+                f"{settings.threads} ranks a process (-g, -t) under a launcher: "
                 f"ranks are either processes or threads; leave -g out, or mpiexec"
             )
         if settings.peer is not None:
             raise ArgumentError(
-                f"ringcoll bench: --peer {settings.peer} needs each rank to be a process; "
-                f"leave -g and -t out"
+                f"--peer {settings.peer} needs each rank to be a process; leave -g and -t out"
             )
         return Start("here", settings.threads)
     if settings.device.isdecimal():
         if member or (world is not None and world.nranks > 1) or (settings.ranks or 1) > 1:
             raise ArgumentError(
-                f"ringcoll bench: --device {settings.device}: ranks that share a GPU are threads "
+                f"--device {settings.device}: ranks that share a GPU are threads "
                 f"of one process; say with -g how many, and leave --ranks and mpiexec out"
             )
         return Start("here", 1)
     if member or world is not None:
         if settings.ranks is not None and world is not None and settings.ranks != world.nranks:
             raise ArgumentError(
-                f"ringcoll bench: --ranks {settings.ranks}, but the launcher started "
+                f"--ranks {settings.ranks}, but the launcher started "
                 f"{world.nranks} processes; leave --ranks out"
             )
         return Start("here", 1)
     # A collective of one rank shows nothing.
     usual = max(2, min(MOST_RANKS, ncores if ncores is not None else cores()))
-    if wanted_device(settings.device, environ) != "cpu" and settings.ranks is None:
+    wanted = wanted_device(settings.device, environ)
+    if wanted != "cpu" and settings.ranks is None:
         if ngpus is None:
             ngpus = gpus()
         if ngpus == 1 and settings.peer is None and not settings.graphs:
             return Start("here", MOST_RANKS)
-        usual = ngpus or (1 if settings.device == "cuda" else usual)
+        # Where there is no GPU but must be one, a single rank is enough to say so.
+        usual = ngpus or (1 if wanted == "cuda" else usual)
     ranks = settings.ranks or usual
     if has_mpi is None:
         has_mpi = importlib.util.find_spec("mpi4py") is not None
@@ -122,9 +123,7 @@ def decide(
         return Start("mpiexec", ranks, found)
     if settings.peer == "mpi":
         missing = "mpi4py" if not has_mpi else "mpiexec"
-        raise ArgumentError(
-            f"ringcoll bench: --peer mpi: there is no {missing}; pip install 'ringcoll[mpi]'"
-        )
+        raise ArgumentError(f"--peer mpi: there is no {missing}; pip install 'ringcoll[mpi]'")
     return Start("sockets", ranks) if ranks > 1 else Start("here", 1)
 
 

@@ -37,6 +37,32 @@ def test_number_of_ranks_can_be_given():
     assert decided(Settings(ranks=7), has_mpi=False) == Start("sockets", 7)
 
 
+CUDA = {"RINGCOLL_DEVICE": "cuda"}
+
+
+@pytest.mark.parametrize(
+    ("device", "environ", "ngpus", "ranks"),
+    [
+        ("auto", {}, 0, 4),
+        ("auto", {}, 3, 3),
+        ("cuda", {}, 3, 3),
+        ("cuda", {}, 0, 1),
+        ("auto", CUDA, 3, 3),
+        ("auto", CUDA, 0, 1),
+        ("cpu", CUDA, 3, 4),
+        ("auto", {"RINGCOLL_DEVICE": "cpu"}, 3, 4),
+    ],
+)
+def test_a_rank_for_each_gpu(device, environ, ngpus, ranks):
+    start = decided(Settings(device=device), environ, ngpus=ngpus)
+    assert start == Start("mpiexec", ranks, "/bin/mpiexec")
+
+
+@pytest.mark.parametrize(("device", "environ"), [("auto", {}), ("cuda", {}), ("auto", CUDA)])
+def test_a_lone_gpu_is_shared(device, environ):
+    assert decided(Settings(device=device), environ, ngpus=1) == Start("here", 4)
+
+
 def test_a_rank_measures_here():
     assert decided(environ=UNDER_MPI) == Start("here", 1)
     assert decided(member=True) == Start("here", 1)
