@@ -145,7 +145,7 @@ def sections(settings: Settings, nranks: int) -> tuple[Section, ...]:
     if kind.has_root:
         roots = tuple(range(nranks)) if settings.roots is None else settings.roots
         if max(roots) >= nranks:
-            raise ArgumentError(f"ringcoll bench: -r {max(roots)} with {nranks} ranks")
+            raise ArgumentError(f"-r {max(roots)} with {nranks} ranks")
     made = tuple(
         Section(settings.collective, nranks, dtype, op, root, algorithm, slices)
         for algorithm in settings.algorithms
@@ -155,7 +155,7 @@ def sections(settings: Settings, nranks: int) -> tuple[Section, ...]:
         for root in roots
     )
     if not made:
-        raise ArgumentError(f"ringcoll bench: no operator of {settings.ops} takes the dtypes")
+        raise ArgumentError(f"no operator of {settings.ops} takes the dtypes")
     return made
 
 

@@ -158,7 +158,5 @@ def device_of(comm: Communicator, graphs: int = 0) -> Device:
 
         return GpuDevice(comm, graphs)
     if graphs:
-        raise ArgumentError(
-            "ringcoll bench: -G: CPU ranks have no CUDA graphs; leave it out, or --device cuda"
-        )
+        raise ArgumentError("-G: CPU ranks have no CUDA graphs; leave it out, or --device cuda")
     return CpuDevice()

@@ -226,7 +226,7 @@ def read(args: argparse.Namespace, *, given: bool) -> Settings:
     """
     for name, message in _REFUSED.items():
         if getattr(args, name):
-            raise ArgumentError(f"ringcoll bench: {message}")
+            raise ArgumentError(message)
     device = _settled(args)
     first, last, step = _sizes(args)
     json = args.json if args.json is not None else args.output_file
@@ -234,10 +234,10 @@ def read(args: argparse.Namespace, *, given: bool) -> Settings:
     _check_file("--plot", args.plot)
     threads = args.nthreads * args.ngpus
     if args.ranks is not None and threads > 1:
-        raise ArgumentError("ringcoll bench: either --ranks (processes) or -g and -t (threads)")
+        raise ArgumentError("either --ranks (processes) or -g and -t (threads)")
     skip = args.per_iter_skip
     if args.iters is not None and skip >= args.iters:
-        raise ArgumentError(f"ringcoll bench: -K {skip} leaves nothing of -n {args.iters}")
+        raise ArgumentError(f"-K {skip} leaves nothing of -n {args.iters}")
     return Settings(
         collective=args.collective or "all_reduce",
         tour=not given,
@@ -290,15 +290,13 @@ def _settled(args: argparse.Namespace) -> str:
         if value is None:
             continue
         if device not in ("auto", "cpu"):
-            raise ArgumentError(f"ringcoll bench: {flag} {value} is of CPU ranks; --device cpu")
+            raise ArgumentError(f"{flag} {value} is of CPU ranks; --device cpu")
         device = "cpu"
     if args.cudagraph and args.per_iter_timing:
-        raise ArgumentError("ringcoll bench: -G times whole graphs, -I single calls; take one")
+        raise ArgumentError("-G times whole graphs, -I single calls; take one")
     wanted = wanted_device(device, os.environ)
     if args.cudagraph and (wanted == "cpu" or (wanted == "auto" and not gpus())):
-        raise ArgumentError(
-            "ringcoll bench: -G: CPU ranks have no CUDA graphs; leave it out, or --device cuda"
-        )
+        raise ArgumentError("-G: CPU ranks have no CUDA graphs; leave it out, or --device cuda")
     return device
 
 
@@ -313,7 +311,7 @@ def _check_file(flag: str, path: str | None) -> None:
     if path is None or (path == "-" and flag == "--json"):
         return
     where = Path(path).absolute()
-    what = f"ringcoll bench: {flag} {path}"
+    what = f"{flag} {path}"
     if not where.parent.is_dir():
         raise ArgumentError(f"{what}: there is no such folder")
     if where.is_dir() or not os.access(where if where.exists() else where.parent, os.W_OK):
@@ -333,16 +331,16 @@ def _sizes(args: argparse.Namespace) -> tuple[int, int, int]:
         last = max(32 << 20, first)
     step = parse_bytes(args.stepbytes)
     if first > last:
-        raise ArgumentError(f"ringcoll bench: -b {first} is more than -e {last}")
+        raise ArgumentError(f"-b {first} is more than -e {last}")
     if first < last and args.stepfactor == 1 and step == 0:
-        raise ArgumentError("ringcoll bench: -i 0 never comes to the last size; use -f 2")
+        raise ArgumentError("-i 0 never comes to the last size; use -f 2")
     return first, last, step
 
 
 def _names(text: str) -> tuple[str, ...]:
     names = tuple(name.strip() for name in text.split(","))
     if not all(names):
-        raise ArgumentError(f"ringcoll bench: {text!r} is no list of names")
+        raise ArgumentError(f"{text!r} is no list of names")
     return names
 
 
@@ -356,9 +354,7 @@ def _numbers(text: str, flag: str, least: int) -> tuple[int, ...]:
     except ValueError:
         numbers = []
     if not numbers or min(numbers) < least:
-        raise ArgumentError(
-            f"ringcoll bench: {flag} {text!r}: numbers from {least}, as 1,4,16 or 1-8"
-        )
+        raise ArgumentError(f"{flag} {text!r}: numbers from {least}, as 1,4,16 or 1-8")
     return tuple(numbers)
 
 

@@ -65,11 +65,11 @@ class Nccl:
         said = [json.loads(part) for part in gather_bytes(control, json.dumps(where).encode())]
         for rank, (_, _, missing) in enumerate(said):
             if missing:
-                raise MachineError(f"ringcoll bench: --peer nccl: rank {rank}: {missing}")
+                raise MachineError(f"--peer nccl: rank {rank}: {missing}")
         for what, at in (("a GPU", 0), ("a process", 1)):
             if len({other[at] for other in said}) < len(said):
                 raise ArgumentError(
-                    f"ringcoll bench: --peer nccl needs {what} of its own for each rank; start "
+                    f"--peer nccl needs {what} of its own for each rank; start "
                     f"as many processes as there are GPUs"
                 )
         import torch
@@ -101,7 +101,7 @@ class Nccl:
         self.dist.all_reduce(first)
         self.torch.cuda.synchronize(self.device)
         if float(first[0]) != self.nranks:
-            raise MachineError("ringcoll bench: --peer nccl: its first all_reduce is wrong")
+            raise MachineError("--peer nccl: its first all_reduce is wrong")
 
     def algorithm(self, case: Case) -> str:
         """Not said by NCCL."""
@@ -156,7 +156,7 @@ class Nccl:
             return None
         tensor = self.torch.as_tensor(array.view("uint8"), device=self.device)
         if tensor.data_ptr() != array.data.ptr:
-            raise MachineError("ringcoll bench: --peer nccl: torch copies CuPy's arrays here")
+            raise MachineError("--peer nccl: torch copies CuPy's arrays here")
         section = case.section
         if section.op is None:
             return tensor

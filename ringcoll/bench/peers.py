@@ -58,9 +58,7 @@ def open_peer(name: str, comm: Communicator) -> Library:
         return Mpi(comm)
     if name == "gloo":
         return Gloo(comm)
-    raise ArgumentError(
-        f"ringcoll bench: --peer {name}: CPU ranks have one of mpi, gloo; GPU ranks have nccl"
-    )
+    raise ArgumentError(f"--peer {name}: CPU ranks have one of mpi, gloo; GPU ranks have nccl")
 
 
 class Mpi:
@@ -75,7 +73,7 @@ class Mpi:
         self.world = self.mpi.COMM_WORLD
         if (self.world.Get_rank(), self.world.Get_size()) != (comm.rank, comm.nranks):
             raise LauncherError(
-                f"ringcoll bench: --peer mpi needs each rank to be a process that mpiexec has "
+                f"--peer mpi needs each rank to be a process that mpiexec has "
                 f"started; rank {comm.rank} of {comm.nranks} is {self.world.Get_rank()} of "
                 f"{self.world.Get_size()} in MPI. Leave -g out, and start with mpiexec"
             )
@@ -147,11 +145,9 @@ class Gloo:
             import torch
             import torch.distributed as dist
         except ImportError as error:
-            raise MachineError(
-                f"ringcoll bench: --peer gloo needs torch ({error}); pip install torch"
-            ) from error
+            raise MachineError(f"--peer gloo needs torch ({error}); pip install torch") from error
         if getattr(comm, "nranks", 1) > 1 and dist.is_initialized():
-            raise ArgumentError("ringcoll bench: --peer gloo needs each rank to be a process")
+            raise ArgumentError("--peer gloo needs each rank to be a process")
         self.torch, self.dist = torch, dist
         # The ranks meet at a file that rank 0 names.
         folder = tempfile.mkdtemp(prefix="ringcoll-gloo-") if comm.rank == 0 else ""

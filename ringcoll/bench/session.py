@@ -94,7 +94,7 @@ def introduce(
     shared = kind != "cpu" and len({(said[1], said[4]) for said in everyone}) < len(everyone)
     if shared and settings.graphs:
         raise ArgumentError(
-            "ringcoll bench: -G: ranks that share a GPU share each launch, which no single "
+            "-G: ranks that share a GPU share each launch, which no single "
             "rank's stream can capture; give each rank a GPU, or leave -G out"
         )
     if comm.rank != 0:
@@ -171,7 +171,7 @@ class Session:
             return own
         if self.comm.device != "cpu":
             raise ArgumentError(
-                f"ringcoll bench: --peer {name} works on host memory, and these ranks are GPUs; "
+                f"--peer {name} works on host memory, and these ranks are GPUs; "
                 f"add --device cpu, or take --peer nccl"
             )
         return open_peer(name, self.control)

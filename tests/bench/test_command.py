@@ -73,6 +73,8 @@ def test_json_on_standard_output_is_alone_there():
         (["-d", "quarter", "-g", "2"], "quarter"),
         (["--algorithm", "magic", "-g", "2"], "magic"),
         (["-g", "2", "--peer", "mpi"], "each rank to be a process"),
+        (["-b", "8", "-e", "4"], "-b 8 is more than -e 4"),
+        (["reduce", "-g", "2", "-r", "5"], "-r 5 with 2 ranks"),
     ],
 )
 def test_errors_are_one_line(words, says):
@@ -81,6 +83,7 @@ def test_errors_are_one_line(words, says):
     assert result.stdout.count("\n# Out of bounds") == 0
     (line,) = result.stderr.splitlines()
     assert line.startswith("ringcoll bench: ")
+    assert line.count("bench") == 1
     assert says in line
 
 
