@@ -121,9 +121,14 @@ def includes(kernels: Path) -> tuple[str, str]:
     return f"-I{kernels / 'cpu'}", f"-I{kernels}"
 
 
-@functools.cache
 def library(text: str, kernels: Path = KERNELS) -> ctypes.CDLL:
-    """The generated text and the runner as a shared library."""
+    """The generated text and the runner as a shared library, compiled once."""
+    return _library(text, kernels)
+
+
+# A default would be another key than the same value given, and the text be compiled again.
+@functools.cache
+def _library(text: str, kernels: Path) -> ctypes.CDLL:
     return ctypes.CDLL(str(_built(text + RUNNER, kernels, ".so", "-O0", "-fPIC", "-shared")))
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ GUARD = 64
 """Bytes on either side of a user's array that nobody may write."""
 
 USER_BYTES = 1 << 19
+ROOM = 256
+"""Words of a rank: what all calls of these tests find enough, or nearly all."""
 ABORT = 6
 """The word of a report by which the host gives up."""
 
@@ -181,15 +184,17 @@ class World:
     def body(self, case: Case, at: Sequence[Addresses] | None = None) -> Body:
         """Text and words of a call; without addresses the text alone has a meaning."""
         if at is None:
-            at = [Addresses(rank, (0,) * self.nranks, 0) for rank in range(self.nranks)]
+            nowhere = (0,) * self.nranks
+            at = [Addresses(rank, nowhere, 0, trace=t) for rank, t in enumerate(self.traces)]
         dtype = dtype_of(case.dtype)
         op = case.op_of(0) if case.plan.collective.reduces else None
         program, layout = encode(case.plan, case.launch), case.layout(sliced=True)
-        if not case.launch.in_band:
-            return traced(simple_body(program, layout, dtype, op, self.arena, at), at)
-        lanes = lanes_of(case.launch)
-        body = lines_body(program, layout, dtype, op, self.arena, at, lanes=lanes)
-        return traced(body, at)
+        if case.launch.in_band:
+            lanes = lanes_of(case.launch)
+            body = lines_body(program, layout, dtype, op, self.arena, at, lanes=lanes)
+        else:
+            body = simple_body(program, layout, dtype, op, self.arena, at)
+        return traced(_roomy(body), at)
 
     def call(self, case: Case, seed: int = 0, kernels: Path = KERNELS, **options: Any) -> Arrays:
         """Make a call of all ranks and wait for its end."""
@@ -218,3 +223,11 @@ class World:
 
     def _seen(self, array: Array) -> int:
         return self.address + array.ctypes.data - self.memory.ctypes.data
+
+
+def _roomy(body: Body) -> Body:
+    """The same with room for more words, so that fewer texts differ and have to be compiled."""
+    length = max(ROOM, len(body.words[0]))
+    words = tuple((*row, *(0,) * (length - len(row))) for row in body.words)
+    text = re.sub(r"#define RC_WORDS \d+", f"#define RC_WORDS {length}", body.text)
+    return replace(body, text=text, words=words)
