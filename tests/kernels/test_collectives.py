@@ -62,6 +62,7 @@ def test_every_algorithm_in_every_launch(nranks: int, collective: str) -> None:
     assert calls >= 3 * 2 * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("launch", [LL, STAGED, Launch()], ids=["lines", "staged", "mapped"])
 @pytest.mark.parametrize(
     ("dtype", "op"),

@@ -34,12 +34,15 @@ LAUNCHES = (Launch(protocol="LL", mapped=frozenset()), Launch())
 
 @functools.cache
 def shapes() -> tuple[str, ...]:
-    """Of the standard kernels for 8 ranks those that differ in more than numbers."""
+    """Of the standard kernels for 8 ranks those that differ in more than numbers.
+
+    The two floats of 16 bits stand for each other: every operator on every type is compiled too.
+    """
     found: dict[object, str] = {}
     for text in standard_sources():
         if "#define RC_RANKS 8\n" in text:
             key = re.sub(r"#define RC_WORDS \d+|run\(thread, .*\)", "", text)
-            found.setdefault(key, text)
+            found.setdefault(key.replace("BFloat16", "Float16"), text)
     return tuple(found.values())
 
 
@@ -67,7 +70,7 @@ def operators() -> tuple[str, ...]:
 
 def test_there_is_something_of_everything() -> None:
     texts = "".join(shapes())
-    assert {"BFloat16", "Float16", "Float32"} <= set(re.findall(r"using Type = (\w+);", texts))
+    assert {"BFloat16", "Float32"} <= set(re.findall(r"using Type = (\w+);", texts))
     assert {"ll.cuh", "simple.cuh", "gates.cuh"} == set(re.findall(r'#include "(\w+\.cuh)"', texts))
     assert len(set(operators())) > 100
 

@@ -13,7 +13,7 @@ from tests.kernels.apart import run_apart
 from tests.kernels.cases import LL, LL128, STAGED, Case
 from tests.kernels.sanitizer import THREADS, needs_sanitizer
 
-pytestmark = needs_sanitizer
+pytestmark = [needs_sanitizer, pytest.mark.slow]
 
 CASES = [
     ("all_reduce", "all_pairs", LL),

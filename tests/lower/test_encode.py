@@ -19,6 +19,7 @@ def _sorted(step: Step) -> Step:
     return replace(step, waits=tuple(sorted(step.waits)), signals=tuple(sorted(step.signals)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nranks", [1, 2, 3, 4])
 @pytest.mark.parametrize(("slices", "window"), [(1, 2), (2, 2), (3, 1), (7, 2), (9, 3)])
 def test_the_program_expands_to_the_lowered_plan(nranks: int, slices: int, window: int) -> None:
