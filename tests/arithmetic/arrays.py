@@ -25,7 +25,8 @@ def operator_of(name, scalar=3):
 
 def same_bits(seen, wanted):
     """Equal bit for bit, any NaN equal to any NaN."""
-    assert seen.dtype == wanted.dtype
+    if seen.dtype != wanted.dtype:
+        raise AssertionError(f"{seen.dtype}, wanted {wanted.dtype}")
     if seen.dtype.kind in "biu":
         np.testing.assert_array_equal(seen, wanted)
         return
@@ -33,4 +34,5 @@ def same_bits(seen, wanted):
     differ = seen.view(bits) != wanted.view(bits)
     with np.errstate(all="ignore"):
         differ &= ~((seen != seen) & (wanted != wanted))
-    assert not differ.any(), (seen[differ][:4], wanted[differ][:4])
+    if differ.any():
+        raise AssertionError(f"{seen[differ][:4]}, wanted {wanted[differ][:4]}")

@@ -155,7 +155,8 @@ class Runtime:
         assert stream in self.made
 
     def hostAlloc(self, nbytes, flags):
-        assert flags == 3
+        if flags != self.hostAllocMapped | self.hostAllocPortable:
+            raise CUDARuntimeError(INVALID_VALUE)
         buffer = (ctypes.c_char * nbytes)()
         self.host[ctypes.addressof(buffer)] = buffer
         return ctypes.addressof(buffer)
@@ -202,7 +203,8 @@ class Runtime:
 
     def ipcCloseMemHandle(self, pointer):
         with self._lock:
-            assert self.opened[pointer] > 0
+            if self.opened[pointer] < 1:
+                raise CUDARuntimeError(INVALID_VALUE)
             self.opened[pointer] -= 1
 
 

@@ -90,7 +90,8 @@ class Arrays:
         """What was to come has come, and nothing else was touched."""
         for rank, (seen, wanted) in enumerate(zip(self.outputs, self.wanted, strict=True)):
             if seen is not None:
-                assert wanted is not None
+                if wanted is None:
+                    raise AssertionError(f"{title}: rank {rank} has an output, and should not")
                 same = seen.view(np.uint8) == wanted.view(np.uint8)
                 if not same.all():  # asserts of a module that is no test vanish under -O
                     raise AssertionError(f"{title}: rank {rank}: {seen}, wanted {wanted}")
@@ -103,7 +104,8 @@ def joined(
     case: Case, rank: int, given: Array, seen: Array, values: Array | None
 ) -> tuple[Array, Array]:
     """INPUT and OUTPUT of a rank in one memory: the larger buffer's."""
-    assert values is not None
+    if values is None:
+        raise AssertionError(f"{case}: rank {rank} has no contribution")
     part = slice(rank * case.count, (rank + 1) * case.count)
     if given.size > seen.size:
         return given, given[part]

@@ -24,7 +24,7 @@ KERNELS = Path(ringcoll.__file__).parent / "kernels"
 
 # Blocks and ranks of one launch run side by side; `calls` of them follow each other as on a stream.
 RUNNER = """
-#include <cstdlib>
+#include <stdlib.h>
 #pragma GCC diagnostic ignored "-Wunused-function"
 namespace {
 struct Run {
@@ -47,10 +47,10 @@ extern "C" unsigned args_bytes() { return sizeof(rc::Args); }
 extern "C" int launch(const rc::Args* args, unsigned blocks, unsigned locals, unsigned threads,
                       unsigned calls) {
     const unsigned number = blocks * locals * threads;
-    auto* groups = static_cast<rc::Group*>(std::calloc(blocks * locals, sizeof(rc::Group)));
-    auto* ranks = static_cast<pthread_barrier_t*>(std::calloc(locals, sizeof(pthread_barrier_t)));
-    auto* runs = static_cast<Run*>(std::calloc(number, sizeof(Run)));
-    auto* all = static_cast<pthread_t*>(std::calloc(number, sizeof(pthread_t)));
+    auto* groups = static_cast<rc::Group*>(calloc(blocks * locals, sizeof(rc::Group)));
+    auto* ranks = static_cast<pthread_barrier_t*>(calloc(locals, sizeof(pthread_barrier_t)));
+    auto* runs = static_cast<Run*>(calloc(number, sizeof(Run)));
+    auto* all = static_cast<pthread_t*>(calloc(number, sizeof(pthread_t)));
     for (unsigned group = 0; group < blocks * locals; ++group)
         pthread_barrier_init(&groups[group].barrier, nullptr, threads);
     for (unsigned local = 0; local < locals; ++local)
@@ -60,13 +60,13 @@ extern "C" int launch(const rc::Args* args, unsigned blocks, unsigned locals, un
         const rc::Where where{n % threads, threads, group % blocks, blocks, local, &groups[group],
                               0};
         runs[n] = Run{args, where, &ranks[local], calls};
-        if (pthread_create(&all[n], nullptr, thread, &runs[n])) std::abort();
+        if (pthread_create(&all[n], nullptr, thread, &runs[n])) abort();
     }
     for (unsigned n = 0; n < number; ++n) pthread_join(all[n], nullptr);
-    std::free(all);
-    std::free(runs);
-    std::free(ranks);
-    std::free(groups);
+    free(all);
+    free(runs);
+    free(ranks);
+    free(groups);
     return 0;
 }
 """
@@ -88,12 +88,12 @@ void* mapped(const char* path, unsigned long long at) {
 }
 }  // namespace
 int main(int, char** words) {
-    if (mapped(words[1], std::strtoull(words[2], nullptr, 0)) == MAP_FAILED) return 70;
+    if (mapped(words[1], strtoull(words[2], nullptr, 0)) == MAP_FAILED) return 70;
     void* parameter = mapped(words[3], 0);
     if (parameter == MAP_FAILED) return 71;
     unsigned counts[4];
     for (int k = 0; k < 4; ++k)
-        counts[k] = static_cast<unsigned>(std::strtoul(words[4 + k], nullptr, 0));
+        counts[k] = static_cast<unsigned>(strtoul(words[4 + k], nullptr, 0));
     return launch(static_cast<rc::Args*>(parameter), counts[0], counts[1], counts[2], counts[3]);
 }
 """
@@ -104,12 +104,13 @@ FLAGS = ("-std=c++17", "-pthread", *WARNINGS)
 
 @functools.cache
 def compiler() -> tuple[str, ...] | None:
-    """A C++ compiler of this machine; None if there is none."""
-    for name in ("g++", "clang++"):
+    """A C++ compiler of this machine, else the one of the package ziglang; None without both."""
+    for name in ("g++", "clang++", "c++"):
         if found := shutil.which(name):
             return (found,)
+    # Its C++ library, which nothing here uses, it would build itself first: for minutes.
     if importlib.util.find_spec("ziglang") is not None:
-        return (sys.executable, "-m", "ziglang", "c++")
+        return (sys.executable, "-m", "ziglang", "c++", "-nostdlib++")
     return None
 
 

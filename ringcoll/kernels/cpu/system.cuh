@@ -5,10 +5,8 @@
 
 #include <pthread.h>
 #include <sched.h>
+#include <string.h>
 #include <time.h>
-
-#include <cstdint>
-#include <cstring>
 
 #define RC_DEVICE inline
 #define RC_SELDOM inline
@@ -212,22 +210,22 @@ RC_DEVICE void line_store(bool there, u64 at, u64 low, u64 high) {
 
 RC_DEVICE u32 bits(float value) {
     u32 result;
-    std::memcpy(&result, &value, 4);
+    memcpy(&result, &value, 4);
     return result;
 }
 RC_DEVICE float float_of(u32 value) {
     float result;
-    std::memcpy(&result, &value, 4);
+    memcpy(&result, &value, 4);
     return result;
 }
 RC_DEVICE u64 bits(double value) {
     u64 result;
-    std::memcpy(&result, &value, 8);
+    memcpy(&result, &value, 8);
     return result;
 }
 RC_DEVICE double double_of(u64 value) {
     double result;
-    std::memcpy(&result, &value, 8);
+    memcpy(&result, &value, 8);
     return result;
 }
 
