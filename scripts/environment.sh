@@ -35,6 +35,20 @@ environment() {
         "${TMPDIR:-/tmp} cannot be written"
 }
 
+# dev_environment: the one of the tests and checks; all scripts name it alike, or it would be made
+# anew each time.
+dev_environment() {
+    cuda=$(cuda_extra)
+    set -- --editable ".[${cuda:-cu13}]" --group dev
+    has_compiler || set -- "$@" --group compiler
+    environment dev "$@"
+}
+
+# The kernels are tested on the CPU too, where a C++ compiler builds them.
+has_compiler() {
+    command -v g++ >/dev/null || command -v clang++ >/dev/null || command -v c++ >/dev/null
+}
+
 # place shared|own|temporary: sets $base, $env and $python; fails where somebody else could have
 # prepared what this user is about to run.
 place() {

@@ -55,6 +55,19 @@ def test_no_extra_without_a_driver(tmp_path):
     assert (result.stdout, result.stderr, result.returncode) == ("", "", 0)
 
 
+@pytest.mark.parametrize("name", ["g++", "clang++", "c++", None])
+def test_a_compiler_is_installed_where_there_is_none(tmp_path, name):
+    if name is not None:
+        program(tmp_path, name, "exit 0")
+    code = (
+        "PATH=$only; cuda_extra() { echo cu12; }; environment() { echo $#: $*; }; dev_environment"
+    )
+    result = shell(code, only=str(tmp_path))
+    group = "5: dev --editable .[cu12] --group dev"
+    wanted = group if name else f"{group.replace('5', '7')} --group compiler"
+    assert (result.stdout, result.stderr, result.returncode) == (f"{wanted}\n", "", 0)
+
+
 def test_old_python_is_refused(tmp_path):
     names = ["python", "python3", *(f"python3.{minor}" for minor in range(10, 15))]
     for name in names:
