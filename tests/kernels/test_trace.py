@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,7 +24,7 @@ from ringcoll.lower import lower
 from ringcoll.plan import Block
 from tests.communicator.traces import check_rows
 from tests.kernels.cases import LL, LL128, Case
-from tests.kernels.stand_in import compile_all, needs_compiler
+from tests.kernels.stand_in import KERNELS, compile_all, needs_compiler
 from tests.kernels.world import World, lanes_of
 
 COLLECTIVES = [name for name in ALGORITHMS if name != "send"]
@@ -45,12 +47,12 @@ class Recorded:
         self.records = np.zeros((nranks, nbytes), np.uint8)
         self.world.traces = [record.ctypes.data for record in self.records]
 
-    def rows(self, case: Case) -> list[Executed]:
+    def rows(self, case: Case, kernels: Path = KERNELS) -> list[Executed]:
         """Make a call; the rows of all ranks."""
         self.world.forget_arrays()
         self.records[:] = 0
         self.records[:, :16] = np.frombuffer(head(self.records.shape[1]), np.uint8)
-        self.world.call(case).check(case)
+        self.world.call(case, kernels=kernels).check(case)
         program = encode(case.plan, case.launch)
         places = Places(dtype_of(case.dtype), lanes_of(case.launch))
         return [
@@ -120,6 +122,41 @@ def test_a_record_that_lacks_a_row_or_holds_another_is_noticed(launch: Launch) -
     ):
         with pytest.raises(AssertionError):
             check_rows(summed(broken), lowered, layout)
+
+
+TWICE = [
+    # Every block goes on with all places, not with those of its turn.
+    (LL, "ll.cuh", {" * grid_blocks();": ";"}, PlanError),
+    # Every replica does the whole slice.
+    (
+        Launch(),
+        "simple.cuh",
+        {" / call.args.replicas;": ";", "first = replica * most;": "first = 0;"},
+        AssertionError,
+    ),
+]
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize(("launch", "file", "edits", "error"), TWICE, ids=["lines", "words"])
+def test_work_that_is_done_twice_is_noticed(
+    launch: Launch, file: str, edits: dict[str, str], error: type[Exception], tmp_path: Path
+) -> None:
+    """Its results are right: only the record tells."""
+    kernels = tmp_path / "kernels"
+    shutil.copytree(KERNELS, kernels)
+    text = (kernels / file).read_text()
+    for old, new in edits.items():
+        assert text.count(old) == 1
+        text = text.replace(old, new)
+    (kernels / file).write_text(text)
+    case = Case(build("broadcast", "chain", 3), launch, 2000, "float32", replicas=2)
+    layout, lowered, ranks = case.layout(sliced=True), lower(case.plan, launch), Recorded(3)
+    check_rows(summed(ranks.rows(case)), lowered, layout)
+    rows = ranks.rows(case, kernels)
+    with pytest.raises(error):
+        check_rows(summed(rows), lowered, layout)
 
 
 @needs_compiler
