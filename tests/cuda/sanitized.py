@@ -15,6 +15,7 @@ TIMEOUT = 600.0
 """Seconds that a kernel may wait: it is up to a hundred times as slow as it is alone."""
 
 LL: dict[str, Any] = {"protocol": "LL"}
+LL128: dict[str, Any] = {"protocol": "LL128"}
 SIMPLE: dict[str, Any] = {"protocol": "Simple"}
 SIZES = ((1, 0), (1029, 4))
 """Elements a segment, and bytes by which the arrays miss an aligned address."""
@@ -30,7 +31,7 @@ def of(collective: str, algorithm: str, *hows: tuple[dict[str, Any], bool]) -> I
 def of_all_collectives() -> Iterator[Case]:
     """What the library chooses itself."""
     for collective, (how, symmetric), (count, offset), in_place in product(
-        SHAPES, ((LL, False), (SIMPLE, False), (SIMPLE, True)), SIZES, (False, True)
+        SHAPES, ((LL, False), (LL128, False), (SIMPLE, False), (SIMPLE, True)), SIZES, (False, True)
     ):
         root = 3 if collective in ROOTED else 0
         yield Case(
@@ -48,10 +49,13 @@ def of_all_collectives() -> Iterator[Case]:
 def parts() -> dict[str, tuple[int, list[Case]]]:
     """Of each part how many ranks make which calls."""
     sliced = {**SIMPLE, "slices": 5}
-    everywhere = ((LL, False), (SIMPLE, False), (sliced, False), (SIMPLE, True), (sliced, True))
-    hops = ((LL, False), (SIMPLE, True), (SIMPLE, False))
+    lines, staged = ((LL, False), (LL128, False)), ((SIMPLE, False), (sliced, False))
+    hops = (*lines, (SIMPLE, True), (SIMPLE, False))
     return {
-        "ring of 8": (8, [*of("all_reduce", "ring", *everywhere)]),
+        "ring of 8": (
+            8,
+            [*of("all_reduce", "ring", *lines, *staged, (SIMPLE, True), (sliced, True))],
+        ),
         "one_shot": (
             8,
             [

@@ -10,7 +10,7 @@ from ringcoll.arguments.calls import Call
 from ringcoll.collectives import COLLECTIVES
 from ringcoll.dtypes import dtype_of, op_of
 from ringcoll.executors.cuda.arena import Arena
-from ringcoll.executors.cuda.choose import Wishes, choose
+from ringcoll.executors.cuda.choose import Resources, Wishes, choose
 from ringcoll.launch import ALL_MAPPED
 from tests.communicator.cases import SHAPES
 from tests.cuda import sanitize
@@ -100,7 +100,7 @@ def test_the_wheel_has_one_too(tmp_path, monkeypatch):
 
 
 def test_the_calls_can_be_made():
-    """None of them is refused, and every collective is among them in lines and in words."""
+    """None of them is refused, and every collective is among them by every protocol."""
     seen = set()
     for nranks, cases in parts().values():
         for case in cases:
@@ -115,8 +115,7 @@ def test_the_calls_can_be_made():
                 case.options.get("algorithm"), case.options["protocol"], case.options.get("slices")
             )
             mapped = ALL_MAPPED if case.symmetric else frozenset()
-            found = choose(
-                call, nranks, Arena(nranks), mapped=mapped, most_blocks=16, wishes=wishes
-            )
-            seen.add((case.collective, found.launch.in_band))
-    assert seen == {(name, in_band) for name in SHAPES for in_band in (False, True)}
+            resources = Resources(Arena(nranks), 16, nvlink=True)
+            found = choose(call, resources, mapped=mapped, wishes=wishes)
+            seen.add((case.collective, found.launch.protocol))
+    assert seen == {(name, how) for name in SHAPES for how in ("LL", "LL128", "Simple")}
