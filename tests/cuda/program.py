@@ -74,7 +74,8 @@ def hosted(fabric, ordinal):
     memory.close()
     fabric.allgather(b"", what="closed")
     retired.sweep()
-    assert all(part == seen[0] for part in seen)
+    if any(part != seen[0] for part in seen):
+        raise AssertionError(f"ranks have seen different things: {seen}")
     return [sorted({*seen[0][256 * r : 256 * (r + 1)]}) for r in range(fabric.nranks)]
 
 

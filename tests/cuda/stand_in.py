@@ -165,8 +165,8 @@ class Runtime:
         del self.host[pointer]
 
     def hostRegister(self, pointer, nbytes, flags):
-        assert flags == 3
-        assert pointer % 4096 == 0
+        if flags != 3 or pointer % 4096:
+            raise CUDARuntimeError(INVALID_VALUE)
         with self._lock:
             if nbytes > self.room:
                 raise CUDARuntimeError(OUT_OF_MEMORY)
@@ -176,7 +176,8 @@ class Runtime:
 
     def hostUnregister(self, pointer):
         with self._lock:
-            assert self.pinned[pointer] > 0
+            if self.pinned[pointer] < 1:
+                raise CUDARuntimeError(INVALID_VALUE)
             self.pinned[pointer] -= 1
 
     def pointerGetAttributes(self, pointer):
