@@ -63,7 +63,7 @@ def closing(cuda) -> CudaState:
     values |= {"pairs": SimpleNamespace(running=[]), "symmetric": SimpleNamespace(close=int)}
     values |= {"closed": False, "inherited": False, "settled": False}
     vars(state).update(values)
-    cuda.running = None
+    cuda.running = cuda.recorder = None
     state._watch = Watch(state.fabric, cuda)
     return state
 

@@ -32,8 +32,8 @@ from ringcoll.executors.cuda.lanes import CopyLaunch, Streams, copy_launch
 from ringcoll.executors.cuda.loader import Launchable, Loader
 from ringcoll.executors.cuda.mappings import Mappings
 from ringcoll.executors.cuda.params import Addresses, Header, factor_bytes, pack
-from ringcoll.executors.cuda.reports import ABORT, DIFFERENT, Report, error_of, read
 from ringcoll.executors.cuda.recorder import Recorder
+from ringcoll.executors.cuda.reports import ABORT, DIFFERENT, Report, error_of, read
 from ringcoll.executors.cuda.terms import OFFSET_BITS, places, terms_of, touched
 from ringcoll.executors.drive import Pause, Task
 from ringcoll.fabric import Fabric
