@@ -318,14 +318,15 @@ struct Runner {
         return true;
     }
 
-    // Blocks share a slice in pieces of 512 bytes, so that no two write to one cache line. Elements
-    // of this one's piece.
+    // Blocks share a slice in pieces of 512 bytes, so that no two write to one cache line. A short
+    // last slice is shared like the others: a block's credits are for its own part of a slot.
+    // Elements of this one's part.
     template <class T, class Program>
     RC_DEVICE u64 work(const Head& head, const u64* row, u64 slice) const {
         constexpr u64 GRAIN = 512 / sizeof(typename T::Raw);
         const u64 length = row[1], piece = row[2], before = slice * piece;
         const u64 count = length <= before ? 0 : length - before < piece ? length - before : piece;
-        const u64 even = (count + call.args.replicas - 1) / call.args.replicas;
+        const u64 even = (piece + call.args.replicas - 1) / call.args.replicas;
         const u64 most = (even + GRAIN - 1) / GRAIN * GRAIN, first = replica * most;
         if (first >= count) return 0;
         const u64 mine = count - first < most ? count - first : most;

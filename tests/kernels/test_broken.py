@@ -31,6 +31,7 @@ STAGED_FACTORS = Case(
     build("all_reduce", "ring", 3), STAGED, 1300, op="premul_sum", scalars=(0.5, 3, -2)
 )
 REPLICAS = Case(build("broadcast", "chain", 3), STAGED, 4000, replicas=2)
+SHORT_LAST = Case(build("broadcast", "chain", 3), STAGED, 5140, replicas=2)
 MAPPED = Case(build("all_reduce", "two_shot", 3), Launch(), 4096, replicas=2)
 
 ATTEMPTS = 8
@@ -219,6 +220,13 @@ RACES = [
         "const u64 at = words[0] + replica * 8;",
         "const u64 at = words[0];",
         REPLICAS,
+    ),
+    Mutant(
+        "a short slice is shared in its own way",
+        "simple.cuh",
+        "(piece + call.args.replicas - 1) / call.args.replicas",
+        "(count + call.args.replicas - 1) / call.args.replicas",
+        SHORT_LAST,
     ),
     Mutant(
         "signals of the last call",
