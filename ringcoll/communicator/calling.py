@@ -101,12 +101,18 @@ class Calling:
         config, later = self._options(call.collective, how)
         return self._once(as_collective(call), config, later=later, alive=alive)
 
-    def _pairs(self, name: str, calls: list[Call], how: dict[str, Any]) -> Work | None:
+    def _pairs(
+        self, name: str, calls: list[Call], how: dict[str, Any], _alive: tuple[object, ...], /
+    ) -> Work | None:
         config, later = self._options(name, how)
         return self._launch(calls, later=later, timeout=config.timeout)
 
-    def _vector(self, call: VCall, how: dict[str, Any]) -> Work | None:
-        return self._pairs(call.collective, as_pairs(call, self.nranks), how)
+    def _vector(self, call: VCall, how: dict[str, Any], alive: tuple[object, ...]) -> Work | None:
+        return self._pairs(call.collective, as_pairs(call, self.nranks), how, alive)
+
+    def _views(self, _name: str, /, **buffers: Any) -> list[Any]:
+        """Buffers by their arguments' names, as the checks take them."""
+        return list(buffers.values())
 
     def _options(self, name: str, how: dict[str, Any]) -> tuple[Config, bool]:
         options = dict(how)

@@ -16,7 +16,7 @@ from ringcoll.arguments.calls import Call
 from ringcoll.communicator.rank import RankState, in_words
 from ringcoll.communicator.work import Work
 from ringcoll.errors import DeadlineError
-from ringcoll.executors.contract import Runnable
+from ringcoll.executors.contract import Joint, Runnable
 from ringcoll.executors.drive import Task, drive
 
 __all__ = ["Group", "current", "group", "run_together"]
@@ -108,7 +108,6 @@ def run_together(items: list[Item]) -> None:
     if not items:
         return
     states = list({id(state): state for state, _, _ in items}.values())
-    tasks = _tasks(items)
     timeout = min(_timeout(item) for item in items)
     begun = False
     try:
@@ -116,7 +115,9 @@ def run_together(items: list[Item]) -> None:
             state.usable()
             state.fabric.check()
         begun = len(items) > 1  # one call alone may be refused, and leave nothing behind
-        drive(tasks, lambda ready: _idle(states, ready, timeout))
+        joint = [call for _, call, _ in items if isinstance(call, Joint)]
+        for tasks in (_tasks(items), joint[0].tasks(joint) if joint else []):
+            drive(tasks, lambda ready: _idle(states, ready, timeout))
     except BaseException as error:
         for state in states:
             state.fail(error, begun=begun)
@@ -135,6 +136,8 @@ def _tasks(items: list[Item]) -> list[Task]:
     pairs: dict[tuple[int, int, bool], tuple[RankState, list[Call], float]] = {}
     for item in items:
         state, call, _ = item
+        if isinstance(call, Joint):
+            continue
         if not isinstance(call, Call):
             calls.setdefault(id(state), (state, []))[1].append(call)
         else:

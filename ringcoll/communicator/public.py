@@ -59,14 +59,16 @@ class Communicator(Calling):
     def _settle_on_gpu(self, state: RankState) -> None:
         import cupy
 
-        from ringcoll.communicator.gpu import UNSERVED, CudaState, Enqueuer, unserved
+        from ringcoll.communicator.enqueuing import Enqueuer
+        from ringcoll.communicator.gpu import CudaState
 
-        for name in UNSERVED:
-            setattr(self, name, unserved(name, self.rank))
         if isinstance(state, CudaState):
             self.device, self.xp = f"cuda:{state.device.ordinal}", cupy
             enqueuer = Enqueuer(state, self.nranks)
             self._collective = enqueuer  # type: ignore[method-assign]
+            self._counted = enqueuer.counted  # type: ignore[method-assign]
+            self._pairs = enqueuer.pairs  # type: ignore[method-assign]
+            self._views = enqueuer.views  # type: ignore[method-assign]
             self._forget = enqueuer.forget  # type: ignore[method-assign]
 
     # -- collectives -------------------------------------------------------------------------
@@ -143,9 +145,8 @@ class Communicator(Calling):
         **how: Any,
     ) -> Work | None:
         """Rank i contributes ``counts[i]`` elements to the ``recvbuf`` of all."""
-        call = prepare_all_gather_v(
-            sendbuf, recvbuf, counts, displs, rank=self.rank, nranks=self.nranks
-        )
+        send, recv = self._views("all_gather_v", sendbuf=sendbuf, recvbuf=recvbuf)
+        call = prepare_all_gather_v(send, recv, counts, displs, rank=self.rank, nranks=self.nranks)
         return self._counted(call, how, (sendbuf, recvbuf))
 
     def reduce_scatter_v(
@@ -157,9 +158,8 @@ class Communicator(Calling):
         **how: Any,
     ) -> Work | None:
         """Combine every rank's ``sendbuf``; rank i gets the ``counts[i]`` elements of segment i."""
-        call = prepare_reduce_scatter_v(
-            sendbuf, recvbuf, counts, op, rank=self.rank, nranks=self.nranks
-        )
+        send, recv = self._views("reduce_scatter_v", sendbuf=sendbuf, recvbuf=recvbuf)
+        call = prepare_reduce_scatter_v(send, recv, counts, op, rank=self.rank, nranks=self.nranks)
         return self._counted(call, how, (sendbuf, recvbuf))
 
     def gather_v(
@@ -172,12 +172,11 @@ class Communicator(Calling):
         **how: Any,
     ) -> Work | None:
         """``root`` gets ``counts[i]`` elements of rank i; the counts are needed there alone."""
-        return self._vector(
-            prepare_gather_v(
-                sendbuf, recvbuf, counts, displs, root, rank=self.rank, nranks=self.nranks
-            ),
-            how,
+        send, recv = self._views("gather_v", sendbuf=sendbuf, recvbuf=recvbuf)
+        call = prepare_gather_v(
+            send, recv, counts, displs, root, rank=self.rank, nranks=self.nranks
         )
+        return self._vector(call, how, (sendbuf, recvbuf))
 
     def scatter_v(
         self,
@@ -189,12 +188,11 @@ class Communicator(Calling):
         **how: Any,
     ) -> Work | None:
         """Rank i gets ``counts[i]`` elements of ``root``; the counts are needed there alone."""
-        return self._vector(
-            prepare_scatter_v(
-                sendbuf, recvbuf, counts, displs, root, rank=self.rank, nranks=self.nranks
-            ),
-            how,
+        send, recv = self._views("scatter_v", sendbuf=sendbuf, recvbuf=recvbuf)
+        call = prepare_scatter_v(
+            send, recv, counts, displs, root, rank=self.rank, nranks=self.nranks
         )
+        return self._vector(call, how, (sendbuf, recvbuf))
 
     def all_to_all_v(
         self,
@@ -207,38 +205,40 @@ class Communicator(Calling):
         **how: Any,
     ) -> Work | None:
         """Send ``sendcounts[q]`` elements to rank q, receive ``recvcounts[p]`` from rank p."""
-        return self._vector(
-            prepare_all_to_all_v(
-                sendbuf,
-                sendcounts,
-                recvbuf,
-                recvcounts,
-                sdispls,
-                rdispls,
-                rank=self.rank,
-                nranks=self.nranks,
-            ),
-            how,
+        send, recv = self._views("all_to_all_v", sendbuf=sendbuf, recvbuf=recvbuf)
+        call = prepare_all_to_all_v(
+            send,
+            sendcounts,
+            recv,
+            recvcounts,
+            sdispls,
+            rdispls,
+            rank=self.rank,
+            nranks=self.nranks,
         )
+        return self._vector(call, how, (sendbuf, recvbuf))
 
     # -- point to point ----------------------------------------------------------------------
 
     def send(self, buf: object, dest: int, **how: Any) -> Work | None:
         """Send ``buf`` to rank ``dest``; matched in order with its ``recv``, without tags."""
-        call = prepare_send(buf, dest, rank=self.rank, nranks=self.nranks)
-        return self._pairs("send", [call], how)
+        (send,) = self._views("send", buf=buf)
+        call = prepare_send(send, dest, rank=self.rank, nranks=self.nranks)
+        return self._pairs("send", [call], how, (buf,))
 
     def recv(self, buf: object, source: int, **how: Any) -> Work | None:
         """Receive from rank ``source`` exactly as many elements as it sends."""
-        call = prepare_recv(buf, source, rank=self.rank, nranks=self.nranks)
-        return self._pairs("recv", [call], how)
+        (recv,) = self._views("recv", buf=buf)
+        call = prepare_recv(recv, source, rank=self.rank, nranks=self.nranks)
+        return self._pairs("recv", [call], how, (buf,))
 
     def sendrecv(
         self, sendbuf: object, dest: int, recvbuf: object, source: int, **how: Any
     ) -> Work | None:
         """Send to ``dest`` and receive from ``source`` at once."""
-        calls = prepare_sendrecv(sendbuf, dest, recvbuf, source, rank=self.rank, nranks=self.nranks)
-        return self._pairs("sendrecv", list(calls), how)
+        send, recv = self._views("sendrecv", sendbuf=sendbuf, recvbuf=recvbuf)
+        calls = prepare_sendrecv(send, dest, recv, source, rank=self.rank, nranks=self.nranks)
+        return self._pairs("sendrecv", list(calls), how, (sendbuf, recvbuf))
 
     # -- memory ------------------------------------------------------------------------------
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 from ringcoll.executors.drive import Task
 
-__all__ = ["Executor", "PairExecutor", "Runnable"]
+__all__ = ["Executor", "Joint", "PairExecutor", "Runnable"]
 
 
 class Runnable(Protocol):
@@ -17,6 +18,18 @@ class Runnable(Protocol):
     def timeout(self) -> float:
         """Seconds that it may wait."""
         ...
+
+
+class Joint(ABC):
+    """A call that is launched with all others of its kind in a group, whatever their ranks."""
+
+    timeout: float
+    """Seconds that it may wait."""
+
+    @staticmethod
+    @abstractmethod
+    def tasks(calls: Sequence[Joint]) -> list[Task]:
+        """All of a group."""
 
 
 class Executor(Protocol):

@@ -57,6 +57,10 @@ struct Call {
         known = before.known;
     }
 
+    // Of a call that is counted elsewhere.
+    RC_DEVICE Call(const Args& a, const Local& l, u64 e)
+        : args(a), local(l), epoch(e), known(e), began(0) {}
+
     RC_DEVICE u32 flag() const { return static_cast<u32>(epoch); }
     RC_DEVICE u64 half() const { return (epoch & 1) * args.half; }
 

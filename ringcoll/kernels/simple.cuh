@@ -4,7 +4,8 @@
 // with flags of its own, so that no two of them ever wait for each other. Words of a rank:
 //
 //     number of blocks, then for each where its words begin
-//     of a block: rows, slices, window, and the words of each row one after the other
+//     of a block: rows, slices, window, elements of the widest slice of any chunk, and the words of
+//     each row one after the other
 //     of a row: head, elements, elements a slice, the chunks (2 words each), the rank of every
 //     source's contribution where the operator has factors, waits, signals (2 each)
 //
@@ -246,12 +247,13 @@ struct Move {
     }
 };
 
-// One CUDA block at work on its share of a program's block.
+// One CUDA block at work on its share of a program's block. `Calling`: a Call, or what is one.
+template <class Calling>
 struct Runner {
-    Call& call;
+    Calling& call;
     Bases& bases;
-    u32 replica;
-    u64 slices, window;
+    u32 replica, replicas;
+    u64 slices, window, width;
     bool alive = true;
 
     RC_DEVICE u64 value(u64 count) const { return call.epoch << 32 | count; }
@@ -288,7 +290,8 @@ struct Runner {
         const u32 rows = static_cast<u32>(words[0]);
         slices = words[1];
         window = words[2];
-        const u64 *body = words + 3, *row = body;
+        width = words[3];
+        const u64 *body = words + 4, *row = body;
         for (u64 slice = 0; slice < slices; ++slice) {
             row = body;
             for (u32 step = 0; step < rows; ++step)
@@ -318,15 +321,15 @@ struct Runner {
         return true;
     }
 
-    // Blocks share a slice in pieces of 512 bytes, so that no two write to one cache line. A short
-    // last slice is shared like the others: a block's credits are for its own part of a slot.
-    // Elements of this one's part.
+    // Blocks share a slice in pieces of 512 bytes, so that no two write to one cache line. Whatever
+    // lies in a slot, all of it or the short end of a chunk, is shared like the widest slice: a
+    // block's credits are for its own part of the slot. Elements of this one's part.
     template <class T, class Program>
     RC_DEVICE u64 work(const Head& head, const u64* row, u64 slice) const {
         constexpr u64 GRAIN = 512 / sizeof(typename T::Raw);
         const u64 length = row[1], piece = row[2], before = slice * piece;
         const u64 count = length <= before ? 0 : length - before < piece ? length - before : piece;
-        const u64 even = (piece + call.args.replicas - 1) / call.args.replicas;
+        const u64 even = (width + replicas - 1) / replicas;
         const u64 most = (even + GRAIN - 1) / GRAIN * GRAIN, first = replica * most;
         if (first >= count) return 0;
         const u64 mine = count - first < most ? count - first : most;
@@ -371,8 +374,9 @@ RC_DEVICE void run_between(const Args& args, const Local& local) {
     Call call(args, local);
     const u32 number = block_index() / args.replicas;
     if (block_any(call.barred()) || number >= local.words[0]) return;
-    Runner runner{call, *block_memory<Bases>(), block_index() % args.replicas, 0, 0};
-    runner.run<T, Program>(local.words + local.words[1 + number]);
+    Bases& bases = *block_memory<Bases>();
+    Runner<Call> runner{call, bases, block_index() % args.replicas, args.replicas, 0, 0, 0};
+    runner.template run<T, Program>(local.words + local.words[1 + number]);
 }
 
 // The whole call of one rank.
@@ -393,8 +397,8 @@ RC_DEVICE void run(const Args& args, const Local& local) {
     const u32 number = block_index() / args.replicas;
     if (done && number < local.words[0]) {
         if (thread_index() == 0 && args.mapped) trace(call, STEP_HELLO, 0, 0);
-        Runner runner{call, bases, block_index() % args.replicas, 0, 0};
-        done = runner.run<T, Program>(local.words + local.words[1 + number]);
+        Runner<Call> runner{call, bases, block_index() % args.replicas, args.replicas, 0, 0, 0};
+        done = runner.template run<T, Program>(local.words + local.words[1 + number]);
     }
     if (done && args.total && !args.mapped)
         for (u32 p = thread_index(); p < RC_RANKS; p += block_threads())

@@ -39,6 +39,7 @@ COLLECTIVES = (
     "all_to_all",
     "gather",
     "scatter",
+    "sendrecv",
 )
 SWEEP = ["-b", "64", "-e", "4M", "-f", "256", "-n", "5"]
 MPI = pytest.param(

@@ -206,12 +206,6 @@ def test_another_device_is_refused(apart):
         apart[0].all_reduce(elsewhere)
 
 
-def test_point_to_point_is_refused_before_anything_moves(two):
-    x = vectors(two)[0]
-    with pytest.raises(Error):
-        two[0].send(x, 1)
-
-
 def test_devices_that_are_not_there():
     with pytest.raises(ArgumentError, match="none of the"):
         ringcoll.init_all([99], device="cuda")

@@ -13,7 +13,7 @@ from ringcoll.config import Config
 
 pytest.importorskip("cupy")
 
-from ringcoll.communicator.gpu import Enqueuer
+from ringcoll.communicator.enqueuing import Enqueuer
 
 
 class Tensor:

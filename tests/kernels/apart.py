@@ -12,7 +12,7 @@ import numpy as np
 
 from tests.kernels.cases import Arrays, Case
 from tests.kernels.stand_in import KERNELS, program
-from tests.kernels.world import World
+from tests.kernels.world import Ready, World
 
 ADDRESS = 0x10_0000_0000
 """Free in every process, and where ThreadSanitizer expects memory."""
@@ -83,6 +83,19 @@ def run_apart(
     world = World(case.plan.nranks, ADDRESS) if world is None else world
     arrays = world.arrays(case)
     ready = world.ready(case, arrays, ranks=ranks, timeout=timeout)
+    done = run_image(world, ready, folder, *flags, kernels=kernels, calls=calls)
+    return Outcome(done.returncode, done.stderr, world, arrays, case)
+
+
+def run_image(
+    world: World,
+    ready: Ready,
+    folder: Path,
+    *flags: str,
+    kernels: Path = KERNELS,
+    calls: int = 1,
+) -> subprocess.CompletedProcess[str]:
+    """A launch on a world's memory, ``calls`` times, in a process of its own."""
     built = program(ready.text, *flags, kernels=kernels)
     image, parameter = folder / "image", folder / "parameter"
     image.write_bytes(world.memory.tobytes())
@@ -97,4 +110,4 @@ def run_apart(
         env={**os.environ, "TSAN_OPTIONS": f"exitcode={REPORTED}"},
     )
     world.memory[:] = np.fromfile(image, np.uint8)
-    return Outcome(done.returncode, done.stderr, world, arrays, case)
+    return done

@@ -224,8 +224,8 @@ RACES = [
     Mutant(
         "a short slice is shared in its own way",
         "simple.cuh",
-        "(piece + call.args.replicas - 1) / call.args.replicas",
-        "(count + call.args.replicas - 1) / call.args.replicas",
+        "(piece + replicas - 1) / replicas",
+        "(count + replicas - 1) / replicas",
         SHORT_LAST,
     ),
     Mutant(
@@ -253,10 +253,15 @@ def changed(folder: Path, file: str, old: str, new: str) -> None:
     path.write_text(text.replace(old, new))
 
 
+def copied(folder: Path) -> Path:
+    """The kernels in a folder where they may be changed."""
+    shutil.copytree(KERNELS, folder)
+    return folder
+
+
 def kernels_of(mutant: Mutant, folder: Path, *, wrong: bool) -> Path:
     """The kernels on the mutant's machine, right or wrong."""
-    kernels = folder / f"kernels-{wrong}"
-    shutil.copytree(KERNELS, kernels)
+    kernels = copied(folder / f"kernels-{wrong}")
     if mutant.machine is not None:
         changed(kernels, "cpu/system.cuh", *mutant.machine)
     if wrong:

@@ -12,6 +12,7 @@ from ringcoll.algorithms import ALGORITHMS, build, options
 from ringcoll.encode import encode
 from ringcoll.errors import LaunchRefused
 from ringcoll.executors.cuda.gates import gate_text
+from ringcoll.executors.cuda.pairs import pairs_text
 from ringcoll.launch import Launch
 from tests.kernels.cases import LL, STAGED, Case, launches
 from tests.kernels.stand_in import KERNELS, compile_all, headers_of, needs_compiler
@@ -178,5 +179,6 @@ def test_only_the_machine_is_stood_in_for() -> None:
     for launch in (LL, STAGED):
         used |= headers_of(world.body(Case(plan, launch)).text)
     used |= headers_of(gate_text(2))
+    used |= headers_of(pairs_text(2, 1, 64))
     package = {path.resolve() for path in KERNELS.glob("*.cuh")}
     assert used == package - {KERNELS / "system.cuh"} | {KERNELS / "cpu" / "system.cuh"}

@@ -17,6 +17,7 @@ from ringcoll.executors.cuda.cache import KernelCache
 from ringcoll.executors.cuda.copies import between
 from ringcoll.executors.cuda.gates import gate_text
 from ringcoll.executors.cuda.lines import lines_body
+from ringcoll.executors.cuda.pairs import pairs_text
 from ringcoll.executors.cuda.params import Addresses
 from ringcoll.executors.cuda.simple import simple_body
 from ringcoll.executors.cuda.standard import standard_sources
@@ -71,7 +72,8 @@ def operators() -> tuple[str, ...]:
 def test_there_is_something_of_everything() -> None:
     texts = "".join(shapes())
     assert {"BFloat16", "Float32"} <= set(re.findall(r"using Type = (\w+);", texts))
-    assert {"ll.cuh", "simple.cuh", "gates.cuh"} == set(re.findall(r'#include "(\w+\.cuh)"', texts))
+    used = set(re.findall(r'#include "(\w+\.cuh)"', texts))
+    assert used == {"ll.cuh", "pairs.cuh", "simple.cuh", "gates.cuh"}
     assert len(set(operators())) > 100
 
 
@@ -105,6 +107,16 @@ def test_kernels_of_calls_of_copy_engines(arch: str) -> None:
 def test_standard_kernels_for_gpus_that_only_cuda_12_serves() -> None:
     for text in shapes()[::8]:
         assert cuda12.compile_kernel(text, "sm_70").startswith(ELF)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_sends_and_receives(arch: str) -> None:
+    texts = [pairs_text(3, local, 128) for local in (1, 2)]
+    assert all(cubin.startswith(ELF) for cubin in KernelCache(None).compile_all(texts, arch))
+
+
+def test_sends_and_receives_for_gpus_that_only_cuda_12_serves() -> None:
+    assert cuda12.compile_kernel(pairs_text(2, 1, 64), "sm_70").startswith(ELF)
 
 
 def test_every_operator_on_every_element_type() -> None:

@@ -9,9 +9,11 @@ import pytest
 from ringcoll.algorithms import build
 from ringcoll.launch import Launch
 from ringcoll.plan import Buffer
-from tests.kernels.apart import run_apart
+from tests.kernels.apart import ADDRESS, run_apart, run_image
 from tests.kernels.cases import LL, LL128, STAGED, Case
+from tests.kernels.pairs import Traffic
 from tests.kernels.sanitizer import THREADS, needs_sanitizer
+from tests.kernels.world import World
 
 pytestmark = [needs_sanitizer, pytest.mark.slow]
 
@@ -37,6 +39,29 @@ def test_calls_in_a_row_leave_no_race(
     case = Case(build(collective, algorithm, 3), launch, 2000, replicas=2)
     outcome = run_apart(case, tmp_path, *THREADS, calls=5)
     assert (outcome.verdict(), outcome.said) == ("right", "")
+
+
+MESSAGES = [
+    pytest.param([(0, 1, 90_000), (1, 0, 90_001)], 16 << 10, id="many slices"),
+    pytest.param([(0, 1, 40_000), (1, 2, 40_000), (2, 0, 40_000)], 8 << 10, id="ring"),
+    pytest.param([(0, 1, 40_000), (1, 0, 40_000)] * 2, 32 << 10, id="in a row"),
+    pytest.param([(0, 1, 140_000)], 256 << 10, id="replicas"),
+]
+
+
+@pytest.mark.parametrize(("messages", "zone"), MESSAGES)
+@pytest.mark.parametrize(
+    "checks", [THREADS, ("-fsanitize=undefined", "-fno-sanitize-recover=all")], ids=["races", "ub"]
+)
+def test_messages_leave_no_race(messages, zone, checks, tmp_path: Path) -> None:
+    # Each has more slices than a window: what only a hello orders looks like a race here.
+    world = World(3, ADDRESS, zone)
+    traffic = Traffic(messages, shift=1, world=world)
+    ready = traffic.ready(world, range(3), threads=2)
+    done = run_image(world, ready, tmp_path, *checks, calls=3)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert not any(world.reports())
+    traffic.check()
 
 
 @pytest.mark.parametrize("launch", [LL, STAGED, Launch()], ids=["lines", "staged", "mapped"])

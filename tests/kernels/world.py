@@ -66,13 +66,15 @@ class World:
     Args:
         nranks: how many.
         address: where the kernels will find the memory; None: where it lies in this process.
+        zone: bytes into which one rank sends to another.
 
     """
 
-    def __init__(self, nranks: int, address: int | None = None) -> None:
-        self.nranks = nranks
-        half = 1 << 20
-        self.arena = Arena(nranks, half, wide_half=half, scratch_half=half, replicas=4, copied=half)
+    def __init__(self, nranks: int, address: int | None = None, zone: int = 8 << 10) -> None:
+        self.nranks, half = nranks, 1 << 20
+        self.arena = Arena(
+            nranks, half, half, half, replicas=4, copied=half, zone_bytes=zone * nranks
+        )
         self._report = nranks * self.arena.nbytes
         self._user = -(-(self._report + nranks * REPORT_BYTES) // 4096) * 4096
         size = self._user + USER_BYTES
@@ -82,7 +84,8 @@ class World:
         self.traces = [0] * nranks  # addresses of records of executed rows
         self._taken = 0
         for rank in range(nranks):  # SCRATCH of protocol Simple may hold anything
-            self.arena_of(rank)[self.arena.scratch :] = POISON
+            self.arena_of(rank)[self.arena.scratch :][: 2 * half] = POISON
+            self.arena_of(rank)[self.arena.zone(0) :] = POISON
 
     def arena_of(self, rank: int) -> Array:
         return self.memory[rank * self.arena.nbytes :][: self.arena.nbytes]
@@ -119,7 +122,7 @@ class World:
         plan, collective = case.plan, case.plan.collective
         item = dtype_of(case.dtype).numpy
         rng = np.random.default_rng([seed, case.count, self.nranks])
-        table = self._take(3 * self.nranks * 8).view(np.uint64).reshape(3, self.nranks)
+        table = self.take(3 * self.nranks * 8).view(np.uint64).reshape(3, self.nranks)
         first = self._taken
         inputs: list[Array | None] = [None] * self.nranks
         outputs: list[Array | None] = [None] * self.nranks
@@ -127,7 +130,7 @@ class World:
             for buffer, found in (("INPUT", inputs), ("OUTPUT", outputs)):
                 if collective.has(buffer, rank):
                     nbytes = collective.segments(buffer) * case.count * item.itemsize
-                    taken = self._take(nbytes, case.shift * item.itemsize).view(item)
+                    taken = self.take(nbytes, case.shift * item.itemsize).view(item)
                     taken[:] = values(case.dtype, taken.size, rng)
                     found[rank] = taken
         contributions = [None if given is None else given.copy() for given in inputs]
@@ -149,7 +152,7 @@ class World:
         wanted = run(plan, contributions, op=ops, layout=layout)
         return Arrays(inputs, outputs, wanted, whole, whole.copy(), guards, table)
 
-    def _take(self, nbytes: int, shift: int = 0) -> Array:
+    def take(self, nbytes: int, shift: int = 0) -> Array:
         """Bytes for a user, poison around them."""
         begin = -(-(self._taken + GUARD) // 128) * 128 + shift
         self._taken = begin + nbytes + GUARD
@@ -207,21 +210,25 @@ class World:
         offset = 16 * (rank + 1)
         user, hello = [], []
         for k, array in enumerate((arrays.inputs[rank], arrays.outputs[rank])):
-            user.append(0 if array is None else self._seen(array))
+            user.append(0 if array is None else self.seen(array))
             hello.append(0 if array is None else (1 + k) << 48 | offset)
             arrays.table[1 + k, rank] = max(0, user[k] - offset)
-        return Addresses(
-            rank,
-            tuple(self.address + r * self.arena.nbytes for r in range(self.nranks)),
-            self.address + self._report + rank * REPORT_BYTES,
-            self._seen(arrays.table),
-            (hello[0], hello[1]),
-            (user[0], user[1]),
-            factor_bytes(case.op_of(rank), dtype_of(case.dtype)),
+        return replace(
+            self.place(rank),
+            mappings=self.seen(arrays.table),
+            hello=(hello[0], hello[1]),
+            user=(user[0], user[1]),
+            factor=factor_bytes(case.op_of(rank), dtype_of(case.dtype)),
             trace=self.traces[rank],
         )
 
-    def _seen(self, array: Array) -> int:
+    def place(self, rank: int) -> Addresses:
+        """Where a rank finds the arenas and its report."""
+        arenas = tuple(self.address + r * self.arena.nbytes for r in range(self.nranks))
+        return Addresses(rank, arenas, self.address + self._report + rank * REPORT_BYTES)
+
+    def seen(self, array: Array) -> int:
+        """Where the kernels find an array."""
         return self.address + array.ctypes.data - self.memory.ctypes.data
 
 

@@ -4,7 +4,9 @@
 
     broken | hellos | progress | flags | lines of LL, of LL128 | SCRATCH
 
-    (of these both halves) | SCRATCH of copy engines
+    (of these both halves) | SCRATCH of copy engines | words of pairs
+
+    | zones of pairs, both halves of each
 
 Every protocol has a region of its own: a word of data that happened to equal the flag of a line
 would be taken for one. The halves of a region alternate by epoch and lie at fixed offsets, so that
@@ -51,6 +53,7 @@ class Arena:
         scratch_half: bytes of one half of SCRATCH.
         replicas: the most CUDA blocks that a block of a program may have.
         copied: bytes of the SCRATCH of calls of copy engines.
+        zone_bytes: of all ranks' zones, into which peers send.
 
     """
 
@@ -60,6 +63,7 @@ class Arena:
     scratch_half: int = 8 << 20
     replicas: int = 64
     copied: int = 12 << 20
+    zone_bytes: int = 7 << 20
 
     @property
     def hello_bytes(self) -> int:
@@ -102,9 +106,42 @@ class Arena:
         return self.scratch + 2 * self.scratch_half
 
     @property
+    def zone_half(self) -> int:
+        """Bytes of a half of the zone into which one peer sends."""
+        return max(1, self.zone_bytes // (2 * self.nranks * _PAGE)) * _PAGE
+
+    def pair(self, peer: int, *, sends: bool) -> int:
+        """What a rank keeps for its half of a pair: hellos, flags, and the sequence numbers.
+
+        Args:
+            peer: the other end, which writes the hellos and the flags.
+            sends: whether the rank is the sender.
+
+        """
+        return _up(self.copies + self.copied) + (2 * peer + sends) * self._pair_bytes
+
+    @property
+    def pair_flags(self) -> int:
+        """``u64[replicas]``, from where the half begins; its hellos are LL lines before."""
+        return HELLO_SLOTS * _LINE
+
+    @property
+    def pair_sequence(self) -> int:
+        """``u64[replicas]``, from where the half begins: the last call that each block ended."""
+        return self.pair_flags + self.replicas * 8
+
+    @property
+    def _pair_bytes(self) -> int:
+        return self.pair_sequence + self.replicas * 8
+
+    def zone(self, sender: int) -> int:
+        """Into which ``sender`` sends; two halves by the parity of the pair's calls."""
+        return _up(self.pair(self.nranks, sends=False)) + 2 * sender * self.zone_half
+
+    @property
     def nbytes(self) -> int:
         """All of it."""
-        return self.copies + self.copied
+        return self.zone(self.nranks)
 
 
 def _up(offset: int) -> int:

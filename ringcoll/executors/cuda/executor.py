@@ -31,7 +31,7 @@ from ringcoll.executors.cuda.hellos import Hellos
 from ringcoll.executors.cuda.lanes import CopyLaunch, Streams, copy_launch
 from ringcoll.executors.cuda.loader import Launchable, Loader
 from ringcoll.executors.cuda.mappings import Mappings
-from ringcoll.executors.cuda.params import Addresses, Header, factor_bytes, pack
+from ringcoll.executors.cuda.params import Addresses, Header, factor_bytes, pack, start_of
 from ringcoll.executors.cuda.recorder import Recorder
 from ringcoll.executors.cuda.reports import ABORT, DIFFERENT, Report, error_of, read
 from ringcoll.executors.cuda.terms import OFFSET_BITS, places, terms_of, touched
@@ -135,6 +135,7 @@ class CudaExecutor:
         self.running: Ready | None = None
         self.last: Ready | None = None
         self.stream: int | None = None
+        self.pair_timeout = 0.0
         self.streams = Streams(ordinal)
         copies = [pointer + self.arena.copies for pointer in self.memory.pointers]
         self.streams.warm(copies[self.rank], [pointer + 256 for pointer in copies])
@@ -201,7 +202,7 @@ class CudaExecutor:
             self.report.device,
             self.mappings.pointer,
             hello if mapped else (0, 0),
-            (_address(call.send), _address(call.recv)),
+            (start_of(call.send), start_of(call.recv)),
             factor_bytes(call.op, call.dtype),
             places(known, self.symmetric, self.nranks),
             trace=0 if self.recorder is None else self.recorder.address,
@@ -228,20 +229,29 @@ class CudaExecutor:
         """An array as peers reach it: mapping << 48 | offset, 0 if they cannot."""
         if array is None or not array.size:
             return 0
-        found = self.symmetric.lookup(_address(array), array.nbytes)
+        found = self.symmetric.lookup(start_of(array), array.nbytes)
         return 0 if found is None else found[0] << OFFSET_BITS | found[1]
 
     def _mapped(self, call: Call, hello: tuple[int, int]) -> frozenset[Buffer]:
         """The buffers that peers may reach: this rank's stand for all, or the call fails.
 
-        A buffer that only the root has is reached by the root alone: the others cannot know.
+        A buffer that only the root has is reached by the root alone: the others cannot know. Nor
+        can they where each rank has a count of its own, which may be 0, of the smaller buffer.
         """
         kind = COLLECTIVES[call.collective]
-        sides = ((Buffer.INPUT, call.send, hello[0]), (Buffer.OUTPUT, call.recv, hello[1]))
+        if call.counts and not call.nbytes:
+            return frozenset()
+        sides = (
+            (Buffer.INPUT, call.send, hello[0], kind.input),
+            (Buffer.OUTPUT, call.recv, hello[1], kind.output),
+        )
         return frozenset(
             buffer
-            for buffer, array, word in sides
-            if array is not None and word and kind.rooted != buffer.name.lower()
+            for buffer, array, word, segments in sides
+            if array is not None
+            and word
+            and kind.rooted != buffer.name.lower()
+            and not (call.counts and segments != "all")
         )
 
     def _launchable(self, calls: Sequence[Ready]) -> Launchable | CopyLaunch:
@@ -290,7 +300,7 @@ class CudaExecutor:
         if self.report.host[0]:
             self._check()
         if stream != self.stream:
-            self._follow(stream)
+            self.follow(stream)
         if self._records[ready.slot] != ready.number:  # later calls have overwritten it
             self.board.record(ready.number, ready.terms)
         if self._device() == self.device.ordinal:
@@ -306,7 +316,7 @@ class CudaExecutor:
             launchable = prepared.ready.launchable
             if isinstance(launchable, CopyLaunch):
                 self._check()
-                self._follow(prepared.stream)
+                self.follow(prepared.stream)
                 for part in launchable.parts(prepared.stream):
                     with on(self.device.ordinal):
                         part()
@@ -321,8 +331,8 @@ class CudaExecutor:
                 yield Pause(offer.launched.is_set)
             self.done(offer)
 
-    def _follow(self, stream: int) -> None:
-        """Calls share the epoch, so those of another stream come before this one's."""
+    def follow(self, stream: int) -> None:
+        """Calls share the epoch and the report: those of another stream come before this one's."""
         if self.stream is not None and self.stream != stream:
             order(self.device.ordinal, self.stream, stream)
         self.stream = stream
@@ -333,7 +343,7 @@ class CudaExecutor:
         if self._records[ready.slot] != ready.number:
             self.board.record(ready.number, ready.terms)
         self.running = self.last = ready
-        self._follow(stream)
+        self.follow(stream)
         return self.gate.offer(self.rank, ready, stream)
 
     def meet(self, offer: Offer[Ready]) -> None:
@@ -392,8 +402,9 @@ class CudaExecutor:
         last = self.last
         terms = "no call" if last is None else last.terms
         timeout = 0.0 if last is None else last.timeout
-        if len(self.gate.ranks) > 1:
+        if len(self.gate.ranks) > 1 and not report.of_pair:
             report = replace(report, own=0)  # a shared launch has the number of its first rank
+        timeout = self.pair_timeout if report.of_pair else timeout
         return error_of(report, self.rank, terms, timeout, self.board.recorded)
 
     def compare(self, ticket: Ready) -> None:
@@ -466,10 +477,3 @@ class CudaExecutor:
         self.memory.close()
         self.report.free()
         self.board.close()
-
-
-def _address(array: npt.NDArray[Any] | None) -> int:
-    if array is None:
-        return 0
-    address: int = array.__array_interface__["data"][0]
-    return address

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
+from ringcoll.executors.cuda.meeting import Meeting
+
 __all__ = ["Gate", "Offer", "order"]
 
 R = TypeVar("R")
@@ -47,6 +49,7 @@ class Gate(Generic[R]):
         self._launch = launch
         self._lock = threading.Lock()
         self._waiting: dict[int, list[Offer[R]]] = {rank: [] for rank in ranks}
+        self.meeting: Meeting[Any] = Meeting()
 
     def offer(self, rank: int, ready: R, stream: int) -> Offer[R]:
         """Bring a rank's call; it is launched when every rank of the gate has brought one."""
@@ -65,6 +68,7 @@ class Gate(Generic[R]):
                     offer.error = error
                     offer.launched.set()
                 offers.clear()
+        self.meeting.withdraw(error)
 
     def _go(self, offers: list[Offer[R]]) -> None:
         stream = offers[-1].stream

@@ -5,11 +5,14 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import numpy.typing as npt
 
 from ringcoll.dtypes import DType, ReduceOp
 from ringcoll.errors import LaunchRefused
 
-__all__ = ["Addresses", "Body", "Header", "factor_bytes", "pack", "padded"]
+__all__ = ["Addresses", "Body", "Header", "factor_bytes", "pack", "padded", "start_of"]
 
 _HEAD = struct.Struct("<QQQIIIIII")
 _LOCAL = struct.Struct("<QQQ")
@@ -93,6 +96,12 @@ class Header:
 def factor_bytes(op: ReduceOp | None, dtype: DType) -> bytes:
     """What this rank's contributions are multiplied by; empty where the operator has no factor."""
     return op.factor(dtype).tobytes() if op is not None and op.scales else b""
+
+
+def start_of(array: npt.NDArray[Any] | None) -> int:
+    """Where a view of device memory begins; 0 where there is none, or nothing in it."""
+    address: int = 0 if array is None or not array.size else array.__array_interface__["data"][0]
+    return address
 
 
 def padded(words: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:

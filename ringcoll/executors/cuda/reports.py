@@ -14,6 +14,7 @@ _REPORT = struct.Struct("<IIQIIII")  # Report of kernels/program.cuh
 _EXPIRED, DIFFERENT, _GIVEN_UP, _TOLD, _WORN = range(1, 6)
 HELLO = 0xFFFFFFFF
 _SOURCE = 0x80000000
+_PAIR, _PAIR_SENDS, _PAIR_ENTRY = 0x40000000, 1, 2
 
 ABORT = 24
 """Offset of the word by which the host asks kernels to give up."""
@@ -40,6 +41,11 @@ class Report:
     launch: int
     own: int = 0
 
+    @property
+    def of_pair(self) -> bool:
+        """Whether the kernel was one of sends and receives."""
+        return self.step != HELLO and bool(self.step & _PAIR)
+
 
 def read(memory: memoryview) -> Report | None:
     """The report; None if no kernel has given up."""
@@ -62,6 +68,8 @@ def error_of(
         text_of: (rank, launch) -> that rank's call, in words.
 
     """
+    if report.of_pair:
+        return _error_of_pair(report, rank, timeout, text_of)
     where = f"call {report.epoch} on rank {rank}"
     # What was enqueued last need not be what has failed.
     mine = text_of(rank, report.own) if report.own else last
@@ -85,3 +93,28 @@ def error_of(
     if report.kind == _GIVEN_UP:
         return AbortedError(f"{where}: given up while it waited for {waited}; {mine}")
     return AbortedError(f"{where}: another rank's call has failed, and this one with it; {mine}")
+
+
+def _error_of_pair(
+    report: Report, rank: int, timeout: float, text_of: Callable[[int, int], str]
+) -> Error:
+    """Of a rank's half of a pair."""
+    peer, sends = report.peer, report.step & _PAIR_SENDS
+    verb, to, other = ("send", "to", "recv") if sends else ("recv", "from", "send")
+    mine = text_of(rank, report.own)
+    where = f"{verb} {to} rank {peer} on rank {rank} (call {report.epoch} of this pair, {mine})"
+    if report.kind == DIFFERENT:
+        theirs = text_of(peer, report.launch)
+        return MismatchError(
+            f"{verb} on rank {rank}, call {report.epoch} of its pair with rank {peer}: {mine}; "
+            f"{other} on rank {peer}: {theirs}; count and dtype must be equal"
+        )
+    if report.kind == _WORN:
+        return ClosedError(f"{where}: the pair has made 2**32 calls; make a new communicator")
+    before = "the one before" if sends and report.step & _PAIR_ENTRY else "it"
+    waited = f"rank {peer} made no {other} that matches {before}, or stopped inside it"
+    if report.kind == _EXPIRED:
+        return DeadlineError(f"{where}: waited {timeout:g} s; {waited}")
+    if report.kind == _GIVEN_UP:
+        return AbortedError(f"{where}: given up while {waited}")
+    return AbortedError(f"{where}: another rank's call has failed, and this one with it")

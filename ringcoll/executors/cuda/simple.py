@@ -21,7 +21,7 @@ from ringcoll.labels import Label
 from ringcoll.launch import Layout
 from ringcoll.plan import Buffer, Chunk
 
-__all__ = ["Between", "Move", "Writer", "scratch_bytes", "simple_body"]
+__all__ = ["THREADS", "Between", "Move", "Writer", "move_of", "scratch_bytes", "simple_body"]
 
 THREADS = 512
 """Of a CUDA block."""
@@ -75,7 +75,7 @@ class Between:
     room: int
 
 
-def _move(row: Row, dtype: DType) -> Move | None:
+def move_of(row: Row, dtype: DType) -> Move | None:
     """A row's move; None if it has no data."""
     if not row.dsts:
         return None
@@ -195,7 +195,7 @@ class Writer:
                 for at in local
                 for number in self.numbers(at)
                 for row in program.programs[number].rows
-                if (move := _move(row, dtype)) is not None
+                if (move := move_of(row, dtype)) is not None
             )
         )
 
@@ -214,9 +214,9 @@ class Writer:
         return words
 
     def block(self, number: int, at: Addresses) -> Iterator[int]:
-        """Rows, slices and window; the rows; the last signals; the last waits."""
+        """Rows, slices, window, width; the rows; the last signals; the last waits."""
         block: BlockProgram = self.program.programs[number]
-        yield from (len(block.rows), self.layout.slices, self.program.slots)
+        yield from (len(block.rows), self.layout.slices, self.program.slots, self.layout.width())
         taken = _Pairs(block, [(row.waits, row.awaits) for row in block.rows])
         posted = _Pairs(block, [(row.signals, row.grants) for row in block.rows])
 
@@ -227,7 +227,7 @@ class Writer:
             return posted.words(regular, credits, lambda dst: self.flag(number, dst, at))
 
         for row in block.rows:
-            move = _move(row, self.dtype)
+            move = move_of(row, self.dtype)
             kind = 0 if move is None else self.moves.index(move)
             ready, done = waits(row.waits, row.awaits), signals(row.signals, row.grants)
             yield from self.head(kind, row, ready, done)

@@ -12,6 +12,7 @@ from ringcoll.executors.cuda.arena import Arena
 from ringcoll.executors.cuda.body import body_of
 from ringcoll.executors.cuda.choose import Resources, Wishes, choose
 from ringcoll.executors.cuda.gates import gate_text
+from ringcoll.executors.cuda.pairs import pairs_text
 from ringcoll.executors.cuda.params import Addresses, Body
 from ringcoll.launch import ALL_MAPPED
 from ringcoll.plan import Buffer
@@ -22,13 +23,18 @@ _RANKS = (2, 4, 8)
 _DTYPES = ("bfloat16", "float16", "float32")
 _BYTES = (4 << 10, 256 << 10, 64 << 20)
 _BLOCKS = 128
+_PAIR_WORDS = (64, 128, 256, 512)
 _UNMAPPED = frozenset[Buffer]()
 
 
 def standard_sources() -> list[str]:
-    """Source texts, each once: sums of the common floats on 2, 4 and 8 ranks, one a GPU; gates."""
+    """Source texts, each once, on 2, 4 and 8 ranks, one a GPU.
+
+    Sums of the common floats, copies, gates, and sends and receives of one rank or of all.
+    """
     bodies = (body.text for body in _bodies())
-    return list(dict.fromkeys((*bodies, *map(gate_text, _RANKS))))
+    pairs = (pairs_text(nranks, 1, words) for nranks, words in product(_RANKS, _PAIR_WORDS))
+    return list(dict.fromkeys((*bodies, *map(gate_text, _RANKS), *pairs)))
 
 
 def _bodies() -> Iterator[Body]:

@@ -1,0 +1,242 @@
+"""Ranks on GPUs: how a call goes from the caller's arrays and stream to a launch.
+
+A call is enqueued on the caller's stream, in order with the rest of it, and returns. Between two
+calls with the same arrays everything is kept; what is left is a look-up and the launch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ringcoll.arguments.calls import Call, prepare
+from ringcoll.arguments.vector import VCall
+from ringcoll.communicator.device_work import DeviceWork
+from ringcoll.communicator.gpu import CudaState
+from ringcoll.communicator.group import current, run_together
+from ringcoll.communicator.kept import Kept, is_cupy, place_of, reference
+from ringcoll.communicator.vector import as_collective
+from ringcoll.communicator.work import Work
+from ringcoll.config import Config, resolve
+from ringcoll.executors.cuda.executor import Enqueued, Ready
+from ringcoll.executors.cuda.params import factor_bytes, start_of
+from ringcoll.executors.cuda.sending import Paired
+from ringcoll.transports.cuda.arrays import DeviceArray, device_array
+from ringcoll.transports.cuda.streams import stream_pointer
+
+__all__ = ["Enqueuer"]
+
+KEPT = 128
+"""Calls that a communicator keeps prepared; the oldest goes first."""
+
+
+class Enqueuer:
+    """Makes the calls of one communicator on GPUs."""
+
+    def __init__(self, state: CudaState, nranks: int) -> None:
+        from cupy.cuda import get_current_stream, runtime
+
+        self._state, self._nranks, self._lock = state, nranks, state.lock
+        self._rank, self._ordinal = state.fabric.rank, state.device.ordinal
+        self._device: Callable[[], int] = runtime.getDevice
+        self._stream: Callable[[], Any] = get_current_stream
+        # The last call's stream is waited for later, and a handle is nothing once it is destroyed.
+        self._owner: object = None
+        self._kept: dict[tuple[object, ...], Kept] = {}
+        self._counts: dict[tuple[object, ...], Ready] = {}
+
+    def __call__(
+        self, name: str, sendbuf: Any, recvbuf: Any, op: Any, root: int, how: dict[str, Any]
+    ) -> Work | None:
+        """One call of a collective, as the communicator's methods take it."""
+        state = self._state
+        if not how:
+            try:
+                kept = self._kept.get((name, id(sendbuf), id(recvbuf), op, root))
+            except TypeError:  # an argument that cannot be
+                kept = None
+            if (
+                kept is not None
+                and kept.by_cupy
+                and kept.is_of(sendbuf, recvbuf, state.symmetric.changes)
+                and self._device() == self._ordinal
+                and current() is None
+            ):
+                stream = self._stream()
+                with self._lock:
+                    _before, self._owner = self._owner, stream
+                    state.run(kept.ready, stream.ptr)
+                return None
+        return self._slowly(name, sendbuf, recvbuf, op, root, how)
+
+    def _slowly(
+        self, name: str, sendbuf: Any, recvbuf: Any, op: Any, root: int, how: dict[str, Any]
+    ) -> Work | None:
+        """A call with options, or one that has not been made before."""
+        state, options = self._state, dict(how)
+        stream, later = options.pop("stream", None), options.pop("async_op", False)
+        where = f"{name} on rank {self._rank}"
+        key = (name, id(sendbuf), id(recvbuf), op, root, *options.items())
+        try:
+            kept = self._kept.get(key)
+        except TypeError:  # an argument that cannot be, or an option that is not hashed
+            kept = None
+        if kept is not None and kept.is_of(sendbuf, recvbuf, state.symmetric.changes):
+            ready = kept.ready
+        else:
+            ready = self._prepared(key, name, sendbuf, recvbuf, op, root, options, where)
+        alive = sendbuf, recvbuf
+        pointer, owner = self._stream_of(stream, alive, where)
+        return self._enqueue(Enqueued(ready, pointer), pointer, alive, owner, later=later)
+
+    def _stream_of(
+        self, stream: Any, buffers: tuple[object, ...], where: str
+    ) -> tuple[int, object]:
+        """The stream of a call: its handle, and what must live as long as that."""
+        like = next((buffer for buffer in buffers if buffer is not None), None)
+        ordinal = self._ordinal
+        pointer = stream_pointer(stream, like, ordinal=ordinal, where=where)
+        return pointer, stream if stream is not None else _current(like, ordinal)
+
+    def _enqueue(
+        self,
+        call: Enqueued | Paired,
+        stream: int,
+        alive: tuple[object, ...],
+        owner: object,
+        *,
+        later: bool,
+    ) -> Work | None:
+        group, state = current(), self._state
+        if group is not None:
+            group.add(state, call, None, (alive, owner, self._owner))
+            self._owner = owner
+            return group.work if later else None
+        with state.lock:
+            _before, self._owner = self._owner, owner
+            if isinstance(call, Paired):
+                run_together([(state, call, None)])
+            else:
+                state.run(call)
+        return DeviceWork(state.cuda, stream) if later else None
+
+    def views(self, name: str, /, **buffers: Any) -> list[Any]:
+        """Buffers by their arguments' names, as the checks take them."""
+        where = f"{name} on rank {self._rank}"
+        return [self._view(buffer, argument, where) for argument, buffer in buffers.items()]
+
+    def counted(self, call: VCall, how: dict[str, Any], alive: tuple[object, ...]) -> Work | None:
+        """A plan with unequal segments.
+
+        Whether a rank is in place cannot be agreed on where its segment may be empty. So all do as
+        if: whoever is in place reduces in the right order, and copies its segment onto itself.
+        """
+        config, stream, later = self._options(call.collective, how)
+        pointer, owner = self._stream_of(stream, alive, f"{call.collective} on rank {self._rank}")
+        plain = replace(as_collective(call), in_place=call.op is not None)
+        factor = factor_bytes(plain.op, plain.dtype)
+        key = (plain.describe(), start_of(plain.send), start_of(plain.recv), factor, config)
+        ready = self._counts.pop(key, None)
+        if ready is None or ready.changes != self._state.symmetric.changes:
+            while len(self._counts) >= KEPT:
+                self._counts.pop(next(iter(self._counts)))
+            ready = self._state.prepare(plain, config)
+        self._counts[key] = ready
+        return self._enqueue(Enqueued(ready, pointer), pointer, alive, owner, later=later)
+
+    def pairs(
+        self, name: str, calls: list[Call], how: dict[str, Any], alive: tuple[object, ...], /
+    ) -> Work | None:
+        """Sends and receives that are launched together."""
+        state = self._state
+        state.usable()
+        config, stream, later = self._options(name, how)
+        pointer, owner = self._stream_of(stream, alive, f"{name} on rank {self._rank}")
+        timeout = config.timeout if config.timeout is not None else state.fabric.timeout
+        most = None if config.max_sms is None else min(config.max_sms, state.cuda.resources.blocks)
+        paired = Paired(state.sending, tuple(calls), pointer, timeout, most)
+        return self._enqueue(paired, pointer, alive, owner, later=later)
+
+    def _options(self, name: str, how: dict[str, Any]) -> tuple[Config, Any, bool]:
+        """The options of a call, its stream, and whether it is waited for later."""
+        options = dict(how)
+        stream, later = options.pop("stream", None), options.pop("async_op", False)
+        where = f"{name} on rank {self._rank}"
+        given = options.pop("config", None)
+        return resolve(self._state.config, given, options, where), stream, later
+
+    def _prepared(
+        self,
+        key: tuple[object, ...],
+        name: str,
+        sendbuf: Any,
+        recvbuf: Any,
+        op: Any,
+        root: int,
+        options: dict[str, Any],
+        where: str,
+    ) -> Ready:
+        call = prepare(
+            name,
+            rank=self._rank,
+            nranks=self._nranks,
+            sendbuf=self._view(sendbuf, "sendbuf", where),
+            recvbuf=self._view(recvbuf, "recvbuf", where),
+            op=op,
+            root=root,
+        )
+        config = resolve(self._state.config, options.pop("config", None), options, where)
+        ready = self._state.prepare(call, config)
+        try:
+            refs = reference(sendbuf), reference(recvbuf)
+            hash(key)
+        except TypeError:
+            return ready
+        for old in [old for old, k in self._kept.items() if k.send() is None or k.recv() is None]:
+            del self._kept[old]
+        while len(self._kept) >= KEPT:
+            self._kept.pop(next(iter(self._kept)))
+        places = place_of(sendbuf), place_of(recvbuf)
+        if None not in places:
+            by_cupy = all(b is None or is_cupy(b) for b in (sendbuf, recvbuf))
+            self._kept[key] = Kept(refs[0], refs[1], places, ready, by_cupy)
+        return ready
+
+    def _view(self, buffer: Any, argument: str, where: str) -> Any:
+        """A buffer as the checks take it: a flat array whose memory nobody reads here."""
+        if buffer is None or isinstance(buffer, (str, int, float, complex)):
+            return buffer
+        ordinal = self._state.device.ordinal
+        return _flat(device_array(buffer, argument=argument, where=where, ordinal=ordinal))
+
+    def forget(self) -> None:
+        """Keep no call any more."""
+        self._kept.clear()
+        self._counts.clear()
+
+
+def _current(like: Any, ordinal: int) -> object:
+    """The stream object that a call on ``like`` goes to when it names none."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(like, torch.Tensor):
+        return torch.cuda.current_stream(ordinal)
+    from cupy.cuda import get_current_stream
+
+    return get_current_stream(ordinal)
+
+
+def _flat(found: DeviceArray) -> npt.NDArray[Any]:
+    """Device memory in the shape of a numpy array: address, length and type, not to be read."""
+    if not found.nbytes:
+        return np.empty(0, found.dtype.numpy)
+    memory = (ctypes.c_char * found.nbytes).from_address(found.pointer)
+    view: npt.NDArray[Any] = np.frombuffer(memoryview(memory).cast("B"), np.uint8)
+    view = view.view(found.dtype.numpy)
+    view.flags.writeable = not found.readonly
+    return view

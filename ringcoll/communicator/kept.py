@@ -1,0 +1,72 @@
+"""Calls that are kept prepared, and by what their buffers are known again."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ringcoll.executors.cuda.executor import Ready
+from ringcoll.transports.cuda.raw import RawArray
+
+__all__ = ["Kept", "is_cupy", "place_of", "reference"]
+
+
+@dataclass(slots=True)
+class Kept:
+    """A prepared call, and by what its buffers are known again."""
+
+    send: Callable[[], Any]
+    recv: Callable[[], Any]
+    places: tuple[object, object]
+    ready: Ready
+    by_cupy: bool
+    """Whether the arrays are CuPy's, whose current stream the call then takes."""
+
+    def is_of(self, sendbuf: Any, recvbuf: Any, changes: int) -> bool:
+        """Whether these buffers are the ones it was prepared for, where they were then."""
+        return (
+            (sendbuf is None or self.send() is sendbuf)
+            and (recvbuf is None or self.recv() is recvbuf)
+            and self.places == (place_of(sendbuf), place_of(recvbuf))
+            and self.ready.changes == changes
+        )
+
+
+def is_cupy(buffer: Any) -> bool:
+    """Whether a buffer is an array of CuPy's."""
+    return type(buffer).__module__.partition(".")[0] == "cupy"
+
+
+def place_of(buffer: Any) -> object:
+    """Where and how a buffer lies now; None where that is not known without looking closely."""
+    if buffer is None:
+        return 0
+    place: object
+    try:
+        place = buffer.data.ptr  # CuPy's arrays keep their size and type
+    except AttributeError:
+        torch = sys.modules.get("torch")
+        if torch is not None and isinstance(buffer, torch.Tensor):
+            # resize_, set_ and t_ change a tensor in place.
+            place = buffer.data_ptr(), buffer.numel(), buffer.dtype, buffer.is_contiguous()
+        else:
+            place = buffer.pointer if isinstance(buffer, RawArray) else None
+    return place
+
+
+def reference(buffer: Any) -> Callable[[], Any]:
+    """A weak reference; of no buffer one that is never dead.
+
+    Raises:
+        TypeError: the buffer cannot be referred to weakly.
+
+    """
+    return _absent if buffer is None else weakref.ref(buffer)
+
+
+def _absent() -> bool:
+    """Stands for a weak reference to None: never dead."""
+    return True

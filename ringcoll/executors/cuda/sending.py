@@ -1,0 +1,261 @@
+"""Sends and receives of GPU ranks: from checked calls to one launch for all that belong together.
+
+All halves of a rank go into one kernel: two that were queued on one stream would wait for each
+other. Where ranks share a GPU their halves may have to share the launch too; :mod:`.meeting` says
+which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ringcoll.arguments.calls import Call
+from ringcoll.executors.board import Board
+from ringcoll.executors.contract import Joint
+from ringcoll.executors.cuda.gate import order
+from ringcoll.executors.cuda.loader import Launchable
+from ringcoll.executors.cuda.meeting import Bundle, End
+from ringcoll.executors.cuda.pairs import Half, Message, pairs_body, shared_out, window_bytes
+from ringcoll.executors.cuda.params import Addresses, Header, pack, start_of
+from ringcoll.executors.cuda.simple import THREADS
+from ringcoll.executors.drive import Pause, Task
+from ringcoll.transports.cuda.device import on
+
+if TYPE_CHECKING:
+    from ringcoll.executors.cuda.executor import CudaExecutor
+
+__all__ = ["CudaPairs", "Member", "Paired"]
+
+KEPT = 128
+"""Launches that a rank keeps; the oldest goes first."""
+
+_Record = tuple[Board, int, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Paired(Joint):
+    """Sends and receives of one rank that are launched together.
+
+    Args:
+        pairs: of the rank.
+        calls: checked; their arrays are views of device memory that nobody reads here.
+        stream: they come after what it has been given.
+        timeout: seconds that their kernel may wait.
+        most: CUDA blocks, at most; None: what the device has for a rank.
+
+    """
+
+    pairs: CudaPairs
+    calls: tuple[Call, ...]
+    stream: int
+    timeout: float
+    most: int | None = None
+
+    @staticmethod
+    def tasks(calls: Sequence[Joint]) -> list[Task]:
+        """Of all ranks of this process: what shares a GPU shares a launch."""
+        members: dict[int, list[Paired]] = {}
+        for call in calls:
+            if isinstance(call, Paired):
+                members.setdefault(id(call.pairs), []).append(call)
+        gates: dict[int, list[Member]] = {}
+        for own in members.values():
+            gate = own[0].pairs.executor.gate
+            gates.setdefault(id(gate), []).append(Member(own[0].pairs, tuple(own)))
+        groups = [sorted(group, key=lambda member: member.rank) for group in gates.values()]
+        # Loaded before anything is launched: loading may wait for a device whose kernel waits.
+        for group in groups:
+            _launchable(group)
+        return [_task(group) for group in groups]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Member:
+    """What one rank does in a launch."""
+
+    pairs: CudaPairs
+    paired: tuple[Paired, ...]
+
+    @property
+    def rank(self) -> int:
+        """Whose."""
+        return self.pairs.rank
+
+    @property
+    def calls(self) -> list[Call]:
+        """In order."""
+        return [call for paired in self.paired for call in paired.calls]
+
+    @property
+    def most(self) -> int:
+        """CUDA blocks."""
+        return min(p.most or self.pairs.executor.resources.blocks for p in self.paired)
+
+    def key(self) -> tuple[object, ...]:
+        """What a kernel's parameter depends on."""
+        calls = tuple(
+            (c.peer, c.count, c.dtype.name, start_of(c.send), start_of(c.recv), c.send is not None)
+            for c in self.calls
+        )
+        return self.rank, self.most, calls
+
+    def ends(self) -> list[End]:
+        """Those of messages whose other end shares the device."""
+        executor = self.pairs.executor
+        most = window_bytes(executor.arena)
+        return [
+            End(self.rank, call.peer, True, call.count * call.dtype.itemsize > most)
+            if call.send is not None
+            else End(call.peer, self.rank, False)
+            for call in self.calls
+            if call.peer in executor.gate.ranks and (call.send is None or call.recv is None)
+        ]
+
+
+class CudaPairs:
+    """One rank's sends and receives.
+
+    Args:
+        executor: of the rank's collectives, whose arena, report and streams these share.
+
+    """
+
+    def __init__(self, executor: CudaExecutor) -> None:
+        self.executor, self.rank = executor, executor.rank
+        self.running: list[Bundle[Member]] = []
+        self._kept: dict[tuple[object, ...], tuple[Launchable, list[_Record]]] = {}
+
+    def task(self, calls: Sequence[Paired], _timeout: float) -> Task:
+        """All that this rank does in one launch."""
+        for task in Paired.tasks(calls):
+            yield from task
+
+    def compare_running(self) -> None:
+        """Nothing: kernels compare the hellos."""
+
+    def late(self, ticket: Bundle[Member]) -> str:
+        """The message of calls that were not launched, because ranks of the same device made none.
+
+        Args:
+            ticket: a bundle that waits.
+
+        """
+        missing = [
+            f"{'send to' if end.sends else 'recv from'} rank {end.other}"
+            for end in self.executor.gate.meeting.missing(ticket)
+            if (end.sender if end.sends else end.receiver) == self.rank
+        ]
+        waited = max(paired.timeout for member in ticket.members for paired in member.paired)
+        return (
+            f"{', '.join(missing) or 'send and recv'} on rank {self.rank}: waited {waited:g} s for "
+            f"the other end, which shares {self.executor.device} and the launch; each send needs "
+            f"its recv, in one group or by the rank's own thread"
+        )
+
+    def absent(self, ticket: Bundle[Member]) -> list[int]:
+        """The ranks whose going would leave a bundle unlaunched."""
+        missing = self.executor.gate.meeting.missing(ticket)
+        own = {member.rank for member in ticket.members}
+        return sorted({end.other for end in missing} - own)
+
+    def launchable(self, members: Sequence[Member], timeout: float) -> Launchable:
+        """The kernel and its parameter for some ranks of this device."""
+        key = (timeout, *(member.key() for member in members))
+        found = self._kept.pop(key, None)
+        if found is None:
+            while len(self._kept) >= KEPT:
+                self._kept.pop(next(iter(self._kept)))
+            found = self._made(members, timeout)
+        self._kept[key] = found
+        for board, number, text in found[1]:
+            if not board.recording(number):
+                board.record(number, text)
+        return found[0]
+
+    def _made(self, members: Sequence[Member], timeout: float) -> tuple[Launchable, list[_Record]]:
+        executor, records = self.executor, list[_Record]()
+        halves = [_halves(member, records) for member in members]
+        blocks = [
+            shared_out(own, executor.arena, member.most, f"rank {member.rank}")
+            for member, own in zip(members, halves, strict=True)
+        ]
+        local = [
+            Addresses(each.rank, each.memory.pointers, each.report.device)
+            for each in (member.pairs.executor for member in members)
+        ]
+        body = pairs_body(executor.arena, local, halves, blocks)
+        header = Header(timeout, 0, 0, False, False, executor.arena.replicas)
+        parameter = pack(body, header, executor.arena.progress, local)
+        device = executor.device
+        function = executor.loader.function(body.text, device.ordinal, (device.major, device.minor))
+        grid = max(1, *map(sum, blocks))
+        return Launchable(function, grid, len(local), THREADS, parameter), records
+
+
+def _halves(member: Member, records: list[_Record]) -> list[Half]:
+    """The calls of a rank by peer and direction; what their ends are to agree on is recorded."""
+    board = member.pairs.executor.board
+    found: dict[tuple[int, bool, bool], list[Message]] = {}
+    for call in member.calls:
+        copies = call.send is not None and call.recv is not None
+        nbytes = call.count * call.dtype.itemsize
+        terms = f"count={call.count} dtype={call.dtype.name}"
+        if copies:
+            message = Message(start_of(call.send), nbytes, target=start_of(call.recv))
+        else:
+            address = start_of(call.recv if call.send is None else call.send)
+            number = next(board.numbers)
+            records.append((board, number, terms))
+            message = Message(address, nbytes, terms, number)
+        found.setdefault((call.peer, call.send is not None, copies), []).append(message)
+    return [
+        Half(peer, sends, tuple(messages), copies)
+        for (peer, sends, copies), messages in found.items()
+    ]
+
+
+def _task(members: Sequence[Member]) -> Task:
+    """Launch for ranks of one device as soon as the launch can end; some may be elsewhere."""
+    gate = members[0].pairs.executor.gate
+    if len(gate.ranks) == 1:
+        _launch(members)
+        return
+    ends = [end for member in members for end in member.ends()]
+    bundle = Bundle(tuple(members), tuple(ends))
+    for member in members:
+        member.pairs.running.append(bundle)
+    gate.meeting.offer(bundle, _launch)
+    while not bundle.launched.is_set():
+        yield Pause(bundle.launched.is_set)
+    for member in members:
+        member.pairs.running.remove(bundle)
+    if bundle.error is not None:
+        raise bundle.error
+
+
+def _launchable(members: Sequence[Member]) -> tuple[Launchable, float]:
+    """What members launch, and the seconds that it may wait."""
+    timeout = min(paired.timeout for member in members for paired in member.paired)
+    return members[0].pairs.launchable(members, timeout), timeout
+
+
+def _launch(members: Sequence[Member]) -> None:
+    """One kernel for ranks of one device; it comes after what all their streams have been given."""
+    members = sorted(members, key=lambda member: member.rank)
+    for member in members:
+        member.pairs.executor.compare_last()
+    launchable, timeout = _launchable(members)
+    ordinal = members[0].pairs.executor.device.ordinal
+    streams = dict.fromkeys(paired.stream for member in members for paired in member.paired)
+    *others, stream = streams
+    for other in others:
+        order(ordinal, other, stream)
+    for member in members:
+        member.pairs.executor.follow(stream)
+        member.pairs.executor.pair_timeout = timeout
+    with on(ordinal):
+        launchable.launch(stream)
+    for other in others:
+        order(ordinal, stream, other)

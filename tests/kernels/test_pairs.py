@@ -1,0 +1,154 @@
+"""Sends and receives by the kernel's own source on a CPU."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from ringcoll.errors import LaunchRefused
+from ringcoll.executors.cuda.pairs import Half, Message, pairs_text, shared_out, window_bytes
+from tests.kernels.pairs import Traffic, side_by_side
+from tests.kernels.stand_in import needs_compiler
+from tests.kernels.world import World
+
+pytestmark = needs_compiler
+
+SIZES = [0, 1, 3, 16, 1000, 1024, 4096, 4097, 30_011]
+"""Of a zone of 4 slices of 1 KiB: nothing, one slice, a window, many slices."""
+
+
+def alone(world: World, traffic: Traffic, **how) -> None:
+    """Every rank's launch by itself, all at once."""
+    side_by_side([[traffic.ready(world, (rank,), **how)] for rank in range(world.nranks)])
+    settled(world)
+    traffic.check()
+
+
+def merged(world: World, traffic: Traffic, **how) -> None:
+    """One launch that carries all ranks."""
+    side_by_side([[traffic.ready(world, range(world.nranks), **how)]])
+    settled(world)
+    traffic.check()
+
+
+def settled(world: World) -> None:
+    assert not any(world.reports())
+    assert not any(world.broken(rank) for rank in range(world.nranks))
+
+
+@pytest.mark.parametrize("run", [alone, merged])
+@pytest.mark.parametrize("shift", [0, 1, 2, 4, 8])
+def test_sizes_in_both_directions_at_once(run, shift):
+    world = World(2)
+    for seed, nbytes in enumerate(SIZES):
+        nbytes -= nbytes % (shift or 1)
+        run(world, Traffic([(0, 1, nbytes), (1, 0, nbytes + shift)], seed, shift))
+
+
+@pytest.mark.parametrize("nranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("run", [alone, merged])
+def test_a_ring(run, nranks):
+    world = World(nranks)
+    for seed, nbytes in enumerate((1, 5000, 0, 70)):
+        ring = [(rank, (rank + 1) % nranks, nbytes) for rank in range(nranks)]
+        run(world, Traffic(ring, seed))
+
+
+@pytest.mark.parametrize("run", [alone, merged])
+def test_everyone_to_everyone_with_lengths_of_their_own(run):
+    rng = random.Random(4)
+    world = World(3)
+    for seed in range(4):
+        pairs = [(a, b, rng.choice(SIZES)) for a in range(3) for b in range(3)]
+        run(world, Traffic(pairs, seed, copies=seed % 2 == 0))
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 3, 8])
+def test_replicas_whatever_each_end_has_of_blocks(blocks):
+    """The receiver has as many blocks as replicas, the sender fewer; both take all of them."""
+    world = World(2, zone=512 << 10)
+    for seed, nbytes in enumerate((50_000, 300_001, 8_000)):
+        traffic = Traffic([(0, 1, nbytes)], seed, shift=seed)
+        first = traffic.ready(world, (0,), blocks=blocks, threads=2)
+        second = traffic.ready(world, (1,), blocks=4, threads=3)
+        assert second.blocks == (4 if nbytes > 50_000 else 1 if nbytes < 16_000 else 4)
+        assert first.blocks == min(blocks, second.blocks)
+        side_by_side([[first], [second]])
+        settled(world)
+        traffic.check()
+
+
+@pytest.mark.parametrize("run", [alone, merged])
+def test_several_messages_of_a_pair_in_one_launch(run):
+    world = World(2, zone=512 << 10)
+    lengths = [3, 0, 200_000, 1, 70_001, 5, 90_000, 66_000]
+    for seed in range(3):
+        messages = [(number % 2, 1 - number % 2, n) for number, n in enumerate(lengths * 2)]
+        run(world, Traffic(messages, seed), threads=2)
+
+
+def test_messages_of_one_launch_and_of_several_are_the_same_calls():
+    """One end makes all calls of a pair in one launch, the other each in its own."""
+    world = World(2)
+    for seed in range(3):
+        lengths = [1000, 0, 9000, 1, 5000, 5001]
+        traffic = Traffic([(0, 1, n) for n in lengths], seed)
+        whole = traffic.ready(world, (1 - seed % 2,))
+        single = [one.ready(world, (seed % 2,)) for one in traffic.apart()]
+        side_by_side([[whole], single])
+        settled(world)
+        traffic.check()
+
+
+def test_a_small_send_ends_before_its_receive_begins():
+    world = World(2)
+    small = window_bytes(world.arena)
+    traffic = Traffic([(0, 1, small)])
+    side_by_side([[traffic.ready(world, (0,), timeout=5.0)]])
+    traffic.sent[0][:], wanted = 0, traffic.sent[0].copy()
+    side_by_side([[traffic.ready(world, (1,), timeout=5.0)]])
+    settled(world)
+    assert np.array_equal(traffic.arrived[0][1], wanted)
+
+
+def test_the_same_launch_many_times():
+    """As a captured graph: nothing that the host could renew belongs to one call alone."""
+    world = World(3)
+    traffic = Traffic([(a, b, n) for n in (5, 6000) for a in range(3) for b in range(3)])
+    ready = [traffic.ready(world, (rank,), threads=2) for rank in range(3)]
+    side_by_side([[one] * 30 for one in ready])
+    settled(world)
+    traffic.check()
+
+
+@pytest.mark.parametrize("nranks", [2, 4])
+def test_any_pattern_in_any_order(nranks):
+    rng = random.Random(nranks)
+    world = World(nranks)
+    for round_ in range(12):
+        messages = [
+            (rng.randrange(nranks), rng.randrange(nranks), rng.choice(SIZES))
+            for _ in range(rng.randrange(1, 9))
+        ]
+        run = rng.choice([alone, merged])
+        run(world, Traffic(messages, round_, rng.randrange(3), copies=rng.random() < 0.5), blocks=9)
+
+
+def test_too_many_halves_are_refused():
+    world = World(2)
+    halves = [Half(peer, False, (Message(0, 100_000),)) for peer in range(3)]
+    assert shared_out(halves, world.arena, 3, "rank 0") == [1, 1, 1]
+    with pytest.raises(LaunchRefused, match=r"rank 0: 3 sends and receives .* 2 thread blocks"):
+        shared_out(halves, world.arena, 2, "rank 0")
+
+
+def test_a_few_texts_serve_all_patterns():
+    world = World(2)
+    texts = {
+        Traffic([(0, 1, nbytes)] * times).ready(world, (0,)).text
+        for nbytes in SIZES
+        for times in (1, 2, 3, 5)
+    }
+    assert texts == {pairs_text(2, 1, 64), pairs_text(2, 1, 128)}

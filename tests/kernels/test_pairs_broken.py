@@ -1,0 +1,140 @@
+"""The kernel of sends and receives broken on purpose: what the stand-in shows of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.kernels.pairs import Traffic, side_by_side
+from tests.kernels.stand_in import KERNELS, needs_compiler
+from tests.kernels.test_broken import changed, copied
+from tests.kernels.world import World
+
+pytestmark = needs_compiler
+
+SLOW = ("if (first >= count) return 0;", "for (u32 k = 0; replica && k < 3000; ++k) pause();")
+"""A machine on which all replicas but the first take their time."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A kernel that is wrong.
+
+    Args:
+        name: what is wrong.
+        file: of the kernels.
+        old: the text that is right; it stands there once.
+        new: in its place.
+        lengths: of messages from rank 0 to rank 1 that suffer.
+        together: whether each end makes one launch of them.
+        late: seconds by which the receiver comes after the sender.
+        blocks: CUDA blocks of each end.
+
+    """
+
+    name: str
+    file: str
+    old: str
+    new: str
+    lengths: tuple[int, ...]
+    together: bool = False
+    late: float = 0.0
+    blocks: tuple[int, int] = (8, 8)
+
+
+MUTANTS = [
+    Mutant(
+        "one half for all calls",
+        "call.cuh",
+        "(epoch & 1) * args.half",
+        "0 * args.half",
+        (100_000, 100_000),
+        late=0.3,
+        blocks=(8, 1),
+    ),
+    Mutant(
+        "the sender is two calls ahead",
+        "pairs.cuh",
+        "sends ? epoch - 1 : epoch",
+        "sends ? 0 : epoch",
+        (3000,) * 3,
+        late=0.3,
+    ),
+    Mutant(
+        "blocks go on alone between two calls",
+        "pairs.cuh",
+        "reach(sequence + b * 8, epoch, peer, 0)",
+        "true",
+        (200_000,) * 12,
+        together=True,
+    ),
+    Mutant(
+        "replicas without a block are left out",
+        "pairs.cuh",
+        "replica += half.blocks",
+        "replica += replicas",
+        (200_000,),
+        blocks=(2, 2),
+    ),
+    Mutant(
+        "blocks that a launch has not are forgotten",
+        "pairs.cuh",
+        "tell_wide(sequence + b * 8, epoch);\n    }",
+        "{}\n    }",
+        (1000, 200_000),
+        blocks=(8, 2),
+    ),
+    Mutant(
+        "the calls of a launch are counted as one",
+        "pairs.cuh",
+        "++epoch;",
+        "if (signature == 0) ++epoch;",
+        (1000, 2000),
+        together=True,
+    ),
+]
+
+
+def verdict(mutant: Mutant, kernels: Path, timeout: float = 20.0) -> str:
+    """One word for what has come of the messages."""
+    world = World(2, zone=512 << 10)
+    traffic = Traffic([(0, 1, nbytes) for nbytes in mutant.lengths])
+    parts = [traffic] if mutant.together else [*traffic.apart()]
+    launches = [
+        [
+            part.ready(world, (rank,), blocks=mutant.blocks[rank], timeout=timeout, threads=2)
+            for part in parts
+        ]
+        for rank in range(2)
+    ]
+    side_by_side(launches, kernels, mutant.late)
+    if any(world.reports()):
+        return "report"
+    try:
+        traffic.check()
+    except AssertionError:
+        return "wrong"
+    return "right"
+
+
+def kernels_of(mutant: Mutant, folder: Path, *, wrong: bool) -> Path:
+    kernels = copied(folder / f"kernels-{wrong}")
+    old, slow = SLOW
+    changed(kernels, "simple.cuh", old, f"{old}\n        {slow}")
+    if wrong:
+        changed(kernels, mutant.file, mutant.old, mutant.new)
+    return kernels
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_wrong_kernel_is_seen(mutant: Mutant, tmp_path: Path) -> None:
+    kernels = kernels_of(mutant, tmp_path, wrong=True)
+    assert verdict(mutant, kernels, 1.0) in {"wrong", "report"}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_the_right_kernel_bears_it(mutant: Mutant, tmp_path: Path) -> None:
+    assert verdict(mutant, KERNELS) == "right"
+    assert verdict(mutant, kernels_of(mutant, tmp_path, wrong=False)) == "right"
