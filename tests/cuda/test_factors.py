@@ -14,7 +14,7 @@ from tests.cuda.ranks import close, on, run_in_groups
 
 pytestmark = pytest.mark.gpu
 
-NBYTES = (4, 404, 20_004, 600_012)
+NBYTES = (4, 404, 20_004, 300_012)
 
 
 @pytest.fixture(

@@ -33,7 +33,7 @@ from ringcoll.executors.cuda.loader import Launchable, Loader
 from ringcoll.executors.cuda.mappings import Mappings
 from ringcoll.executors.cuda.params import Addresses, Header, factor_bytes, pack, start_of
 from ringcoll.executors.cuda.recorder import Recorder
-from ringcoll.executors.cuda.reports import ABORT, DIFFERENT, Report, error_of, read
+from ringcoll.executors.cuda.reports import ABORT, DIFFERENT, RELAYED, Report, error_of, read
 from ringcoll.executors.cuda.terms import OFFSET_BITS, places, terms_of, touched
 from ringcoll.executors.drive import Pause, Task
 from ringcoll.fabric import Fabric
@@ -392,6 +392,11 @@ class CudaExecutor:
         report = read(self.report.host)
         if report is None:
             return None
+        if report.kind in RELAYED:
+            try:
+                self.fabric.check()  # a rank that died or aborted is the cause, and says more
+            except Error as news:
+                return news
         if report.kind != DIFFERENT and self._different is None:
             # Ranks may wait for each other because they make different calls.
             with suppress(runtime().CUDARuntimeError):

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 
 from ringcoll.errors import AbortedError, ClosedError, DeadlineError, Error, MismatchError
 
-__all__ = ["ABORT", "DIFFERENT", "HELLO", "Report", "error_of", "read"]
+__all__ = ["ABORT", "DIFFERENT", "HELLO", "RELAYED", "Report", "error_of", "read"]
 
 _REPORT = struct.Struct("<IIQIIII")  # Report of kernels/program.cuh
 _EXPIRED, DIFFERENT, _GIVEN_UP, _TOLD, _WORN = range(1, 6)
+RELAYED = _GIVEN_UP, _TOLD
+"""Kinds of reports whose cause lies elsewhere: with the host, or with a peer."""
 HELLO = 0xFFFFFFFF
 _SOURCE = 0x80000000
 _PAIR, _PAIR_SENDS, _PAIR_ENTRY = 0x40000000, 1, 2
