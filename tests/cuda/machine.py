@@ -41,7 +41,8 @@ class Stream:
     def synchronize(self) -> None:
         reached = threading.Event()
         self._todo.put(reached.set)
-        assert reached.wait(60)
+        if not reached.wait(60):
+            raise AssertionError("a stream stands still")
 
     def close(self) -> None:
         self._todo.put(None)
@@ -117,7 +118,8 @@ class Machine(Runtime):
         self._stream(stream).add(lambda: reached.wait(60))
 
     def memcpyAsync(self, target, source, nbytes, kind, stream):
-        assert kind in (self.memcpyDeviceToDevice, self.memcpyDeviceToHost)
+        if kind not in (self.memcpyDeviceToDevice, self.memcpyDeviceToHost):
+            raise AssertionError(f"a copy of kind {kind}")
         self._stream(stream).add(lambda: ctypes.memmove(target, source, nbytes))
 
     def launchKernel(self, function, blocks, locals_, *rest):

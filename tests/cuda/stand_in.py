@@ -140,7 +140,8 @@ class Runtime:
         return None
 
     def memcpyAsync(self, target, source, nbytes, kind, stream):
-        assert stream in (0, *self.made)
+        if stream not in (0, *self.made):
+            raise AssertionError(f"there is no stream {stream}")
         self.memcpy(target, source, nbytes, kind)
 
     def streamCreateWithFlags(self, _flags):
@@ -152,7 +153,8 @@ class Runtime:
         self.synchronised += 1
 
     def streamDestroy(self, stream):
-        assert stream in self.made
+        if stream not in self.made:
+            raise AssertionError(f"there is no stream {stream}")
 
     def hostAlloc(self, nbytes, flags):
         if flags != self.hostAllocMapped | self.hostAllocPortable:

@@ -62,7 +62,8 @@ class Driver:
 
     def _map(self, at, size, fd):
         where = _libc.mmap(at, size, 3, mmap.MAP_SHARED | _MAP_FIXED, fd, 0)
-        assert where == at
+        if not (where == at):
+            raise AssertionError("an unexpected argument")
         self.mappings[at] = size, fd
 
     def _find(self, at):
@@ -103,14 +104,16 @@ class Driver:
         return 0
 
     def cuMemExportToShareableHandle(self, out, handle, kind, flags):
-        assert (kind, flags) == (1, 0)
+        if not ((kind, flags) == (1, 0)):
+            raise AssertionError("an unexpected argument")
         if not self.exportable:
             return INVALID_VALUE
         out._obj.value = os.dup(self.handles[handle])
         return 0
 
     def cuMemImportFromShareableHandle(self, out, descriptor, kind):
-        assert kind == 1
+        if not (kind == 1):
+            raise AssertionError("an unexpected argument")
         with self._lock:
             return self._handle(out, descriptor)
 
@@ -120,14 +123,16 @@ class Driver:
         return 0
 
     def cuMemAddressReserve(self, out, size, *zeros):
-        assert zeros == (0, 0, 0)
+        if not (zeros == (0, 0, 0)):
+            raise AssertionError("an unexpected argument")
         with self._lock:
             out._obj.value = _libc.mmap(None, size, 0, _NOTHING, -1, 0)
             self.reserved[out._obj.value] = size
         return 0
 
     def cuMemMap(self, at, size, offset, handle, flags):
-        assert (offset, flags) == (0, 0)
+        if not ((offset, flags) == (0, 0)):
+            raise AssertionError("an unexpected argument")
         with self._lock:
             fd = self.handles[handle]
             if os.fstat(fd).st_size != size:
@@ -137,7 +142,8 @@ class Driver:
 
     def cuMemSetAccess(self, start, nbytes, access, number):
         ordinals = [access._obj[k].id for k in range(number)]
-        assert all((a.kind, a.flags) == (1, 3) for a in access._obj)
+        if not (all((a.kind, a.flags) == (1, 3) for a in access._obj)):
+            raise AssertionError("an unexpected argument")
         if self.locked.intersection(ordinals):
             return INVALID_VALUE
         self.granted.append((start, nbytes, ordinals))

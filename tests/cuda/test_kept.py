@@ -46,8 +46,8 @@ class State:
         self.prepared.append(call.count)
         return SimpleNamespace(changes=0, count=call.count)
 
-    def run(self, ready, _stream=None):
-        self.ran.append(ready.count)
+    def run(self, enqueued, _stream=None):
+        self.ran.append(enqueued.ready.count)
 
 
 @pytest.fixture

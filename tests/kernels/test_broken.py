@@ -224,7 +224,7 @@ RACES = [
     Mutant(
         "a short slice is shared in its own way",
         "simple.cuh",
-        "(piece + replicas - 1) / replicas",
+        "(width + replicas - 1) / replicas",
         "(count + replicas - 1) / replicas",
         SHORT_LAST,
     ),

@@ -131,7 +131,7 @@ TWICE = [
     (
         Launch(),
         "simple.cuh",
-        {" / call.args.replicas;": ";", "first = replica * most;": "first = 0;"},
+        {"(width + replicas - 1) / replicas;": "width;", "first = replica * most;": "first = 0;"},
         AssertionError,
     ),
 ]
