@@ -394,7 +394,7 @@ class CudaExecutor:
             return None
         if report.kind in RELAYED:
             try:
-                self.fabric.check()  # a rank that died or aborted is the cause, and says more
+                self.fabric.look(None)  # a rank that died or aborted is the cause, and says more
             except Error as news:
                 return news
         if report.kind != DIFFERENT and self._different is None:
