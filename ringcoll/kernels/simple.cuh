@@ -83,26 +83,50 @@ struct Share {
     }
 };
 
+// As many bytes as one load or store moves.
+template <u32 BYTES>
+struct Bits;
+template <>
+struct Bits<16> {
+    using Type = Vector;
+};
+template <>
+struct Bits<8> {
+    using Type = u64;
+};
+template <>
+struct Bits<4> {
+    using Type = u32;
+};
+template <>
+struct Bits<2> {
+    using Type = u16;
+};
+
 // One step of a block's share. Bit k of WIDE_SRCS: source k is kept in the accumulator's type.
 template <class T, class Op, bool REDUCES, bool FINAL, u32 RAW, u32 WIDE_SRCS, bool WIDE_DST,
           u32 SRCS, u32 DSTS>
 struct Move {
     using Raw = typename T::Raw;
     using Acc = typename T::Acc;
-    static constexpr u32 LANES = 16 / sizeof(Raw);  // elements of a vector
-    static constexpr u32 WIDTH = sizeof(Acc) / sizeof(Raw);
-    static constexpr u32 UNROLL = SRCS == 1 ? 4 : SRCS <= 2 ? 2 : 1;
+    static constexpr bool WIDE = WIDE_SRCS != 0 || WIDE_DST;
+    // Elements that a thread takes at once: 16 bytes of the largest type in memory, so that what the
+    // threads of a warp store by one instruction has no gaps, which links do not bear.
+    static constexpr u32 LANES = 16 / (WIDE ? sizeof(Acc) : sizeof(Raw));
+    static constexpr u32 UNROLL = (SRCS == 1 ? 4 : SRCS <= 2 ? 2 : 1) * (WIDE ? 2 : 1);
 
     RC_DEVICE static constexpr u32 size(bool wide) { return wide ? sizeof(Acc) : sizeof(Raw); }
 
     template <class Value, u32 COUNT>
     union Pack {
+        using Whole = typename Bits<COUNT * sizeof(Value)>::Type;
         Value value[COUNT];
-        Vector vector[COUNT * sizeof(Value) / 16];
+        Whole bits;
         RC_DEVICE Pack() {}
     };
     using Raws = Pack<Raw, LANES>;
-    using Accs = Pack<Acc, LANES>;
+    // Accumulators in memory are as many; in registers they may be more than one load holds.
+    using Accs = Pack<Acc, WIDE ? LANES : 16 / sizeof(Acc)>;
     using Factors = Acc[SRCS];
 
     // A source of LANES elements as it lies in memory.
@@ -154,11 +178,9 @@ struct Move {
 
     RC_DEVICE static void fetch(Loaded& to, u64 chunk, u64 at, u32 source) {
         if (wide(source)) {
-#pragma unroll
-            for (u32 i = 0; i < WIDTH; ++i)
-                to.acc.vector[i] = load<Vector>(chunk + (at * WIDTH + i) * 16);
+            to.acc.bits = load<Vector>(chunk + at * 16);
         } else {
-            to.raw.vector[0] = load<Vector>(chunk + at * 16);
+            to.raw.bits = load<typename Raws::Whole>(chunk + at * sizeof(Raws));
         }
     }
 
@@ -182,40 +204,35 @@ struct Move {
 #pragma unroll
             for (u32 d = 0; d < DSTS; ++d) {
                 const u64 to = chunks[SRCS + d];
-                if (WIDE_DST) {
-#pragma unroll
-                    for (u32 i = 0; i < WIDTH; ++i)
-                        store(to + (at * WIDTH + i) * 16, in[0].acc.vector[i]);
-                } else {
-                    store(to + at * 16, in[0].raw.vector[0]);
-                }
+                if (WIDE_DST)
+                    store(to + at * 16, in[0].acc.bits);
+                else
+                    store(to + at * sizeof(Raws), in[0].raw.bits);
             }
         } else {
-            Accs total;
+            Acc totals[LANES];
 #pragma unroll
             for (u32 lane = 0; lane < LANES; ++lane) {
                 Acc value = operand(in[0], 0, lane, factors);
 #pragma unroll
                 for (u32 s = 1; s < SRCS; ++s)
                     value = Op::combine(value, operand(in[s], s, lane, factors));
-                total.value[lane] = value;
+                totals[lane] = value;
             }
-            Raws narrow;
-            if (!WIDE_DST) {
+            if constexpr (WIDE_DST) {
+                Accs whole;
+#pragma unroll
+                for (u32 lane = 0; lane < LANES; ++lane) whole.value[lane] = totals[lane];
+#pragma unroll
+                for (u32 d = 0; d < DSTS; ++d) store(chunks[SRCS + d] + at * 16, whole.bits);
+            } else {
+                Raws narrow;
 #pragma unroll
                 for (u32 lane = 0; lane < LANES; ++lane)
-                    narrow.value[lane] = rounded(total.value[lane]);
-            }
+                    narrow.value[lane] = rounded(totals[lane]);
 #pragma unroll
-            for (u32 d = 0; d < DSTS; ++d) {
-                const u64 to = chunks[SRCS + d];
-                if (WIDE_DST) {
-#pragma unroll
-                    for (u32 i = 0; i < WIDTH; ++i)
-                        store(to + (at * WIDTH + i) * 16, total.vector[i]);
-                } else {
-                    store(to + at * 16, narrow.vector[0]);
-                }
+                for (u32 d = 0; d < DSTS; ++d)
+                    store(chunks[SRCS + d] + at * sizeof(Raws), narrow.bits);
             }
         }
     }
