@@ -12,7 +12,7 @@ from ringcoll.communicator.rank import RankState
 from ringcoll.communicator.selection import Choice, prove, wished_plan
 from ringcoll.config import Config
 from ringcoll.dtypes import dtype_of
-from ringcoll.errors import ArgumentError, Error, MachineError
+from ringcoll.errors import ArgumentError, Error, LaunchRefused, MachineError
 from ringcoll.executors.cuda.arena import Arena
 from ringcoll.executors.cuda.choose import Chosen, Wishes
 from ringcoll.executors.cuda.executor import CudaExecutor, Ready
@@ -102,6 +102,11 @@ class CudaState(RankState):
                 raise ArgumentError(
                     f"{where}: {option}={given!r} is not served on GPU ranks yet; leave it out"
                 )
+        if config.engine == "copy" and not self.cuda.alone:
+            raise LaunchRefused(
+                f"{where}: engine='copy' needs a process for each GPU: with several in one their "
+                f"copies have been seen to wait for each other; use mpiexec, or leave engine out"
+            )
         if config.accumulate == "dtype":
             call = replace(call, dtype=replace(call.dtype, wide=False))
         choice = Choice(

@@ -3,29 +3,33 @@
 from __future__ import annotations
 
 import random
-import time
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 import ringcoll
 from ringcoll.bench.gpu import captured
-from ringcoll.errors import DeadlineError, Error, MismatchError
+from ringcoll.bootstrap import run_ranks
+from ringcoll.errors import Error, LaunchRefused, MismatchError
 from ringcoll.transports.cuda.device import devices
 from tests.communicator.cases import ROOTED, SHAPES, Case
+from tests.cuda.engines import Counted
 from tests.cuda.ranks import close, on, run_in_groups, together
+from tests.processes.conftest import environment
 
 pytestmark = pytest.mark.gpu
 
+PROGRAM = Path(__file__).with_name("engines.py")
 COPY = {"engine": "copy"}
 NBYTES = (4, 404, 20_004, 1_200_012)
 
 
 @pytest.fixture
 def ranks(request) -> Iterator[list]:
-    """So many ranks on device 0; "each": one on every GPU."""
-    wanted = min(8, len(devices())) if request.param == "each" else request.param
-    comms = ringcoll.init_all(wanted, device="cuda", timeout=20)
+    """Ranks on device 0."""
+    comms = ringcoll.init_all(request.param, device="cuda", timeout=20)
     yield comms
     close(comms)
 
@@ -35,7 +39,6 @@ WORLDS = pytest.mark.parametrize(
     [
         pytest.param([0, 0], id="2 on one"),
         pytest.param([0, 0, 0], id="3 on one"),
-        pytest.param("each", id="each", marks=pytest.mark.multi_gpu),
     ],
     indirect=True,
 )
@@ -135,96 +138,23 @@ def test_nothing_is_sent(ranks):
     assert run_in_groups(ranks, todo) == len(todo)
 
 
-class Counted:
-    """Calls on numbers that grow by one a replay, so that no old result passes for a new one."""
-
-    COUNT = 50_001
-
-    def __init__(self, comm, *, reduces: bool) -> None:
-        self.comm, self.reduces, n = comm, reduces, comm.nranks
-        with on(comm):
-            self.x = comm.empty(self.COUNT, "int32")
-            self.every = comm.empty(self.COUNT * n, "int32")
-            self.turned = comm.empty(self.COUNT * n, "int32")
-            self.first = comm.empty(self.COUNT, "int32")
-            self.plain = comm.xp.empty(self.COUNT * n, "int32")
-            self.sums = comm.empty(self.COUNT, "int32")
-            self.x.fill(comm.rank)
-            for array in (self.every, self.turned, self.first, self.plain, self.sums):
-                array.fill(-1)
-
-    def add(self) -> None:
-        with on(self.comm):
-            self.x += 1
-
-    def call(self, number: int) -> None:
-        comm, first = self.comm, self.comm.rank == 0
-        with on(comm):
-            if number == 0:
-                comm.all_gather(self.x, self.every, engine="copy")
-            elif number == 1:
-                comm.all_to_all(self.every, self.turned, engine="copy")
-            elif number == 2:
-                args = (self.x, self.first) if first else (None, self.first)
-                comm.broadcast(*args, engine="copy", algorithm="chain", slices=5)
-            elif number == 3:
-                comm.all_gather(self.x, self.plain, engine="copy")
-            elif self.reduces:
-                comm.all_reduce(self.x, self.sums, engine="copy", slices=3)
-            else:
-                comm.all_reduce(self.x, self.sums)
-
-    CALLS = 5
-
-    def step(self) -> None:
-        """Enqueue one round, alone."""
-        self.add()
-        for number in range(self.CALLS):
-            self.call(number)
-
-    def check(self, rounds: int) -> None:
-        n, me = self.comm.nranks, self.comm.rank
-        with on(self.comm):
-            for array in (self.every, self.plain):
-                parts = array.get().reshape(n, self.COUNT)
-                assert [{*part.tolist()} for part in parts] == [{r + rounds} for r in range(n)]
-            parts = self.turned.get().reshape(n, self.COUNT)
-            assert [{*part.tolist()} for part in parts] == [{me + rounds}] * n
-            assert {*self.first.get().tolist()} == {rounds}
-            assert {*self.sums.get().tolist()} == {sum(range(n)) + n * rounds}
-
-
-def replay(comm) -> int:
-    """Replays among eager rounds, on a stream of the rank's own; how many rounds."""
-    with on(comm), comm.xp.cuda.Stream(non_blocking=True) as stream:
-        counted, rounds = Counted(comm, reduces=True), 2
-        stream.synchronize()
-        comm.barrier()
-        counted.step()
-        counted.step()
-        comm.synchronize()
-        counted.check(rounds)
-        graphs = [captured(stream, counted.step, steps) for steps in (1, 3)]
-        for turn in range(300):
-            longer = turn % 10 == 9
-            graphs[longer].launch(stream)
-            rounds += 3 if longer else 1
-            if turn % 17 == 0:
-                counted.step()
-                rounds += 1
-            if turn % 50 == 49:
-                comm.synchronize()
-                counted.check(rounds)
-        comm.synchronize()
-        counted.check(rounds)
-    return rounds
+@pytest.mark.multi_gpu
+def test_a_process_for_each_gpu(tmp_path):
+    """Every call, eager and replayed, is checked by the ranks themselves."""
+    n = min(8, len(devices()))
+    command = [sys.executable, str(PROGRAM), str(tmp_path)]
+    assert run_ranks(command, n, env=environment()) == [0] * n
+    rounds = [int((tmp_path / str(rank)).read_text()) for rank in range(n)]
+    assert min(rounds) == max(rounds) > 300
 
 
 @pytest.mark.multi_gpu
-def test_captured_calls_are_replayed_among_others():
-    n = min(8, len(devices()))
-    rounds = ringcoll.spawn(replay, n, device="cuda", timeout=20)
-    assert min(rounds) == max(rounds) > 300
+def test_one_process_for_several_gpus_is_refused():
+    comms = ringcoll.init_all([0, 1], device="cuda", timeout=20)
+    for comm in comms:
+        with on(comm), pytest.raises(LaunchRefused, match="engine='copy' needs a process for each"):
+            comm.all_gather(None, comm.xp.zeros(20, "float32"), engine="copy")
+    close(comms)
 
 
 def test_captured_calls_of_ranks_that_share_a_gpu():
@@ -254,24 +184,6 @@ def test_captured_calls_of_ranks_that_share_a_gpu():
     close(comms)
 
 
-@pytest.mark.multi_gpu
-def test_a_rank_that_never_comes():
-    comms = ringcoll.init_all([0, 1], device="cuda", timeout=2)
-    arrays = together(comms, lambda comm: comm.empty(2000, "float32"))
-    started = time.monotonic()
-    with on(comms[0]):
-        comms[0].all_gather(None, arrays[0], engine="copy")
-        with pytest.raises(DeadlineError, match="rank 1") as told:
-            comms[0].synchronize()
-    assert 1.8 < time.monotonic() - started < 12
-    assert "all_gather" in str(told.value)
-    close(comms, failed=True)
-    # The devices are as they were.
-    comms = ringcoll.init_all([0, 1], device="cuda", timeout=20)
-    assert run_in_groups(comms, [Case("all_gather", 777, options=COPY)]) == 1
-    close(comms)
-
-
 def raised(ask: Callable[[], object]) -> Error | None:
     try:
         ask()
@@ -280,11 +192,8 @@ def raised(ask: Callable[[], object]) -> Error | None:
     return None
 
 
-@pytest.mark.parametrize(
-    "where", [[0, 0], pytest.param([0, 1], marks=pytest.mark.multi_gpu)], ids=str
-)
-def test_buffers_that_lie_elsewhere_at_a_peer_are_refused(where):
-    comms = ringcoll.init_all(where, device="cuda", timeout=5)
+def test_buffers_that_lie_elsewhere_at_a_peer_are_refused():
+    comms = ringcoll.init_all([0, 0], device="cuda", timeout=5)
     arrays = together(comms, lambda comm: comm.empty(3000, "float32"))
 
     def call() -> None:

@@ -160,6 +160,8 @@ class CudaExecutor:
         addresses = [seat[6] for seat in said]
         crowd = max(map(addresses.count, addresses))
         most = min(int(seat[3]) for seat in said) // crowd
+        drivers = {(pid, ordinal) for pid, _, ordinal, *_ in said}
+        self.alone = len(drivers) == len({pid for pid, _ in drivers})
         first = int(said[ranks[0]][1])
         if self.rank == ranks[0]:
             _gates[first] = Gate(ranks, device.ordinal, self._launch_all)
