@@ -1,4 +1,4 @@
-"""Calls of copy engines that check themselves; as a program it is one rank: ``engines.py FOLDER``."""
+"""Calls of copy engines that check themselves; as a program one rank: ``engines.py FOLDER``."""
 
 from __future__ import annotations
 

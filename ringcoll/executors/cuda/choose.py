@@ -58,6 +58,10 @@ LINE_WORKERS = (32, 128, 256, WORKERS)
 """Threads of a block that carry lines. Small blocks start sooner: 4 H200, 64 KiB: 4.4 µs with
 blocks of 128, 7.2 with 512."""
 
+CHAIN_BYTES = 8 << 20
+"""Bytes of a slice of a chain, of which there are 4 to 64. Broadcast, 4 H200: 64 MiB took 272 µs
+with 4 slices, 243 with 8, 254 with 16; 256 MiB 888 with 8, 829 with 16, 811 with 32."""
+
 BLOCK_BYTES = 16 << 10
 """Bytes of a slice that a CUDA block moves at least."""
 
@@ -68,6 +72,7 @@ own GPU, which is much faster than the links."""
 _ALIGN = 16
 _WORD = 8
 _WINDOW = 2
+_LEAST_SLICES, _MOST_SLICES = 4, 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,13 +275,21 @@ def _in_words(
     arena, nranks = resources.arena, resources.nranks
     default = _DEFAULT[call.collective][bool(mapped)]
     plan = _plan(call, nranks, wishes, default)
-    launch, layout, program = _sliced(call, plan, mapped, wishes.slices or 1, arena.scratch_half)
+    slices = wishes.slices or _slices(call, wishes, default)
+    launch, layout, program = _sliced(call, plan, mapped, slices, arena.scratch_half)
     blocks = min(wishes.blocks or resources.blocks, resources.blocks)
     lanes = max(1, *(len(program.of(rank)) for rank in range(nranks)))
     most = min(arena.replicas, max(1, blocks // lanes))
     nbytes = layout.width() * call.dtype.itemsize
     replicas = min(most, max(1, -(-nbytes // BLOCK_BYTES)))
     return Chosen(plan, program, launch, layout, replicas, replicas * lanes, THREADS)
+
+
+def _slices(call: Call, wishes: Wishes, default: str) -> int:
+    """How finely a chain is pipelined; elsewhere all ranks move data at once."""
+    if wishes.plan is not None or (wishes.algorithm or default) != "chain":
+        return 1
+    return max(_LEAST_SLICES, min(_MOST_SLICES, call.nbytes // CHAIN_BYTES))
 
 
 def _sliced(
@@ -330,8 +343,8 @@ def _by_copies(
 
 _DEFAULT = {
     "all_reduce": ("all_pairs", "two_shot"),
-    "broadcast": ("scatter_gather", "scatter_gather"),
-    "reduce": ("all_pairs", "one_shot"),
+    "broadcast": ("scatter_gather", "chain"),
+    "reduce": ("all_pairs", "scatter_gather"),
     "all_gather": ("all_pairs", "all_pairs_fused"),
     "reduce_scatter": ("all_pairs", "one_shot"),
     "all_to_all": ("all_pairs", "all_pairs"),
@@ -340,7 +353,8 @@ _DEFAULT = {
     "barrier": ("all_pairs", "all_pairs"),
 }
 """Algorithms of large messages: of plain buffers, and of those that all ranks can reach. 4 H200,
-64 MiB: all_reduce took 308 µs by two_shot, 326 by two_shot_fused, 476 by all_pairs."""
+64 MiB: all_reduce took 308 µs by two_shot, 326 by two_shot_fused, 476 by all_pairs; broadcast 243
+by chain, 398 by scatter_gather; reduce 402 by scatter_gather, 555 by one_shot, 590 by chain."""
 
 _COPIED = {
     **_DEFAULT,
