@@ -143,7 +143,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"{part.name:<12} {word} after {time.monotonic() - begun:.0f} s", flush=True)
     print_errors(out)
     print_links(out)
-    print_table(row for row in rows_of(out) if "collective" in row)
+    print_table(row for row in rows_of(out) if {"collective", "dtype"} <= row.keys())
     return int(any(word != "ok" for word in ends))
 
 
