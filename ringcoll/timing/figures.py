@@ -7,6 +7,7 @@ results of the same benchmarks have the same ``fit`` in them, so that they can b
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
@@ -176,6 +177,10 @@ def _parsed(text: bytes, path: str) -> Figures:
 
 def _number(fit: Mapping[str, object], name: str, path: str) -> float:
     value = fit.get(name)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise ArgumentError(f"figures {path}: {name}={value!r} is no number; {HOW}")
-    return float(value)
+    number = math.nan
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        with contextlib.suppress(OverflowError):  # an integer of hundreds of digits
+            number = float(value)
+    if not math.isfinite(number):
+        raise ArgumentError(f"figures {path}: {name}={str(value)[:40]!r} is no number; {HOW}")
+    return number

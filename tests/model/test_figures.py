@@ -76,6 +76,7 @@ def test_what_cannot_be_trusted_is_left_out(folder, caplog):
         {"bandwidth": 0, "alpha": 0},
         {"bandwidth": math.inf, "alpha": 0},
         {"bandwidth": math.nan, "alpha": 0},
+        {"bandwidth": 10**400, "alpha": 0},
         {"bandwidth": 1e9, "alpha": -1},
         {"bandwidth": 1e9, "alpha": 0, "latency": None},
         {"memory_bandwidth": 1e9, "alpha": 0},
