@@ -11,6 +11,7 @@ import pytest
 
 from ringcoll.arguments.calls import prepare
 from ringcoll.errors import DeadlineError, Error, MismatchError
+from ringcoll.executors.board import RECORDS
 from ringcoll.executors.cuda.arena import Arena
 from ringcoll.executors.cuda.choose import Wishes
 from ringcoll.executors.cuda.executor import CudaExecutor, Enqueued
@@ -179,6 +180,20 @@ def test_a_thread_of_several_gpus_that_take_little_ahead(machine, together):
     for rank in ranks:
         rank.executor.close()
         rank.symmetric.close()
+
+
+def test_a_call_says_what_it_is_again_if_later_ones_have_overwritten_it(machine, together):
+    def work(rank):
+        board, array = rank.executor.board, rank.array(2 * COUNT)
+        call = prepare("all_gather", rank=rank.rank, nranks=rank.n, recvbuf=array)
+        ready = rank.executor.prepare(call, Wishes(engine="copy"), 20.0)
+        board.record(ready.number + RECORDS, "a later call")
+        assert not board.recording(ready.number)
+        drive([rank.executor.task([Enqueued(ready, rank.stream)])], rank._idle)
+        rank.ended()
+        return board.recording(ready.number)
+
+    assert everywhere(machine, together, (0, 1), work) == [True, True]
 
 
 def test_who_never_comes_is_named(machine, together):

@@ -303,8 +303,7 @@ class CudaExecutor:
             self._check()
         if stream != self.stream:
             self.follow(stream)
-        if self._records[ready.slot] != ready.number:  # later calls have overwritten it
-            self.board.record(ready.number, ready.terms)
+        self._tell(ready)
         if self._device() == self.device.ordinal:
             launchable.launch(stream)
         else:
@@ -319,6 +318,7 @@ class CudaExecutor:
             if isinstance(launchable, CopyLaunch):
                 self._check()
                 self.follow(prepared.stream)
+                self._tell(prepared.ready)
                 for part in launchable.parts(prepared.stream):
                     with on(self.device.ordinal):
                         part()
@@ -339,11 +339,15 @@ class CudaExecutor:
             order(self.device.ordinal, self.stream, stream)
         self.stream = stream
 
+    def _tell(self, ready: Ready) -> None:
+        """Let peers read what this call is, if later ones have overwritten it."""
+        if self._records[ready.slot] != ready.number:
+            self.board.record(ready.number, ready.terms)
+
     def offer(self, ready: Ready, stream: int) -> Offer[Ready]:
         """Bring a call to the gate; the last rank of the device launches for all."""
         self._check()
-        if self._records[ready.slot] != ready.number:
-            self.board.record(ready.number, ready.terms)
+        self._tell(ready)
         self.running = self.last = ready
         self.follow(stream)
         return self.gate.offer(self.rank, ready, stream)
