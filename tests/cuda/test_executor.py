@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import threading
+import types
 
 import numpy as np
 import pytest
 
 from ringcoll.arguments.calls import prepare
-from ringcoll.errors import MismatchError
+from ringcoll.errors import MismatchError, OutOfMemory
 from ringcoll.executors.board import RECORDS
 from ringcoll.executors.cuda import executor as executing
 from ringcoll.executors.cuda.arena import Arena
@@ -158,3 +159,21 @@ def test_a_kept_call_is_recorded_again(stand_in, texts, together):
         assert "count=100 dtype=float32 root=0" in text
         assert "count=100 dtype=float32 root=1" in text
         assert "int32" not in text
+
+
+def test_more_blocks_of_memory_than_kernels_know_are_refused_each_time(stand_in, texts, together):
+    stand_in(2)
+
+    def work(fabric):
+        rank = Rank(fabric, texts)
+        try:
+            many = types.SimpleNamespace(changes=7, pointers=lambda: {1 << 12: (0, 0)})
+            rank.cuda.mappings._symmetric = many
+            for _turn in range(2):
+                with pytest.raises(OutOfMemory, match="block 4096 of symmetric memory"):
+                    rank.cuda.mappings.update()
+        finally:
+            rank.cuda.close()
+        return True
+
+    assert all(together(2, work))

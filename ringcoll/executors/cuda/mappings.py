@@ -42,7 +42,7 @@ class Mappings:
         """
         if self._changes == self._symmetric.changes:
             return
-        self._changes = self._symmetric.changes
+        changes = self._symmetric.changes
         table = np.zeros((_MAPPINGS, self._nranks), np.uint64)
         found = self._symmetric.pointers()
         if max(found, default=0) >= _MAPPINGS:
@@ -54,6 +54,7 @@ class Mappings:
             table[mapping] = pointers
         with on(self._memory.ordinal) as cuda:
             cuda.memcpy(self.pointer, table.ctypes.data, table.nbytes, cuda.memcpyHostToDevice)
+        self._changes = changes  # one that is too long is refused each time
 
     def close(self) -> None:
         """Let go of the memory."""
