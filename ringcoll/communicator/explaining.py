@@ -82,6 +82,7 @@ def _settings(wishes: Wishes) -> Iterator[str]:
         "protocol": wishes.protocol,
         "slices": wishes.slices,
         "max_sms": wishes.blocks,
+        "engine": wishes.engine,
     }
     if wishes.plan is not None:
         given["algorithm"] = "a function of yours"
@@ -111,9 +112,12 @@ def _asking(
 def _lines(found: Chosen, asked: Chooser, units: int, unit: int, wishes: Wishes) -> Iterator[str]:
     """What runs, how, and from where to where."""
     launch = found.launch
+    blocks = f"{found.blocks} {'block' if found.blocks == 1 else 'blocks'}"
+    if found.engine == "copy":
+        blocks = f"{blocks if found.blocks else 'no block'} beside them"
     yield (
-        f"{_name(found.plan, wishes)} by {launch.protocol}, S = {launch.slices}, "
-        f"{found.blocks} {'block' if found.blocks == 1 else 'blocks'} of {found.threads} threads"
+        f"{_name(found.plan, wishes)} by {_means(found)}, S = {launch.slices}, "
+        f"{blocks} of {found.threads} threads"
     )
     if launch.in_band:
         yield "signals ride in the data, so the call has one slice"
@@ -136,9 +140,14 @@ def _lines(found: Chosen, asked: Chooser, units: int, unit: int, wishes: Wishes)
             with contextlib.suppress(Error):
                 other = asked(beyond)
                 yield (
-                    f"{side}: {_name(other.plan, wishes)} by {other.launch.protocol}, "
+                    f"{side}: {_name(other.plan, wishes)} by {_means(other)}, "
                     f"S = {other.launch.slices}"
                 )
+
+
+def _means(found: Chosen) -> str:
+    """The protocol, or what moves data instead of kernels."""
+    return "copy engines" if found.engine == "copy" else found.launch.protocol
 
 
 def _edge(asked: Chooser, units: int, limit: int) -> int:

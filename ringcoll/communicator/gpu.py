@@ -102,11 +102,8 @@ class CudaState(RankState):
                 raise ArgumentError(
                     f"{where}: {option}={given!r} is not served on GPU ranks yet; leave it out"
                 )
-        if config.engine == "copy" and not self.cuda.alone:
-            raise LaunchRefused(
-                f"{where}: engine='copy' needs a process for each GPU: with several in one their "
-                f"copies have been seen to wait for each other; use mpiexec, or leave engine out"
-            )
+        if config.engine == "copy":
+            _check_alone(self.cuda, where)
         if config.accumulate == "dtype":
             call = replace(call, dtype=replace(call.dtype, wide=False))
         choice = Choice(
@@ -158,6 +155,8 @@ class CudaState(RankState):
         algorithm = choice.algorithm if isinstance(choice.algorithm, str) else None
 
         def check(chosen: Chosen) -> None:
+            if chosen.engine == "copy":
+                _check_alone(self.cuda, f"{collective} on rank {self.fabric.rank}")
             slices = min(chosen.launch.slices, 6)
             prove(chosen.plan, replace(chosen.launch, slices=slices), choice)
 
@@ -171,6 +170,7 @@ class CudaState(RankState):
                 config.slices,
                 config.max_sms,
                 wished_plan(call, nranks, choice),
+                config.engine,
             ),
             check=check,
         )
@@ -231,3 +231,12 @@ class CudaState(RankState):
             super().close()
             if self.cuda.recorder is not None:
                 self.cuda.recorder.close()
+
+
+def _check_alone(executor: CudaExecutor, where: str) -> None:
+    """Refuse copy engines where a process has several GPUs."""
+    if not executor.alone:
+        raise LaunchRefused(
+            f"{where}: engine='copy' needs a process for each GPU: with several in one their "
+            f"copies have been seen to wait for each other; use mpiexec, or leave engine out"
+        )

@@ -24,12 +24,12 @@ RESOURCES = Resources(Arena(RANKS), 132, nvlink=True)
 NAMES = [name for name in COLLECTIVES if name != "send"]
 
 
-def explain(collective, nbytes, **options):
+def explain(collective, nbytes, *, alone=True, **options):
     """As ``comm.explain`` of 4 ranks on GPUs with 132 multiprocessors."""
     state: Any = types.SimpleNamespace(
         config=Config(**options),
         fabric=types.SimpleNamespace(nranks=RANKS, rank=0),
-        cuda=types.SimpleNamespace(resources=RESOURCES),
+        cuda=types.SimpleNamespace(resources=RESOURCES, alone=alone),
     )
     state._algorithm = lambda call, config: CudaState._algorithm(state, call, config)
     return CudaState.explain(state, collective, nbytes)
@@ -78,6 +78,18 @@ def test_options_are_named_and_followed():
     assert "chain by Simple, S = 8, 16 blocks" in text
     # An algorithm for all calls is left out where a collective has none of that name.
     assert "is set" not in explain("all_to_all", 4096, algorithm="chain")
+
+
+def test_copy_engines_are_explained_where_they_are_asked_for():
+    reduced = explain("all_reduce", 64 << 20, engine="copy")
+    assert "engine='copy' is set" in reduced and " by Simple" not in reduced
+    assert re.search(r"all_pairs by copy engines, S = \d+, \d+ blocks beside them", reduced)
+    assert "all_pairs by copy engines, S = 1, no block beside" in explain(
+        "all_gather", 64 << 20, engine="copy"
+    )
+    assert "copy engines" not in explain("barrier", 0, engine="copy")
+    several = explain("all_gather", 64 << 20, engine="copy", alone=False)
+    assert "refused: all_gather on rank 0: engine='copy' needs a process for each GPU" in several
 
 
 def test_what_is_refused_says_why():
