@@ -207,7 +207,6 @@ RC_DEVICE void line_store(bool there, u64 at, u64 low, u64 high) {
 RC_DEVICE u32 bits(float value) { return __float_as_uint(value); }
 RC_DEVICE float float_of(u32 value) { return __uint_as_float(value); }
 RC_DEVICE u64 bits(double value) { return __double_as_longlong(value); }
-RC_DEVICE double double_of(u64 value) { return __longlong_as_double(static_cast<i64>(value)); }
 
 RC_DEVICE float add(float a, float b) { return __fadd_rn(a, b); }
 RC_DEVICE float mul(float a, float b) { return __fmul_rn(a, b); }

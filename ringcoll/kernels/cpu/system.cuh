@@ -223,11 +223,6 @@ RC_DEVICE u64 bits(double value) {
     memcpy(&result, &value, 8);
     return result;
 }
-RC_DEVICE double double_of(u64 value) {
-    double result;
-    memcpy(&result, &value, 8);
-    return result;
-}
 
 RC_DEVICE float add(float a, float b) { return a + b; }
 RC_DEVICE float mul(float a, float b) { return a * b; }
