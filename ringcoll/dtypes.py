@@ -123,6 +123,12 @@ class ReduceOp:
     name: str
     scalar: complex | None = None
 
+    def __eq__(self, other: object) -> bool:
+        """Calls are kept by it, and factors of 0.0 and -0.0 are not one."""
+        if not isinstance(other, ReduceOp):
+            return NotImplemented
+        return (self.name, repr(self.scalar)) == (other.name, repr(other.scalar))
+
     def __str__(self) -> str:
         return self.name
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from ringcoll.config import Config
+from ringcoll.dtypes import premul_sum
 
 pytest.importorskip("cupy")
 
@@ -76,6 +77,13 @@ def test_a_tensor_that_stays_as_it_is_is_prepared_once(state, enqueuer):
     for _ in range(3):
         enqueuer("all_reduce", x, None, "sum", 0, {})
     assert (state.prepared, state.ran) == ([8], [8, 8, 8])
+
+
+def test_factors_that_differ_in_the_sign_of_zero_are_two_calls(state, enqueuer):
+    x = Tensor(8)
+    for factor in (0.0, -0.0, 0.0, complex(1, -0.0), complex(1, 0.0), 1):
+        enqueuer("all_reduce", x, None, premul_sum(factor), 0, {})
+    assert len(state.prepared) == 5
 
 
 @pytest.mark.parametrize(
