@@ -161,14 +161,16 @@ def test_a_kept_call_is_recorded_again(stand_in, texts, together):
         assert "int32" not in text
 
 
-def test_more_blocks_of_memory_than_kernels_know_are_refused_each_time(stand_in, texts, together):
+def test_more_blocks_of_memory_than_kernels_know_are_refused_each_time(
+    stand_in, texts, together, monkeypatch
+):
     stand_in(2)
 
     def work(fabric):
         rank = Rank(fabric, texts)
         try:
             many = types.SimpleNamespace(changes=7, pointers=lambda: {1 << 12: (0, 0)})
-            rank.cuda.mappings._symmetric = many
+            monkeypatch.setattr(rank.cuda.mappings, "_symmetric", many)
             for _turn in range(2):
                 with pytest.raises(OutOfMemory, match="block 4096 of symmetric memory"):
                     rank.cuda.mappings.update()
