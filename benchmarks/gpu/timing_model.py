@@ -81,6 +81,7 @@ class Series:
         self.measured.append(point)
         _, words, rows = self.judge()
         report.rows[:] = rows
+        report.extra.pop("why", None)  # of fewer points
         for key, value in words.items():
             report.extra[key] = value
         report.note("points", len(self.points))
