@@ -172,6 +172,8 @@ def _parsed(text: bytes, path: str) -> Figures:
         figures.links()
     except ArgumentError as error:
         raise ArgumentError(f"figures {path}: {error}; {HOW}") from None
+    if whole.get("met") is False:
+        _log.warning("figures %s: the run says that its points do not follow the model", path)
     return replace(figures, date=date[:40], source=path)
 
 

@@ -146,3 +146,10 @@ def test_an_algorithm_without_a_lane_of_copies_is_refused():
     wishes = Wishes(engine="copy", algorithm="one_shot")
     with pytest.raises(LaunchRefused, match="all_reduce on rank 1: engine='copy': no lane"):
         choose(call, Resources(Arena(2), 132, nvlink=True), mapped=ALL_MAPPED, wishes=wishes)
+
+
+def test_more_lanes_than_blocks_that_run_together_are_refused():
+    call = Call("all_reduce", 0, None, None, 1 << 22, dtype_of("float32"), op_of("sum"))
+    wishes = Wishes(protocol="Simple", algorithm="all_pairs", slices=4)
+    with pytest.raises(LaunchRefused, match="lanes on a rank, and 1 CUDA blocks"):
+        choose(call, Resources(Arena(4), 1, nvlink=True), mapped=ALL_MAPPED, wishes=wishes)

@@ -55,8 +55,7 @@ broadcast of 256 KiB took 4.32 and 4.48 µs, 512 KiB 6.69 and 5.20; reduce of 51
 1 MiB 9.12 and 7.71."""
 
 LINE_WORKERS = (32, 128, 256, WORKERS)
-"""Threads of a block that carry lines. Small blocks start sooner: 4 H200, 64 KiB: 4.4 µs with
-blocks of 128, 7.2 with 512."""
+"""Threads of a block that carry lines: the fewest that do. Small blocks start sooner."""
 
 CHAIN_BYTES = 8 << 20
 """Bytes of a slice of a chain, of which there are 4 to 64. Broadcast, 4 H200: 64 MiB took 272 µs
@@ -279,6 +278,11 @@ def _in_words(
     launch, layout, program = _sliced(call, plan, mapped, slices, arena.scratch_half)
     blocks = min(wishes.blocks or resources.blocks, resources.blocks)
     lanes = max(1, *(len(program.of(rank)) for rank in range(nranks)))
+    if lanes > resources.blocks:  # a block would wait for one that cannot start
+        raise LaunchRefused(
+            f"{call.collective} on rank {call.rank}: this algorithm has {lanes} lanes on a rank, "
+            f"and {resources.blocks} CUDA blocks are sure to run at once; use another algorithm"
+        )
     most = min(arena.replicas, max(1, blocks // lanes))
     nbytes = layout.width() * call.dtype.itemsize
     replicas = min(most, max(1, -(-nbytes // BLOCK_BYTES)))
@@ -353,8 +357,8 @@ _DEFAULT = {
     "barrier": ("all_pairs", "all_pairs"),
 }
 """Algorithms of large messages: of plain buffers, and of those that all ranks can reach. 4 H200,
-64 MiB: all_reduce took 308 µs by two_shot, 326 by two_shot_fused, 476 by all_pairs; broadcast 243
-by chain, 398 by scatter_gather; reduce 402 by scatter_gather, 555 by one_shot, 590 by chain."""
+64 MiB: all_reduce took 308 µs by two_shot, 1023 by ring; broadcast 243 by chain, 398 by
+scatter_gather; reduce 402 by scatter_gather, 555 by one_shot, 590 by chain."""
 
 _COPIED = {
     **_DEFAULT,

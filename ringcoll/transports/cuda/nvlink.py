@@ -40,7 +40,7 @@ def joined_by_nvlink(pci: str, others: Sequence[str]) -> bool:
                     return False
         finally:
             pynvml.nvmlShutdown()
-    except pynvml.NVMLError as error:
+    except (pynvml.NVMLError, AttributeError) as error:  # an old nvidia-ml-py lacks functions
         _log.info("NVML does not say how device %s reaches its peers: %s", pci, error)
         return False
     return True
