@@ -20,7 +20,11 @@ COLUMNS = ["-b", "64", "-e", "256", "-f", "2", "-n", "2"]
 
 
 def environment(**more: str) -> dict[str, str]:
-    plain = {k: v for k, v in os.environ.items() if not k.startswith(("PMI", "OMPI", "SLURM"))}
+    launchers = ("PMI", "OMPI", "SLURM")
+    root = "OMPI_ALLOW_RUN_AS_ROOT"  # what a container may need to start mpiexec at all
+    plain = {
+        k: v for k, v in os.environ.items() if k.startswith(root) or not k.startswith(launchers)
+    }
     return {**plain, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error", **more}
 
 
