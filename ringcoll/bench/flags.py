@@ -76,7 +76,7 @@ class Settings:
         cpu_time: report the time that this rank's thread ran, not the clock on the wall.
         average: over ranks: 0 takes rank 0, 1 the mean, 2 the fastest, 3 the slowest.
         register: memory of the buffers: 0 plain, 1 registered, 2 symmetric.
-        timeout: seconds a call may take; None: the library's own.
+        timeout: seconds a wait may take; None: the library's own.
         timestamps: print when a row was measured.
         unalign: elements that the buffers are shifted by.
         per_iteration: report the spread of single iterations too.
@@ -204,7 +204,7 @@ def _add_nccl(parser: argparse.ArgumentParser) -> None:
     flag("x", "cta_policy", None, int, "ignored: there is no such policy")
     flag("D", "device_implementation", 0, count, "refused: there is no device API")
     flag("V", "device_cta_count", None, int, "ignored: there is no device API")
-    flag("T", "timeout", None, str, "seconds that a call may take (60)")
+    flag("T", "timeout", None, str, "seconds that a wait may take (60)")
     flag("S", "report_timestamps", 0, _at_least(0, 1), "1: when each row was measured")
     flag("J", "output_file", None, str, "the same as --json")
     flag("M", "memory_report", None, int, "ignored: memory is not reported")

@@ -24,7 +24,7 @@ class World:
     Args:
         threads: ranks as threads of this process; 1: this process is one rank of its launcher's.
         device: "auto", "cpu", "cuda", or the number of the GPU that all ranks share.
-        timeout: seconds a call may take; None: the library's own.
+        timeout: seconds a wait may take; None: the library's own.
 
     """
 

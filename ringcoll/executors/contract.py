@@ -16,7 +16,7 @@ class Runnable(Protocol):
 
     @property
     def timeout(self) -> float:
-        """Seconds that it may wait."""
+        """Seconds that a wait of it may take."""
         ...
 
 
@@ -24,7 +24,7 @@ class Joint(ABC):
     """A call that is launched with all others of its kind in a group, whatever their ranks."""
 
     timeout: float
-    """Seconds that it may wait."""
+    """Seconds that a wait of it may take."""
 
     @staticmethod
     @abstractmethod

@@ -92,7 +92,7 @@ class CpuExecutor:
             alike: whether a call that does not reduce must be in place on all ranks or on none.
             options: those that ranks must share beside the call's own terms, in words; "" where
                 all are left to the library.
-            timeout: seconds that this call may wait.
+            timeout: seconds that a wait of this call may take.
 
         """
         terms = f"{call.describe()} {options}".rstrip()

@@ -48,7 +48,7 @@ struct Call {
     const Local& local;
     u64 epoch;
     u64 known;
-    u64 began;  // ns; 0 until a wait has taken long
+    u64 began;  // ns; when the wait under way was found to be long
 
     RC_DEVICE Call(const Args& a, const Local& l) : args(a), local(l), began(0) {
         const u64 at = l.progress + block_index() * sizeof(Progress);
@@ -77,11 +77,13 @@ struct Call {
         rc::fail(args, local, epoch, when, kind, peer, step, mine, theirs);
     }
 
-    // To be asked every LOOKS looks: whether to give up waiting for `peer` at `step`, by what the
-    // peers, the host and the clock say.
-    RC_DEVICE bool late(u32 peer, u32 step) {
+    // To be asked every LOOKS looks of a wait: whether to give up waiting for `peer` at `step`, by
+    // what the peers, the host and the clock say. Each wait has its time from its first asking on:
+    // those before it have ended, which is progress. `looks` never comes round to that count again.
+    RC_DEVICE bool late(u32& looks, u32 peer, u32 step) {
         const u64 time = now();
-        if (began == 0) began = time;
+        if (looks == LOOKS) began = time;
+        looks = LOOKS;
         u32 kind = time - began < args.timeout ? 0 : EXPIRED, theirs = 0;
         if (look(local.report + 24) != 0) kind = GIVEN_UP;
         // Nothing need come from ranks that make another call: look at one each time.
@@ -125,7 +127,7 @@ struct Call {
                 said = data_of(v);
                 return true;
             }
-            if (rare(looks % LOOKS == 0) && late(peer, STEP_HELLO)) return false;
+            if (rare(looks % LOOKS == 0) && late(looks, peer, STEP_HELLO)) return false;
             pause();
         }
     }
@@ -134,7 +136,7 @@ struct Call {
     // False: gave up waiting for `peer`.
     RC_DEVICE bool reach(u64 at, u64 wanted, u32 peer, u32 step) {
         for (u32 looks = 1; look_wide(at) < wanted; ++looks) {
-            if (rare(looks % LOOKS == 0) && late(peer, step)) return false;
+            if (rare(looks % LOOKS == 0) && late(looks, peer, step)) return false;
             pause();
         }
         fence();

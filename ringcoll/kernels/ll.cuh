@@ -123,7 +123,7 @@ struct Factors {
                     }
             if (!warp_any(missing != SRCS)) return true;
             const bool late =
-                missing != SRCS && looks % LOOKS == 0 && call.late(SOURCE | missing, step);
+                missing != SRCS && looks % LOOKS == 0 && call.late(looks, SOURCE | missing, step);
             if (warp_any(late)) return false;
             pause();
         }
@@ -292,7 +292,7 @@ struct Batch {
                 each_line([&](u32 r, u32 s, u32 i) {
                     if (which == ROWS * SRCS && !arrived(lines[r][s][i], flag)) which = r * SRCS + s;
                 });
-                if (t.call.late(SOURCE | which, step)) return false;
+                if (t.call.late(looks, SOURCE | which, step)) return false;
             }
             pause();
         }
@@ -317,7 +317,7 @@ struct Batch {
             }
             if (!warp_any(missing != 0)) break;
             if (rare(looks % LOOKS == 0) &&
-                warp_any(missing != 0 && t.call.late(SOURCE | which, step)))
+                warp_any(missing != 0 && t.call.late(looks, SOURCE | which, step)))
                 return false;
             pause();
         }

@@ -53,7 +53,6 @@ struct Half : Call {
         ++epoch;
         signature = static_cast<u32>(word >> 32);
         record = static_cast<u32>(word);
-        began = 0;
     }
 
     // Leave the first report of this rank: who was waited for, in which call, and both records.
@@ -82,18 +81,19 @@ struct Half : Call {
     // As Call's; simple.cuh knows neither the peer nor the half.
     RC_DEVICE bool reach(u64 at, u64 wanted, u32, u32) {
         for (u32 looks = 1; look_wide(at) < wanted; ++looks) {
-            if (rare(looks % LOOKS == 0) && tired(0)) return false;
+            if (rare(looks % LOOKS == 0) && tired(looks, 0)) return false;
             pause();
         }
         fence();
         return true;
     }
 
-    // Asked by whoever waits, every LOOKS looks.
-    RC_DEVICE bool tired(u32 more) {
+    // Asked by whoever waits, every LOOKS looks; see Call's `late`.
+    RC_DEVICE bool tired(u32& looks, u32 more) {
         if (differs() || broken()) return true;
         const u64 time = now();
-        if (began == 0) began = time;
+        if (looks == LOOKS) began = time;
+        looks = LOOKS;
         if (look(local.report + 24) != 0) {
             fail(GIVEN_UP, more);
             return true;
@@ -119,7 +119,7 @@ struct Half : Call {
     RC_DEVICE bool hear(u64 when) {
         const u64 at = line(hears, when);
         for (u32 looks = 1; !arrived(ll_load(at), static_cast<u32>(when)); ++looks) {
-            if (rare(looks % LOOKS == 0) && tired(PAIR_ENTRY)) return false;
+            if (rare(looks % LOOKS == 0) && tired(looks, PAIR_ENTRY)) return false;
             pause();
         }
         return true;

@@ -161,6 +161,30 @@ def test_a_late_rank_is_waited_for() -> None:
     arrays.check(case)
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "launch", "threads"),
+    [("ring", LL, 2), ("one_shot_push", STAGED, 1), ("two_shot", Launch(), 1)],
+    ids=["lines", "staged", "mapped"],
+)
+def test_each_wait_has_its_own_time(algorithm: str, launch: Launch, threads: int) -> None:
+    # A thread of rank 0 waits for rank 1 or 3, then for rank 2: both together for too long.
+    world = World(4)
+    case = Case(build("all_reduce", algorithm, 4), launch, 64, threads=threads)
+    arrays = world.arrays(case)
+    groups, timeout, late = [(0,), (1, 3), (2,)], 1.5, 0.9
+    ready = [world.ready(case, arrays, ranks=ranks, timeout=timeout) for ranks in groups]
+    compile_all(launch.text for launch in ready)
+    waiting = [Thread(target=launch) for launch in ready]
+    for thread in waiting:
+        thread.start()
+        if thread is not waiting[-1]:
+            time.sleep(late)
+    for thread in waiting:
+        thread.join()
+    assert not any(world.reports())
+    arrays.check(case)
+
+
 @EVERY
 def test_flags_that_would_begin_anew_are_refused(launch: Launch) -> None:
     world = World(3)

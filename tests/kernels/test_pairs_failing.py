@@ -12,7 +12,8 @@ from ringcoll.errors import AbortedError, ClosedError, DeadlineError, Error, Mis
 from ringcoll.executors.cuda.pairs import window_bytes
 from ringcoll.executors.cuda.reports import error_of
 from tests.kernels.pairs import Traffic, side_by_side
-from tests.kernels.stand_in import needs_compiler
+from tests.kernels.stand_in import library, needs_compiler
+from tests.kernels.test_broken import changed, copied
 from tests.kernels.world import ABORT, World
 
 pytestmark = needs_compiler
@@ -139,6 +140,29 @@ def test_flags_that_would_begin_anew_are_refused(sends):
     told = error(world, 0)
     assert isinstance(told, ClosedError)
     assert "2**32 calls" in str(told)
+
+
+def test_each_wait_has_its_own_time(tmp_path):
+    """A sender that comes late, and later yet with its data: both together would be too late."""
+    late, timeout = 0.9, 1.5
+    said = "ll_store(line(says, epoch), said, flag());"
+    nap = f"for (u64 begun = now(); now() - begun < {late * 1e9:.0f}u;) pause();"
+    slow = copied(tmp_path / "kernels")
+    changed(slow, "pairs.cuh", said, f"{said} {nap}")
+    world = World(2)
+    traffic = Traffic([(1, 0, 100)])
+    receiver = traffic.ready(world, (0,), timeout=timeout)
+    sender = traffic.ready(world, (1,), timeout=timeout)
+    library(receiver.text)
+    library(sender.text, slow)
+
+    def come_late() -> None:
+        time.sleep(late)
+        sender(slow)
+
+    in_two_launches(receiver, come_late)
+    assert not any(world.reports())
+    traffic.check()
 
 
 def in_two_launches(first: Callable[[], None], second: Callable[[], None]) -> None:

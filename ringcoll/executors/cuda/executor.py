@@ -65,7 +65,7 @@ class Ready:
         signature: of the terms, 32 bits.
         number: of the record of the terms.
         slot: of the record.
-        timeout: seconds that its kernels may wait.
+        timeout: seconds that a wait of its kernels may take.
         at: where the rank finds everything.
         changes: of the symmetric memory, when this was made.
         launchable: None where ranks share a launch.
@@ -93,7 +93,7 @@ class Enqueued:
 
     @property
     def timeout(self) -> float:
-        """Seconds that its kernels may wait."""
+        """Seconds that a wait of its kernels may take."""
         return self.ready.timeout
 
 
@@ -185,7 +185,7 @@ class CudaExecutor:
         Args:
             call: checked; its arrays are views of device memory that nobody reads here.
             wishes: the options of the call.
-            timeout: seconds that its kernels may wait.
+            timeout: seconds that a wait of its kernels may take.
 
         """
         hello = self._reach(call.send), self._reach(call.recv)

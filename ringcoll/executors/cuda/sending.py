@@ -42,7 +42,7 @@ class Paired(Joint):
         pairs: of the rank.
         calls: checked; their arrays are views of device memory that nobody reads here.
         stream: they come after what it has been given.
-        timeout: seconds that their kernel may wait.
+        timeout: seconds that a wait of their kernel may take.
         most: CUDA blocks, at most; None: what the device has for a rank.
 
     """
@@ -236,7 +236,7 @@ def _task(members: Sequence[Member]) -> Task:
 
 
 def _launchable(members: Sequence[Member]) -> tuple[Launchable, float]:
-    """What members launch, and the seconds that it may wait."""
+    """What members launch, and the seconds that a wait of it may take."""
     timeout = min(paired.timeout for member in members for paired in member.paired)
     return members[0].pairs.launchable(members, timeout), timeout
 
