@@ -49,6 +49,8 @@ RC_DEVICE bool meet(Call& call) {
     bool met = true;
     for (u32 p = thread_index(); p < RC_RANKS; p += block_threads())
         if (p != call.local.rank) met = call.agree(p) && met;
+    // Hellos order nothing, and the copies after this read what peers' streams wrote before it.
+    if (thread_index() < RC_RANKS) fence();
     return !block_any(!met);
 }
 

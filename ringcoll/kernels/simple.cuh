@@ -373,6 +373,8 @@ RC_DEVICE bool meet(Call& call, Bases& bases) {
             bases.at[buffer][p] = said == 0 || !met ? 0 : load<u64>(table) + offset;
         }
     }
+    // Hellos order nothing: what a peer's stream wrote into INPUT before its call is read after this.
+    if (thread_index() < RC_RANKS) fence();
     return !block_any(!met);
 }
 
