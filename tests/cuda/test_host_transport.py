@@ -19,7 +19,7 @@ from ringcoll.transports.cuda.symmetric import CudaSymmetricMemory
 from tests.communicator.cases import ROOTED, SHAPES, Case
 from tests.cuda.conftest import Apart
 from tests.cuda.ranks import close, on, run_in_groups, together
-from tests.cuda.stand_in import read, write
+from tests.cuda.stand_in import CUDARuntimeError, read, write
 
 pytest.importorskip("cupy")
 
@@ -80,6 +80,31 @@ def test_pages_stay_until_no_peer_uses_them(ranks, stand_in):
 
     ranks(2, work)
     retired.sweep()
+    assert not +runtime.pinned
+
+
+def test_pages_that_cannot_be_unpinned_keep_no_others_pinned(apart, stand_in, monkeypatch):
+    runtime = made(stand_in, apart, 2)
+    plain = runtime.hostUnregister
+    refused: list[int] = []
+
+    def unregister(pointer):
+        plain(pointer)
+        if not refused:
+            refused.append(pointer)
+            raise CUDARuntimeError(1)
+
+    monkeypatch.setattr(runtime, "hostUnregister", unregister)
+
+    def work(fabric):
+        return allocate_hosted(fabric, fabric.rank, 100, what="init")
+
+    first, second = apart(2, work)
+    with pytest.raises(CUDARuntimeError, match="InvalidValue"):
+        first._free()
+    assert sum(runtime.pinned.values()) == 2
+    first._free()  # nothing is left
+    second._free()
     assert not +runtime.pinned
 
 

@@ -6,6 +6,7 @@ import weakref
 import pytest
 
 from ringcoll.errors import ArgumentError, MachineError, OutOfMemory
+from ringcoll.fabric import mapping
 from ringcoll.transports.cuda import peers, retired
 from ringcoll.transports.cuda.memory import GRANULE, allocate
 from ringcoll.transports.cuda.pairs import SLOT, check_pairs
@@ -265,6 +266,28 @@ def test_a_malformed_answer_maps_nothing(apart, stand_in, monkeypatch):
     errors = apart(2, lambda fabric: told(lambda: allocate_shared(fabric, 0, 1, what="scratch")))
     assert all("malformed" in error for error in errors)
     assert not runtime.memory
+
+
+@pytest.mark.parametrize(
+    "answer", [7, "ab", [1], [1, 2, 3], {"a": 1, "b": 2}, ["zz", None], [7, []]]
+)
+def test_a_malformed_answer_about_an_array_names_its_rank(answer, apart, stand_in, monkeypatch):
+    runtime = stand_in(1)
+
+    def work(fabric):
+        memory = allocate(0, 1)
+        error = told(lambda: expose(fabric, 0, memory.pointer, 8, None, what="register"))
+        memory.free()
+        return error
+
+    def outcome(gather, value, failure):
+        told_wrong = isinstance(value, list) and apart.local.pid == 1001
+        return mapping.outcome(gather, answer if told_wrong else value, failure)
+
+    monkeypatch.setattr(peers, "outcome", outcome)
+    errors = apart(2, work)
+    assert all("rank 1" in error and "malformed" in error for error in errors)
+    assert not +runtime.opened
 
 
 def test_pairs_that_work_leave_zeros(ranks, stand_in):

@@ -17,7 +17,7 @@ from ringcoll.fabric.base import Fabric
 from ringcoll.fabric.mapping import outcome
 from ringcoll.transports.cuda.device import on
 from ringcoll.transports.cuda.peers import PeerMemory, gathering
-from ringcoll.transports.cuda.reach import Reach, describe
+from ringcoll.transports.cuda.reach import describe, reaches_of
 from ringcoll.transports.limits import size
 from ringcoll.transports.pages import whole_pages
 
@@ -58,7 +58,7 @@ def allocate_hosted(fabric: Fabric, ordinal: int, nbytes: int, *, what: str) -> 
         failure = _refusal(error, nbytes, what)
     try:
         said = outcome(gather, text, failure)
-        reaches = [Reach.decode(answer) for answer in said]
+        reaches = reaches_of(said)
         pointers: tuple[int, ...] = ()
         try:
             with on(ordinal) as cuda:  # once all parts are pinned
@@ -97,12 +97,26 @@ class _Pinned:
         return tuple(cuda.pointerGetAttributes(at).devicePointer for at in self.addresses)
 
     def free(self) -> None:
-        """Unpin, and let go of the pages; idempotent. No kernel may use them any more."""
+        """Unpin, and let go of the pages; idempotent. No kernel may use them any more.
+
+        Raises:
+            RuntimeError: CUDA refuses; all others are unpinned all the same.
+
+        """
         pinned, self._pinned = self._pinned, []
         with on(self._ordinal) as cuda:
-            for address in pinned:
-                cuda.hostUnregister(address)
+            errors = [error for address in pinned if (error := _unpin(cuda, address))]
         self._parts = []
+        if errors:
+            raise errors[0]
+
+
+def _unpin(cuda: Any, address: int) -> RuntimeError | None:
+    try:
+        cuda.hostUnregister(address)
+    except RuntimeError as error:
+        return error
+    return None
 
 
 def _refusal(error: RuntimeError, nbytes: int, what: str) -> MachineError:

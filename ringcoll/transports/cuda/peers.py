@@ -23,7 +23,7 @@ from ringcoll.transports.cuda.device import on
 from ringcoll.transports.cuda.mapping import pointer_to, unmap
 from ringcoll.transports.cuda.memory import DeviceMemory, allocate
 from ringcoll.transports.cuda.offers import Offer, fetch, offer
-from ringcoll.transports.cuda.reach import Reach, describe
+from ringcoll.transports.cuda.reach import Reach, describe, reaches_of
 from ringcoll.transports.cuda.retired import retire
 from ringcoll.transports.cuda.virtual import grant, pieces_of
 
@@ -189,13 +189,13 @@ def expose(
     try:
         gather = gathering(fabric, what)
         said = outcome(gather, [text, own and own.encode()], None)
-        texts = [text for text, _ in said]
+        texts, offered = _parted(said, what)
         if None in texts:
             return None
         opened: list[Callable[[], None]] = []
         passed: dict[int, int] | None = {}
-        if any(offered is not None for _, offered in said):
-            offers = [(Reach.decode(text), offered) for text, offered in said]
+        if any(each is not None for each in offered):
+            offers = list(zip(reaches_of(texts), offered, strict=True))
             passed = fetch(fabric, offers, own, ordinal, opened, gather, what)
         if passed is None:
             return None
@@ -205,6 +205,23 @@ def expose(
     finally:
         if own is not None:
             own.close()
+
+
+def _parted(said: Sequence[object], what: str) -> tuple[list[object], list[object]]:
+    """Every rank's description of its memory, and what it offers; neither is believed yet.
+
+    Raises:
+        MachineError: a rank has sent something else than two things; it is named.
+
+    """
+    texts: list[object] = []
+    offered: list[object] = []
+    for rank, answer in enumerate(said):
+        if not (isinstance(answer, list) and len(answer) == 2):
+            raise MachineError(f"{what}: rank {rank} sent a malformed answer: {str(answer)[:80]}")
+        texts.append(answer[0])
+        offered.append(answer[1])
+    return texts, offered
 
 
 def _grant_all(cuda: Any, ordinal: int, pointer: int, nbytes: int) -> None:
@@ -251,7 +268,7 @@ def _mapped(
     """
     opened = [] if opened is None else opened
     try:
-        reaches = [Reach.decode(text) for text in said]
+        reaches = reaches_of(said)
     except MachineError:
         free()  # all ranks have read the same: nobody maps anything
         raise

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import struct
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ringcoll.errors import MachineError
 
-__all__ = ["HANDLE_BYTES", "Reach", "describe"]
+__all__ = ["HANDLE_BYTES", "Reach", "describe", "reaches_of"]
 
 HANDLE_BYTES = 64
 """Length of CUDA's handle for another process."""
@@ -111,6 +112,23 @@ class Reach:
         ):
             raise MachineError(f"a rank sent an impossible description of memory: {said}")
         return said
+
+
+def reaches_of(said: Sequence[object]) -> list[Reach]:
+    """What all ranks have encoded, in rank order.
+
+    Raises:
+        MachineError: a rank has sent something else; it is named.
+
+    """
+    return [_of(rank, text) for rank, text in enumerate(said)]
+
+
+def _of(rank: int, text: object) -> Reach:
+    try:
+        return Reach.decode(text)
+    except MachineError as error:
+        raise MachineError(f"rank {rank}: {error}") from error
 
 
 def describe(cuda: Any, ordinal: int, pointer: int, nbytes: int, offset: int = 0) -> Reach:
