@@ -71,13 +71,21 @@ class CudaState(RankState):
             wanted=self.transport,
             tried=parent is not None,  # the parent's ranks have tried their pairs
         )
-        self.symmetric = CudaSymmetricMemory(
-            fabric, device.ordinal, above, ranks, reached=self.transport == "p2p"
-        )
-        self.cuda = CudaExecutor(
-            fabric, device, self.symmetric, self.loader, memory, self.transport
-        )
-        self.sending = CudaPairs(self.cuda)
+        try:
+            self.symmetric = CudaSymmetricMemory(
+                fabric, device.ordinal, above, ranks, reached=self.transport == "p2p"
+            )
+            self.cuda = CudaExecutor(
+                fabric, device, self.symmetric, self.loader, memory, self.transport
+            )
+        except BaseException:
+            memory.close()
+            raise
+        try:
+            self.sending = CudaPairs(self.cuda)
+        except BaseException:
+            self.cuda.close()  # the memory, too
+            raise
         self.executor, self.pairs = self.cuda, self.sending
         self._watch = Watch(self.fabric, self.cuda)
 

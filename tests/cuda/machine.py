@@ -57,7 +57,7 @@ class Machine(Runtime):
 
     """
 
-    memcpyDeviceToDevice, memcpyHostToDevice = 3, 1
+    memcpyDeviceToDevice, memcpyHostToDevice, memcpyDefault = 3, 1, 4
     streamNonBlocking, eventDisableTiming = 1, 2
 
     def __init__(self, ndevices: int, ahead: int = 0) -> None:
@@ -118,7 +118,7 @@ class Machine(Runtime):
         self._stream(stream).add(lambda: reached.wait(60))
 
     def memcpyAsync(self, target, source, nbytes, kind, stream):
-        if kind not in (self.memcpyDeviceToDevice, self.memcpyDeviceToHost):
+        if kind not in (self.memcpyDeviceToDevice, self.memcpyDeviceToHost, self.memcpyDefault):
             raise AssertionError(f"a copy of kind {kind}")
         self._stream(stream).add(lambda: ctypes.memmove(target, source, nbytes))
 

@@ -142,6 +142,8 @@ class Runtime:
     def memcpyAsync(self, target, source, nbytes, kind, stream):
         if stream not in (0, *self.made):
             raise AssertionError(f"there is no stream {stream}")
+        if kind == self.memcpyDeviceToDevice and None in map(self._home, (target, source)):
+            raise CUDARuntimeError(INVALID_VALUE)
         self.memcpy(target, source, nbytes, kind)
 
     def streamCreateWithFlags(self, _flags):

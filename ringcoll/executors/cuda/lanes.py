@@ -56,7 +56,8 @@ class Streams:
         """
         with on(self._ordinal) as cuda:
             for target in targets:
-                cuda.memcpyAsync(target, source, 256, cuda.memcpyDeviceToDevice, 0)
+                # An arena may be pinned memory of the host: the driver knows by the address.
+                cuda.memcpyAsync(target, source, 256, cuda.memcpyDefault, 0)
             cuda.streamSynchronize(0)
 
     def take(self, count: int) -> list[Lane]:
