@@ -24,7 +24,7 @@ from ringcoll.communicator.rank import RankState, in_words
 from ringcoll.communicator.selection import HOST
 from ringcoll.communicator.work import Work
 from ringcoll.dtypes import ReduceOp, dtype_of
-from ringcoll.errors import ArgumentError
+from ringcoll.errors import ArgumentError, MachineError
 from ringcoll.timing.links import Links
 
 if TYPE_CHECKING:
@@ -261,13 +261,18 @@ class Communicator(Calling):
             MismatchError: the ranks ask for different numbers of bytes.
             OutOfMemory: need and available are named.
             ArgumentError: the library has no arrays where this rank's lie.
-            MachineError: the library is not installed.
+            MachineError: a rank has not the library that it asks for; on every rank.
 
         """
         row, state = dtype_of(dtype), self._state
-        wrapped = library_of(like, row, self.device, f"empty on rank {self.rank}")
+        where, lacks, wrapped = f"empty on rank {self.rank}", None, None
+        try:
+            wrapped = library_of(like, row, self.device, where)
+        except MachineError as error:
+            lacks = error  # told by the exchange, so that no rank waits for this one
         with self._lock:
-            return wrapped(state.together(lambda: state.symmetric.empty(shape, row.numpy)))
+            made = state.together(lambda: state.symmetric.empty(shape, row.numpy, lacks))
+        return made if wrapped is None else wrapped(made)
 
     def register(self, array: object) -> bool:
         """Make an existing array reachable for all ranks; collective, same bytes on all ranks.

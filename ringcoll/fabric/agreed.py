@@ -19,13 +19,15 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from ringcoll.errors import ArgumentError, ClosedError, MismatchError
+from ringcoll.errors import ArgumentError, ClosedError, MachineError, MismatchError
 from ringcoll.fabric.base import Fabric
 from ringcoll.fabric.blocks import Block, Table
 
 __all__ = ["AgreedBlocks", "extent_of"]
 
 P = TypeVar("P")
+
+_TEXT_LIMIT = 1000
 
 
 class AgreedBlocks(ABC, Generic[P]):
@@ -100,16 +102,19 @@ class AgreedBlocks(ABC, Generic[P]):
             )
         return found[0]
 
-    def _take(self, fabric: Fabric, nbytes: int, about: str) -> Block[P] | None:
+    def _take(
+        self, fabric: Fabric, nbytes: int, about: str, lacks: MachineError | None = None
+    ) -> Block[P] | None:
         """A block for a new array, used again or made; collective. None for an array of 0 bytes.
 
         Args:
             fabric: what the ranks share.
             nbytes: of the array; the ranks must agree.
             about: shape and type, for messages.
+            lacks: why this rank cannot have the array; raised once all ranks know.
 
         """
-        unused, _ = self._agree(fabric, "empty", nbytes, about)
+        unused, _ = self._agree(fabric, "empty", nbytes, about, lacks=lacks)
         if not nbytes:
             return None
         for number in unused:
@@ -123,12 +128,21 @@ class AgreedBlocks(ABC, Generic[P]):
         return self._table.add(parts, start, self._whole(nbytes))
 
     def _agree(
-        self, fabric: Fabric, call: str, nbytes: int, about: str, there: bool = False
+        self,
+        fabric: Fabric,
+        call: str,
+        nbytes: int,
+        about: str,
+        there: bool = False,
+        lacks: MachineError | None = None,
     ) -> tuple[list[int], bool]:
         """Compare the request and exchange frees.
 
         Returns:
             The blocks that every rank has freed, and whether ``there`` is true on every rank.
+
+        Raises:
+            MachineError: ``lacks``, or the words of another rank's.
 
         """
         blocks = self._table.blocks
@@ -138,8 +152,13 @@ class AgreedBlocks(ABC, Generic[P]):
             number, serial = self._dropped.popleft()
             if number in blocks and blocks[number].serial == serial:
                 self._free.add(number)
-        sent = json.dumps([nbytes, about, sorted(self._free), there]).encode()
+        words = "" if lacks is None else str(lacks)[:_TEXT_LIMIT]
+        sent = json.dumps([nbytes, about, sorted(self._free), there, words]).encode()
         said = [json.loads(part) for part in fabric.allgather(sent, what=call)]
+        if lacks is not None:
+            raise lacks
+        if refusals := [other[4] for other in said if other[4]]:
+            raise MachineError(str(refusals[0])[:_TEXT_LIMIT])
         first = said[0]
         for rank, other in enumerate(said):
             if other[0] != first[0]:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ringcoll.errors import ArgumentError, ArgumentTypeError
+from ringcoll.errors import ArgumentError, ArgumentTypeError, MachineError
 from ringcoll.fabric.agreed import AgreedBlocks, extent_of
 from ringcoll.fabric.base import Fabric
 from ringcoll.fabric.blocks import Table
@@ -35,16 +35,23 @@ class SymmetricMemory(AgreedBlocks[memoryview]):
 
     """
 
-    def empty(self, shape: Sequence[int] | int, dtype: npt.DTypeLike) -> Array:
+    def empty(
+        self,
+        shape: Sequence[int] | int,
+        dtype: npt.DTypeLike,
+        lacks: MachineError | None = None,
+    ) -> Array:
         """An array whose memory every rank can reach; collective, the same bytes on all ranks.
 
         Args:
             shape: of the array.
             dtype: numpy's or ml_dtypes' type.
+            lacks: why this rank cannot have the array after all.
 
         Raises:
             MismatchError: the ranks ask for different numbers of bytes.
             OutOfMemory: need and available are named.
+            MachineError: a rank lacks something; on every rank.
 
         """
         fabric = self._usable("empty")
@@ -53,7 +60,7 @@ class SymmetricMemory(AgreedBlocks[memoryview]):
             raise ArgumentTypeError(f"empty: an array of {kind} cannot be shared")
         extent = extent_of(shape)
         nbytes = prod(extent) * kind.itemsize
-        block = self._take(fabric, nbytes, f"{extent} {kind}")
+        block = self._take(fabric, nbytes, f"{extent} {kind}", lacks)
         if block is None:
             return np.empty(extent, kind)
         # An array to which all views of it refer, so that its end is theirs.

@@ -112,6 +112,23 @@ def test_a_library_that_is_not_installed(monkeypatch):
     assert "torch cannot be imported" in refused(MachineError, like="torch")
 
 
+def test_a_library_that_one_rank_lacks_is_an_error_on_all(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+
+    def work(comm):
+        with pytest.raises(MachineError) as told:
+            comm.empty(3, like="torch" if comm.rank == 1 else None)
+        y = comm.empty(2, "int32")
+        y[:] = comm.rank
+        comm.all_reduce(y)
+        return str(told.value), y.tolist()
+
+    (zero, one), (text, other) = ringcoll.spawn(work, 2, device="cpu", timeout=5)
+    assert zero == text
+    assert zero.startswith("empty on rank 1: like='torch', and torch cannot be imported")
+    assert one == other == [1, 1]
+
+
 def test_raw_pointers_are_for_gpu_ranks():
     assert ringcoll.from_pointer is from_pointer
     raw = ringcoll.from_pointer(4096, 3, "float32", "cuda:0")

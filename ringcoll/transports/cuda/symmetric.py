@@ -18,7 +18,7 @@ from math import prod
 from typing import Any
 
 from ringcoll.dtypes import DType, dtype_of
-from ringcoll.errors import ArgumentError, ArgumentTypeError
+from ringcoll.errors import ArgumentError, ArgumentTypeError, MachineError
 from ringcoll.fabric.agreed import AgreedBlocks, extent_of
 from ringcoll.fabric.base import Fabric
 from ringcoll.fabric.blocks import Block, Table
@@ -85,16 +85,20 @@ class CudaSymmetricMemory(AgreedBlocks[Part]):
             for table in _chain(self._table):
                 table.users += 1
 
-    def empty(self, shape: Sequence[int] | int, dtype: object) -> Any:
+    def empty(
+        self, shape: Sequence[int] | int, dtype: object, lacks: MachineError | None = None
+    ) -> Any:
         """A CuPy array whose memory every rank can reach; collective, same bytes on all ranks.
 
         Args:
             shape: of the array.
             dtype: one of :data:`ringcoll.dtypes.DTYPES`, in any spelling.
+            lacks: why this rank cannot have the array after all.
 
         Raises:
             MismatchError: the ranks ask for different numbers of bytes.
             OutOfMemory: need and available are named.
+            MachineError: a rank lacks something; on every rank.
             ArgumentTypeError: no such type, or this CuPy is too old for it.
 
         """
@@ -104,9 +108,9 @@ class CudaSymmetricMemory(AgreedBlocks[Part]):
         _array(0, (0,), row, None, self.ordinal)  # refused before anybody takes memory
         nbytes = prod(extent) * row.itemsize
         if not self._reached:
-            self._agree(fabric, "empty", nbytes, f"{extent} {row}")
+            self._agree(fabric, "empty", nbytes, f"{extent} {row}", lacks=lacks)
             return _plain(extent, row, self.ordinal)
-        block = self._take(fabric, nbytes, f"{extent} {row}")
+        block = self._take(fabric, nbytes, f"{extent} {row}", lacks)
         if block is None:
             return _array(0, extent, row, None, self.ordinal)
         lease = _Lease()
