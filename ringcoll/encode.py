@@ -14,7 +14,6 @@ after them; both are decided by the first and by the last slice alone.
 
 from __future__ import annotations
 
-import struct
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -22,7 +21,7 @@ from functools import lru_cache
 
 from ringcoll.collectives import Collective
 from ringcoll.errors import LaunchRefused
-from ringcoll.labels import Label, StepLabels, labels
+from ringcoll.labels import StepLabels, labels
 from ringcoll.launch import Launch
 from ringcoll.lower import carried, lower, place
 from ringcoll.plan import HELLO, Block, Buffer, Chunk, Plan, Step
@@ -85,27 +84,6 @@ class Program:
     def of(self, rank: int) -> tuple[BlockProgram, ...]:
         """The programs of one rank."""
         return tuple(p for p in self.programs if p.block.rank == rank)
-
-    def to_bytes(self) -> bytes:
-        """Flat little-endian int32 words: equal programs give equal bytes."""
-        words: list[int] = [len(self.programs), self.scratch, self.slots, int(self.total)]
-        for program in self.programs:
-            block = program.block
-            words += [block.rank, block.channel, block.lane, len(program.rows)]
-            for numbers in (program.entry, program.exit_signals, program.exit_waits):
-                words += [len(numbers), *numbers]
-            for row in program.rows:
-                words += [_LABELS[row.labels.dst], len(row.srcs), len(row.dsts)]
-                words += [_LABELS[label] for label in row.labels.srcs]
-                for chunk in (*row.srcs, *row.dsts):
-                    words += [chunk.rank, _BUFFERS[chunk.buffer], chunk.index]
-                for numbers in (row.waits, row.signals, row.awaits, row.grants):
-                    words += [len(numbers), *numbers]
-        return struct.pack(f"<{len(words)}i", *words)
-
-
-_LABELS = {label: number for number, label in enumerate(Label)}
-_BUFFERS = {buffer: number for number, buffer in enumerate(Buffer)}
 
 
 def encode(plan: Plan, launch: Launch) -> Program:

@@ -38,8 +38,6 @@ __all__ = [
     "bus_factor",
     "chain_best_slices",
     "chain_limits",
-    "chain_speedup",
-    "chain_terms",
     "chain_time",
     "closed_form",
     "fit_chain",
@@ -86,20 +84,6 @@ def chain_best_slices(nranks: int, nbytes: float, bandwidth: float, alpha: float
     return max(1.0, math.sqrt((nranks - 2) * nbytes / (alpha * bandwidth)))
 
 
-def chain_speedup(
-    nranks: int,
-    nbytes: float,
-    slices: int,
-    bandwidth: float,
-    alpha: float = 0.0,
-    latency: float = 0.0,
-) -> float:
-    """How many times faster S slices are than one."""
-    whole = chain_time(nranks, nbytes, 1, bandwidth, alpha, latency)
-    sliced = chain_time(nranks, nbytes, slices, bandwidth, alpha, latency)
-    return whole / sliced if sliced else 1.0
-
-
 @dataclass(frozen=True, slots=True)
 class Limits:
     """T where α = L = 0, in seconds: ``one`` for S = 1, ``many`` for S → ∞."""
@@ -142,26 +126,6 @@ class Terms:
     def dominant(self) -> str:
         """The name of the largest term."""
         return max((f.name for f in fields(self)), key=lambda name: float(getattr(self, name)))
-
-
-def chain_terms(
-    nranks: int,
-    nbytes: float,
-    slices: int,
-    bandwidth: float,
-    alpha: float = 0.0,
-    latency: float = 0.0,
-) -> Terms:
-    """T of a pipelined chain multiplied out."""
-    _check(nranks, nbytes, slices)
-    if nranks == 1:
-        return Terms(0.0, 0.0, 0.0, 0.0)
-    return Terms(
-        nbytes / bandwidth,
-        (nranks - 2) * nbytes / slices / bandwidth,
-        (slices + nranks - 2) * alpha,
-        (nranks - 1) * latency,
-    )
 
 
 def _check(nranks: int, nbytes: float, slices: int) -> None:

@@ -20,15 +20,14 @@ from dataclasses import dataclass
 
 from ringcoll.collectives import Collective
 from ringcoll.errors import ArgumentError, PlanError
-from ringcoll.launch import Layout
 from ringcoll.lower.slices import fuse, split
-from ringcoll.plan import Block, Chunk, Plan, Step, walk
+from ringcoll.plan import Block, Plan, Step, walk
 from ringcoll.timing.fold import NEVER, TICKS, Costs, fold, port_totals, stretch
 from ringcoll.timing.graph import Graph, Sizes, build_graph, is_synchronised, without_flight
 from ringcoll.timing.links import Links, Wire
 from ringcoll.timing.model import Terms
 
-__all__ = ["Clock", "Prediction", "Timed", "layout_sizes", "parts_of", "predict"]
+__all__ = ["Clock", "Prediction", "Timed", "parts_of", "predict"]
 
 MANY_STEPS = 150_000
 """Steps of a slice above which only one slice is folded."""
@@ -261,21 +260,6 @@ def predict(
     """
     clock = Clock(plan, links, window=window, sizes=sizes, symmetry=symmetry)
     return clock.predict(nbytes, slices)
-
-
-def layout_sizes(layout: Layout, itemsize: int) -> Sizes:
-    """The bytes of each chunk of the plan that ``layout`` lays out.
-
-    Args:
-        layout: with the collective before slicing, and the slices of the plan to predict.
-        itemsize: bytes of an element.
-
-    """
-
-    def nbytes(chunk: Chunk) -> float:
-        return layout.span(chunk.buffer, chunk.rank, chunk.index)[1] * itemsize
-
-    return nbytes
 
 
 def parts_of(collective: Collective) -> int:

@@ -12,7 +12,7 @@ import pytest
 
 from ringcoll.dtypes import DTYPES, dtype_of
 from ringcoll.errors import ArgumentError, ArgumentTypeError
-from ringcoll.transports.cuda.arrays import device_array, from_pointer, pointer_of
+from ringcoll.transports.cuda.arrays import device_array, from_pointer
 
 cupy = pytest.importorskip("cupy")
 
@@ -69,7 +69,6 @@ def test_cupy_arrays(memory, dtype, shape):
     assert (seen.pointer, seen.count, seen.dtype) == (memory, x.size, dtype)
     assert (seen.nbytes, seen.ordinal, seen.readonly) == (x.nbytes, 1, False)
     assert seen.owner is x
-    assert pointer_of(x) == memory
 
 
 def test_parts_of_cupy_arrays(memory):
@@ -135,8 +134,6 @@ def test_the_protocol(memory):
     assert view(Foreign(memory, (2, 0, 3), strides=(1, 2, 3))).count == 0
     assert view(Foreign(0, (0,))).ordinal == 0
     assert view(Foreign(None, (0,), data=(None, False))).count == 0
-    assert pointer_of(Foreign(memory)) == memory
-    assert pointer_of(None) == 0
 
 
 def test_read_only_arrays_are_send_buffers_only(memory):
@@ -280,7 +277,6 @@ def test_torch_tensors():
         12,
         1,
     )
-    assert pointer_of(Tensor()) == 4096
     assert "tensor on cpu" in refusal(Tensor(is_cuda=False, device="cpu"))
     assert "pass its .contiguous()" in refusal(Tensor(contiguous=False))
     assert "to_dense" in refusal(Tensor(layout="torch.sparse_coo"), ArgumentTypeError)

@@ -13,8 +13,6 @@ from ringcoll.timing.model import (
     bus_factor,
     chain_best_slices,
     chain_limits,
-    chain_speedup,
-    chain_terms,
     chain_time,
     closed_form,
     fit_chain,
@@ -30,20 +28,6 @@ def test_the_textbook_numbers():
     assert chain_time(4, 40, 4, 10, 0.5, 2.0) == 15.0
     assert chain_time(2, 40, 1, 10) == 4.0
     assert chain_time(1, 40, 3, 10, 1.0) == 0.0
-
-
-@pytest.mark.parametrize("nranks", range(2, 9))
-@pytest.mark.parametrize("slices", [1, 2, 7, 64])
-def test_the_terms_add_up_to_the_time(nranks, slices):
-    terms = chain_terms(nranks, N, slices, B, 2e-6, 3e-6)
-    assert terms.total == pytest.approx(chain_time(nranks, N, slices, B, 2e-6, 3e-6), rel=1e-12)
-
-
-def test_which_term_dominates():
-    assert chain_terms(8, N, 1, B).dominant == "fill"
-    assert chain_terms(8, N, 64, B).dominant == "transfer"
-    assert chain_terms(8, N, 64, B, alpha=1e-3).dominant == "messages"
-    assert chain_terms(8, 8, 1, B, alpha=1e-6, latency=1e-3).dominant == "flight"
 
 
 @pytest.mark.parametrize("nranks", [3, 4, 8, 100])
@@ -69,9 +53,7 @@ def test_the_limits_of_one_slice_and_of_many():
     assert limits.one == chain_time(5, N, 1, B) == 4 * N / B
     assert limits.many == N / B
     assert chain_time(5, N, 10**9, B) == pytest.approx(limits.many, rel=1e-6)
-    assert chain_speedup(5, N, 10**9, B) == pytest.approx(4.0, rel=1e-6)
     assert chain_limits(1, N, B).one == 0.0
-    assert chain_speedup(1, N, 4, B) == 1.0
 
 
 @pytest.mark.parametrize(("nranks", "nbytes", "slices"), [(0, 1, 1), (2, -1, 1), (2, 1, 0)])

@@ -13,7 +13,7 @@ from ringcoll.plan import Block, Buffer, Chunk, Plan, Step
 from ringcoll.timing.fold import TICKS, arrivals, fold
 from ringcoll.timing.links import Links, Wire, equal_nodes
 from ringcoll.timing.model import CLOSED_FORMS, chain_time, closed_form
-from ringcoll.timing.predict import Clock, layout_sizes, predict
+from ringcoll.timing.predict import Clock, predict
 from tests.model.plans import chain
 
 N, B = 64 * 2**20, 10e9
@@ -249,14 +249,19 @@ def test_a_barrier_pays_a_message_for_each_signal():
     assert predict(build("barrier", "dissemination", 8), 0, links).seconds == pytest.approx(15e-6)
 
 
+def bytes_of(layout):
+    """The bytes of each chunk, of elements of 4."""
+    return lambda chunk: layout.span(chunk.buffer, chunk.rank, chunk.index)[1] * 4
+
+
 def test_uneven_chunks_take_the_time_of_the_longest():
     plan = build("all_gather", "all_pairs", 3)
     layout = Layout(plan.collective, counts=(10, 0, 1000))
-    predicted = predict(plan, 0, Links(1.0), sizes=layout_sizes(layout, itemsize=4))
+    predicted = predict(plan, 0, Links(1.0), sizes=bytes_of(layout))
     assert predicted.seconds == pytest.approx(2 * 4000)
     lowered = lower(plan, Launch(slices=2, mapped=frozenset()))
     sliced = Layout(plan.collective, counts=(10, 0, 1000), slices=2)
-    staged = predict(lowered, 0, Links(1.0), sizes=layout_sizes(sliced, itemsize=4))
+    staged = predict(lowered, 0, Links(1.0), sizes=bytes_of(sliced))
     assert staged.seconds == pytest.approx(2 * 4000, rel=0.01)
 
 

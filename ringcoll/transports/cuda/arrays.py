@@ -16,7 +16,7 @@ from ringcoll.transports.cuda.foreign import of_cupy, of_protocol
 from ringcoll.transports.cuda.raw import RawArray, from_pointer
 from ringcoll.transports.cuda.streams import stream_pointer
 
-__all__ = ["DeviceArray", "device_array", "from_pointer", "pointer_of", "stream_pointer"]
+__all__ = ["DeviceArray", "device_array", "from_pointer", "stream_pointer"]
 
 _TORCH_ROWS: dict[object, DType] = {}  # torch's types as they are met
 
@@ -63,23 +63,6 @@ def device_array(
             f"{ordinal}; pass an array of this rank's device, such as one of comm.empty"
         )
     return found
-
-
-def pointer_of(obj: Any) -> int:
-    """The address of a device array that :func:`device_array` has accepted; 0 for None."""
-    if obj is None:
-        return 0
-    cupy, torch = sys.modules.get("cupy"), sys.modules.get("torch")
-    pointer: int
-    if cupy is not None and isinstance(obj, cupy.ndarray):
-        pointer = obj.data.ptr
-    elif torch is not None and isinstance(obj, torch.Tensor):
-        pointer = obj.data_ptr()
-    elif isinstance(obj, RawArray):
-        pointer = obj.pointer
-    else:
-        pointer = of_protocol(obj).pointer
-    return pointer
 
 
 def _of_torch(torch: Any, tensor: Any, writable: bool) -> DeviceArray:
