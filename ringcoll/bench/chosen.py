@@ -58,6 +58,7 @@ def chosen_name(
         section.slices,
         config.max_sms,
         engine=config.engine,
+        channels=config.channels,
     )
     try:
         found = choose(

@@ -81,6 +81,7 @@ def _settings(wishes: Wishes) -> Iterator[str]:
         "algorithm": wishes.algorithm,
         "protocol": wishes.protocol,
         "slices": wishes.slices,
+        "channels": wishes.channels,
         "max_sms": wishes.blocks,
         "engine": wishes.engine,
     }

@@ -104,12 +104,11 @@ class CudaState(RankState):
         """Bind a checked call and its options to this rank's executor."""
         self.usable()
         where = f"{call.collective} on rank {self.fabric.rank}"
-        for option, served in (("engine", ("sm", "copy")), ("channels", ())):
-            given = getattr(config, option)
-            if given not in (None, *served):
-                raise ArgumentError(
-                    f"{where}: {option}={given!r} is not served on GPU ranks yet; leave it out"
-                )
+        if config.engine not in (None, "sm", "copy"):
+            raise ArgumentError(
+                f"{where}: engine={config.engine!r} is not one of GPU ranks, which have 'sm' and "
+                f"'copy'"
+            )
         if config.engine == "copy":
             _check_alone(self.cuda, where)
         if config.accumulate == "dtype":
@@ -123,15 +122,23 @@ class CudaState(RankState):
             bool(config.verify),
         )
         timeout = config.timeout if config.timeout is not None else self.fabric.timeout
-        plan = wished_plan(call, self.fabric.nranks, choice)
-        algorithm = choice.algorithm if isinstance(choice.algorithm, str) else None
-        wishes = Wishes(
-            algorithm, config.protocol, config.slices, config.max_sms, plan, config.engine
-        )
+        wishes = self._wishes(call, config, choice)
         ready = self.cuda.prepare(call, wishes, timeout)
         launch = ready.chosen.launch
         prove(ready.chosen.plan, replace(launch, slices=min(launch.slices, 6)), choice)
         return ready
+
+    def _wishes(self, call: Call, config: Config, choice: Choice) -> Wishes:
+        """The options that decide what runs; a user's algorithm is proven."""
+        return Wishes(
+            algorithm=choice.algorithm if isinstance(choice.algorithm, str) else None,
+            protocol=config.protocol,
+            slices=config.slices,
+            blocks=config.max_sms,
+            plan=wished_plan(call, self.fabric.nranks, choice),
+            engine=config.engine,
+            channels=self._channels(call, config),
+        )
 
     def run(self, prepared: Any, stream: int | None = None) -> None:
         """Enqueue one call of this rank alone."""
@@ -157,10 +164,9 @@ class CudaState(RankState):
 
     def explain(self, collective: str, nbytes: int) -> str:
         """What a call of so many bytes runs, how far that holds, and what runs beyond."""
-        config, nranks = self.config, self.fabric.nranks
+        config = self.config
         call = Call(collective, self.fabric.rank, None, None, 0, dtype_of("float32"))
         choice = Choice(self._algorithm(call, config), deterministic=bool(config.deterministic))
-        algorithm = choice.algorithm if isinstance(choice.algorithm, str) else None
 
         def check(chosen: Chosen) -> None:
             if chosen.engine == "copy":
@@ -172,14 +178,7 @@ class CudaState(RankState):
             collective,
             nbytes,
             self.cuda.resources,
-            wishes=Wishes(
-                algorithm,
-                config.protocol,
-                config.slices,
-                config.max_sms,
-                wished_plan(call, nranks, choice),
-                config.engine,
-            ),
+            wishes=self._wishes(call, config, choice),
             check=check,
         )
 

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 
-from ringcoll.algorithms import ALGORITHMS, build, options
+from ringcoll.algorithms import ALGORITHMS, build
+from ringcoll.algorithms.channels import channelled
 from ringcoll.arguments.calls import Call
 from ringcoll.collectives import COLLECTIVES
 from ringcoll.dtypes import Accumulate
@@ -161,28 +162,16 @@ def _plan(call: Call, nranks: int, choice: Choice) -> Plan:
     name = call.collective
     if callable(choice.algorithm):
         return _users(choice.algorithm, name, nranks, call.root)
-    algorithm = choice.algorithm
-    if algorithm is None and choice.channels is not None and "ring" in ALGORITHMS[name]:
-        algorithm = "ring"  # rings are what channels multiply
+    where = f"{name} on rank {call.rank}"
+    if choice.algorithm is not None and choice.algorithm not in ALGORITHMS[name]:
+        raise ArgumentError(
+            f"{where}: algorithm={choice.algorithm!r} is not one of {', '.join(ALGORITHMS[name])}"
+        )
+    algorithm, rings = channelled(where, name, choice.algorithm, nranks, choice.channels)
     if algorithm is None:
         ordered, stored = choice.deterministic, choice.accumulate
         found = tuned(name, nranks, call.nbytes, deterministic=ordered, accumulate=stored)
         algorithm = found.algorithm
-    elif algorithm not in ALGORITHMS[name]:
-        raise ArgumentError(
-            f"{name} on rank {call.rank}: algorithm={algorithm!r} is not one of "
-            f"{', '.join(ALGORITHMS[name])}"
-        )
-    takes = options(name, algorithm)
-    rings = None
-    if choice.channels is not None:
-        if "rings" not in takes:
-            raise ArgumentError(
-                f"{name} on rank {call.rank}: channels={choice.channels}, but {algorithm} has no "
-                f"rings to multiply; leave it out or use algorithm='ring'"
-            )
-        ring = tuple(range(nranks))
-        rings = [ring if c % 2 == 0 else ring[::-1] for c in range(choice.channels)]
     return build(name, algorithm, nranks, root=call.root, rings=rings)
 
 

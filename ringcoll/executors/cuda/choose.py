@@ -10,6 +10,7 @@ import contextlib
 from dataclasses import dataclass
 
 from ringcoll.algorithms import ALGORITHMS, build
+from ringcoll.algorithms.channels import channelled
 from ringcoll.arguments.calls import Call
 from ringcoll.collectives import COLLECTIVES
 from ringcoll.encode import Program, encode
@@ -106,6 +107,7 @@ class Wishes:
         blocks: CUDA blocks a rank, at most.
         plan: of a user's algorithm.
         engine: "sm" or "copy".
+        channels: rings side by side.
 
     """
 
@@ -115,6 +117,7 @@ class Wishes:
     blocks: int | None = None
     plan: Plan | None = None
     engine: str | None = None
+    channels: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,14 +206,15 @@ def _by_size(call: Call, nvlink: bool) -> str | None:
 def _plan(call: Call, nranks: int, wishes: Wishes, default: str) -> Plan:
     if wishes.plan is not None:
         return wishes.plan
-    algorithm = wishes.algorithm or default
-    names = ALGORITHMS[call.collective]
-    if algorithm not in names:
+    where, names = f"{call.collective} on rank {call.rank}", ALGORITHMS[call.collective]
+    if wishes.algorithm not in (None, *names):
         raise ArgumentError(
-            f"{call.collective} on rank {call.rank}: algorithm={algorithm!r} is not one of "
-            f"{', '.join(names)}"
+            f"{where}: algorithm={wishes.algorithm!r} is not one of {', '.join(names)}"
         )
-    return build(call.collective, algorithm, nranks, root=call.root)
+    wished, channels = wishes.algorithm, wishes.channels
+    algorithm, rings = channelled(where, call.collective, wished, nranks, channels)
+    algorithm = algorithm or default
+    return build(call.collective, algorithm, nranks, root=call.root, rings=rings)
 
 
 def _in_place(call: Call) -> bool:
