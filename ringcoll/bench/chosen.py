@@ -69,7 +69,7 @@ def chosen_name(
         )
     except (ArgumentError, LaunchRefused):
         return section.algorithm or "none"  # the call itself will say why
-    slices = found.launch.slices
+    slices = found.variants[-1].launch.slices  # the root's own buffer is like the others
     how = "copy" if found.engine == "copy" else found.launch.protocol
     name = f"{_algorithm(section.collective, found, call.root)} {how}"
     return f"{name} S={slices}" if slices > 1 else name

@@ -14,7 +14,7 @@ from ringcoll.collectives import COLLECTIVES, Collective
 from ringcoll.dtypes import dtype_of, op_of
 from ringcoll.errors import Error
 from ringcoll.executors.cuda.choose import Chosen, Resources, Wishes, choose
-from ringcoll.launch import ALL_MAPPED
+from ringcoll.launch import ALL_MAPPED, Launch
 from ringcoll.plan import Buffer, Plan
 
 __all__ = ["explained"]
@@ -123,8 +123,13 @@ def _lines(found: Chosen, asked: Chooser, units: int, unit: int, wishes: Wishes)
     if launch.in_band:
         yield "signals ride in the data, so the call has one slice"
     elif launch.mapped:
-        names = " and ".join(sorted(buffer.name for buffer in launch.mapped))
-        yield f"signals are words of their own; peers reach {names} without a copy"
+        yield f"signals are words of their own; {_reached(found)}"
+        if found.reached is not None:
+            other, kind = found.reached, found.plan.collective.kind
+            yield (
+                f"if the root's {kind.rooted.upper()} is of comm.empty too, as its hello says: "
+                f"S = {other.launch.slices}, {other.blocks} of the blocks; {_reached(other)}"
+            )
     else:
         yield (
             "signals are words of their own; what peers exchange goes through SCRATCH, in slices "
@@ -146,6 +151,12 @@ def _lines(found: Chosen, asked: Chooser, units: int, unit: int, wishes: Wishes)
                 )
 
 
+def _reached(found: Chosen) -> str:
+    """What nobody copies for its peers."""
+    names = " and ".join(sorted(buffer.name for buffer in found.launch.mapped))
+    return f"peers reach {names} without a copy"
+
+
 def _means(found: Chosen) -> str:
     """The protocol, or what moves data instead of kernels."""
     return "copy engines" if found.engine == "copy" else found.launch.protocol
@@ -156,12 +167,15 @@ def _edge(asked: Chooser, units: int, limit: int) -> int:
 
     Distances double until something else is chosen; the edge between is found by halving.
     """
-    wanted = asked(units)
+
+    def kind(found: Chosen) -> list[tuple[Launch, Plan]]:
+        return [(variant.launch, variant.plan) for variant in found.variants]
+
+    wanted = kind(asked(units))
 
     def same(size: int) -> bool:
         with contextlib.suppress(Error):
-            other = asked(size)
-            return other.launch == wanted.launch and other.plan == wanted.plan
+            return kind(asked(size)) == wanted
         return False
 
     inside, distance = units, 1

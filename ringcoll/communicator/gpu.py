@@ -124,8 +124,7 @@ class CudaState(RankState):
         timeout = config.timeout if config.timeout is not None else self.fabric.timeout
         wishes = self._wishes(call, config, choice)
         ready = self.cuda.prepare(call, wishes, timeout)
-        launch = ready.chosen.launch
-        prove(ready.chosen.plan, replace(launch, slices=min(launch.slices, 6)), choice)
+        _prove(ready.chosen, choice)
         return ready
 
     def _wishes(self, call: Call, config: Config, choice: Choice) -> Wishes:
@@ -171,8 +170,7 @@ class CudaState(RankState):
         def check(chosen: Chosen) -> None:
             if chosen.engine == "copy":
                 _check_alone(self.cuda, f"{collective} on rank {self.fabric.rank}")
-            slices = min(chosen.launch.slices, 6)
-            prove(chosen.plan, replace(chosen.launch, slices=slices), choice)
+            _prove(chosen, choice)
 
         return explained(
             collective,
@@ -238,6 +236,12 @@ class CudaState(RankState):
             super().close()
             if self.cuda.recorder is not None:
                 self.cuda.recorder.close()
+
+
+def _prove(chosen: Chosen, choice: Choice) -> None:
+    """Prove all that may run, in as many slices as show how they repeat."""
+    for found in chosen.variants:
+        prove(found.plan, replace(found.launch, slices=min(found.launch.slices, 6)), choice)
 
 
 def _check_alone(executor: CudaExecutor, where: str) -> None:

@@ -398,8 +398,30 @@ RC_DEVICE void run_between(const Args& args, const Local& local) {
     runner.template run<T, Program>(local.words + local.words[1 + number]);
 }
 
+// A rooted call has two programs where it matters whether peers reach the buffer that only the root
+// has. Its hello says so: then the second runs, on all ranks. Before the words of both stand
+//
+//     where each begins, replicas of each, {buffer 1, root 63}
+struct Asked {
+    const u64* words;
+    u32 replicas, second;
+
+    // The one program of most calls.
+    RC_DEVICE Asked(const Args& args, const Local& local)
+        : words(local.words), replicas(args.replicas), second(0) {}
+
+    // Once this rank has met the others; of its own buffers its own hello speaks.
+    RC_DEVICE void choose(const Local& local, const Bases& bases) {
+        const u64 buffer = words[4] & 1, root = words[4] >> 1;
+        const u64 at = root == local.rank ? local.hello[buffer] : bases.at[buffer][root];
+        second = at != 0;
+        replicas = static_cast<u32>(words[2 + second]);
+        words += words[second];
+    }
+};
+
 // The whole call of one rank.
-template <class T, class Program>
+template <class T, class Program, bool EITHER = false>
 RC_DEVICE void run(const Args& args, const Local& local) {
     Call call(args, local);
     Bases& bases = *block_memory<Bases>();
@@ -413,16 +435,25 @@ RC_DEVICE void run(const Args& args, const Local& local) {
         if (done) done = hear_factors(call, bases);
     }
     if (done && args.mapped) done = meet(call, bases);
-    const u32 number = block_index() / args.replicas;
-    if (done && number < local.words[0]) {
-        if (thread_index() == 0 && args.mapped) trace(call, STEP_HELLO, 0, 0);
-        Runner<Call> runner{call, bases, block_index() % args.replicas, args.replicas, 0, 0, 0};
-        done = runner.template run<T, Program>(local.words + local.words[1 + number]);
+    Asked asked(args, local);
+    if constexpr (EITHER)
+        if (done) asked.choose(local, bases);
+    const u32 replicas = asked.replicas, number = block_index() / replicas;
+    if (done && number < asked.words[0]) {
+        if (thread_index() == 0 && args.mapped) trace(call, STEP_HELLO, asked.second, 0);
+        Runner<Call> runner{call, bases, block_index() % replicas, replicas, 0, 0, 0};
+        done = runner.template run<T, Program>(asked.words + asked.words[1 + number]);
     }
     if (done && args.total && !args.mapped)
         for (u32 p = thread_index(); p < RC_RANKS; p += block_threads())
             if (p != local.rank) done = call.agree(p) && done;
     if (!block_any(!done)) call.leave(0, block_threads());
+}
+
+// The same of a call with two programs, in a launch whose ranks reach each other's buffers.
+template <class T, class Program>
+RC_DEVICE void run_either(const Args& args, const Local& local) {
+    run<T, Program, true>(args, local);
 }
 
 }  // namespace rc::simple

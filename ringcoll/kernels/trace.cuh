@@ -15,7 +15,7 @@ struct Record {
 };
 
 // `step` is a row of the program, or STEP_HELLO. Words count the slice in `at`; in lines a row is
-// executed once for each place, and `at` is the place.
+// executed once for each place, and `at` is the place. With STEP_HELLO it is the program that runs.
 struct Executed {
     u32 block;  // of the grid
     u32 step;

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ringcoll.arguments.calls import Call
 from ringcoll.executors.cuda.arena import Arena
 from ringcoll.executors.cuda.choose import Chosen
+from ringcoll.executors.cuda.either import either_body
 from ringcoll.executors.cuda.lines import lines_body
 from ringcoll.executors.cuda.params import Addresses, Body
 from ringcoll.executors.cuda.places import LANES
@@ -20,6 +21,8 @@ def body_of(chosen: Chosen, call: Call, arena: Arena, local: tuple[Addresses, ..
     if chosen.launch.in_band:
         lanes = LANES[chosen.launch.protocol]
         body = lines_body(program, layout, dtype, op, arena, local, lanes=lanes)
+    elif chosen.reached is not None:
+        body = either_body(*chosen.sides, dtype, op, arena, local)
     else:
         body = simple_body(program, layout, dtype, op, arena, local)
     return traced(body, local)

@@ -7,7 +7,7 @@ ranks. An option of the call goes before them.
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ringcoll.algorithms import ALGORITHMS, build
 from ringcoll.algorithms.channels import channelled
@@ -17,6 +17,7 @@ from ringcoll.encode import Program, encode
 from ringcoll.errors import ArgumentError, LaunchRefused
 from ringcoll.executors.cuda.arena import Arena
 from ringcoll.executors.cuda.copies import copied_blocks, crosses
+from ringcoll.executors.cuda.either import Variant, fits
 from ringcoll.executors.cuda.lines import WORKERS, line_bytes
 from ringcoll.executors.cuda.places import LANES, Places
 from ringcoll.executors.cuda.simple import THREADS, scratch_bytes
@@ -83,12 +84,14 @@ class Resources:
         arena: what must hold lines and SCRATCH.
         blocks: CUDA blocks a rank that are sure to run at the same time.
         nvlink: whether all ranks reach each other over it: only there is LL128 right.
+        together: ranks that may share a launch, at most.
 
     """
 
     arena: Arena
     blocks: int
     nvlink: bool
+    together: int = 1
 
     @property
     def nranks(self) -> int:
@@ -133,6 +136,8 @@ class Chosen:
         blocks: CUDA blocks a rank.
         threads: of each.
         engine: "copy": lanes of copies go to copy engines; the CUDA blocks run the others.
+        reached: what runs instead where peers reach the buffer that only the root has, as the
+            root's hello says; None where that changes nothing.
 
     """
 
@@ -144,6 +149,26 @@ class Chosen:
     blocks: int
     threads: int
     engine: str = "sm"
+    reached: Chosen | None = None
+
+    @property
+    def variants(self) -> tuple[Chosen, ...]:
+        """What may run: one of these, by a number that kernels say in their record."""
+        return (self,) if self.reached is None else (self, self.reached)
+
+    @property
+    def sides(self) -> tuple[Variant, Variant]:
+        """Both programs of a launch that carries two."""
+        first, last = (
+            Variant(found.program, found.layout, found.replicas)
+            for found in (self.variants[0], self.variants[-1])
+        )
+        return first, last
+
+    @property
+    def total(self) -> bool:
+        """Whether a rank ends only after all have entered, whatever runs."""
+        return all(found.program.total for found in self.variants)
 
 
 def choose(
@@ -290,7 +315,29 @@ def _in_words(
     most = min(arena.replicas, max(1, blocks // lanes))
     nbytes = layout.width() * call.dtype.itemsize
     replicas = min(most, max(1, -(-nbytes // BLOCK_BYTES)))
-    return Chosen(plan, program, launch, layout, replicas, replicas * lanes, THREADS)
+    found = Chosen(plan, program, launch, layout, replicas, replicas * lanes, THREADS)
+    return _either(found, call, resources, mapped, wishes)
+
+
+def _either(
+    found: Chosen, call: Call, resources: Resources, mapped: frozenset[Buffer], wishes: Wishes
+) -> Chosen:
+    """The same with what runs where peers reach the root's own buffer, if that is another program.
+
+    Only kernels that look at the hellos first can choose between two.
+    """
+    rooted = COLLECTIVES[call.collective].rooted
+    every = mapped | {buffer for buffer in Buffer if buffer.name.lower() == rooted}
+    if not mapped or every == mapped:
+        return found
+    with contextlib.suppress(LaunchRefused):
+        if encode(found.plan, replace(found.launch, mapped=every)) == found.program:
+            return found
+        other = _in_words(call, resources, every, wishes)
+        both = replace(found, blocks=max(found.blocks, other.blocks), reached=other)
+        if fits(*both.sides, call.dtype, call.op, resources.arena, resources.together):
+            return both
+    return found
 
 
 def _slices(call: Call, wishes: Wishes, default: str) -> int:

@@ -175,7 +175,7 @@ class CudaExecutor:
         self.fabric.allgather(b"", what="seats")
         _gates.pop(first, None)
         blocks = max(1, min(most, MOST_BLOCKS))
-        return gate, Resources(self.arena, blocks, all(map(any, agreed)))
+        return gate, Resources(self.arena, blocks, all(map(any, agreed)), crowd)
 
     # -- a call --------------------------------------------------------------------------------
 
@@ -222,7 +222,7 @@ class CudaExecutor:
             self.symmetric.changes,
             None,
         )
-        self.partial = self.partial or not chosen.program.total
+        self.partial = self.partial or not chosen.total
         if len(self.gate.ranks) == 1:
             ready.launchable = self._launchable([ready])
         return ready
@@ -237,8 +237,9 @@ class CudaExecutor:
     def _mapped(self, call: Call, hello: tuple[int, int]) -> frozenset[Buffer]:
         """The buffers that peers may reach: this rank's stand for all, or the call fails.
 
-        A buffer that only the root has is reached by the root alone: the others cannot know. Nor
-        can they where each rank has a count of its own, which may be 0, of the smaller buffer.
+        A buffer that only the root has is reached by the root alone: the others cannot know before
+        they hear its hello, by which kernels choose. Nor can they where each rank has a count of
+        its own, which may be 0, of the smaller buffer.
         """
         kind = COLLECTIVES[call.collective]
         if call.counts and not call.nbytes:
@@ -265,7 +266,7 @@ class CudaExecutor:
             ready.timeout,
             ready.signature,
             ready.number,
-            chosen.program.total,
+            chosen.total,
             bool(chosen.launch.mapped),
             chosen.replicas,
         )

@@ -12,7 +12,17 @@ import numpy.typing as npt
 from ringcoll.dtypes import DType, ReduceOp
 from ringcoll.errors import LaunchRefused
 
-__all__ = ["Addresses", "Body", "Header", "factor_bytes", "pack", "padded", "start_of"]
+__all__ = [
+    "LARGEST",
+    "Addresses",
+    "Body",
+    "Header",
+    "factor_bytes",
+    "launch_bytes",
+    "pack",
+    "padded",
+    "start_of",
+]
 
 _HEAD = struct.Struct("<QQQIIIIII")
 _LOCAL = struct.Struct("<QQQ")
@@ -108,6 +118,18 @@ def padded(words: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
     """Words of one length, a multiple of 16, so that fewer texts differ."""
     length = -(-max(1, *map(len, words)) // 16) * 16
     return tuple((*row, *(0,) * (length - len(row))) for row in words)
+
+
+def launch_bytes(nranks: int, words: int, local: int) -> int:
+    """Bytes that a launch carries.
+
+    Args:
+        nranks: of the communicator.
+        words: of each rank's program.
+        local: ranks that it is for.
+
+    """
+    return _HEAD.size + local * (_LOCAL.size + _BUFFERS.size + 8 * (nranks + words))
 
 
 def pack(body: Body, header: Header, progress: int, local: Sequence[Addresses]) -> bytes:

@@ -7,7 +7,7 @@ import numpy as np
 from ringcoll.dtypes import DType
 from ringcoll.executors.cuda.choose import Chosen
 from ringcoll.executors.cuda.places import LANES, Places
-from ringcoll.executors.cuda.trace import HEAD, ROW, executed, head, summed
+from ringcoll.executors.cuda.trace import HEAD, ROW, executed, head, ran, summed
 from ringcoll.executors.rows import TraceEntry
 from ringcoll.transports.cuda.device import on
 from ringcoll.transports.cuda.memory import allocate
@@ -52,9 +52,9 @@ class Recorder:
         number, room = np.frombuffer(self._read(HEAD.itemsize), HEAD)[0].tolist()
         record = self._read(HEAD.itemsize + min(number, room) * ROW.itemsize)
         self._clear()
-        launch = chosen.launch
-        places = Places(dtype, LANES.get(launch.protocol, 1))
-        return summed(executed(record, rank, chosen.program, launch, places, chosen.replicas))
+        found = chosen.variants[ran(record, rank)]
+        places = Places(dtype, LANES.get(found.launch.protocol, 1))
+        return summed(executed(record, rank, found.program, found.launch, places, found.replicas))
 
     def close(self) -> None:
         """Give the memory back; no kernel may use it any more."""

@@ -21,7 +21,16 @@ from ringcoll.labels import Label
 from ringcoll.launch import Layout
 from ringcoll.plan import Buffer, Chunk
 
-__all__ = ["THREADS", "Between", "Move", "Writer", "move_of", "scratch_bytes", "simple_body"]
+__all__ = [
+    "THREADS",
+    "Between",
+    "Move",
+    "Writer",
+    "move_of",
+    "scratch_bytes",
+    "simple_body",
+    "simple_text",
+]
 
 THREADS = 512
 """Of a CUDA block."""
@@ -138,7 +147,7 @@ def simple_body(
     scales = op is not None and op.scales
     writer = Writer(program, layout, dtype, arena, local, between, scales=scales)
     words = padded([writer.rank(at) for at in local])
-    text = _text(
+    text = simple_text(
         names_of(dtype, op),
         program.collective.nranks,
         len(words[0]),
@@ -321,9 +330,20 @@ class _Pairs:
         return found
 
 
-def _text(
+def simple_text(
     names: tuple[str, str], nranks: int, words: int, local: int, moves: Sequence[Move], entry: str
 ) -> str:
+    """What NVRTC compiles.
+
+    Args:
+        names: of the type and the operator in the kernels.
+        nranks: of the communicator.
+        words: of each rank.
+        local: ranks that the launch carries.
+        moves: of all rows, in the order in which the rows number them.
+        entry: of ``kernels/simple.cuh``: "run", or a kin of it.
+
+    """
     (dtype, op), at = names, "local_index()" if local > 1 else "0"
     return "\n".join(
         [

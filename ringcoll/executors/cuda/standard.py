@@ -45,7 +45,9 @@ def _bodies() -> Iterator[Body]:
         wide = "all" in (COLLECTIVES[name].input, COLLECTIVES[name].output)
         count = nbytes // row.itemsize // (nranks if wide else 1)
         call = Call(name, 0, None, None, count, row, op, nbytes=nbytes)
-        for mapped in (_UNMAPPED, ALL_MAPPED):
+        rooted = COLLECTIVES[name].rooted  # which the ranks cannot know to be reached
+        shared = frozenset(buffer for buffer in ALL_MAPPED if buffer.name.lower() != rooted)
+        for mapped in (_UNMAPPED, shared):
             resources = Resources(arena, _BLOCKS, nvlink=True)
             chosen = choose(call, resources, mapped=mapped, wishes=Wishes())
             for rank in range(nranks):

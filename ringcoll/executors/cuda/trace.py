@@ -24,7 +24,7 @@ from ringcoll.executors.rows import TraceEntry
 from ringcoll.launch import Launch
 from ringcoll.plan import Block
 
-__all__ = ["HEAD", "ROW", "Executed", "executed", "head", "summed", "traced"]
+__all__ = ["HEAD", "ROW", "Executed", "executed", "head", "ran", "summed", "traced"]
 
 HEAD = np.dtype([("rows", "<u8"), ("room", "<u8")])
 """``Record`` of ``kernels/trace.cuh``."""
@@ -69,6 +69,23 @@ def head(nbytes: int) -> bytes:
     return np.array((0, (nbytes - HEAD.itemsize) // ROW.itemsize), HEAD).tobytes()
 
 
+def ran(record: bytes, rank: int) -> int:
+    """Which of the programs that a launch carries has run: 0, or 1 where there are two.
+
+    Args:
+        record: its bytes.
+        rank: whose.
+
+    Raises:
+        PlanError: CUDA blocks of the rank have run different ones.
+
+    """
+    said = {at for _, step, at, _ in _rows(record) if step == _HELLO}
+    if len(said) > 1:
+        raise PlanError(f"rank {rank}: its CUDA blocks have run programs {sorted(said)}")
+    return next(iter(said), 0)
+
+
 def executed(
     record: bytes, rank: int, program: Program, launch: Launch, places: Places, replicas: int
 ) -> list[Executed]:
@@ -92,13 +109,20 @@ def executed(
             f"the trace of rank {rank} has room for {room} rows, {rows} were executed: make "
             f"smaller calls, and read the trace after each"
         )
-    found = np.frombuffer(record, ROW, rows, HEAD.itemsize).tolist()
+    found = _rows(record)
     if launch.in_band:
         return _of_lines(found, rank, program, places)
     return _of_words(found, rank, program, launch, replicas)
 
 
 Raw = Sequence[tuple[int, int, int, int]]
+
+
+def _rows(record: bytes) -> Raw:
+    """Block, step, slice or place, and elements of the rows that found room."""
+    rows, room = np.frombuffer(record, HEAD, 1)[0].tolist()
+    found: Raw = np.frombuffer(record, ROW, min(rows, room), HEAD.itemsize).tolist()
+    return found
 
 
 def _of_lines(found: Raw, rank: int, program: Program, places: Places) -> list[Executed]:
@@ -124,7 +148,7 @@ def _of_words(
         if step == _HELLO:
             # Every block hears all ranks; the plan says so only where a block needs it.
             if entry:
-                rows.append(Executed(mine.block, part, 0, at, count))
+                rows.append(Executed(mine.block, part, 0, 0, count))
             continue
         behind = step - len(mine.rows)
         if behind < 0:

@@ -1,0 +1,106 @@
+"""Two programs for one rooted call: the kernel runs the one that the root's hello asks for.
+
+Whether peers reach the buffer that only the root has, only the root knows, so that the ranks cannot
+choose by it before the call. But where they reach the other buffers of a call, each of them hears
+all hellos before it moves anything, and the root's says it. So the launch carries the words of two
+programs, each lowered and encoded for itself, and a call runs one of them on all ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from ringcoll.dtypes import DType, ReduceOp
+from ringcoll.encode import Program
+from ringcoll.errors import LaunchRefused
+from ringcoll.executors.cuda.arena import Arena
+from ringcoll.executors.cuda.names import names_of
+from ringcoll.executors.cuda.params import LARGEST, Addresses, Body, launch_bytes, padded
+from ringcoll.executors.cuda.simple import Writer, simple_text
+from ringcoll.launch import Layout
+
+__all__ = ["Variant", "either_body", "fits"]
+
+_HEAD = 5
+"""Words before both programs': see ``Asked`` of ``kernels/simple.cuh``."""
+
+_TRACED = 16
+"""Words by which a launch that keeps a record of its rows is longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One of the programs.
+
+    Args:
+        program: encoded for protocol Simple.
+        layout: of INPUT and OUTPUT, sliced.
+        replicas: CUDA blocks for each block of it.
+
+    """
+
+    program: Program
+    layout: Layout
+    replicas: int
+
+
+def either_body(
+    staged: Variant,
+    reached: Variant,
+    dtype: DType,
+    op: ReduceOp | None,
+    arena: Arena,
+    local: Sequence[Addresses],
+) -> Body:
+    """Text and words of both programs for the ranks of one launch.
+
+    Args:
+        staged: runs where peers cannot reach the buffer that only the root has.
+        reached: runs where they can.
+        dtype: of the call.
+        op: of the call; None where nothing is reduced.
+        arena: where flags and SCRATCH lie.
+        local: of the ranks that the launch carries.
+
+    Raises:
+        LaunchRefused: slices do not fit SCRATCH, or too many blocks signal.
+
+    """
+    scales = op is not None and op.scales
+    variants = staged, reached
+    writers = [Writer(v.program, v.layout, dtype, arena, local, scales=scales) for v in variants]
+    moves = tuple(dict.fromkeys(move for writer in writers for move in writer.moves))
+    for writer in writers:
+        writer.moves = moves  # one text has the moves of both
+    collective = staged.program.collective
+    own = collective.root << 1 | (collective.kind.rooted == "output")
+
+    def words(at: Addresses) -> list[int]:
+        first, second = (writer.rank(at) for writer in writers)
+        begins = _HEAD, _HEAD + len(first)
+        return [*begins, staged.replicas, reached.replicas, own, *first, *second]
+
+    rows = padded([words(at) for at in local])
+    text = simple_text(
+        names_of(dtype, op), collective.nranks, len(rows[0]), len(local), moves, "run_either"
+    )
+    return Body(text, rows, (0,) * len(local), 0, arena.scratch_half)
+
+
+def fits(
+    staged: Variant,
+    reached: Variant,
+    dtype: DType,
+    op: ReduceOp | None,
+    arena: Arena,
+    together: int,
+) -> bool:
+    """Whether launches of every rank, ``together`` ranks in one, can carry both programs."""
+    nranks = arena.nranks
+    nowhere = [Addresses(rank, (0,) * nranks, 0) for rank in range(nranks)]
+    with suppress(LaunchRefused):
+        body = either_body(staged, reached, dtype, op, arena, nowhere)
+        return launch_bytes(nranks, len(body.words[0]) + _TRACED, together) <= LARGEST
+    return False
