@@ -56,6 +56,11 @@ def texts(monkeypatch) -> Texts:
     return found
 
 
+def at(pointer: int, nbytes: int):
+    """The bytes of the stand-in's memory."""
+    return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(pointer))
+
+
 class Rank:
     """A rank on a device of its own."""
 
@@ -72,6 +77,24 @@ class Rank:
         rank, nranks = self.fabric.rank, self.fabric.nranks
         call = prepare(name, rank=rank, nranks=nranks, sendbuf=x, recvbuf=None, op=op, root=root)
         return self.cuda.prepare(call, Wishes(), TIMEOUT)
+
+    def reduce(self, x, y, root: int):
+        """A reduce by words, out of place at the root."""
+        rank, nranks = self.fabric.rank, self.fabric.nranks
+        call = prepare(
+            "reduce", rank=rank, nranks=nranks, sendbuf=x, recvbuf=y, op="sum", root=root
+        )
+        return self.cuda.prepare(call, Wishes(protocol="Simple", slices=3), TIMEOUT)
+
+    def empty(self, count: int):
+        """An array that peers reach, and the numpy view of it."""
+        array = self.cuda.symmetric.empty(count, "float32")
+        return array, at(array.data.ptr, array.nbytes).view("float32")
+
+    def scratch(self):
+        """Both halves of this rank's SCRATCH."""
+        arena, start = self.cuda.arena, self.cuda.memory.pointers[self.fabric.rank]
+        return at(start + arena.scratch, 2 * arena.scratch_half)
 
     def meet(self) -> None:
         self.fabric.allgather(b"", what="the test")
@@ -159,6 +182,42 @@ def test_a_kept_call_is_recorded_again(stand_in, texts, together):
         assert "count=100 dtype=float32 root=0" in text
         assert "count=100 dtype=float32 root=1" in text
         assert "int32" not in text
+
+
+@needs_compiler
+def test_the_root_alone_knows_whether_its_buffer_is_reached(stand_in, texts, together):
+    """Calls in a row: into what peers reach, into plain memory, and so on."""
+    stand_in(3)
+    root, count = 1, 3001
+
+    def work(fabric):
+        rank, mine, seen = Rank(fabric, texts), fabric.rank == root, []
+        held, x = rank.empty(count)
+        kept, there = rank.empty(count)
+        plain = np.zeros(count, "float32")
+        for number, y in enumerate((there, plain, there, plain, plain, there, x)):
+            x[:] = np.arange(count) + fabric.rank + number
+            ready = rank.reduce(x, y if mine else None, root)
+            assert ready.chosen.reached is not None
+            assert bool(ready.at.hello[1]) == (mine and y is not plain)
+            scratch = rank.scratch()
+            scratch[:] = 0
+            rank.meet()
+            rank.cuda.run(ready, 0)
+            rank.meet()
+            rank.cuda.compare_last()
+            assert scratch.any() == (mine and y is plain)
+            if mine:
+                seen.append(bool((y == 3 * np.arange(count) + 3 + 3 * number).all()))
+            rank.meet()
+        rank.cuda.close()
+        del held, kept
+        return ready.terms, seen
+
+    said = together(3, work)
+    assert len({terms for terms, _ in said}) == 1
+    assert said[root][1] == [True] * 7
+    assert all("run_either<Type" in text for text in texts.all)
 
 
 def test_more_blocks_of_memory_than_kernels_know_are_refused_each_time(

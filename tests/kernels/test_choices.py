@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
 import pytest
 
 from ringcoll.arguments.calls import Call
@@ -153,3 +156,92 @@ def test_more_lanes_than_blocks_that_run_together_are_refused():
     wishes = Wishes(protocol="Simple", algorithm="all_pairs", slices=4)
     with pytest.raises(LaunchRefused, match="lanes on a rank, and 1 CUDA blocks"):
         choose(call, Resources(Arena(4), 1, nvlink=True), mapped=ALL_MAPPED, wishes=wishes)
+
+
+def rooted(name, nranks=4, nbytes=64 << 20, mapped=None, together=1, **options):
+    """A large call whose ranks reach each other's buffers: not what only the root has."""
+    kind = COLLECTIVES[name]
+    op = op_of("sum") if kind.reduces else None
+    own = frozenset(buffer for buffer in Buffer if buffer.name.lower() == kind.rooted)
+    count = nbytes // 4 // (nranks if "all" in (kind.input, kind.output) else 1)
+    call = Call(name, 0, None, None, count, dtype_of("float32"), op, nbytes=nbytes)
+    resources = Resources(Arena(nranks), 132, nvlink=True, together=together)
+    mapped = ALL_MAPPED - own if mapped is None else mapped
+    return choose(call, resources, mapped=mapped, wishes=Wishes(**options))
+
+
+EITHER = [
+    ("reduce", {}),
+    ("reduce", {"algorithm": "scatter_gather_push"}),
+    ("gather", {"algorithm": "all_pairs"}),
+    ("scatter", {"algorithm": "one_shot"}),
+    ("broadcast", {"algorithm": "one_shot"}),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), EITHER)
+@pytest.mark.parametrize("nranks", [3, 4, 8])
+def test_a_rooted_call_carries_what_runs_where_the_root_is_reached(nranks, name, options):
+    found = rooted(name, nranks, **options)
+    other = rooted(name, nranks, mapped=ALL_MAPPED, **options)
+    assert found.reached == other and other.reached is None
+    assert found.program != other.program and found.plan == other.plan
+    assert other.launch.mapped == ALL_MAPPED and other.launch.slices < found.launch.slices
+    assert found.blocks == max(other.blocks, rooted(name, nranks, **options).blocks) <= 132
+    assert [kind.launch for kind in found.variants] == [found.launch, other.launch]
+    assert found.total == (found.program.total and other.program.total)
+
+
+def test_a_reduce_whose_sums_go_to_the_root_at_once_has_one_slice():
+    found = rooted("reduce")
+    assert (found.launch.slices, found.program.scratch) == (32, 3)
+    assert (found.reached.launch.slices, found.reached.program.scratch) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        *((name, {}) for name in ("broadcast", "gather", "scatter", "all_reduce", "all_gather")),
+        ("reduce", {"algorithm": "one_shot"}),
+        ("reduce", {"algorithm": "chain"}),
+        ("reduce", {"mapped": frozenset()}),
+        ("reduce", {"engine": "copy"}),
+        ("reduce", {"protocol": "LL", "nbytes": 4096}),
+        ("reduce", {"nranks": 1}),
+    ],
+)
+def test_where_nobody_else_touches_the_roots_buffer_there_is_one_program(name, options):
+    found = rooted(name, **options)
+    assert found.reached is None and found.variants == (found,)
+    assert found.total == found.program.total
+
+
+def test_two_programs_that_no_launch_could_carry_are_one():
+    # Eight ranks of one GPU are one launch, which has less room for each.
+    assert rooted("reduce", 8, together=8).reached is not None
+    assert rooted("reduce", 16).reached is not None
+    assert rooted("reduce", 16, together=16).reached is None
+
+
+@pytest.mark.parametrize(("name", "options"), EITHER)
+def test_both_programs_are_words_of_one_text(name, options):
+    found = rooted(name, **options)
+    op = op_of("sum") if COLLECTIVES[name].reduces else None
+    call = Call(name, 1, None, None, found.layout.counts[0], dtype_of("float32"), op)
+    at = Addresses(1, (0,) * 4, 0)
+    body = body_of(found, call, Arena(4), (at,))
+    alone = [body_of(replace(kind, reached=None), call, Arena(4), (at,)) for kind in found.variants]
+    moves = [re.findall(r"Move<.*?>", one.text) for one in (*alone, body)]
+    assert moves[2] == list(dict.fromkeys(moves[0] + moves[1]))
+    assert "run_either<Type" in body.text and all("run<Type" in one.text for one in alone)
+    words = body.words[0]
+    for number, (kind, one) in enumerate(zip(found.variants, alone, strict=True)):
+        begin, own = words[number], one.words[0]
+        blocks = kind.program.of(1)
+        assert words[begin : begin + 1 + len(blocks)] == own[: 1 + len(blocks)]
+        for place in own[1 : 1 + len(blocks)]:  # rows, slices, window, width
+            assert words[begin + place : begin + place + 4] == own[place : place + 4]
+        assert words[2 + number] == kind.replicas
+    # The first program's moves have the numbers that they would have alone.
+    assert words[words[0] : words[1]] == alone[0].words[0][: words[1] - words[0]]
+    assert words[4] == (COLLECTIVES[name].rooted == "output")  # of root 0

@@ -197,7 +197,7 @@ class World:
             body = lines_body(program, layout, dtype, op, self.arena, at, lanes=lanes)
         else:
             body = simple_body(program, layout, dtype, op, self.arena, at)
-        return traced(_roomy(body), at)
+        return traced(roomy(body), at)
 
     def call(self, case: Case, seed: int = 0, kernels: Path = KERNELS, **options: Any) -> Arrays:
         """Make a call of all ranks and wait for its end."""
@@ -232,7 +232,7 @@ class World:
         return self.address + array.ctypes.data - self.memory.ctypes.data
 
 
-def _roomy(body: Body) -> Body:
+def roomy(body: Body) -> Body:
     """The same with room for more words, so that fewer texts differ and have to be compiled."""
     length = max(ROOM, len(body.words[0]))
     words = tuple((*row, *(0,) * (length - len(row))) for row in body.words)
