@@ -12,7 +12,9 @@ import ringcoll
 from ringcoll import Block, Buffer, Chunk, Collective, Plan, Step
 from ringcoll.arguments.calls import Call
 from ringcoll.collectives import COLLECTIVES
+from ringcoll.communicator import gpu
 from ringcoll.communicator.gpu import CudaState
+from ringcoll.communicator.selection import Choice
 from ringcoll.config import Config
 from ringcoll.dtypes import dtype_of, op_of
 from ringcoll.executors.cuda.arena import Arena
@@ -111,3 +113,27 @@ def test_an_algorithm_of_the_users_own_is_no_riddle():
 
     text = explain("all_reduce", 64 << 20, algorithm=star)
     assert "algorithm='a function of yours' is set" in text and "your algorithm by" in text
+
+
+def test_a_rooted_call_says_what_runs_where_the_root_is_reached():
+    found = chosen("reduce", 16 << 20)
+    part, _, plain = explain("reduce", 64 << 20).partition("buffers of plain")
+    assert f"by Simple, S = {found.launch.slices}, {found.blocks} blocks" in part
+    (line,) = (line for line in part.splitlines() if "hello" in line)
+    other = found.reached
+    assert line.startswith("  if the root's OUTPUT is of comm.empty too, as its hello says: S = 1,")
+    assert f" {other.blocks} of the blocks; peers reach INPUT and OUTPUT without a copy" in line
+    assert "hello" not in plain
+    assert "hello" not in explain("broadcast", 64 << 20)
+    line = explain("scatter", 64 << 20, algorithm="one_shot").partition("if the root's ")[2]
+    assert line.startswith("INPUT is of comm.empty too")
+
+
+@pytest.mark.parametrize(("name", "programs"), [("reduce", 2), ("all_reduce", 1)])
+def test_all_that_may_run_is_proven(monkeypatch, name, programs):
+    proven = []
+    monkeypatch.setattr(gpu, "prove", lambda plan, launch, choice: proven.append(launch.mapped))
+    found = chosen(name, 16 << 20)
+    gpu._prove(found, Choice(verify=True))
+    assert proven == [kind.launch.mapped for kind in found.variants]
+    assert len(set(proven)) == programs

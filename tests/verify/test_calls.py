@@ -11,9 +11,10 @@ from ringcoll.encode import encode
 from ringcoll.errors import ArgumentError, EntryViolation, Race
 from ringcoll.launch import ALL_MAPPED, Launch
 from ringcoll.lower import lower
+from ringcoll.plan import Buffer
 from ringcoll.proof import calls as calls_module
 from ringcoll.proof.calls import join_calls, verify_calls
-from ringcoll.proof.prover import is_total
+from ringcoll.proof.prover import is_total, verify
 from tests.verify.plans import broadcast
 
 
@@ -98,3 +99,28 @@ def test_total_is_what_the_program_says(nranks, mapped):
         plan = build(collective, algorithm, nranks)
         launch = Launch(mapped=mapped)
         assert encode(plan, launch).total == is_total(lower(plan, launch))
+
+
+@pytest.mark.parametrize(
+    ("collective", "algorithm"),
+    [
+        ("reduce", "scatter_gather"),
+        ("reduce", "scatter_gather_push"),
+        ("gather", "all_pairs"),
+        ("scatter", "one_shot"),
+        ("broadcast", "one_shot"),
+    ],
+)
+def test_a_rooted_call_with_two_programs_takes_either_at_any_time(collective, algorithm):
+    """Which of them a call runs depends on where the root's buffer of this call is."""
+    plan = build(collective, algorithm, 3, root=1)
+    own = Buffer[plan.collective.kind.rooted.upper()]
+    both = [
+        lower(plan, Launch(slices=slices, mapped=mapped, in_place=plan.collective.reduces))
+        for slices, mapped in ((3, ALL_MAPPED - {own}), (1, ALL_MAPPED))
+    ]
+    assert both[0] != both[1]
+    for one in both:
+        assert verify(one).steps > 0
+    for calls in product(both, repeat=4):
+        assert verify_calls(calls).steps > 0
