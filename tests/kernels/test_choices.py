@@ -11,11 +11,13 @@ from ringcoll.arguments.calls import Call
 from ringcoll.collectives import COLLECTIVES
 from ringcoll.dtypes import dtype_of, op_of
 from ringcoll.errors import ArgumentError, LaunchRefused
+from ringcoll.executors.cuda import either
 from ringcoll.executors.cuda.arena import Arena
 from ringcoll.executors.cuda.body import body_of
 from ringcoll.executors.cuda.choose import Resources, Wishes, choose
 from ringcoll.executors.cuda.copies import copied_blocks, crosses
-from ringcoll.executors.cuda.params import Addresses
+from ringcoll.executors.cuda.either import fits
+from ringcoll.executors.cuda.params import Addresses, Header, pack
 from ringcoll.launch import ALL_MAPPED
 from ringcoll.plan import Buffer
 
@@ -214,6 +216,25 @@ def test_where_nobody_else_touches_the_roots_buffer_there_is_one_program(name, o
     found = rooted(name, **options)
     assert found.reached is None and found.variants == (found,)
     assert found.total == found.program.total
+
+
+@pytest.mark.parametrize(("name", "options"), EITHER)
+@pytest.mark.parametrize("nranks", [2, 3, 8])
+def test_what_fits_is_what_a_launch_carries(monkeypatch, nranks, name, options):
+    """The room that is asked for is enough, by no more than the padding."""
+    found = rooted(name, nranks, **options)
+    op = op_of("sum") if COLLECTIVES[name].reduces else None
+    call = Call(name, 0, None, None, found.layout.counts[0], dtype_of("float32"), op)
+    at = tuple(Addresses(rank, (0,) * nranks, 0, trace=1) for rank in range(nranks))
+    body = body_of(found, call, Arena(nranks), at)
+    carried = len(pack(body, Header(1.0, 0, 0, True, True, 1), 0, at))
+    programs = found.program, found.reached.program
+    for room, wanted in ((carried + 8 * 32 * nranks, True), (carried - 1, False)):
+        monkeypatch.setattr(either, "LARGEST", room)
+        fits.cache_clear()
+        assert fits(*programs, scales=False, together=nranks) is wanted
+    monkeypatch.undo()
+    fits.cache_clear()
 
 
 def test_two_programs_that_no_launch_could_carry_are_one():

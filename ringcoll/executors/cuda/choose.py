@@ -334,9 +334,9 @@ def _either(
         if encode(found.plan, replace(found.launch, mapped=every)) == found.program:
             return found
         other = _in_words(call, resources, every, wishes)
-        both = replace(found, blocks=max(found.blocks, other.blocks), reached=other)
-        if fits(*both.sides, call.dtype, call.op, resources.arena, resources.together):
-            return both
+        scales, together = call.op is not None and call.op.scales, resources.together
+        if fits(found.program, other.program, scales=scales, together=together):
+            return replace(found, blocks=max(found.blocks, other.blocks), reached=other)
     return found
 
 

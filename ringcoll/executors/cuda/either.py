@@ -9,10 +9,10 @@ programs, each lowered and encoded for itself, and a call runs one of them on al
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 
-from ringcoll.dtypes import DType, ReduceOp
+from ringcoll.dtypes import DType, ReduceOp, dtype_of
 from ringcoll.encode import Program
 from ringcoll.errors import LaunchRefused
 from ringcoll.executors.cuda.arena import Arena
@@ -26,8 +26,8 @@ __all__ = ["Variant", "either_body", "fits"]
 _HEAD = 5
 """Words before both programs': see ``Asked`` of ``kernels/simple.cuh``."""
 
-_TRACED = 16
-"""Words by which a launch that keeps a record of its rows is longer."""
+_PADDING = 16
+"""Words by which those of a rank are padded at most; so many again where a record is kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +69,10 @@ def either_body(
 
     """
     scales = op is not None and op.scales
-    variants = staged, reached
-    writers = [Writer(v.program, v.layout, dtype, arena, local, scales=scales) for v in variants]
+    writers = [
+        Writer(kind.program, kind.layout, dtype, arena, local, scales=scales)
+        for kind in (staged, reached)
+    ]
     moves = tuple(dict.fromkeys(move for writer in writers for move in writer.moves))
     for writer in writers:
         writer.moves = moves  # one text has the moves of both
@@ -89,18 +91,27 @@ def either_body(
     return Body(text, rows, (0,) * len(local), 0, arena.scratch_half)
 
 
-def fits(
-    staged: Variant,
-    reached: Variant,
-    dtype: DType,
-    op: ReduceOp | None,
-    arena: Arena,
-    together: int,
-) -> bool:
-    """Whether launches of every rank, ``together`` ranks in one, can carry both programs."""
-    nranks = arena.nranks
-    nowhere = [Addresses(rank, (0,) * nranks, 0) for rank in range(nranks)]
-    with suppress(LaunchRefused):
-        body = either_body(staged, reached, dtype, op, arena, nowhere)
-        return launch_bytes(nranks, len(body.words[0]) + _TRACED, together) <= LARGEST
-    return False
+@lru_cache(maxsize=256)
+def fits(staged: Program, reached: Program, *, scales: bool, together: int) -> bool:
+    """Whether a launch can carry both programs, whichever ranks it is for.
+
+    Args:
+        staged: runs where peers cannot reach the buffer that only the root has.
+        reached: runs where they can.
+        scales: whether every rank has a factor.
+        together: ranks that one launch carries, at most.
+
+    """
+    # Neither sizes nor addresses make words more or fewer.
+    nothing, nranks = Layout(staged.collective, (0,)), staged.collective.nranks
+    arena, dtype = Arena(nranks), dtype_of("float32")
+    local = [Addresses(rank, (0,) * nranks, 0) for rank in range(nranks)]
+    try:
+        writers = [
+            Writer(program, nothing, dtype, arena, local, scales=scales)
+            for program in (staged, reached)
+        ]
+    except LaunchRefused:  # too many blocks signal
+        return False
+    longest = max(sum(len(writer.rank(at)) for writer in writers) for at in local)
+    return launch_bytes(nranks, _HEAD + longest + 2 * _PADDING, together) <= LARGEST
