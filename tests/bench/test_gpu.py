@@ -259,6 +259,10 @@ def test_the_name_is_the_executors_choice():
 def test_the_name_of_what_was_asked_for():
     assert named("all_reduce", 64 << 20, algorithm="ring").startswith("ring Simple")
     assert named("all_reduce", 1024, algorithm="two_shot", slices=4) == "two_shot Simple S=4"
+    # All buffers are of one kind: where peers reach some, they reach the root's own.
+    assert named("reduce", 64 << 20, algorithm="scatter_gather") == "scatter_gather Simple"
+    staged = named("reduce", 64 << 20, algorithm="scatter_gather", symmetric=False)
+    assert staged.startswith("scatter_gather Simple S=")
     assert named("all_reduce", 64, algorithm="magic") == "magic"  # the call itself refuses it
 
 
