@@ -205,16 +205,18 @@ WRONG = [
 @pytest.mark.parametrize(("old", "new", "there"), WRONG)
 def test_wrong_choices_do_not_end_well(old: str, new: str, there: bool, tmp_path: Path) -> None:
     call = replace(REDUCE, replicas=(1, 3), slices=(5, 2))
-    assert outcome(call, tmp_path, there=there) == "right"
+    assert outcome(call, tmp_path, there=there, timeout=20) == "right"
     kernels = edited(tmp_path, old, new)
     assert outcome(call, tmp_path, there=there, kernels=kernels) != "right"
 
 
-def outcome(call: Rooted, folder: Path, *, there: bool, kernels: Path = KERNELS) -> str:
+def outcome(
+    call: Rooted, folder: Path, *, there: bool, kernels: Path = KERNELS, timeout: float = 2
+) -> str:
     """What shows that something is wrong; "right" if nothing does."""
     world = World(call.plan.nranks, ADDRESS)
     arrays = world.arrays(call.case)
-    ready = launch(world, call, arrays, there=there, timeout=2)
+    ready = launch(world, call, arrays, there=there, timeout=timeout)
     done = run_image(world, ready, folder, kernels=kernels)
     if done.returncode:
         return "crash"

@@ -237,9 +237,8 @@ class CudaExecutor:
     def _mapped(self, call: Call, hello: tuple[int, int]) -> frozenset[Buffer]:
         """The buffers that peers may reach: this rank's stand for all, or the call fails.
 
-        A buffer that only the root has is reached by the root alone: the others cannot know before
-        they hear its hello, by which kernels choose. Nor can they where each rank has a count of
-        its own, which may be 0, of the smaller buffer.
+        A buffer that only the root has is not among them: kernels choose by its hello. Nor is
+        the smaller buffer where each rank has a count of its own, which may be 0.
         """
         kind = COLLECTIVES[call.collective]
         if call.counts and not call.nbytes:
