@@ -48,17 +48,22 @@ def reduce(nranks: int, *, root: int = 0, only: Only = None) -> Plan:
 
 
 def reduce_push(nranks: int, *, root: int = 0, only: Only = None) -> Plan:
-    """The same without reading remotely: all write to the owner of a piece, who writes the sum."""
+    """All write to the owner of a piece, who writes the sum: nothing is read remotely.
+
+    The root owns a piece as well, since it receives nothing while the others exchange theirs. 4
+    H200, LL128: 1 MiB took 7.1 µs so and 7.6 with pieces of the others alone, 2 MiB 10.4 and 11.6,
+    4 MiB 22.3 and 21.4.
+    """
     n = nranks
-    others = [(root + d) % n for d in range(1, n)] or [root]
-    collective = Collective("reduce", n, len(others), root)
+    owners = [(root + d) % n for d in range(1, n + 1)]  # the root last: it waits for the others
+    collective = Collective("reduce", n, n, root)
 
     def program() -> Program:
         for d in range(1, n):
-            for piece, owner in enumerate(others):
+            for piece, owner in enumerate(owners):
                 rank = (owner - d) % n
                 yield Block(rank), Step((inp(rank, piece),), (scratch(owner, d - 1),))
-        for piece, owner in enumerate(others):
+        for piece, owner in enumerate(owners):
             yield Block(owner, lane=1), Step(arrivals(n, owner, piece), (out(root, piece),))
 
     return assemble(collective, program(), only=only)
