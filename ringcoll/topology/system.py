@@ -1,0 +1,248 @@
+"""The machine as a graph: GPUs, switches, CPUs, NICs, and links with a bandwidth per direction.
+
+Everything else of the package reads or makes a :class:`System`; it knows nothing of plans. All
+bandwidths are GB/s (10⁹ bytes a second) in one direction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum, IntEnum
+from functools import cached_property
+
+from ringcoll.errors import ArgumentError
+
+__all__ = [
+    "Confidence",
+    "Cpu",
+    "Gpu",
+    "Link",
+    "LinkKind",
+    "Nic",
+    "Node",
+    "NvSwitch",
+    "PathClass",
+    "PciSwitch",
+    "Source",
+    "System",
+]
+
+
+class PathClass(IntEnum):
+    """How two nodes reach each other, the best first; the names are NCCL's.
+
+    LOC itself; NVL NVLink, directly or by NVSwitches; NVB NVLink by way of another GPU; C2C the
+    link between a GPU and its Grace CPU; PIX one PCIe switch; PXB several, but no CPU; P2C C2C and
+    then PCIe; PXN by way of another GPU to its NIC; PHB one CPU; SYS several; NET the network; DIS
+    not at all.
+    """
+
+    LOC = 0
+    NVL = 1
+    NVB = 2
+    C2C = 3
+    PIX = 4
+    PXB = 5
+    P2C = 6
+    PXN = 7
+    PHB = 8
+    SYS = 9
+    NET = 10
+    DIS = 11
+
+
+class LinkKind(Enum):
+    """What a link is made of; XGMI counts as NVLINK. SYS joins CPUs, NET a NIC and the network."""
+
+    NVLINK = "NVLink"
+    C2C = "C2C"
+    PCI = "PCIe"
+    SYS = "SYS"
+    NET = "network"
+
+
+class Source(Enum):
+    """Where a bandwidth comes from."""
+
+    REPORTED = "reported"
+    TABLE = "table"
+    MEASURED = "measured"
+
+
+class Confidence(IntEnum):
+    """How far a fact may be trusted: LOW what a virtual machine shows of its bus, for example."""
+
+    LOW = 0
+    MEDIUM = 1
+    HIGH = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU.
+
+    Args:
+        name: "GPU/" and its place on its host; unique in a system.
+        host: number of the host.
+        busid: of PCI, lower case, "0000:1b:00.0".
+        dev: NVML's index, never CUDA's ordinal.
+        rank: of the communicator; None where the file names none.
+        sm: compute capability, 90 for 9.0; of an AMD GPU its gfx number; None if unknown.
+        amd: whether it is one.
+
+    """
+
+    name: str
+    host: int
+    busid: str
+    dev: int
+    rank: int | None = None
+    sm: int | None = None
+    amd: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NvSwitch:
+    """All NVSwitches of a fabric: they act as one."""
+
+    name: str
+    host: int
+
+
+@dataclass(frozen=True, slots=True)
+class PciSwitch:
+    """A PCIe switch or bridge."""
+
+    name: str
+    host: int
+    busid: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cpu:
+    """A NUMA node.
+
+    Args:
+        name: "CPU/" and its place.
+        host: number of the host.
+        numa: its number there; -1 if unknown.
+        arch: "x86_64", "arm64", "ppc64" or "".
+        vendor: as CPUID says, "GenuineIntel", "AuthenticAMD" or "".
+
+    """
+
+    name: str
+    host: int
+    numa: int
+    arch: str = ""
+    vendor: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Nic:
+    """A port of a network card.
+
+    Args:
+        name: "NIC/" and its place.
+        host: number of the host.
+        dev: its number on the host.
+        port: "mlx5_0" or the like.
+        rail: which of the parallel networks it is on; None if unknown.
+
+    """
+
+    name: str
+    host: int
+    dev: int
+    port: str = ""
+    rail: int | None = None
+
+
+Node = Gpu | NvSwitch | PciSwitch | Cpu | Nic
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One direction of what joins two nodes; parallel links of a kind are one.
+
+    Args:
+        src: name of the node that sends.
+        dst: name of the node that receives.
+        kind: what it is made of.
+        bandwidth: GB/s of payload in this direction.
+        count: how many are added up here.
+        nominal: GB/s that the links are sold as, or None.
+        source: of ``bandwidth``.
+        confidence: in it.
+
+    """
+
+    src: str
+    dst: str
+    kind: LinkKind
+    bandwidth: float
+    count: int = 1
+    nominal: float | None = None
+    source: Source = Source.TABLE
+    confidence: Confidence = Confidence.HIGH
+
+
+@dataclass(frozen=True)
+class System:
+    """One machine, or several joined by a network.
+
+    Args:
+        nodes: in the order of the file or of the detector.
+        links: both directions of each.
+        notes: what was strange, a sentence each: degraded links, contradictions, what was dropped.
+        title: of the machine, for people.
+
+    Raises:
+        ArgumentError: two nodes of one name, or a link of a node that there is not.
+
+    """
+
+    nodes: tuple[Node, ...]
+    links: tuple[Link, ...]
+    notes: tuple[str, ...] = ()
+    title: str = ""
+    _named: Mapping[str, Node] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        named = {node.name: node for node in self.nodes}
+        if len(named) < len(self.nodes):
+            raise ArgumentError("nodes: two of them have the same name")
+        for link in self.links:
+            for end in (link.src, link.dst):
+                if end not in named:
+                    raise ArgumentError(f"links: there is no node {end}")
+        object.__setattr__(self, "_named", named)
+
+    def node(self, name: str) -> Node:
+        """The node of that name; KeyError if there is none."""
+        return self._named[name]
+
+    @cached_property
+    def gpus(self) -> tuple[Gpu, ...]:
+        """All GPUs, by rank where all have one, else by host, dev and bus id."""
+        found = [node for node in self.nodes if isinstance(node, Gpu)]
+        ranked = all(gpu.rank is not None for gpu in found)
+
+        def key(gpu: Gpu) -> tuple[int, int, int, str]:
+            return (gpu.rank or 0) if ranked else 0, gpu.host, gpu.dev, gpu.busid
+
+        return tuple(sorted(found, key=key))
+
+    @cached_property
+    def hosts(self) -> tuple[int, ...]:
+        """The numbers of the hosts, in order."""
+        return tuple(sorted({node.host for node in self.nodes}))
+
+    @cached_property
+    def out(self) -> Mapping[str, tuple[Link, ...]]:
+        """The links that leave each node, in the order of ``links``."""
+        leaving: dict[str, list[Link]] = {node.name: [] for node in self.nodes}
+        for link in self.links:
+            leaving[link.src].append(link)
+        return {name: tuple(links) for name, links in leaving.items()}
