@@ -19,6 +19,7 @@ __all__ = [
     "Gpu",
     "Link",
     "LinkKind",
+    "Network",
     "Nic",
     "Node",
     "NvSwitch",
@@ -159,7 +160,21 @@ class Nic:
     rail: int | None = None
 
 
-Node = Gpu | NvSwitch | PciSwitch | Cpu | Nic
+@dataclass(frozen=True, slots=True)
+class Network:
+    """What joins the ports of all hosts; taken to carry whatever they send.
+
+    Args:
+        name: "NET".
+        host: -1, for it is part of none.
+
+    """
+
+    name: str
+    host: int = -1
+
+
+Node = Gpu | NvSwitch | PciSwitch | Cpu | Nic | Network
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +252,7 @@ class System:
     @cached_property
     def hosts(self) -> tuple[int, ...]:
         """The numbers of the hosts, in order."""
-        return tuple(sorted({node.host for node in self.nodes}))
+        return tuple(sorted({n.host for n in self.nodes if not isinstance(n, Network)}))
 
     @cached_property
     def out(self) -> Mapping[str, tuple[Link, ...]]:

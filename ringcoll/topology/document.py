@@ -1,0 +1,206 @@
+"""The XML of topologies and graphs as a frozen tree, read with limits and written as NCCL does.
+
+Nothing in a file is evaluated: document types, and with them entities of a file's own, are refused,
+and size, depth and number of elements are bounded.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import NoReturn
+from xml.parsers import expat
+
+from ringcoll.errors import ArgumentError
+
+__all__ = [
+    "MAX_ATTRIBUTES",
+    "MAX_BYTES",
+    "MAX_DEPTH",
+    "MAX_ELEMENTS",
+    "Element",
+    "parse",
+    "write",
+]
+
+MAX_BYTES = 64 << 20
+MAX_ELEMENTS = 100_000
+MAX_DEPTH = 64
+MAX_ATTRIBUTES = 64
+
+_NAME = re.compile(r"[A-Za-z_:][\w.:-]*", re.ASCII)
+# What XML 1.0 cannot hold, escaped or not.
+_FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_ESCAPES = str.maketrans(
+    {"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;"} | {c: f"&#{ord(c)};" for c in "\t\n\r"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Element:
+    """An element of XML; equal if tag, attributes and children are, wherever it stood.
+
+    Args:
+        tag: its name.
+        attributes: in the order of the file; unknown ones too.
+        children: the elements in it; unknown ones too.
+        line: of the file, from 1; 0 if from no file.
+        source: name of the file, for messages.
+
+    """
+
+    tag: str
+    attributes: Mapping[str, str] = field(default_factory=dict)
+    children: tuple[Element, ...] = ()
+    line: int = field(default=0, compare=False)
+    source: str = field(default="", compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "attributes", MappingProxyType(dict(self.attributes)))
+
+    def get(self, name: str, default: str = "") -> str:
+        """The attribute of that name, or ``default``."""
+        return self.attributes.get(name, default)
+
+    def named(self, *tags: str) -> Iterator[Element]:
+        """The children that have one of these tags."""
+        return (child for child in self.children if child.tag in tags)
+
+    def walk(self) -> Iterator[Element]:
+        """This element and all below it, each before its children."""
+        yield self
+        for child in self.children:
+            yield from child.walk()
+
+    def refuse(self, why: str) -> NoReturn:
+        """Raise an ArgumentError that names file, line and tag."""
+        place = f"{self.source or 'document'}, line {self.line}" if self.line else self.source
+        raise ArgumentError(f"{place or 'document'}: <{self.tag}>: {why}")
+
+
+@dataclass(slots=True)
+class _Open:
+    """An element whose end has not been read yet."""
+
+    tag: str
+    attributes: dict[str, str]
+    line: int
+    children: list[Element]
+
+
+class _Reader:
+    """Builds the tree from expat's calls."""
+
+    def __init__(self, source: str, skipped: int) -> None:
+        self.source = source
+        self.skipped = skipped
+        self.root: Element | None = None
+        self.open: list[_Open] = []
+        self.elements = 0
+        # Always UTF-8, whatever the file declares: its declaration would choose a codec.
+        self.parser = expat.ParserCreate("utf-8")
+        self.parser.StartElementHandler = self.start
+        self.parser.EndElementHandler = self.end
+        self.parser.CharacterDataHandler = self.text
+        self.parser.StartDoctypeDeclHandler = self.doctype
+
+    def refuse(self, why: str, line: int | None = None) -> NoReturn:
+        at = (self.parser.CurrentLineNumber if line is None else line) + self.skipped
+        raise ArgumentError(f"{self.source}, line {at}: {why}")
+
+    def start(self, tag: str, attributes: dict[str, str]) -> None:
+        self.elements += 1
+        if self.elements > MAX_ELEMENTS:
+            self.refuse(f"more than {MAX_ELEMENTS} elements; no topology has so many")
+        if len(self.open) >= MAX_DEPTH:
+            self.refuse(f"elements nested deeper than {MAX_DEPTH}")
+        if len(attributes) > MAX_ATTRIBUTES:
+            self.refuse(f"<{tag}> has more than {MAX_ATTRIBUTES} attributes")
+        line = self.parser.CurrentLineNumber + self.skipped
+        self.open.append(_Open(tag, attributes, line, []))
+
+    def end(self, _tag: str) -> None:
+        done = self.open.pop()
+        element = Element(done.tag, done.attributes, tuple(done.children), done.line, self.source)
+        if self.open:
+            self.open[-1].children.append(element)
+        else:
+            self.root = element
+
+    def text(self, data: str) -> None:
+        if not data.isspace():
+            self.refuse(f"text {data.strip()[:40]!r} where only elements may stand")
+
+    def doctype(self, *_declared: object) -> None:
+        self.refuse("a document type is declared; remove it, topology files need none")
+
+
+def parse(text: bytes, source: str) -> Element:
+    """The root element of an XML file.
+
+    Comments, processing instructions and white space are dropped.
+
+    Args:
+        text: the file, UTF-8.
+        source: its name, for messages.
+
+    Raises:
+        ArgumentError: not well-formed (cut off, for example), not UTF-8, a document type or text
+            between elements, or more than the limits of this module; file and line are named.
+
+    """
+    if len(text) > MAX_BYTES:
+        raise ArgumentError(f"{source}: {len(text)} bytes; at most {MAX_BYTES} are read")
+    # Files begin with blank lines, which expat forgives only where no XML declaration follows.
+    stripped = text.lstrip(b" \t\r\n")
+    reader = _Reader(source, text[: len(text) - len(stripped)].count(b"\n"))
+    try:
+        reader.parser.Parse(stripped, True)
+    except expat.ExpatError as error:
+        why = expat.ErrorString(error.code)
+        if not stripped:
+            why = "the file is empty"
+        elif reader.open:
+            inside = reader.open[-1]
+            why = f"{why}, inside <{inside.tag}> of line {inside.line}; is the file cut off?"
+        reader.refuse(why, error.lineno)
+    if reader.root is None:
+        reader.refuse("there is no element")
+    return reader.root
+
+
+def write(element: Element) -> str:
+    """An element as XML in NCCL's layout: a line each, indented by two spaces, attributes in order.
+
+    ``parse`` of the result equals ``element``.
+
+    Raises:
+        ArgumentError: a name or a value that XML cannot hold, or nested too deeply to be read back.
+
+    """
+    lines: list[str] = []
+    _write(element, 0, lines)
+    return "".join(lines)
+
+
+def _write(element: Element, depth: int, lines: list[str]) -> None:
+    if depth >= MAX_DEPTH:
+        element.refuse(f"nested deeper than {MAX_DEPTH}")
+    for name in (element.tag, *element.attributes):
+        if not _NAME.fullmatch(name):
+            element.refuse(f"{name!r} is not a name that XML can hold")
+    for name, value in element.attributes.items():
+        if _FORBIDDEN.search(value):
+            element.refuse(f"{name}={value!r} holds a character that XML cannot")
+    indent = "  " * depth
+    pairs = (f' {key}="{value.translate(_ESCAPES)}"' for key, value in element.attributes.items())
+    opening = f"{indent}<{element.tag}{''.join(pairs)}"
+    if not element.children:
+        lines.append(f"{opening}/>\n")
+        return
+    lines.append(f"{opening}>\n")
+    for child in element.children:
+        _write(child, depth + 1, lines)
+    lines.append(f"{indent}</{element.tag}>\n")

@@ -1,0 +1,115 @@
+"""What the attributes of a topology file mean: numbers, classes of devices, GPU generations."""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+
+from ringcoll.topology.document import Element
+from ringcoll.topology.tables import sm_of_device
+
+__all__ = ["Device", "broadcom", "device_class", "gfx", "integer", "number", "rank_of", "sm_of"]
+
+_INTEGER = re.compile(r"[+-]?(?:0[xX][0-9a-fA-F]{1,16}|[0-9]{1,18})", re.ASCII)
+_NUMBER = re.compile(r"[+-]?[0-9]{1,18}(?:\.[0-9]{0,18})?", re.ASCII)
+
+
+class Device(Enum):
+    """What a PCI class stands for."""
+
+    BRIDGE = "bridge"
+    SWITCH = "NVSwitch"
+    CPU = "CPU"
+    GPU = "GPU"
+    NIC = "NIC"
+
+
+# Matched by prefix, in this order; NCCL's and RCCL's. Any other class is taken for a bridge.
+_CLASSES = (
+    ("0x060400", Device.BRIDGE),
+    ("0x068000", Device.SWITCH),
+    ("0x068001", Device.CPU),
+    ("0x03", Device.GPU),
+    ("0x02", Device.NIC),
+    ("0x120000", Device.GPU),
+)
+
+_GEN4_SWITCH = 0x1000_C010_1000_A000
+_GEN5_SWITCH = (0x1000_C030_1000_0000, 0x1000_C030_1000_1000)
+
+
+def integer(element: Element, name: str, default: int) -> int:
+    """An attribute as an integer, decimal or 0x…; ``default`` if absent or empty.
+
+    Raises:
+        ArgumentError: it is no integer of 64 bits.
+
+    """
+    text = element.get(name).strip()
+    if not text:
+        return default
+    if not _INTEGER.fullmatch(text):
+        element.refuse(f"{name}={text[:40]!r} is not an integer")
+    return int(text, 16 if "x" in text.lower() else 10)
+
+
+def number(element: Element, name: str, default: float) -> float:
+    """An attribute as a decimal number; ``default`` if absent or empty.
+
+    Raises:
+        ArgumentError: it is none.
+
+    """
+    text = element.get(name).strip()
+    if not text:
+        return default
+    if not _NUMBER.fullmatch(text):
+        element.refuse(f"{name}={text[:40]!r} is not a number")
+    return float(text)
+
+
+def device_class(text: str) -> Device:
+    """What a ``class`` or ``tclass`` stands for."""
+    lower = text.strip().lower()
+    return next((what for prefix, what in _CLASSES if lower.startswith(prefix)), Device.BRIDGE)
+
+
+def broadcom(pci: Element, level: int) -> int:
+    """Generation of a Broadcom switch that shows itself as two levels of bridges, or 0.
+
+    Args:
+        pci: the bridge.
+        level: 0 asks for the upper one, 1 for the lower.
+
+    """
+    whole = 0
+    for name in ("vendor", "device", "subsystem_vendor", "subsystem_device"):
+        whole = whole << 16 | integer(pci, name, 0) & 0xFFFF
+    family = whole & ~0xFFF
+    if family == _GEN4_SWITCH:
+        return 4
+    return 5 if family == _GEN5_SWITCH[level] else 0
+
+
+def rank_of(gpu: Element) -> int | None:
+    """Rank of a ``<gpu>``; None if absent, or negative as where none was given."""
+    rank = integer(gpu, "rank", -1)
+    return rank if rank >= 0 else None
+
+
+def sm_of(gpu: Element, pci: Element) -> int | None:
+    """Compute capability of a ``<gpu>``, by the device id of its ``<pci>`` where it is left out."""
+    sm = integer(gpu, "sm", 0)
+    if sm > 0:
+        return sm
+    if integer(pci, "vendor", 0) != 0x10DE:
+        return None
+    return sm_of_device(integer(pci, "device", 0))
+
+
+def gfx(gpu: Element) -> int | None:
+    """RCCL's number of an AMD GPU: 942 for gcn="gfx942:sramecc+", 910 for gfx90a."""
+    text = gpu.get("gcn").strip().lower().removeprefix("gfx").partition(":")[0]
+    if text == "90a":
+        return 910
+    return int(text) if re.fullmatch("[0-9]{1,6}", text, re.ASCII) else None
