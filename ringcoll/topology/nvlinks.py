@@ -132,11 +132,12 @@ def _switch(
         assembly.note(
             f"{switch.name}: most GPUs have {usual} links to it, but {odd}: degraded links"
         )
-    if fabric.startswith("host "):
+    if not fabric.startswith("fabric "):
         without = [name for name, f in nodes.items() if f.node.host in hosts and name not in ends]
         if without:
             assembly.note(
-                f"{switch.name}: {', '.join(without)} of the same host have no link to it"
+                f"{', '.join(without)}: no link to {switch.name}, unlike the others; kept out of "
+                f"its fabric"
             )
 
 
