@@ -1,0 +1,95 @@
+"""Topology files: which one holds, reading and writing them."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from ringcoll.errors import ArgumentError
+from ringcoll.topology.build import build
+from ringcoll.topology.document import MAX_BYTES, Element, parse, write
+from ringcoll.topology.system import System
+
+__all__ = ["PROVIDED", "dump", "find_file", "load", "load_document"]
+
+PROVIDED = Path("/var/run/nvidia-topologyd/virtualTopology.xml")
+"""Where a provider of virtual machines puts the topology that a guest cannot see."""
+
+_log = logging.getLogger("ringcoll")
+
+
+def load(path: str | Path) -> System:
+    """The graph of the machine that a file describes; its title is the file's name.
+
+    Raises:
+        ArgumentError: the file cannot be read, or as ``parse`` and ``build`` say.
+
+    """
+    document = load_document(path)
+    return build(document, title=document.get("name") or Path(path).stem)
+
+
+def load_document(path: str | Path) -> Element:
+    """The document in a file, not yet interpreted; errors as of ``load``."""
+    try:
+        with Path(path).open("rb") as file:
+            text = file.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise ArgumentError(f"topology file {path}: cannot be read: {why}") from None
+    return parse(text, str(path))
+
+
+def dump(document: Element, path: str | Path) -> None:
+    """Write a document as NCCL_TOPO_DUMP_FILE does.
+
+    Raises:
+        ArgumentError: the file cannot be written, or the document as XML.
+
+    """
+    text = write(document)
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise ArgumentError(f"topology file {path}: cannot be written: {why}") from None
+
+
+def find_file(
+    topo_file: str | None = None,
+    *,
+    environ: Mapping[str, str] | None = None,
+    provided: Path = PROVIDED,
+) -> Path | None:
+    """The file that describes this machine, if anyone has named or provided one.
+
+    The setting wins over RINGCOLL_TOPO_FILE, this over NCCL_TOPO_FILE, this over what a provider
+    has put at its place. As with NCCL, such a file need not be whole: ``merge`` completes it with
+    what is detected, and a file of NCCL_TOPO_FILE that is not there is logged and passed over. One
+    that was named to ringcoll has to be there.
+
+    Args:
+        topo_file: the setting of ``init``; None where it is not given.
+        environ: in place of this process's environment.
+        provided: in place of the provider's place.
+
+    Raises:
+        ArgumentError: the file that the setting or RINGCOLL_TOPO_FILE names is not there.
+
+    """
+    variables = os.environ if environ is None else environ
+    ours = {"topo_file": topo_file, "RINGCOLL_TOPO_FILE": variables.get("RINGCOLL_TOPO_FILE")}
+    for who, name in ours.items():
+        if name:
+            path = Path(name)
+            if not path.exists():
+                raise ArgumentError(f"{who}={name!r}: there is no such file")
+            return path
+    nccl = variables.get("NCCL_TOPO_FILE")
+    if nccl:
+        if Path(nccl).exists():
+            return Path(nccl)
+        _log.warning("NCCL_TOPO_FILE=%r: there is no such file; the machine is detected", nccl)
+    return provided if provided.exists() else None
