@@ -111,6 +111,7 @@ class _Builder:
     ranked: bool
     ranks: set[int] = field(default_factory=set)
     devs: dict[int, set[int]] = field(default_factory=dict)
+    free: dict[int, int] = field(default_factory=dict)
     cpus: dict[int, dict[str, Element]] = field(default_factory=dict)
     bridges: dict[tuple[int, str], str] = field(default_factory=dict)
     pcilinks: list[tuple[int, str, Element]] = field(default_factory=list)
@@ -194,7 +195,10 @@ class _Builder:
         taken = self.devs.setdefault(host, set())
         dev = integer(element, "dev", -1)
         if dev < 0:
-            dev = next(number for number in range(len(taken) + 1) if number not in taken)
+            dev = self.free.get(host, 0)
+            while dev in taken:
+                dev += 1
+            self.free[host] = dev + 1
             self.assembly.note(f"GPU {busid} has no dev; {dev} is taken")
         taken.add(dev)
         return dev

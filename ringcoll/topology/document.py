@@ -20,6 +20,7 @@ __all__ = [
     "MAX_BYTES",
     "MAX_DEPTH",
     "MAX_ELEMENTS",
+    "MAX_VALUE",
     "Element",
     "parse",
     "write",
@@ -29,6 +30,7 @@ MAX_BYTES = 64 << 20
 MAX_ELEMENTS = 100_000
 MAX_DEPTH = 64
 MAX_ATTRIBUTES = 64
+MAX_VALUE = 16 << 10
 
 _NAME = re.compile(r"[A-Za-z_:][\w.:-]*", re.ASCII)
 # What XML 1.0 cannot hold, escaped or not.
@@ -116,8 +118,13 @@ class _Reader:
             self.refuse(f"more than {MAX_ELEMENTS} elements; no topology has so many")
         if len(self.open) >= MAX_DEPTH:
             self.refuse(f"elements nested deeper than {MAX_DEPTH}")
+        if len(tag) > MAX_VALUE:
+            self.refuse(f"a tag is longer than {MAX_VALUE} characters")
         if len(attributes) > MAX_ATTRIBUTES:
             self.refuse(f"<{tag}> has more than {MAX_ATTRIBUTES} attributes")
+        for name, value in attributes.items():
+            if len(name) > MAX_VALUE or len(value) > MAX_VALUE:
+                self.refuse(f"<{tag}>: {name[:40]} is longer than {MAX_VALUE} characters")
         line = self.parser.CurrentLineNumber + self.skipped
         self.open.append(_Open(tag, attributes, line, []))
 

@@ -157,12 +157,15 @@ def _add_card(nic: _Node, cpu: _Node) -> None:
 def _fill_cpus(merged: _Node, found: _Node) -> None:
     """Complete the template's CPUs: from the same NUMA node; their kind from any."""
     detected = found.named("cpu")
+    by_numa = {_numa(cpu): cpu for cpu in reversed(detected)}
+    kind: dict[str, str] = {}
+    for cpu in reversed(detected):
+        kind |= {name: cpu.attributes[name] for name in _CPU_KIND if cpu.attributes.get(name)}
     for cpu in merged.named("cpu"):
-        for other in detected:
-            if _numa(other) == _numa(cpu):
-                cpu.fill(other.attributes)
-        for other in detected:
-            cpu.fill({n: v for n, v in other.attributes.items() if n in _CPU_KIND})
+        same = by_numa.get(_numa(cpu))
+        if same is not None:
+            cpu.fill(same.attributes)
+        cpu.fill(kind)
 
 
 def _numa(cpu: _Node) -> int:

@@ -18,6 +18,9 @@ from ringcoll.topology.values import Device, device_class, integer, number
 
 __all__ = ["connect"]
 
+# What begins the name of a fabric that a file names itself.
+_PARTITION = "fabric "
+
 
 @dataclass(slots=True)
 class _Sum:
@@ -79,8 +82,21 @@ def connect(assembly: Assembly) -> None:
     _pairs(assembly, nodes, pairs)
     for name, total in cpus.items():
         _both(assembly, nodes[name], nodes[name].cpu, total)
+    on_host: dict[int, list[str]] = {}
+    for found in assembly.gpus.values():
+        on_host.setdefault(found.node.host, []).append(found.node.name)
     for index, (fabric, ends) in enumerate(switches.items()):
-        _switch(assembly, nodes, fabric, index, ends)
+        hosts = sorted({nodes[name].node.host for name in ends})
+        switch = NvSwitch(f"NVS/{index}", hosts[0])
+        _switch(assembly, nodes, switch, ends)
+        if fabric.startswith(_PARTITION):
+            continue
+        without = [name for host in hosts for name in on_host[host] if name not in ends]
+        if without:
+            assembly.note(
+                f"{', '.join(without)}: no link to {switch.name}, unlike the others; kept out of "
+                f"its fabric"
+            )
 
 
 def _pairs(
@@ -113,15 +129,9 @@ def _pairs(
 
 
 def _switch(
-    assembly: Assembly,
-    nodes: dict[str, FoundGpu],
-    fabric: str,
-    index: int,
-    ends: dict[str, _Sum],
+    assembly: Assembly, nodes: dict[str, FoundGpu], switch: NvSwitch, ends: dict[str, _Sum]
 ) -> None:
     """The node of a fabric's switches and the links of its GPUs."""
-    hosts = {nodes[name].node.host for name in ends}
-    switch = NvSwitch(f"NVS/{index}", min(hosts))
     assembly.add(switch)
     for name, total in ends.items():
         _both(assembly, nodes[name], switch.name, total)
@@ -132,13 +142,6 @@ def _switch(
         assembly.note(
             f"{switch.name}: most GPUs have {usual} links to it, but {odd}: degraded links"
         )
-    if not fabric.startswith("fabric "):
-        without = [name for name, f in nodes.items() if f.node.host in hosts and name not in ends]
-        if without:
-            assembly.note(
-                f"{', '.join(without)}: no link to {switch.name}, unlike the others; kept out of "
-                f"its fabric"
-            )
 
 
 def _both(assembly: Assembly, found: FoundGpu, other: str, total: _Sum) -> None:
@@ -203,7 +206,7 @@ def _fabric(row: Element, found: FoundGpu, assembly: Assembly) -> str:
     """
     said = row.get("fabric").strip()
     if said:
-        return f"fabric {said}"
+        return f"{_PARTITION}{said}"
     cpu = assembly.nodes[found.cpu]
     grace = isinstance(cpu, Cpu) and cpu.arch == "arm64"
     if assembly.hosts > 1 and grace and all_ones(row.get("target")):

@@ -91,6 +91,8 @@ def test_lines_are_those_of_the_file():
         (b"<a>" * 65 + b"</a>" * 65, 1, "deeper than 64"),
         (b"<a>" * 1_000_000, 1, "deeper than 64"),
         (b"<a " + b" ".join(b"x%d='1'" % i for i in range(65)) + b"/>", 1, "64 attributes"),
+        (b"<a>\n<b c='" + b"x" * 16385 + b"'/></a>", 2, "<b>: c is longer than 16384"),
+        (b"<a>\n<" + b"x" * 16385 + b"/></a>", 2, "a tag is longer than 16384"),
     ],
 )
 def test_malformed_files_are_refused_with_file_and_line(text, line, why):
