@@ -163,19 +163,26 @@ def parse(text: bytes, source: str) -> Element:
     # Files begin with blank lines, which expat forgives only where no XML declaration follows.
     stripped = text.lstrip(b" \t\r\n")
     reader = _Reader(source, text[: len(text) - len(stripped)].count(b"\n"))
+    failure: expat.ExpatError | None = None
     try:
         reader.parser.Parse(stripped, True)
     except expat.ExpatError as error:
-        why = expat.ErrorString(error.code)
-        if not stripped:
-            why = "the file is empty"
-        elif reader.open:
-            inside = reader.open[-1]
-            why = f"{why}, inside <{inside.tag}> of line {inside.line}; is the file cut off?"
-        reader.refuse(why, error.lineno)
+        failure = error
+    if failure is not None:
+        reader.refuse(_why(failure, reader, stripped), failure.lineno)
     if reader.root is None:
         reader.refuse("there is no element")
     return reader.root
+
+
+def _why(failure: expat.ExpatError, reader: _Reader, text: bytes) -> str:
+    if not text:
+        return "the file is empty"
+    why = expat.ErrorString(failure.code)
+    if not reader.open:
+        return why
+    inside = reader.open[-1]
+    return f"{why}, inside <{inside.tag}> of line {inside.line}; is the file cut off?"
 
 
 def write(element: Element) -> str:
