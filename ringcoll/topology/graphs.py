@@ -34,6 +34,9 @@ RING = 0
 MAX_CHANNELS = 32
 """How many channels NCCL's own search makes at most; it doubles them afterwards."""
 
+# A channel is a thread block: NCCL's table of speeds begins here up to Ampere.
+_MAX_SPEED = 40.0
+
 _RING_PATTERN = 4
 _HEXADECIMAL = re.compile(r"(?:0x)?[0-9a-f]{1,16}", re.ASCII | re.IGNORECASE)
 
@@ -167,11 +170,11 @@ def graph_of_rings(rings: RingSet) -> Graph:
     MAX_CHANNELS.
 
     Raises:
-        ArgumentError: there is no ring.
+        ArgumentError: there is no ring, or one of no bandwidth.
 
     """
-    if not rings.rings:
-        raise ArgumentError("rings: there is none; NCCL needs one channel at least")
+    if not rings.rings or any(ring.bandwidth <= 0 for ring in rings.rings):
+        raise ArgumentError("rings: NCCL needs one channel at least, and all of some bandwidth")
     strongest = sorted(rings.rings, key=lambda ring: -ring.bandwidth)[:MAX_CHANNELS]
     speed = _channel_speed([ring.bandwidth for ring in strongest])
     several = len({gpu.host for gpu in rings.gpus}) > 1
@@ -200,14 +203,18 @@ def _fitting(bandwidth: float, speed: float) -> int:
 
 
 def _channel_speed(bandwidths: list[float]) -> float:
-    """The speed of equal channels, at most MAX_CHANNELS, whose sum is greatest; the fewest."""
-    best, best_sum = min(bandwidths), 0.0
-    speeds = {b / parts for b in bandwidths if b > 0 for parts in range(1, MAX_CHANNELS + 1)}
-    for speed in sorted(speeds, reverse=True):
+    """The speed of equal channels, at most MAX_CHANNELS, whose sum is greatest.
+
+    Of those that are as good, the fastest that a block can carry; else the slowest.
+    """
+    sums: dict[float, float] = {}
+    for speed in {b / parts for b in bandwidths for parts in range(1, MAX_CHANNELS + 1)}:
         count = sum(_fitting(bandwidth, speed) for bandwidth in bandwidths)
-        if count <= MAX_CHANNELS and count * speed > best_sum * (1 + 1e-3):
-            best, best_sum = speed, count * speed
-    return best
+        if count <= MAX_CHANNELS:
+            sums[speed] = count * speed
+    best = max(sums.values())
+    good = [speed for speed, whole in sums.items() if whole >= best * (1 - 1e-3)]
+    return max((speed for speed in good if speed <= _MAX_SPEED), default=min(good))
 
 
 def rings_of_graph(graph: Graph, system: System) -> RingSet:

@@ -118,9 +118,27 @@ def test_several_hosts_are_told_apart_by_rank():
     assert again.rings[0].order == order
 
 
-def test_no_ring_is_no_graph():
-    with pytest.raises(ArgumentError, match="there is none"):
-        graph_of_rings(RingSet((), ()))
+@pytest.mark.parametrize(
+    ("name", "bandwidth", "channels"), [("dgx-h100", 370.8, 10), ("hgx-b200", 721.8, 19)]
+)
+def test_a_wide_ring_becomes_as_many_channels_as_blocks_need(name, bandwidth, channels):
+    graph = graph_of_rings(rings_of(name, bandwidth))
+    assert len(graph.channels) == channels
+    assert graph.bandwidth == pytest.approx(bandwidth)
+    assert graph.samechannels
+
+
+def test_too_wide_for_so_many_blocks_loses_nothing():
+    graph = graph_of_rings(rings_of("gb200-nvl72", *[50.0] * 32))
+    assert (graph.speedintra, len(graph.channels)) == (50.0, 32)
+
+
+@pytest.mark.parametrize(
+    "rings", [RingSet((), ()), rings_of("minsky", 10.0, 0.0)], ids=["none", "empty"]
+)
+def test_no_ring_is_no_graph(rings):
+    with pytest.raises(ArgumentError, match="NCCL needs one channel"):
+        graph_of_rings(rings)
 
 
 @pytest.mark.parametrize("devs", [(0, 1, 2), (0, 1, 2, 2), (0, 1, 2, 3, 3), (0, 1, 2, 9)], ids=str)
