@@ -98,8 +98,8 @@ class _Reader:
     def __init__(self, source: str, skipped: int) -> None:
         self.source = source
         self.skipped = skipped
-        self.root: Element | None = None
-        self.open: list[_Open] = []
+        # What is open now, the innermost last; the first stands for the file itself.
+        self.open = [_Open("", {}, 0, [])]
         self.elements = 0
         # Always UTF-8, whatever the file declares: its declaration would choose a codec.
         self.parser = expat.ParserCreate("utf-8")
@@ -108,15 +108,17 @@ class _Reader:
         self.parser.CharacterDataHandler = self.text
         self.parser.StartDoctypeDeclHandler = self.doctype
 
-    def refuse(self, why: str, line: int | None = None) -> NoReturn:
-        at = (self.parser.CurrentLineNumber if line is None else line) + self.skipped
-        raise ArgumentError(f"{self.source}, line {at}: {why}")
+    def refusal(self, why: str, line: int) -> ArgumentError:
+        return ArgumentError(f"{self.source}, line {line + self.skipped}: {why}")
+
+    def refuse(self, why: str) -> NoReturn:
+        raise self.refusal(why, self.parser.CurrentLineNumber)
 
     def start(self, tag: str, attributes: dict[str, str]) -> None:
         self.elements += 1
         if self.elements > MAX_ELEMENTS:
             self.refuse(f"more than {MAX_ELEMENTS} elements; no topology has so many")
-        if len(self.open) >= MAX_DEPTH:
+        if len(self.open) > MAX_DEPTH:
             self.refuse(f"elements nested deeper than {MAX_DEPTH}")
         if len(tag) > MAX_VALUE:
             self.refuse(f"a tag is longer than {MAX_VALUE} characters")
@@ -131,10 +133,7 @@ class _Reader:
     def end(self, _tag: str) -> None:
         done = self.open.pop()
         element = Element(done.tag, done.attributes, tuple(done.children), done.line, self.source)
-        if self.open:
-            self.open[-1].children.append(element)
-        else:
-            self.root = element
+        self.open[-1].children.append(element)
 
     def text(self, data: str) -> None:
         if not data.isspace():
@@ -163,26 +162,17 @@ def parse(text: bytes, source: str) -> Element:
     # Files begin with blank lines, which expat forgives only where no XML declaration follows.
     stripped = text.lstrip(b" \t\r\n")
     reader = _Reader(source, text[: len(text) - len(stripped)].count(b"\n"))
-    failure: expat.ExpatError | None = None
     try:
         reader.parser.Parse(stripped, True)
     except expat.ExpatError as error:
-        failure = error
-    if failure is not None:
-        reader.refuse(_why(failure, reader, stripped), failure.lineno)
-    if reader.root is None:
-        reader.refuse("there is no element")
-    return reader.root
-
-
-def _why(failure: expat.ExpatError, reader: _Reader, text: bytes) -> str:
-    if not text:
-        return "the file is empty"
-    why = expat.ErrorString(failure.code)
-    if not reader.open:
-        return why
-    inside = reader.open[-1]
-    return f"{why}, inside <{inside.tag}> of line {inside.line}; is the file cut off?"
+        why = expat.ErrorString(error.code)
+        inside = reader.open[-1]
+        if not stripped:
+            why = "the file is empty"
+        elif inside.tag:
+            why = f"{why}, inside <{inside.tag}> of line {inside.line}; is the file cut off?"
+        raise reader.refusal(why, error.lineno) from None
+    return reader.open[0].children[0]
 
 
 def write(element: Element) -> str:

@@ -108,6 +108,15 @@ def test_gpus_that_are_not_here_and_numbers_of_elsewhere_are_gone():
     assert {count for *_, count in linked(found, LinkKind.NVLINK)} == {18}
 
 
+def test_a_template_gets_the_ports_of_its_cards():
+    nic = Element("nic", {}, (Element("net", {"name": "mlx5_0", "dev": "0", "speed": "200000"}),))
+    card = Element("pci", {"busid": "0103:00:00.0"}, (nic,))
+    template = document("azure-ndv4-topo.xml")
+    merged = merge(template, flat([], more=(card,)))
+    assert link(build(merged), "NIC/0", "PCI/ffff:ff:01.0", LinkKind.PCI).bandwidth == 24.0
+    assert merge(merged, flat([], more=(card,))) == merged
+
+
 def test_ports_are_not_doubled():
     nic = Element("nic", {}, (Element("net", {"name": "eth0", "dev": "0"}),))
     other = Element("nic", {}, (Element("net", {"name": "eth1", "dev": "1"}),))

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from ringcoll.topology.system import Confidence, Cpu, LinkKind, Nic, NvSwitch, PciSwitch
+from ringcoll.errors import ArgumentError
+from ringcoll.topology.system import (
+    Confidence,
+    Cpu,
+    LinkKind,
+    Nic,
+    NvSwitch,
+    PciSwitch,
+    Source,
+)
 from tests.topology.real import built, link, linked
 
 INTEL = 'arch="x86_64" vendor="GenuineIntel" familyid="6" modelid="143"'
@@ -232,6 +241,24 @@ def test_links_between_switches():
     assert found.notes == (
         "PCI/0000:a2:00.0: its link to bridge 0000:a2:00.0 leads nowhere; dropped",
     )
+
+
+def test_links_of_the_lower_level_of_a_broadcom_switch_are_those_of_the_switch():
+    same = 'vendor="0x1000" device="0xc010" subsystem_vendor="0x1000" subsystem_device="0xa096"'
+    lower = f'<pci busid="0000:a1:00.0" class="0x060400" {same}>{{}}</pci>'
+    upper = lower.replace("a1", "a0").format(lower.format('<pcilink target="0000:b0:00.0"/>'))
+    other = '<pci busid="0000:b0:00.0" class="0x060400"><pcilink target="0000:a1:00.0"/></pci>'
+    found = machine(host(upper, other))
+    assert link(found, "PCI/0000:a0:00.0", "PCI/0000:b0:00.0", LinkKind.PCI).bandwidth == 5000.0
+    assert found.notes == ()
+    with pytest.raises(ArgumentError, match=r"bridge 0000:a0:00\.0 is below itself"):
+        machine(host(lower.replace("a1", "a0").format(lower.replace("a1", "a0").format(""))))
+
+
+def test_rows_of_c2c_add_up():
+    found = machine(host(gpu(0, '<c2c bw="40000" count="2"/><c2c bw="20000" count="1"/>')))
+    one = link(found, "CPU/0", "GPU/0", LinkKind.C2C)
+    assert (one.bandwidth, one.count, one.source) == (100.0, 3, Source.REPORTED)
 
 
 def test_grace():
