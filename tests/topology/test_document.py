@@ -122,6 +122,13 @@ def test_a_million_elements_are_refused_at_the_limit(monkeypatch):
     assert 0 < made <= document.MAX_ELEMENTS
 
 
+def test_as_many_elements_as_the_limit_are_read(monkeypatch):
+    monkeypatch.setattr(document, "MAX_ELEMENTS", 5)
+    assert len(parse(b"<a>" + b"<b/>" * 4 + b"</a>", "f").children) == 4
+    with pytest.raises(ArgumentError, match="more than 5 elements"):
+        parse(b"<a>" + b"<b/>" * 5 + b"</a>", "f")
+
+
 def test_too_many_bytes_are_refused(monkeypatch):
     monkeypatch.setattr(document, "MAX_BYTES", 10)
     assert parse(b"<abcdefg/>", "f").tag == "abcdefg"

@@ -70,6 +70,12 @@ def test_what_nccl_has_found(name):
     assert set(found.rings[0].hops) == {PathClass.NVL}
 
 
+def test_what_a_graph_leaves_out():
+    assert read('<graphs><graph id="3"/></graphs>') == (Graph(3, 0),)
+    empty = graphs_document([Graph(3, 5)]).children[0]
+    assert [empty.get(name) for name in ("speedintra", "speedinter", "latencyinter")] == ["0"] * 3
+
+
 def test_devices_are_hexadecimal_with_or_without_prefix():
     text = (
         '<graphs version="1"><graph id="0" pattern="4" nchannels="1" speedintra="10"><channel>'
@@ -105,6 +111,14 @@ def test_no_ring_is_asked_for_more_than_it_has(bandwidths):
 def test_half_links_lose_nothing():
     graph = graph_of_rings(rings_of("a100-mesh-4", 20.0, 10.0, 10.0, 30.0))
     assert (graph.speedintra, len(graph.channels)) == (10.0, 7)
+
+
+@pytest.mark.parametrize(("hosts", "ranks"), [(1, ()), (2, (0, 1, 4, 5))])
+def test_ranks_are_written_where_dev_says_too_little(hosts, ranks):
+    every = preset("gb200-nvl72").gpus
+    gpus = every[:4] if hosts == 1 else (*every[:2], *every[4:6])
+    ring = Ring((0, 1, 2, 3), 700.0, (PathClass.NVL,) * 4, ((),) * 4)
+    assert graph_of_rings(RingSet(gpus, (ring,))).channels[0].ranks == ranks
 
 
 def test_several_hosts_are_told_apart_by_rank():

@@ -243,16 +243,23 @@ def test_links_between_switches():
     )
 
 
-def test_links_of_the_lower_level_of_a_broadcom_switch_are_those_of_the_switch():
+@pytest.mark.parametrize("told", ["lower", "other"])
+def test_links_of_the_lower_level_of_a_broadcom_switch_are_those_of_the_switch(told):
     same = 'vendor="0x1000" device="0xc010" subsystem_vendor="0x1000" subsystem_device="0xa096"'
-    lower = f'<pci busid="0000:a1:00.0" class="0x060400" {same}>{{}}</pci>'
-    upper = lower.replace("a1", "a0").format(lower.format('<pcilink target="0000:b0:00.0"/>'))
-    other = '<pci busid="0000:b0:00.0" class="0x060400"><pcilink target="0000:a1:00.0"/></pci>'
-    found = machine(host(upper, other))
+    bridge = '<pci busid="0000:{}:00.0" class="0x060400" {}>{}</pci>'
+    row = '<pcilink target="0000:{}:00.0"/>'
+    lower = bridge.format("a1", same, row.format("b0") if told == "lower" else "")
+    other = bridge.format("b0", "", row.format("a1") if told == "other" else "")
+    found = machine(host(bridge.format("a0", same, lower), other))
     assert link(found, "PCI/0000:a0:00.0", "PCI/0000:b0:00.0", LinkKind.PCI).bandwidth == 5000.0
     assert found.notes == ()
+
+
+def test_a_broadcom_switch_is_not_its_own_lower_level():
+    same = 'vendor="0x1000" device="0xc010" subsystem_vendor="0x1000" subsystem_device="0xa096"'
+    bridge = f'<pci busid="0000:a0:00.0" class="0x060400" {same}>{{}}</pci>'
     with pytest.raises(ArgumentError, match=r"bridge 0000:a0:00\.0 is below itself"):
-        machine(host(lower.replace("a1", "a0").format(lower.replace("a1", "a0").format(""))))
+        machine(host(bridge.format(bridge.format(""))))
 
 
 def test_rows_of_c2c_add_up():
@@ -283,6 +290,12 @@ def test_the_number_of_gfx90a():
 def test_cpus_that_come_twice_are_one():
     found = machine(host(gpu(0)), host(gpu(1)), host(gpu(2), numa=-1), host(gpu(3), numa=-1))
     assert [node.numa for node in found.nodes if isinstance(node, Cpu)] == [0, -1]
+
+
+def test_a_cpu_without_a_number_is_unknown():
+    found = built(f"<system><cpu {INTEL}>{gpu(0)}</cpu></system>")
+    assert [node.numa for node in found.nodes if isinstance(node, Cpu)] == [-1]
+    assert link(found, "GPU/0", "CPU/?", LinkKind.PCI).confidence is Confidence.LOW
 
 
 def test_what_nobody_knows_between_sockets_is_no_limit():
