@@ -1,0 +1,168 @@
+"""The cheapest Hamiltonian cycles of a matrix of costs, exactly or by local search.
+
+Held and Karp's dynamic program (1962) over subsets, a layer of equally many cities at a time in
+numpy: n = 8 takes a thousand additions, n = 16 four million. Beyond that, nearest neighbour and
+moves of segments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["EXACT", "cheapest_tours", "cost_of", "improved_tours", "tour_through"]
+
+Array = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+EXACT = 16
+"""The most nodes for which the dynamic program is run: 2^15 subsets by 15 last nodes."""
+
+STARTS = 4
+"""From so many nodes the local search begins."""
+
+CLOSE = 1e-12
+"""Costs this close (relative) count as equal; then the lower index wins."""
+
+
+def cost_of(costs: Array, order: Sequence[int]) -> float:
+    """The cost of a cycle."""
+    return float(sum(costs[a, b] for a, b in zip(order, (*order[1:], order[0]), strict=True)))
+
+
+def cheapest_tours(costs: Array, *, widest: bool = False) -> list[tuple[float, tuple[int, ...]]]:
+    """The cheapest cycle for each successor of node 0, the cheapest first.
+
+    Args:
+        costs: n by n, 2 ≤ n ≤ ``EXACT``; ``costs[a, b]`` from a to b, inf if there is no way.
+        widest: take the greatest cost of a hop for the cost of a cycle, instead of the sum.
+
+    Returns:
+        (cost, order) pairs, orders beginning with 0; among equal ones the one that comes first by
+        its indices. Nodes that no cycle of finite cost has second are left out.
+
+    """
+    n = len(costs)
+    rest = n - 1
+    step = np.maximum if widest else np.add
+    # best[mask, j]: from city j + 1 through the cities of mask, which has j, and home to 0.
+    best = np.full((1 << rest, rest), np.inf)
+    best[1 << np.arange(rest), np.arange(rest)] = costs[1:, 0]
+    between = costs[1:, 1:].copy()
+    np.fill_diagonal(between, np.inf)
+    for first, masks, before in _layers(rest):
+        ways = best.take(before, axis=0)
+        step(ways, between.take(first, axis=0), out=ways)
+        best[masks, first] = ways.min(axis=1)
+    full = (1 << rest) - 1
+    found = []
+    for second in range(rest):
+        cost = float(step(costs[0, second + 1], best[full, second]))
+        if not np.isfinite(cost):
+            continue
+        order, mask, at = [0, second + 1], full, second
+        while mask != 1 << at:
+            mask ^= 1 << at
+            onward = step(between[at], best[mask])
+            at = int(np.flatnonzero(onward <= onward.min() * (1 + CLOSE))[0])
+            order.append(at + 1)
+        found.append((cost, tuple(order)))
+    found.sort(key=lambda pair: pair[0])
+    return found
+
+
+def tour_through(costs: Array) -> tuple[int, ...] | None:
+    """A cycle of finite cost, or None; beyond ``EXACT`` nodes None is no proof."""
+    if len(costs) <= EXACT:
+        open_ways = np.where(np.isfinite(costs), 1.0, np.inf)
+        tours = cheapest_tours(open_ways, widest=True)
+        return tours[0][1] if tours else None
+    # A cost that is high and finite lets the local search pass through what is not there.
+    highest = float(np.max(costs, where=np.isfinite(costs), initial=1.0))
+    closed = np.where(np.isfinite(costs), costs, highest * len(costs) * 10)
+    tours = improved_tours(closed)
+    return next((order for _, order in tours if np.isfinite(cost_of(costs, order))), None)
+
+
+def improved_tours(costs: Array) -> list[tuple[float, tuple[int, ...]]]:
+    """Cycles by nearest neighbour, then moves of segments; the cheapest first."""
+    found = {}
+    for start in range(0, len(costs), max(1, len(costs) // STARTS)):
+        order = _moved(costs, _nearest(costs, start))
+        if order is not None:
+            at = order.index(0)
+            cycle = tuple(order[at:] + order[:at])
+            found[cycle] = cost_of(costs, cycle)
+    return sorted((cost, cycle) for cycle, cost in found.items() if np.isfinite(cost))
+
+
+def _nearest(costs: Array, start: int) -> list[int]:
+    order = [start]
+    left = np.ones(len(costs), dtype=bool)
+    left[start] = False
+    while left.any():
+        ways = np.where(left, costs[order[-1]], np.inf)
+        at = int(np.argmin(ways)) if np.isfinite(ways).any() else int(np.flatnonzero(left)[0])
+        order.append(at)
+        left[at] = False
+    return order
+
+
+def _moved(costs: Array, order: list[int]) -> list[int] | None:
+    """Move segments of up to 3 nodes, as they are or reversed, while that makes it cheaper."""
+    n = len(order)
+    # Twice as many rounds as nodes: a bound on the work, seldom reached.
+    for _ in range(2 * n):
+        present = cost_of(costs, order)
+        best, chosen = present, None
+        for length in range(1, min(3, n - 2) + 1):
+            for at in range(n):
+                ring = order[at:] + order[:at]
+                segment, others = ring[:length], ring[length:]
+                # others is a path; the segment goes between two of its neighbours.
+                tail = np.array(others)
+                head = np.roll(tail, -1)
+                hops = costs[tail, head]
+                without = float(hops.sum())
+                for piece in (segment, segment[::-1]) if length > 1 else (segment,):
+                    inner = sum(costs[a, b] for a, b in pairwise(piece))
+                    added = costs[tail, piece[0]] + costs[piece[-1], head] + inner
+                    # inf - inf where the gap itself is closed: then the sum is taken afresh.
+                    totals = _totals(without, hops, added)
+                    place = int(np.argmin(totals))
+                    if totals[place] < best * (1 - 1e-9):
+                        best = float(totals[place])
+                        chosen = others[: place + 1] + list(piece) + others[place + 1 :]
+        if chosen is None:
+            break
+        order = chosen
+    return order
+
+
+def _totals(without: float, hops: Array, added: Array) -> Array:
+    if np.isfinite(without):
+        return without - hops + added
+    closed = ~np.isfinite(hops)
+    if closed.sum() > 1:
+        return np.full(len(hops), np.inf)
+    others = float(hops[~closed].sum())
+    return np.where(closed, others + added, np.inf)
+
+
+@lru_cache(maxsize=EXACT)
+def _layers(cities: int) -> tuple[tuple[Ints, Ints, Ints], ...]:
+    """For 2, 3, … cities: all (city, set with it, set without it)."""
+    masks = np.arange(1 << cities)
+    sizes = np.zeros(len(masks), dtype=np.int64)
+    for city in range(cities):
+        sizes += (masks >> city) & 1
+    layers = []
+    for size in range(2, cities + 1):
+        sets = masks[sizes == size]
+        first, place = np.nonzero((sets >> np.arange(cities)[:, None]) & 1)
+        layers.append((first, sets[place], sets[place] ^ (1 << first)))
+    return tuple(layers)

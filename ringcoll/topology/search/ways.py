@@ -1,0 +1,125 @@
+"""The routes of a set of nodes as a matrix: which share of which link each takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringcoll.topology.paths import Route
+from ringcoll.topology.system import Link
+
+__all__ = ["NOTHING", "Cycle", "Ways"]
+
+Array = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+NOTHING = 1e-9
+"""What is left of a link that is full."""
+
+TASTE = 1e-10
+"""A price so low that it decides only between cycles that cost the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cycle:
+    """An order of nodes with the route of each hop.
+
+    Args:
+        order: nodes, beginning with 0.
+        ways: indices into ``Ways.routes``, from each node to its successor.
+
+    """
+
+    order: tuple[int, ...]
+    ways: tuple[int, ...]
+
+
+class Ways:
+    """Routes between the nodes 0 … n-1 and the links they share.
+
+    Args:
+        n: number of nodes.
+        routes: of each ordered pair.
+
+    Attributes:
+        n: number of nodes.
+        unit: GB/s; everything here counts in it.
+        routes: all of them; ``pairs`` gives the two ends of each.
+        links: one for each row of ``shares``: those that can run full before all others do.
+        shares: (links, routes) the share of the link that a hop of one unit takes.
+
+    """
+
+    def __init__(self, n: int, routes: Mapping[tuple[int, int], Sequence[Route]]) -> None:
+        self.n = n
+        flat = [(pair, route) for pair in sorted(routes) for route in routes[pair]]
+        # A link without bandwidth closes the routes over it.
+        flat = [(pair, route) for pair, route in flat if route.bandwidth > 0]
+        self.routes = tuple(route for _, route in flat)
+        self.pairs = tuple(pair for pair, _ in flat)
+        self.unit = max((route.bandwidth for route in self.routes), default=1.0)
+        rows: dict[Link, int] = {}
+        for route in self.routes:
+            for link, _ in route.uses:
+                rows.setdefault(link, len(rows))
+        shares = np.zeros((len(rows), len(self.routes)))
+        for at, route in enumerate(self.routes):
+            for link, factor in route.uses:
+                shares[rows[link], at] = factor * self.unit / link.bandwidth
+        kept = _tightest(shares)
+        self.links = tuple(link for link, row in rows.items() if row in kept)
+        self.shares = shares[sorted(kept)]
+        self._of_pair: dict[tuple[int, int], Ints] = {}
+        for at, pair in enumerate(self.pairs):
+            self._of_pair.setdefault(pair, np.array([], dtype=np.int64))
+            self._of_pair[pair] = np.append(self._of_pair[pair], at)
+
+        self._classes = np.array([float(route.path_class) for route in self.routes])
+        self._columns: dict[Cycle, Array] = {}
+
+    def cheapest(self, duals: Array, limits: Array, taste: float = TASTE) -> tuple[Array, Ints]:
+        """The costs (n, n) of the cheapest routes, and which they are; inf and -1 without one.
+
+        Args:
+            duals: price of each link.
+            limits: what is left of each link; routes over links without anything left are closed.
+            taste: what a route costs besides for each class that it is worse than the best.
+
+        """
+        costs = np.full((self.n, self.n), np.inf)
+        chosen = np.full((self.n, self.n), -1, dtype=np.int64)
+        priced = np.maximum(duals @ self.shares, 0.0) + taste * self._classes
+        full = np.flatnonzero(limits <= NOTHING)
+        if len(full):
+            priced = np.where(self.shares[full].any(axis=0), np.inf, priced)
+        for pair, ways in self._of_pair.items():
+            at = int(np.argmin(priced[ways]))
+            costs[pair] = priced[ways[at]]
+            chosen[pair] = ways[at]
+        return costs, chosen
+
+    def column(self, cycle: Cycle) -> Array:
+        """What a cycle of one unit takes of each link."""
+        column = self._columns.get(cycle)
+        if column is None:
+            column = self.shares[:, list(cycle.ways)].sum(axis=1)
+            self._columns[cycle] = column
+        return column
+
+
+def _tightest(shares: Array) -> set[int]:
+    """The rows that no other row stands above in every column: the others never run full first."""
+    kept = set(range(len(shares)))
+    for row, share in enumerate(shares):
+        above = np.all(shares >= share, axis=1)
+        above[row] = False
+        for other in np.flatnonzero(above):
+            # Of equal rows the first stays.
+            equal = bool(np.array_equal(shares[other], share))
+            if int(other) in kept and (not equal or other < row):
+                kept.discard(row)
+                break
+    return kept
