@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ringcoll.topology.search.optimum import Optimum, optimum
 from ringcoll.topology.search.simplex import Simplex
+from ringcoll.topology.search.tours import EXACT
 from ringcoll.topology.search.ways import Cycle, Ways
 from ringcoll.topology.search.whole import SAME, whole_rings
 
@@ -27,6 +28,12 @@ MOST = 16
 
 SLIVER = 0.02
 """The least share of the sum that is worth a ring of its own."""
+
+WORTH = 0.005
+"""The share of the sum for which more rings are accepted."""
+
+SOLVED = 100
+"""The budget: so many programs are solved to find out what is not needed."""
 
 QUANTA = 4
 """The budget: so many sizes are tried where rings that take all they can do not reach the sum."""
@@ -44,18 +51,23 @@ def few(ways: Ways, best: Optimum, most: int = MOST) -> list[tuple[Cycle, float]
     if best.value <= 0:
         return []
     used = [cycle for cycle, flow in zip(best.cycles, best.flows, strict=True) if flow > 0]
-    kept, flows = _thinned(ways, used, most)
-    # No ring is wider than the widest way, so fewer rings there cannot be.
-    if len(kept) > np.ceil(best.value / ways.unit - SAME) or flows.sum() < best.value * (1 - SAME):
-        for quantum in (None, *_quanta(ways, best, most)):
-            found, whole = whole_rings(ways, best, most, quantum=quantum)
-            other, others = _thinned(ways, found, most)
-            gain = float(others.sum() - flows.sum()) / best.value
-            if gain > SAME or (gain > -SAME and len(other) <= len(kept)):
-                kept, flows = other, others
-            if whole:
-                break
-    return _sorted(kept, flows)
+    # No ring is wider than the widest way, so fewer rings there cannot be. Beyond what the dynamic
+    # program can do, looking ahead takes too long.
+    if len(used) <= np.ceil(best.value / ways.unit - SAME) or ways.n > EXACT:
+        return thinned(ways, used, most)
+    sets = []
+    for quantum in (None, *_quanta(ways, best, most)):
+        found, whole = whole_rings(ways, best, most, quantum=quantum)
+        sets.append(thinned(ways, found, most))
+        if whole:
+            break
+    else:
+        sets.append(thinned(ways, used, most))
+    values = [sum(flow for _, flow in found) for found in sets]
+    enough = max(values) * (1 - WORTH)
+    return min(
+        (found for found, value in zip(sets, values, strict=True) if value >= enough), key=len
+    )
 
 
 def thinned(ways: Ways, cycles: Sequence[Cycle], most: int) -> list[tuple[Cycle, float]]:
@@ -63,11 +75,11 @@ def thinned(ways: Ways, cycles: Sequence[Cycle], most: int) -> list[tuple[Cycle,
 
     At most ``most`` of them stay and no slivers; the strongest first.
     """
-    return _sorted(*_thinned(ways, cycles, most))
-
-
-def _sorted(cycles: Sequence[Cycle], flows: Array) -> list[tuple[Cycle, float]]:
-    pairs = [(cycle, float(flow)) for cycle, flow in zip(cycles, flows, strict=True)]
+    kept, flows = _needed(ways, list(dict.fromkeys(cycles)))
+    while len(kept) > most or flows.min() < SLIVER * flows.sum():
+        del kept[int(np.argmin(flows))]
+        flows = _solve(ways, kept)
+    pairs = [(cycle, float(flow)) for cycle, flow in zip(kept, flows, strict=True)]
     return sorted(pairs, key=lambda pair: (-round(pair[1], 6), pair[0].order, pair[0].ways))
 
 
@@ -102,21 +114,23 @@ def _solve(ways: Ways, cycles: Sequence[Cycle]) -> Array:
     return program.solution * ways.unit
 
 
-def _thinned(ways: Ways, cycles: Sequence[Cycle], most: int) -> tuple[list[Cycle], Array]:
-    """Leave out what is not needed, then what is too much or too little, the smallest first."""
-    kept = list(dict.fromkeys(cycles))
+def _needed(ways: Ways, kept: list[Cycle]) -> tuple[list[Cycle], Array]:
+    """Leave out cycles as long as nothing is lost: the smallest first, many at a time."""
     flows = _solve(ways, kept)
-    goal = float(flows.sum())
-    at = 0
-    while at < len(kept):
-        out = int(np.argsort(flows, kind="stable")[at])
-        rest = kept[:out] + kept[out + 1 :]
+    goal = float(flows.sum()) * (1 - SAME)
+    many, at = len(kept) // 2, 0
+    for _ in range(SOLVED):
+        if at + max(many, 1) > len(kept):
+            break
+        ranked = np.argsort(flows, kind="stable")
+        out = set(ranked[:many] if many > 1 else ranked[at : at + 1])
+        rest = [cycle for index, cycle in enumerate(kept) if index not in out]
         without = _solve(ways, rest)
-        if without.sum() >= goal * (1 - SAME):
+        if without.sum() >= goal:
             kept, flows, at = rest, without, 0
+            many = min(many, len(kept) // 2)
+        elif many > 1:
+            many //= 2
         else:
             at += 1
-    while len(kept) > most or flows.min() < SLIVER * flows.sum():
-        del kept[int(np.argmin(flows))]
-        flows = _solve(ways, kept)
     return kept, flows

@@ -14,8 +14,9 @@ from ringcoll.topology.search.hosts import between_hosts
 from ringcoll.topology.search.optimum import Optimum, optimum
 from ringcoll.topology.search.rails import divided
 from ringcoll.topology.search.report import limits_of, rounded
-from ringcoll.topology.search.tours import tour_through
+from ringcoll.topology.search.tours import EXACT, tour_through
 from ringcoll.topology.search.ways import Cycle, Ways
+from ringcoll.topology.search.whole import SMALL
 from ringcoll.topology.system import Gpu, LinkKind, NvSwitch, PathClass, System
 
 __all__ = ["find_rings"]
@@ -24,9 +25,6 @@ Routes = Mapping[tuple[int, int], Sequence[Route]]
 
 RELAYS_GAIN = 0.05
 """What relays must add to rings of direct NVLinks before a GPU is bothered with relaying."""
-
-SMALL = 11
-"""Up to so many GPUs the optimum is found to the last digit."""
 
 APART = 0.01
 """The share of the sum that is given away for rings of NVLink alone beside rings of PCIe."""
@@ -58,7 +56,7 @@ def find_rings(
     if len(chosen) < 2:
         return RingSet(chosen, (), bound=0.0, tried=("Fewer than 2 GPUs: there is no ring.",))
     switches = _common_switches(system, chosen)
-    if switches and not mixed:
+    if switches and (not mixed or len(chosen) > EXACT):
         return _switched(system, chosen, switches)
     if len(divided(system, chosen)) > 1:
         return between_hosts(system, chosen, most=most)
@@ -130,15 +128,16 @@ def _on_host(
 ) -> RingSet:
     ways_of = routes(system, gpus)
     n = len(gpus)
-    top, tried = _closing_class(n, ways_of)
-    if top is PathClass.DIS:
+    top, closing, tried = _closing_class(n, ways_of)
+    if not closing:
         said = "No path of any class closes a ring: some GPUs cannot reach each other."
         return RingSet(gpus, (), bound=0.0, tried=(said,))
     ways = Ways(n, _up_to(ways_of, top))
-    best = optimum(ways, _in_index_order(ways), gap=_gap(n))
+    first = tuple(range(n)), closing
+    best = optimum(ways, _in_order(ways, *first), gap=_gap(n))
     if top is PathClass.NVL and not mixed and best.value < _narrowest(ways) * (1 - RELAYS_GAIN):
         with_relays = Ways(n, _up_to(ways_of, PathClass.NVB))
-        start = _in_index_order(with_relays)
+        start = _in_order(with_relays, *first)
         more = optimum(with_relays, start, gap=RELAYS_GAIN / 5)
         if more.value > best.value * (1 + RELAYS_GAIN):
             tried.append(
@@ -156,11 +155,12 @@ def _on_host(
     tried.append(f"Thinned out to {len(flows)} of at most {most} rings: {total:.4g} GB/s.")
     found = tuple(_ring(ways, cycle, flow) for cycle, flow in flows)
     uses = [(ways.routes[way], flow) for cycle, flow in flows for way in cycle.ways]
-    return RingSet(gpus, found, limits_of(uses), best.bound, all_pairs, tuple(tried))
+    bound = None if best.bound is None else max(round(best.bound, 4), total)
+    return RingSet(gpus, found, limits_of(uses), bound, all_pairs, tuple(tried))
 
 
-def _closing_class(n: int, ways_of: Routes) -> tuple[PathClass, list[str]]:
-    """The best class up to which a ring closes, DIS if none; and what was tried."""
+def _closing_class(n: int, ways_of: Routes) -> tuple[PathClass, tuple[int, ...], list[str]]:
+    """The best class up to which a ring closes, such a ring, () if none; and what was tried."""
     seen = sorted({way.path_class for ways in ways_of.values() for way in ways})
     tried = []
     for top in seen:
@@ -168,11 +168,12 @@ def _closing_class(n: int, ways_of: Routes) -> tuple[PathClass, list[str]]:
         for pair, ways in ways_of.items():
             if any(way.path_class <= top and way.bandwidth > 0 for way in ways):
                 open_ways[pair] = 1.0
-        if tour_through(open_ways) is not None:
+        closing = tour_through(open_ways)
+        if closing is not None:
             tried.append(f"Classes up to {top.name} close a ring.")
-            return top, tried
+            return top, closing, tried
         tried.append(f"Classes up to {top.name} close no ring.")
-    return PathClass.DIS, tried
+    return PathClass.DIS, (), tried
 
 
 def _gap(n: int) -> float:
@@ -184,13 +185,17 @@ def _up_to(ways_of: Routes, top: PathClass) -> Routes:
     return {pair: [way for way in ways if way.path_class <= top] for pair, ways in ways_of.items()}
 
 
-def _in_index_order(ways: Ways) -> list[Cycle]:
-    """The cycle 0, 1, 2, … over the routes that take least, if there is one."""
-    prices = np.ones(len(ways.links))
-    _, chosen = ways.cheapest(prices, prices)
-    order = tuple(range(ways.n))
-    hops = tuple(int(chosen[at, (at + 1) % ways.n]) for at in order)
-    return [] if -1 in hops else [Cycle(order, hops)]
+def _in_order(ways: Ways, *orders: tuple[int, ...]) -> list[Cycle]:
+    """The cycles in these orders over the routes that take least, as far as there are routes."""
+    prices = np.ones(len(ways.links)) / len(ways.links)
+    _, chosen = ways.cheapest(prices, np.ones(len(ways.links)))
+    cycles = []
+    for order in orders:
+        hops = zip(order, (*order[1:], order[0]), strict=True)
+        taken = tuple(int(chosen[hop]) for hop in hops)
+        if -1 not in taken:
+            cycles.append(Cycle(order, taken))
+    return cycles
 
 
 def _narrowest(ways: Ways) -> float:
@@ -222,7 +227,7 @@ def _mixed(
     for cycle, (_, flow) in zip(good, rings, strict=True):
         left -= ways.column(cycle) * (flow / ways.unit)
     left = np.where(left > 1e-6, left, 0.0)
-    beside = optimum(ways, _in_index_order(ways), limits=left, gap=APART)
+    beside = optimum(ways, _in_order(ways, tuple(range(ways.n))), limits=left, gap=APART)
     best = optimum(ways, [*good, *beside.cycles], gap=_gap(ways.n))
     more = [cycle for cycle, flow in zip(beside.cycles, beside.flows, strict=True) if flow > 0]
     apart = thinned(ways, [*good, *more], most)

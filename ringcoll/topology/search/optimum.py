@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from ringcoll.topology.search.simplex import Simplex
 from ringcoll.topology.search.tours import EXACT, cheapest_tours, improved_tours
-from ringcoll.topology.search.ways import NOTHING, Cycle, Ways
+from ringcoll.topology.search.ways import NOTHING, TASTE, Cycle, Ways
+from ringcoll.topology.system import PathClass
 
 __all__ = ["Optimum", "optimum"]
 
@@ -25,6 +26,9 @@ Array = NDArray[np.float64]
 
 ROUNDS = 400
 """The budget: how often the links may be priced. Counted, not timed: every rank finds the same."""
+
+LOCAL_ROUNDS = 20
+"""The same where the local search does it, which takes longer and finds less."""
 
 CLOSE = 1e-7
 """A gap to the bound that counts as none, and what a cycle must be cheaper than 1 to gain."""
@@ -96,7 +100,7 @@ def optimum(
             add(cycle)
     bound, done = np.inf, 0
     exact = ways.n <= EXACT
-    while done < rounds:
+    while done < (rounds if exact else min(rounds, LOCAL_ROUNDS)):
         program.optimise()
         value = program.value
         if value * ways.unit >= target or bound * ways.unit < target < np.inf:
@@ -110,7 +114,9 @@ def optimum(
             bound = 0.0 if exact else bound
             break
         if exact:
-            bound = min(bound, float(prices @ left) / max(tours[0][0], 1e-300))
+            # What taste adds to the cost is no reason to believe in a lower bound.
+            least = tours[0][0] - ways.n * TASTE * max(PathClass)
+            bound = min(bound, float(prices @ left) / max(least, 1e-300))
             if value >= bound * (1 - gap):
                 break
         new = False

@@ -81,22 +81,21 @@ def tour_through(costs: Array) -> tuple[int, ...] | None:
         open_ways = np.where(np.isfinite(costs), 1.0, np.inf)
         tours = cheapest_tours(open_ways, widest=True)
         return tours[0][1] if tours else None
-    # A cost that is high and finite lets the local search pass through what is not there.
-    highest = float(np.max(costs, where=np.isfinite(costs), initial=1.0))
-    closed = np.where(np.isfinite(costs), costs, highest * len(costs) * 10)
-    tours = improved_tours(closed)
-    return next((order for _, order in tours if np.isfinite(cost_of(costs, order))), None)
+    tours = improved_tours(costs)
+    return tours[0][1] if tours else None
 
 
 def improved_tours(costs: Array) -> list[tuple[float, tuple[int, ...]]]:
     """Cycles by nearest neighbour, then moves of segments; the cheapest first."""
+    # A cost that is high and finite lets the search pass through what is not there.
+    highest = float(np.max(costs, where=np.isfinite(costs), initial=1e-9))
+    closed = np.where(np.isfinite(costs), costs, highest * len(costs) * 10)
     found = {}
     for start in range(0, len(costs), max(1, len(costs) // STARTS)):
-        order = _moved(costs, _nearest(costs, start))
-        if order is not None:
-            at = order.index(0)
-            cycle = tuple(order[at:] + order[:at])
-            found[cycle] = cost_of(costs, cycle)
+        order = _moved(closed, _nearest(closed, start))
+        at = order.index(0)
+        cycle = tuple(order[at:] + order[:at])
+        found[cycle] = cost_of(costs, cycle)
     return sorted((cost, cycle) for cycle, cost in found.items() if np.isfinite(cost))
 
 
@@ -106,13 +105,13 @@ def _nearest(costs: Array, start: int) -> list[int]:
     left[start] = False
     while left.any():
         ways = np.where(left, costs[order[-1]], np.inf)
-        at = int(np.argmin(ways)) if np.isfinite(ways).any() else int(np.flatnonzero(left)[0])
+        at = int(np.argmin(ways))
         order.append(at)
         left[at] = False
     return order
 
 
-def _moved(costs: Array, order: list[int]) -> list[int] | None:
+def _moved(costs: Array, order: list[int]) -> list[int]:
     """Move segments of up to 3 nodes, as they are or reversed, while that makes it cheaper."""
     n = len(order)
     # Twice as many rounds as nodes: a bound on the work, seldom reached.
@@ -131,8 +130,7 @@ def _moved(costs: Array, order: list[int]) -> list[int] | None:
                 for piece in (segment, segment[::-1]) if length > 1 else (segment,):
                     inner = sum(costs[a, b] for a, b in pairwise(piece))
                     added = costs[tail, piece[0]] + costs[piece[-1], head] + inner
-                    # inf - inf where the gap itself is closed: then the sum is taken afresh.
-                    totals = _totals(without, hops, added)
+                    totals = without - hops + added
                     place = int(np.argmin(totals))
                     if totals[place] < best * (1 - 1e-9):
                         best = float(totals[place])
@@ -141,16 +139,6 @@ def _moved(costs: Array, order: list[int]) -> list[int] | None:
             break
         order = chosen
     return order
-
-
-def _totals(without: float, hops: Array, added: Array) -> Array:
-    if np.isfinite(without):
-        return without - hops + added
-    closed = ~np.isfinite(hops)
-    if closed.sum() > 1:
-        return np.full(len(hops), np.inf)
-    others = float(hops[~closed].sum())
-    return np.where(closed, others + added, np.inf)
 
 
 @lru_cache(maxsize=EXACT)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ringcoll.topology.paths import Route
 from ringcoll.topology.system import Link
 
-__all__ = ["NOTHING", "Cycle", "Ways"]
+__all__ = ["NOTHING", "TASTE", "Cycle", "Ways"]
 
 Array = NDArray[np.float64]
 Ints = NDArray[np.int64]

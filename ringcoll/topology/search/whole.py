@@ -15,12 +15,18 @@ from numpy.typing import NDArray
 from ringcoll.topology.search.optimum import Optimum, optimum
 from ringcoll.topology.search.ways import Cycle, Ways
 
-__all__ = ["SAME", "whole_rings"]
+__all__ = ["SAME", "SMALL", "whole_rings"]
 
 Array = NDArray[np.float64]
 
 SAME = 1e-6
 """A relative loss that counts as none."""
+
+SMALL = 11
+"""Up to so many nodes nothing at all may be lost."""
+
+NEARLY = 2e-3
+"""What may be lost beyond that: the program comes near quickly and to the end slowly."""
 
 TRIES = 6
 """The budget: so many cycles are tried as the next ring."""
@@ -55,7 +61,7 @@ def whole_rings(
         quantum: GB/s of which every ring takes a multiple; without it, rings take all they can.
 
     """
-    goal = best.value * (1 - SAME)
+    goal = best.value * (1 - (SAME if ways.n <= SMALL else NEARLY))
     pool = dict.fromkeys(best.cycles)
     start = _State((), 0.0, np.ones(len(ways.links)), best)
     stack = [(start, _candidates(ways, start, quantum, goal))]
