@@ -13,7 +13,7 @@ from ringcoll.topology.search.few import MOST, few, thinned
 from ringcoll.topology.search.hosts import between_hosts
 from ringcoll.topology.search.optimum import Optimum, optimum
 from ringcoll.topology.search.rails import divided
-from ringcoll.topology.search.report import limits_of, rounded
+from ringcoll.topology.search.report import DIGITS, limits_of, rounded
 from ringcoll.topology.search.tours import EXACT, tour_through
 from ringcoll.topology.search.ways import Cycle, Ways
 from ringcoll.topology.search.whole import SMALL
@@ -110,7 +110,7 @@ def _switched(system: System, gpus: tuple[Gpu, ...], switches: list[str]) -> Rin
             ways.append(
                 Route(PathClass.NVL, (gpu.name, switch, after.name), ((up, 1.0), (down, 1.0)))
             )
-        bandwidth = min(way.bandwidth for way in ways)
+        bandwidth = round(min(way.bandwidth for way in ways), DIGITS)
         rings.append(
             Ring(tuple(range(n)), bandwidth, (PathClass.NVL,) * n, tuple(w.nodes for w in ways))
         )

@@ -11,7 +11,7 @@ from ringcoll.topology.rings import Limit
 from ringcoll.topology.search.ways import Cycle, Ways
 from ringcoll.topology.system import Link
 
-__all__ = ["limits_of", "loads", "rounded"]
+__all__ = ["DIGITS", "limits_of", "loads", "rounded"]
 
 FULL = 1e-6
 """A link within this share of its bandwidth is full."""
