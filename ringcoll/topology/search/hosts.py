@@ -10,22 +10,29 @@ hosts of the same structure are one in it, so that their number does not matter.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from ringcoll.topology.paths import Route
 from ringcoll.topology.rings import Ring, RingSet
 from ringcoll.topology.search.passages import SLIVER, Passage, Passages
-from ringcoll.topology.search.rails import Part, divided, part_of
+from ringcoll.topology.search.rails import Part, parts_of
 from ringcoll.topology.search.report import DIGITS, limits_of
 from ringcoll.topology.search.ways import Cycle
 from ringcoll.topology.system import Gpu, PathClass, System
 
 __all__ = ["between_hosts"]
 
+NEAR = 0.04
+"""The share of the sum that is given away for rings that keep near their NICs."""
+
 
 def between_hosts(system: System, gpus: tuple[Gpu, ...], *, most: int) -> RingSet:
     """The rings of GPUs on hosts that a network joins.
+
+    First with ways that meet no CPU, so that a GPU sends by a NIC near it or by way of a GPU that
+    is (PXN); then, where that is worth more, with all.
 
     Args:
         system: all hosts.
@@ -33,26 +40,34 @@ def between_hosts(system: System, gpus: tuple[Gpu, ...], *, most: int) -> RingSe
         most: rings at most; if there are more rails, as many as rails, for a ring keeps to one.
 
     """
-    parts = [part_of(system, gpus, members) for members in divided(system, gpus)]
-    if any(part.nics == 0 for part in parts):
-        without = ", ".join(str(gpus[p.members[0]].host) for p in parts if p.nics == 0)
-        said = f"No ring: no NIC joins host {without} to the others."
+    near = _over(system, gpus, PathClass.PXN, most)
+    far = _over(system, gpus, PathClass.SYS, most)
+    if near.bandwidth >= (far.bound or far.bandwidth) * (1 - NEAR):
+        return near
+    return replace(far, tried=(*near.tried[1:2], *far.tried))
+
+
+def _over(system: System, gpus: tuple[Gpu, ...], worst: PathClass, most: int) -> RingSet:
+    """The rings with ways up to a class."""
+    parts = parts_of(system, gpus, worst)
+    lonely = ", ".join(str(gpus[part.members[0]].host) for part in parts if not part.lanes)
+    if lonely:
+        said = f"No ring: no NIC joins host {lonely} to the others."
         return RingSet(gpus, (), bound=0.0, tried=(said,))
     kinds: dict[object, int] = {}
     kind_of = [kinds.setdefault(part.signature, len(kinds)) for part in parts]
     models = [parts[kind_of.index(kind)] for kind in range(len(kinds))]
-    rails = max(part.nics for part in parts)
+    rails = max(len(part.lanes) for part in parts)
     program = Passages(models, rails)
     bound, rounds = program.solve()
     paths = program.thinned(max(most, rails))
     rings = _joined(parts, kind_of, rails, paths)
     total = sum(flow for flow, _ in rings)
     rings = [ring for ring in rings if ring[0] >= SLIVER * total][: max(most, rails)]
-    value = program.value
     tried = (
         f"{len(parts)} hosts or NVLink domains of {len(models)} structures, {rails} rails; a ring "
         "keeps to its rail, and passes the hosts in order.",
-        f"Rings of every class: {value:.4g} GB/s, "
+        f"Rings with ways up to {worst.name} in the hosts: {program.value:.4g} GB/s, "
         + ("which is proven to be the most" if bound else "without a proof that it is the most")
         + f"; {program.made} paths through hosts were weighed in {rounds} rounds.",
         f"Thinned out to {len(rings)} rings: {sum(flow for flow, _ in rings):.4g} GB/s.",
@@ -63,6 +78,7 @@ def between_hosts(system: System, gpus: tuple[Gpu, ...], *, most: int) -> RingSe
         found.append(ring)
         uses += [(way, flow) for way in ways]
     found.sort(key=lambda ring: (-ring.bandwidth, ring.order, ring.paths))
+    bound = None if bound is None else max(round(bound, 4), sum(flow for flow, _ in rings))
     return RingSet(gpus, tuple(found), limits_of(uses), bound, False, tried)
 
 

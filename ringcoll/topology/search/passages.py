@@ -125,7 +125,7 @@ class Passages:
                 kept, flows, at = rest, self.flows, 0
             else:
                 at += 1
-        while self._crowded(kept, flows, most):
+        while kept and self._crowded(kept, flows, most):
             del kept[int(np.argmin(flows))]
             self._take(self._simplex(kept))
             flows = self.flows
@@ -171,7 +171,7 @@ class Passages:
             gpus = list(range(len(model.members)))
             for rail in range(self.rails):
                 pays = duals[self._links + kind * self.rails + rail]
-                nic = len(gpus) + rail % model.nics
+                nic = model.lanes[rail % len(model.lanes)]
                 nodes = [nic, *gpus]
                 tours = _tours(costs[np.ix_(nodes, nodes)])
                 for cost, order in tours[:COLUMNS]:

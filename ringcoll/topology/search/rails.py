@@ -8,7 +8,7 @@ from ringcoll.topology.paths import Route, bus_routes, network, nvlink_routes, r
 from ringcoll.topology.search.ways import Ways
 from ringcoll.topology.system import Gpu, LinkKind, Nic, NvSwitch, PathClass, System
 
-__all__ = ["Part", "divided", "part_of"]
+__all__ = ["Part", "divided", "parts_of"]
 
 Signature = tuple[object, ...]
 
@@ -19,14 +19,14 @@ class Part:
 
     Args:
         members: indices of the GPUs among all.
-        nics: how many ways there are into the network.
+        lanes: the node of the NIC on each rail; if there are more rails, it starts anew.
         ways: the GPUs are nodes 0 … k - 1 in the order of ``members``, the NICs those after them.
         signature: equal for parts of equal structure.
 
     """
 
     members: tuple[int, ...]
-    nics: int
+    lanes: tuple[int, ...]
     ways: Ways
     signature: Signature
 
@@ -53,26 +53,58 @@ def divided(system: System, gpus: tuple[Gpu, ...]) -> list[tuple[int, ...]]:
     return sorted(tuple(members) for members in found.values())
 
 
-def part_of(system: System, gpus: tuple[Gpu, ...], members: tuple[int, ...]) -> Part:
-    """The part with these GPUs; NICs without a way to and from some GPU of it are left out."""
-    mine = [gpus[index] for index in members]
-    hosts = {gpu.host for gpu in mine}
+def parts_of(system: System, gpus: tuple[Gpu, ...], worst: PathClass) -> list[Part]:
+    """The parts, with ways up to a class.
+
+    NICs without a way to and from some GPU are left out. Where the system names the rails of all
+    NICs, those of one name belong together; else the first of each part, the second, and so on.
+    """
+    parts = divided(system, gpus)
+    found = [_ways(system, [gpus[index] for index in members], worst) for members in parts]
+    keys = [_keys(nics) for nics, _ in found]
+    common = set.intersection(*(set(of_part) for of_part in keys))
+    named = all(nic.rail is not None for nics, _ in found for nic in nics)
+    joined = []
+    for members, (_, ways), of_part in zip(parts, found, keys, strict=True):
+        nodes = {key: len(members) + at for at, key in enumerate(of_part)}
+        chosen = sorted(common) if named and common else of_part
+        lanes = tuple(nodes[key] for key in chosen)
+        joined.append(Part(members, lanes, ways, (lanes, *_signature(len(members), ways))))
+    return joined
+
+
+def _keys(nics: list[Nic]) -> list[tuple[int, int]]:
+    """Of each NIC its rail, and the how many-th on it it is."""
+    seen: dict[int, int] = {}
+    keys = []
+    for nic in nics:
+        rail = -1 if nic.rail is None else nic.rail
+        seen[rail] = seen.get(rail, -1) + 1
+        keys.append((rail, seen[rail]))
+    return keys
+
+
+def _ways(system: System, gpus: list[Gpu], worst: PathClass) -> tuple[list[Nic], Ways]:
+    """The NICs beside these GPUs, and all ways of both."""
+    hosts = {gpu.host for gpu in gpus}
     nics = sorted(
         (node for node in system.nodes if isinstance(node, Nic) and node.host in hosts),
         key=lambda nic: (nic.rail is None, nic.rail or 0, nic.host, nic.dev, nic.name),
     )
-    out, into = _out(system, mine, nics), _into(system, mine, nics)
-    usable = [nic.name for nic in nics if nic.name in out and nic.name in into]
-    found = dict(routes(system, mine))
-    for at, name in enumerate(usable, start=len(mine)):
-        found.update({(gpu, at): ways for gpu, ways in out[name].items()})
-        found.update({(at, gpu): ways for gpu, ways in into[name].items()})
-    ways = Ways(len(mine) + len(usable), found)
-    return Part(members, len(usable), ways, _signature(len(mine), ways))
+    out, into = _out(system, gpus, nics, worst), _into(system, gpus, nics, worst)
+    usable = [nic for nic in nics if nic.name in out and nic.name in into]
+    found = {
+        pair: tuple(way for way in ways if way.path_class <= worst)
+        for pair, ways in routes(system, gpus).items()
+    }
+    for at, nic in enumerate(usable, start=len(gpus)):
+        found.update({(gpu, at): ways for gpu, ways in out[nic.name].items()})
+        found.update({(at, gpu): ways for gpu, ways in into[nic.name].items()})
+    return usable, Ways(len(gpus) + len(usable), found)
 
 
 def _out(
-    system: System, gpus: list[Gpu], nics: list[Nic]
+    system: System, gpus: list[Gpu], nics: list[Nic], worst: PathClass
 ) -> dict[str, dict[int, tuple[Route, ...]]]:
     """For each NIC and GPU the ways out: over the bus, or by a GPU that is near the NIC (PXN)."""
     found: dict[str, dict[int, tuple[Route, ...]]] = {}
@@ -86,6 +118,7 @@ def _out(
                 if near != at and way is not None and way.path_class <= PathClass.PXB:
                     first = nvlink_routes(system, gpu.name, other.name)[:1]
                     ways += [relayed(one, way, PathClass.PXN) for one in first]
+            ways = [way for way in ways if way.path_class <= worst]
             if link is not None:
                 last = Route(PathClass.NET, (nic.name, link.dst), ((link, 1.0),))
                 ways = [relayed(way, last, way.path_class) for way in ways]
@@ -95,7 +128,7 @@ def _out(
 
 
 def _into(
-    system: System, gpus: list[Gpu], nics: list[Nic]
+    system: System, gpus: list[Gpu], nics: list[Nic], worst: PathClass
 ) -> dict[str, dict[int, tuple[Route, ...]]]:
     """For each NIC and GPU the way in, over the bus."""
     found: dict[str, dict[int, tuple[Route, ...]]] = {}
@@ -103,7 +136,7 @@ def _into(
         link = network(system, nic.name)[1]
         bus = bus_routes(system, nic.name, {gpu.name for gpu in gpus})
         for at, gpu in enumerate(gpus):
-            if gpu.name not in bus:
+            if gpu.name not in bus or bus[gpu.name].path_class > worst:
                 continue
             way = bus[gpu.name]
             if link is not None:
