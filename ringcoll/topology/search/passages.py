@@ -97,10 +97,11 @@ class Passages:
         rounds = 0
         even = np.ones(self._links + len(self.models) * self.rails)
         while rounds < ROUNDS and not done:
-            duals = simplex.duals if known else even / self._links
+            duals = simplex.duals if rounds else even / self._links
+            found = self._gaining(np.maximum(duals, 0.0), first=not rounds)
             rounds += 1
-            done = bool(known)
-            for path in self._gaining(np.maximum(duals, 0.0), first=not known):
+            done = True
+            for path in found:
                 if path not in known:
                     known.add(path)
                     self.paths.append(path)

@@ -22,7 +22,7 @@ Ints = NDArray[np.int64]
 EXACT = 16
 """The most nodes for which the dynamic program is run: 2^15 subsets by 15 last nodes."""
 
-STARTS = 4
+STARTS = 8
 """From so many nodes the local search begins."""
 
 CLOSE = 1e-12
@@ -114,30 +114,35 @@ def _nearest(costs: Array, start: int) -> list[int]:
 def _moved(costs: Array, order: list[int]) -> list[int]:
     """Move segments of up to 3 nodes, as they are or reversed, while that makes it cheaper."""
     n = len(order)
-    # Twice as many rounds as nodes: a bound on the work, seldom reached.
+    # Twice as many moves as nodes: a bound on the work, seldom reached.
     for _ in range(2 * n):
-        present = cost_of(costs, order)
-        best, chosen = present, None
+        best, move = -1e-9 * cost_of(costs, order), None
+        ring = np.array(order)
+        after = np.roll(ring, -1)
+        hops = costs[ring, after]
         for length in range(1, min(3, n - 2) + 1):
-            for at in range(n):
-                ring = order[at:] + order[:at]
-                segment, others = ring[:length], ring[length:]
-                # others is a path; the segment goes between two of its neighbours.
-                tail = np.array(others)
-                head = np.roll(tail, -1)
-                hops = costs[tail, head]
-                without = float(hops.sum())
-                for piece in (segment, segment[::-1]) if length > 1 else (segment,):
-                    inner = sum(costs[a, b] for a, b in pairwise(piece))
-                    added = costs[tail, piece[0]] + costs[piece[-1], head] + inner
-                    totals = without - hops + added
-                    place = int(np.argmin(totals))
-                    if totals[place] < best * (1 - 1e-9):
-                        best = float(totals[place])
-                        chosen = others[: place + 1] + list(piece) + others[place + 1 :]
-        if chosen is None:
+            # Row p moves the segment that begins at p, column q puts it behind ring[q].
+            first, last = ring, np.roll(ring, 1 - length)
+            before, behind = np.roll(ring, 1), np.roll(ring, -length)
+            taken = costs[before, behind] - costs[before, first] - costs[last, behind]
+            there = (np.arange(n)[None, :] - np.arange(n)[:, None] + 1) % n <= length
+            inside = [np.roll(ring, -step) for step in range(length)]
+            turned = sum((costs[b, a] - costs[a, b] for a, b in pairwise(inside)), np.zeros(n))
+            for head, tail, extra in ((first, last, 0.0), (last, first, turned)):
+                added = costs[ring[None, :], head[:, None]] + costs[tail[:, None], after[None, :]]
+                change = added - hops[None, :] + (taken + extra)[:, None]
+                change[there] = np.inf
+                place = int(change.argmin())
+                if change.flat[place] < best:
+                    best, move = float(change.flat[place]), (length, place, head is last)
+        if move is None:
             break
-        order = chosen
+        length, place, reverse = move
+        at, behind_at = divmod(place, n)
+        rest = [order[(at + step) % n] for step in range(length, n)]
+        segment = [order[(at + step) % n] for step in range(length)]
+        cut = (behind_at - at - length) % n + 1
+        order = rest[:cut] + (segment[::-1] if reverse else segment) + rest[cut:]
     return order
 
 
