@@ -8,7 +8,8 @@ only that reaches the optimum.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,9 +20,10 @@ from ringcoll.topology.search.tours import EXACT
 from ringcoll.topology.search.ways import Cycle, Ways
 from ringcoll.topology.search.whole import SAME, whole_rings
 
-__all__ = ["MOST", "few", "thinned"]
+__all__ = ["MOST", "SLIVER", "few", "needed", "thinned"]
 
 Array = NDArray[np.float64]
+Item = TypeVar("Item")
 
 MOST = 16
 """Rings at most: half of NCCL's 32 channels, because each ring runs as two channels or more."""
@@ -75,12 +77,45 @@ def thinned(ways: Ways, cycles: Sequence[Cycle], most: int) -> list[tuple[Cycle,
 
     At most ``most`` of them stay and no slivers; the strongest first.
     """
-    kept, flows = _needed(ways, list(dict.fromkeys(cycles)))
+    kept, flows = needed(list(dict.fromkeys(cycles)), lambda some: _solve(ways, some))
     while len(kept) > most or flows.min() < SLIVER * flows.sum():
         del kept[int(np.argmin(flows))]
-        flows = _solve(ways, kept)
+        flows = _solve(ways, kept)[1]
     pairs = [(cycle, float(flow)) for cycle, flow in zip(kept, flows, strict=True)]
     return sorted(pairs, key=lambda pair: (-round(pair[1], 6), pair[0].order, pair[0].ways))
+
+
+def needed(
+    items: list[Item], solve: Callable[[list[Item]], tuple[float, Array]]
+) -> tuple[list[Item], Array]:
+    """Leave out items as long as nothing is lost: the smallest first, many at a time.
+
+    Args:
+        items: what there is.
+        solve: of some of them, what they are worth and how much each carries.
+
+    Returns:
+        What stays, and how much each of it carries.
+
+    """
+    value, flows = solve(items)
+    goal = value * (1 - SAME)
+    many, at = len(items) // 2, 0
+    for _ in range(SOLVED):
+        if at + max(many, 1) > len(items):
+            break
+        ranked = np.argsort(flows, kind="stable")
+        out = set(ranked[:many] if many > 1 else ranked[at : at + 1])
+        rest = [item for index, item in enumerate(items) if index not in out]
+        value, without = solve(rest)
+        if value >= goal:
+            items, flows, at = rest, without, 0
+            many = min(many, len(items) // 2)
+        elif many > 1:
+            many //= 2
+        else:
+            at += 1
+    return items, flows
 
 
 def _quanta(ways: Ways, best: Optimum, most: int) -> Iterator[float]:
@@ -105,32 +140,10 @@ def _quanta(ways: Ways, best: Optimum, most: int) -> Iterator[float]:
             return
 
 
-def _solve(ways: Ways, cycles: Sequence[Cycle]) -> Array:
-    """The flows (GB/s) of these cycles that sum to the most."""
+def _solve(ways: Ways, cycles: Sequence[Cycle]) -> tuple[float, Array]:
+    """The most that these cycles sum to, and how: GB/s."""
     program = Simplex(np.ones(len(ways.links)))
     for cycle in cycles:
         program.add(ways.column(cycle), 1.0)
     program.optimise()
-    return program.solution * ways.unit
-
-
-def _needed(ways: Ways, kept: list[Cycle]) -> tuple[list[Cycle], Array]:
-    """Leave out cycles as long as nothing is lost: the smallest first, many at a time."""
-    flows = _solve(ways, kept)
-    goal = float(flows.sum()) * (1 - SAME)
-    many, at = len(kept) // 2, 0
-    for _ in range(SOLVED):
-        if at + max(many, 1) > len(kept):
-            break
-        ranked = np.argsort(flows, kind="stable")
-        out = set(ranked[:many] if many > 1 else ranked[at : at + 1])
-        rest = [cycle for index, cycle in enumerate(kept) if index not in out]
-        without = _solve(ways, rest)
-        if without.sum() >= goal:
-            kept, flows, at = rest, without, 0
-            many = min(many, len(kept) // 2)
-        elif many > 1:
-            many //= 2
-        else:
-            at += 1
-    return kept, flows
+    return program.value * ways.unit, program.solution * ways.unit

@@ -16,8 +16,9 @@ import numpy as np
 
 from ringcoll.topology.paths import Route
 from ringcoll.topology.rings import Ring, RingSet
-from ringcoll.topology.search.passages import SLIVER, Passage, Passages
-from ringcoll.topology.search.rails import Part, parts_of
+from ringcoll.topology.search.few import SLIVER
+from ringcoll.topology.search.passages import LOCAL, Passage, Passages
+from ringcoll.topology.search.rails import Part, divided, parts_of
 from ringcoll.topology.search.report import DIGITS, limits_of
 from ringcoll.topology.search.ways import Cycle
 from ringcoll.topology.system import Gpu, PathClass, System
@@ -41,6 +42,9 @@ def between_hosts(system: System, gpus: tuple[Gpu, ...], *, most: int) -> RingSe
 
     """
     near = _over(system, gpus, PathClass.PXN, most)
+    if near.rings and max(map(len, divided(system, gpus))) > LOCAL:
+        # So many GPUs in a part hang on a switch: their slots are enough for their NICs.
+        return near
     far = _over(system, gpus, PathClass.SYS, most)
     if near.bandwidth >= (far.bound or far.bandwidth) * (1 - NEAR):
         return near

@@ -14,12 +14,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ringcoll.topology.search.few import SLIVER, needed
 from ringcoll.topology.search.rails import Part
 from ringcoll.topology.search.simplex import Simplex
 from ringcoll.topology.search.tours import EXACT, cheapest_tours, cost_of, improved_tours
 from ringcoll.topology.search.ways import Cycle
 
-__all__ = ["SLIVER", "Passage", "Passages"]
+__all__ = ["LOCAL", "Passage", "Passages"]
 
 Array = NDArray[np.float64]
 
@@ -34,9 +35,6 @@ LOCAL = 40
 
 GAIN = 1e-7
 """A path gains if it is cheaper by this."""
-
-SLIVER = 0.02
-"""The least share of the sum that is worth a ring of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,30 +106,23 @@ class Passages:
                     simplex.add(self._column(path), 0.0)
                     done = False
             simplex.optimise()
-        self._take(simplex)
+        self.value = simplex.value * self.unit
+        self.flows = simplex.solution[self.rails :] * self.unit
         return self.value * (1 + 10 * GAIN) if done and exact else None, rounds
 
     def thinned(self, most: int) -> list[tuple[Passage, float]]:
         """The paths that are needed, at most so many in a structure, with their GB/s."""
-        goal = self.value
-        kept = [path for path, flow in zip(self.paths, self.flows, strict=True) if flow > 0]
-        simplex = self._simplex(kept)
-        self._take(simplex)
-        flows, at = self.flows, 0
-        while at < len(kept):
-            out = int(np.argsort(flows, kind="stable")[at])
-            rest = kept[:out] + kept[out + 1 :]
-            self._take(self._simplex(rest))
-            if self.value >= goal * (1 - 1e-6):
-                kept, flows, at = rest, self.flows, 0
-            else:
-                at += 1
+        used = [path for path, flow in zip(self.paths, self.flows, strict=True) if flow > 0]
+        kept, flows = needed(used, self._worth)
         while kept and self._crowded(kept, flows, most):
             del kept[int(np.argmin(flows))]
-            self._take(self._simplex(kept))
-            flows = self.flows
-        self.value = goal
+            flows = self._worth(kept)[1]
         return [(path, float(flow)) for path, flow in zip(kept, flows, strict=True)]
+
+    def _worth(self, paths: Sequence[Passage]) -> tuple[float, Array]:
+        """GB/s of these paths alone, all and each."""
+        simplex = self._simplex(paths)
+        return simplex.value * self.unit, simplex.solution[self.rails :] * self.unit
 
     def _crowded(self, paths: Sequence[Passage], flows: Array, most: int) -> bool:
         counts = [sum(path.kind == kind for path in paths) for kind in range(len(self.models))]
@@ -149,10 +140,6 @@ class Passages:
             simplex.add(self._column(path), 0.0)
         simplex.optimise()
         return simplex
-
-    def _take(self, simplex: Simplex) -> None:
-        self.value = simplex.value * self.unit
-        self.flows = simplex.solution[self.rails :] * self.unit
 
     def _column(self, path: Passage) -> Array:
         ways = self.models[path.kind].ways

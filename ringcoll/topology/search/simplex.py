@@ -22,6 +22,9 @@ TINY = 1e-9
 EQUAL = 1e-11
 """Ratios this close count as equal."""
 
+DIGITS = 10
+"""Decimals by which gains are compared."""
+
 
 class Simplex:
     """A program and its present basis.
@@ -89,12 +92,13 @@ class Simplex:
         """
         for _ in range(steps):
             duals = self.duals
-            slack = int(duals.argmin())
+            # Rounded, so that another order of summation on another machine changes no choice.
+            slack = int(duals.round(DIGITS).argmin())
             best, gain = -1, -float(duals[slack])
             if self._count:
                 reduced = self._gains[: self._count] - self.columns @ duals
-                at = int(reduced.argmax())
-                if reduced[at] >= gain:
+                at = int(reduced.round(DIGITS).argmax())
+                if reduced[at] >= gain - EQUAL:
                     best, gain = at, float(reduced[at])
             if gain <= TINY:
                 return True

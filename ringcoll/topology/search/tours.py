@@ -25,6 +25,9 @@ EXACT = 16
 STARTS = 8
 """From so many nodes the local search begins."""
 
+DIGITS = 12
+"""Decimals by which costs are compared."""
+
 CLOSE = 1e-12
 """Costs this close (relative) count as equal; then the lower index wins."""
 
@@ -71,7 +74,7 @@ def cheapest_tours(costs: Array, *, widest: bool = False) -> list[tuple[float, t
             at = int(np.flatnonzero(onward <= onward.min() * (1 + CLOSE))[0])
             order.append(at + 1)
         found.append((cost, tuple(order)))
-    found.sort(key=lambda pair: pair[0])
+    found.sort(key=lambda pair: (round(pair[0], DIGITS), pair[1]))
     return found
 
 

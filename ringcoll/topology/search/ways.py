@@ -114,12 +114,14 @@ def _tightest(shares: Array) -> set[int]:
     """The rows that no other row stands above in every column: the others never run full first."""
     kept = set(range(len(shares)))
     for row, share in enumerate(shares):
-        above = np.all(shares >= share, axis=1)
-        above[row] = False
-        for other in np.flatnonzero(above):
+        used = np.flatnonzero(share)
+        # Most rows fall out by a single column.
+        few = np.flatnonzero(shares[:, used[0]] >= share[used[0]])
+        few = few[np.all(shares[np.ix_(few, used)] >= share[used], axis=1)]
+        for other in few:
             # Of equal rows the first stays.
             equal = bool(np.array_equal(shares[other], share))
-            if int(other) in kept and (not equal or other < row):
+            if other != row and int(other) in kept and (not equal or other < row):
                 kept.discard(row)
                 break
     return kept
