@@ -98,6 +98,23 @@ def test_an_nvlink_domain_is_one_ring_too_and_large_ones_take_no_time_even_mixed
     assert find_rings(system, mixed=True).rings == found.rings
 
 
+def test_two_fabrics_add_up_where_different_gpus_are_weak():
+    graph = Graph()
+    for switch in (0, 1):
+        graph.nvswitch(switch)
+        for gpu in range(4):
+            if not switch:
+                graph.gpu(gpu)
+            width = 50 if gpu == switch else 100
+            graph.two(f"GPU/{gpu}", f"NVS/{switch}", LinkKind.NVLINK, width)
+    system = graph.system()
+    found = find_rings(system)
+    check(system, found)
+    # Rings that change between the fabrics fill both where all keep to one reach 50 each.
+    assert found.bandwidth == pytest.approx(150)
+    assert found.all_pairs
+
+
 def test_pcie_beside_nvlink_if_asked_for():
     for name, pure, both in (("dgx1-p100", 72, 78), ("dgx1-v100", 120, 126)):
         system = preset(name)

@@ -56,7 +56,8 @@ def find_rings(
     if len(chosen) < 2:
         return RingSet(chosen, (), bound=0.0, tried=("Fewer than 2 GPUs: there is no ring.",))
     switches = _common_switches(system, chosen)
-    if switches and (not mixed or len(chosen) > EXACT):
+    one = len(switches) == 1 and not mixed
+    if one or (switches and len(chosen) > EXACT):
         return _switched(system, chosen, switches)
     if len(divided(system, chosen)) > 1:
         return between_hosts(system, chosen, most=most)
@@ -97,7 +98,8 @@ def _common_switches(system: System, gpus: tuple[Gpu, ...]) -> list[str]:
 def _switched(system: System, gpus: tuple[Gpu, ...], switches: list[str]) -> RingSet:
     """A ring in index order for each switch.
 
-    Every ring takes every GPU's links, so the weakest GPU is the bound whatever the order.
+    Every ring takes every GPU's links, so the weakest GPU is the bound whatever the order. (With
+    several switches hops could change between them; that gains only if different GPUs are weak.)
     """
     n = len(gpus)
     rings, uses = [], []
@@ -115,11 +117,12 @@ def _switched(system: System, gpus: tuple[Gpu, ...], switches: list[str]) -> Rin
             Ring(tuple(range(n)), bandwidth, (PathClass.NVL,) * n, tuple(w.nodes for w in ways))
         )
         uses += [(way, bandwidth) for way in ways]
+    rings.sort(key=lambda ring: -ring.bandwidth)
     said = (
         f"All {n} GPUs hang on {' and '.join(switches)}: one ring in index order each, as wide as "
         "the weakest GPU; no order is better.",
     )
-    bound = sum(ring.bandwidth for ring in rings)
+    bound = rings[0].bandwidth if len(rings) == 1 else None
     return RingSet(gpus, tuple(rings), limits_of(uses), bound, True, said)
 
 
