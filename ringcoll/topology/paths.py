@@ -74,14 +74,11 @@ def path_class(system: System, a: str, b: str) -> PathClass:
     found = bus_routes(system, a, {b})
     best = found[b].path_class if b in found else PathClass.DIS
     if best > PathClass.PXN and isinstance(start, Gpu) and isinstance(end, Nic):
-        near = [
-            gpu
-            for gpu in system.gpus
-            if gpu.host == start.host and nvlink_routes(system, a, gpu.name)
-        ]
-        classes = (path_class(system, gpu.name, b) for gpu in near if gpu.name != a)
-        if any(near_class <= PathClass.PXB for near_class in classes):
-            return PathClass.PXN
+        for gpu in system.gpus:
+            if gpu.host == start.host and gpu.name != a and nvlink_routes(system, a, gpu.name):
+                near = bus_routes(system, gpu.name, {b}).get(b)
+                if near is not None and near.path_class <= PathClass.PXB:
+                    return PathClass.PXN
     return best
 
 

@@ -82,6 +82,18 @@ def test_a_gpu_reaches_a_far_nic_by_the_gpu_that_is_near():
     assert path_class(system, "GPU/0", "NIC/0") is PathClass.PXN
 
 
+def test_no_gpu_is_near_the_nic():
+    graph = Graph()
+    graph.cpu(0)
+    graph.nic(0)
+    graph.two("NIC/0", "CPU/0", LinkKind.PCI, 12)
+    graph.gpu(0, 1)
+    graph.nvlink(0, 1, 20)
+    for gpu in (0, 1):
+        graph.two(f"GPU/{gpu}", "CPU/0", LinkKind.PCI, 12)
+    assert path_class(graph.system(), "GPU/0", "NIC/0") is PathClass.PHB
+
+
 def test_grace_reaches_its_gpu_by_c2c_and_a_nic_by_c2c_and_pcie():
     graph = Graph()
     graph.cpu(0, "arm64", "")
