@@ -141,8 +141,9 @@ def nvlink_routes(system: System, a: str, b: str) -> tuple[Route, ...]:
 def bus_routes(system: System, start: str, ends: set[str]) -> dict[str, Route]:
     """The best route by PCIe and CPUs from ``start`` to each of ``ends`` on its host.
 
-    The better class wins, then the bandwidth, then the fewer hops, then the file's order. A path
-    with more than two CPUs is looked for only where there is no other.
+    The better class wins, then the bandwidth, then the fewer hops, then the wider links on the way,
+    then the system's order. A path with more than two CPUs is looked for only where there is no
+    other.
     """
     best: dict[str, Route] = {}
     host = system.node(start).host
@@ -175,8 +176,9 @@ def network(system: System, nic: str) -> tuple[Link | None, Link | None]:
     return widest(out), widest(into)
 
 
-def _rank(route: Route) -> tuple[PathClass, float, int]:
-    return route.path_class, -route.bandwidth, len(route.nodes)
+def _rank(route: Route) -> tuple[PathClass, float, int, float]:
+    spare = sum(link.bandwidth for link, _ in route.uses)
+    return route.path_class, -route.bandwidth, len(route.nodes), -spare
 
 
 def _between_hosts(system: System, start: Node, end: Node) -> PathClass:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ringcoll.topology.paths import Route, bus_routes, network, nvlink_routes, relayed, routes
 from ringcoll.topology.search.ways import Ways
-from ringcoll.topology.system import Gpu, LinkKind, Nic, NvSwitch, PathClass, System
+from ringcoll.topology.system import Gpu, LinkKind, Network, Nic, NvSwitch, PathClass, System
 
 __all__ = ["Part", "divided", "parts_of"]
 
@@ -91,6 +91,9 @@ def _ways(system: System, gpus: list[Gpu], worst: PathClass) -> tuple[list[Nic],
         (node for node in system.nodes if isinstance(node, Nic) and node.host in hosts),
         key=lambda nic: (nic.rail is None, nic.rail or 0, nic.host, nic.dev, nic.name),
     )
+    if any(isinstance(node, Network) for node in system.nodes):
+        # Where the system has the network, a NIC that is not joined to it is of no use.
+        nics = [nic for nic in nics if None not in network(system, nic.name)]
     out, into = _out(system, gpus, nics, worst), _into(system, gpus, nics, worst)
     usable = [nic for nic in nics if nic.name in out and nic.name in into]
     found = {

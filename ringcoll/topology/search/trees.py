@@ -89,7 +89,7 @@ def find_tree(
     if children < 1:
         raise ArgumentError(f"find_tree: children={children}; a parent needs 1 or more")
     ways = {
-        pair: [way for way in found if way.path_class is not PathClass.NVB]
+        pair: [way for way in found if way.path_class is not PathClass.NVB and way.bandwidth > 0]
         for pair, found in routes(system, chosen).items()
     }
     parents: dict[int, int] = {root: -1}
