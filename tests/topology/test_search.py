@@ -161,6 +161,34 @@ def test_relays_where_they_add_much():
     assert any("relays" in said for said in found.tried)
 
 
+def test_of_equal_rings_the_one_that_keeps_to_nvlink():
+    # Two hives of XGMI, PCIe between: 24 GB/s a ring whether it takes two hops of PCIe or eight.
+    found = find_rings(real("amd-topo_8p_rome.xml"))
+    assert found.bandwidth == pytest.approx(48)
+    for ring in found.rings:
+        assert sum(hop is PathClass.PHB for hop in ring.hops) == 2
+
+
+@pytest.mark.slow
+def test_sixteen_gpus():
+    system = real("amd-topo_16p1h.xml")
+    found = find_rings(system)
+    check(system, found)
+    assert found.bandwidth == pytest.approx(216)
+    assert {ring.bandwidth for ring in found.rings} == {36}
+    assert {hop for ring in found.rings for hop in ring.hops} == {PathClass.NVL}
+
+
+def test_more_gpus_than_can_be_searched_exactly():
+    system = tree([range(at, at + 5) for at in (0, 5, 10, 15)], 12, 12, sockets=10)
+    found = find_rings(system)
+    check(system, found)
+    # Two orders of the sockets share what one alone would lose to the links between them.
+    assert found.bandwidth == pytest.approx(12)
+    assert found.bound is None
+    assert any("without a proof" in said for said in found.tried)
+
+
 def test_unequal_links():
     edges = [(0, 1, 3), (1, 2, 1), (2, 3, 3), (3, 0, 1), (0, 2, 1), (1, 3, 2)]
     system = mesh(4, 20, edges)

@@ -16,6 +16,9 @@ __all__ = ["DIGITS", "limits_of", "loads", "rounded"]
 FULL = 1e-6
 """A link within this share of its bandwidth is full."""
 
+ROUNDING = 2e-5
+"""GB/s that a link may lack because bandwidths are cut to ``DIGITS``."""
+
 NAMED = 16
 """Full links that are named at most; the others follow from the symmetry of the machine."""
 
@@ -35,7 +38,9 @@ def loads(uses: Sequence[tuple[Route, float]]) -> dict[Link, float]:
 def limits_of(uses: Sequence[tuple[Route, float]]) -> tuple[Limit, ...]:
     """The full links, the fullest first, then the narrowest."""
     full = [
-        (link, used) for link, used in loads(uses).items() if used >= link.bandwidth * (1 - FULL)
+        (link, used)
+        for link, used in loads(uses).items()
+        if used >= link.bandwidth * (1 - FULL) - ROUNDING
     ]
     full.sort(key=lambda pair: (-round(pair[1] / pair[0].bandwidth, 6), pair[0].bandwidth))
     return tuple(
