@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ringcoll.topology.search.optimum import Optimum, optimum
 from ringcoll.topology.search.simplex import Simplex
 from ringcoll.topology.search.tours import EXACT
-from ringcoll.topology.search.ways import Cycle, Ways
+from ringcoll.topology.search.ways import NOTHING, Cycle, Ways
 from ringcoll.topology.search.whole import SAME, whole_rings
 
 __all__ = ["MOST", "SLIVER", "few", "needed", "thinned"]
@@ -52,7 +52,7 @@ def few(ways: Ways, best: Optimum, most: int = MOST) -> list[tuple[Cycle, float]
     """
     if best.value <= 0:
         return []
-    used = [cycle for cycle, flow in zip(best.cycles, best.flows, strict=True) if flow > 0]
+    used = [cycle for cycle, flow in zip(best.cycles, best.flows, strict=True) if flow > NOTHING]
     # No ring is wider than the widest way, so fewer rings there cannot be. Beyond what the dynamic
     # program can do, looking ahead takes too long.
     if len(used) <= np.ceil(best.value / ways.unit - SAME) or ways.n > EXACT:
@@ -79,7 +79,7 @@ def thinned(ways: Ways, cycles: Sequence[Cycle], most: int) -> list[tuple[Cycle,
     """
     kept, flows = needed(list(dict.fromkeys(cycles)), lambda some: _solve(ways, some))
     while len(kept) > most or flows.min() < SLIVER * flows.sum():
-        del kept[int(np.argmin(flows))]
+        del kept[int(np.argmin(flows.round(9)))]
         flows = _solve(ways, kept)[1]
     pairs = [(cycle, float(flow)) for cycle, flow in zip(kept, flows, strict=True)]
     return sorted(pairs, key=lambda pair: (-round(pair[1], 6), pair[0].order, pair[0].ways))
@@ -104,7 +104,7 @@ def needed(
     for _ in range(SOLVED):
         if at + max(many, 1) > len(items):
             break
-        ranked = np.argsort(flows, kind="stable")
+        ranked = np.argsort(flows.round(9), kind="stable")
         out = set(ranked[:many] if many > 1 else ranked[at : at + 1])
         rest = [item for index, item in enumerate(items) if index not in out]
         value, without = solve(rest)

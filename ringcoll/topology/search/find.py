@@ -15,7 +15,7 @@ from ringcoll.topology.search.optimum import Optimum, optimum
 from ringcoll.topology.search.rails import divided
 from ringcoll.topology.search.report import DIGITS, limits_of, rounded
 from ringcoll.topology.search.tours import EXACT, tour_through
-from ringcoll.topology.search.ways import Cycle, Ways
+from ringcoll.topology.search.ways import NOTHING, Cycle, Ways
 from ringcoll.topology.search.whole import SMALL
 from ringcoll.topology.system import Gpu, LinkKind, NvSwitch, PathClass, System
 
@@ -232,7 +232,9 @@ def _mixed(
     left = np.where(left > 1e-6, left, 0.0)
     beside = optimum(ways, _in_order(ways, tuple(range(ways.n))), limits=left, gap=APART)
     best = optimum(ways, [*good, *beside.cycles], gap=_gap(ways.n))
-    more = [cycle for cycle, flow in zip(beside.cycles, beside.flows, strict=True) if flow > 0]
+    more = [
+        cycle for cycle, flow in zip(beside.cycles, beside.flows, strict=True) if flow > NOTHING
+    ]
     apart = thinned(ways, [*good, *more], most)
     if sum(flow for _, flow in apart) >= best.value * (1 - APART):
         return ways, best, apart

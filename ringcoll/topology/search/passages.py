@@ -18,7 +18,7 @@ from ringcoll.topology.search.few import SLIVER, needed
 from ringcoll.topology.search.rails import Part
 from ringcoll.topology.search.simplex import Simplex
 from ringcoll.topology.search.tours import EXACT, cheapest_tours, cost_of, improved_tours
-from ringcoll.topology.search.ways import Cycle
+from ringcoll.topology.search.ways import NOTHING, Cycle
 
 __all__ = ["LOCAL", "Passage", "Passages"]
 
@@ -112,10 +112,10 @@ class Passages:
 
     def thinned(self, most: int) -> list[tuple[Passage, float]]:
         """The paths that are needed, at most so many in a structure, with their GB/s."""
-        used = [path for path, flow in zip(self.paths, self.flows, strict=True) if flow > 0]
+        used = [path for path, flow in zip(self.paths, self.flows, strict=True) if flow > NOTHING]
         kept, flows = needed(used, self._worth)
         while kept and self._crowded(kept, flows, most):
-            del kept[int(np.argmin(flows))]
+            del kept[int(np.argmin(flows.round(9)))]
             flows = self._worth(kept)[1]
         return [(path, float(flow)) for path, flow in zip(kept, flows, strict=True)]
 

@@ -19,6 +19,9 @@ Ints = NDArray[np.int64]
 NOTHING = 1e-9
 """What is left of a link that is full."""
 
+DIGITS = 12
+"""Decimals by which prices are compared."""
+
 TASTE = 1e-10
 """A price so low that it decides only between cycles that cost the same."""
 
@@ -91,7 +94,9 @@ class Ways:
         """
         costs = np.full((self.n, self.n), np.inf)
         chosen = np.full((self.n, self.n), -1, dtype=np.int64)
-        priced = np.maximum(duals @ self.shares, 0.0) + taste * self._classes
+        # Rounded, so that another order of summation on another machine changes no choice.
+        priced = np.maximum(duals.round(DIGITS) @ self.shares, 0.0).round(DIGITS)
+        priced += taste * self._classes
         full = np.flatnonzero(limits <= NOTHING)
         if len(full):
             priced = np.where(self.shares[full].any(axis=0), np.inf, priced)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringcoll.topology.search.optimum import Optimum, optimum
-from ringcoll.topology.search.ways import Cycle, Ways
+from ringcoll.topology.search.ways import NOTHING, Cycle, Ways
 
 __all__ = ["SAME", "SMALL", "whole_rings"]
 
@@ -87,7 +87,7 @@ def whole_rings(
     others = [
         cycle
         for cycle, flow in zip(deepest.rest.cycles, deepest.rest.flows, strict=True)
-        if flow > 0
+        if flow > NOTHING
     ]
     return [*deepest.taken, *others], False
 
