@@ -65,6 +65,9 @@ def build(document: Element, *, title: str = "") -> System:
     for system, cpu in places:
         builder.cpu(cpu, hosts[system, _hash(cpu)])
     builder.finish()
+    for element in document.walk():
+        if element.tag == "note" and element.get("text"):  # a detector's, ours alone
+            builder.assembly.note(element.get("text"))
     return builder.assembly.system(title or document.get("name"))
 
 

@@ -1,0 +1,11 @@
+"""What this machine is, read from NVML, CUDA and the kernel, as a document in NCCL's form.
+
+``facts`` is what was read, ``describe`` concludes from it, ``detection`` does both and keeps the
+result, ``measure`` corrects bandwidths by timing copies.
+"""
+
+from ringcoll.topology.detect.collect import collect
+from ringcoll.topology.detect.describe import document_of
+from ringcoll.topology.detect.facts import Facts
+
+__all__ = ["Facts", "collect", "document_of"]

@@ -1,0 +1,267 @@
+"""Which NVLinks can be used: direct links that both ends name, and the fabrics of NVSwitches.
+
+In a virtual machine the switches are hidden, and what is said of links, pairs and fabrics may
+contradict itself. A pair counts as joined only if nobody denies it; what is dropped is said in a
+sentence.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ringcoll.topology.detect.ends import (
+    CPU_CLASS,
+    HIDDEN,
+    SWITCH_CLASS,
+    Ends,
+    ends_of,
+    label,
+)
+from ringcoll.topology.detect.facts import Facts, GpuFacts
+
+__all__ = ["Row", "nvlink_rows"]
+
+_COMPLETED = 3
+_STARTING = (1, 2)
+_GPU_CLASS = "0x030200"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Some NVLinks of a GPU that lead to the same place.
+
+    Args:
+        target: bus id, or ``HIDDEN``.
+        count: links.
+        tclass: PCI class of the target.
+        speed: MB/s per link and direction, None if unknown.
+        fabric: number of the fabric of switches, None if there is only one.
+
+    """
+
+    target: str
+    count: int
+    tclass: str
+    speed: int | None = None
+    fabric: int | None = None
+
+
+def nvlink_rows(facts: Facts) -> tuple[Mapping[str, tuple[Row, ...]], tuple[str, ...]]:
+    """The usable NVLinks of every GPU, by bus id.
+
+    Returns:
+        Them, and what is strange, a sentence each.
+
+    """
+    ends, notes = ends_of(facts)
+    work = _Fabric(facts, ends, list(notes))
+    work.join_pairs()
+    work.resolve_unknown()
+    fabrics = work.fabrics()
+    return {busid: tuple(work.rows(busid, fabrics)) for busid in ends}, tuple(work.notes)
+
+
+class _Fabric:
+    """The evidence of one machine while it is weighed.
+
+    Args:
+        facts: everything that was read.
+        ends: far ends by bus id; changed in place.
+        notes: sentences; added to.
+
+    """
+
+    def __init__(self, facts: Facts, ends: Mapping[str, Ends], notes: list[str]) -> None:
+        self.notes = notes
+        self._facts = facts
+        self._ends = ends
+        self._gpus = {gpu.busid: gpu for gpu in facts.gpus if gpu.busid in ends}
+        self._names = {busid: label(gpu) for busid, gpu in self._gpus.items()}
+
+    def join_pairs(self) -> None:
+        """Keep of direct links those that both ends know of, between GPUs that may be joined."""
+        for a, mine in self._ends.items():
+            for b, theirs in self._ends.items():
+                if a >= b or not (mine.gpus[b] or theirs.gpus[a]):
+                    continue
+                self._take_unknown(a, b)
+                self._take_unknown(b, a)
+                count = min(mine.gpus[b], theirs.gpus[a])
+                if mine.gpus[b] != theirs.gpus[a]:
+                    self.notes.append(
+                        f"{self._names[a]} names {mine.gpus[b]} NVLinks to {self._names[b]}, "
+                        f"which names {theirs.gpus[a]} back; {count} are used"
+                    )
+                if count and not self._joined(a, b):
+                    self.notes.append(
+                        f"{count} NVLinks join {self._names[a]} and {self._names[b]}, but the "
+                        f"driver does not let them reach each other; they are not used"
+                    )
+                    count = 0
+                mine.gpus[b] = theirs.gpus[a] = count
+
+    def _take_unknown(self, a: str, b: str) -> None:
+        """Links of ``a`` whose far end is not told are those by which ``b`` says it reaches a."""
+        mine = self._ends[a]
+        taken = max(0, min(mine.unknown, self._ends[b].gpus[a] - mine.gpus[b]))
+        mine.unknown -= taken
+        mine.gpus[b] += taken
+
+    def resolve_unknown(self) -> None:
+        """Links whose far end nobody tells lead to switches if NVLink joins the GPU to all."""
+        for busid, mine in self._ends.items():
+            if not mine.unknown:
+                continue
+            others = [b for b, e in self._ends.items() if b != busid and e.count]
+            sure = all(self._surely(busid, other) for other in others)
+            if sure and not mine.gpus.total() and not mine.cpus.total():
+                mine.switches[HIDDEN] += mine.unknown
+                why = "NVLink joins it to all others, so they are taken to lead to switches"
+            else:
+                why = "they are not used"
+            self.notes.append(
+                f"{self._names[busid]}: nobody tells where {mine.unknown} NVLinks lead; {why}"
+            )
+            mine.unknown = 0
+
+    def fabrics(self) -> Mapping[str, int]:
+        """The number of the fabric of switches that each GPU is part of, by bus id."""
+        members = [busid for busid, mine in self._ends.items() if mine.switches.total()]
+        self._note_fabric_managers(members)
+        groups = []
+        for group in _cliques(members, self._joined):
+            if len(group) == 1 and len(members) > 1:
+                (alone,) = group
+                self.notes.append(
+                    f"{self._names[alone]}: {self._ends[alone].switches.total()} NVLinks lead to "
+                    f"switches, but join it to no other GPU; it is kept out of the fabric"
+                )
+                continue
+            groups.append(group)
+        if len(groups) > 1:
+            parts = "; ".join(self._list(group) for group in groups)
+            self.notes.append(f"the NVSwitches are divided into {len(groups)} fabrics: {parts}")
+        for group in groups:
+            self._note_counts(group)
+        if groups:
+            self._note_linkless(groups)
+        return {busid: number for number, group in enumerate(groups) for busid in group}
+
+    def _note_fabric_managers(self, members: Sequence[str]) -> None:
+        for busid in members:
+            fabric = self._gpus[busid].fabric
+            if fabric is not None and fabric.state in _STARTING:
+                self.notes.append(
+                    f"{self._names[busid]} has not joined its fabric (state {fabric.state}, "
+                    f"status {fabric.status}): is the fabric manager running?"
+                )
+        for a in members:
+            for b in members:
+                pair = self._facts.pair(a, b)
+                if pair.nvlink == 0 and pair.access is False:
+                    self.notes.append(
+                        f"NVML says that NVLink joins {self._names[a]} to {self._names[b]}, CUDA "
+                        f"that the one cannot reach the other; they are kept apart"
+                    )
+                elif a < b and pair.nvlink == 0 and self._apart(a, b):
+                    self.notes.append(
+                        f"NVML says that NVLink joins {self._names[a]} and {self._names[b]}, and "
+                        f"that they are in different cliques; they are kept apart"
+                    )
+
+    def _note_counts(self, group: Sequence[str]) -> None:
+        counts = Counter(self._ends[busid].switches.total() for busid in group)
+        most = max(counts)
+        for busid in group:
+            count = self._ends[busid].switches.total()
+            if count < most:
+                self.notes.append(
+                    f"{self._names[busid]} has {count} NVLinks up where others have {most}: it "
+                    f"slows down every ring"
+                )
+
+    def _note_linkless(self, groups: Sequence[Sequence[str]]) -> None:
+        most = max(self._ends[busid].switches.total() for group in groups for busid in group)
+        for busid, mine in self._ends.items():
+            if mine.count == 0:
+                self.notes.append(
+                    f"{self._names[busid]} has no usable NVLink where others have {most}; it is "
+                    f"kept out of the fabric"
+                )
+
+    def _list(self, group: Sequence[str]) -> str:
+        return ", ".join(self._names[busid] for busid in group)
+
+    def rows(self, busid: str, fabrics: Mapping[str, int]) -> list[Row]:
+        """What the document says of a GPU's NVLinks."""
+        mine = self._ends[busid]
+        rows = []
+        for target, count in mine.gpus.items():
+            device = self._facts.device.get(target)
+            tclass = device.pci_class if device is not None else None
+            if count:
+                rows.append(Row(target, count, tclass or _GPU_CLASS, mine.speed))
+        rows += [Row(far, count, CPU_CLASS, mine.speed) for far, count in mine.cpus.items()]
+        if busid in fabrics:
+            fabric = fabrics[busid] if len(set(fabrics.values())) > 1 else None
+            for far, count in mine.switches.items():
+                rows.append(Row(far, count, SWITCH_CLASS, mine.speed, fabric))
+        return sorted(rows, key=lambda row: row.target)
+
+    def _apart(self, a: str, b: str) -> bool:
+        """Whether the fabric manager has put two GPUs into different cliques."""
+        one, other = self._gpus[a].fabric, self._gpus[b].fabric
+        if one is None or other is None or {one.state, other.state} != {_COMPLETED}:
+            return False
+        return (one.cluster, one.clique) != (other.cluster, other.clique)
+
+    def _surely(self, a: str, b: str) -> bool:
+        """Whether NVML says so, both ways, and nobody denies it."""
+        both = self._facts.pair(a, b), self._facts.pair(b, a)
+        return self._joined(a, b) and all(pair.nvlink == 0 for pair in both)
+
+    def _joined(self, a: str, b: str) -> bool:
+        """Whether nobody denies that NVLink joins two GPUs."""
+        if self._apart(a, b):
+            return False
+        for pair in (self._facts.pair(a, b), self._facts.pair(b, a)):
+            if pair.access is False or (pair.nvlink is not None and pair.nvlink != 0):
+                return False
+            if pair.nvlink is None and (_starting(self._gpus[a]) or _starting(self._gpus[b])):
+                return False
+        return True
+
+
+def _starting(gpu: GpuFacts) -> bool:
+    return gpu.fabric is not None and gpu.fabric.state in _STARTING
+
+
+def _cliques(members: Sequence[str], joined: Callable[[str, str], bool]) -> list[list[str]]:
+    """Groups of which all are joined to all, the largest that dropping the worst leaves."""
+    left = list(members)
+    groups = []
+    while left:
+        group = _component(left, joined)
+        while True:
+            lacks = {a: sum(not joined(a, b) for b in group if b != a) for a in group}
+            worst = max(reversed(group), key=lacks.__getitem__)
+            if not lacks[worst]:
+                break
+            group.remove(worst)
+        groups.append(group)
+        left = [busid for busid in left if busid not in group]
+    return groups
+
+
+def _component(members: Sequence[str], joined: Callable[[str, str], bool]) -> list[str]:
+    """The first member and all that are joined to it, directly or by others."""
+    found = {members[0]}
+    new = [members[0]]
+    while new:
+        at = new.pop()
+        near = [other for other in members if other not in found and joined(at, other)]
+        found.update(near)
+        new += near
+    return [busid for busid in members if busid in found]

@@ -1,0 +1,263 @@
+"""What NVML says of GPUs and of what joins them, through nvidia-ml-py.
+
+Any call may be refused, by an old driver, a virtual machine or a container: then that one fact is
+None. Numbers are passed where nvidia-ml-py's names cannot be relied on: its
+``NVML_P2P_CAPS_INDEX_READ`` is a tuple, and an old one lacks the newer names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from ringcoll.topology.busid import bus_id
+from ringcoll.topology.detect.facts import FabricFacts, GpuFacts, LinkFacts, PairFacts
+
+__all__ = ["NvmlFacts", "read_nvml"]
+
+_T = TypeVar("_T")
+
+# Return codes.
+_INVALID_ARGUMENT = 2
+_NOT_SUPPORTED = 3
+_FUNCTION_NOT_FOUND = 13
+
+# nvmlGpuP2PCapsIndex_t, nvmlNvLinkCapability_t and the ids of nvmlDeviceGetFieldValues.
+_READ, _WRITE, _NVLINK = 0, 1, 2
+_CAN_P2P = 0
+_LINK_SPEED, _LINK_STATE = 164, 165
+_C2C_COUNT, _C2C_SPEED = 170, 172
+
+_UP = (1, 2)
+"""Of field 165: active, and asleep until it is used."""
+
+_HOPPER = 90
+"""From here on NCCL goes by field 165."""
+
+_MOST_LINKS = 36
+"""NVML_NVLINK_MAX_LINKS: no GPU has more, whatever a driver answers for higher numbers."""
+
+
+@dataclass(frozen=True)
+class NvmlFacts:
+    """What NVML has told.
+
+    Args:
+        gpus: all that it shows, in its order; none without NVML.
+        pairs: by bus ids, both directions.
+        driver: its version.
+        notes: what is missing, a sentence each.
+
+    """
+
+    gpus: tuple[GpuFacts, ...] = ()
+    pairs: dict[tuple[str, str], PairFacts] = field(default_factory=dict)
+    driver: str | None = None
+    notes: tuple[str, ...] = ()
+
+
+def read_nvml() -> NvmlFacts:
+    """Everything that NVML tells of the GPUs of this machine; never an error."""
+    try:
+        import pynvml
+    except ImportError:
+        return NvmlFacts(
+            notes=(
+                "nvidia-ml-py is not installed, so NVLink is not seen: pip install nvidia-ml-py",
+            )
+        )
+    return _Reader(pynvml).read()
+
+
+class _Reader:
+    """Asks one thing at a time, and keeps the code of what was refused.
+
+    Args:
+        nvml: the module pynvml, or what stands in for it.
+
+    """
+
+    def __init__(self, nvml: Any) -> None:
+        self._nvml = nvml
+        self._notes: list[str] = []
+
+    def read(self) -> NvmlFacts:
+        try:
+            self._nvml.nvmlInit()
+        except self._nvml.NVMLError as error:
+            return NvmlFacts(notes=(f"NVML cannot be used ({error}): NVLink is not seen",))
+        try:
+            handles: dict[str, Any] = {}
+            gpus: list[GpuFacts] = []
+            count, _ = self._ask("nvmlDeviceGetCount")
+            for index in range(count or 0):
+                handle, code = self._ask("nvmlDeviceGetHandleByIndex", index)
+                busid = None
+                if handle is not None:
+                    busid, code = self._ask("nvmlDeviceGetPciInfo", handle, then=_address)
+                if handle is None or busid is None:
+                    self._notes.append(
+                        f"NVML's GPU {index} has no address (return code {code}): it is left out"
+                    )
+                    continue
+                handles[busid] = handle
+                gpus.append(self._gpu(index, busid, handle))
+            driver, _ = self._ask("nvmlSystemGetDriverVersion", then=_word)
+            return NvmlFacts(tuple(gpus), self._pairs(handles), driver, tuple(self._notes))
+        finally:
+            self._ask("nvmlShutdown")
+
+    def _ask(
+        self, name: str, *args: object, then: Callable[[Any], _T | None] = lambda said: said
+    ) -> tuple[_T | None, int]:
+        """What a call returns, or None, and NVML's return code."""
+        call = getattr(self._nvml, name, None)
+        if call is None:  # an old nvidia-ml-py
+            return None, _FUNCTION_NOT_FOUND
+        try:
+            return then(call(*args)), 0
+        except self._nvml.NVMLError as error:
+            return None, int(error.value)
+
+    def _gpu(self, index: int, busid: str, handle: Any) -> GpuFacts:
+        refused: list[tuple[str, int]] = []
+
+        def fact(
+            what: str, name: str, *args: object, then: Callable[[Any], _T | None]
+        ) -> _T | None:
+            value, code = self._ask(name, handle, *args, then=then)
+            if code:
+                refused.append((what, code))
+            return value
+
+        sm = fact("sm", "nvmlDeviceGetCudaComputeCapability", then=_sm)
+        return GpuFacts(
+            busid=busid,
+            index=index,
+            uuid=fact("uuid", "nvmlDeviceGetUUID", then=_word),
+            name=fact("name", "nvmlDeviceGetName", then=_word),
+            sm=sm,
+            links=self._links(handle, sm),
+            generation=fact("generation", "nvmlDeviceGetCurrPcieLinkGeneration", then=int),
+            width=fact("width", "nvmlDeviceGetCurrPcieLinkWidth", then=int),
+            generation_max=fact("generation_max", "nvmlDeviceGetMaxPcieLinkGeneration", then=int),
+            width_max=fact("width_max", "nvmlDeviceGetMaxPcieLinkWidth", then=int),
+            memory_node=fact("memory_node", "nvmlDeviceGetNumaNodeId", then=int),
+            module=fact("module", "nvmlDeviceGetModuleId", then=int),
+            fabric=self._fabric(handle, refused),
+            mig=fact("mig", "nvmlDeviceGetMigMode", then=lambda modes: bool(modes[0])),
+            c2c=self._c2c(handle),
+            refused=tuple(refused),
+        )
+
+    def _links(self, handle: Any, sm: int | None) -> tuple[LinkFacts, ...] | None:
+        """All links, none of them perhaps; None if NVML tells the state of not one."""
+        found = []
+        for link in range(_MOST_LINKS):
+            active, code = self._active(handle, link, sm)
+            if active is None and code in (_INVALID_ARGUMENT, _NOT_SUPPORTED):
+                break  # there are no more
+            found.append(LinkFacts() if active is None else self._link(handle, link, active))
+        if found and all(link.active is None for link in found):
+            return None
+        return tuple(found)
+
+    def _active(self, handle: Any, link: int, sm: int | None) -> tuple[bool | None, int]:
+        """Whether a link is up, and the return code of the call for it."""
+        state, code = self._ask("nvmlDeviceGetNvLinkState", handle, link, then=bool)
+        if sm is None or sm >= _HOPPER:
+            up = self._field(handle, _LINK_STATE, link)
+            if up is not None:
+                return up in _UP, 0
+        return state, code
+
+    def _link(self, handle: Any, link: int, active: bool) -> LinkFacts:
+        def fact(name: str, *args: object, then: Callable[[Any], _T | None]) -> _T | None:
+            return self._ask(f"nvmlDeviceGetNvLink{name}", handle, link, *args, then=then)[0]
+
+        remote, code = self._ask("nvmlDeviceGetNvLinkRemotePciInfo", handle, link, then=_address)
+        return LinkFacts(
+            active=active,
+            p2p=fact("Capability", _CAN_P2P, then=bool),
+            remote=remote,
+            remote_code=code if remote is None else None,
+            remote_type=fact("RemoteDeviceType", then=int),
+            version=fact("Version", then=int),
+            speed=self._field(handle, _LINK_SPEED, link),
+        )
+
+    def _field(self, handle: Any, number: int, scope: int = 0) -> int | None:
+        """A whole number among the field values; each has a return code of its own."""
+
+        def one(values: Any) -> int | None:
+            said = values[0]
+            if said.nvmlReturn != 0:
+                return None
+            # nvmlValueType_t: 1 unsigned int, 2 unsigned long, 3 unsigned long long.
+            names = {1: "uiVal", 2: "ulVal", 3: "ullVal"}
+            name = names.get(said.valueType)
+            return None if name is None else int(getattr(said.value, name))
+
+        return self._ask("nvmlDeviceGetFieldValues", handle, [(number, scope)], then=one)[0]
+
+    def _fabric(self, handle: Any, refused: list[tuple[str, int]]) -> FabricFacts | None:
+        make = getattr(self._nvml, "c_nvmlGpuFabricInfoV_t", None)
+        if make is None:
+            refused.append(("fabric", _FUNCTION_NOT_FOUND))
+            return None
+        info = make()
+        _, code = self._ask("nvmlDeviceGetGpuFabricInfoV", handle, _reference(info))
+        if code:
+            refused.append(("fabric", code))
+            return None
+        return FabricFacts(
+            state=int(info.state),
+            status=int(info.status),
+            clique=int(info.cliqueId),
+            cluster=bytes(info.clusterUuid).hex(),
+        )
+
+    def _c2c(self, handle: Any) -> tuple[int, int] | None:
+        count = self._field(handle, _C2C_COUNT)
+        speed = self._field(handle, _C2C_SPEED) if count else None
+        return (count, speed) if count and speed else None
+
+    def _pairs(self, handles: dict[str, Any]) -> dict[tuple[str, str], PairFacts]:
+        found = {}
+        for a, one in handles.items():
+            for b, other in handles.items():
+                if a == b:
+                    continue
+
+                def status(index: int, one: Any = one, other: Any = other) -> int | None:
+                    return self._ask("nvmlDeviceGetP2PStatus", one, other, index, then=int)[0]
+
+                found[a, b] = PairFacts(
+                    read=status(_READ),
+                    write=status(_WRITE),
+                    nvlink=status(_NVLINK),
+                    ancestor=self._ask("nvmlDeviceGetTopologyCommonAncestor", one, other, then=int)[
+                        0
+                    ],
+                )
+        return found
+
+
+def _word(said: str | bytes) -> str:
+    return said.decode(errors="replace") if isinstance(said, bytes) else said
+
+
+def _address(info: Any) -> str | None:
+    """Of an nvmlPciInfo_t, whose field is bytes or, in some versions, a string."""
+    return bus_id(_word(info.busId)) or None
+
+
+def _sm(capability: tuple[int, int]) -> int:
+    return capability[0] * 10 + capability[1]
+
+
+def _reference(info: Any) -> Any:
+    from ctypes import byref
+
+    return byref(info)

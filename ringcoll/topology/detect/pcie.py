@@ -1,0 +1,156 @@
+"""The tree of PCI devices below each NUMA node, in NCCL's form.
+
+Of every switch NCCL keeps the upstream port alone, that is, every second bridge on the way up from
+a device; root ports belong to the CPU. The link of an element is the one above it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from ringcoll.topology.detect.ends import label
+from ringcoll.topology.detect.facts import Facts, GpuFacts, PciFacts
+from ringcoll.topology.document import Element
+
+__all__ = ["ancestor_notes", "pci_trees"]
+
+_SPEEDS = {1: "2.5", 2: "5.0", 3: "8.0", 4: "16.0", 5: "32.0", 6: "64.0"}
+_SPEED = re.compile(r"(\d+(?:\.\d+)?) GT/s", re.ASCII)
+_MOST_LANES = 32
+_SEVERAL_SWITCHES = 20
+
+
+@dataclass
+class _Device:
+    """An element while the tree grows.
+
+    Args:
+        busid: of the device.
+        inside: what it is: a ``<gpu>`` or ``<nic>``.
+        below: devices, by bus id.
+
+    """
+
+    busid: str
+    inside: list[Element] = field(default_factory=list)
+    below: dict[str, _Device] = field(default_factory=dict)
+
+
+def pci_trees(
+    facts: Facts, leaves: Mapping[str, Element]
+) -> tuple[Mapping[int, tuple[Element, ...]], tuple[str, ...]]:
+    """The ``<pci>`` elements right below each NUMA node; -1 is the unknown one.
+
+    Args:
+        facts: everything that was read.
+        leaves: ``<gpu>`` and ``<nic>`` by bus id.
+
+    Returns:
+        Them, by bus id, and what is strange, a sentence each.
+
+    """
+    roots: dict[int, dict[str, _Device]] = {}
+    for busid, inside in leaves.items():
+        chain = (*_bridges(facts, busid), busid)
+        at = roots.setdefault(_numa(facts, chain), {})
+        for step in chain:
+            device = at.setdefault(step, _Device(step))
+            at = device.below
+        device.inside.append(inside)
+    gpus = {gpu.busid: gpu for gpu in facts.gpus}
+    notes: list[str] = []
+    trees = {
+        numa: tuple(_element(device, facts, gpus, notes) for device in _sorted(at))
+        for numa, at in sorted(roots.items())
+    }
+    return trees, tuple(notes)
+
+
+def ancestor_notes(facts: Facts) -> Iterator[str]:
+    """Where NVML's word on which GPUs share a PCIe switch is not that of sysfs."""
+    above = {gpu.busid: set(_bridges(facts, gpu.busid)) for gpu in facts.gpus}
+    names = {gpu.busid: label(gpu) for gpu in facts.gpus}
+    for (a, b), pair in facts.pairs.items():
+        if a >= b or pair.ancestor is None or not {a, b} <= facts.device.keys() & above.keys():
+            continue
+        shared = bool(above[a] & above[b])
+        if shared != (pair.ancestor <= _SEVERAL_SWITCHES):
+            yield (
+                f"NVML says that {names[a]} and {names[b]} share "
+                f"{'no PCIe switch' if shared else 'a PCIe switch'}, sysfs the opposite; sysfs is "
+                f"believed"
+            )
+
+
+def _bridges(facts: Facts, busid: str) -> tuple[str, ...]:
+    """The switches above a device, the outermost first."""
+    device = facts.device.get(busid)
+    path = device.path if device is not None else ()
+    return tuple(reversed(path[-3::-2]))
+
+
+def _numa(facts: Facts, chain: tuple[str, ...]) -> int:
+    """Of the outermost bridge that tells it; -1 if none does."""
+    said = (facts.device[busid].numa for busid in chain if busid in facts.device)
+    return next((numa for numa in said if numa is not None and numa >= 0), -1)
+
+
+def _sorted(devices: Mapping[str, _Device]) -> list[_Device]:
+    def place(device: _Device) -> tuple[int, str]:
+        return len(device.busid), device.busid  # domains above ffff have more digits
+
+    return sorted(devices.values(), key=place)
+
+
+def _element(
+    device: _Device, facts: Facts, gpus: Mapping[str, GpuFacts], notes: list[str]
+) -> Element:
+    pci = facts.device.get(device.busid, PciFacts(device.busid))
+    gpu = gpus.get(device.busid)
+    children = [_element(below, facts, gpus, notes) for below in _sorted(device.below)]
+    is_gpu = gpu is not None and bool(device.inside)
+    speed, width = _link(pci, gpu if is_gpu else None)
+    lanes = pci.width if _lanes(pci.width) else None
+    if width and lanes is not None and lanes < width:
+        what = label(gpu) if gpu is not None else f"PCI device {device.busid}"
+        notes.append(f"{what}: its PCIe link has {lanes} lanes up of {width}; {lanes} are counted")
+        width = lanes
+    attributes = {
+        "busid": device.busid,
+        "class": pci.pci_class or ("0x030200" if is_gpu else ""),
+        "vendor": pci.vendor or ("0x10de" if is_gpu else ""),
+        "device": pci.device or "",
+        "subsystem_vendor": pci.subsystem_vendor or "",
+        "subsystem_device": pci.subsystem_device or "",
+        "link_speed": speed,
+        "link_width": str(width) if width else "",
+    }
+    told = {name: value for name, value in attributes.items() if value}
+    return Element("pci", told, (*device.inside, *children))
+
+
+def _link(pci: PciFacts, gpu: GpuFacts | None) -> tuple[str, int]:
+    """Speed and lanes of the link above a device: what both its ends can do; "" and 0 if unknown.
+
+    An idle link slows down, so the speed of the moment says nothing.
+    """
+    speeds = [s for s in (pci.max_speed, pci.port_max_speed) if s and _SPEED.match(s)]
+    widths = [w for w in (pci.max_width, pci.port_max_width) if w and _lanes(w)]
+    if gpu is not None:
+        if not speeds and gpu.generation_max in _SPEEDS:
+            speeds = [f"{_SPEEDS[gpu.generation_max]} GT/s PCIe"]
+        if not widths and gpu.width_max and _lanes(gpu.width_max):
+            widths = [gpu.width_max]
+    return min(speeds, key=_gigatransfers, default=""), min(widths, default=0)
+
+
+def _lanes(width: int | None) -> bool:
+    """Whether it is a width; ports that carry nothing say 0 or 255."""
+    return width is not None and 0 < width <= _MOST_LANES
+
+
+def _gigatransfers(speed: str) -> float:
+    found = _SPEED.match(speed)
+    return float(found[1]) if found else 0.0
