@@ -6,6 +6,8 @@ result, ``measure`` corrects bandwidths by timing copies.
 
 from ringcoll.topology.detect.collect import collect
 from ringcoll.topology.detect.describe import document_of
+from ringcoll.topology.detect.detection import detect
 from ringcoll.topology.detect.facts import Facts
+from ringcoll.topology.detect.measure import measure
 
-__all__ = ["Facts", "collect", "document_of"]
+__all__ = ["Facts", "collect", "detect", "document_of", "measure"]

@@ -1,0 +1,240 @@
+"""Timing copies between the GPUs of this process, to correct what links are taken for.
+
+Single pairs hide what they share, so all GPUs send at once, too. The GPUs should be idle; it takes
+some tens of milliseconds and, for the while, 128 MiB of each.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ringcoll.errors import MachineError
+from ringcoll.topology.detect.rates import Rates, with_rates
+from ringcoll.topology.system import Gpu, System
+
+__all__ = ["measure"]
+
+_BUFFER = 64 << 20
+_FIRST = 4 << 20
+"""Bytes of the copy that finds out how fast a pair is about, and of the one before that."""
+
+_ALONE, _TOGETHER = 0.4e-3, 1e-3
+"""Seconds that a pair's copies should take, alone and with all others."""
+
+_TIMES = 2
+"""How often all send at once; the faster time counts."""
+
+_HEAD_START = 16
+"""Copies within a GPU that hold up all others until the host has enqueued them."""
+
+_PEER_ACCESS_ALREADY_ENABLED = 704
+
+
+def measure(system: System) -> System:
+    """The system with measured bandwidths where they differ from what is known by over 10 %.
+
+    Args:
+        system: this machine, as detected or from a file with the right bus ids. GPUs that this
+            process does not see, and pairs that cannot reach each other's memory, are left out.
+
+    Raises:
+        MachineError: CuPy is not installed, or CUDA fails.
+
+    """
+    try:
+        from cupy.cuda import runtime
+    except ImportError:
+        raise MachineError(
+            "measure: it needs CuPy: pip install 'ringcoll[cu12]' or 'ringcoll[cu13]'"
+        ) from None
+    try:
+        return _measure(system, runtime)
+    except RuntimeError as error:  # CuPy's errors are such
+        raise MachineError(f"measure: CUDA fails: {error}") from error
+
+
+def _measure(system: System, runtime: Any) -> System:
+    """The same, given CuPy's wrapper of the runtime."""
+    hosts = {gpu.host for gpu in system.gpus}
+    here = [] if len(hosts) > 1 else list(_here(system.gpus, runtime))
+    notes = []
+    if len(here) < len(system.gpus):
+        notes.append(
+            f"measured: only {len(here)} of {len(system.gpus)} GPUs, as this process sees no others"
+        )
+    if len(here) < 2:
+        return replace(system, notes=(*system.notes, *notes))
+    with _at_work(here, runtime) as bench:
+        rates = bench.rates()
+    measured = with_rates(system, rates)
+    return replace(measured, notes=(*measured.notes, *notes))
+
+
+def _here(gpus: Sequence[Gpu], runtime: Any) -> Iterator[tuple[str, int]]:
+    """Name and ordinal of every GPU that this process sees."""
+    seen = runtime.getDeviceCount()
+    for gpu in gpus:
+        try:
+            ordinal = int(runtime.deviceGetByPCIBusId(gpu.busid))
+        except runtime.CUDARuntimeError:
+            continue
+        if 0 <= ordinal < seen:
+            yield gpu.name, ordinal
+
+
+@dataclass(frozen=True, slots=True)
+class _Device:
+    """A GPU at work.
+
+    Args:
+        name: in the system.
+        ordinal: CUDA's.
+        source: address of what it sends.
+        target: address of where it receives.
+        stream: what it sends on.
+        ready: event behind which all copies wait if it is the first to send.
+        start: event before its copies.
+        end: event after them.
+
+    """
+
+    name: str
+    ordinal: int
+    source: int
+    target: int
+    stream: int
+    ready: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    """So many copies of so many bytes from one GPU to another."""
+
+    sender: _Device
+    receiver: _Device
+    nbytes: int
+    times: int = 1
+
+
+@contextmanager
+def _at_work(here: Sequence[tuple[str, int]], runtime: Any) -> Iterator[_Bench]:
+    """Memory, streams and events of some GPUs, for a while."""
+    with ExitStack() as stack:
+        stack.callback(runtime.setDevice, runtime.getDevice())
+        devices = []
+        for name, ordinal in here:
+            runtime.setDevice(ordinal)
+
+            def own(thing: int, free: Any, ordinal: int = ordinal) -> int:
+                stack.callback(free, thing)
+                stack.callback(runtime.setDevice, ordinal)  # called before ``free``
+                return thing
+
+            devices.append(
+                _Device(
+                    name,
+                    ordinal,
+                    own(runtime.malloc(_BUFFER), runtime.free),
+                    own(runtime.malloc(_BUFFER), runtime.free),
+                    own(
+                        runtime.streamCreateWithFlags(runtime.streamNonBlocking),
+                        runtime.streamDestroy,
+                    ),
+                    *(own(runtime.eventCreate(), runtime.eventDestroy) for _ in range(3)),
+                )
+            )
+        yield _Bench(runtime, devices)
+
+
+class _Bench:
+    """Times copies.
+
+    Args:
+        runtime: CuPy's wrapper of CUDA's.
+        devices: who copies.
+
+    """
+
+    def __init__(self, runtime: Any, devices: Sequence[_Device]) -> None:
+        self._runtime = runtime
+        self._devices = devices
+
+    def rates(self) -> Rates:
+        """All pairs alone, then all shifts."""
+        pairs = [(a, b) for a in self._devices for b in self._devices if self._reaches(a, b)]
+        alone = {(a.name, b.name): self._alone(a, b) for a, b in pairs}
+        shifts = []
+        for shift in range(1, len(self._devices)):
+            copies = []
+            for place, a in enumerate(self._devices):
+                b = self._devices[(place + shift) % len(self._devices)]
+                if (a.name, b.name) in alone:
+                    copies.append(_sized(a, b, alone[a.name, b.name], _TOGETHER))
+            if copies:
+                shifts.append(max((self._time(copies) for _ in range(_TIMES)), key=_total))
+        return Rates(alone, shifts)
+
+    def _reaches(self, a: _Device, b: _Device) -> bool:
+        """Whether one can write to the other's memory; from now on it may."""
+        if a is b or not self._runtime.deviceCanAccessPeer(a.ordinal, b.ordinal):
+            return False
+        self._runtime.setDevice(a.ordinal)
+        try:
+            self._runtime.deviceEnablePeerAccess(b.ordinal)
+        except self._runtime.CUDARuntimeError as error:
+            if error.status != _PEER_ACCESS_ALREADY_ENABLED:
+                raise
+        return True
+
+    def _alone(self, a: _Device, b: _Device) -> float:
+        """GB/s; the first copy sets things up, the second tells how much to copy."""
+        pair = a.name, b.name
+        self._time([_Copy(a, b, _FIRST)])
+        about = self._time([_Copy(a, b, _FIRST)])[pair]
+        return self._time([_sized(a, b, about, _ALONE)])[pair]
+
+    def _time(self, copies: Sequence[_Copy]) -> dict[tuple[str, str], float]:
+        """GB/s of copies that begin together."""
+        cuda = self._runtime
+        first = copies[0].sender
+        cuda.setDevice(first.ordinal)
+        if len(copies) > 1:
+            for _ in range(_HEAD_START):
+                cuda.memcpyAsync(
+                    first.target, first.source, _BUFFER, cuda.memcpyDeviceToDevice, first.stream
+                )
+        cuda.eventRecord(first.ready, first.stream)
+        for copy in copies:
+            a, b = copy.sender, copy.receiver
+            cuda.setDevice(a.ordinal)
+            cuda.streamWaitEvent(a.stream, first.ready, 0)
+            cuda.eventRecord(a.start, a.stream)
+            for _ in range(copy.times):
+                cuda.memcpyPeerAsync(
+                    b.target, b.ordinal, a.source, a.ordinal, copy.nbytes, a.stream
+                )
+            cuda.eventRecord(a.end, a.stream)
+        rates = {}
+        for copy in copies:
+            a = copy.sender
+            cuda.eventSynchronize(a.end)
+            seconds = max(cuda.eventElapsedTime(a.start, a.end) / 1e3, 1e-9)
+            rates[a.name, copy.receiver.name] = copy.nbytes * copy.times / seconds / 1e9
+        return rates
+
+
+def _sized(a: _Device, b: _Device, rate: float, seconds: float) -> _Copy:
+    """Copies that take about so long at a rate in GB/s."""
+    nbytes = max(_FIRST, int(rate * 1e9 * seconds))
+    times = math.ceil(nbytes / _BUFFER)
+    return _Copy(a, b, nbytes // times, times)
+
+
+def _total(rates: dict[tuple[str, str], float]) -> float:
+    return sum(rates.values())

@@ -1,0 +1,132 @@
+"""From timed copies to bandwidths of links; nothing is timed here.
+
+Copies run in ring shifts: in shift s every GPU sends to the s-th after it, all at once. A link of
+PCIe or between CPUs carries at least what all copies over it carried together in the best shift;
+an NVLink, direct or to a switch, what it carried in the median shift. Links are used both ways in
+every shift, as rings use them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import median
+
+from ringcoll.topology.system import Confidence, Link, LinkKind, NvSwitch, Source, System
+
+__all__ = ["Rates", "with_rates"]
+
+_AGREES = 0.1
+"""Share by which a measured bandwidth may differ from the known one and confirm it."""
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What copies between GPUs carried; GPUs by their names in the system, GB/s.
+
+    Args:
+        alone: of one pair at a time.
+        shifts: of all pairs of a shift at once, a mapping each.
+
+    """
+
+    alone: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    shifts: Sequence[Mapping[tuple[str, str], float]] = ()
+
+
+def with_rates(system: System, rates: Rates) -> System:
+    """The system with measured bandwidths where they differ from what is known by over 10 %.
+
+    Args:
+        system: the machine that was measured.
+        rates: what was measured; links that no copy used stay as they are.
+
+    Returns:
+        A system whose changed links say ``Source.MEASURED``, and whose notes say what was found.
+
+    """
+    found = _bandwidths(system, rates)
+    ratios = []
+    links = []
+    for link in system.links:
+        seen = found.get((link.src, link.dst, link.kind))
+        if seen is not None and abs(seen - link.bandwidth) > _AGREES * link.bandwidth:
+            ratios.append(seen / link.bandwidth)
+            link = replace(link, bandwidth=seen, source=Source.MEASURED, confidence=Confidence.HIGH)
+        links.append(link)
+    notes = list(system.notes)
+    if ratios:
+        notes.append(
+            f"measured: {len(ratios)} of {len(found)} directed links carry something else than was "
+            f"taken for granted, {min(ratios):.2f} to {max(ratios):.2f} of it"
+        )
+    notes += _sharing(rates)
+    return replace(system, links=tuple(links), notes=tuple(notes))
+
+
+def _bandwidths(system: System, rates: Rates) -> dict[tuple[str, str, LinkKind], float]:
+    """What each directed link carried."""
+    totals: dict[tuple[str, str, LinkKind], list[float]] = {}
+    for shift in rates.shifts:
+        carried: dict[tuple[str, str, LinkKind], float] = {}
+        for (a, b), rate in shift.items():
+            for link in _route(system, a, b):
+                key = link.src, link.dst, link.kind
+                carried[key] = carried.get(key, 0.0) + rate
+        for key, total in carried.items():
+            totals.setdefault(key, []).append(total)
+    return {
+        key: median(seen) if key[2] is LinkKind.NVLINK else max(seen)
+        for key, seen in totals.items()
+    }
+
+
+def _sharing(rates: Rates) -> list[str]:
+    """How much slower pairs are when all send."""
+    shares = [
+        rate / rates.alone[pair]
+        for shift in rates.shifts
+        for pair, rate in shift.items()
+        if rates.alone.get(pair)
+    ]
+    slow = [share for share in shares if share < 1 - _AGREES]
+    if not slow:
+        return []
+    return [
+        f"measured: {len(slow)} of {len(shares)} pairs of GPUs are slower when all send at once, "
+        f"down to {min(slow):.2f} of their own rate"
+    ]
+
+
+def _route(system: System, a: str, b: str) -> tuple[Link, ...]:
+    """The links that a copy takes: NVLink, direct or over a switch, else the shortest on PCIe."""
+    for first in system.out[a]:
+        if first.kind is not LinkKind.NVLINK:
+            continue
+        if first.dst == b:
+            return (first,)
+        if isinstance(system.node(first.dst), NvSwitch):
+            for second in system.out[first.dst]:
+                if second.dst == b:
+                    return (first, second)
+    return _over_pcie(system, a, b)
+
+
+def _over_pcie(system: System, a: str, b: str) -> tuple[Link, ...]:
+    """Breadth first; not through other GPUs, for those have but one link of PCIe."""
+    came: dict[str, Link | None] = {a: None}
+    edge = [a]
+    while edge and b not in came:
+        new = []
+        for name in edge:
+            for link in system.out[name]:
+                if link.kind in (LinkKind.PCI, LinkKind.SYS) and link.dst not in came:
+                    came[link.dst] = link
+                    new.append(link.dst)
+        edge = new
+    route: list[Link] = []
+    last = came.get(b)
+    while last is not None:
+        route.append(last)
+        last = came[last.src]
+    return tuple(reversed(route))
