@@ -7,7 +7,7 @@ import pytest
 from ringcoll.topology.build import build
 from ringcoll.topology.detect import document_of
 from ringcoll.topology.detect.facts import FabricFacts, PairFacts, PciFacts
-from ringcoll.topology.document import parse, write
+from ringcoll.topology.document import Element, parse, write
 from ringcoll.topology.system import Confidence, Cpu, LinkKind, NvSwitch
 from tests.topology.replay import edit, edit_links, edit_pairs, only, vm_facts
 
@@ -167,8 +167,8 @@ def test_far_ends_without_a_name_need_the_word_of_every_pair(status):
     )
 
 
-def clique(facts, index, number, state=3):
-    fabric = FabricFacts(state, 0, number, "0" * 32)
+def clique(facts, index, number, state=3, cluster="0" * 32):
+    fabric = FabricFacts(state, 0, number, cluster)
     return edit(facts, index, lambda gpu: replace(gpu, fabric=fabric))
 
 
@@ -184,6 +184,34 @@ def test_two_cliques_are_two_fabrics():
     assert [found[f"GPU/{n}"] for n in range(8)] == [("NVS/0", 18)] * 4 + [("NVS/1", 18)] * 4
     (note,) = notes(document)
     assert note.startswith("the NVSwitches are divided into 2 fabrics: GPU 0 (0000:00:06.0), GPU 1")
+
+
+def rows(document):
+    return {row.get("fabric") for row in document.walk() if row.tag == "nvlink"}
+
+
+def test_fabrics_are_named_only_where_need_be():
+    facts = vm_facts()
+    assert rows(document_of(facts)) == {""}
+    parts = clique(facts, 0, 1)
+    for index in (1, 2, 3):
+        parts = clique(parts, index, 1)
+    assert rows(document_of(parts)) == {"0000:00:06.0", "0000:00:0a.0"}
+    for index in range(8):
+        facts = clique(facts, index, 7, cluster="ab" * 16)
+    assert rows(document_of(facts)) == {"ab" * 16 + "-7"}
+
+
+def test_hosts_of_one_cluster_share_a_fabric():
+    facts = vm_facts()
+    for index in range(8):
+        facts = clique(facts, index, 7, cluster="ab" * 16)
+    hosts = (document_of(facts), document_of(facts))
+    system = build(Element("systems", {}, hosts))
+    assert switches(system) == ["NVS/0"]
+    assert len(counts(system)) == 16
+    alone = build(Element("systems", {}, (document_of(vm_facts()),) * 2))
+    assert len(switches(alone)) == 2
 
 
 def test_pairs_alone_divide_a_fabric():

@@ -41,6 +41,7 @@ def _joined(nvml: NvmlFacts, cuda: CudaFacts, root: Path) -> Facts:
     for gpu in gpus:
         far = (link.remote for link in gpu.links or ())
         wanted.update(remote for remote in far if remote is not None and not all_ones(remote))
+    none = () if gpus else ("no NVIDIA GPU is seen here",)
     return Facts(
         gpus=gpus,
         pairs=_pairs(nvml, cuda),
@@ -49,7 +50,7 @@ def _joined(nvml: NvmlFacts, cuda: CudaFacts, root: Path) -> Facts:
         cpu=read_cpu(root),
         nics=nics,
         driver=nvml.driver or driver_version(root),
-        notes=(*nvml.notes, *cuda.notes),
+        notes=(*none, *nvml.notes, *cuda.notes),
     )
 
 

@@ -1,11 +1,12 @@
 """From facts to a document in NCCL's form; nothing is read here.
 
-Two things are ours, and ignored by NCCL: ``speed`` and ``fabric`` of ``<nvlink>``, and
-``<note text="..."/>`` for what was strange.
+What is ours is ignored by NCCL: ``name`` of ``<system>``, ``speed`` and ``fabric`` of ``<nvlink>``,
+and ``<note text="..."/>`` for what was strange.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from ringcoll.topology.detect.ends import label
@@ -41,7 +42,16 @@ def document_of(facts: Facts) -> Element:
         first = cpus[0] if cpus else _cpu(facts, -1, ())
         cpus[:1] = [Element(first.tag, first.attributes, (*first.children, *loose))]
     said = [Element("note", {"text": _clean(note)}) for note in dict.fromkeys(notes)]
-    return Element("system", {"version": "1"}, (*cpus, *said))
+    attributes = {"version": "1"}
+    if title := _title(facts.gpus):
+        attributes["name"] = title
+    return Element("system", attributes, (*cpus, *said))
+
+
+def _title(gpus: Sequence[GpuFacts]) -> str:
+    """For people: "8 NVIDIA H200"; empty if NVML does not name them."""
+    counts = Counter(_clean(gpu.name) for gpu in gpus if gpu.name)
+    return ", ".join(f"{count} {name}" for name, count in counts.items())
 
 
 def _numbered(gpus: Sequence[GpuFacts]) -> list[tuple[int, GpuFacts]]:
@@ -68,7 +78,7 @@ def _row(row: Row) -> Element:
     if row.speed is not None:
         attributes["speed"] = str(row.speed)
     if row.fabric is not None:
-        attributes["fabric"] = str(row.fabric)
+        attributes["fabric"] = row.fabric
     return Element("nvlink", attributes)
 
 

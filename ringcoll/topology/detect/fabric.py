@@ -37,7 +37,8 @@ class Row:
         count: links.
         tclass: PCI class of the target.
         speed: MB/s per link and direction, None if unknown.
-        fabric: number of the fabric of switches, None if there is only one.
+        fabric: name of the fabric of switches, the same on all hosts of one; None if this host's
+            switches are all there is.
 
     """
 
@@ -45,7 +46,7 @@ class Row:
     count: int
     tclass: str
     speed: int | None = None
-    fabric: int | None = None
+    fabric: str | None = None
 
 
 def nvlink_rows(facts: Facts) -> tuple[Mapping[str, tuple[Row, ...]], tuple[str, ...]]:
@@ -126,8 +127,8 @@ class _Fabric:
             )
             mine.unknown = 0
 
-    def fabrics(self) -> Mapping[str, int]:
-        """The number of the fabric of switches that each GPU is part of, by bus id."""
+    def fabrics(self) -> Mapping[str, str | None]:
+        """The fabric of switches that each GPU is part of, by bus id."""
         members = [busid for busid, mine in self._ends.items() if mine.switches.total()]
         self._note_fabric_managers(members)
         groups = []
@@ -147,7 +148,29 @@ class _Fabric:
             self._note_counts(group)
         if groups:
             self._note_linkless(groups)
-        return {busid: number for number, group in enumerate(groups) for busid in group}
+        return self._named(groups)
+
+    def _named(self, groups: Sequence[Sequence[str]]) -> dict[str, str | None]:
+        """A name for every fabric that spans hosts, or of which a host has several.
+
+        Hosts share a cluster by its UUID, which is all zero on one alone; what is a host's own is
+        named by a GPU, so that no two hosts have the same.
+        """
+        domains = [self._domain(group[0]) for group in groups]
+        named: dict[str, str | None] = {}
+        for group, domain in zip(groups, domains, strict=True):
+            name = domain if domains.count(domain) == 1 else None
+            if name is None and len(groups) > 1:
+                name = self._gpus[group[0]].uuid or group[0]
+            named |= dict.fromkeys(group, name)
+        return named
+
+    def _domain(self, busid: str) -> str | None:
+        """Cluster and clique of a GPU that has joined one of several hosts."""
+        fabric = self._gpus[busid].fabric
+        if fabric is None or fabric.state != _COMPLETED or not (fabric.cluster or "").strip("0"):
+            return None
+        return f"{fabric.cluster}-{fabric.clique}"
 
     def _note_fabric_managers(self, members: Sequence[str]) -> None:
         for busid in members:
@@ -194,7 +217,7 @@ class _Fabric:
     def _list(self, group: Sequence[str]) -> str:
         return ", ".join(self._names[busid] for busid in group)
 
-    def rows(self, busid: str, fabrics: Mapping[str, int]) -> list[Row]:
+    def rows(self, busid: str, fabrics: Mapping[str, str | None]) -> list[Row]:
         """What the document says of a GPU's NVLinks."""
         mine = self._ends[busid]
         rows = []
@@ -205,9 +228,8 @@ class _Fabric:
                 rows.append(Row(target, count, tclass or _GPU_CLASS, mine.speed))
         rows += [Row(far, count, CPU_CLASS, mine.speed) for far, count in mine.cpus.items()]
         if busid in fabrics:
-            fabric = fabrics[busid] if len(set(fabrics.values())) > 1 else None
             for far, count in mine.switches.items():
-                rows.append(Row(far, count, SWITCH_CLASS, mine.speed, fabric))
+                rows.append(Row(far, count, SWITCH_CLASS, mine.speed, fabrics[busid]))
         return sorted(rows, key=lambda row: row.target)
 
     def _apart(self, a: str, b: str) -> bool:

@@ -29,6 +29,9 @@ _CAN_P2P = 0
 _LINK_SPEED, _LINK_STATE = 164, 165
 _C2C_COUNT, _C2C_SPEED = 170, 172
 
+# nvmlValueType_t, those that are whole numbers, and their places in nvmlValue_t.
+_VALUES = {1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal", 5: "siVal", 6: "usVal"}
+
 _UP = (1, 2)
 """Of field 165: active, and asleep until it is used."""
 
@@ -194,9 +197,7 @@ class _Reader:
             said = values[0]
             if said.nvmlReturn != 0:
                 return None
-            # nvmlValueType_t: 1 unsigned int, 2 unsigned long, 3 unsigned long long.
-            names = {1: "uiVal", 2: "ulVal", 3: "ullVal"}
-            name = names.get(said.valueType)
+            name = _VALUES.get(said.valueType)
             return None if name is None else int(getattr(said.value, name))
 
         return self._ask("nvmlDeviceGetFieldValues", handle, [(number, scope)], then=one)[0]
