@@ -91,7 +91,7 @@ def facts(draw):
 
 
 @given(facts())
-@settings(max_examples=300)
+@settings(max_examples=120)
 def test_any_facts_make_a_machine(said):
     document = document_of(said)
     assert parse(write(document).encode(), "facts") == document

@@ -92,6 +92,7 @@ def test_links_without_names_are_not_taken_for_switches_where_others_are_direct(
     document = document_of(facts)
     assert joins(document) == {(0, 1): 2, (1, 0): 2}
     assert len(notes(document)) == 2
+    assert [row.get("count") for row in document.walk() if row.tag == "nvlink"] == ["2", "2"]
 
 
 def test_a_gpu_that_names_itself():

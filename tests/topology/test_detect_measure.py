@@ -48,7 +48,7 @@ def test_what_agrees_changes_nothing():
 
 
 def test_a_switch_carries_what_all_carry_at_once():
-    seen = shifts(8, lambda a, _b, s: (300 if s != 4 else 10) - a)
+    seen = shifts(8, lambda a, _b, s: {4: 10, 2: 900}.get(s, 300) - a)
     system = with_rates(vm(), Rates(shifts=seen))
     for n, gpu in enumerate(GPUS):
         up, down = link(system, gpu, "NVS/0"), link(system, "NVS/0", gpu)
@@ -135,6 +135,7 @@ class Clock:
         self.times = defaultdict(float)
         self.enabled = set()
         self.copies = []
+        self.held = 0.0
 
     def _new(self, kind):
         self.alive[len(self.alive) + 1000] = (kind, self.current)
@@ -193,6 +194,7 @@ class Clock:
 
     def memcpyAsync(self, _target, _source, nbytes, _kind, stream):
         self.times[stream] += nbytes / 1e12
+        self.held = self.times[stream]
 
     def memcpyPeerAsync(self, target, to, source, came, nbytes, stream):
         assert self.alive[target] == ("memory", to)
@@ -200,6 +202,7 @@ class Clock:
         assert self.alive[stream] == ("stream", came)
         assert (came, to) in self.enabled
         assert 0 < nbytes <= 64 << 20
+        assert self.times[stream] >= self.held, "sends before the others are ready"
         self.copies.append((came, to))
         self.times[stream] += nbytes / self.rate(came, to) / 1e9
 

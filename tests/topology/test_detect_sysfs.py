@@ -160,6 +160,15 @@ def test_bridges_of_a_virtual_bus(tree):
     assert gpu.path == ("10000:00:02.0", "10000:01:00.0")
 
 
+def test_a_bridge_that_does_not_tell_its_numa_node(tree):
+    at = "pci0000:10/0000:10:01.0/0000:11:00.0/0000:12:00.0"
+    for depth in (1, 2, 3):
+        tree.pci("/".join(at.split("/")[: depth + 1]), **BRIDGE, **GEN4, numa_node=-1)
+    tree.pci(f"{at}/0000:13:00.0", **GPU, **GEN4, numa_node=3)
+    (cpu,) = document_of(collect(tree.root)).named("cpu")
+    assert cpu.get("numaid") == "3"
+
+
 def test_loops_and_missing_devices_are_left_out(tree):
     tree.link("sys/bus/pci/devices/0000:01:00.0", tree.root / "sys/bus/pci/devices/0000:01:00.0")
     assert read_pci(["0000:01:00.0", "0000:02:00.0"], tree.root) == ()
