@@ -126,6 +126,25 @@ def test_a_pair_that_the_driver_keeps_apart():
     assert "1 NVLinks join GPU 0" in notes(document)[0]
 
 
+def test_nvml_and_sysfs_on_who_shares_a_switch():
+    facts = dgx1()
+
+    def far(a, b):
+        return replace(facts.pair(facts.gpus[a].busid, facts.gpus[b].busid), ancestor=ancestor)
+
+    for ancestor, said in ((10, "a PCIe switch is shared by"), (30, "no PCIe switch is shared by")):
+        (note,) = notes(document_of(edit_pairs(facts, far)))
+        assert said in note
+        assert ("and 21 more pairs" in note) == (ancestor == 10)
+    near = {frozenset((n, n + 1)) for n in (0, 2, 4, 6)}
+
+    def right(a, b):
+        nearby = 20 if {a, b} in near else 40
+        return replace(facts.pair(facts.gpus[a].busid, facts.gpus[b].busid), ancestor=nearby)
+
+    assert notes(document_of(edit_pairs(facts, right))) == []
+
+
 def test_a_gpu_that_mig_divides_has_no_direct_links_either():
     document = document_of(edit(dgx1(), 7, lambda gpu: replace(gpu, mig=True)))
     assert joins(document) == both({pair: n for pair, n in CUBE.items() if 7 not in pair})

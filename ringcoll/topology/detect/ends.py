@@ -8,19 +8,21 @@ refuses to name stays open until the other links are known.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ringcoll.topology.busid import all_ones
 from ringcoll.topology.detect.facts import Facts, GpuFacts, LinkFacts
 
-__all__ = ["CPU_CLASS", "HIDDEN", "SWITCH_CLASS", "Ends", "ends_of", "label"]
+__all__ = ["CPU_CLASS", "HIDDEN", "SWITCH_CLASS", "Ends", "ends_of", "label", "some"]
 
 HIDDEN = "fffffff:ffff:ff"
 """How NCCL's files name an NVSwitch that nobody sees."""
 
 SWITCH_CLASS = "0x068000"
 CPU_CLASS = "0x068001"
+
+_FEW = 3
 
 _GPU, _IBM_CPU, _SWITCH, _UNKNOWN = 0, 1, 2, 255
 
@@ -54,6 +56,12 @@ class Ends:
 def label(gpu: GpuFacts) -> str:
     """A GPU's name in sentences."""
     return gpu.busid if gpu.index is None else f"GPU {gpu.index} ({gpu.busid})"
+
+
+def some(names: Sequence[str]) -> str:
+    """The first few of many, for a sentence."""
+    few = "; ".join(names[:_FEW])
+    return few if len(names) <= _FEW else f"{few}; and {len(names) - _FEW} more pairs"
 
 
 def ends_of(facts: Facts) -> tuple[Mapping[str, Ends], tuple[str, ...]]:

@@ -18,6 +18,7 @@ from ringcoll.topology.detect.ends import (
     Ends,
     ends_of,
     label,
+    some,
 )
 from ringcoll.topology.detect.facts import Facts, GpuFacts
 
@@ -180,19 +181,23 @@ class _Fabric:
                     f"{self._names[busid]} has not joined its fabric (state {fabric.state}, "
                     f"status {fabric.status}): is the fabric manager running?"
                 )
+        denied, apart = [], []
         for a in members:
             for b in members:
                 pair = self._facts.pair(a, b)
+                names = f"{self._names[a]} and {self._names[b]}"
                 if pair.nvlink == 0 and pair.access is False:
-                    self.notes.append(
-                        f"NVML says that NVLink joins {self._names[a]} to {self._names[b]}, CUDA "
-                        f"that the one cannot reach the other; they are kept apart"
-                    )
+                    denied.append(names)
                 elif a < b and pair.nvlink == 0 and self._apart(a, b):
-                    self.notes.append(
-                        f"NVML says that NVLink joins {self._names[a]} and {self._names[b]}, and "
-                        f"that they are in different cliques; they are kept apart"
-                    )
+                    apart.append(names)
+        for pairs, why in (
+            (denied, "CUDA that the one cannot reach the other"),
+            (apart, "that they are in different cliques"),
+        ):
+            if pairs:
+                self.notes.append(
+                    f"NVML says that NVLink joins {some(pairs)}, and {why}; they are kept apart"
+                )
 
     def _note_counts(self, group: Sequence[str]) -> None:
         counts = Counter(self._ends[busid].switches.total() for busid in group)

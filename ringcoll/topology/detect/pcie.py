@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from ringcoll.topology.detect.ends import label
+from ringcoll.topology.detect.ends import label, some
 from ringcoll.topology.detect.facts import Facts, GpuFacts, PciFacts
 from ringcoll.topology.document import Element
 
@@ -72,14 +72,18 @@ def ancestor_notes(facts: Facts) -> Iterator[str]:
     """Where NVML's word on which GPUs share a PCIe switch is not that of sysfs."""
     above = {gpu.busid: set(_bridges(facts, gpu.busid)) for gpu in facts.gpus}
     names = {gpu.busid: label(gpu) for gpu in facts.gpus}
+    wrong: dict[bool, list[str]] = {True: [], False: []}
     for (a, b), pair in facts.pairs.items():
         if a >= b or pair.ancestor is None or not {a, b} <= facts.device.keys() & above.keys():
             continue
-        shared = bool(above[a] & above[b])
-        if shared != (pair.ancestor <= _SEVERAL_SWITCHES):
+        told = pair.ancestor <= _SEVERAL_SWITCHES
+        if told != bool(above[a] & above[b]):
+            wrong[told].append(f"{names[a]} and {names[b]}")
+    for told, pairs in wrong.items():
+        if pairs:
+            what = "a PCIe switch" if told else "no PCIe switch"
             yield (
-                f"NVML says that {names[a]} and {names[b]} share "
-                f"{'no PCIe switch' if shared else 'a PCIe switch'}, sysfs the opposite; sysfs is "
+                f"NVML says that {what} is shared by {some(pairs)}, sysfs the opposite; sysfs is "
                 f"believed"
             )
 
