@@ -7,7 +7,6 @@ sentence.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -145,11 +144,11 @@ class _Fabric:
         if len(groups) > 1:
             parts = "; ".join(self._list(group) for group in groups)
             self.notes.append(f"the NVSwitches are divided into {len(groups)} fabrics: {parts}")
-        for group in groups:
-            self._note_counts(group)
-        if groups:
+        named = self._named(groups)
+        # Of a host's only fabric, ``build`` says it, as it does of unequal numbers of links.
+        if any(name is not None for name in named.values()):
             self._note_linkless(groups)
-        return self._named(groups)
+        return named
 
     def _named(self, groups: Sequence[Sequence[str]]) -> dict[str, str | None]:
         """A name for every fabric that spans hosts, or of which a host has several.
@@ -197,17 +196,6 @@ class _Fabric:
             if pairs:
                 self.notes.append(
                     f"NVML says that NVLink joins {some(pairs)}, and {why}; they are kept apart"
-                )
-
-    def _note_counts(self, group: Sequence[str]) -> None:
-        counts = Counter(self._ends[busid].switches.total() for busid in group)
-        most = max(counts)
-        for busid in group:
-            count = self._ends[busid].switches.total()
-            if count < most:
-                self.notes.append(
-                    f"{self._names[busid]} has {count} NVLinks up where others have {most}: it "
-                    f"slows down every ring"
                 )
 
     def _note_linkless(self, groups: Sequence[Sequence[str]]) -> None:
