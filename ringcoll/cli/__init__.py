@@ -1,4 +1,4 @@
-"""``ringcoll bench | model | verify | explain | kernels``: one module each, loaded when asked for.
+"""``ringcoll COMMAND``: a module for each command, loaded when asked for.
 
 A command's module has ``add_arguments(parser)`` and ``main(args) -> int``. Errors of ringcoll's own
 tree are one line on standard error and exit status 2, an interruption is 130.
@@ -18,6 +18,7 @@ __all__ = ["COMMANDS", "main"]
 
 COMMANDS: Mapping[str, str] = {
     "bench": "measure collectives, check every element, compare with MPI",
+    "topo": "what joins the GPUs of a machine, and the rings it is worth",
     "model": "how long a collective takes, on paper",
     "verify": "prove the plans of the algorithms",
     "explain": "show what a plan moves where and when",

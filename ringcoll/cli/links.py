@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import TypeVar, get_args
 
+from ringcoll.cli.output import write_text
 from ringcoll.cli.ranges import parse_ints
 from ringcoll.cli.sizes import format_seconds, parse_bandwidth, parse_seconds
 from ringcoll.config import from_environment
@@ -187,10 +186,4 @@ def write_json(target: str | None, text: str) -> None:
         ArgumentError: the file cannot be written.
 
     """
-    if target == "-":
-        sys.stdout.write(text + "\n")
-    elif target is not None:
-        try:
-            Path(target).write_text(text + "\n", encoding="utf-8")
-        except OSError as error:
-            raise ArgumentError(f"--json {target}: {error.strerror or error}") from None
+    write_text("--json", target, text + "\n")

@@ -1,0 +1,188 @@
+"""``ringcoll topo``: what a machine's links are, the rings it is worth, and what limits them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+from ringcoll.cli.links import typed
+from ringcoll.cli.output import write_text
+from ringcoll.cli.ranges import parse_ints
+from ringcoll.config import from_environment
+from ringcoll.errors import ArgumentError, MachineError
+from ringcoll.topology.build import build
+from ringcoll.topology.document import Element, write
+from ringcoll.topology.draw.files import write_picture
+from ringcoll.topology.draw.matrix import format_matrix
+from ringcoll.topology.draw.words import (
+    format_machine,
+    format_notes,
+    format_rings,
+    format_search,
+)
+from ringcoll.topology.files import load_document
+from ringcoll.topology.graphs import graph_of_rings, graphs_document
+from ringcoll.topology.presets import PRESETS, preset_document
+from ringcoll.topology.rings import RingSet
+from ringcoll.topology.search import find_rings
+from ringcoll.topology.system import Gpu, System
+
+__all__ = ["add_arguments", "main"]
+
+_LIST = "list"
+"""In place of a preset's name."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``ringcoll topo``."""
+    source = parser.add_argument_group("machine").add_mutually_exclusive_group()
+    source.add_argument(
+        "--file",
+        metavar="XML",
+        help="a topology in NCCL's or RCCL's form, as NCCL_TOPO_DUMP_FILE writes it (default: "
+        "this machine)",
+    )
+    source.add_argument(
+        "--preset", metavar="NAME", help=f"a known machine; `{_LIST}` prints their names"
+    )
+    option = parser.add_argument
+    option(
+        "--gpus",
+        type=typed(partial(parse_ints, least=0)),
+        metavar="LIST",
+        help="rings of these GPUs only, such as 0,2,3 or 0-3, numbered as the matrix has them",
+    )
+    option(
+        "--mixed",
+        action="store_true",
+        help="also rings over worse links beside the best ones, such as PCIe beside NVLink",
+    )
+    option(
+        "--measure",
+        action="store_true",
+        help="time copies between this machine's GPUs, which must be idle, and go by that",
+    )
+    output = parser.add_argument_group("output").add_argument
+    output("--matrix", action="store_true", help="only the matrix of who reaches whom how")
+    output(
+        "--notes",
+        action="store_true",
+        help="only what is strange or not sure about the machine, and what the search did",
+    )
+    output("--json", metavar="FILE", help="write GPUs, rings and limits as JSON; - is stdout")
+    output("--xml", metavar="FILE", help="write the machine in NCCL's form; - is stdout")
+    output("--graph", metavar="FILE", help="write the rings as NCCL_GRAPH_FILE wants; - is stdout")
+    output("--picture", metavar="FILE", help="draw machine and rings: .svg, .png, or .txt a tree")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run ``ringcoll topo``.
+
+    Raises:
+        ArgumentError: a file that cannot be read or written or is no topology, a GPU that there is
+            not, options that exclude each other.
+        MachineError: this machine has no GPU and no other was asked for.
+
+    """
+    if args.preset == _LIST:
+        print("\n".join(PRESETS))
+        return 0
+    on_stdout = [name for name in ("json", "xml", "graph") if getattr(args, name) == "-"]
+    if len(on_stdout) > 1:
+        raise ArgumentError(f"--{on_stdout[0]} - --{on_stdout[1]} -: one of them fits stdout")
+    document = _document(args)
+    system = build(document, title=_title(args, document))
+    gpus = _members(system, args.gpus)
+    rings = find_rings(system, gpus, mixed=args.mixed)
+    if not on_stdout:
+        print("\n".join(_texts(args, system, rings)), end="")
+    write_text("--json", args.json, json.dumps(_as_json(rings), indent=1) + "\n")
+    write_text("--xml", args.xml, write(document))
+    if args.graph is not None:
+        write_text("--graph", args.graph, write(graphs_document([graph_of_rings(rings)])))
+    if args.picture is not None:
+        write_picture(system, rings, args.picture)
+    return 0
+
+
+def _document(args: argparse.Namespace) -> Element:
+    """The machine that was asked for."""
+    if args.measure and (args.file or args.preset):
+        given = "--file" if args.file else "--preset"
+        raise ArgumentError(f"--measure times copies on this machine; leave {given} out")
+    if args.file is not None:
+        return load_document(args.file)
+    if args.preset is not None:
+        return preset_document(args.preset)
+    from ringcoll.topology.detect import detect
+
+    _, settings = from_environment(os.environ)
+    # Who asks wants to see a link that has failed since the last time.
+    document = detect(fresh=True, cache_dir=settings.cache_dir)
+    if not any(element.tag == "gpu" for element in document.walk()):
+        raise MachineError(
+            "no GPU was found on this machine; --file FILE.xml takes a machine from a file, "
+            "--preset NAME a known one"
+        )
+    return document
+
+
+def _title(args: argparse.Namespace, document: Element) -> str:
+    if args.file is not None:
+        return document.get("name") or Path(args.file).stem
+    return args.preset or document.get("name") or "this machine"
+
+
+def _members(system: System, chosen: Sequence[int] | None) -> tuple[Gpu, ...]:
+    """The GPUs that ``--gpus`` names."""
+    if chosen is None:
+        return system.gpus
+    count = len(system.gpus)
+    for number in chosen:
+        if number >= count:
+            numbers = f"they are 0 to {count - 1}" if count else "the machine has none"
+            raise ArgumentError(f"--gpus: there is no GPU {number}; {numbers}")
+    if len(set(chosen)) < len(chosen):
+        raise ArgumentError("--gpus: the same GPU is there twice; name each once")
+    return tuple(system.gpus[number] for number in sorted(chosen))
+
+
+def _texts(args: argparse.Namespace, system: System, rings: RingSet) -> Iterator[str]:
+    """What is printed for people, in parts."""
+    everything = not (args.matrix or args.notes)
+    if args.matrix or everything:
+        yield format_matrix(system)
+    if everything:
+        yield format_rings(system, rings)
+        yield format_machine(system)
+    notes = format_notes(system)
+    if args.notes:
+        yield (notes + format_search(rings)) or "nothing is strange\n"
+    elif everything and notes:
+        yield notes
+
+
+def _as_json(rings: RingSet) -> dict[str, object]:
+    return {
+        "gpus": [
+            {"rank": gpu.rank, "dev": gpu.dev, "busid": gpu.busid, "sm": gpu.sm}
+            for gpu in rings.gpus
+        ],
+        "rings": [
+            {
+                "order": list(ring.order),
+                "bandwidth": ring.bandwidth,
+                "hops": [hop.name for hop in ring.hops],
+            }
+            for ring in rings.rings
+        ],
+        "total_bandwidth": rings.bandwidth,
+        "limits": [
+            {"link": limit.link, "used": limit.used, "capacity": limit.capacity}
+            for limit in rings.limits
+        ],
+    }

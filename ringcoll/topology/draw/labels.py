@@ -1,0 +1,54 @@
+"""Short names of nodes for people: GPU3, NIC0, CPU1, switch 0c:00.0."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ringcoll.topology.system import Cpu, Gpu, Link, LinkKind, Network, Nic, Node, NvSwitch, System
+
+__all__ = ["busid_of", "labels_of", "link_label", "number"]
+
+
+def labels_of(system: System) -> Mapping[str, str]:
+    """A label for each node, by its name.
+
+    GPUs are numbered as ``system.gpus`` has them, NICs in the order of the nodes; both are unique
+    in the system. What else there is is unique on its host only.
+    """
+    labels = {gpu.name: f"GPU{i}" for i, gpu in enumerate(system.gpus)}
+    nics = [node for node in system.nodes if isinstance(node, Nic)]
+    labels.update({nic.name: f"NIC{i}" for i, nic in enumerate(nics)})
+    for node in system.nodes:
+        if not isinstance(node, Gpu | Nic):
+            labels[node.name] = _label(system, node)
+    return labels
+
+
+def _label(system: System, node: Node) -> str:
+    if isinstance(node, Cpu):
+        return f"CPU{node.numa}" if node.numa >= 0 else "CPU"
+    if isinstance(node, NvSwitch):
+        return "NVSwitch"
+    if isinstance(node, Network):
+        return "network"
+    return f"switch {busid_of(system, node)}".rstrip()
+
+
+def busid_of(system: System, node: Node) -> str:
+    """The bus id, without its domain where all GPUs are in domain 0; "" of what has none."""
+    busid = getattr(node, "busid", "")
+    plain = all(gpu.busid.startswith("0000:") for gpu in system.gpus)
+    return busid.removeprefix("0000:") if plain else busid
+
+
+def link_label(system: System, link: Link) -> str:
+    """What the link is made of: "NVLink", "XGMI", "PCIe", "between CPUs", "network"."""
+    if link.kind is LinkKind.NVLINK:
+        ends = (system.node(link.src), system.node(link.dst))
+        return "XGMI" if all(isinstance(end, Gpu) and end.amd for end in ends) else "NVLink"
+    return "between CPUs" if link.kind is LinkKind.SYS else link.kind.value
+
+
+def number(bandwidth: float) -> str:
+    """GB/s with at most one decimal: "18", "370.8"."""
+    return f"{bandwidth:.1f}".removesuffix(".0")
