@@ -55,6 +55,9 @@ def picture(system: System, rings: RingSet) -> Drawing:
     top = lower + 30.0
     x, lower = _links(system, scale, shapes, top)
     lower = max(lower, _rings(system, rings, labels, shapes, (x, top), page))
+    texts = (shape for shape in shapes if isinstance(shape, Text) and shape.anchor == "start")
+    right = max((text.x + text_width(text.text, text.size) for text in texts), default=0.0)
+    page = max(page, right + _MARGIN)
     return Drawing(page, lower + 12.0, tuple(shapes), system.title or "topology")
 
 

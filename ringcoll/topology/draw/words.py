@@ -78,7 +78,7 @@ def _nvlinks(system: System) -> Iterator[str]:
         yield from _direct(system, direct)
     if to_cpu:
         name = link_label(system, to_cpu[0])
-        yield f"{_many(len(to_cpu), 'GPU')} joined to their CPUs by {name}:"
+        yield f"{_many(len(to_cpu), 'GPU')} with {name} to the CPU:"
         yield from _each(system, to_cpu)
     if len(system.gpus) > 1 and not (switched or direct):
         yield "no NVLink between GPUs: they reach each other by PCIe and CPUs"

@@ -1,0 +1,197 @@
+"""``ringcoll topo``, from its words to its output."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+
+from ringcoll.cli import main
+from ringcoll.topology.build import build
+from ringcoll.topology.document import Element, parse
+from ringcoll.topology.presets import PRESETS
+from tests.topology.real import FILES, MACHINES, system
+
+DGX1 = MACHINES / "dgx1-p100.xml"
+TEMPLATE = MACHINES / "aws-p4d-24xl-topo.xml"
+
+
+def run(capsys, *words):
+    status = main(["topo", *map(str, words)])
+    printed = capsys.readouterr()
+    return status, printed.out, printed.err
+
+
+def answer(capsys, *words):
+    status, out, err = run(capsys, *words, "--json", "-")
+    assert (status, err) == (0, "")
+    return json.loads(out)
+
+
+def check(found):
+    """The shape that programs rely on, and that every ring is one."""
+    assert set(found) == {"gpus", "rings", "total_bandwidth", "limits"}
+    count = len(found["gpus"])
+    for gpu in found["gpus"]:
+        assert set(gpu) == {"rank", "dev", "busid", "sm"}
+    for ring in found["rings"]:
+        assert set(ring) == {"order", "bandwidth", "hops"}
+        assert sorted(ring["order"]) == list(range(count))
+        assert len(ring["hops"]) == count and ring["bandwidth"] > 0
+    for limit in found["limits"]:
+        assert set(limit) == {"link", "used", "capacity"}
+        assert limit["used"] <= limit["capacity"] * (1 + 1e-9)
+    total = sum(ring["bandwidth"] for ring in found["rings"])
+    assert found["total_bandwidth"] == pytest.approx(total)
+
+
+def draws_and_prints(capsys, tmp_path, *words):
+    """One call that searches once and writes everything."""
+    svg, graph, xml = (tmp_path / name for name in ("a.svg", "graph.xml", "topo.xml"))
+    rings = tmp_path / "rings.json"
+    outputs = ["--json", rings, "--picture", svg, "--xml", xml]
+    status, out, err = run(capsys, *words, *outputs)
+    assert (status, err) == (0, "")
+    found = json.loads(rings.read_text())
+    check(found)
+    assert ElementTree.parse(svg).getroot().tag.endswith("svg")
+    again = build(parse(xml.read_bytes(), "topo.xml"))
+    assert [gpu.busid for gpu in again.gpus] == [gpu["busid"] for gpu in found["gpus"]]
+    assert out.count("GPU0") >= (1 if found["gpus"] else 0)
+    if found["rings"]:
+        assert "GB/s together" in out and "limit: " in out
+        assert main(["topo", *map(str, words), "--graph", str(graph)]) == 0
+        assert "<channel>" in graph.read_text()
+    return found
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_file_is_loaded_drawn_and_printed(capsys, tmp_path, name):
+    found = draws_and_prints(capsys, tmp_path, "--file", MACHINES / name)
+    assert len(found["gpus"]) == len(system(name).gpus)
+    assert bool(found["rings"]) == (len(found["gpus"]) > 1)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_known_machine_is_loaded_drawn_and_printed(capsys, tmp_path, name):
+    found = draws_and_prints(capsys, tmp_path, "--preset", name)
+    assert found["rings"]
+
+
+def test_the_answer_as_json(capsys):
+    found = answer(capsys, "--file", DGX1)
+    check(found)
+    assert found["total_bandwidth"] == pytest.approx(72)
+    assert found["gpus"][1] == {"rank": 1, "dev": 1, "busid": "0000:07:00.0", "sm": 60}
+    assert all(hop == "NVL" for ring in found["rings"] for hop in ring["hops"])
+    assert all(limit["used"] == limit["capacity"] for limit in found["limits"])
+
+
+def test_templates_without_gpus_have_no_rings(capsys):
+    found = answer(capsys, "--file", TEMPLATE)
+    assert found == {"gpus": [], "rings": [], "total_bandwidth": 0, "limits": []}
+    status, out, _ = run(capsys, "--file", TEMPLATE)
+    assert status == 0 and "no GPUs" in out and "no rings: 0 GPUs" in out
+
+
+def test_some_gpus_are_numbered_as_the_matrix_has_them(capsys):
+    found = answer(capsys, "--file", DGX1, "--gpus", "5,0,1,4")
+    assert [gpu["rank"] for gpu in found["gpus"]] == [0, 1, 4, 5]
+    assert all(sorted(ring["order"]) == [0, 1, 2, 3] for ring in found["rings"])
+    _, out, _ = run(capsys, "--file", DGX1, "--gpus", "0-1,4-5")
+    assert "0 1 5 4 0" in out or "0 4 5 1 0" in out
+
+
+def test_mixed_rings_carry_no_less(capsys):
+    usual = answer(capsys, "--preset", "rtx3090-bridged-4", "--gpus", "0,1")
+    mixed = answer(capsys, "--preset", "rtx3090-bridged-4", "--gpus", "0,1", "--mixed")
+    assert mixed["total_bandwidth"] > usual["total_bandwidth"]
+    classes = {hop for ring in mixed["rings"] for hop in ring["hops"]}
+    assert classes > {hop for ring in usual["rings"] for hop in ring["hops"]}
+
+
+def test_what_is_printed_by_default(capsys):
+    status, out, err = run(capsys, "--preset", "dgx-h200")
+    assert (status, err) == (0, "")
+    matrix, rings, machine = (out.index(t) for t in ("legend:", "GB/s together", "nominal"))
+    assert matrix < rings < machine
+    assert "370.8 GB/s each way" in out and "18 x 26.562" in out
+
+
+def test_matrix_and_notes_alone(capsys):
+    _, out, _ = run(capsys, "--file", DGX1, "--matrix")
+    assert "legend:" in out and "together" not in out
+    _, out, _ = run(capsys, "--file", MACHINES / "vm-8xh200-flat.xml", "--notes")
+    assert "note: " in out and "search: " in out and "legend:" not in out
+
+
+def test_stdout_is_for_one(capsys):
+    status, out, _ = run(capsys, "--file", DGX1, "--xml", "-")
+    assert status == 0 and out.startswith("<system") and parse(out.encode(), "stdout")
+    status, out, _ = run(capsys, "--file", DGX1, "--graph", "-")
+    assert status == 0 and out.startswith("<graphs")
+    status, out, err = run(capsys, "--file", DGX1, "--graph", "-", "--json", "-")
+    assert status == 2 and out == "" and "one of them" in err
+
+
+def test_the_names_of_known_machines(capsys):
+    status, out, _ = run(capsys, "--preset", "list")
+    assert status == 0 and out.split() == list(PRESETS)
+
+
+def test_a_malformed_file_is_named_with_its_line(capsys, tmp_path):
+    bad = tmp_path / "bad.xml"
+    bad.write_text('<system version="1">\n  <cpu numaid="0">\n  </gpu>\n</system>\n')
+    status, out, err = run(capsys, "--file", bad)
+    assert (status, out) == (2, "")
+    assert f"{bad}, line 3" in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--file", "none.xml"], "none.xml"),
+        (["--preset", "dgx9"], "dgx1-p100"),
+        (["--file", DGX1, "--gpus", "0,8"], "there is no GPU 8; they are 0 to 7"),
+        (["--file", TEMPLATE, "--gpus", "0"], "the machine has none"),
+        (["--file", DGX1, "--gpus", "1,0,1"], "the same GPU is there twice"),
+        (["--file", DGX1, "--picture", "a.gif"], ".svg, .png or .txt"),
+        (["--file", DGX1, "--xml", "none/a.xml"], "--xml none/a.xml"),
+        (["--file", DGX1, "--measure"], "leave --file out"),
+        (["--preset", "dgx1-p100", "--measure"], "leave --preset out"),
+        (["--file", TEMPLATE, "--graph", "-"], "there is none"),
+    ],
+)
+def test_mistakes_are_one_line(capsys, words, said):
+    status, _, err = run(capsys, *words)
+    assert status == 2
+    assert said in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "words", [["--gpus", "x"], ["--file", "a", "--preset", "b"], ["--gpu", "1"]]
+)
+def test_words_that_are_no_options_are_refused(capsys, words):
+    with pytest.raises(SystemExit) as refused:
+        main(["topo", *words])
+    assert refused.value.code == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_this_machine_without_gpus(capsys, monkeypatch):
+    monkeypatch.setattr("ringcoll.topology.detect.detect", lambda **_: Element("system"))
+    status, out, err = run(capsys)
+    assert (status, out) == (2, "")
+    assert "no GPU was found on this machine; --file FILE.xml" in err
+
+
+def test_this_machine(capsys, monkeypatch):
+    document = parse(DGX1.read_bytes(), DGX1.name)
+    asked = []
+    monkeypatch.setattr(
+        "ringcoll.topology.detect.detect", lambda **words: asked.append(words) or document
+    )
+    status, out, _ = run(capsys)
+    assert status == 0 and "this machine" in out and "72 GB/s together" in out
+    assert asked[0]["fresh"] is True
