@@ -96,6 +96,8 @@ def main(args: argparse.Namespace) -> int:
         raise ArgumentError(f"--{on_stdout[0]} - --{on_stdout[1]} -: one of them fits stdout")
     document = _document(args)
     system = build(document, title=_title(args, document))
+    if args.measure:
+        system = _measured(args, system)
     gpus = _members(system, args.gpus)
     rings = find_rings(system, gpus, mixed=args.mixed)
     if not on_stdout:
@@ -111,9 +113,6 @@ def main(args: argparse.Namespace) -> int:
 
 def _document(args: argparse.Namespace) -> Element:
     """The machine that was asked for."""
-    if args.measure and (args.file or args.preset):
-        given = "--file" if args.file else "--preset"
-        raise ArgumentError(f"--measure times copies on this machine; leave {given} out")
     if args.file is not None:
         return load_document(args.file)
     if args.preset is not None:
@@ -129,6 +128,15 @@ def _document(args: argparse.Namespace) -> Element:
             "--preset NAME a known one"
         )
     return document
+
+
+def _measured(args: argparse.Namespace, system: System) -> System:
+    """The system with bandwidths that were timed here."""
+    if args.preset is not None:
+        raise ArgumentError("--measure times copies on this machine; leave --preset out")
+    from ringcoll.topology.detect import measure
+
+    return measure(system)
 
 
 def _title(args: argparse.Namespace, document: Element) -> str:

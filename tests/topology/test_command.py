@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 
 import pytest
 
@@ -11,6 +12,7 @@ from ringcoll.cli import main
 from ringcoll.topology.build import build
 from ringcoll.topology.document import Element, parse
 from ringcoll.topology.presets import PRESETS
+from ringcoll.topology.system import Source
 from tests.topology.real import FILES, MACHINES, system
 
 DGX1 = MACHINES / "dgx1-p100.xml"
@@ -158,7 +160,6 @@ def test_a_malformed_file_is_named_with_its_line(capsys, tmp_path):
         (["--file", DGX1, "--gpus", "1,0,1"], "the same GPU is there twice"),
         (["--file", DGX1, "--picture", "a.gif"], ".svg, .png or .txt"),
         (["--file", DGX1, "--xml", "none/a.xml"], "--xml none/a.xml"),
-        (["--file", DGX1, "--measure"], "leave --file out"),
         (["--preset", "dgx1-p100", "--measure"], "leave --preset out"),
         (["--file", TEMPLATE, "--graph", "-"], "there is none"),
     ],
@@ -188,10 +189,27 @@ def test_this_machine_without_gpus(capsys, monkeypatch):
 
 def test_this_machine(capsys, monkeypatch):
     document = parse(DGX1.read_bytes(), DGX1.name)
-    asked = []
-    monkeypatch.setattr(
-        "ringcoll.topology.detect.detect", lambda **words: asked.append(words) or document
-    )
+    asked: list[dict[str, object]] = []
+
+    def detect(**words):
+        asked.append(words)
+        return document
+
+    monkeypatch.setattr("ringcoll.topology.detect.detect", detect)
     status, out, _ = run(capsys)
     assert status == 0 and "this machine" in out and "72 GB/s together" in out
     assert asked[0]["fresh"] is True
+
+
+def test_measured_bandwidths_are_taken(capsys, monkeypatch):
+    def halved(system):
+        links = tuple(
+            replace(link, bandwidth=link.bandwidth / 2, source=Source.MEASURED)
+            for link in system.links
+        )
+        return replace(system, links=links)
+
+    monkeypatch.setattr("ringcoll.topology.detect.measure", halved)
+    status, out, _ = run(capsys, "--file", DGX1, "--measure")
+    assert status == 0 and "36 GB/s together" in out
+    assert "9 GB/s each way (measured; nominal 20)" in out

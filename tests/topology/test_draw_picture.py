@@ -49,10 +49,10 @@ def assert_readable(drawing: Drawing) -> None:
     boxes = [shape for shape in drawing.shapes if isinstance(shape, Box)]
     assert [text for text in texts if not inside(text, page)] == []
     assert [box for box in boxes if not inside(box, page)] == []
-    for one, other in combinations(texts, 2):
-        assert not overlap(one, other), (one, other)
-    for one, other in combinations(boxes, 2):
-        assert not overlap(one, other) or inside(one, other) or inside(other, one), (one, other)
+    for text, other in combinations(texts, 2):
+        assert not overlap(text, other), (text, other)
+    for box, under in combinations(boxes, 2):
+        assert not overlap(box, under) or inside(box, under) or inside(under, box), (box, under)
     for text in texts:
         covered = [box for box in boxes if overlap(text, box)]
         assert all(inside(text, box) for box in covered), text

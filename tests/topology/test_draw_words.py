@@ -71,7 +71,7 @@ def test_full_links_are_named_with_the_reason():
     )
     assert "240 GB/s  0 1 2 3 0  (NVL)" in said
     (line,) = [line for line in said.splitlines() if line.startswith("limit:")]
-    assert "NVLink to the switch GPU0 -> NVSwitch, GPU1 -> NVSwitch" in line
+    assert "NVLink to the switch (GPU0 -> NVSwitch, GPU1 -> NVSwitch" in line
     assert "240 of 240 GB/s, full -- all that a GPU sends or receives passes it" in line
 
 
@@ -80,7 +80,7 @@ def test_the_fullest_link_is_named_where_none_is_full():
     limits = [Limit("GPU/0 -> PCI/0 (PCIe)", 6.0, 12.0), Limit("PCI/0 -> CPU/0 (PCIe)", 5.0, 12.0)]
     one = Ring((0, 1, 2, 3), 5.0, (PathClass.PHB,) * 4, ())
     said = format_rings(found, rings_of(found, one, limits=limits))
-    assert "limit: PCIe of a GPU GPU0 -> switch 00:00.0: 6 of 12 GB/s, the fullest" in said
+    assert "limit: PCIe of a GPU (GPU0 -> switch 00:00.0): 6 of 12 GB/s, the fullest" in said
     assert said.count("limit:") == 1
 
 
@@ -88,7 +88,7 @@ def test_a_limit_of_an_unknown_link_is_still_said():
     found = switched()
     limits = [Limit("a cable -> a wall", 1.0, 1.0)]
     said = format_rings(found, rings_of(found, ring(found, range(4), 1.0, "NVS/0"), limits=limits))
-    assert "limit: links a cable -> a wall: 1 of 1 GB/s, full" in said
+    assert "limit: links (a cable -> a wall): 1 of 1 GB/s, full" in said
 
 
 def test_no_ring_is_said_with_what_was_tried():

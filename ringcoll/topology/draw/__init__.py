@@ -1,6 +1,7 @@
 """The machine and its rings for people: a matrix, words, a tree of text, a picture.
 
-``labels`` names nodes, ``matrix``, ``words`` and ``tree`` are text. ``shapes`` are what a picture
-consists of, ``layout`` places the nodes of a host, ``picture`` draws them with links and rings,
-``legend`` explains them; ``files`` writes the picture.
+``labels`` names nodes; ``matrix``, ``words`` with ``limits``, and ``tree`` are text. Of a picture,
+``shapes`` are the parts, ``layout`` places a host's nodes, ``joints`` and ``ways`` its links,
+``bands`` makes these as wide as they carry, with the rings in colour, ``host`` and ``picture`` put
+all together; ``files`` writes the picture.
 """

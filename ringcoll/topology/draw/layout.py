@@ -46,7 +46,7 @@ class Layout:
 
     Args:
         boxes: by the node's name; several NICs may share one.
-        groups: by the name of a NIC that shares a box, how many do.
+        groups: by the name of each NIC that shares a box, the names of all that do.
         parents: by the node's name, that of the node it hangs from.
         width: of all.
         height: of all but the arcs.
@@ -55,7 +55,7 @@ class Layout:
     """
 
     boxes: Mapping[str, Box]
-    groups: Mapping[str, int]
+    groups: Mapping[str, tuple[str, ...]]
     parents: Mapping[str, str]
     width: float
     height: float
@@ -73,7 +73,7 @@ def place(system: System, host: int, *, above: float) -> Layout:
     """
     roots = forest(system, host)
     boxes: dict[str, Box] = {}
-    groups: dict[str, int] = {}
+    groups: dict[str, tuple[str, ...]] = {}
     parents: dict[str, str] = {}
     deepest = max((_depth(root) for root in roots), default=0)
     bottom = above + deepest * LEVEL
@@ -88,7 +88,7 @@ def place(system: System, host: int, *, above: float) -> Layout:
         for member in branch.nodes:
             boxes[member.name] = box
             if len(branch.nodes) > 1:
-                groups[member.name] = len(branch.nodes)
+                groups[member.name] = tuple(node.name for node in branch.nodes)
         x += (width - _side_by_side(branch)) / 2
         for child in branch.children:
             parents.update({member.name: branch.name for member in child.nodes})

@@ -34,7 +34,7 @@ def format_limits(system: System, rings: RingSet, labels: Mapping[str, str]) -> 
     for (what, why, use), some in groups.items():
         names = _names(some, labels)
         state = "full" if full else "the fullest"
-        yield f"limit: {what} {names}: {use}, {state}{f' -- {why}' if why else ''}"
+        yield f"limit: {what} ({names}): {use}, {state}{f' -- {why}' if why else ''}"
 
 
 def _key(src: str, dst: str) -> str:
@@ -68,7 +68,7 @@ def _what(system: System, link: Link) -> tuple[str, str]:
     if gpus and any(isinstance(end, Cpu) for end in ends):
         return (
             f"{name} between GPU and CPU",
-            "what leaves the GPU to those behind the CPU passes it",
+            "what the GPU exchanges by way of the CPU passes it",
         )
     if gpus:
         return f"{name} of a GPU", "every ring passes it once each way"

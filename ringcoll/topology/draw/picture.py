@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from ringcoll.topology.draw.bands import LINK_COLOUR, Scale, lanes_of, ring_colour, scale_of
 from ringcoll.topology.draw.host import Panel, host_panel
@@ -105,17 +106,14 @@ def _columns(count: int, wide: float, high: float) -> int:
 
 
 def _moved(shape: Shape, dx: float, dy: float) -> Shape:
-    if isinstance(shape, Box):
-        return Box(shape.x + dx, shape.y + dy, shape.width, shape.height, shape.fill, shape.edge)
-    if isinstance(shape, Text):
-        x, y = shape.x + dx, shape.y + dy
-        return Text(x, y, shape.text, shape.size, shape.anchor, shape.colour, shape.bold)
+    if not isinstance(shape, Stroke):
+        return replace(shape, x=shape.x + dx, y=shape.y + dy)
     start = (shape.start[0] + dx, shape.start[1] + dy)
     curves = tuple(
         tuple(value + (dy if i % 2 else dx) for i, value in enumerate(curve))
         for curve in shape.curves
     )
-    return Stroke(start, curves, shape.width, shape.colour)
+    return replace(shape, start=start, curves=curves)
 
 
 def _links(system: System, scale: Scale, shapes: list[Shape], y: float) -> tuple[float, float]:
