@@ -10,9 +10,12 @@ from ringcoll.topology.draw.words import (
     format_search,
 )
 from ringcoll.topology.rings import Limit, Ring, RingSet
+from ringcoll.topology.search import find_rings
 from ringcoll.topology.system import PathClass
 from tests.topology.by_hand import mesh, ring, rings_of, switched, tree
 from tests.topology.real import built, system
+
+PORTS = [("NIC/0-0", "CPU/0-0"), ("NIC/1-0", "CPU/1-0")]
 
 
 def test_payload_stands_beside_what_the_links_are_sold_as():
@@ -59,7 +62,7 @@ def test_rings_are_listed_by_the_matrix_numbers():
     rings = RingSet(some, (Ring((0, 1, 2), 20.0, hops, paths),), bound=25.0)
     said = format_rings(found, rings)
     assert "1 ring, 20 GB/s together; no set of rings of these classes exceeds 25" in said
-    assert "20 GB/s  0 -NVL- 2 -NVL- 3 -NVB- 0" in said
+    assert "20 GB/s  0 2 3 -NVB- 0  (else NVL)" in said
 
 
 def test_full_links_are_named_with_the_reason():
@@ -89,6 +92,23 @@ def test_a_limit_of_an_unknown_link_is_still_said():
     limits = [Limit("a cable -> a wall", 1.0, 1.0)]
     said = format_rings(found, rings_of(found, ring(found, range(4), 1.0, "NVS/0"), limits=limits))
     assert "limit: links (a cable -> a wall): 1 of 1 GB/s, full" in said
+
+
+def test_what_is_on_several_hosts_is_told_apart():
+    def host(at: int) -> str:
+        gpu = f'<pci busid="0000:01:00.0" class="0x030200"><gpu dev="0" sm="80" rank="{at}"/></pci>'
+        nic = '<pci busid="0000:02:00.0" class="0x020000"><nic><net dev="0" name="ib"/></nic></pci>'
+        return f'<system version="1"><cpu numaid="0">{gpu}{nic}</cpu></system>'
+
+    found = built(f"<systems>{host(0)}{host(1)}</systems>")
+    rings = find_rings(found)
+    said = format_rings(found, rings)
+    assert "1.25 GB/s  0 1 0  (NET)" in said
+    (line,) = [line for line in said.splitlines() if line.startswith("limit:")]
+    assert "network port (" in line and "NIC0 -> network" in line and "1.25 of 1.25" in line
+    limits = [Limit(f"{nic} -> {cpu} (PCIe)", 1.0, 1.0) for nic, cpu in PORTS]
+    said = format_rings(found, RingSet(rings.gpus, rings.rings, tuple(limits)))
+    assert "PCIe of a NIC (NIC0 -> CPU0 of host 0, NIC1 -> CPU0 of host 1): 1 of 1" in said
 
 
 def test_no_ring_is_said_with_what_was_tried():

@@ -50,5 +50,5 @@ def link_label(system: System, link: Link) -> str:
 
 
 def number(bandwidth: float) -> str:
-    """GB/s with at most one decimal: "18", "370.8"."""
-    return f"{bandwidth:.1f}".removesuffix(".0")
+    """GB/s with four digits: "18", "370.8", "1.25"."""
+    return f"{bandwidth:.4g}" if bandwidth < 10_000 else f"{bandwidth:.0f}"

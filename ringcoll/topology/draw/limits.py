@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from ringcoll.topology.draw.labels import link_label, number
 from ringcoll.topology.rings import Limit, RingSet
-from ringcoll.topology.system import Cpu, Gpu, Link, LinkKind, NvSwitch, System
+from ringcoll.topology.system import Cpu, Gpu, Link, LinkKind, Network, Nic, NvSwitch, System
 
 __all__ = ["format_limits"]
 
@@ -32,7 +32,7 @@ def format_limits(system: System, rings: RingSet, labels: Mapping[str, str]) -> 
         use = f"{number(limit.used)} of {number(limit.capacity)} GB/s"
         groups.setdefault((what, why, use), []).append((limit, link))
     for (what, why, use), some in groups.items():
-        names = _names(some, labels)
+        names = _names(system, some, labels)
         state = "full" if full else "the fullest"
         yield f"limit: {what} ({names}): {use}, {state}{f' -- {why}' if why else ''}"
 
@@ -41,10 +41,19 @@ def _key(src: str, dst: str) -> str:
     return f"{src} -> {dst}"
 
 
-def _names(some: Sequence[tuple[Limit, Link | None]], labels: Mapping[str, str]) -> str:
+def _names(
+    system: System, some: Sequence[tuple[Limit, Link | None]], labels: Mapping[str, str]
+) -> str:
     """The ends of the links, each way that is full."""
+
+    def name(end: str) -> str:
+        node = system.node(end)
+        # Only these are numbered over all hosts.
+        plain = isinstance(node, Gpu | Nic | Network) or len(system.hosts) == 1
+        return labels[end] if plain else f"{labels[end]} of host {node.host}"
+
     ends = [
-        limit.link if link is None else f"{labels[link.src]} -> {labels[link.dst]}"
+        limit.link if link is None else f"{name(link.src)} -> {name(link.dst)}"
         for limit, link in some
     ]
     if len(ends) > _NAMED:
@@ -61,6 +70,8 @@ def _what(system: System, link: Link) -> tuple[str, str]:
         return "link between CPUs", "a ring over both sides crosses it at least once each way"
     if link.kind is LinkKind.NET:
         return "network port", "a ring over all hosts leaves and enters each of them"
+    if any(isinstance(end, Nic) for end in ends):
+        return f"{name} of a NIC", "a ring over all hosts leaves and enters each by a NIC"
     if gpus == 2:
         return name, "every ring takes one such link into and one out of each GPU"
     if any(isinstance(end, NvSwitch) for end in ends):

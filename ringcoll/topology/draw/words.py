@@ -165,12 +165,13 @@ def format_rings(system: System, rings: RingSet) -> str:
 
 
 def _ring(ring: Ring, rings: RingSet, labels: Mapping[str, str]) -> str:
-    """The order, with the class of the hops: of each where they differ."""
+    """The order, with the class of the hops that are worse than the best."""
     order = [labels[rings.gpus[i].name].removeprefix("GPU") for i in ring.order]
-    if len(set(ring.hops)) == 1:
-        return f"{' '.join([*order, order[0]])}  ({ring.hops[0].name})"
-    steps = zip(order, ring.hops, strict=True)
-    return " ".join(f"{gpu} -{hop.name}-" for gpu, hop in steps) + f" {order[0]}"
+    best = min(ring.hops)
+    text = order[0]
+    for hop, gpu in zip(ring.hops, [*order[1:], order[0]], strict=True):
+        text += f" {gpu}" if hop is best else f" -{hop.name}- {gpu}"
+    return f"{text}  ({best.name})" if set(ring.hops) == {best} else f"{text}  (else {best.name})"
 
 
 def format_notes(system: System) -> str:
