@@ -12,11 +12,12 @@ from ringcoll.topology.draw.bands import LINK_COLOUR, ring_colour
 from ringcoll.topology.draw.files import format_svg, write_picture
 from ringcoll.topology.draw.picture import picture
 from ringcoll.topology.draw.shapes import Arc, Box, Drawing, Straight, Stroke, Text, text_width
+from ringcoll.topology.draw.tree import format_tree
 from ringcoll.topology.presets import PRESETS, preset
 from ringcoll.topology.rings import Limit, Ring, RingSet
 from ringcoll.topology.system import PathClass, System
 from tests.topology.by_hand import mesh, ring, rings_of, switched, tree
-from tests.topology.real import FILES, system
+from tests.topology.real import FILES, built, system
 
 SQUARE = [(0, 1, 2), (1, 2, 1), (2, 3, 2), (3, 0, 1)]
 
@@ -176,6 +177,42 @@ def test_parallel_lines_stay_apart():
     assert hill.line(1.0, 1.0, "").start == (1.0, 0.0)
     assert valley.line(1.0, 1.0, "").curves[0][-1] == 5.0
     assert hill.line(1.0, 1.0, "").curves[0][-1] == -3.0
+
+
+ODD = {
+    "nothing": '<system version="1"/>',
+    "a CPU": '<system version="1"><cpu numaid="0"/></system>',
+    "a port of two CPUs among many": """<system version="1"><cpu numaid="-1">
+        <pci busid="10000:01:00.0" class="0x030200"><gpu dev="0" sm="80"/></pci>
+        <nic><net dev="0" name="averyveryverylongname0"/><net dev="1" name="b"/></nic></cpu>
+        <cpu numaid="1"><nic><net dev="0" name="averyveryverylongname0"/><net dev="2" name="c"/>
+        <net dev="3" name="d"/><net dev="4" name="e"/><net dev="5" name="f"/></nic></cpu>
+        </system>""",
+    "two fabrics and a link between switches": """<system version="1"><cpu numaid="0">
+        <pci busid="0000:10:00.0" class="0x060400"><pcilink target="0000:20:00.0"/>
+        <pci busid="0000:11:00.0" class="0x030200"><gpu dev="0" sm="90">
+        <nvlink target="fffffff:ffff:ff" count="18" tclass="0x068000" fabric="a"/></gpu></pci>
+        <pci busid="0000:12:00.0" class="0x030200"><gpu dev="1" sm="90">
+        <nvlink target="fffffff:ffff:ff" count="18" tclass="0x068000" fabric="b"/></gpu></pci></pci>
+        <pci busid="0000:20:00.0" class="0x060400"><pcilink target="0000:10:00.0"/>
+        <pci busid="0000:21:00.0" class="0x030200"><gpu dev="2" sm="90">
+        <nvlink target="fffffff:ffff:ff" count="18" tclass="0x068000" fabric="a"/></gpu></pci></pci>
+        </cpu></system>""",
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_machines_are_readable(name):
+    drawing = without_rings(built(ODD[name]))
+    assert_readable(drawing)
+    assert ElementTree.fromstring(format_svg(drawing)) is not None
+
+
+def test_switches_that_lead_to_each_other_hang_side_by_side():
+    found = built(ODD["two fabrics and a link between switches"])
+    lines = format_tree(found).splitlines()
+    assert [line[:12] for line in lines if "switch" in line] == ["├─ switch 10", "└─ switch 20"]
+    assert {"NVSwitch0", "NVSwitch1"} <= set(texts(without_rings(found)))
 
 
 def test_svg_is_well_formed_and_the_same_every_time():

@@ -93,7 +93,9 @@ def scale_of(system: System) -> Scale:
 
 
 def _counts(system: System, link: Link) -> bool:
-    """Links of CPUs and NICs may be as good as unlimited: they would make all others thin."""
+    """What is as good as unlimited, and what hangs from NICs, would make all others thin."""
+    if link.bandwidth >= LOCAL:
+        return False
     ends = (system.node(link.src), system.node(link.dst))
     return any(isinstance(end, Gpu | PciSwitch) for end in ends) and not any(
         isinstance(end, Nic) for end in ends

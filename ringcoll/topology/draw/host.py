@@ -12,7 +12,7 @@ from ringcoll.topology.draw.layout import Layout, place
 from ringcoll.topology.draw.shapes import Arc, Box, Shape, Text, Way, text_width
 from ringcoll.topology.draw.ways import hills_of, ways_of
 from ringcoll.topology.rings import RingSet
-from ringcoll.topology.system import Cpu, Gpu, Nic, System
+from ringcoll.topology.system import Cpu, Gpu, Nic, NvSwitch, System
 
 __all__ = ["Panel", "host_panel"]
 
@@ -54,7 +54,9 @@ def host_panel(
     layout = place(system, host, above=title + hills)
     joints = list(joints_of(system, host, layout))
     ways = ways_of(system, layout, joints, scale)
-    shapes: list[Shape] = []
+    boxes = list(_boxes(system, layout, rings, labels))
+    # A link may pass one NVSwitch on its way to another, which is to be seen.
+    shapes: list[Shape] = [shape for shape, passed in boxes if passed]
     lowest = layout.height
     for joint in joints:
         way = ways[joint.a, joint.b, joint.kind]
@@ -63,7 +65,7 @@ def host_panel(
             lowest = max(lowest, way.y + way.depth + 2 * scale.both(joint.out, joint.back))
         elif is_network(system, joint.b):
             lowest = max(lowest, way.y2)
-    shapes += _boxes(system, layout, rings, labels)
+    shapes += [shape for shape, passed in boxes if not passed]
     if title:
         shapes.append(Text(0.0, 12.0, f"host {host}", size=13.0, bold=True))
     return Panel(layout.width, lowest, tuple(shapes))
@@ -91,8 +93,8 @@ def _widest(system: System, joint: Joint) -> bool:
 
 def _boxes(
     system: System, layout: Layout, rings: RingSet, labels: Mapping[str, str]
-) -> Iterator[Shape]:
-    """The nodes with their names."""
+) -> Iterator[tuple[Shape, bool]]:
+    """The nodes with their names, and whether links go over them."""
     active = {gpu.name for gpu in rings.gpus}
     for name, box in layout.boxes.items():
         node = system.node(name)
@@ -100,15 +102,17 @@ def _boxes(
         if name != members[0]:
             continue
         idle = isinstance(node, Gpu) and name not in active
-        yield replace(box, fill=_IDLE) if idle else box
+        yield replace(box, fill=_IDLE) if idle else box, isinstance(node, NvSwitch)
         if isinstance(node, Gpu | Nic):
-            yield from _two_lines(system, node, box, [labels[member] for member in members])
+            for text in _two_lines(system, node, box, [labels[member] for member in members]):
+                yield text, False
         else:
             names = [labels[name], busid_of(system, node)]
             if isinstance(node, Cpu):
                 said = ", ".join(word for word in (node.vendor, node.arch) if word)
                 names = [f"{labels[name]} ({said})", labels[name]] if said else [labels[name]]
-            yield Text(box.centre, box.y + 17.0, _fitting(names, box.width, 11.0), 11.0, "middle")
+            fitting = _fitting(names, box.width, 11.0)
+            yield Text(box.centre, box.y + 17.0, fitting, 11.0, "middle"), False
 
 
 def _two_lines(system: System, node: Gpu | Nic, box: Box, labels: Sequence[str]) -> Iterator[Text]:

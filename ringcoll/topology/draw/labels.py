@@ -28,7 +28,8 @@ def _label(system: System, node: Node) -> str:
     if isinstance(node, Cpu):
         return f"CPU{node.numa}" if node.numa >= 0 else "CPU"
     if isinstance(node, NvSwitch):
-        return "NVSwitch"
+        switches = [n for n in system.nodes if isinstance(n, NvSwitch) and n.host == node.host]
+        return f"NVSwitch{switches.index(node)}" if len(switches) > 1 else "NVSwitch"
     if isinstance(node, Network):
         return "network"
     return f"switch {busid_of(system, node)}".rstrip()

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ringcoll.topology.draw.forest import Branch, forest
 from ringcoll.topology.draw.shapes import Box
-from ringcoll.topology.draw.tree import Branch, forest
 from ringcoll.topology.system import Gpu, Nic, Node, NvSwitch, PciSwitch, System
 
 __all__ = ["BAR", "LEVEL", "Layout", "place"]
@@ -105,21 +105,33 @@ def place(system: System, host: int, *, above: float) -> Layout:
 
 
 def _place_switches(system: System, host: int, boxes: dict[str, Box], row: float) -> float:
-    """Add the NVSwitches as bars under the GPUs that they join; the lowest edge of all."""
-    below = row
+    """Add the NVSwitches as bars under the GPUs that they join; the lowest edge of all.
+
+    Those of different GPUs lie side by side, where the GPUs do.
+    """
+    taken: list[list[Box]] = []
     for switch in system.nodes:
         if not isinstance(switch, NvSwitch):
             continue
         ends = [
             boxes[link.dst] for link in system.out[switch.name] if _is_gpu(system, link.dst, host)
         ]
-        if ends:
-            left, right = min(b.x for b in ends), max(b.right for b in ends)
-            fill, edge = _FILLS[NvSwitch]
-            y = below + LEVEL - BAR
-            boxes[switch.name] = Box(left, y, right - left, BAR, fill, edge)
-            below = y + BAR
-    return below
+        if not ends:
+            continue
+        left, right = min(box.x for box in ends), max(box.right for box in ends)
+        free = (i for i, some in enumerate(taken) if all(_apart(b, left, right) for b in some))
+        level = next(free, len(taken))
+        fill, edge = _FILLS[NvSwitch]
+        box = Box(left, row + (level + 1) * LEVEL - BAR, right - left, BAR, fill, edge)
+        boxes[switch.name] = box
+        if level == len(taken):
+            taken.append([])
+        taken[level].append(box)
+    return row + len(taken) * LEVEL
+
+
+def _apart(box: Box, left: float, right: float) -> bool:
+    return box.right < left or right < box.x
 
 
 def _is_gpu(system: System, name: str, host: int) -> bool:

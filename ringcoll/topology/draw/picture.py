@@ -84,7 +84,7 @@ def _grid(
     pad = _PAD if frame else 0.0
     wide = max((panel.width for panel in panels), default=0.0) + 2 * pad
     high = max((panel.height for panel in panels), default=0.0) + 2 * pad
-    columns = _columns(len(panels), wide, high)
+    columns = _columns(len(panels), max(wide, 1.0), max(high, 1.0))
     for i, panel in enumerate(panels):
         x = _MARGIN + (i % columns) * (wide + _MARGIN)
         y = top + (i // columns) * (high + _MARGIN)
@@ -99,10 +99,10 @@ def _columns(count: int, wide: float, high: float) -> int:
     """So many hosts in a row that the page is nearest to 3 : 2."""
 
     def stretch(columns: int) -> float:
-        ratio = columns * wide / (-(-count // columns) * max(high, 1.0))
-        return max(ratio / 1.5, 1.5 / max(ratio, 1e-9))
+        ratio = columns * wide / (-(-count // columns) * high)
+        return max(ratio / 1.5, 1.5 / ratio)
 
-    return min(range(1, max(count, 1) + 1), key=stretch)
+    return min(range(1, count + 1), key=stretch, default=1)
 
 
 def _moved(shape: Shape, dx: float, dy: float) -> Shape:

@@ -20,6 +20,7 @@ from ringcoll.topology.system import (
     Source,
     System,
 )
+from ringcoll.topology.tables import LOCAL
 
 __all__ = ["format_machine", "format_notes", "format_rings", "format_search"]
 
@@ -129,7 +130,8 @@ def _widths(system: System) -> Iterator[str]:
     }
     if gpus:
         yield f"PCIe of the GPUs: {_list(gpus)} GB/s each way"
-    cpus = {link.bandwidth for link in system.links if link.kind is LinkKind.SYS}
+    between = (link for link in system.links if link.kind is LinkKind.SYS)
+    cpus = {link.bandwidth for link in between if link.bandwidth < LOCAL}
     if cpus:
         yield f"between NUMA nodes: {_list(cpus)} GB/s each way"
 
