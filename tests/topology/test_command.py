@@ -10,10 +10,12 @@ import pytest
 
 from ringcoll.cli import main
 from ringcoll.topology.build import build
+from ringcoll.topology.detect import document_of
 from ringcoll.topology.document import Element, parse
 from ringcoll.topology.presets import PRESETS
 from ringcoll.topology.system import Source
 from tests.topology.real import FILES, MACHINES, system
+from tests.topology.replay import only, vm_facts
 
 DGX1 = MACHINES / "dgx1-p100.xml"
 TEMPLATE = MACHINES / "aws-p4d-24xl-topo.xml"
@@ -213,3 +215,18 @@ def test_measured_bandwidths_are_taken(capsys, monkeypatch):
     status, out, _ = run(capsys, "--file", DGX1, "--measure")
     assert status == 0 and "36 GB/s together" in out
     assert "9 GB/s each way (measured; nominal 20)" in out
+
+
+@pytest.mark.parametrize("count", [2, 4, 8])
+def test_a_virtual_machine_that_hides_its_switch(capsys, monkeypatch, count):
+    found = document_of(only(vm_facts(), range(count)))
+    monkeypatch.setattr("ringcoll.topology.detect.detect", lambda **_: found)
+    status, out, _ = run(capsys)
+    assert status == 0
+    assert out.splitlines()[1].split() == ["GPU0", "X", *["NV18"] * (count - 1), "?"]
+    assert f"370.8 GB/s  {' '.join(map(str, [*range(count), 0]))}  (NVL)" in out
+    assert "every pair is one switch hop apart" in out
+    assert "every GPU has 18 NVLinks to the NVSwitch: 370.8 GB/s each way" in out
+    assert "nominal 478.116 = 18 x 26.562" in out
+    assert "note: " in out and "low confidence" in out
+    check(answer(capsys))
