@@ -100,6 +100,8 @@ def main(args: argparse.Namespace) -> int:
         system = _measured(args, system)
     gpus = _members(system, args.gpus)
     rings = find_rings(system, gpus, mixed=args.mixed)
+    if args.graph is not None and not rings.rings:
+        raise ArgumentError(f"--graph {args.graph}: no ring joins these {len(gpus)} GPUs")
     if not on_stdout:
         print("\n".join(_texts(args, system, rings)), end="")
     write_text("--json", args.json, json.dumps(_as_json(rings), indent=1) + "\n")
