@@ -17,6 +17,7 @@ SECTIONS = [
     "Ten lines that run",
     "Two commands",
     "Bench",
+    "Topology",
     "Your own algorithm",
     "The timing model",
     "Test your own distributed code",

@@ -50,18 +50,19 @@ all_reduce of 1 MiB took 11.9 and 14.7 µs, 2 MiB 23.0 and 18.9; all_gather of 2
 
 DIRECT_BYTES = {
     "LL": {"broadcast": 128 << 10, "reduce": 384 << 10},
-    "LL128": {"broadcast": 320 << 10, "reduce": 700 << 10},
+    "LL128": {"broadcast": 320 << 10, "reduce": 600 << 10},
 }
 """Bytes up to which the root talks to everyone itself. 4 H200, LL128, so and by scatter_gather:
-broadcast of 256 KiB took 4.32 and 4.48 µs, 512 KiB 6.69 and 5.20; reduce of 512 KiB 4.87 and 5.92,
-1 MiB 9.12 and 7.71."""
+broadcast of 256 KiB took 4.32 and 4.48 µs, 512 KiB 6.69 and 5.20; reduce of 512 KiB 4.87 and 5.38,
+1 MiB 9.12 and 7.10."""
 
 LINE_WORKERS = (32, 128, 256, WORKERS)
 """Threads of a block that carry lines: the fewest that do. Small blocks start sooner."""
 
 CHAIN_BYTES = 8 << 20
 """Bytes of a slice of a chain, of which there are 4 to 64. Broadcast, 4 H200: 64 MiB took 272 µs
-with 4 slices, 243 with 8, 254 with 16; 256 MiB 888 with 8, 829 with 16, 811 with 32."""
+with 4 slices, 243 with 8, 254 with 16; 256 MiB 888 with 8, 829 with 16, 811 with 32. Several rings
+side by side changed nothing (64 MiB, 8 slices: 246 by one, 251, 252 and 251 by 2, 4 and 8)."""
 
 BLOCK_BYTES = 16 << 10
 """Bytes of a slice that a CUDA block moves at least."""
@@ -409,7 +410,9 @@ _DEFAULT = {
 }
 """Algorithms of large messages: of plain buffers, and of those that all ranks can reach. 4 H200,
 64 MiB: all_reduce took 308 µs by two_shot, 1023 by ring; broadcast 243 by chain, 398 by
-scatter_gather; reduce 402 by scatter_gather, 555 by one_shot, 590 by chain."""
+scatter_gather; reduce 260 by scatter_gather (402 where the root's array is staged), 555 by
+one_shot, 590 by chain. The same reads and writes of 256 MiB in a bare kernel took 891 µs, 301 GB/s,
+where reading alone reached 371: links that carry both at once give less."""
 
 _COPIED = {
     **_DEFAULT,
