@@ -20,11 +20,9 @@ COLUMNS = ["-b", "64", "-e", "256", "-f", "2", "-n", "2"]
 
 
 def environment(**more: str) -> dict[str, str]:
-    launchers = ("PMI", "OMPI", "SLURM")
-    root = "OMPI_ALLOW_RUN_AS_ROOT"  # what a container may need to start mpiexec at all
-    plain = {
-        k: v for k, v in os.environ.items() if k.startswith(root) or not k.startswith(launchers)
-    }
+    # What a launcher tells its ranks; Open MPI's settings of this machine stay.
+    launchers = ("PMI", "SLURM", *(("OMPI",) if "OMPI_COMM_WORLD_RANK" in os.environ else ()))
+    plain = {k: v for k, v in os.environ.items() if not k.startswith(launchers)}
     return {**plain, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error", **more}
 
 
