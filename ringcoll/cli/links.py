@@ -76,7 +76,7 @@ def add_link_arguments(parser: argparse.ArgumentParser) -> None:
     )
     option(
         "--links",
-        choices=get_args(Topology),
+        choices=[kind for kind in get_args(Topology) if kind != "machine"],
         help="switch: one port a rank and direction (default); pairs: a wire for each ordered "
         "pair of ranks; memory: all share one memory",
     )

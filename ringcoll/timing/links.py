@@ -14,7 +14,7 @@ from ringcoll.errors import ArgumentError
 
 __all__ = ["Links", "Port", "Topology", "Wire", "equal_nodes"]
 
-Topology = Literal["switch", "pairs", "memory"]
+Topology = Literal["switch", "pairs", "memory", "machine"]
 """How ranks of one node are connected: see :class:`Links`."""
 
 
@@ -69,7 +69,8 @@ class Links:
     - ``switch``: each rank has one egress and one ingress port of B, whoever the peer is;
     - ``pairs``: each ordered pair of ranks has a wire of its own;
     - ``memory``: all hops share one memory of B bytes copied a second, the case of CPU ranks
-      that nothing paces; α occupies the core of the rank that runs the step.
+      that nothing paces; α occupies the core of the rank that runs the step;
+    - ``machine``: each ordered pair occupies the links of its way, which others share.
 
     Args:
         bandwidth: B of every port, bytes a second and direction.
@@ -79,6 +80,7 @@ class Links:
         local_bandwidth: bytes a second of a copy within a rank; infinite: copies cost nothing.
         nodes: the node of each rank; empty: all ranks share one.
         network: the port that each rank has to other nodes; None: the same figures as inside.
+        ways: of a machine, what a message from rank i to rank j occupies: ``ways[i][j]``.
 
     """
 
@@ -89,12 +91,15 @@ class Links:
     local_bandwidth: float = math.inf
     nodes: tuple[int, ...] = ()
     network: Wire | None = None
+    ways: tuple[tuple[tuple[tuple[Port, Wire], ...], ...], ...] = ()
     inside: Wire = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.topology not in get_args(Topology):
             known = ", ".join(get_args(Topology))
             raise ArgumentError(f"links={self.topology!r}: one of {known}")
+        if (self.topology == "machine") != bool(self.ways):
+            raise ArgumentError(f"links={self.topology!r}: a machine has ways, nothing else has")
         if not self.local_bandwidth > 0:
             raise ArgumentError(f"local_bandwidth={self.local_bandwidth}: more than 0")
         wire = Wire(self.bandwidth, self.alpha, self.latency)
@@ -116,6 +121,8 @@ class Links:
         A memory is no port of a message: all that a step touches loads it, see
         :func:`ringcoll.timing.graph.loads`.
         """
+        if self.topology == "machine":
+            return self.ways[src][dst]
         wire = self.wire(src, dst)
         if self.nodes and self.nodes[src] != self.nodes[dst]:
             return (Port("network egress", src), wire), (Port("network ingress", dst), wire)

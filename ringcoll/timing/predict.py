@@ -101,7 +101,8 @@ class Clock:
         if symmetry is None:
             alone = plan.nranks > 1 and all(block.rank == 0 for block, _ in plan.order)
             large = plan.nranks > MANY and not is_synchronised(plan)
-            symmetry = plan.symmetry is not None and (alone or large)
+            like = links.topology != "machine"  # its ranks have different links
+            symmetry = plan.symmetry is not None and like and (alone or large)
         self.plan, self.links, self.window = plan, links, window
         self.sizes, self.symmetry = sizes, symmetry
         self.parts = parts_of(plan.collective)
