@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from ringcoll.executors.cuda.gate import Gate
 from ringcoll.executors.cuda.meeting import Bundle, End, Meeting
 
 
@@ -24,8 +25,9 @@ class Room:
     """A meeting that notes what is launched."""
 
     def __init__(self) -> None:
-        self.meeting: Meeting[str] = Meeting()
         self.launched: list[str] = []
+        self.woken: list[int] = []
+        self.meeting: Meeting[str] = Meeting(self.woken.append)
 
     def bring(self, name: str, *ends: End) -> Bundle[str]:
         bundle = Bundle((name,), ends)
@@ -43,6 +45,34 @@ def test_both_ends_go_together():
     assert room.launched == ["ab"]
     assert first.launched.is_set()
     assert room.meeting.missing(first) == [send(0, 1)]  # of a further call
+
+
+def test_who_waits_is_woken_once_it_is_launched():
+    room = Room()
+    room.bring("a", send(0, 1))
+    assert room.woken == []
+    room.bring("b", recv(1, 0))
+    assert room.woken == [0]
+    room.bring("c", recv(2, 3), send(2, 3))
+    room.bring("d", send(3, 2))
+    assert room.woken == [0]
+    room.bring("e", recv(3, 2))
+    assert sorted(room.woken) == [0, 2, 3]
+
+
+def test_the_last_at_a_gate_wakes_the_others():
+    woken: list[int] = []
+    launched: list[list[str]] = []
+    gate: Gate[str] = Gate(
+        (1, 2, 4), 0, lambda calls, _: launched.append(list(calls)), woken.append
+    )
+    gate.offer(2, "b", 7)
+    gate.offer(2, "b again", 7)
+    gate.offer(4, "c", 7)
+    assert woken == []
+    gate.offer(1, "a", 7)
+    assert launched == [["a", "b", "c"]]
+    assert sorted(woken) == [2, 4]
 
 
 def test_a_small_send_goes_alone_once():

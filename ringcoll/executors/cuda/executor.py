@@ -164,7 +164,7 @@ class CudaExecutor:
         self.alone = len(drivers) == len({pid for pid, _ in drivers})
         first = int(said[ranks[0]][1])
         if self.rank == ranks[0]:
-            _gates[first] = Gate(ranks, device.ordinal, self._launch_all)
+            _gates[first] = Gate(ranks, device.ordinal, self._launch_all, self.fabric.notify)
         # Lines of 128 bytes stay whole between GPUs of one kind, or of those from Hopper on.
         kinds = {(int(seat[4]), int(seat[5])) for seat in said}
         alike = len(kinds) == 1 or min(kinds) >= (9, 0)

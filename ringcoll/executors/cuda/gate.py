@@ -36,6 +36,7 @@ class Gate(Generic[R]):
         ranks: which.
         ordinal: of the device.
         launch: enqueues the calls of all of them on a stream.
+        wake: wakes the thread of a rank that waits for its launch; None where waits poll.
 
     """
 
@@ -44,12 +45,13 @@ class Gate(Generic[R]):
         ranks: Sequence[int],
         ordinal: int,
         launch: Callable[[Sequence[R], int], None],
+        wake: Callable[[int], None] | None = None,
     ) -> None:
         self.ranks, self.ordinal = tuple(ranks), ordinal
-        self._launch = launch
+        self._launch, self._wake = launch, wake
         self._lock = threading.Lock()
         self._waiting: dict[int, list[Offer[R]]] = {rank: [] for rank in ranks}
-        self.meeting: Meeting[Any] = Meeting()
+        self.meeting: Meeting[Any] = Meeting(wake)
 
     def offer(self, rank: int, ready: R, stream: int) -> Offer[R]:
         """Bring a rank's call; it is launched when every rank of the gate has brought one."""
@@ -58,6 +60,11 @@ class Gate(Generic[R]):
             self._waiting[rank].append(offer)
             while all(self._waiting.values()):
                 self._go([self._waiting[each].pop(0) for each in self.ranks])
+        if self._wake is not None and offer.launched.is_set():
+            # Not under the lock: a waiter looks here while it holds what it is woken by.
+            for other in self.ranks:
+                if other != rank:
+                    self._wake(other)
         return offer
 
     def withdraw(self, error: BaseException) -> None:

@@ -36,6 +36,11 @@ class End(NamedTuple):
     waits: bool = False
 
     @property
+    def own(self) -> int:
+        """The rank of this end."""
+        return self.sender if self.sends else self.receiver
+
+    @property
     def other(self) -> int:
         """The rank of the other end."""
         return self.receiver if self.sends else self.sender
@@ -58,10 +63,15 @@ class Bundle(Generic[M]):
 
 
 class Meeting(Generic[M]):
-    """The ranks of one communicator that live on one device of this process."""
+    """The ranks of one communicator that live on one device of this process.
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
+    Args:
+        wake: wakes the thread of a rank that waits for its launch; None where waits poll.
+
+    """
+
+    def __init__(self, wake: Callable[[int], None] | None = None) -> None:
+        self._lock, self._wake = threading.Lock(), wake
         self._waiting: list[Bundle[M]] = []
         self._sent, self._received = Counter[_Pair](), Counter[_Pair]()
 
@@ -73,6 +83,7 @@ class Meeting(Generic[M]):
             launch: launches members together.
 
         """
+        launched: list[Bundle[M]] = []
         with self._lock:
             self._waiting.append(bundle)
             for together in _apart(self._complete()):
@@ -85,6 +96,11 @@ class Meeting(Generic[M]):
                 for each in together:
                     self._waiting.remove(each)
                     each.launched.set()
+                launched += together
+        if self._wake is not None:
+            # Not under the lock: a waiter looks here while it holds what it is woken by.
+            for rank in {end.own for each in launched if each is not bundle for end in each.ends}:
+                self._wake(rank)
 
     def withdraw(self, error: BaseException) -> None:
         """No bundle that waits here will be launched any more."""
