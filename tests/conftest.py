@@ -69,7 +69,7 @@ def no_memory_of_mpich(request: pytest.FixtureRequest) -> Iterator[None]:
 def _mapped(name: str) -> bool:
     for maps in Path("/proc").glob("[0-9]*/maps"):
         with contextlib.suppress(OSError):
-            if name in maps.read_text():
+            if name in maps.read_text(errors="replace"):
                 return True
     return False
 

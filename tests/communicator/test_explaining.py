@@ -33,7 +33,8 @@ def explain(collective, nbytes, *, alone=True, **options):
         fabric=types.SimpleNamespace(nranks=RANKS, rank=0),
         cuda=types.SimpleNamespace(resources=RESOURCES, alone=alone),
     )
-    state._algorithm = lambda call, config: CudaState._algorithm(state, call, config)
+    for name in ("_algorithm", "_channels", "_wishes"):
+        setattr(state, name, types.MethodType(getattr(CudaState, name), state))
     return CudaState.explain(state, collective, nbytes)
 
 

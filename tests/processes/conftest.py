@@ -69,7 +69,9 @@ def alive(word: str) -> list[str]:
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit() and folder.name != str(os.getpid()):
             try:
-                line = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                line = (
+                    (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                )
                 state = (folder / "stat").read_text().rsplit(")", 1)[1].split()[0]
             except OSError:
                 continue
