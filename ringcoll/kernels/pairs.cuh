@@ -67,14 +67,25 @@ struct Half : Call {
         tell(local.report, kind);
     }
 
+    // Who finds that calls differ lets the peer see so too: block 0, which says hello, may not have
+    // come so far, and would no more.
     RC_DEVICE void fail(u32 kind, u32 more, u32 theirs = 0) const {
         note(kind, more, theirs);
+        if (kind == DIFFERENT) say_hello();
+        fence();
         for (u32 p = 0; p < RC_RANKS; ++p) tell(local.peers[p] + BROKEN, 1);
     }
 
+    // Both ends' hellos of this call are seen before a peer, or another block of this rank, tells
+    // that they differ: whoever is told compares them then, or it would not know why.
     RC_DEVICE bool broken() const {
         if (look(local.own + BROKEN) == 0) return false;
-        note(TOLD, 0, 0);
+        fence();
+        Vector said;
+        if (!alone() && arrived(ll_load(line(says, epoch)), flag()) && other(said))
+            note(DIFFERENT, 0, said.z);
+        else
+            note(TOLD, 0, 0);
         return true;
     }
 
@@ -90,7 +101,7 @@ struct Half : Call {
 
     // Asked by whoever waits, every LOOKS looks; see Call's `late`.
     RC_DEVICE bool tired(u32& looks, u32 more) {
-        if (differs() || broken()) return true;
+        if (broken() || differs()) return true;
         const u64 time = now();
         if (looks == LOOKS) began = time;
         looks = LOOKS;
@@ -107,10 +118,20 @@ struct Half : Call {
         return lines + (static_cast<u32>(when) & (HELLO_SLOTS - 1)) * 16;
     }
 
-    // Whether the peer has entered this call and makes another one of it.
+    // Tell the peer that this rank has entered, and which call it makes.
+    RC_DEVICE void say_hello() const {
+        ll_store(line(says, epoch), static_cast<u64>(record) << 32 | signature, flag());
+    }
+
+    // Whether the peer has entered this call and makes another one of it, as `said`.
+    RC_DEVICE bool other(Vector& said) const {
+        said = ll_load(line(hears, epoch));
+        return arrived(said, flag()) && said.x != signature;
+    }
+
     RC_DEVICE bool differs() const {
-        const Vector said = ll_load(line(hears, epoch));
-        if (!arrived(said, flag()) || said.x == signature) return false;
+        Vector said;
+        if (!other(said)) return false;
         fail(DIFFERENT, 0, said.z);
         return true;
     }
@@ -134,10 +155,7 @@ struct Half : Call {
                 fail(WORN, PAIR_ENTRY);
                 met = false;
             } else {
-                if (mine == 0) {
-                    const u64 said = static_cast<u64>(record) << 32 | signature;
-                    ll_store(line(says, epoch), said, flag());
-                }
+                if (mine == 0) say_hello();
                 const u64 when = sends ? epoch - 1 : epoch;
                 met = (when == 0 || hear(when)) && !differs();
             }
@@ -194,10 +212,11 @@ RC_DEVICE bool moved(Half& half, u32 replicas, const u64* words) {
 // The calls of one half, one after the other.
 template <class Program>
 RC_DEVICE void run_half(Half& half, const u64* call) {
-    bool done = !block_any(half.broken());
+    bool done = true;
     for (u32 number = 0; done && number < half.calls; ++number) {
         if (number != 0 && !half.alone()) done = half.settle();
         half.next(call[0]);
+        if (number == 0) done = !block_any(thread_index() == 0 && half.broken());
         if (done && !half.alone()) done = half.enter();
         done = done && moved<Program>(half, static_cast<u32>(call[1]), call + 2);
         call += 2 + (call[1] >> 32);
