@@ -341,6 +341,25 @@ def test_any_machine(seed):
         assert found.bandwidth >= 0.97 * found.bound
 
 
+def test_mixed_rings_carry_no_less_where_all_classes_are_needed_anyway():
+    graph = Graph()
+    for cpu in range(4):
+        graph.cpu(cpu)
+        for other in range(cpu):
+            graph.two(f"CPU/{cpu}", f"CPU/{other}", LinkKind.SYS, 16)
+    graph.nvswitch()
+    graph.gpu(*range(7))
+    buses = ((0, 3), (2, 24), (3, 3), (3, 12), (2, 3), (1, 0.75), (3, 6))
+    for gpu, (cpu, width) in enumerate(buses):
+        graph.two(f"GPU/{gpu}", f"CPU/{cpu}", LinkKind.PCI, width)
+    for gpu, count in ((0, 6), (2, 4), (3, 13), (4, 6), (5, 18), (6, 18)):
+        graph.two(f"GPU/{gpu}", "NVS/0", LinkKind.NVLINK, count * 40.1, count)
+    system = graph.system()
+    mixed = find_rings(system, mixed=True)
+    check(system, mixed)
+    assert mixed.bandwidth >= find_rings(system).bandwidth * (1 - 1e-6)
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_more_capacity_is_worth_no_less(seed):
     system = some_machine(seed, 6)

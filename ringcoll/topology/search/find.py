@@ -236,9 +236,15 @@ def _mixed(
         cycle for cycle, flow in zip(beside.cycles, beside.flows, strict=True) if flow > NOTHING
     ]
     apart = thinned(ways, [*good, *more], most)
-    if sum(flow for _, flow in apart) >= best.value * (1 - APART):
+    if _worth(apart) >= max(best.value * (1 - APART), _worth(rings) * (1 - NOTHING)):
         return ways, best, apart
-    return ways, best, max(few(ways, best, most), apart, key=lambda found: sum(f for _, f in found))
+    # Thinning gives a little away each time: no less than without the worse classes is taken.
+    alone = [(cycle, flow) for cycle, (_, flow) in zip(good, rings, strict=True)]
+    return ways, best, max(few(ways, best, most), apart, alone, key=_worth)
+
+
+def _worth(rings: list[tuple[Cycle, float]]) -> float:
+    return sum(flow for _, flow in rings)
 
 
 def _story(best: Optimum, ways: Ways, which: str) -> str:
