@@ -6,7 +6,10 @@ import argparse
 
 from ringcoll.errors import ArgumentError
 
-__all__ = ["argument", "parse_ints"]
+__all__ = ["MOST", "argument", "parse_ints"]
+
+MOST = 1 << 16
+"""Numbers that a list has at most."""
 
 
 def parse_ints(text: str, *, least: int = 1) -> list[int]:
@@ -28,6 +31,8 @@ def parse_ints(text: str, *, least: int = 1) -> list[int]:
         low, high = int(first), int(last if dash else first)
         if low < least or high < low:
             raise ArgumentError(f"{text!r}: {part.strip()!r} needs {least} <= first <= last")
+        if len(numbers) + high - low >= MOST:
+            raise ArgumentError(f"{text!r}: {part.strip()!r} makes more than {MOST} numbers")
         numbers += range(low, high + 1)
     return numbers
 

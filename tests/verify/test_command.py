@@ -7,7 +7,7 @@ import json
 import pytest
 
 from ringcoll.cli import main
-from ringcoll.cli.ranges import parse_ints
+from ringcoll.cli.ranges import MOST, parse_ints
 from ringcoll.errors import ArgumentError
 from ringcoll.lower import lower
 from ringcoll.plan import Plan
@@ -133,6 +133,13 @@ def test_bad_ranges(text, capsys):
     with pytest.raises(SystemExit):
         main(["verify", f"--ranks={text}"])
     assert "--ranks" in capsys.readouterr().err
+
+
+def test_a_list_is_refused_before_it_fills_the_memory():
+    assert len(parse_ints(f"1-{MOST}")) == MOST
+    for text in (f"1-{MOST + 1}", f"1-{MOST},1", "1-999999999999999"):
+        with pytest.raises(ArgumentError, match=f"more than {MOST} numbers"):
+            parse_ints(text)
 
 
 def test_zero_may_be_allowed():
