@@ -7,7 +7,6 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from functools import partial
-from pathlib import Path
 
 from ringcoll.cli.links import typed
 from ringcoll.cli.output import write_text
@@ -17,7 +16,7 @@ from ringcoll.errors import ArgumentError, MachineError
 from ringcoll.timing.machine import ring_gain
 from ringcoll.topology.build import build
 from ringcoll.topology.document import Element, write
-from ringcoll.topology.draw.files import write_picture
+from ringcoll.topology.draw.files import check_ending, write_picture
 from ringcoll.topology.draw.matrix import format_matrix
 from ringcoll.topology.draw.words import (
     format_machine,
@@ -25,7 +24,7 @@ from ringcoll.topology.draw.words import (
     format_rings,
     format_search,
 )
-from ringcoll.topology.files import load_document
+from ringcoll.topology.files import load_document, title_of
 from ringcoll.topology.graphs import graph_of_rings, graphs_document
 from ringcoll.topology.presets import PRESETS, preset_document
 from ringcoll.topology.rings import RingSet
@@ -95,6 +94,8 @@ def main(args: argparse.Namespace) -> int:
     on_stdout = [name for name in ("json", "xml", "graph") if getattr(args, name) == "-"]
     if len(on_stdout) > 1:
         raise ArgumentError(f"--{on_stdout[0]} - --{on_stdout[1]} -: one of them fits stdout")
+    if args.picture is not None:
+        check_ending(args.picture)  # before a long search
     document = _document(args)
     system = build(document, title=_title(args, document))
     if args.measure:
@@ -144,7 +145,7 @@ def _measured(args: argparse.Namespace, system: System) -> System:
 
 def _title(args: argparse.Namespace, document: Element) -> str:
     if args.file is not None:
-        return document.get("name") or Path(args.file).stem
+        return title_of(document, args.file)
     return args.preset or document.get("name") or "this machine"
 
 

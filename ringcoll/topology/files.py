@@ -12,7 +12,7 @@ from ringcoll.topology.build import build
 from ringcoll.topology.document import MAX_BYTES, Element, parse, write
 from ringcoll.topology.system import System
 
-__all__ = ["PROVIDED", "dump", "find_file", "load", "load_document"]
+__all__ = ["PROVIDED", "dump", "find_file", "load", "load_document", "title_of"]
 
 PROVIDED = Path("/var/run/nvidia-topologyd/virtualTopology.xml")
 """Where a provider of virtual machines puts the topology that a guest cannot see."""
@@ -28,7 +28,12 @@ def load(path: str | Path) -> System:
 
     """
     document = load_document(path)
-    return build(document, title=document.get("name") or Path(path).stem)
+    return build(document, title=title_of(document, path))
+
+
+def title_of(document: Element, path: str | Path) -> str:
+    """The name of a machine that stands in a file: its own, else the file's, fit to be printed."""
+    return document.get("name") or Path(path).stem.encode("utf-8", "replace").decode()
 
 
 def load_document(path: str | Path) -> Element:

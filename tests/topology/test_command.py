@@ -143,6 +143,22 @@ def test_the_names_of_known_machines(capsys):
     assert status == 0 and out.split() == list(PRESETS)
 
 
+def test_a_file_name_that_is_no_text_is_drawn_all_the_same(capsys, tmp_path):
+    strange = tmp_path / "a\udcff&<.xml"
+    strange.write_bytes(TEMPLATE.read_bytes())
+    svg = tmp_path / "a.svg"
+    status, out, err = run(capsys, "--file", strange, "--picture", svg)
+    assert (status, err) == (0, "")
+    assert "\na?&<\n" in out
+    assert ElementTree.parse(svg).getroot().tag.endswith("svg")
+
+
+def test_a_picture_that_cannot_be_is_refused_before_anything_is_done(capsys):
+    status, out, err = run(capsys, "--file", "none.xml", "--picture", "a.gif")
+    assert (status, out) == (2, "")
+    assert ".svg, .png or .txt" in err
+
+
 def test_a_malformed_file_is_named_with_its_line(capsys, tmp_path):
     bad = tmp_path / "bad.xml"
     bad.write_text('<system version="1">\n  <cpu numaid="0">\n  </gpu>\n</system>\n')

@@ -16,12 +16,25 @@ from ringcoll.topology.system import System
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["format_svg", "write_picture"]
+__all__ = ["check_ending", "format_svg", "write_picture"]
 
 _FONTS = "DejaVu Sans, Verdana, Arial, sans-serif"
 
 _DOTS, _MOST_DOTS = 144.0, 16000.0
 """Dots of a PNG for 72 pixels of ours, and of its longer side at most."""
+
+
+def check_ending(path: str | Path) -> str:
+    """The ending of a picture's name, in lower case.
+
+    Raises:
+        ArgumentError: it is none that there is a picture for.
+
+    """
+    ending = Path(path).suffix.lower()
+    if ending not in (".svg", ".png", ".txt"):
+        raise ArgumentError(f"picture={str(path)!r}: the name ends in .svg, .png or .txt")
+    return ending
 
 
 def write_picture(system: System, rings: RingSet, path: str | Path) -> None:
@@ -37,16 +50,14 @@ def write_picture(system: System, rings: RingSet, path: str | Path) -> None:
         MachineError: matplotlib is missing.
 
     """
-    ending = Path(path).suffix.lower()
+    ending = check_ending(path)
     try:
         if ending == ".svg":
             Path(path).write_text(format_svg(picture(system, rings)), encoding="utf-8")
         elif ending == ".txt":
             Path(path).write_text(format_tree(system), encoding="utf-8")
-        elif ending == ".png":
-            _write_png(picture(system, rings), path)
         else:
-            raise ArgumentError(f"picture={str(path)!r}: the name ends in .svg, .png or .txt")
+            _write_png(picture(system, rings), path)
     except OSError as error:
         raise ArgumentError(f"picture={str(path)!r}: {error.strerror or error}") from None
 
