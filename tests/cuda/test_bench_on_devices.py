@@ -137,6 +137,7 @@ def command(start: str, *words: str) -> dict[str, Any]:
         timeout=110,
     )
     assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("{"), result.stdout[:400] + result.stderr[-400:]
     found: dict[str, Any] = json.loads(result.stdout)
     assert {row["wrong"] for row in found["rows"]} == {0}
     assert found["machine"]["device"] == "cuda"
