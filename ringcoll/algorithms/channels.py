@@ -5,7 +5,7 @@ from __future__ import annotations
 from ringcoll.algorithms import ALGORITHMS, options
 from ringcoll.errors import ArgumentError
 
-__all__ = ["channelled"]
+__all__ = ["alternating", "channelled"]
 
 
 def channelled(
@@ -36,5 +36,10 @@ def channelled(
             f"{where}: channels={channels}, but {algorithm or 'this collective'} has no rings to "
             f"multiply; leave it out or use algorithm='ring'"
         )
+    return algorithm, alternating(nranks, channels)
+
+
+def alternating(nranks: int, channels: int) -> list[tuple[int, ...]]:
+    """So many rings in the order of the ranks, by turns in both directions."""
     ring = tuple(range(nranks))
-    return algorithm, [ring if c % 2 == 0 else ring[::-1] for c in range(channels)]
+    return [ring if c % 2 == 0 else ring[::-1] for c in range(channels)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ringcoll.algorithms import build
-from ringcoll.algorithms.channels import channelled
+from ringcoll.algorithms.channels import alternating
 from ringcoll.errors import ArgumentError
 from ringcoll.plan import Chunk
 from ringcoll.timing.links import Links, Port, Wire
@@ -96,8 +96,8 @@ def ring_gain(system: System, found: RingSet, nbytes: int = 256 << 20) -> float:
     if not found.rings:
         return 1.0
     links, count = machine_links(system, found.gpus), len(found.rings)
-    _, index = channelled("all_reduce", "all_reduce", "ring", len(found.gpus), count)
+    index = alternating(len(found.gpus), count)
     orders = [ring.order for ring in found.rings]
     shares = [ring.bandwidth for ring in found.rings]
     along = ring_seconds(links, orders, shares, nbytes)
-    return ring_seconds(links, index or orders, [1.0] * count, nbytes) / along
+    return ring_seconds(links, index, [1.0] * count, nbytes) / along

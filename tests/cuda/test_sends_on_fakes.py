@@ -10,6 +10,7 @@ import pytest
 
 import ringcoll
 from ringcoll.errors import ArgumentError, DeadlineError, Error, LaunchRefused, MismatchError
+from ringcoll.fabric.thread import ThreadFabric
 from tests.cuda.messages import (
     all_gather_v,
     all_to_all_v,
@@ -157,6 +158,35 @@ def test_a_rank_sends_to_itself(ranks):
     assert in_threads(ranks, by_threads(messages(sent), FakeBuffer, grouped=True)) == []
     counts = [[LARGE if p == q else 3 for q in range(n)] for p in range(n)]
     assert in_threads(ranks, by_threads(all_to_all_v(counts, 1, gaps=True), FakeBuffer)) == []
+
+
+@pytest.mark.parametrize("kind", ["all_reduce", "sendrecv"])
+def test_the_launch_wakes_the_ranks_that_wait_for_it(kind, gpus, monkeypatch):
+    """Nobody else would: they nap for long."""
+    woken: list[int] = []
+    notify = ThreadFabric.notify
+
+    def noted(self, rank: int) -> None:
+        woken.append(rank)
+        notify(self, rank)
+
+    monkeypatch.setattr(ThreadFabric, "notify", noted)
+    comms = ringcoll.init_all([0, 0, 0], device="cuda", timeout=20)
+
+    def work(comm) -> None:
+        x, y = FakeBuffer(comm, np.full(999, 1)), FakeBuffer(comm, 999)
+        for _ in range(4):
+            if kind == "all_reduce":
+                comm.all_reduce(x.array, y.array)
+            else:
+                comm.sendrecv(x.array, (comm.rank + 1) % 3, y.array, (comm.rank - 1) % 3)
+        comm.synchronize()
+        y.check(np.full(999, 3 if kind == "all_reduce" else 1))
+
+    assert in_threads(comms, work) == []
+    assert len(woken) >= (8 if kind == "all_reduce" else 1)
+    assert set(woken) <= {0, 1, 2}
+    close(comms)
 
 
 @placed([0, 0], [0, 1])

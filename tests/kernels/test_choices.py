@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from ringcoll.algorithms import build
+from ringcoll.algorithms.channels import alternating
 from ringcoll.arguments.calls import Call
 from ringcoll.collectives import COLLECTIVES
 from ringcoll.dtypes import dtype_of, op_of
@@ -266,3 +268,18 @@ def test_both_programs_are_words_of_one_text(name, options):
     # The first program's moves have the numbers that they would have alone.
     assert words[words[0] : words[1]] == alone[0].words[0][: words[1] - words[0]]
     assert words[4] == (COLLECTIVES[name].rooted == "output")  # of root 0
+
+
+@pytest.mark.parametrize(("name", "algorithm"), [("all_reduce", None), ("broadcast", "chain")])
+@pytest.mark.parametrize("nbytes", [256, 64 << 20])
+def test_channels_are_rings_by_turns_in_both_directions(name, algorithm, nbytes):
+    found = chosen(name, nbytes, algorithm=algorithm, channels=3)
+    wished = build(name, algorithm or "ring", 4, rings=alternating(4, 3))
+    assert found.plan == wished
+    assert alternating(4, 3) == [(0, 1, 2, 3), (3, 2, 1, 0), (0, 1, 2, 3)]
+
+
+@pytest.mark.parametrize(("name", "algorithm"), [("all_reduce", "all_pairs"), ("gather", None)])
+def test_channels_of_what_has_no_rings_are_refused(name, algorithm):
+    with pytest.raises(ArgumentError, match=f"{name} on rank 0: channels=2.*no rings"):
+        chosen(name, algorithm=algorithm, channels=2)

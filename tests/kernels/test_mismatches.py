@@ -212,8 +212,8 @@ def test_the_first_report_stays(tmp_path: Path) -> None:
 
 def test_a_report_that_everybody_writes_is_seen_to_change(tmp_path: Path) -> None:
     kernels = machine(tmp_path, SLOW, EVERYBODY)
-    pairs = [first_and_last(kernels) for _ in range(3)]
-    assert any(first != last for first, last in pairs)
+    tries = (first_and_last(kernels) for _ in range(100))  # a busy machine may look too late
+    assert any(first != last for first, last in tries)
 
 
 @needs_sanitizer

@@ -411,8 +411,7 @@ _DEFAULT = {
 """Algorithms of large messages: of plain buffers, and of those that all ranks can reach. 4 H200,
 64 MiB: all_reduce took 308 µs by two_shot, 1023 by ring; broadcast 243 by chain, 398 by
 scatter_gather; reduce 260 by scatter_gather (402 where the root's array is staged), 555 by
-one_shot, 590 by chain. The same reads and writes of 256 MiB in a bare kernel took 891 µs, 301 GB/s,
-where reading alone reached 371: links that carry both at once give less."""
+one_shot, 590 by chain."""
 
 _COPIED = {
     **_DEFAULT,

@@ -25,7 +25,7 @@ _V100 = Board(sm=70, device="0x1db5", gen=3)
 _V100_POWER = Board(sm=70, device="0x1db5", gen=None)
 _A100 = Board(sm=80, device="0x20b0", gen=4)
 
-# Bus ids of NVIDIA/nccl issue 671.
+# Bus ids of NVIDIA/nccl#671.
 _BUSES = ("06", "07", "0a", "0b", "85", "86", "89", "8a")
 _DGX1 = dict(enumerate(f"0000:{bus}:00.0" for bus in _BUSES))
 _QUADS = ((0, 1, 2, 3), (4, 5, 6, 7))

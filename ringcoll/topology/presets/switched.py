@@ -41,7 +41,7 @@ def _to_switches(links: Mapping[str, int]) -> list[Element]:
 def _dgx2() -> Element:
     """DGX-2: sixteen V100, a link each to six NVSwitches of their board; the boards are joined.
 
-    Source: NCCL's dump in NVIDIA/nccl issue 507, where a pair of GPUs hangs below two levels of
+    Source: NCCL's dump in NVIDIA/nccl#507, where a pair of GPUs hangs below two levels of
     gen3 switches. Bus ids of the lower bridges are ours.
     """
     links = _to_switches(dict.fromkeys(("61", "62", "63", "65", "66", "67"), 1))
@@ -80,7 +80,7 @@ def _dgx2() -> Element:
 def _dgx_a100() -> Element:
     """DGX A100: two links to each of six NVSwitches; two GPUs and two ports a gen4 switch.
 
-    Source: NCCL's dump in NVIDIA/nccl issue 1505. The two levels of PCIe switches are written as
+    Source: NCCL's dump in NVIDIA/nccl#1505. The two levels of PCIe switches are written as
     the one that they are.
     """
     links = _to_switches(dict.fromkeys(("c4", "c5", "c6", "c7", "c8", "c9"), 2))
@@ -150,7 +150,7 @@ def _hgx_b200() -> Element:
 def _gb200_nvl72(hosts: int) -> Element:
     """GB200 NVL72: hosts of two Grace CPUs and four GPUs, all 72 on one fabric of NVSwitches.
 
-    Source: NVIDIA's description of the rack; bus ids as in NVIDIA/nccl issue 1769; C2C as NCCL
+    Source: NVIDIA's description of the rack; bus ids as in NVIDIA/nccl#1769; C2C as NCCL
     reports it on Grace Blackwell (five links of 44.712 GB/s). A port of 400 Gb/s a GPU.
     """
     cpus = []

@@ -1,0 +1,29 @@
+"""Several rings side by side, by the kernels' own source on a CPU."""
+
+from __future__ import annotations
+
+import pytest
+
+from ringcoll.algorithms import build
+from ringcoll.algorithms.channels import alternating
+from ringcoll.launch import ALL_MAPPED, Launch
+from tests.kernels.cases import LL, LL128, STAGED, Case
+from tests.kernels.stand_in import needs_compiler
+from tests.kernels.world import World
+
+pytestmark = needs_compiler
+
+MAPPED = Launch(slices=3, mapped=ALL_MAPPED)
+
+
+@pytest.mark.parametrize("launch", [LL, LL128, STAGED, MAPPED], ids=str)
+@pytest.mark.parametrize(
+    ("collective", "algorithm"), [("all_reduce", "ring"), ("broadcast", "chain")]
+)
+def test_rings_in_both_directions(collective: str, algorithm: str, launch: Launch) -> None:
+    world = World(3)
+    plan = build(collective, algorithm, 3, rings=alternating(3, 2))
+    for number, count in enumerate((1, 203, 1800)):
+        world.forget_arrays()
+        case = Case(plan, launch, count, replicas=1 if launch.in_band else 2)
+        world.call(case, number).check(case)
