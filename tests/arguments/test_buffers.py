@@ -108,7 +108,7 @@ def test_masked_arrays_are_refused():
 
 
 @pytest.mark.parametrize(
-    "x", [None, 3, 2.5, "max", [1, 2], (1, 2), np.float32(1), True, object(), {1: 2}], ids=repr
+    "x", [None, 3, 2.5, "max", [1, 2], (1, 2), np.float32(1), True, object(), {1: 2}], ids=type
 )
 def test_what_is_no_array_is_refused(x):
     with pytest.raises(ArgumentTypeError, match=f"{WHERE}: sendbuf is ") as caught:

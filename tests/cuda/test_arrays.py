@@ -200,7 +200,7 @@ def test_host_memory_behind_the_protocol_is_refused(memory):
     assert "in host memory" in refusal(Foreign(ctypes.addressof(host)))
 
 
-@pytest.mark.parametrize("obj", [None, 3, "max", [1, 2], np.float32(1), object(), {1: 2}], ids=repr)
+@pytest.mark.parametrize("obj", [None, 3, "max", [1, 2], np.float32(1), object(), {1: 2}], ids=type)
 def test_what_is_no_array_is_refused(stand_in, obj):
     stand_in(1)
     assert "wanted a" in refusal(obj, ArgumentTypeError)
