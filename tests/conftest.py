@@ -7,11 +7,16 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from tests.hosts.network import Hosts
 
 # The same examples in every run, and no verdict by the clock: the machine may be busy.
 settings.register_profile(
@@ -24,6 +29,10 @@ settings.register_profile(
 settings.load_profile("ringcoll")
 
 SHM = Path("/dev/shm")
+
+# Set where hosts made of namespaces must work: their tests fail there instead of being skipped.
+NET_ADMIN = "RINGCOLL_CI_NET_ADMIN"
+HOSTS_WANTED = pytest.StashKey[bool]()
 
 # Which devices a marker needs.
 DEVICES = {"gpu": 1, "multi_gpu": 2}
@@ -42,6 +51,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # A shell starts what runs in its background deaf to Ctrl-C, and children inherit that.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    config.stash[HOSTS_WANTED] = os.environ.get(NET_ADMIN) == "1"
     # A developer's settings must not decide what the tests see; debug output is welcome.
     for name in [n for n in os.environ if n.startswith("RINGCOLL_")]:
         if not name.startswith("RINGCOLL_DEBUG"):
@@ -51,6 +61,21 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture(scope="session")
 def mutants(pytestconfig: pytest.Config) -> str:
     return pytestconfig.getoption("--mutants")
+
+
+@pytest.fixture
+def hosts(pytestconfig: pytest.Config) -> Callable[..., AbstractContextManager[Hosts]]:
+    """Makes hosts on this machine, see tests/hosts/network.py: ``with hosts(2, rate=125e6) as h``.
+
+    A test that takes it starts mpiexec and has the marker mpi.
+    """
+    from tests.hosts import network
+
+    if reason := network.missing():
+        if pytestconfig.stash[HOSTS_WANTED]:
+            pytest.fail(f"{NET_ADMIN}=1, but {reason}")
+        pytest.skip(reason)
+    return network.hosts
 
 
 @pytest.fixture(autouse=True)
