@@ -3,8 +3,9 @@
 A lowered plan says by its signals what a step must come after. An algorithm's plan has none yet:
 there the conflicts of its accesses say it, as :func:`ringcoll.lower.sync.sync` would, and slices
 are repetitions of the graph rather than of the plan. A plan that declares a symmetry needs the
-steps of rank 0 only: what other ranks do to a chunk of theirs at step t, rank 0 does at step t to
-the chunk of the same place on the torus.
+steps of a few ranks only, its speakers: what another rank does to a chunk of its own at step t, its
+speaker does at step t to the chunk of the same place on the torus. Rank 0 speaks for all where the
+links are alike too, else the ranks of the first node.
 """
 
 from __future__ import annotations
@@ -13,13 +14,15 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import NamedTuple
 
 from ringcoll.errors import PlanError
 from ringcoll.plan import HELLO, Block, Buffer, Chunk, Plan, Step, Symmetry
 from ringcoll.timing.links import Links, Port, Wire
 
-__all__ = ["Edge", "Graph", "Load", "Sizes", "build_graph", "is_synchronised", "without_flight"]
+__all__ = ["Edge", "Graph", "Load", "Sizes", "build_graph", "is_synchronised", "speakers_of"]
+__all__ += ["without_flight"]
 
 Sizes = Callable[[Chunk], float]
 """Bytes of an INPUT or OUTPUT chunk of size 1; SCRATCH holds what was written there."""
@@ -57,7 +60,7 @@ class Graph:
         loads: of each step the ports that it occupies.
         ports: the ports, by number.
         lands: of each step the ranks that end after it, with the seconds of flight.
-        shared: how many ranks each node stands for: 1, or all of them.
+        shared: how many ranks each node stands for; 1 where all are folded.
 
     """
 
@@ -91,7 +94,7 @@ def build_graph(
     *,
     window: int | None = None,
     sizes: Sizes | None = None,
-    symmetric: bool = False,
+    speakers: int | None = None,
 ) -> Graph:
     """The graph of a plan on these links.
 
@@ -100,11 +103,11 @@ def build_graph(
         links: the wires; bandwidths and α enter later, flights here.
         window: after how many slices a SCRATCH slot is used again; None: never.
         sizes: bytes of a chunk; None: every chunk counts as 1.
-        symmetric: fold rank 0 for all ranks; ``plan.symmetry`` says how.
+        speakers: fold the first so many ranks for all, see :func:`speakers_of`; None: fold all.
 
     """
-    torus = _Torus(plan) if symmetric else None
-    steps = tuple(entry for entry in plan.order if torus is None or entry[0].rank == 0)
+    torus = _Torus(plan, speakers) if speakers is not None else None
+    steps = tuple(entry for entry in plan.order if torus is None or torus.speaks(entry[0].rank))
     pairs: Iterable[tuple[int, int, int, int, int]]
     if is_synchronised(plan):
         pairs = _signals(steps, torus)
@@ -133,7 +136,7 @@ def build_graph(
         loads,
         tuple(table.ports),
         tuple(tuple(_lands(block, step, links)) for block, step in steps),
-        plan.nranks if torus is not None else 1,
+        plan.nranks // torus.speakers if torus is not None else 1,
     )
 
 
@@ -155,8 +158,8 @@ def _signals(
 ) -> Iterator[tuple[int, int, int, int, int]]:
     """The m-th signal between two blocks is taken by the m-th wait.
 
-    On a torus the signals that rank 0 takes from rank p are those that rank 0 posts to where it
-    goes when p is moved to 0.
+    On a torus the signals that a speaker takes from rank p are those that p's speaker posts to
+    where the first one goes when p is moved to its speaker.
     """
     posted: defaultdict[tuple[Block, Block], list[int]] = defaultdict(list)
     for at, (block, step) in enumerate(steps):
@@ -172,7 +175,8 @@ def _signals(
             if torus is None:
                 signals = posted[of, block]
             else:
-                signals = posted[replace(of, rank=0), replace(block, rank=torus.back(of.rank))]
+                speaker, taker = torus.home(of.rank), torus.moved(block.rank, of.rank)
+                signals = posted[replace(of, rank=speaker), replace(block, rank=taker)]
             # A wait that no signal answers comes after itself: it never starts.
             yield (signals[number] if number < len(signals) else at), at, 0, of.rank, block.rank
 
@@ -224,10 +228,11 @@ def _accesses(
 ) -> tuple[list[Access], list[Access]]:
     """The cells that a step reads and writes, each with the rank that does it.
 
-    On a torus all is moved so that the chunk lies on rank 0.
+    On a torus all is moved so that the chunk lies on a speaker.
     """
     if torus is not None:
-        return [*torus.accesses(step.srcs)], [*torus.accesses(step.dsts)]
+        rank = block.rank
+        return [*torus.accesses(rank, step.srcs)], [*torus.accesses(rank, step.dsts)]
     found: tuple[list[Access], list[Access]] = ([], [])
     for chunks, cells in zip((step.srcs, step.dsts), found, strict=True):
         for chunk in chunks:
@@ -237,45 +242,78 @@ def _accesses(
     return found
 
 
-class _Torus:
-    """Moves chunks of any rank to rank 0, by the symmetry of a plan."""
+def speakers_of(symmetry: Symmetry | None, nodes: Sequence[int], nranks: int) -> int:
+    """How many ranks speak for all: those whom neither the plan nor the links tell apart.
 
-    def __init__(self, plan: Plan) -> None:
+    Args:
+        symmetry: of the plan; None: there is none.
+        nodes: the node of each rank; empty: all share one.
+        nranks: how many ranks there are.
+
+    Returns:
+        1 where shifting a rank to any other changes nothing; the ranks of a node where shifting
+        whole nodes does not; ``nranks`` where every rank must be folded.
+
+    """
+    if symmetry is None:
+        return nranks
+    sizes = {len(list(ranks)) for _, ranks in groupby(nodes)} or {nranks}
+    if len(sizes) > 1:
+        return nranks
+    (size,) = sizes
+    inner = 1
+    for extent in (1, *reversed(symmetry.shape)):
+        inner *= extent
+        if inner == size:
+            return 1
+    return size if len(symmetry.shape) == 1 else nranks
+
+
+class _Torus:
+    """Moves what ranks do and have to their speakers, by the symmetry of a plan."""
+
+    def __init__(self, plan: Plan, speakers: int) -> None:
         if plan.symmetry is None:
             raise PlanError(f"{plan.collective}: this plan declares no symmetry; fold all ranks")
         self.symmetry: Symmetry = plan.symmetry
         self.collective = plan.collective
+        self.speakers = speakers
         self.period = 1
         for size in self.symmetry.chunks:
             self.period *= size
 
-    def back(self, rank: int) -> int:
-        """Where rank 0 goes when ``rank`` is moved to 0."""
-        return _shift(self.symmetry.shape, 0, rank)
+    def speaks(self, rank: int) -> bool:
+        """Whether a rank is a speaker."""
+        return rank < self.speakers
 
-    def relative(self, src: int, dst: int) -> int:
-        """Where ``dst`` goes when ``src`` is moved to 0."""
-        return _shift(self.symmetry.shape, dst, src)
+    def home(self, rank: int) -> int:
+        """Its speaker."""
+        return rank % self.speakers
 
-    def accesses(self, chunks: tuple[Chunk, ...]) -> Iterator[Access]:
-        """The cells of rank 0 for chunks that rank 0 accesses, with the rank that does it there."""
+    def moved(self, rank: int, other: int) -> int:
+        """Where ``rank`` goes when ``other`` is moved to its speaker."""
+        return _shift(self.symmetry.shape, rank, other - self.home(other))
+
+    def accesses(self, rank: int, chunks: tuple[Chunk, ...]) -> Iterator[Access]:
+        """The cells of speakers for chunks that ``rank`` accesses, with who does it there."""
         for chunk in chunks:
-            who = self.back(chunk.rank)
+            who, home = self.moved(rank, chunk.rank), self.home(chunk.rank)
             for unit in chunk.units():
-                moved = Chunk(0, unit.buffer, self.index(unit))
+                moved = Chunk(home, unit.buffer, self.index(unit))
                 _, letter, index = self.collective.cell(moved)
-                yield (letter, 0, index), who
+                yield (letter, home, index), who
 
     def index(self, chunk: Chunk) -> int:
-        """The index of a chunk once its rank is moved to 0; SCRATCH stays where it is."""
-        if chunk.rank == 0 or chunk.buffer is Buffer.SCRATCH:
+        """The index of a chunk once its rank is moved to its speaker; SCRATCH stays where it is."""
+        by = chunk.rank - self.home(chunk.rank)
+        if by == 0 or chunk.buffer is Buffer.SCRATCH:
             return chunk.index
         segment, within = divmod(chunk.index, self.collective.chunks)
         if self.collective.segments(chunk.buffer.name) > 1:
-            segment = _shift(self.symmetry.shape, segment, chunk.rank)
+            segment = _shift(self.symmetry.shape, segment, by)
         if self.symmetry.chunks:
             group, place = divmod(within, self.period)
-            place = _shift(self.symmetry.chunks, place, chunk.rank, self.symmetry.shape)
+            place = _shift(self.symmetry.chunks, place, by, self.symmetry.shape)
             within = group * self.period + place
         return segment * self.collective.chunks + within
 
@@ -333,7 +371,7 @@ class _Ports:
     def __init__(self, links: Links, torus: _Torus | None) -> None:
         self.links, self.torus = links, torus
         # The memory serves all the ranks that one stands for.
-        self.shared = 1 if torus is None else torus.collective.nranks
+        self.shared = 1 if torus is None else torus.collective.nranks // torus.speakers
         self.ports: list[Port] = []
         self.numbers: dict[Port, int] = {}
         self.core = Wire(links.local_bandwidth)
@@ -370,11 +408,12 @@ class _Ports:
         return tuple(Load(*key, count) for key, count in times.items() if count)
 
     def number(self, port: Port) -> int:
-        """The port's number; on a torus all ports of one kind and distance have one."""
-        if self.torus is not None and port.second >= 0:
-            port = Port(port.kind, 0, self.torus.relative(port.first, port.second))
-        elif self.torus is not None and port.first >= 0:
-            port = Port(port.kind, 0)
+        """The port's number; on a torus all ports of a speaker's kind and distance have one."""
+        if self.torus is not None and port.first >= 0:
+            second = port.second
+            if second >= 0:
+                second = self.torus.moved(second, port.first)
+            port = Port(port.kind, self.torus.home(port.first), second)
         if port not in self.numbers:
             self.numbers[port] = len(self.ports)
             self.ports.append(port)

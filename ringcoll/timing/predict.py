@@ -9,8 +9,8 @@ nothing unless the links say otherwise, and waiting for a rank to enter costs no
 For a chain of k ranks that gives T = (S + k - 2)·(N/(S·B) + α) + (k - 1)·L exactly.
 
 Time is counted in ticks of 2⁻⁸⁰ s, as Python integers: sums are exact, so that a tie is a tie
-whatever was added up in which order, and folding one rank for all of a symmetric plan gives the
-same ticks as folding all of them.
+whatever was added up in which order, and folding one rank for all of a symmetric plan, or one node
+for all nodes, gives the same ticks as folding all of them.
 """
 
 from __future__ import annotations
@@ -23,8 +23,15 @@ from ringcoll.errors import ArgumentError, PlanError
 from ringcoll.lower.slices import fuse, split
 from ringcoll.plan import Block, Plan, Step, walk
 from ringcoll.timing.fold import NEVER, TICKS, Costs, fold, port_totals, stretch
-from ringcoll.timing.graph import Graph, Sizes, build_graph, is_synchronised, without_flight
-from ringcoll.timing.links import Links, Wire
+from ringcoll.timing.graph import (
+    Graph,
+    Sizes,
+    build_graph,
+    is_synchronised,
+    speakers_of,
+    without_flight,
+)
+from ringcoll.timing.links import Links, Port, Wire
 from ringcoll.timing.model import Terms
 
 __all__ = ["Clock", "Prediction", "Timed", "parts_of", "predict"]
@@ -33,7 +40,7 @@ MANY_STEPS = 150_000
 """Steps of a slice above which only one slice is folded."""
 
 MANY = 64
-"""Above so many ranks a symmetric plan is folded for rank 0 alone unless told otherwise."""
+"""Above so many ranks a symmetric plan is folded for its speakers alone unless told otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +61,8 @@ class Prediction:
     Args:
         seconds: when the last data have arrived and the last rank has returned.
         ends: the same for each rank.
-        busiest: the port that is occupied longest; "of every rank" in a symmetric fold.
+        busiest: the port that is occupied longest; "of every rank" where one rank was folded for
+            all, "in every node" where one node was.
         occupied: seconds that it is occupied: no order of steps beats this bound.
         steps: steps of the plan, all slices, all ranks.
         folded: steps that were folded to know.
@@ -78,8 +86,8 @@ class Clock:
         links: the wires.
         window: W, how many slices of a SCRATCH chunk exist at once.
         sizes: bytes of a chunk where chunks are unequal; None: nbytes divided evenly.
-        symmetry: fold rank 0 for all; None: if the plan declares it and has more than 64 ranks,
-            or holds the steps of rank 0 only.
+        symmetry: fold the speakers for all (:func:`ringcoll.timing.graph.speakers_of`); None: if
+            the plan declares it and has more than 64 ranks, or holds the speakers' steps only.
 
     """
 
@@ -98,13 +106,24 @@ class Clock:
             )
         if window < 1:
             raise ArgumentError(f"window={window}: at least 1")
+        speakers = speakers_of(plan.symmetry, links.nodes, plan.nranks)
+        if links.topology == "machine":
+            speakers = plan.nranks  # its ranks have different links
         if symmetry is None:
-            alone = plan.nranks > 1 and all(block.rank == 0 for block, _ in plan.order)
+            there = {block.rank for block, _ in plan.order}
+            if there == {0} and plan.symmetry is not None and 1 < speakers < plan.nranks:
+                raise PlanError(
+                    f"{plan.collective}: this plan has rank 0 alone; on these links the first "
+                    f"{speakers} ranks speak for all"
+                )
+            alone = max(there, default=0) < speakers
             large = plan.nranks > MANY and not is_synchronised(plan)
-            like = links.topology != "machine"  # its ranks have different links
-            symmetry = plan.symmetry is not None and like and (alone or large)
+            symmetry = speakers < plan.nranks and (alone or large)
+        elif symmetry and plan.symmetry is None:
+            raise PlanError(f"{plan.collective}: this plan declares no symmetry; fold all ranks")
         self.plan, self.links, self.window = plan, links, window
-        self.sizes, self.symmetry = sizes, symmetry
+        self.sizes = sizes
+        self.speakers = speakers if symmetry and speakers < plan.nranks else None
         self.parts = parts_of(plan.collective)
         self._graphs: dict[tuple[bool, bool], Graph] = {}
 
@@ -123,7 +142,7 @@ class Clock:
                 self.links,
                 window=self.window if slices > self.window else None,
                 sizes=self.sizes,
-                symmetric=self.symmetry,
+                speakers=self.speakers,
             )
         return self._graphs[shape]
 
@@ -145,11 +164,16 @@ class Clock:
         return Prediction(
             max(ends) / TICKS,
             tuple(end / TICKS for end in ends),
-            _port_name(graph, totals.index(most)) if most else "nothing",
+            self._port_name(graph.ports[totals.index(most)]) if most else "nothing",
             most * slices / TICKS,
             len(graph.steps) * slices * graph.shared,
             folded,
         )
+
+    def _port_name(self, port: Port) -> str:
+        if self.speakers is None or port.first < 0:
+            return str(port)
+        return f"{port.kind} of every rank" if self.speakers == 1 else f"{port}, in every node"
 
     def occupied(self, nbytes: float, slices: int = 1) -> float:
         """Seconds that the busiest port needs for its messages alone: no call is faster."""
@@ -253,7 +277,7 @@ def predict(
         slices: S, for an algorithm's plan.
         window: W, for an algorithm's plan.
         sizes: bytes of each chunk where they differ.
-        symmetry: fold one rank for all of a symmetric plan; None: above 64 ranks.
+        symmetry: fold the speakers for all ranks of a symmetric plan; None: above 64 ranks.
 
     Raises:
         Deadlock: a step waits for a signal that never comes.
@@ -267,11 +291,6 @@ def parts_of(collective: Collective) -> int:
     """How many chunks the larger buffer holds: N bytes make N / parts a chunk."""
     segments = max(collective.segments("INPUT"), collective.segments("OUTPUT"), 1)
     return segments * collective.chunks
-
-
-def _port_name(graph: Graph, number: int) -> str:
-    port = graph.ports[number]
-    return f"{port.kind} of every rank" if graph.shared > 1 and port.first >= 0 else str(port)
 
 
 def _shaped(plan: Plan, slices: int) -> Plan:

@@ -15,7 +15,7 @@ from itertools import groupby
 from ringcoll.algorithms import ALGORITHMS, build, options
 from ringcoll.errors import ArgumentError, LaunchRefused, PlanError
 from ringcoll.plan import Plan
-from ringcoll.timing.graph import is_synchronised
+from ringcoll.timing.graph import is_synchronised, speakers_of
 from ringcoll.timing.links import Links
 from ringcoll.timing.predict import MANY, Clock
 
@@ -94,7 +94,7 @@ def plan_for(
     root: int = 0,
     nodes: tuple[int, ...] = (),
 ) -> Plan:
-    """A plan to predict: that of rank 0 alone where a symmetry speaks for very many ranks.
+    """A plan to predict: that of its speakers alone where there are very many ranks.
 
     Args:
         collective: its name.
@@ -108,8 +108,12 @@ def plan_for(
     given = sizes if sizes and "nodes" in options(collective, algorithm) else None
     if nranks > MANY:
         alone = build(collective, algorithm, nranks, root=root, nodes=given, only=frozenset({0}))
-        if alone.symmetry is not None:
+        speakers = speakers_of(alone.symmetry, nodes, nranks)
+        if speakers == 1:
             return alone
+        if speakers < nranks:
+            few = frozenset(range(speakers))
+            return build(collective, algorithm, nranks, root=root, nodes=given, only=few)
     return build(collective, algorithm, nranks, root=root, nodes=given)
 
 

@@ -1,0 +1,78 @@
+"""A few ranks speak for all: one where ranks are alike, a node's where nodes are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ringcoll.algorithms import ALGORITHMS, build, options
+from ringcoll.errors import PlanError
+from ringcoll.plan import Symmetry
+from ringcoll.timing.graph import speakers_of
+from ringcoll.timing.links import Links, Wire, equal_nodes
+from ringcoll.timing.predict import predict
+from ringcoll.timing.tuner import plan_for
+
+N, B = 64 * 2**20, 10e9
+NETWORK = Wire(B / 8, 5e-6, 9e-6)
+SYMMETRIC = [
+    (collective, algorithm)
+    for collective, builders in ALGORITHMS.items()
+    for algorithm in builders
+    if collective != "send" and build(collective, algorithm, 4).symmetry is not None
+]
+SHAPES = [(2, 4), (3, 3), (5, 2), (12, 1)]
+
+
+def test_who_speaks_for_all():
+    ring, torus = Symmetry((12,)), Symmetry((3, 4))
+    assert speakers_of(ring, (), 12) == speakers_of(torus, (), 12) == 1
+    assert speakers_of(None, (), 12) == 12
+    threes, fours = equal_nodes(12, 4), equal_nodes(12, 3)
+    assert (speakers_of(ring, threes, 12), speakers_of(ring, fours, 12)) == (3, 4)
+    # The nodes of the plan are those of the links, or they are not.
+    assert (speakers_of(torus, threes, 12), speakers_of(torus, fours, 12)) == (12, 1)
+    assert speakers_of(ring, (0,) * 5 + (1,) * 7, 12) == 12
+    assert speakers_of(ring, equal_nodes(12, 1), 12) == speakers_of(ring, tuple(range(12)), 12) == 1
+
+
+@pytest.mark.parametrize(
+    ("collective", "algorithm", "nodes", "size"),
+    [
+        *((*named, *shape) for named in SYMMETRIC for shape in SHAPES),
+        ("all_reduce", "ring", 8, 8),
+        ("all_reduce", "hierarchical", 8, 8),
+    ],
+)
+def test_speakers_take_the_time_of_all_ranks(collective, algorithm, nodes, size):
+    nranks = nodes * size
+    given: dict[str, Any] = (
+        {"nodes": [size] * nodes} if "nodes" in options(collective, algorithm) else {}
+    )
+    full = build(collective, algorithm, nranks, **given)
+    speakers = speakers_of(full.symmetry, equal_nodes(nranks, nodes), nranks)
+    assert speakers == (1 if given or size == 1 else size)
+    few = build(collective, algorithm, nranks, only=frozenset(range(speakers)), **given)
+    for topology in ("switch", "pairs"):
+        places = equal_nodes(nranks, nodes)
+        links = Links(B, 1e-6, 2e-6, topology, nodes=places, network=NETWORK)
+        for slices in (1, 5) if collective != "barrier" and nranks < 64 else (1,):
+            whole = predict(full, N, links, slices=slices, symmetry=False)
+            folded = predict(few, N, links, slices=slices)
+            assert folded.seconds == whole.seconds
+            assert folded.occupied == whole.occupied
+            assert folded.steps == whole.steps
+
+
+def test_many_ranks_are_not_predicted_without_their_network():
+    nodes = equal_nodes(96, 12)
+    links = Links(B, 1e-6, 2e-6, nodes=nodes, network=NETWORK)
+    few = plan_for("all_reduce", "ring", 96, nodes=nodes)
+    assert {block.rank for block, _ in few.order} == set(range(8))
+    predicted = predict(few, N, links)
+    assert predicted.busiest == "network egress of rank 7, in every node"
+    assert predicted.seconds > 2 * 95 / 96 * N / NETWORK.bandwidth
+    alone = build("all_reduce", "ring", 96, only=frozenset({0}))
+    with pytest.raises(PlanError, match="first 8 ranks speak for all"):
+        predict(alone, N, links)
