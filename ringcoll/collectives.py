@@ -157,11 +157,11 @@ class Collective:
     def cell(self, chunk: Chunk) -> tuple[int, str, int]:
         """The memory behind a chunk of size 1: in place, INPUT and OUTPUT share cells.
 
-        Returns the rank, "I", "O" or "S", and the index there. In place the larger buffer names
+        Returns the rank, the buffer's letter and the index there. In place the larger buffer names
         the memory; a rank that has only one of the two is not affected.
         """
         letter: str = chunk.buffer.value
-        if not self.in_place or letter == "S":
+        if not self.in_place or letter not in "IO":
             return chunk.rank, letter, chunk.index
         rank = chunk.rank
         if not (self.has("INPUT", rank) and self.has("OUTPUT", rank)):

@@ -56,6 +56,11 @@ class BlockProgram:
     exit_signals: tuple[int, ...]
     exit_waits: tuple[int, ...]
 
+    @property
+    def messages(self) -> bool:
+        """Whether its rows send or receive messages between nodes; then all of them do."""
+        return any(c.buffer is Buffer.WIRE for row in self.rows for c in (*row.srcs, *row.dsts))
+
 
 @dataclass(frozen=True, slots=True)
 class Program:

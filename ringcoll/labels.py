@@ -10,7 +10,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from ringcoll.errors import IllegalStep
-from ringcoll.plan import Buffer, Chunk, Plan
+from ringcoll.plan import Chunk, Plan
 
 __all__ = ["Label", "StepLabels", "labels"]
 
@@ -78,7 +78,7 @@ def labels(plan: Plan) -> tuple[StepLabels, ...]:
             )
         sources = [content for content in contents if content is not None]
         chunks = (*step.dsts, *step.srcs)
-        real = [chunk for chunk in chunks if chunk.buffer is not Buffer.SCRATCH]
+        real = [chunk for chunk in chunks if chunk.buffer.given]
         extent = real[0] if real else sources[0].extent
         label = _label(sources, everyone, extent, reduces=collective.reduces)
         ranks = 0

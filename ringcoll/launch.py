@@ -32,6 +32,8 @@ class Launch:
         window: W, how many slices of a SCRATCH chunk exist at once.
         mapped: the user's buffers that peers read and write directly; the others are staged.
         in_place: INPUT and OUTPUT are one memory.
+        nodes: the node of each rank, where there are several: what crosses from one to another
+            goes by message.
 
     """
 
@@ -40,12 +42,17 @@ class Launch:
     window: int = 2
     mapped: frozenset[Buffer] = field(default=ALL_MAPPED)
     in_place: bool = False
+    nodes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.slices < 1 or self.window < 1:
             raise ArgumentError(f"slices={self.slices}, window={self.window}: both must be >= 1")
         if self.protocol not in PROTOCOLS:
             raise ArgumentError(f"protocol={self.protocol!r}: one of {', '.join(PROTOCOLS)}")
+        if len(set(self.nodes)) == 1:
+            object.__setattr__(self, "nodes", ())
+        if self.in_band and self.nodes:
+            raise ArgumentError(f"protocol={self.protocol!r}: between nodes it is 'Simple'")
         if self.in_band and (self.slices > 1 or self.mapped):
             raise ArgumentError(
                 f"protocol={self.protocol!r} has slices=1 and mapped=frozenset(): "

@@ -35,14 +35,24 @@ HELLO = -1
 
 
 class Buffer(Enum):
-    """Which memory of a rank a chunk lies in."""
+    """Which memory of a rank a chunk lies in.
+
+    A chunk of WIRE is one message on its way to the rank: written once by a rank of another node,
+    read once by the rank itself. :mod:`ringcoll.lower.network` makes them, algorithms do not.
+    """
 
     INPUT = "I"
     OUTPUT = "O"
     SCRATCH = "S"
+    WIRE = "W"
 
     # Members are singletons; the default hash of an Enum is a Python call, this one is C.
     __hash__ = object.__hash__
+
+    @property
+    def given(self) -> bool:
+        """Whether it is the caller's memory."""
+        return self is Buffer.INPUT or self is Buffer.OUTPUT
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -161,11 +171,18 @@ class Plan:
 
     def scratch(self) -> int:
         """How many SCRATCH chunks the largest rank uses."""
+        return self._used(Buffer.SCRATCH)
+
+    def messages(self) -> int:
+        """How many messages the rank gets that gets the most from other nodes."""
+        return self._used(Buffer.WIRE)
+
+    def _used(self, buffer: Buffer) -> int:
         used = (
             chunk.index + chunk.size
             for _, step in self.order
             for chunk in (*step.srcs, *step.dsts)
-            if chunk.buffer is Buffer.SCRATCH
+            if chunk.buffer is buffer
         )
         return max(used, default=0)
 
@@ -201,7 +218,7 @@ def _flaw(
     for chunk in (*step.srcs, *step.dsts):
         sizes.add(chunk.size)
         limit = limits.get((chunk.rank, chunk.buffer))
-        if chunk.buffer is Buffer.SCRATCH and 0 <= chunk.rank < collective.nranks:
+        if not chunk.buffer.given and 0 <= chunk.rank < collective.nranks:
             limit = chunk.index + chunk.size
         if limit is None or chunk.index < 0 or not 1 <= chunk.size <= limit - chunk.index:
             return f"{chunk} lies outside of the buffer of {limit or 0} chunks"

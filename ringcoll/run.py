@@ -62,11 +62,11 @@ def run(
             )
         layout = Layout(collective, (first.size // segments,))
     buffers = _buffers(plan, inputs, layout, dtype.numpy)
-    scratch: dict[tuple[int, int], Array] = {}
+    between: dict[tuple[int, Buffer, int], Array] = {}
 
     def view(chunk: Chunk) -> Array:
-        if chunk.buffer is Buffer.SCRATCH:
-            held = scratch.get((chunk.rank, chunk.index))
+        if not chunk.buffer.given:
+            held = between.get((chunk.rank, chunk.buffer, chunk.index))
             if held is None:
                 raise IllegalStep(f"{collective}: {chunk} is read before it is written")
             return held
@@ -81,8 +81,8 @@ def run(
         srcs = [view(src) for src in step.srcs]
         width = dtype.partial if label.dst is Label.PARTIAL else dtype.numpy
         for dst in step.dsts:
-            if dst.buffer is Buffer.SCRATCH:
-                scratch[dst.rank, dst.index] = np.empty(len(srcs[0]), width)
+            if not dst.buffer.given:
+                between[dst.rank, dst.buffer, dst.index] = np.empty(len(srcs[0]), width)
         reduce_into(
             srcs,
             [view(dst) for dst in step.dsts],

@@ -1,6 +1,7 @@
 """From the algorithm to what runs: pure passes over a plan.
 
-``alias`` and ``stage`` decide which memory a step really touches, ``split`` and ``slices`` cut
+``alias`` and ``stage`` decide which memory a step really touches, ``network`` splits what crosses
+nodes into a send and a receive, ``split`` and ``slices`` cut
 the steps into the pieces that are pipelined, ``fuse`` joins lanes that cannot overlap,
 ``by_hops`` lets nothing wait that need not where data carry their own signals, ``sync`` derives
 every wait and signal. Each pass keeps the order, so the meaning stays sequential.
@@ -11,6 +12,7 @@ from ringcoll.launch import Launch
 from ringcoll.lower.alias import alias
 from ringcoll.lower.carried import carried
 from ringcoll.lower.hops import by_hops
+from ringcoll.lower.network import check_messages, network
 from ringcoll.lower.slices import fuse, slices, split
 from ringcoll.lower.stage import stage
 from ringcoll.lower.sync import sync
@@ -28,7 +30,7 @@ def place(plan: Plan, launch: Launch) -> Plan:
 
     """
     check_steps(plan)
-    placed = split(stage(alias(plan, launch), launch))
+    placed = split(stage(network(alias(plan, launch), launch), launch))
     if launch.slices == 1:
         placed = fuse(placed, channels=launch.in_band)
     return by_hops(placed) if launch.in_band else placed
@@ -58,4 +60,7 @@ def lower(plan: Plan, launch: Launch) -> Plan:
         if launch.slices > 1:
             raise LaunchRefused(f"{plan.collective}: hand-written synchronisation has slices=1")
         return placed
-    return sync(slices(placed, launch), in_band=launch.in_band)
+    lowered = sync(slices(placed, launch), in_band=launch.in_band)
+    if launch.nodes:
+        check_messages(lowered, launch.nodes)
+    return lowered

@@ -31,12 +31,18 @@ def fuse(plan: Plan, *, channels: bool = False) -> Plan:
     """With one slice the lanes of a channel become one block, in the plan's order.
 
     With ``channels`` they become one too: where signals ride in the data, threads share no chunk.
+    Lanes of messages stay apart: one that is sent must not wait behind one that is awaited.
     """
     if any(step.waits or step.signals for _, step in plan.order):
         return plan
+    apart = {
+        block
+        for block, step in plan.order
+        if any(chunk.buffer is Buffer.WIRE for chunk in (*step.srcs, *step.dsts))
+    }
     return plan.with_order(
         tuple(
-            (Block(block.rank, 0 if channels else block.channel), step)
+            (block if block in apart else Block(block.rank, 0 if channels else block.channel), step)
             for block, step in plan.order
         )
     )

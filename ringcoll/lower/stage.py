@@ -33,11 +33,7 @@ def stage(plan: Plan, launch: Launch) -> Plan:
 
 
 def _unmapped(launch: Launch, block: Block, chunk: Chunk) -> bool:
-    return (
-        chunk.rank != block.rank
-        and chunk.buffer is not Buffer.SCRATCH
-        and chunk.buffer not in launch.mapped
-    )
+    return chunk.rank != block.rank and chunk.buffer.given and chunk.buffer not in launch.mapped
 
 
 def _remote(plan: Plan, launch: Launch, block: Block, step: Step) -> bool:

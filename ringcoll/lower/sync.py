@@ -116,7 +116,7 @@ def sync(plan: Plan, *, in_band: bool = False) -> Plan:
             writer[c] = event
             readers[c] = []
         for rank, letter, _ in (*srcs, *dsts):
-            if rank != block.rank and letter != Buffer.SCRATCH.value:
+            if rank != block.rank and letter in "IO":
                 touched.setdefault((event.block, rank), event)
                 left[event.block, rank] = event
 

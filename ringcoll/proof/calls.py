@@ -71,6 +71,7 @@ class _Joiner:
         self.total = [is_total(plan) for plan in plans]
         self.stride = 1 + max((b.channel for plan in plans for b in plan.steps), default=0)
         self.half = max(plan.scratch() for plan in plans)
+        self.messages = max(plan.messages() for plan in plans)
         # A collective in which every rank has both buffers, as large as the largest call's.
         width = 1 + max(plan.collective.chunks for plan in plans)
         self.collective = Collective("all_to_all", len(self.ranks), width)
@@ -101,6 +102,8 @@ class _Joiner:
         if chunk.buffer is Buffer.SCRATCH:
             half = call % self.halves * self.half
             return Chunk(chunk.rank, Buffer.SCRATCH, half + chunk.index)
+        if chunk.buffer is Buffer.WIRE:  # a message of its own in every call
+            return Chunk(chunk.rank, Buffer.WIRE, call * self.messages + chunk.index)
         rank, letter, index = self.plans[call].collective.cell(chunk)
         return Chunk(rank, Buffer(letter), index)
 

@@ -17,7 +17,7 @@ from ringcoll.plan import HELLO, Block, Buffer, Chunk, Plan, Step, check_steps
 __all__ = ["FREE", "INPUT_ONLY", "NOBODY", "OUTPUT", "Numbers", "Row"]
 
 NOBODY = -1
-"""The home of SCRATCH: its accesses are subject to no entry or exit rule."""
+"""The home of SCRATCH and of messages: their accesses are subject to no entry or exit rule."""
 
 FREE, OUTPUT, INPUT_ONLY = 0, 1, 2
 """What may be written to a cell: anything, no partials, nothing."""
@@ -83,7 +83,7 @@ class Numbers:
         if number is None:
             number = self._cells[name] = len(self.names)
             self.names.append(name)
-            self.home.append(NOBODY if chunk.buffer is Buffer.SCRATCH else chunk.rank)
+            self.home.append(chunk.rank if chunk.buffer.given else NOBODY)
             self.guard.append(guard)
         return number
 

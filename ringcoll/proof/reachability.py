@@ -48,8 +48,8 @@ def _hello(rank: int) -> Event:
 def _place(plan: Plan, chunk: Chunk, k: int) -> Place:
     """Where unit ``k`` of a chunk lies. In place the larger buffer is the memory of both."""
     c, rank, index = plan.collective, chunk.rank, chunk.index + k
-    if chunk.buffer is Buffer.SCRATCH:
-        return rank, "scratch", index
+    if not chunk.buffer.given:
+        return rank, "scratch" if chunk.buffer is Buffer.SCRATCH else "message", index
     sizes = {b: c.chunks_in(b.name, rank) for b in (Buffer.INPUT, Buffer.OUTPUT)}
     if not c.in_place or not all(sizes.values()):
         return rank, chunk.buffer.name, index
@@ -163,7 +163,7 @@ def entry_and_exit(past: History) -> str:
     for block, steps in plan.steps.items():
         for at, step in enumerate(steps):
             for rank, memory, index in set().union(*_accesses(plan, step)):
-                if rank == block.rank or memory == "scratch":
+                if rank == block.rank or memory in ("scratch", "message"):
                     continue
                 if not past.before[block, at] & of_rank[rank]:
                     return f"{_name((block, at))} touches {rank, memory, index} before its entry"

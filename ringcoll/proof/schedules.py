@@ -99,8 +99,9 @@ class _Machine:
         for rank in range(plan.nranks):
             source, target = c.chunks_in("INPUT", rank), c.chunks_in("OUTPUT", rank)
             first = {Buffer.INPUT: self.size, Buffer.OUTPUT: self.size + source}
-            self.size += source + target + plan.scratch()
-            first[Buffer.SCRATCH] = self.size - plan.scratch()
+            first[Buffer.SCRATCH] = self.size + source + target
+            first[Buffer.WIRE] = first[Buffer.SCRATCH] + plan.scratch()
+            self.size = first[Buffer.WIRE] + plan.messages()
             if c.in_place and source and target:
                 own = rank * c.chunks if source != target else 0
                 narrow = Buffer.OUTPUT if target < source else Buffer.INPUT
