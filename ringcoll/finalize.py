@@ -48,14 +48,18 @@ class Tracked(Protocol):
 
 
 class Page(Protocol):
-    """What it needs of a rank's control page."""
+    """What it needs of another rank's control page, or of the connection to it."""
 
     @property
     def exiting(self) -> bool:
         """The rank is about to enter MPI_Finalize."""
 
+
+class OwnPage(Protocol):
+    """What it needs of this rank's."""
+
     def exit(self) -> None:
-        """Say so."""
+        """Say that this rank is."""
 
 
 class Deaths(Protocol):
@@ -75,7 +79,7 @@ class Exit:
 
     """
 
-    def __init__(self, own: Page, pages: Sequence[Page], deaths: Deaths) -> None:
+    def __init__(self, own: OwnPage, pages: Sequence[Page], deaths: Deaths) -> None:
         self.own = own
         self.pages = pages
         self.deaths = deaths

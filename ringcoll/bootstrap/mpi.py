@@ -3,7 +3,8 @@
 Only buffers travel, nothing is pickled. MPI's collectives have no deadline, so they are started
 and polled. A rank that never comes is named by its silence: each rank first sends every other a
 tiny hello, and after expiry those are absent whose hello has not come. Once the fabric stands
-MPI is not used again, so that no rank is caught in it when another dies.
+MPI is used again only for messages between nodes, so that no rank is caught in it when another
+dies.
 """
 
 from __future__ import annotations
@@ -105,6 +106,11 @@ class MpiBootstrap:
             # Kept for later calls: freeing is collective, and contexts are few.
             given.Set_attr(_keyval[0], private)
         self._private = private
+
+    @property
+    def communicator(self) -> Any:
+        """The private duplicate, on which ranks of several nodes go on to send messages."""
+        return self._private
 
     def allgather(self, payload: bytes) -> list[bytes]:
         """Every rank's bytes: first the lengths, then the bytes.

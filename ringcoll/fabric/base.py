@@ -15,12 +15,13 @@ from collections.abc import Callable, Sequence
 from ringcoll.bootstrap.contract import named
 from ringcoll.errors import AbortedError, ArgumentError
 from ringcoll.transports.fence import Fence
+from ringcoll.transports.mpi import Messages
 
 __all__ = ["Fabric", "chosen", "named"]
 
 
 class Fabric(ABC):
-    """The ranks of a communicator on one host, as one of them sees them.
+    """The ranks of a communicator, as one of them sees them.
 
     Args:
         rank: this rank.
@@ -29,6 +30,8 @@ class Fabric(ABC):
         timeout: seconds that a wait may take where a call names no other; may be ``math.inf``.
         fence: what to call between data and flag, on both sides; None where nothing is needed.
         notify: wakes rank p after a flag that it may wait for was stored; None where waits poll.
+        nodes: the node of each rank where there are several; else empty.
+        messages: what moves data between nodes, where there are several; None once it is closed.
 
     """
 
@@ -38,6 +41,8 @@ class Fabric(ABC):
     timeout: float
     fence: Fence | None
     notify: Callable[[int], None] | None
+    nodes: tuple[int, ...] = ()
+    messages: Messages | None = None
 
     @abstractmethod
     def share(self, nbytes: int, *, what: str) -> list[memoryview]:
@@ -49,8 +54,8 @@ class Fabric(ABC):
             what: what the memory is for, the same text on every rank.
 
         Returns:
-            One writable view (format ``B``) per rank, this rank's own included. The memory
-            lives as long as a view of it, here or at a peer.
+            One writable view (format ``B``) per rank, this rank's own included; an empty one for
+            a rank of another node. The memory lives as long as a view of it, here or at a peer.
 
         Raises:
             OutOfMemory: the parts together exceed what is available; on every rank.
@@ -110,6 +115,10 @@ class Fabric(ABC):
             AbortedError: a rank has aborted; the message gives its reason.
 
         """
+
+    def progress(self) -> None:
+        """Let messages between nodes move on, where there are several."""
+        return
 
     @abstractmethod
     def check(self) -> None:

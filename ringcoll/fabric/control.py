@@ -9,6 +9,7 @@ only after it has read all of round k.
 
 from __future__ import annotations
 
+import re
 import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -39,6 +40,7 @@ CONTROL_BYTES = _SUBSETS + 2 * _SUBSETS_SLOT
 _SLOT_HEADER = 16  # tag, length
 _FIRST = struct.Struct("<QH")  # length of the whole payload, length of `what`
 _WHAT_BYTES = 1024
+_TOLD = re.compile(r"rank \d+ aborted: ")
 
 
 class State(IntEnum):
@@ -64,6 +66,8 @@ class State(IntEnum):
 
     def error(self, who: str, reason: str) -> Error:
         """What the others raise when ``who`` has given up."""
+        if _TOLD.match(reason):  # by another, of whom ``who`` had heard
+            return _ERRORS[self](reason)
         verb = "aborted" if self is State.ABORTED else "gave up"
         return _ERRORS[self](f"{who} {verb}: {reason}")
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import ringcoll
 from ringcoll.errors import MachineError, MismatchError
 
-__all__ = ["compare", "identity"]
+__all__ = ["compare", "compare_versions", "identity", "nodes_of"]
 
 _ADVICE = {
-    "boot": "CPU ranks must be processes of one host: start them with one host's mpiexec",
+    "boot": "ranks with one name for their node must be processes of one host",
     "pidns": "CPU ranks must share a PID namespace: run all of them in one container",
     "uid": "CPU ranks must run as one user",
 }
@@ -31,12 +31,27 @@ def identity() -> dict[str, str]:
     }
 
 
-def compare(found: Sequence[Mapping[str, str]], what: str) -> None:
-    """Refuse ranks that do not fit together; every rank reaches the same verdict.
+def nodes_of(found: Sequence[Mapping[str, str]]) -> list[int]:
+    """The node of each rank, from 0 in the order of their first ranks.
+
+    Ranks are on one node that have been given one name for it, or none, and are on one running
+    host of one name with one numbering of processes.
+    """
+    numbers: dict[tuple[str | None, ...], int] = {}
+    nodes = []
+    for other in found:
+        given = other.get("node")
+        keys = ("host", "boot", "pidns")
+        place = (given,) if given else (None, *(other.get(key) for key in keys))
+        nodes.append(numbers.setdefault(place, len(numbers)))
+    return nodes
+
+
+def compare_versions(found: Sequence[Mapping[str, str]], what: str) -> None:
+    """Refuse ranks of different versions; every rank reaches the same verdict.
 
     Raises:
         MismatchError: different versions of ringcoll.
-        MachineError: different hosts, PID namespaces or users.
 
     """
     first = found[0]
@@ -46,11 +61,32 @@ def compare(found: Sequence[Mapping[str, str]], what: str) -> None:
                 f"{what}: rank 0 runs ringcoll {first.get('version')} and rank {rank} runs "
                 f"ringcoll {other.get('version')}; install one version for all ranks"
             )
+
+
+def compare(
+    found: Sequence[Mapping[str, str]], what: str, ranks: Sequence[int] | None = None
+) -> None:
+    """Refuse ranks of one node that cannot share memory; every rank reaches the same verdict.
+
+    Args:
+        found: what each rank has said.
+        what: the call, for messages.
+        ranks: those of the node; None: all.
+
+    Raises:
+        MismatchError: different versions of ringcoll.
+        MachineError: different hosts, PID namespaces or users.
+
+    """
+    compare_versions(found, what)
+    members = range(len(found)) if ranks is None else ranks
+    first = found[members[0]]
     for key, name in _NAMES.items():
-        for rank, other in enumerate(found):
+        for rank in members:
+            other = found[rank]
             if other.get(key) != first.get(key):
                 raise MachineError(
-                    f"{what}: rank 0 (host {first.get('host')}) and rank {rank} (host "
+                    f"{what}: rank {members[0]} (host {first.get('host')}) and rank {rank} (host "
                     f"{other.get('host')}) differ in {name}: {first.get(key)} and "
                     f"{other.get(key)}; {_ADVICE[key]}"
                 )

@@ -61,6 +61,10 @@ class ProcessFabric(Fabric):
         self._obituary = Obituary(others)
         self._lookout = Lookout(self._own.alarm)
         self._exchange = Exchange([control.calls for control in controls], rank)
+        # Where these are the ranks of one of several nodes: what messages call them, and who else
+        # may have news.
+        self.names: Sequence[int] = range(self.nranks)
+        self.beyond: Callable[[], None] | None = None
         self._seen: dict[int, str] = {}
         self._ended = ""
         self._serial = next(_serials)
@@ -97,7 +101,10 @@ class ProcessFabric(Fabric):
         def await_all(ready: Callable[[], bool], missing: Callable[[], list[int]]) -> None:
             def describe() -> str:
                 waited = time.monotonic() - started
-                return f"{what}: rank {self.rank} waited {waited:.3g} s for {named(missing())}"
+                names = [self.names[rank] for rank in missing()]
+                return (
+                    f"{what}: rank {self.names[self.rank]} waited {waited:.3g} s for {named(names)}"
+                )
 
             self.wait(ready, deadline=deadline, describe=describe, peers=missing)
 
@@ -133,8 +140,15 @@ class ProcessFabric(Fabric):
 
     def look(self, peers: Callable[[], Sequence[int]] | None) -> None:
         """Read who has died, aborted or left."""
+        if self.beyond is not None:
+            self.beyond()
         self._news()
         self._departed(peers)
+
+    @property
+    def alarm(self) -> memoryview:
+        """The word of this rank that is not zero when there is news."""
+        return self._own.alarm
 
     def _usable(self) -> None:
         if self._ended:
@@ -153,11 +167,11 @@ class ProcessFabric(Fabric):
             finalize.note_death()  # who has given up may soon be gone
         if given_up:
             first = min(given_up, key=lambda rank: self.controls[rank].since)
-            who = "this rank" if first == self.rank else named([first])
+            who = "this rank" if first == self.rank else named([self.names[first]])
             raise states[first].error(who, self.controls[first].reason)
         if killed:
             graves = (
-                f"rank {rank} died: its process {self.processes[rank].pid} is gone"
+                f"rank {self.names[rank]} died: its process {self.processes[rank].pid} is gone"
                 for rank in killed
             )
             raise RankLostError("; ".join(graves))
@@ -173,7 +187,7 @@ class ProcessFabric(Fabric):
             if rank in awaited:
                 finalize.unresolved(self._serial)
                 how = "closed" if states[rank] is State.CLOSED else "left without closing"
-                raise RankLostError(f"rank {rank} {how} its communicator")
+                raise RankLostError(f"rank {self.names[rank]} {how} its communicator")
 
     def lost(self) -> tuple[int, ...]:
         """The other ranks that have died or closed."""
@@ -263,6 +277,7 @@ def process_fabric(
     timeout: float,
     what: str = "init",
     processes: Sequence[Process] | None = None,
+    compared: bool = False,
 ) -> ProcessFabric:
     """A fabric among processes of one host; collective among the ranks of the bootstrap.
 
@@ -271,6 +286,7 @@ def process_fabric(
         timeout: seconds that later waits may take.
         what: the call that asks, for messages.
         processes: the ranks' processes where they are watched already.
+        compared: their identities are known to fit.
 
     Raises:
         MachineError: the ranks are not on one host, or their memory cannot be mapped.
@@ -281,7 +297,8 @@ def process_fabric(
     def gather(text: str) -> list[str]:
         return [part.decode() for part in bootstrap.allgather(text.encode())]
 
-    compare([json.loads(text) for text in gather(json.dumps(identity()))], what)
+    if not compared:
+        compare([json.loads(text) for text in gather(json.dumps(identity()))], what)
     deadline = time.monotonic() + timeout
     views, handles = map_all(bootstrap.rank, CONTROL_BYTES, gather, deadline, what)
     fabric: ProcessFabric | None = None

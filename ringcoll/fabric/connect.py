@@ -1,0 +1,202 @@
+"""One TCP connection between each two processes of different nodes, made once the ranks have met.
+
+Each rank listens, and says over the bootstrap where, with random bytes; the higher rank of a pair
+calls the lower one. Both prove, each on bytes that the other has chosen, that they know the random
+bytes of all ranks, so that nobody else on the network can take a rank's place. Where all ranks
+share a network namespace they listen on the loopback interface alone.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import hmac
+import json
+import os
+import secrets
+import socket
+import struct
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ringcoll.bootstrap.contract import Bootstrap, named
+from ringcoll.errors import DeadlineError, Error, MachineError
+from ringcoll.fabric.links import Link
+
+__all__ = ["connect"]
+
+_NONCE = 16
+_PROOF = 32
+_CALL = struct.Struct(f"<I{_NONCE}s")  # the caller's rank, what the other is to prove itself on
+_ANSWER = struct.Struct(f"<{_PROOF}s{_NONCE}s")  # its proof, what the caller is to prove itself on
+_PATIENCE = 5.0  # seconds for one attempt, and for a stranger to prove itself
+_SIOCGIFADDR = 0x8915
+_TEXT = 500
+
+
+def connect(bootstrap: Bootstrap, nodes: Sequence[int], timeout: float) -> dict[int, Link]:
+    """The connections of this rank to all ranks of other nodes; collective.
+
+    Args:
+        bootstrap: the ranks.
+        nodes: the node of each.
+        timeout: seconds; may be ``math.inf``.
+
+    Raises:
+        DeadlineError: a rank was not reached in time; it is named.
+        MachineError: there is no way from here to a rank, or another rank has failed.
+
+    """
+    rank, deadline = bootstrap.rank, time.monotonic() + timeout
+    far = [peer for peer, node in enumerate(nodes) if node != nodes[rank]]
+    door = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    links: dict[int, Link] = {}
+    failure: Error | None = None
+    with door:
+        own: dict[str, object] = {
+            "network": _network(),
+            "token": secrets.token_hex(32),
+            "host": socket.gethostname(),
+        }
+        alone = len(set(_gathered(bootstrap, own["network"]))) == 1
+        door.bind(("127.0.0.1" if alone else "", 0))
+        door.listen(len(nodes))
+        own["addresses"] = ["127.0.0.1"] if alone else _addresses()
+        said = _gathered(bootstrap, {**own, "port": door.getsockname()[1], "pid": os.getpid()})
+        key = hashlib.sha256("".join(str(other["token"]) for other in said).encode()).digest()
+        try:
+            for peer in (peer for peer in far if peer < rank):
+                links[peer] = Link(_call(said[peer], key, rank, peer, deadline), _name(said[peer]))
+            higher = {peer for peer in far if peer > rank}
+            for peer, connection in _answer(door, key, rank, higher, deadline):
+                links[peer] = Link(connection, _name(said[peer]))
+        except Error as error:
+            failure = error
+        except OSError as error:
+            failure = MachineError(f"init: rank {rank} cannot connect to other nodes: {error}")
+        try:
+            outcomes = _gathered(bootstrap, None if failure is None else str(failure)[:_TEXT])
+            if failure is not None:
+                raise failure
+            for peer, text in enumerate(outcomes):
+                if text is not None:
+                    raise MachineError(f"init: rank {peer} failed: {text}")
+        except Error:
+            for link in links.values():
+                link.close()
+            raise
+    return links
+
+
+def _gathered(bootstrap: Bootstrap, value: object) -> list[Any]:
+    return [json.loads(part) for part in bootstrap.allgather(json.dumps(value).encode())]
+
+
+def _network() -> str:
+    """What tells one network namespace of one running host from all others."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot} {Path('/proc/self/ns/net').stat().st_ino}"
+
+
+def _addresses() -> list[str]:
+    """The IPv4 addresses of this host's interfaces, the loopback interface's left out."""
+    found = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        for _, name in socket.if_nameindex():
+            try:
+                answer = fcntl.ioctl(asking, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+            except OSError:
+                continue  # an interface without an address
+            address = socket.inet_ntoa(answer[20:24])
+            if not address.startswith("127."):
+                found.append(address)
+    return found
+
+
+def _name(said: Mapping[str, Any]) -> str:
+    return f"process {said['pid']} on host {said['host']}"
+
+
+def _proof(key: bytes, side: bytes, nonce: bytes, caller: int, called: int) -> bytes:
+    text = side + nonce + struct.pack("<II", caller, called)
+    return hmac.new(key, text, hashlib.sha256).digest()
+
+
+def _exactly(connection: socket.socket, length: int) -> bytes:
+    parts = bytearray()
+    while len(parts) < length:
+        part = connection.recv(length - len(parts))
+        if not part:
+            raise ConnectionError("the connection was closed")
+        parts += part
+    return bytes(parts)
+
+
+def _call(
+    said: Mapping[str, Any], key: bytes, rank: int, peer: int, deadline: float
+) -> socket.socket:
+    """Call a lower rank at each of its addresses until one answers."""
+    errors: list[str] = []
+    while True:
+        for address in said["addresses"]:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise DeadlineError(
+                    f"init: rank {rank} did not reach rank {peer}, {_name(said)}, in time: "
+                    f"{'; '.join(errors[-3:]) or 'no answer'}"
+                )
+            try:
+                to = str(address), int(said["port"])
+                connection = socket.create_connection(to, min(left, _PATIENCE))
+            except OSError as error:
+                errors.append(f"{address}: {error}")
+                continue
+            try:
+                nonce = secrets.token_bytes(_NONCE)
+                connection.sendall(_CALL.pack(rank, nonce))
+                proof, asked = _ANSWER.unpack(_exactly(connection, _ANSWER.size))
+                if not hmac.compare_digest(proof, _proof(key, b"called", nonce, rank, peer)):
+                    raise ConnectionError("somebody else answered")
+                connection.sendall(_proof(key, b"caller", asked, rank, peer))
+            except OSError as error:
+                connection.close()
+                errors.append(f"{address}: {error}")
+                continue
+            return connection
+        if not said["addresses"]:
+            raise MachineError(f"init: rank {peer}, {_name(said)}, has no address to call it at")
+        time.sleep(0.01)
+
+
+def _answer(
+    door: socket.socket, key: bytes, rank: int, callers: set[int], deadline: float
+) -> list[tuple[int, socket.socket]]:
+    """Take the calls of higher ranks; whoever else calls is sent away."""
+    missing, taken = set(callers), []
+    while missing:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise DeadlineError(f"init: rank {rank} waited for {named(sorted(missing))} in vain")
+        door.settimeout(None if left == float("inf") else left)
+        try:
+            connection, _ = door.accept()
+        except TimeoutError:
+            continue
+        connection.settimeout(_PATIENCE)
+        try:
+            caller, asked = _CALL.unpack(_exactly(connection, _CALL.size))
+            nonce = secrets.token_bytes(_NONCE)
+            connection.sendall(_ANSWER.pack(_proof(key, b"called", asked, caller, rank), nonce))
+            proof = _exactly(connection, _PROOF)
+            if caller not in missing or not hmac.compare_digest(
+                proof, _proof(key, b"caller", nonce, caller, rank)
+            ):
+                raise ConnectionError("no rank of ours")
+        except OSError:
+            connection.close()
+            continue
+        missing.discard(caller)
+        taken.append((caller, connection))
+    return taken

@@ -1,0 +1,163 @@
+"""Connections between processes of different nodes: frames in order, and the news of a death.
+
+MPI carries the data between nodes, but not the news: a process that dies leaves the others waiting
+in MPI for ever, and MPI has no deadline. So each rank has one TCP connection to each rank of
+another node. A process that ends closes its connections, whatever has killed it, and the kernel's
+own keep-alive finds a host that does not answer any more; no thread and no timer of ours is needed.
+
+A frame is a kind, the number of the fabric that it belongs to, a length, and bytes. Several
+fabrics of the same processes share their connections.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+import time
+from collections import defaultdict, deque
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+__all__ = ["Frame", "Inbox", "Link"]
+
+_HEADER = struct.Struct("<BQI")  # kind, fabric, length of what follows
+_LONGEST = 1 << 28  # bytes of a frame
+_READ = 1 << 16
+_IDLE, _EVERY, _TIMES = 4, 2, 3  # seconds before a probe, between probes, probes without answer
+
+
+class Frame(IntEnum):
+    """What a frame is about."""
+
+    GATHER = 1
+    STATE = 2
+    MEET = 3
+    PART = 4
+    EXITING = 5
+
+
+@dataclass(slots=True)
+class Inbox:
+    """What a peer has sent to one fabric and nobody has read yet."""
+
+    gathers: deque[bytes] = field(default_factory=deque)
+    state: bytes | None = None
+    since: int = 0
+    meetings: dict[bytes, bytes] = field(default_factory=dict)
+
+
+class Link:
+    """This process's connection to one of another node.
+
+    Args:
+        connection: to the peer's process, who is known to be it.
+        name: of the peer, for messages: its process and its host.
+
+    """
+
+    def __init__(self, connection: socket.socket, name: str) -> None:
+        connection.setblocking(False)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _IDLE)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _EVERY)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _TIMES)
+        # The same for what was sent and is never acknowledged.
+        unanswered = 1000 * (_IDLE + _EVERY * _TIMES)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, unanswered)
+        self.name = name
+        self.broken = ""
+        self.exiting = False
+        self._socket = connection
+        self._inboxes: defaultdict[int, Inbox] = defaultdict(Inbox)
+        self._received = bytearray()
+        self._unsent = bytearray()
+        self._lock = threading.Lock()
+
+    @property
+    def dead(self) -> bool:
+        """Whether the peer is gone without having said that it would."""
+        return bool(self.broken) and not self.exiting
+
+    def inbox(self, fabric: int) -> Inbox:
+        """What has come for a fabric; :meth:`pump` fills it."""
+        return self._inboxes[fabric]
+
+    def forget(self, fabric: int) -> None:
+        """Drop what has come for a fabric that has ended."""
+        self._inboxes.pop(fabric, None)
+
+    def send(self, kind: Frame, fabric: int, payload: bytes = b"") -> None:
+        """Send a frame; what does not fit the kernel's buffer goes with a later :meth:`pump`."""
+        with self._lock:
+            self._unsent += _HEADER.pack(kind, fabric, len(payload)) + payload
+            self._flush()
+
+    def pump(self) -> None:
+        """Send what is left and read what has come; waits for nothing."""
+        # Another thread that does it meanwhile does it for this one too.
+        if self._lock.acquire(blocking=False):
+            try:
+                self._flush()
+                self._read()
+            finally:
+                self._lock.release()
+
+    def _flush(self) -> None:
+        while self._unsent and not self.broken:
+            try:
+                sent = self._socket.send(self._unsent)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                self._read()  # what the peer said last, perhaps that it leaves
+                self.broken = self.broken or str(error)
+                return
+            del self._unsent[:sent]
+
+    def _read(self) -> None:
+        while not self.broken:
+            try:
+                part = self._socket.recv(_READ)
+            except BlockingIOError:
+                break
+            except OSError as error:
+                self.broken = str(error)
+                break
+            if not part:
+                self.broken = "its connection was closed"
+            self._received += part
+        at = 0
+        while len(self._received) - at >= _HEADER.size:
+            kind, fabric, length = _HEADER.unpack_from(self._received, at)
+            if length > _LONGEST or kind not in Frame._value2member_map_:
+                self.broken = f"it sent a frame of kind {kind} and {length} bytes, which is none"
+                break
+            if len(self._received) - at < _HEADER.size + length:
+                break
+            start = at + _HEADER.size
+            self._take(Frame(kind), fabric, bytes(self._received[start : start + length]))
+            at = start + length
+        del self._received[:at]
+
+    def _take(self, kind: Frame, fabric: int, payload: bytes) -> None:
+        if kind is Frame.EXITING:
+            self.exiting = True
+            return
+        inbox = self._inboxes[fabric]
+        if kind is Frame.GATHER:
+            inbox.gathers.append(payload)
+        elif kind is Frame.STATE and inbox.state is None:
+            inbox.state, inbox.since = payload, time.monotonic_ns()
+        elif kind in (Frame.MEET, Frame.PART):
+            members, _, token = payload.partition(b" ")
+            if kind is Frame.MEET:
+                inbox.meetings[members] = token
+            elif inbox.meetings.get(members) == token:
+                del inbox.meetings[members]
+
+    def close(self) -> None:
+        """Close the connection; in a forked child that leaves the parent's alone."""
+        self._socket.close()
+        self.broken = self.broken or "closed here"

@@ -1,0 +1,68 @@
+"""How the ranks of a bootstrap become a fabric: on one node, or on several."""
+
+from __future__ import annotations
+
+import json
+import secrets
+
+from ringcoll.bootstrap.contract import Bootstrap
+from ringcoll.bootstrap.mpi import MpiBootstrap
+from ringcoll.bootstrap.part import PartOfMpi
+from ringcoll.errors import MachineError
+from ringcoll.fabric.base import Fabric
+from ringcoll.fabric.connect import connect
+from ringcoll.fabric.identity import compare, compare_versions, identity, nodes_of
+from ringcoll.fabric.nodes import NodesFabric
+from ringcoll.fabric.process import process_fabric
+from ringcoll.fabric.thread import thread_fabrics
+from ringcoll.transports.mpi import Carrier
+
+__all__ = ["open_fabric"]
+
+
+def open_fabric(bootstrap: Bootstrap, *, timeout: float, node: str | None = None) -> Fabric:
+    """The fabric of a bootstrap's ranks; a world of one needs no shared memory.
+
+    Args:
+        bootstrap: who is who, and a first way to exchange bytes; collective among its ranks.
+        timeout: seconds that a wait may take.
+        node: the name of this rank's node, where it is not the host's.
+
+    Raises:
+        MachineError: ranks of one node cannot share memory, or those of several cannot meet.
+        MismatchError: the ranks run different versions of ringcoll.
+
+    """
+    if bootstrap.nranks == 1:
+        return thread_fabrics(1, timeout)[0]
+    said = bootstrap.allgather(json.dumps({**identity(), "node": node or ""}).encode())
+    found = [json.loads(part) for part in said]
+    nodes = nodes_of(found)
+    compare_versions(found, "init")
+    for number in range(max(nodes) + 1):
+        compare(found, "init", [rank for rank, node in enumerate(nodes) if node == number])
+    if max(nodes) == 0:
+        return process_fabric(bootstrap, timeout=timeout, compared=True)
+    return _nodes_fabric(bootstrap, nodes, [str(other["host"]) for other in found], timeout)
+
+
+def _nodes_fabric(
+    bootstrap: Bootstrap, nodes: list[int], hosts: list[str], timeout: float
+) -> Fabric:
+    """Begin inside each node, then among all."""
+    if not isinstance(bootstrap, MpiBootstrap):
+        other = next(rank for rank, node in enumerate(nodes) if node != nodes[0])
+        raise MachineError(
+            f"init: rank 0 (host {hosts[0]}) and rank {other} (host {hosts[other]}) are on "
+            f"different nodes, and only MPI carries data between nodes: start with mpiexec"
+        )
+    carrier = Carrier(bootstrap.communicator, range(bootstrap.nranks))
+    links = connect(bootstrap, nodes, timeout)
+    serial = int.from_bytes(bootstrap.allgather(secrets.token_bytes(8))[0], "little")
+    near = [rank for rank, node in enumerate(nodes) if node == nodes[bootstrap.rank]]
+    part = PartOfMpi(bootstrap, near, timeout)
+    local = process_fabric(part, timeout=timeout, compared=True)
+    fabric = NodesFabric(bootstrap.rank, nodes, local, links, serial, carrier, timeout)
+    fabric.hold_exit()
+    fabric.start("init")
+    return fabric

@@ -1,0 +1,265 @@
+"""Messages between nodes, carried by MPI: point to point, nonblocking, buffers only.
+
+MPI matches messages of one pair of ranks and one tag in the order in which they were sent, so a tag
+is a stream. A communicator has a range of tags: one stream for words and texts that are stored in
+the other side's memory (:meth:`Messages.post`), one for calls between two ranks, and one for each
+channel of a collective. No collective of MPI is used: it could not end when a rank dies.
+
+Messages move while somebody calls MPI, so whoever waits calls :meth:`Messages.progress`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ringcoll.bootstrap.mpi import load_mpi
+from ringcoll.errors import LaunchRefused, MachineError, MismatchError
+
+__all__ = ["CHANNELS", "FIRST", "PAIRS", "POST_BYTES", "Carrier", "Messages", "Transfer"]
+
+Array = npt.NDArray[Any]
+Store = Callable[[int, memoryview], None]
+"""Takes (rank, what it has posted)."""
+
+POST_BYTES = 2048
+"""The longest that is posted at once."""
+
+_STREAMS = 64  # tags of a communicator
+_POSTS, PAIRS, FIRST = 0, 1, 2
+CHANNELS = _STREAMS - FIRST
+"""How many channels of a plan can cross nodes."""
+
+_FEW = 32767  # tags that MPI promises
+_OWN = 1024  # ranges below this one are left to others where there are more tags
+_next = [0]  # the first range that no communicator of this process has had
+_kept: list[Any] = []  # requests that were given up, with the buffers that they may touch
+_serial = threading.RLock()
+
+
+class Carrier:
+    """An MPI communicator for the data of some of its ranks.
+
+    Args:
+        communicator: mpi4py's; nobody else sends messages on it with these tags.
+        ranks: its rank of each rank.
+
+    Raises:
+        MachineError: this MPI was started for calls of the main thread only.
+
+    """
+
+    def __init__(self, communicator: Any, ranks: Sequence[int]) -> None:
+        self.mpi = load_mpi()
+        self.communicator, self.ranks = communicator, tuple(ranks)
+        level = self.mpi.Query_thread()
+        if level < self.mpi.THREAD_SERIALIZED:
+            raise MachineError(
+                "init: MPI was initialised for calls of one thread only, and asynchronous calls "
+                "run on another; leave mpi4py.rc.thread_level at 'multiple', its default"
+            )
+        # Below MULTIPLE the threads of this library take turns; those of the program must too.
+        self.lock: Any = _serial if level < self.mpi.THREAD_MULTIPLE else contextlib.nullcontext()
+        self._most = int(communicator.Get_attr(self.mpi.TAG_UB) or _FEW)
+
+    def next_context(self) -> int:
+        """The number of the first range of tags that this process has not used."""
+        first = _OWN if self._most >= 2 * _OWN * _STREAMS else 1
+        return max(first, _next[0])
+
+    def among(self, members: Sequence[int]) -> Carrier:
+        """A carrier for some of the ranks, in this order."""
+        return Carrier(self.communicator, [self.ranks[rank] for rank in members])
+
+    def messages(self, context: int) -> Messages:
+        """The messages of a communicator, in a range of tags that all its ranks have agreed on.
+
+        Raises:
+            MachineError: no tags are left.
+
+        """
+        _next[0] = max(_next[0], context + 1)
+        if (context + 1) * _STREAMS > min(self._most, 1 << 30):
+            raise MachineError("MPI has no tags left for another communicator of this process")
+        return Messages(self, context * _STREAMS)
+
+
+class Transfer:
+    """A message on its way from or to an array, which is kept as long as MPI may touch it.
+
+    Args:
+        messages: whose it is.
+        request: MPI's.
+        array: the bytes.
+        source: the rank that sends it; -1 where this one does.
+
+    """
+
+    __slots__ = ("_array", "_messages", "_request", "_source")
+
+    def __init__(self, messages: Messages, request: Any, array: Array, source: int) -> None:
+        self._messages, self._request = messages, request
+        self._array, self._source = array, source
+
+    def done(self) -> bool:
+        """Whether it is over; moves messages.
+
+        Raises:
+            MismatchError: a message of another length has come.
+            MachineError: MPI could not carry it.
+
+        """
+        if self._request is None:
+            return True
+        messages, source = self._messages, self._source
+        with messages.lock, messages.told(source):
+            if not self._request.Test(messages.status):
+                return False
+            length = messages.status.Get_count(messages.mpi.BYTE) if source >= 0 else 0
+        self._request = None
+        messages.active.discard(self)
+        if source >= 0 and length != self._array.nbytes:
+            messages.doubt(source)
+            raise MismatchError(
+                f"rank {source} sent {length} bytes where {self._array.nbytes} were to come: the "
+                f"ranks make different calls"
+            )
+        return True
+
+    def give_up(self) -> None:
+        """Cancel it where that can be, else keep its buffer for ever."""
+        if self._request is not None and self._source >= 0:
+            self._request.Cancel()
+        if self._request is not None and not self._request.Test():
+            _kept.append((self._request, self._array))
+        self._request = None
+
+
+class Messages:
+    """The messages of one communicator.
+
+    Args:
+        carrier: the MPI communicator and its ranks.
+        first: the first of its tags.
+
+    """
+
+    def __init__(self, carrier: Carrier, first: int) -> None:
+        self.mpi, self.lock = carrier.mpi, carrier.lock
+        self.status = self.mpi.Status()
+        self.active: set[Transfer] = set()
+        self._communicator, self._ranks, self._first = carrier.communicator, carrier.ranks, first
+        self._number = {rank: number for number, rank in enumerate(carrier.ranks)}
+        self.doubt: Callable[[int], None] = lambda rank: None
+        """Told of a rank whose message does not fit; may raise with more to say."""
+        self._store: Store | None = None
+        self._posted = np.zeros(POST_BYTES, np.uint8)
+        self._awaited: Any = None
+        self._unsent: list[tuple[Any, Array]] = []
+        self._progressing = threading.Lock()
+
+    def listen(self, store: Store) -> None:
+        """Give what is posted here to ``store``, in the order of each rank, as it comes."""
+        self._store = store
+        self._await()
+
+    def _await(self) -> None:
+        with self.lock:
+            self._awaited = self._communicator.Irecv(
+                [self._posted, self.mpi.BYTE], self.mpi.ANY_SOURCE, self._first + _POSTS
+            )
+
+    def post(self, rank: int, payload: bytes) -> None:
+        """Send up to :data:`POST_BYTES` for the store of another rank; they are copied."""
+        array = np.frombuffer(payload, np.uint8)
+        with self.lock, self.told(rank):
+            request = self._communicator.Isend(
+                [array, self.mpi.BYTE], self._ranks[rank], self._first + _POSTS
+            )
+            if not request.Test():
+                self._unsent.append((request, array))
+
+    def flushed(self) -> bool:
+        """Whether everything that was posted has left; moves messages."""
+        if self._unsent:
+            with self.lock, self.told(-1):
+                self._unsent = [(call, array) for call, array in self._unsent if not call.Test()]
+        return not self._unsent
+
+    def progress(self) -> None:
+        """Store what has come, and let the rest move on."""
+        if not self._progressing.acquire(blocking=False):
+            return
+        try:
+            self.flushed()
+            while self._awaited is not None:
+                with self.lock, self.told(-1):
+                    if not self._awaited.Test(self.status):
+                        return
+                    length = self.status.Get_count(self.mpi.BYTE)
+                    rank = self._number.get(self.status.Get_source(), -1)
+                if self._store is not None and rank >= 0:
+                    self._store(rank, self._posted.data[:length])
+                self._await()
+        finally:
+            self._progressing.release()
+
+    def send(self, array: Array, rank: int, stream: int) -> Transfer:
+        """Begin to send an array to a rank; it must not change until that is done."""
+        data = array.view(np.uint8)
+        with self.lock, self.told(rank):
+            request = self._communicator.Isend(
+                [data, self.mpi.BYTE], self._ranks[rank], self._tag(stream)
+            )
+        return self._kept(Transfer(self, request, data, -1))
+
+    def receive(self, array: Array, rank: int, stream: int) -> Transfer:
+        """Begin to receive an array from a rank; it must be free until that is done."""
+        data = array.view(np.uint8)
+        with self.lock, self.told(rank):
+            request = self._communicator.Irecv(
+                [data, self.mpi.BYTE], self._ranks[rank], self._tag(stream)
+            )
+        return self._kept(Transfer(self, request, data, rank))
+
+    def _kept(self, transfer: Transfer) -> Transfer:
+        self.active.add(transfer)
+        return transfer
+
+    def _tag(self, stream: int) -> int:
+        if not PAIRS <= stream < _STREAMS:
+            raise LaunchRefused(f"{CHANNELS} channels can cross nodes: use fewer")
+        return self._first + stream
+
+    @contextlib.contextmanager
+    def told(self, rank: int) -> Any:
+        """MPI's errors as this library's."""
+        try:
+            yield
+        except self.mpi.Exception as error:
+            if error.Get_error_class() == self.mpi.ERR_TRUNCATE:
+                self.doubt(rank)
+                raise MismatchError(
+                    f"rank {rank} sent more bytes than were to come: the ranks make different calls"
+                ) from error
+            peer = f" to or from rank {rank}" if rank >= 0 else ""
+            raise MachineError(f"MPI could not carry a message{peer}: {error}") from error
+
+    def close(self) -> None:
+        """Give up what is under way; what was sent before still arrives."""
+        with self.lock, contextlib.suppress(self.mpi.Exception):
+            if self._awaited is not None:
+                self._awaited.Cancel()
+                if not self._awaited.Test():
+                    _kept.append((self._awaited, self._posted))
+                self._awaited = None
+            for transfer in list(self.active):
+                transfer.give_up()
+            self.active.clear()
+            _kept.extend(entry for entry in self._unsent if not entry[0].Test())
+            self._unsent = []
