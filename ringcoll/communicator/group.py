@@ -159,6 +159,7 @@ def _idle(states: list[RankState], ready: Callable[[], bool], timeout: float) ->
         if ready():
             return True
         for state in states:
+            state.fabric.progress()
             ticket = state.executor.running
             if ticket is not None:
                 state.executor.compare(ticket)

@@ -18,10 +18,10 @@ from ringcoll.arguments.vector import (
     prepare_scatter_v,
 )
 from ringcoll.collectives import COLLECTIVES
+from ringcoll.communicator.across import links_of
 from ringcoll.communicator.calling import Calling
 from ringcoll.communicator.libraries import library_of
 from ringcoll.communicator.rank import RankState, in_words
-from ringcoll.communicator.selection import HOST
 from ringcoll.communicator.work import Work
 from ringcoll.dtypes import ReduceOp, dtype_of
 from ringcoll.errors import ArgumentError, MachineError
@@ -46,9 +46,13 @@ class Communicator(Calling):
 
     def __init__(self, state: RankState) -> None:
         super().__init__(state)
-        self.local_rank: int = self.rank
-        """This rank among those of its host."""
-        self.node, self.nnodes = 0, 1
+        nodes = state.fabric.nodes or (0,) * self.nranks
+        self.node: int = nodes[self.rank]
+        """The node that this rank is on; nodes count in the order of their first ranks."""
+        self.nnodes: int = max(nodes) + 1
+        """How many nodes there are."""
+        self.local_rank: int = nodes[: self.rank].count(self.node)
+        """This rank among those of its node."""
         self.device = "cpu"
         """"cpu", or the rank's GPU: "cuda:0" and so on."""
         self.xp: Any = np
@@ -301,7 +305,7 @@ class Communicator(Calling):
     @property
     def topology(self) -> Links:
         """What the tuner knows of the links between the ranks."""
-        return HOST
+        return links_of(self._state.fabric.nodes)
 
     def explain(self, collective: str, nbytes: int) -> str:
         """Which algorithm a call of ``nbytes`` gets, and why.

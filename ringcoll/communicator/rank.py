@@ -101,7 +101,7 @@ class RankState:
         make = None if pace is None else (lambda board: pacer(pace, board))
         host = CpuExecutor(self.fabric, self.symmetric, scratch=SCRATCH_BYTES, pacer=make)
         self._host, self.executor = host, host
-        self.pairs = Pairs(self.fabric, host.board, host.pacer)
+        self.pairs = Pairs(self.fabric, host.board, host.pacer, host.between)
 
     def _child(self, fabric: Fabric, ranks: Sequence[int]) -> RankState:
         """The state of this rank in a communicator of some of these ranks."""
@@ -123,10 +123,10 @@ class RankState:
         )
         if choice.accumulate == "dtype":
             call = replace(call, dtype=replace(call.dtype, wide=False))
-        nranks = self.fabric.nranks
+        nranks, nodes = self.fabric.nranks, self.fabric.nodes
 
         def chosen(call: Call, mapped: frozenset[Buffer], in_place: bool, half: int) -> Selection:
-            return select(call, mapped, in_place, half, nranks=nranks, choice=choice)
+            return select(call, mapped, in_place, half, nranks=nranks, choice=choice, nodes=nodes)
 
         return self._host.prepare(
             call,
@@ -217,11 +217,16 @@ class RankState:
     def explain(self, collective: str, nbytes: int) -> str:
         """Which algorithm a size gets, and why."""
         nranks, config = self.fabric.nranks, self.config
-        choice = tuned(collective, nranks, nbytes, deterministic=bool(config.deterministic))
+        nodes, ordered = self.fabric.nodes, bool(config.deterministic)
+        choice = tuned(collective, nranks, nbytes, deterministic=ordered, nodes=nodes)
         where = (
             "staged at once" if nbytes <= AGREED_BYTES else "agreed first, zero-copy if it can be"
         )
-        lines = [f"{collective}, {nbytes} bytes, {nranks} CPU ranks: {where}"]
+        ranks = f"{nranks} CPU ranks"
+        if nodes:
+            sizes = "+".join(str(nodes.count(node)) for node in range(max(nodes) + 1))
+            ranks += f" on {max(nodes) + 1} nodes ({sizes}), messages between them by MPI"
+        lines = [f"{collective}, {nbytes} bytes, {ranks}: {where}"]
         if config.algorithm is not None:
             lines.append(f"algorithm={config.algorithm!r} is set; the tuner would look at:")
         return "\n".join([*lines, *(f"  {reason}" for reason in choice.reasons)])

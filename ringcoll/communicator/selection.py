@@ -16,6 +16,7 @@ from ringcoll.algorithms import ALGORITHMS, build
 from ringcoll.algorithms.channels import channelled
 from ringcoll.arguments.calls import Call
 from ringcoll.collectives import COLLECTIVES
+from ringcoll.communicator.across import HOST, MESSAGE_BYTES, across, tuned_across
 from ringcoll.dtypes import Accumulate
 from ringcoll.encode import encode
 from ringcoll.errors import ArgumentError, ArgumentTypeError, LaunchRefused
@@ -25,7 +26,6 @@ from ringcoll.lower import lower, place
 from ringcoll.plan import Buffer, Plan, format_plan
 from ringcoll.proof.prover import verify
 from ringcoll.timing import tuner
-from ringcoll.timing.links import Links
 
 __all__ = [
     "AGREED_BYTES",
@@ -55,13 +55,6 @@ _WINDOW = 2
 
 _MAKING = threading.RLock()
 """Ranks that are threads need the same plan at the same time: one makes it, the others find it."""
-
-HOST = Links(bandwidth=12e9, alpha=0.7e-6, latency=4e-6, topology="memory", local_bandwidth=4e9)
-"""CPU ranks of one host: what all of them and what one of them copies a second, a call into numpy,
-a wake-up.
-
-Measured with 4 ranks on a 4-core Xeon at 2.5 GHz; it only has to rank the algorithms.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +101,14 @@ def agrees(call: Call) -> bool:
 
 
 def select(
-    call: Call, mapped: frozenset[Buffer], in_place: bool, half: int, *, nranks: int, choice: Choice
+    call: Call,
+    mapped: frozenset[Buffer],
+    in_place: bool,
+    half: int,
+    *,
+    nranks: int,
+    choice: Choice,
+    nodes: tuple[int, ...] = (),
 ) -> Selection:
     """The plan, launch and layout of a call.
 
@@ -119,19 +119,26 @@ def select(
         half: bytes of SCRATCH that a call may use.
         nranks: ranks of the communicator.
         choice: the options.
+        nodes: the node of each rank where there are several; else empty.
 
     Raises:
         LaunchRefused: the options cannot carry the call; the message says which.
 
     """
     with _MAKING:
-        return _selected(call, mapped, in_place, half, nranks, choice)
+        return _selected(call, mapped, in_place, half, nranks, choice, nodes)
 
 
 def _selected(
-    call: Call, mapped: frozenset[Buffer], in_place: bool, half: int, nranks: int, choice: Choice
+    call: Call,
+    mapped: frozenset[Buffer],
+    in_place: bool,
+    half: int,
+    nranks: int,
+    choice: Choice,
+    nodes: tuple[int, ...],
 ) -> Selection:
-    plan = _plan(call, nranks, choice)
+    plan = _plan(call, nranks, choice, nodes)
     if callable(choice.algorithm):
         # As it is written, so that what is wrong is said in the user's own chunks.
         prove(plan, Launch(), choice)
@@ -140,10 +147,11 @@ def _selected(
     layout = Layout(plan.collective, counts, align=align, displs=displs)
     # A barrier has nothing to slice: an option for all calls of a communicator leaves it alone.
     slices = choice.slices or 1 if plan.collective.name != "barrier" else 1
-    if choice.slices is None and mapped != ALL_MAPPED:
-        slices = max(1, -(-layout.width() * call.dtype.itemsize // _SLICE_BYTES))
+    if choice.slices is None and (mapped != ALL_MAPPED or nodes):
+        longest = MESSAGE_BYTES if nodes else _SLICE_BYTES
+        slices = max(1, -(-layout.width() * call.dtype.itemsize // longest))
     while True:
-        launch = Launch(slices=slices, window=_WINDOW, mapped=mapped, in_place=in_place)
+        launch = Launch("Simple", slices, _WINDOW, mapped, in_place, nodes)
         layout = replace(layout, slices=slices)
         program = encode(plan, launch)
         if program.scratch * program.slots * slot_bytes(call, program, layout) <= half:
@@ -158,7 +166,7 @@ def _selected(
     return Selection(plan, launch, layout)
 
 
-def _plan(call: Call, nranks: int, choice: Choice) -> Plan:
+def _plan(call: Call, nranks: int, choice: Choice, nodes: tuple[int, ...]) -> Plan:
     name = call.collective
     if callable(choice.algorithm):
         return _users(choice.algorithm, name, nranks, call.root)
@@ -170,8 +178,13 @@ def _plan(call: Call, nranks: int, choice: Choice) -> Plan:
     algorithm, rings = channelled(where, name, choice.algorithm, nranks, choice.channels)
     if algorithm is None:
         ordered, stored = choice.deterministic, choice.accumulate
-        found = tuned(name, nranks, call.nbytes, deterministic=ordered, accumulate=stored)
+        found = tuned(
+            name, nranks, call.nbytes, deterministic=ordered, accumulate=stored, nodes=nodes
+        )
         algorithm = found.algorithm
+    if nodes:
+        ordered = choice.deterministic and COLLECTIVES[name].reduces
+        return across(name, algorithm, nodes, root=call.root, rings=rings, ordered=ordered)
     return build(name, algorithm, nranks, root=call.root, rings=rings)
 
 
@@ -182,6 +195,7 @@ def tuned(
     *,
     deterministic: bool = False,
     accumulate: Accumulate = "wide",
+    nodes: tuple[int, ...] = (),
 ) -> tuner.Choice:
     """The algorithm that the clock finds fastest for a size, and why; sizes go by powers of two.
 
@@ -191,11 +205,15 @@ def tuned(
         nbytes: bytes of the larger buffer.
         deterministic: only algorithms that sum in rank order.
         accumulate: how partials are stored, which decides whether their order shows.
+        nodes: the node of each rank where there are several; else empty.
 
     """
     size = 1 << max(0, nbytes - 1).bit_length()
     ordered = deterministic and COLLECTIVES[collective].reduces
-    return _tuned(collective, nranks, size, ordered, accumulate if ordered else "wide")
+    rounding = accumulate if ordered else "wide"
+    if nodes:
+        return tuned_across(collective, nodes, size, ordered, rounding)
+    return _tuned(collective, nranks, size, ordered, rounding)
 
 
 @lru_cache(maxsize=1024)
@@ -286,6 +304,7 @@ def _proof(plan: Plan, launch: Launch, deterministic: bool, accumulate: Accumula
     verify(
         lower(plan, launch),
         protocol=launch.protocol,
+        nodes=launch.nodes or None,
         deterministic=ordered,
         accumulate=accumulate,
     )

@@ -51,7 +51,7 @@ def init(
 
     agreed, settings = starting(config, timeout, device, options)
     world = bootstrap_of(bootstrap, timeout=agreed.timeout or 60.0)
-    fabric = open_fabric(world, timeout=agreed.timeout or 60.0)
+    fabric = open_fabric(world, timeout=agreed.timeout or 60.0, node=settings.node)
     comm = _communicator(fabric, agreed, settings, None)
     comm._settle()
     return comm
@@ -153,6 +153,11 @@ def _communicator(
     except MachineError:
         fabric.close()  # all ranks do
         raise
+    if device is not None and fabric.nodes:
+        fabric.close()  # all ranks do
+        raise MachineError(
+            "init: GPU ranks on several nodes are not served yet, CPU ranks are: device='cpu'"
+        )
     if fabric.rank == 0:
         _log.info("init: %d %s ranks", fabric.nranks, "CPU" if device is None else "CUDA")
     if device is None:

@@ -87,6 +87,8 @@ class Board:
         self.zones = self.scratch + 2 * self.half_bytes
         total = self.zones + 2 * n * self.zone_bytes
         views = fabric.share(total, what="the board of a communicator")
+        # Ranks of other nodes share nothing: what they say is kept in memory of this rank's own.
+        views = [view if len(view) else memoryview(bytearray(self.scratch)) for view in views]
         self.words: list[Words] = [view[: self.records].cast("Q") for view in views]
         self.bytes: list[npt.NDArray[Any]] = [np.frombuffer(view, np.uint8) for view in views]
         self.times: list[Times] = [view[: self.records].cast("d") for view in views]
@@ -151,6 +153,12 @@ class Board:
         row = self.bytes[self.rank]
         row[at : at + 8].view(np.uint64)[0] = number << 16 | len(data)
         row[at + 8 : at + 8 + len(data)] = np.frombuffer(data, np.uint8)
+
+    def place(self, number: int) -> tuple[int, int]:
+        """Offset and bytes, in whole words, of this rank's text ``number``."""
+        at = self.records + number % RECORDS * _RECORD_BYTES
+        head = int(self.bytes[self.rank][at : at + 8].view(np.uint64)[0])
+        return at, 8 + -(-(head & 0xFFFF) // 8) * 8
 
     def recorded(self, rank: int, number: int) -> str:
         """The text that ``rank`` keeps under ``number``."""

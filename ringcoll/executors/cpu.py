@@ -18,18 +18,31 @@ import numpy.typing as npt
 
 from ringcoll.arguments.calls import Call
 from ringcoll.bootstrap.contract import named
-from ringcoll.collectives import COLLECTIVES, Collective
+from ringcoll.collectives import COLLECTIVES
 from ringcoll.dtypes import OPS, ReduceOp
 from ringcoll.encode import Program, encode
 from ringcoll.errors import MismatchError, PlanError, UsageError
+from ringcoll.executors.between import open_between
 from ringcoll.executors.board import FLAGS, Board, Hello, Words
 from ringcoll.executors.drive import Lane, Pause, Task, drive, run_paced_rows, run_rows, steps
+from ringcoll.executors.lanes import MessageLane
+from ringcoll.executors.mapped import agreed
 from ringcoll.executors.prepared import Bound, Prepared, Select, Selection, Ticket
-from ringcoll.executors.rows import Binding, Pacer, Row, TraceEntry, flag_slots, lane_rows
+from ringcoll.executors.rows import (
+    Binding,
+    Pacer,
+    Row,
+    Streams,
+    TraceEntry,
+    flag_slots,
+    lane_rows,
+    senders,
+)
 from ringcoll.fabric import Fabric
 from ringcoll.fabric.symmetric import SymmetricMemory
 from ringcoll.launch import Layout
 from ringcoll.plan import Buffer
+from ringcoll.transports.mpi import FIRST
 
 __all__ = ["CpuExecutor", "Prepared", "Selection", "Ticket"]
 
@@ -63,6 +76,9 @@ class CpuExecutor:
         self.fabric, self.symmetric = fabric, symmetric
         self.rank, self.nranks = fabric.rank, fabric.nranks
         self.board = Board(fabric, scratch)
+        self.between = open_between(fabric, self.board)
+        if self.between is not None:
+            self.between.messages.doubt = self._doubt
         self.pacer = pacer(self.board) if pacer is not None else None
         self.peers = [rank for rank in range(self.nranks) if rank != self.rank]
         self.entered: list[Words] = [self.board.words[rank] for rank in self.peers]
@@ -131,7 +147,7 @@ class CpuExecutor:
         ticket = self.enter(prepared)
         bound = self.bind(ticket)
         base = ticket.epoch << 32
-        if len(bound.lanes) == 1:
+        if len(bound.lanes) == 1 and not bound.messages:
             run_lane = run_rows if self.pacer is None else run_paced_rows
             run_lane(bound.lanes[0](), base, self.idle, self.fabric.notify, self.fabric.fence)
         elif bound.lanes:
@@ -156,9 +172,12 @@ class CpuExecutor:
         self.epoch += 1
         ticket = self.running = Ticket(prepared, self.epoch)
         number = prepared.hello.record
-        if not self.board.recording(number):
+        told = self.board.recording(number)
+        if not told:
             self.board.record(number, prepared.terms)
         self.board.enter(self.epoch, prepared.hello)
+        if self.between is not None:
+            self.between.announce(self.epoch, None if told else number)
         notify = self.fabric.notify
         if notify is not None:
             for rank in self.peers:
@@ -198,18 +217,32 @@ class CpuExecutor:
     def lanes(self, ticket: Ticket) -> list[Lane]:
         """The lanes of a bound call, for :func:`ringcoll.executors.drive.drive`."""
         bound = ticket.bound
-        lanes = bound.lanes if bound is not None else []
-        base = ticket.epoch << 32
-        return [Lane(iter(rows()), base, self.fabric.notify, self.fabric.fence) for rows in lanes]
+        if bound is None:
+            return []
+        base, notify, fence = ticket.epoch << 32, self.fabric.notify, self.fabric.fence
+        return [
+            (MessageLane if at in bound.messages else Lane)(iter(rows()), base, notify, fence)
+            for at, rows in enumerate(bound.lanes)
+        ]
 
     def finish(self, ticket: Ticket) -> None:
         """What a call does last: a total one has met all ranks, so it compares their hellos."""
+        if self.between is not None and ticket.bound is not None:
+            between, met = self.between, self.peers if ticket.bound.total else ticket.bound.sources
+            self.idle(lambda: between.settled(ticket.epoch, met))
+            self.compare(ticket)
         if ticket.bound is not None and ticket.bound.total:
             self.known = ticket.epoch
             self.compare(ticket)
         elif self.known < ticket.epoch:
             self.uncompared = ticket
         self.running = None
+
+    def _doubt(self, rank: int) -> None:
+        """A message of ``rank`` does not fit: its hello, which came before, tells why."""
+        if self.between is not None and self.running is not None:
+            self.between.await_hello(rank, self.running.epoch)
+            self.compare(self.running)
 
     # -- hellos ------------------------------------------------------------------------------
 
@@ -329,7 +362,8 @@ class CpuExecutor:
 
     def _bind(self, ticket: Ticket, hellos: Sequence[Hello]) -> Bound:
         call = ticket.prepared.call
-        mapped, in_place = self._agreed(ticket.prepared, hellos)
+        rank, nranks, alike = self.rank, self.nranks, ticket.prepared.alike
+        mapped, in_place = agreed(call, hellos, rank=rank, nranks=nranks, alike=alike)
         chosen = ticket.prepared.select(call, mapped, in_place, self.board.half_bytes)
         program = encode(chosen.plan, chosen.launch)
         user = self._user(call, chosen, hellos)
@@ -350,55 +384,15 @@ class CpuExecutor:
             loads=loads,
             pacer=self.pacer,
             trace=self.trace,
+            nodes=chosen.launch.nodes,
+            streams=None if self.between is None else Streams(self.between.messages, FIRST),
+            senders=senders(program) if self.between is not None else {},
         )
-        lanes = [
-            self._lane(program, number, binding)
-            for number, block in enumerate(program.programs)
-            if block.block.rank == self.rank
-        ]
-        return Bound(program.total, lanes)
-
-    def _agreed(
-        self, prepared: Prepared, hellos: Sequence[Hello]
-    ) -> tuple[frozenset[Buffer], bool]:
-        """Which buffers all ranks can reach, and whether the launch is in place.
-
-        Where a reducing collective overwrites its input on any rank, the launch is in place: that
-        only adds order, so it is right for the other ranks too. The built-in plans of the others
-        write into an input nothing but what it holds there already; they are in place if all
-        ranks are. Of a user's plan that is not known.
-        """
-        call = prepared.call
-        collective = Collective(call.collective, self.nranks, root=call.root)
-        if not hellos:
-            return frozenset(), collective.reduces
-        both = [
-            hello
-            for rank, hello in enumerate(hellos)
-            if collective.has("INPUT", rank) and collective.has("OUTPUT", rank)
-        ]
-        flags = [hello.in_place for hello in both]
-        mixed = any(flags) != all(flags) and not collective.reduces
-        if mixed and prepared.alike:
-            inside = [rank for rank, hello in enumerate(hellos) if hello.in_place]
-            raise MismatchError(
-                f"{call.collective} on rank {self.rank}: in place on {named(inside)} only; "
-                f"pass recvbuf on every rank or on none"
-            )
-        in_place = any(flags) if collective.reduces else bool(flags) and all(flags)
-        mapped = set()
-        for buffer in (Buffer.INPUT, Buffer.OUTPUT):
-            words = [
-                hello.send if buffer is Buffer.INPUT else hello.recv
-                for rank, hello in enumerate(hellos)
-                if collective.has(buffer.name, rank)
-            ]
-            if all(words):
-                mapped.add(buffer)
-        if mixed:
-            # Ranks that are in place read their input where it is written: nobody else may.
-            mapped.discard(Buffer.INPUT)
-        return frozenset(mapped), in_place
+        own = [n for n, block in enumerate(program.programs) if block.block.rank == self.rank]
+        lanes = [self._lane(program, number, binding) for number in own]
+        carried = [at for at, number in enumerate(own) if program.programs[number].messages]
+        sources = {rank for message, rank in binding.senders.items() if message.rank == self.rank}
+        return Bound(program.total, lanes, frozenset(carried), frozenset(sources))
 
     def _user(
         self, call: Call, chosen: Selection, hellos: Sequence[Hello]
@@ -411,7 +405,7 @@ class CpuExecutor:
         collective = chosen.plan.collective
         for buffer in chosen.launch.mapped if hellos else ():
             for rank in self.peers:
-                if not collective.has(buffer.name, rank):
+                if not (collective.has(buffer.name, rank) and self._near(rank)):
                     continue
                 hello = hellos[rank]
                 word = hello.send if buffer is Buffer.INPUT else hello.recv
@@ -426,16 +420,25 @@ class CpuExecutor:
                     user[rank, buffer] = memory.view(call.dtype.numpy)
         return user
 
+    def _near(self, rank: int) -> bool:
+        nodes = self.fabric.nodes
+        return not nodes or nodes[rank] == nodes[self.rank]
+
     def _scratch(self, half: int) -> list[Array]:
         start = self.board.scratch + half * self.board.half_bytes
         return [memory[start : start + self.board.half_bytes] for memory in self.board.bytes]
 
-    def _flags(self, program: Program) -> Callable[[int, int], tuple[Words, int]]:
+    def _flags(self, program: Program) -> Callable[[int, int], tuple[Any, int]]:
         slots, blocks = flag_slots(program), program.blocks
 
-        def flag(src: int, dst: int) -> tuple[Words, int]:
-            at = self.board.flags + blocks[src].rank * FLAGS + slots[src, dst]
-            return self.board.words[blocks[dst].rank], at
+        def flag(src: int, dst: int) -> tuple[Any, int]:
+            at, rank = (
+                self.board.flags + blocks[src].rank * FLAGS + slots[src, dst],
+                blocks[dst].rank,
+            )
+            if self.between is not None and not self._near(rank):
+                return self.between.signals[rank], at
+            return self.board.words[rank], at
 
         return flag
 

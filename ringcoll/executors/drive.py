@@ -59,8 +59,8 @@ def run_rows(
             work()
         if fence is not None:
             fence()
-        for words, at, count, rank in signals:
-            words[at] = base + count
+        for place, at, count, rank in signals:
+            place[at] = base + count
             if notify is not None:
                 notify(rank)
 

@@ -19,16 +19,30 @@ from ringcoll.arguments.calls import Call
 from ringcoll.collectives import Collective
 from ringcoll.encode import Program, encode
 from ringcoll.errors import MismatchError
+from ringcoll.executors.between import Between
 from ringcoll.executors.board import Board, Hello, Words
 from ringcoll.executors.drive import Lane, Pause, Task, steps
-from ringcoll.executors.rows import Binding, Pacer, TraceEntry, flag_slots, lane_rows
+from ringcoll.executors.lanes import MessageLane
+from ringcoll.executors.rows import (
+    Binding,
+    Pacer,
+    Streams,
+    TraceEntry,
+    flag_slots,
+    lane_rows,
+    senders,
+)
 from ringcoll.fabric import Fabric
 from ringcoll.launch import Launch, Layout
 from ringcoll.plan import Buffer
+from ringcoll.transports.mpi import PAIRS
 
 __all__ = ["PairTicket", "Pairs"]
 
 WINDOW = 2
+MESSAGE_BYTES = 64 << 20
+"""The longest message between nodes; MPI pipelines it."""
+
 SENDER, RECEIVER = 0, 1
 
 
@@ -50,11 +64,14 @@ class Pairs:
         fabric: the ranks on this host.
         board: the communicator's board, with a landing zone for each peer.
         pacer: wraps rows that cross ranks; None: links run free.
+        between: what crosses nodes, where there are several.
 
     """
 
-    def __init__(self, fabric: Fabric, board: Board, pacer: Pacer | None) -> None:
-        self.fabric, self.board, self.pacer = fabric, board, pacer
+    def __init__(
+        self, fabric: Fabric, board: Board, pacer: Pacer | None, between: Between | None = None
+    ) -> None:
+        self.fabric, self.board, self.pacer, self.between = fabric, board, pacer, between
         self.rank = fabric.rank
         self.running: list[PairTicket] = []
         self.trace: list[TraceEntry] | None = None
@@ -71,6 +88,8 @@ class Pairs:
         self.board.record(number, self._terms(call))
         hello = Hello(signature, number)
         self.board.enter_pair(call.peer, epoch, hello, sends=sends)
+        if self.between is not None and call.peer in self.between.far:
+            self.between.announce_pair(call.peer, epoch, number, sends=sends)
         if self.fabric.notify is not None:
             self.fabric.notify(call.peer)
         ticket = PairTicket(call, sends, epoch, signature, timeout)
@@ -100,7 +119,8 @@ class Pairs:
         call, base = ticket.call, ticket.epoch << 32
         me = SENDER if ticket.sends else RECEIVER
         ranks = (self.rank, call.peer) if ticket.sends else (call.peer, self.rank)
-        slot, launch = self._launch(call)
+        far = self.between is not None and call.peer in self.between.far
+        slot, launch = self._message(call) if far else self._launch(call)
         program = encode(build("send", "pair", 2), launch)
         layout = Layout(
             Collective("send", 2),
@@ -129,9 +149,14 @@ class Pairs:
             loads=(),
             pacer=self.pacer,
             trace=self.trace,
+            nodes=launch.nodes,
+            streams=Streams(self.between.messages, PAIRS) if far and self.between else None,
+            senders=senders(program),
         )
         return [
-            Lane(lane_rows(program, number, binding), base, self.fabric.notify, self.fabric.fence)
+            (MessageLane if block.messages else Lane)(
+                lane_rows(program, number, binding), base, self.fabric.notify, self.fabric.fence
+            )
             for number, block in enumerate(program.programs)
             if block.block.rank == me
         ]
@@ -193,6 +218,11 @@ class Pairs:
         per_slot = slot // call.dtype.itemsize
         slices = max(1, -(-call.count // per_slot))
         return slot, Launch(slices=slices, window=WINDOW, mapped=frozenset())
+
+    def _message(self, call: Call) -> tuple[int, Launch]:
+        """To another node: no landing zone, and slices that MPI can carry at once."""
+        slices = max(1, -(-call.nbytes // MESSAGE_BYTES))
+        return 0, Launch(slices=slices, window=WINDOW, mapped=frozenset(), nodes=(0, 1))
 
     def _flags(
         self, program: Program, ranks: tuple[int, int]

@@ -34,6 +34,10 @@ class Bound:
     total: bool
     lanes: list[Callable[[], Any]]
     """Each gives the rows of a lane: a kept tuple, or a fresh iterator."""
+    messages: frozenset[int] = frozenset()
+    """The places of the lanes whose rows are messages between nodes."""
+    sources: frozenset[int] = frozenset()
+    """The ranks of other nodes from which messages come."""
 
 
 @dataclass(slots=True)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -23,13 +24,30 @@ from ringcoll.executors.board import FLAGS, Words
 from ringcoll.labels import Label
 from ringcoll.launch import Layout
 from ringcoll.plan import Block, Buffer, Chunk
+from ringcoll.transports.mpi import Messages
 
-__all__ = ["Binding", "Row", "TraceEntry", "flag_slots", "lane_rows"]
+__all__ = ["Binding", "Row", "Streams", "TraceEntry", "flag_slots", "lane_rows", "senders"]
 
 Array = npt.NDArray[Any]
+
+
+class Storing(Protocol):
+    """Words to store a count in: in shared memory, or of a rank of another node."""
+
+    def __setitem__(self, at: int, value: int, /) -> None:
+        """Store a word."""
+
+
+class Streams(NamedTuple):
+    """What carries messages between nodes, and the stream of channel 0."""
+
+    messages: Messages
+    first: int
+
+
 Wait = tuple[Words, int, int]
 """The words, the index and the count (without the epoch) that must be reached."""
-Signal = tuple[Words, int, int, int]
+Signal = tuple[Storing, int, int, int]
 """The words, the index, the count to store, and the rank to wake."""
 Work = Callable[[], float | None]
 """Does the step; a paced link returns the time at which the step is over."""
@@ -57,6 +75,9 @@ class Binding:
         loads: each plan rank's own operator (premul_sum).
         pacer: wraps the work of a row that crosses ranks; None: links run free.
         trace: where executed rows are noted; None: nowhere.
+        nodes: the node of each plan rank where there are several; else empty.
+        streams: where there are, what carries messages.
+        senders: and the plan rank that sends each message.
 
     """
 
@@ -66,13 +87,16 @@ class Binding:
     slot_bytes: int
     slots: int
     ranks: Sequence[int]
-    flag: Callable[[int, int], tuple[Words, int]]
+    flag: Callable[[int, int], tuple[Any, int]]
     entered: Sequence[tuple[Words, int]]
     dtype: DType
     op: ReduceOp | None
     loads: Sequence[ReduceOp]
     pacer: Pacer | None = None
     trace: list[TraceEntry] | None = None
+    nodes: Sequence[int] = ()
+    streams: Streams | None = None
+    senders: Mapping[Chunk, int] = field(default_factory=dict)
 
     def span(self, chunk: Chunk, at: int) -> tuple[int, int]:
         """Offset and count, in elements, of slice ``at`` of an INPUT or OUTPUT chunk."""
@@ -124,13 +148,21 @@ def lane_rows(program: Program, number: int, bound: Binding) -> Iterator[Row]:
     posted: Counter[int] = Counter()
     slices, step = bound.layout.slices, 0
 
+    blocks, nodes = program.blocks, bound.nodes
+    # Where data move, the signals across nodes are the messages: see check_messages.
+    carried: frozenset[int] = frozenset()
+    if nodes and any(row.dsts for other in program.programs for row in other.rows):
+        here = nodes[block.block.rank]
+        carried = frozenset(n for n, b in enumerate(blocks) if nodes[b.rank] != here)
+
     def waits_of(numbers: Sequence[int]) -> tuple[Wait, ...]:
+        numbers = [n for n in numbers if n not in carried] if carried else numbers
         taken.update(numbers)
         return tuple((*bound.flag(src, number), taken[src]) for src in dict.fromkeys(numbers))
 
     def signals_of(numbers: Sequence[int]) -> tuple[Signal, ...]:
+        numbers = [n for n in numbers if n not in carried] if carried else numbers
         posted.update(numbers)
-        blocks = program.blocks
         return tuple(
             (*bound.flag(number, dst), posted[dst], bound.ranks[blocks[dst].rank])
             for dst in dict.fromkeys(numbers)
@@ -164,7 +196,9 @@ def _work(
     if label.extent is not None:
         count = bound.span(label.extent, at)[1]
     work: Callable[[], object] | None = None
-    if count:
+    if count and _is_message(row):
+        work = _message(row, at, count, block, bound)
+    elif count:
         dtype = bound.dtype
         stored = dtype.partial if label.dst is Label.PARTIAL else dtype.numpy
         srcs = [
@@ -191,6 +225,37 @@ def _work(
                 across = [(bound.ranks[a], bound.ranks[b]) for a, b in links]
                 work = bound.pacer(reduce, across, srcs[0].nbytes)
     return _noted(work, bound, (block, step, at, count))
+
+
+def _is_message(row: ProgramRow) -> bool:
+    return any(chunk.buffer is Buffer.WIRE for chunk in (*row.srcs, *row.dsts))
+
+
+def _message(
+    row: ProgramRow, at: int, count: int, block: Block, bound: Binding
+) -> Callable[[], object]:
+    """Begins to send or to receive; the array is bytes of the type that the chunk holds."""
+    (src,), (dst,), label = row.srcs, row.dsts, row.labels
+    if bound.streams is None:
+        raise LaunchRefused(f"{bound.layout.collective}: nothing carries messages between nodes")
+    dtype = bound.dtype.partial if label.dst is Label.PARTIAL else bound.dtype.numpy
+    messages, first = bound.streams
+    if dst.buffer is Buffer.WIRE:
+        array, peer = bound.view(src, at, count, dtype), bound.ranks[dst.rank]
+        return partial(messages.send, array, peer, first + block.channel)
+    array, peer = bound.view(dst, at, count, dtype), bound.ranks[bound.senders[src]]
+    return partial(messages.receive, array, peer, first + block.channel)
+
+
+def senders(program: Program) -> dict[Chunk, int]:
+    """The plan rank that sends each message."""
+    return {
+        dst: block.block.rank
+        for block in program.programs
+        for row in block.rows
+        for dst in row.dsts
+        if dst.buffer is Buffer.WIRE
+    }
 
 
 def _noted(

@@ -8,6 +8,7 @@ import pytest
 import ringcoll
 from ringcoll import ArgumentError, ArgumentTypeError, ClosedError
 from ringcoll.executors import cpu
+from ringcoll.executors import mapped as hellos
 
 
 def test_split_by_color_and_key():
@@ -59,15 +60,15 @@ def test_nested_splits_and_calls_of_all_generations_in_turn():
 def mapped(monkeypatch):
     """Whether each large call could reach the peers' INPUT and OUTPUT."""
     found = []
-    honest = cpu.CpuExecutor._agreed
+    honest = hellos.agreed
 
-    def agreed(self, call, hellos):
-        buffers, in_place = honest(self, call, hellos)
+    def agreed(call, hellos, **ranks):
+        buffers, in_place = honest(call, hellos, **ranks)
         if hellos:
             found.append(sorted(buffer.value for buffer in buffers))
         return buffers, in_place
 
-    monkeypatch.setattr(cpu.CpuExecutor, "_agreed", agreed)
+    monkeypatch.setattr(cpu, "agreed", agreed)
     return found
 
 

@@ -1,0 +1,68 @@
+"""Starting a program under mpiexec on several nodes of one machine, by their names."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.processes.conftest import (
+    LAUNCHER,
+    NOTES,
+    Outcome,
+    alive,
+    command,
+    environment,
+    named,
+    noted,
+    nothing_left,
+    outcome,
+)
+
+__all__ = ["alive", "named", "nothing_left"]
+
+PLACED = """
+import os, sys
+os.environ["RINGCOLL_NODE"] = sys.argv[1].split(",")[int(os.environ["PMI_RANK"])]
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+@pytest.fixture
+def nodes(nothing_left, tmp_path):
+    """Run a program with each rank on the node that is named for it."""
+    if not LAUNCHER.is_file():
+        pytest.skip(f"no mpiexec beside {sys.executable}")
+
+    def run(program: str, names: str, *args: str, deaths: bool = False, **env: str) -> Outcome:
+        nranks = len(names.split(","))
+        argv = [sys.executable, "-c", PLACED, names, *command(program, *args, nothing_left)]
+        flags: list[str] = []
+        if deaths:
+            # Else the launcher kills the survivors of a death before they can speak.
+            flags = ["-disable-auto-cleanup"]
+            argv = [sys.executable, "-c", NOTES, str(tmp_path), *argv]
+        done = subprocess.run(
+            [str(LAUNCHER), *flags, "-n", str(nranks), *argv],
+            env=environment(**env),
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+        statuses = noted(tmp_path, nranks) if deaths else [done.returncode]
+        return outcome(statuses, done.stdout, done.stderr)
+
+    return run
+
+
+@pytest.fixture
+def ranks(nodes):
+    """Run a program as ``tests/processes`` does, with its ranks on two nodes by turns."""
+
+    def run(program: str, nranks: int, *args: str, **env: str) -> Outcome:
+        names = ",".join("ab"[rank % 2] for rank in range(nranks))
+        ended = nodes(program, names, *args, deaths=True, **env)
+        statuses = [128 - code if code < 0 else code for code in ended.statuses]
+        return Outcome(ended.verdicts, statuses, ended.output, ended.errors)
+
+    return run
