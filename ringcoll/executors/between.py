@@ -63,7 +63,7 @@ class Between:
         self.nodes = nodes
         self.far = [rank for rank in range(fabric.nranks) if nodes[rank] != nodes[fabric.rank]]
         self.signals = {rank: Signals(messages, rank) for rank in self.far}
-        messages.listen(self._store)
+        messages.listen(self.far, self._store)
 
     def announce(self, epoch: int, record: int | None) -> None:
         """Post the hello of a call to the other nodes; ``record``: with the text of that number."""

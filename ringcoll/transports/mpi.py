@@ -154,25 +154,27 @@ class Messages:
         self.status = self.mpi.Status()
         self.active: set[Transfer] = set()
         self._communicator, self._ranks, self._first = carrier.communicator, carrier.ranks, first
-        self._number = {rank: number for number, rank in enumerate(carrier.ranks)}
         self.doubt: Callable[[int], None] = lambda rank: None
         """Told of a rank whose message does not fit; may raise with more to say."""
         self._store: Store | None = None
-        self._posted = np.zeros(POST_BYTES, np.uint8)
-        self._awaited: Any = None
+        self._awaited: dict[int, tuple[Any, Array]] = {}
         self._unsent: list[tuple[Any, Array]] = []
         self._progressing = threading.Lock()
 
-    def listen(self, store: Store) -> None:
-        """Give what is posted here to ``store``, in the order of each rank, as it comes."""
+    def listen(self, ranks: Sequence[int], store: Store) -> None:
+        """Give what these ranks post here to ``store``, in the order of each, as it comes."""
         self._store = store
-        self._await()
+        for rank in ranks:
+            self._await(rank, np.zeros(POST_BYTES, np.uint8))
 
-    def _await(self) -> None:
-        with self.lock:
-            self._awaited = self._communicator.Irecv(
-                [self._posted, self.mpi.BYTE], self.mpi.ANY_SOURCE, self._first + _POSTS
+    def _await(self, rank: int, array: Array) -> None:
+        # One receive a rank: one from any source lost messages where MPI has two ways, over memory
+        # and over TCP, to receive from (seen with MPICH 5.0.2).
+        with self.lock, self.told(rank):
+            request = self._communicator.Irecv(
+                [array, self.mpi.BYTE], self._ranks[rank], self._first + _POSTS
             )
+        self._awaited[rank] = request, array
 
     def post(self, rank: int, payload: bytes) -> None:
         """Send up to :data:`POST_BYTES` for the store of another rank; they are copied."""
@@ -197,17 +199,23 @@ class Messages:
             return
         try:
             self.flushed()
-            while self._awaited is not None:
-                with self.lock, self.told(-1):
-                    if not self._awaited.Test(self.status):
-                        return
-                    length = self.status.Get_count(self.mpi.BYTE)
-                    rank = self._number.get(self.status.Get_source(), -1)
-                if self._store is not None and rank >= 0:
-                    self._store(rank, self._posted.data[:length])
-                self._await()
+            for rank in list(self._awaited):
+                self._take(rank)
         finally:
             self._progressing.release()
+
+    def _take(self, rank: int) -> None:
+        """Store all that has come from a rank."""
+        while rank in self._awaited:
+            request, array = self._awaited[rank]
+            with self.lock, self.told(rank):
+                if not request.Test(self.status):
+                    return
+                length = self.status.Get_count(self.mpi.BYTE)
+            if self._store is not None:
+                self._store(rank, array.data[:length])
+            if rank in self._awaited:
+                self._await(rank, array)
 
     def send(self, array: Array, rank: int, stream: int) -> Transfer:
         """Begin to send an array to a rank; it must not change until that is done."""
@@ -253,11 +261,11 @@ class Messages:
     def close(self) -> None:
         """Give up what is under way; what was sent before still arrives."""
         with self.lock, contextlib.suppress(self.mpi.Exception):
-            if self._awaited is not None:
-                self._awaited.Cancel()
-                if not self._awaited.Test():
-                    _kept.append((self._awaited, self._posted))
-                self._awaited = None
+            for request, array in self._awaited.values():
+                request.Cancel()
+                if not request.Test():
+                    _kept.append((request, array))
+            self._awaited.clear()
             for transfer in list(self.active):
                 transfer.give_up()
             self.active.clear()
