@@ -157,6 +157,9 @@ class Link:
             elif inbox.meetings.get(members) == token:
                 del inbox.meetings[members]
 
+    def __del__(self) -> None:
+        self._socket.close()
+
     def close(self) -> None:
         """Close the connection; in a forked child that leaves the parent's alone."""
         self._socket.close()

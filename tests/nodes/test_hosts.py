@@ -1,0 +1,111 @@
+"""CPU ranks on hosts that share nothing but a network: right results, and the end of a host."""
+
+import json
+import os
+import signal
+import sys
+import time
+
+import pytest
+
+from tests.processes.conftest import alive, command
+
+pytestmark = pytest.mark.mpi
+
+LOSS = "tests/nodes/programs/loss.py"
+DEATHS = ("-disable-auto-cleanup",)
+
+
+def verdicts(done):
+    said = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return {line["rank"]: line for line in said}
+
+
+def seen(tmp_path):
+    """What the ranks of loss.py have left; mpiexec may end before the last of them."""
+    late = time.monotonic() + 20
+    while running(tmp_path) and time.monotonic() < late:
+        time.sleep(0.02)
+    said = [json.loads(file.read_text()) for file in tmp_path.glob("said.*")]
+    return {line["rank"]: line for line in said}
+
+
+def running(tmp_path):
+    """The ranks that are left, without mpiexec's own processes."""
+    return [line for line in alive(str(tmp_path)) if line.startswith(f"{sys.executable} {LOSS}")]
+
+
+def calling(world, ranks, tmp_path, timeout, kind="calls"):
+    """The program, when its ranks are in the middle of their calls."""
+    file = tmp_path / "calling"
+    argv = [sys.executable, LOSS, str(file), str(timeout), kind, str(tmp_path)]
+    run = world.start(ranks, argv, flags=DEATHS)
+    late = time.monotonic() + 60
+    while not file.exists():
+        assert time.monotonic() < late
+        assert run.process.poll() is None
+        time.sleep(0.02)
+    return run
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [(2, 2), (1, 2, 1)])
+def test_every_collective(hosts, ranks):
+    with hosts(len(ranks), rate=1e9) as world:
+        done = world.mpiexec(ranks, command("collectives", "word"))
+    assert done.stderr == ""
+    assert done.returncode == 0
+    found = verdicts(done)
+    assert {rank: said["failures"] for rank, said in found.items()} == {
+        rank: [] for rank in range(sum(ranks))
+    }
+
+
+def test_the_ranks_of_a_killed_host_are_named_and_the_others_go_on(hosts, tmp_path):
+    with hosts(3) as world:
+        run = calling(world, (2, 2, 1), tmp_path, 20)
+        assert len(world.kill(1)) == 2
+        run.finish()
+    found = seen(tmp_path)
+    assert sorted(found) == [0, 1, 4]
+    for said in found.values():
+        assert said["error"].startswith("RankLostError: ")
+        assert "rank 2 died: its process" in said["error"] or "rank 3 died" in said["error"]
+        assert "on host host1" in said["error"]
+        assert said["took"] < 10
+        assert (said["rest"], said["total"]) == (3, 1.0 + 2.0 + 5.0)
+    assert alive(str(tmp_path)) == []
+
+
+def test_one_dead_rank_is_named_on_both_hosts(hosts, tmp_path):
+    with hosts(2) as world:
+        run = calling(world, (2, 2), tmp_path, 20)
+        lines = world[1].pids().items()
+        victim = max(pid for pid, line in lines if line.startswith(f"{sys.executable} {LOSS}"))
+        os.kill(victim, signal.SIGKILL)
+        run.finish()
+    found = seen(tmp_path)
+    (dead,) = {0, 1, 2, 3} - set(found)
+    assert dead in (2, 3)
+    for said in found.values():
+        assert f"rank {dead} died: its process" in said["error"]
+        assert said["rest"] == 3
+    assert alive(str(tmp_path)) == []
+
+
+@pytest.mark.parametrize("kind", ["calls", "idle"])
+def test_a_pulled_cable_ends_in_an_error_on_every_rank(hosts, tmp_path, kind):
+    with hosts(2) as world:
+        run = calling(world, (2, 1), tmp_path, 2, kind)
+        world.link(1, "down")
+        late = time.monotonic() + 30
+        while running(tmp_path) and time.monotonic() < late:
+            time.sleep(0.05)
+        still = running(tmp_path)
+        world.link(1, "up")
+        run.finish()
+    found = seen(tmp_path)
+    assert sorted(found) == [0, 1, 2]
+    for said in found.values():
+        assert said["error"].startswith(("DeadlineError", "RankLostError"))
+    assert still == []
