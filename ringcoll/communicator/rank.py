@@ -57,7 +57,7 @@ class RankState:
     """What one rank of a communicator holds.
 
     Args:
-        fabric: the ranks on this host.
+        fabric: the ranks.
         config: the communicator's options.
         pace: of its links, or None.
         parent: the communicator's parent, whose symmetric memory it shares.

@@ -11,7 +11,7 @@ from ringcoll.communicator.devices import loader, ordinals, placed
 from ringcoll.communicator.public import Communicator
 from ringcoll.communicator.rank import RankState, in_words
 from ringcoll.config import Config, Settings, starting
-from ringcoll.errors import AbortedError, Error, MachineError, MismatchError
+from ringcoll.errors import AbortedError, ArgumentError, Error, MachineError, MismatchError
 from ringcoll.executors.pace import Pace
 from ringcoll.fabric import Fabric, each, open_fabric, thread_fabrics
 
@@ -42,7 +42,7 @@ def init(
 
     Raises:
         LauncherError: the launcher and the world that it made do not match.
-        MachineError: ranks cannot share memory; the message says why.
+        MachineError: ranks of one node cannot share memory, or those of several cannot meet.
         MismatchError: the ranks run different versions or settings.
         DeadlineError: a rank did not come.
 
@@ -158,6 +158,9 @@ def _communicator(
         raise MachineError(
             "init: GPU ranks on several nodes are not served yet, CPU ranks are: device='cpu'"
         )
+    if pace is not None and fabric.nodes:
+        fabric.close()
+        raise ArgumentError("init: pace= holds links inside a host; these ranks are on several")
     if fabric.rank == 0:
         _log.info("init: %d %s ranks", fabric.nranks, "CPU" if device is None else "CUDA")
     if device is None:

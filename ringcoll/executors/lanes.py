@@ -1,4 +1,10 @@
-"""A lane of messages between nodes: several are under way, signals are posted as they end."""
+"""A lane of messages between nodes: several are under way, signals are posted as they end.
+
+MPI moves messages while it is called, and the lanes call it whenever they are asked whether they
+are ready. A thread that called it every 20 µs beside them made it worse: all_reduce of 64 MiB
+between two hosts of 2 ranks, 1 Gbit/s, took 588 ms without it and 1090 with it, and 290 and 457 ms
+of a core, in turns on a machine that was busy otherwise.
+"""
 
 from __future__ import annotations
 
