@@ -141,6 +141,8 @@ def become_mpiexec(start: Start, command: Sequence[str]) -> NoReturn:
 
     mpiexec may print on the standard output of its own, so the ranks' one goes to the standard
     error, and rank 0 gets what was the standard output of this process under another number.
+    MPICH's ranks inherit that number. Open MPI closes it in its ranks, but mpiexec itself, which
+    is this process still, has it open for :func:`opened` to find.
     """
     output = os.dup(sys.stdout.fileno())
     os.set_inheritable(output, True)
@@ -150,7 +152,7 @@ def become_mpiexec(start: Start, command: Sequence[str]) -> NoReturn:
     # Open MPI refuses what MPICH allows: more ranks than cores.
     environ.setdefault("PRTE_MCA_rmaps_default_mapping_policy", ":oversubscribe")
     environ.setdefault("OMPI_MCA_rmaps_base_oversubscribe", "1")
-    marker = f"{output}:{status.st_dev}:{status.st_ino}"
+    marker = f"{os.getpid()}:{output}:{status.st_dev}:{status.st_ino}"
     line = [start.launcher, "-n", str(start.ranks), *command, "--output", marker]
     sys.stdout.flush()
     sys.stderr.flush()
@@ -165,17 +167,37 @@ def opened(marker: str | None) -> TextIO:
             something else under its number, leaves this process's own.
 
     """
-    if marker is not None:
-        try:
-            number, device, inode = map(int, marker.split(":"))
-            status = os.fstat(number)
-            if (status.st_dev, status.st_ino) == (device, inode):
-                return os.fdopen(number, "w", encoding="utf-8", closefd=False)
-        except (OSError, ValueError):
-            pass
+    kept = None if marker is None else _kept(marker)
+    if kept is not None:
+        return os.fdopen(kept, "w", encoding="utf-8", closefd=False)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # no α may end a run
     return sys.stdout
+
+
+def _kept(marker: str) -> int | None:
+    """A descriptor of the marked file: the inherited one, else a new one of the launcher's."""
+    try:
+        launcher, number, *file = map(int, marker.split(":"))
+    except ValueError:
+        return None
+    for process in (os.getpid(), launcher):
+        path = Path(f"/proc/{process}/fd/{number}")
+        try:
+            status = path.stat()
+            if [status.st_dev, status.st_ino] != file:
+                continue
+            if process == os.getpid():
+                return number
+            # A file that is opened once more is at its beginning again, and a pipe that nobody
+            # reads any more must not be waited for.
+            flags = os.O_WRONLY | os.O_APPEND | os.O_NOCTTY | os.O_NONBLOCK
+            found = os.open(path, flags)
+            os.set_blocking(found, True)
+            return found
+        except OSError:
+            continue
+    return None
 
 
 def run_sockets(start: Start, command: Sequence[str]) -> int:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from ringcoll.bench.flags import Settings
 from ringcoll.bench.launch import Start, decide, is_first, opened, own_command
 from ringcoll.errors import ArgumentError
 
+ROOT = Path(__file__).parents[2]
 UNDER_MPI = {"PMI_SIZE": "3", "PMI_RANK": "1"}
 
 
@@ -132,10 +135,33 @@ def test_becoming_mpiexec_keeps_the_standard_output(monkeypatch, tmp_path):
         assert seen["line"][:-1] == ["/bin/mpiexec", "-n", "3", "python", "x", "--output"]
         with opened(seen["line"][-1]) as stream:
             stream.write("a row\n")
-    os.close(int(seen["line"][-1].split(":")[0]))
+    os.close(int(seen["line"][-1].split(":")[1]))
     assert (tmp_path / "out").read_text() == "a row\n"
 
 
-@pytest.mark.parametrize("marker", [None, "", "1:2", "999:1:1", "1:0:0"])
+@pytest.mark.parametrize("kind", ["pipe", "file"])
+def test_output_that_the_launcher_has_closed_in_its_ranks(kind, tmp_path):
+    if kind == "pipe":
+        reading, writing = os.pipe()
+    else:
+        writing = os.open(tmp_path / "rows", os.O_WRONLY | os.O_CREAT)
+        os.write(writing, b"what was there\n")
+    status = os.fstat(writing)
+    marker = f"{os.getpid()}:{writing}:{status.st_dev}:{status.st_ino}"
+    code = (
+        "import sys; from ringcoll.bench.launch import opened\n"
+        "with opened(sys.argv[1]) as stream: stream.write('a row\\n')"
+    )
+    # subprocess closes what is above the standard streams.
+    subprocess.run([sys.executable, "-c", code, marker], cwd=ROOT, check=True, timeout=60)
+    os.close(writing)
+    if kind == "pipe":
+        with open(reading) as stream:
+            assert stream.read() == "a row\n"
+    else:
+        assert (tmp_path / "rows").read_text() == "what was there\na row\n"
+
+
+@pytest.mark.parametrize("marker", [None, "", "1:2", "1:999:1:1", "1:1:0:0", "0:9:1:2"])
 def test_lost_output_falls_back(marker):
     assert opened(marker) is sys.stdout
