@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.launching import AS_MPICH
+
 if TYPE_CHECKING:
     from tests.hosts.network import Hosts
 
@@ -52,6 +54,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     config.stash[HOSTS_WANTED] = os.environ.get(NET_ADMIN) == "1"
+    for name, value in AS_MPICH.items():
+        os.environ.setdefault(name, value)
     # A developer's settings must not decide what the tests see; debug output is welcome.
     for name in [n for n in os.environ if n.startswith("RINGCOLL_")]:
         if not name.startswith("RINGCOLL_DEBUG"):

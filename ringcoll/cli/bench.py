@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 import os
+import signal
 import sys
 from dataclasses import replace
 
@@ -17,6 +18,7 @@ from ringcoll.bench.launch import (
     own_command,
     run_sockets,
 )
+from ringcoll.bootstrap.launcher import launcher_of
 from ringcoll.errors import AbortedError, Error, UsageError
 
 __all__ = ["add_arguments", "main"]
@@ -61,6 +63,9 @@ def _measure(args: argparse.Namespace, settings: Settings) -> int:
     from ringcoll.bench.tour import tour
     from ringcoll.bench.worlds import World
 
+    if launcher_of(os.environ) is not None:
+        # By this Open MPI's mpiexec tells its ranks of a Ctrl-C; a second later it kills them.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     output = opened(args.output)
     report = Report(settings, output, sys.stderr)
     world = World(settings.threads, settings.device, settings.timeout)

@@ -15,6 +15,7 @@ import pytest
 
 from ringcoll.bench.flags import COLLECTIVES
 from ringcoll.bootstrap.launcher import mpiexec
+from tests.launching import is_open_mpi
 
 ROOT = Path(__file__).parents[2]
 pytestmark = [
@@ -61,9 +62,14 @@ def test_operators_and_dtypes_beside_mpi():
         check=False,
         timeout=110,
     )
-    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("{"), result.stderr
     rows = json.loads(result.stdout)["rows"]
-    assert {row["wrong"] for row in rows} == {0}
+    assert {row["wrong"] for row in rows if row["lib"] == "ringcoll"} == {0}
+    # Open MPI 4 orders uint64 as if it were int64; what is wrong is told.
+    known = {("uint64", "min"), ("uint64", "max")} if is_open_mpi(mpiexec()) else set()
+    strange = {(row["dtype"], row["op"]) for row in rows if row["wrong"]}
+    assert strange <= known
+    assert result.returncode == bool(strange), result.stderr
     beside = {(row["dtype"], row["op"]) for row in rows if row["lib"] == "mpi"}
     assert ("int32", "bxor") in beside
     assert ("bfloat16", "sum") not in beside
@@ -74,7 +80,8 @@ def test_interruption(tmp_path):
     file = tmp_path / "rows.json"
     with subprocess.Popen(
         [*BENCH, *SHORT, "-N", "0", "--json", str(file)],
-        env=environment(),
+        # Seconds that Open MPI gives its ranks to end.
+        env={**environment(), "OMPI_MCA_odls_base_sigkill_timeout": "5"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -88,7 +95,8 @@ def test_interruption(tmp_path):
             seen += not line.startswith("#")
         process.send_signal(signal.SIGINT)
         rest, errors = process.communicate(timeout=60)
-    assert process.returncode == 130
+    # Open MPI's launcher has a status of its own.
+    assert process.returncode == (1 if is_open_mpi(mpiexec()) else 130)
     assert "Traceback" not in errors
     assert "Avg bus bandwidth" in rest
     assert "mpiexec" not in rest, "what the launcher says goes elsewhere"

@@ -156,7 +156,7 @@ def test_output_that_the_launcher_has_closed_in_its_ranks(kind, tmp_path):
     subprocess.run([sys.executable, "-c", code, marker], cwd=ROOT, check=True, timeout=60)
     os.close(writing)
     if kind == "pipe":
-        with open(reading) as stream:
+        with os.fdopen(reading) as stream:
             assert stream.read() == "a row\n"
     else:
         assert (tmp_path / "rows").read_text() == "what was there\na row\n"

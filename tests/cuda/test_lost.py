@@ -17,7 +17,8 @@ import pytest
 from ringcoll.bootstrap import run_ranks
 from ringcoll.transports.cuda.device import devices, on
 from tests.cuda.lost import COUNTS
-from tests.processes.conftest import LAUNCHER, alive, environment
+from tests.launching import launch
+from tests.processes.conftest import alive, environment
 
 pytestmark = pytest.mark.gpu
 
@@ -133,7 +134,5 @@ def test_ctrl_c_leaves_nothing(nothing_left, shared):
     "shared", [True, pytest.param(False, marks=pytest.mark.multi_gpu)], ids=["one GPU", "two"]
 )
 def test_ctrl_c_at_the_launcher_leaves_nothing(nothing_left, shared):
-    if not LAUNCHER.is_file():
-        pytest.skip(f"no mpiexec beside {sys.executable}")
-    argv = [str(LAUNCHER), "-n", "2", *command("waits", nothing_left)]
+    argv = [*launch(2), *command("waits", nothing_left)]
     assert interrupt(argv, nothing_left, 2, shared=shared) != 0

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ringcoll.bootstrap import run_ranks
-from ringcoll.bootstrap.launcher import mpiexec
+from tests.launching import launch
 
 ROOT = Path(__file__).parents[2]
 SCENARIOS = Path(__file__).with_name("scenarios.py")
@@ -22,7 +22,8 @@ WRAPPER = """
 import os, signal, subprocess, sys
 signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 status = subprocess.run(sys.argv[2:], close_fds=False).returncode
-name = os.path.join(sys.argv[1], "status." + os.environ["PMI_RANK"])
+rank = os.environ.get("PMI_RANK") or os.environ["OMPI_COMM_WORLD_RANK"]
+name = os.path.join(sys.argv[1], "status." + rank)
 with open(name + ".new", "w") as file:
     file.write(str(status))
 os.rename(name + ".new", name)
@@ -73,15 +74,12 @@ def harmless(tmp_path_factory):
 @pytest.fixture
 def mpi_ranks(tmp_path):
     """Run a scenario under mpiexec, which leaves the others alone when a rank dies."""
-    launcher = mpiexec()
-    if launcher is None:
-        pytest.skip("no mpiexec beside the interpreter or on the path")
 
     def run(name: str, *args: str, nranks: int = 3) -> Outcome:
         wrapped = [sys.executable, "-I", "-S", "-c", WRAPPER, str(tmp_path)]
         rank = [sys.executable, str(SCENARIOS), name, str(tmp_path), *args]
         subprocess.run(
-            [launcher, "-disable-auto-cleanup", "-n", str(nranks), *wrapped, *rank],
+            [*launch(nranks, deaths=True), *wrapped, *rank],
             env=_environment(),
             check=False,
             timeout=60,

@@ -472,7 +472,9 @@ def harmless():
 
 def main():
     rank = (os.environ.get("_RINGCOLL_SOCKET", "") + " 0 0").split()[1]
-    os.environ["RANK_IN_TEST"] = os.environ.get("PMI_RANK", rank)
+    os.environ["RANK_IN_TEST"] = os.environ.get(
+        "PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK", rank)
+    )
     result = globals()[sys.argv[1]]()
     out = Path(sys.argv[2]) / os.environ["RANK_IN_TEST"]
     out.write_text(json.dumps(result))

@@ -1,6 +1,7 @@
 """Which world a process belongs to, by what it was given and by its environment."""
 
 import math
+import os
 import subprocess
 import sys
 
@@ -94,9 +95,12 @@ def test_a_timeout_is_positive(timeout):
 
 def run(code, **environ):
     script = f"from ringcoll.bootstrap import bootstrap_of\n{code}"
+    # Nothing of a launcher, but where MPI's library is.
+    library = ("MPI4PY_LIBMPI", "LD_LIBRARY_PATH", "OPAL_PREFIX")
+    kept = {name: os.environ[name] for name in library if name in os.environ}
     answer = subprocess.run(
         [sys.executable, "-c", script],
-        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": ":".join(sys.path), **environ},
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": ":".join(sys.path), **kept, **environ},
         capture_output=True,
         text=True,
         timeout=60,

@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 
 from ringcoll.bootstrap import run_ranks
+from tests.launching import launch
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = Path(__file__).with_name("programs")
-LAUNCHER = Path(sys.executable).with_name("mpiexec")
 SHM = Path("/dev/shm")
-OTHERS = ("mpich", "sem.mp-")  # MPICH's, which a killed rank cannot remove, and multiprocessing's
+# MPICH's and Open MPI's, which a killed rank cannot remove, and multiprocessing's.
+OTHERS = ("mpich", "sm_segment", "vader_segment", "sem.mp-")
 
 # Notes the exit status of a rank, which mpiexec does not tell apart. It ignores the signal by which
 # Hydra tells the others of a child that has died.
@@ -27,7 +28,8 @@ signal.signal(signal.SIGINT, signal.SIG_IGN)
 interruptible = lambda: signal.signal(signal.SIGINT, signal.default_int_handler)
 child = subprocess.Popen(sys.argv[2:], close_fds=False, preexec_fn=interruptible)
 status = child.wait()
-name = os.path.join(sys.argv[1], "status." + os.environ["PMI_RANK"])
+rank = os.environ.get("PMI_RANK") or os.environ["OMPI_COMM_WORLD_RANK"]
+name = os.path.join(sys.argv[1], "status." + rank)
 with open(name + ".new", "w") as file:
     file.write(str(status))
 os.rename(name + ".new", name)
@@ -112,21 +114,16 @@ def ranks(capfd, nothing_left):
 
 @pytest.fixture
 def mpi(nothing_left, tmp_path):
-    """Run a program under the interpreter's own mpiexec."""
-    if not LAUNCHER.is_file():
-        pytest.skip(f"no mpiexec beside {sys.executable}")
+    """Run a program under mpiexec."""
 
     def run(
         program: str, nranks: int, *args: str, optimised: bool = False, deaths: bool = False, **env
     ) -> Outcome:
         argv = command(program, *args, nothing_left, optimised=optimised)
-        flags: list[str] = []
         if deaths:
-            # Else the launcher kills the survivors of a death before they can speak.
-            flags = ["-disable-auto-cleanup"]
             argv = [sys.executable, "-c", NOTES, str(tmp_path), *argv]
         done = subprocess.run(
-            [str(LAUNCHER), *flags, "-n", str(nranks), *argv],
+            [*launch(nranks, deaths=deaths), *argv],
             env=environment(**env),
             capture_output=True,
             text=True,

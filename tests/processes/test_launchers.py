@@ -9,7 +9,8 @@ import time
 
 import pytest
 
-from tests.processes.conftest import LAUNCHER, ROOT, command, environment
+from tests.launching import launch
+from tests.processes.conftest import ROOT, command, environment
 
 pytestmark = [pytest.mark.mpi, pytest.mark.slow]
 
@@ -41,7 +42,7 @@ def test_a_death_ends_a_job_whose_launcher_cleans_up(mpi):
 
 
 def test_ctrl_c_at_the_launcher_leaves_nothing(nothing_left):
-    argv = [str(LAUNCHER), "-n", "3", *command("faults", "waits_for_ever", nothing_left)]
+    argv = [*launch(3), *command("faults", "waits_for_ever", nothing_left)]
     with subprocess.Popen(
         argv, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as job:
@@ -67,7 +68,7 @@ def test_a_world_that_is_not_the_launchers_is_refused(nothing_left):
     assert done.returncode != 0
     assert "LauncherError: the launcher started 4 processes (PMI_SIZE=4)" in done.stderr
     assert "a world of 1" in done.stderr
-    assert f"start with {LAUNCHER}" in done.stderr
+    assert f"start with {launch(4)[0]}" in done.stderr
 
 
 def test_a_missing_mpi_library_gives_the_line_that_helps(nothing_left):

@@ -34,7 +34,8 @@ def die() -> None:
 def own_rank() -> int:
     """This process's rank, said by its launcher."""
     among_sockets = os.environ.get("_RINGCOLL_SOCKET", "0 0").split()[1]
-    return int(os.environ.get("PMI_RANK", among_sockets))
+    open_mpi = os.environ.get("OMPI_COMM_WORLD_RANK", among_sockets)
+    return int(os.environ.get("PMI_RANK", open_mpi))
 
 
 def perform(scenarios: Mapping[str, Callable[[], dict]]) -> None:
