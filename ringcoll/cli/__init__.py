@@ -1,12 +1,14 @@
 """``ringcoll COMMAND``: a module for each command, loaded when asked for.
 
 A command's module has ``add_arguments(parser)`` and ``main(args) -> int``. Errors of ringcoll's own
-tree are one line on standard error and exit status 2, an interruption is 130.
+tree, and output that its device refuses, are one line on standard error and exit status 2, an
+interruption is 130.
 """
 
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import os
 import sys
@@ -25,6 +27,9 @@ COMMANDS: Mapping[str, str] = {
     "kernels": "compile ahead for GPUs",
 }
 """The commands, and a line on each."""
+
+_REFUSED = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
+"""What a device says that takes no more output."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -49,28 +54,46 @@ def main(argv: Sequence[str] | None = None) -> int:
         if words[:1] == [name]:
             importlib.import_module(f"ringcoll.cli.{name}").add_arguments(command)
     args = parser.parse_args(words)
+    if args.command is None and not args.version:
+        parser.print_help()
+        return 2
+    args.words = words[1:]
+    name = f"ringcoll {args.command or '--version'}"
+    try:
+        status = _run(args)
+        sys.stdout.flush()
+    except Error as error:
+        print(f"{name}: {_line(error)}", file=sys.stderr, flush=True)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # Whoever read the output has had enough.
+        _close_stdout()
+        return 1
+    except OSError as error:
+        # Errors of files name them; this one is of the standard output.
+        if error.filename is not None or error.errno not in _REFUSED:
+            raise
+        _close_stdout()
+        print(f"{name}: output cannot be written: {error.strerror}", file=sys.stderr, flush=True)
+        return 2
+    return status
+
+
+def _run(args: argparse.Namespace) -> int:
     if args.version:
         from ringcoll import __version__
 
         print(__version__)
         return 0
-    if args.command is None:
-        parser.print_help()
-        return 2
-    args.words = words[1:]
-    try:
-        status: int = importlib.import_module(f"ringcoll.cli.{args.command}").main(args)
-        sys.stdout.flush()
-    except Error as error:
-        print(f"ringcoll {args.command}: {_line(error)}", file=sys.stderr, flush=True)
-        return 2
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:
-        # Whoever read the output has had enough; the interpreter must not flush to it again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+    status: int = importlib.import_module(f"ringcoll.cli.{args.command}").main(args)
     return status
+
+
+def _close_stdout() -> None:
+    """The interpreter must not flush to it again at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _line(error: Error) -> str:

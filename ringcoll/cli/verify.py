@@ -10,10 +10,10 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from ringcoll.algorithms import ALGORITHMS
+from ringcoll.cli.output import write_text
 from ringcoll.cli.ranges import argument
 from ringcoll.proof.examine import Case, Outcome, examine
 
@@ -87,7 +87,7 @@ def main(args: argparse.Namespace) -> int:
         print(_report("total", "", "", total))
         for failure in total.failures:
             print("FAILED " + ", ".join(f"{key} {value}" for key, value in failure.items()))
-    _write(args.json, total)
+    write_text("--json", args.json, json.dumps(total.as_json(), indent=2) + "\n")
     return 1 if total.failures else 0
 
 
@@ -151,13 +151,3 @@ def _report(collective: str, algorithm: str, nranks: int | str, outcome: Outcome
 
 def _row(collective: str, algorithm: str, nranks: int | str, *numbers: int | str) -> str:
     return f"{collective:<15}{algorithm:<20}{nranks:>5}" + "".join(f"{n:>11}" for n in numbers)
-
-
-def _write(target: str | None, outcome: Outcome) -> None:
-    if target is None:
-        return
-    text = json.dumps(outcome.as_json(), indent=2) + "\n"
-    if target == "-":
-        sys.stdout.write(text)
-    else:
-        Path(target).write_text(text, encoding="utf-8")
