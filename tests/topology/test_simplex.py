@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from ringcoll.topology.search import simplex
 from ringcoll.topology.search.simplex import Simplex
 
 
@@ -79,3 +80,12 @@ def test_a_column_without_limit_is_an_error():
     simplex.add(np.array([0.0, -1.0]), 1.0)
     with pytest.raises(ZeroDivisionError, match="no limit"):
         simplex.optimise()
+
+
+def test_products_and_the_inverse_are_what_numpy_says():
+    rng = np.random.default_rng(5)
+    matrix, vector = rng.random((9, 9)), rng.random(9)
+    matrix[0, 0] = 0.0  # no pivot
+    np.testing.assert_allclose(simplex.times(matrix, vector), matrix @ vector)
+    np.testing.assert_allclose(simplex.times(vector, matrix), vector @ matrix)
+    np.testing.assert_allclose(simplex._inverted(matrix), np.linalg.inv(matrix))

@@ -116,7 +116,7 @@ def optimum(
         if exact:
             # What taste adds to the cost is no reason to believe in a lower bound.
             least = tours[0][0] - ways.n * TASTE * max(PathClass)
-            bound = min(bound, float(prices @ left) / max(least, 1e-300))
+            bound = min(bound, float((prices * left).sum()) / max(least, 1e-300))
             if value >= bound * (1 - gap):
                 break
         new = False

@@ -4,6 +4,9 @@ It maximises the sum of gain · x over the columns, under one upper limit a row,
 lexicographic rule for the row that leaves makes cycling impossible, whichever column enters
 (Dantzig, Orden and Wolfe, 1955); every choice among equals is by index, so that the same input
 gives the same bits.
+
+Products go by :func:`times` and not by BLAS: it wakes a thread a core for matrices as small as
+these, and they wait for each other longer than they work. Its sums would differ with their number.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Simplex"]
+__all__ = ["Simplex", "times"]
 
 Array = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -24,6 +27,12 @@ EQUAL = 1e-11
 
 DIGITS = 10
 """Decimals by which gains are compared."""
+
+
+def times(a: Array, b: Array) -> Array:
+    """A matrix times a vector, or a vector times a matrix, summed by this thread alone."""
+    product: Array = np.einsum("i,ij->j" if a.ndim == 1 else "ij,j->i", a, b)
+    return product
 
 
 class Simplex:
@@ -56,8 +65,7 @@ class Simplex:
     @property
     def duals(self) -> Array:
         """What one unit more of each row's limit would add."""
-        duals: Array = self._worth @ self._inverse
-        return duals
+        return times(self._worth, self._inverse)
 
     @property
     def solution(self) -> Array:
@@ -71,7 +79,7 @@ class Simplex:
     @property
     def value(self) -> float:
         """The sum of gain · x."""
-        return float(self._gains[: self._count] @ self.solution)
+        return float((self._gains[: self._count] * self.solution).sum())
 
     def add(self, column: Array, gain: float) -> int:
         """Take in a column; its index is returned. It enters the basis when ``optimise`` wants."""
@@ -96,14 +104,16 @@ class Simplex:
             slack = int(duals.round(DIGITS).argmin())
             best, gain = -1, -float(duals[slack])
             if self._count:
-                reduced = self._gains[: self._count] - self.columns @ duals
+                reduced = self._gains[: self._count] - times(self.columns, duals)
                 at = int(reduced.round(DIGITS).argmax())
                 if reduced[at] >= gain - EQUAL:
                     best, gain = at, float(reduced[at])
             if gain <= TINY:
                 return True
             if best >= 0:
-                self._enter(best, self._inverse @ self._columns[best], float(self._gains[best]))
+                self._enter(
+                    best, times(self._inverse, self._columns[best]), float(self._gains[best])
+                )
             else:
                 self._enter(-1 - slack, self._inverse[:, slack].copy(), 0.0)
         return False
@@ -152,6 +162,20 @@ class Simplex:
                 basis[:, place] = self._columns[at]
             else:
                 basis[-1 - at, place] = 1.0
-        self._inverse = np.linalg.inv(basis).astype(np.float64)
-        self._values = np.maximum(self._inverse @ self.limits, 0.0)
+        self._inverse = _inverted(basis)
+        self._values = np.maximum(times(self._inverse, self.limits), 0.0)
         self._since = 0
+
+
+def _inverted(matrix: Array) -> Array:
+    """By Gauss and Jordan, with the largest pivot of each column."""
+    rows = len(matrix)
+    table = np.hstack([matrix, np.eye(rows)])
+    for at in range(rows):
+        largest = at + int(np.abs(table[at:, at]).argmax())
+        table[[at, largest]] = table[[largest, at]]
+        table[at] /= table[at, at]
+        factors = table[:, at].copy()
+        factors[at] = 0.0
+        table -= factors[:, None] * table[at]
+    return table[:, rows:].copy()

@@ -22,6 +22,9 @@ Ints = NDArray[np.int64]
 EXACT = 16
 """The most nodes for which the dynamic program is run: 2^15 subsets by 15 last nodes."""
 
+PIECE = 4096
+"""Rows that are worked on at once: more would not stay in the cache."""
+
 STARTS = 8
 """From so many nodes the local search begins."""
 
@@ -150,15 +153,21 @@ def _moved(costs: Array, order: list[int]) -> list[int]:
 
 
 @lru_cache(maxsize=EXACT)
-def _layers(cities: int) -> tuple[tuple[Ints, Ints, Ints], ...]:
-    """For 2, 3, … cities: all (city, set with it, set without it)."""
+def _layers(cities: int) -> tuple[tuple[Ints | int, Ints, Ints], ...]:
+    """For 2, 3, … cities: all (city, set with it, set without it), large layers city by city."""
     masks = np.arange(1 << cities)
     sizes = np.zeros(len(masks), dtype=np.int64)
     for city in range(cities):
         sizes += (masks >> city) & 1
-    layers = []
+    layers: list[tuple[Ints | int, Ints, Ints]] = []
     for size in range(2, cities + 1):
         sets = masks[sizes == size]
         first, place = np.nonzero((sets >> np.arange(cities)[:, None]) & 1)
-        layers.append((first, sets[place], sets[place] ^ (1 << first)))
+        having, without = sets[place], sets[place] ^ (1 << first)
+        if len(first) <= PIECE:
+            layers.append((first, having, without))
+            continue
+        for city in range(cities):
+            mine = first == city
+            layers.append((city, having[mine], without[mine]))
     return tuple(layers)

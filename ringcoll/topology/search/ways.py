@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringcoll.topology.paths import Route
+from ringcoll.topology.search.simplex import times
 from ringcoll.topology.system import Link
 
 __all__ = ["NOTHING", "TASTE", "Cycle", "Ways"]
@@ -95,7 +96,7 @@ class Ways:
         costs = np.full((self.n, self.n), np.inf)
         chosen = np.full((self.n, self.n), -1, dtype=np.int64)
         # Rounded, so that another order of summation on another machine changes no choice.
-        priced = np.maximum(duals.round(DIGITS) @ self.shares, 0.0).round(DIGITS)
+        priced = np.maximum(times(duals.round(DIGITS), self.shares), 0.0).round(DIGITS)
         priced += taste * self._classes
         full = np.flatnonzero(limits <= NOTHING)
         if len(full):
