@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator, Sequence
 from functools import partial
 
+from ringcoll.cli.compared import Compared, compare
 from ringcoll.cli.links import typed
 from ringcoll.cli.output import write_text
 from ringcoll.cli.ranges import parse_ints
@@ -76,6 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     output("--json", metavar="FILE", help="write GPUs, rings and limits as JSON; - is stdout")
     output("--xml", metavar="FILE", help="write the machine in NCCL's form; - is stdout")
     output("--graph", metavar="FILE", help="write the rings as NCCL_GRAPH_FILE wants; - is stdout")
+    output("--compare", metavar="FILE", help="judge the rings of an NCCL_GRAPH_FILE beside these")
     output("--picture", metavar="FILE", help="draw machine and rings: .svg, .png, or .txt a tree")
 
 
@@ -104,9 +106,10 @@ def main(args: argparse.Namespace) -> int:
     rings = find_rings(system, gpus, mixed=args.mixed)
     if args.graph is not None and not rings.rings:
         raise ArgumentError(f"--graph {args.graph}: no ring joins these {len(gpus)} GPUs")
+    compared = None if args.compare is None else compare(system, rings, args.compare)
     if not on_stdout:
-        print("\n".join(_texts(args, system, rings)), end="")
-    write_text("--json", args.json, json.dumps(_as_json(rings), indent=1) + "\n")
+        print("\n".join(_texts(args, system, rings, compared)), end="")
+    write_text("--json", args.json, json.dumps(_as_json(rings, compared), indent=1) + "\n")
     write_text("--xml", args.xml, write(document))
     if args.graph is not None:
         write_text("--graph", args.graph, write(graphs_document([graph_of_rings(rings)])))
@@ -163,7 +166,9 @@ def _members(system: System, chosen: Sequence[int] | None) -> tuple[Gpu, ...]:
     return tuple(system.gpus[number] for number in sorted(chosen))
 
 
-def _texts(args: argparse.Namespace, system: System, rings: RingSet) -> Iterator[str]:
+def _texts(
+    args: argparse.Namespace, system: System, rings: RingSet, compared: Compared | None
+) -> Iterator[str]:
     """What is printed for people, in parts."""
     everything = not (args.matrix or args.notes)
     if args.matrix or everything:
@@ -176,6 +181,8 @@ def _texts(args: argparse.Namespace, system: System, rings: RingSet) -> Iterator
                 f"an all_reduce takes {gain:.3g} times as long on paper along as many rings in "
                 f"index order\n"
             )
+        if compared is not None:
+            yield compared.format(system)
         yield format_machine(system)
     notes = format_notes(system)
     if args.notes:
@@ -184,7 +191,15 @@ def _texts(args: argparse.Namespace, system: System, rings: RingSet) -> Iterator
         yield notes
 
 
-def _as_json(rings: RingSet) -> dict[str, object]:
+def _as_json(rings: RingSet, compared: Compared | None = None) -> dict[str, object]:
+    beside: dict[str, object] = {}
+    if compared is not None:
+        theirs = _as_json(compared.rings)
+        beside["compared"] = {
+            "rings": theirs["rings"],
+            "total_bandwidth": theirs["total_bandwidth"],
+            "times_as_long": compared.longer,
+        }
     return {
         "gpus": [
             {"rank": gpu.rank, "dev": gpu.dev, "busid": gpu.busid, "sm": gpu.sm}
@@ -203,4 +218,5 @@ def _as_json(rings: RingSet) -> dict[str, object]:
             {"link": limit.link, "used": limit.used, "capacity": limit.capacity}
             for limit in rings.limits
         ],
+        **beside,
     }

@@ -18,7 +18,7 @@ from ringcoll.topology.paths import routes
 from ringcoll.topology.rings import RingSet
 from ringcoll.topology.system import Gpu, System
 
-__all__ = ["machine_links", "ring_gain", "ring_seconds"]
+__all__ = ["machine_links", "ring_gain", "ring_seconds", "times_as_long"]
 
 _GB = 1e9
 
@@ -97,7 +97,18 @@ def ring_gain(system: System, found: RingSet, nbytes: int = 256 << 20) -> float:
         return 1.0
     links, count = machine_links(system, found.gpus), len(found.rings)
     index = alternating(len(found.gpus), count)
-    orders = [ring.order for ring in found.rings]
-    shares = [ring.bandwidth for ring in found.rings]
-    along = ring_seconds(links, orders, shares, nbytes)
-    return ring_seconds(links, index, [1.0] * count, nbytes) / along
+    return ring_seconds(links, index, [1.0] * count, nbytes) / _along(links, found, nbytes)
+
+
+def times_as_long(system: System, found: RingSet, other: RingSet, nbytes: int = 256 << 20) -> float:
+    """How many times as long an all_reduce takes along other rings of the same GPUs.
+
+    Both are told the same links; what bandwidths the rings claim counts for their shares only.
+    """
+    links = machine_links(system, found.gpus)
+    return _along(links, other, nbytes) / _along(links, found, nbytes)
+
+
+def _along(links: Links, rings: RingSet, nbytes: int) -> float:
+    orders = [ring.order for ring in rings.rings]
+    return ring_seconds(links, orders, [ring.bandwidth for ring in rings.rings], nbytes)
