@@ -94,8 +94,15 @@ def main(args: argparse.Namespace) -> int:
         print("\n".join(PRESETS))
         return 0
     on_stdout = [name for name in ("json", "xml", "graph") if getattr(args, name) == "-"]
-    if len(on_stdout) > 1:
-        raise ArgumentError(f"--{on_stdout[0]} - --{on_stdout[1]} -: one of them fits stdout")
+    texts = [f"--{name}" for name in ("matrix", "notes") if getattr(args, name)]
+    wanted = [*(f"--{name} -" for name in on_stdout), *texts]
+    if on_stdout and len(wanted) > 1:
+        raise ArgumentError(f"{wanted[0]} {wanted[1]}: one of them fits stdout")
+    if args.measure and args.xml is not None:
+        raise ArgumentError(
+            f"--measure --xml {args.xml}: NCCL's form has no place for what was measured; leave "
+            f"one out"
+        )
     if args.picture is not None:
         check_ending(args.picture)  # before a long search
     document = _document(args)

@@ -7,7 +7,8 @@ there is one path only, the best: the driver chooses it, not we. Hosts are joine
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ringcoll.errors import ArgumentError
@@ -147,16 +148,19 @@ def bus_routes(system: System, start: str, ends: set[str]) -> dict[str, Route]:
     """
     best: dict[str, Route] = {}
     host = system.node(start).host
-    wanted = {end for end in ends if system.node(end).host == host}
-    cpus = sum(isinstance(node, Cpu) and node.host == host for node in system.nodes)
-    for most in (2, *range(3, cpus + 1)):
-        for links in _bus_paths(system, start, wanted, most):
+    missing = {end for end in ends if system.node(end).host == host}
+    most, ahead = 2, None
+    while missing:
+        for links in _bus_paths(system, start, missing, most, ahead):
             route = _route(system, links)
             old = best.get(links[-1].dst)
             if old is None or _rank(route) < _rank(old):
                 best[links[-1].dst] = route
-        if len(best) == len(wanted):
+        missing -= best.keys()
+        ahead = _cpus_ahead(system, missing)
+        if start not in ahead:
             break
+        most = ahead[start] + isinstance(system.node(start), Cpu)
     return best
 
 
@@ -187,22 +191,27 @@ def _between_hosts(system: System, start: Node, end: Node) -> PathClass:
 
 
 def _bus_paths(
-    system: System, start: str, ends: set[str], most_cpus: int
+    system: System,
+    start: str,
+    ends: set[str],
+    most_cpus: int,
+    ahead: Mapping[str, int] | None,
 ) -> Iterator[tuple[Link, ...]]:
-    """All simple paths over PCIe switches and at most ``most_cpus`` CPUs, ends included."""
+    """Simple paths over PCIe switches and at most ``most_cpus`` CPUs, ends included.
+
+    All of them; ``ahead``, of :func:`_cpus_ahead`, keeps the search from turns that end too late.
+    """
 
     def follow(
         name: str, links: tuple[Link, ...], passed: frozenset[str], cpus: int
     ) -> Iterator[tuple[Link, ...]]:
         for link in system.out[name]:
             node = system.node(link.dst)
-            if link.kind is LinkKind.NET or link.dst in passed:
-                continue
-            by_cpu = isinstance(node, Cpu) or isinstance(system.node(name), Cpu)
-            if link.kind is LinkKind.NVLINK and not by_cpu:
+            if link.dst in passed or not _on_bus(system, link):
                 continue
             within = cpus + isinstance(node, Cpu)
-            if within > most_cpus:
+            further = 0 if ahead is None else ahead.get(link.dst, most_cpus + 1)
+            if within + further > most_cpus:
                 continue
             path = (*links, link)
             if link.dst in ends:
@@ -211,6 +220,36 @@ def _bus_paths(
                 yield from follow(link.dst, path, passed | {link.dst}, within)
 
     yield from follow(start, (), frozenset({start}), int(isinstance(system.node(start), Cpu)))
+
+
+def _on_bus(system: System, link: Link) -> bool:
+    """Whether a path by PCIe and CPUs may take the link; NVLink only from or to a CPU."""
+    if link.kind is not LinkKind.NVLINK:
+        return link.kind is not LinkKind.NET
+    return isinstance(system.node(link.src), Cpu) or isinstance(system.node(link.dst), Cpu)
+
+
+def _cpus_ahead(system: System, ends: set[str]) -> dict[str, int]:
+    """How many CPUs at least come after a node on the way to one of ``ends``, the end included."""
+    into: dict[str, list[Link]] = {}
+    for link in system.links:
+        if _on_bus(system, link):
+            into.setdefault(link.dst, []).append(link)
+    ahead: dict[str, int] = {}
+    # Steps that pass no CPU come first, so the first visit is the nearest.
+    queue = deque((end, 0) for end in sorted(ends))
+    while queue:
+        name, cpus = queue.popleft()
+        if name in ahead:
+            continue
+        ahead[name] = cpus
+        if name not in ends and not isinstance(system.node(name), Cpu | PciSwitch):
+            continue
+        if isinstance(system.node(name), Cpu):
+            queue.extend((link.src, cpus + 1) for link in into.get(name, ()))
+        else:
+            queue.extendleft((link.src, cpus) for link in into.get(name, ()))
+    return ahead
 
 
 def _route(system: System, links: tuple[Link, ...]) -> Route:

@@ -136,6 +136,9 @@ def test_stdout_is_for_one(capsys):
     assert status == 0 and out.startswith("<graphs")
     status, out, err = run(capsys, "--file", DGX1, "--graph", "-", "--json", "-")
     assert status == 2 and out == "" and "one of them" in err
+    for text in ("--matrix", "--notes"):
+        status, out, err = run(capsys, "--file", DGX1, text, "--json", "-")
+        assert status == 2 and out == "" and f"--json - {text}: one of them" in err
 
 
 def test_the_names_of_known_machines(capsys):
@@ -177,6 +180,7 @@ def test_a_malformed_file_is_named_with_its_line(capsys, tmp_path):
         (["--file", DGX1, "--gpus", "1,0,1"], "the same GPU is there twice"),
         (["--file", DGX1, "--picture", "a.gif"], ".svg, .png or .txt"),
         (["--file", DGX1, "--xml", "none/a.xml"], "--xml none/a.xml"),
+        (["--file", DGX1, "--measure", "--xml", "a.xml"], "no place for what was measured"),
         (["--preset", "dgx1-p100", "--measure"], "leave --preset out"),
         (["--file", TEMPLATE, "--graph", "-"], "no ring joins these 0 GPUs"),
     ],

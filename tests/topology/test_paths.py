@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ringcoll.errors import ArgumentError
-from ringcoll.topology.paths import path_class, routes
+from ringcoll.topology.paths import bus_routes, path_class, routes
 from ringcoll.topology.presets import preset
 from ringcoll.topology.system import LinkKind, PathClass
 from tests.topology.graph import Graph, mesh, switched, tree
@@ -169,6 +169,33 @@ def test_a_chain_of_three_cpus_is_found_where_nothing_shorter_leads_there():
     system = graph.system()
     assert path_class(system, "GPU/0", "GPU/2") is PathClass.SYS
     assert len(routes(system, system.gpus)[0, 1][0].nodes) == 5
+
+
+def grid(side: int) -> Graph:
+    """CPUs in a square, and GPU i at CPU i for the first and the last; GPU 1 hangs nowhere."""
+    graph = Graph()
+    for cpu in range(side * side):
+        graph.cpu(cpu)
+    for cpu in range(side * side):
+        row, column = divmod(cpu, side)
+        if column + 1 < side:
+            graph.two(f"CPU/{cpu}", f"CPU/{cpu + 1}", LinkKind.SYS, 10)
+        if row + 1 < side:
+            graph.two(f"CPU/{cpu}", f"CPU/{cpu + side}", LinkKind.SYS, 10)
+    last = side * side - 1
+    graph.gpu(0, 1, last)
+    for gpu in (0, last):
+        graph.two(f"GPU/{gpu}", f"CPU/{gpu}", LinkKind.PCI, 12)
+    return graph
+
+
+def test_many_cpus_do_not_multiply_the_paths():
+    # 6 x 6 CPUs have a million simple paths and more from corner to corner, 252 of them the shortest.
+    system = grid(6).system()
+    found = bus_routes(system, "GPU/0", {"GPU/1", "GPU/35"})
+    assert list(found) == ["GPU/35"]
+    assert len(found["GPU/35"].nodes) == 2 + 11
+    assert path_class(system, "GPU/0", "GPU/1") is PathClass.DIS
 
 
 def test_the_same_gpu_twice_is_refused():

@@ -13,7 +13,7 @@ from ringcoll.topology.search.few import MOST, few, thinned
 from ringcoll.topology.search.hosts import between_hosts
 from ringcoll.topology.search.optimum import Optimum, optimum
 from ringcoll.topology.search.rails import divided
-from ringcoll.topology.search.report import DIGITS, limits_of, rounded
+from ringcoll.topology.search.report import DIGITS, limits_of, many, rounded
 from ringcoll.topology.search.tours import EXACT, tour_through
 from ringcoll.topology.search.ways import NOTHING, Cycle, Ways
 from ringcoll.topology.search.whole import SMALL
@@ -255,8 +255,8 @@ def _story(best: Optimum, ways: Ways, which: str) -> str:
     else:
         end = "without a proof that no more is possible"
     return (
-        f"Rings {which}: {best.value:.4g} GB/s, {end}; {len(best.cycles)} rings over "
-        f"{len(ways.routes)} routes were weighed in {best.rounds} rounds."
+        f"Rings {which}: {best.value:.4g} GB/s, {end}; {many(len(best.cycles), 'ring')} over "
+        f"{many(len(ways.routes), 'route')} weighed in {many(best.rounds, 'round')}."
     )
 
 

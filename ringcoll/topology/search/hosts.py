@@ -19,7 +19,7 @@ from ringcoll.topology.rings import Ring, RingSet
 from ringcoll.topology.search.few import SLIVER
 from ringcoll.topology.search.passages import LOCAL, Passage, Passages
 from ringcoll.topology.search.rails import Part, divided, parts_of
-from ringcoll.topology.search.report import DIGITS, limits_of
+from ringcoll.topology.search.report import DIGITS, limits_of, many
 from ringcoll.topology.search.ways import Cycle
 from ringcoll.topology.system import Gpu, PathClass, System
 
@@ -73,8 +73,8 @@ def _over(system: System, gpus: tuple[Gpu, ...], worst: PathClass, most: int) ->
         "keeps to its rail, and passes the hosts in order.",
         f"Rings with ways up to {worst.name} in the hosts: {program.value:.4g} GB/s, "
         + ("which is proven to be the most" if bound else "without a proof that it is the most")
-        + f"; {program.made} paths through hosts were weighed in {rounds} rounds.",
-        f"Thinned out to {len(rings)} rings: {sum(flow for flow, _ in rings):.4g} GB/s.",
+        + f"; {many(program.made, 'path')} through hosts weighed in {many(rounds, 'round')}.",
+        f"Thinned out to {many(len(rings), 'ring')}: {sum(flow for flow, _ in rings):.4g} GB/s.",
     )
     found, uses = [], []
     for flow, cycles in rings:

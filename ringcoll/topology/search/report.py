@@ -11,7 +11,7 @@ from ringcoll.topology.rings import Limit
 from ringcoll.topology.search.ways import Cycle, Ways
 from ringcoll.topology.system import Link
 
-__all__ = ["DIGITS", "limits_of", "loads", "rounded"]
+__all__ = ["DIGITS", "limits_of", "loads", "many", "rounded"]
 
 FULL = 1e-6
 """A link within this share of its bandwidth is full."""
@@ -24,6 +24,11 @@ NAMED = 16
 
 DIGITS = 6
 """Digits of GB/s that a bandwidth keeps: more than any constant or measurement has."""
+
+
+def many(count: int, name: str) -> str:
+    """A number of things."""
+    return f"{count} {name}" if count == 1 else f"{count} {name}s"
 
 
 def loads(uses: Sequence[tuple[Route, float]]) -> dict[Link, float]:
