@@ -7,28 +7,33 @@ import os
 from typing import cast
 
 from ringcoll.bootstrap.contract import Bootstrap
-from ringcoll.bootstrap.launcher import launcher_of, refuse_torchrun
+from ringcoll.bootstrap.launcher import launcher_of, torch_world
 from ringcoll.bootstrap.mpi import MpiBootstrap, is_mpi_communicator, mpi_running
 from ringcoll.bootstrap.single import SingleBootstrap
 from ringcoll.bootstrap.sockets import adopted, run_ranks
+from ringcoll.bootstrap.store import StoreBootstrap, is_store, store_bootstrap
+from ringcoll.bootstrap.torchrun import torchrun_bootstrap
 from ringcoll.errors import ArgumentError, ArgumentTypeError
 
-__all__ = ["Bootstrap", "SingleBootstrap", "bootstrap_of", "run_ranks"]
+__all__ = ["Bootstrap", "SingleBootstrap", "StoreBootstrap", "bootstrap_of", "run_ranks"]
 
 
 def bootstrap_of(given: object = None, *, timeout: float) -> Bootstrap:
     """The bootstrap that ``init`` was given, or the one that the environment speaks of.
 
     Args:
-        given: an mpi4py communicator, any object with ``rank``, ``nranks`` and
-            ``allgather(bytes) -> list[bytes]``, or None: MPI if a launcher has started this
-            process as one of several, else a world of one.
+        given: an mpi4py communicator, a torch Store (with RANK and WORLD_SIZE in the
+            environment), any object with ``rank``, ``nranks`` and ``allgather(bytes) ->
+            list[bytes]``, or None: MPI if a launcher has started this process as one of several,
+            torch's Store if torchrun has, else a world of one.
         timeout: seconds for each exchange; may be ``math.inf``.
 
     Raises:
         ArgumentTypeError: ``given`` is none of these.
-        LauncherError: the launcher and the MPI library do not match, or it is torchrun.
-        MachineError: an MPI launcher but no MPI library.
+        ArgumentError: a Store, but RANK and WORLD_SIZE are not set.
+        LauncherError: the launcher and the MPI library do not match, or two launchers do not.
+        MachineError: an MPI launcher but no MPI library, torchrun but no torch, or the store
+            failed.
         DeadlineError: a rank did not come.
 
     """
@@ -38,11 +43,13 @@ def bootstrap_of(given: object = None, *, timeout: float) -> Bootstrap:
         return _found(timeout)
     if is_mpi_communicator(given):
         return MpiBootstrap(given, timeout)
+    if is_store(given) and not hasattr(given, "allgather"):
+        return store_bootstrap(given, timeout, os.environ)
     rank, nranks = getattr(given, "rank", None), getattr(given, "nranks", None)
     if not isinstance(rank, int) or not isinstance(nranks, int) or not hasattr(given, "allgather"):
         raise ArgumentTypeError(
-            "bootstrap must be an mpi4py communicator or an object with rank, nranks and "
-            f"allgather(bytes) -> list[bytes], not {type(given).__name__}"
+            "bootstrap must be an mpi4py communicator, a torch Store, or an object with rank, "
+            f"nranks and allgather(bytes) -> list[bytes], not {type(given).__name__}"
         )
     if not 0 <= rank < nranks:
         raise ArgumentError(f"bootstrap says rank {rank} of {nranks}")
@@ -54,13 +61,13 @@ def _found(timeout: float) -> Bootstrap:
     if started is not None:
         return started
     launcher = launcher_of(os.environ)
+    world = torch_world(os.environ, launcher)
     if launcher is not None and launcher.nranks > 1:
         return MpiBootstrap(None, timeout)
     running = mpi_running()
     if running is not None and running.COMM_WORLD.Get_size() > 1:
         return MpiBootstrap(None, timeout)
-    refuse_torchrun(os.environ)
-    return SingleBootstrap()
+    return SingleBootstrap() if world is None else torchrun_bootstrap(world, timeout)
 
 
 class _Checked:

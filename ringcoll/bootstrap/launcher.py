@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ringcoll.errors import LauncherError
 
-__all__ = ["Launcher", "check_world", "launcher_of", "mpiexec", "refuse_torchrun"]
+__all__ = ["Launcher", "TorchWorld", "check_world", "launcher_of", "mpiexec", "torch_world"]
 
 # In order of trust: a launcher that was itself started by srun leaves both kinds. The size of a
 # Slurm job (SLURM_NTASKS) says nothing of this process; that of its step does.
@@ -25,6 +25,28 @@ class Launcher:
     nranks: int
 
 
+@dataclass(frozen=True, slots=True)
+class TorchWorld:
+    """What torchrun has told this process.
+
+    Args:
+        rank: this process's.
+        nranks: how many there are.
+        host: where the store is served.
+        port: at which it is.
+        agent: the store is torchrun's own; else rank 0 serves it.
+        attempt: how many times torchrun has started the ranks before.
+
+    """
+
+    rank: int
+    nranks: int
+    host: str
+    port: int
+    agent: bool
+    attempt: str
+
+
 def launcher_of(environ: Mapping[str, str]) -> Launcher | None:
     """The launcher that started this process as one of an MPI world; None if none did."""
     for variable in _SIZES:
@@ -34,20 +56,42 @@ def launcher_of(environ: Mapping[str, str]) -> Launcher | None:
     return None
 
 
-def refuse_torchrun(environ: Mapping[str, str]) -> None:
-    """Say what to do under torchrun, whose store is not spoken yet.
+def torch_world(environ: Mapping[str, str], launcher: Launcher | None) -> TorchWorld | None:
+    """The world of several that torchrun has started; None if it has started none.
+
+    Args:
+        environ: the environment.
+        launcher: what :func:`launcher_of` says of it.
 
     Raises:
-        LauncherError: this process is one of several that torchrun has started.
+        LauncherError: a variable of torchrun's is missing, or an MPI launcher speaks of another
+            world.
 
     """
     size = environ.get("WORLD_SIZE", "")
-    if size.isdigit() and int(size) > 1 and environ.get("MASTER_ADDR"):
+    if not size.isdigit() or int(size) < 2 or not environ.get("MASTER_ADDR"):
+        return None
+    if launcher is not None and 1 < launcher.nranks != int(size):
         raise LauncherError(
-            f"torchrun has started {size} processes (WORLD_SIZE={size}), and ringcoll cannot yet "
-            "meet over its store: pass an mpi4py communicator, or any object with rank, nranks "
-            "and allgather(bytes) -> list[bytes], as init(bootstrap)"
+            f"two launchers speak of two worlds: {launcher.variable}={launcher.nranks} and "
+            f"WORLD_SIZE={size}; unset the variable of the one that is not meant, or pass "
+            "init(bootstrap) the world that is: an mpi4py communicator, or torch's Store"
         )
+    rank, port = environ.get("RANK", ""), environ.get("MASTER_PORT", "")
+    if not rank.isdigit() or int(rank) >= int(size):
+        raise LauncherError(f"WORLD_SIZE={size} and MASTER_ADDR are set, but RANK is {rank!r}")
+    if not port.isdigit() or int(port) > 65535:
+        raise LauncherError(
+            f"WORLD_SIZE={size} and MASTER_ADDR are set, but MASTER_PORT is {port!r}"
+        )
+    return TorchWorld(
+        int(rank),
+        int(size),
+        environ["MASTER_ADDR"],
+        int(port),
+        environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        environ.get("TORCHELASTIC_RESTART_COUNT", "0"),
+    )
 
 
 def mpiexec() -> str | None:

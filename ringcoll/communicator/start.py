@@ -31,9 +31,10 @@ def init(
     """The communicator of this process's world: one rank a process.
 
     Args:
-        bootstrap: an mpi4py communicator, or any object with ``rank``, ``nranks`` and
-            ``allgather(bytes) -> list[bytes]``. None: MPI where this process is one of several,
-            else a world of one.
+        bootstrap: an mpi4py communicator, a torch Store (RANK and WORLD_SIZE then say who this
+            is), or any object with ``rank``, ``nranks`` and ``allgather(bytes) -> list[bytes]``.
+            None: MPI where this process is one of several, torch's Store under torchrun, else a
+            world of one.
         device: "cpu"; "cuda"; or "auto": GPUs where every rank has CuPy and a device, else CPU.
         timeout: seconds that a wait may take; None: 60, ``math.inf``: for ever.
         config: options of all calls.

@@ -4,11 +4,12 @@ import math
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
 from ringcoll.bootstrap import bootstrap_of
-from ringcoll.bootstrap.launcher import Launcher, check_world, launcher_of, refuse_torchrun
+from ringcoll.bootstrap.launcher import Launcher, TorchWorld, check_world, launcher_of, torch_world
 from ringcoll.errors import ArgumentError, ArgumentTypeError, LauncherError
 from ringcoll.fabric import open_fabric
 
@@ -47,13 +48,38 @@ def test_a_launcher_of_one_needs_no_mpi(monkeypatch):
     assert bootstrap_of(None, timeout=1).nranks == 1
 
 
-def test_torchrun_is_recognised(monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "4")
-    assert bootstrap_of(None, timeout=1).nranks == 1
-    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    with pytest.raises(LauncherError, match="pass an mpi4py communicator"):
-        bootstrap_of(None, timeout=1)
-    refuse_torchrun({"WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"})
+TORCHRUN = {"WORLD_SIZE": "4", "RANK": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+
+
+def test_torchrun_is_recognised():
+    by_hand = TorchWorld(2, 4, "127.0.0.1", 29500, agent=False, attempt="0")
+    assert torch_world(TORCHRUN, None) == by_hand
+    agent = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "3"}
+    by_torchrun = replace(by_hand, agent=True, attempt="3")
+    assert torch_world({**TORCHRUN, **agent}, None) == by_torchrun
+    assert torch_world({**TORCHRUN, "MASTER_ADDR": ""}, None) is None
+    assert torch_world({**TORCHRUN, "WORLD_SIZE": "1"}, None) is None
+
+
+@pytest.mark.parametrize("name", ["RANK", "MASTER_PORT"])
+@pytest.mark.parametrize("value", ["", "x", "70000"])
+def test_a_word_of_torchrun_that_is_missing_or_wrong_is_named(name, value):
+    with pytest.raises(LauncherError, match=f"{name} is '{value}'"):
+        torch_world({**TORCHRUN, name: value}, None)
+
+
+def test_two_launchers_must_agree():
+    assert torch_world(TORCHRUN, Launcher("PMI_SIZE", 4)) is not None
+    assert torch_world(TORCHRUN, Launcher("SLURM_STEP_NUM_TASKS", 1)) is not None
+    with pytest.raises(LauncherError, match=r"SLURM_STEP_NUM_TASKS=2 and WORLD_SIZE=4; unset"):
+        torch_world(TORCHRUN, Launcher("SLURM_STEP_NUM_TASKS", 2))
+
+
+def test_torchrun_without_torch_says_what_to_install():
+    code = "import sys; sys.modules['torch'] = None\nbootstrap_of(None, timeout=1)"
+    said = run(code, **TORCHRUN)
+    assert "MachineError: torchrun has started 4 processes" in said
+    assert "pip install torch" in said
 
 
 def test_a_world_that_the_launcher_did_not_start_is_refused():
@@ -129,6 +155,6 @@ def test_a_foreign_launcher_is_refused():
     assert "MPI is finalized already" in run(code)
 
 
-def test_beginning_alone_loads_no_mpi():
-    code = "bootstrap_of(None, timeout=1)\nimport sys; print('mpi4py' in sys.modules)"
-    assert run(code) == "False\n"
+def test_beginning_alone_loads_neither_mpi_nor_torch():
+    code = "bootstrap_of(None, timeout=1)\nimport sys; print({'mpi4py', 'torch'} & {*sys.modules})"
+    assert run(code) == "set()\n"

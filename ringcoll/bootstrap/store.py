@@ -1,0 +1,165 @@
+"""Beginning over a key-value store: torch's TCPStore, FileStore, HashStore, or a prefix of one.
+
+torch itself is never loaded here: whatever has ``set``, ``get``, ``check`` and ``add`` is a store.
+Bytes are written as they are behind their length, nothing is pickled. A store may outlive the
+ranks' communicators (that of torchrun's agent does), so each communicator has keys of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+import time
+from collections.abc import Iterator, Mapping
+from typing import Protocol, TypeGuard
+
+from ringcoll.bootstrap.contract import named
+from ringcoll.errors import ArgumentError, ArgumentTypeError, DeadlineError, MachineError
+
+__all__ = ["Store", "StoreBootstrap", "is_store", "store_bootstrap"]
+
+_LENGTH = struct.Struct("<Q")
+_FIRST, _LAST = 2e-4, 1e-2  # seconds between polls, which grow from the one to the other
+_VERBS = ("set", "get", "check", "add")
+
+
+class Store(Protocol):
+    """What is asked of a store; ``delete_key(key)`` is used where it is there."""
+
+    def set(self, key: str, value: bytes, /) -> object:
+        """Keep ``value``."""
+
+    def get(self, key: str, /) -> bytes:
+        """The value of a key that is there."""
+
+    def check(self, keys: list[str], /) -> bool:
+        """Whether all the keys are there; returns at once."""
+
+    def add(self, key: str, amount: int, /) -> int:
+        """Add to a counter that begins at 0; its new value."""
+
+
+def is_store(candidate: object) -> TypeGuard[Store]:
+    """Whether this has the methods of a store."""
+    return all(callable(getattr(candidate, verb, None)) for verb in _VERBS)
+
+
+def store_bootstrap(store: Store, timeout: float, environ: Mapping[str, str]) -> StoreBootstrap:
+    """The ranks that meet over ``store``, by RANK and WORLD_SIZE, as torchrun sets them.
+
+    Raises:
+        ArgumentError: these are not set: a store does not know which rank asks.
+
+    """
+    rank, nranks = environ.get("RANK", ""), environ.get("WORLD_SIZE", "")
+    if not rank.isdigit() or not nranks.isdigit():
+        raise ArgumentError(
+            "a store does not say which rank this is: set RANK and WORLD_SIZE, as torchrun does, "
+            "or pass ringcoll.bootstrap.StoreBootstrap(store, rank, nranks, timeout)"
+        )
+    return StoreBootstrap(store, int(rank), int(nranks), timeout)
+
+
+class StoreBootstrap:
+    """Ranks that meet over one store, which all of them reach.
+
+    Every rank makes its bootstraps over one store in the same order: the n-th of a rank meets the
+    n-th of the others, whatever earlier ones have left behind.
+
+    Args:
+        store: torch's, or any other with ``set``, ``get``, ``check`` and ``add``.
+        rank: this rank.
+        nranks: how many there are.
+        timeout: seconds for each exchange; may be ``math.inf``.
+
+    Raises:
+        ArgumentTypeError: ``store`` is none.
+        ArgumentError: there is no rank ``rank`` of ``nranks``.
+        MachineError: the store failed.
+
+    """
+
+    def __init__(self, store: Store, rank: int, nranks: int, timeout: float) -> None:
+        if not is_store(store):
+            raise ArgumentTypeError(
+                f"store must have {', '.join(_VERBS)}, as torch's have, not {type(store).__name__}"
+            )
+        if not 0 <= rank < nranks:
+            raise ArgumentError(f"there is no rank {rank} of {nranks}")
+        self.rank = rank
+        self.nranks = nranks
+        self.timeout = timeout
+        self._store = store
+        self._exchange = 0
+        self._broken = ""
+        with self._watched():
+            self._generation = int(store.add(f"ringcoll/generation/{rank}", 1))
+
+    def allgather(self, payload: bytes) -> list[bytes]:
+        """Every rank's bytes.
+
+        Raises:
+            DeadlineError: naming the ranks that did not come.
+            MachineError: the store failed, or an earlier exchange did.
+
+        """
+        if self._broken:
+            raise MachineError(self._broken)
+        self._exchange += 1
+        folder = f"ringcoll/{self._generation}/{self._exchange}"
+        keys = [f"{folder}/{rank}" for rank in range(self.nranks)]
+        with self._watched():
+            self._store.set(keys[self.rank], _LENGTH.pack(len(payload)) + payload)
+            self._wait(keys)
+            answer = [self._unpacked(rank, self._store.get(key)) for rank, key in enumerate(keys)]
+            self._tidy(folder, keys)
+        return answer
+
+    def _wait(self, keys: list[str]) -> None:
+        # A wait inside the store would hold its client's lock, and with it back every other
+        # thread's call: among them those that another rank is waiting for.
+        started, pause = time.monotonic(), _FIRST
+        while not self._store.check(keys):
+            if time.monotonic() - started > self.timeout:
+                absent = [rank for rank, key in enumerate(keys) if not self._store.check([key])]
+                if not absent:
+                    return
+                self._broken = "an earlier exchange among the ranks has failed"
+                raise DeadlineError(
+                    f"init: rank {self.rank} of {self.nranks} waited {self.timeout:.3g} s over the "
+                    f"store for {named(absent)}: did it make the same communicators as this rank, "
+                    "in the same order?"
+                )
+            time.sleep(pause)
+            pause = min(pause * 1.5, _LAST)
+
+    def _unpacked(self, rank: int, value: bytes) -> bytes:
+        size = _LENGTH.size
+        if len(value) < size or len(value) - size != _LENGTH.unpack_from(value)[0]:
+            self._broken = (
+                f"what the store gave for rank {rank} is not what a rank of ringcoll says"
+            )
+            raise MachineError(self._broken)
+        return bytes(value[size:])
+
+    def _tidy(self, folder: str, keys: list[str]) -> None:
+        """The last to have read removes what all have read, if this store can."""
+        delete = getattr(self._store, "delete_key", None)
+        if delete is None or self._store.add(f"{folder}/read", 1) < self.nranks:
+            return
+        # A store that cannot says so by one of these; keys that are left do no harm.
+        with contextlib.suppress(NotImplementedError, RuntimeError):
+            for key in (*keys, f"{folder}/read"):
+                delete(key)
+
+    @contextlib.contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Says whose failure it is; torch's stores raise RuntimeError."""
+        try:
+            yield
+        except DeadlineError:
+            raise
+        except (RuntimeError, OSError) as error:
+            first = str(error).splitlines()[0] if str(error) else type(error).__name__
+            self._broken = f"rank {self.rank} of {self.nranks} cannot use the store: {first}"
+            raise MachineError(self._broken) from error

@@ -1,0 +1,76 @@
+"""Beginning under torchrun: a client of the store that its environment names.
+
+Only here does beginning load torch, and only for a process that torchrun has started.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+
+from ringcoll.bootstrap.launcher import TorchWorld
+from ringcoll.bootstrap.store import Store, StoreBootstrap
+from ringcoll.errors import DeadlineError, MachineError
+
+__all__ = ["torchrun_bootstrap"]
+
+_LONGEST = 365 * 86400.0  # seconds; torch's stores know no infinity
+
+# One client a process: rank 0's serves the others, who may still read when its call has returned.
+_kept: dict[tuple[int, TorchWorld], Store] = {}
+
+
+def torchrun_bootstrap(world: TorchWorld, timeout: float) -> StoreBootstrap:
+    """The ranks that torchrun has started.
+
+    Args:
+        world: what its environment says.
+        timeout: seconds for the store to answer, and for each exchange.
+
+    Raises:
+        MachineError: torch cannot be loaded, or the store cannot be made.
+        DeadlineError: the store did not answer.
+
+    """
+    key = (os.getpid(), world)
+    if key not in _kept:
+        _kept[key] = _client(world, timeout)
+    return StoreBootstrap(_kept[key], world.rank, world.nranks, timeout)
+
+
+def _client(world: TorchWorld, timeout: float) -> Store:
+    try:
+        from torch.distributed import DistNetworkError, DistStoreError, PrefixStore, TCPStore
+    except ImportError as error:
+        raise MachineError(
+            f"torchrun has started {world.nranks} processes, and torch, over whose store they "
+            f"meet, cannot be imported here ({error}): pip install torch, or start them by "
+            "mpiexec with pip install 'ringcoll[mpi]'"
+        ) from error
+    serves = world.rank == 0 and not world.agent
+    seconds = min(timeout, _LONGEST)
+    try:
+        # As torch's own env:// does, so that both share one server. The exchange waits for the
+        # ranks; here nobody is counted.
+        store = TCPStore(
+            world.host,
+            world.port,
+            world.nranks,
+            serves,
+            timeout=timedelta(seconds=seconds),
+            wait_for_workers=False,
+            multi_tenant=not world.agent,
+        )
+    except (DistNetworkError, DistStoreError) as error:
+        where = f"torchrun's store at {world.host}:{world.port}"
+        first = str(error).splitlines()[0]
+        if serves:
+            raise MachineError(f"init: rank 0 cannot serve {where}: {first}") from error
+        server = "torchrun's agent" if world.agent else "rank 0"
+        raise DeadlineError(
+            f"init: rank {world.rank} of {world.nranks} waited {timeout:.3g} s for {server}, who "
+            f"serves {where}: {first}"
+        ) from error
+    # The agent's store outlives ranks that it starts again.
+    kept: Store = PrefixStore(f"ringcoll/attempt/{world.attempt}", store)
+    return kept
