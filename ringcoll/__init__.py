@@ -7,35 +7,38 @@ proven is the plan that is timed is the plan that runs.
 
 from __future__ import annotations
 
+import importlib
 import logging
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-from ringcoll.collectives import Collective
-from ringcoll.communicator.group import group
-from ringcoll.communicator.public import Communicator
-from ringcoll.communicator.start import init, init_all, spawn
-from ringcoll.communicator.work import Work
-from ringcoll.config import Config
-from ringcoll.dtypes import premul_sum
-from ringcoll.errors import (
-    AbortedError,
-    ArgumentError,
-    ArgumentTypeError,
-    ClosedError,
-    DeadlineError,
-    Error,
-    LauncherError,
-    MachineError,
-    MismatchError,
-    OutOfMemory,
-    PlanError,
-    RankLostError,
-    UsageError,
-)
-from ringcoll.plan import Block, Buffer, Chunk, Plan, Step
-from ringcoll.proof.prover import verify
-from ringcoll.transports.cuda.raw import from_pointer
+if TYPE_CHECKING:
+    from ringcoll.collectives import Collective
+    from ringcoll.communicator.group import group
+    from ringcoll.communicator.public import Communicator
+    from ringcoll.communicator.start import init, init_all, spawn
+    from ringcoll.communicator.work import Work
+    from ringcoll.config import Config
+    from ringcoll.dtypes import premul_sum
+    from ringcoll.errors import (
+        AbortedError,
+        ArgumentError,
+        ArgumentTypeError,
+        ClosedError,
+        DeadlineError,
+        Error,
+        LauncherError,
+        MachineError,
+        MismatchError,
+        OutOfMemory,
+        PlanError,
+        RankLostError,
+        UsageError,
+    )
+    from ringcoll.plan import Block, Buffer, Chunk, Plan, Step
+    from ringcoll.proof.prover import verify
+    from ringcoll.transports.cuda.raw import from_pointer
 
 __all__ = [
     "AbortedError",
@@ -69,5 +72,54 @@ __all__ = [
     "spawn",
     "verify",
 ]
+
+_HOMES = {
+    "Collective": "ringcoll.collectives",
+    "group": "ringcoll.communicator.group",
+    "Communicator": "ringcoll.communicator.public",
+    "init": "ringcoll.communicator.start",
+    "init_all": "ringcoll.communicator.start",
+    "spawn": "ringcoll.communicator.start",
+    "Work": "ringcoll.communicator.work",
+    "Config": "ringcoll.config",
+    "premul_sum": "ringcoll.dtypes",
+    "AbortedError": "ringcoll.errors",
+    "ArgumentError": "ringcoll.errors",
+    "ArgumentTypeError": "ringcoll.errors",
+    "ClosedError": "ringcoll.errors",
+    "DeadlineError": "ringcoll.errors",
+    "Error": "ringcoll.errors",
+    "LauncherError": "ringcoll.errors",
+    "MachineError": "ringcoll.errors",
+    "MismatchError": "ringcoll.errors",
+    "OutOfMemory": "ringcoll.errors",
+    "PlanError": "ringcoll.errors",
+    "RankLostError": "ringcoll.errors",
+    "UsageError": "ringcoll.errors",
+    "Block": "ringcoll.plan",
+    "Buffer": "ringcoll.plan",
+    "Chunk": "ringcoll.plan",
+    "Plan": "ringcoll.plan",
+    "Step": "ringcoll.plan",
+    "verify": "ringcoll.proof.prover",
+    "from_pointer": "ringcoll.transports.cuda.raw",
+}
+"""Where each public name is; its module is loaded when it is first asked for."""
+
+
+def __getattr__(name: str) -> Any:
+    # torch loads this package in every process where both are installed, to be told of a backend:
+    # that must cost nothing and cannot fail.
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
 
 logging.getLogger("ringcoll").addHandler(logging.NullHandler())

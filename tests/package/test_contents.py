@@ -29,6 +29,12 @@ MODULES = [
     if path.name != "__main__.py"
 ]
 OPTIONAL = ("cupy", "matplotlib", "mpi4py", "torch")
+# The backend of torch needs torch; how torch hears of it does not.
+OF_TORCH = [
+    name
+    for name in MODULES
+    if name.startswith("ringcoll.torch.") and name != "ringcoll.torch.register"
+]
 
 
 def relative(path: Path) -> str:
@@ -37,6 +43,8 @@ def relative(path: Path) -> str:
 
 @pytest.mark.parametrize("name", MODULES)
 def test_all_names_what_exists(name):
+    if name in OF_TORCH:
+        pytest.importorskip("torch")
     module = importlib.import_module(name)
     offered = getattr(module, "__all__", ())
     own = [n for n, v in vars(module).items() if getattr(v, "__module__", None) == name]
@@ -74,8 +82,14 @@ def test_import_needs_only_the_dependencies():
     assert added_by("import ringcoll") <= {"ringcoll", "numpy", "ml_dtypes"}
 
 
+def test_what_torch_loads_in_every_process_is_next_to_nothing():
+    assert added_by("import ringcoll.torch.register") == {"ringcoll"}
+
+
 def test_no_module_loads_an_optional_library():
-    names = [name for name in MODULES if not name.endswith("pytest_plugin")]
+    names = [
+        name for name in MODULES if not name.endswith("pytest_plugin") and name not in OF_TORCH
+    ]
     code = f"import importlib\nfor name in {names!r}: importlib.import_module(name)"
     assert added_by(code).isdisjoint(OPTIONAL)
 

@@ -1,0 +1,108 @@
+"""Calls of a communicator on tensors, prepared once for each place in memory.
+
+What is kept of a call is bound to addresses, a count and a type, and to nothing that owns them: a
+tensor that is made later at the same place finds it, and is served by it as rightly as the first.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ringcoll.arguments.calls import prepare
+from ringcoll.collectives import COLLECTIVES
+from ringcoll.communicator.public import Communicator
+from ringcoll.config import Config, resolve
+from ringcoll.dtypes import ReduceOp
+from ringcoll.torch.tensors import memory
+
+__all__ = ["Calls"]
+
+KEPT = 512
+"""Calls that a communicator keeps prepared; the oldest goes first."""
+
+
+class Calls:
+    """The collectives of one communicator on dense tensors of its device.
+
+    Args:
+        comm: the communicator.
+
+    """
+
+    def __init__(self, comm: Communicator) -> None:
+        self.comm, self.state = comm, comm._state
+        self._kept: dict[tuple[object, ...], Any] = {}
+        self._symmetric = self.state.symmetric
+
+    def ready(self, name: str, send: Any, recv: Any, op: str | ReduceOp | None, root: int) -> Any:
+        """What ``state.run`` takes: a checked call, bound to the memory of these tensors.
+
+        Args:
+            name: of the collective.
+            send: dense tensor, or None.
+            recv: dense tensor, or None: in place, or this rank receives nothing.
+            op: the operator of a reducing collective.
+            root: the root of a rooted one.
+
+        """
+        key = (
+            name,
+            None if send is None else (send.data_ptr(), send.numel(), send.dtype),
+            None if recv is None else (recv.data_ptr(), recv.numel(), recv.dtype),
+            op,
+            root,
+        )
+        found = self._kept.get(key)
+        # Memory that peers can reach may lie there now, or no longer.
+        if found is not None and found.changes == self._symmetric.changes:
+            return found
+        return self._prepared(key, name, send, recv, op, root, None)
+
+    def barrier(self, timeout: float | None) -> Any:
+        """The same for a barrier, which may have a timeout of its own."""
+        key = ("barrier", timeout)
+        found = self._kept.get(key)
+        if found is not None and found.changes == self._symmetric.changes:
+            return found
+        return self._prepared(key, "barrier", None, None, None, 0, timeout)
+
+    def _prepared(
+        self,
+        key: tuple[object, ...],
+        name: str,
+        send: Any,
+        recv: Any,
+        op: str | ReduceOp | None,
+        root: int,
+        timeout: float | None,
+    ) -> Any:
+        reduces = COLLECTIVES[name].reduces
+        call = prepare(
+            name,
+            rank=self.comm.rank,
+            nranks=self.comm.nranks,
+            sendbuf=None if send is None else memory(send, name, reduces=reduces),
+            recvbuf=None if recv is None else memory(recv, name, reduces=reduces),
+            op=op,
+            root=root,
+        )
+        config = self.state.config
+        if timeout is not None:
+            config = resolve(config, Config(timeout=timeout), {}, name)
+        made = self.state.prepare(call, config)
+        self._kept.pop(key, None)
+        while len(self._kept) >= KEPT:
+            self._kept.pop(next(iter(self._kept)))
+        self._kept[key] = made
+        return made
+
+    def forget(self) -> None:
+        """Keep no call any more."""
+        self._kept.clear()
+
+
+def profiled() -> bool:
+    """Whether torch's profiler runs, which sees nothing of what it is not told."""
+    return bool(torch.autograd._profiler_enabled())

@@ -1,0 +1,336 @@
+"""The collectives of a group, in the shapes by which torch calls them.
+
+torch's Python functions find these methods by name, and what is written in C++ (DDP's reducer,
+functional collectives) by a table of the same names. Lists hold one entry for each device that a
+rank has: always one here.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ringcoll.errors import ArgumentError
+from ringcoll.torch.ops import op_of
+from ringcoll.torch.tensors import dense, flat_of, put_back, single, spread
+
+__all__ = ["Collectives"]
+
+
+class Collectives(dist.ProcessGroup):  # type: ignore[misc]
+    """The collectives, for a group that says which engine serves a tensor."""
+
+    _nranks: int
+    _rank: int
+
+    @abstractmethod
+    def _engine(self, tensor: Any) -> Any:
+        """Who carries out calls on tensors of this device."""
+
+    # -- in place -------------------------------------------------------------------------------
+
+    def allreduce(self, tensors: Sequence[Any], opts: Any = None) -> Any:
+        """Combine every rank's tensor elementwise, in place."""
+        opts = _ALL_REDUCE if opts is None else opts
+        return self._in_place("all_reduce", tensors, op_of(opts.reduceOp), 0, opts)
+
+    def reduce(self, tensors: Sequence[Any], opts: Any) -> Any:
+        """Combine every rank's tensor; the root's is replaced."""
+        return self._in_place("reduce", tensors, op_of(opts.reduceOp), opts.rootRank, opts)
+
+    def broadcast(self, tensors: Sequence[Any], opts: Any) -> Any:
+        """Copy the root's tensor to all."""
+        return self._in_place("broadcast", tensors, None, opts.rootRank, opts)
+
+    def _in_place(self, name: str, tensors: Sequence[Any], op: Any, root: int, opts: Any) -> Any:
+        tensor, later = single(tensors, name), opts.asyncOp
+        engine = self._engine(tensor)
+        if not later and tensor.layout is torch.strided and tensor.is_contiguous():
+            return engine.now(name, tensor, op, root)
+        copy = dense(tensor, name)
+
+        def body() -> None:
+            if copy.data_ptr() != tensor.data_ptr():
+                copy.copy_(tensor.detach())  # what it holds when the call begins
+            engine.call(name, copy, None, op, root)
+            put_back(tensor, copy)
+
+        return engine.run(body, reads=tensors, writes=tensors, later=later)
+
+    def allreduce_coalesced(self, tensors: Sequence[Any], opts: Any = None) -> Any:
+        """:meth:`allreduce` of several tensors."""
+        opts = dist.AllreduceCoalescedOptions() if opts is None else opts
+        op = op_of(opts.reduceOp)
+        engine = self._engine(_first(tensors, "all_reduce_coalesced"))
+
+        def body() -> None:
+            for tensor in tensors:
+                copy = dense(tensor, "all_reduce")
+                engine.call("all_reduce", copy, None, op)
+                put_back(tensor, copy)
+
+        return engine.run(body, reads=tensors, writes=tensors, later=opts.asyncOp)
+
+    # -- one large and one small tensor -----------------------------------------------------------
+
+    def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> Any:
+        """Every rank's input, one behind the other, in the output of all."""
+        return self._gathered(
+            (output,), (input,), dist.AllgatherOptions() if opts is None else opts
+        )
+
+    def all_gather_single_coalesced(
+        self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None
+    ) -> Any:
+        """:meth:`all_gather_single` of several pairs of tensors."""
+        return self._gathered(outputs, inputs, dist.AllgatherOptions() if opts is None else opts)
+
+    def _gathered(self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any) -> Any:
+        engine = self._engine(_first(inputs, "all_gather"))
+
+        def body() -> None:
+            for output, input_ in zip(outputs, inputs, strict=True):
+                copy = dense(output, "all_gather")
+                engine.call("all_gather", dense(input_, "all_gather"), copy)
+                put_back(output, copy)
+
+        return engine.run(body, reads=inputs, writes=outputs, later=opts.asyncOp)
+
+    def reduce_scatter_single(self, output: Any, input: Any, opts: Any = None) -> Any:
+        """Combine every rank's input; rank r gets its segment r."""
+        return self._scattered(
+            (output,), (input,), dist.ReduceScatterOptions() if opts is None else opts
+        )
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None
+    ) -> Any:
+        """:meth:`reduce_scatter_single` of several pairs of tensors."""
+        return self._scattered(
+            outputs, inputs, dist.ReduceScatterOptions() if opts is None else opts
+        )
+
+    def _scattered(self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any) -> Any:
+        engine = self._engine(_first(inputs, "reduce_scatter"))
+        op = op_of(opts.reduceOp)
+
+        def body() -> None:
+            for output, input_ in zip(outputs, inputs, strict=True):
+                copy = dense(output, "reduce_scatter")
+                engine.call("reduce_scatter", dense(input_, "reduce_scatter"), copy, op)
+                put_back(output, copy)
+
+        return engine.run(body, reads=inputs, writes=outputs, later=opts.asyncOp)
+
+    # -- a list and a tensor --------------------------------------------------------------------
+
+    def allgather(
+        self, outputs: Sequence[Sequence[Any]], inputs: Sequence[Any], opts: Any = None
+    ) -> Any:
+        """Every rank's tensor in a list of all; their sizes may differ."""
+        opts = dist.AllgatherOptions() if opts is None else opts
+        given, parts = single(inputs, "all_gather"), self._list(outputs, "all_gather")
+        counts = [part.numel() for part in parts]
+        engine = self._engine(given)
+
+        def body() -> None:
+            flat, own = flat_of(parts, "all_gather", filled=False)
+            send = dense(given, "all_gather")
+            if len(set(counts)) == 1:
+                engine.call("all_gather", send, flat)
+            else:
+                sent, received = (engine.buffer(t, "all_gather") for t in (send, flat))
+                engine.comm.all_gather_v(sent, received, counts, **engine.how())
+            if not own:
+                spread(flat, parts)
+
+        return engine.run(body, reads=inputs, writes=parts, later=opts.asyncOp)
+
+    def allgather_coalesced(
+        self, outputs: Sequence[Sequence[Any]], inputs: Sequence[Any], opts: Any = None
+    ) -> Any:
+        """Several tensors of every rank; list r of the outputs is what rank r has given."""
+        opts = dist.AllgatherOptions() if opts is None else opts
+        engine = self._engine(_first(inputs, "all_gather_coalesced"))
+        rows = [list(row) for row in outputs]
+        if len(rows) != self._nranks or any(len(row) != len(inputs) for row in rows):
+            raise ArgumentError(
+                f"ringcoll: all_gather_coalesced takes {self._nranks} lists of {len(inputs)} "
+                f"tensors as outputs, one list for each rank"
+            )
+
+        def body() -> None:
+            for number, given in enumerate(inputs):
+                parts = [row[number] for row in rows]
+                flat, own = flat_of(parts, "all_gather", filled=False)
+                engine.call("all_gather", dense(given, "all_gather"), flat)
+                if not own:
+                    spread(flat, parts)
+
+        written = [tensor for row in rows for tensor in row]
+        return engine.run(body, reads=inputs, writes=written, later=opts.asyncOp)
+
+    def reduce_scatter(
+        self, outputs: Sequence[Any], inputs: Sequence[Sequence[Any]], opts: Any = None
+    ) -> Any:
+        """Combine every rank's list; rank r gets its tensor r. The sizes may differ."""
+        opts = dist.ReduceScatterOptions() if opts is None else opts
+        result, parts = single(outputs, "reduce_scatter"), self._list(inputs, "reduce_scatter")
+        counts = [part.numel() for part in parts]
+        engine, op = self._engine(result), op_of(opts.reduceOp)
+
+        def body() -> None:
+            flat, _ = flat_of(parts, "reduce_scatter", filled=True)
+            copy = dense(result, "reduce_scatter")
+            if len(set(counts)) == 1:
+                engine.call("reduce_scatter", flat, copy, op)
+            else:
+                sent, received = (
+                    engine.buffer(t, "reduce_scatter", reduces=True) for t in (flat, copy)
+                )
+                engine.comm.reduce_scatter_v(sent, received, counts, op, **engine.how())
+            put_back(result, copy)
+
+        return engine.run(body, reads=parts, writes=outputs, later=opts.asyncOp)
+
+    def gather(self, outputs: Sequence[Sequence[Any]], inputs: Sequence[Any], opts: Any) -> Any:
+        """The root gets every rank's tensor in a list."""
+        given, root = single(inputs, "gather"), opts.rootRank
+        parts = self._list(outputs, "gather") if root == self._rank else []
+        engine = self._engine(given)
+
+        def body() -> None:
+            send = dense(given, "gather")
+            if not parts:
+                engine.call("gather", send, None, None, root)
+                return
+            flat, own = flat_of(parts, "gather", filled=False)
+            engine.call("gather", send, flat, None, root)
+            if not own:
+                spread(flat, parts)
+
+        return engine.run(body, reads=inputs, writes=parts, later=opts.asyncOp)
+
+    def scatter(self, outputs: Sequence[Any], inputs: Sequence[Sequence[Any]], opts: Any) -> Any:
+        """Rank r gets tensor r of the root's list."""
+        result, root = single(outputs, "scatter"), opts.rootRank
+        parts = self._list(inputs, "scatter") if root == self._rank else []
+        engine = self._engine(result)
+
+        def body() -> None:
+            flat = flat_of(parts, "scatter", filled=True)[0] if parts else None
+            copy = dense(result, "scatter")
+            engine.call("scatter", flat, copy, None, root)
+            put_back(result, copy)
+
+        return engine.run(body, reads=parts, writes=outputs, later=opts.asyncOp)
+
+    def _list(self, lists: Sequence[Sequence[Any]], name: str) -> list[Any]:
+        tensors = list(single(lists, name))
+        if len(tensors) != self._nranks:
+            raise ArgumentError(
+                f"ringcoll: {name} takes a list of {self._nranks} tensors, one for each rank, "
+                f"not {len(tensors)}"
+            )
+        return tensors
+
+    # -- all to all -------------------------------------------------------------------------------
+
+    def all_to_all_single(
+        self,
+        output: Any,
+        input: Any,
+        output_split_sizes: Sequence[int],
+        input_split_sizes: Sequence[int],
+        opts: Any = None,
+    ) -> Any:
+        """Part q of the input goes to rank q; the parts are equal, or of so many rows."""
+        opts = dist.AllToAllOptions() if opts is None else opts
+        engine = self._engine(input)
+        if not output_split_sizes and not input_split_sizes:
+
+            def body() -> None:
+                copy = dense(output, "all_to_all")
+                engine.call("all_to_all", dense(input, "all_to_all"), copy)
+                put_back(output, copy)
+
+        else:
+            sent = self._counts(input, input_split_sizes, "input")
+            received = self._counts(output, output_split_sizes, "output")
+
+            def body() -> None:
+                copy = dense(output, "all_to_all")
+                self._exchange(engine, dense(input, "all_to_all"), sent, copy, received)
+                put_back(output, copy)
+
+        return engine.run(body, reads=(input,), writes=(output,), later=opts.asyncOp)
+
+    def alltoall(self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None) -> Any:
+        """Tensor q of the inputs goes to rank q; the sizes may differ."""
+        opts = dist.AllToAllOptions() if opts is None else opts
+        sources, targets = self._list([inputs], "all_to_all"), self._list([outputs], "all_to_all")
+        engine = self._engine(sources[0])
+
+        def body() -> None:
+            send, _ = flat_of(sources, "all_to_all", filled=True)
+            recv, own = flat_of(targets, "all_to_all", filled=False)
+            sent, received = ([part.numel() for part in parts] for parts in (sources, targets))
+            self._exchange(engine, send, sent, recv, received)
+            if not own:
+                spread(recv, targets)
+
+        return engine.run(body, reads=sources, writes=targets, later=opts.asyncOp)
+
+    def _exchange(
+        self, engine: Any, send: Any, sent: list[int], recv: Any, received: list[int]
+    ) -> None:
+        """Nobody knows of the others whether their parts are equal, so all send in pairs."""
+        source, target = (engine.buffer(tensor, "all_to_all") for tensor in (send, recv))
+        scale = source.size // max(1, send.numel()) if send.numel() else 1
+        wide = target.size // max(1, recv.numel()) if recv.numel() else 1
+        engine.comm.all_to_all_v(
+            source,
+            [count * scale for count in sent],
+            target,
+            [count * wide for count in received],
+            **engine.how(),
+        )
+
+    def _counts(self, tensor: Any, splits: Sequence[int], side: str) -> list[int]:
+        """Elements for each rank, from rows of the first dimension."""
+        rows, n = tensor.size(0), self._nranks
+        if not splits:
+            if rows % n:
+                raise ArgumentError(
+                    f"ringcoll: all_to_all: {n} ranks do not divide the {rows} rows of {side}; "
+                    f"pass {side}_split_sizes"
+                )
+            splits = [rows // n] * n
+        if len(splits) != n or sum(splits) != rows:
+            raise ArgumentError(
+                f"ringcoll: all_to_all: {side}_split_sizes={list(splits)} must be {n} numbers "
+                f"whose sum is the {rows} rows of {side}"
+            )
+        width = tensor.numel() // rows if rows else 0
+        return [int(split) * width for split in splits]
+
+    # The names of torch before 2.13.
+    _allgather_base = all_gather_single
+    _reduce_scatter_base = reduce_scatter_single
+    alltoall_base = all_to_all_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+
+_ALL_REDUCE = dist.AllreduceOptions()
+
+
+def _first(tensors: Sequence[Any], name: str) -> Any:
+    """The tensor by whose device a call of several goes."""
+    if not tensors:
+        raise ArgumentError(f"ringcoll: {name} of no tensors; pass one at least")
+    return tensors[0]

@@ -1,0 +1,42 @@
+"""ringcoll's errors as a training script under torch expects them.
+
+Mistakes in arguments stay what they are (a ValueError or a TypeError). Everything after which the
+ranks are out of step becomes torch's DistBackendError, a RuntimeError, in words by which torch's
+own launchers and tests recognise a timeout or a lost peer.
+"""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+
+from ringcoll.errors import ClosedError, DeadlineError, RankLostError, UsageError
+
+__all__ = ["closed", "in_torch", "poisons"]
+
+
+def poisons(error: BaseException) -> bool:
+    """Whether the ranks may be out of step after it."""
+    return isinstance(error, ClosedError) or not isinstance(error, UsageError)
+
+
+def in_torch(error: BaseException) -> BaseException:
+    """The error to raise in its place; itself where torch has no other name for it."""
+    if isinstance(error, dist.DistBackendError) or not poisons(error):
+        return error
+    if isinstance(error, DeadlineError):
+        return _failure(f"Timed out : {error}")
+    if isinstance(error, (RankLostError, ClosedError)):
+        return _failure(f"Connection closed : {error}")
+    if isinstance(error, Exception):
+        return _failure(f"{type(error).__name__}: {error}")
+    return error
+
+
+def closed(why: str) -> BaseException:
+    """The error of a call on a group that takes no more."""
+    return _failure(f"Connection closed : {why}")
+
+
+def _failure(words: str) -> BaseException:
+    error: BaseException = dist.DistBackendError(f"ringcoll: {words}")
+    return error

@@ -1,0 +1,209 @@
+"""A group of torch.distributed: its names, its communicators and its life.
+
+A communicator is made at the first call on tensors of its kind of device, by all ranks of the
+group and by nobody else: they meet in a part of the store that is theirs alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ringcoll.bootstrap.store import StoreBootstrap
+from ringcoll.communicator.public import Communicator
+from ringcoll.communicator.start import _communicator
+from ringcoll.config import Config, starting
+from ringcoll.errors import ArgumentTypeError, Error
+from ringcoll.fabric import open_fabric
+from ringcoll.torch.collectives import Collectives
+from ringcoll.torch.failures import closed, in_torch, poisons
+from ringcoll.torch.host import Host
+from ringcoll.torch.work import seconds_of
+
+__all__ = ["ProcessGroupRingcoll"]
+
+
+class ProcessGroupRingcoll(Collectives):
+    """The ranks of a group.
+
+    Args:
+        store: where they meet.
+        rank: this rank in the group.
+        size: how many there are.
+        timeout: of every wait.
+        given: options of :class:`ringcoll.Config` and settings of ``init`` by their names, or a
+            Config; None: those of the environment.
+
+    """
+
+    def __init__(
+        self, store: Any, rank: int, size: int, timeout: timedelta, given: object = None
+    ) -> None:
+        super().__init__(rank, size)
+        self._rank, self._nranks, self._timeout = rank, size, timeout
+        self._config, self._options = _options(given)
+        # A store outlives groups, and a group that is made again has the same name.
+        generation = store.add(f"ringcoll/group/{rank}", 1)
+        self._store = dist.PrefixStore(f"ringcoll/{generation}", store)
+        self._name, self._desc = "", "undefined"
+        self._failure: BaseException | None = None
+        self._ended = ""
+        self._opening = threading.RLock()
+        self._host: Host | None = None
+
+    # -- engines --------------------------------------------------------------------------------
+
+    def _engine(self, tensor: Any) -> Any:
+        if self._failure is not None:
+            raise self._after_failure()
+        if tensor.is_cpu:
+            return self._host or self._open_host()
+        raise ArgumentTypeError(
+            f"ringcoll: a tensor on {tensor.device}: this backend takes cpu and cuda tensors"
+        )
+
+    def _open_host(self) -> Host:
+        with self._opening:
+            if self._host is None:
+                self._host = Host(self._open("cpu", "cpu", self._rank, self._nranks), self._failed)
+            return self._host
+
+    def _open(
+        self, key: str, device: str, rank: int, nranks: int, ordinal: int | None = None
+    ) -> Communicator:
+        """A communicator; collective among the ranks that name the same key."""
+        if self._ended:
+            raise closed(f"{self._ended}; make a new one")
+        seconds = self._timeout.total_seconds()
+        try:
+            config, settings = starting(self._config, seconds, device, self._options)
+            where = StoreBootstrap(dist.PrefixStore(key, self._store), rank, nranks, seconds)
+            fabric = open_fabric(where, timeout=seconds)
+            return _communicator(fabric, config, settings, ordinal)
+        except Error as error:
+            raise self._failed(error) from error
+
+    # -- what goes wrong ------------------------------------------------------------------------
+
+    def _failed(self, error: BaseException) -> BaseException:
+        """Remember an error after which the ranks are out of step; the one to raise for it."""
+        if isinstance(error, Exception) and poisons(error) and self._failure is None:
+            self._failure = error
+        return in_torch(error)
+
+    def _after_failure(self) -> BaseException:
+        return closed(
+            f"this group is out of step since an earlier call failed, and takes no more; destroy "
+            f"it and make another: {self._failure}"
+        )
+
+    # -- barrier --------------------------------------------------------------------------------
+
+    def barrier(self, opts: Any = None) -> Any:
+        """Return when all ranks have come, and the work before it on this rank's GPU has ended."""
+        opts = dist.BarrierOptions() if opts is None else opts
+        if self._failure is not None:
+            raise self._after_failure()
+        host, timeout = self._host or self._open_host(), seconds_of(opts.timeout)
+        event = None
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            event = torch.cuda.Event()
+            event.record()
+
+        def body() -> None:
+            if event is not None:
+                event.synchronize()
+            host.barrier(timeout)
+
+        return host.run(body, later=opts.asyncOp)
+
+    # -- names ------------------------------------------------------------------------------------
+
+    def rank(self) -> int:
+        """This rank in the group."""
+        return self._rank
+
+    def size(self) -> int:
+        """How many ranks the group has."""
+        return self._nranks
+
+    def name(self) -> str:
+        """The backend's name."""
+        return "ringcoll"
+
+    getRank, getSize, getBackendName = rank, size, name  # noqa: N815
+
+    @property
+    def group_name(self) -> str:
+        """The name by which torch knows the group."""
+        return self._name
+
+    def _set_group_name(self, name: str) -> None:
+        self._name = name
+
+    @property
+    def group_desc(self) -> str:
+        """The user's description of the group."""
+        return self._desc
+
+    def _set_group_desc(self, desc: str) -> None:
+        self._desc = desc
+
+    def getGroupName(self) -> str:  # noqa: N802
+        """As :attr:`group_name`, for what is written in C++."""
+        return self._name
+
+    def getGroupDesc(self) -> str:  # noqa: N802
+        """As :attr:`group_desc`, for what is written in C++."""
+        return self._desc
+
+    def get_group_store(self) -> Any:
+        """The store in which the ranks of this group meet."""
+        return self._store
+
+    @property
+    def _device_types(self) -> list[Any]:
+        return [torch.device(kind) for kind in self._kinds()]
+
+    def _kinds(self) -> list[str]:
+        return ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+
+    # -- the end --------------------------------------------------------------------------------
+
+    def shutdown(self) -> None:
+        """Let calls under way end, and let go of everything; not collective. Idempotent."""
+        self._ended = self._ended or "the group was destroyed"
+        with contextlib.suppress(Exception):
+            if self._host is not None:
+                self._host.close()
+
+    def abort(self) -> None:
+        """Give up: calls under way fail, here and on the other ranks. Idempotent."""
+        if not self._ended:
+            self._ended = "the group was aborted"
+            if self._host is not None:
+                self._host.abort("the group of torch.distributed was aborted")
+        self.shutdown()
+
+
+def _options(given: object) -> tuple[Config | None, dict[str, Any]]:
+    """What the user passed as ``pg_options``.
+
+    Raises:
+        ArgumentTypeError: neither options by name nor a Config.
+
+    """
+    if given is None or isinstance(given, Config):
+        return given, {}
+    if isinstance(given, Mapping) and all(isinstance(name, str) for name in given):
+        return None, dict(given)
+    raise ArgumentTypeError(
+        f"init_process_group: pg_options is a {type(given).__name__}; for ringcoll pass a "
+        f"ringcoll.Config, or its fields by name in a dict"
+    )

@@ -1,0 +1,125 @@
+"""Tensors as flat memory: dense copies of strided ones, and lists that lie side by side."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ringcoll.errors import ArgumentError, ArgumentTypeError
+from ringcoll.torch.ops import ROWS
+
+__all__ = ["dense", "flat_of", "memory", "put_back", "single", "spread"]
+
+_BYTES = np.dtype(np.uint8)
+
+
+def single(tensors: Sequence[Any], name: str) -> Any:
+    """The tensor of a list of one, as torch's interface passes it.
+
+    Raises:
+        ArgumentError: there is none, or more than one.
+
+    """
+    if len(tensors) != 1:
+        raise ArgumentError(f"ringcoll: {name} takes one tensor a rank, not {len(tensors)}")
+    return tensors[0]
+
+
+def memory(tensor: Any, name: str, *, reduces: bool) -> npt.NDArray[Any]:
+    """The memory of a dense tensor, of the host or of a device, as a flat array.
+
+    It keeps nothing alive, and that of a device is not to be read. Types that ringcoll has no
+    arithmetic for are moved as bytes.
+
+    Raises:
+        ArgumentTypeError: such a type where the call would reduce.
+
+    """
+    row = ROWS.get(tensor.dtype)
+    if row is None and reduces:
+        raise ArgumentTypeError(
+            f"ringcoll: {name} of {tensor.dtype}: there is no arithmetic on it; it takes "
+            f"{', '.join(str(known) for known in ROWS)}"
+        )
+    kind = _BYTES if row is None else row.numpy
+    nbytes = tensor.numel() * tensor.element_size()
+    if not nbytes:
+        return np.empty(0, kind)
+    # Writable whatever the tensor: autograd does not see what a collective writes.
+    raw = (ctypes.c_char * nbytes).from_address(tensor.data_ptr())
+    return np.frombuffer(memoryview(raw).cast("B"), np.uint8).view(kind)
+
+
+def dense(tensor: Any, name: str) -> Any:
+    """The tensor where its elements lie one behind the other in order, else a copy that does.
+
+    Raises:
+        ArgumentTypeError: it is sparse.
+
+    """
+    if tensor.layout is not torch.strided:
+        raise ArgumentTypeError(
+            f"ringcoll: {name} of a tensor of {tensor.layout}: pass a dense one (.to_dense())"
+        )
+    return tensor.detach().contiguous().resolve_conj().resolve_neg()
+
+
+def put_back(tensor: Any, copy: Any) -> None:
+    """Write what a dense copy has received into its tensor."""
+    if copy.data_ptr() != tensor.data_ptr() or not tensor.is_contiguous():
+        tensor.detach().copy_(copy.view(tensor.shape))
+
+
+def flat_of(tensors: Sequence[Any], name: str, *, filled: bool) -> tuple[Any, bool]:
+    """One flat tensor for all of a list, and whether it is their own memory.
+
+    Args:
+        tensors: of one type and device.
+        name: of the call, for messages.
+        filled: with their elements; else it is only as large.
+
+    """
+    first = tensors[0]
+    adjacent = _adjacent(tensors)
+    if adjacent is not None:
+        return adjacent, True
+    if filled:
+        return torch.cat([dense(tensor, name).reshape(-1) for tensor in tensors]), False
+    total = sum(tensor.numel() for tensor in tensors)
+    return torch.empty(total, dtype=first.dtype, device=first.device), False
+
+
+def spread(flat: Any, tensors: Sequence[Any]) -> None:
+    """Copy the parts of a flat tensor to a list."""
+    parts = flat.split([tensor.numel() for tensor in tensors])
+    shaped = [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
+    torch._foreach_copy_([tensor.detach() for tensor in tensors], shaped)
+
+
+def _adjacent(tensors: Sequence[Any]) -> Any | None:
+    """The memory of tensors that lie one behind the other in one storage."""
+    first = tensors[0]
+    if first.layout is not torch.strided:
+        return None
+    kind, at = first.dtype, first.data_ptr()
+    storage = first.untyped_storage().data_ptr()
+    total = 0
+    for tensor in tensors:
+        if (
+            tensor.dtype != kind
+            or tensor.layout is not torch.strided
+            or not tensor.is_contiguous()
+            or tensor.is_neg()
+            or tensor.is_conj()
+            or tensor.data_ptr() != at
+            or tensor.untyped_storage().data_ptr() != storage
+        ):
+            return None
+        at += tensor.numel() * tensor.element_size()
+        total += tensor.numel()
+    return first.detach().as_strided((total,), (1,))
