@@ -197,9 +197,19 @@ class Pairs:
             f"{other}, or stopped inside it"
         )
 
+    def announced(self, peer: int) -> str | None:
+        """The terms of the next message from ``peer``, which has sent it; None if it has not."""
+        epoch = self._epochs[peer, False] + 1
+        if self.board.words[peer][self.board.pair(self.rank, sends=True)] < epoch << 32:
+            return None
+        if self.fabric.fence is not None:
+            self.fabric.fence()
+        said = self.board.pair_hello(peer, self.rank, epoch, sends=True)
+        return self.board.recorded(peer, said.record)
+
     @staticmethod
     def _terms(call: Call) -> str:
-        return f"count={call.count} dtype={call.dtype.name}"
+        return call.terms or f"count={call.count} dtype={call.dtype.name}"
 
     def _await(self, ticket: PairTicket, epoch: int) -> Task:
         peer = ticket.call.peer

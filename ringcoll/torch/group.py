@@ -7,8 +7,9 @@ group and by nobody else: they meet in a part of the store that is theirs alone.
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -24,6 +25,9 @@ from ringcoll.fabric import open_fabric
 from ringcoll.torch.collectives import Collectives
 from ringcoll.torch.failures import closed, in_torch, poisons
 from ringcoll.torch.host import Host
+from ringcoll.torch.messages import Messages
+from ringcoll.torch.polled import Polled
+from ringcoll.torch.tensors import single
 from ringcoll.torch.work import seconds_of
 
 __all__ = ["ProcessGroupRingcoll"]
@@ -56,6 +60,7 @@ class ProcessGroupRingcoll(Collectives):
         self._ended = ""
         self._opening = threading.RLock()
         self._host: Host | None = None
+        self._messages: Messages | None = None
 
     # -- engines --------------------------------------------------------------------------------
 
@@ -75,19 +80,54 @@ class ProcessGroupRingcoll(Collectives):
             return self._host
 
     def _open(
-        self, key: str, device: str, rank: int, nranks: int, ordinal: int | None = None
+        self,
+        key: str,
+        device: str,
+        rank: int,
+        nranks: int,
+        *,
+        ordinal: int | None = None,
+        poll: Callable[[], None] | None = None,
     ) -> Communicator:
-        """A communicator; collective among the ranks that name the same key."""
+        """A communicator; collective among the ranks that name the same key.
+
+        Args:
+            key: different for each.
+            device: "cpu" or "cuda".
+            rank: this rank's in it.
+            nranks: how many it has.
+            ordinal: of the device.
+            poll: called while others have not come, who may then take as long as they like.
+
+        """
         if self._ended:
             raise closed(f"{self._ended}; make a new one")
         seconds = self._timeout.total_seconds()
         try:
             config, settings = starting(self._config, seconds, device, self._options)
-            where = StoreBootstrap(dist.PrefixStore(key, self._store), rank, nranks, seconds)
+            store = Polled(dist.PrefixStore(key, self._store), poll or self._usable)
+            patience = seconds if poll is None else math.inf
+            where = StoreBootstrap(store, rank, nranks, patience)
             fabric = open_fabric(where, timeout=seconds)
             return _communicator(fabric, config, settings, ordinal)
         except Error as error:
             raise self._failed(error) from error
+
+    def _open_messages(self) -> Messages:
+        with self._opening:
+            if self._messages is None:
+                self._messages = Messages(
+                    self._rank,
+                    self._nranks,
+                    self._timeout.total_seconds(),
+                    self._open_pair,
+                    self._failed,
+                )
+            return self._messages
+
+    def _open_pair(self, source: int, dest: int, poll: Callable[[], None]) -> Communicator:
+        mine = 0 if source == self._rank else 1
+        return self._open(f"messages/{source}/{dest}", "cpu", mine, 2, poll=poll)
 
     # -- what goes wrong ------------------------------------------------------------------------
 
@@ -102,6 +142,34 @@ class ProcessGroupRingcoll(Collectives):
             f"this group is out of step since an earlier call failed, and takes no more; destroy "
             f"it and make another: {self._failure}"
         )
+
+    def _usable(self) -> None:
+        if self._ended:
+            raise closed(f"{self._ended}; make a new one")
+        if self._failure is not None:
+            raise self._after_failure()
+
+    # -- messages -------------------------------------------------------------------------------
+
+    def send(self, tensors: Sequence[Any], peer: int, tag: int) -> Any:
+        """Send a tensor to a rank; matched with its receive by tag, in order."""
+        return self._message("send", tensors, peer, tag)
+
+    def recv(self, tensors: Sequence[Any], peer: int, tag: int) -> Any:
+        """Receive a tensor from a rank."""
+        return self._message("recv", tensors, peer, tag)
+
+    def recv_anysource(self, tensors: Sequence[Any], tag: int) -> Any:
+        """Receive a tensor from whoever sends one first."""
+        return self._message("recv", tensors, None, tag)
+
+    def _message(self, name: str, tensors: Sequence[Any], peer: int | None, tag: int) -> Any:
+        tensor = single(tensors, name)
+        self._usable()
+        messages = self._messages or self._open_messages()
+        if name == "send":
+            return messages.send(tensor, peer, tag)
+        return messages.recv(tensor, peer, tag)
 
     # -- barrier --------------------------------------------------------------------------------
 
@@ -179,9 +247,10 @@ class ProcessGroupRingcoll(Collectives):
     def shutdown(self) -> None:
         """Let calls under way end, and let go of everything; not collective. Idempotent."""
         self._ended = self._ended or "the group was destroyed"
-        with contextlib.suppress(Exception):
-            if self._host is not None:
-                self._host.close()
+        for part in (self._messages, self._host):
+            if part is not None:
+                with contextlib.suppress(Exception):
+                    part.close()
 
     def abort(self) -> None:
         """Give up: calls under way fail, here and on the other ranks. Idempotent."""
