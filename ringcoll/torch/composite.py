@@ -1,16 +1,139 @@
-"""A group that is made for one kind of device, beside another backend for another."""
+"""A group that serves one kind of device, beside another backend of torch for the other.
+
+torch gives the whole group to a backend written in Python, and drops what was made beside it:
+``"cpu:gloo,cuda:ringcoll"`` would lose gloo. So the group makes the other one itself, and passes
+on to it what is for its tensors.
+"""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
+import torch
+import torch.distributed as dist
+
+from ringcoll.errors import ArgumentError
 from ringcoll.torch.group import ProcessGroupRingcoll
 
-__all__ = ["create"]
+__all__ = ["ProcessGroupComposite", "create"]
 
 
 def create(options: Any, given: Any) -> ProcessGroupRingcoll:
     """A group of torch.distributed, from torch's options and the user's ``pg_options``."""
-    return ProcessGroupRingcoll(
-        options.store, options.group_rank, options.group_size, options.timeout, given
-    )
+    others = {
+        device: str(backend)
+        for device, backend in _asked_for().items()
+        if str(backend) != "ringcoll" and device in ("cpu", "cuda")
+    }
+    where = options.store, options.group_rank, options.group_size, options.timeout
+    if not others:
+        return ProcessGroupRingcoll(*where, given)
+    ((device, backend),) = others.items()
+    if (device, backend) not in (("cpu", "gloo"), ("cuda", "nccl")):
+        raise ArgumentError(
+            f"init_process_group: ringcoll beside {device}:{backend}; it can stand beside cpu:gloo "
+            f"or cuda:nccl, or serve both devices: 'ringcoll'"
+        )
+    return ProcessGroupComposite(*where, given, device)
+
+
+def _asked_for() -> dict[str, Any]:
+    """Which backend was named for which device; the creator of a group is not told."""
+    frame: Any = sys._getframe(1)
+    for _ in range(4):
+        config = frame.f_locals.get("backend_config") if frame is not None else None
+        if config is not None and hasattr(config, "get_device_backend_map"):
+            return dict(config.get_device_backend_map())
+        frame = None if frame is None else frame.f_back
+    return {}
+
+
+class ProcessGroupComposite(ProcessGroupRingcoll):
+    """A group whose tensors on one kind of device are another backend's.
+
+    Args:
+        store: where the ranks meet.
+        rank: this rank in the group.
+        size: how many there are.
+        timeout: of every wait.
+        given: the user's ``pg_options``.
+        device: "cpu", gloo's, or "cuda", NCCL's.
+
+    """
+
+    def __init__(
+        self, store: Any, rank: int, size: int, timeout: timedelta, given: object, device: str
+    ) -> None:
+        super().__init__(store, rank, size, timeout, given)
+        self._theirs, self._other = device, _other(device, self._store, rank, size, timeout)
+        kind = dist.ProcessGroup.BackendType
+        kind = kind.GLOO if device == "cpu" else kind.NCCL
+        self._register_backend(torch.device(device), kind, self._other)
+
+    def _get_backend(self, device: Any) -> Any:
+        return self._other if device.type == self._theirs else super()._get_backend(device)
+
+    def barrier(self, opts: Any = None) -> Any:
+        """Gloo's, once the work before it on this rank's GPU has ended."""
+        if self._theirs == "cuda":
+            return super().barrier(opts)
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            torch.cuda.current_stream().synchronize()
+        return self._other.barrier(dist.BarrierOptions() if opts is None else opts)
+
+    def shutdown(self) -> None:
+        """Let go of both; not collective."""
+        super().shutdown()
+        if hasattr(self._other, "shutdown"):
+            self._other.shutdown()
+
+
+def _other(device: str, store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+    store = dist.PrefixStore(f"beside/{device}", store)
+    if device == "cpu":
+        other = dist.ProcessGroupGloo(store, rank, size, timeout=timeout)
+    else:
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = timeout
+        other = dist.ProcessGroupNCCL(store, rank, size, options)
+    other._set_sequence_number_for_group()
+    return other
+
+
+def _first(arguments: tuple[Any, ...]) -> Any:
+    """The first tensor among the arguments of a collective, whatever lists it is in."""
+    for argument in arguments:
+        if isinstance(argument, torch.Tensor):
+            return argument
+        if isinstance(argument, (list, tuple)):
+            found = _first(tuple(argument))
+            if found is not None:
+                return found
+    return None
+
+
+def _passed_on(name: str) -> Callable[..., Any]:
+    own = getattr(ProcessGroupRingcoll, name)
+
+    def method(self: Any, *arguments: Any) -> Any:
+        tensor = _first(arguments)
+        if tensor is not None and tensor.device.type == self._theirs:
+            return getattr(self._other, name)(*arguments)
+        return own(self, *arguments)
+
+    method.__name__, method.__doc__ = name, own.__doc__
+    return method
+
+
+_CALLS = (
+    "allreduce allreduce_coalesced reduce broadcast allgather allgather_coalesced "
+    "all_gather_single all_gather_single_coalesced reduce_scatter reduce_scatter_single "
+    "reduce_scatter_single_coalesced alltoall all_to_all_single gather scatter send recv "
+    "recv_anysource _allgather_base _reduce_scatter_base alltoall_base "
+    "allgather_into_tensor_coalesced reduce_scatter_tensor_coalesced"
+)
+for _name in _CALLS.split():
+    setattr(ProcessGroupComposite, _name, _passed_on(_name))

@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import torch.distributed as dist
 
-from ringcoll.errors import ClosedError, DeadlineError, RankLostError, UsageError
+from ringcoll.errors import ClosedError, DeadlineError, MachineError, RankLostError, UsageError
 
 __all__ = ["closed", "in_torch", "poisons"]
 
 
 def poisons(error: BaseException) -> bool:
     """Whether the ranks may be out of step after it."""
-    return isinstance(error, ClosedError) or not isinstance(error, UsageError)
+    return isinstance(error, ClosedError) or not isinstance(error, (UsageError, MachineError))
 
 
 def in_torch(error: BaseException) -> BaseException:
     """The error to raise in its place; itself where torch has no other name for it."""
-    if isinstance(error, dist.DistBackendError) or not poisons(error):
+    if isinstance(error, (dist.DistBackendError, UsageError)) and not isinstance(
+        error, ClosedError
+    ):
         return error
     if isinstance(error, DeadlineError):
         return _failure(f"Timed out : {error}")

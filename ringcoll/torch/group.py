@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
@@ -20,9 +21,13 @@ from ringcoll.bootstrap.store import StoreBootstrap
 from ringcoll.communicator.public import Communicator
 from ringcoll.communicator.start import _communicator
 from ringcoll.config import Config, starting
-from ringcoll.errors import ArgumentTypeError, Error
+from ringcoll.errors import ArgumentError, ArgumentTypeError, Error
 from ringcoll.fabric import open_fabric
+from ringcoll.torch.backend import Backend
+from ringcoll.torch.blocks import Blocks
 from ringcoll.torch.collectives import Collectives
+from ringcoll.torch.device import Device
+from ringcoll.torch.ending import PATIENCE, leave_at_exit
 from ringcoll.torch.failures import closed, in_torch, poisons
 from ringcoll.torch.host import Host
 from ringcoll.torch.messages import Messages
@@ -56,11 +61,16 @@ class ProcessGroupRingcoll(Collectives):
         generation = store.add(f"ringcoll/group/{rank}", 1)
         self._store = dist.PrefixStore(f"ringcoll/{generation}", store)
         self._name, self._desc = "", "undefined"
+        self._backend = Backend(rank, size, timeout, self._allocate)
         self._failure: BaseException | None = None
         self._ended = ""
         self._opening = threading.RLock()
         self._host: Host | None = None
+        self._device: Device | None = None
+        self._blocks: dict[str, Blocks] = {}
         self._messages: Messages | None = None
+        self._process = os.getpid()
+        leave_at_exit(self)
 
     # -- engines --------------------------------------------------------------------------------
 
@@ -69,6 +79,8 @@ class ProcessGroupRingcoll(Collectives):
             raise self._after_failure()
         if tensor.is_cpu:
             return self._host or self._open_host()
+        if tensor.is_cuda:
+            return self._device or self._open_device(tensor.get_device())
         raise ArgumentTypeError(
             f"ringcoll: a tensor on {tensor.device}: this backend takes cpu and cuda tensors"
         )
@@ -78,6 +90,13 @@ class ProcessGroupRingcoll(Collectives):
             if self._host is None:
                 self._host = Host(self._open("cpu", "cpu", self._rank, self._nranks), self._failed)
             return self._host
+
+    def _open_device(self, ordinal: int) -> Device:
+        with self._opening:
+            if self._device is None:
+                comm = self._open("cuda", "cuda", self._rank, self._nranks, ordinal=ordinal)
+                self._device = Device(comm, ordinal, self._failed)
+            return self._device
 
     def _open(
         self,
@@ -100,8 +119,7 @@ class ProcessGroupRingcoll(Collectives):
             poll: called while others have not come, who may then take as long as they like.
 
         """
-        if self._ended:
-            raise closed(f"{self._ended}; make a new one")
+        self._usable()
         seconds = self._timeout.total_seconds()
         try:
             config, settings = starting(self._config, seconds, device, self._options)
@@ -144,6 +162,8 @@ class ProcessGroupRingcoll(Collectives):
         )
 
     def _usable(self) -> None:
+        if self._process != os.getpid():
+            raise closed("this process was forked from a rank of the group; make a new group")
         if self._ended:
             raise closed(f"{self._ended}; make a new one")
         if self._failure is not None:
@@ -166,8 +186,15 @@ class ProcessGroupRingcoll(Collectives):
     def _message(self, name: str, tensors: Sequence[Any], peer: int | None, tag: int) -> Any:
         tensor = single(tensors, name)
         self._usable()
+        if tensor.is_cuda:
+            if peer is None:
+                raise ArgumentError(
+                    "ringcoll: recv of a CUDA tensor needs a source: a kernel cannot wait for any "
+                    "rank; name one, or receive into a CPU tensor"
+                )
+            return self._engine(tensor).batch.post(name, tensor, peer)
         messages = self._messages or self._open_messages()
-        if name == "send":
+        if name == "send" and peer is not None:
             return messages.send(tensor, peer, tag)
         return messages.recv(tensor, peer, tag)
 
@@ -180,9 +207,10 @@ class ProcessGroupRingcoll(Collectives):
             raise self._after_failure()
         host, timeout = self._host or self._open_host(), seconds_of(opts.timeout)
         event = None
+        if self._device is not None:
+            self._device.batch.flush()
         if torch.cuda.is_available() and torch.cuda.is_initialized():
-            event = torch.cuda.Event()
-            event.record()
+            event = torch.cuda.current_stream().record_event()
 
         def body() -> None:
             if event is not None:
@@ -242,12 +270,34 @@ class ProcessGroupRingcoll(Collectives):
     def _kinds(self) -> list[str]:
         return ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
 
+    def _get_backend(self, device: Any) -> Any:
+        return self._backend
+
+    def _allocate(self, count: int, dtype: Any, device: Any) -> Any:
+        """Memory of the communicator for these tensors."""
+        self._usable()
+        with self._opening:
+            if device.type == "cpu":
+                comm, stream = (self._host or self._open_host()).comm, 0
+            else:
+                ordinal = torch.cuda.current_device() if device.index is None else device.index
+                engine = self._device or self._open_device(ordinal)
+                comm, stream = engine.comm, engine.how()["stream"]
+            blocks = self._blocks.setdefault(device.type, Blocks(comm))
+        try:
+            return blocks.tensor(count, dtype, stream)
+        except Error as error:
+            raise self._failed(error) from error
+
     # -- the end --------------------------------------------------------------------------------
 
     def shutdown(self) -> None:
         """Let calls under way end, and let go of everything; not collective. Idempotent."""
         self._ended = self._ended or "the group was destroyed"
-        for part in (self._messages, self._host):
+        if self._process != os.getpid():
+            return  # threads and communicators are the parent's
+        self._blocks.clear()
+        for part in (self._messages, self._host, self._device):
             if part is not None:
                 with contextlib.suppress(Exception):
                     part.close()
@@ -256,9 +306,28 @@ class ProcessGroupRingcoll(Collectives):
         """Give up: calls under way fail, here and on the other ranks. Idempotent."""
         if not self._ended:
             self._ended = "the group was aborted"
-            if self._host is not None:
-                self._host.abort("the group of torch.distributed was aborted")
+            for part in (self._host, self._device):
+                if part is not None:
+                    part.abort("the group of torch.distributed was aborted")
         self.shutdown()
+
+    def leave(self, why: str) -> None:
+        """End the threads, for the process ends.
+
+        Args:
+            why: not empty if it ends by an error, which the other ranks are told.
+
+        """
+        if self._ended:
+            return
+        self._ended = "the process ends"
+        for part in (self._host, self._device):
+            if part is not None and why:
+                part.abort(why)
+        if self._messages is not None:
+            self._messages.close()
+        if self._host is not None:
+            self._host.leave(PATIENCE)
 
 
 def _options(given: object) -> tuple[Config | None, dict[str, Any]]:

@@ -115,3 +115,10 @@ class Host:
         self._calls.forget()
         self._state.synchronize()
         self.comm.close()
+
+    def leave(self, patience: float) -> None:
+        """End the worker thread: the call under way has so many seconds, the others fail."""
+        worker = self._state._worker
+        if worker is not None and not worker.close(patience):
+            self.comm.abort("its process ended during a call")
+            worker.close()

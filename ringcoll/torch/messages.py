@@ -25,7 +25,7 @@ from ringcoll.arguments.checks import ROWS
 from ringcoll.communicator.group import run_together
 from ringcoll.communicator.public import Communicator
 from ringcoll.dtypes import dtype_of
-from ringcoll.errors import ClosedError, DeadlineError, Error, MismatchError
+from ringcoll.errors import ClosedError, DeadlineError, MismatchError
 from ringcoll.torch.tensors import dense, memory, put_back
 from ringcoll.torch.work import HostWork
 
@@ -335,9 +335,8 @@ class Messages:
             self._changed.notify_all()
         ends = [*self._out.values(), *self._in.values()]
         for end in ends:
-            comm, thread = end.comm, end.thread
-            if comm is not None and (end.posts or self._from_any):
-                comm.abort("the group was closed while messages were under way")
+            if end.comm is not None and (end.posts or self._from_any):
+                end.comm.abort("the group was closed while messages were under way")
         for end in ends:
             if end.thread is not None and end.thread is not threading.current_thread():
                 end.thread.join()

@@ -1,0 +1,74 @@
+"""Sends and receives of CUDA tensors, which go together: one alone would hold up those behind it.
+
+A receive fills its stream until its message is there. If two ranks received first and sent then,
+each would wait for the other. So what is posted is launched as one group when somebody waits for a
+part of it, or makes another call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ringcoll.communicator.group import group
+from ringcoll.torch.device_work import DeviceWork
+from ringcoll.torch.tensors import dense, put_back
+
+if TYPE_CHECKING:
+    from ringcoll.torch.device import Device
+
+__all__ = ["Batch"]
+
+
+class Batch:
+    """The sends and receives of one group on CUDA tensors that are not launched yet.
+
+    Args:
+        device: the engine.
+        failed: is told of an error, and says which one to raise.
+
+    """
+
+    def __init__(self, device: Device, failed: Callable[[BaseException], BaseException]) -> None:
+        self._device, self._failed = device, failed
+        self.posts: list[tuple[str, Any, Any, int, DeviceWork]] = []
+
+    def post(self, name: str, tensor: Any, peer: int) -> DeviceWork:
+        """Remember a "send" or a "recv"."""
+        device = self._device
+        copy = dense(tensor, name)
+        device.follow((tensor, copy))
+        outputs = (tensor,) if name == "recv" else ()
+        work = DeviceWork(None, device._side, outputs, device.check, self.flush)
+        self.posts.append((name, tensor, copy, peer, work))
+        return work
+
+    def flush(self) -> None:
+        """Launch them all."""
+        posts, self.posts = self.posts, []
+        if not posts:
+            return
+        device, comm = self._device, self._device.comm
+        try:
+            with torch.cuda.stream(device._side):
+                with group():
+                    for name, _, copy, peer, _ in posts:
+                        end = comm.send if name == "send" else comm.recv
+                        end(device.buffer(copy, name), peer, **device.how())
+                for name, tensor, copy, _, _ in posts:
+                    if name == "recv":
+                        put_back(tensor, copy)
+        except BaseException as error:
+            raised = self._failed(error)
+            for *_, work in posts:
+                work.error = raised
+            raise raised from error
+        event = device._side.record_event()
+        for *_, work in posts:
+            work.event = event
+
+    def forget(self) -> None:
+        """Drop what was never waited for."""
+        self.posts.clear()

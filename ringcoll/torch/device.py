@@ -1,0 +1,161 @@
+"""CUDA tensors: a call is enqueued and returns; streams are ordered by events, as NCCL does it.
+
+A blocking call goes to the caller's current stream, where it stands between the work before and
+after it; the host waits for nothing. An asynchronous one goes to a stream of the group's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ringcoll.communicator.public import Communicator
+from ringcoll.dtypes import ReduceOp
+from ringcoll.errors import ArgumentError
+from ringcoll.torch.batch import Batch
+from ringcoll.torch.calls import Calls
+from ringcoll.torch.device_work import DeviceWork
+from ringcoll.torch.ops import ROWS
+from ringcoll.torch.work import Finished
+from ringcoll.transports.cuda.raw import RawArray, from_pointer
+
+__all__ = ["Device"]
+
+
+class Device:
+    """Carries out the calls of one group on CUDA tensors.
+
+    Args:
+        comm: a communicator of GPU ranks.
+        ordinal: of this rank's device.
+        failed: is told of an error, and says which one to raise.
+
+    """
+
+    def __init__(
+        self, comm: Communicator, ordinal: int, failed: Callable[[BaseException], BaseException]
+    ) -> None:
+        self.comm, self.ordinal, self._failed = comm, ordinal, failed
+        self._state: Any = comm._state
+        self._calls = Calls(comm)
+        self._where = torch.device("cuda", ordinal)
+        self._side = torch.cuda.Stream(self._where)
+        self._current: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
+        self.batch = Batch(self, failed)
+
+    # -- parts of a call: for the body that :meth:`run` is given --------------------------------
+
+    def call(
+        self,
+        name: str,
+        send: Any,
+        recv: Any = None,
+        op: str | ReduceOp | None = None,
+        root: int = 0,
+    ) -> None:
+        """One collective on dense tensors, on the current stream."""
+        self._state.run(self._calls.ready(name, send, recv, op, root), self._current(self.ordinal))
+
+    def buffer(self, tensor: Any, name: str, *, reduces: bool = False) -> RawArray:
+        """A dense tensor as the communicator's own methods take it."""
+        row = ROWS.get(tensor.dtype)
+        if row is None and not reduces:
+            tensor = tensor.view(torch.uint8)
+        kind = tensor.dtype if row is None else row
+        return from_pointer(tensor.data_ptr(), tensor.numel(), kind, self.ordinal)
+
+    def how(self) -> dict[str, Any]:
+        """Options that the communicator's own methods need here."""
+        return {"stream": self._current(self.ordinal)}
+
+    # -- a call ---------------------------------------------------------------------------------
+
+    def now(self, name: str, tensor: Any, op: str | ReduceOp | None, root: int) -> Finished:
+        """One collective in place on a dense tensor, on the current stream."""
+        if tensor.get_device() != self.ordinal:
+            raise self._foreign(tensor)
+        if self.batch.posts:
+            self.batch.flush()
+        state = self._state
+        try:
+            with state.lock:
+                state.run(
+                    self._calls.ready(name, tensor, None, op, root), self._current(self.ordinal)
+                )
+        except BaseException as error:
+            raise self._failed(error) from error
+        return Finished((tensor,))
+
+    def run(
+        self,
+        body: Callable[[], None],
+        *,
+        reads: Sequence[Any] = (),
+        writes: Sequence[Any] = (),
+        later: bool,
+    ) -> Finished | DeviceWork:
+        """A call of several parts.
+
+        Args:
+            body: the parts; it finds the right stream to be the current one.
+            reads: tensors that it reads.
+            writes: tensors that it writes.
+            later: whether the caller lets its stream wait for it later.
+
+        """
+        for tensor in (*reads, *writes):
+            if tensor.get_device() != self.ordinal:
+                raise self._foreign(tensor)
+        self.batch.flush()
+        if later:
+            return self.aside(body, (*reads, *writes), writes)
+        try:
+            with self._state.lock, torch.cuda.device(self._where):
+                body()
+        except BaseException as error:
+            raise self._failed(error) from error
+        return Finished(writes)
+
+    def aside(
+        self, body: Callable[[], None], touched: Sequence[Any], writes: Sequence[Any]
+    ) -> DeviceWork:
+        """Enqueue a body on the group's own stream, behind what the current one has to do."""
+        self.follow(touched)
+        try:
+            with self._state.lock, torch.cuda.stream(self._side):
+                body()
+        except BaseException as error:
+            raise self._failed(error) from error
+        return DeviceWork(self._side.record_event(), self._side, writes, self.check)
+
+    def follow(self, touched: Sequence[Any]) -> None:
+        """Let the group's stream wait for the current one, and keep memory that it will touch."""
+        self._side.wait_stream(torch.cuda.current_stream(self._where))
+        for tensor in touched:
+            tensor.record_stream(self._side)
+
+    def check(self) -> None:
+        """Raise what a kernel is known to have found wrong."""
+        error = self._state.cuda.failure()
+        if error is not None:
+            raise self._failed(error) from error
+
+    def _foreign(self, tensor: Any) -> BaseException:
+        return ArgumentError(
+            f"ringcoll: a tensor on {tensor.device}, and this rank of the group is on "
+            f"{self._where}: its first CUDA tensor was there; pass tensors of one device"
+        )
+
+    # -- the end --------------------------------------------------------------------------------
+
+    def abort(self, reason: str) -> None:
+        """Give up: calls under way fail, here and on the other ranks."""
+        self.comm.abort(reason)
+
+    def close(self) -> None:
+        """Wait for what was enqueued, and let go; not collective."""
+        self._calls.forget()
+        self.batch.forget()
+        self.comm.close()
