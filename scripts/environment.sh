@@ -44,6 +44,21 @@ dev_environment() {
     environment dev "$@"
 }
 
+# torch_environment VERSION: one with that release of torch, such as 2.13, or with the newest that
+# there was when it was made. The one of CI is named by pyproject.toml.
+torch_environment() {
+    cuda=$(cuda_extra)
+    set -- "$1" --editable ".${cuda:+[$cuda]}"
+    case $1 in
+        2.13) shift && environment torch "$@" --group torch ;;
+        newest) shift && environment torch-newest "$@" --group torch-suite torch ;;
+        *)
+            release=$1
+            shift && environment "torch-$release" "$@" --group torch-suite "torch==$release.*"
+            ;;
+    esac
+}
+
 # The kernels are tested on the CPU too, where a C++ compiler builds them.
 has_compiler() {
     command -v g++ >/dev/null || command -v clang++ >/dev/null || command -v c++ >/dev/null

@@ -1,0 +1,238 @@
+"""PyTorch's own distributed tests, which its wheel carries, pointed at this backend.
+
+``python -m tests.torch.suite --all`` runs every test that needs no GPU, ``--ci`` some of them, and
+``--all --cuda 4`` those that need GPUs. A test that no variant runs must stand in suite.json with
+its reason; one that stands there and passes is reported, so that the list stays true.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+LISTS = HERE / "suite.json"
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """The name that the backend goes by, and how many ranks: many tests ask for one or the other.
+
+    PyTorch's tests name the backends that they know; what only gloo or MPI is asked is open to any
+    backend that answers to that name.
+    """
+
+    known_as: str
+    nranks: int
+
+    def __str__(self) -> str:
+        return f"{self.known_as}@{self.nranks}"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of one test in one variant."""
+
+    name: str
+    outcome: str
+    why: str
+    seconds: float
+
+
+def variants(backend: str, gpus: int) -> tuple[Variant, ...]:
+    """In the order in which they are tried; a test is run by the first that does not skip it."""
+    if gpus:
+        return (Variant(backend, gpus), Variant("nccl", gpus), Variant("gloo", gpus))
+    # Some tests want few ranks, some four, "small world" eight.
+    own = (Variant(backend, 3),)
+    return own + tuple(Variant(name, n) for n in (4, 8) for name in ("gloo", "mpi"))
+
+
+def settled(result: Result) -> bool:
+    """Whether no other variant could say more of this test."""
+    no_device = ("CUDA is not available", "CUDA device", "no torchvision")
+    return result.outcome != "skipped" or any(word in result.why for word in no_device)
+
+
+class Runner:
+    """Runs tests in variants, several interpreters at a time."""
+
+    def __init__(self, backend: str, gpus: int, jobs: int, logs: Path, timeout: int) -> None:
+        self.backend = backend
+        self.jobs = jobs
+        self.logs = logs
+        self.timeout = timeout
+        paths = (str(ROOT), os.environ.get("PYTHONPATH", ""))
+        self.environ = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+            "OMP_NUM_THREADS": "1",
+        }
+        if not gpus:
+            # Tests on the CPU refuse more ranks than the machine has GPUs, if it has one.
+            self.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+    def names(self, variant: Variant) -> list[str]:
+        """All tests that there are."""
+        out = self.logs / "names"
+        self._python(variant, out, [])
+        return out.read_text(encoding="utf-8").split()
+
+    def run(self, variant: Variant, names: list[str]) -> list[Result]:
+        """Run these tests; a test that was begun and says nothing has failed."""
+        shards = [names[start :: self.jobs] for start in range(min(self.jobs, len(names)))]
+        with ThreadPoolExecutor(self.jobs) as pool:
+            parts = pool.map(lambda n: self._shard(variant, n, shards[n]), range(len(shards)))
+            results = list(chain.from_iterable(parts))
+        return sorted(results, key=lambda result: names.index(result.name))
+
+    def _shard(self, variant: Variant, number: int, names: list[str]) -> list[Result]:
+        out = self.logs / f"{variant}.{number}.jsonl"
+        results: list[Result] = []
+        while len(results) < len(names):
+            left = names[len(results) :]
+            end = self._python(variant, out, left)
+            said = out.read_text(encoding="utf-8").splitlines() if out.exists() else []
+            results += [Result(**json.loads(line)) for line in said]
+            if len(said) < len(left):
+                # What took the interpreter with it; the others are run without it.
+                results.append(Result(left[len(said)], "failed", f"exit status {end}", 0.0))
+            out.unlink(missing_ok=True)
+        return results
+
+    def _python(self, variant: Variant, out: Path, names: list[str]) -> int:
+        argv = [sys.executable, "-m", "tests.torch.suite_variant", "--out", str(out)]
+        argv += ["--backend", self.backend, "--known-as", variant.known_as]
+        argv += ["--world-size", str(variant.nranks), "--timeout", str(self.timeout), *names]
+        with out.with_suffix(".log").open("a") as log:
+            return subprocess.run(
+                argv, cwd=ROOT, env=self.environ, stdout=log, stderr=log, check=False
+            ).returncode
+
+
+def run_all(runner: Runner, kinds: tuple[Variant, ...], wanted: list[str]) -> dict[str, Result]:
+    """Run each test in variants until one does not skip it; what came of it."""
+    found: dict[str, Result] = {}
+    for variant in kinds:
+        names = [name for name in wanted if name not in found or not settled(found[name])]
+        results = runner.run(variant, names) if names else []
+        found |= {result.name: result for result in results}
+        counts = Counter(result.outcome for result in results)
+        seconds = sum(result.seconds for result in results)
+        told = ", ".join(f"{counts[word]} {word}" for word in ("passed", "skipped", "failed"))
+        print(f"{variant!s:12} {told}; {seconds:.0f} s of tests", flush=True)
+        for result in results:
+            if result.outcome == "failed":
+                print(f"  {result.name}\n{indented(result.why)}", flush=True)
+    return found
+
+
+def indented(text: str, most: int = 12) -> str:
+    """The last lines of what a failed test says."""
+    return "\n".join(f"      {line}" for line in text.strip().splitlines()[-most:])
+
+
+def judged(found: dict[str, Result], excluded: dict[str, str]) -> list[str]:
+    """What is wrong with the results, against the list of tests that are left out."""
+    wrong = []
+    for name, result in found.items():
+        left_out = name in excluded
+        if result.outcome == "passed" and left_out:
+            wrong.append(f"{name} is excluded ({excluded[name]}), but passes")
+        elif result.outcome == "failed" and not left_out:
+            wrong.append(f"{name} failed")
+        elif result.outcome == "skipped" and not left_out:
+            wrong.append(f"{name} is neither run nor excluded: {result.why}")
+    return wrong
+
+
+def record(
+    path: Path, found: dict[str, Result], excluded: dict[str, str], wrong: list[str], nranks: int
+) -> None:
+    """Put this run into a file of results, in place of an earlier one of the same torch."""
+    from benchmarks.record import commit
+    from ringcoll import __version__
+    from ringcoll.bench.environment import machine, versions
+
+    outcomes: dict[str, list[str]] = {"passed": [], "failed": []}
+    for name, result in sorted(found.items()):
+        if result.outcome in outcomes and name not in excluded:
+            outcomes[result.outcome].append(name)
+    run: dict[str, Any] = {
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "command": shlex.join(["scripts/torch_suite", *sys.argv[1:]]),
+        "commit": commit(),
+        "machine": machine(nranks, threads=False, device="cuda" if "cuda" in path.stem else "cpu"),
+        "versions": versions(__version__),
+        "counts": {word: len(names) for word, names in outcomes.items()}
+        | {"excluded": len(found.keys() & excluded.keys())},
+        **outcomes,
+        "excluded": {name: excluded[name] for name in sorted(found.keys() & excluded.keys())},
+        "wrong": wrong,
+    }
+    runs = json.loads(path.read_text(encoding="utf-8"))["runs"] if path.exists() else []
+    torch = run["versions"].get("torch")
+    runs = [other for other in runs if other["versions"].get("torch") != torch] + [run]
+    runs.sort(key=lambda other: other["versions"].get("torch", ""))
+    text = json.dumps({"name": path.stem, "runs": runs}, indent=1)
+    path.write_text(text + "\n", encoding="utf-8")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("names", nargs="*", help="some tests by name")
+    parser.add_argument("--all", action="store_true", help="all tests that there are")
+    parser.add_argument("--ci", action="store_true", help="those of suite.json for CI")
+    parser.add_argument(
+        "--cuda", type=int, default=0, metavar="GPUS", help="ranks on that many GPUs"
+    )
+    parser.add_argument("--backend", default="ringcoll", help="another, for comparison")
+    parser.add_argument("--jobs", type=int, default=max(1, len(os.sched_getaffinity(0)) // 2))
+    parser.add_argument("--timeout", type=int, default=90, help="seconds for one test")
+    parser.add_argument("--record", action="store_true", help="write benchmarks/results")
+    parser.add_argument("--logs", type=Path, help="folder for what the tests print")
+    args = parser.parse_args()
+    lists = json.loads(LISTS.read_text(encoding="utf-8"))
+    with tempfile.TemporaryDirectory() as folder:
+        logs = args.logs or Path(folder)
+        logs.mkdir(parents=True, exist_ok=True)
+        runner = Runner(args.backend, args.cuda, args.jobs, logs, args.timeout)
+        kinds = variants(args.backend, args.cuda)
+        if args.ci:
+            found: dict[str, Result] = {}
+            for name, tests in lists["ci"]["tests"].items():
+                known_as, _, nranks = name.partition("@")
+                found |= run_all(runner, (Variant(known_as, int(nranks)),), tests)
+        else:
+            found = run_all(runner, kinds, runner.names(kinds[0]) if args.all else args.names)
+    excluded = {
+        name: reason
+        for reason, names in lists["excluded_cuda" if args.cuda else "excluded"].items()
+        for name in names
+    }
+    wrong = judged(found, excluded)
+    passed = sum(found[name].outcome == "passed" for name in found)
+    print("\n".join([*wrong, f"{passed} tests passed, {len(wrong)} things wrong"]))
+    if args.record:
+        nranks = max(kind.nranks for kind in kinds)
+        name = "torch_suite_cuda" if args.cuda else "torch_suite_cpu"
+        record(RESULTS / f"{name}.json", found, excluded, wrong, nranks)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
