@@ -17,7 +17,7 @@ import sys
 import tempfile
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,8 @@ from typing import Any
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 LISTS = HERE / "suite.json"
+# How the reasons of tests begin that are open where there are GPUs.
+ON_GPUS = ("needs", "asks for NCCL's name")
 RESULTS = ROOT / "benchmarks" / "results"
 
 
@@ -51,6 +53,7 @@ class Result:
     outcome: str
     why: str
     seconds: float
+    variant: str = ""
 
 
 def variants(backend: str, gpus: int) -> tuple[Variant, ...]:
@@ -64,8 +67,13 @@ def variants(backend: str, gpus: int) -> tuple[Variant, ...]:
 
 def settled(result: Result) -> bool:
     """Whether no other variant could say more of this test."""
-    no_device = ("CUDA is not available", "CUDA device", "no torchvision")
-    return result.outcome != "skipped" or any(word in result.why for word in no_device)
+    no_device = "CUDA is not available" in result.why or more_gpus(result)
+    return result.outcome != "skipped" or no_device
+
+
+def more_gpus(result: Result) -> bool:
+    """Whether it was skipped for want of GPUs."""
+    return result.outcome == "skipped" and "CUDA device" in result.why
 
 
 class Runner:
@@ -130,7 +138,7 @@ def run_all(runner: Runner, kinds: tuple[Variant, ...], wanted: list[str]) -> di
     for variant in kinds:
         names = [name for name in wanted if name not in found or not settled(found[name])]
         results = runner.run(variant, names) if names else []
-        found |= {result.name: result for result in results}
+        found |= {result.name: replace(result, variant=str(variant)) for result in results}
         counts = Counter(result.outcome for result in results)
         seconds = sum(result.seconds for result in results)
         told = ", ".join(f"{counts[word]} {word}" for word in ("passed", "skipped", "failed"))
@@ -146,6 +154,11 @@ def indented(text: str, most: int = 12) -> str:
     return "\n".join(f"      {line}" for line in text.strip().splitlines()[-most:])
 
 
+def excluded_by(reasons: dict[str, list[str]], name: str) -> str:
+    """The reason why a test is left out; empty if it is not."""
+    return next((reason for reason, names in reasons.items() if name in names), "")
+
+
 def judged(found: dict[str, Result], excluded: dict[str, str]) -> list[str]:
     """What is wrong with the results, against the list of tests that are left out."""
     wrong = []
@@ -155,7 +168,7 @@ def judged(found: dict[str, Result], excluded: dict[str, str]) -> list[str]:
             wrong.append(f"{name} is excluded ({excluded[name]}), but passes")
         elif result.outcome == "failed" and not left_out:
             wrong.append(f"{name} failed")
-        elif result.outcome == "skipped" and not left_out:
+        elif result.outcome == "skipped" and not left_out and not more_gpus(result):
             wrong.append(f"{name} is neither run nor excluded: {result.why}")
     return wrong
 
@@ -168,10 +181,10 @@ def record(
     from ringcoll import __version__
     from ringcoll.bench.environment import machine, versions
 
-    outcomes: dict[str, list[str]] = {"passed": [], "failed": []}
+    outcomes: dict[str, dict[str, str]] = {"passed": {}, "failed": {}}
     for name, result in sorted(found.items()):
         if result.outcome in outcomes and name not in excluded:
-            outcomes[result.outcome].append(name)
+            outcomes[result.outcome][name] = result.variant
     run: dict[str, Any] = {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "command": shlex.join(["scripts/torch_suite", *sys.argv[1:]]),
@@ -179,9 +192,9 @@ def record(
         "machine": machine(nranks, threads=False, device="cuda" if "cuda" in path.stem else "cpu"),
         "versions": versions(__version__),
         "counts": {word: len(names) for word, names in outcomes.items()}
-        | {"excluded": len(found.keys() & excluded.keys())},
+        | {"excluded": len(excluded)},
         **outcomes,
-        "excluded": {name: excluded[name] for name in sorted(found.keys() & excluded.keys())},
+        "excluded": dict(sorted(excluded.items())),
         "wrong": wrong,
     }
     runs = json.loads(path.read_text(encoding="utf-8"))["runs"] if path.exists() else []
@@ -218,12 +231,16 @@ def main() -> int:
                 known_as, _, nranks = name.partition("@")
                 found |= run_all(runner, (Variant(known_as, int(nranks)),), tests)
         else:
-            found = run_all(runner, kinds, runner.names(kinds[0]) if args.all else args.names)
+            names = runner.names(kinds[0]) if args.all else args.names
+            if args.all and args.cuda:
+                # The others are run without GPUs.
+                names = [n for n in names if excluded_by(lists["excluded"], n).startswith(ON_GPUS)]
+            found = run_all(runner, kinds, names)
     excluded = {
-        name: reason
-        for reason, names in lists["excluded_cuda" if args.cuda else "excluded"].items()
-        for name in names
+        name: excluded_by(lists["excluded_cuda" if args.cuda else "excluded"], name)
+        for name in found
     }
+    excluded = {name: reason for name, reason in excluded.items() if reason}
     wrong = judged(found, excluded)
     passed = sum(found[name].outcome == "passed" for name in found)
     print("\n".join([*wrong, f"{passed} tests passed, {len(wrong)} things wrong"]))

@@ -8,9 +8,12 @@ JSON object a line; what tests print goes to standard error.
 from __future__ import annotations
 
 import argparse
+import atexit
 import functools
 import json
 import os
+import shutil
+import tempfile
 import time
 import unittest
 from collections.abc import Callable
@@ -57,7 +60,11 @@ def suite(
     The tests read the name and the world size when they are imported, so there is one variant a
     process.
     """
+    folder = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     os.environ |= {
+        # One test that begins anew wants a file to meet over.
+        "INIT_METHOD": f"file://{folder}/store",
         "BACKEND": known_as,
         "WORLD_SIZE": str(nranks),
         "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": str(timeout),

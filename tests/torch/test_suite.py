@@ -1,0 +1,89 @@
+"""The script that runs PyTorch's tests, and its lists: what it would overlook, nobody would see."""
+
+import json
+from collections import Counter
+
+import pytest
+
+from tests.torch.suite import LISTS, Result, Runner, Variant, judged, run_all, settled, variants
+
+
+def result(outcome, why="", name="test_x"):
+    return Result(name, outcome, why, 0.0)
+
+
+def test_no_test_stands_in_two_lists():
+    lists = json.loads(LISTS.read_text(encoding="utf-8"))
+    names = [name for names in lists["excluded"].values() for name in names]
+    names += [name for names in lists["ci"]["tests"].values() for name in names]
+    assert [name for name, times in Counter(names).items() if times > 1] == []
+    assert {Variant(*v) for v in (("ringcoll", 3), ("gloo", 4), ("mpi", 4))} >= {
+        Variant(name.split("@")[0], int(name.split("@")[1])) for name in lists["ci"]["tests"]
+    }
+
+
+@pytest.mark.parametrize(
+    ("outcome", "why", "reason", "said"),
+    [
+        ("passed", "", "", None),
+        ("passed", "", "sparse", "excluded (sparse), but passes"),
+        ("failed", "x", "", "failed"),
+        ("failed", "x", "sparse", None),
+        ("skipped", "Only MPI", "", "neither run nor excluded: Only MPI"),
+        ("skipped", "Only MPI", "sparse", None),
+        ("skipped", "Need at least 4 CUDA devices", "", None),
+    ],
+)
+def test_verdicts(outcome, why, reason, said):
+    wrong = judged({"test_x": result(outcome, why)}, {"test_x": reason} if reason else {})
+    assert len(wrong) == (said is not None)
+    assert said is None or said in wrong[0]
+
+
+def test_a_skip_for_want_of_a_gpu_is_not_tried_under_other_names():
+    assert settled(result("passed"))
+    assert settled(result("failed"))
+    assert settled(result("skipped", "CUDA is not available."))
+    assert not settled(result("skipped", "Skipped due to small world size."))
+
+
+class Scripted(Runner):
+    """Writes what a variant would; ``test_dies`` takes its interpreter with it."""
+
+    def __init__(self, logs, jobs, known):
+        super().__init__("ringcoll", 0, jobs, logs, 1)
+        self.known = known
+        self.asked = []
+
+    def _python(self, variant, out, names):
+        self.asked.append((str(variant), names))
+        with out.open("w") as file:
+            for name in names:
+                if name == "test_dies":
+                    return -11
+                outcome = self.known[name].get(variant.known_as, "skipped")
+                file.write(json.dumps(vars(result(outcome, name=name))) + "\n")
+        return 0
+
+
+@pytest.mark.parametrize("jobs", [1, 3])
+def test_what_dies_has_failed_and_the_rest_is_run(tmp_path, jobs):
+    names = ["test_a", "test_dies", "test_b", "test_c"]
+    runner = Scripted(tmp_path, jobs, {name: {"gloo": "passed"} for name in names})
+    results = runner.run(Variant("gloo", 4), names)
+    assert [r.name for r in results] == names
+    assert [r.outcome for r in results] == ["passed", "failed", "passed", "passed"]
+    assert results[1].why == "exit status -11"
+
+
+def test_each_test_is_run_by_the_first_variant_that_does_not_skip_it(tmp_path, capsys):
+    known = {"test_own": {"ringcoll": "passed"}, "test_mpi": {"mpi": "failed"}, "test_none": {}}
+    runner = Scripted(tmp_path, 1, known)
+    found = run_all(runner, variants("ringcoll", 0), list(known))
+    assert {name: (r.outcome, r.variant) for name, r in found.items()} == {
+        "test_own": ("passed", "ringcoll@3"),
+        "test_mpi": ("failed", "mpi@4"),
+        "test_none": ("skipped", "mpi@8"),
+    }
+    assert runner.asked[-1] == ("mpi@8", ["test_none"])
+    assert "1 passed, 2 skipped, 0 failed" in capsys.readouterr().out
