@@ -68,6 +68,28 @@ def test_a_compiler_is_installed_where_there_is_none(tmp_path, name):
     assert (result.stdout, result.stderr, result.returncode) == (f"{wanted}\n", "", 0)
 
 
+@pytest.mark.parametrize(
+    ("release", "extra", "wanted"),
+    [
+        ("2.13", "", "torch --editable . --group torch"),
+        ("2.13", "cu13", "torch --editable .[cu13] --group torch"),
+        ("2.11", "", "torch-2.11 --editable . --group torch-suite torch==2.11.*"),
+        ("newest", "", "torch-newest --editable . --group torch-suite torch"),
+    ],
+)
+def test_each_release_of_torch_has_its_environment(release, extra, wanted):
+    code = f"cuda_extra() {{ echo {extra}; }}; environment() {{ echo $*; }}"
+    result = shell(f"{code}; torch_environment {release}")
+    assert (result.stdout, result.stderr, result.returncode) == (f"{wanted}\n", "", 0)
+
+
+def test_the_release_of_torch_in_ci_is_the_one_that_the_scripts_name():
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert 'torch = ["torch==2.13.*"' in text
+    for name in ("test-torch", "torch_suite"):
+        assert "2.13" in (ROOT / "scripts" / name).read_text(encoding="utf-8")
+
+
 def test_old_python_is_refused(tmp_path):
     names = ["python", "python3", *(f"python3.{minor}" for minor in range(10, 15))]
     for name in names:
