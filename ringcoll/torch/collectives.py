@@ -13,12 +13,19 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
 
 from ringcoll.errors import ArgumentError
 from ringcoll.torch.ops import op_of
 from ringcoll.torch.tensors import dense, flat_of, put_back, single, spread
 
 __all__ = ["Collectives"]
+
+# What torch's own callers leave out. A group may be called without any of its Python functions.
+_ALL_REDUCE = c10d.AllreduceOptions()
+_ALL_GATHER = c10d.AllgatherOptions()
+_REDUCE_SCATTER = c10d.ReduceScatterOptions()
+_ALL_TO_ALL = c10d.AllToAllOptions()
 
 
 class Collectives(dist.ProcessGroup):  # type: ignore[misc]
@@ -35,7 +42,7 @@ class Collectives(dist.ProcessGroup):  # type: ignore[misc]
 
     def allreduce(self, tensors: Sequence[Any], opts: Any = None) -> Any:
         """Combine every rank's tensor elementwise, in place."""
-        opts = _ALL_REDUCE if opts is None else opts
+        opts = opts or _ALL_REDUCE
         return self._in_place("all_reduce", tensors, op_of(opts.reduceOp), 0, opts)
 
     def reduce(self, tensors: Sequence[Any], opts: Any) -> Any:
@@ -63,7 +70,7 @@ class Collectives(dist.ProcessGroup):  # type: ignore[misc]
 
     def allreduce_coalesced(self, tensors: Sequence[Any], opts: Any = None) -> Any:
         """:meth:`allreduce` of several tensors."""
-        opts = dist.AllreduceCoalescedOptions() if opts is None else opts
+        opts = opts or _ALL_REDUCE
         op = op_of(opts.reduceOp)
         engine = self._engine(_first(tensors, "all_reduce_coalesced"))
 
@@ -79,15 +86,13 @@ class Collectives(dist.ProcessGroup):  # type: ignore[misc]
 
     def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> Any:
         """Every rank's input, one behind the other, in the output of all."""
-        return self._gathered(
-            (output,), (input,), dist.AllgatherOptions() if opts is None else opts
-        )
+        return self._gathered((output,), (input,), opts or _ALL_GATHER)
 
     def all_gather_single_coalesced(
         self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None
     ) -> Any:
         """:meth:`all_gather_single` of several pairs of tensors."""
-        return self._gathered(outputs, inputs, dist.AllgatherOptions() if opts is None else opts)
+        return self._gathered(outputs, inputs, opts or _ALL_GATHER)
 
     def _gathered(self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any) -> Any:
         engine = self._engine(_first(inputs, "all_gather"))
@@ -102,17 +107,13 @@ class Collectives(dist.ProcessGroup):  # type: ignore[misc]
 
     def reduce_scatter_single(self, output: Any, input: Any, opts: Any = None) -> Any:
         """Combine every rank's input; rank r gets its segment r."""
-        return self._scattered(
-            (output,), (input,), dist.ReduceScatterOptions() if opts is None else opts
-        )
+        return self._scattered((output,), (input,), opts or _REDUCE_SCATTER)
 
     def reduce_scatter_single_coalesced(
         self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None
     ) -> Any:
         """:meth:`reduce_scatter_single` of several pairs of tensors."""
-        return self._scattered(
-            outputs, inputs, dist.ReduceScatterOptions() if opts is None else opts
-        )
+        return self._scattered(outputs, inputs, opts or _REDUCE_SCATTER)
 
     def _scattered(self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any) -> Any:
         engine = self._engine(_first(inputs, "reduce_scatter"))
@@ -132,7 +133,7 @@ class Collectives(dist.ProcessGroup):  # type: ignore[misc]
         self, outputs: Sequence[Sequence[Any]], inputs: Sequence[Any], opts: Any = None
     ) -> Any:
         """Every rank's tensor in a list of all; their sizes may differ."""
-        opts = dist.AllgatherOptions() if opts is None else opts
+        opts = opts or _ALL_GATHER
         given, parts = single(inputs, "all_gather"), self._list(outputs, "all_gather")
         counts = [part.numel() for part in parts]
         engine = self._engine(given)
@@ -154,7 +155,7 @@ class Collectives(dist.ProcessGroup):  # type: ignore[misc]
         self, outputs: Sequence[Sequence[Any]], inputs: Sequence[Any], opts: Any = None
     ) -> Any:
         """Several tensors of every rank; list r of the outputs is what rank r has given."""
-        opts = dist.AllgatherOptions() if opts is None else opts
+        opts = opts or _ALL_GATHER
         engine = self._engine(_first(inputs, "all_gather_coalesced"))
         rows = [list(row) for row in outputs]
         if len(rows) != self._nranks or any(len(row) != len(inputs) for row in rows):
@@ -178,7 +179,7 @@ class Collectives(dist.ProcessGroup):  # type: ignore[misc]
         self, outputs: Sequence[Any], inputs: Sequence[Sequence[Any]], opts: Any = None
     ) -> Any:
         """Combine every rank's list; rank r gets its tensor r. The sizes may differ."""
-        opts = dist.ReduceScatterOptions() if opts is None else opts
+        opts = opts or _REDUCE_SCATTER
         result, parts = single(outputs, "reduce_scatter"), self._list(inputs, "reduce_scatter")
         counts = [part.numel() for part in parts]
         engine, op = self._engine(result), op_of(opts.reduceOp)
@@ -249,7 +250,7 @@ class Collectives(dist.ProcessGroup):  # type: ignore[misc]
         opts: Any = None,
     ) -> Any:
         """Part q of the input goes to rank q; the parts are equal, or of so many rows."""
-        opts = dist.AllToAllOptions() if opts is None else opts
+        opts = opts or _ALL_TO_ALL
         engine = self._engine(input)
         if not output_split_sizes and not input_split_sizes:
 
@@ -271,7 +272,7 @@ class Collectives(dist.ProcessGroup):  # type: ignore[misc]
 
     def alltoall(self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None) -> Any:
         """Tensor q of the inputs goes to rank q; the sizes may differ."""
-        opts = dist.AllToAllOptions() if opts is None else opts
+        opts = opts or _ALL_TO_ALL
         sources, targets = self._list([inputs], "all_to_all"), self._list([outputs], "all_to_all")
         engine = self._engine(sources[0])
 
@@ -324,9 +325,6 @@ class Collectives(dist.ProcessGroup):  # type: ignore[misc]
     alltoall_base = all_to_all_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
-
-
-_ALL_REDUCE = dist.AllreduceOptions()
 
 
 def _first(tensors: Sequence[Any], name: str) -> Any:

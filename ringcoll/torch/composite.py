@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
 
 from ringcoll.errors import ArgumentError
 from ringcoll.torch.group import ProcessGroupRingcoll
@@ -82,7 +83,7 @@ class ProcessGroupComposite(ProcessGroupRingcoll):
             return super().barrier(opts)
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             torch.cuda.current_stream().synchronize()
-        return self._other.barrier(dist.BarrierOptions() if opts is None else opts)
+        return self._other.barrier(opts or c10d.BarrierOptions())
 
     def shutdown(self) -> None:
         """Let go of both; not collective."""

@@ -56,7 +56,8 @@ class Device:
         root: int = 0,
     ) -> None:
         """One collective on dense tensors, on the current stream."""
-        self._state.run(self._calls.ready(name, send, recv, op, root), self._current(self.ordinal))
+        ready = self._calls.ready(name, send, recv, op, root)
+        self._calls.run(name, ready, self._current(self.ordinal))
 
     def buffer(self, tensor: Any, name: str, *, reduces: bool = False) -> RawArray:
         """A dense tensor as the communicator's own methods take it."""
@@ -81,9 +82,8 @@ class Device:
         state = self._state
         try:
             with state.lock:
-                state.run(
-                    self._calls.ready(name, tensor, None, op, root), self._current(self.ordinal)
-                )
+                ready = self._calls.ready(name, tensor, None, op, root)
+                self._calls.run(name, ready, self._current(self.ordinal))
         except BaseException as error:
             raise self._failed(error) from error
         return Finished((tensor,))

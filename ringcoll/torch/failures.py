@@ -9,14 +9,23 @@ from __future__ import annotations
 
 import torch.distributed as dist
 
-from ringcoll.errors import ClosedError, DeadlineError, MachineError, RankLostError, UsageError
+from ringcoll.errors import (
+    ClosedError,
+    DeadlineError,
+    MachineError,
+    PlanError,
+    RankLostError,
+    UsageError,
+)
 
 __all__ = ["closed", "in_torch", "poisons"]
 
 
 def poisons(error: BaseException) -> bool:
     """Whether the ranks may be out of step after it."""
-    return isinstance(error, ClosedError) or not isinstance(error, (UsageError, MachineError))
+    return isinstance(error, ClosedError) or not isinstance(
+        error, (UsageError, PlanError, MachineError)
+    )
 
 
 def in_torch(error: BaseException) -> BaseException:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
 
 from ringcoll.bootstrap.store import StoreBootstrap
 from ringcoll.communicator.public import Communicator
@@ -202,7 +203,7 @@ class ProcessGroupRingcoll(Collectives):
 
     def barrier(self, opts: Any = None) -> Any:
         """Return when all ranks have come, and the work before it on this rank's GPU has ended."""
-        opts = dist.BarrierOptions() if opts is None else opts
+        opts = opts or c10d.BarrierOptions()
         if self._failure is not None:
             raise self._after_failure()
         host, timeout = self._host or self._open_host(), seconds_of(opts.timeout)

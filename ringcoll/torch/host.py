@@ -40,11 +40,11 @@ class Host:
         root: int = 0,
     ) -> None:
         """One collective on dense tensors."""
-        self._state.run(self._calls.ready(name, send, recv, op, root))
+        self._calls.run(name, self._calls.ready(name, send, recv, op, root))
 
     def barrier(self, timeout: float | None) -> None:
         """A barrier, with a timeout of its own."""
-        self._state.run(self._calls.barrier(timeout))
+        self._calls.run("barrier", self._calls.barrier(timeout))
 
     def buffer(self, tensor: Any, name: str, *, reduces: bool = False) -> Any:
         """A dense tensor as the communicator's own methods take it."""
@@ -62,7 +62,7 @@ class Host:
         try:
             state.yield_to_worker()
             with state.lock:
-                state.run(self._calls.ready(name, tensor, None, op, root))
+                self._calls.run(name, self._calls.ready(name, tensor, None, op, root))
         except BaseException as error:
             raise self._failed(error) from error
         return Finished((tensor,))

@@ -1,0 +1,135 @@
+"""Sends and receives of CPU tensors."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+
+
+def blocking(rank, n):
+    for source in range(n):
+        dest = (source + 1) % n
+        if rank == source:
+            dist.send(torch.full((3,), float(source)), dest)
+        if rank == dest:
+            x = torch.zeros(3)
+            assert dist.recv(x, source) == source
+            assert x.tolist() == [float(source)] * 3
+
+
+def receives_posted_before_sends(rank, n):
+    after, before = (rank + 1) % n, (rank - 1) % n
+    x, y = torch.zeros(4), torch.zeros(200_000)
+    works = [dist.irecv(x, before), dist.irecv(y, after)]
+    works += [dist.isend(torch.full((4,), float(rank)), after)]
+    works += [dist.isend(torch.full((200_000,), float(rank)), before)]
+    for work in works:
+        work.wait()
+    assert (x[0], y[-1]) == (before, after)
+
+
+def batches(rank, n):
+    after, before = (rank + 1) % n, (rank - 1) % n
+    x, y = torch.zeros(2), torch.zeros(2, 2).t()
+    operations = [
+        dist.P2POp(dist.irecv, x, before),
+        dist.P2POp(dist.irecv, y, before),
+        dist.P2POp(dist.isend, torch.full((2,), float(rank)), after),
+        dist.P2POp(dist.isend, torch.full((2, 2), rank + 0.5), after),
+    ]
+    for work in dist.batch_isend_irecv(operations):
+        work.wait()
+    assert (x[0], y[0, 0]) == (before, before + 0.5)
+
+
+def tags_in_any_order(rank, n):
+    tags = list(range(6))
+    if rank == 0:
+        works = [dist.isend(torch.full((3,), float(tag)), 1, tag=tag) for tag in tags]
+        for work in works:
+            work.wait()
+    if rank == 1:
+        for tag in (5, 0, 3, 1, 4, 2):
+            x = torch.zeros(6)[::2]
+            dist.recv(x, 0, tag=tag)
+            assert x.tolist() == [float(tag)] * 3
+
+
+def any_source(rank, n):
+    if rank == 2:
+        found = set()
+        for _ in range(n - 1):
+            x = torch.zeros(2)
+            source = dist.recv(x)
+            assert x.tolist() == [float(source)] * 2
+            found.add(source)
+        assert found == {0, 1, 3}
+    else:
+        dist.send(torch.full((2,), float(rank)), 2)
+
+
+def to_oneself(rank, n):
+    x = torch.zeros(2)
+    work = dist.irecv(x, rank)
+    dist.isend(torch.ones(2), rank).wait()
+    work.wait()
+    dist.isend(torch.full((2,), 2.0), rank).wait()
+    y = torch.zeros(2)
+    dist.irecv(y, rank).wait()
+    assert (x.tolist(), y.tolist()) == ([1, 1], [2, 2])
+
+
+def every_dtype(rank, n):
+    from ringcoll.torch.ops import ROWS
+
+    for kind in [*ROWS, torch.float8_e4m3fnuz]:
+        x = torch.full((5,), float(rank == 0)).to(kind)
+        if rank == 0:
+            dist.send(x, 3)
+        elif rank == 3:
+            dist.recv(x, 0)
+            assert x.to(torch.float32).tolist() == [1.0] * 5, kind
+    empty = torch.zeros(0)
+    if rank == 0:
+        dist.send(empty, 3)
+    elif rank == 3:
+        dist.recv(empty, 0)
+
+
+def objects(rank, n):
+    found = [None, None]
+    if rank == 0:
+        dist.send_object_list([{"x": 1}, "y"], 1)
+    if rank == 1:
+        dist.recv_object_list(found, 0)
+        assert found == [{"x": 1}, "y"]
+
+
+def beside_collectives(rank, n):
+    """A message that waits holds up no collective."""
+    x = torch.zeros(2)
+    work = dist.irecv(x, (rank + 1) % n)
+    y = torch.ones(2)
+    dist.all_reduce(y)
+    dist.barrier()
+    dist.send(torch.full((2,), float(rank)), (rank - 1) % n)
+    work.wait()
+    assert (x[0], y[0]) == ((rank + 1) % n, n)
+
+
+def unequal_ends_fail_and_name_both(rank, n):
+    """In a group of its own, which is out of step then."""
+    pair = dist.new_group([0, 1])
+    if rank < 2:
+        x = torch.zeros(3 if rank == 0 else 4)
+        with pytest.raises(RuntimeError, match=r"(?s)count=3.*count=4|count=4.*count=3"):
+            if rank == 0:
+                dist.send(x, 1, group=pair)
+                dist.send(x, 1, group=pair)
+                dist.send(x, 1, group=pair)
+            else:
+                dist.recv(x, 0, group=pair)
+        with pytest.raises(RuntimeError, match=" closed "):
+            dist.all_reduce(x, group=pair)
+        dist.destroy_process_group(pair)
