@@ -6,6 +6,7 @@ torch's own allocator does it: who frees memory of a stream has let that stream 
 
 from __future__ import annotations
 
+import gc
 import weakref
 from typing import Any
 
@@ -54,6 +55,9 @@ class Blocks:
         """
         nbytes = -(-max(1, count * dtype.itemsize) // _PAGE) * _PAGE
         free = self._free.setdefault((nbytes, stream), [])
+        if not free:
+            # When Python finds garbage differs from rank to rank; what is none does not.
+            gc.collect()
         block = free.pop() if free else self._comm.empty(nbytes, "uint8")
         lent = _Lent(block)
         weakref.finalize(lent, free.append, block).atexit = False

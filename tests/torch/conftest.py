@@ -23,6 +23,16 @@ def worlds():
     worlds.close()
 
 
+@pytest.fixture(scope="session")
+def programs():
+    """Runs programs as processes that end as Python does."""
+    from tests.torch.programs import Programs
+
+    programs = Programs()
+    yield programs
+    programs.close()
+
+
 @pytest.fixture
 def ranks(worlds):
     """Runs a function of ``on_ranks`` on 4 ranks of a living group; returns what each returned."""

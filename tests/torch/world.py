@@ -92,7 +92,7 @@ class World:
             # Where one has failed the others only wait for it.
             left = [pipe for pipe in self.pipes if pipe not in answers]
             for ready in wait(left, 1.0):
-                rank = self.pipes.index(ready)
+                rank = next(q for q, pipe in enumerate(self.pipes) if pipe is ready)
                 try:
                     well, answer = self.pipes[rank].recv()
                 except EOFError:

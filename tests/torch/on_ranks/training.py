@@ -122,10 +122,14 @@ def fsdp2_on_memory_of_the_group(rank, n):
     group = dist.group.WORLD
     made = []
     allocate = group._backend._allocate
+
+    def noted(*what):
+        tensor = allocate(*what)
+        made.append(tensor.data_ptr())
+        return tensor
+
     try:
-        group._backend._allocate = lambda *what: (
-            made.append(allocate(*what).data_ptr()) or allocate(*what)
-        )
+        group._backend._allocate = noted
         _check_sharded(rank, n, allocate=True, mesh=init_device_mesh("cpu", (n,)))
     finally:
         group._backend._allocate = allocate
@@ -143,18 +147,18 @@ def hybrid_sharding(rank, n):
 def allocated_tensors(rank, n):
     backend = dist.group.WORLD._get_backend(torch.device("cpu"))
     assert backend.supports_tensor_alloc(torch.device("cpu"))
-    first = backend.allocate_tensor(1000, dtype=torch.bfloat16, device=torch.device("cpu"))
-    assert (first.numel(), first.dtype) == (1000, torch.bfloat16)
+    first = backend.allocate_tensor(98_765, dtype=torch.bfloat16, device=torch.device("cpu"))
+    assert (first.numel(), first.dtype) == (98_765, torch.bfloat16)
     part = first[10:20]
     place = first.data_ptr()
     del first
-    other = backend.allocate_tensor(1000, dtype=torch.bfloat16, device=torch.device("cpu"))
+    other = backend.allocate_tensor(98_765, dtype=torch.bfloat16, device=torch.device("cpu"))
     assert other.data_ptr() != place, "a view still uses it"
     other.fill_(rank)
     dist.all_reduce(other)
     assert other[-1] == 6
     del part
-    again = backend.allocate_tensor(1000, dtype=torch.bfloat16, device=torch.device("cpu"))
+    again = backend.allocate_tensor(98_765, dtype=torch.bfloat16, device=torch.device("cpu"))
     assert again.data_ptr() == place
 
 
@@ -202,7 +206,7 @@ def compiled(rank, n):
 
 
 def data_loaders_that_fork(rank, n):
-    class Rows(Dataset):
+    class Rows(Dataset):  # type: ignore[misc]
         def __len__(self):
             return 8
 
