@@ -1,0 +1,200 @@
+"""Ranks that meet at an address which all know: rank 0 listens there, the others connect.
+
+Rank 0 collects what all say and answers each. Lengths are checked and nothing is unpickled, but
+whoever reaches the port first as a rank is taken for it: use an address of a trusted network.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import time
+
+from ringcoll.bootstrap.contract import named
+from ringcoll.errors import ArgumentError, DeadlineError, MachineError, RankLostError
+
+__all__ = ["TcpBootstrap"]
+
+_HELLO = struct.Struct("<8sQQ")  # magic, rank, nranks
+_MAGIC = b"ringcoll"
+_LENGTH = struct.Struct("<Q")
+_LONGEST = 1 << 30  # bytes of a frame
+_AGAIN = 0.02  # seconds between two attempts to reach rank 0
+_STRANGER = 1.0  # seconds that a new connection has to say which rank it is
+
+
+class TcpBootstrap:
+    """One of the ranks that meet at ``host:port``.
+
+    Args:
+        rank: this rank.
+        nranks: how many there are.
+        host: where rank 0 listens.
+        port: the same on all ranks; not 0.
+        timeout: seconds for the meeting, and for each exchange.
+
+    Raises:
+        ArgumentError: no such rank, or no such port.
+        DeadlineError: a rank did not come; rank 0 names it.
+        MachineError: rank 0 cannot listen there.
+
+    """
+
+    def __init__(self, rank: int, nranks: int, host: str, port: int, timeout: float) -> None:
+        if not 0 <= rank < nranks:
+            raise ArgumentError(f"rank {rank} of {nranks}: wanted 0 <= rank < nranks")
+        if not 0 < port < 1 << 16:
+            raise ArgumentError(f"port={port}: wanted one from 1 to 65535, the same on all ranks")
+        self.rank, self.nranks, self.timeout = rank, nranks, timeout
+        self._place = f"{host}:{port}"
+        # Rank 0 holds a link to every other rank, the others one to rank 0.
+        self._links: dict[int, socket.socket] = {}
+        deadline = time.monotonic() + timeout
+        try:
+            if rank == 0 and nranks > 1:
+                self._gather_ranks(host, port, deadline)
+            elif rank:
+                self._links[0] = self._reach(host, port, deadline)
+        except BaseException:
+            self.close()
+            raise
+
+    def allgather(self, payload: bytes) -> list[bytes]:
+        """Every rank's bytes, relayed by rank 0.
+
+        Raises:
+            DeadlineError: a rank did not come.
+            RankLostError: a rank has closed its connection.
+
+        """
+        deadline = time.monotonic() + self.timeout
+        if self.rank:
+            self._say(0, payload, deadline)
+            return _split(self._hear(0, deadline), self.nranks)
+        parts = [payload, *(self._hear(peer, deadline) for peer in range(1, self.nranks))]
+        answer = b"".join(_LENGTH.pack(len(part)) + part for part in parts)
+        for peer in self._links:
+            self._say(peer, answer, deadline)
+        return parts
+
+    def close(self) -> None:
+        """Close the connections. Idempotent."""
+        while self._links:
+            self._links.popitem()[1].close()
+
+    def _gather_ranks(self, host: str, port: int, deadline: float) -> None:
+        try:
+            door = socket.create_server((host, port), backlog=max(1, self.nranks))
+        except OSError as error:
+            raise MachineError(
+                f"init: rank 0 cannot listen at {self._place} ({error}); name another host or port"
+            ) from error
+        with door:
+            while len(self._links) < self.nranks - 1:
+                try:
+                    door.settimeout(_left(deadline))
+                    link, _ = door.accept()
+                except TimeoutError:
+                    missing = [r for r in range(1, self.nranks) if r not in self._links]
+                    raise DeadlineError(
+                        f"init: rank 0 waited {self.timeout:.3g} s at {self._place} for "
+                        f"{named(missing)}"
+                    ) from None
+                peer = self._introduced(link, deadline)
+                if peer is None:
+                    link.close()
+                else:
+                    self._links[peer] = link
+
+    def _introduced(self, link: socket.socket, deadline: float) -> int | None:
+        """Which rank a connection is; None: a stranger, or one that is here already."""
+        with contextlib.suppress(OSError):
+            soon = min(deadline, time.monotonic() + _STRANGER)
+            magic, peer, nranks = _HELLO.unpack(_exactly(link, _HELLO.size, soon))
+            known = magic == _MAGIC and nranks == self.nranks
+            if known and 0 < peer < nranks and peer not in self._links:
+                return int(peer)
+        return None
+
+    def _reach(self, host: str, port: int, deadline: float) -> socket.socket:
+        while True:
+            try:
+                link = socket.create_connection((host, port), _left(deadline))
+            except OSError as error:
+                if time.monotonic() + _AGAIN > deadline:
+                    raise DeadlineError(
+                        f"init: rank {self.rank} tried {self.timeout:.3g} s to reach rank 0 at "
+                        f"{self._place} ({error})"
+                    ) from None
+                time.sleep(_AGAIN)  # rank 0 may not be there yet
+                continue
+            link.sendall(_HELLO.pack(_MAGIC, self.rank, self.nranks))
+            return link
+
+    def _say(self, peer: int, payload: bytes, deadline: float) -> None:
+        link = self._link(peer)
+        try:
+            link.settimeout(_left(deadline))
+            link.sendall(_LENGTH.pack(len(payload)) + payload)
+        except OSError as error:
+            raise self._failed(peer, error) from error
+
+    def _hear(self, peer: int, deadline: float) -> bytes:
+        link = self._link(peer)
+        try:
+            (length,) = _LENGTH.unpack(_exactly(link, _LENGTH.size, deadline))
+            if length > _LONGEST:
+                raise MachineError(f"init: a frame of {length} bytes came from rank {peer}")
+            return _exactly(link, length, deadline)
+        except OSError as error:
+            raise self._failed(peer, error) from error
+
+    def _link(self, peer: int) -> socket.socket:
+        link = self._links.get(peer)
+        if link is None:
+            raise MachineError(f"init: the connections of rank {self.rank} are closed")
+        return link
+
+    def _failed(self, peer: int, error: OSError) -> DeadlineError | RankLostError:
+        """After a broken exchange nobody knows what the next frame is: all links are closed."""
+        self.close()
+        if isinstance(error, TimeoutError):
+            return DeadlineError(
+                f"init: rank {self.rank} waited {self.timeout:.3g} s for rank {peer}"
+            )
+        return RankLostError(
+            f"init: rank {peer} has closed its connection to rank {self.rank} ({error}): it "
+            f"failed, or is not one of {self.nranks} ranks that began together"
+        )
+
+
+def _left(deadline: float) -> float | None:
+    """Seconds to the deadline for a socket; None for ever."""
+    return None if deadline == float("inf") else max(1e-3, deadline - time.monotonic())
+
+
+def _exactly(link: socket.socket, length: int, deadline: float) -> bytes:
+    parts = bytearray()
+    while len(parts) < length:
+        link.settimeout(_left(deadline))
+        part = link.recv(min(length - len(parts), 1 << 20))
+        if not part:
+            raise ConnectionError("end of file")
+        parts += part
+    return bytes(parts)
+
+
+def _split(answer: bytes, nranks: int) -> list[bytes]:
+    parts: list[bytes] = []
+    start = 0
+    for _ in range(nranks):
+        end = start + _LENGTH.size
+        if len(answer) < end:
+            raise MachineError("init: rank 0 sent a truncated answer")
+        (length,) = _LENGTH.unpack_from(answer, start)
+        if len(answer) < end + length:
+            raise MachineError("init: rank 0 sent a truncated answer")
+        parts.append(answer[end : end + length])
+        start = end + length
+    return parts
