@@ -1,0 +1,90 @@
+"""One of two processes that train a small model over gloo, with DDP's own way and with hooks."""
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import ringcoll
+from ringcoll.torch import hooks
+
+STEPS = 4
+
+
+def train(comm, hook, seen):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(20, 300),
+        torch.nn.ReLU(),
+        torch.nn.Linear(300, 300),
+        torch.nn.Linear(300, 1),
+    )
+    # Small buckets: several of them, which DDP makes anew after the first step.
+    ddp = DistributedDataParallel(model, bucket_cap_mb=0.1)
+    if hook is not None:
+
+        def noting(state, bucket):
+            seen.append((bucket.index(), bucket.buffer().numel()))
+            return hook(state, bucket)
+
+        ddp.register_comm_hook(comm, noting)
+    optimizer = torch.optim.SGD(ddp.parameters(), 0.01)
+    generator = torch.Generator().manual_seed(comm.rank)
+    losses = []
+    for _ in range(STEPS):
+        x = torch.randn(16, 20, generator=generator)
+        loss = (ddp(x) - x.sum(1, keepdim=True)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    found = hashlib.sha256()
+    for parameter in model.parameters():
+        found.update(parameter.detach().numpy().tobytes())
+    return losses, found.hexdigest()
+
+
+def refused(comm):
+    """A hook that fails on the worker's thread ends in an error, not in a crash."""
+    model = torch.nn.Linear(2, 1)
+    ddp = DistributedDataParallel(model)
+
+    def failing(_state, bucket):
+        def fail():
+            raise ringcoll.MachineError("on purpose")
+
+        return hooks._on_worker(comm, bucket.buffer(), fail)
+
+    ddp.register_comm_hook(None, failing)
+    try:
+        ddp(torch.ones(1, 2)).sum().backward()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing was raised"
+
+
+def main():
+    comm = ringcoll.init(device="cpu", timeout=60)
+    torch.set_num_threads(1)
+    folder = Path(sys.argv[1])
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=comm.rank, world_size=comm.nranks
+    )
+    said, digests = {}, []
+    seen: list[tuple[int, int]] = []
+    for name, hook in (("own", None), ("plain", hooks.all_reduce), ("bf16", hooks.bf16_compress)):
+        said[name], digest = train(comm, hook, seen if name == "plain" else [])
+        digests.append(digest)
+    said["digests"] = digests
+    said["rebuilt"] = seen[: len(seen) // STEPS] != seen[-len(seen) // STEPS :]
+    said["refused"] = refused(comm)
+    (folder / f"{comm.rank}.json").write_text(json.dumps(said))
+    dist.destroy_process_group()
+    comm.close()
+
+
+main()
