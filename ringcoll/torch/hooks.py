@@ -6,6 +6,9 @@
     ddp = DistributedDataParallel(model)           # over any process group: gloo, nccl, ...
     ddp.register_comm_hook(comm, hooks.all_reduce)  # or hooks.bf16_compress
 
+    dist.init_process_group("ringcoll")            # or the communicator of such a group: the one
+    ddp.register_comm_hook(None, hooks.all_reduce)  # that is named, and for None the default one
+
 A bucket is made reachable for all ranks when it is met first (``comm.register``), so that later
 steps take the zero-copy path where the memory allows it: torch's default pools and expandable
 segments on GPUs, ranks that are threads on the CPU. Any other bucket is staged. Each rank must
@@ -24,11 +27,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from ringcoll.arguments.buffers import flat
 from ringcoll.communicator.public import Communicator
 from ringcoll.errors import ArgumentError, ArgumentTypeError
 from ringcoll.torch.buckets import Buckets
+from ringcoll.torch.collectives import Collectives
 
 __all__ = ["all_reduce", "bf16_compress"]
 
@@ -36,31 +41,32 @@ __all__ = ["all_reduce", "bf16_compress"]
 _streams: weakref.WeakKeyDictionary[Communicator, Any] = weakref.WeakKeyDictionary()
 
 
-def all_reduce(state: Communicator, bucket: Any) -> Any:
+def all_reduce(state: Any, bucket: Any) -> Any:
     """Average a bucket of gradients over the ranks of a communicator, in the bucket's own memory.
 
     Gradients of float16 and bfloat16 are added in float32; the average is rounded once. DDP's own
     way divides each contribution before it is added.
 
     Args:
-        state: the communicator.
+        state: the communicator, or a group of torch.distributed whose backend is ringcoll; None:
+            the default group.
         bucket: torch's ``GradBucket``.
 
     Returns:
         torch's ``Future`` of the averaged tensor.
 
     Raises:
-        ArgumentTypeError: no communicator, or sparse gradients.
+        ArgumentTypeError: no such state, or sparse gradients.
         ArgumentError: the gradients are on another device than the communicator's ranks.
         Error: the ranks do not agree, or an earlier call failed.
 
     """
-    buffer = _checked(state, bucket, "hooks.all_reduce")
-    carrier = buffer if _capturing(buffer) else _registered.of(state, bucket, buffer)
-    return _started(state, buffer, lambda: state.all_reduce(carrier, op="avg"))
+    comm, buffer = _checked(state, bucket, "hooks.all_reduce")
+    carrier = buffer if _capturing(buffer) else _registered.of(comm, bucket, buffer)
+    return _started(comm, buffer, lambda: comm.all_reduce(carrier, op="avg"))
 
 
-def bf16_compress(state: Communicator, bucket: Any) -> Any:
+def bf16_compress(state: Any, bucket: Any) -> Any:
     """Average a bucket of gradients as :func:`all_reduce`, but send them in bfloat16.
 
     Each rank rounds its contribution to bfloat16; these are added in float32 on the way, and the
@@ -68,52 +74,58 @@ def bf16_compress(state: Communicator, bucket: Any) -> Any:
     float32 gradients. Copies in bfloat16 are kept in zero-copy memory, half a bucket's bytes each.
 
     Args:
-        state: the communicator.
+        state: the communicator, or a group of torch.distributed whose backend is ringcoll; None:
+            the default group.
         bucket: torch's ``GradBucket``; of bfloat16 gradients nothing is compressed.
 
     Returns:
         torch's ``Future`` of the averaged tensor, of the gradients' own type.
 
     Raises:
-        ArgumentTypeError: no communicator, or gradients that are sparse or no floats.
+        ArgumentTypeError: no such state, or gradients that are sparse or no floats.
         ArgumentError: the gradients are on another device than the communicator's ranks.
         Error: the ranks do not agree, or an earlier call failed.
 
     """
-    buffer = _checked(state, bucket, "hooks.bf16_compress")
+    comm, buffer = _checked(state, bucket, "hooks.bf16_compress")
     if buffer.dtype == torch.bfloat16:
         return all_reduce(state, bucket)
     if not buffer.dtype.is_floating_point:
         raise ArgumentTypeError(f"hooks.bf16_compress: gradients of {buffer.dtype} are no floats")
-    known = None if _capturing(buffer) else _halves.of(state, bucket, buffer)
+    known = None if _capturing(buffer) else _halves.of(comm, bucket, buffer)
 
     def average() -> None:
         # Memory that is taken here belongs to the stream of the call.
         half, carrier = known or 2 * (torch.empty_like(buffer, dtype=torch.bfloat16),)
         half.copy_(buffer)
-        state.all_reduce(carrier, op="avg")
+        comm.all_reduce(carrier, op="avg")
         buffer.copy_(half)
 
-    return _started(state, buffer, average)
+    return _started(comm, buffer, average)
 
 
-def _checked(state: object, bucket: Any, where: str) -> Any:
-    """The bucket's memory."""
-    if not isinstance(state, Communicator):
-        raise ArgumentTypeError(
-            f"{where}: state is a {type(state).__name__}, wanted a communicator of ringcoll: "
-            f"ddp.register_comm_hook(ringcoll.init(...), {where})"
-        )
+def _checked(state: Any, bucket: Any, where: str) -> tuple[Communicator, Any]:
+    """The communicator, and the bucket's memory."""
     buffer = bucket.buffer()
     if buffer.layout is not torch.strided:
         raise ArgumentTypeError(f"{where}: sparse gradients ({buffer.layout}) are not carried")
+    if isinstance(state, Communicator):
+        comm = state
+    else:
+        group = dist.group.WORLD if state is None else state
+        if not isinstance(group, Collectives):
+            raise ArgumentTypeError(
+                f"{where}: state is a {type(state).__name__}, wanted a communicator of ringcoll "
+                f"or a group of its backend: ddp.register_comm_hook(ringcoll.init(...), {where})"
+            )
+        comm = group._engine(buffer).comm
     here = "cuda" if buffer.is_cuda else "cpu"
-    if not state.device.startswith(here):
+    if not comm.device.startswith(here):
         raise ArgumentError(
-            f"{where}: gradients on {buffer.device}, and the communicator's rank {state.rank} is "
-            f"on {state.device}; make it with device={here!r}"
+            f"{where}: gradients on {buffer.device}, and the communicator's rank {comm.rank} is "
+            f"on {comm.device}; make it with device={here!r}"
         )
-    return buffer
+    return comm, buffer
 
 
 def _capturing(buffer: Any) -> bool:

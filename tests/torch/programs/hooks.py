@@ -11,11 +11,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 import ringcoll
 from ringcoll.torch import hooks
+from ringcoll.torch.register import register
 
 STEPS = 4
 
 
-def train(comm, hook, seen):
+def train(comm, hook, seen, group=None):
     torch.manual_seed(0)
     model = torch.nn.Sequential(
         torch.nn.Linear(20, 300),
@@ -24,14 +25,14 @@ def train(comm, hook, seen):
         torch.nn.Linear(300, 1),
     )
     # Small buckets: several of them, which DDP makes anew after the first step.
-    ddp = DistributedDataParallel(model, bucket_cap_mb=0.1)
+    ddp = DistributedDataParallel(model, process_group=group, bucket_cap_mb=0.1)
     if hook is not None:
 
         def noting(state, bucket):
             seen.append((bucket.index(), bucket.buffer().numel()))
             return hook(state, bucket)
 
-        ddp.register_comm_hook(comm, noting)
+        ddp.register_comm_hook(group or comm, noting)
     optimizer = torch.optim.SGD(ddp.parameters(), 0.01)
     generator = torch.Generator().manual_seed(comm.rank)
     losses = []
@@ -79,7 +80,10 @@ def main():
     for name, hook in (("own", None), ("plain", hooks.all_reduce), ("bf16", hooks.bf16_compress)):
         said[name], digest = train(comm, hook, seen if name == "plain" else [])
         digests.append(digest)
-    said["digests"] = digests
+    register()
+    group = dist.new_group(backend="ringcoll")
+    said["group"], digest = train(comm, hooks.all_reduce, [], group)
+    said["digests"] = [*digests, digest]
     said["rebuilt"] = seen[: len(seen) // STEPS] != seen[-len(seen) // STEPS :]
     said["refused"] = refused(comm)
     (folder / f"{comm.rank}.json").write_text(json.dumps(said))
