@@ -38,13 +38,14 @@ def command_line() -> str:
     return shlex.join(["python", "-m", f"benchmarks.{name}", *sys.argv[1:]])
 
 
-def save(name: str, content: Mapping[str, Any], *, ranks: int) -> Path:
+def save(name: str, content: Mapping[str, Any], *, ranks: int, folder: Path = RESULTS) -> Path:
     """Write ``benchmarks/results/NAME.json``; an older measurement of that name is replaced.
 
     Args:
         name: what was measured.
         content: the figures.
         ranks: the most ranks that took part.
+        folder: another folder.
 
     """
     from ringcoll import __version__
@@ -58,8 +59,8 @@ def save(name: str, content: Mapping[str, Any], *, ranks: int) -> Path:
         "versions": versions(__version__),
         **content,
     }
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}.json"
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.json"
     text = json.dumps(whole, indent=1)
     path.write_text(text + "\n", encoding="utf-8")
     return path

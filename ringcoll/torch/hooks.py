@@ -20,7 +20,7 @@ On CPU ranks the calls run on the communicator's worker thread, on GPU ranks on 
 hooks' own, so that both overlap with the rest of the backward pass.
 """
 
-from __future__ import annotations
+# Not annotations as text: DDP compares those of a hook with its own types.
 
 import weakref
 from collections.abc import Callable
@@ -28,6 +28,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.futures import Future
 
 from ringcoll.arguments.buffers import flat
 from ringcoll.communicator.public import Communicator
@@ -41,7 +42,7 @@ __all__ = ["all_reduce", "bf16_compress"]
 _streams: weakref.WeakKeyDictionary[Communicator, Any] = weakref.WeakKeyDictionary()
 
 
-def all_reduce(state: Any, bucket: Any) -> Any:
+def all_reduce(state: Any, bucket: dist.GradBucket) -> Future[torch.Tensor]:
     """Average a bucket of gradients over the ranks of a communicator, in the bucket's own memory.
 
     Gradients of float16 and bfloat16 are added in float32; the average is rounded once. DDP's own
@@ -66,7 +67,7 @@ def all_reduce(state: Any, bucket: Any) -> Any:
     return _started(comm, buffer, lambda: comm.all_reduce(carrier, op="avg"))
 
 
-def bf16_compress(state: Any, bucket: Any) -> Any:
+def bf16_compress(state: Any, bucket: dist.GradBucket) -> Future[torch.Tensor]:
     """Average a bucket of gradients as :func:`all_reduce`, but send them in bfloat16.
 
     Each rank rounds its contribution to bfloat16; these are added in float32 on the way, and the
@@ -171,7 +172,7 @@ def _on_worker(comm: Communicator, buffer: Any, average: Callable[[], object]) -
     An exception in a future made by Python is an object that DDP takes for a tensor, and crashes.
     One that is raised by a callback arrives as an error.
     """
-    finished = torch.futures.Future()
+    finished = Future()
     failures: list[BaseException] = []
 
     def run() -> None:
@@ -199,7 +200,7 @@ def _on_stream(comm: Communicator, buffer: Any, average: Callable[[], object]) -
     stream.wait_stream(torch.cuda.current_stream(buffer.device))
     with torch.cuda.stream(stream):
         average()
-        future = torch.futures.Future(devices=[buffer.device])
+        future = Future(devices=[buffer.device])
         future.set_result(buffer)
     buffer.record_stream(stream)
     return future

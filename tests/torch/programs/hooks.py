@@ -26,13 +26,15 @@ def train(comm, hook, seen, group=None):
     )
     # Small buckets: several of them, which DDP makes anew after the first step.
     ddp = DistributedDataParallel(model, process_group=group, bucket_cap_mb=0.1)
-    if hook is not None:
+    if seen is not None:
 
         def noting(state, bucket):
             seen.append((bucket.index(), bucket.buffer().numel()))
             return hook(state, bucket)
 
-        ddp.register_comm_hook(group or comm, noting)
+        ddp.register_comm_hook(comm, noting)
+    elif hook is not None:
+        ddp.register_comm_hook(group or comm, hook)
     optimizer = torch.optim.SGD(ddp.parameters(), 0.01)
     generator = torch.Generator().manual_seed(comm.rank)
     losses = []
@@ -78,11 +80,11 @@ def main():
     said, digests = {}, []
     seen: list[tuple[int, int]] = []
     for name, hook in (("own", None), ("plain", hooks.all_reduce), ("bf16", hooks.bf16_compress)):
-        said[name], digest = train(comm, hook, seen if name == "plain" else [])
+        said[name], digest = train(comm, hook, seen if name == "plain" else None)
         digests.append(digest)
     register()
     group = dist.new_group(backend="ringcoll")
-    said["group"], digest = train(comm, hooks.all_reduce, [], group)
+    said["group"], digest = train(comm, hooks.all_reduce, None, group)
     said["digests"] = [*digests, digest]
     said["rebuilt"] = seen[: len(seen) // STEPS] != seen[-len(seen) // STEPS :]
     said["refused"] = refused(comm)

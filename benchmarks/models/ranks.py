@@ -1,0 +1,162 @@
+"""What one rank of the benchmark of training does, in a process of its own."""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from benchmarks.gpu.processes import Link
+from benchmarks.models.figures import ALONE
+from benchmarks.models.replica import MODELS, WAYS, Batches, Replica
+from ringcoll.torch.register import register
+
+__all__ = ["Plan", "measure", "repeat"]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is measured.
+
+    Args:
+        cases: models, and samples of a batch of each rank.
+        ways: names of :data:`benchmarks.models.replica.WAYS`.
+        device: "cuda" or "cpu".
+        tiny: small stand-ins for the models.
+        curve: steps of training before anything is timed, whose losses are kept.
+        steps: of a round that is timed.
+        rounds: of every way, in turns.
+        buckets: sizes of DDP's buckets in MiB; the first is what is timed.
+        meeting: a file by which the ranks meet.
+
+    """
+
+    cases: tuple[tuple[str, int], ...]
+    ways: tuple[str, ...]
+    device: str
+    tiny: bool
+    curve: int
+    steps: int
+    rounds: int
+    buckets: tuple[float, ...]
+    meeting: str
+
+
+def measure(link: Link, plan: Plan) -> None:
+    """Losses and times of all cases by all ways.
+
+    Sends ``{"curve": losses, "digest": of the weights after them}`` for each way of a case, and
+    ``{"seconds": of a step}`` for each round; all with ``case`` and ``way``.
+    """
+    device, groups = _begin(link, plan, deterministic=False)
+    for case, (model, batch) in enumerate(plan.cases):
+        batches = Batches(MODELS[model](tiny=plan.tiny), batch, link.rank, device)
+
+        def replica(way: str, model: str = model, batches: Batches = batches) -> Replica:
+            return _replica(plan, model, way, groups, batches, device, plan.buckets[0])
+
+        replicas = {way: replica(way) for way in plan.ways}
+        for way, trained in replicas.items():
+            losses = _curve(trained, plan.curve)
+            said = {"case": case, "way": way, "curve": losses, "digest": trained.digest()}
+            link.send(said)
+        replicas[ALONE] = replica("peer")
+        _curve(replicas[ALONE], 2)
+        for _ in range(plan.rounds):
+            for way, trained in replicas.items():
+                seconds = _timed(link, device, trained, plan.steps, synchronized=way != ALONE)
+                link.send({"case": case, "way": way, "seconds": seconds})
+        del replicas, trained, batches
+        gc.collect()
+    _end(link)
+
+
+def repeat(link: Link, plan: Plan) -> None:
+    """Train each case by each way with every size of buckets, and send the weights' digests.
+
+    Sends ``{"digest", "curve", "bucket"}`` with ``case`` and ``way``.
+    """
+    device, groups = _begin(link, plan, deterministic=True)
+    for case, (model, batch) in enumerate(plan.cases):
+        batches = Batches(MODELS[model](tiny=plan.tiny), batch, link.rank, device)
+        for way in plan.ways:
+            for bucket in plan.buckets:
+                trained = _replica(
+                    plan, model, way, groups, batches, device, bucket, repeatable=True
+                )
+                losses = _curve(trained, plan.curve)
+                said = {"case": case, "way": way, "bucket": bucket, "curve": losses}
+                link.send({**said, "digest": trained.digest()})
+                del trained
+                gc.collect()
+    _end(link)
+
+
+def _begin(link: Link, plan: Plan, *, deterministic: bool) -> tuple[Any, dict[str, Any]]:
+    """This rank's device, and a group for each kind of backend."""
+    torch.use_deterministic_algorithms(deterministic, warn_only=True)
+    torch.backends.cudnn.benchmark = not deterministic
+    torch.backends.cudnn.deterministic = deterministic
+    device = torch.device(plan.device)
+    if plan.device == "cuda":
+        device = torch.device("cuda", link.rank)
+        torch.cuda.set_device(device)
+    else:
+        torch.set_num_threads(1)  # ranks and their threads are more than cores already
+    register()
+    peer = "nccl" if plan.device == "cuda" else "gloo"
+    dist.init_process_group(
+        peer, init_method=f"file://{plan.meeting}", rank=link.rank, world_size=link.nranks
+    )
+    groups = {"peer": dist.group.WORLD}
+    if any(WAYS[way].backend == "ringcoll" for way in plan.ways):
+        options = {"deterministic": True} if deterministic else None
+        groups["ringcoll"] = dist.new_group(backend="ringcoll", pg_options=options)
+    return device, groups
+
+
+def _end(link: Link) -> None:
+    """Let nobody leave while others may still need it."""
+    link.barrier()
+    dist.destroy_process_group()
+
+
+def _replica(
+    plan: Plan,
+    model: str,
+    way: str,
+    groups: dict[str, Any],
+    batches: Batches,
+    device: Any,
+    bucket: float,
+    *,
+    repeatable: bool = False,
+) -> Replica:
+    torch.manual_seed(0)
+    task = MODELS[model](tiny=plan.tiny, repeatable=repeatable)
+    kind = WAYS[way]
+    return Replica(task, kind, groups[kind.backend], batches, device, bucket)
+
+
+def _curve(replica: Replica, steps: int) -> list[float]:
+    """Train; the loss of every step, averaged over the ranks."""
+    losses = torch.stack([replica.step() for _ in range(steps)]).double()
+    dist.all_reduce(losses)
+    return [float(loss) / dist.get_world_size() for loss in losses]
+
+
+def _timed(link: Link, device: Any, replica: Replica, steps: int, *, synchronized: bool) -> float:
+    """Seconds of a step on this rank; all begin together."""
+    wait = torch.cuda.synchronize if device.type == "cuda" else os.sched_yield
+    wait()
+    link.barrier()
+    begun = time.perf_counter()
+    for _ in range(steps):
+        replica.step(synchronized=synchronized)
+    wait()
+    return (time.perf_counter() - begun) / steps

@@ -1,0 +1,109 @@
+"""The benchmark of training, by CPU ranks on tiny models."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from benchmarks.models import gpt, resnet
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Small operations gain nothing by more, and lose much where other processes run."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def bench(folder, *words):
+    argv = [sys.executable, "-m", "benchmarks.training", "--device", "cpu", "--tiny", *words]
+    found = subprocess.run(
+        [*argv, "--out", str(folder), "--seconds", "90"],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=110,
+    )
+    assert found.returncode == 0, found.stdout + found.stderr
+    path = Path(found.stdout.splitlines()[-1])
+    return json.loads(path.read_text(encoding="utf-8")), path
+
+
+def test_ways_train_alike_and_are_timed(tmp_path):
+    words = ["--ranks", "2", "--cases", "resnet50:2,gpt:2", "--curve", "3"]
+    found, path = bench(tmp_path, *words, "--steps", "1", "--rounds", "2")
+    rows = found["rows"]
+    ways = ("gloo", "ringcoll", "ringcoll-hook")
+    assert [(r["model"], r["way"]) for r in rows] == [
+        (model, way) for model in ("resnet50", "gpt") for way in ways
+    ]
+    assert all(row["replicas_equal"] for row in rows)
+    assert all(row["loss_differs"] < 1e-3 for row in rows)
+    assert all(len(row["curve"]) == 3 and row["step_ms"] > 0 for row in rows)
+    assert {"date", "command", "commit", "machine", "versions"} <= found.keys()
+    assert found["errors"] == {}
+    assert path.parent == tmp_path
+
+
+def test_runs_are_equal_to_the_bit_with_any_buckets(tmp_path):
+    # Three ranks: of two, every order of adding gives the same.
+    words = ["--ranks", "3", "--cases", "gpt:2", "--curve", "3", "--buckets", "25,25,0.02"]
+    found, _ = bench(tmp_path, "--deterministic", *words, "--ways", "ringcoll,ringcoll-hook")
+    rows = found["rows"]
+    assert [(row["way"], row["equal"]) for row in rows] == [
+        ("ringcoll", True),
+        ("ringcoll-hook", True),
+    ]
+    assert all(len(set(row["last_loss"])) == 1 for row in rows)
+
+
+def test_own_models_have_the_sizes_of_the_known_ones():
+    def count(module):
+        return sum(parameter.numel() for parameter in module.parameters())
+
+    with torch.device("meta"):
+        assert count(resnet.ResNet()) == 25_557_032
+        assert count(gpt.GPT(50257)) == 124_439_808
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 8, 8), (1, 2, 7, 10)])
+def test_repeatable_pooling_is_max_pooling(shape):
+    x = torch.randn(shape, requires_grad=True)
+    for pool in (torch.nn.MaxPool2d(3, 2, 1), resnet.SlicedMaxPool()):
+        found = pool(x)
+        (gradient,) = torch.autograd.grad(found.square().sum(), x)
+        results = (found, gradient)
+        if isinstance(pool, torch.nn.MaxPool2d):
+            wanted = results
+    assert all(torch.equal(a, b) for a, b in zip(results, wanted, strict=True))
+
+
+@pytest.mark.parametrize("task", [gpt.task, resnet.task], ids=["gpt", "resnet50"])
+def test_tiny_models_learn(task):
+    torch.manual_seed(0)
+    made = task(tiny=True)
+    inputs, targets = made.sample(8, torch.Generator().manual_seed(0))
+    optimizer = made.optimizer(made.module.parameters())
+    losses = []
+    for _ in range(15):
+        optimizer.zero_grad()
+        loss = made.loss(made.module(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < losses[0]
