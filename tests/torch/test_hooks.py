@@ -20,7 +20,7 @@ from ringcoll.bootstrap import run_ranks
 from ringcoll.errors import ArgumentError, ArgumentTypeError, MismatchError
 from ringcoll.torch import hooks
 
-PROGRAM = Path(__file__).with_name("programs") / "hooks.py"
+PROGRAM = Path(__file__).with_name("hooks_program.py")
 
 
 class Bucket:
