@@ -1,34 +1,86 @@
 """The clock on a real machine: every hop occupies the links of its way, rings share by bandwidth.
 
 It is how a set of rings is judged as plans run them: an all_reduce along the found rings against
-one along the same GPUs in index order.
+one along the same GPUs in index order. :class:`Machine` is what a choice of plans goes by.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from ringcoll.algorithms import build
-from ringcoll.algorithms.channels import alternating
+from ringcoll.algorithms.channels import Channels, alternating, channels_along
 from ringcoll.errors import ArgumentError
-from ringcoll.plan import Chunk
 from ringcoll.timing.links import Links, Port, Wire
 from ringcoll.timing.predict import predict
-from ringcoll.topology.paths import routes
+from ringcoll.topology.paths import routes, stores
 from ringcoll.topology.rings import RingSet
 from ringcoll.topology.system import Gpu, System
 
-__all__ = ["machine_links", "ring_gain", "ring_seconds", "times_as_long"]
+__all__ = [
+    "Machine",
+    "machine_links",
+    "machine_of",
+    "ring_gain",
+    "ring_seconds",
+    "times_as_long",
+]
 
 _GB = 1e9
 
 
-def machine_links(system: System, gpus: Sequence[Gpu] | None = None) -> Links:
+@dataclass(frozen=True, eq=False, slots=True)
+class Machine:
+    """What the choice of a plan goes by; ranks of a process share one, which is known by itself.
+
+    Args:
+        links: between the ranks, as stores go.
+        channels: the rings that plans go along; None: one in the order of the ranks is as good.
+        all_pairs: whether every pair is one switch hop apart.
+
+    """
+
+    links: Links
+    channels: Channels | None
+    all_pairs: bool
+
+
+def machine_of(system: System, stored: RingSet, overheads: Wire) -> Machine:
+    """The machine of ranks on all GPUs of a system, in their order.
+
+    Args:
+        system: the ranks' GPUs, two or more.
+        stored: its rings for kernels that store, see ``find_rings``.
+        overheads: α and L of a message; its bandwidth is not used.
+
+    Raises:
+        ArgumentError: two of the GPUs do not reach each other.
+
+    """
+    links = machine_links(system, stored=True, alpha=overheads.alpha, latency=overheads.latency)
+    rings = stored.rings
+    channels = channels_along([r.order for r in rings], [r.bandwidth for r in rings])
+    plain = channels.rings == (tuple(range(len(system.gpus))),)
+    return Machine(links, None if plain else channels, stored.all_pairs)
+
+
+def machine_links(
+    system: System,
+    gpus: Sequence[Gpu] | None = None,
+    *,
+    stored: bool = False,
+    alpha: float = 0.0,
+    latency: float = 0.0,
+) -> Links:
     """The wires between GPUs, rank i on the i-th: each pair goes the best way there is.
 
     Args:
         system: the machine.
         gpus: of the ranks; None: all, in their order.
+        stored: each pair goes the way that a GPU's stores take, without relays.
+        alpha: seconds that a message occupies the first link of its way besides its bytes.
+        latency: seconds of a message's flight.
 
     Raises:
         ArgumentError: fewer than two GPUs, or two that do not reach each other.
@@ -38,6 +90,8 @@ def machine_links(system: System, gpus: Sequence[Gpu] | None = None) -> Links:
     if len(chosen) < 2:
         raise ArgumentError(f"gpus: {len(chosen)} of them; ranks need two or more to have links")
     found = routes(system, chosen)
+    if stored:
+        found = stores(found)
     ways: list[tuple[tuple[tuple[Port, Wire], ...], ...]] = []
     fastest = 0.0
     for src in range(len(chosen)):
@@ -51,18 +105,16 @@ def machine_links(system: System, gpus: Sequence[Gpu] | None = None) -> Links:
                 raise ArgumentError(f"gpus: {chosen[src].name} does not reach {chosen[dst].name}")
             row.append(
                 tuple(
-                    (Port(f"{link.kind.value} {link.src} -> {link.dst}"), _wire(link.bandwidth, by))
-                    for link, by in there[0].uses
+                    (
+                        Port(f"{link.kind.value} {link.src} -> {link.dst}"),
+                        Wire(link.bandwidth * _GB / by, 0.0 if at else alpha),
+                    )
+                    for at, (link, by) in enumerate(there[0].uses)
                 )
             )
             fastest = max(fastest, there[0].bandwidth)
         ways.append(tuple(row))
-    return Links(fastest * _GB, topology="machine", ways=tuple(ways))
-
-
-def _wire(bandwidth: float, factor: float) -> Wire:
-    """What a link is to a hop that loads it by so many bytes for each of its own."""
-    return Wire(bandwidth * _GB / factor)
+    return Links(fastest * _GB, alpha, latency, topology="machine", ways=tuple(ways))
 
 
 def ring_seconds(
@@ -78,13 +130,7 @@ def ring_seconds(
 
     """
     plan = build("all_reduce", "ring", len(orders[0]), rings=orders)
-    chunks, total = plan.collective.chunks, sum(shares)
-    per_ring = chunks // len(orders)
-
-    def size(chunk: Chunk) -> float:
-        return nbytes * shares[chunk.index % chunks // per_ring] / (total * per_ring)
-
-    return predict(plan, nbytes, links, slices=1, sizes=size).seconds
+    return predict(plan, nbytes, links, slices=1, shares=tuple(shares)).seconds
 
 
 def ring_gain(system: System, found: RingSet, nbytes: int = 256 << 20) -> float:

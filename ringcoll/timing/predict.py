@@ -86,6 +86,7 @@ class Clock:
         links: the wires.
         window: W, how many slices of a SCRATCH chunk exist at once.
         sizes: bytes of a chunk where chunks are unequal; None: nbytes divided evenly.
+        shares: weight of each channel's part of the bytes, as a ``Layout`` has them; (): equal.
         symmetry: fold the speakers for all (:func:`ringcoll.timing.graph.speakers_of`); None: if
             the plan declares it and has more than 64 ranks, or holds the speakers' steps only.
 
@@ -98,6 +99,7 @@ class Clock:
         *,
         window: int = 2,
         sizes: Sizes | None = None,
+        shares: tuple[float, ...] = (),
         symmetry: bool | None = None,
     ) -> None:
         if links.nodes and len(links.nodes) != plan.nranks:
@@ -106,6 +108,10 @@ class Clock:
             )
         if window < 1:
             raise ArgumentError(f"window={window}: at least 1")
+        if len(shares) > 1 and (sizes is not None or plan.collective.chunks % len(shares)):
+            raise ArgumentError(
+                f"shares={shares}: not with sizes, and they divide {plan.collective.chunks} chunks"
+            )
         speakers = speakers_of(plan.symmetry, links.nodes, plan.nranks)
         if links.topology == "machine":
             speakers = plan.nranks  # its ranks have different links
@@ -122,8 +128,9 @@ class Clock:
         elif symmetry and plan.symmetry is None:
             raise PlanError(f"{plan.collective}: this plan declares no symmetry; fold all ranks")
         self.plan, self.links, self.window = plan, links, window
-        self.sizes = sizes
         self.speakers = speakers if symmetry and speakers < plan.nranks else None
+        self.given = sizes is not None  # in bytes, else in chunks of the mean size
+        self.sizes = _weighted(plan.collective, shares) if len(shares) > 1 else sizes
         self.parts = parts_of(plan.collective)
         self._graphs: dict[tuple[bool, bool], Graph] = {}
 
@@ -243,7 +250,7 @@ class Clock:
             raise ArgumentError(f"slices={slices}: at least 1, and 1 for a plan with signals")
         if not 0 <= nbytes < math.inf:
             raise ArgumentError(f"nbytes={nbytes}: at least 0")
-        unit = (nbytes / self.parts if self.sizes is None else 1.0) / slices
+        unit = (1.0 if self.given else nbytes / self.parts) / slices
         known: dict[tuple[Wire, float], int] = {}
         costs: Costs = []
         for loads in self.graph(slices).loads:
@@ -266,6 +273,7 @@ def predict(
     slices: int = 1,
     window: int = 2,
     sizes: Sizes | None = None,
+    shares: tuple[float, ...] = (),
     symmetry: bool | None = None,
 ) -> Prediction:
     """How long one call takes on these links: :class:`Clock` for one question.
@@ -277,13 +285,14 @@ def predict(
         slices: S, for an algorithm's plan.
         window: W, for an algorithm's plan.
         sizes: bytes of each chunk where they differ.
+        shares: weight of each channel's part of the bytes; (): equal.
         symmetry: fold the speakers for all ranks of a symmetric plan; None: above 64 ranks.
 
     Raises:
         Deadlock: a step waits for a signal that never comes.
 
     """
-    clock = Clock(plan, links, window=window, sizes=sizes, symmetry=symmetry)
+    clock = Clock(plan, links, window=window, sizes=sizes, shares=shares, symmetry=symmetry)
     return clock.predict(nbytes, slices)
 
 
@@ -291,6 +300,12 @@ def parts_of(collective: Collective) -> int:
     """How many chunks the larger buffer holds: N bytes make N / parts a chunk."""
     segments = max(collective.segments("INPUT"), collective.segments("OUTPUT"), 1)
     return segments * collective.chunks
+
+
+def _weighted(collective: Collective, shares: tuple[float, ...]) -> Sizes:
+    """How many times the mean each INPUT or OUTPUT chunk has, by its channel's share."""
+    per_channel, mean = collective.chunks // len(shares), sum(shares) / len(shares)
+    return lambda chunk: shares[chunk.index % collective.chunks // per_channel] / mean
 
 
 def _shaped(plan: Plan, slices: int) -> Plan:

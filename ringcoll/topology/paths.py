@@ -26,7 +26,16 @@ from ringcoll.topology.system import (
     System,
 )
 
-__all__ = ["Route", "bus_routes", "network", "nvlink_routes", "path_class", "relayed", "routes"]
+__all__ = [
+    "Route",
+    "bus_routes",
+    "network",
+    "nvlink_routes",
+    "path_class",
+    "relayed",
+    "routes",
+    "stores",
+]
 
 INTEL_ROOT = 6 / 5
 """What a hop between GPUs costs on PCIe links where it turns at an Intel CPU (NCCL's constant)."""
@@ -121,6 +130,22 @@ def routes(system: System, gpus: Sequence[Gpu]) -> dict[tuple[int, int], tuple[R
             if names[j] in bus:
                 ways.append(bus[names[j]])
             found[i, j] = tuple(ways)
+    return found
+
+
+def stores(
+    ways_of: Mapping[tuple[int, int], Sequence[Route]],
+) -> dict[tuple[int, int], tuple[Route, ...]]:
+    """The routes that a GPU's own stores to another one's memory take: no choice of ours.
+
+    That is NVLink where it joins the two, directly or by switches, else the path by PCIe and CPUs.
+    Another GPU relays nothing unless a program on it does.
+    """
+    found: dict[tuple[int, int], tuple[Route, ...]] = {}
+    for pair, ways in ways_of.items():
+        own = [way for way in ways if way.path_class is not PathClass.NVB]
+        linked = tuple(way for way in own if way.path_class is PathClass.NVL)
+        found[pair] = linked or tuple(own[:1])
     return found
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from ringcoll.errors import ArgumentError
-from ringcoll.topology.paths import Route, routes
+from ringcoll.topology.paths import Route, routes, stores
 from ringcoll.topology.rings import Ring, RingSet
 from ringcoll.topology.search.few import MOST, few, thinned
 from ringcoll.topology.search.hosts import between_hosts
@@ -31,7 +31,12 @@ APART = 0.01
 
 
 def find_rings(
-    system: System, gpus: Sequence[Gpu] | None = None, *, mixed: bool = False, most: int = MOST
+    system: System,
+    gpus: Sequence[Gpu] | None = None,
+    *,
+    mixed: bool = False,
+    stored: bool = False,
+    most: int = MOST,
 ) -> RingSet:
     """The rings that are worth the most together, in the sum of their bandwidths.
 
@@ -44,6 +49,8 @@ def find_rings(
         gpus: those of it that take part; all without it.
         mixed: admit every class of path. Without it only those up to the best class that closes a
             ring at all, so that a ring of NVLink does not wait for one of PCIe.
+        stored: admit of each pair only the way that a GPU's stores to the other take: the rings
+            that kernels can go along without a program that relays. On one host.
         most: rings at most.
 
     Raises:
@@ -61,7 +68,10 @@ def find_rings(
         return _switched(system, chosen, switches)
     if len(divided(system, chosen)) > 1:
         return between_hosts(system, chosen, most=most)
-    return _on_host(system, chosen, mixed=mixed, most=most, all_pairs=bool(switches))
+    ways_of: Routes = routes(system, chosen)
+    if stored:
+        ways_of = stores(ways_of)
+    return _on_host(chosen, ways_of, mixed=mixed, most=most, all_pairs=bool(switches))
 
 
 def _members(system: System, gpus: Sequence[Gpu] | None) -> tuple[Gpu, ...]:
@@ -127,9 +137,8 @@ def _switched(system: System, gpus: tuple[Gpu, ...], switches: list[str]) -> Rin
 
 
 def _on_host(
-    system: System, gpus: tuple[Gpu, ...], *, mixed: bool, most: int, all_pairs: bool
+    gpus: tuple[Gpu, ...], ways_of: Routes, *, mixed: bool, most: int, all_pairs: bool
 ) -> RingSet:
-    ways_of = routes(system, gpus)
     n = len(gpus)
     top, closing, tried = _closing_class(n, ways_of)
     if not closing:
