@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ringcoll.communicator.group import group
     from ringcoll.communicator.public import Communicator
     from ringcoll.communicator.start import init, init_all, spawn
+    from ringcoll.communicator.topology import Topology
     from ringcoll.communicator.work import Work
     from ringcoll.config import Config
     from ringcoll.dtypes import premul_sum
@@ -61,6 +62,7 @@ __all__ = [
     "PlanError",
     "RankLostError",
     "Step",
+    "Topology",
     "UsageError",
     "Work",
     "__version__",

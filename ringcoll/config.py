@@ -109,7 +109,8 @@ class Settings:
 
     Args:
         node: name of this rank's node, where it is not the host's.
-        topo_file: path of a topology file in NCCL's XML format.
+        topo_file: path of a topology file in NCCL's XML format. What is detected of GPU ranks
+            completes it; CPU ranks play its GPUs, rank i the i-th.
         device: "cpu", "cuda" or "auto".
         transport: how GPU ranks reach each other: "p2p", or "host" for pinned host memory; left
             out, "p2p" where every pair of devices can.
@@ -133,7 +134,8 @@ class Settings:
 
     def agreed(self) -> bytes:
         """The settings that ranks must share, as JSON."""
-        shared = {"device": self.device, "transport": self.transport, "pace": self.pace}
+        names = ("device", "transport", "pace", "topo_file")
+        shared = {name: getattr(self, name) for name in names}
         return json.dumps(shared, sort_keys=True).encode()
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ringcoll.algorithms import ALGORITHMS, build
 from ringcoll.arguments.calls import prepare
 from ringcoll.collectives import Kind
 from ringcoll.errors import ArgumentError, LaunchRefused
-from ringcoll.executors.cuda.choose import Chosen, Wishes, choose
+from ringcoll.executors.cuda.choose import Wishes, choose
 from ringcoll.plan import Buffer
 
 if TYPE_CHECKING:
@@ -71,7 +70,8 @@ def chosen_name(
         return section.algorithm or "none"  # the call itself will say why
     slices = found.variants[-1].launch.slices  # the root's own buffer is like the others
     how = "copy" if found.engine == "copy" else found.launch.protocol
-    name = f"{_algorithm(section.collective, found, call.root)} {how}"
+    algorithm = found.source.algorithm if found.source is not None else ""
+    name = f"{algorithm or 'unnamed'} {how}"
     return f"{name} S={slices}" if slices > 1 else name
 
 
@@ -83,17 +83,3 @@ def _mapped(kind: Kind) -> frozenset[Buffer]:
         for buffer, segments in sides
         if segments != "none" and kind.rooted != buffer.name.lower()
     )
-
-
-def _algorithm(collective: str, found: Chosen, root: int) -> str:
-    """The name under which the plan is built."""
-    nranks = found.plan.nranks
-    names = (name for name in ALGORITHMS[collective] if _is(found, collective, name, nranks, root))
-    return next(names, "unnamed")
-
-
-def _is(found: Chosen, collective: str, name: str, nranks: int, root: int) -> bool:
-    try:
-        return build(collective, name, nranks, root=root) == found.plan
-    except ArgumentError:
-        return False  # it does not take so many ranks, or a root

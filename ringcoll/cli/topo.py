@@ -14,7 +14,7 @@ from ringcoll.cli.output import write_text
 from ringcoll.cli.ranges import parse_ints
 from ringcoll.config import from_environment
 from ringcoll.errors import ArgumentError, MachineError
-from ringcoll.timing.machine import ring_gain
+from ringcoll.timing.machine import format_gain
 from ringcoll.topology.build import build
 from ringcoll.topology.document import Element, write
 from ringcoll.topology.draw.files import check_ending, write_picture
@@ -182,12 +182,7 @@ def _texts(
         yield format_matrix(system)
     if everything:
         yield format_rings(system, rings)
-        if len(rings.rings) > 1:
-            gain = ring_gain(system, rings)
-            yield (
-                f"an all_reduce takes {gain:.3g} times as long on paper along as many rings in "
-                f"index order\n"
-            )
+        yield from format_gain(system, rings)
         if compared is not None:
             yield compared.format(system)
         yield format_machine(system)

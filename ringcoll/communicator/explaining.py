@@ -8,9 +8,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 
-from ringcoll.algorithms import ALGORITHMS, build
 from ringcoll.arguments.calls import Call
 from ringcoll.collectives import COLLECTIVES, Collective
+from ringcoll.communicator.topology import Topology
 from ringcoll.dtypes import dtype_of, op_of
 from ringcoll.errors import Error
 from ringcoll.executors.cuda.choose import Chosen, Resources, Wishes, choose
@@ -33,6 +33,7 @@ def explained(
     nbytes: int,
     resources: Resources,
     *,
+    topology: Topology,
     wishes: Wishes,
     check: Callable[[Chosen], None],
 ) -> str:
@@ -42,6 +43,7 @@ def explained(
         collective: its name.
         nbytes: of the larger buffer; what is no whole number of float32 for each rank is left out.
         resources: what the ranks have.
+        topology: what they know of their machine.
         wishes: the communicator's options.
         check: raises where the options refuse what was chosen.
 
@@ -54,6 +56,7 @@ def explained(
         f"{collective}, {nbytes} bytes (as float32), {nranks} GPU ranks, "
         f"at most {resources.blocks} CUDA blocks each"
     ]
+    lines += topology.gone_by(collective)
     lines += _settings(wishes)
     rooted = COLLECTIVES[collective].rooted
     shared = frozenset(b for b in ALL_MAPPED if units and b.name.lower() != rooted)
@@ -66,7 +69,7 @@ def explained(
         except Error as error:
             said.append([f"refused: {error}"])
         else:
-            said.append(list(_lines(found, asked, units, unit, wishes)))
+            said.append(list(_lines(found, asked, units, unit)))
     titles = ("buffers of comm.empty", "buffers of plain memory")
     for title, part in zip(
         ("buffers of any kind",) if said[0] == said[1] else titles, said, strict=False
@@ -110,14 +113,14 @@ def _asking(
     return asked
 
 
-def _lines(found: Chosen, asked: Chooser, units: int, unit: int, wishes: Wishes) -> Iterator[str]:
+def _lines(found: Chosen, asked: Chooser, units: int, unit: int) -> Iterator[str]:
     """What runs, how, and from where to where."""
     launch = found.launch
     blocks = f"{found.blocks} {'block' if found.blocks == 1 else 'blocks'}"
     if found.engine == "copy":
         blocks = f"{blocks if found.blocks else 'no block'} beside them"
     yield (
-        f"{_name(found.plan, wishes)} by {_means(found)}, S = {launch.slices}, "
+        f"{_name(found)} by {_means(found)}, S = {launch.slices}, "
         f"{blocks} of {found.threads} threads"
     )
     if launch.in_band:
@@ -137,6 +140,9 @@ def _lines(found: Chosen, asked: Chooser, units: int, unit: int, wishes: Wishes)
         )
     if found.plan.collective.name == "barrier":
         return
+    if found.why:
+        yield "the clock on this machine's links, where pairs are not alike:"
+        yield from (f"  {reason}" for reason in found.why)
     limit = _MOST_BYTES // unit
     least, most = _edge(asked, units, 0), _edge(asked, units, max(limit, units))
     upper = f"{most * unit} bytes" if most < limit else "any size"
@@ -145,10 +151,7 @@ def _lines(found: Chosen, asked: Chooser, units: int, unit: int, wishes: Wishes)
         if 0 <= beyond <= limit:
             with contextlib.suppress(Error):
                 other = asked(beyond)
-                yield (
-                    f"{side}: {_name(other.plan, wishes)} by {_means(other)}, "
-                    f"S = {other.launch.slices}"
-                )
+                yield (f"{side}: {_name(other)} by {_means(other)}, S = {other.launch.slices}")
 
 
 def _reached(found: Chosen) -> str:
@@ -196,13 +199,10 @@ def _edge(asked: Chooser, units: int, limit: int) -> int:
     return inside
 
 
-def _name(plan: Plan, wishes: Wishes) -> str:
-    """The algorithm whose plan it is."""
-    if wishes.plan is not None:
+def _name(found: Chosen) -> str:
+    """The algorithm whose plan it is, and on how many rings."""
+    source = found.source
+    if source is None or not source.algorithm:
         return "your algorithm"
-    name, nranks = plan.collective.name, plan.nranks
-    for algorithm in ALGORITHMS[name]:
-        with contextlib.suppress(Error):
-            if wishes.algorithm in (None, algorithm) and build(name, algorithm, nranks) == plan:
-                return algorithm
-    return "a plan without a name"
+    rings = len(source.channels.rings) if source.channels is not None else 1
+    return source.algorithm if rings == 1 else f"{source.algorithm} on {rings} rings"

@@ -10,6 +10,7 @@ from ringcoll.arguments.calls import Call
 from ringcoll.communicator.explaining import explained
 from ringcoll.communicator.rank import RankState
 from ringcoll.communicator.selection import Choice, prove, wished_plan
+from ringcoll.communicator.topology import Topology
 from ringcoll.config import Config
 from ringcoll.dtypes import dtype_of
 from ringcoll.errors import ArgumentError, Error, LaunchRefused, MachineError
@@ -41,6 +42,7 @@ class CudaState(RankState):
         transport: "p2p", "host", or None where the devices decide; a parent's is its own.
         parent: the communicator's parent, whose symmetric memory it shares.
         ranks: the parent's rank of each of its ranks.
+        topology: what the ranks know of their machine; of a child it is found among its ranks.
 
     """
 
@@ -56,9 +58,10 @@ class CudaState(RankState):
         transport: Transport | None = None,
         parent: RankState | None = None,
         ranks: Sequence[int] = (),
+        topology: Topology | None = None,
     ) -> None:
         self.device, self.loader, self.transport = device, loader, transport
-        super().__init__(fabric, config, parent=parent, ranks=ranks)
+        super().__init__(fabric, config, parent=parent, ranks=ranks, topology=topology)
 
     def _equip(self, parent: RankState | None, ranks: Sequence[int]) -> None:
         above = None if parent is None else parent.symmetric
@@ -87,6 +90,12 @@ class CudaState(RankState):
             self.cuda.close()  # the memory, too
             raise
         self.executor, self.pairs = self.cuda, self.sending
+        if self.transport == "host":
+            why = "the ranks meet in pinned host memory"
+            self.topology = replace(
+                self.topology, stored=None, links=None, machine=None, reason=why
+            )
+        self.cuda.resources = replace(self.cuda.resources, machine=self.topology.machine)
         self._watch = Watch(self.fabric, self.cuda)
 
     def _child(self, fabric: Fabric, ranks: Sequence[int]) -> RankState:
@@ -137,6 +146,7 @@ class CudaState(RankState):
             plan=wished_plan(call, self.fabric.nranks, choice),
             engine=config.engine,
             channels=self._channels(call, config),
+            ordered=bool(config.deterministic),
         )
 
     def run(self, prepared: Any, stream: int | None = None) -> None:
@@ -176,6 +186,7 @@ class CudaState(RankState):
             collective,
             nbytes,
             self.cuda.resources,
+            topology=self.topology,
             wishes=self._wishes(call, config, choice),
             check=check,
         )

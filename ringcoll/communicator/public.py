@@ -22,10 +22,10 @@ from ringcoll.communicator.across import links_of
 from ringcoll.communicator.calling import Calling
 from ringcoll.communicator.libraries import library_of
 from ringcoll.communicator.rank import RankState, in_words
+from ringcoll.communicator.topology import Topology
 from ringcoll.communicator.work import Work
 from ringcoll.dtypes import ReduceOp, dtype_of
 from ringcoll.errors import ArgumentError, MachineError
-from ringcoll.timing.links import Links
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -303,9 +303,9 @@ class Communicator(Calling):
     # -- why ---------------------------------------------------------------------------------
 
     @property
-    def topology(self) -> Links:
-        """What the tuner knows of the links between the ranks."""
-        return links_of(self._state.fabric.nodes)
+    def topology(self) -> Topology:
+        """The machine as far as it is known: what joins the ranks, and the rings along it."""
+        return self._state.topology
 
     def explain(self, collective: str, nbytes: int) -> str:
         """Which algorithm a call of ``nbytes`` gets, and why.

@@ -15,7 +15,9 @@ import numpy as np
 from ringcoll.algorithms import ALGORITHMS
 from ringcoll.arguments.buffers import flat
 from ringcoll.arguments.calls import Call
+from ringcoll.communicator.machine import agree_among, unknown
 from ringcoll.communicator.selection import AGREED_BYTES, Algorithm, Choice, agrees, select, tuned
+from ringcoll.communicator.topology import Topology
 from ringcoll.communicator.work import Work, Worker
 from ringcoll.config import Config
 from ringcoll.errors import (
@@ -62,6 +64,7 @@ class RankState:
         pace: of its links, or None.
         parent: the communicator's parent, whose symmetric memory it shares.
         ranks: the parent's rank of each of its ranks.
+        topology: what the ranks know of their machine; of a child it is found among its ranks.
 
     """
 
@@ -73,13 +76,18 @@ class RankState:
         pace: Pace | None = None,
         parent: RankState | None = None,
         ranks: Sequence[int] = (),
+        topology: Topology | None = None,
     ) -> None:
         self.fabric, self.config, self.pace = fabric, config, pace
+        self.topology = topology or unknown(self.on_gpu, "nobody has looked")
         self.lock = threading.RLock()
         self.symmetric: Any
         self.executor: Executor
         self.pairs: PairExecutor
         try:
+            if parent is not None:
+                above = parent.topology
+                self.topology = agree_among(fabric, above, ranks, on_gpu=self.on_gpu)
             self._equip(parent, ranks)
         except BaseException as error:
             fabric.abort(_reason(error), error=type(error))
@@ -123,10 +131,19 @@ class RankState:
         )
         if choice.accumulate == "dtype":
             call = replace(call, dtype=replace(call.dtype, wide=False))
-        nranks, nodes = self.fabric.nranks, self.fabric.nodes
+        nranks, nodes, machine = self.fabric.nranks, self.fabric.nodes, self.topology.machine
 
         def chosen(call: Call, mapped: frozenset[Buffer], in_place: bool, half: int) -> Selection:
-            return select(call, mapped, in_place, half, nranks=nranks, choice=choice, nodes=nodes)
+            return select(
+                call,
+                mapped,
+                in_place,
+                half,
+                nranks=nranks,
+                choice=choice,
+                nodes=nodes,
+                machine=machine,
+            )
 
         return self._host.prepare(
             call,
@@ -216,9 +233,11 @@ class RankState:
 
     def explain(self, collective: str, nbytes: int) -> str:
         """Which algorithm a size gets, and why."""
-        nranks, config = self.fabric.nranks, self.config
+        nranks, config, machine = self.fabric.nranks, self.config, self.topology.machine
         nodes, ordered = self.fabric.nodes, bool(config.deterministic)
-        choice = tuned(collective, nranks, nbytes, deterministic=ordered, nodes=nodes)
+        choice = tuned(
+            collective, nranks, nbytes, deterministic=ordered, nodes=nodes, machine=machine
+        )
         where = (
             "staged at once" if nbytes <= AGREED_BYTES else "agreed first, zero-copy if it can be"
         )
@@ -227,6 +246,8 @@ class RankState:
             sizes = "+".join(str(nodes.count(node)) for node in range(max(nodes) + 1))
             ranks += f" on {max(nodes) + 1} nodes ({sizes}), messages between them by MPI"
         lines = [f"{collective}, {nbytes} bytes, {ranks}: {where}"]
+        if self.topology.system is not None:
+            lines += self.topology.gone_by(collective)
         if config.algorithm is not None:
             lines.append(f"algorithm={config.algorithm!r} is set; the tuner would look at:")
         return "\n".join([*lines, *(f"  {reason}" for reason in choice.reasons)])

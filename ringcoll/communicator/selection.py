@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 
 from ringcoll.algorithms import ALGORITHMS, build
-from ringcoll.algorithms.channels import channelled
+from ringcoll.algorithms.channels import Channels, channelled
 from ringcoll.arguments.calls import Call
 from ringcoll.collectives import COLLECTIVES
 from ringcoll.communicator.across import HOST, MESSAGE_BYTES, across, tuned_across
@@ -26,6 +26,7 @@ from ringcoll.lower import lower, place
 from ringcoll.plan import Buffer, Plan, format_plan
 from ringcoll.proof.prover import verify
 from ringcoll.timing import tuner
+from ringcoll.timing.machine import Machine
 
 __all__ = [
     "AGREED_BYTES",
@@ -109,6 +110,7 @@ def select(
     nranks: int,
     choice: Choice,
     nodes: tuple[int, ...] = (),
+    machine: Machine | None = None,
 ) -> Selection:
     """The plan, launch and layout of a call.
 
@@ -120,13 +122,15 @@ def select(
         nranks: ranks of the communicator.
         choice: the options.
         nodes: the node of each rank where there are several; else empty.
+        machine: whose GPUs the ranks play, on one node; None: they are what they are.
 
     Raises:
         LaunchRefused: the options cannot carry the call; the message says which.
 
     """
     with _MAKING:
-        return _selected(call, mapped, in_place, half, nranks, choice, nodes)
+        plan, channels = _plan(call, nranks, choice, nodes, machine)
+        return _selected(call, mapped, in_place, half, plan, channels, choice, nodes)
 
 
 def _selected(
@@ -134,17 +138,18 @@ def _selected(
     mapped: frozenset[Buffer],
     in_place: bool,
     half: int,
-    nranks: int,
+    plan: Plan,
+    channels: Channels | None,
     choice: Choice,
     nodes: tuple[int, ...],
 ) -> Selection:
-    plan = _plan(call, nranks, choice, nodes)
     if callable(choice.algorithm):
         # As it is written, so that what is wrong is said in the user's own chunks.
         prove(plan, Launch(), choice)
     align = max(1, 64 // call.dtype.itemsize)
     counts, displs = call.counts or (call.count,), call.displs or None
-    layout = Layout(plan.collective, counts, align=align, displs=displs)
+    shares = (1,) if channels is None else channels.shares
+    layout = Layout(plan.collective, counts, align=align, displs=displs, shares=shares)
     # A barrier has nothing to slice: an option for all calls of a communicator leaves it alone.
     slices = choice.slices or 1 if plan.collective.name != "barrier" else 1
     if choice.slices is None and (mapped != ALL_MAPPED or nodes):
@@ -166,26 +171,36 @@ def _selected(
     return Selection(plan, launch, layout)
 
 
-def _plan(call: Call, nranks: int, choice: Choice, nodes: tuple[int, ...]) -> Plan:
+def _plan(
+    call: Call, nranks: int, choice: Choice, nodes: tuple[int, ...], machine: Machine | None
+) -> tuple[Plan, Channels | None]:
     name = call.collective
     if callable(choice.algorithm):
-        return _users(choice.algorithm, name, nranks, call.root)
+        return _users(choice.algorithm, name, nranks, call.root), None
     where = f"{name} on rank {call.rank}"
     if choice.algorithm is not None and choice.algorithm not in ALGORITHMS[name]:
         raise ArgumentError(
             f"{where}: algorithm={choice.algorithm!r} is not one of {', '.join(ALGORITHMS[name])}"
         )
-    algorithm, rings = channelled(where, name, choice.algorithm, nranks, choice.channels)
-    if algorithm is None:
+    algorithm, channels = choice.algorithm, choice.channels
+    if algorithm is None and channels is None:
         ordered, stored = choice.deterministic, choice.accumulate
-        found = tuned(
-            name, nranks, call.nbytes, deterministic=ordered, accumulate=stored, nodes=nodes
-        )
-        algorithm = found.algorithm
+        algorithm = tuned(
+            name,
+            nranks,
+            call.nbytes,
+            deterministic=ordered,
+            accumulate=stored,
+            nodes=nodes,
+            machine=machine,
+        ).algorithm
+    found = None if machine is None else machine.channels
+    algorithm, along = channelled(where, name, algorithm, nranks, channels, found)
+    rings = None if along is None else along.rings
     if nodes:
         ordered = choice.deterministic and COLLECTIVES[name].reduces
-        return across(name, algorithm, nodes, root=call.root, rings=rings, ordered=ordered)
-    return build(name, algorithm, nranks, root=call.root, rings=rings)
+        return across(name, algorithm, nodes, root=call.root, rings=rings, ordered=ordered), along
+    return build(name, algorithm, nranks, root=call.root, rings=rings), along
 
 
 def tuned(
@@ -196,6 +211,7 @@ def tuned(
     deterministic: bool = False,
     accumulate: Accumulate = "wide",
     nodes: tuple[int, ...] = (),
+    machine: Machine | None = None,
 ) -> tuner.Choice:
     """The algorithm that the clock finds fastest for a size, and why; sizes go by powers of two.
 
@@ -206,6 +222,7 @@ def tuned(
         deterministic: only algorithms that sum in rank order.
         accumulate: how partials are stored, which decides whether their order shows.
         nodes: the node of each rank where there are several; else empty.
+        machine: by whose links and rings, on one node; None: :data:`HOST`.
 
     """
     size = 1 << max(0, nbytes - 1).bit_length()
@@ -213,21 +230,28 @@ def tuned(
     rounding = accumulate if ordered else "wide"
     if nodes:
         return tuned_across(collective, nodes, size, ordered, rounding)
-    return _tuned(collective, nranks, size, ordered, rounding)
+    return _tuned(collective, nranks, size, ordered, rounding, machine)
 
 
 @lru_cache(maxsize=1024)
 def _tuned(
-    collective: str, nranks: int, nbytes: int, deterministic: bool, accumulate: Accumulate
+    collective: str,
+    nranks: int,
+    nbytes: int,
+    deterministic: bool,
+    accumulate: Accumulate,
+    machine: Machine | None,
 ) -> tuner.Choice:
+    links, channels = (HOST, None) if machine is None else (machine.links, machine.channels)
+
     def refuse(algorithm: str) -> str:
-        plan = build(collective, algorithm, nranks)
+        plan = tuner.plan_for(collective, algorithm, nranks, channels=channels)
         if not deterministic or verify(lower(plan, Launch()), accumulate=accumulate).rank_order:
             return ""
         return "it does not sum in rank order, which deterministic=True asks for"
 
     if nbytes > AGREED_BYTES:
-        candidates = tuner.candidates_for(collective, nranks, refuse=refuse)
+        candidates = tuner.candidates_for(collective, nranks, channels=channels, refuse=refuse)
     else:
         # A small call is staged whatever its buffers are, so its plans are judged with that in
         # them; a wake-up costs more than its bytes, so it takes one hop.
@@ -236,7 +260,7 @@ def _tuned(
             for name in ALGORITHMS[collective]
             if name in _ONE_HOP
         )
-    return tuner.choose(collective, nranks, nbytes, links=HOST, candidates=candidates)
+    return tuner.choose(collective, nranks, nbytes, links=links, candidates=candidates)
 
 
 @lru_cache(maxsize=256)

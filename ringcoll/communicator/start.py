@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ringcoll.communicator.devices import loader, ordinals, placed
+from ringcoll.communicator.machine import agree
 from ringcoll.communicator.public import Communicator
 from ringcoll.communicator.rank import RankState, in_words
 from ringcoll.config import Config, Settings, starting
@@ -39,9 +40,10 @@ def init(
         timeout: seconds that a wait may take; None: 60, ``math.inf``: for ever.
         config: options of all calls.
         options: fields of :class:`ringcoll.Config`, and settings of ``init`` alone such as
-            ``pace=(bytes_per_s, alpha_s)``.
+            ``pace=(bytes_per_s, alpha_s)`` or ``topo_file="machine.xml"``.
 
     Raises:
+        ArgumentError: an option or its value does not exist, or ``topo_file`` is of no use.
         LauncherError: the launcher and the world that it made do not match.
         MachineError: ranks of one node cannot share memory, or those of several cannot meet.
         MismatchError: the ranks run different versions or settings.
@@ -151,7 +153,9 @@ def _communicator(
     pace = None if settings.pace is None else Pace(*settings.pace)
     try:
         device = placed(fabric, settings.device or "auto", ordinal)
-    except MachineError:
+        busid = None if device is None else device.pci
+        topology = agree(fabric, busid, settings.topo_file, settings.cache_dir)
+    except (ArgumentError, MachineError):
         fabric.close()  # all ranks do
         raise
     if device is not None and fabric.nodes:
@@ -165,12 +169,14 @@ def _communicator(
     if fabric.rank == 0:
         _log.info("init: %d %s ranks", fabric.nranks, "CPU" if device is None else "CUDA")
     if device is None:
-        state = RankState(fabric, config, pace=pace)
+        state = RankState(fabric, config, pace=pace, topology=topology)
     else:
         from ringcoll.communicator.gpu import CudaState
 
         kernels = loader(settings.cache_dir)
-        state = CudaState(fabric, config, device, kernels, transport=settings.transport)
+        state = CudaState(
+            fabric, config, device, kernels, transport=settings.transport, topology=topology
+        )
     if settings.debug == "trace":
         state.start_trace()
     return Communicator(state)

@@ -20,6 +20,7 @@ from ringcoll.topology.system import Gpu, System
 
 __all__ = [
     "Machine",
+    "format_gain",
     "machine_links",
     "machine_of",
     "ring_gain",
@@ -133,15 +134,18 @@ def ring_seconds(
     return predict(plan, nbytes, links, slices=1, shares=tuple(shares)).seconds
 
 
-def ring_gain(system: System, found: RingSet, nbytes: int = 256 << 20) -> float:
+def ring_gain(
+    system: System, found: RingSet, nbytes: int = 256 << 20, *, stored: bool = False
+) -> float:
     """How many times as long an all_reduce takes in index order as along the found rings.
 
-    Both go by the best way of each pair. Those in index order are as many, by turns in both
-    directions and with equal shares: what ``channels=`` makes. 1 where there are no rings.
+    Both go by the best way of each pair, or where ``stored`` by that of stores. Those in index
+    order are as many, by turns in both directions and with equal shares: what ``channels=`` makes
+    where no machine is known. 1 where there are no rings.
     """
     if not found.rings:
         return 1.0
-    links, count = machine_links(system, found.gpus), len(found.rings)
+    links, count = machine_links(system, found.gpus, stored=stored), len(found.rings)
     index = alternating(len(found.gpus), count)
     return ring_seconds(links, index, [1.0] * count, nbytes) / _along(links, found, nbytes)
 
@@ -153,6 +157,17 @@ def times_as_long(system: System, found: RingSet, other: RingSet, nbytes: int = 
     """
     links = machine_links(system, found.gpus)
     return _along(links, other, nbytes) / _along(links, found, nbytes)
+
+
+def format_gain(system: System, found: RingSet, *, stored: bool = False) -> tuple[str, ...]:
+    """A line for people on what the found rings gain; none where there is only one."""
+    if len(found.rings) < 2:
+        return ()
+    gain = ring_gain(system, found, stored=stored)
+    return (
+        f"an all_reduce takes {gain:.3g} times as long on paper along as many rings in index "
+        f"order\n",
+    )
 
 
 def _along(links: Links, rings: RingSet, nbytes: int) -> float:

@@ -13,13 +13,23 @@ from functools import lru_cache
 from itertools import groupby
 
 from ringcoll.algorithms import ALGORITHMS, build, options
+from ringcoll.algorithms.channels import Channels
 from ringcoll.errors import ArgumentError, LaunchRefused, PlanError
 from ringcoll.plan import Plan
 from ringcoll.timing.graph import is_synchronised, speakers_of
 from ringcoll.timing.links import Links
 from ringcoll.timing.predict import MANY, Clock
 
-__all__ = ["Candidate", "Choice", "Option", "best_slices", "candidates_for", "choose", "plan_for"]
+__all__ = [
+    "Candidate",
+    "Choice",
+    "Option",
+    "best_slices",
+    "candidate_for",
+    "candidates_for",
+    "choose",
+    "plan_for",
+]
 
 SLICES = 1 << 12
 """The most slices that a search tries."""
@@ -37,6 +47,7 @@ class Candidate:
         build: makes its plan; two candidates are the same only if this is the same function.
         slices: S, where it is given; None: to be searched.
         refusal: why it is not allowed; "" where it is.
+        shares: weight of each channel's part of the bytes.
 
     """
 
@@ -44,6 +55,7 @@ class Candidate:
     build: Callable[[], Plan]
     slices: int | None = None
     refusal: str = ""
+    shares: tuple[int, ...] = (1,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +105,7 @@ def plan_for(
     *,
     root: int = 0,
     nodes: tuple[int, ...] = (),
+    channels: Channels | None = None,
 ) -> Plan:
     """A plan to predict: that of its speakers alone where there are very many ranks.
 
@@ -102,11 +115,13 @@ def plan_for(
         nranks: how many ranks take part.
         root: the root's rank, where the collective has one.
         nodes: the node of each rank, for the algorithms that care.
+        channels: the rings, for the algorithms that go along rings.
 
     """
     sizes = tuple(len(list(ranks)) for _, ranks in groupby(nodes))
     given = sizes if sizes and "nodes" in options(collective, algorithm) else None
-    if nranks > MANY:
+    rings = channels.rings if channels and "rings" in options(collective, algorithm) else None
+    if nranks > MANY and rings is None:
         alone = build(collective, algorithm, nranks, root=root, nodes=given, only=frozenset({0}))
         speakers = speakers_of(alone.symmetry, nodes, nranks)
         if speakers == 1:
@@ -114,7 +129,7 @@ def plan_for(
         if speakers < nranks:
             few = frozenset(range(speakers))
             return build(collective, algorithm, nranks, root=root, nodes=given, only=few)
-    return build(collective, algorithm, nranks, root=root, nodes=given)
+    return build(collective, algorithm, nranks, root=root, nodes=given, rings=rings)
 
 
 def candidates_for(
@@ -123,6 +138,7 @@ def candidates_for(
     *,
     root: int = 0,
     nodes: tuple[int, ...] = (),
+    channels: Channels | None = None,
     refuse: Callable[[str], str] | None = None,
 ) -> tuple[Candidate, ...]:
     """Every algorithm of a collective.
@@ -132,26 +148,67 @@ def candidates_for(
         nranks: how many ranks take part.
         root: the root's rank, where the collective has one.
         nodes: the node of each rank.
+        channels: the rings of the machine; None: one in the order of the ranks.
         refuse: tells why an algorithm is not allowed, or "".
 
     """
     if collective not in ALGORITHMS:
         raise ArgumentError(f"collective={collective!r}: one of {', '.join(ALGORITHMS)}")
     return tuple(
-        Candidate(
+        candidate_for(
+            collective,
             algorithm,
-            _builder(collective, algorithm, nranks, root, nodes),
+            nranks,
+            root=root,
+            nodes=nodes,
+            channels=channels,
             refusal=refuse(algorithm) if refuse else "",
         )
         for algorithm in ALGORITHMS[collective]
     )
 
 
+def candidate_for(
+    collective: str,
+    algorithm: str,
+    nranks: int,
+    *,
+    root: int = 0,
+    nodes: tuple[int, ...] = (),
+    channels: Channels | None = None,
+    slices: int | None = None,
+    refusal: str = "",
+) -> Candidate:
+    """One algorithm of a collective.
+
+    Args:
+        collective: its name.
+        algorithm: its name.
+        nranks: how many ranks take part.
+        root: the root's rank, where the collective has one.
+        nodes: the node of each rank.
+        channels: the rings of the machine; None: one in the order of the ranks.
+        slices: S, where it is given; None: to be searched.
+        refusal: why it is not allowed; "" where it is.
+
+    """
+    along = channels if "rings" in options(collective, algorithm) else None
+    make = _builder(collective, algorithm, nranks, root, nodes, along)
+    return Candidate(algorithm, make, slices, refusal, along.shares if along else (1,))
+
+
 @lru_cache(maxsize=1024)
 def _builder(
-    collective: str, algorithm: str, nranks: int, root: int, nodes: tuple[int, ...]
+    collective: str,
+    algorithm: str,
+    nranks: int,
+    root: int,
+    nodes: tuple[int, ...],
+    channels: Channels | None,
 ) -> Callable[[], Plan]:
-    return lambda: plan_for(collective, algorithm, nranks, root=root, nodes=nodes)
+    return lambda: plan_for(
+        collective, algorithm, nranks, root=root, nodes=nodes, channels=channels
+    )
 
 
 def choose(
@@ -194,7 +251,7 @@ def _choose(
     candidates: tuple[Candidate, ...], nbytes: int, links: Links, window: int, smallest: int
 ) -> Choice:
     refused = [Option(c.algorithm, 0, math.inf, c.refusal) for c in candidates if c.refusal]
-    clocks = {c: _clock(c.build, links, window) for c in candidates if not c.refusal}
+    clocks = {c: _clock(c.build, c.shares, links, window) for c in candidates if not c.refusal}
     if not clocks:
         why = "; ".join(f"{o.algorithm}: {o.note}" for o in refused) or "there is none"
         raise LaunchRefused(f"no algorithm is allowed: {why}")
@@ -223,8 +280,8 @@ def _choose(
 
 
 @lru_cache(maxsize=512)
-def _clock(make: Callable[[], Plan], links: Links, window: int) -> Clock:
-    return Clock(make(), links, window=window)
+def _clock(make: Callable[[], Plan], shares: tuple[int, ...], links: Links, window: int) -> Clock:
+    return Clock(make(), links, window=window, shares=shares)
 
 
 def _reason(option: Option, first: Option) -> str:

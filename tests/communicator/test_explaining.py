@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import types
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from ringcoll.collectives import COLLECTIVES
 from ringcoll.communicator import gpu
 from ringcoll.communicator.gpu import CudaState
 from ringcoll.communicator.selection import Choice
+from ringcoll.communicator.topology import Topology
 from ringcoll.config import Config
 from ringcoll.dtypes import dtype_of, op_of
 from ringcoll.executors.cuda.arena import Arena
@@ -26,12 +28,18 @@ RESOURCES = Resources(Arena(RANKS), 132, nvlink=True)
 NAMES = [name for name in COLLECTIVES if name != "send"]
 
 
-def explain(collective, nbytes, *, alone=True, **options):
+NOWHERE = Topology(reason="these GPUs are a fake")
+
+
+def explain(collective, nbytes, *, alone=True, topology=NOWHERE, **options):
     """As ``comm.explain`` of 4 ranks on GPUs with 132 multiprocessors."""
     state: Any = types.SimpleNamespace(
         config=Config(**options),
         fabric=types.SimpleNamespace(nranks=RANKS, rank=0),
-        cuda=types.SimpleNamespace(resources=RESOURCES, alone=alone),
+        cuda=types.SimpleNamespace(
+            resources=replace(RESOURCES, machine=topology.machine), alone=alone
+        ),
+        topology=topology,
     )
     for name in ("_algorithm", "_channels", "_wishes"):
         setattr(state, name, types.MethodType(getattr(CudaState, name), state))

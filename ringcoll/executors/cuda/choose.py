@@ -7,22 +7,25 @@ ranks. An option of the call goes before them.
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 
-from ringcoll.algorithms import ALGORITHMS, build
-from ringcoll.algorithms.channels import channelled
+from ringcoll.algorithms.channels import Channels
 from ringcoll.arguments.calls import Call
 from ringcoll.collectives import COLLECTIVES
 from ringcoll.encode import Program, encode
 from ringcoll.errors import ArgumentError, LaunchRefused
 from ringcoll.executors.cuda.arena import Arena
 from ringcoll.executors.cuda.copies import copied_blocks, crosses
-from ringcoll.executors.cuda.either import Variant, fits
+from ringcoll.executors.cuda.crossover import compared
+from ringcoll.executors.cuda.either import Variant, carried, fits
 from ringcoll.executors.cuda.lines import WORKERS, line_bytes
 from ringcoll.executors.cuda.places import LANES, Places
+from ringcoll.executors.cuda.planned import Planned, planned
 from ringcoll.executors.cuda.simple import THREADS, scratch_bytes
 from ringcoll.launch import PROTOCOLS, Launch, Layout
 from ringcoll.plan import Buffer, Plan
+from ringcoll.timing.machine import Machine
 
 __all__ = ["Chosen", "Resources", "Wishes", "choose"]
 
@@ -71,7 +74,6 @@ BESIDE_BLOCKS = 32
 """The most CUDA blocks for each block that reduces beside copy engines: it only reads memory of its
 own GPU, which is much faster than the links."""
 
-_ALIGN = 16
 _WORD = 8
 _WINDOW = 2
 _LEAST_SLICES, _MOST_SLICES = 4, 64
@@ -86,6 +88,7 @@ class Resources:
         blocks: CUDA blocks a rank that are sure to run at the same time.
         nvlink: whether all ranks reach each other over it: only there is LL128 right.
         together: ranks that may share a launch, at most.
+        machine: whose links and rings are known; None: every pair is taken for alike.
 
     """
 
@@ -93,6 +96,7 @@ class Resources:
     blocks: int
     nvlink: bool
     together: int = 1
+    machine: Machine | None = None
 
     @property
     def nranks(self) -> int:
@@ -112,6 +116,7 @@ class Wishes:
         plan: of a user's algorithm.
         engine: "sm" or "copy".
         channels: rings side by side.
+        ordered: only algorithms that sum in rank order.
 
     """
 
@@ -122,6 +127,7 @@ class Wishes:
     plan: Plan | None = None
     engine: str | None = None
     channels: int | None = None
+    ordered: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +145,8 @@ class Chosen:
         engine: "copy": lanes of copies go to copy engines; the CUDA blocks run the others.
         reached: what runs instead where peers reach the buffer that only the root has, as the
             root's hello says; None where that changes nothing.
+        source: the plan with its name and its rings; None: the plan alone is known.
+        why: what the clock says of it and of others, where a machine's links decide.
 
     """
 
@@ -151,6 +159,8 @@ class Chosen:
     threads: int
     engine: str = "sm"
     reached: Chosen | None = None
+    source: Planned | None = None
+    why: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def variants(self) -> tuple[Chosen, ...]:
@@ -188,6 +198,47 @@ def choose(
         ArgumentError: an option that there is not.
 
     """
+    machine = resources.machine
+    if machine is None:
+        return _choose(call, resources, mapped, wishes)
+    asked, why = _by_machine(call, resources, machine, mapped, wishes)
+    for channels in _narrower(machine.channels):
+        with contextlib.suppress(LaunchRefused):
+            there = replace(resources, machine=replace(machine, channels=channels))
+            return replace(_choose(call, there, mapped, asked), why=why)
+    return _choose(call, resources, mapped, wishes)
+
+
+def _by_machine(
+    call: Call, resources: Resources, machine: Machine, mapped: frozenset[Buffer], wishes: Wishes
+) -> tuple[Wishes, tuple[str, ...]]:
+    """The options with the algorithm that the machine's links ask for, and why."""
+    kind = COLLECTIVES[call.collective]
+    asked = (wishes.algorithm, wishes.plan, wishes.channels) != (None, None, None)
+    if asked or wishes.engine == "copy" or (wishes.ordered and kind.reduces):
+        return wishes, ()
+    lines = wishes.protocol
+    if lines is None and (wishes.slices or 1) == 1:
+        lines = _by_size(call, resources.nvlink)
+    usual = _DEFAULT[call.collective][bool(mapped)]
+    if lines in LANES:
+        usual = _by_lines(call, resources.nranks, lines)
+    slices = wishes.slices or _slices(call, wishes, "chain")
+    algorithm, why = compared(
+        machine, call.collective, resources.nranks, call.nbytes, call.root, usual, slices
+    )
+    return wishes if algorithm == usual else replace(wishes, algorithm=algorithm), why
+
+
+def _narrower(channels: Channels | None) -> Iterator[Channels | None]:
+    """The rings of a machine, then fewer of them: what a launch may carry is limited."""
+    yield channels
+    while channels is not None and len(channels.rings) > 1:
+        channels = channels.first(len(channels.rings) // 2)
+        yield channels
+
+
+def _choose(call: Call, resources: Resources, mapped: frozenset[Buffer], wishes: Wishes) -> Chosen:
     name, protocol = call.collective, wishes.protocol
     where = f"{name} on rank {call.rank}"
     if protocol not in (None, *PROTOCOLS):
@@ -229,18 +280,14 @@ def _by_size(call: Call, nvlink: bool) -> str | None:
     return "LL128" if nbytes <= LL128_BYTES.get(name, 4 << 20) else None
 
 
-def _plan(call: Call, nranks: int, wishes: Wishes, default: str) -> Plan:
+def _plan(call: Call, resources: Resources, wishes: Wishes, default: str) -> Planned:
     if wishes.plan is not None:
-        return wishes.plan
-    where, names = f"{call.collective} on rank {call.rank}", ALGORITHMS[call.collective]
-    if wishes.algorithm not in (None, *names):
-        raise ArgumentError(
-            f"{where}: algorithm={wishes.algorithm!r} is not one of {', '.join(names)}"
-        )
-    wished, channels = wishes.algorithm, wishes.channels
-    algorithm, rings = channelled(where, call.collective, wished, nranks, channels)
-    algorithm = algorithm or default
-    return build(call.collective, algorithm, nranks, root=call.root, rings=rings)
+        return Planned(wishes.plan)
+    machine, algorithm, channels = resources.machine, wishes.algorithm, wishes.channels
+    found = None if machine is None else machine.channels
+    return planned(
+        call, resources.nranks, algorithm, channels=channels, found=found, default=default
+    )
 
 
 def _in_place(call: Call) -> bool:
@@ -253,17 +300,11 @@ def _in_place(call: Call) -> bool:
     return kind.reduces if kind.has_root else call.in_place
 
 
-def _layout(call: Call, plan: Plan, slices: int = 1) -> Layout:
-    counts, displs = call.counts or (call.count,), call.displs or None
-    align = max(1, _ALIGN // call.dtype.itemsize)
-    return Layout(plan.collective, counts, slices=slices, align=align, displs=displs)
-
-
 def _in_lines(call: Call, resources: Resources, wishes: Wishes, protocol: str) -> Chosen:
     nranks = resources.nranks
-    plan = _plan(call, nranks, wishes, _by_lines(call, nranks, protocol))
+    source = _plan(call, resources, wishes, _by_lines(call, nranks, protocol))
     launch = Launch(protocol=protocol, mapped=frozenset(), in_place=_in_place(call))
-    program, layout = encode(plan, launch), _layout(call, plan)
+    program, layout = encode(source.plan, launch), source.layout(call)
     places = Places(call.dtype, LANES[protocol])
     if places.lanes > 1 and call.dtype.itemsize > _WORD:
         raise LaunchRefused(
@@ -282,7 +323,8 @@ def _in_lines(call: Call, resources: Resources, wishes: Wishes, protocol: str) -
     fitting = (width for width in LINE_WORKERS if -(-pieces // width) <= most)
     workers = next(fitting, WORKERS)
     blocks = min(most, -(-pieces // workers))
-    return Chosen(plan, program, launch, layout, 1, blocks, workers + SYNC_THREADS)
+    threads = workers + SYNC_THREADS
+    return Chosen(source.plan, program, launch, layout, 1, blocks, threads, source=source)
 
 
 def _by_lines(call: Call, nranks: int, protocol: str) -> str:
@@ -303,9 +345,9 @@ def _in_words(
 ) -> Chosen:
     arena, nranks = resources.arena, resources.nranks
     default = _DEFAULT[call.collective][bool(mapped)]
-    plan = _plan(call, nranks, wishes, default)
+    source = _plan(call, resources, wishes, default)
     slices = wishes.slices or _slices(call, wishes, default)
-    launch, layout, program = _sliced(call, plan, mapped, slices, arena.scratch_half)
+    launch, layout, program = _sliced(call, source, mapped, slices, arena.scratch_half)
     blocks = min(wishes.blocks or resources.blocks, resources.blocks)
     lanes = max(1, *(len(program.of(rank)) for rank in range(nranks)))
     if lanes > resources.blocks:  # a block would wait for one that cannot start
@@ -313,10 +355,17 @@ def _in_words(
             f"{call.collective} on rank {call.rank}: this algorithm has {lanes} lanes on a rank, "
             f"and {resources.blocks} CUDA blocks are sure to run at once; use another algorithm"
         )
+    scales = call.op is not None and call.op.scales
+    if source.channels and not carried(program, scales=scales, together=resources.together):
+        raise LaunchRefused(
+            f"{call.collective} on rank {call.rank}: a launch does not carry the steps of "
+            f"{len(source.channels.rings)} rings; use fewer channels"
+        )
     most = min(arena.replicas, max(1, blocks // lanes))
     nbytes = layout.width() * call.dtype.itemsize
     replicas = min(most, max(1, -(-nbytes // BLOCK_BYTES)))
-    found = Chosen(plan, program, launch, layout, replicas, replicas * lanes, THREADS)
+    blocks = replicas * lanes
+    found = Chosen(source.plan, program, launch, layout, replicas, blocks, THREADS, source=source)
     return _either(found, call, resources, mapped, wishes)
 
 
@@ -349,13 +398,13 @@ def _slices(call: Call, wishes: Wishes, default: str) -> int:
 
 
 def _sliced(
-    call: Call, plan: Plan, mapped: frozenset[Buffer], slices: int, room: int
+    call: Call, source: Planned, mapped: frozenset[Buffer], slices: int, room: int
 ) -> tuple[Launch, Layout, Program]:
     """Launch, layout and program of at least so many slices: as many as SCRATCH asks for."""
     while True:
         launch = Launch(slices=slices, window=_WINDOW, mapped=mapped, in_place=_in_place(call))
-        layout = _layout(call, plan, slices)
-        program = encode(plan, launch)
+        layout = source.layout(call, slices)
+        program = encode(source.plan, launch)
         if scratch_bytes(program, layout, call.dtype) <= room:
             return launch, layout, program
         if layout.width() <= layout.align:
@@ -377,10 +426,10 @@ def _by_copies(
         )
     if call.op is not None and call.op.scales:
         raise LaunchRefused(f"{where} serves no {call.op}: leave engine out")
-    plan = _plan(call, nranks, wishes, _COPIED[call.collective][bool(mapped)])
+    source = _plan(call, resources, wishes, _COPIED[call.collective][bool(mapped)])
     # Lanes that do different things are one block where there is nothing to overlap.
     slices = wishes.slices or (2 if COLLECTIVES[call.collective].reduces else 1)
-    launch, layout, program = _sliced(call, plan, mapped, slices, arena.copied)
+    launch, layout, program = _sliced(call, source, mapped, slices, arena.copied)
     copied = copied_blocks(program)
     if not any(crosses(program.programs[number]) for number in copied):
         raise LaunchRefused(
@@ -394,7 +443,8 @@ def _by_copies(
     most = min(wishes.blocks or resources.blocks, resources.blocks) // (2 * max(1, lanes))
     nbytes = layout.width() * call.dtype.itemsize
     replicas = max(1, min(arena.replicas, most, BESIDE_BLOCKS, -(-nbytes // BLOCK_BYTES)))
-    return Chosen(plan, program, launch, layout, replicas, replicas * lanes, THREADS, engine="copy")
+    sizes = replicas, replicas * lanes, THREADS
+    return Chosen(source.plan, program, launch, layout, *sizes, "copy", source=source)
 
 
 _DEFAULT = {

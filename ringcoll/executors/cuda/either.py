@@ -21,7 +21,7 @@ from ringcoll.executors.cuda.params import LARGEST, Addresses, Body, launch_byte
 from ringcoll.executors.cuda.simple import Writer, simple_text
 from ringcoll.launch import Layout
 
-__all__ = ["Variant", "either_body", "fits"]
+__all__ = ["Variant", "carried", "either_body", "fits"]
 
 _HEAD = 5
 """Words before both programs': see ``Asked`` of ``kernels/simple.cuh``."""
@@ -102,16 +102,31 @@ def fits(staged: Program, reached: Program, *, scales: bool, together: int) -> b
         together: ranks that one launch carries, at most.
 
     """
-    # Neither sizes nor addresses make words more or fewer.
-    nothing, nranks = Layout(staged.collective, (0,)), staged.collective.nranks
-    arena, dtype = Arena(nranks), dtype_of("float32")
-    local = [Addresses(rank, (0,) * nranks, 0) for rank in range(nranks)]
     try:
-        writers = [
-            Writer(program, nothing, dtype, arena, local, scales=scales)
-            for program in (staged, reached)
-        ]
+        longest = _longest((staged, reached), scales)
     except LaunchRefused:  # too many blocks signal
         return False
-    longest = max(sum(len(writer.rank(at)) for writer in writers) for at in local)
-    return launch_bytes(nranks, _HEAD + longest + 2 * _PADDING, together) <= LARGEST
+    words = _HEAD + longest + 2 * _PADDING
+    return launch_bytes(staged.collective.nranks, words, together) <= LARGEST
+
+
+@lru_cache(maxsize=256)
+def carried(program: Program, *, scales: bool, together: int) -> bool:
+    """Whether a launch can carry one program, whichever ranks it is for; arguments as of `fits`.
+
+    Raises:
+        LaunchRefused: too many blocks signal.
+
+    """
+    words = _longest((program,), scales) + 2 * _PADDING
+    return launch_bytes(program.collective.nranks, words, together) <= LARGEST
+
+
+def _longest(programs: tuple[Program, ...], scales: bool) -> int:
+    """Words of the rank that has the most, of all programs together."""
+    # Neither sizes nor addresses make words more or fewer.
+    nothing, nranks = Layout(programs[0].collective, (0,)), programs[0].collective.nranks
+    arena, dtype = Arena(nranks), dtype_of("float32")
+    local = [Addresses(rank, (0,) * nranks, 0) for rank in range(nranks)]
+    writers = [Writer(program, nothing, dtype, arena, local, scales=scales) for program in programs]
+    return max(sum(len(writer.rank(at)) for writer in writers) for at in local)

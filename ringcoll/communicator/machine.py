@@ -1,0 +1,329 @@
+"""How ranks come to know one machine: one of them detects and searches, the others take its word.
+
+The word is JSON: the machine as a topology file, each rank's GPU in it, and the rings. Every rank
+reads it alike, the one that has sent it too, so that all go on with the same or all raise the same.
+Whatever is wrong with detection costs nobody a communicator: the machine is then not known. A file
+that somebody has named is another matter.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Sequence
+from functools import lru_cache
+
+from ringcoll.communicator.across import HOST, links_of
+from ringcoll.communicator.topology import Topology
+from ringcoll.errors import ArgumentError, MachineError
+from ringcoll.executors.cuda.crossover import HOP
+from ringcoll.fabric import Fabric
+from ringcoll.timing.links import Wire
+from ringcoll.timing.machine import machine_of
+from ringcoll.topology.among import among
+from ringcoll.topology.busid import bus_id
+from ringcoll.topology.rings import RingSet
+from ringcoll.topology.ringsets import as_json, ring_set_of
+from ringcoll.topology.system import System
+
+__all__ = ["agree", "agree_among", "unknown"]
+
+_SECONDS = 60.0
+"""The others wait at least so long for the one that detects, which may take it seconds."""
+
+_MOST_CHARACTERS = 1 << 24
+
+_WHAT = "what rank 0 says of the machine"
+
+_log = logging.getLogger("ringcoll")
+_reading = threading.RLock()
+"""Ranks that are threads read the same words at the same time: one does it, the others find it."""
+
+
+def unknown(on_gpu: bool, reason: str, nodes: Sequence[int] = ()) -> Topology:
+    """Where nothing is known of the machine but on which node each rank is, if there are several."""
+    return Topology(links=None if on_gpu else links_of(nodes), reason=reason)
+
+
+def agree(
+    fabric: Fabric, busid: str | None, topo_file: str | None, cache_dir: str | None
+) -> Topology:
+    """What the ranks know of their machine; collective.
+
+    Ranks on GPUs are where their bus ids say. CPU ranks play the GPUs of a file, rank i the i-th;
+    without one there is nothing to detect, and nothing is exchanged.
+
+    Args:
+        fabric: the ranks on this host.
+        busid: of this rank's GPU; None for CPU ranks.
+        topo_file: the setting, the same on every rank.
+        cache_dir: where detected machines are kept; the setting.
+
+    Raises:
+        ArgumentError: the file is not there or of no use; on every rank.
+        MachineError: what rank 0 said is malformed; on every rank.
+
+    """
+    if fabric.nodes:
+        if topo_file is not None:
+            raise ArgumentError(
+                f"init: topo_file={topo_file!r}: the ranks are on several nodes, and a file tells of "
+                f"one; leave it out"
+            )
+        return unknown(busid is not None, "the ranks are on several nodes", fabric.nodes)
+    if topo_file is None and (busid is None or fabric.nranks == 1):
+        alone = "a rank alone has no links"
+        return unknown(busid is not None, alone if busid else "CPU ranks, and no topo_file")
+    said = fabric.allgather((busid or "").encode(), what="init: GPUs")
+    text = ""
+    if fabric.rank == 0:
+        busids = None if busid is None else [bus_id(part.decode(errors="replace")) for part in said]
+        text = _word(fabric.nranks, busids, topo_file, cache_dir)
+    text = _told(fabric, text, "init: the machine")
+    found = _read(text, fabric.nranks, busid is not None)
+    if fabric.rank == 0:
+        _log.info("init: %s", _line(found))
+    return found
+
+
+def agree_among(
+    fabric: Fabric, parent: Topology, ranks: Sequence[int], *, on_gpu: bool
+) -> Topology:
+    """The same for some ranks of a communicator that knows its machine; collective among them.
+
+    Args:
+        fabric: of these ranks.
+        parent: what the communicator knows.
+        ranks: the parent's rank of each.
+        on_gpu: whether they are GPU ranks.
+
+    Raises:
+        MachineError: what rank 0 said is malformed; on every rank.
+
+    """
+    if parent.system is None:
+        return unknown(on_gpu, parent.reason, fabric.nodes)
+    with _reading:
+        members = _members(parent.system, tuple(parent.system.gpus[rank].name for rank in ranks))
+    text = ""
+    if fabric.rank == 0:
+        text = _found(members)
+        try:
+            _understood(members, text, on_gpu)
+        except ArgumentError as error:
+            text = json.dumps({"unknown": str(error)})
+    return _understood(members, _told(fabric, text, "the machine of a part"), on_gpu)
+
+
+def _told(fabric: Fabric, text: str, what: str) -> str:
+    """Rank 0's text, on every rank."""
+    timeout = max(fabric.timeout, _SECONDS)
+    said = fabric.allgather(text.encode(), what=what, timeout=timeout)[0]
+    try:
+        return said.decode()
+    except UnicodeDecodeError as error:
+        raise _malformed("", error) from None
+
+
+# -- what rank 0 does ------------------------------------------------------------------------------
+
+
+def _word(
+    nranks: int, busids: Sequence[str] | None, topo_file: str | None, cache_dir: str | None
+) -> str:
+    """What the ranks are told: the machine, why it is not known, or why they must not go on."""
+    on_gpu = busids is not None
+    try:
+        if busids is not None and len(set(busids)) < nranks:
+            shared = next(busid for busid in busids if busids.count(busid) > 1)
+            return json.dumps({"unknown": f"several ranks share the GPU {shared}"})
+        text = json.dumps(_machine(nranks, busids, topo_file, cache_dir))
+        _read(text, nranks, on_gpu)
+    except Exception as error:  # no detection is worth a communicator that could do without
+        why = str(error) if isinstance(error, ArgumentError) else f"{type(error).__name__}: {error}"
+        if topo_file is None:
+            return json.dumps({"unknown": why})
+        named = "" if topo_file in why else f"topo_file={topo_file!r}: "
+        return json.dumps({"refused": f"init: {named}{why}"})
+    return text
+
+
+def _machine(
+    nranks: int, busids: Sequence[str] | None, topo_file: str | None, cache_dir: str | None
+) -> dict[str, object]:
+    from ringcoll.topology.document import write
+    from ringcoll.topology.files import load_document, title_of
+
+    if busids is None:
+        path = str(topo_file)
+        document = load_document(path)
+        title = title_of(document, path)
+    else:
+        from ringcoll.topology.detect import detect
+
+        document = detect(topo_file=topo_file, cache_dir=cache_dir)
+        title = document.get("name") or "this machine"
+    text = write(document)
+    with _reading:
+        system = _system(text, title)
+        gpus = _gpus(system, nranks, busids)
+        members = _members(system, gpus)
+    return {"title": title, "document": text, "gpus": gpus, "found": _found(members)}
+
+
+def _gpus(system: System, nranks: int, busids: Sequence[str] | None) -> tuple[str, ...]:
+    """The name of each rank's GPU."""
+    if busids is None:
+        if len(system.gpus) < nranks:
+            raise ArgumentError(
+                f"{system.title} has {len(system.gpus)} GPUs for {nranks} CPU ranks to play; start "
+                f"fewer ranks or name another file"
+            )
+        return tuple(gpu.name for gpu in system.gpus[:nranks])
+    known = {gpu.busid: gpu.name for gpu in system.gpus}
+    for rank, busid in enumerate(busids):
+        if busid not in known:
+            raise ArgumentError(f"nothing is known of the GPU {busid} of rank {rank}")
+    return tuple(known[busid] for busid in busids)
+
+
+def _found(members: System) -> str:
+    """The rings of a machine's ranks, and those that stores take where these are others."""
+    with _reading:
+        best, stored = _searched(members)
+    said = {"rings": as_json(best), "stored": None if stored is best else as_json(stored)}
+    return json.dumps(said)
+
+
+@lru_cache(maxsize=64)
+def _searched(members: System) -> tuple[RingSet, RingSet]:
+    from ringcoll.topology.paths import routes, stores
+    from ringcoll.topology.search import find_rings
+
+    best = find_rings(members)
+    if best.all_pairs or not best.rings:
+        return best, best
+    ways = stores(routes(members, members.gpus))
+    nodes = {pair: {way.nodes for way in own} for pair, own in ways.items()}
+    own = all(
+        path in nodes[hop]
+        for ring in best.rings
+        for hop, path in zip(
+            zip(ring.order, (*ring.order[1:], ring.order[0]), strict=True), ring.paths, strict=True
+        )
+    )
+    return best, best if own else find_rings(members, stored=True)
+
+
+# -- what every rank does --------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=8)
+def _system(text: str, title: str) -> System:
+    from ringcoll.topology.build import build
+    from ringcoll.topology.document import parse
+
+    return build(parse(text.encode(), title), title=title)
+
+
+@lru_cache(maxsize=64)
+def _members(system: System, names: tuple[str, ...]) -> System:
+    by_name = {gpu.name: gpu for gpu in system.gpus}
+    return among(system, [by_name[name] for name in names])
+
+
+def _read(text: str, nranks: int, on_gpu: bool) -> Topology:
+    """The machine that rank 0 tells of.
+
+    Raises:
+        ArgumentError: rank 0 refuses to go on, or GPUs do not reach each other.
+        MachineError: the text is malformed.
+
+    """
+    said = _object(text)
+    if set(said) == {"refused"}:
+        raise ArgumentError(_text(said, "refused"))
+    if set(said) == {"unknown"}:
+        return unknown(on_gpu, _text(said, "unknown"))
+    if set(said) != {"title", "document", "gpus", "found"}:
+        raise _malformed("", text)
+    try:
+        with _reading:
+            system = _system(_text(said, "document"), _text(said, "title"))
+    except ArgumentError as error:
+        raise _malformed("document", error) from None
+    names, known = said["gpus"], {gpu.name for gpu in system.gpus}
+    if not (
+        isinstance(names, list)
+        and len(names) == nranks
+        and all(isinstance(name, str) and name in known for name in names)
+        and len(set(names)) == nranks
+    ):
+        raise _malformed("gpus", names)
+    with _reading:
+        members = _members(system, tuple(names))
+    return _understood(members, _text(said, "found"), on_gpu)
+
+
+def _understood(members: System, text: str, on_gpu: bool) -> Topology:
+    """The machine of ranks on all GPUs of a system, with the rings that rank 0 tells of.
+
+    Raises:
+        ArgumentError: GPUs do not reach each other.
+        MachineError: the text is malformed.
+
+    """
+    with _reading:
+        return _topology(members, text, on_gpu)
+
+
+@lru_cache(maxsize=64)
+def _topology(members: System, text: str, on_gpu: bool) -> Topology:
+    said = _object(text)
+    if set(said) == {"unknown"}:
+        return unknown(on_gpu, _text(said, "unknown"))
+    if set(said) != {"rings", "stored"}:
+        raise _malformed("found", text)
+    best = stored = ring_set_of(said["rings"], members, f"{_WHAT}: rings")
+    if said["stored"] is not None:
+        stored = ring_set_of(said["stored"], members, f"{_WHAT}: stored")
+    if len(members.gpus) < 2:
+        return Topology(members, best, stored, None if on_gpu else HOST)
+    if not stored.rings:
+        raise ArgumentError("no ring joins the ranks' GPUs")
+    overheads = Wire(1.0, 0.0, HOP) if on_gpu else Wire(1.0, HOST.alpha, HOST.latency)
+    machine = machine_of(members, stored, overheads)
+    return Topology(members, best, stored, machine.links, machine=machine)
+
+
+def _object(text: str) -> dict[str, object]:
+    """An object of JSON."""
+    try:
+        if len(text) > _MOST_CHARACTERS:
+            raise ValueError(f"{len(text)} characters")
+        said = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _malformed("", error) from None
+    if not isinstance(said, dict):
+        raise _malformed("", text)
+    return said
+
+
+def _text(said: dict[str, object], field: str) -> str:
+    found = said[field]
+    if not isinstance(found, str):
+        raise _malformed(field, found)
+    return found
+
+
+def _malformed(field: str, seen: object) -> MachineError:
+    where = f"{_WHAT}: {field}" if field else _WHAT
+    return MachineError(f"{where}: malformed: {seen!s:.200}")
+
+
+def _line(found: Topology) -> str:
+    if found.system is None or found.rings is None:
+        return f"unknown machine: {found.reason}"
+    rings = found.rings
+    return f"{found.system.title}: {len(rings.rings)} rings, {rings.bandwidth:.4g} GB/s together"

@@ -1,0 +1,91 @@
+"""What a communicator knows of its machine, for its choices and for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from ringcoll.timing.links import Links
+from ringcoll.timing.machine import Machine, format_gain
+from ringcoll.topology.rings import RingSet
+from ringcoll.topology.system import System
+
+__all__ = ["Topology"]
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """The machine that a communicator's ranks have found, the same on all of them.
+
+    ``str()`` of it is the matrix, the rings and their limits, as ``ringcoll topo`` prints them.
+
+    Args:
+        system: the machine with the ranks' GPUs alone, GPU i the i-th rank's; None: not known.
+        rings: the best of it, their orders in ranks; None where the machine is not known.
+        stored: the rings that calls go along: the same, unless some of them need GPUs that relay;
+            None where calls go along none of the machine's.
+        links: by which algorithms are compared; None where nothing is known of them.
+        reason: why the machine is not known, or not gone by; "" where it is.
+        machine: what the choice of plans goes by.
+
+    """
+
+    system: System | None = None
+    rings: RingSet | None = None
+    stored: RingSet | None = None
+    links: Links | None = None
+    reason: str = ""
+    machine: Machine | None = field(default=None, repr=False, compare=False)
+
+    def gone_by(self, collective: str) -> Iterator[str]:
+        """How calls of a collective go by the machine, a line each: for ``explain``."""
+        if self.system is None or self.rings is None:
+            yield f"the machine is not known: {self.reason}"
+            return
+        yield f"machine: {self.system.title}"
+        if self.stored is None or self.machine is None:
+            if self.reason:
+                yield f"no call goes by it: {self.reason}"
+            return
+        if self.machine.all_pairs:
+            yield "every pair of ranks is one switch hop apart: any order of a ring is as good"
+        if self.stored.rings != self.rings.rings:
+            yield (
+                f"rings on which GPUs relay would carry {self.rings.bandwidth:.4g} GB/s; none "
+                f"relays yet"
+            )
+        channels = self.machine.channels
+        if channels is None:
+            return
+        count, total = len(channels.rings), sum(channels.weights)
+        many = "1 ring" if count == 1 else f"{count} rings"
+        yield f"ring and chain go along {many}, {self.stored.bandwidth:.4g} GB/s together:"
+        for ring, weight in zip(channels.rings, channels.weights, strict=True):
+            part = "" if count == 1 else f", with {weight} of {total} parts of the bytes"
+            yield f"  {' '.join(map(str, ring))}{part}"
+        if collective == "all_reduce":
+            for line in format_gain(self.system, self.stored, stored=True):
+                yield line.rstrip()
+
+    def __str__(self) -> str:
+        return "\n".join(self._parts()).rstrip("\n")
+
+    def _parts(self) -> Iterator[str]:
+        system, rings = self.system, self.rings
+        if system is None or rings is None:
+            yield f"the machine is not known: {self.reason}"
+            return
+        from ringcoll.topology.draw.matrix import format_matrix
+        from ringcoll.topology.draw.words import format_machine, format_notes, format_rings
+
+        yield "GPU i of this table is rank i's\n"
+        yield format_matrix(system)
+        yield format_rings(system, rings)
+        yield from format_gain(system, rings)
+        if self.reason:
+            yield f"calls do not go along them: {self.reason}\n"
+        elif self.stored is not None and self.stored.rings != rings.rings:
+            yield "no GPU relays for others yet, so that calls go along these:"
+            yield format_rings(system, self.stored)
+        yield format_machine(system)
+        yield from filter(None, [format_notes(system)])
