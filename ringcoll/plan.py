@@ -148,6 +148,17 @@ class Plan:
     order: tuple[tuple[Block, Step], ...]
     symmetry: Symmetry | None = None
     steps: Mapping[Block, tuple[Step, ...]] = field(init=False, repr=False, compare=False)
+    _hash: int = field(init=False, repr=False, compare=False, default=0)
+
+    def __hash__(self) -> int:
+        # Kept: whatever is made of a plan is found again by it, and a long one takes milliseconds.
+        if not self._hash:
+            known = hash((self.collective, self.order, self.symmetry))
+            object.__setattr__(self, "_hash", known or 1)
+        return self._hash
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "_hash": 0}  # another process hashes names otherwise
 
     def __post_init__(self) -> None:
         steps: defaultdict[Block, list[Step]] = defaultdict(list)

@@ -47,14 +47,16 @@ class Topology:
             if self.reason:
                 yield f"no call goes by it: {self.reason}"
             return
+        channels = self.machine.channels
         if self.machine.all_pairs:
             yield "every pair of ranks is one switch hop apart: any order of a ring is as good"
+        elif channels is None:
+            yield f"no ring exceeds the one in rank order: {self.stored.bandwidth:.4g} GB/s"
         if self.stored.rings != self.rings.rings:
             yield (
                 f"rings on which GPUs relay would carry {self.rings.bandwidth:.4g} GB/s; none "
                 f"relays yet"
             )
-        channels = self.machine.channels
         if channels is None:
             return
         count, total = len(channels.rings), sum(channels.weights)

@@ -199,7 +199,7 @@ def choose(
 
     """
     machine = resources.machine
-    if machine is None:
+    if machine is None or (machine.all_pairs and machine.channels is None):
         return _choose(call, resources, mapped, wishes)
     asked, why = _by_machine(call, resources, machine, mapped, wishes)
     for channels in _narrower(machine.channels):
