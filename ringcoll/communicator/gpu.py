@@ -90,7 +90,7 @@ class CudaState(RankState):
             self.cuda.close()  # the memory, too
             raise
         self.executor, self.pairs = self.cuda, self.sending
-        if self.transport == "host":
+        if self.transport == "host" and self.topology.system is not None:
             why = "the ranks meet in pinned host memory"
             self.topology = replace(
                 self.topology, stored=None, links=None, machine=None, reason=why

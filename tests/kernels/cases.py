@@ -37,6 +37,7 @@ class Case:
         replicas: CUDA blocks for each block of the program.
         threads: of each.
         scalars: of every rank, where the operator is premul_sum.
+        shares: weight of each channel.
 
     """
 
@@ -49,6 +50,7 @@ class Case:
     replicas: int = 1
     threads: int = 4
     scalars: tuple[complex, ...] = ()
+    shares: tuple[int, ...] = (1,)
 
     def op_of(self, rank: int) -> ReduceOp:
         """The operator as a rank passes it."""
@@ -62,7 +64,7 @@ class Case:
         collective = self.plan.collective
         align = max(1, 16 // dtype_of(self.dtype).itemsize)
         slices = self.launch.slices if sliced else 1
-        return Layout(collective, (self.count,), slices=slices, align=align)
+        return Layout(collective, (self.count,), slices, self.shares, align)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,79 @@
+"""Rings of a machine with unequal shares, by the kernels' own source on a CPU."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from ringcoll.algorithms import build, options
+from ringcoll.algorithms.channels import Channels
+from ringcoll.encode import encode
+from ringcoll.executors.cuda.either import carried
+from ringcoll.launch import ALL_MAPPED, Launch
+from ringcoll.timing.links import Wire
+from ringcoll.timing.machine import machine_of
+from ringcoll.topology.among import among
+from ringcoll.topology.presets import preset
+from ringcoll.topology.search import find_rings
+from tests.kernels.cases import LL, LL128, STAGED, Case
+from tests.kernels.stand_in import needs_compiler
+from tests.kernels.world import World
+
+pytestmark = needs_compiler
+
+MAPPED = Launch(slices=3, mapped=ALL_MAPPED)
+RINGED = [
+    ("all_reduce", "ring"),
+    ("all_gather", "ring"),
+    ("reduce_scatter", "ring"),
+    ("broadcast", "chain"),
+    ("reduce", "chain"),
+]
+
+
+@cache
+def channels_of(name: str, *gpus: int) -> Channels:
+    system = preset(name)
+    part = among(system, [system.gpus[gpu] for gpu in gpus])
+    found = machine_of(part, find_rings(part, stored=True), Wire(1.0)).channels
+    if found is None:
+        raise AssertionError(f"{name} {gpus}: the ring in rank order")
+    return found
+
+
+def case_of(collective: str, algorithm: str, channels: Channels, launch: Launch, count: int) -> Case:
+    n = len(channels.rings[0])
+    root = n - 2 if "root" in options(collective, algorithm) else 0
+    plan = build(collective, algorithm, n, root=root, rings=channels.rings)
+    replicas = 1 if launch.in_band else 2
+    return Case(plan, launch, count, replicas=replicas, shares=channels.shares)
+
+
+@pytest.mark.parametrize("launch", [LL, LL128, STAGED, MAPPED], ids=str)
+@pytest.mark.parametrize(
+    ("collective", "algorithm"),
+    [RINGED[0], *(pytest.param(*other, marks=pytest.mark.slow) for other in RINGED[1:])],
+)
+def test_unequal_shares(collective: str, algorithm: str, launch: Launch) -> None:
+    channels = Channels(((0, 2, 1), (1, 2, 0), (0, 1, 2)), (5, 1, 2))
+    world = World(3)
+    # Of 1 element most channels have none, of 40 one has a chunk less.
+    for number, count in enumerate((1, 40, 1111)):
+        world.forget_arrays()
+        case = case_of(collective, algorithm, channels, launch, count)
+        world.call(case, number).check(case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "gpus", [(0, 1, 2, 3), (0, 1, 4, 5, 6), (5, 4, 2, 1, 0, 7)], ids=lambda g: f"{len(g)} GPUs"
+)
+@pytest.mark.parametrize("launch", [LL, STAGED], ids=str)
+def test_found_rings(gpus: tuple[int, ...], launch: Launch) -> None:
+    channels = channels_of("dgx1-v100", *gpus)
+    world = World(len(gpus))
+    case = case_of("all_reduce", "ring", channels, launch, 777)
+    if not carried(encode(case.plan, launch), scales=False, together=1):
+        raise AssertionError("a launch does not carry it")
+    world.call(case, 1).check(case)
