@@ -228,9 +228,10 @@ def tuned(
     size = 1 << max(0, nbytes - 1).bit_length()
     ordered = deterministic and COLLECTIVES[collective].reduces
     rounding = accumulate if ordered else "wide"
-    if nodes:
-        return tuned_across(collective, nodes, size, ordered, rounding)
-    return _tuned(collective, nranks, size, ordered, rounding, machine)
+    with _MAKING:
+        if nodes:
+            return tuned_across(collective, nodes, size, ordered, rounding)
+        return _tuned(collective, nranks, size, ordered, rounding, machine)
 
 
 @lru_cache(maxsize=1024)

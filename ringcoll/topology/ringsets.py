@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import NoReturn, TypeVar
 
@@ -14,6 +13,9 @@ __all__ = ["as_json", "ring_set_of"]
 
 _MOST = 1 << 12
 """Rings, limits or sentences that are taken."""
+
+_LARGEST = 1e12
+"""GB/s beyond any machine."""
 
 T = TypeVar("T")
 
@@ -115,7 +117,7 @@ def _index(said: object, what: str) -> int:
 def _number(said: object, what: str) -> float:
     if not isinstance(said, int | float) or isinstance(said, bool):
         _refuse(what, said)
-    if not (math.isfinite(said) and said >= 0):
+    if not 0 <= said <= _LARGEST:  # neither NaN nor an integer beyond all floats
         _refuse(what, said)
     return said
 

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 import ringcoll
-from ringcoll.fabric import each
 from ringcoll.topology.document import Element, parse, write
 from ringcoll.topology.presets import preset_document
-from tests.cuda.ranks import close
+from tests.cuda.ranks import close, together
 from tests.kernels.stand_in import needs_compiler
 
 pytest.importorskip("cupy")
@@ -71,11 +70,11 @@ def test_ranks_find_their_gpus_and_go_along_rings(comms):
                 comm.synchronize()
                 buffer.check(4 * data + 6)
 
-    each(comms, work)
+    together(comms, work)
 
 
 def test_a_child_searches_among_its_members(comms):
-    children = each(comms, lambda comm: comm.split(comm.rank // 2))
+    children = together(comms, lambda comm: comm.split(comm.rank // 2))
     names = [[gpu.busid[5:7] for gpu in child.topology.rings.gpus] for child in children]
     assert names == [["00", "01"]] * 2 + [["02", "03"]] * 2
     close(children, failed=True)

@@ -42,7 +42,9 @@ def channels_of(name: str, *gpus: int) -> Channels:
     return found
 
 
-def case_of(collective: str, algorithm: str, channels: Channels, launch: Launch, count: int) -> Case:
+def case_of(
+    collective: str, algorithm: str, channels: Channels, launch: Launch, count: int
+) -> Case:
     n = len(channels.rings[0])
     root = n - 2 if "root" in options(collective, algorithm) else 0
     plan = build(collective, algorithm, n, root=root, rings=channels.rings)

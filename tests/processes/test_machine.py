@@ -1,0 +1,26 @@
+"""Processes agree on the machine whose GPUs they play."""
+
+import pytest
+
+from ringcoll.topology.files import dump
+from ringcoll.topology.presets import preset_document
+
+pytestmark = [pytest.mark.mpi, pytest.mark.slow]
+
+
+def test_a_file_that_the_environment_names(mpi, tmp_path):
+    path = tmp_path / "dgx1.xml"
+    dump(preset_document("dgx1-v100"), path)
+    outcome = mpi("machine", 4, "play", RINGCOLL_TOPO_FILE=str(path))
+    assert outcome.errors == "" and outcome.statuses == [0]
+    assert outcome.word("right") == dict.fromkeys(range(4), True)
+    assert len(set(outcome.word("text").values())) == 1
+    assert set(outcome.word("rings").values()) == {80.0}
+    assert outcome.word("part") == {0: 20.0, 1: 20.0, 2: 20.0, 3: 20.0}
+
+
+def test_a_file_that_is_not_there(mpi):
+    outcome = mpi("machine", 3, "refused", RINGCOLL_TOPO_FILE="/nowhere.xml", RINGCOLL_DEVICE="cpu")
+    lines = [line for line in outcome.output.splitlines() if "error" in line]
+    assert len(lines) == 3 and len(set(lines)) == 1
+    assert "ArgumentError: init: topology file /nowhere.xml: cannot be read" in lines[0]
