@@ -22,6 +22,7 @@ from ringcoll.dtypes import dtype_of, op_of
 from ringcoll.executors.cuda.arena import Arena
 from ringcoll.executors.cuda.choose import Resources, Wishes, choose
 from ringcoll.launch import ALL_MAPPED
+from tests.communicator.known import known
 
 RANKS = 4
 RESOURCES = Resources(Arena(RANKS), 132, nvlink=True)
@@ -146,3 +147,30 @@ def test_all_that_may_run_is_proven(monkeypatch, name, programs):
     gpu._prove(found, Choice(verify=True))
     assert proven == [kind.launch.mapped for kind in found.variants]
     assert len(set(proven)) == programs
+
+
+def on_a_dgx1(collective, nbytes, **options):
+    return explain(collective, nbytes, topology=known("dgx1-v100", 0, 1, 2, 3), **options)
+
+
+def test_a_machine_of_unlike_pairs_says_why_a_call_goes_along_rings():
+    text = on_a_dgx1("all_reduce", 64 << 20)
+    lines = text.splitlines()
+    assert lines[1] == "machine: dgx1-v100"
+    assert re.fullmatch(r"ring and chain go along 4 rings, \d+ GB/s together:", lines[2])
+    assert re.fullmatch(r"  0( [123]){3}, with \d of \d+ parts of the bytes", lines[3])
+    assert "the clock on this machine's links, where pairs are not alike:" in text
+    assert re.search(r"\n  ring on 4 rings by Simple, S = \d+, ", text)
+    assert re.search(r"\n    ring, S = 1: .* us\n    \w+[,:] .*times as long\)\n", text)
+    small = on_a_dgx1("all_reduce", 64)
+    assert "one_shot_push by LL" in small and "in index order" in small
+    one = on_a_dgx1("all_gather", 64 << 20, channels=1)
+    assert "  ring by Simple" in one and "the clock" not in one
+
+
+def test_a_switch_says_that_any_order_is_as_good():
+    text = explain("all_reduce", 64 << 20, topology=known("dgx-h200", 0, 1, 2, 3))
+    assert "every pair of ranks is one switch hop apart" in text and "the clock" not in text
+    plain = explain("all_reduce", 64 << 20)
+    assert plain.splitlines()[1] == "the machine is not known: these GPUs are a fake"
+    assert plain.splitlines()[2:] == text.splitlines()[3:]

@@ -1,0 +1,151 @@
+"""What a call on GPUs gets where the machine is known: nothing new on a switch, else rings."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import pytest
+
+from ringcoll.algorithms import ALGORITHMS, build
+from ringcoll.arguments.calls import Call
+from ringcoll.collectives import COLLECTIVES
+from ringcoll.dtypes import dtype_of, op_of
+from ringcoll.errors import LaunchRefused
+from ringcoll.executors.cuda import either
+from ringcoll.executors.cuda.arena import Arena
+from ringcoll.executors.cuda.choose import Resources, Wishes, choose
+from ringcoll.launch import ALL_MAPPED
+from ringcoll.plan import Buffer
+from tests.communicator.known import known, machine_on
+
+SIZES = (8, 100_000, 1 << 20, 64 << 20)
+
+
+def call_of(name: str, nbytes: int, nranks: int) -> Call:
+    wide = "all" in (COLLECTIVES[name].input, COLLECTIVES[name].output)
+    units = nbytes // 4 // (nranks if wide else 1)
+    op = op_of("sum") if COLLECTIVES[name].reduces else None
+    return Call(name, 0, None, None, units, dtype_of("float32"), op, nbytes=nbytes)
+
+
+def mapped_of(name: str) -> frozenset[Buffer]:
+    return frozenset(b for b in ALL_MAPPED if b.name.lower() != COLLECTIVES[name].rooted)
+
+
+def chosen(
+    name: str,
+    nbytes: int,
+    machine: Any,
+    *,
+    nranks: int = 8,
+    mapped: bool = True,
+    nvlink: bool = False,
+    blocks: int = 80,
+    **wishes: Any,
+) -> Any:
+    resources = Resources(Arena(nranks), blocks, nvlink, machine=machine)
+    reached = mapped_of(name) if mapped else frozenset[Buffer]()
+    call = call_of(name, nbytes, nranks)
+    return choose(call, resources, mapped=reached, wishes=Wishes(**wishes))
+
+
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name != "send"])
+def test_on_a_switch_everything_stays_as_it_is(name):
+    machine = machine_on("dgx-h200")
+    assert machine.all_pairs and machine.channels is None
+    for nbytes, mapped in product(SIZES if name != "barrier" else (0,), (False, True)):
+        how = {"mapped": mapped, "nvlink": True, "blocks": 132}
+        found = chosen(name, nbytes, machine, **how)
+        assert found == chosen(name, nbytes, None, **how) and not found.why
+    if "ring" in ALGORITHMS[name]:
+        for wish in ({"algorithm": "ring"}, {"channels": 3}):
+            found = chosen(name, 1 << 24, machine, **wish)
+            assert found == chosen(name, 1 << 24, None, **wish)
+
+
+@pytest.mark.parametrize("name", ["all_reduce", "all_gather", "reduce_scatter"])
+@pytest.mark.parametrize("mapped", [False, True])
+def test_a_machine_of_unlike_pairs_goes_along_its_rings(name, mapped):
+    machine = machine_on("dgx1-v100")
+    small = chosen(name, 256, machine, mapped=mapped)
+    assert small == chosen(name, 256, None, mapped=mapped)
+    assert small.why[1].startswith("ring, S = 1: ")
+    for nbytes in (1 << 20, 64 << 20):
+        found = chosen(name, nbytes, machine, mapped=mapped)
+        assert found.source.algorithm == "ring" and found.source.channels == machine.channels
+        assert found.layout.shares == (2, 2, 1, 1) and found.plan == found.source.plan
+        assert found.plan == build(name, "ring", 8, rings=machine.channels.rings)
+        assert found.why[0].startswith("ring, S = 1: ")
+        assert found.why[1].endswith("times as long)")
+
+
+@pytest.mark.parametrize("name", ["broadcast", "reduce"])
+def test_a_rooted_call_goes_along_chains_in_slices(name):
+    found = chosen(name, 256 << 20, machine_on("dgx1-v100"), mapped=False)
+    assert found.source.algorithm == "chain" and found.launch.slices >= 32
+    assert found.layout.shares == (2, 2, 1, 1)
+
+
+@pytest.mark.parametrize("name", ["all_to_all", "gather", "scatter", "barrier"])
+def test_what_has_no_rings_stays(name):
+    nbytes = 0 if name == "barrier" else 1 << 24
+    assert chosen(name, nbytes, machine_on("dgx1-v100")) == chosen(name, nbytes, None)
+
+
+def test_options_go_before_the_clock():
+    machine = machine_on("dgx1-v100")
+    assert chosen("all_reduce", 1 << 26, machine, algorithm="tree").source.algorithm == "tree"
+    ordered = chosen("all_reduce", 1 << 26, machine, ordered=True)
+    assert ordered == chosen("all_reduce", 1 << 26, None, ordered=True)
+    copied = chosen("all_gather", 1 << 26, machine, ordered=True)
+    assert copied.source.algorithm == "ring", "nothing is summed"
+    two = chosen("all_reduce", 1 << 26, machine, channels=2)
+    assert two.source.channels.rings == machine.channels.rings[:2]
+    assert two.layout.shares == (1,)
+    lines = chosen("all_reduce", 4096, machine, algorithm="ring", protocol="LL")
+    assert lines.launch.protocol == "LL" and lines.layout.shares == (2, 2, 1, 1)
+    plan = build("all_reduce", "tree", 8)
+    assert chosen("all_reduce", 1 << 26, machine, plan=plan).plan is plan
+    engine = chosen("all_gather", 1 << 26, machine, engine="copy")
+    assert engine == chosen("all_gather", 1 << 26, None, engine="copy")
+
+
+def test_fewer_rings_where_not_all_can_run():
+    machine = machine_on("dgx1-v100")
+    for blocks, rings in ((4, 4), (3, 2), (1, 1)):
+        found = chosen("all_gather", 1 << 26, machine, blocks=blocks)
+        assert found.source.channels.rings == machine.channels.rings[:rings]
+
+
+@pytest.fixture
+def small_launches(monkeypatch):
+    """A launch carries the steps of two rings among 8 ranks, and not of four."""
+    monkeypatch.setattr(either, "LARGEST", 5000)
+    either.carried.cache_clear()
+    yield
+    either.carried.cache_clear()
+
+
+def test_fewer_rings_where_a_launch_does_not_carry_all(small_launches):
+    machine = machine_on("dgx1-v100")
+    found = chosen("all_reduce", 1 << 26, machine)
+    assert found.source.channels.rings == machine.channels.rings[:2]
+    with pytest.raises(LaunchRefused, match="does not carry the steps of 4 rings; use fewer"):
+        chosen("all_reduce", 1 << 26, machine, channels=4)
+
+
+def test_two_ranks_and_a_mesh_are_judged_by_the_same_clock():
+    pair = known("dgx1-v100", 0, 3)
+    assert pair.machine is not None
+    found = chosen("all_reduce", 1 << 26, pair.machine, nranks=2)
+    assert found == chosen("all_reduce", 1 << 26, None, nranks=2), "as fast in one hop less"
+    mesh = chosen("all_reduce", 1 << 26, machine_on("a100-mesh-4"), nranks=4)
+    assert mesh.source.algorithm == "ring" and len(mesh.source.channels.rings) == 6
+
+
+def test_a_pcie_tree_crosses_between_its_switches_once():
+    machine = machine_on("pcie-8-dual-socket")
+    assert not machine.all_pairs and machine.channels is None
+    found = chosen("all_reduce", 1 << 26, machine)
+    assert found.plan == build("all_reduce", "ring", 8) and "two_shot" in found.why[1]
