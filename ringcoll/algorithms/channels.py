@@ -10,7 +10,7 @@ from ringcoll.errors import ArgumentError
 
 __all__ = ["Channels", "alternating", "channelled", "channels_along"]
 
-_FINEST = 32
+_FINEST = 256
 """The largest weight of a channel that is tried."""
 
 _NEAR = 0.02

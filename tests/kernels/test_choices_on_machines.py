@@ -55,7 +55,7 @@ def test_on_a_switch_everything_stays_as_it_is(name):
     machine = machine_on("dgx-h200")
     assert machine.all_pairs and machine.channels is None
     for nbytes, mapped in product(SIZES if name != "barrier" else (0,), (False, True)):
-        how = {"mapped": mapped, "nvlink": True, "blocks": 132}
+        how: dict[str, Any] = {"mapped": mapped, "nvlink": True, "blocks": 132}
         found = chosen(name, nbytes, machine, **how)
         assert found == chosen(name, nbytes, None, **how) and not found.why
     if "ring" in ALGORITHMS[name]:
