@@ -23,7 +23,6 @@ from ringcoll.timing.links import Wire
 from ringcoll.timing.machine import machine_of
 from ringcoll.topology.among import among
 from ringcoll.topology.busid import bus_id
-from ringcoll.topology.rings import RingSet
 from ringcoll.topology.ringsets import as_json, ring_set_of
 from ringcoll.topology.system import System
 
@@ -58,7 +57,7 @@ def agree(
         fabric: the ranks on this host.
         busid: of this rank's GPU; None for CPU ranks.
         topo_file: the setting, the same on every rank.
-        cache_dir: where detected machines are kept; the setting.
+        cache_dir: where detected machines and their rings are kept; the setting.
 
     Raises:
         ArgumentError: the file is not there or of no use; on every rank.
@@ -169,7 +168,8 @@ def _machine(
         system = _system(text, title)
         gpus = _gpus(system, nranks, busids)
         members = _members(system, gpus)
-    return {"title": title, "document": text, "gpus": gpus, "found": _found(members)}
+    found = _found(members, cache_dir, keep=busids is not None)
+    return {"title": title, "document": text, "gpus": gpus, "found": found}
 
 
 def _gpus(system: System, nranks: int, busids: Sequence[str] | None) -> tuple[str, ...]:
@@ -188,32 +188,14 @@ def _gpus(system: System, nranks: int, busids: Sequence[str] | None) -> tuple[st
     return tuple(known[busid] for busid in busids)
 
 
-def _found(members: System) -> str:
+def _found(members: System, cache_dir: str | None = None, *, keep: bool = False) -> str:
     """The rings of a machine's ranks, and those that stores take where these are others."""
+    from ringcoll.topology.searched import searched
+
     with _reading:
-        best, stored = _searched(members)
+        best, stored = searched(members, cache_dir, keep=keep)
     said = {"rings": as_json(best), "stored": None if stored is best else as_json(stored)}
     return json.dumps(said)
-
-
-@lru_cache(maxsize=64)
-def _searched(members: System) -> tuple[RingSet, RingSet]:
-    from ringcoll.topology.paths import routes, stores
-    from ringcoll.topology.search import find_rings
-
-    best = find_rings(members)
-    if best.all_pairs or not best.rings:
-        return best, best
-    ways = stores(routes(members, members.gpus))
-    nodes = {pair: {way.nodes for way in own} for pair, own in ways.items()}
-    own = all(
-        path in nodes[hop]
-        for ring in best.rings
-        for hop, path in zip(
-            zip(ring.order, (*ring.order[1:], ring.order[0]), strict=True), ring.paths, strict=True
-        )
-    )
-    return best, best if own else find_rings(members, stored=True)
 
 
 # -- what every rank does --------------------------------------------------------------------------

@@ -16,9 +16,9 @@ from ringcoll.communicator.machine import agree
 from ringcoll.communicator.selection import HOST
 from ringcoll.config import starting
 from ringcoll.fabric import each, thread_fabrics
+from ringcoll.topology import searched
 from ringcoll.topology.files import dump
 from ringcoll.topology.presets import preset_document
-from ringcoll.topology.search import find
 from tests.communicator.sums import sums
 
 BUSIDS = ["06", "07", "0A", "0B", "85", "86", "89", "8A"]
@@ -52,6 +52,13 @@ def detected(monkeypatch):
     return said
 
 
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """Where rings are kept."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "ringcoll" / "rings"
+
+
 def agreed(nranks, gpus=None, topo_file=None):
     """What each rank knows, or the error that it raises."""
     fabrics = thread_fabrics(nranks, 20.0)
@@ -80,6 +87,30 @@ def test_gpu_ranks_find_themselves_by_bus_id(detected, caplog):
     # There are NVLinks 4 - 0 - 3 - 7 - 4 and none else: without relays that is the ring.
     assert {ring.order for ring in found[0].stored.rings} == {(0, 1, 2, 3), (0, 3, 2, 1)}
     assert caplog.text.count("init: this machine: 3 rings, 60 GB/s together") == 1
+
+
+def test_rings_are_kept_for_the_next_process(detected, folder, caplog, monkeypatch):
+    def again():
+        searched.searched.cache_clear()
+        return agreed(4, [0, 1, 4, 6])[0]
+
+    first = again()
+    (path,) = folder.iterdir()
+    with monkeypatch.context() as context:
+        context.setattr(searched, "find_rings", None)
+        assert again() == first
+    assert caplog.text == ""
+    for torn in (b"", b"[]", b"[7, 8]", path.read_bytes().replace(b"NVL", b"GLUE")):
+        path.write_bytes(torn)
+        assert again() == first and f"{path} is left out" in caplog.text
+        caplog.clear()
+        assert again() == first and caplog.text == ""
+    detected["document"] = preset_document("dgx1-p100")
+    agreed(4, [0, 1, 4, 6])
+    assert len([*folder.iterdir()]) == 2
+    folder.chmod(0o777)
+    agreed(3, [0, 1, 4])
+    assert "the rings are not kept" in caplog.text
 
 
 def test_relays_are_left_to_who_can_relay(detected):
@@ -259,14 +290,14 @@ def test_the_environment_names_a_file(file, monkeypatch):
 
 def test_children_search_among_their_members(file, monkeypatch):
     calls = []
-    honest = find.find_rings
+    honest = vars(searched)["find_rings"]
 
     def counted(*args, **how):
         calls.append(1)
         return honest(*args, **how)
 
-    monkeypatch.setattr("ringcoll.topology.search.find_rings", counted)
-    machine._searched.cache_clear()
+    monkeypatch.setattr(searched, "find_rings", counted)
+    searched.searched.cache_clear()
     name = file("dgx1-v100")
 
     def work(comm):

@@ -32,6 +32,11 @@ def with_bus_ids(name: str, chosen: list[int]) -> Element:
     return parse(re.sub("|".join(new), lambda m: new[m[0]], text).encode(), name)
 
 
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
 @pytest.fixture
 def comms(monkeypatch):
     """Ranks on GPUs 0, 3, 2 and 1 of a DGX-1 V100."""
