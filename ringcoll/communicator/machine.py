@@ -41,7 +41,7 @@ _reading = threading.RLock()
 
 
 def unknown(on_gpu: bool, reason: str, nodes: Sequence[int] = ()) -> Topology:
-    """Where nothing is known of the machine but on which node each rank is, if there are several."""
+    """Where nothing is known of the machine, but on which of several nodes each rank is."""
     return Topology(links=None if on_gpu else links_of(nodes), reason=reason)
 
 
@@ -67,8 +67,8 @@ def agree(
     if fabric.nodes:
         if topo_file is not None:
             raise ArgumentError(
-                f"init: topo_file={topo_file!r}: the ranks are on several nodes, and a file tells of "
-                f"one; leave it out"
+                f"init: topo_file={topo_file!r}: the ranks are on several nodes, and a file tells "
+                f"of one; leave it out"
             )
         return unknown(busid is not None, "the ranks are on several nodes", fabric.nodes)
     if topo_file is None and (busid is None or fabric.nranks == 1):

@@ -18,7 +18,6 @@ from ringcoll.arguments.vector import (
     prepare_scatter_v,
 )
 from ringcoll.collectives import COLLECTIVES
-from ringcoll.communicator.across import links_of
 from ringcoll.communicator.calling import Calling
 from ringcoll.communicator.libraries import library_of
 from ringcoll.communicator.rank import RankState, in_words

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
+from tests.launching import launch
 from tests.processes.conftest import (
-    LAUNCHER,
     NOTES,
     Outcome,
     alive,
@@ -22,7 +22,8 @@ __all__ = ["alive", "named", "nothing_left"]
 
 PLACED = """
 import os, sys
-os.environ["RINGCOLL_NODE"] = sys.argv[1].split(",")[int(os.environ["PMI_RANK"])]
+rank = os.environ.get("PMI_RANK") or os.environ["OMPI_COMM_WORLD_RANK"]
+os.environ["RINGCOLL_NODE"] = sys.argv[1].split(",")[int(rank)]
 os.execv(sys.argv[2], sys.argv[2:])
 """
 
@@ -30,19 +31,14 @@ os.execv(sys.argv[2], sys.argv[2:])
 @pytest.fixture
 def nodes(nothing_left, tmp_path):
     """Run a program with each rank on the node that is named for it."""
-    if not LAUNCHER.is_file():
-        pytest.skip(f"no mpiexec beside {sys.executable}")
 
     def run(program: str, names: str, *args: str, deaths: bool = False, **env: str) -> Outcome:
         nranks = len(names.split(","))
         argv = [sys.executable, "-c", PLACED, names, *command(program, *args, nothing_left)]
-        flags: list[str] = []
         if deaths:
-            # Else the launcher kills the survivors of a death before they can speak.
-            flags = ["-disable-auto-cleanup"]
             argv = [sys.executable, "-c", NOTES, str(tmp_path), *argv]
         done = subprocess.run(
-            [str(LAUNCHER), *flags, "-n", str(nranks), *argv],
+            [*launch(nranks, deaths=deaths), *argv],
             env=environment(**env),
             capture_output=True,
             text=True,

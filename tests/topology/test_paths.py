@@ -190,7 +190,7 @@ def grid(side: int) -> Graph:
 
 
 def test_many_cpus_do_not_multiply_the_paths():
-    # 6 x 6 CPUs have a million simple paths and more from corner to corner, 252 of them the shortest.
+    # From corner to corner of 6 x 6 CPUs go over a million simple paths, 252 of them the shortest.
     system = grid(6).system()
     found = bus_routes(system, "GPU/0", {"GPU/1", "GPU/35"})
     assert list(found) == ["GPU/35"]
