@@ -82,6 +82,7 @@ _HOMES = {
     "init": "ringcoll.communicator.start",
     "init_all": "ringcoll.communicator.start",
     "spawn": "ringcoll.communicator.start",
+    "Topology": "ringcoll.communicator.topology",
     "Work": "ringcoll.communicator.work",
     "Config": "ringcoll.config",
     "premul_sum": "ringcoll.dtypes",
