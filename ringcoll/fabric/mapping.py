@@ -14,7 +14,7 @@ from ringcoll.errors import Error, MachineError, OutOfMemory
 from ringcoll.transports.passing import Door, receive
 from ringcoll.transports.shm import Denied, Handle, Segment, attach, create
 
-__all__ = ["Gather", "map_all", "outcome"]
+__all__ = ["Gather", "map_all", "outcome", "ranks_of"]
 
 # Every rank's text, in rank order.
 Gather = Callable[[str], list[str]]
@@ -61,20 +61,52 @@ def map_all(
 def outcome(gather: Gather, value: object, failure: Error | None) -> list[Any]:
     """Exchange values, or this rank's failure; collective.
 
+    Args:
+        gather: the exchange to speak over.
+        value: what JSON has a form of; of one type on all ranks.
+        failure: sent in its place.
+
     Raises:
         Error: ``failure`` itself, or one that tells of another rank's.
+        MachineError: a rank has sent something else; it is named.
 
     """
     memory = isinstance(failure, OutOfMemory)
     sent = {"error": str(failure)[:_TEXT_LIMIT], "memory": memory} if failure else {"value": value}
-    said = [json.loads(text) for text in gather(json.dumps(sent))]
+    own = json.dumps(sent)
+    texts = gather(own)
     if failure:
         raise failure
-    for peer, answer in enumerate(said):
-        if "value" not in answer:
-            kind = OutOfMemory if answer.get("memory") else MachineError
-            raise kind(f"rank {peer} failed: {str(answer.get('error'))[:_TEXT_LIMIT]}")
-    return [answer["value"] for answer in said]
+    wanted = type(json.loads(own)["value"])
+    values = []
+    for peer, text in enumerate(texts):
+        try:
+            answer = json.loads(text)
+        except (ValueError, RecursionError):
+            answer = None
+        if isinstance(answer, dict) and isinstance(answer.get("error"), str):
+            kind = OutOfMemory if answer.get("memory") is True else MachineError
+            raise kind(f"rank {peer} failed: {answer['error'][:_TEXT_LIMIT]}")
+        if not isinstance(answer, dict) or type(answer.get("value")) is not wanted:
+            raise MachineError(f"rank {peer} sent something malformed: {text[:80]!r}")
+        values.append(answer["value"])
+    return values
+
+
+def ranks_of(said: Sequence[Sequence[object]], nranks: int) -> list[list[int]]:
+    """Lists of ranks, as :func:`outcome` has gathered them.
+
+    Raises:
+        MachineError: a rank has sent what is no list of ranks; it is named.
+
+    """
+    found = []
+    for peer, numbers in enumerate(said):
+        ranks = [number for number in numbers if type(number) is int and 0 <= number < nranks]
+        if len(ranks) < len(numbers):
+            raise MachineError(f"rank {peer} sent something malformed: {str(numbers)[:80]!r}")
+        found.append(ranks)
+    return found
 
 
 def _attach(
@@ -93,7 +125,7 @@ def _attach(
             denied.append(peer)
         except MachineError as error:
             failure = error
-    refused = outcome(gather, denied, failure)
+    refused = ranks_of(outcome(gather, denied, failure), len(handles))
     if any(refused):
         for peer, view in _passed(rank, own, handles, refused, gather, deadline, what):
             views[peer] = view

@@ -1,5 +1,6 @@
 """Reaching peers' device memory: what is exchanged, what is refused, when memory goes."""
 
+import json
 import os
 import weakref
 
@@ -282,7 +283,11 @@ def test_a_malformed_answer_about_an_array_names_its_rank(answer, apart, stand_i
 
     def outcome(gather, value, failure):
         told_wrong = isinstance(value, list) and apart.local.pid == 1001
-        return mapping.outcome(gather, answer if told_wrong else value, failure)
+
+        def instead(_text: str) -> list[str]:
+            return gather(json.dumps({"value": answer}))
+
+        return mapping.outcome(instead if told_wrong else gather, value, failure)
 
     monkeypatch.setattr(peers, "outcome", outcome)
     errors = apart(2, work)

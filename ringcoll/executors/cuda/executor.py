@@ -12,7 +12,7 @@ import itertools
 import os
 import struct
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -125,25 +125,29 @@ class CudaExecutor:
         self.memory, self.transport = memory, transport
         self.rank, self.nranks = fabric.rank, fabric.nranks
         self.arena = Arena(self.nranks)
-        self.board = Board(fabric, 0)
-        self._records = self.board.kept
-        ordinal = device.ordinal
-        self.report = host_mapped(REPORT_BYTES, ordinal=ordinal)
-        self.hellos = Hellos(self.arena, self.rank, ordinal, self.memory.pointers[self.rank])
-        self.mappings = Mappings(self.nranks, ordinal, symmetric)
         self.recorder: Recorder | None = None
         self.running: Ready | None = None
         self.last: Ready | None = None
         self.stream: int | None = None
         self.pair_timeout = 0.0
-        self.streams = Streams(ordinal)
-        copies = [pointer + self.arena.copies for pointer in self.memory.pointers]
-        self.streams.warm(copies[self.rank], [pointer + 256 for pointer in copies])
         self.partial = False  # whether calls were made that end before their hellos are compared
         self._different: Report | None = None
-        self.gate, self.resources = self._seated()
         self._device: Callable[[], int] = runtime().getDevice
         self._merged: dict[tuple[int, ...], tuple[Sequence[Ready], Launchable | CopyLaunch]] = {}
+        ordinal, pointers = device.ordinal, memory.pointers
+        with ExitStack() as made:  # but the memory, which is its maker's until this is whole
+            self.board = made.enter_context(closing(Board(fabric, 0)))
+            self._records = self.board.kept
+            self.report = host_mapped(REPORT_BYTES, ordinal=ordinal)
+            made.callback(self.report.free)
+            hellos = Hellos(self.arena, self.rank, ordinal, pointers[self.rank])
+            self.hellos = made.enter_context(closing(hellos))
+            self.mappings = made.enter_context(closing(Mappings(self.nranks, ordinal, symmetric)))
+            self.streams = made.enter_context(closing(Streams(ordinal)))
+            copies = [pointer + self.arena.copies for pointer in pointers]
+            self.streams.warm(copies[self.rank], [pointer + 256 for pointer in copies])
+            self.gate, self.resources = self._seated()
+            made.pop_all()
 
     def _seated(self) -> tuple[Gate[Ready], Resources]:
         """The gate of the ranks that share this rank's device, and what a rank has for a call."""

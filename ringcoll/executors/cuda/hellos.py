@@ -35,8 +35,12 @@ class Hellos:
         self._lock = Lock()  # the watch looks too
         # Made ahead: neither a stream nor pinned memory is to be had while a kernel waits.
         self._copy = host_mapped(self._nbytes, ordinal=ordinal, what="a copy of the hellos")
-        with on(ordinal) as cuda:
-            self._stream = cuda.streamCreateWithFlags(cuda.streamNonBlocking)
+        try:
+            with on(ordinal) as cuda:
+                self._stream = cuda.streamCreateWithFlags(cuda.streamNonBlocking)
+        except BaseException:
+            self._copy.free()
+            raise
 
     def differing(self) -> Report | None:
         """The oldest call of which a rank that has come makes another; None: none is known."""

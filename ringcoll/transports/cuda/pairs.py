@@ -14,7 +14,7 @@ from typing import Any
 
 from ringcoll.errors import MachineError
 from ringcoll.fabric.base import Fabric
-from ringcoll.fabric.mapping import outcome
+from ringcoll.fabric.mapping import outcome, ranks_of
 from ringcoll.transports.cuda.device import on
 from ringcoll.transports.cuda.mapping import Unreached
 from ringcoll.transports.cuda.peers import PeerMemory, gathering
@@ -70,8 +70,8 @@ def check_pairs(fabric: Fabric, memory: PeerMemory, ordinal: int, *, what: str =
         wrong = [w for w in range(nranks) if w != rank and slots[w] != _pattern(nonces, w, rank)]
     except RuntimeError as error:
         failure = MachineError(f"{what}: device {ordinal} fails to read its own memory: {error}")
-    said = outcome(gather, wrong, failure)
-    lost = [(int(w), reader) for reader, writers in enumerate(said) for w in writers]
+    said = ranks_of(outcome(gather, wrong, failure), nranks)
+    lost = [(w, reader) for reader, writers in enumerate(said) for w in writers]
     if lost:
         pairs = ", ".join(f"from rank {writer} to rank {reader}" for writer, reader in lost)
         raise Unreached(
