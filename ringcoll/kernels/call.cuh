@@ -22,7 +22,7 @@ RC_DEVICE u64 hello_at(u64 arena, u64 epoch, u32 source, u32 line) {
 // so far, and would no more.
 RC_SELDOM void fail(const Args& args, const Local& local, u64 epoch, u64 when, u32 kind, u32 peer,
                     u32 step, u32 mine, u32 theirs) {
-    const u64 said = static_cast<u64>(args.launch) << 32 | args.signature;
+    const u64 said = static_cast<u64>(local.launch) << 32 | args.signature;
     if (claim(local.own + CLAIMED)) {
         ll_store(hello_at(local.own, epoch, local.rank, 0), said, static_cast<u32>(epoch));
         tell(local.report + 4, peer);
@@ -69,7 +69,7 @@ struct Call {
     RC_DEVICE bool barred() const {
         const bool broken = look(local.own + BROKEN) != 0;
         if (!rare(broken || flag() == 0)) return false;
-        fail(epoch, broken ? TOLD : WORN, local.rank, STEP_HELLO, args.launch, 0);
+        fail(epoch, broken ? TOLD : WORN, local.rank, STEP_HELLO, local.launch, 0);
         return true;
     }
 
@@ -94,7 +94,7 @@ struct Call {
         }
         if (look(local.own + BROKEN) != 0) kind = TOLD;
         if (kind == 0) return false;
-        fail(epoch, kind, peer, step, args.launch, theirs);
+        fail(epoch, kind, peer, step, local.launch, theirs);
         return true;
     }
 
@@ -102,7 +102,7 @@ struct Call {
     // all lines also where its buffers are.
     RC_DEVICE void say_hello(u32 peer, u32 lines) const {
         const u64 to = local.peers[peer];
-        const u64 said = static_cast<u64>(args.launch) << 32 | args.signature;
+        const u64 said = static_cast<u64>(local.launch) << 32 | args.signature;
         ll_store(hello_at(to, epoch, local.rank, 0), said, flag());
         for (u32 line = 1; line < lines; ++line)
             ll_store(hello_at(to, epoch, local.rank, line), local.hello[line - 1], flag());
@@ -147,7 +147,7 @@ struct Call {
     RC_DEVICE bool agree(u32 peer) {
         u64 said;
         if (!hear(peer, epoch, 0, said)) return false;
-        return same(peer, epoch, args.signature, args.launch, said);
+        return same(peer, epoch, args.signature, local.launch, said);
     }
 
     // Whether a peer has said at call `when` what this rank has; else that is noted.

@@ -53,6 +53,8 @@ struct Local {
     u64 user[2];          // INPUT and OUTPUT
     u32 rank;
     u32 program;          // which of the text's programs this rank runs
+    u32 launch;           // by which the host finds this rank's call again
+    u32 unused;
     u64 words[RC_WORDS];  // of the program: counts, addresses, flags
 };
 
@@ -61,11 +63,9 @@ struct Args {
     u64 places;     // LL: how many pieces of 8 bytes the longest chunk has
     u64 half;       // bytes between the two halves of SCRATCH
     u32 signature;  // of the call: equal on all ranks, or an error
-    u32 launch;     // by which the host finds this call again
     u32 total;      // whether a rank ends only after all have entered
     u32 replicas;   // CUDA blocks for each block of the program
     u32 mapped;     // whether peers' INPUT or OUTPUT are reached, as their hellos say
-    u32 unused;
     Local local[RC_LOCAL];
 };
 

@@ -111,7 +111,7 @@ def prepared(cuda, name, ranks=(0,), nranks=2, *, streams=None, in_place=False, 
         Addresses(rank, arenas, 0, user=(send[rank], recv[rank]), reached=(send, recv))
         for rank in ranks
     ]
-    header = Header(60.0, 1, 2, False, True, chosen.replicas)
+    header = Header(60.0, 1, False, True, chosen.replicas)
     return copy_launch(
         chosen,
         call,
@@ -254,6 +254,6 @@ def test_the_parameter_of_a_gate_is_that_of_every_kernel(cuda):
 
     at = Addresses(1, (1 << 40, 2 << 40), 9)
     body = gate_body(Gate(0, at, (5, 6, 7)), 2)
-    packed = pack(body, Header(60.0, 1, 2, True, False, 3), 4096, [at])
+    packed = pack(body, Header(60.0, 1, True, False, 3), 4096, [at])
     assert struct.unpack_from("<3Q", packed, len(packed) - 8 * len(body.words[0])) == (5, 6, 7)
     assert f"#define RC_WORDS {len(body.words[0])}" in body.text

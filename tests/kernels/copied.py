@@ -97,11 +97,11 @@ def devices(
     program, layout = encode(case.plan, case.launch), case.layout(sliced=True)
     dtype = dtype_of(case.dtype)
     op = op_of(case.op) if case.plan.collective.reduces else None
-    header = Header(timeout, signature, number, True, False, case.replicas)
+    header = Header(timeout, signature, True, False, case.replicas)
     others = between(program, world.arena)
     made = []
     for ranks in groups:
-        local = [known(world, case, arrays, rank) for rank in ranks]
+        local = [replace(known(world, case, arrays, rank), launch=number) for rank in ranks]
         found = schedule(
             case.plan, case.launch, program, layout, dtype, world.arena, local, case.replicas
         )

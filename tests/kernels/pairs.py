@@ -109,7 +109,7 @@ class Traffic:
             for r, own in zip(ranks, halves, strict=True)
         ]
         body = pairs_body(world.arena, at, halves, given)
-        header = Header(timeout, 0, 0, False, False, world.arena.replicas)
+        header = Header(timeout, 0, False, False, world.arena.replicas)
         parameter = pack(body, header, world.arena.progress, at)
         return Ready(body.text, parameter, max(1, *map(sum, given)), len(at), threads)
 

@@ -103,12 +103,12 @@ def launch(
     """The launch of ``ranks``, by default of all; ``there``: peers reach the root's own buffer."""
     chosen, case = call.chosen, call.case
     at = tuple(
-        addresses(world, call, arrays, rank, there=there)
+        replace(addresses(world, call, arrays, rank, there=there), launch=7)
         for rank in (range(world.nranks) if ranks is None else ranks)
     )
     op = case.op_of(0) if call.plan.collective.reduces else None
     made = Call(call.plan.collective.name, 0, None, None, case.count, dtype_of(case.dtype), op)
     body = roomy(body_of(chosen, made, world.arena, at))
-    header = Header(timeout, 1234, 7, chosen.total, bool(chosen.launch.mapped), chosen.replicas)
+    header = Header(timeout, 1234, chosen.total, bool(chosen.launch.mapped), chosen.replicas)
     parameter = pack(body, header, world.arena.progress, at)
     return Ready(body.text, parameter, chosen.blocks, len(at), chosen.threads)

@@ -229,7 +229,7 @@ def test_what_fits_is_what_a_launch_carries(monkeypatch, nranks, name, options):
     call = Call(name, 0, None, None, found.layout.counts[0], dtype_of("float32"), op)
     at = tuple(Addresses(rank, (0,) * nranks, 0, trace=1) for rank in range(nranks))
     body = body_of(found, call, Arena(nranks), at)
-    carried = len(pack(body, Header(1.0, 0, 0, True, True, 1), 0, at))
+    carried = len(pack(body, Header(1.0, 0, True, True, 1), 0, at))
     programs = found.program, found.reached.program
     for room, wanted in ((carried + 8 * 32 * nranks, True), (carried - 1, False)):
         monkeypatch.setattr(either, "LARGEST", room)

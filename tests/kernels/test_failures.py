@@ -126,6 +126,28 @@ def test_ranks_that_make_different_calls(launch: Launch) -> None:
 
 
 @EVERY
+def test_ranks_of_one_launch_have_numbers_of_their_own(launch: Launch) -> None:
+    world = World(3)
+    case, numbers = ring(launch), [40, 41, 50]
+    arrays = world.arrays(case)
+    seconds(
+        [
+            world.ready(case, arrays, ranks=(0, 1), signature=100, number=40),
+            world.ready(case, arrays, ranks=(2,), signature=101, number=50),
+        ]
+    )
+    reports = world.reports()
+    different = [rank for rank in range(3) if (r := reports[rank]) and r.kind == DIFFERENT]
+    assert different
+    for rank in different:
+        report = reports[rank]
+        assert report is not None
+        assert (report.own, report.launch) == (numbers[rank], numbers[report.peer])
+    said = {int(world.hellos(rank)[1, rank, 0, 2]) for rank in different}
+    assert said == {numbers[rank] for rank in different}
+
+
+@EVERY
 def test_the_host_gives_up(launch: Launch) -> None:
     world = World(3)
     case = ring(launch)

@@ -172,14 +172,15 @@ class World:
         signature: int = 1234,
         number: int = 7,
     ) -> Ready:
-        """The launch of ``ranks``, by default of all."""
+        """The launch of ``ranks``, by default of all, whose calls have this number and the next."""
         ranks = range(self.nranks) if ranks is None else ranks
         program = encode(case.plan, case.launch)
-        at = [self.addresses(rank, arrays, case) for rank in ranks]
+        at = [
+            replace(self.addresses(rank, arrays, case), launch=number + place)
+            for place, rank in enumerate(ranks)
+        ]
         body = self.body(case, at)
-        header = Header(
-            timeout, signature, number, program.total, bool(case.launch.mapped), case.replicas
-        )
+        header = Header(timeout, signature, program.total, bool(case.launch.mapped), case.replicas)
         parameter = pack(body, header, self.arena.progress, at)
         lanes = 1 if case.launch.in_band else max(len(program.of(r)) for r in range(self.nranks))
         return Ready(body.text, parameter, lanes * case.replicas, len(at), case.threads)

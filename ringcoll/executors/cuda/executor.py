@@ -13,7 +13,7 @@ import os
 import struct
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy.typing as npt
@@ -212,6 +212,7 @@ class CudaExecutor:
             factor_bytes(call.op, call.dtype),
             places(known, self.symmetric, self.nranks),
             trace=0 if self.recorder is None else self.recorder.address,
+            launch=number,
         )
         signature = int.from_bytes(digest, "little")
         ready = Ready(
@@ -268,7 +269,6 @@ class CudaExecutor:
         header = Header(
             ready.timeout,
             ready.signature,
-            ready.number,
             chosen.total,
             bool(chosen.launch.mapped),
             chosen.replicas,
@@ -417,8 +417,6 @@ class CudaExecutor:
         last = self.last
         terms = "no call" if last is None else last.terms
         timeout = 0.0 if last is None else last.timeout
-        if len(self.gate.ranks) > 1 and not report.of_pair:
-            report = replace(report, own=0)  # a shared launch has the number of its first rank
         timeout = self.pair_timeout if report.of_pair else timeout
         return error_of(report, self.rank, terms, timeout, self.board.recorded)
 

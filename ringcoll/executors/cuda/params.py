@@ -24,9 +24,9 @@ __all__ = [
     "start_of",
 ]
 
-_HEAD = struct.Struct("<QQQIIIIII")
+_HEAD = struct.Struct("<QQQIIII")
 _LOCAL = struct.Struct("<QQQ")
-_BUFFERS = struct.Struct("<QQQ16sQQII")
+_BUFFERS = struct.Struct("<QQQ16sQQIIII")
 
 LARGEST = 32_764
 """Bytes that a launch may carry from CUDA 12.1 and sm_70 on."""
@@ -47,6 +47,7 @@ class Addresses:
             empty where the operator has none.
         reached: every rank's INPUT, and OUTPUT, where the host must know them: for copy engines.
         trace: its record of executed rows; 0 where none is kept.
+        launch: the number under which the host keeps this rank's call, 32 bits.
 
     """
 
@@ -59,6 +60,7 @@ class Addresses:
     factor: bytes = b""
     reached: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
     trace: int = 0
+    launch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,6 @@ class Header:
     Args:
         timeout: seconds that a wait may take.
         signature: of the call, 32 bits.
-        launch: the number under which the host keeps the call, 32 bits.
         total: whether a rank ends only after all have entered.
         mapped: whether peers' INPUT or OUTPUT are reached.
         replicas: CUDA blocks for each block of the program.
@@ -97,7 +98,6 @@ class Header:
 
     timeout: float
     signature: int
-    launch: int
     total: bool
     mapped: bool
     replicas: int
@@ -152,18 +152,18 @@ def pack(body: Body, header: Header, progress: int, local: Sequence[Addresses]) 
             body.places,
             body.half,
             header.signature,
-            header.launch,
             header.total,
             header.replicas,
             header.mapped,
-            0,
         )
     ]
     for at, words, program in zip(local, body.words, body.programs, strict=True):
         parts += [
             _LOCAL.pack(at.arenas[at.rank] + progress, at.report, at.arenas[at.rank]),
             struct.pack(f"<{len(at.arenas)}Q", *at.arenas),
-            _BUFFERS.pack(at.mappings, *at.hello, at.factor, *at.user, at.rank, program),
+            _BUFFERS.pack(
+                at.mappings, *at.hello, at.factor, *at.user, at.rank, program, at.launch, 0
+            ),
             struct.pack(f"<{len(words)}Q", *words),
         ]
     whole = b"".join(parts)

@@ -186,7 +186,7 @@ class CudaPairs:
             for each in (member.pairs.executor for member in members)
         ]
         body = pairs_body(executor.arena, local, halves, blocks)
-        header = Header(timeout, 0, 0, False, False, executor.arena.replicas)
+        header = Header(timeout, 0, False, False, executor.arena.replicas)
         parameter = pack(body, header, executor.arena.progress, local)
         device = executor.device
         function = executor.loader.function(body.text, device.ordinal, (device.major, device.minor))
