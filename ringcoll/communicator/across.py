@@ -33,7 +33,7 @@ NETWORK = Wire(bandwidth=1e9, alpha=10e-6, latency=30e-6)
 """What a rank can send to other nodes and get from them: no figure of any network, only slower than
 a host's memory. It only has to rank the algorithms."""
 
-_MANY = 32
+_MANY = 16
 """Ranks up to which every algorithm is looked at; beyond, the one that knows nodes."""
 
 

@@ -45,6 +45,7 @@ class Inbox:
     state: bytes | None = None
     since: int = 0
     meetings: dict[bytes, bytes] = field(default_factory=dict)
+    over: bool = False  # nobody reads it any more
 
 
 class Link:
@@ -85,8 +86,11 @@ class Link:
         return self._inboxes[fabric]
 
     def forget(self, fabric: int) -> None:
-        """Drop what has come for a fabric that has ended."""
-        self._inboxes.pop(fabric, None)
+        """Drop what has come for a fabric that has ended, and what will until the peer ends it."""
+        if self._inboxes[fabric].state is None and not self.broken:
+            self._inboxes[fabric] = Inbox(over=True)
+        else:
+            del self._inboxes[fabric]
 
     def send(self, kind: Frame, fabric: int, payload: bytes = b"") -> None:
         """Send a frame; what does not fit the kernel's buffer goes with a later :meth:`pump`."""
@@ -146,7 +150,10 @@ class Link:
             self.exiting = True
             return
         inbox = self._inboxes[fabric]
-        if kind is Frame.GATHER:
+        if inbox.over:
+            if kind is Frame.STATE:  # the last word of the peer's side
+                del self._inboxes[fabric]
+        elif kind is Frame.GATHER:
             inbox.gathers.append(payload)
         elif kind is Frame.STATE and inbox.state is None:
             inbox.state, inbox.since = payload, time.monotonic_ns()

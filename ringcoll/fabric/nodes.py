@@ -41,6 +41,7 @@ __all__ = ["NodesFabric"]
 
 _ROUND = struct.Struct("<QI")  # number of the exchange, length of `what`
 _TEXT = 3500
+_UNDER_WAY = 2_000_000_000  # nanoseconds that a message may take
 _HEARD = re.compile(r"^(?:rank \d+ gave up: )+")
 _serials = count(1)
 
@@ -83,7 +84,6 @@ class NodesFabric(Fabric):
         self._number = 0
         self._ended = ""
         self._owed = -next(_serials)  # to finalize; other fabrics' are positive
-        self._seen: dict[int, bytes] = {}
         self._lookout = Lookout()
         self.messages: Messages | None = None
         self._forget = weakref.finalize(self, _collected, self.links, serial, os.getpid())
@@ -132,7 +132,7 @@ class NodesFabric(Fabric):
         for rank in self.far:
             self.links[rank].send(Frame.GATHER, self._serial, frame)
         try:
-            said = dict(zip(self.near, self._nearby(payload, what, timeout), strict=True))
+            nearby = self._nearby(frame, what, timeout)
             boxes = {rank: self.links[rank].inbox(self._serial).gathers for rank in self.far}
 
             def missing() -> list[int]:
@@ -142,14 +142,21 @@ class NodesFabric(Fabric):
                 waited = time.monotonic() - started
                 return f"{what}: rank {self.rank} waited {waited:.3g} s for {named(missing())}"
 
-            self.wait(lambda: not missing(), deadline=deadline, describe=describe, peers=missing)
+            def arrived() -> bool:
+                for rank in self.far:
+                    self.links[rank].pump()
+                return not missing()
+
+            self.wait(arrived, deadline=deadline, describe=describe, peers=missing)
         except DeadlineError as error:
             # The others may still come: they must not take this round for a success.
             self.abort(str(error), error=DeadlineError)
             raise
-        calls = [what] * self.nranks
-        for rank, box in boxes.items():
-            number, calls[rank], said[rank] = _unpacked(box.popleft())
+        frames = dict(zip(self.near, nearby, strict=True))
+        frames |= {rank: box.popleft() for rank, box in boxes.items()}
+        calls, said = [""] * self.nranks, [b""] * self.nranks
+        for rank, frame in frames.items():
+            number, calls[rank], said[rank] = _unpacked(frame)
             if number != self._number:
                 raise MachineError(
                     f"{what}: rank {rank} is at exchange {number}, rank {self.rank} at "
@@ -157,13 +164,13 @@ class NodesFabric(Fabric):
                 )
         if len(set(calls)) > 1:
             raise MismatchError(f"the ranks make different calls: {sides(calls)}")
-        return [said[rank] for rank in range(self.nranks)]
+        return said
 
-    def _nearby(self, payload: bytes, what: str, timeout: float | None) -> list[bytes]:
-        """The payloads of this node's ranks; meanwhile the other nodes' news are listened to."""
+    def _nearby(self, frame: bytes, what: str, timeout: float | None) -> list[bytes]:
+        """The frames of this node's ranks; meanwhile the other nodes' news are listened to."""
         self.local.beyond = self._news_from_afar
         try:
-            return self.local.allgather(payload, what=what, timeout=timeout)
+            return self.local.allgather(frame, what="exchange", timeout=timeout, call=what)
         finally:
             self.local.beyond = None
 
@@ -188,9 +195,7 @@ class NodesFabric(Fabric):
         poll(moved, deadline, describe, Lookout(self.local.alarm), lambda: self.look(peers))
 
     def progress(self) -> None:
-        """Let messages move on, and read what has come by connection."""
-        for link in self.links.values():
-            link.pump()
+        """Let messages move on; connections are read when it is time to look around."""
         if self.messages is not None:
             self.messages.progress()
 
@@ -208,8 +213,10 @@ class NodesFabric(Fabric):
         near = [] if awaited is None else [self.near.index(p) for p in awaited if p in self.near]
         self.local.look(lambda: near)
         self._news_from_afar()
-        left = {rank: self._state(rank)[0] for rank in self.far}
-        left = {rank: state for rank, state in left.items() if state is not State.OPEN}
+        # What it sent before it left may still be on its way: nothing orders MPI and this news.
+        then = time.monotonic_ns() - _UNDER_WAY
+        found = {rank: self._state(rank) for rank in self.far}
+        left = {r: s for r, (s, _, since) in found.items() if s is not State.OPEN and since < then}
         if awaited is None:
             if len(left) + len(self.local.lost()) < self.nranks - 1:
                 return
@@ -375,7 +382,7 @@ class NodesFabric(Fabric):
             for rank in far:
                 self.links[rank].pump()
                 said = self.links[rank].inbox(self._serial).meetings.get(members)
-                if rank not in found and said is not None and said != self._seen.get(rank):
+                if said is not None:
                     found[rank] = said
             return len(found) == 1 + len(far)
 
@@ -394,7 +401,9 @@ class NodesFabric(Fabric):
             for rank in far:
                 self.links[rank].send(Frame.PART, self._serial, members + b" " + token)
             raise
-        self._seen.update((rank, found[rank]) for rank in far)
+        for rank in far:
+            # Used up: the next meeting of these members has other tokens.
+            self.links[rank].inbox(self._serial).meetings.pop(members, None)
         return found
 
 

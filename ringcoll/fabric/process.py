@@ -93,8 +93,13 @@ class ProcessFabric(Fabric):
     def _texts(self, text: str, *, what: str) -> list[str]:
         return [part.decode() for part in self.allgather(text.encode(), what=what)]
 
-    def allgather(self, payload: bytes, *, what: str, timeout: float | None = None) -> list[bytes]:
-        """Every rank's payload, through the mailboxes of the control segments."""
+    def allgather(
+        self, payload: bytes, *, what: str, timeout: float | None = None, call: str = ""
+    ) -> list[bytes]:
+        """Every rank's payload, through the mailboxes of the control segments.
+
+        ``call`` is what messages name where ``what`` is not to be compared here.
+        """
         self.check()
         started, deadline = time.monotonic(), self.deadline(timeout)
 
@@ -102,9 +107,8 @@ class ProcessFabric(Fabric):
             def describe() -> str:
                 waited = time.monotonic() - started
                 names = [self.names[rank] for rank in missing()]
-                return (
-                    f"{what}: rank {self.names[self.rank]} waited {waited:.3g} s for {named(names)}"
-                )
+                who = f"{call or what}: rank {self.names[self.rank]}"
+                return f"{who} waited {waited:.3g} s for {named(names)}"
 
             self.wait(ready, deadline=deadline, describe=describe, peers=missing)
 

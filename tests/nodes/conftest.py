@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -17,8 +18,11 @@ from tests.processes.conftest import (
     nothing_left,
     outcome,
 )
+from tests.processes.conftest import PROGRAMS as OTHERS
 
 __all__ = ["alive", "named", "nothing_left"]
+
+PROGRAMS = Path(__file__).with_name("programs")
 
 PLACED = """
 import os, sys
@@ -34,7 +38,10 @@ def nodes(nothing_left, tmp_path):
 
     def run(program: str, names: str, *args: str, deaths: bool = False, **env: str) -> Outcome:
         nranks = len(names.split(","))
-        argv = [sys.executable, "-c", PLACED, names, *command(program, *args, nothing_left)]
+        words = command(program, *args, nothing_left)
+        if (PROGRAMS / f"{program}.py").exists():
+            words[words.index(str(OTHERS / f"{program}.py"))] = str(PROGRAMS / f"{program}.py")
+        argv = [sys.executable, "-c", PLACED, names, *words]
         if deaths:
             argv = [sys.executable, "-c", NOTES, str(tmp_path), *argv]
         done = subprocess.run(

@@ -104,6 +104,19 @@ def test_a_meeting_that_was_given_up_is_forgotten(linked):
     assert link.inbox(1).meetings == {b"[0,1]": b"new"}
 
 
+def test_nothing_is_kept_of_a_fabric_that_both_sides_have_ended(linked):
+    link, there = linked
+    other = Link(there, "other")
+    link.inbox(1).gathers.append(b"unread")
+    link.forget(1)
+    other.send(Frame.GATHER, 1, b"late")
+    other.send(Frame.STATE, 1, b"[1, '']")
+    other.send(Frame.STATE, 2, b"[1, '']")
+    pumped(link, lambda: link.inbox(2).state is not None)
+    link.forget(2)
+    assert not link._inboxes
+
+
 class Meeting:
     """A bootstrap of threads."""
 

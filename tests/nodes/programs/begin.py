@@ -1,0 +1,88 @@
+"""Beginning on several nodes, one scenario a run: ``python begin.py SCENARIO WORD``."""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+import ringcoll
+from tests.processes.programs.verdict import say, told
+
+
+def own_rank() -> int:
+    return int(os.environ["PMI_RANK"])
+
+
+def total(comm, count=1000) -> float:
+    array = np.full(count, comm.rank + 1.0)
+    comm.all_reduce(array)
+    return float(array[-1])
+
+
+def places() -> dict:
+    """Who is where; and so for a communicator of MPI's own, and for a split."""
+    from mpi4py import MPI
+
+    seen = []
+    with ringcoll.init(timeout=20) as comm:
+        seen.append([comm.node, comm.nnodes, comm.local_rank, total(comm)])
+        with comm.split(0, key=-comm.rank) as turned:
+            seen.append([turned.node, turned.nnodes, turned.local_rank, total(turned)])
+        with comm.split(comm.node) as inside:
+            seen.append([inside.node, inside.nnodes, inside.local_rank, total(inside)])
+    part = MPI.COMM_WORLD.Split(own_rank() // 2, own_rank())
+    with ringcoll.init(part, timeout=20) as some:
+        seen.append([some.node, some.nnodes, some.local_rank, total(some)])
+    return {"seen": seen}
+
+
+def level() -> dict:
+    """MPI initialised for one thread only; then for one at a time."""
+    import mpi4py
+
+    mpi4py.rc.thread_level = sys.argv[2]
+    error = told(ringcoll.init, timeout=20)
+    if error != "no error":
+        return {"error": error}
+    with ringcoll.init(timeout=20) as comm:
+        arrays = [np.full(100_000, comm.rank + 1.0) for _ in range(4)]
+        works = [comm.all_reduce(array, async_op=True) for array in arrays]
+        for work in works:
+            work.wait()
+        return {"error": error, "sums": [float(array[0]) for array in arrays]}
+
+
+def absent() -> dict:
+    """Rank 2 comes too late."""
+    from mpi4py import MPI
+
+    if own_rank() == 2:
+        time.sleep(1.5)
+        return {"error": "slept"}
+    error = told(ringcoll.init, timeout=0.5)
+    MPI.Is_initialized()
+    time.sleep(1.5)
+    return {"error": error}
+
+
+def many() -> dict:
+    """Communicators come and go and leave nothing open; each has its own messages."""
+    with ringcoll.init(timeout=20) as comm:
+        total(comm)
+        held = []
+        counts = []
+        for number in range(12):
+            child = comm.split(number % 2 if comm.rank else 0, key=comm.rank)
+            other = comm.split(0)
+            assert child is not None
+            held.append([total(other), total(comm)])
+            child.close()
+            other.close()
+            counts.append(len(list(Path("/proc/self/fd").iterdir())))
+    return {"sums": held, "grown": counts[-1] - counts[2]}
+
+
+if __name__ == "__main__":
+    say(own_rank(), **globals()[sys.argv[1]]())

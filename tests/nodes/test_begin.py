@@ -1,0 +1,44 @@
+"""How ranks on several nodes begin: places, threads of MPI, ranks that do not come."""
+
+import pytest
+
+pytestmark = [pytest.mark.mpi, pytest.mark.slow]
+
+
+def test_everybody_knows_who_is_where(nodes):
+    outcome = nodes("begin", "x,y,x,z", "places")
+    assert outcome.errors == ""
+    seen = outcome.word("seen")
+    world, turned, inside, part = ([seen[rank][at] for rank in range(4)] for at in range(4))
+    assert world == [[0, 3, 0, 10.0], [1, 3, 0, 10.0], [0, 3, 1, 10.0], [2, 3, 0, 10.0]]
+    # From the last rank on: z, x, y, x.
+    assert turned == [[1, 3, 1, 10.0], [2, 3, 0, 10.0], [1, 3, 0, 10.0], [0, 3, 0, 10.0]]
+    assert inside == [[0, 1, 0, 3.0], [0, 1, 0, 1.0], [0, 1, 1, 3.0], [0, 1, 0, 1.0]]
+    assert part == [[0, 2, 0, 3.0], [1, 2, 0, 3.0], [0, 2, 0, 3.0], [1, 2, 0, 3.0]]
+
+
+def test_mpi_for_the_main_thread_alone_is_refused(nodes):
+    outcome = nodes("begin", "a,b", "level", "single")
+    for error in outcome.word("error").values():
+        assert error.startswith("MachineError: init: MPI was initialised for calls of one thread")
+        assert "thread_level" in error
+
+
+def test_mpi_for_one_thread_at_a_time(nodes):
+    outcome = nodes("begin", "a,a,b", "level", "serialized")
+    assert outcome.errors == ""
+    assert outcome.word("sums") == dict.fromkeys(range(3), [6.0] * 4)
+
+
+def test_a_rank_that_never_comes_is_named(nodes):
+    said = nodes("begin", "a,b,b", "absent").word("error")
+    for rank in (0, 1):
+        assert said[rank].startswith(f"DeadlineError: init: rank {rank} of 3 waited 0.5")
+        assert "rank 2" in said[rank]
+
+
+def test_many_communicators_leave_nothing_open(nodes):
+    outcome = nodes("begin", "a,b,a", "many")
+    assert outcome.errors == ""
+    assert outcome.word("sums") == dict.fromkeys(range(3), [[6.0, 6.0]] * 12)
+    assert max(outcome.word("grown").values()) <= 0
