@@ -15,6 +15,13 @@ def own_rank() -> int:
     return int(os.environ["PMI_RANK"])
 
 
+def part(comm, color, key=0) -> ringcoll.Communicator:
+    found = comm.split(color, key=key)
+    if found is None:
+        raise RuntimeError("a colour, and no communicator")
+    return found
+
+
 def total(comm, count=1000) -> float:
     array = np.full(count, comm.rank + 1.0)
     comm.all_reduce(array)
@@ -28,12 +35,12 @@ def places() -> dict:
     seen = []
     with ringcoll.init(timeout=20) as comm:
         seen.append([comm.node, comm.nnodes, comm.local_rank, total(comm)])
-        with comm.split(0, key=-comm.rank) as turned:
+        with part(comm, 0, -comm.rank) as turned:
             seen.append([turned.node, turned.nnodes, turned.local_rank, total(turned)])
-        with comm.split(comm.node) as inside:
+        with part(comm, comm.node) as inside:
             seen.append([inside.node, inside.nnodes, inside.local_rank, total(inside)])
-    part = MPI.COMM_WORLD.Split(own_rank() // 2, own_rank())
-    with ringcoll.init(part, timeout=20) as some:
+    half = MPI.COMM_WORLD.Split(own_rank() // 2, own_rank())
+    with ringcoll.init(half, timeout=20) as some:
         seen.append([some.node, some.nnodes, some.local_rank, total(some)])
     return {"seen": seen}
 
@@ -50,7 +57,7 @@ def level() -> dict:
         arrays = [np.full(100_000, comm.rank + 1.0) for _ in range(4)]
         works = [comm.all_reduce(array, async_op=True) for array in arrays]
         for work in works:
-            work.wait()
+            work.wait() if work is not None else None
         return {"error": error, "sums": [float(array[0]) for array in arrays]}
 
 
@@ -74,9 +81,8 @@ def many() -> dict:
         held = []
         counts = []
         for number in range(12):
-            child = comm.split(number % 2 if comm.rank else 0, key=comm.rank)
-            other = comm.split(0)
-            assert child is not None
+            child = part(comm, number % 2 if comm.rank else 0, comm.rank)
+            other = part(comm, 0)
             held.append([total(other), total(comm)])
             child.close()
             other.close()
