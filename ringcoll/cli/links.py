@@ -89,7 +89,6 @@ def add_link_arguments(parser: argparse.ArgumentParser) -> None:
     option(
         "--nodes",
         type=typed(parse_ints),
-        default=[1],
         metavar="COUNT|LIST",
         help="how many equal nodes the ranks sit on, or how many ranks each node has (default 1)",
     )
@@ -112,12 +111,13 @@ def links_of(args: argparse.Namespace, nranks: int) -> Links:
     """
     usual = _usual(args)
     nodes: tuple[int, ...] = ()
-    if len(args.nodes) > 1:
-        nodes = tuple(node for node, size in enumerate(args.nodes) for _ in range(size))
+    sizes = args.nodes or [1]
+    if len(sizes) > 1:
+        nodes = tuple(node for node, size in enumerate(sizes) for _ in range(size))
         if len(nodes) != nranks:
-            raise ArgumentError(f"--nodes: {args.nodes} hold {len(nodes)} ranks, not {nranks}")
-    elif args.nodes != [1]:
-        nodes = equal_nodes(nranks, args.nodes[0])
+            raise ArgumentError(f"--nodes: {sizes} hold {len(nodes)} ranks, not {nranks}")
+    elif sizes != [1]:
+        nodes = equal_nodes(nranks, sizes[0])
     given = args.network_bandwidth, args.network_alpha, args.network_latency
     network = None
     if any(figure is not None for figure in given):

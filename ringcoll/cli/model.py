@@ -72,14 +72,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(
         "--ranks",
         type=typed(parse_ints),
-        default=[4],
         metavar="LIST",
         help="numbers of ranks, such as 4, 1-8 or 2,4,16 (default 4)",
     )
     option(
         "--bytes",
         type=typed(parse_sizes),
-        default=(64 << 20,),
         metavar="LIST",
         help="bytes of the larger buffer, such as 64M or 1K,1M; 1K-1M doubles (default 64M)",
     )
@@ -94,12 +92,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     option("--root", type=int, default=0, metavar="RANK", help="the root (default 0)")
     add_link_arguments(parser)
+    add_scale_arguments(parser)
     option("--plot", metavar="FILE", help="draw time over slices; .png or .svg")
     option("--json", metavar="FILE", help="write the points as JSON; - is stdout")
 
 
+def add_scale_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what makes ``ringcoll model`` show how times grow with the number of nodes."""
+    option = parser.add_argument_group("many nodes").add_argument
+    option(
+        "--per-node",
+        type=int,
+        metavar="RANKS",
+        help="show how times grow with the nodes, each of so many ranks: --nodes lists how many "
+        "nodes (default 1,2,4,...,2048), --ranks is not given, --plot draws time and busbw "
+        "over nodes",
+    )
+    option(
+        "--preset",
+        metavar="NAME",
+        help="nodes like this machine of `ringcoll topo --preset list`: its GPUs, B, and B between "
+        "nodes, where they are not given",
+    )
+
+
 def main(args: argparse.Namespace) -> int:
     """Run ``ringcoll model``."""
+    if args.per_node is not None or args.preset is not None:
+        from ringcoll.cli.scale import main as scale
+
+        return scale(args)
     quiet = args.json == "-"
     points: list[_Point] = []
     if not quiet:
@@ -138,7 +160,7 @@ def _cases(args: argparse.Namespace) -> Iterator[_Case]:
         if name not in known:
             raise ArgumentError(f"--algorithm {name}: {args.collective} has {', '.join(known)}")
     for algorithm in chosen:
-        for nranks in args.ranks:
+        for nranks in args.ranks or [4]:
             if args.collective == "send" and nranks != 2:
                 raise ArgumentError(f"--ranks {nranks}: a send has 2 ranks")
             links = links_of(args, nranks)
@@ -152,7 +174,8 @@ def _cases(args: argparse.Namespace) -> Iterator[_Case]:
                 print(f"{algorithm}, {nranks} ranks: left out: {error}", file=sys.stderr)
                 continue
             # A barrier moves nothing, whatever --bytes says.
-            for nbytes in args.bytes if args.collective != "barrier" else (0,):
+            sizes = args.bytes or (64 << 20,)
+            for nbytes in sizes if args.collective != "barrier" else (0,):
                 yield _Case(args.collective, algorithm, nranks, nbytes, links, clock)
 
 

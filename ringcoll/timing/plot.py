@@ -6,6 +6,7 @@ so no state of the caller's is touched.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ from ringcoll.timing.predict import Timed
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["plot_curves", "plot_space_time"]
+__all__ = ["plot_curves", "plot_scaling", "plot_space_time"]
 
 _LABELLED = 400
 """Up to so many bars carry their text."""
@@ -57,6 +58,42 @@ def plot_curves(
     axes.set_ylabel("time (us)")
     axes.set_title(title)
     axes.grid(True, which="both", alpha=0.3)
+    if curves:
+        figure.legend(loc="outside right upper", fontsize=8)
+    _save(figure, path)
+
+
+def plot_scaling(
+    curves: Mapping[tuple[str, str], Sequence[tuple[int, float, float]]],
+    title: str,
+    path: str | Path,
+) -> None:
+    """Draw weak scaling: time and busbw over the number of nodes, every rank with the same bytes.
+
+    Args:
+        curves: by algorithm, a colour, and size, a marker: the points (nodes, seconds, busbw in
+            GB/s).
+        title: what is shown.
+        path: the file; its ending says the format, such as .png or .svg.
+
+    """
+    figure = _figure((11.0, 5.0), path)
+    times, bandwidths = figure.subplots(1, 2)
+    colours = {name: f"C{at}" for at, name in enumerate(dict.fromkeys(name for name, _ in curves))}
+    sizes = dict.fromkeys(size for _, size in curves)
+    markers = dict(zip(sizes, itertools.cycle("o^svD*Px"), strict=False))
+    for (name, size), points in curves.items():
+        nodes = [count for count, _, _ in points]
+        look = {"color": colours[name], "marker": markers[size], "markersize": 4, "linewidth": 1}
+        times.plot(nodes, [t * 1e6 for _, t, _ in points], label=f"{name}, {size}", **look)
+        bandwidths.plot(nodes, [b for _, _, b in points], **look)
+    for axes, label in ((times, "time (us)"), (bandwidths, "busbw (GB/s)")):
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_xlabel("nodes")
+        axes.set_ylabel(label)
+        axes.grid(True, alpha=0.3)
+    figure.suptitle(title, fontsize=10)
     if curves:
         figure.legend(loc="outside right upper", fontsize=8)
     _save(figure, path)

@@ -1,0 +1,237 @@
+"""``ringcoll model --per-node``: how times grow with the nodes, and who is the fastest when."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+
+from ringcoll.algorithms import ALGORITHMS
+from ringcoll.cli.links import describe_links, figures_of, links_of, write_json
+from ringcoll.cli.sizes import format_bytes, format_seconds
+from ringcoll.errors import ArgumentError, PlanError
+from ringcoll.timing.cluster import node_figures
+from ringcoll.timing.links import Links
+from ringcoll.timing.model import bus_factor
+from ringcoll.timing.scale import Growth, Point, Span, fastest, winners
+from ringcoll.topology.presets import preset
+
+__all__ = ["main"]
+
+_ALGORITHMS = ("ring", "tree", "hierarchical")
+_NODES = [1 << power for power in range(12)]
+_SIZES = tuple(1 << power for power in range(10, 31, 4))
+_MOST = 16384
+"""Ranks up to which this has been tried."""
+
+_Table = Mapping[tuple[int, int], tuple[Point, ...]]
+"""By nodes and bytes, the point of each algorithm."""
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run ``ringcoll model --per-node``."""
+    quiet = args.json == "-"
+    args = _completed(args)
+    numbers, sizes = args.nodes or _NODES, sorted(set(args.bytes or _SIZES))
+    if args.collective == "barrier":
+        raise ArgumentError("--per-node: a barrier moves nothing")
+    growths = _growths(args)
+    if not quiet:
+        print(f"{args.collective} on nodes of {args.per_node}: {_figures(args)}")
+        if args.network_latency is None and not figures_of(args) and max(numbers) > 1:
+            print("without --network-latency many nodes look faster than they are")
+    table: dict[tuple[int, int], tuple[Point, ...]] = {}
+    refused: dict[str, str] = {}
+    for nbytes in sizes:
+        for nodes in numbers:
+            table[nodes, nbytes] = _asked(growths, args, nodes, nbytes, refused)
+        if not quiet:
+            print("\n" + "\n".join(_block(args, table, numbers, nbytes, list(growths))), flush=True)
+    for text in refused.values():
+        print(f"left out: {text}", file=sys.stderr)
+    spans = {n: _spans(growths, args, n, sizes, table) for n in numbers}
+    if not quiet and len(growths) > 1 and len(sizes) > 1:
+        print("\n" + "\n".join(_crossovers(args, spans)))
+    points = [point for found in table.values() for point in found]
+    if args.plot is not None:
+        _plot(args, points)
+    write_json(args.json, json.dumps(_as_json(args, points, spans), indent=1))
+    return 0
+
+
+def _completed(args: argparse.Namespace) -> argparse.Namespace:
+    """The options, with a preset's figures where none are given.
+
+    Raises:
+        ArgumentError: they contradict each other, or there are no figures.
+
+    """
+    if args.ranks is not None:
+        raise ArgumentError("--ranks: --per-node and --nodes say how many ranks there are")
+    if args.preset is None:
+        return args
+    machine = node_figures(preset(args.preset))
+    values = dict(vars(args))
+    given = {
+        "per_node": machine.gpus,
+        "network_bandwidth": machine.network,
+        "bandwidth": machine.bandwidth if args.figures is None else None,
+    }
+    values.update({name: value for name, value in given.items() if values[name] is None})
+    if values["network_bandwidth"] is None:
+        raise ArgumentError(f"--preset {args.preset}: it names no network; --network-bandwidth")
+    return argparse.Namespace(**values)
+
+
+def _figures(args: argparse.Namespace) -> str:
+    return describe_links(_links(args, 2)).replace("; 2 nodes", "")
+
+
+def _links(args: argparse.Namespace, nodes: int) -> Links:
+    values = {**vars(args), "nodes": [nodes]}
+    return links_of(argparse.Namespace(**values), nodes * args.per_node)
+
+
+def _growths(args: argparse.Namespace) -> dict[str, Growth]:
+    known = ALGORITHMS[args.collective]
+    wanted = [name for name in _ALGORITHMS if name in known]
+    if args.algorithm is not None:
+        wanted = args.algorithm.split(",")
+    for name in wanted:
+        if name not in known:
+            raise ArgumentError(f"--algorithm {name}: {args.collective} has {', '.join(known)}")
+    if not wanted:
+        raise ArgumentError(f"{args.collective} has none of {', '.join(_ALGORITHMS)}: --algorithm")
+    growths = {
+        name: Growth(
+            args.collective,
+            name,
+            args.per_node,
+            lambda nodes: _links(args, nodes),
+            root=args.root,
+            window=args.window,
+        )
+        for name in wanted
+    }
+    most = max(args.nodes or _NODES) * args.per_node
+    if most > _MOST:
+        raise ArgumentError(f"--nodes: {most} ranks; up to {_MOST} can be predicted")
+    return growths
+
+
+def _asked(
+    growths: Mapping[str, Growth],
+    args: argparse.Namespace,
+    nodes: int,
+    nbytes: int,
+    refused: dict[str, str],
+) -> tuple[Point, ...]:
+    """The best point of each algorithm that has one."""
+    points = []
+    for name, growth in growths.items():
+        if name in refused:
+            continue
+        try:
+            points.append(growth.best(nodes, nbytes, args.slices or ()))
+        except PlanError as error:
+            refused[name] = f"{name} from {nodes} nodes on: {error}"
+    if not points:
+        raise ArgumentError(f"{args.collective}: there is nothing that these options predict")
+    return tuple(points)
+
+
+def _spans(
+    growths: Mapping[str, Growth],
+    args: argparse.Namespace,
+    nodes: int,
+    sizes: Sequence[int],
+    table: _Table,
+) -> tuple[Span, ...]:
+    known = {nbytes: fastest(table[nodes, nbytes]).algorithm for nbytes in sizes}
+
+    def ask(nbytes: int) -> str:
+        return fastest(_asked(growths, args, nodes, nbytes, {})).algorithm
+
+    return winners(ask, sizes, known)
+
+
+def _block(
+    args: argparse.Namespace,
+    table: _Table,
+    numbers: Sequence[int],
+    nbytes: int,
+    names: Sequence[str],
+) -> Iterator[str]:
+    """The lines of one size: a line a number of nodes, a column an algorithm."""
+    heads = "".join(f"{name:>14}" for name in names)
+    yield f"{format_bytes(nbytes)}, GB/s of the fastest"
+    yield f"{'nodes':>6}{'ranks':>7}{heads}  {'fastest':<20}{'algbw':>9}{'busbw':>9}"
+    for nodes in numbers:
+        points = {point.algorithm: point for point in table[nodes, nbytes]}
+        times = "".join(
+            f"{format_seconds(points[name].seconds) if name in points else '-':>14}"
+            for name in names
+        )
+        best = fastest(table[nodes, nbytes])
+        algbw, busbw = _bandwidths(args.collective, best)
+        what = best.algorithm + (f" S={best.slices}" if best.slices > 1 else "")
+        shown = f"{nodes:>6}{best.nranks:>7}{times}  {what:<20}"
+        yield shown + (f"{algbw:>9.3f}{busbw:>9.3f}" if best.seconds else f"{'-':>9}{'-':>9}")
+
+
+def _bandwidths(collective: str, point: Point) -> tuple[float, float]:
+    """Bandwidths in GB/s, algbw and busbw; 0 of a call that takes no time."""
+    algbw = point.nbytes / point.seconds / 1e9 if point.seconds else 0.0
+    return algbw, algbw * bus_factor(collective, point.nranks)
+
+
+def _crossovers(args: argparse.Namespace, spans: Mapping[int, Sequence[Span]]) -> Iterator[str]:
+    yield "the fastest from which size on, to a factor of two"
+    for nodes, found in spans.items():
+        first, *others = found
+        later = "".join(f", {span.algorithm} from {format_bytes(span.first)}" for span in others)
+        yield f"{nodes:>6}{nodes * args.per_node:>7}  {first.algorithm}{later}"
+
+
+def _plot(args: argparse.Namespace, points: Sequence[Point]) -> None:
+    from ringcoll.timing.plot import plot_scaling
+
+    curves: dict[tuple[str, str], list[tuple[int, float, float]]] = {}
+    for point in points:
+        name = point.algorithm, format_bytes(point.nbytes)
+        busbw = _bandwidths(args.collective, point)[1]
+        curves.setdefault(name, []).append((point.nodes, point.seconds, busbw))
+    title = f"{args.collective} on nodes of {args.per_node}\n{_figures(args)}"
+    plot_scaling({name: sorted(curve) for name, curve in curves.items()}, title, args.plot)
+
+
+def _as_json(
+    args: argparse.Namespace, points: Sequence[Point], spans: Mapping[int, Sequence[Span]]
+) -> dict[str, object]:
+    return {
+        "points": [
+            {
+                "algorithm": point.algorithm,
+                "nodes": point.nodes,
+                "ranks": point.nranks,
+                "bytes": point.nbytes,
+                "slices": point.slices,
+                "seconds": point.seconds,
+                "algbw": algbw,
+                "busbw": busbw,
+            }
+            for point in points
+            for algbw, busbw in (_bandwidths(args.collective, point),)
+        ],
+        "fastest": [
+            {
+                "nodes": nodes,
+                "algorithm": span.algorithm,
+                "first_bytes": span.first,
+                "last_bytes": span.last,
+            }
+            for nodes, found in spans.items()
+            for span in found
+        ],
+    }
