@@ -65,7 +65,7 @@ class Settings:
         step_bytes: what is added from size to size, where ``step_factor`` is 1.
         step_factor: what sizes are multiplied by.
         iterations: timed calls a size; None: as many as fit a quarter of a second.
-        warmup: untimed calls before them.
+        warmup: untimed calls before them; None: 1, in OMB's loop 100 or 10.
         aggregate: calls an iteration.
         cycles: how often the whole is measured; 0: until it is interrupted.
         checks: how often the result of a size is checked; 0: never.
@@ -87,7 +87,7 @@ class Settings:
         peer: what to measure beside ringcoll: "mpi" and "gloo" on CPU ranks, "nccl" on GPUs.
         json: file for the rows, "-" for standard output.
         plot: file for the picture.
-        layout: "nccl" or "osu", the look of the table.
+        layout: "nccl" or "osu", the look of the table; "osu" measures in OMB's loop too.
         device: "auto", "cpu", "cuda", or the number of the GPU that all ranks share.
         graphs: launches of a CUDA graph of each block of calls; 0: calls are eager.
         seed: of the inputs; None: a new one each run.
@@ -104,7 +104,7 @@ class Settings:
     step_bytes: int = 1 << 20
     step_factor: int = 1
     iterations: int | None = None
-    warmup: int = 1
+    warmup: int | None = None
     aggregate: int = 1
     cycles: int = 1
     checks: int = 1
@@ -152,7 +152,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     flag("--peer", choices=PEERS, help="measure this too, in turns, on the same arrays")
     flag("--json", metavar="FILE", help="write the rows here; - is standard output")
     flag("--plot", metavar="FILE", help="draw bandwidth over size here (.png, .svg)")
-    flag("--format", choices=("nccl", "osu"), default="nccl", dest="layout", help="of the table")
+    flag(
+        "--format",
+        choices=("nccl", "osu"),
+        default="nccl",
+        dest="layout",
+        help="of the table; osu measures in OMB's loop, 4 or 1 to 1M bytes if nothing is said",
+    )
     flag(
         "--device",
         type=_device,
@@ -185,14 +191,14 @@ def _add_nccl(parser: argparse.ArgumentParser) -> None:
     flag("b", "minbytes", None, str, "first size (32M)")
     flag("e", "maxbytes", None, str, "last size (32M, or the first)")
     flag("i", "stepbytes", "1M", str, "from size to size, added")
-    flag("f", "stepfactor", 1, positive, "from size to size, multiplied")
+    flag("f", "stepfactor", None, positive, "from size to size, multiplied (1)")
     flag("n", "iters", None, positive, "timed calls a size (5 to 1000, as many as fit 0.25 s)")
-    flag("w", "warmup_iters", 1, count, "untimed calls before them")
+    flag("w", "warmup_iters", None, count, "untimed calls before them (1)")
     flag("m", "agg_iters", 1, positive, "calls an iteration")
     flag("N", "run_cycles", 1, count, "rounds of everything; 0: until interrupted")
     flag("c", "check", 1, count, "checked calls a size; 0: none")
     flag("o", "op", "sum", str, "operators, or all")
-    flag("d", "datatype", "float", str, "element types, or all")
+    flag("d", "datatype", None, str, "element types, or all (float)")
     flag("r", "root", "0", str, "root, or all")
     flag("z", "blocking", 0, _at_least(0, 3), "1: a barrier after each call; calls always block")
     flag("y", "stream_null", None, int, "ignored: GPU ranks have streams of their own")
@@ -228,6 +234,9 @@ def read(args: argparse.Namespace, *, given: bool) -> Settings:
         if getattr(args, name):
             raise ArgumentError(message)
     device = _settled(args)
+    if args.layout == "osu":
+        _like_omb(args)
+    factor = args.stepfactor or 1
     first, last, step = _sizes(args)
     json = args.json if args.json is not None else args.output_file
     _check_file("--json", json)
@@ -246,14 +255,14 @@ def read(args: argparse.Namespace, *, given: bool) -> Settings:
         min_bytes=first,
         max_bytes=last,
         step_bytes=step,
-        step_factor=args.stepfactor,
+        step_factor=factor,
         iterations=args.iters,
         warmup=args.warmup_iters,
         aggregate=args.agg_iters,
         cycles=args.run_cycles,
         checks=args.check,
         ops=_names(args.op),
-        dtypes=_names(args.datatype),
+        dtypes=_names(args.datatype or "float"),
         roots=None if args.root == "all" else _numbers(args.root, "-r", 0),
         blocking=args.blocking,
         cpu_time=bool(args.report_cputime),
@@ -280,6 +289,28 @@ def read(args: argparse.Namespace, *, given: bool) -> Settings:
             if getattr(args, name) not in (None, 0)
         ),
     )
+
+
+def _like_omb(args: argparse.Namespace) -> None:
+    """Fill in what the OSU Micro-Benchmarks take where nothing is said.
+
+    Raises:
+        ArgumentError: a flag asks for another loop.
+
+    """
+    others = {"-G": args.cudagraph, "-I": args.per_iter_timing, "-m": args.agg_iters - 1}
+    for flag, given in others.items():
+        if given:
+            raise ArgumentError(f"{flag}: --format osu measures in OMB's loop, which has no such")
+    reduces = args.collective in (None, "all_reduce", "reduce", "reduce_scatter")
+    defaults = {"datatype": "float" if reduces else "uint8", "maxbytes": "1M", "stepfactor": 2}
+    if args.minbytes is None:
+        defaults["minbytes"] = "4" if reduces else "1"
+    elif parse_bytes(args.minbytes) > 1 << 20:
+        defaults["maxbytes"] = args.minbytes
+    for name, value in defaults.items():
+        if getattr(args, name) is None:
+            setattr(args, name, value)
 
 
 def _settled(args: argparse.Namespace) -> str:
@@ -332,7 +363,7 @@ def _sizes(args: argparse.Namespace) -> tuple[int, int, int]:
     step = parse_bytes(args.stepbytes)
     if first > last:
         raise ArgumentError(f"-b {first} is more than -e {last}")
-    if first < last and args.stepfactor == 1 and step == 0:
+    if first < last and args.stepfactor in (None, 1) and step == 0:
         raise ArgumentError("-i 0 never comes to the last size; use -f 2")
     return first, last, step
 

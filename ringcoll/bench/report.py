@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
-from ringcoll.bench import table
+from ringcoll.bench import osu, table
 from ringcoll.bench.cases import Case, Section
 from ringcoll.bench.flags import Settings
 from ringcoll.bench.table import Result
@@ -106,7 +106,7 @@ class Report:
         for remark in remarks:
             self.say(f"# {remark}")
         if self.settings.layout == "osu":
-            self.say(table.osu_header(section))
+            self.say(osu.header(section))
         else:
             self.say(table.header(self.settings))
 
@@ -114,7 +114,7 @@ class Report:
         """Print and keep what a library did on a case; its first library is ringcoll."""
         stamp = time.strftime("%Y-%m-%d %H:%M:%S") if self.settings.timestamps else ""
         if self.settings.layout == "osu":
-            line = table.osu_row(case, results)
+            line = osu.row(case, results)
         else:
             line = table.row(case, results, spread=self.settings.per_iteration, stamp=stamp)
         if lib != "ringcoll":

@@ -9,11 +9,11 @@ import platform
 import secrets
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ringcoll.bench import checking, environment, table
+from ringcoll.bench import checking, environment, osu, table
 from ringcoll.bench.cases import Case, Section, sections, sizes
 from ringcoll.bench.devices import Device, device_of
 from ringcoll.bench.exchange import agree, gather_bytes, gather_numbers
@@ -183,7 +183,9 @@ class Session:
         wanted = [s for s in every if (s.algorithm, s.slices) == (algorithm, slices)]
         buffers = allocate(
             comm,
-            settings.max_bytes,
+            settings.max_bytes
+            if settings.layout == "nccl"
+            else osu.most_bytes(settings, comm.nranks),
             shift=settings.unalign,
             register=settings.register,
             device=self.device,
@@ -208,17 +210,24 @@ class Session:
         if self.comm.rank == 0:
             self.report.begin_section(section, remarks)
         steps = (0,) if section.collective == "barrier" else sizes(self.settings)
-        return sum(self.measure(section.case(nbytes), buffers, libraries) for nbytes in steps)
+        cases = (
+            section.case(nbytes) if self.settings.layout == "nccl" else osu.case_of(section, nbytes)
+            for nbytes in steps
+        )
+        return sum(self.measure(case, buffers, libraries) for case in cases)
 
     def measure(self, case: Case, buffers: Buffers, libraries: Sequence[Library]) -> int:
         """Time and check one case, and report it; how many elements were wrong on all ranks."""
         entrants = self._entrants(case, buffers, libraries)
-        self._time(entrants)
+        if self.settings.layout == "nccl":
+            self._time(entrants)
+        else:
+            self._time_like_omb(case, entrants)
         wrong = self._check(case, entrants)
         total = 0
         for library in libraries:
             own = [at for at, entrant in enumerate(entrants) if entrant.library is library]
-            results = [self._result(entrants[at], wrong[at]) for at in own]
+            results = [self._result(case, entrants[at], wrong[at]) for at in own]
             total += sum(wrong[at] or 0 for at in own)
             if self.comm.rank == 0:
                 self.report.add(case, library.name, library.algorithm(case), results)
@@ -234,7 +243,8 @@ class Session:
             settings.blocking == 1,
             settings.cpu_time,
         )
-        for in_place in (False, True):
+        nccl = settings.layout == "nccl"
+        for in_place in (False, True) if nccl else osu.sides(case.section.collective):
             place = buffers.place(case, in_place)
             if place is None:
                 continue
@@ -256,12 +266,13 @@ class Session:
 
     def _time(self, entrants: Sequence[_Entrant]) -> None:
         iterations = []
+        warmup = 1 if self.settings.warmup is None else self.settings.warmup
         for entrant in entrants:
             entrant.clear()
             seconds = 0.0
             self.control.barrier()
             # The first call binds what later ones find bound: it says nothing of their time.
-            for _ in range(self.settings.warmup + (self.settings.iterations is None)):
+            for _ in range(warmup + (self.settings.iterations is None)):
                 started = time.perf_counter()
                 entrant.operation.call()
                 self.device.finish()
@@ -273,6 +284,18 @@ class Session:
                 if turn < len(blocks):
                     entrant.clear()
                     entrant.watch.block(entrant.operation.call, blocks[turn])
+
+    def _time_like_omb(self, case: Case, entrants: Sequence[_Entrant]) -> None:
+        """One library after the other: OMB knows no turns."""
+        loop = osu.loop_of(case, self.settings)
+        clock = Wish(cpu_time=self.settings.cpu_time).clock
+        for entrant in entrants:
+            call = entrant.operation.call
+            if self.comm.device != "cpu":
+                call = _finished(call, self.device)
+            entrant.clear()
+            self.control.barrier()
+            entrant.watch.blocks.append(osu.time_calls(call, self.control.barrier, loop, clock))
 
     def _check(self, case: Case, entrants: Sequence[_Entrant]) -> list[int | None]:
         """Of each entrant the wrong elements of all ranks; None: it was not checked."""
@@ -326,8 +349,12 @@ class Session:
         )
         return found.count
 
-    def _result(self, entrant: _Entrant, wrong: int | None) -> Result:
+    def _result(self, case: Case, entrant: _Entrant, wrong: int | None) -> Result:
         watch, settings = entrant.watch, self.settings
+        if settings.layout == "osu":
+            means = [found[0] for found in gather_numbers(self.control, watch.blocks)]
+            mean, over_ranks = osu.over_ranks(means, osu.loop_of(case, settings))
+            return Result(entrant.place.in_place, mean, wrong, over_ranks=over_ranks)
         seconds = median_over_ranks(gather_numbers(self.control, watch.blocks), settings.average)
         place = entrant.place.in_place
         if not settings.per_iteration:
@@ -335,3 +362,13 @@ class Session:
         singles = gather_numbers(self.control, watch.singles)
         skip = min(settings.per_iteration_skip, len(singles[0]) - 1)
         return Result(place, seconds, wrong, spread(singles, skip))
+
+
+def _finished(call: Callable[[], object], device: Device) -> Callable[[], object]:
+    """The call to its end: GPU ranks' calls return before it."""
+
+    def both() -> None:
+        call()
+        device.finish()
+
+    return both

@@ -1,21 +1,19 @@
-"""The lines that nccl-tests prints, column by column, and those of the OSU benchmarks."""
+"""The lines that nccl-tests prints, column by column."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ringcoll.bench.cases import Case, Section
+from ringcoll.bench.cases import Case
 from ringcoll.bench.flags import Settings
-from ringcoll.bench.timing import Spread
+from ringcoll.bench.timing import OverRanks, Spread
 
 __all__ = [
     "Result",
     "fixed",
     "footer",
     "header",
-    "osu_header",
-    "osu_row",
     "preamble",
     "rank_line",
     "row",
@@ -36,6 +34,7 @@ class Result:
         seconds: of a call; None where the library has no such call.
         wrong: elements that were not right, over all ranks; None: not checked.
         spread: of single iterations, where it was asked for.
+        over_ranks: of OMB's loop, where it was that.
 
     """
 
@@ -43,6 +42,7 @@ class Result:
     seconds: float | None = None
     wrong: int | None = None
     spread: Spread | None = None
+    over_ranks: OverRanks | None = None
 
 
 def fixed(value: float, width: int) -> str:
@@ -62,13 +62,14 @@ def fixed(value: float, width: int) -> str:
 def preamble(settings: Settings, version: str) -> str:
     """What stands above the ranks."""
     factor = settings.step_factor > 1
+    warmup = 1 if settings.warmup is None else settings.warmup
     lines = [
         f"# ringcoll version {version}",
         f"# Collective test starting: {settings.collective}",
         f"# nThread 1 nGpus {settings.threads} minBytes {settings.min_bytes} "
         f"maxBytes {settings.max_bytes} "
         f"step: {settings.step_factor if factor else settings.step_bytes}"
-        f"({'factor' if factor else 'bytes'}) warmup iters: {settings.warmup} "
+        f"({'factor' if factor else 'bytes'}) warmup iters: {warmup} "
         f"iters: {settings.iterations or 'auto'} agg iters: {settings.aggregate} "
         f"validation: {settings.checks} graph: {settings.graphs} unalign: {settings.unalign}",
     ]
@@ -165,17 +166,3 @@ def footer(collective: str, failures: int, busbw: float) -> str:
         f"# {'Avg bus bandwidth':<20} : {busbw:g} \n"
         f"#\n# Collective test concluded: {collective}"
     )
-
-
-def osu_header(section: Section) -> str:
-    """The lines above the two columns of the OSU benchmarks."""
-    title = f"# ringcoll {section.collective} latency, {section.dtype}, {section.nranks} ranks"
-    return f"\n{title}\n{'# Size':<10}{'Avg Latency(us)':>18}"
-
-
-def osu_row(case: Case, results: Sequence[Result]) -> str:
-    """Size and latency, out of place where there is such a call."""
-    for result in sorted(results, key=lambda r: r.in_place):
-        if result.seconds is not None:
-            return f"{case.nbytes:<10d}{result.seconds * 1e6:18.2f}"
-    return f"{case.nbytes:<10d}{'N/A':>18}"

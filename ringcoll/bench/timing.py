@@ -13,9 +13,11 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 __all__ = [
+    "Clock",
+    "OverRanks",
     "Spread",
     "Stopwatch",
     "Watching",
@@ -165,6 +167,14 @@ class Spread:
     most: float
     p99: float
     variation: float
+
+
+class OverRanks(NamedTuple):
+    """Seconds of the fastest and of the slowest rank, each the mean of so many iterations."""
+
+    least: float
+    most: float
+    iterations: int
 
 
 def spread(ranks: Sequence[Sequence[float]], skip: int) -> Spread:

@@ -138,11 +138,3 @@ def test_plot(tmp_path):
     picture = (tmp_path / "rows.svg").read_text()
     assert "<svg" in picture
     assert (tmp_path / "rows.svg").stat().st_size > 5000
-
-
-def test_osu_layout():
-    made = filled(layout="osu")
-    made.end()
-    lines = made.stdout.getvalue().splitlines()
-    assert lines[-2] == "1024                   10.00"
-    assert lines[-1].startswith("# 1024 ")

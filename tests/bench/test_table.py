@@ -116,10 +116,3 @@ def test_footer():
         "# Collective test concluded: reduce"
     )
     assert "Out of bounds values : 2 FAILED" in table.footer("reduce", 2, 0.0)
-
-
-def test_osu():
-    assert table.osu_header(SUM).splitlines()[-1] == "# Size       Avg Latency(us)"
-    row = table.osu_row(SUM.case(1024), [Result(True, 9e-6), Result(False, 2.5e-6)])
-    assert row == "1024                    2.50"
-    assert table.osu_row(SUM.case(8), []).split() == ["8", "N/A"]
