@@ -201,9 +201,10 @@ class Session:
             reason = library.unable(case)
             if reason is None:
                 libraries.append(library)
+                sides = ", out of place and in place" if self.settings.layout == "nccl" else ""
                 remarks.append(
                     f"Lines of {library.name} begin with #; at their end its time over "
-                    f"ringcoll's, out of place and in place"
+                    f"ringcoll's{sides}"
                 )
             else:
                 remarks.append(f"Without {library.name}: {reason}")
