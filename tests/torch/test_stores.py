@@ -60,11 +60,7 @@ def torchrun(path, *flags):
 BOTH = [{"rank": 0, "x": 1.0}, {"rank": 1, "x": 1.0}]
 
 
-def test_torchrun_needs_no_mpi(tmp_path):
-    assert torchrun(program(tmp_path, TEN_LINES), "--standalone") == BOTH
-
-
-def test_ranks_that_torchrun_starts_again_meet_anew(tmp_path):
+def test_torchrun_needs_no_mpi_and_ranks_that_it_starts_again_meet_anew(tmp_path):
     # The first attempt leaves its keys in the agent's store, and rank 1 had not yet begun.
     code = """
         import os, sys, time
@@ -77,20 +73,24 @@ def test_ranks_that_torchrun_starts_again_meet_anew(tmp_path):
     assert torchrun(path, "--standalone", "--max-restarts=1") == BOTH
 
 
-def processes(path, **extra):
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, path],
-            env=environment(RANK=str(rank), WORLD_SIZE="2", **extra),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
+def start(path, **extra):
+    return subprocess.Popen(
+        [sys.executable, path],
+        env=environment(WORLD_SIZE="2", **extra),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def ended(ranks):
     outputs = [rank.communicate(timeout=100) for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], outputs
-    return said("".join(out for out, _ in outputs))
+    return [out for out, _ in outputs]
+
+
+def processes(path, **extra):
+    return said("".join(ended([start(path, RANK=rank, **extra) for rank in "01"])))
 
 
 def test_rank_0_serves_where_no_agent_does_and_torch_shares_its_store(tmp_path):
@@ -148,11 +148,11 @@ def test_who_does_not_come_is_named_and_who_serves_too(tmp_path):
             print(json.dumps({"rank": int(os.environ["RANK"]), "said": str(error)}))
     """
     path = program(tmp_path, code)
-    for rank, word in ((0, "rank 1: did it"), (1, "for rank 0, who serves torchrun's store at")):
-        env = environment(
-            RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port())
-        )
-        done = subprocess.run(
-            [sys.executable, path], env=env, capture_output=True, text=True, timeout=60, check=True
-        )
-        assert word in said(done.stdout)[0]["said"]
+    # Two worlds, of which only one rank comes.
+    alone = [
+        start(path, RANK=rank, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
+        for rank in "01"
+    ]
+    waited = [said(out)[0]["said"] for out in ended(alone)]
+    assert "rank 1: did it" in waited[0]
+    assert "for rank 0, who serves torchrun's store at" in waited[1]

@@ -31,13 +31,21 @@ def test_no_test_stands_in_two_lists():
         ("failed", "x", "sparse", None),
         ("skipped", "Only MPI", "", "neither run nor excluded: Only MPI"),
         ("skipped", "Only MPI", "sparse", None),
-        ("skipped", "Need at least 4 CUDA devices", "", None),
     ],
 )
 def test_verdicts(outcome, why, reason, said):
-    wrong = judged({"test_x": result(outcome, why)}, {"test_x": reason} if reason else {})
+    wrong = judged({"test_x": result(outcome, why)}, {"test_x": reason} if reason else {}, 0)
     assert len(wrong) == (said is not None)
     assert said is None or said in wrong[0]
+
+
+@pytest.mark.parametrize(
+    "why", ["Need at least 4 CUDA devices", "Test requires world size of 4", "small world size."]
+)
+def test_few_gpus_are_no_mistake(why):
+    found = {"test_x": result("skipped", why)}
+    assert judged(found, {}, gpus=2) == []
+    assert len(judged(found, {}, gpus=0)) == 1
 
 
 def test_a_skip_for_want_of_a_gpu_is_not_tried_under_other_names():
@@ -83,7 +91,7 @@ def test_each_test_is_run_by_the_first_variant_that_does_not_skip_it(tmp_path, c
     assert {name: (r.outcome, r.variant) for name, r in found.items()} == {
         "test_own": ("passed", "ringcoll@3"),
         "test_mpi": ("failed", "mpi@4"),
-        "test_none": ("skipped", "mpi@8"),
+        "test_none": ("skipped", "gloo@8"),
     }
-    assert runner.asked[-1] == ("mpi@8", ["test_none"])
+    assert runner.asked[-1] == ("gloo@8", ["test_none"])
     assert "1 passed, 2 skipped, 0 failed" in capsys.readouterr().out
