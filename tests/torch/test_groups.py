@@ -4,7 +4,9 @@ import pytest
 
 from tests.torch.world import names_of
 
+MODULES = "works", "messages", "groups", "fakes"
 
-@pytest.mark.parametrize("name", [*names_of("works"), *names_of("messages"), *names_of("groups")])
+
+@pytest.mark.parametrize("name", [name for module in MODULES for name in names_of(module)])
 def test_on_ranks(ranks, name):
     ranks(name)

@@ -35,7 +35,9 @@ def names_of(module: str) -> list[str]:
     return [f"{module}.{name}" for name in functions if not name.startswith("_")]
 
 
-def serve(rank: int, nranks: int, store: str, pipe: Connection) -> None:
+def serve(
+    rank: int, nranks: int, store: str, pipe: Connection, backend: str, cuda: bool, named: bool
+) -> None:
     """A rank: joins the group, then runs what it is told."""
     import torch
     import torch.distributed as dist
@@ -44,12 +46,15 @@ def serve(rank: int, nranks: int, store: str, pipe: Connection) -> None:
 
     torch.set_num_threads(1)
     register()
+    if cuda:
+        torch.cuda.set_device(rank)
     dist.init_process_group(
-        "ringcoll",
+        backend,
         init_method=f"file://{store}",
         rank=rank,
         world_size=nranks,
         timeout=timedelta(seconds=60),
+        device_id=torch.device("cuda", rank) if named else None,
     )
     while True:
         name, arguments = pipe.recv()
@@ -65,9 +70,19 @@ def serve(rank: int, nranks: int, store: str, pipe: Connection) -> None:
 
 
 class World:
-    """Some ranks, and pipes to them."""
+    """Some ranks, and pipes to them.
 
-    def __init__(self, nranks: int) -> None:
+    Args:
+        nranks: how many.
+        backend: of their group.
+        cuda: each has a GPU.
+        named: which is named when the group is made.
+
+    """
+
+    def __init__(
+        self, nranks: int, backend: str = "ringcoll", *, cuda: bool = False, named: bool = False
+    ) -> None:
         # Torch is loaded once, by the server from which the ranks are forked.
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(PRELOADED)
@@ -76,7 +91,9 @@ class World:
         for rank in range(nranks):
             here, there = context.Pipe()
             store = f"{self.folder.name}/store"
-            process = context.Process(target=serve, args=(rank, nranks, store, there))
+            process = context.Process(
+                target=serve, args=(rank, nranks, store, there, backend, cuda, named)
+            )
             process.start()
             there.close()
             self.pipes.append(here)

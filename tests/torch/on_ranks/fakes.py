@@ -1,0 +1,185 @@
+"""What CUDA tensors get, with streams that only note what they are told.
+
+The tensors lie on the CPU and the communicator is one of CPU ranks; everything between torch and
+the launch is the real thing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from ringcoll.torch import device as module
+from ringcoll.torch.device import Device
+from ringcoll.torch.group import ProcessGroupRingcoll
+
+
+class Stream:
+    """Of a GPU that there is not."""
+
+    def __init__(self, noted, name):
+        self.noted, self.name, self.device = noted, name, torch.device("cpu")
+
+    def wait_stream(self, other):
+        self.noted.append(f"{self.name} waits for {other.name}")
+
+    def wait_event(self, event):
+        self.noted.append(f"{self.name} waits for {event.name}")
+
+    def record_event(self):
+        self.noted.append(f"event on {self.name}")
+        event = mock.Mock(query=lambda: True)
+        event.name = f"event of {self.name}"
+        return event
+
+
+class State:
+    """A rank's state whose calls take a stream."""
+
+    def __init__(self, state, noted):
+        self._state, self._noted = state, noted
+        self.cuda = mock.Mock(failure=lambda: None)
+
+    def __getattr__(self, name):
+        return getattr(self._state, name)
+
+    def run(self, ready, stream):
+        self._noted.append(f"{ready.call.collective} on {stream}")
+        self._state.run(ready)
+
+
+class Fake:
+    """A group whose tensors are as if on a GPU."""
+
+    def __init__(self):
+        self.noted: list[str] = []
+        self.group = dist.new_group()
+        assert isinstance(self.group, ProcessGroupRingcoll)
+        self.main, self.side = Stream(self.noted, "main"), Stream(self.noted, "side")
+        self.now = [self.main]
+
+    @contextlib.contextmanager
+    def on(self, stream):
+        self.now.append(stream)
+        yield
+        self.now.pop()
+
+    @contextlib.contextmanager
+    def device(self):
+        cuda = {
+            "Stream": lambda where: self.side,
+            "stream": self.on,
+            "device": lambda where: contextlib.nullcontext(),
+            "current_stream": lambda where: self.now[-1],
+        }
+        patches = [mock.patch.object(torch.cuda, name, fake) for name, fake in cuda.items()]
+        raw = mock.patch.object(
+            torch._C,
+            "_cuda_getCurrentRawStream",
+            lambda ordinal: self.now[-1].name,
+            create=True,
+        )
+        keep = mock.patch.object(torch.Tensor, "record_stream", lambda tensor, stream: None)
+        with contextlib.ExitStack() as held:
+            for patch in (*patches, raw, keep):
+                held.enter_context(patch)
+            comm = self.group._open("fake", "cpu", self.group._rank, self.group._nranks)
+            device = Device(comm, 0, self.group._failed)
+            device.ordinal = -1  # what a CPU tensor says of its device
+            state = State(comm._state, self.noted)
+            device._state = device._calls.state = state
+            self.group._engine = lambda tensor: device
+            yield device
+            device.close()
+        dist.destroy_process_group(self.group)
+
+
+def blocking_calls_go_to_the_current_stream(rank, n):
+    fake = Fake()
+    with fake.device():
+        x = torch.full((3,), float(rank))
+        dist.all_reduce(x, group=fake.group)
+        with fake.on(Stream(fake.noted, "other")):
+            dist.all_reduce(x[::2], group=fake.group)
+    assert x.tolist() == [6 * n, 6, 6 * n]
+    assert fake.noted == ["all_reduce on main", "all_reduce on other"]
+
+
+def asynchronous_calls_go_to_a_stream_of_their_own(rank, n):
+    fake = Fake()
+    with fake.device():
+        x = torch.full((3,), float(rank))
+        parts = [torch.zeros(3) for _ in range(n)]
+        work = dist.all_gather(parts, x, group=fake.group, async_op=True)
+        assert fake.noted == ["side waits for main", "all_gather on side", "event on side"]
+        fake.noted.clear()
+        assert work.wait()
+        assert work.is_completed()
+        assert work.exception() is None
+    assert fake.noted == ["main waits for event of side"]
+    assert [part[0].item() for part in parts] == [0, 1, 2, 3]
+
+
+def every_collective_finds_its_stream(rank, n):
+    fake = Fake()
+    with fake.device():
+        x = torch.full((n,), float(rank))
+        for later in (False, True):
+            how = {"group": fake.group, "async_op": later}
+            works = [
+                dist.broadcast(x, 1, **how),
+                dist.reduce(x, 0, **how),
+                dist.all_to_all_single(torch.zeros(n), x, **how),
+                dist.reduce_scatter(torch.zeros(1), list(x.split(1)), **how),
+            ]
+            assert all((work is not None) == later for work in works)
+            wanted = ["broadcast", "reduce", "all_to_all", "reduce_scatter"]
+            calls = [line for line in fake.noted if " on " in line and "event" not in line]
+            assert calls == [f"{name} on {'side' if later else 'main'}" for name in wanted]
+            fake.noted.clear()
+
+
+def messages_wait_for_somebody_who_waits(rank, n):
+    fake = Fake()
+    with fake.device() as device:
+        sent = []
+
+        def end(verb):
+            return lambda array, peer, stream: sent.append((verb, peer, stream, array.count))
+
+        with (
+            mock.patch.object(device.comm, "send", end("send")),
+            mock.patch.object(device.comm, "recv", end("recv")),
+            mock.patch.object(
+                module, "from_pointer", lambda pointer, count, *_: mock.Mock(count=count)
+            ),
+        ):
+            first = device.batch.post("recv", torch.zeros(3), 1)
+            second = device.batch.post("send", torch.zeros(4), 2)
+            assert sent == []
+            second.wait()
+            assert sent == [("recv", 1, "side", 3), ("send", 2, "side", 4)]
+            first.wait()
+            assert len(sent) == 2
+            device.batch.post("send", torch.zeros(5), 3)
+            x = torch.ones(1)
+            dist.all_reduce(x, group=fake.group)
+            assert sent[2:] == [("send", 3, "side", 5)], "a call launches what was posted before"
+
+
+def what_a_kernel_found_is_raised_by_wait(rank, n):
+    from ringcoll.errors import DeadlineError
+
+    fake = Fake()
+    with fake.device() as device:
+        work = dist.all_reduce(torch.ones(1), group=fake.group, async_op=True)
+        device._state.cuda.failure = lambda: DeadlineError("all_reduce: waited 1 s for rank 2")
+        with pytest.raises(RuntimeError, match=r" Timed out .*rank 2"):
+            work.wait()
+        assert not work.is_success()
+        with pytest.raises(RuntimeError, match=" closed "):
+            fake.group._usable()

@@ -1,0 +1,57 @@
+"""The backend on GPUs."""
+
+import pytest
+
+from tests.torch.world import World, names_of
+
+ALONE = ("another_device", "a_rank_that", "receives")  # no such thing in a world of one
+
+
+@pytest.fixture(scope="module")
+def worlds_on_gpus():
+    worlds: dict = {}
+    yield worlds
+    for world in worlds.values():
+        world.close()
+
+
+def run(worlds, name, nranks):
+    if nranks not in worlds:
+        worlds[nranks] = World(nranks, cuda=True)
+    try:
+        worlds[nranks].run(name)
+    except BaseException:
+        worlds.pop(nranks).close(kill=True)
+        raise
+
+
+def alone() -> list[str]:
+    return [name for name in names_of("gpu") if not name.partition(".")[2].startswith(ALONE)]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", alone())
+def test_on_one_gpu(worlds_on_gpus, name):
+    run(worlds_on_gpus, name, 1)
+
+
+@pytest.mark.multi_gpu
+@pytest.mark.parametrize("name", names_of("gpu"))
+def test_on_gpus(worlds_on_gpus, name):
+    from ringcoll.transports.cuda.device import devices
+
+    run(worlds_on_gpus, name, min(4, len(devices())))
+
+
+@pytest.mark.multi_gpu
+@pytest.mark.parametrize("backend", ["ringcoll", "cpu:gloo,cuda:ringcoll"])
+def test_with_a_device_that_is_named_at_the_start(backend):
+    """Trap 6: torch asks such a group whether it can split; and trap 8 on GPUs."""
+    world = World(2, backend, cuda=True, named=True)
+    try:
+        for name in ("gpu.ddp", "gpu.barriers_and_objects", "gpu.every_other_collective"):
+            world.run(name)
+    except BaseException:
+        world.close(kill=True)
+        raise
+    world.close()
