@@ -17,7 +17,7 @@ from torch._C import _distributed_c10d as c10d
 
 from ringcoll.errors import ArgumentError
 from ringcoll.torch.ops import op_of
-from ringcoll.torch.tensors import dense, flat_of, put_back, single, spread
+from ringcoll.torch.tensors import dense, flat_of, put_back, single, sparse, spread
 
 __all__ = ["Collectives"]
 
@@ -56,13 +56,13 @@ class Collectives(dist.ProcessGroup):  # type: ignore[misc]
     def _in_place(self, name: str, tensors: Sequence[Any], op: Any, root: int, opts: Any) -> Any:
         tensor, later = single(tensors, name), opts.asyncOp
         engine = self._engine(tensor)
-        if not later and tensor.layout is torch.strided and tensor.is_contiguous():
+        if tensor.layout is not torch.strided:
+            raise sparse(tensor, name)
+        if not later and tensor.is_contiguous():
             return engine.now(name, tensor, op, root)
-        copy = dense(tensor, name)
 
         def body() -> None:
-            if copy.data_ptr() != tensor.data_ptr():
-                copy.copy_(tensor.detach())  # what it holds when the call begins
+            copy = dense(tensor, name)
             engine.call(name, copy, None, op, root)
             put_back(tensor, copy)
 

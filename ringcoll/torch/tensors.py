@@ -13,7 +13,7 @@ import torch
 from ringcoll.errors import ArgumentError, ArgumentTypeError
 from ringcoll.torch.ops import ROWS
 
-__all__ = ["dense", "flat_of", "memory", "put_back", "single", "spread"]
+__all__ = ["dense", "flat_of", "memory", "put_back", "single", "sparse", "spread"]
 
 _BYTES = np.dtype(np.uint8)
 
@@ -63,10 +63,15 @@ def dense(tensor: Any, name: str) -> Any:
 
     """
     if tensor.layout is not torch.strided:
-        raise ArgumentTypeError(
-            f"ringcoll: {name} of a tensor of {tensor.layout}: pass a dense one (.to_dense())"
-        )
+        raise sparse(tensor, name)
     return tensor.detach().contiguous().resolve_conj().resolve_neg()
+
+
+def sparse(tensor: Any, name: str) -> ArgumentTypeError:
+    """The error of a call on a tensor that is no array in memory."""
+    return ArgumentTypeError(
+        f"ringcoll: {name} of a tensor of {tensor.layout}: pass a dense one (.to_dense())"
+    )
 
 
 def put_back(tensor: Any, copy: Any) -> None:

@@ -61,6 +61,9 @@ class Gpus(Runtime):
         self.give(stream, done.set)
         done.wait()
 
+    def streamIsCapturing(self, _stream: int) -> bool:
+        return False
+
     def eventCreateWithFlags(self, _flags: int) -> int:
         self._events.append(threading.Event())
         return len(self._events) - 1

@@ -94,10 +94,16 @@ class Gate(Generic[R]):
 
 
 def order(ordinal: int, first: int, then: int) -> None:
-    """Let what ``then`` is given from now on come after what ``first`` has been given."""
+    """Let what ``then`` is given from now on come after what ``first`` has been given.
+
+    A graph that is being captured cannot wait for what is outside of it: who begins a capture on a
+    stream of its own, as torch does, has waited for the device.
+    """
     from cupy.cuda import Device, runtime
 
     with Device(ordinal):
+        if runtime.streamIsCapturing(then) and not runtime.streamIsCapturing(first):
+            return
         event: Any = runtime.eventCreateWithFlags(runtime.eventDisableTiming)
         try:
             runtime.eventRecord(event, first)
