@@ -26,6 +26,11 @@ def register() -> None:
         if not dist.is_available() or BACKEND in dist.Backend.backend_list:
             return
         dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu", "cuda"])
+        # torch 2.15 looks on at the calls of backends that do not record them themselves; it fails
+        # to do so for a group that is written in Python.
+        recorded = getattr(dist.distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", None)
+        if recorded is not None:
+            recorded.add(BACKEND)
     except Exception:
         _log.warning("torch.distributed has no backend ringcoll", exc_info=True)
 

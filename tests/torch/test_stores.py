@@ -143,7 +143,7 @@ def test_who_does_not_come_is_named_and_who_serves_too(tmp_path):
         import json, os
         import ringcoll
         try:
-            ringcoll.init(timeout=1, device="cpu")
+            ringcoll.init(timeout=3, device="cpu")
         except ringcoll.DeadlineError as error:
             print(json.dumps({"rank": int(os.environ["RANK"]), "said": str(error)}))
     """
