@@ -1,4 +1,4 @@
-"""One of two processes that train a small model over gloo, with DDP's own way and with hooks."""
+"""One of the processes that train a small model, with DDP's own way and with hooks."""
 
 import hashlib
 import json
@@ -14,6 +14,7 @@ from ringcoll.torch import hooks
 from ringcoll.torch.register import register
 
 STEPS = 4
+FOLDER, DEVICE = Path(sys.argv[1]), sys.argv[2]
 
 
 def train(comm, hook, seen, group=None):
@@ -23,14 +24,16 @@ def train(comm, hook, seen, group=None):
         torch.nn.ReLU(),
         torch.nn.Linear(300, 300),
         torch.nn.Linear(300, 1),
-    )
+    ).to(DEVICE)
     # Small buckets: several of them, which DDP makes anew after the first step.
     ddp = DistributedDataParallel(model, process_group=group, bucket_cap_mb=0.1)
     if seen is not None:
 
         def noting(state, bucket):
-            seen.append((bucket.index(), bucket.buffer().numel()))
-            return hook(state, bucket)
+            future, buffer = hook(state, bucket), bucket.buffer()
+            reached = state._state.symmetric.lookup(buffer.data_ptr(), buffer.nbytes) is not None
+            seen.append((bucket.index(), buffer.numel(), reached))
+            return future
 
         ddp.register_comm_hook(comm, noting)
     elif hook is not None:
@@ -39,7 +42,7 @@ def train(comm, hook, seen, group=None):
     generator = torch.Generator().manual_seed(comm.rank)
     losses = []
     for _ in range(STEPS):
-        x = torch.randn(16, 20, generator=generator)
+        x = torch.randn(16, 20, generator=generator).to(DEVICE)
         loss = (ddp(x) - x.sum(1, keepdim=True)).square().mean()
         optimizer.zero_grad()
         loss.backward()
@@ -47,13 +50,13 @@ def train(comm, hook, seen, group=None):
         losses.append(float(loss.detach()))
     found = hashlib.sha256()
     for parameter in model.parameters():
-        found.update(parameter.detach().numpy().tobytes())
+        found.update(parameter.detach().cpu().numpy().tobytes())
     return losses, found.hexdigest()
 
 
 def refused(comm):
     """A hook that fails on the worker's thread ends in an error, not in a crash."""
-    model = torch.nn.Linear(2, 1)
+    model = torch.nn.Linear(2, 1)  # on the CPU: only there is a worker
     ddp = DistributedDataParallel(model)
 
     def failing(_state, bucket):
@@ -71,14 +74,18 @@ def refused(comm):
 
 
 def main():
-    comm = ringcoll.init(device="cpu", timeout=60)
+    comm = ringcoll.init(device=DEVICE, timeout=60)
     torch.set_num_threads(1)
-    folder = Path(sys.argv[1])
+    if DEVICE == "cuda":
+        torch.cuda.set_device(comm.device)
     dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=comm.rank, world_size=comm.nranks
+        "nccl" if DEVICE == "cuda" else "gloo",
+        init_method=f"file://{FOLDER}/store",
+        rank=comm.rank,
+        world_size=comm.nranks,
     )
     said, digests = {}, []
-    seen: list[tuple[int, int]] = []
+    seen: list[tuple[int, int, bool]] = []
     for name, hook in (("own", None), ("plain", hooks.all_reduce), ("bf16", hooks.bf16_compress)):
         said[name], digest = train(comm, hook, seen if name == "plain" else None)
         digests.append(digest)
@@ -87,8 +94,9 @@ def main():
     said["group"], digest = train(comm, hooks.all_reduce, None, group)
     said["digests"] = [*digests, digest]
     said["rebuilt"] = seen[: len(seen) // STEPS] != seen[-len(seen) // STEPS :]
-    said["refused"] = refused(comm)
-    (folder / f"{comm.rank}.json").write_text(json.dumps(said))
+    said["reached"] = sorted({reached for _, _, reached in seen})
+    said["refused"] = refused(comm) if DEVICE == "cpu" else ""
+    (FOLDER / f"{comm.rank}.json").write_text(json.dumps(said))
     dist.destroy_process_group()
     comm.close()
 

@@ -192,7 +192,7 @@ def test_other_devices_are_refused():
 
 def test_ddp_trains_alike_with_hooks(tmp_path):
     """Two processes: DDP's own all_reduce, and each hook; buckets are rebuilt on the way."""
-    statuses = run_ranks([sys.executable, str(PROGRAM), str(tmp_path)], 2)
+    statuses = run_ranks([sys.executable, str(PROGRAM), str(tmp_path), "cpu"], 2)
     assert statuses == [0, 0]
     said = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
     for rank in said:
