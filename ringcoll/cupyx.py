@@ -15,13 +15,18 @@ Errors are those of :mod:`ringcoll.errors`.
 from __future__ import annotations
 
 import os
+import sys
 from typing import TYPE_CHECKING, Any
 
+from ringcoll.bootstrap import bootstrap_of
 from ringcoll.bootstrap.mpi import load_mpi
 from ringcoll.bootstrap.tcp import TcpBootstrap
 from ringcoll.communicator.public import Communicator
-from ringcoll.communicator.start import init
+from ringcoll.communicator.start import _communicator
+from ringcoll.config import starting
 from ringcoll.errors import ArgumentError, ArgumentTypeError
+from ringcoll.fabric import open_fabric
+from ringcoll.transports.cuda.device import available
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -40,7 +45,8 @@ class RingcollBackend:
 
     Args:
         n_devices: how many ranks there are.
-        rank: this rank, from 0; on a machine with GPUs it takes the GPU of that number.
+        rank: this rank, from 0. On GPUs it lives on CuPy's current device, which the program has
+            chosen by ``cupy.cuda.Device(number).use()``.
         host: where rank 0 listens while the ranks meet.
         port: of that.
         use_mpi: meet by MPI instead, where the rank must be the one in COMM_WORLD.
@@ -67,12 +73,12 @@ class RingcollBackend:
                     f"rank {rank} of {n_devices} with use_mpi=True, but MPI says rank "
                     f"{world.Get_rank()} of {world.Get_size()}; pass what MPI says"
                 )
-            self._comm = init(world, device=device, timeout=timeout)
+            self._comm = _begun(world, device, timeout)
         else:
             patience = 60.0 if timeout is None else timeout
             meeting = TcpBootstrap(rank, n_devices, host, port, patience)
             try:
-                self._comm = init(meeting, device=device, timeout=timeout)
+                self._comm = _begun(meeting, device, timeout)
             finally:
                 meeting.close()
         self._n_devices, self.rank = n_devices, rank
@@ -205,6 +211,20 @@ def init_process_group(
     host = host or os.environ.get("CUPYX_DISTRIBUTED_HOST", _HOST)
     port = port or int(os.environ.get("CUPYX_DISTRIBUTED_PORT", _PORT))
     return RingcollBackend(n_devices, rank, host, port, use_mpi, device=device, timeout=timeout)
+
+
+def _begun(bootstrap: object, device: str, timeout: float | None) -> Communicator:
+    """A communicator of this process's rank, on the device that is CuPy's current one."""
+    config, settings = starting(None, timeout, device, {})
+    seconds = config.timeout or 60.0
+    cupy = sys.modules.get("cupy")  # without it no program has chosen a device
+    chosen = None
+    if cupy is not None and settings.device != "cpu" and available() is None:
+        chosen = int(cupy.cuda.runtime.getDevice())
+    fabric = open_fabric(bootstrap_of(bootstrap, timeout=seconds), timeout=seconds)
+    comm = _communicator(fabric, config, settings, chosen)
+    comm._settle()
+    return comm
 
 
 def _on(stream: Any) -> dict[str, Any]:

@@ -60,3 +60,17 @@ def test_host_arrays_are_refused():
             backend.all_reduce(x, x)
 
     ringcoll.spawn(work, 1, device="cuda", timeout=20)
+
+
+@pytest.mark.multi_gpu
+def test_a_rank_lives_on_the_current_device():
+    import cupy
+
+    with cupy.cuda.Device(1):
+        backend = RingcollBackend(1, 0)
+        x = cupy.arange(3)
+        backend.all_reduce(x, x)
+        backend.barrier()
+        backend.stop()
+        assert backend.communicator.device == "cuda:1"
+        assert x.get().tolist() == [0, 1, 2]
