@@ -37,7 +37,7 @@ def drawn():
     shapes = torch.rand(10, 64, generator=generator)
     labels = torch.arange(1800) % 10
     noise = torch.randn(1800, 64, generator=generator)
-    return TensorDataset((shapes[labels] + noise / 4).clamp(0, 1), labels)
+    return TensorDataset((shapes[labels] + noise / 2).clamp(0, 1), labels)
 
 
 def main():
