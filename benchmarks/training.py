@@ -22,6 +22,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -184,7 +185,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         content |= {"round_steps": args.steps, "rounds": args.rounds, "buckets_mib": buckets[0]}
     name = "training_deterministic" if args.deterministic else "training"
     path = save(f"{name}_{max(numbers)}", content, ranks=max(numbers), folder=args.out)
-    if rows and not args.deterministic:
+    if rows and not args.deterministic and find_spec("matplotlib") is not None:
         write_curves(rows, path.with_suffix(".png"))
     print(path)
     ours = [row for row in rows if row["way"].startswith("ringcoll")]

@@ -27,16 +27,25 @@ def installed(folder: Path) -> str:
     return os.pathsep.join((str(ROOT), str(folder)))
 
 
-def test_digits_are_learned_and_replicas_stay_equal(tmp_path):
-    argv = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+@pytest.mark.parametrize(
+    ("nranks", "extra"),
+    [
+        pytest.param(2, {"CUDA_VISIBLE_DEVICES": ""}, id="two CPU ranks"),
+        pytest.param(1, {}, id="one GPU", marks=pytest.mark.gpu),
+        pytest.param(2, {}, id="two GPUs", marks=pytest.mark.multi_gpu),
+    ],
+)
+def test_digits_are_learned_and_replicas_stay_equal(tmp_path, nranks, extra):
+    argv = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    environment = {"PYTHONPATH": installed(tmp_path), "OMP_NUM_THREADS": "1", **extra}
     found = subprocess.run(
-        [*argv, str(EXAMPLE)],
+        [*argv, f"--nproc-per-node={nranks}", str(EXAMPLE)],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": installed(tmp_path), "OMP_NUM_THREADS": "1"},
+        env={**os.environ, **environment},
         capture_output=True,
         text=True,
         check=False,
-        timeout=100,
+        timeout=110,
     )
     assert found.returncode == 0, found.stderr
     losses = [float(loss) for loss in re.findall(r"loss (\S+)", found.stdout)]

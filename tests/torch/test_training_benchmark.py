@@ -29,7 +29,7 @@ def one_thread():
 
 
 def bench(folder, *words):
-    argv = [sys.executable, "-m", "benchmarks.training", "--device", "cpu", "--tiny", *words]
+    argv = [sys.executable, "-m", "benchmarks.training", "--tiny", *words]
     found = subprocess.run(
         [*argv, "--out", str(folder), "--seconds", "90"],
         cwd=ROOT,
@@ -45,7 +45,7 @@ def bench(folder, *words):
 
 
 def test_ways_train_alike_and_are_timed(tmp_path):
-    words = ["--ranks", "2", "--cases", "resnet50:2,gpt:2", "--curve", "3"]
+    words = ["--device", "cpu", "--ranks", "2", "--cases", "resnet50:2,gpt:2", "--curve", "3"]
     found, path = bench(tmp_path, *words, "--steps", "1", "--rounds", "2")
     rows = found["rows"]
     ways = ("gloo", "ringcoll", "ringcoll-hook")
@@ -62,7 +62,18 @@ def test_ways_train_alike_and_are_timed(tmp_path):
 
 def test_runs_are_equal_to_the_bit_with_any_buckets(tmp_path):
     # Three ranks: of two, every order of adding gives the same.
-    words = ["--ranks", "3", "--cases", "gpt:2", "--curve", "3", "--buckets", "25,25,0.02"]
+    words = [
+        "--device",
+        "cpu",
+        "--ranks",
+        "3",
+        "--cases",
+        "gpt:2",
+        "--curve",
+        "3",
+        "--buckets",
+        "25,25,0.02",
+    ]
     found, _ = bench(tmp_path, "--deterministic", *words, "--ways", "ringcoll,ringcoll-hook")
     rows = found["rows"]
     assert [(row["way"], row["equal"]) for row in rows] == [
@@ -70,6 +81,21 @@ def test_runs_are_equal_to_the_bit_with_any_buckets(tmp_path):
         ("ringcoll-hook", True),
     ]
     assert all(len(set(row["last_loss"])) == 1 for row in rows)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("nranks", [1, pytest.param(2, marks=pytest.mark.multi_gpu)])
+def test_ways_on_gpus(tmp_path, nranks):
+    words = ["--device", "cuda", "--ranks", str(nranks), "--cases", "resnet50:8,gpt:4"]
+    ways = "peer,ringcoll,ringcoll-hook,ringcoll-bf16"
+    timed, path = bench(tmp_path, *words, "--ways", ways, "--curve", "5", "--rounds", "2")
+    assert len(timed["rows"]) == 8
+    assert all(row["replicas_equal"] for row in timed["rows"])
+    assert all(row["loss_differs"] < 0.05 for row in timed["rows"])
+    assert path.with_suffix(".json").is_file()
+    words += ["--ways", "ringcoll,ringcoll-hook", "--curve", "5", "--buckets", "25,25,0.1"]
+    repeated, _ = bench(tmp_path, *words, "--deterministic")
+    assert [row["equal"] for row in repeated["rows"]] == [True] * 4
 
 
 def test_own_models_have_the_sizes_of_the_known_ones():
