@@ -56,7 +56,7 @@ def explained(
         f"{collective}, {nbytes} bytes (as float32), {nranks} GPU ranks, "
         f"at most {resources.blocks} CUDA blocks each"
     ]
-    lines += topology.gone_by(collective)
+    lines += topology.gone_by(collective, wishes.channels)
     lines += _settings(wishes)
     rooted = COLLECTIVES[collective].rooted
     shared = frozenset(b for b in ALL_MAPPED if units and b.name.lower() != rooted)

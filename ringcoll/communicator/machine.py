@@ -13,6 +13,7 @@ import logging
 import threading
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import pairwise
 
 from ringcoll.communicator.across import HOST, links_of
 from ringcoll.communicator.topology import Topology
@@ -23,8 +24,9 @@ from ringcoll.timing.links import Wire
 from ringcoll.timing.machine import machine_of
 from ringcoll.topology.among import among
 from ringcoll.topology.busid import bus_id
+from ringcoll.topology.rings import RingSet
 from ringcoll.topology.ringsets import as_json, ring_set_of
-from ringcoll.topology.system import System
+from ringcoll.topology.system import Confidence, System
 
 __all__ = ["agree", "agree_among", "unknown"]
 
@@ -274,9 +276,22 @@ def _topology(members: System, text: str, on_gpu: bool) -> Topology:
         return Topology(members, best, stored, None if on_gpu else HOST)
     if not stored.rings:
         raise ArgumentError("no ring joins the ranks' GPUs")
+    if on_gpu and not (stored.all_pairs or _is_sure(members, stored)):
+        why = "the bandwidths of their links are not sure; on idle GPUs `ringcoll topo --measure`"
+        return Topology(members, best, reason=f"{why} times them")
     overheads = Wire(1.0, 0.0, HOP) if on_gpu else Wire(1.0, HOST.alpha, HOST.latency)
     machine = machine_of(members, stored, overheads)
     return Topology(members, best, stored, machine.links, machine=machine)
+
+
+def _is_sure(system: System, found: RingSet) -> bool:
+    """Whether rings go over links that are known: not over a bus that a virtual machine makes up.
+
+    What runs where nothing is known has been measured; a guess is not better.
+    """
+    hops = {hop for ring in found.rings for path in ring.paths for hop in pairwise(path)}
+    low = (link for link in system.links if link.confidence is Confidence.LOW)
+    return not any((link.src, link.dst) in hops for link in low)
 
 
 def _object(text: str) -> dict[str, object]:

@@ -247,7 +247,7 @@ class RankState:
             ranks += f" on {max(nodes) + 1} nodes ({sizes}), messages between them by MPI"
         lines = [f"{collective}, {nbytes} bytes, {ranks}: {where}"]
         if self.topology.system is not None:
-            lines += self.topology.gone_by(collective)
+            lines += self.topology.gone_by(collective, config.channels)
         if config.algorithm is not None:
             lines.append(f"algorithm={config.algorithm!r} is set; the tuner would look at:")
         return "\n".join([*lines, *(f"  {reason}" for reason in choice.reasons)])

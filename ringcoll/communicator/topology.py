@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from ringcoll.algorithms.channels import Channels
 from ringcoll.timing.links import Links
 from ringcoll.timing.machine import Machine, format_gain
 from ringcoll.topology.rings import RingSet
@@ -37,15 +38,21 @@ class Topology:
     reason: str = ""
     machine: Machine | None = field(default=None, repr=False, compare=False)
 
-    def gone_by(self, collective: str) -> Iterator[str]:
-        """How calls of a collective go by the machine, a line each: for ``explain``."""
+    def gone_by(self, collective: str, wanted: int | None = None) -> Iterator[str]:
+        """How calls of a collective go by the machine, a line each: for ``explain``.
+
+        Args:
+            collective: its name.
+            wanted: how many channels are asked for.
+
+        """
         if self.system is None or self.rings is None:
             yield f"the machine is not known: {self.reason}"
             return
         yield f"machine: {self.system.title}"
         if self.stored is None or self.machine is None:
             if self.reason:
-                yield f"no call goes by it: {self.reason}"
+                yield f"calls do not go by it: {self.reason}"
             return
         channels = self.machine.channels
         if self.machine.all_pairs:
@@ -59,12 +66,11 @@ class Topology:
             )
         if channels is None:
             return
-        count, total = len(channels.rings), sum(channels.weights)
-        many = "1 ring" if count == 1 else f"{count} rings"
+        many = _rings(len(channels.rings))
         yield f"ring and chain go along {many}, {self.stored.bandwidth:.4g} GB/s together:"
-        for ring, weight in zip(channels.rings, channels.weights, strict=True):
-            part = "" if count == 1 else f", with {weight} of {total} parts of the bytes"
-            yield f"  {' '.join(map(str, ring))}{part}"
+        if wanted is not None and wanted > len(channels.rings):
+            yield f"  (channels={wanted}: in turns, every other turn the other way round)"
+        yield from _listed(channels if wanted is None else channels.taken(wanted))
         if collective == "all_reduce":
             for line in format_gain(self.system, self.stored, stored=True):
                 yield line.rstrip()
@@ -91,3 +97,14 @@ class Topology:
             yield format_rings(system, self.stored)
         yield format_machine(system)
         yield from filter(None, [format_notes(system)])
+
+
+def _rings(count: int) -> str:
+    return "1 ring" if count == 1 else f"{count} rings"
+
+
+def _listed(channels: Channels) -> Iterator[str]:
+    count, total = len(channels.rings), sum(channels.weights)
+    for ring, weight in zip(channels.rings, channels.weights, strict=True):
+        part = "" if count == 1 else f", with {weight} of {total} parts of the bytes"
+        yield f"  {' '.join(map(str, ring))}{part}"

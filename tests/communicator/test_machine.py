@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from ringcoll.communicator.selection import HOST
 from ringcoll.config import starting
 from ringcoll.fabric import each, thread_fabrics
 from ringcoll.topology import searched
+from ringcoll.topology.document import parse, write
 from ringcoll.topology.files import dump
 from ringcoll.topology.presets import preset_document
 from tests.communicator.sums import sums
@@ -121,6 +123,23 @@ def test_relays_are_left_to_who_can_relay(detected):
     assert taken and "NVB" not in taken
     assert "no GPU relays for others yet" in str(one)
     assert one.machine.channels.rings == tuple(ring.order for ring in one.stored.rings)
+
+
+def test_a_bus_that_nobody_knows_is_not_gone_by(detected):
+    text = write(preset_document("pcie-8-dual-socket"))
+    busids = re.findall(r'busid="([^"]*)"[^>]*class="0x03', text)
+    for old, new in zip(busids, BUSIDS, strict=True):
+        text = text.replace(old, f"0000:{new.lower()}:00.0")
+    for flat in (False, True):
+        if flat:
+            text = re.sub(r'numaid="[01]"', 'numaid="-1"', text)
+        detected["document"] = parse(text.encode(), "bus")
+        (one, *_) = agreed(4, [0, 1, 4, 5])
+        assert one.system is not None and one.rings.rings
+        assert (one.machine is None) is flat
+        assert ("not sure" in one.reason) is flat
+    assert "calls do not go along them: the bandwidths of their links are not sure" in str(one)
+    assert "calls do not go by it: " in "".join(one.gone_by("all_reduce"))
 
 
 @pytest.mark.parametrize(
@@ -352,3 +371,16 @@ def test_explain_and_the_text_of_a_topology(file):
     assert "  0 3 2 1 5 6 7 4, with 2 of 6 parts of the bytes" in large
     assert "\n  ring, S = 1: " in large and "in index order" in large
     assert "machine: dgx1-v100" in small and "in index order" not in small
+
+
+def test_explain_says_which_rings_channels_take(file):
+    def work(comm):
+        return comm.explain("broadcast", 1 << 24)
+
+    name = file("dgx1-v100")
+    (text, *_) = ringcoll.spawn(work, 8, device="cpu", topo_file=name, channels=5)
+    assert "(channels=5: in turns, every other turn the other way round)" in text
+    assert "  0 3 2 1 5 6 7 4, with 1 of 6 parts of the bytes" in text
+    assert "  4 7 6 5 1 2 3 0, with 1 of 6 parts of the bytes" in text
+    (text, *_) = ringcoll.spawn(work, 8, device="cpu", topo_file=name, channels=1)
+    assert "\n  0 3 2 1 5 6 7 4\n" in text and "in turns" not in text

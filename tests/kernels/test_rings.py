@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -18,6 +19,7 @@ from ringcoll.topology.presets import preset
 from ringcoll.topology.search import find_rings
 from tests.kernels.cases import LL, LL128, STAGED, Case
 from tests.kernels.stand_in import needs_compiler
+from tests.kernels.test_copies import called, carries
 from tests.kernels.world import World
 
 pytestmark = needs_compiler
@@ -79,3 +81,18 @@ def test_found_rings(gpus: tuple[int, ...], launch: Launch) -> None:
     if not carried(encode(case.plan, launch), scales=False, together=1):
         raise AssertionError("a launch does not carry it")
     world.call(case, 1).check(case)
+
+
+@pytest.mark.parametrize(
+    ("collective", "algorithm", "slices"), [("all_gather", "ring", 1), ("broadcast", "chain", 5)]
+)
+def test_copy_engines_along_unequal_rings(collective: str, algorithm: str, slices: int) -> None:
+    channels = Channels(((0, 2, 1), (1, 2, 0), (0, 1, 2)), (5, 1, 2))
+    launches = (Launch(slices=slices), Launch(slices=slices, mapped=frozenset()))
+    cases = [
+        replace(case_of(collective, algorithm, channels, launch, count), dtype="int32")
+        for launch in launches
+        for count in (1, 40, 1111)
+    ]
+    assert all(map(carries, cases))
+    assert called(3, [[0], [1], [2]], iter(cases)) == len(cases)
