@@ -276,11 +276,11 @@ def _topology(members: System, text: str, on_gpu: bool) -> Topology:
         return Topology(members, best, stored, None if on_gpu else HOST)
     if not stored.rings:
         raise ArgumentError("no ring joins the ranks' GPUs")
-    if on_gpu and not (stored.all_pairs or _is_sure(members, stored)):
-        why = "the bandwidths of their links are not sure; on idle GPUs `ringcoll topo --measure`"
-        return Topology(members, best, reason=f"{why} times them")
     overheads = Wire(1.0, 0.0, HOP) if on_gpu else Wire(1.0, HOST.alpha, HOST.latency)
     machine = machine_of(members, stored, overheads)
+    if on_gpu and not (machine.all_pairs or _is_sure(members, stored)):
+        why = "the bandwidths of their links are not sure; on idle GPUs `ringcoll topo --measure`"
+        return Topology(members, best, reason=f"{why} times them")
     return Topology(members, best, stored, machine.links, machine=machine)
 
 

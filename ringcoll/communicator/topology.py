@@ -56,7 +56,7 @@ class Topology:
             return
         channels = self.machine.channels
         if self.machine.all_pairs:
-            yield "every pair of ranks is one switch hop apart: any order of a ring is as good"
+            yield "all ranks reach each other alike: no order of a ring is better than another"
         elif channels is None:
             yield f"no ring exceeds the one in rank order: {self.stored.bandwidth:.4g} GB/s"
         if self.stored.rings != self.rings.rings:

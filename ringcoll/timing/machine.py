@@ -38,7 +38,7 @@ class Machine:
     Args:
         links: between the ranks, as stores go.
         channels: the rings that plans go along; None: one in the order of the ranks is as good.
-        all_pairs: whether every pair is one switch hop apart.
+        all_pairs: whether every pair is one switch hop apart, or there is only one.
 
     """
 
@@ -63,7 +63,8 @@ def machine_of(system: System, stored: RingSet, overheads: Wire) -> Machine:
     rings = stored.rings
     channels = channels_along([r.order for r in rings], [r.bandwidth for r in rings])
     plain = channels.rings == (tuple(range(len(system.gpus))),)
-    return Machine(links, None if plain else channels, stored.all_pairs)
+    alike = stored.all_pairs or len(system.gpus) == 2
+    return Machine(links, None if plain else channels, alike)
 
 
 def machine_links(

@@ -17,7 +17,7 @@ from ringcoll.executors.cuda.arena import Arena
 from ringcoll.executors.cuda.choose import Resources, Wishes, choose
 from ringcoll.launch import ALL_MAPPED
 from ringcoll.plan import Buffer
-from tests.communicator.known import known, machine_on
+from tests.communicator.known import machine_on
 
 SIZES = (8, 100_000, 1 << 20, 64 << 20)
 
@@ -135,11 +135,16 @@ def test_fewer_rings_where_a_launch_does_not_carry_all(small_launches):
         chosen("all_reduce", 1 << 26, machine, channels=4)
 
 
-def test_two_ranks_and_a_mesh_are_judged_by_the_same_clock():
-    pair = known("dgx1-v100", 0, 3)
-    assert pair.machine is not None
-    found = chosen("all_reduce", 1 << 26, pair.machine, nranks=2)
-    assert found == chosen("all_reduce", 1 << 26, None, nranks=2), "as fast in one hop less"
+@pytest.mark.parametrize("name", ["all_reduce", "broadcast", "reduce", "all_gather"])
+def test_two_ranks_are_as_on_a_switch(name):
+    machine = machine_on("dgx1-v100", 0, 3)
+    assert machine.all_pairs
+    for nbytes in SIZES:
+        how: dict[str, Any] = {"nranks": 2, "mapped": False}
+        assert chosen(name, nbytes, machine, **how) == chosen(name, nbytes, None, **how)
+
+
+def test_a_mesh_has_as_many_rings_as_its_links_carry():
     mesh = chosen("all_reduce", 1 << 26, machine_on("a100-mesh-4"), nranks=4)
     assert mesh.source.algorithm == "ring" and len(mesh.source.channels.rings) == 6
 

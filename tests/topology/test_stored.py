@@ -73,7 +73,7 @@ def test_what_a_choice_goes_by(name):
     system = preset(name)
     found = find_rings(system, stored=True)
     machine = machine_of(system, found, Wire(1.0, 2e-6, 3e-6))
-    assert machine.all_pairs == found.all_pairs
+    assert machine.all_pairs == found.all_pairs, "none of them has two GPUs"
     if found.all_pairs:
         assert machine.channels is None, "what runs on a switch stays as it is"
     n = len(system.gpus)
