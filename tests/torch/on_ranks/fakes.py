@@ -76,14 +76,14 @@ class Fake:
             "device": lambda where: contextlib.nullcontext(),
             "current_stream": lambda where: self.now[-1],
         }
-        patches = [mock.patch.object(torch.cuda, name, fake) for name, fake in cuda.items()]
-        raw = mock.patch.object(
+        patches: list[Any] = [mock.patch.object(torch.cuda, name, fake) for name, fake in cuda.items()]
+        raw: Any = mock.patch.object(
             torch._C,
             "_cuda_getCurrentRawStream",
             lambda ordinal: self.now[-1].name,
             create=True,
         )
-        keep = mock.patch.object(torch.Tensor, "record_stream", lambda tensor, stream: None)
+        keep: Any = mock.patch.object(torch.Tensor, "record_stream", lambda tensor, stream: None)
         with contextlib.ExitStack() as held:
             for patch in (*patches, raw, keep):
                 held.enter_context(patch)
