@@ -7,6 +7,7 @@ the launch is the real thing.
 from __future__ import annotations
 
 import contextlib
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -76,7 +77,9 @@ class Fake:
             "device": lambda where: contextlib.nullcontext(),
             "current_stream": lambda where: self.now[-1],
         }
-        patches: list[Any] = [mock.patch.object(torch.cuda, name, fake) for name, fake in cuda.items()]
+        patches: list[Any] = [
+            mock.patch.object(torch.cuda, name, fake) for name, fake in cuda.items()
+        ]
         raw: Any = mock.patch.object(
             torch._C,
             "_cuda_getCurrentRawStream",
