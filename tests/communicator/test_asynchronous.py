@@ -175,7 +175,7 @@ def test_close_ends_what_has_not_started():
             comm.abort()
             return None
         pending = [comm.all_reduce(x, async_op=True, timeout=0.3) for _ in range(3)]
-        while comm._state.executor.running is None:
+        while comm._state.executor.running is None and not pending[0].done():
             time.sleep(0.001)
         comm.close()
         closed.set()

@@ -354,12 +354,20 @@ def leftovers():
     return counts
 
 
+def outlast(*ranks):
+    """Wait until these have ended their scenario."""
+    files = [Path(sys.argv[2]) / f"ended.{rank}" for rank in ranks]
+    late = time.monotonic() + 60
+    while not all(file.exists() for file in files) and time.monotonic() < late:
+        time.sleep(0.01)
+
+
 def absent():
     """Rank 1 never begins."""
     if os.environ["RANK_IN_TEST"] == "1":
-        time.sleep(1.5)
+        outlast(0, 2)
         return "slept"
-    return told(opened, 0.5)
+    return told(opened, 2.0)
 
 
 def gone():
@@ -432,9 +440,9 @@ def mpi_absent():
 
     rank = MPI.COMM_WORLD.Get_rank()
     if rank == 1:
-        time.sleep(1.5)
+        outlast(0, 2)
         return "slept"
-    error = told(bootstrap_of, MPI.COMM_WORLD, timeout=0.5)
+    error = told(bootstrap_of, MPI.COMM_WORLD, timeout=2.0)
     return error
 
 
@@ -476,6 +484,7 @@ def main():
         "PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK", rank)
     )
     result = globals()[sys.argv[1]]()
+    (Path(sys.argv[2]) / f"ended.{os.environ['RANK_IN_TEST']}").touch()
     out = Path(sys.argv[2]) / os.environ["RANK_IN_TEST"]
     out.write_text(json.dumps(result))
 

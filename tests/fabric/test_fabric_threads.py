@@ -58,12 +58,20 @@ def test_shared_memory_is_zeroed_aligned_and_common():
 
 
 def test_a_late_rank_is_named_and_learns_of_it():
-    fabrics = thread_fabrics(3, timeout=0.2)
+    fabrics = thread_fabrics(3, timeout=1.0)
+    start = threading.Barrier(2)
+    told = [threading.Event(), threading.Event()]
 
     def work(fabric):
         if fabric.rank == 1:
-            time.sleep(0.6)
-        fabric.allgather(b"", what="plan 7")
+            for other in told:
+                other.wait(60)
+            fabric.allgather(b"", what="plan 7")
+        start.wait(60)  # these two are there together, however busy the machine is
+        try:
+            fabric.allgather(b"", what="plan 7")
+        finally:
+            told[fabric.rank // 2].set()
 
     errors = outcomes(fabrics, work)
     assert all(isinstance(error, DeadlineError) for error in errors)

@@ -19,7 +19,7 @@ pytestmark = needs_compiler
 EXPIRED, DIFFERENT, GIVEN_UP, TOLD, WORN = 1, 2, 3, 4, 5
 HELLO = 0xFFFFFFFF
 SOURCE = 0x80000000
-AT_ONCE = 5.0
+AT_ONCE = 30.0
 """Seconds within which everything ends, on a machine that is busy."""
 
 EVERY = pytest.mark.parametrize("launch", [LL, STAGED, Launch()], ids=["lines", "staged", "mapped"])
@@ -189,20 +189,24 @@ def test_a_late_rank_is_waited_for() -> None:
     ids=["lines", "staged", "mapped"],
 )
 def test_each_wait_has_its_own_time(algorithm: str, launch: Launch, threads: int) -> None:
-    # A thread of rank 0 waits for rank 1 or 3, then for rank 2: both together for too long.
-    world = World(4)
-    case = Case(build("all_reduce", algorithm, 4), launch, 64, threads=threads)
-    arrays = world.arrays(case)
-    groups, timeout, late = [(0,), (1, 3), (2,)], 1.5, 0.9
-    ready = [world.ready(case, arrays, ranks=ranks, timeout=timeout) for ranks in groups]
-    compile_all(launch.text for launch in ready)
-    waiting = [Thread(target=launch) for launch in ready]
-    for thread in waiting:
-        thread.start()
-        if thread is not waiting[-1]:
-            time.sleep(late)
-    for thread in waiting:
-        thread.join()
+    # A thread of rank 0 waits for rank 1 or 3, then for rank 2: both together for too long. On a
+    # busy machine a rank may come later than it is told to: then all is done more slowly.
+    for timeout in (1.5, 6.0, 24.0):
+        world = World(4)
+        case = Case(build("all_reduce", algorithm, 4), launch, 64, threads=threads)
+        arrays = world.arrays(case)
+        groups = [(0,), (1, 3), (2,)]
+        ready = [world.ready(case, arrays, ranks=ranks, timeout=timeout) for ranks in groups]
+        compile_all(launch.text for launch in ready)
+        waiting = [Thread(target=launch) for launch in ready]
+        for thread in waiting:
+            thread.start()
+            if thread is not waiting[-1]:
+                time.sleep(0.6 * timeout)
+        for thread in waiting:
+            thread.join()
+        if not any(world.reports()):
+            break
     assert not any(world.reports())
     arrays.check(case)
 

@@ -23,7 +23,7 @@ from tests.kernels.world import Ready, World
 pytestmark = needs_compiler
 
 TOLD = 4
-AT_ONCE = 10.0
+AT_ONCE = 30.0
 """Seconds, where the kernels' deadline is 60."""
 
 STAGED_OR_NOT = pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from threading import Thread
 
 import pytest
@@ -21,7 +22,7 @@ pytestmark = needs_compiler
 LONG = 20_000
 MANY = 600_000
 """Bytes that several blocks share, and that do not fit a zone of 512 KiB."""
-AT_ONCE = 5.0
+AT_ONCE = 30.0
 """Seconds within which everything ends, on a machine that is busy."""
 
 
@@ -188,24 +189,28 @@ def test_flags_that_would_begin_anew_are_refused(sends):
 
 def test_each_wait_has_its_own_time(tmp_path):
     """A sender that comes late, and later yet with its data: both together would be too late."""
-    late, timeout = 0.9, 1.5
     entered = "const u64 when = sends ? epoch - 1 : epoch;"
-    slow = copied(tmp_path / "kernels")
-    changed(slow, "pairs.cuh", entered, f"{nap(late)}\n{entered}")
-    world = World(2)
-    traffic = Traffic([(1, 0, 100)])
-    receiver = traffic.ready(world, (0,), timeout=timeout)
-    sender = traffic.ready(world, (1,), timeout=timeout)
-    library(receiver.text)
-    library(sender.text, slow)
-
-    def come_late() -> None:
-        time.sleep(late)
-        sender(slow)
-
-    in_two_launches(receiver, come_late)
+    # On a busy machine it may come later than it is told to: then all is done more slowly.
+    for timeout in (1.5, 6.0, 24.0):
+        late = 0.6 * timeout
+        slow = copied(tmp_path / str(timeout))
+        changed(slow, "pairs.cuh", entered, f"{nap(late)}\n{entered}")
+        world = World(2)
+        traffic = Traffic([(1, 0, 100)])
+        receiver = traffic.ready(world, (0,), timeout=timeout)
+        sender = traffic.ready(world, (1,), timeout=timeout)
+        library(receiver.text)
+        library(sender.text, slow)
+        in_two_launches(receiver, partial(come_late, late, partial(sender, slow)))
+        if not any(world.reports()):
+            break
     assert not any(world.reports())
     traffic.check()
+
+
+def come_late(seconds: float, launch: Callable[[], None]) -> None:
+    time.sleep(seconds)
+    launch()
 
 
 def in_two_launches(first: Callable[[], None], second: Callable[[], None]) -> None:
@@ -220,11 +225,6 @@ def test_a_late_peer_is_waited_for():
     world = World(2)
     traffic = Traffic([(0, 1, LONG), (1, 0, LONG)])
     early, late = (traffic.ready(world, (rank,)) for rank in range(2))
-
-    def come_late() -> None:
-        time.sleep(0.4)
-        late()
-
-    in_two_launches(early, come_late)
+    in_two_launches(early, partial(come_late, 0.4, late))
     assert not any(world.reports())
     traffic.check()
