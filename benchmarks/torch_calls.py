@@ -1,0 +1,103 @@
+"""What a call of torch.distributed costs on the host, by ringcoll and by torch's own backend.
+
+::
+
+    python -m benchmarks.torch_calls [--ranks N] [--bytes 4096] [--device cuda|cpu]
+
+On GPUs the host returns when a call is enqueued; on the CPU the time is that of the call. Calls of
+both backends take turns in blocks, in the same processes; the figure is the median of the blocks'
+means. It prints one JSON line and, with ``--save``, keeps the figures as torch_calls.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
+
+from benchmarks import record
+
+BLOCKS, CALLS = 21, 200
+
+
+def ranks_figures(rank: int, nranks: int, nbytes: int, device: str, store: str) -> None:
+    """One rank: times the calls; rank 0 leaves the figures beside the store."""
+    from ringcoll.torch.register import register
+
+    register()
+    where = torch.device(device, rank) if device == "cuda" else torch.device("cpu")
+    if device == "cuda":
+        torch.cuda.set_device(where)
+    else:
+        torch.set_num_threads(1)
+    peer = "nccl" if device == "cuda" else "gloo"
+    dist.init_process_group(peer, init_method=f"file://{store}", rank=rank, world_size=nranks)
+    groups = {peer: dist.group.WORLD, "ringcoll": dist.new_group(backend="ringcoll")}
+    x = torch.zeros(nbytes // 4, device=where)
+    found: dict[str, list[float]] = {f"{name} {kind}": [] for name in groups for kind in _KINDS}
+    for block in range(BLOCKS + 2):
+        for name, group in groups.items():
+            for kind, call in _KINDS.items():
+                _settle(where, group)
+                began = time.perf_counter()
+                for _ in range(CALLS):
+                    call(x, group)
+                spent = (time.perf_counter() - began) / CALLS * 1e6
+                _settle(where, group)
+                if block >= 2:
+                    found[f"{name} {kind}"].append(spent)
+    if rank == 0:
+        rows = {key: round(statistics.median(spent), 2) for key, spent in found.items()}
+        with open(f"{store}.json", "w", encoding="utf-8") as file:  # noqa: PTH123
+            json.dump(rows, file)
+    dist.destroy_process_group()
+
+
+def _blocking(x: Any, group: Any) -> None:
+    dist.all_reduce(x, group=group)
+
+
+def _asynchronous(x: Any, group: Any) -> None:
+    dist.all_reduce(x, group=group, async_op=True).wait()
+
+
+_KINDS = {"all_reduce": _blocking, "all_reduce async and wait": _asynchronous}
+
+
+def _settle(where: Any, group: Any) -> None:
+    if where.type == "cuda":
+        torch.cuda.synchronize()
+    dist.barrier(group=group)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Start the ranks, print their figures, keep them if asked."""
+    parser = argparse.ArgumentParser(description="Host time of torch.distributed's calls.")
+    parser.add_argument("--ranks", type=int, default=0, help="0: all GPUs, or 2 on the CPU")
+    parser.add_argument("--bytes", type=int, default=4096, dest="nbytes")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--save", action="store_true")
+    given = parser.parse_args(argv)
+    nranks = given.ranks or (torch.cuda.device_count() if given.device == "cuda" else 2)
+    with tempfile.TemporaryDirectory() as folder:
+        store = f"{folder}/store"
+        arguments = (nranks, given.nbytes, given.device, store)
+        torch.multiprocessing.spawn(ranks_figures, arguments, nranks)
+        with open(f"{store}.json", encoding="utf-8") as file:  # noqa: PTH123
+            rows = json.load(file)
+    content = {"ranks": nranks, "bytes": given.nbytes, "device": given.device, "us a call": rows}
+    print(json.dumps(content))
+    if given.save:
+        record.save("torch_calls", {**content, "torch": torch.__version__}, ranks=nranks)
+
+
+if __name__ == "__main__":
+    main()
