@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import sys
@@ -188,6 +189,46 @@ def test_other_devices_are_refused():
         pytest.raises(ArgumentError, match="make it with device='cuda'"),
     ):
         hooks.all_reduce(comm, Bucket(Elsewhere(), []))
+
+
+def test_on_gpus_a_call_follows_the_callers_stream_on_one_of_its_own(monkeypatch):
+    """With streams that only note what they are told."""
+    noted = []
+
+    class Stream:
+        def __init__(self, name):
+            self.name = name
+
+        def wait_stream(self, other):
+            noted.append(f"{self.name} waits for {other.name}")
+
+    now = [Stream("the caller's")]
+
+    @contextlib.contextmanager
+    def on(stream):
+        now.append(stream)
+        yield
+        now.pop()
+
+    class Future:
+        def __init__(self, devices):
+            noted.append(f"future for {devices[0]}")
+
+        def set_result(self, value):
+            noted.append(f"result on {now[-1].name}")
+
+    monkeypatch.setattr(hooks, "Future", Future)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: Stream("own"))
+    monkeypatch.setattr(torch.cuda, "stream", on)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: now[-1])
+    monkeypatch.setattr(
+        torch.Tensor, "record_stream", lambda _, stream: noted.append(f"kept for {stream.name}")
+    )
+    with ringcoll.init_all(1, device="cpu")[0] as comm:
+        for _ in range(2):
+            hooks._on_stream(comm, torch.ones(1), lambda: noted.append(f"call on {now[-1].name}"))
+    once = ["own waits for the caller's", "call on own", "future for cpu", "result on own"]
+    assert noted == [*once, "kept for own"] * 2
 
 
 def test_ddp_trains_alike_with_hooks(tmp_path):
