@@ -178,6 +178,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "peer": peer,
         "models": {model: task.source for model, task in tasks.items()},
         "curve_steps": args.curve,
+        "environment": {k: v for k, v in os.environ.items() if k.startswith("RINGCOLL_")},
         "errors": errors,
         "rows": rows,
     }

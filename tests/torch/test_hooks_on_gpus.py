@@ -70,7 +70,9 @@ def test_a_step_is_captured_in_a_graph(hook):
         stream = torch.cuda.Stream()
         with torch.cuda.stream(stream):
             hook(comm, known).wait()
-        torch.cuda.synchronize()
+            for dtype in (torch.float32, torch.bfloat16):  # staged, as under capture a new one is
+                comm.all_reduce(torch.zeros(1000, dtype=dtype, device=comm.device), op="avg")
+            torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             for bucket in (known, new):  # one of them is met under capture
