@@ -18,6 +18,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from ringcoll.bootstrap.contract import named
+from ringcoll.bootstrap.frames import exactly, joined, split
 from ringcoll.errors import DeadlineError, MachineError, RankLostError
 
 __all__ = ["SocketBootstrap", "adopted", "run_ranks"]
@@ -77,7 +78,7 @@ class SocketBootstrap:
         if kind == _LOST:
             self._broken = "an earlier exchange among the ranks has failed"
             raise RankLostError(f"init: {named(_unpacked(answer))} ended before joining")
-        return _split(answer, self.nranks)
+        return split(answer, self.nranks, "the parent")
 
     def _absent(self) -> str:
         try:
@@ -92,21 +93,10 @@ class SocketBootstrap:
             return "the others"
 
     def _receive(self, deadline: float) -> tuple[bytes, bytes]:
-        kind, length = _FRAME.unpack(self._exactly(_FRAME.size, deadline))
+        kind, length = _FRAME.unpack(exactly(self._link, _FRAME.size, deadline))
         if length > _LONGEST:
             raise MachineError(f"a frame of {length} bytes came from the parent")
-        return kind, self._exactly(length, deadline)
-
-    def _exactly(self, length: int, deadline: float) -> bytes:
-        parts = bytearray()
-        while len(parts) < length:
-            if deadline != float("inf"):
-                self._link.settimeout(max(1e-3, deadline - time.monotonic()))
-            part = self._link.recv(min(length - len(parts), 1 << 20))
-            if not part:
-                raise ConnectionError("end of file")
-            parts += part
-        return bytes(parts)
+        return kind, exactly(self._link, length, deadline)
 
 
 def adopted(timeout: float) -> SocketBootstrap | None:
@@ -228,12 +218,7 @@ class _Relay:
             links, round_ = self._links, self._round
             self._lost = [r for r in range(self._nranks) if r not in links and r not in round_]
         if len(self._round) == self._nranks:
-            kind, answer = (
-                _GATHER,
-                b"".join(
-                    _WORD.pack(len(self._round[r])) + self._round[r] for r in range(self._nranks)
-                ),
-            )
+            kind, answer = _GATHER, joined([self._round[r] for r in range(self._nranks)])
         elif self._lost:
             kind, answer = _LOST, b"".join(map(_WORD.pack, self._lost))
         else:
@@ -269,16 +254,3 @@ class _Relay:
 
 def _unpacked(answer: bytes) -> list[int]:
     return [word[0] for word in _WORD.iter_unpack(answer[: len(answer) // 8 * 8])]
-
-
-def _split(answer: bytes, nranks: int) -> list[bytes]:
-    parts: list[bytes] = []
-    start = 0
-    for _ in range(nranks):
-        if len(answer) < start + _WORD.size:
-            raise MachineError("the parent sent a truncated answer")
-        (length,) = _WORD.unpack_from(answer, start)
-        start += _WORD.size
-        parts.append(answer[start : start + length])
-        start += length
-    return parts

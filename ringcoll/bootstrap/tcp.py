@@ -12,6 +12,7 @@ import struct
 import time
 
 from ringcoll.bootstrap.contract import named
+from ringcoll.bootstrap.frames import exactly, joined, left, split
 from ringcoll.errors import ArgumentError, DeadlineError, MachineError, RankLostError
 
 __all__ = ["TcpBootstrap"]
@@ -71,9 +72,9 @@ class TcpBootstrap:
         deadline = time.monotonic() + self.timeout
         if self.rank:
             self._say(0, payload, deadline)
-            return _split(self._hear(0, deadline), self.nranks)
+            return split(self._hear(0, deadline), self.nranks, "init: rank 0")
         parts = [payload, *(self._hear(peer, deadline) for peer in range(1, self.nranks))]
-        answer = b"".join(_LENGTH.pack(len(part)) + part for part in parts)
+        answer = joined(parts)
         for peer in self._links:
             self._say(peer, answer, deadline)
         return parts
@@ -93,7 +94,7 @@ class TcpBootstrap:
         with door:
             while len(self._links) < self.nranks - 1:
                 try:
-                    door.settimeout(_left(deadline))
+                    door.settimeout(left(deadline))
                     link, _ = door.accept()
                 except TimeoutError:
                     missing = [r for r in range(1, self.nranks) if r not in self._links]
@@ -111,7 +112,7 @@ class TcpBootstrap:
         """Which rank a connection is; None: a stranger, or one that is here already."""
         with contextlib.suppress(OSError):
             soon = min(deadline, time.monotonic() + _STRANGER)
-            magic, peer, nranks = _HELLO.unpack(_exactly(link, _HELLO.size, soon))
+            magic, peer, nranks = _HELLO.unpack(exactly(link, _HELLO.size, soon))
             known = magic == _MAGIC and nranks == self.nranks
             if known and 0 < peer < nranks and peer not in self._links:
                 return int(peer)
@@ -120,7 +121,7 @@ class TcpBootstrap:
     def _reach(self, host: str, port: int, deadline: float) -> socket.socket:
         while True:
             try:
-                link = socket.create_connection((host, port), _left(deadline))
+                link = socket.create_connection((host, port), left(deadline))
             except OSError as error:
                 if time.monotonic() + _AGAIN > deadline:
                     raise DeadlineError(
@@ -135,7 +136,7 @@ class TcpBootstrap:
     def _say(self, peer: int, payload: bytes, deadline: float) -> None:
         link = self._link(peer)
         try:
-            link.settimeout(_left(deadline))
+            link.settimeout(left(deadline))
             link.sendall(_LENGTH.pack(len(payload)) + payload)
         except OSError as error:
             raise self._failed(peer, error) from error
@@ -143,10 +144,10 @@ class TcpBootstrap:
     def _hear(self, peer: int, deadline: float) -> bytes:
         link = self._link(peer)
         try:
-            (length,) = _LENGTH.unpack(_exactly(link, _LENGTH.size, deadline))
+            (length,) = _LENGTH.unpack(exactly(link, _LENGTH.size, deadline))
             if length > _LONGEST:
                 raise MachineError(f"init: a frame of {length} bytes came from rank {peer}")
-            return _exactly(link, length, deadline)
+            return exactly(link, length, deadline)
         except OSError as error:
             raise self._failed(peer, error) from error
 
@@ -167,34 +168,3 @@ class TcpBootstrap:
             f"init: rank {peer} has closed its connection to rank {self.rank} ({error}): it "
             f"failed, or is not one of {self.nranks} ranks that began together"
         )
-
-
-def _left(deadline: float) -> float | None:
-    """Seconds to the deadline for a socket; None for ever."""
-    return None if deadline == float("inf") else max(1e-3, deadline - time.monotonic())
-
-
-def _exactly(link: socket.socket, length: int, deadline: float) -> bytes:
-    parts = bytearray()
-    while len(parts) < length:
-        link.settimeout(_left(deadline))
-        part = link.recv(min(length - len(parts), 1 << 20))
-        if not part:
-            raise ConnectionError("end of file")
-        parts += part
-    return bytes(parts)
-
-
-def _split(answer: bytes, nranks: int) -> list[bytes]:
-    parts: list[bytes] = []
-    start = 0
-    for _ in range(nranks):
-        end = start + _LENGTH.size
-        if len(answer) < end:
-            raise MachineError("init: rank 0 sent a truncated answer")
-        (length,) = _LENGTH.unpack_from(answer, start)
-        if len(answer) < end + length:
-            raise MachineError("init: rank 0 sent a truncated answer")
-        parts.append(answer[end : end + length])
-        start = end + length
-    return parts

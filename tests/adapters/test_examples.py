@@ -60,4 +60,4 @@ def test_ranks_may_be_threads():
 
 def test_examples_read_like_documentation():
     for path in EXAMPLES.glob("*.py"):
-        assert 40 <= len(path.read_text(encoding="utf-8").splitlines()) <= 100, path.name
+        assert 40 <= len(path.read_text(encoding="utf-8").splitlines()) <= 90, path.name

@@ -1,0 +1,66 @@
+"""What bootstraps over sockets share: bytes of a known number, and many ranks' bytes as one."""
+
+from __future__ import annotations
+
+import math
+import socket
+import struct
+import time
+from collections.abc import Sequence
+
+from ringcoll.errors import MachineError
+
+__all__ = ["exactly", "joined", "left", "split"]
+
+_WORD = struct.Struct("<Q")
+
+
+def left(deadline: float) -> float | None:
+    """Seconds to a deadline of ``time.monotonic``, as a socket takes them; None for ever."""
+    return None if deadline == math.inf else max(1e-3, deadline - time.monotonic())
+
+
+def exactly(link: socket.socket, length: int, deadline: float) -> bytes:
+    """So many bytes of a socket.
+
+    Raises:
+        OSError: it was closed before, or the deadline has passed (a ``TimeoutError``).
+
+    """
+    parts = bytearray()
+    while len(parts) < length:
+        link.settimeout(left(deadline))
+        part = link.recv(min(length - len(parts), 1 << 20))
+        if not part:
+            raise ConnectionError("end of file")
+        parts += part
+    return bytes(parts)
+
+
+def joined(parts: Sequence[bytes]) -> bytes:
+    """Every rank's bytes, each behind its length."""
+    return b"".join(_WORD.pack(len(part)) + part for part in parts)
+
+
+def split(answer: bytes, nranks: int, who: str) -> list[bytes]:
+    """What :func:`joined` was given.
+
+    Args:
+        answer: what came.
+        nranks: how many parts there must be.
+        who: sent it, for the message.
+
+    Raises:
+        MachineError: it ends too early.
+
+    """
+    parts: list[bytes] = []
+    start = 0
+    for _ in range(nranks):
+        begin = start + _WORD.size
+        length = _WORD.unpack_from(answer, start)[0] if len(answer) >= begin else 0
+        if len(answer) < begin + length:
+            raise MachineError(f"{who} sent a truncated answer")
+        parts.append(answer[begin : begin + length])
+        start = begin + length
+    return parts
