@@ -42,14 +42,16 @@ class Numba:
         (Numba(55), 55),
         (Numba(None), 0),
     ],
-    ids=type,
+    ids=["int", "numpy", "ptr", "cupy", "torch", "spoken", "numba", "numba's default"],
 )
 def test_streams_of_any_library(stream, handle):
     assert stream_pointer(stream, ordinal=0) == handle
 
 
 @pytest.mark.parametrize(
-    "stream", [True, 2.5, "0", object(), Spoken(None), Spoken((0, "x"))], ids=type
+    "stream",
+    [True, 2.5, "0", object(), Spoken(None), Spoken((0, "x"))],
+    ids=["bool", "float", "str", "object", "says None", "says no number"],
 )
 def test_what_is_no_stream_is_refused(stream):
     with pytest.raises(ArgumentTypeError, match="all_reduce on rank 1: stream is a "):

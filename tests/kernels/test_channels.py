@@ -14,9 +14,10 @@ from tests.kernels.world import World
 pytestmark = needs_compiler
 
 MAPPED = Launch(slices=3, mapped=ALL_MAPPED)
+NAMES = ["LL", "LL128", "staged", "mapped"]
 
 
-@pytest.mark.parametrize("launch", [LL, LL128, STAGED, MAPPED], ids=str)
+@pytest.mark.parametrize("launch", [LL, LL128, STAGED, MAPPED], ids=NAMES)
 @pytest.mark.parametrize(
     ("collective", "algorithm"), [("all_reduce", "ring"), ("broadcast", "chain")]
 )

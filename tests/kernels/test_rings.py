@@ -25,6 +25,7 @@ from tests.kernels.world import World
 pytestmark = needs_compiler
 
 MAPPED = Launch(slices=3, mapped=ALL_MAPPED)
+NAMES = ["LL", "LL128", "staged", "mapped"]
 RINGED = [
     ("all_reduce", "ring"),
     ("all_gather", "ring"),
@@ -54,7 +55,7 @@ def case_of(
     return Case(plan, launch, count, replicas=replicas, shares=channels.shares)
 
 
-@pytest.mark.parametrize("launch", [LL, LL128, STAGED, MAPPED], ids=str)
+@pytest.mark.parametrize("launch", [LL, LL128, STAGED, MAPPED], ids=NAMES)
 @pytest.mark.parametrize(
     ("collective", "algorithm"),
     [RINGED[0], *(pytest.param(*other, marks=pytest.mark.slow) for other in RINGED[1:])],
@@ -73,7 +74,7 @@ def test_unequal_shares(collective: str, algorithm: str, launch: Launch) -> None
 @pytest.mark.parametrize(
     "gpus", [(0, 1, 2, 3), (0, 1, 4, 5, 6), (5, 4, 2, 1, 0, 7)], ids=lambda g: f"{len(g)} GPUs"
 )
-@pytest.mark.parametrize("launch", [LL, STAGED], ids=str)
+@pytest.mark.parametrize("launch", [LL, STAGED], ids=["LL", "staged"])
 def test_found_rings(gpus: tuple[int, ...], launch: Launch) -> None:
     channels = channels_of("dgx1-v100", *gpus)
     world = World(len(gpus))
