@@ -18,8 +18,10 @@ from ringcoll.transports.fence import Fence
 
 __all__ = ["MessageLane"]
 
-DEPTH = 8
-"""Messages of a lane that are under way at once; a receive is only posted where there is room."""
+DEPTH = 2
+"""Messages of a lane that are under way at once: one on the wire, and one that is ready when it ends.
+More would share the wire, so that the first of them came late; a receive is only posted where there
+is room."""
 
 
 class _Transfer(Protocol):
