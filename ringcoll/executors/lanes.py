@@ -19,7 +19,7 @@ from ringcoll.transports.fence import Fence
 __all__ = ["MessageLane"]
 
 DEPTH = 2
-"""Messages of a lane that are under way at once: one on the wire, and one that is ready when it ends.
+"""Messages of a lane that are under way at once: one on the wire, one that is ready when it ends.
 More would share the wire, so that the first of them came late; a receive is only posted where there
 is room."""
 
