@@ -61,6 +61,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="S, in how many slices a chunk is pipelined with a window of 2 (default 1,3; up to 3 "
         "ranks all S are proven)",
     )
+    parser.add_argument(
+        "--nodes",
+        type=argument,
+        metavar="LIST",
+        help="ranks of each node, such as 2,2, instead of --ranks: what crosses nodes goes by "
+        "message",
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the sample (default 0)")
     parser.add_argument(
         "--jobs", type=int, default=0, help="processes (default: one for each core)"
@@ -98,10 +105,12 @@ def _cases(args: argparse.Namespace) -> Iterator[Case]:
         for algorithm in builders:
             if args.algorithm and algorithm not in args.algorithm:
                 continue
-            for nranks in args.ranks:
-                yield Case(
-                    collective, algorithm, nranks, tuple(args.slices), args.mutants, args.seed
-                )
+            slices = tuple(args.slices)
+            nodes: tuple[int, ...] = ()
+            if args.nodes:
+                nodes = tuple(n for n, ranks in enumerate(args.nodes) for _ in range(ranks))
+            for nranks in [len(nodes)] if nodes else args.ranks:
+                yield Case(collective, algorithm, nranks, slices, args.mutants, args.seed, nodes)
 
 
 @contextmanager

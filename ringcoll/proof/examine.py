@@ -39,7 +39,10 @@ WINDOW = 2
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One algorithm for one number of ranks, and how thoroughly it is to be examined."""
+    """One algorithm for one number of ranks, and how thoroughly it is to be examined.
+
+    ``nodes`` is the node of each rank where there are several: then what crosses goes by message.
+    """
 
     collective: str
     algorithm: str
@@ -47,6 +50,7 @@ class Case:
     slices: tuple[int, ...] = (1, WINDOW + 1)
     mutants: Mode = "sample"
     seed: int = 0
+    nodes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,19 +121,22 @@ def examine(case: Case) -> Outcome:
 def _variants(case: Case) -> list[dict[str, Any]]:
     """The first and the last rank as root; of a few ranks also two rings, there and back."""
     takes = options(case.collective, case.algorithm)
+    given: dict[str, Any] = {}
+    if "nodes" in takes and case.nodes:
+        given["nodes"] = [case.nodes.count(node) for node in sorted(set(case.nodes))]
     if "root" in takes:
-        return [{"root": root} for root in sorted({0, case.nranks - 1})]
+        return [{"root": root, **given} for root in sorted({0, case.nranks - 1})]
     if "rings" in takes and case.nranks == SMALL + 1:
         ring = range(case.nranks)
         return [{}, {"rings": (ring, ring[::-1])}]
-    return [{}]
+    return [given]
 
 
 def _launches(case: Case) -> Iterator[Launch]:
     """Mapped or staged, in place or not, with every S."""
     staged: frozenset[Buffer] = frozenset()
     for count, mapped, in_place in product(case.slices, (ALL_MAPPED, staged), (False, True)):
-        yield Launch(slices=count, window=WINDOW, mapped=mapped, in_place=in_place)
+        yield Launch("Simple", count, WINDOW, mapped, in_place, case.nodes)
 
 
 def _lowered(case: Case, plan: Plan) -> dict[Launch, Plan]:
@@ -180,7 +187,7 @@ def _prove_plan(case: Case, plan: Plan) -> Outcome:
                 total = total.join(_failure(case, plan, how, error))
                 continue
             total = total.join(Outcome(len(proofs), sum(proof.steps for proof in proofs)))
-    staged = Launch(mapped=frozenset())
+    staged = Launch(mapped=frozenset(), nodes=case.nodes)
     try:
         own, ends, starts = lower(plan, staged), *_neighbours(case.nranks)
         for calls in ((own,) * 5, (own, ends, own), (own, starts, own), (starts, own, ends)):
@@ -206,7 +213,7 @@ def _prove_launch(
     case: Case, plan: Plan, launch: Launch, lowered: Plan, *, doubted: bool
 ) -> Outcome:
     how = _describe(launch)
-    prover = Prover(lowered.collective)
+    prover = Prover(lowered.collective, nodes=case.nodes or None)
     try:
         proof = prover.prove(lowered)
     except PlanError as error:
@@ -230,7 +237,9 @@ def _to_break(case: Case, carried: Sequence[Launch]) -> Sequence[Launch]:
     """The launches of which mutants are made: all, or in a sample two or one."""
     if case.mutants != "sample":
         return carried if case.mutants == "all" else ()
-    few, many = (Launch(slices=pick(case.slices), window=WINDOW) for pick in (min, max))
+    few, many = (
+        Launch(slices=pick(case.slices), window=WINDOW, nodes=case.nodes) for pick in (min, max)
+    )
     staged: frozenset[Buffer] = frozenset()
     wanted = [
         replace(many, mapped=staged, in_place=True),
@@ -284,7 +293,7 @@ def judge(
 
     """
     if mutant.collective != before.plan.collective:
-        prover = Prover(mutant.collective)
+        prover = Prover(mutant.collective, nodes=prover.numbers.nodes)
     try:
         prover.prove(mutant, rules)
     except PlanError:

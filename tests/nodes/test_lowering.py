@@ -14,7 +14,7 @@ from ringcoll.lower import lower
 from ringcoll.lower.network import check_messages
 from ringcoll.plan import Block, Buffer, Chunk, Step
 from ringcoll.proof.calls import verify_calls
-from ringcoll.proof.examine import judge
+from ringcoll.proof.examine import Case, examine, judge
 from ringcoll.proof.mutants import sample
 from ringcoll.proof.prover import Prover, verify
 from ringcoll.proof.reachability import history
@@ -110,6 +110,17 @@ def test_mutants_of_messages_are_rejected(collective, algorithm, nodes):
         assert not verdict.failure, f"{kind}: {verdict.failure}"
         rejected += verdict.rejected
     assert rejected > 20
+
+
+@pytest.mark.parametrize(
+    ("collective", "algorithm"), [("all_reduce", "hierarchical"), ("gather", "one_shot")]
+)
+def test_all_of_an_algorithm_across_nodes_is_proven_and_doubted(collective, algorithm):
+    found = examine(Case(collective, algorithm, 2, nodes=(0, 1)))
+    made, rejected, equivalent = found.mutants()
+    assert not found.failures
+    assert made == rejected + equivalent
+    assert rejected > 200
 
 
 def test_a_message_that_nobody_is_told_of_is_a_race():
