@@ -175,7 +175,8 @@ class Ringcoll:
         if name is None and section.collective == "sendrecv":
             name = "pair"
         if name is None:
-            name = tuned(section.collective, section.nranks, case.nbytes).algorithm
+            nodes = self.comm.topology.nodes
+            name = tuned(section.collective, section.nranks, case.nbytes, nodes=nodes).algorithm
         return name if section.slices is None else f"{name} S={section.slices}"
 
     def _on_gpu(self, case: Case) -> str:

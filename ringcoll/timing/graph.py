@@ -252,15 +252,16 @@ def speakers_of(symmetry: Symmetry | None, nodes: Sequence[int], nranks: int) ->
 
     Returns:
         1 where shifting a rank to any other changes nothing; the ranks of a node where shifting
-        whole nodes does not; ``nranks`` where every rank must be folded.
+        whole nodes does not; ``nranks`` where every rank must be folded, as where nodes are unequal
+        or their ranks do not follow one another.
 
     """
     if symmetry is None:
         return nranks
-    sizes = {len(list(ranks)) for _, ranks in groupby(nodes)} or {nranks}
-    if len(sizes) > 1:
+    lengths = [len(list(ranks)) for _, ranks in groupby(nodes)] or [nranks]
+    size = lengths[0]
+    if set(lengths) != {size} or size * max(1, len(set(nodes))) != nranks:
         return nranks
-    (size,) = sizes
     inner = 1
     for extent in (1, *reversed(symmetry.shape)):
         inner *= extent

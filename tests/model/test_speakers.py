@@ -34,6 +34,7 @@ def test_who_speaks_for_all():
     # The nodes of the plan are those of the links, or they are not.
     assert (speakers_of(torus, threes, 12), speakers_of(torus, fours, 12)) == (12, 1)
     assert speakers_of(ring, (0,) * 5 + (1,) * 7, 12) == 12
+    assert speakers_of(ring, (0, 1) * 6, 12) == speakers_of(torus, (0, 1, 2, 3) * 3, 12) == 12
     assert speakers_of(ring, equal_nodes(12, 1), 12) == speakers_of(ring, tuple(range(12)), 12) == 1
 
 
