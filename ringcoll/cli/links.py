@@ -98,6 +98,13 @@ def add_link_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="B",
         help="bytes a second of the port each rank has to other nodes (default: as --bandwidth)",
     )
+    option(
+        "--per-port",
+        type=int,
+        default=1,
+        metavar="RANKS",
+        help="how many ranks of a node share such a port (default 1)",
+    )
     option("--network-alpha", type=seconds, metavar="SECONDS", help="α between nodes")
     option("--network-latency", type=seconds, metavar="SECONDS", help="L between nodes")
 
@@ -123,7 +130,7 @@ def links_of(args: argparse.Namespace, nranks: int) -> Links:
     if any(figure is not None for figure in given):
         inside = usual.bandwidth, usual.alpha, usual.latency
         network = Wire(*(u if g is None else g for g, u in zip(given, inside, strict=True)))
-    return replace(usual, nodes=nodes, network=network)
+    return replace(usual, nodes=nodes, network=network, per_port=args.per_port)
 
 
 def _usual(args: argparse.Namespace) -> Links:
@@ -171,6 +178,8 @@ def describe_links(links: Links) -> str:
         text += f"; {len(set(links.nodes))} nodes"
         if links.network is not None:
             text += f", between them {_wire(links.network)}"
+        if links.per_port > 1:
+            text += f", {links.per_port} ranks a port"
     return text
 
 

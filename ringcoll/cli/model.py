@@ -166,7 +166,12 @@ def _cases(args: argparse.Namespace) -> Iterator[_Case]:
             links = links_of(args, nranks)
             try:
                 plan = plan_for(
-                    args.collective, algorithm, nranks, root=args.root, nodes=links.nodes
+                    args.collective,
+                    algorithm,
+                    nranks,
+                    root=args.root,
+                    nodes=links.nodes,
+                    per_port=links.per_port,
                 )
                 clock = Clock(plan, links, window=args.window)
                 clock.graph(1)

@@ -242,13 +242,16 @@ def _accesses(
     return found
 
 
-def speakers_of(symmetry: Symmetry | None, nodes: Sequence[int], nranks: int) -> int:
+def speakers_of(
+    symmetry: Symmetry | None, nodes: Sequence[int], nranks: int, *, per_port: int = 1
+) -> int:
     """How many ranks speak for all: those whom neither the plan nor the links tell apart.
 
     Args:
         symmetry: of the plan; None: there is none.
         nodes: the node of each rank; empty: all share one.
         nranks: how many ranks there are.
+        per_port: how many ranks of a node share a port to other nodes.
 
     Returns:
         1 where shifting a rank to any other changes nothing; the ranks of a node where shifting
@@ -262,12 +265,15 @@ def speakers_of(symmetry: Symmetry | None, nodes: Sequence[int], nranks: int) ->
     size = lengths[0]
     if set(lengths) != {size} or size * max(1, len(set(nodes))) != nranks:
         return nranks
-    inner = 1
+    inner, alike = 1, len(symmetry.shape) == 1
     for extent in (1, *reversed(symmetry.shape)):
         inner *= extent
         if inner == size:
-            return 1
-    return size if len(symmetry.shape) == 1 else nranks
+            # Whose port is shared is not like the one who shares it.
+            if per_port == 1 or size == nranks:
+                return 1
+            alike = True
+    return size if alike else nranks
 
 
 class _Torus:

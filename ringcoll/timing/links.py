@@ -7,6 +7,7 @@ whatever the size, L seconds of flight that do not. :class:`Links` says which wi
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, get_args
 
@@ -80,6 +81,7 @@ class Links:
         local_bandwidth: bytes a second of a copy within a rank; infinite: copies cost nothing.
         nodes: the node of each rank; empty: all ranks share one.
         network: the port that each rank has to other nodes; None: the same figures as inside.
+        per_port: how many ranks of a node share each of these ports, as they follow one another.
         ways: of a machine, what a message from rank i to rank j occupies: ``ways[i][j]``.
 
     """
@@ -92,7 +94,10 @@ class Links:
     nodes: tuple[int, ...] = ()
     network: Wire | None = None
     ways: tuple[tuple[tuple[tuple[Port, Wire], ...], ...], ...] = ()
+    per_port: int = 1
     inside: Wire = field(init=False, repr=False, compare=False)
+    doors: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    """Of each rank the first one that shares its port to other nodes."""
 
     def __post_init__(self) -> None:
         if self.topology not in get_args(Topology):
@@ -102,8 +107,11 @@ class Links:
             raise ArgumentError(f"links={self.topology!r}: a machine has ways, nothing else has")
         if not self.local_bandwidth > 0:
             raise ArgumentError(f"local_bandwidth={self.local_bandwidth}: more than 0")
+        if self.per_port < 1:
+            raise ArgumentError(f"per_port={self.per_port}: at least 1 rank for each port")
         wire = Wire(self.bandwidth, self.alpha, self.latency)
         object.__setattr__(self, "inside", wire)
+        object.__setattr__(self, "doors", tuple(_doors(self.nodes, self.per_port)))
 
     def wire(self, src: int, dst: int) -> Wire:
         """The wire that carries a message from one rank to another."""
@@ -125,12 +133,23 @@ class Links:
             return self.ways[src][dst]
         wire = self.wire(src, dst)
         if self.nodes and self.nodes[src] != self.nodes[dst]:
-            return (Port("network egress", src), wire), (Port("network ingress", dst), wire)
+            out, into = self.doors[src], self.doors[dst]
+            return (Port("network egress", out), wire), (Port("network ingress", into), wire)
         if self.topology == "pairs":
             return ((Port("link", src, dst), wire),)
         if self.topology == "memory":
             return ()
         return (Port("egress", src), wire), (Port("ingress", dst), wire)
+
+
+def _doors(nodes: tuple[int, ...], per_port: int) -> Iterator[int]:
+    open_doors: dict[int, tuple[int, int]] = {}
+    for rank, node in enumerate(nodes):
+        first, through = open_doors.get(node, (rank, 0))
+        if through == per_port:
+            first, through = rank, 0
+        open_doors[node] = first, through + 1
+        yield first
 
 
 def equal_nodes(nranks: int, nodes: int) -> tuple[int, ...]:

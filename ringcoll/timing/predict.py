@@ -112,7 +112,7 @@ class Clock:
             raise ArgumentError(
                 f"shares={shares}: not with sizes, and they divide {plan.collective.chunks} chunks"
             )
-        speakers = speakers_of(plan.symmetry, links.nodes, plan.nranks)
+        speakers = speakers_of(plan.symmetry, links.nodes, plan.nranks, per_port=links.per_port)
         if links.topology == "machine":
             speakers = plan.nranks  # its ranks have different links
         if symmetry is None:

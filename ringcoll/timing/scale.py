@@ -193,7 +193,12 @@ class Growth:
         if nodes not in self._clocks:
             links, ranks = self.links(nodes), nodes * self.per_node
             plan = plan_for(
-                self.collective, self.algorithm, ranks, root=self.root, nodes=links.nodes
+                self.collective,
+                self.algorithm,
+                ranks,
+                root=self.root,
+                nodes=links.nodes,
+                per_port=links.per_port,
             )
             self._clocks[nodes] = Clock(plan, links, window=self.window)
         return self._clocks[nodes]

@@ -106,6 +106,7 @@ def plan_for(
     root: int = 0,
     nodes: tuple[int, ...] = (),
     channels: Channels | None = None,
+    per_port: int = 1,
 ) -> Plan:
     """A plan to predict: that of its speakers alone where there are very many ranks.
 
@@ -116,6 +117,7 @@ def plan_for(
         root: the root's rank, where the collective has one.
         nodes: the node of each rank, for the algorithms that care.
         channels: the rings, for the algorithms that go along rings.
+        per_port: how many ranks of a node share a port to other nodes.
 
     """
     sizes = tuple(len(list(ranks)) for _, ranks in groupby(nodes))
@@ -123,7 +125,7 @@ def plan_for(
     rings = channels.rings if channels and "rings" in options(collective, algorithm) else None
     if nranks > MANY and rings is None:
         alone = build(collective, algorithm, nranks, root=root, nodes=given, only=frozenset({0}))
-        speakers = speakers_of(alone.symmetry, nodes, nranks)
+        speakers = speakers_of(alone.symmetry, nodes, nranks, per_port=per_port)
         if speakers == 1:
             return alone
         if speakers < nranks:
@@ -139,6 +141,7 @@ def candidates_for(
     root: int = 0,
     nodes: tuple[int, ...] = (),
     channels: Channels | None = None,
+    per_port: int = 1,
     refuse: Callable[[str], str] | None = None,
 ) -> tuple[Candidate, ...]:
     """Every algorithm of a collective.
@@ -149,6 +152,7 @@ def candidates_for(
         root: the root's rank, where the collective has one.
         nodes: the node of each rank.
         channels: the rings of the machine; None: one in the order of the ranks.
+        per_port: how many ranks of a node share a port to other nodes.
         refuse: tells why an algorithm is not allowed, or "".
 
     """
@@ -162,6 +166,7 @@ def candidates_for(
             root=root,
             nodes=nodes,
             channels=channels,
+            per_port=per_port,
             refusal=refuse(algorithm) if refuse else "",
         )
         for algorithm in ALGORITHMS[collective]
@@ -176,6 +181,7 @@ def candidate_for(
     root: int = 0,
     nodes: tuple[int, ...] = (),
     channels: Channels | None = None,
+    per_port: int = 1,
     slices: int | None = None,
     refusal: str = "",
 ) -> Candidate:
@@ -188,12 +194,13 @@ def candidate_for(
         root: the root's rank, where the collective has one.
         nodes: the node of each rank.
         channels: the rings of the machine; None: one in the order of the ranks.
+        per_port: how many ranks of a node share a port to other nodes.
         slices: S, where it is given; None: to be searched.
         refusal: why it is not allowed; "" where it is.
 
     """
     along = channels if "rings" in options(collective, algorithm) else None
-    make = _builder(collective, algorithm, nranks, root, nodes, along)
+    make = _builder(collective, algorithm, nranks, root, nodes, along, per_port)
     return Candidate(algorithm, make, slices, refusal, along.shares if along else (1,))
 
 
@@ -205,9 +212,16 @@ def _builder(
     root: int,
     nodes: tuple[int, ...],
     channels: Channels | None,
+    per_port: int,
 ) -> Callable[[], Plan]:
     return lambda: plan_for(
-        collective, algorithm, nranks, root=root, nodes=nodes, channels=channels
+        collective,
+        algorithm,
+        nranks,
+        root=root,
+        nodes=nodes,
+        channels=channels,
+        per_port=per_port,
     )
 
 
@@ -239,7 +253,9 @@ def choose(
 
     """
     if candidates is None:
-        candidates = candidates_for(collective, nranks, root=root, nodes=links.nodes)
+        candidates = candidates_for(
+            collective, nranks, root=root, nodes=links.nodes, per_port=links.per_port
+        )
     try:
         return _choose(candidates, nbytes, links, window, smallest)
     except LaunchRefused as error:

@@ -195,10 +195,23 @@ def test_a_preset_gives_the_figures_that_are_not_given(capsys):
     assert "between them B = 25 GB/s" in out
 
 
+def test_ranks_may_share_a_port(capsys):
+    words = "model all_reduce --per-node 4 --nodes 64 --bytes 64M --algorithm hierarchical"
+    seconds = []
+    for per_port in (1, 4):
+        _, out, err = run(capsys, f"{words} {WIRES} --per-port {per_port} --json -")
+        assert err == ""
+        seconds.append(json.loads(out)["points"][0]["seconds"])
+    assert 2 * seconds[0] < seconds[1] < 4 * seconds[0]
+    _, out, _ = run(capsys, f"{words} {WIRES} --per-port 4")
+    assert "L = 5 us, 4 ranks a port" in out
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         ("all_reduce --per-node 0", "per_node=0"),
+        ("all_reduce --per-node 4 --per-port 0", "per_port=0"),
         ("all_reduce --per-node 8 --ranks 4", "--ranks"),
         ("all_reduce --per-node 8 --nodes 4096", "up to 16384"),
         ("all_reduce --per-node 8 --algorithm best", "all_reduce has ring"),

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ringcoll.algorithms import ALGORITHMS, build, options
-from ringcoll.errors import PlanError
+from ringcoll.errors import ArgumentError, PlanError
 from ringcoll.plan import Symmetry
 from ringcoll.timing.graph import speakers_of
 from ringcoll.timing.links import Links, Wire, equal_nodes
@@ -64,6 +64,44 @@ def test_speakers_take_the_time_of_all_ranks(collective, algorithm, nodes, size)
             assert folded.seconds == whole.seconds
             assert folded.occupied == whole.occupied
             assert folded.steps == whole.steps
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "hierarchical", "all_pairs"])
+@pytest.mark.parametrize(("nodes", "size", "per_port"), [(3, 4, 2), (4, 3, 3), (2, 5, 2)])
+def test_speakers_of_shared_ports(algorithm, nodes, size, per_port):
+    nranks = nodes * size
+    given: dict[str, Any] = {"nodes": [size] * nodes} if algorithm == "hierarchical" else {}
+    places = equal_nodes(nranks, nodes)
+    links = Links(B, 1e-6, 2e-6, nodes=places, network=NETWORK, per_port=per_port)
+    full = build("all_reduce", algorithm, nranks, **given)
+    assert speakers_of(full.symmetry, places, nranks, per_port=per_port) == size
+    few = build("all_reduce", algorithm, nranks, only=frozenset(range(size)), **given)
+    for slices in (1, 4):
+        whole = predict(full, N, links, slices=slices, symmetry=False)
+        assert predict(few, N, links, slices=slices).seconds == whole.seconds
+
+
+def test_ranks_that_share_a_port_take_turns():
+    # Two hosts of two ranks at 1 Gbit/s: a hierarchical all_reduce sends N each way, a flat ring
+    # 3/2 N; with a port for each rank the hierarchical one takes half as long.
+    places, wire = equal_nodes(4, 2), Wire(125e6)
+
+    def seconds(algorithm, per_port, **given):
+        links = Links(1e15, nodes=places, network=wire, per_port=per_port)
+        plan = build("all_reduce", algorithm, 4, **given)
+        return predict(plan, 64 * 2**20, links, slices=512).seconds
+
+    assert seconds("hierarchical", 2, nodes=[2, 2]) == pytest.approx(0.5369, rel=5e-3)
+    assert seconds("hierarchical", 1, nodes=[2, 2]) == pytest.approx(0.5369 / 2, rel=5e-3)
+    assert seconds("ring", 2) == seconds("ring", 1) == pytest.approx(0.8053, rel=5e-3)
+    with pytest.raises(ArgumentError, match="per_port=0"):
+        Links(1.0, per_port=0)
+
+
+def test_doors_are_those_of_a_node_in_any_order():
+    links = Links(1.0, nodes=(0, 1, 0, 0, 1, 0, 0), per_port=2)
+    assert links.doors == (0, 1, 0, 3, 1, 3, 6)
+    assert Links(1.0, nodes=(0, 0, 1)).doors == (0, 1, 2)
 
 
 def test_many_ranks_are_not_predicted_without_their_network():
