@@ -61,8 +61,10 @@ class Blocks:
         block = free.pop() if free else self._comm.empty(nbytes, "uint8")
         lent = _Lent(block)
         weakref.finalize(lent, free.append, block).atexit = False
-        host = isinstance(block, np.ndarray)
-        whole = torch.from_numpy(np.asarray(lent)) if host else torch.as_tensor(lent, device="cuda")
+        if isinstance(block, np.ndarray):
+            whole = torch.from_numpy(np.asarray(lent))
+        else:
+            whole = torch.as_tensor(lent, device=torch.device("cuda", block.device.id))
         return whole[: count * dtype.itemsize].view(dtype)
 
     def forget(self) -> None:

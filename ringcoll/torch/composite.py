@@ -97,6 +97,10 @@ def _other(device: str, store: Any, rank: int, size: int, timeout: timedelta) ->
     if device == "cpu":
         other = dist.ProcessGroupGloo(store, rank, size, timeout=timeout)
     else:
+        if not dist.is_nccl_available():
+            raise ArgumentError(
+                "init_process_group: cuda:nccl, and this build of torch has no NCCL"
+            )
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = timeout
         other = dist.ProcessGroupNCCL(store, rank, size, options)

@@ -102,7 +102,7 @@ def order(ordinal: int, first: int, then: int) -> None:
     from cupy.cuda import Device, runtime
 
     with Device(ordinal):
-        if runtime.streamIsCapturing(then) and not runtime.streamIsCapturing(first):
+        if _outside(first, then):
             return
         event: Any = runtime.eventCreateWithFlags(runtime.eventDisableTiming)
         try:
@@ -113,3 +113,15 @@ def order(ordinal: int, first: int, then: int) -> None:
             runtime.deviceSynchronize()
         finally:
             runtime.eventDestroy(event)
+
+
+def _outside(first: int, then: int) -> bool:
+    """Whether ``then`` is being captured, and what ``first`` has been given is not part of it."""
+    from cupy.cuda import runtime
+
+    if not runtime.streamIsCapturing(then):
+        return False
+    try:
+        return not runtime.streamIsCapturing(first)
+    except runtime.CUDARuntimeError:  # what the default stream says beside a blocking one
+        return True

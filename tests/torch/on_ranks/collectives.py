@@ -8,6 +8,10 @@ import torch.distributed as dist
 
 from ringcoll.torch.ops import ROWS
 
+# Their names before 2.13.
+all_gather_single = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+reduce_scatter_single = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+
 REDUCED = [kind for kind in ROWS if kind != torch.bool]
 MOVED = [*ROWS, torch.float8_e4m3fnuz, torch.complex64]
 
@@ -105,7 +109,7 @@ def strided_tensors(rank, n):
     dist.broadcast(y if rank else y.fill_(3), 0)
     assert (y == 3).all()
     out = torch.zeros(4, 2 * n)[:, ::2]
-    dist.all_gather_single(out.t(), torch.full((1, 4), float(rank)).t().reshape(1, 4))
+    all_gather_single(out.t(), torch.full((1, 4), float(rank)).t().reshape(1, 4))
     assert out[0].tolist() == [0, 1, 2, 3]
     lists = [torch.zeros(3, 2).t() for _ in range(n)]
     dist.all_gather(lists, torch.full((3, 2), float(rank)).t())
@@ -189,7 +193,7 @@ def all_gather_in_place(rank, n):
     for count in (3, 50_000):
         whole = torch.zeros(n * count)
         mine = whole.narrow(0, rank * count, count).fill_(rank + 1.0)
-        dist.all_gather_single(whole, mine)
+        all_gather_single(whole, mine)
         assert whole.view(n, count)[:, 0].tolist() == [1, 2, 3, 4]
         assert whole.view(n, count)[:, -1].tolist() == [1, 2, 3, 4]
 
@@ -199,7 +203,7 @@ def all_gather_coalesced_both_kinds(rank, n):
     outputs = [torch.zeros(2 * n), torch.zeros(3 * n)]
     with dist._coalescing_manager(async_ops=True) as manager:
         for output, given in zip(outputs, inputs, strict=True):
-            dist.all_gather_single(output, given)
+            all_gather_single(output, given)
     manager.wait()
     assert outputs[0].tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
     assert outputs[1][::3].tolist() == [10, 11, 12, 13]
@@ -221,7 +225,7 @@ def all_reduce_coalesced_both_kinds(rank, n):
 
 def reduce_scatter_every_way(rank, n):
     out = torch.zeros(2)
-    dist.reduce_scatter_single(out, torch.arange(2.0 * n))
+    reduce_scatter_single(out, torch.arange(2.0 * n))
     assert out.tolist() == [8.0 * rank, 8.0 * rank + 4]
     parts = [torch.full((q,), float(rank)) for q in range(n)]
     uneven = torch.zeros(rank)
@@ -230,10 +234,10 @@ def reduce_scatter_every_way(rank, n):
     outputs = [torch.zeros(1), torch.zeros(2)]
     with dist._coalescing_manager():
         for output in outputs:
-            dist.reduce_scatter_single(output, torch.ones(n * output.numel()))
+            reduce_scatter_single(output, torch.ones(n * output.numel()))
     assert [out.tolist() for out in outputs] == [[4.0], [4.0, 4.0]]
     whole = torch.arange(2.0 * n)
-    dist.reduce_scatter_single(whole.narrow(0, 2 * rank, 2), whole)
+    reduce_scatter_single(whole.narrow(0, 2 * rank, 2), whole)
     assert whole.narrow(0, 2 * rank, 2).tolist() == [8.0 * rank, 8.0 * rank + 4]
 
 
@@ -257,7 +261,7 @@ def all_to_all_every_way(rank, n):
 
 def wrong_sizes_are_refused_at_once(rank, n):
     with pytest.raises(ValueError, match="recvbuf"):
-        dist.all_gather_single(torch.zeros(5), torch.zeros(2))
+        all_gather_single(torch.zeros(5), torch.zeros(2))
     with pytest.raises(ValueError, match="4 tensors"):
         dist.all_gather([torch.zeros(2)] * 3, torch.zeros(2))
     dist.barrier()
