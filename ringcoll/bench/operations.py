@@ -175,8 +175,11 @@ class Ringcoll:
         if name is None and section.collective == "sendrecv":
             name = "pair"
         if name is None:
-            nodes = self.comm.topology.nodes
-            name = tuned(section.collective, section.nranks, case.nbytes, nodes=nodes).algorithm
+            links, machine = self.comm.topology.links, self.comm.topology.machine
+            nodes = links.nodes if links is not None else ()
+            name = tuned(
+                section.collective, section.nranks, case.nbytes, nodes=nodes, machine=machine
+            ).algorithm
         return name if section.slices is None else f"{name} S={section.slices}"
 
     def _on_gpu(self, case: Case) -> str:

@@ -1,5 +1,6 @@
 """Which stream waits for which, also while one of them is being captured."""
 
+# ruff: noqa: N802, N815
 import contextlib
 
 import pytest

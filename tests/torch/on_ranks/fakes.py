@@ -7,7 +7,6 @@ the launch is the real thing.
 from __future__ import annotations
 
 import contextlib
-from typing import Any
 from unittest import mock
 
 import pytest
@@ -77,16 +76,14 @@ class Fake:
             "device": lambda where: contextlib.nullcontext(),
             "current_stream": lambda where: self.now[-1],
         }
-        patches: list[Any] = [
-            mock.patch.object(torch.cuda, name, fake) for name, fake in cuda.items()
-        ]
-        raw: Any = mock.patch.object(
+        patches: list = [mock.patch.object(torch.cuda, name, fake) for name, fake in cuda.items()]
+        raw = mock.patch.object(
             torch._C,
             "_cuda_getCurrentRawStream",
             lambda ordinal: self.now[-1].name,
             create=True,
         )
-        keep: Any = mock.patch.object(torch.Tensor, "record_stream", lambda tensor, stream: None)
+        keep = mock.patch.object(torch.Tensor, "record_stream", lambda tensor, stream: None)
         with contextlib.ExitStack() as held:
             for patch in (*patches, raw, keep):
                 held.enter_context(patch)
