@@ -11,6 +11,7 @@ import argparse
 import datetime
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -27,6 +28,9 @@ ROOT = HERE.parents[1]
 LISTS = HERE / "suite.json"
 # How the reasons of tests begin that are open where there are GPUs.
 ON_GPUS = ("needs", "asks for NCCL's name")
+# How PyTorch's releases say that a test is skipped for want of GPUs.
+NO_GPU = ("CUDA is not available.", "accelerator is not available.")
+MORE_GPUS = re.compile(r"Need at least \d+ (CUDA|accelerator) device")
 RESULTS = ROOT / "benchmarks" / "results"
 
 
@@ -67,13 +71,12 @@ def variants(backend: str, gpus: int) -> tuple[Variant, ...]:
 
 def settled(result: Result) -> bool:
     """Whether no other variant could say more of this test."""
-    no_device = "CUDA is not available" in result.why or more_gpus(result)
-    return result.outcome != "skipped" or no_device
+    return result.outcome != "skipped" or result.why in NO_GPU or more_gpus(result)
 
 
 def more_gpus(result: Result) -> bool:
     """Whether it was skipped for want of GPUs."""
-    return result.outcome == "skipped" and "CUDA device" in result.why
+    return result.outcome == "skipped" and MORE_GPUS.match(result.why) is not None
 
 
 def more_ranks(result: Result) -> bool:

@@ -40,7 +40,13 @@ def test_verdicts(outcome, why, reason, said):
 
 
 @pytest.mark.parametrize(
-    "why", ["Need at least 4 CUDA devices", "Test requires world size of 4", "small world size."]
+    "why",
+    [
+        "Need at least 4 CUDA devices",
+        "Need at least 1 accelerator device",
+        "Test requires world size of 4",
+        "Skipped due to small world size.",
+    ],
 )
 def test_few_gpus_are_no_mistake(why):
     found = {"test_x": result("skipped", why)}
