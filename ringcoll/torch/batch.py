@@ -14,6 +14,7 @@ import torch
 
 from ringcoll.communicator.group import group
 from ringcoll.torch.device_work import DeviceWork
+from ringcoll.torch.failures import instead
 from ringcoll.torch.tensors import dense, put_back
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ class Batch:
             raised = self._failed(error)
             for *_, work in posts:
                 work.error = raised
-            raise raised from error
+            instead(raised, error)
         event = device._side.record_event()
         for *_, work in posts:
             work.event = event

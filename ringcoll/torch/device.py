@@ -17,6 +17,7 @@ from ringcoll.errors import ArgumentError
 from ringcoll.torch.batch import Batch
 from ringcoll.torch.calls import Calls
 from ringcoll.torch.device_work import DeviceWork
+from ringcoll.torch.failures import instead
 from ringcoll.torch.ops import ROWS
 from ringcoll.torch.work import Finished
 from ringcoll.transports.cuda.raw import RawArray, from_pointer
@@ -85,7 +86,7 @@ class Device:
                 ready = self._calls.ready(name, tensor, None, op, root)
                 self._calls.run(name, ready, self._current(self.ordinal))
         except BaseException as error:
-            raise self._failed(error) from error
+            instead(self._failed(error), error)
         return Finished((tensor,))
 
     def run(
@@ -115,7 +116,7 @@ class Device:
             with self._state.lock, torch.cuda.device(self._where):
                 body()
         except BaseException as error:
-            raise self._failed(error) from error
+            instead(self._failed(error), error)
         return Finished(writes)
 
     def aside(
@@ -127,7 +128,7 @@ class Device:
             with self._state.lock, torch.cuda.stream(self._side):
                 body()
         except BaseException as error:
-            raise self._failed(error) from error
+            instead(self._failed(error), error)
         return DeviceWork(self._side.record_event(), self._side, writes, self.check)
 
     def follow(self, touched: Sequence[Any]) -> None:
@@ -140,7 +141,7 @@ class Device:
         """Raise what a kernel is known to have found wrong."""
         error = self._state.cuda.failure()
         if error is not None:
-            raise self._failed(error) from error
+            instead(self._failed(error), error)
 
     def _foreign(self, tensor: Any) -> BaseException:
         return ArgumentError(

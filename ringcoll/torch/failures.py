@@ -7,6 +7,8 @@ own launchers and tests recognise a timeout or a lost peer.
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 import torch.distributed as dist
 
 from ringcoll.errors import (
@@ -18,7 +20,7 @@ from ringcoll.errors import (
     UsageError,
 )
 
-__all__ = ["closed", "in_torch", "poisons"]
+__all__ = ["closed", "in_torch", "instead", "poisons"]
 
 
 def poisons(error: BaseException) -> bool:
@@ -41,6 +43,13 @@ def in_torch(error: BaseException) -> BaseException:
     if isinstance(error, Exception):
         return _failure(f"{type(error).__name__}: {error}")
     return error
+
+
+def instead(raised: BaseException, error: BaseException) -> NoReturn:
+    """Raise one error for another, which is its cause unless they are one."""
+    if raised is error:
+        raise raised
+    raise raised from error
 
 
 def closed(why: str) -> BaseException:

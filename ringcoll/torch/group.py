@@ -29,7 +29,7 @@ from ringcoll.torch.blocks import Blocks
 from ringcoll.torch.collectives import Collectives
 from ringcoll.torch.device import Device
 from ringcoll.torch.ending import PATIENCE, leave_at_exit
-from ringcoll.torch.failures import closed, in_torch, poisons
+from ringcoll.torch.failures import closed, in_torch, instead, poisons
 from ringcoll.torch.host import Host
 from ringcoll.torch.messages import Messages
 from ringcoll.torch.polled import Polled
@@ -130,7 +130,7 @@ class ProcessGroupRingcoll(Collectives):
             fabric = open_fabric(where, timeout=seconds)
             return _communicator(fabric, config, settings, ordinal)
         except Error as error:
-            raise self._failed(error) from error
+            instead(self._failed(error), error)
 
     def _open_messages(self) -> Messages:
         with self._opening:
@@ -288,7 +288,7 @@ class ProcessGroupRingcoll(Collectives):
         try:
             return blocks.tensor(count, dtype, stream)
         except Error as error:
-            raise self._failed(error) from error
+            instead(self._failed(error), error)
 
     # -- the end --------------------------------------------------------------------------------
 

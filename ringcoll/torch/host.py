@@ -8,6 +8,7 @@ from typing import Any
 from ringcoll.communicator.public import Communicator
 from ringcoll.dtypes import ReduceOp
 from ringcoll.torch.calls import Calls
+from ringcoll.torch.failures import instead
 from ringcoll.torch.tensors import memory
 from ringcoll.torch.work import Finished, HostWork
 
@@ -64,7 +65,7 @@ class Host:
             with state.lock:
                 self._calls.run(name, self._calls.ready(name, tensor, None, op, root))
         except BaseException as error:
-            raise self._failed(error) from error
+            instead(self._failed(error), error)
         return Finished((tensor,))
 
     def run(
@@ -94,7 +95,7 @@ class Host:
             with state.lock:
                 body()
         except BaseException as error:
-            raise self._failed(error) from error
+            instead(self._failed(error), error)
         return Finished(writes)
 
     def _together(self, body: Callable[[], None], work: HostWork) -> None:

@@ -264,6 +264,9 @@ def wrong_sizes_are_refused_at_once(rank, n):
         all_gather_single(torch.zeros(5), torch.zeros(2))
     with pytest.raises(ValueError, match="4 tensors"):
         dist.all_gather([torch.zeros(2)] * 3, torch.zeros(2))
+    with pytest.raises(ValueError, match="recvbuf") as caught:
+        all_gather_single(torch.zeros(5), torch.zeros(2), async_op=True).wait()
+    assert caught.value.__cause__ is None
     dist.barrier()
 
 
