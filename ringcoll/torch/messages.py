@@ -156,6 +156,7 @@ class Messages:
                     self._begin(end, None if peer is None else post, self._serve_in)
                 elif peer is not None:
                     end.posts.append(post)
+            self._give_up_any()
         return post.work
 
     def _post(self, tensor: Any, tag: int, name: str, writes: tuple[Any, ...]) -> _Post:
@@ -317,12 +318,17 @@ class Messages:
         with self._changed:
             end.lost = error
             posts, end.posts = end.posts, []
-            others = [e for e in self._in.values() if e.peer != self._rank]
-            if self._ended is not None or all(e.lost is not None for e in others):
-                posts += self._from_any
-                self._from_any = []
+            self._give_up_any()
         for post in posts:
             post.work.settle(error)
+
+    def _give_up_any(self) -> None:
+        """Fail the receives from any rank once nobody is left to send."""
+        lost = [end.lost for end in self._in.values() if end.peer != self._rank]
+        if lost and lost[-1] is not None and None not in lost:
+            posts, self._from_any = self._from_any, []
+            for post in posts:
+                post.work.settle(lost[-1])
 
     # -- the end --------------------------------------------------------------------------------
 

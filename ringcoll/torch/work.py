@@ -58,8 +58,9 @@ class Finished(dist.Work):  # type: ignore[misc]
         return list(self._outputs)
 
     def get_future(self) -> Any:
-        """A future that holds the tensors."""
-        future = torch.futures.Future()
+        """A future that holds the tensors, as they are behind what the current stream has to do."""
+        devices = {tensor.device for tensor in self._outputs if tensor.is_cuda}
+        future = torch.futures.Future(devices=list(devices))
         future.set_result(list(self._outputs))
         return future
 

@@ -117,3 +117,24 @@ print("well")
 """
     for code, out, err in two(waiting):
         assert (code, out.strip()) == (0, "well"), err
+
+
+def test_a_receive_from_any_rank_ends_when_all_have_left(two):
+    leaving = """
+if rank == 1:
+    dist.send(x, 0)
+    dist.destroy_process_group()
+else:
+    assert dist.recv(x) == 1
+    for turn in range(2):
+        try:
+            dist.recv(x)
+        except RuntimeError as error:
+            assert " closed " in str(error), error
+        else:
+            raise AssertionError("received from nobody")
+    dist.destroy_process_group()
+print("well")
+"""
+    for code, out, err in two(leaving):
+        assert (code, out.strip()) == (0, "well"), err

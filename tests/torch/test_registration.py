@@ -137,3 +137,30 @@ def test_beside_another_backend_is_refused(programs, tmp_path):
     for status, _, err in programs.run(code, 2, tmp_path / "s"):
         assert status == 1
         assert "ringcoll beside cuda:gloo" in err
+
+
+NAMED_DEVICE = """
+import sys
+from unittest import mock
+import torch, torch.distributed as dist
+from ringcoll.torch.register import register
+register()
+device = torch.device("cuda", 0)
+has = {"current_accelerator": lambda *_: device, "device_count": lambda: 1}
+with mock.patch.multiple(torch.accelerator, **has):
+    dist.init_process_group(
+        "ringcoll", init_method="file://" + sys.argv[2], rank=0, world_size=1, device_id=device
+    )
+    group = dist.new_group([0])
+x = torch.ones(2)
+dist.all_reduce(x, group=group)
+assert dist.group.WORLD.bound_device_id is None
+dist.destroy_process_group()
+print("well")
+"""
+
+
+def test_a_device_that_is_named_at_the_start(programs, tmp_path):
+    """Trap 6: torch asks the group's backend whether it can split."""
+    ((code, out, err),) = programs.run(NAMED_DEVICE, 1, tmp_path / "s")
+    assert (code, out.strip()) == (0, "well"), err

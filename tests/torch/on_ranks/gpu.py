@@ -112,6 +112,14 @@ def asynchronous_behind_a_long_kernel(rank, n):
     assert work.is_completed()
 
 
+def a_blocking_call_has_a_future_too(rank, n):
+    options = dist.AllreduceOptions()
+    options.asyncOp = False
+    x = _on(rank, (3,), 1.0)
+    work = dist.group.WORLD.allreduce([x], options)
+    assert work.get_future().wait()[0].tolist() == [float(n)] * 3
+
+
 def freed_before_it_has_run(rank, n):
     works, sums = [], []
     for turn in range(8):
