@@ -107,3 +107,19 @@ def profiler_sees_the_calls(rank, n):
         dist.broadcast(torch.ones(2), 0)
     names = {event.name for event in profile.events()}
     assert {"ringcoll::all_reduce", "ringcoll::broadcast"} <= names
+
+
+def tensors_of_inference_mode(rank, n):
+    """Other threads, which are not in that mode, write to them."""
+    with torch.inference_mode():
+        parts = [torch.zeros(3, 2).t() for _ in range(n)]
+        x = torch.zeros(4)[::2]
+    works = [
+        dist.all_gather(parts, torch.full((2, 3), float(rank)), async_op=True),
+        dist.irecv(x, (rank + 1) % n),
+        dist.isend(torch.ones(2), (rank - 1) % n),
+    ]
+    for work in works:
+        work.wait()
+    assert [part[0, 0].item() for part in parts] == [0, 1, 2, 3]
+    assert x.tolist() == [1, 1]
