@@ -83,9 +83,11 @@ class World:
     def __init__(
         self, nranks: int, backend: str = "ringcoll", *, cuda: bool = False, named: bool = False
     ) -> None:
-        # Torch is loaded once, by the server from which the ranks are forked.
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(PRELOADED)
+        # Torch is loaded once, by the server from which the ranks are forked; but a process that has
+        # so much as counted GPUs leaves none to its children.
+        context: Any = multiprocessing.get_context("spawn" if cuda else "forkserver")
+        if not cuda:
+            context.set_forkserver_preload(PRELOADED)
         self.folder = tempfile.TemporaryDirectory()
         self.pipes, self.processes = [], []
         for rank in range(nranks):
