@@ -83,8 +83,8 @@ class World:
     def __init__(
         self, nranks: int, backend: str = "ringcoll", *, cuda: bool = False, named: bool = False
     ) -> None:
-        # Torch is loaded once, by the server from which the ranks are forked; but a process that has
-        # so much as counted GPUs leaves none to its children.
+        # Torch is loaded once, by the server from which the ranks are forked; but a process that
+        # has so much as counted GPUs leaves none to its children.
         context: Any = multiprocessing.get_context("spawn" if cuda else "forkserver")
         if not cuda:
             context.set_forkserver_preload(PRELOADED)
@@ -114,7 +114,7 @@ class World:
                 rank = next(q for q, pipe in enumerate(self.pipes) if pipe is ready)
                 try:
                     well, answer = self.pipes[rank].recv()
-                except EOFError:
+                except (EOFError, OSError):
                     well, answer = False, f"its process ended: {self.processes[rank].exitcode}"
                 answers[ready] = answer
                 if not well:
