@@ -72,7 +72,11 @@ class Calling:
         ):
             self._state.yield_to_worker()
             with self._lock:
-                self._state.run(kept[4])
+                try:
+                    self._state.run(kept[4])
+                except BaseException:
+                    self._state.quarantine((sendbuf, recvbuf))
+                    raise
             return None
         call = prepare(
             name,
@@ -102,10 +106,10 @@ class Calling:
         return self._once(as_collective(call), config, later=later, alive=alive)
 
     def _pairs(
-        self, name: str, calls: list[Call], how: dict[str, Any], _alive: tuple[object, ...], /
+        self, name: str, calls: list[Call], how: dict[str, Any], alive: tuple[object, ...], /
     ) -> Work | None:
         config, later = self._options(name, how)
-        return self._launch(calls, later=later, timeout=config.timeout)
+        return self._launch(calls, later=later, alive=alive, timeout=config.timeout)
 
     def _vector(self, call: VCall, how: dict[str, Any], alive: tuple[object, ...]) -> Work | None:
         return self._pairs(call.collective, as_pairs(call, self.nranks), how, alive)
@@ -138,17 +142,23 @@ class Calling:
                 group.add(self._state, call, timeout, alive)
             return group.work if later else None
         if later:
-            return self._state.submit(lambda: self._now(calls, timeout), alive)
-        self._now(calls, timeout)
+            return self._state.submit(lambda: self._now(calls, timeout, alive), alive)
+        self._now(calls, timeout, alive)
         return None
 
-    def _now(self, calls: Sequence[Runnable | Call], timeout: float | None) -> None:
+    def _now(
+        self, calls: Sequence[Runnable | Call], timeout: float | None, alive: tuple[object, ...]
+    ) -> None:
         self._state.yield_to_worker()
         with self._lock:
-            if len(calls) == 1 and not isinstance(calls[0], Call):
-                self._state.run(calls[0])
-            else:
-                run_together([(self._state, call, timeout) for call in calls])
+            try:
+                if len(calls) == 1 and not isinstance(calls[0], Call):
+                    self._state.run(calls[0])
+                else:
+                    run_together([(self._state, call, timeout) for call in calls])
+            except BaseException:
+                self._state.quarantine(alive)
+                raise
 
     def _keep(self, key: _Key, sendbuf: Any, recvbuf: Any, prepared: Runnable) -> None:
         kept = self._kept

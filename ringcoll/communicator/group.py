@@ -91,6 +91,7 @@ def group() -> Iterator[None]:
     except BaseException as error:
         for state in states.values():
             state.fail(error)
+            state.quarantine(tuple(mine.alive))
         mine.work.fail(error)
         raise
     mine.work.complete()

@@ -292,6 +292,12 @@ class RankState:
             _log.error("rank %d: %s", self.fabric.rank, in_words(error))
             self.fabric.abort(_reason(error), error=type(error))
 
+    def quarantine(self, alive: tuple[object, ...]) -> None:
+        """After a failure: what messages between nodes may still touch is kept for ever."""
+        messages = self.fabric.messages
+        if self.broken is not None and messages is not None:
+            messages.give_up(alive)
+
     def check(self) -> None:
         """Raise what went wrong, or what is known of lost ranks and unequal calls."""
         if isinstance(self.broken, Error):

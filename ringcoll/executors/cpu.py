@@ -280,6 +280,7 @@ class CpuExecutor:
     def compare_last(self) -> None:
         """The same for the last call, which may have ended here before all had come."""
         if self.uncompared is not None:
+            self.fabric.progress()
             self.compare(self.uncompared)
 
     def _disagreement(self, ticket: Ticket) -> str:

@@ -35,6 +35,7 @@ _POSTS, PAIRS, FIRST = 0, 1, 2
 CHANNELS = _STREAMS - FIRST
 """How many channels of a plan can cross nodes."""
 
+_TRIES = 100  # looks at what was cancelled
 _FEW = 32767  # tags that MPI promises
 _OWN = 1024  # ranges below this one are left to others where there are more tags
 _next = [0]  # the first range that no communicator of this process has had
@@ -131,13 +132,18 @@ class Transfer:
             )
         return True
 
-    def give_up(self) -> None:
-        """Cancel it where that can be, else keep its buffer for ever."""
-        if self._request is not None and self._source >= 0:
-            self._request.Cancel()
-        if self._request is not None and not self._request.Test():
-            _kept.append((self._request, self._array))
-        self._request = None
+    def give_up(self) -> bool:
+        """Cancel it where that can be; whether MPI may touch its array no more."""
+        request, self._request = self._request, None
+        if request is None:
+            return True
+        if self._source >= 0:
+            request.Cancel()
+        for _ in range(_TRIES):
+            if request.Test():
+                return True
+        _kept.append((request, self._array))
+        return False
 
 
 class Messages:
@@ -258,6 +264,19 @@ class Messages:
             peer = f" to or from rank {rank}" if rank >= 0 else ""
             raise MachineError(f"MPI could not carry a message{peer}: {error}") from error
 
+    def give_up(self, alive: object) -> None:
+        """Give up what is under way after a call that failed.
+
+        Args:
+            alive: what the arrays belong to: kept for ever if MPI may still touch them.
+
+        """
+        with self.lock, contextlib.suppress(self.mpi.Exception):
+            over = [transfer.give_up() for transfer in list(self.active)]
+            self.active.clear()
+            if not all(over):
+                _kept.append(alive)
+
     def close(self) -> None:
         """Give up what is under way; what was sent before still arrives."""
         with self.lock, contextlib.suppress(self.mpi.Exception):
@@ -266,8 +285,6 @@ class Messages:
                 if not request.Test():
                     _kept.append((request, array))
             self._awaited.clear()
-            for transfer in list(self.active):
-                transfer.give_up()
-            self.active.clear()
+            self.give_up(())
             _kept.extend(entry for entry in self._unsent if not entry[0].Test())
             self._unsent = []
