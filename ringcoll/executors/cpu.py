@@ -78,7 +78,7 @@ class CpuExecutor:
         self.board = Board(fabric, scratch)
         self.between = open_between(fabric, self.board)
         if self.between is not None:
-            self.between.messages.doubt = self._doubt
+            self.between.messages.on_doubt(self._doubt)
         self.pacer = pacer(self.board) if pacer is not None else None
         self.peers = [rank for rank in range(self.nranks) if rank != self.rank]
         self.entered: list[Words] = [self.board.words[rank] for rank in self.peers]

@@ -86,13 +86,16 @@ class NodesFabric(Fabric):
         self._owed = -next(_serials)  # to finalize; other fabrics' are positive
         self._lookout = Lookout()
         self.messages: Messages | None = None
-        self._forget = weakref.finalize(self, _collected, self.links, serial, os.getpid())
+        self._held: list[Messages] = []
+        held = self.links, serial, os.getpid(), self._held
+        self._forget = weakref.finalize(self, _collected, *held)
         self._forget.atexit = False
 
     def start(self, what: str) -> None:
         """Agree on the messages' numbers, and find that all ranks have come; collective."""
         contexts = self.allgather(b"%d" % self._carrier.next_context(), what=what)
         self.messages = self._carrier.messages(max(map(int, contexts)))
+        self._held.append(self.messages)
         finalize.track(self)
 
     def hold_exit(self) -> None:
@@ -447,9 +450,11 @@ def _renumbered(nodes: Sequence[int]) -> list[int]:
     return [numbers.setdefault(node, len(numbers)) for node in nodes]
 
 
-def _collected(links: Mapping[int, Link], serial: int, pid: int) -> None:
+def _collected(links: Mapping[int, Link], serial: int, pid: int, held: list[Messages]) -> None:
     """A fabric was collected without close(): nobody may wait for it for ever."""
     if os.getpid() == pid:
+        for messages in held:
+            messages.close()
         text = json.dumps([State.EXITED, ""]).encode()
         for link in links.values():
             link.send(Frame.STATE, serial, text)

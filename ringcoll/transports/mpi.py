@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,6 +27,7 @@ __all__ = ["CHANNELS", "FIRST", "PAIRS", "POST_BYTES", "Carrier", "Messages", "T
 Array = npt.NDArray[Any]
 Store = Callable[[int, memoryview], None]
 """Takes (rank, what it has posted)."""
+Doubt = Callable[[int], None]
 
 POST_BYTES = 2048
 """The longest that is posted at once."""
@@ -160,16 +162,26 @@ class Messages:
         self.status = self.mpi.Status()
         self.active: set[Transfer] = set()
         self._communicator, self._ranks, self._first = carrier.communicator, carrier.ranks, first
-        self.doubt: Callable[[int], None] = lambda rank: None
-        """Told of a rank whose message does not fit; may raise with more to say."""
-        self._store: Store | None = None
+        # Weak: what MPI may touch outlives a communicator that was dropped, its owner does not.
+        self._doubt: weakref.WeakMethod[Doubt] | None = None
+        self._store: weakref.WeakMethod[Store] | None = None
         self._awaited: dict[int, tuple[Any, Array]] = {}
         self._unsent: list[tuple[Any, Array]] = []
         self._progressing = threading.Lock()
 
+    def on_doubt(self, doubt: Doubt) -> None:
+        """Tell a method of a rank whose message does not fit; it may raise with more to say."""
+        self._doubt = weakref.WeakMethod(doubt)
+
+    def doubt(self, rank: int) -> None:
+        """A message of a rank does not fit."""
+        method = None if self._doubt is None else self._doubt()
+        if method is not None:
+            method(rank)
+
     def listen(self, ranks: Sequence[int], store: Store) -> None:
-        """Give what these ranks post here to ``store``, in the order of each, as it comes."""
-        self._store = store
+        """Give what these ranks post here to a method, in the order of each, as it comes."""
+        self._store = weakref.WeakMethod(store)
         for rank in ranks:
             self._await(rank, np.zeros(POST_BYTES, np.uint8))
 
@@ -218,8 +230,9 @@ class Messages:
                 if not request.Test(self.status):
                     return
                 length = self.status.Get_count(self.mpi.BYTE)
-            if self._store is not None:
-                self._store(rank, array.data[:length])
+            store = None if self._store is None else self._store()
+            if store is not None:
+                store(rank, array.data[:length])
             if rank in self._awaited:
                 self._await(rank, array)
 

@@ -42,3 +42,14 @@ def test_many_communicators_leave_nothing_open(nodes):
     assert outcome.errors == ""
     assert outcome.word("sums") == dict.fromkeys(range(3), [[6.0, 6.0]] * 12)
     assert max(outcome.word("grown").values()) <= 0
+
+
+def test_a_communicator_that_is_dropped_leaves_nothing_to_mpi(nodes):
+    outcome = nodes("begin", "a,b,b", "forgotten")
+    assert outcome.errors == ""
+    said = outcome.word("error")
+    assert said[1] == "1 0 True"
+    for rank in (0, 2):
+        assert said[rank].startswith("RankLostError: ")
+        assert "rank 1 left without closing its communicator" in said[rank]
+    assert outcome.word("sum") == dict.fromkeys(range(3), 6.0)

@@ -1,8 +1,10 @@
 """Beginning on several nodes, one scenario a run: ``python begin.py SCENARIO WORD``."""
 
+import gc
 import os
 import sys
 import time
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -88,6 +90,26 @@ def many() -> dict:
             other.close()
             counts.append(len(list(Path("/proc/self/fd").iterdir())))
     return {"sums": held, "grown": counts[-1] - counts[2]}
+
+
+def forgotten() -> dict:
+    """Rank 1 drops a communicator without closing it: its receives end, and peers are told."""
+    with ringcoll.init(timeout=20) as comm:
+        child = part(comm, 0)
+        total(child)
+        error = "none"
+        if comm.rank == 1:
+            messages = child._state.fabric.messages
+            awaited = dict(messages._awaited) if messages is not None else {}
+            before, gone = len(awaited), weakref.ref(child)
+            del child
+            gc.collect()
+            after = len(messages._awaited) if messages is not None else -1
+            error = f"{before} {after} {gone() is None}"
+        else:
+            error = told(child.barrier)
+            child.close()
+        return {"error": error, "sum": total(comm)}
 
 
 if __name__ == "__main__":
