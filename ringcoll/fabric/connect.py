@@ -36,13 +36,36 @@ _SIOCGIFADDR = 0x8915
 _TEXT = 500
 
 
-def connect(bootstrap: Bootstrap, nodes: Sequence[int], timeout: float) -> dict[int, Link]:
+class Known:
+    """The connections that a process has, by the random bytes that name the other process."""
+
+    def __init__(self) -> None:
+        self.own = secrets.token_hex(16)
+        self.links: dict[str, Link] = {}
+
+    def alive(self) -> list[str]:
+        """Whose connections still hold."""
+        for link in self.links.values():
+            link.pump()
+        self.links = {name: link for name, link in self.links.items() if not link.broken}
+        return list(self.links)
+
+
+_KNOWN = Known()
+
+
+def connect(
+    bootstrap: Bootstrap, nodes: Sequence[int], timeout: float, known: Known = _KNOWN
+) -> dict[int, Link]:
     """The connections of this rank to all ranks of other nodes; collective.
+
+    Two processes that are connected already, and both say so, stay with that.
 
     Args:
         bootstrap: the ranks.
         nodes: the node of each.
         timeout: seconds; may be ``math.inf``.
+        known: this process's connections.
 
     Raises:
         DeadlineError: a rank was not reached in time; it is named.
@@ -55,7 +78,7 @@ def connect(bootstrap: Bootstrap, nodes: Sequence[int], timeout: float) -> dict[
     links: dict[int, Link] = {}
     failure: Error | None = None
     with door:
-        own: dict[str, object] = {
+        own: dict[str, Any] = {
             "network": _network(),
             "token": secrets.token_hex(32),
             "host": socket.gethostname(),
@@ -64,12 +87,18 @@ def connect(bootstrap: Bootstrap, nodes: Sequence[int], timeout: float) -> dict[
         door.bind(("127.0.0.1" if alone else "", 0))
         door.listen(len(nodes))
         own["addresses"] = ["127.0.0.1"] if alone else _addresses()
+        own |= {"process": known.own, "connected": known.alive()}
         said = _gathered(bootstrap, {**own, "port": door.getsockname()[1], "pid": os.getpid()})
         key = hashlib.sha256("".join(str(other["token"]) for other in said).encode()).digest()
+        for peer in far:
+            other = said[peer]
+            if other["process"] in own["connected"] and known.own in other["connected"]:
+                links[peer] = known.links[other["process"]]
+        kept = set(links)
         try:
-            for peer in (peer for peer in far if peer < rank):
+            for peer in (peer for peer in far if peer < rank and peer not in kept):
                 links[peer] = Link(_call(said[peer], key, rank, peer, deadline), _name(said[peer]))
-            higher = {peer for peer in far if peer > rank}
+            higher = {peer for peer in far if peer > rank and peer not in kept}
             for peer, connection in _answer(door, key, rank, higher, deadline):
                 links[peer] = Link(connection, _name(said[peer]))
         except Error as error:
@@ -84,9 +113,10 @@ def connect(bootstrap: Bootstrap, nodes: Sequence[int], timeout: float) -> dict[
                 if text is not None:
                     raise MachineError(f"init: rank {peer} failed: {text}")
         except Error:
-            for link in links.values():
-                link.close()
+            for peer in set(links) - kept:
+                links[peer].close()
             raise
+    known.links |= {str(said[peer]["process"]): link for peer, link in links.items()}
     return links
 
 

@@ -40,7 +40,7 @@ def test_a_rank_that_never_comes_is_named(nodes):
 def test_many_communicators_leave_nothing_open(nodes):
     outcome = nodes("begin", "a,b,a", "many")
     assert outcome.errors == ""
-    assert outcome.word("sums") == dict.fromkeys(range(3), [[6.0, 6.0]] * 12)
+    assert outcome.word("sums") == dict.fromkeys(range(3), [[6.0, 6.0, 6.0]] * 12)
     assert max(outcome.word("grown").values()) <= 0
 
 

@@ -15,7 +15,7 @@ from ringcoll.executors.between import Between
 from ringcoll.executors.board import Board, Hello
 from ringcoll.fabric import connect as connecting
 from ringcoll.fabric import thread_fabrics
-from ringcoll.fabric.connect import connect
+from ringcoll.fabric.connect import Known, connect
 from ringcoll.fabric.control import State
 from ringcoll.fabric.identity import nodes_of
 from ringcoll.fabric.links import Frame, Link
@@ -127,13 +127,14 @@ class Meeting:
         return self._fabric.allgather(payload, what="bootstrap")
 
 
-def connected(nodes, timeout=20.0):
+def connected(nodes, timeout=20.0, known=None):
     """What connect() gives each rank, or raises there."""
+    knowing = known or [Known() for _ in nodes]
     found: list = [None] * len(nodes)
 
     def work(rank, fabric):
         try:
-            found[rank] = connect(Meeting(fabric), nodes, timeout)
+            found[rank] = connect(Meeting(fabric), nodes, timeout, knowing[rank])
         except Exception as error:
             found[rank] = error
 
@@ -159,6 +160,22 @@ def test_every_two_ranks_of_different_nodes_are_connected():
             pumped(link, lambda box=box: bool(box))
             assert box == type(box)([b"%d to %d" % (peer, rank)])
     for links in found:
+        for link in links.values():
+            link.close()
+
+
+def test_processes_that_are_connected_stay_so_while_both_ends_hold():
+    nodes, known = (0, 1, 2), [Known() for _ in range(3)]
+    first = connected(nodes, known=known)
+    assert connected(nodes, known=known) == first
+    first[0][1].close()  # the other end has not heard of it yet
+    again = connected(nodes, known=known)
+    assert again[0][2] is first[0][2]
+    assert again[0][1] is not first[0][1]
+    assert again[1][0] is not first[1][0]
+    again[0][1].send(Frame.GATHER, 1, b"new")
+    pumped(again[1][0], lambda: bool(again[1][0].inbox(1).gathers))
+    for links in (*first, *again):
         for link in links.values():
             link.close()
 
