@@ -66,7 +66,7 @@ def test_the_ranks_of_a_killed_host_are_named_and_the_others_go_on(hosts, tmp_pa
         run = calling(world, (2, 2, 1), tmp_path, 20)
         assert len(world.kill(1)) == 2
         run.finish()
-    found = seen(tmp_path)
+        found = seen(tmp_path)
     assert sorted(found) == [0, 1, 4]
     for said in found.values():
         assert said["error"].startswith("RankLostError: ")
@@ -84,7 +84,7 @@ def test_one_dead_rank_is_named_on_both_hosts(hosts, tmp_path):
         victim = max(pid for pid, line in lines if line.startswith(f"{sys.executable} {LOSS}"))
         os.kill(victim, signal.SIGKILL)
         run.finish()
-    found = seen(tmp_path)
+        found = seen(tmp_path)
     (dead,) = {0, 1, 2, 3} - set(found)
     assert dead in (2, 3)
     for said in found.values():
@@ -104,7 +104,7 @@ def test_a_pulled_cable_ends_in_an_error_on_every_rank(hosts, tmp_path, kind):
         still = running(tmp_path)
         world.link(1, "up")
         run.finish()
-    found = seen(tmp_path)
+        found = seen(tmp_path)
     assert sorted(found) == [0, 1, 2]
     for said in found.values():
         assert said["error"].startswith(("DeadlineError", "RankLostError"))

@@ -52,7 +52,9 @@ def main() -> None:
     comm.close()
     said = {"rank": rank, "error": error, "took": took, "rest": rest, "total": total}
     # A file: what is printed goes over the network that may be cut.
-    file.with_name(f"said.{rank}").write_text(json.dumps(said))
+    unfinished = file.with_name(f"new.{rank}")
+    unfinished.write_text(json.dumps(said))
+    unfinished.rename(file.with_name(f"said.{rank}"))
 
 
 if __name__ == "__main__":
