@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.nodes import measured, program
+from benchmarks.nodes import PAYLOAD, measured, program
 from benchmarks.record import save
 from ringcoll.cli.ranges import parse_ints
 from ringcoll.cli.sizes import parse_bandwidth, parse_bytes
@@ -26,9 +26,6 @@ from ringcoll.timing.model import chain_time
 from tests.hosts.network import hosts, missing
 
 __all__ = ["main", "points_of"]
-
-PAYLOAD = (1500 - 20 - 32) / (1500 + 14)
-"""Of what the kernel counts: IP, TCP with time stamps, and Ethernet have 20, 32 and 14 bytes."""
 
 NEAR, WANTED = 0.1, 0.9
 """So many points must be so near."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.nodes import judge, program, summary
+from benchmarks.nodes import PAYLOAD, judge, predicted, program, summary
 from benchmarks.nodes_chain import points_of
 from ringcoll.timing.model import chain_time
 
@@ -13,8 +13,15 @@ MIB = 1 << 20
 
 def rows(*times):
     return [
-        {"collective": "all_reduce", "bytes": n, "lib": lib, "in_place": side, "time_us": us}
-        for n, lib, side, us in times
+        {
+            "collective": "all_reduce",
+            "algorithm": "hierarchical",
+            "bytes": nbytes,
+            "lib": lib,
+            "in_place": side,
+            "time_us": us,
+        }
+        for nbytes, lib, side, us in times
     ]
 
 
@@ -36,6 +43,14 @@ def test_the_faster_side_of_the_largest_size_counts():
     slow = summary(rows((64 * MIB, "ringcoll", True, 600e3), (64 * MIB, "mpi", True, 590e3)), 125e6)
     assert [bar["met"] for bar in judge(slow)] == [False, False]
     assert judge(summary(rows((MIB, "mpi", False, 1.0)), 125e6)) == []
+
+
+def test_the_model_of_two_hosts_is_the_floor_on_paper():
+    line = {"collective": "all_reduce", "algorithm": "hierarchical", "bytes": 64 * MIB}
+    floor = 64 * MIB / (125e6 * PAYLOAD) * 1e3
+    assert 0.999 * floor < predicted(line, 2, 2, 125e6) < 1.01 * floor
+    ring = predicted({**line, "algorithm": "ring S=4"}, 2, 2, 125e6)
+    assert 1.499 * floor < ring < 1.51 * floor
 
 
 def test_the_sweep_reaches_every_size(tmp_path):
