@@ -101,6 +101,15 @@ def test_every_dtype_is_moved():
     assert len({row.case.section.dtype.name for row in report.rows}) == 17
 
 
+@pytest.mark.parametrize("collective", ["all_reduce", "broadcast"])
+def test_ombs_loop(collective):
+    right, report = measured("0", 2, collective=collective, layout="osu", warmup=1)
+    judge(report, collective)
+    assert right
+    assert {row.result.in_place for row in report.rows} == {collective == "broadcast"}
+    assert all(row.result.over_ranks.iterations == 3 for row in report.rows)
+
+
 def test_barrier_and_one_rank():
     assert measured("0", 3, collective="barrier")[0]
     right, report = measured("0", 1, graphs=2)
