@@ -33,7 +33,7 @@ settings.load_profile("ringcoll")
 SHM = Path("/dev/shm")
 
 # Set where hosts made of namespaces must work: their tests fail there instead of being skipped.
-NET_ADMIN = "RINGCOLL_CI_NET_ADMIN"
+NET_ADMIN = "CI_NET_ADMIN"
 HOSTS_WANTED = pytest.StashKey[bool]()
 
 # Which devices a marker needs.
