@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from tests.processes.conftest import alive, command
+from tests.processes.conftest import NOTES, alive, command
 
 pytestmark = pytest.mark.mpi
 
@@ -38,7 +38,9 @@ def running(tmp_path):
 def calling(world, ranks, tmp_path, timeout, kind="calls"):
     """The program, when its ranks are in the middle of their calls."""
     file = tmp_path / "calling"
-    argv = [sys.executable, LOSS, str(file), str(timeout), kind, str(tmp_path)]
+    # The launcher's own children live on: it ends the others when one of them is killed.
+    argv = [sys.executable, "-c", NOTES, str(tmp_path), sys.executable]
+    argv += [LOSS, str(file), str(timeout), kind, str(tmp_path)]
     run = world.start(ranks, argv, flags=DEATHS)
     late = time.monotonic() + 60
     while not file.exists():
