@@ -15,6 +15,7 @@ import numpy as np
 from ringcoll.algorithms import ALGORITHMS
 from ringcoll.arguments.buffers import flat
 from ringcoll.arguments.calls import Call
+from ringcoll.communicator.across import NETWORK
 from ringcoll.communicator.machine import agree_among, unknown
 from ringcoll.communicator.selection import AGREED_BYTES, Algorithm, Choice, agrees, select, tuned
 from ringcoll.communicator.topology import Topology
@@ -248,6 +249,10 @@ class RankState:
         lines = [f"{collective}, {nbytes} bytes, {ranks}: {where}"]
         if self.topology.system is not None:
             lines += self.topology.gone_by(collective, config.channels)
+        if nodes:
+            lines.append(
+                f"a network of {NETWORK.bandwidth / 1e9:g} GB/s a rank is assumed, not measured"
+            )
         if config.algorithm is not None:
             lines.append(f"algorithm={config.algorithm!r} is set; the tuner would look at:")
         return "\n".join([*lines, *(f"  {reason}" for reason in choice.reasons)])

@@ -53,3 +53,12 @@ def test_a_communicator_that_is_dropped_leaves_nothing_to_mpi(nodes):
         assert said[rank].startswith("RankLostError: ")
         assert "rank 1 left without closing its communicator" in said[rank]
     assert outcome.word("sum") == dict.fromkeys(range(3), 6.0)
+
+
+def test_explain_says_what_crosses(nodes):
+    said = nodes("begin", "a,b,b", "explained").word("said")
+    assert said[0] == said[1] == said[2]
+    first, second, third, *_ = said[0].splitlines()
+    assert "3 CPU ranks on 2 nodes (1+2), messages between them by MPI" in first
+    assert "assumed, not measured" in second
+    assert third.endswith(" us")

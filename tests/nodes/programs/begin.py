@@ -114,5 +114,10 @@ def forgotten() -> dict:
         return {"error": error, "sum": total(comm)}
 
 
+def explained() -> dict:
+    with ringcoll.init(timeout=20) as comm:
+        return {"said": comm.explain("all_reduce", 64 << 20)}
+
+
 if __name__ == "__main__":
     say(own_rank(), **globals()[sys.argv[1]]())
