@@ -41,6 +41,7 @@ __all__ = ["NodesFabric"]
 
 _ROUND = struct.Struct("<QI")  # number of the exchange, length of `what`
 _TEXT = 3500
+_SOON, _LOOK = 1.0, 1e-3  # seconds until a loss shows everywhere, and between looks for it
 _UNDER_WAY = 2_000_000_000  # nanoseconds that a message may take
 _HEARD = re.compile(r"^(?:rank \d+ gave up: )+")
 _serials = count(1)
@@ -270,7 +271,24 @@ class NodesFabric(Fabric):
             raise RankLostError("; ".join(graves))
 
     def lost(self) -> tuple[int, ...]:
-        """The other ranks that have died or closed."""
+        """The other ranks that have died or closed.
+
+        Who has heard from a peer that somebody is lost waits a little until it sees so itself: the
+        end of a process shows on its connections before its own node sees it, or after.
+        """
+        late = time.monotonic() + _SOON
+        gone = self._gone()
+        while not gone and self._bereft() and time.monotonic() < late:
+            time.sleep(_LOOK)
+            gone = self._gone()
+        return tuple(sorted(gone))
+
+    def _bereft(self) -> bool:
+        """Whether a rank has given up because another is lost."""
+        said = [self._state(rank)[0] for rank in self.far]
+        return State.BEREFT in (*said, *(control.state for control in self.local.controls))
+
+    def _gone(self) -> set[int]:
         self._usable()
         gone = {self.near[index] for index in self.local.lost()}
         for rank in self.far:
@@ -278,7 +296,7 @@ class NodesFabric(Fabric):
             state = self._state(rank)[0]
             if self.links[rank].broken or state in (State.CLOSED, State.EXITED):
                 gone.add(rank)
-        return tuple(sorted(gone))
+        return gone
 
     def abort(self, reason: str, *, error: type[BaseException] = AbortedError) -> None:
         """Tell this node's ranks and all others."""
