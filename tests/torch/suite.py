@@ -12,7 +12,6 @@ import datetime
 import json
 import os
 import re
-import shlex
 import subprocess
 import sys
 import tempfile
@@ -188,22 +187,23 @@ def judged(found: dict[str, Result], excluded: dict[str, str], gpus: int) -> lis
 
 
 def record(
-    path: Path, found: dict[str, Result], excluded: dict[str, str], wrong: list[str], nranks: int
+    gpus: int, found: dict[str, Result], excluded: dict[str, str], wrong: list[str], nranks: int
 ) -> None:
-    """Put this run into a file of results, in place of an earlier one of the same torch."""
+    """Put a run of all tests into the results, in place of an earlier one of the same torch."""
     from benchmarks.record import commit
     from ringcoll import __version__
     from ringcoll.bench.environment import machine, versions
 
+    path = RESULTS / f"torch_suite_{'cuda' if gpus else 'cpu'}.json"
     outcomes: dict[str, dict[str, str]] = {"passed": {}, "failed": {}}
     for name, result in sorted(found.items()):
         if result.outcome in outcomes and name not in excluded:
             outcomes[result.outcome][name] = result.variant
     run: dict[str, Any] = {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "command": shlex.join(["scripts/torch_suite", *sys.argv[1:]]),
+        "command": f"scripts/torch_suite --all{f' --cuda {gpus}' * bool(gpus)} --record",
         "commit": commit(),
-        "machine": machine(nranks, threads=False, device="cuda" if "cuda" in path.stem else "cpu"),
+        "machine": machine(nranks, threads=False, device="cuda" if gpus else "cpu"),
         "versions": versions(__version__),
         "counts": {word: len(names) for word, names in outcomes.items()}
         | {"excluded": len(excluded)},
@@ -234,6 +234,8 @@ def main() -> int:
     parser.add_argument("--record", action="store_true", help="write benchmarks/results")
     parser.add_argument("--logs", type=Path, help="folder for what the tests print")
     args = parser.parse_args()
+    if args.record and not args.all:
+        parser.error("--record is for --all")
     lists = json.loads(LISTS.read_text(encoding="utf-8"))
     with tempfile.TemporaryDirectory() as folder:
         logs = args.logs or Path(folder)
@@ -260,9 +262,7 @@ def main() -> int:
     passed = sum(found[name].outcome == "passed" for name in found)
     print("\n".join([*wrong, f"{passed} tests passed, {len(wrong)} things wrong"]))
     if args.record:
-        nranks = max(kind.nranks for kind in kinds)
-        name = "torch_suite_cuda" if args.cuda else "torch_suite_cpu"
-        record(RESULTS / f"{name}.json", found, excluded, wrong, nranks)
+        record(args.cuda, found, excluded, wrong, max(kind.nranks for kind in kinds))
     return 1 if wrong else 0
 
 
