@@ -14,6 +14,7 @@ import threading
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
+from pathlib import Path
 
 from ringcoll.communicator.across import HOST, links_of
 from ringcoll.communicator.topology import Topology
@@ -109,11 +110,11 @@ def agree_among(
         members = _members(parent.system, tuple(parent.system.gpus[rank].name for rank in ranks))
     text = ""
     if fabric.rank == 0:
-        text = _found(members)
         try:
+            text = _found(members)
             _understood(members, text, on_gpu)
-        except ArgumentError as error:
-            text = json.dumps({"unknown": str(error)})
+        except Exception as error:
+            text = json.dumps({"unknown": _why(error)})
     return _understood(members, _told(fabric, text, "the machine of a part"), on_gpu)
 
 
@@ -142,12 +143,15 @@ def _word(
         text = json.dumps(_machine(nranks, busids, topo_file, cache_dir))
         _read(text, nranks, on_gpu)
     except Exception as error:  # no detection is worth a communicator that could do without
-        why = str(error) if isinstance(error, ArgumentError) else f"{type(error).__name__}: {error}"
+        why = _why(error)
         if topo_file is None:
             return json.dumps({"unknown": why})
-        named = "" if topo_file in why else f"topo_file={topo_file!r}: "
-        return json.dumps({"refused": f"init: {named}{why}"})
+        return json.dumps({"refused": f"init: topo_file={topo_file!r}, read by rank 0: {why}"})
     return text
+
+
+def _why(error: Exception) -> str:
+    return str(error) if isinstance(error, ArgumentError) else f"{type(error).__name__}: {error}"
 
 
 def _machine(
@@ -156,6 +160,8 @@ def _machine(
     from ringcoll.topology.document import write
     from ringcoll.topology.files import load_document, title_of
 
+    if topo_file is not None and Path(topo_file).exists() and not Path(topo_file).is_file():
+        raise ArgumentError("it is no plain file")  # a pipe may never say a word
     if busids is None:
         path = str(topo_file)
         document = load_document(path)

@@ -179,7 +179,7 @@ def test_a_file_of_no_use_is_every_ranks_error(detected, tmp_path):
         assert str(found[0]).startswith("init: ") and said in str(found[0])
     detected["document"] = ArgumentError("who made this?")
     for one in agreed(2, [0, 1], topo_file=missing):
-        assert str(one) == f"init: topo_file={missing!r}: who made this?"
+        assert str(one) == f"init: topo_file={missing!r}, read by rank 0: who made this?"
     with pytest.raises(ArgumentError, match=r"^init: .*none\.xml"):
         ringcoll.init_all(2, device="cpu", topo_file=missing)
 
@@ -342,6 +342,18 @@ def test_children_search_among_their_members(file, monkeypatch):
     calls.clear()
     assert all(ringcoll.spawn(sums, 8, device="cpu", topo_file=name))
     assert calls == []
+
+
+def test_a_search_that_fails_costs_no_child(file, monkeypatch):
+    def work(comm):
+        comm.barrier()
+        if comm.rank == 0:
+            monkeypatch.setattr(machine, "_found", None)
+        child = comm.split(0, key=-comm.rank)
+        return sums(child), child.topology.machine, child.topology.reason
+
+    for right, known, reason in ringcoll.spawn(work, 4, device="cpu", topo_file=file("minsky")):
+        assert right and known is None and reason.startswith("TypeError: ")
 
 
 def test_ranks_without_a_machine_are_as_they_were():

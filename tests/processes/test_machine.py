@@ -23,4 +23,4 @@ def test_a_file_that_is_not_there(mpi):
     outcome = mpi("machine", 3, "refused", RINGCOLL_TOPO_FILE="/nowhere.xml", RINGCOLL_DEVICE="cpu")
     lines = [line for line in outcome.output.splitlines() if "error" in line]
     assert len(lines) == 3 and len(set(lines)) == 1
-    assert "ArgumentError: init: topology file /nowhere.xml: cannot be read" in lines[0]
+    assert "ArgumentError: init: topo_file='/nowhere.xml', read by rank 0: " in lines[0]
