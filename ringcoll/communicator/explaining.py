@@ -141,7 +141,7 @@ def _lines(found: Chosen, asked: Chooser, units: int, unit: int) -> Iterator[str
     if found.plan.collective.name == "barrier":
         return
     if found.why:
-        yield "the clock on this machine's links, where pairs are not alike:"
+        yield "the clock on this machine's links:"
         yield from (f"  {reason}" for reason in found.why)
     limit = _MOST_BYTES // unit
     least, most = _edge(asked, units, 0), _edge(asked, units, max(limit, units))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from typing import Any
 
@@ -15,8 +16,10 @@ from ringcoll.errors import LaunchRefused
 from ringcoll.executors.cuda import either
 from ringcoll.executors.cuda.arena import Arena
 from ringcoll.executors.cuda.choose import Resources, Wishes, choose
+from ringcoll.executors.cuda.terms import terms_of
 from ringcoll.launch import ALL_MAPPED
 from ringcoll.plan import Buffer
+from ringcoll.timing import tuner
 from tests.communicator.known import machine_on
 
 SIZES = (8, 100_000, 1 << 20, 64 << 20)
@@ -42,12 +45,13 @@ def chosen(
     mapped: bool = True,
     nvlink: bool = False,
     blocks: int = 80,
+    most: int | None = None,
     **wishes: Any,
 ) -> Any:
     resources = Resources(Arena(nranks), blocks, nvlink, machine=machine)
     reached = mapped_of(name) if mapped else frozenset[Buffer]()
     call = call_of(name, nbytes, nranks)
-    return choose(call, resources, mapped=reached, wishes=Wishes(**wishes))
+    return choose(call, resources, mapped=reached, wishes=Wishes(blocks=most, **wishes))
 
 
 @pytest.mark.parametrize("name", [name for name in ALGORITHMS if name != "send"])
@@ -76,6 +80,7 @@ def test_a_machine_of_unlike_pairs_goes_along_its_rings(name, mapped):
         assert found.source.algorithm == "ring" and found.source.channels == machine.channels
         assert found.layout.shares == (2, 2, 1, 1) and found.plan == found.source.plan
         assert found.plan == build(name, "ring", 8, rings=machine.channels.rings)
+        assert " shares=2:2:1:1 " in terms_of(found, call_of(name, nbytes, 8), (0, 0))
         assert found.why[0].startswith("ring, S = 1: ")
         assert found.why[1].endswith("times as long)")
 
@@ -116,6 +121,30 @@ def test_fewer_rings_where_not_all_can_run():
     for blocks, rings in ((4, 4), (3, 2), (1, 1)):
         found = chosen("all_gather", 1 << 26, machine, blocks=blocks)
         assert found.source.channels.rings == machine.channels.rings[:rings]
+
+
+def test_fewer_rings_where_the_user_spares_blocks():
+    machine = machine_on("dgx1-v100")
+    for spared, rings in ((4, 4), (3, 2), (1, 1)):
+        found = chosen("all_gather", 1 << 26, machine, blocks=80, most=spared)
+        assert found.source.channels.rings == machine.channels.rings[:rings]
+        assert found.blocks <= spared and found.why
+    wanted = chosen("all_gather", 1 << 26, machine, most=1, channels=4)
+    assert len(wanted.source.channels.rings) == 4, "asked for"
+
+
+def test_ranks_that_are_threads_compare_once(monkeypatch):
+    machine, asked = machine_on("dgx1-v100"), []
+    honest = tuner.choose
+
+    def counted(*args: Any, **how: Any) -> Any:
+        asked.append(1)
+        return honest(*args, **how)
+
+    monkeypatch.setattr(tuner, "choose", counted)
+    with ThreadPoolExecutor(8) as ranks:
+        found = [*ranks.map(lambda _rank: chosen("reduce", 1 << 21, machine), range(8))]
+    assert all(one == found[0] for one in found) and len(asked) == 1
 
 
 @pytest.fixture

@@ -202,10 +202,13 @@ def choose(
     if machine is None or (machine.all_pairs and machine.channels is None):
         return _choose(call, resources, mapped, wishes)
     asked, why = _by_machine(call, resources, machine, mapped, wishes)
+    most = resources.blocks if wishes.blocks is None or wishes.channels else wishes.blocks
     for channels in _narrower(machine.channels):
         with contextlib.suppress(LaunchRefused):
             there = replace(resources, machine=replace(machine, channels=channels))
-            return replace(_choose(call, there, mapped, asked), why=why)
+            found = _choose(call, there, mapped, asked)
+            if found.blocks <= most or channels is None or len(channels.rings) == 1:
+                return replace(found, why=why)
     return _choose(call, resources, mapped, wishes)
 
 
@@ -231,7 +234,7 @@ def _by_machine(
 
 
 def _narrower(channels: Channels | None) -> Iterator[Channels | None]:
-    """The rings of a machine, then fewer of them: what a launch may carry is limited."""
+    """The rings of a machine, then fewer of them: blocks and what a launch carries are limited."""
     yield channels
     while channels is not None and len(channels.rings) > 1:
         channels = channels.first(len(channels.rings) // 2)
@@ -356,7 +359,8 @@ def _in_words(
             f"and {resources.blocks} CUDA blocks are sure to run at once; use another algorithm"
         )
     scales = call.op is not None and call.op.scales
-    if source.channels and not carried(program, scales=scales, together=resources.together):
+    together = resources.together
+    if source.channels and not carried(source.plan, launch, scales=scales, together=together):
         raise LaunchRefused(
             f"{call.collective} on rank {call.rank}: a launch does not carry the steps of "
             f"{len(source.channels.rings)} rings; use fewer channels"

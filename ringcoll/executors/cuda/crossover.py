@@ -7,6 +7,7 @@ what such a machine's links make of it and of rings, only the clock can say.
 
 from __future__ import annotations
 
+import threading
 from functools import lru_cache
 
 from ringcoll.timing import tuner
@@ -17,6 +18,9 @@ __all__ = ["HOP", "compared"]
 HOP = 1.8e-6
 """Seconds that one more hop between GPUs takes: by so much all_reduce in two hops took longer than
 in one on 4 H200. It only has to say from which size on rings are worth their hops."""
+
+_COMPARING = threading.Lock()
+"""Ranks that are threads ask the same at the same time: one compares, the others find it."""
 
 _RINGED = {
     "all_reduce": "ring",
@@ -49,7 +53,8 @@ def compared(
     if ringed == usual or machine.all_pairs:
         return usual, ()
     size = 1 << max(0, nbytes - 1).bit_length()
-    return _compared(machine, collective, nranks, size, root, usual, slices)
+    with _COMPARING:
+        return _compared(machine, collective, nranks, size, root, usual, slices)
 
 
 @lru_cache(maxsize=1024)

@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from ringcoll.dtypes import DType, ReduceOp, dtype_of
-from ringcoll.encode import Program
+from ringcoll.encode import Program, encode
 from ringcoll.errors import LaunchRefused
 from ringcoll.executors.cuda.arena import Arena
 from ringcoll.executors.cuda.names import names_of
 from ringcoll.executors.cuda.params import LARGEST, Addresses, Body, launch_bytes, padded
 from ringcoll.executors.cuda.simple import Writer, simple_text
-from ringcoll.launch import Layout
+from ringcoll.launch import Launch, Layout
+from ringcoll.plan import Plan
 
 __all__ = ["Variant", "carried", "either_body", "fits"]
 
@@ -111,15 +112,17 @@ def fits(staged: Program, reached: Program, *, scales: bool, together: int) -> b
 
 
 @lru_cache(maxsize=256)
-def carried(program: Program, *, scales: bool, together: int) -> bool:
-    """Whether a launch can carry one program, whichever ranks it is for; arguments as of `fits`.
+def carried(plan: Plan, launch: Launch, *, scales: bool, together: int) -> bool:
+    """Whether a launch can carry a plan, whichever ranks it is for; the others as of `fits`.
+
+    It is known again by the plan, which keeps its hash, and not by the long program.
 
     Raises:
         LaunchRefused: too many blocks signal.
 
     """
-    words = _longest((program,), scales) + 2 * _PADDING
-    return launch_bytes(program.collective.nranks, words, together) <= LARGEST
+    words = _longest((encode(plan, launch),), scales) + 2 * _PADDING
+    return launch_bytes(plan.nranks, words, together) <= LARGEST
 
 
 def _longest(programs: tuple[Program, ...], scales: bool) -> int:

@@ -61,6 +61,9 @@ def terms_of(chosen: Chosen, call: Call, known: tuple[int, int]) -> str:
     mapped = "+".join(sorted(buffer.name for buffer in launch.mapped)) or "nothing"
     plan = hashlib.blake2b(format_plan(chosen.plan).encode(), digest_size=4).hexdigest()
     said = f"by {launch.protocol} slices={launch.slices} mapped={mapped} blocks={chosen.blocks}"
+    shares = chosen.layout.shares
+    if len(shares) > 1:
+        said += f" shares={':'.join(map(str, shares))}"
     if chosen.engine != "sm":
         said += f" engine={chosen.engine}"
     # Of a rooted call only the root knows, and only its own buffers are concerned.
