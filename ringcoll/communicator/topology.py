@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from ringcoll.algorithms import ALGORITHMS
 from ringcoll.algorithms.channels import Channels
 from ringcoll.timing.links import Links
 from ringcoll.timing.machine import Machine, format_gain
@@ -53,6 +54,8 @@ class Topology:
         if self.stored is None or self.machine is None:
             if self.reason:
                 yield f"calls do not go by it: {self.reason}"
+            return
+        if not {"ring", "chain"} & {*ALGORITHMS[collective]}:
             return
         channels = self.machine.channels
         if self.machine.all_pairs:

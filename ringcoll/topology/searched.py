@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 import ringcoll
@@ -68,9 +68,18 @@ def _is_stored(system: System, found: RingSet) -> bool:
 
 def _path(system: System, cache_dir: str | None) -> Path | None:
     folder = user_folder(cache_dir, "rings")
-    said = repr((ringcoll.__version__, system))
+    said = repr((ringcoll.__version__, _sources(), system))
     name = hashlib.blake2b(said.encode(), digest_size=16).hexdigest()
     return None if folder is None else folder / f"{name}.json"
+
+
+@cache
+def _sources() -> str:
+    """What the search is made of: another one may find other rings."""
+    digest = hashlib.blake2b(digest_size=16)
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def _kept(path: Path, system: System) -> Found | None:

@@ -110,6 +110,9 @@ def test_rings_are_kept_for_the_next_process(detected, folder, caplog, monkeypat
     detected["document"] = preset_document("dgx1-p100")
     agreed(4, [0, 1, 4, 6])
     assert len([*folder.iterdir()]) == 2
+    monkeypatch.setattr(searched, "_sources", lambda: "another search")
+    again()
+    assert len([*folder.iterdir()]) == 3
     folder.chmod(0o777)
     agreed(3, [0, 1, 4])
     assert "the rings are not kept" in caplog.text
@@ -369,9 +372,10 @@ def test_ranks_without_a_machine_are_as_they_were():
 
 def test_explain_and_the_text_of_a_topology(file):
     def work(comm):
-        return str(comm.topology), comm.explain("all_reduce", 1 << 24), comm.explain("reduce", 64)
+        sizes = ("all_reduce", 1 << 24), ("reduce", 64), ("all_to_all", 64)
+        return str(comm.topology), *(comm.explain(*size) for size in sizes)
 
-    text, large, small = ringcoll.spawn(work, 8, device="cpu", topo_file=file("dgx1-v100"))[5]
+    text, large, small, hops = ringcoll.spawn(work, 8, device="cpu", topo_file=file("dgx1-v100"))[5]
     for part in (
         "GPU3  NV2   NV1   NV2   X     SYS   SYS   SYS   NV1   0",
         "4 rings, 120 GB/s together; no set of rings of these classes exceeds 120",
@@ -383,6 +387,7 @@ def test_explain_and_the_text_of_a_topology(file):
     assert "  0 3 2 1 5 6 7 4, with 2 of 6 parts of the bytes" in large
     assert "\n  ring, S = 1: " in large and "in index order" in large
     assert "machine: dgx1-v100" in small and "in index order" not in small
+    assert "machine: dgx1-v100" in hops and "ring and chain" not in hops
 
 
 def test_explain_says_which_rings_channels_take(file):
