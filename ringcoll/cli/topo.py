@@ -183,8 +183,9 @@ def _texts(
     if everything:
         yield format_rings(system, rings)
         yield from format_gain(system, rings)
-        if compared is not None:
-            yield compared.format(system)
+    if compared is not None:
+        yield compared.format(system)
+    if everything:
         yield format_machine(system)
     notes = format_notes(system)
     if args.notes:

@@ -43,6 +43,8 @@ def test_our_own_rings_come_back(capsys, tmp_path):
     out = capsys.readouterr().out
     assert f"{graph}: 4 rings, 120 GB/s together" in out
     assert "an all_reduce takes 1 times as long on paper along them" in out
+    assert main(["topo", "--preset", "dgx1-v100", "--matrix", "--compare", str(graph)]) == 0
+    assert "times as long on paper along them" in capsys.readouterr().out
 
 
 def test_rings_that_claim_too_much_are_judged_by_the_links(capsys, tmp_path):
