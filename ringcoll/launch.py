@@ -153,9 +153,10 @@ class Layout:
 
     def width(self) -> int:
         """Elements of the longest slice: what a SCRATCH slot must hold."""
-        longest = 0
+        longest, per_channel = 0, self.collective.chunks // len(self.shares)
         for count in set(self.counts):
-            for chunk in range(self.collective.chunks):
-                low, high = self.part(count, chunk)
+            # Cuts are rounded up, so that no chunk of a channel is longer than its first.
+            for first in range(0, self.collective.chunks, per_channel):
+                low, high = self.part(count, first)
                 longest = max(longest, self.piece(high - low))
         return longest

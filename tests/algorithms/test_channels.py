@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from ringcoll.algorithms import build
 from ringcoll.algorithms.channels import Channels, channelled, channels_along
+from ringcoll.collectives import Collective
 from ringcoll.errors import ArgumentError
 from ringcoll.launch import Layout
 from ringcoll.plan import Buffer
@@ -90,3 +91,15 @@ def test_a_layout_gives_each_channel_its_share(count, slices):
         assert per_channel == pytest.approx([count * s / 7 for s in (4, 2, 1)], abs=8)
     pieces = [layout.span(Buffer.INPUT, 0, index) for index in range(12 * slices)]
     assert sum(size for _, size in pieces) == count
+
+
+@pytest.mark.parametrize("shares", [(1,), (3, 1), (0, 5, 1), (1, 256), (7, 7, 2)])
+@pytest.mark.parametrize(("slices", "align"), [(1, 1), (3, 4), (64, 16)])
+def test_a_slot_holds_the_longest_slice(shares, slices, align):
+    collective = Collective("all_reduce", 4, chunks=5 * len(shares))
+    for count in (0, 1, 31, 1000, 123_457):
+        layout = Layout(collective, (count,), slices, shares, align)
+        parts = [layout.part(count, chunk) for chunk in range(collective.chunks)]
+        assert layout.width() == max(layout.piece(high - low) for low, high in parts)
+        ends = [0, *(high for _, high in parts)]
+        assert [low for low, _ in parts] == ends[:-1] and ends[-1] == count
