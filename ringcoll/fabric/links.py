@@ -15,7 +15,7 @@ import socket
 import struct
 import threading
 import time
-from collections import defaultdict, deque
+from collections import deque
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -71,9 +71,10 @@ class Link:
         self.broken = ""
         self.exiting = False
         self._socket = connection
-        self._inboxes: defaultdict[int, Inbox] = defaultdict(Inbox)
+        self._inboxes: dict[int, Inbox] = {}
         self._received = bytearray()
         self._unsent = bytearray()
+        self._outbox: deque[bytes] = deque()
         self._lock = threading.Lock()
 
     @property
@@ -82,21 +83,25 @@ class Link:
         return bool(self.broken) and not self.exiting
 
     def inbox(self, fabric: int) -> Inbox:
-        """What has come for a fabric; :meth:`pump` fills it."""
-        return self._inboxes[fabric]
+        """What has come for a fabric; :meth:`pump` fills it, whichever thread calls that."""
+        found = self._inboxes.get(fabric)
+        return self._inboxes.setdefault(fabric, Inbox()) if found is None else found
 
     def forget(self, fabric: int) -> None:
         """Drop what has come for a fabric that has ended, and what will until the peer ends it."""
-        if self._inboxes[fabric].state is None and not self.broken:
-            self._inboxes[fabric] = Inbox(over=True)
-        else:
-            del self._inboxes[fabric]
+        with self._lock:
+            if self.inbox(fabric).state is None and not self.broken:
+                self._inboxes[fabric] = Inbox(over=True)
+            else:
+                del self._inboxes[fabric]
 
     def send(self, kind: Frame, fabric: int, payload: bytes = b"") -> None:
-        """Send a frame; what does not fit the kernel's buffer goes with a later :meth:`pump`."""
-        with self._lock:
-            self._unsent += _HEADER.pack(kind, fabric, len(payload)) + payload
-            self._flush()
+        """Send a frame; what does not fit the kernel's buffer goes with a later :meth:`pump`.
+
+        Waits for no lock: a finalizer may come by here while its own thread holds it.
+        """
+        self._outbox.append(_HEADER.pack(kind, fabric, len(payload)) + payload)
+        self._send_rest()
 
     def pump(self) -> None:
         """Send what is left and read what has come; waits for nothing."""
@@ -107,8 +112,19 @@ class Link:
                 self._read()
             finally:
                 self._lock.release()
+            self._send_rest()
+
+    def _send_rest(self) -> None:
+        """Send what nobody who holds the lock has seen."""
+        while self._outbox and self._lock.acquire(blocking=False):
+            try:
+                self._flush()
+            finally:
+                self._lock.release()
 
     def _flush(self) -> None:
+        while self._outbox:
+            self._unsent += self._outbox.popleft()
         while self._unsent and not self.broken:
             try:
                 sent = self._socket.send(self._unsent)
@@ -149,7 +165,7 @@ class Link:
         if kind is Frame.EXITING:
             self.exiting = True
             return
-        inbox = self._inboxes[fabric]
+        inbox = self.inbox(fabric)
         if inbox.over:
             if kind is Frame.STATE:  # the last word of the peer's side
                 del self._inboxes[fabric]

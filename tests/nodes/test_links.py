@@ -117,6 +117,17 @@ def test_nothing_is_kept_of_a_fabric_that_both_sides_have_ended(linked):
     assert not link._inboxes
 
 
+def test_a_frame_is_sent_while_the_same_thread_sends_or_reads(linked):
+    """As by the finalizer of a fabric, which the garbage collector calls wherever it likes."""
+    link, there = linked
+    other = Link(there, "other")
+    with link._lock:
+        link.send(Frame.GATHER, 1, b"from a finalizer")
+    link.send(Frame.GATHER, 1, b"next")
+    pumped(other, lambda: len(other.inbox(1).gathers) == 2)
+    assert list(other.inbox(1).gathers) == [b"from a finalizer", b"next"]
+
+
 class Meeting:
     """A bootstrap of threads."""
 
