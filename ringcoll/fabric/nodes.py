@@ -93,9 +93,9 @@ class NodesFabric(Fabric):
         self._forget.atexit = False
 
     def start(self, what: str) -> None:
-        """Agree on the messages' numbers, and find that all ranks have come; collective."""
-        contexts = self.allgather(b"%d" % self._carrier.next_context(), what=what)
-        self.messages = self._carrier.messages(max(map(int, contexts)))
+        """Tell all by which tags messages come here, and find that all have come; collective."""
+        ranges = self.allgather(b"%d" % self._carrier.reserve(), what=what)
+        self.messages = self._carrier.messages([int(number) for number in ranges], self.rank)
         self._held.append(self.messages)
         finalize.track(self)
 

@@ -1,9 +1,9 @@
 """Messages between nodes, carried by MPI: point to point, nonblocking, buffers only.
 
 MPI matches messages of one pair of ranks and one tag in the order in which they were sent, so a tag
-is a stream. A communicator has a range of tags: one stream for words and texts that are stored in
-the other side's memory (:meth:`Messages.post`), one for calls between two ranks, and one for each
-channel of a collective. No collective of MPI is used: it could not end when a rank dies.
+is a stream. Each rank of a communicator receives by a range of tags: one stream for words and texts
+that are stored in its memory (:meth:`Messages.post`), one for calls between two ranks, and one for
+each channel of a collective. No collective of MPI is used: it could not end when a rank dies.
 
 Messages move while somebody calls MPI, so whoever waits calls :meth:`Messages.progress`.
 """
@@ -14,6 +14,7 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,7 @@ CHANNELS = _STREAMS - FIRST
 _TRIES = 100  # looks at what was cancelled
 _FEW = 32767  # tags that MPI promises
 _OWN = 1024  # ranges below this one are left to others where there are more tags
-_next = [0]  # the first range that no communicator of this process has had
+_ranges = count(1)  # of tags; a communicator of this process has one that none had before
 _kept: list[Any] = []  # requests that were given up, with the buffers that they may touch
 _serial = threading.RLock()
 
@@ -70,26 +71,33 @@ class Carrier:
         self.lock: Any = _serial if level < self.mpi.THREAD_MULTIPLE else contextlib.nullcontext()
         self._most = int(communicator.Get_attr(self.mpi.TAG_UB) or _FEW)
 
-    def next_context(self) -> int:
-        """The number of the first range of tags that this process has not used."""
-        first = _OWN if self._most >= 2 * _OWN * _STREAMS else 1
-        return max(first, _next[0])
+    def reserve(self) -> int:
+        """The number of a range of tags that no other communicator of this process receives by."""
+        return (_OWN if self._most >= 2 * _OWN * _STREAMS else 0) + next(_ranges)
 
     def among(self, members: Sequence[int]) -> Carrier:
         """A carrier for some of the ranks, in this order."""
         return Carrier(self.communicator, [self.ranks[rank] for rank in members])
 
-    def messages(self, context: int) -> Messages:
-        """The messages of a communicator, in a range of tags that all its ranks have agreed on.
+    def messages(self, ranges: Sequence[int], own: int) -> Messages:
+        """The messages of a communicator, each rank's in the range of tags that it has reserved.
+
+        So nothing has to be agreed upon while other threads make other communicators.
+
+        Args:
+            ranges: of all ranks.
+            own: this rank's place among them.
 
         Raises:
-            MachineError: no tags are left.
+            MachineError: no tags are left; on every rank.
 
         """
-        _next[0] = max(_next[0], context + 1)
-        if (context + 1) * _STREAMS > min(self._most, 1 << 30):
-            raise MachineError("MPI has no tags left for another communicator of this process")
-        return Messages(self, context * _STREAMS)
+        if (max(ranges) + 1) * _STREAMS > min(self._most, 1 << 30):
+            raise MachineError(
+                "MPI has no tags left for another communicator of these processes, and closed ones "
+                "give none back; make fewer"
+            )
+        return Messages(self, [number * _STREAMS for number in ranges], own)
 
 
 class Transfer:
@@ -153,15 +161,17 @@ class Messages:
 
     Args:
         carrier: the MPI communicator and its ranks.
-        first: the first of its tags.
+        firsts: the first of each rank's tags, by which it receives.
+        own: this rank.
 
     """
 
-    def __init__(self, carrier: Carrier, first: int) -> None:
+    def __init__(self, carrier: Carrier, firsts: Sequence[int], own: int) -> None:
         self.mpi, self.lock = carrier.mpi, carrier.lock
         self.status = self.mpi.Status()
         self.active: set[Transfer] = set()
-        self._communicator, self._ranks, self._first = carrier.communicator, carrier.ranks, first
+        self._communicator, self._ranks = carrier.communicator, carrier.ranks
+        self._firsts, self._own = firsts, own
         # Weak: what MPI may touch outlives a communicator that was dropped, its owner does not.
         self._doubt: weakref.WeakMethod[Doubt] | None = None
         self._store: weakref.WeakMethod[Store] | None = None
@@ -190,7 +200,7 @@ class Messages:
         # and over TCP, to receive from (seen with MPICH 5.0.2).
         with self.lock, self.told(rank):
             request = self._communicator.Irecv(
-                [array, self.mpi.BYTE], self._ranks[rank], self._first + _POSTS
+                [array, self.mpi.BYTE], self._ranks[rank], self._firsts[self._own] + _POSTS
             )
         self._awaited[rank] = request, array
 
@@ -199,7 +209,7 @@ class Messages:
         array = np.frombuffer(payload, np.uint8)
         with self.lock, self.told(rank):
             request = self._communicator.Isend(
-                [array, self.mpi.BYTE], self._ranks[rank], self._first + _POSTS
+                [array, self.mpi.BYTE], self._ranks[rank], self._firsts[rank] + _POSTS
             )
             if not request.Test():
                 self._unsent.append((request, array))
@@ -241,7 +251,7 @@ class Messages:
         data = array.view(np.uint8)
         with self.lock, self.told(rank):
             request = self._communicator.Isend(
-                [data, self.mpi.BYTE], self._ranks[rank], self._tag(stream)
+                [data, self.mpi.BYTE], self._ranks[rank], self._tag(rank, stream)
             )
         return self._kept(Transfer(self, request, data, -1))
 
@@ -250,7 +260,7 @@ class Messages:
         data = array.view(np.uint8)
         with self.lock, self.told(rank):
             request = self._communicator.Irecv(
-                [data, self.mpi.BYTE], self._ranks[rank], self._tag(stream)
+                [data, self.mpi.BYTE], self._ranks[rank], self._tag(self._own, stream)
             )
         return self._kept(Transfer(self, request, data, rank))
 
@@ -258,10 +268,10 @@ class Messages:
         self.active.add(transfer)
         return transfer
 
-    def _tag(self, stream: int) -> int:
+    def _tag(self, receiver: int, stream: int) -> int:
         if not PAIRS <= stream < _STREAMS:
             raise LaunchRefused(f"{CHANNELS} channels can cross nodes: use fewer")
-        return self._first + stream
+        return self._firsts[receiver] + stream
 
     @contextlib.contextmanager
     def told(self, rank: int) -> Any:
