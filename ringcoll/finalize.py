@@ -86,7 +86,7 @@ class Exit:
 
 
 _open: weakref.WeakSet[Tracked] = weakref.WeakSet()
-_exits: dict[frozenset[int], Exit] = {}  # by the processes; the first of each kind
+_exits: dict[frozenset[object], Exit] = {}  # by the processes; the first of each kind
 _unresolved: set[int] = set()  # fabrics with a lost rank that were neither closed nor shrunk
 _status: list[int] = []  # what sys.exit was last given, once a rank is known to be dead
 _hooked: list[Any] = []  # the attribute of MPI_COMM_SELF
@@ -114,8 +114,14 @@ def resolve(serial: int) -> None:
     _unresolved.discard(serial)
 
 
-def hold(processes: frozenset[int], meeting: Exit) -> None:
-    """Wait for these ranks before MPI_Finalize, if they share an MPI world."""
+def hold(processes: frozenset[object], meeting: Exit) -> None:
+    """Wait for these ranks before MPI_Finalize, if they share an MPI world.
+
+    Args:
+        processes: what tells them from others.
+        meeting: kept to the end, unless there is one of the same processes.
+
+    """
     mpi = mpi_running()
     if mpi is None or mpi.COMM_WORLD.Get_size() == 1:
         return

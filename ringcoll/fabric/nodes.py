@@ -99,11 +99,14 @@ class NodesFabric(Fabric):
         self._held.append(self.messages)
         finalize.track(self)
 
-    def hold_exit(self) -> None:
-        """Remember whom this process meets in MPI_Finalize."""
+    def hold_exit(self, world: frozenset[object]) -> None:
+        """Remember whom this process meets in MPI_Finalize.
+
+        The connections of the first fabric of a world serve for that to the end. Those of later
+        ones are closed with them, at both ends: so ``world`` is the same on all ranks.
+        """
         links = tuple(self.links[rank] for rank in self.far)
-        meeting = finalize.Exit(_Door(links), links, _Deaths(links))
-        finalize.hold(frozenset(-id(link) for link in links), meeting)
+        finalize.hold(world, finalize.Exit(_Door(links), links, _Deaths(links)))
 
     # -- memory and the control plane ----------------------------------------------------------
 

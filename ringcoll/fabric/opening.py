@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import secrets
+from collections.abc import Mapping, Sequence
 
 from ringcoll.bootstrap.contract import Bootstrap
 from ringcoll.bootstrap.mpi import MpiBootstrap
 from ringcoll.bootstrap.part import PartOfMpi
-from ringcoll.errors import MachineError
+from ringcoll.errors import Error, MachineError
 from ringcoll.fabric.base import Fabric
 from ringcoll.fabric.connect import connect
 from ringcoll.fabric.identity import compare, compare_versions, identity, nodes_of
+from ringcoll.fabric.mapping import outcome
 from ringcoll.fabric.nodes import NodesFabric
-from ringcoll.fabric.process import process_fabric
+from ringcoll.fabric.process import ProcessFabric, process_fabric
 from ringcoll.fabric.thread import thread_fabrics
 from ringcoll.transports.mpi import Carrier
 
@@ -35,7 +38,8 @@ def open_fabric(bootstrap: Bootstrap, *, timeout: float, node: str | None = None
     """
     if bootstrap.nranks == 1:
         return thread_fabrics(1, timeout)[0]
-    said = bootstrap.allgather(json.dumps({**identity(), "node": node or ""}).encode())
+    own = {**identity(), "node": node or "", "pid": str(os.getpid())}
+    said = bootstrap.allgather(json.dumps(own).encode())
     found = [json.loads(part) for part in said]
     nodes = nodes_of(found)
     compare_versions(found, "init")
@@ -43,26 +47,52 @@ def open_fabric(bootstrap: Bootstrap, *, timeout: float, node: str | None = None
         compare(found, "init", [rank for rank, node in enumerate(nodes) if node == number])
     if max(nodes) == 0:
         return process_fabric(bootstrap, timeout=timeout, compared=True)
-    return _nodes_fabric(bootstrap, nodes, [str(other["host"]) for other in found], timeout)
+    return _nodes_fabric(bootstrap, nodes, found, timeout)
 
 
 def _nodes_fabric(
-    bootstrap: Bootstrap, nodes: list[int], hosts: list[str], timeout: float
+    bootstrap: Bootstrap, nodes: list[int], found: Sequence[Mapping[str, str]], timeout: float
 ) -> Fabric:
     """Begin inside each node, then among all."""
     if not isinstance(bootstrap, MpiBootstrap):
         other = next(rank for rank, node in enumerate(nodes) if node != nodes[0])
         raise MachineError(
-            f"init: rank 0 (host {hosts[0]}) and rank {other} (host {hosts[other]}) are on "
-            f"different nodes, and only MPI carries data between nodes: start with mpiexec"
+            f"init: rank 0 (host {found[0].get('host')}) and rank {other} (host "
+            f"{found[other].get('host')}) are on different nodes, and only MPI carries data "
+            f"between nodes: start with mpiexec"
         )
     carrier = Carrier(bootstrap.communicator, range(bootstrap.nranks))
     links = connect(bootstrap, nodes, timeout)
     serial = int.from_bytes(bootstrap.allgather(secrets.token_bytes(8))[0], "little")
     near = [rank for rank, node in enumerate(nodes) if node == nodes[bootstrap.rank]]
-    part = PartOfMpi(bootstrap, near, timeout)
-    local = process_fabric(part, timeout=timeout, compared=True)
+    try:
+        local = _local_fabric(bootstrap, near, timeout)
+    except Error:
+        for link in links.values():
+            link.close()
+        raise
     fabric = NodesFabric(bootstrap.rank, nodes, local, links, serial, carrier, timeout)
-    fabric.hold_exit()
+    keys = ("boot", "pidns", "pid")
+    places = zip(nodes, found, strict=True)
+    fabric.hold_exit(frozenset((node, *(other.get(key) for key in keys)) for node, other in places))
     fabric.start("init")
     return fabric
+
+
+def _local_fabric(bootstrap: MpiBootstrap, near: Sequence[int], timeout: float) -> ProcessFabric:
+    """That of this rank's node; raises on all ranks if a node cannot have one."""
+
+    def gather(text: str) -> list[str]:
+        return [said.decode() for said in bootstrap.allgather(text.encode())]
+
+    try:
+        local = process_fabric(PartOfMpi(bootstrap, near, timeout), timeout=timeout, compared=True)
+    except Error as error:
+        outcome(gather, True, error)
+        raise
+    try:
+        outcome(gather, True, None)
+    except Error:
+        local.close()
+        raise
+    return local

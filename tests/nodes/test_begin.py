@@ -62,3 +62,18 @@ def test_explain_says_what_crosses(nodes):
     assert "3 CPU ranks on 2 nodes (1+2), messages between them by MPI" in first
     assert "assumed, not measured" in second
     assert third.endswith(" us")
+
+
+def test_threads_that_make_communicators_at_once_do_not_share_tags(nodes):
+    outcome = nodes("begin", "a,b", "threads")
+    assert outcome.errors == ""
+    assert outcome.word("sums") == {rank: [[3.0] * 4, [30.0] * 4] for rank in range(2)}
+
+
+def test_a_node_that_has_no_room_is_not_waited_for(nodes):
+    outcome = nodes("begin", "a,a,b", "full")
+    assert outcome.errors == ""
+    found, far = outcome.word("error"), "rank 2 failed: "
+    assert found == {rank: f"OutOfMemory: {far * (rank < 2)}no room" for rank in range(3)}
+    assert outcome.word("sum") == dict.fromkeys(range(3), 6.0)
+    assert outcome.word("early") == dict.fromkeys(range(3), True)

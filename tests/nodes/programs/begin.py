@@ -5,7 +5,9 @@ import os
 import sys
 import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -76,6 +78,27 @@ def absent() -> dict:
     return {"error": error}
 
 
+def full() -> dict:
+    """One node has no room; then it has."""
+    from ringcoll.errors import OutOfMemory
+    from ringcoll.fabric import mapping
+
+    of_fabric: Any = mapping
+    create = of_fabric.create
+
+    def refuse(*args: object) -> NoReturn:
+        raise OutOfMemory("no room")
+
+    if os.environ["RINGCOLL_NODE"] == "b":
+        of_fabric.create = refuse
+    begun = time.monotonic()
+    error = told(ringcoll.init, timeout=20)
+    took = time.monotonic() - begun
+    of_fabric.create = create
+    with ringcoll.init(timeout=20) as comm:
+        return {"error": error, "early": took < 20, "sum": total(comm)}
+
+
 def many() -> dict:
     """Communicators come and go and leave nothing open; each has its own messages."""
     with ringcoll.init(timeout=20) as comm:
@@ -91,7 +114,40 @@ def many() -> dict:
             with ringcoll.init(timeout=20) as new:
                 held[-1].append(total(new))
             counts.append(len(list(Path("/proc/self/fd").iterdir())))
-    return {"sums": held, "grown": counts[-1] - counts[2]}
+    worlds = []
+    for _ in range(4):
+        with ringcoll.init(timeout=20):
+            pass
+        gc.collect()
+        worlds.append(len(list(Path("/proc/self/fd").iterdir())))
+    return {"sums": held, "grown": max(counts[-1] - counts[2], worlds[-1] - worlds[0])}
+
+
+def threads() -> dict:
+    """Two threads make communicators at the same time, each from one of its own."""
+    from ringcoll.transports import mpi
+
+    carrier: Any = mpi.Carrier
+    made = carrier.messages
+
+    def late(*args):
+        time.sleep(0.05)  # so that the other thread is there too
+        return made(*args)
+
+    carrier.messages = late
+
+    def use(comm, key: int) -> list[float]:
+        sums = []
+        for _ in range(4):
+            with part(comm, 0, comm.rank) as child:
+                array = np.full(3000, float(key * (comm.rank + 1)))
+                child.all_reduce(array)
+                sums.append(float(array[0]))
+        return sums
+
+    with ringcoll.init(timeout=20) as one, part(one, 0) as two, ThreadPoolExecutor(2) as pool:
+        works = [pool.submit(use, comm, key) for comm, key in ((one, 1), (two, 10))]
+        return {"sums": [work.result() for work in works]}
 
 
 def forgotten() -> dict:
