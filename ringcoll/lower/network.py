@@ -143,9 +143,10 @@ def check_messages(plan: Plan, nodes: Sequence[int]) -> None:
     """Make sure that the messages of a lowered plan are all that its nodes need of each other.
 
     Every access across nodes is the one write of a chunk of WIRE, from one local source; the one
-    read of it is its receiver's. Between two blocks messages are read in the order in which they
-    are sent, since that is how they are matched. A signal across nodes is posted by the step that
-    sends and awaited by the step that receives the same message: then the message is that signal.
+    read of it is its receiver's. Messages from one rank to another are matched by their channel and
+    their order: so on each channel one block sends them, and one reads them in that order. A signal
+    across nodes is posted by the step that sends and awaited by the step that receives the same
+    message: then the message is that signal.
     Where no step moves data, a signal across nodes is a message without any.
 
     Raises:
@@ -156,6 +157,7 @@ def check_messages(plan: Plan, nodes: Sequence[int]) -> None:
     sent: defaultdict[Block, list[Chunk]] = defaultdict(list)
     writer: dict[Chunk, Block] = {}
     read: dict[Chunk, Block] = {}
+    ends: dict[tuple[int, int, int, bool], Block] = {}
     posted: defaultdict[tuple[Block, Block], list[Step]] = defaultdict(list)
     taken: defaultdict[tuple[Block, Block], int] = defaultdict(int)
     silent = not any(step.dsts for _, step in plan.order)
@@ -173,6 +175,8 @@ def check_messages(plan: Plan, nodes: Sequence[int]) -> None:
                 local = len(step.srcs) == 1 and step.srcs[0].rank == block.rank
                 if not local or len(step.dsts) > 1 or nodes[dst.rank] == here or dst in writer:
                     raise refuse(block, step, "wanted one local source in one new message")
+                if ends.setdefault((block.rank, dst.rank, block.channel, True), block) != block:
+                    raise refuse(block, step, f"seen two blocks that send to rank {dst.rank}")
                 writer[dst] = block
                 sent[block].append(dst)
         for src in step.srcs:
@@ -181,6 +185,9 @@ def check_messages(plan: Plan, nodes: Sequence[int]) -> None:
                 if not own or src.rank != block.rank or src in read or src not in writer:
                     raise refuse(block, step, "wanted a copy of a message to this rank, once")
                 sender = writer[src]
+                stream = sender.rank, block.rank, sender.channel, False
+                if block.channel != sender.channel or ends.setdefault(stream, block) != block:
+                    raise refuse(block, step, f"wanted one block to read what {sender} sends")
                 read[src] = block
                 if next(m for m in sent[sender] if m.rank == src.rank) != src:
                     raise refuse(block, step, f"seen {src} out of the order of {sender}")

@@ -159,6 +159,15 @@ def wrong_plans():
     yield "read twice", changed(second, srcs=sources(first)), "once"
     yield "written twice", changed(sends[1], dsts=order[sends[0]][1].dsts), "one new message"
     yield "never read", lowered.with_order(tuple(order[: reads[-1]])), "never received|none awaits"
+
+    def moved(at, **fields):
+        copy = list(order)
+        copy[at] = replace(copy[at][0], **fields), copy[at][1]
+        return lowered.with_order(tuple(copy))
+
+    yield "two that send", moved(sends[1], lane=9), "two blocks that send to rank 1"
+    yield "two that read", moved(second, lane=9), "one block to read"
+    yield "read on another channel", moved(first, channel=1), "one block to read"
     out = (Chunk(1, Buffer.OUTPUT, 0),)
     yield "no message", changed(sends[0], dsts=out), "wanted a message"
     yield "no news", changed(first, waits=()), "no message stands for"
