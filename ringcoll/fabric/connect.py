@@ -1,7 +1,7 @@
 """One TCP connection between each two processes of different nodes, made once the ranks have met.
 
 Each rank listens, and says over the bootstrap where, with random bytes; the higher rank of a pair
-calls the lower one. Both prove, each on bytes that the other has chosen, that they know the random
+calls the lower one. Both prove (see :mod:`ringcoll.fabric.handshake`) that they know the random
 bytes of all ranks, so that nobody else on the network can take a rank's place. Where all ranks
 share a network namespace they listen on the loopback interface alone.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import hmac
 import json
 import os
 import secrets
@@ -21,17 +20,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ringcoll.bootstrap.contract import Bootstrap, named
+from ringcoll.bootstrap.contract import Bootstrap
 from ringcoll.errors import DeadlineError, Error, MachineError
+from ringcoll.fabric.handshake import PATIENCE, answer, prove
 from ringcoll.fabric.links import Link
 
 __all__ = ["connect"]
 
-_NONCE = 16
-_PROOF = 32
-_CALL = struct.Struct(f"<I{_NONCE}s")  # the caller's rank, what the other is to prove itself on
-_ANSWER = struct.Struct(f"<{_PROOF}s{_NONCE}s")  # its proof, what the caller is to prove itself on
-_PATIENCE = 5.0  # seconds for one attempt, and for a stranger to prove itself
 _SIOCGIFADDR = 0x8915
 _TEXT = 500
 
@@ -99,7 +94,7 @@ def connect(
             for peer in (peer for peer in far if peer < rank and peer not in kept):
                 links[peer] = Link(_call(said[peer], key, rank, peer, deadline), _name(said[peer]))
             higher = {peer for peer in far if peer > rank and peer not in kept}
-            for peer, connection in _answer(door, key, rank, higher, deadline):
+            for peer, connection in answer(door, key, rank, higher, deadline):
                 links[peer] = Link(connection, _name(said[peer]))
         except Error as error:
             failure = error
@@ -149,21 +144,6 @@ def _name(said: Mapping[str, Any]) -> str:
     return f"process {said['pid']} on host {said['host']}"
 
 
-def _proof(key: bytes, side: bytes, nonce: bytes, caller: int, called: int) -> bytes:
-    text = side + nonce + struct.pack("<II", caller, called)
-    return hmac.new(key, text, hashlib.sha256).digest()
-
-
-def _exactly(connection: socket.socket, length: int) -> bytes:
-    parts = bytearray()
-    while len(parts) < length:
-        part = connection.recv(length - len(parts))
-        if not part:
-            raise ConnectionError("the connection was closed")
-        parts += part
-    return bytes(parts)
-
-
 def _call(
     said: Mapping[str, Any], key: bytes, rank: int, peer: int, deadline: float
 ) -> socket.socket:
@@ -179,17 +159,13 @@ def _call(
                 )
             try:
                 to = str(address), int(said["port"])
-                connection = socket.create_connection(to, min(left, _PATIENCE))
+                connection = socket.create_connection(to, min(left, PATIENCE))
             except OSError as error:
                 errors.append(f"{address}: {error}")
                 continue
+            until = time.monotonic() + min(left, PATIENCE)
             try:
-                nonce = secrets.token_bytes(_NONCE)
-                connection.sendall(_CALL.pack(rank, nonce))
-                proof, asked = _ANSWER.unpack(_exactly(connection, _ANSWER.size))
-                if not hmac.compare_digest(proof, _proof(key, b"called", nonce, rank, peer)):
-                    raise ConnectionError("somebody else answered")
-                connection.sendall(_proof(key, b"caller", asked, rank, peer))
+                prove(connection, key, rank, peer, until)
             except OSError as error:
                 connection.close()
                 errors.append(f"{address}: {error}")
@@ -198,35 +174,3 @@ def _call(
         if not said["addresses"]:
             raise MachineError(f"init: rank {peer}, {_name(said)}, has no address to call it at")
         time.sleep(0.01)
-
-
-def _answer(
-    door: socket.socket, key: bytes, rank: int, callers: set[int], deadline: float
-) -> list[tuple[int, socket.socket]]:
-    """Take the calls of higher ranks; whoever else calls is sent away."""
-    missing, taken = set(callers), []
-    while missing:
-        left = deadline - time.monotonic()
-        if left <= 0:
-            raise DeadlineError(f"init: rank {rank} waited for {named(sorted(missing))} in vain")
-        door.settimeout(None if left == float("inf") else left)
-        try:
-            connection, _ = door.accept()
-        except TimeoutError:
-            continue
-        connection.settimeout(_PATIENCE)
-        try:
-            caller, asked = _CALL.unpack(_exactly(connection, _CALL.size))
-            nonce = secrets.token_bytes(_NONCE)
-            connection.sendall(_ANSWER.pack(_proof(key, b"called", asked, caller, rank), nonce))
-            proof = _exactly(connection, _PROOF)
-            if caller not in missing or not hmac.compare_digest(
-                proof, _proof(key, b"caller", nonce, caller, rank)
-            ):
-                raise ConnectionError("no rank of ours")
-        except OSError:
-            connection.close()
-            continue
-        missing.discard(caller)
-        taken.append((caller, connection))
-    return taken

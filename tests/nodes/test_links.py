@@ -14,7 +14,7 @@ from ringcoll.errors import MachineError
 from ringcoll.executors.between import Between
 from ringcoll.executors.board import Board, Hello
 from ringcoll.fabric import connect as connecting
-from ringcoll.fabric import thread_fabrics
+from ringcoll.fabric import handshake, thread_fabrics
 from ringcoll.fabric.connect import Known, connect
 from ringcoll.fabric.control import State
 from ringcoll.fabric.identity import nodes_of
@@ -193,7 +193,7 @@ def test_processes_that_are_connected_stay_so_while_both_ends_hold():
 
 def test_strangers_are_sent_away(monkeypatch):
     """They call first: one with junk, one that plays a rank without knowing the key."""
-    honest, calls = connecting._answer, []
+    honest, calls = handshake.answer, []
 
     def answer(door, key, rank, callers, deadline):
         for word in (b"\0" * 20, struct.pack("<I", max(callers, default=0)) + b"x" * 16):
@@ -202,7 +202,7 @@ def test_strangers_are_sent_away(monkeypatch):
             calls.append(stranger)
         return honest(door, key, rank, callers, deadline)
 
-    monkeypatch.setattr(connecting, "_answer", answer)
+    monkeypatch.setattr(connecting, "answer", answer)
     found = [link for links in connected((0, 1)) for link in links.values()]
     assert len(found) == 2
     for link in found:
@@ -210,6 +210,38 @@ def test_strangers_are_sent_away(monkeypatch):
     assert [link.broken for link in found] == ["", ""]
     for link in found:
         link.close()
+    for stranger in calls:
+        stranger.close()
+
+
+@pytest.mark.parametrize("crowd", [3, 200])
+def test_strangers_who_say_nothing_hold_up_nobody(monkeypatch, crowd):
+    """They have all called before the ranks do, one of them with the half of a call."""
+    honest, here = handshake.answer, threading.Event()
+    calls: list[socket.socket] = []
+
+    def answer(door, key, rank, callers, deadline):
+        if callers:
+            door.listen(crowd)
+            calls.extend(socket.create_connection(door.getsockname()) for _ in range(crowd))
+            calls[0].sendall(b"\0" * 7)
+            here.set()
+        return honest(door, key, rank, callers, deadline)
+
+    def call(*args):
+        here.wait()
+        return calling(*args)
+
+    calling = connecting._call
+    monkeypatch.setattr(connecting, "answer", answer)
+    monkeypatch.setattr(connecting, "_call", call)
+    monkeypatch.setattr(connecting, "PATIENCE", 30.0)
+    monkeypatch.setattr(handshake, "PATIENCE", 30.0)
+    found = connected((0, 1, 2), timeout=25.0)
+    assert [sorted(links) for links in found] == [[1, 2], [0, 2], [0, 1]]
+    for links in found:
+        for link in links.values():
+            link.close()
     for stranger in calls:
         stranger.close()
 
