@@ -106,7 +106,7 @@ def test_a_parameter_holds_the_factor_where_the_kernel_reads_it(dtype):
     case = Case(build("all_reduce", "ring", 1), LL, 3, dtype, "premul_sum", scalars=(3,))
     parameter = world.ready(case, world.arrays(case)).parameter
     # Args up to its locals; progress, report, own, one arena, mappings, two words of hello.
-    at = struct.calcsize("<QQQIIIIII") + 8 * (3 + 1 + 1 + 2)
+    at = struct.calcsize("<QQQIIII") + 8 * (3 + 1 + 1 + 2)
     wanted = np.array(3, row.accumulator).tobytes()
     assert parameter[at : at + 16] == wanted.ljust(16, b"\0")
 
