@@ -96,6 +96,7 @@ class NodesFabric(Fabric):
         """Tell all by which tags messages come here, and find that all have come; collective."""
         ranges = self.allgather(b"%d" % self._carrier.reserve(), what=what)
         self.messages = self._carrier.messages([int(number) for number in ranges], self.rank)
+        self.messages.on_failure(self._await_news)
         self._held.append(self.messages)
         finalize.track(self)
 
@@ -272,6 +273,13 @@ class NodesFabric(Fabric):
                 for rank in killed
             )
             raise RankLostError("; ".join(graves))
+
+    def _await_news(self) -> None:
+        """MPI has failed: if a rank has died, its connection says so soon, and this raises."""
+        late = time.monotonic() + _SOON
+        while time.monotonic() < late:
+            self._news_from_afar()
+            time.sleep(_LOOK)
 
     def lost(self) -> tuple[int, ...]:
         """The other ranks that have died or closed.

@@ -174,6 +174,7 @@ class Messages:
         self._firsts, self._own = firsts, own
         # Weak: what MPI may touch outlives a communicator that was dropped, its owner does not.
         self._doubt: weakref.WeakMethod[Doubt] | None = None
+        self._failure: weakref.WeakMethod[Callable[[], None]] | None = None
         self._store: weakref.WeakMethod[Store] | None = None
         self._awaited: dict[int, tuple[Any, Array]] = {}
         self._unsent: list[tuple[Any, Array]] = []
@@ -188,6 +189,10 @@ class Messages:
         method = None if self._doubt is None else self._doubt()
         if method is not None:
             method(rank)
+
+    def on_failure(self, failed: Callable[[], None]) -> None:
+        """Tell a method that MPI has failed, as it does when a rank has died; it may raise."""
+        self._failure = weakref.WeakMethod(failed)
 
     def listen(self, ranks: Sequence[int], store: Store) -> None:
         """Give what these ranks post here to a method, in the order of each, as it comes."""
@@ -284,6 +289,9 @@ class Messages:
                 raise MismatchError(
                     f"rank {rank} sent more bytes than were to come: the ranks make different calls"
                 ) from error
+            failed = None if self._failure is None else self._failure()
+            if failed is not None:
+                failed()
             peer = f" to or from rank {rank}" if rank >= 0 else ""
             raise MachineError(f"MPI could not carry a message{peer}: {error}") from error
 
