@@ -45,8 +45,15 @@ class Known:
         self.links = {name: link for name, link in self.links.items() if not link.broken}
         return list(self.links)
 
+    def forked(self) -> None:
+        """This process is a child: another one, which must not hold the parent's open."""
+        for link in self.links.values():
+            link.close()
+        self.own, self.links = secrets.token_hex(16), {}
+
 
 _KNOWN = Known()
+os.register_at_fork(after_in_child=_KNOWN.forked)
 
 
 def connect(

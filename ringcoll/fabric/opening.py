@@ -65,12 +65,7 @@ def _nodes_fabric(
     links = connect(bootstrap, nodes, timeout)
     serial = int.from_bytes(bootstrap.allgather(secrets.token_bytes(8))[0], "little")
     near = [rank for rank, node in enumerate(nodes) if node == nodes[bootstrap.rank]]
-    try:
-        local = _local_fabric(bootstrap, near, timeout)
-    except Error:
-        for link in links.values():
-            link.close()
-        raise
+    local = _local_fabric(bootstrap, near, timeout)
     fabric = NodesFabric(bootstrap.rank, nodes, local, links, serial, carrier, timeout)
     keys = ("boot", "pidns", "pid")
     places = zip(nodes, found, strict=True)

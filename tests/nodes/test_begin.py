@@ -75,5 +75,5 @@ def test_a_node_that_has_no_room_is_not_waited_for(nodes):
     assert outcome.errors == ""
     found, far = outcome.word("error"), "rank 2 failed: "
     assert found == {rank: f"OutOfMemory: {far * (rank < 2)}no room" for rank in range(3)}
-    assert outcome.word("sum") == dict.fromkeys(range(3), 6.0)
+    assert outcome.word("sums") == {rank: [6.0, 6.0] for rank in range(3)}
     assert outcome.word("early") == dict.fromkeys(range(3), True)

@@ -191,6 +191,17 @@ def test_processes_that_are_connected_stay_so_while_both_ends_hold():
             link.close()
 
 
+def test_a_child_knows_none_of_its_parents_connections():
+    known = connecting.Known()
+    here, there = pair()
+    known.links["far"], own = Link(here, "far"), known.own
+    known.forked()
+    assert not known.alive()
+    assert known.own != own
+    assert there.recv(1) == b""
+    there.close()
+
+
 def test_strangers_are_sent_away(monkeypatch):
     """They call first: one with junk, one that plays a rank without knowing the key."""
     honest, calls = handshake.answer, []

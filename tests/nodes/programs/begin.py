@@ -89,14 +89,16 @@ def full() -> dict:
     def refuse(*args: object) -> NoReturn:
         raise OutOfMemory("no room")
 
-    if os.environ["RINGCOLL_NODE"] == "b":
-        of_fabric.create = refuse
-    begun = time.monotonic()
-    error = told(ringcoll.init, timeout=20)
-    took = time.monotonic() - begun
-    of_fabric.create = create
-    with ringcoll.init(timeout=20) as comm:
-        return {"error": error, "early": took < 20, "sum": total(comm)}
+    with ringcoll.init(timeout=20) as before:
+        if os.environ["RINGCOLL_NODE"] == "b":
+            of_fabric.create = refuse
+        begun = time.monotonic()
+        error = told(ringcoll.init, timeout=20)
+        took = time.monotonic() - begun
+        of_fabric.create = create
+        sums = [total(before)]
+        with ringcoll.init(timeout=20) as comm:
+            return {"error": error, "early": took < 20, "sums": [*sums, total(comm)]}
 
 
 def many() -> dict:
