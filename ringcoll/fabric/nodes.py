@@ -244,8 +244,13 @@ class NodesFabric(Fabric):
         inbox = self.links[rank].inbox(self._serial)
         if inbox.state is None:
             return State.OPEN, "", 0
-        value, reason = json.loads(inbox.state)
-        return State(value), str(reason), inbox.since
+        try:
+            value, reason = json.loads(inbox.state)
+            return State(value), str(reason), inbox.since
+        except (ValueError, TypeError, RecursionError) as error:
+            raise MachineError(
+                f"rank {rank} told of its state what means nothing: {error}"
+            ) from None
 
     def _news_from_afar(self) -> None:
         """Raise if a rank of another node has died or aborted."""
