@@ -175,6 +175,7 @@ def check_fields(record: Any) -> None:
         except TypeError:
             raise ArgumentTypeError(f"option {name}={value!r}: wanted {kind.legal}") from None
         except ValueError:
-            near = difflib.get_close_matches(str(value), kind.names, n=1)
+            # Stricter than the usual 0.6, by which "gpu" would be told to be "cpu".
+            near = difflib.get_close_matches(str(value), kind.names, n=1, cutoff=0.7)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise ArgumentError(f"option {name}={value!r}: wanted {kind.legal}{hint}") from None

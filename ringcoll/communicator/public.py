@@ -24,7 +24,7 @@ from ringcoll.communicator.rank import RankState, in_words
 from ringcoll.communicator.topology import Topology
 from ringcoll.communicator.work import Work
 from ringcoll.dtypes import ReduceOp, dtype_of
-from ringcoll.errors import ArgumentError, MachineError
+from ringcoll.errors import ArgumentError, ArgumentTypeError, MachineError
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -267,8 +267,11 @@ class Communicator(Calling):
             MachineError: a rank has not the library that it asks for; on every rank.
 
         """
-        row, state = dtype_of(dtype), self._state
         where, lacks, wrapped = f"empty on rank {self.rank}", None, None
+        try:
+            row, state = dtype_of(dtype), self._state
+        except ArgumentTypeError as error:
+            raise ArgumentTypeError(f"{where}: {error}") from None
         try:
             wrapped = library_of(like, row, self.device, where)
         except MachineError as error:
@@ -316,15 +319,22 @@ class Communicator(Calling):
             collective: its name.
             nbytes: bytes of the larger of its two buffers.
 
+        Raises:
+            ArgumentTypeError: ``nbytes`` is no integer.
+            ArgumentError: it is negative, or there is no such collective.
+
         """
+        where = f"explain on rank {self.rank}"
+        if isinstance(nbytes, bool) or not isinstance(nbytes, (int, np.integer)):
+            raise ArgumentTypeError(f"{where}: nbytes={nbytes!r}, wanted an integer, as 1 << 20")
         if nbytes < 0:
-            raise ArgumentError(f"explain on rank {self.rank}: nbytes={nbytes}: at least 0")
+            raise ArgumentError(f"{where}: nbytes={nbytes}: at least 0")
         if collective not in COLLECTIVES or collective == "send":
             raise ArgumentError(
-                f"explain on rank {self.rank}: collective={collective!r}: one of "
+                f"{where}: collective={collective!r}: one of "
                 f"{', '.join(name for name in COLLECTIVES if name != 'send')}"
             )
-        return self._state.explain(collective, nbytes)
+        return self._state.explain(collective, int(nbytes))
 
     # -- life --------------------------------------------------------------------------------
 

@@ -352,3 +352,20 @@ def test_an_algorithm_of_the_communicator_holds_where_a_collective_has_it():
 
 def test_every_collective_is_tested_here():
     assert set(SHAPES) | {"send", "barrier"} == set(ALGORITHMS)
+
+
+def test_what_is_asked_of_empty_and_explain_is_refused_by_name():
+    with ringcoll.init(device="cpu") as comm:
+        with pytest.raises(ArgumentTypeError, match="empty on rank 0: dtype='flot32'"):
+            comm.empty(4, "flot32")
+        with pytest.raises(
+            ArgumentTypeError, match="explain on rank 0: nbytes='1M', wanted an int"
+        ):
+            comm.explain("all_reduce", "1M")
+        with pytest.raises(ArgumentError, match="explain on rank 0: nbytes=-1"):
+            comm.explain("all_reduce", -1)
+
+
+def test_no_device_is_taken_for_another():
+    with pytest.raises(ArgumentError, match=r"one of auto, cpu, cuda$"):
+        ringcoll.init(device="gpu")
