@@ -22,7 +22,7 @@ from ringcoll.bootstrap.store import StoreBootstrap
 from ringcoll.communicator.public import Communicator
 from ringcoll.communicator.start import _communicator
 from ringcoll.config import Config, starting
-from ringcoll.errors import ArgumentError, ArgumentTypeError, Error
+from ringcoll.errors import ArgumentError, ArgumentTypeError, Error, UsageError
 from ringcoll.fabric import open_fabric
 from ringcoll.torch.backend import Backend
 from ringcoll.torch.blocks import Blocks
@@ -335,12 +335,17 @@ def _options(given: object) -> tuple[Config | None, dict[str, Any]]:
     """What the user passed as ``pg_options``.
 
     Raises:
-        ArgumentTypeError: neither options by name nor a Config.
+        ArgumentTypeError: neither options by name nor a Config, or an option that does not exist.
+        ArgumentError: a value that an option does not take.
 
     """
     if given is None or isinstance(given, Config):
         return given, {}
     if isinstance(given, Mapping) and all(isinstance(name, str) for name in given):
+        try:
+            starting(None, None, "auto", given)  # refused here, not by the group's first call
+        except UsageError as error:
+            raise type(error)(f"init_process_group, pg_options: {error}") from None
         return None, dict(given)
     raise ArgumentTypeError(
         f"init_process_group: pg_options is a {type(given).__name__}; for ringcoll pass a "

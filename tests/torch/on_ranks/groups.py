@@ -71,6 +71,8 @@ def options(rank, n):
     dist.destroy_process_group(group)
     with pytest.raises(TypeError, match="pg_options"):
         dist.new_group(pg_options=object())
+    with pytest.raises(TypeError, match=r"pg_options: .* no option 'slice'; did you mean 'slices'"):
+        dist.new_group(pg_options={"slice": 2})
     dist.barrier()
 
 
