@@ -49,6 +49,8 @@ def flat(obj: object, *, argument: str, where: str, writable: bool) -> Array:
     flags = array.flags
     if not flags.c_contiguous:
         way = "its transpose .T" if flags.f_contiguous else f"np.ascontiguousarray({argument})"
+        if writable and not flags.f_contiguous:
+            way += ", a copy, and take the result from there"
         raise ArgumentError(
             f"{where}: {argument} of shape {array.shape} with strides {array.strides} is not "
             f"contiguous in C order; pass {way}"
