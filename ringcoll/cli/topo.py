@@ -74,7 +74,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="only what is strange or not sure about the machine, and what the search did",
     )
-    output("--json", metavar="FILE", help="write GPUs, rings and limits as JSON; - is stdout")
+    output(
+        "--json",
+        metavar="FILE",
+        help="write GPUs, rings (by places in the list of GPUs) and limits as JSON; - is stdout",
+    )
     output("--xml", metavar="FILE", help="write the machine in NCCL's form; - is stdout")
     output("--graph", metavar="FILE", help="write the rings as NCCL_GRAPH_FILE wants; - is stdout")
     output("--compare", metavar="FILE", help="judge the rings of an NCCL_GRAPH_FILE beside these")
