@@ -361,7 +361,7 @@ def test_what_is_asked_of_empty_and_explain_is_refused_by_name():
         with pytest.raises(
             ArgumentTypeError, match="explain on rank 0: nbytes='1M', wanted an int"
         ):
-            comm.explain("all_reduce", "1M")
+            comm.explain("all_reduce", "1M")  # type: ignore[arg-type]
         with pytest.raises(ArgumentError, match="explain on rank 0: nbytes=-1"):
             comm.explain("all_reduce", -1)
 
