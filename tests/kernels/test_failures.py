@@ -14,7 +14,7 @@ from tests.kernels.cases import LL, STAGED, Case
 from tests.kernels.stand_in import compile_all, needs_compiler
 from tests.kernels.world import ABORT, Ready, World
 
-pytestmark = needs_compiler
+pytestmark = [needs_compiler, pytest.mark.alone]
 
 EXPIRED, DIFFERENT, GIVEN_UP, TOLD, WORN = 1, 2, 3, 4, 5
 HELLO = 0xFFFFFFFF

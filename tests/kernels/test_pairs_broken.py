@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,7 @@ from tests.kernels.stand_in import KERNELS, needs_compiler
 from tests.kernels.test_broken import changed, copied
 from tests.kernels.world import World
 
-pytestmark = needs_compiler
+pytestmark = [needs_compiler, pytest.mark.alone]
 
 SLOW = ("if (first >= count) return 0;", "for (u32 k = 0; replica && k < 3000; ++k) pause();")
 """A machine on which all replicas but the first take their time."""
@@ -97,7 +97,7 @@ MUTANTS = [
 ]
 
 
-def verdict(mutant: Mutant, kernels: Path, timeout: float = 20.0) -> str:
+def verdict(mutant: Mutant, kernels: Path, timeout: float = 50.0) -> str:
     """One word for what has come of the messages."""
     world = World(2, zone=512 << 10)
     traffic = Traffic([(0, 1, nbytes) for nbytes in mutant.lengths])
@@ -131,7 +131,9 @@ def kernels_of(mutant: Mutant, folder: Path, *, wrong: bool) -> Path:
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_wrong_kernel_is_seen(mutant: Mutant, tmp_path: Path) -> None:
     kernels = kernels_of(mutant, tmp_path, wrong=True)
-    assert verdict(mutant, kernels, 1.0) in {"wrong", "report"}
+    # A busy machine is slower to go wrong.
+    tries = [replace(mutant, late=mutant.late * more) for more in (1, 4, 16)]
+    assert any(verdict(each, kernels, 1.0 + 2 * each.late) != "right" for each in tries)
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)

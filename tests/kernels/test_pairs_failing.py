@@ -17,7 +17,7 @@ from tests.kernels.stand_in import library, needs_compiler
 from tests.kernels.test_broken import changed, copied
 from tests.kernels.world import ABORT, World
 
-pytestmark = needs_compiler
+pytestmark = [needs_compiler, pytest.mark.alone]
 
 LONG = 20_000
 MANY = 600_000
