@@ -14,7 +14,7 @@ from ringcoll.executors.pace import Transfer
 from ringcoll.executors.rows import Row, Signal, Wait
 from ringcoll.transports.fence import Fence
 
-__all__ = ["Idle", "Lane", "Pause", "Task", "drive", "run_paced_rows", "run_rows", "steps"]
+__all__ = ["Idle", "Lane", "Pause", "Task", "drive", "post", "run_paced_rows", "run_rows", "steps"]
 
 Idle = Callable[[Callable[[], bool]], None]
 """Returns when the predicate is true; raises when a rank is lost, aborted or late."""
@@ -80,7 +80,7 @@ def run_paced_rows(
     posts: tuple[Signal, ...] = ()
     for waits, work, signals in rows:
         seen = None if due is None else _sleep_until(due, waits, base)
-        _post(posts, base, notify, fence)
+        post(posts, base, notify, fence)
         if any(words[at] < base + count for words, at, count in waits):
             idle(lambda waits=waits: all(words[at] >= base + count for words, at, count in waits))  # type: ignore[misc]
         if fence is not None:
@@ -91,15 +91,16 @@ def run_paced_rows(
         due, posts = (ended if isinstance(ended, float) else None), signals
     if due is not None:
         _sleep_until(due)
-    _post(posts, base, notify, fence)
+    post(posts, base, notify, fence)
 
 
-def _post(
+def post(
     signals: tuple[Signal, ...],
     base: int,
     notify: Callable[[int], None] | None,
     fence: Fence | None,
 ) -> None:
+    """Set the flags of signals, after all that was written before, and wake who waits."""
     if fence is not None:
         fence()
     for words, at, count, rank in signals:
@@ -146,12 +147,7 @@ class Lane:
                 self.due = due
                 return
         self.due = None
-        if self.fence is not None:
-            self.fence()
-        for words, at, count, rank in signals:
-            words[at] = self.base + count
-            if self.notify is not None:
-                self.notify(rank)
+        post(signals, self.base, self.notify, self.fence)
         self.row = next(self.rows, None)
 
 

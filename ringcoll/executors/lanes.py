@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from ringcoll.executors.drive import Lane
+from ringcoll.executors.drive import Lane, post
 from ringcoll.executors.rows import Row, Signal
 from ringcoll.transports.fence import Fence
 
@@ -72,12 +72,7 @@ class MessageLane(Lane):
         """End the messages that are over, and begin those that may."""
         while self._first_is_over():
             _, signals = self._way.popleft()
-            if self.fence is not None:
-                self.fence()
-            for words, at, count, rank in signals:
-                words[at] = self.base + count
-                if self.notify is not None:
-                    self.notify(rank)
+            post(signals, self.base, self.notify, self.fence)
         while self._may_begin() and self._upcoming is not None:
             _, work, signals = self._upcoming
             if self.fence is not None:

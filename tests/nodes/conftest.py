@@ -1,24 +1,19 @@
 """Starting a program under mpiexec on several nodes of one machine, by their names."""
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.launching import launch
+from tests.processes.conftest import PROGRAMS as OTHERS
 from tests.processes.conftest import (
-    NOTES,
     Outcome,
     alive,
     command,
-    environment,
     named,
-    noted,
     nothing_left,
-    outcome,
+    under_mpiexec,
 )
-from tests.processes.conftest import PROGRAMS as OTHERS
 
 __all__ = ["alive", "named", "nothing_left"]
 
@@ -42,18 +37,7 @@ def nodes(nothing_left, tmp_path):
         if (PROGRAMS / f"{program}.py").exists():
             words[words.index(str(OTHERS / f"{program}.py"))] = str(PROGRAMS / f"{program}.py")
         argv = [sys.executable, "-c", PLACED, names, *words]
-        if deaths:
-            argv = [sys.executable, "-c", NOTES, str(tmp_path), *argv]
-        done = subprocess.run(
-            [*launch(nranks, deaths=deaths), *argv],
-            env=environment(**env),
-            capture_output=True,
-            text=True,
-            timeout=100,
-            check=False,
-        )
-        statuses = noted(tmp_path, nranks) if deaths else [done.returncode]
-        return outcome(statuses, done.stdout, done.stderr)
+        return under_mpiexec(argv, nranks, tmp_path, deaths=deaths, **env)
 
     return run
 

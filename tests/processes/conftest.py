@@ -120,20 +120,27 @@ def mpi(nothing_left, tmp_path):
         program: str, nranks: int, *args: str, optimised: bool = False, deaths: bool = False, **env
     ) -> Outcome:
         argv = command(program, *args, nothing_left, optimised=optimised)
-        if deaths:
-            argv = [sys.executable, "-c", NOTES, str(tmp_path), *argv]
-        done = subprocess.run(
-            [*launch(nranks, deaths=deaths), *argv],
-            env=environment(**env),
-            capture_output=True,
-            text=True,
-            timeout=100,
-            check=False,
-        )
-        statuses = noted(tmp_path, nranks) if deaths else [done.returncode]
-        return outcome(statuses, done.stdout, done.stderr)
+        return under_mpiexec(argv, nranks, tmp_path, deaths=deaths, **env)
 
     return run
+
+
+def under_mpiexec(
+    argv: list[str], nranks: int, folder: Path, *, deaths: bool, **env: str
+) -> Outcome:
+    """Run a program; ``deaths``: each rank's own status, noted in the folder."""
+    if deaths:
+        argv = [sys.executable, "-c", NOTES, str(folder), *argv]
+    done = subprocess.run(
+        [*launch(nranks, deaths=deaths), *argv],
+        env=environment(**env),
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    statuses = noted(folder, nranks) if deaths else [done.returncode]
+    return outcome(statuses, done.stdout, done.stderr)
 
 
 def noted(folder: Path, nranks: int) -> list[int]:
