@@ -38,13 +38,21 @@ def command_line() -> str:
     return shlex.join(["python", "-m", f"benchmarks.{name}", *sys.argv[1:]])
 
 
-def save(name: str, content: Mapping[str, Any], *, ranks: int, folder: Path = RESULTS) -> Path:
+def save(
+    name: str,
+    content: Mapping[str, Any],
+    *,
+    ranks: int,
+    device: str = "cpu",
+    folder: Path = RESULTS,
+) -> Path:
     """Write ``benchmarks/results/NAME.json``; an older measurement of that name is replaced.
 
     Args:
         name: what was measured.
         content: the figures.
         ranks: the most ranks that took part.
+        device: kind of ranks.
         folder: another folder.
 
     """
@@ -55,7 +63,7 @@ def save(name: str, content: Mapping[str, Any], *, ranks: int, folder: Path = RE
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "command": command_line(),
         "commit": commit(),
-        "machine": machine(ranks, threads=False, device="cpu"),
+        "machine": machine(ranks, threads=False, device=device),
         "versions": versions(__version__),
         **content,
     }

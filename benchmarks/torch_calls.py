@@ -2,7 +2,7 @@
 
 ::
 
-    python -m benchmarks.torch_calls [--ranks N] [--bytes 4096] [--device cuda|cpu]
+    python -m benchmarks.torch_calls [--ranks N] [--bytes 4096] [--device cuda|cpu] [--save]
 
 On GPUs the host returns when a call is enqueued; on the CPU the time is that of the call. Calls of
 both backends take turns in blocks, in the same processes; the figure is the median of the blocks'
@@ -85,6 +85,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--bytes", type=int, default=4096, dest="nbytes")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--save", action="store_true")
+    parser.add_argument("--commit", help="what is measured, where there is no git")
     given = parser.parse_args(argv)
     nranks = given.ranks or (torch.cuda.device_count() if given.device == "cuda" else 2)
     with tempfile.TemporaryDirectory() as folder:
@@ -93,10 +94,20 @@ def main(argv: Sequence[str] | None = None) -> None:
         torch.multiprocessing.spawn(ranks_figures, arguments, nranks)
         with open(f"{store}.json", encoding="utf-8") as file:  # noqa: PTH123
             rows = json.load(file)
-    content = {"ranks": nranks, "bytes": given.nbytes, "device": given.device, "us a call": rows}
+    content: dict[str, Any] = {
+        "ranks": nranks,
+        "bytes": given.nbytes,
+        "device": given.device,
+        "us a call": rows,
+    }
     print(json.dumps(content))
     if given.save:
-        record.save("torch_calls", {**content, "torch": torch.__version__}, ranks=nranks)
+        content["torch"] = torch.__version__
+        if given.device == "cuda":
+            content["gpus"] = [torch.cuda.get_device_name(rank) for rank in range(nranks)]
+        if given.commit:
+            content["commit"] = given.commit
+        record.save("torch_calls", content, ranks=nranks, device=given.device)
 
 
 if __name__ == "__main__":

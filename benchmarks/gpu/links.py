@@ -2,16 +2,20 @@
 
 ::
 
-    python -m benchmarks.gpu.links --out FILE
+    python -m benchmarks.gpu.links --out FILE [--commit HASH]
 
 All GPUs copy to their neighbour at once, in a ring: by copy engine, and by a kernel that stores 16
-bytes a thread. With one GPU the neighbour is itself, and the figures are its own memory's.
+bytes a thread. With one GPU the neighbour is itself, and the figures are its own memory's. Beside
+them stands what ``ringcoll topo`` takes the machine for, from tables and with ``--measure``.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -147,24 +151,39 @@ def launches(gpu: device.Gpu) -> dict[str, Any]:
     }
 
 
+def topology(report: Report) -> None:
+    """What the library takes the rings for."""
+    for key, words in (("detected", ()), ("measured", ("--measure",))):
+        argv = (sys.executable, "-m", "ringcoll", "topo", *words, "--json", "-")
+        found = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60)
+        report.note(key, json.loads(found.stdout))
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run from the command line."""
     parser = argparse.ArgumentParser(description="Time the links between GPUs, and launching.")
     parser.add_argument("--out", type=Path, required=True, help="the JSON file to write")
+    parser.add_argument("--commit", help="what is measured, where there is no git")
     options = parser.parse_args(argv)
 
     report = Report(options.out, "links")
+    if options.commit:
+        report.note("commit", options.commit)
     gpus = [device.Gpu(index) for index in range(device.count())]
     parts: dict[str, Callable[[], None]] = {
         "peer access": lambda: device.enable_peers(gpus),
         "launches": lambda: report.note("launches", launches(gpus[0])),
         "bandwidths": lambda: bandwidths(report, gpus),
+        "topology": lambda: topology(report),
     }
     for name, part in parts.items():
         attempt(report, name, part)
     for row in report.rows:
         wrong = "  WRONG" if row["wrong"] else ""
         print(f"{row['name']:<20} {row['bytes_per_s'] / 1e9:8.1f} GB/s{wrong}")
+    for key in ("detected", "measured"):
+        if key in report.extra:
+            print(f"{f'topo, {key}':<20} {report.extra[key]['total_bandwidth']:8.1f} GB/s")
     for name, seconds in report.extra.get("launches", {}).items():
         print(f"{name:<20} {seconds * 1e6:8.2f} us")
     return 1 if report.errors or any(row["wrong"] for row in report.rows) else 0

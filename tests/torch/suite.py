@@ -187,7 +187,12 @@ def judged(found: dict[str, Result], excluded: dict[str, str], gpus: int) -> lis
 
 
 def record(
-    gpus: int, found: dict[str, Result], excluded: dict[str, str], wrong: list[str], nranks: int
+    gpus: int,
+    found: dict[str, Result],
+    excluded: dict[str, str],
+    wrong: list[str],
+    nranks: int,
+    measured: str | None,
 ) -> None:
     """Put a run of all tests into the results, in place of an earlier one of the same torch."""
     from benchmarks.record import commit
@@ -202,7 +207,7 @@ def record(
     run: dict[str, Any] = {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "command": f"scripts/torch_suite --all{f' --cuda {gpus}' * bool(gpus)} --record",
-        "commit": commit(),
+        "commit": measured or commit(),
         "machine": machine(nranks, threads=False, device="cuda" if gpus else "cpu"),
         "versions": versions(__version__),
         "counts": {word: len(names) for word, names in outcomes.items()}
@@ -232,6 +237,7 @@ def main() -> int:
     parser.add_argument("--start", choices=("fork", "spawn"), default="fork", help="of ranks")
     parser.add_argument("--timeout", type=int, default=90, help="seconds for one test")
     parser.add_argument("--record", action="store_true", help="write benchmarks/results")
+    parser.add_argument("--commit", help="what is tested, where there is no git")
     parser.add_argument("--logs", type=Path, help="folder for what the tests print")
     args = parser.parse_args()
     if args.record and not args.all:
@@ -262,7 +268,7 @@ def main() -> int:
     passed = sum(found[name].outcome == "passed" for name in found)
     print("\n".join([*wrong, f"{passed} tests passed, {len(wrong)} things wrong"]))
     if args.record:
-        record(args.cuda, found, excluded, wrong, max(kind.nranks for kind in kinds))
+        record(args.cuda, found, excluded, wrong, max(kind.nranks for kind in kinds), args.commit)
     return 1 if wrong else 0
 
 
