@@ -7,8 +7,8 @@
 JAX's arrays are immutable. So one is only ever the ``sendbuf`` of a call, which reads it where it
 lies (on the host by the buffer protocol, on a GPU by ``__cuda_array_interface__`` or DLPack), and
 the ``recvbuf`` is memory of ``comm.empty``: numpy's on CPU ranks, CuPy's on GPU ranks. JAX then
-*copies* that into an array of its own. Without ``copy=True`` its array may alias memory that the
-next call writes, behind the back of a compiler that takes arrays for constant.
+*copies* that into an array of its own: what ``from_dlpack`` gives may alias memory that the next
+call writes, behind the back of a compiler that takes arrays for constant.
 
 JAX runs on streams of its own, which nobody else sees: before a call wait for the gradients with
 ``block_until_ready``, and after it for the sum with ``comm.synchronize``.
@@ -67,7 +67,7 @@ def train(comm):
         comm.all_reduce(gradient.block_until_ready(), total, op="avg")
         comm.synchronize()
         # Read before the next call writes: that one waits for gradients at these parameters.
-        parameters = update(parameters, jnp.from_dlpack(total, copy=True))
+        parameters = update(parameters, jnp.array(jnp.from_dlpack(total), copy=True))
         losses.append(float(value))
     return losses[0], losses[-1], ravel_pytree(parameters)[0]
 

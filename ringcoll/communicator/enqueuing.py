@@ -7,7 +7,6 @@ calls with the same arrays everything is kept; what is left is a look-up and the
 from __future__ import annotations
 
 import ctypes
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -28,7 +27,7 @@ from ringcoll.executors.cuda.executor import Enqueued, Ready
 from ringcoll.executors.cuda.params import factor_bytes, start_of
 from ringcoll.executors.cuda.sending import Paired
 from ringcoll.transports.cuda.arrays import DeviceArray, device_array
-from ringcoll.transports.cuda.streams import stream_pointer
+from ringcoll.transports.cuda.streams import stream_of
 
 __all__ = ["Enqueuer"]
 
@@ -40,12 +39,13 @@ class Enqueuer:
     """Makes the calls of one communicator on GPUs."""
 
     def __init__(self, state: CudaState, nranks: int) -> None:
-        from cupy.cuda import get_current_stream, runtime
+        from cupy.cuda import ExternalStream, get_current_stream, runtime
 
         self._state, self._nranks, self._lock = state, nranks, state.lock
         self._rank, self._ordinal = state.fabric.rank, state.device.ordinal
         self._device: Callable[[], int] = runtime.getDevice
         self._stream: Callable[[], Any] = get_current_stream
+        self._foreign: type = ExternalStream
         # The last call's stream is waited for later, and a handle is nothing once it is destroyed.
         self._owner: object = None
         self._kept: dict[tuple[object, ...], Kept] = {}
@@ -69,10 +69,11 @@ class Enqueuer:
                 and current() is None
             ):
                 stream = self._stream()
-                with self._lock:
-                    _before, self._owner = self._owner, stream
-                    state.run(kept.ready, stream.ptr)
-                return None
+                if type(stream) is not self._foreign:
+                    with self._lock:
+                        _before, self._owner = self._owner, stream
+                        state.run(kept.ready, stream.ptr)
+                    return None
         return self._slowly(name, sendbuf, recvbuf, op, root, how)
 
     def _slowly(
@@ -93,16 +94,15 @@ class Enqueuer:
             ready = self._prepared(key, name, sendbuf, recvbuf, op, root, options, where)
         alive = sendbuf, recvbuf
         pointer, owner = self._stream_of(stream, alive, where)
-        return self._enqueue(Enqueued(ready, pointer), pointer, alive, owner, later=later)
+        enqueued = Enqueued(ready, pointer, owner is not None)
+        return self._enqueue(enqueued, pointer, alive, owner, later=later)
 
     def _stream_of(
         self, stream: Any, buffers: tuple[object, ...], where: str
     ) -> tuple[int, object]:
-        """The stream of a call: its handle, and what must live as long as that."""
+        """The stream of a call: its handle, and what must live as long as that, if known."""
         like = next((buffer for buffer in buffers if buffer is not None), None)
-        ordinal = self._ordinal
-        pointer = stream_pointer(stream, like, ordinal=ordinal, where=where)
-        return pointer, stream if stream is not None else _current(like, ordinal)
+        return stream_of(stream, like, ordinal=self._ordinal, where=where)
 
     def _enqueue(
         self,
@@ -148,7 +148,8 @@ class Enqueuer:
                 self._counts.pop(next(iter(self._counts)))
             ready = self._state.prepare(plain, config)
         self._counts[key] = ready
-        return self._enqueue(Enqueued(ready, pointer), pointer, alive, owner, later=later)
+        enqueued = Enqueued(ready, pointer, owner is not None)
+        return self._enqueue(enqueued, pointer, alive, owner, later=later)
 
     def pairs(
         self, name: str, calls: list[Call], how: dict[str, Any], alive: tuple[object, ...], /
@@ -160,7 +161,8 @@ class Enqueuer:
         pointer, owner = self._stream_of(stream, alive, f"{name} on rank {self._rank}")
         timeout = config.timeout if config.timeout is not None else state.fabric.timeout
         most = None if config.max_sms is None else min(config.max_sms, state.cuda.resources.blocks)
-        paired = Paired(state.sending, tuple(calls), pointer, timeout, most)
+        owned = owner is not None
+        paired = Paired(state.sending, tuple(calls), pointer, timeout, owned, most)
         return self._enqueue(paired, pointer, alive, owner, later=later)
 
     def _options(self, name: str, how: dict[str, Any]) -> tuple[Config, Any, bool]:
@@ -219,16 +221,6 @@ class Enqueuer:
         """Keep no call any more."""
         self._kept.clear()
         self._counts.clear()
-
-
-def _current(like: Any, ordinal: int) -> object:
-    """The stream object that a call on ``like`` goes to when it names none."""
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(like, torch.Tensor):
-        return torch.cuda.current_stream(ordinal)
-    from cupy.cuda import get_current_stream
-
-    return get_current_stream(ordinal)
 
 
 def _flat(found: DeviceArray) -> npt.NDArray[Any]:

@@ -105,15 +105,40 @@ def test_the_stream_of_the_call():
     assert ringcoll.spawn(work, 2, device="cuda", timeout=20) == [(3.0, 6.0)] * 2
 
 
+def test_streams_that_are_gone():
+    """Of a stream that was given by its handle alone nobody says how long it lives."""
+
+    def work(comm):
+        cupy = comm.xp
+        with on(comm):
+            x = comm.empty(500, "int32")
+            x.fill(1)
+            cupy.cuda.get_current_stream().synchronize()
+            for turn in range(100):
+                stream = cupy.cuda.Stream(non_blocking=True)
+                told = cupy.cuda.ExternalStream(stream.ptr) if turn % 2 else stream.ptr
+                comm.all_reduce(x, op="avg" if turn else "sum", stream=told)
+                stream.synchronize()
+                del stream
+            comm.synchronize()
+            return int(x[499])
+
+    assert ringcoll.spawn(work, 2, device="cuda", timeout=20) == [2, 2]
+
+
 def test_work_orders_the_current_stream():
     def work(comm):
         cupy = comm.xp
         with on(comm):
             first, second = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
             x, y = comm.empty(70_000, "float32"), cupy.zeros(70_000, "float32")
-            cupy.cuda.get_current_stream().synchronize()
+            # Kernels are compiled before the clock of the long one runs.
+            busy(cupy)
+            x.fill(0)
+            comm.all_reduce(x)
+            comm.synchronize()
             with first:
-                busy(cupy, 0.3)
+                busy(cupy, 0.5)
                 x.fill(comm.rank + 1)
                 started = comm.all_reduce(x, async_op=True)
             early = started.done()

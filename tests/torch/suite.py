@@ -22,6 +22,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from tests.torch.suite_variant import STARTS
+
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 LISTS = HERE / "suite.json"
@@ -234,7 +236,7 @@ def main() -> int:
     )
     parser.add_argument("--backend", default="ringcoll", help="another, for comparison")
     parser.add_argument("--jobs", type=int, default=max(1, len(os.sched_getaffinity(0)) // 2))
-    parser.add_argument("--start", choices=("fork", "spawn"), default="fork", help="of ranks")
+    parser.add_argument("--start", choices=STARTS, help="of ranks (fork; on GPUs forkserver)")
     parser.add_argument("--timeout", type=int, default=90, help="seconds for one test")
     parser.add_argument("--record", action="store_true", help="write benchmarks/results")
     parser.add_argument("--commit", help="what is tested, where there is no git")
@@ -246,7 +248,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         logs = args.logs or Path(folder)
         logs.mkdir(parents=True, exist_ok=True)
-        runner = Runner(args.backend, args.cuda, args.jobs, logs, args.timeout, args.start)
+        start = args.start or ("forkserver" if args.cuda else "fork")
+        runner = Runner(args.backend, args.cuda, args.jobs, logs, args.timeout, start)
         kinds = variants(args.backend, args.cuda)
         if args.ci:
             found: dict[str, Result] = {}

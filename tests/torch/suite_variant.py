@@ -1,8 +1,10 @@
 """One variant of PyTorch's distributed tests: a world size, and the name that the backend goes by.
 
 torch is imported once and the ranks of each test are forked from here, which takes most of the time
-off PyTorch's own way, a fresh interpreter for every rank of every test. Results go to a file, one
-JSON object a line; what tests print goes to standard error.
+off PyTorch's own way, a fresh interpreter for every rank of every test. Where there are GPUs,
+importing the tests may start CUDA, which a fork does not survive: there ranks are forked from a
+server that has imported torch alone. Results go to a file, one JSON object a line; what tests print
+goes to standard error.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ from typing import IO, Any
 
 BACKEND = "ringcoll"
 GIVEN = "_RINGCOLL_SUITE"  # the arguments of a variant, for ranks that are spawned
+STARTS = ("fork", "forkserver", "spawn")
+PRELOADED = ("torch.distributed", "torch.testing", "cupy", "ringcoll.torch")
 PATIENCE = 60  # seconds for the test's own barrier among files; its 10 are few on a busy machine
 
 
@@ -33,7 +37,7 @@ def main() -> None:
     parser.add_argument("--backend", default=BACKEND)
     parser.add_argument("--known-as", required=True)
     parser.add_argument("--world-size", type=int, required=True)
-    parser.add_argument("--start", choices=("fork", "spawn"), default="fork")
+    parser.add_argument("--start", choices=STARTS, default="fork")
     parser.add_argument("--timeout", type=int, default=120, help="seconds for one test")
     args = parser.parse_args()
     given = (args.backend, args.known_as, args.world_size, args.start, args.timeout)
@@ -98,7 +102,12 @@ def suite(
 
         def setUp(self) -> None:
             super().setUp()
-            self._start_processes(torch.multiprocessing.get_context(start).Process)
+            context = torch.multiprocessing.get_context(start)
+            if start == "forkserver":
+                context.set_forkserver_preload(list(PRELOADED))
+                self._start_processes(functools.partial(informed, context.Process))
+            else:
+                self._start_processes(context.Process)
 
         def _check_return_codes(self, fn: Any, elapsed_time: float) -> None:
             super()._check_return_codes(fn, elapsed_time)
@@ -111,6 +120,18 @@ def suite(
     Suite.__qualname__ = "Suite"
     globals()["Suite"] = Suite
     return Suite
+
+
+def informed(kind: Callable[..., Any], target: Callable[..., Any], args: Any, **how: Any) -> Any:
+    """A process that knows the environment as it is now, not as it was when the server began."""
+    return kind(target=with_environment, args=(dict(os.environ), target, *args), **how)
+
+
+def with_environment(
+    environment: dict[str, str], target: Callable[..., Any], *args: Any, **how: Any
+) -> None:
+    os.environ.update(environment)
+    target(*args, **how)
 
 
 def answering(dist: ModuleType, name: str, known_as: str, backend: str) -> None:

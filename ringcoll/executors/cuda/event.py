@@ -30,6 +30,11 @@ class Event:
         with on(self._ordinal) as cuda:
             return bool(cuda.eventQuery(self._event) == 0)
 
+    def synchronize(self) -> None:
+        """Wait until the stream has come so far."""
+        with on(self._ordinal) as cuda:
+            cuda.eventSynchronize(self._event)
+
     def order(self, stream: int) -> None:
         """Let what a stream is given from now on come after it."""
         with on(self._ordinal) as cuda:

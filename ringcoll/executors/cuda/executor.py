@@ -20,13 +20,14 @@ import numpy.typing as npt
 
 from ringcoll.arguments.calls import Call
 from ringcoll.collectives import COLLECTIVES
-from ringcoll.errors import AbortedError, Error, MachineError, MismatchError
+from ringcoll.errors import AbortedError, Error, MismatchError
 from ringcoll.executors.board import RECORDS, Board
 from ringcoll.executors.cuda.arena import MOST_BLOCKS, REPORT_BYTES, Arena
 from ringcoll.executors.cuda.body import body_of
 from ringcoll.executors.cuda.choose import Chosen, Resources, Wishes, choose
 from ringcoll.executors.cuda.event import Event
-from ringcoll.executors.cuda.gate import Gate, Offer, order
+from ringcoll.executors.cuda.followed import Followed
+from ringcoll.executors.cuda.gate import Gate, Offer
 from ringcoll.executors.cuda.hellos import Hellos
 from ringcoll.executors.cuda.lanes import CopyLaunch, Streams, copy_launch
 from ringcoll.executors.cuda.loader import Launchable, Loader
@@ -86,10 +87,18 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Enqueued:
-    """A call and the stream that it goes to."""
+    """A call and the stream that it goes to.
+
+    Args:
+        ready: the call.
+        stream: its handle.
+        owned: whether somebody keeps the stream alive until it is followed no more.
+
+    """
 
     ready: Ready
     stream: int
+    owned: bool = True
 
     @property
     def timeout(self) -> float:
@@ -128,7 +137,7 @@ class CudaExecutor:
         self.recorder: Recorder | None = None
         self.running: Ready | None = None
         self.last: Ready | None = None
-        self.stream: int | None = None
+        self.followed = Followed(device.ordinal, f"rank {fabric.rank}: {device}")
         self.pair_timeout = 0.0
         self.partial = False  # whether calls were made that end before their hellos are compared
         self._different: Report | None = None
@@ -296,17 +305,18 @@ class CudaExecutor:
 
         """
         if isinstance(prepared, Enqueued):
-            ready, stream = prepared.ready, prepared.stream
-        else:
-            ready, stream = prepared, stream or 0
+            self.run(prepared.ready, prepared.stream)
+            self.followed.leave(prepared)
+            return
+        ready, stream = prepared, stream or 0
         launchable = ready.launchable
         if launchable is None:
             self.meet(self.offer(ready, stream))
             return
         if self.report.host[0]:
             self._check()
-        if stream != self.stream:
-            self.follow(stream)
+        if stream != self.followed.stream:
+            self.followed.by(stream)
         self._tell(ready)
         if self._device() == self.device.ordinal:
             launchable.launch(stream)
@@ -321,13 +331,14 @@ class CudaExecutor:
             launchable = prepared.ready.launchable
             if isinstance(launchable, CopyLaunch):
                 self._check()
-                self.follow(prepared.stream)
+                self.followed.by(prepared.stream)
                 self._tell(prepared.ready)
                 for part in launchable.parts(prepared.stream):
                     with on(self.device.ordinal):
                         part()
                     yield Pause(lambda: True)  # now the other devices of this thread
                 self.last = prepared.ready
+                self.followed.leave(prepared)
                 continue
             if launchable is not None:
                 self.run(prepared)
@@ -336,12 +347,7 @@ class CudaExecutor:
             while not offer.launched.is_set():
                 yield Pause(offer.launched.is_set)
             self.done(offer)
-
-    def follow(self, stream: int) -> None:
-        """Calls share the epoch and the report: those of another stream come before this one's."""
-        if self.stream is not None and self.stream != stream:
-            order(self.device.ordinal, self.stream, stream)
-        self.stream = stream
+            self.followed.leave(prepared)
 
     def _tell(self, ready: Ready) -> None:
         """Let peers read what this call is, if later ones have overwritten it."""
@@ -353,7 +359,7 @@ class CudaExecutor:
         self._check()
         self._tell(ready)
         self.running = self.last = ready
-        self.follow(stream)
+        self.followed.by(stream)
         return self.gate.offer(self.rank, ready, stream)
 
     def meet(self, offer: Offer[Ready]) -> None:
@@ -464,27 +470,15 @@ class CudaExecutor:
             MachineError: the device has failed.
 
         """
-        if self.stream is None:
-            return
-        with on(self.device.ordinal) as cuda:
-            try:
-                cuda.streamSynchronize(self.stream)
-            except cuda.CUDARuntimeError:
-                # Its owner has destroyed the stream: what it was given may still run.
-                try:
-                    cuda.deviceSynchronize()
-                except cuda.CUDARuntimeError as error:
-                    raise MachineError(
-                        f"rank {self.rank}: {self.device} fails: {error}; this process can use it "
-                        f"no more"
-                    ) from error
+        self.followed.synchronize()
 
     def close(self) -> None:
         """Let go of memory once the kernels have ended; not collective."""
         self.synchronize()
         self._merged.clear()
         self.streams.close()
-        self.running = self.last = self.stream = None
+        self.running = self.last = None
+        self.followed.forget()
         self.hellos.close()
         self.mappings.close()
         self.memory.close()

@@ -43,6 +43,7 @@ class Paired(Joint):
         calls: checked; their arrays are views of device memory that nobody reads here.
         stream: they come after what it has been given.
         timeout: seconds that a wait of their kernel may take.
+        owned: whether somebody keeps the stream alive until it is followed no more.
         most: CUDA blocks, at most; None: what the device has for a rank.
 
     """
@@ -51,6 +52,7 @@ class Paired(Joint):
     calls: tuple[Call, ...]
     stream: int
     timeout: float
+    owned: bool = True
     most: int | None = None
 
     @staticmethod
@@ -253,9 +255,14 @@ def _launch(members: Sequence[Member]) -> None:
     for other in others:
         order(ordinal, other, stream)
     for member in members:
-        member.pairs.executor.follow(stream)
+        member.pairs.executor.followed.by(stream)
         member.pairs.executor.pair_timeout = timeout
     with on(ordinal):
         launchable.launch(stream)
     for other in others:
         order(ordinal, stream, other)
+    for member in members:
+        # By its own stream: another rank's may be gone when this rank makes its next call.
+        own = member.paired[-1]
+        member.pairs.executor.followed.stream = own.stream
+        member.pairs.executor.followed.leave(own)

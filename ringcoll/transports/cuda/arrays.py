@@ -46,8 +46,8 @@ def device_array(
         elif torch is not None and isinstance(obj, torch.Tensor):
             found = _of_torch(torch, obj, writable)
         elif isinstance(obj, RawArray):
-            nbytes = obj.count * obj.dtype.itemsize
-            found = DeviceArray(obj.pointer, obj.count, obj.dtype, nbytes, obj.device, False, obj)
+            nbytes = obj.size * obj.dtype.itemsize
+            found = DeviceArray(obj.pointer, obj.size, obj.dtype, nbytes, obj.device, False, obj)
         else:
             found = of_protocol(obj)
     except (ArgumentError, ArgumentTypeError) as error:

@@ -37,7 +37,7 @@ class RawArray:
     device: int
 
     @property
-    def count(self) -> int:
+    def size(self) -> int:
         """How many elements."""
         return prod(self.shape)
 
@@ -63,7 +63,7 @@ class RawArray:
                 f"from_pointer's arrays offer DLPack through CuPy: {error}"
             ) from error
         memory = cupy.cuda.UnownedMemory(
-            self.pointer, self.count * self.dtype.itemsize, self, self.device
+            self.pointer, self.size * self.dtype.itemsize, self, self.device
         )
         pointer = cupy.cuda.MemoryPointer(memory, 0)
         return cupy.ndarray(self.shape, self.dtype.numpy, pointer).__dlpack__(**how)

@@ -10,13 +10,20 @@ import numpy as np
 
 from ringcoll.errors import ArgumentError, ArgumentTypeError
 
-__all__ = ["stream_pointer"]
+__all__ = ["stream_of", "stream_pointer"]
 
 
 def stream_pointer(
     stream: Any, like: Any = None, *, ordinal: int | None = None, where: str = "stream"
 ) -> int:
-    """The handle of a stream, 0 being the default one.
+    """The handle of a stream alone, see :func:`stream_of`."""
+    return stream_of(stream, like, ordinal=ordinal, where=where)[0]
+
+
+def stream_of(
+    stream: Any, like: Any = None, *, ordinal: int | None = None, where: str = "stream"
+) -> tuple[int, object | None]:
+    """The handle of a stream, 0 being the default one, and what keeps the stream alive.
 
     Args:
         stream: CuPy's, torch's or numba's stream, any object with ``__cuda_stream__``, the handle
@@ -24,6 +31,10 @@ def stream_pointer(
         like: a buffer of the call; None: CuPy's current stream.
         ordinal: the rank's device; None takes the current one.
         where: the call and the rank, for messages.
+
+    Returns:
+        The handle; the object that owns it, or None where the handle is all that is known: who
+        gave it may destroy the stream as soon as the call has returned.
 
     Raises:
         ArgumentTypeError: no stream.
@@ -35,7 +46,7 @@ def stream_pointer(
     if isinstance(stream, (int, np.integer)) and not isinstance(stream, bool):
         if stream < 0:
             raise ArgumentError(f"{where}: stream={stream}, wanted a handle of at least 0")
-        return int(stream)
+        return int(stream), None
     _refuse_foreign(stream, ordinal, where)
     handle = _handle(stream)
     if handle is None:
@@ -43,22 +54,30 @@ def stream_pointer(
             f"{where}: stream is a {type(stream).__name__}, wanted CuPy's, torch's or numba's "
             "stream, an object with __cuda_stream__, or the handle as an integer"
         )
-    return handle
+    return handle, _owner(stream)
 
 
-def _current(like: Any, ordinal: int | None) -> int:
+def _owner(stream: Any) -> object | None:
+    """A stream, unless it is CuPy's way to speak of one that others own."""
+    cupy = sys.modules.get("cupy")
+    return None if cupy is not None and isinstance(stream, cupy.cuda.ExternalStream) else stream
+
+
+def _current(like: Any, ordinal: int | None) -> tuple[int, object | None]:
     torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
     if torch is not None and isinstance(like, torch.Tensor):
-        return int(torch.cuda.current_stream(ordinal).cuda_stream)
+        stream = torch.cuda.current_stream(ordinal)
+        return int(stream.cuda_stream), stream
     if like is not None and (cupy is None or not isinstance(like, cupy.ndarray)):
         # What numba and others say of the stream on which their data will be ready.
         said = getattr(like, "__cuda_array_interface__", None)
         ready = said.get("stream") if isinstance(said, Mapping) else None
         if ready is not None:
-            return int(ready)
+            return int(ready), None
     from cupy.cuda import get_current_stream
 
-    return int(get_current_stream(-1 if ordinal is None else ordinal).ptr)
+    stream = get_current_stream(-1 if ordinal is None else ordinal)
+    return int(stream.ptr), _owner(stream)
 
 
 def _handle(stream: Any) -> int | None:
