@@ -6,13 +6,9 @@ calls with the same arrays everything is kept; what is left is a look-up and the
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 
 from ringcoll.arguments.calls import Call, prepare
 from ringcoll.arguments.vector import VCall
@@ -26,8 +22,9 @@ from ringcoll.config import Config, resolve
 from ringcoll.executors.cuda.executor import Enqueued, Ready
 from ringcoll.executors.cuda.params import factor_bytes, start_of
 from ringcoll.executors.cuda.sending import Paired
-from ringcoll.transports.cuda.arrays import DeviceArray, device_array
-from ringcoll.transports.cuda.streams import stream_of
+from ringcoll.transports.cuda.arrays import device_array
+from ringcoll.transports.cuda.streams import foreign_streams, stream_of
+from ringcoll.transports.cuda.views import device_view
 
 __all__ = ["Enqueuer"]
 
@@ -39,13 +36,13 @@ class Enqueuer:
     """Makes the calls of one communicator on GPUs."""
 
     def __init__(self, state: CudaState, nranks: int) -> None:
-        from cupy.cuda import ExternalStream, get_current_stream, runtime
+        from cupy.cuda import get_current_stream, runtime
 
         self._state, self._nranks, self._lock = state, nranks, state.lock
         self._rank, self._ordinal = state.fabric.rank, state.device.ordinal
         self._device: Callable[[], int] = runtime.getDevice
         self._stream: Callable[[], Any] = get_current_stream
-        self._foreign: type = ExternalStream
+        self._foreign = foreign_streams()
         # The last call's stream is waited for later, and a handle is nothing once it is destroyed.
         self._owner: object = None
         self._kept: dict[tuple[object, ...], Kept] = {}
@@ -215,20 +212,12 @@ class Enqueuer:
         if buffer is None or isinstance(buffer, (str, int, float, complex)):
             return buffer
         ordinal = self._state.device.ordinal
-        return _flat(device_array(buffer, argument=argument, where=where, ordinal=ordinal))
+        found = device_array(buffer, argument=argument, where=where, ordinal=ordinal)
+        view = device_view(found.pointer, found.nbytes, found.dtype.numpy)
+        view.flags.writeable = not found.readonly
+        return view
 
     def forget(self) -> None:
         """Keep no call any more."""
         self._kept.clear()
         self._counts.clear()
-
-
-def _flat(found: DeviceArray) -> npt.NDArray[Any]:
-    """Device memory in the shape of a numpy array: address, length and type, not to be read."""
-    if not found.nbytes:
-        return np.empty(0, found.dtype.numpy)
-    memory = (ctypes.c_char * found.nbytes).from_address(found.pointer)
-    view: npt.NDArray[Any] = np.frombuffer(memoryview(memory).cast("B"), np.uint8)
-    view = view.view(found.dtype.numpy)
-    view.flags.writeable = not found.readonly
-    return view

@@ -40,7 +40,7 @@ constexpr u32 EXPIRED = 1, DIFFERENT = 2, GIVEN_UP = 3, TOLD = 4, WORN = 5;
 constexpr u32 STEP_HELLO = 0xffffffffu;
 constexpr u32 STEP_PAIR = 0x40000000u;  // and which half waited for what
 constexpr u32 PAIR_SENDS = 1, PAIR_ENTRY = 2;
-constexpr u32 SOURCE = 0x80000000u;  // `peer` counts the sources of the step instead
+constexpr u32 SOURCE = 0x80000000u;  // `peer` counts the step's sources or signals instead
 
 struct Local {
     u64 progress;         // Progress[MOST_BLOCKS]

@@ -275,13 +275,13 @@ struct Runner {
 
     RC_DEVICE u64 value(u64 count) const { return call.epoch << 32 | count; }
 
-    RC_DEVICE void await(const u64* words, u64 slice, u32 step) {
+    RC_DEVICE void await(const u64* words, u64 slice, u32 step, u32 number) {
         const Counts counts{words[1]};
         const bool guard = slice >= window;
         if (counts.credit_only() && !guard) return;
         const u64 wanted = value(counts.at(slice, guard ? slice - window : 0, guard));
         const u64 at = words[0] + replica * 8;
-        if (!call.reach(at, wanted, SOURCE, step)) alive = false;
+        if (!call.reach(at, wanted, SOURCE | number, step)) alive = false;
     }
 
     RC_DEVICE void post(const u64* words, u64 slice) const {
@@ -297,7 +297,7 @@ struct Runner {
     // other threads of the block have made of the last row's.
     RC_DEVICE bool wait(const u64* waits, u32 count, u64 slice, u32 step) {
         for (u32 k = thread_index(); k < count; k += block_threads())
-            await(waits + 2 * k, slice, step);
+            await(waits + 2 * k, slice, step, k);
         return !block_any(!alive);
     }
 

@@ -12,6 +12,7 @@ import torch
 
 from ringcoll.errors import ArgumentError, ArgumentTypeError
 from ringcoll.torch.ops import ROWS
+from ringcoll.transports.cuda.views import device_view
 
 __all__ = ["dense", "flat_of", "memory", "put_back", "single", "sparse", "spread"]
 
@@ -48,6 +49,8 @@ def memory(tensor: Any, name: str, *, reduces: bool) -> npt.NDArray[Any]:
         )
     kind = _BYTES if row is None else row.numpy
     nbytes = tensor.numel() * tensor.element_size()
+    if tensor.is_cuda:
+        return device_view(tensor.data_ptr(), nbytes, kind)
     if not nbytes:
         return np.empty(0, kind)
     # Writable whatever the tensor: autograd does not see what a collective writes.

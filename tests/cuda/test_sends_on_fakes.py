@@ -289,3 +289,15 @@ def test_work_and_the_most_blocks(ranks, gpus):
     gpus.launches.clear()
     assert in_threads(ranks, work) == []
     assert {launch[2] for launch in gpus.launches} == {2}
+
+
+@pytest.mark.parametrize(
+    ("protocol", "algorithm"), [("LL", "one_shot_push"), ("LL", "ring"), ("Simple", "ring")]
+)
+@placed([0, 1])
+def test_who_was_waited_for_is_named(ranks, protocol, algorithm):
+    """Kernels know what did not come by its place, or its number, alone."""
+    x = FakeBuffer(ranks[0], 100).array
+    ranks[0].all_reduce(x, timeout=0.5, protocol=protocol, algorithm=algorithm)
+    with pytest.raises(DeadlineError, match=r"waited 0\.5 s for rank 1 (at step|to enter)"):
+        ranks[0].synchronize()

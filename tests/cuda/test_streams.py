@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ringcoll.errors import ArgumentError, ArgumentTypeError
-from ringcoll.transports.cuda.streams import stream_pointer
+from ringcoll.transports.cuda.streams import foreign_streams, stream_of, stream_pointer
 
 cupy = pytest.importorskip("cupy")
 
@@ -46,6 +46,18 @@ class Numba:
 )
 def test_streams_of_any_library(stream, handle):
     assert stream_pointer(stream, ordinal=0) == handle
+
+
+def test_what_keeps_a_stream_alive():
+    """A handle keeps nothing, and CuPy's class for streams of others does not either."""
+    owner = types.SimpleNamespace(ptr=1234, device_id=-1)
+    assert stream_of(owner) == (1234, owner)
+    assert stream_of(1234) == (1234, None)
+    foreign = foreign_streams()
+    if foreign is not None:
+        with pytest.warns(DeprecationWarning):
+            theirs = foreign(1234)
+        assert stream_of(theirs) == (1234, None)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import datetime
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -194,6 +195,8 @@ def record(
     excluded: dict[str, str],
     wrong: list[str],
     nranks: int,
+    *,
+    some: str,
     measured: str | None,
 ) -> None:
     """Put a run of all tests into the results, in place of an earlier one of the same torch."""
@@ -206,9 +209,18 @@ def record(
     for name, result in sorted(found.items()):
         if result.outcome in outcomes and name not in excluded:
             outcomes[result.outcome][name] = result.variant
+    cuda = ["--cuda", str(gpus)] if gpus else []
     run: dict[str, Any] = {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "command": f"scripts/torch_suite --all{f' --cuda {gpus}' * bool(gpus)} --record",
+        "command": shlex.join(
+            [
+                "scripts/torch_suite",
+                "--all",
+                *cuda,
+                *(["--match", some] if some else []),
+                "--record",
+            ]
+        ),
         "commit": measured or commit(),
         "machine": machine(nranks, threads=False, device="cuda" if gpus else "cpu"),
         "versions": versions(__version__),
@@ -239,6 +251,7 @@ def main() -> int:
     parser.add_argument("--start", choices=STARTS, help="of ranks (fork; on GPUs forkserver)")
     parser.add_argument("--timeout", type=int, default=90, help="seconds for one test")
     parser.add_argument("--record", action="store_true", help="write benchmarks/results")
+    parser.add_argument("--match", default="", help="of --all those whose names match")
     parser.add_argument("--commit", help="what is tested, where there is no git")
     parser.add_argument("--logs", type=Path, help="folder for what the tests print")
     args = parser.parse_args()
@@ -261,6 +274,7 @@ def main() -> int:
             if args.all and args.cuda:
                 # The others are run without GPUs.
                 names = [n for n in names if excluded_by(lists["excluded"], n).startswith(ON_GPUS)]
+            names = [n for n in names if re.search(args.match, n)]
             found = run_all(runner, kinds, names)
     excluded = {
         name: excluded_by(lists["excluded_cuda" if args.cuda else "excluded"], name)
@@ -271,7 +285,8 @@ def main() -> int:
     passed = sum(found[name].outcome == "passed" for name in found)
     print("\n".join([*wrong, f"{passed} tests passed, {len(wrong)} things wrong"]))
     if args.record:
-        record(args.cuda, found, excluded, wrong, max(kind.nranks for kind in kinds), args.commit)
+        nranks = max(kind.nranks for kind in kinds)
+        record(args.cuda, found, excluded, wrong, nranks, some=args.match, measured=args.commit)
     return 1 if wrong else 0
 
 

@@ -14,6 +14,7 @@ import struct
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy.typing as npt
@@ -34,7 +35,16 @@ from ringcoll.executors.cuda.loader import Launchable, Loader
 from ringcoll.executors.cuda.mappings import Mappings
 from ringcoll.executors.cuda.params import Addresses, Header, factor_bytes, pack, start_of
 from ringcoll.executors.cuda.recorder import Recorder
-from ringcoll.executors.cuda.reports import ABORT, DIFFERENT, RELAYED, Report, error_of, read
+from ringcoll.executors.cuda.reports import (
+    ABORT,
+    DIFFERENT,
+    RELAYED,
+    Report,
+    error_of,
+    read,
+    with_peers,
+)
+from ringcoll.executors.cuda.senders import senders
 from ringcoll.executors.cuda.terms import OFFSET_BITS, places, terms_of, touched
 from ringcoll.executors.drive import Pause, Task
 from ringcoll.fabric import Fabric
@@ -135,6 +145,7 @@ class CudaExecutor:
         self.rank, self.nranks = fabric.rank, fabric.nranks
         self.arena = Arena(self.nranks)
         self.recorder: Recorder | None = None
+        self._prepared: dict[int, Ready] = {}  # by slot, to say what has failed
         self.running: Ready | None = None
         self.last: Ready | None = None
         self.followed = Followed(device.ordinal, f"rank {fabric.rank}: {device}")
@@ -236,6 +247,7 @@ class CudaExecutor:
             self.symmetric.changes,
             None,
         )
+        self._prepared[ready.slot] = ready
         self.partial = self.partial or not chosen.total
         if len(self.gate.ranks) == 1:
             ready.launchable = self._launchable([ready])
@@ -424,6 +436,9 @@ class CudaExecutor:
         terms = "no call" if last is None else last.terms
         timeout = 0.0 if last is None else last.timeout
         timeout = self.pair_timeout if report.of_pair else timeout
+        failed = self._prepared.get(report.own % RECORDS)
+        if failed is not None and failed.number == report.own:
+            report = with_peers(report, partial(senders, failed.chosen, failed.call, self.rank))
         return error_of(report, self.rank, terms, timeout, self.board.recorded)
 
     def compare(self, ticket: Ready) -> None:
@@ -478,6 +493,7 @@ class CudaExecutor:
         self._merged.clear()
         self.streams.close()
         self.running = self.last = None
+        self._prepared.clear()
         self.followed.forget()
         self.hellos.close()
         self.mappings.close()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from ringcoll.errors import AbortedError, ClosedError, DeadlineError, Error, MismatchError
 
-__all__ = ["ABORT", "DIFFERENT", "HELLO", "RELAYED", "Report", "error_of", "read"]
+__all__ = ["ABORT", "DIFFERENT", "HELLO", "RELAYED", "Report", "error_of", "read", "with_peers"]
 
 _REPORT = struct.Struct("<IIQIIII")  # Report of kernels/program.cuh
 _EXPIRED, DIFFERENT, _GIVEN_UP, _TOLD, _WORN = range(1, 6)
@@ -28,11 +28,12 @@ class Report:
 
     Args:
         kind: why the kernel gave up; 0: it did not.
-        peer: who was waited for, or the number of the source that did not come.
+        peer: who was waited for, or the number of the source or signal that did not come.
         epoch: the call's number.
         step: row or batch of the program; all ones: the hellos.
         launch: the peer's number of the call that it makes instead.
         own: this rank's number of the call; 0 where it is not known.
+        peers: who may have to send that, where the host has looked it up.
 
     """
 
@@ -42,11 +43,18 @@ class Report:
     step: int
     launch: int
     own: int = 0
+    peers: tuple[int, ...] = ()
 
     @property
     def of_pair(self) -> bool:
         """Whether the kernel was one of sends and receives."""
         return self.step != HELLO and bool(self.step & _PAIR)
+
+    @property
+    def source(self) -> int | None:
+        """The number of what did not come, within its step; None: ``peer`` is a rank."""
+        counted = self.step != HELLO and not self.of_pair and self.peer & _SOURCE
+        return self.peer & ~_SOURCE if counted else None
 
 
 def read(memory: memoryview) -> Report | None:
@@ -55,6 +63,19 @@ def read(memory: memoryview) -> Report | None:
         return None
     kind, peer, epoch, step, launch, _, own = _REPORT.unpack_from(memory)
     return Report(kind, peer, epoch, step, launch, own)
+
+
+def with_peers(report: Report, senders: Callable[[int, int], Sequence[int]]) -> Report:
+    """A report that names ranks where the kernel could only count what did not come.
+
+    Args:
+        report: what the kernel has left.
+        senders: (step, number) -> the ranks that send it.
+
+    """
+    if report.source is None:
+        return report
+    return replace(report, peers=tuple(senders(report.step, report.source)))
 
 
 def error_of(
@@ -86,8 +107,9 @@ def error_of(
         return ClosedError(f"{where}: the communicator has made 2**32 calls; make a new one")
     if report.step == HELLO:
         waited = f"rank {report.peer} to enter it"
-    elif report.peer & _SOURCE:
-        waited = f"source {report.peer & ~_SOURCE} of step {report.step}"
+    elif report.source is not None:
+        peers = " or ".join(f"rank {peer}" for peer in report.peers)
+        waited = f"{peers or f'source {report.source}'} at step {report.step}"
     else:
         waited = f"rank {report.peer} at step {report.step}"
     if report.kind == _EXPIRED:

@@ -10,7 +10,7 @@ import numpy as np
 
 from ringcoll.errors import ArgumentError, ArgumentTypeError
 
-__all__ = ["stream_of", "stream_pointer"]
+__all__ = ["foreign_streams", "stream_of", "stream_pointer"]
 
 
 def stream_pointer(
@@ -57,10 +57,16 @@ def stream_of(
     return handle, _owner(stream)
 
 
-def _owner(stream: Any) -> object | None:
-    """A stream, unless it is CuPy's way to speak of one that others own."""
+def foreign_streams() -> type | None:
+    """CuPy's class for streams that others own and which it keeps not alive; None: none."""
     cupy = sys.modules.get("cupy")
-    return None if cupy is not None and isinstance(stream, cupy.cuda.ExternalStream) else stream
+    found: type | None = getattr(cupy.cuda, "ExternalStream", None) if cupy is not None else None
+    return found
+
+
+def _owner(stream: Any) -> object | None:
+    """A stream, unless others own it and nobody here keeps it alive."""
+    return None if type(stream) is foreign_streams() else stream
 
 
 def _current(like: Any, ordinal: int | None) -> tuple[int, object | None]:

@@ -1,0 +1,62 @@
+"""Whom a kernel waited for: it numbers what did not come, and the program says whose that is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ringcoll.arguments.calls import Call
+from ringcoll.encode import BlockProgram, Program
+from ringcoll.executors.cuda.choose import Chosen
+from ringcoll.executors.cuda.lines import batches
+from ringcoll.executors.cuda.places import LANES, Places
+
+__all__ = ["senders"]
+
+
+def senders(chosen: Chosen, call: Call, rank: int, step: int, number: int) -> list[int]:
+    """The other ranks that may be meant: several where blocks of a rank run different programs.
+
+    There are none where blocks of one rank wait for each other: the cause is elsewhere.
+
+    Args:
+        chosen: what runs.
+        call: that it was chosen for.
+        rank: whose kernel waited.
+        step: where in its program.
+        number: Simple: of the signal that the step awaits; else of the source that it reads.
+
+    """
+    if chosen.launch.in_band:
+        return sorted({*_of_lines(chosen, call, rank, step, number)} - {rank})
+    found: set[int] = set()
+    for variant in chosen.variants:
+        blocks = variant.program.blocks
+        for block in variant.program.of(rank):
+            awaited = _awaited(block, step)
+            if number < len(awaited):
+                found.add(blocks[awaited[number]].rank)
+    return sorted(found - {rank})
+
+
+def _awaited(block: BlockProgram, step: int) -> list[int]:
+    """The blocks whose signals a step awaits, in its order; the last step awaits the end."""
+    if step == len(block.rows) + 1:
+        return list(dict.fromkeys(block.exit_waits))
+    if step >= len(block.rows):
+        return []
+    row = block.rows[step]
+    return list(dict.fromkeys((*row.waits, *row.awaits)))
+
+
+def _of_lines(chosen: Chosen, call: Call, rank: int, step: int, number: int) -> Iterator[int]:
+    """Who writes the lines that a batch of rows reads, row by row."""
+    program: Program = chosen.program
+    places = Places(call.dtype, LANES[chosen.launch.protocol])
+    found = batches(program, rank, places, scales=call.op is not None and call.op.scales)
+    row, source = divmod(number, len(found[step].srcs))
+    first = sum(batch.rows for batch in found[:step])
+    (block,) = program.of(rank)
+    chunk = block.rows[first + row].srcs[source]
+    for other in program.programs:
+        if any(chunk in row.dsts for row in other.rows):
+            yield other.block.rank

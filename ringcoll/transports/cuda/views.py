@@ -1,0 +1,42 @@
+"""Device memory in the shape of a numpy array: address, length and type, for checks and launches.
+
+The host cannot read it, and whatever tries dies by a signal. What shows values when something else
+has gone wrong (tracebacks with locals, debuggers, logs of arguments) must not try.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["device_view"]
+
+
+class DeviceView(np.ndarray[Any, Any]):
+    """An array that does not show its elements."""
+
+    def __repr__(self) -> str:
+        return f"<device memory at {self.ctypes.data:#x}: {self.size} of {self.dtype}>"
+
+    __str__ = __repr__
+
+    def __format__(self, _spec: str) -> str:
+        return repr(self)
+
+
+def device_view(pointer: int, nbytes: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """A flat view of device memory, writable; it keeps nothing alive.
+
+    Args:
+        pointer: the first byte.
+        nbytes: a multiple of the elements' size; without any there is no address either.
+        dtype: numpy's.
+
+    """
+    if not nbytes:
+        return np.empty(0, dtype)
+    memory = (ctypes.c_char * nbytes).from_address(pointer)
+    return np.frombuffer(memoryview(memory).cast("B"), np.uint8).view(dtype).view(DeviceView)

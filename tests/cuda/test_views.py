@@ -1,0 +1,36 @@
+"""Views of device memory show where it is, and read nothing of it."""
+
+from __future__ import annotations
+
+import logging
+import reprlib
+
+import numpy as np
+
+from ringcoll.arguments.calls import Call
+from ringcoll.dtypes import dtype_of
+from ringcoll.transports.cuda.views import device_view
+
+NOWHERE = 0x7000  # within the first pages, which no process may read
+
+
+def test_nothing_that_shows_a_view_reads_it(caplog):
+    view = device_view(NOWHERE, 4000, np.float32)
+    wanted = "<device memory at 0x7000: 1000 of float32>"
+    assert [repr(view), str(view), f"{view}", f"{view!r:}"] == [wanted] * 4
+    assert repr(view[10:20]) == "<device memory at 0x7028: 10 of float32>"
+    call = Call("all_reduce", 0, view, view, 1000, dtype_of("float32"), None, nbytes=4000)
+    assert wanted in repr(call)
+    assert reprlib.repr(view).endswith("of float32>")
+    with caplog.at_level(logging.ERROR):
+        logging.getLogger("ringcoll").error("%s", view)
+    assert wanted in caplog.text
+
+
+def test_a_view_is_an_array_of_its_memory():
+    there = np.arange(6, dtype=np.int32)
+    view = device_view(there.ctypes.data, there.nbytes, np.int32)
+    assert view.ctypes.data == there.ctypes.data
+    view[1] = 9
+    assert there[1] == 9
+    assert device_view(0, 0, np.int64).shape == (0,)
