@@ -94,7 +94,7 @@ def find_file(
             return path
     nccl = variables.get("NCCL_TOPO_FILE")
     if nccl:
-        if Path(nccl).exists():
+        if Path(nccl).is_file():  # a pipe may never say a word
             return Path(nccl)
         _log.warning("NCCL_TOPO_FILE=%r: there is no such file; the machine is detected", nccl)
     return provided if provided.exists() else None

@@ -84,6 +84,13 @@ def test_files_that_are_named_and_not_there(places, caplog):
         files.find_file(environ=environ, provided=provided)
 
 
+def test_a_pipe_is_not_waited_for(places, tmp_path, caplog):
+    os.mkfifo(tmp_path / "pipe")
+    environ = {"NCCL_TOPO_FILE": str(tmp_path / "pipe")}
+    assert files.find_file(environ=environ, provided=places["provided"]) == places["provided"]
+    assert "there is no such file" in caplog.text
+
+
 def test_the_process_environment_is_the_default(places, monkeypatch):
     for name in list(os.environ):
         if name.endswith("TOPO_FILE"):
