@@ -25,12 +25,20 @@ DEFAULT_RANKS = "1-8"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``ringcoll verify``."""
     algorithms = sorted({name for builders in ALGORITHMS.values() for name in builders})
-    parser.add_argument(
+    either = parser.add_mutually_exclusive_group()
+    either.add_argument(
         "--ranks",
         type=argument,
         default=argument(DEFAULT_RANKS),
         metavar="LIST",
         help=f"numbers of ranks, such as 1-8 or 2,4,16 (default {DEFAULT_RANKS})",
+    )
+    either.add_argument(
+        "--nodes",
+        type=argument,
+        metavar="LIST",
+        help="ranks of each node, such as 2,2, instead of --ranks: what crosses nodes goes by "
+        "message",
     )
     parser.add_argument(
         "--collective",
@@ -60,13 +68,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="LIST",
         help="S, in how many slices a chunk is pipelined with a window of 2 (default 1,3; up to 3 "
         "ranks all S are proven)",
-    )
-    parser.add_argument(
-        "--nodes",
-        type=argument,
-        metavar="LIST",
-        help="ranks of each node, such as 2,2, instead of --ranks: what crosses nodes goes by "
-        "message",
     )
     parser.add_argument("--seed", type=int, default=0, help="of the sample (default 0)")
     parser.add_argument(

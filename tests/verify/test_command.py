@@ -111,6 +111,12 @@ def test_nothing_to_do(capsys):
     assert "no algorithm" in capsys.readouterr().err
 
 
+def test_ranks_and_nodes_exclude_each_other(capsys):
+    with pytest.raises(SystemExit):
+        main(["verify", "--nodes", "2,2", "--ranks", "3"])
+    assert "not allowed with argument --nodes" in capsys.readouterr().err
+
+
 def test_outcomes_add_up():
     one = Outcome(1, 2, {"drop_wait": (3, 2, 1)})
     both = one.join(Outcome(10, 20, {"drop_wait": (1, 1, 0), "swap_steps": (1, 0, 1)}))
