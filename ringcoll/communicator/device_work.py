@@ -43,4 +43,4 @@ class DeviceWork(Work):
     def exception(self) -> Error | None:
         """What the call's kernels found wrong, as far as is known."""
         self._seen = True
-        return self._executor.failure()
+        return self._executor.verdicts.failure()

@@ -19,8 +19,8 @@ from ringcoll.communicator.kept import Kept, is_cupy, place_of, reference
 from ringcoll.communicator.vector import as_collective
 from ringcoll.communicator.work import Work
 from ringcoll.config import Config, resolve
-from ringcoll.executors.cuda.executor import Enqueued, Ready
 from ringcoll.executors.cuda.params import factor_bytes, start_of
+from ringcoll.executors.cuda.ready import Enqueued, Ready
 from ringcoll.executors.cuda.sending import Paired
 from ringcoll.transports.cuda.arrays import device_array
 from ringcoll.transports.cuda.streams import foreign_streams, stream_of

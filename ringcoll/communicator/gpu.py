@@ -16,8 +16,9 @@ from ringcoll.dtypes import dtype_of
 from ringcoll.errors import ArgumentError, Error, LaunchRefused, MachineError
 from ringcoll.executors.cuda.arena import Arena
 from ringcoll.executors.cuda.choose import Chosen, Wishes
-from ringcoll.executors.cuda.executor import CudaExecutor, Ready
+from ringcoll.executors.cuda.executor import CudaExecutor
 from ringcoll.executors.cuda.loader import Loader
+from ringcoll.executors.cuda.ready import Ready
 from ringcoll.executors.cuda.recorder import Recorder
 from ringcoll.executors.cuda.sending import CudaPairs
 from ringcoll.executors.cuda.watch import Watch
@@ -213,7 +214,7 @@ class CudaState(RankState):
     def traced(self) -> list[TraceEntry]:
         """The rows of the last call, which must be the only one since this was last asked."""
         self.synchronize()
-        recorder, last = self.cuda.recorder, self.cuda.last
+        recorder, last = self.cuda.recorder, self.cuda.verdicts.last
         if recorder is None or last is None:
             return []
         return recorder.rows(self.fabric.rank, last.chosen, last.call.dtype)
@@ -240,7 +241,7 @@ class CudaState(RankState):
             if not (self.closed or self.inherited):
                 # Until its kernels have ended a rank must hear of peers that died.
                 self.synchronize()
-                if self.broken is None and self.cuda.failure() is not None:
+                if self.broken is None and self.cuda.verdicts.failure() is not None:
                     self.check()
         finally:
             self._watch.stop()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ringcoll.executors.cuda.executor import Ready
+from ringcoll.executors.cuda.ready import Ready
 from ringcoll.transports.cuda.raw import RawArray
 
 __all__ = ["Kept", "is_cupy", "place_of", "reference"]

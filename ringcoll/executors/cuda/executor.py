@@ -12,20 +12,18 @@ import itertools
 import os
 import struct
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass
-from functools import partial
+from contextlib import ExitStack, closing
 from typing import Any
 
 import numpy.typing as npt
 
 from ringcoll.arguments.calls import Call
 from ringcoll.collectives import COLLECTIVES
-from ringcoll.errors import AbortedError, Error, MismatchError
+from ringcoll.errors import AbortedError, MismatchError
 from ringcoll.executors.board import RECORDS, Board
 from ringcoll.executors.cuda.arena import MOST_BLOCKS, REPORT_BYTES, Arena
 from ringcoll.executors.cuda.body import body_of
-from ringcoll.executors.cuda.choose import Chosen, Resources, Wishes, choose
+from ringcoll.executors.cuda.choose import Resources, Wishes, choose
 from ringcoll.executors.cuda.event import Event
 from ringcoll.executors.cuda.followed import Followed
 from ringcoll.executors.cuda.gate import Gate, Offer
@@ -34,18 +32,13 @@ from ringcoll.executors.cuda.lanes import CopyLaunch, Streams, copy_launch
 from ringcoll.executors.cuda.loader import Launchable, Loader
 from ringcoll.executors.cuda.mappings import Mappings
 from ringcoll.executors.cuda.params import Addresses, Header, factor_bytes, pack, start_of
+from ringcoll.executors.cuda.ready import Enqueued, Ready
 from ringcoll.executors.cuda.recorder import Recorder
 from ringcoll.executors.cuda.reports import (
     ABORT,
-    DIFFERENT,
-    RELAYED,
-    Report,
-    error_of,
-    read,
-    with_peers,
 )
-from ringcoll.executors.cuda.senders import senders
 from ringcoll.executors.cuda.terms import OFFSET_BITS, places, terms_of, touched
+from ringcoll.executors.cuda.verdicts import Verdicts
 from ringcoll.executors.drive import Pause, Task
 from ringcoll.fabric import Fabric
 from ringcoll.plan import Buffer
@@ -56,64 +49,13 @@ from ringcoll.transports.cuda.nvlink import joined_by_nvlink
 from ringcoll.transports.cuda.peers import PeerMemory
 from ringcoll.transports.cuda.symmetric import CudaSymmetricMemory
 
-__all__ = ["CudaExecutor", "Enqueued", "Ready"]
+__all__ = ["CudaExecutor"]
 
 _SEAT = struct.Struct("<QQiiii16s")
 """Process, number of its gate, device, multiprocessors, capability, bus address."""
 
 _gates: dict[int, Gate[Ready]] = {}
 _numbers = itertools.count(1)
-
-
-@dataclass(slots=True, eq=False)
-class Ready:
-    """A checked call of one rank, and all that its launch needs but the stream.
-
-    Args:
-        call: checked.
-        chosen: what runs.
-        terms: what ranks must agree on, in words.
-        signature: of the terms, 32 bits.
-        number: of the record of the terms.
-        slot: of the record.
-        timeout: seconds that a wait of its kernels may take.
-        at: where the rank finds everything.
-        changes: of the symmetric memory, when this was made.
-        launchable: None where ranks share a launch.
-
-    """
-
-    call: Call
-    chosen: Chosen
-    terms: str
-    signature: int
-    number: int
-    slot: int
-    timeout: float
-    at: Addresses
-    changes: int
-    launchable: Launchable | CopyLaunch | None
-
-
-@dataclass(frozen=True, slots=True)
-class Enqueued:
-    """A call and the stream that it goes to.
-
-    Args:
-        ready: the call.
-        stream: its handle.
-        owned: whether somebody keeps the stream alive until it is followed no more.
-
-    """
-
-    ready: Ready
-    stream: int
-    owned: bool = True
-
-    @property
-    def timeout(self) -> float:
-        """Seconds that a wait of its kernels may take."""
-        return self.ready.timeout
 
 
 class CudaExecutor:
@@ -145,13 +87,8 @@ class CudaExecutor:
         self.rank, self.nranks = fabric.rank, fabric.nranks
         self.arena = Arena(self.nranks)
         self.recorder: Recorder | None = None
-        self._prepared: dict[int, Ready] = {}  # by slot, to say what has failed
         self.running: Ready | None = None
-        self.last: Ready | None = None
         self.followed = Followed(device.ordinal, f"rank {fabric.rank}: {device}")
-        self.pair_timeout = 0.0
-        self.partial = False  # whether calls were made that end before their hellos are compared
-        self._different: Report | None = None
         self._device: Callable[[], int] = runtime().getDevice
         self._merged: dict[tuple[int, ...], tuple[Sequence[Ready], Launchable | CopyLaunch]] = {}
         ordinal, pointers = device.ordinal, memory.pointers
@@ -161,7 +98,8 @@ class CudaExecutor:
             self.report = host_mapped(REPORT_BYTES, ordinal=ordinal)
             made.callback(self.report.free)
             hellos = Hellos(self.arena, self.rank, ordinal, pointers[self.rank])
-            self.hellos = made.enter_context(closing(hellos))
+            made.enter_context(closing(hellos))
+            self.verdicts = Verdicts(fabric, self.report, hellos, self.board)
             self.mappings = made.enter_context(closing(Mappings(self.nranks, ordinal, symmetric)))
             self.streams = made.enter_context(closing(Streams(ordinal)))
             copies = [pointer + self.arena.copies for pointer in pointers]
@@ -247,8 +185,7 @@ class CudaExecutor:
             self.symmetric.changes,
             None,
         )
-        self._prepared[ready.slot] = ready
-        self.partial = self.partial or not chosen.total
+        self.verdicts.prepared(ready)
         if len(self.gate.ranks) == 1:
             ready.launchable = self._launchable([ready])
         return ready
@@ -326,7 +263,7 @@ class CudaExecutor:
             self.meet(self.offer(ready, stream))
             return
         if self.report.host[0]:
-            self._check()
+            self.verdicts.check()
         if stream != self.followed.stream:
             self.followed.by(stream)
         self._tell(ready)
@@ -335,21 +272,21 @@ class CudaExecutor:
         else:
             with on(self.device.ordinal):
                 launchable.launch(stream)
-        self.last = ready
+        self.verdicts.last = ready
 
     def task(self, calls: Sequence[Enqueued]) -> Task:
         """Several calls of this rank, beside those of others in a group."""
         for prepared in calls:
             launchable = prepared.ready.launchable
             if isinstance(launchable, CopyLaunch):
-                self._check()
+                self.verdicts.check()
                 self.followed.by(prepared.stream)
                 self._tell(prepared.ready)
                 for part in launchable.parts(prepared.stream):
                     with on(self.device.ordinal):
                         part()
                     yield Pause(lambda: True)  # now the other devices of this thread
-                self.last = prepared.ready
+                self.verdicts.last = prepared.ready
                 self.followed.leave(prepared)
                 continue
             if launchable is not None:
@@ -368,9 +305,9 @@ class CudaExecutor:
 
     def offer(self, ready: Ready, stream: int) -> Offer[Ready]:
         """Bring a call to the gate; the last rank of the device launches for all."""
-        self._check()
+        self.verdicts.check()
         self._tell(ready)
-        self.running = self.last = ready
+        self.running = self.verdicts.last = ready
         self.followed.by(stream)
         return self.gate.offer(self.rank, ready, stream)
 
@@ -410,47 +347,12 @@ class CudaExecutor:
 
     # -- what has gone wrong -------------------------------------------------------------------
 
-    def _check(self) -> None:
-        error = self.failure()
-        if error is not None:
-            raise error
-
-    def failure(self) -> Error | None:
-        """What a kernel of this rank has found wrong; None if nothing."""
-        report = read(self.report.host)
-        if report is None:
-            return None
-        if report.kind in RELAYED:
-            try:
-                self.fabric.look(None)  # a rank that died or aborted is the cause, and says more
-            except Error as news:
-                return news
-        if report.kind != DIFFERENT and self._different is None:
-            # Ranks may wait for each other because they make different calls.
-            with suppress(runtime().CUDARuntimeError):
-                self._different = self.hellos.differing()
-        return self._error(self._different or report)
-
-    def _error(self, report: Report) -> Error:
-        last = self.last
-        terms = "no call" if last is None else last.terms
-        timeout = 0.0 if last is None else last.timeout
-        timeout = self.pair_timeout if report.of_pair else timeout
-        failed = self._prepared.get(report.own % RECORDS)
-        if failed is not None and failed.number == report.own:
-            report = with_peers(report, partial(senders, failed.chosen, failed.call, self.rank))
-        return error_of(report, self.rank, terms, timeout, self.board.recorded)
-
     def compare(self, ticket: Ready) -> None:
         """Nothing: kernels compare the hellos."""
 
     def compare_last(self) -> None:
         """Raise what a kernel has found wrong, or what none has compared."""
-        self._check()
-        if self.partial:
-            self._different = self.hellos.differing()
-            if self._different is not None:
-                raise self._error(self._different)
+        self.verdicts.compare_last()
 
     def late(self, ticket: Ready, timeout: float) -> str:
         """A call that was never launched, because ranks of the same device made none."""
@@ -492,10 +394,9 @@ class CudaExecutor:
         self.synchronize()
         self._merged.clear()
         self.streams.close()
-        self.running = self.last = None
-        self._prepared.clear()
+        self.running = None
+        self.verdicts.close()
         self.followed.forget()
-        self.hellos.close()
         self.mappings.close()
         self.memory.close()
         self.report.free()

@@ -256,7 +256,7 @@ def _launch(members: Sequence[Member]) -> None:
         order(ordinal, other, stream)
     for member in members:
         member.pairs.executor.followed.by(stream)
-        member.pairs.executor.pair_timeout = timeout
+        member.pairs.executor.verdicts.pair_timeout = timeout
     with on(ordinal):
         launchable.launch(stream)
     for other in others:

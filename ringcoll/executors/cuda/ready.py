@@ -1,0 +1,64 @@
+"""A call that is prepared: chosen, compiled, bound to addresses; only the launch is left."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ringcoll.arguments.calls import Call
+from ringcoll.executors.cuda.choose import Chosen
+from ringcoll.executors.cuda.lanes import CopyLaunch
+from ringcoll.executors.cuda.loader import Launchable
+from ringcoll.executors.cuda.params import Addresses
+
+__all__ = ["Enqueued", "Ready"]
+
+
+@dataclass(slots=True, eq=False)
+class Ready:
+    """A checked call of one rank, and all that its launch needs but the stream.
+
+    Args:
+        call: checked.
+        chosen: what runs.
+        terms: what ranks must agree on, in words.
+        signature: of the terms, 32 bits.
+        number: of the record of the terms.
+        slot: of the record.
+        timeout: seconds that a wait of its kernels may take.
+        at: where the rank finds everything.
+        changes: of the symmetric memory, when this was made.
+        launchable: None where ranks share a launch.
+
+    """
+
+    call: Call
+    chosen: Chosen
+    terms: str
+    signature: int
+    number: int
+    slot: int
+    timeout: float
+    at: Addresses
+    changes: int
+    launchable: Launchable | CopyLaunch | None
+
+
+@dataclass(frozen=True, slots=True)
+class Enqueued:
+    """A call and the stream that it goes to.
+
+    Args:
+        ready: the call.
+        stream: its handle.
+        owned: whether somebody keeps the stream alive until it is followed no more.
+
+    """
+
+    ready: Ready
+    stream: int
+    owned: bool = True
+
+    @property
+    def timeout(self) -> float:
+        """Seconds that a wait of its kernels may take."""
+        return self.ready.timeout
