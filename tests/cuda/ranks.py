@@ -132,7 +132,8 @@ def run_alone(comm: Any, cases: Sequence[Case]) -> int:
     for case in cases:
         call = Call(comm, memory, case, inputs_of(case, comm.nranks))
         call.upload()
-        comm.xp.cuda.get_current_stream().synchronize()
+        with on(comm):  # the stream of another device might have a kernel that waits for this call
+            comm.xp.cuda.get_current_stream().synchronize()
         call.make()
         comm.synchronize()
         judge(call, case)

@@ -44,6 +44,9 @@ class Notes:
     def getDevice(self):
         return 0
 
+    def setDevice(self, ordinal):
+        assert ordinal == self.getDevice()
+
     def _make(self) -> int:
         self.made += 1
         return self.made

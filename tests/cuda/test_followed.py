@@ -44,6 +44,9 @@ class Runtime:
     def getDevice(self):
         return 0
 
+    def setDevice(self, ordinal):
+        assert ordinal == self.getDevice()
+
     def streamIsCapturing(self, stream):
         self.use(stream)
         return stream in self.captured

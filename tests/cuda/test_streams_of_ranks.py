@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 
@@ -162,6 +164,29 @@ def test_a_call_returns_before_its_end():
         comm.all_reduce(x)
         assert not comm.xp.cuda.get_current_stream().done
         comm.synchronize()
+    close([comm])
+
+
+def test_a_thread_that_has_done_nothing_else():
+    """Its device is said to be 0, but CUDA has no context there until something asks for one."""
+    (comm,) = ringcoll.init_all([0], device="cuda", timeout=20)
+    with on(comm):
+        x, y = comm.xp.full(100, 3, "int32"), comm.xp.full(100, 5, "int32")
+        comm.synchronize()
+        comm.all_reduce(x)  # compiled, and kept
+    errors: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            comm.all_reduce(x)
+            comm.all_reduce(y, algorithm="one_shot_push")
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+    assert errors == []
     close([comm])
 
 

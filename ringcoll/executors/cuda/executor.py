@@ -11,6 +11,7 @@ import hashlib
 import itertools
 import os
 import struct
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from typing import Any
@@ -90,6 +91,7 @@ class CudaExecutor:
         self.running: Ready | None = None
         self.followed = Followed(device.ordinal, f"rank {fabric.rank}: {device}")
         self._device: Callable[[], int] = runtime().getDevice
+        self._threads = threading.local()  # whether a thread has been bound to a context
         self._merged: dict[tuple[int, ...], tuple[Sequence[Ready], Launchable | CopyLaunch]] = {}
         ordinal, pointers = device.ordinal, memory.pointers
         with ExitStack() as made:  # but the memory, which is its maker's until this is whole
@@ -267,11 +269,12 @@ class CudaExecutor:
         if stream != self.followed.stream:
             self.followed.by(stream)
         self._tell(ready)
-        if self._device() == self.device.ordinal:
+        if self._device() == self.device.ordinal and getattr(self._threads, "bound", False):
             launchable.launch(stream)
         else:
             with on(self.device.ordinal):
                 launchable.launch(stream)
+            self._threads.bound = True
         self.verdicts.last = ready
 
     def task(self, calls: Sequence[Enqueued]) -> Task:

@@ -98,14 +98,16 @@ def _device(cuda: Any, ordinal: int) -> Device:
 
 @contextmanager
 def on(ordinal: int) -> Iterator[Any]:
-    """Make a device this thread's current one for a while; gives the CUDA runtime."""
+    """Make a device this thread's current one for a while; gives the CUDA runtime.
+
+    It is made so also where it is said to be: a new thread is told that its device is 0, and has no
+    context, which the driver's functions need, until it sets one.
+    """
     cuda = runtime()
     before = cuda.getDevice()
-    if before == ordinal:
-        yield cuda
-        return
     cuda.setDevice(ordinal)
     try:
         yield cuda
     finally:
-        cuda.setDevice(before)
+        if before != ordinal:
+            cuda.setDevice(before)
