@@ -2,7 +2,7 @@
 
 torch's Python functions find these methods by name, and what is written in C++ (DDP's reducer,
 functional collectives) by a table of the same names. Lists hold one entry for each device that a
-rank has: always one here.
+rank has: always one here. The names of parameters are those of groups in C++.
 """
 
 from __future__ import annotations
@@ -13,19 +13,28 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C import _distributed_c10d as c10d
+from torch._C._distributed_c10d import (
+    AllgatherOptions,
+    AllreduceOptions,
+    AllToAllOptions,
+    BroadcastOptions,
+    GatherOptions,
+    ReduceOptions,
+    ReduceScatterOptions,
+    ScatterOptions,
+)
 
 from ringcoll.errors import ArgumentError
 from ringcoll.torch.ops import op_of
+from ringcoll.torch.overloads import listed, options
 from ringcoll.torch.tensors import dense, flat_of, put_back, single, sparse, spread
 
 __all__ = ["Collectives"]
 
 # What torch's own callers leave out. A group may be called without any of its Python functions.
-_ALL_REDUCE = c10d.AllreduceOptions()
-_ALL_GATHER = c10d.AllgatherOptions()
-_REDUCE_SCATTER = c10d.ReduceScatterOptions()
-_ALL_TO_ALL = c10d.AllToAllOptions()
+_ALL_REDUCE = AllreduceOptions()
+_ALL_GATHER = AllgatherOptions()
+_REDUCE_SCATTER = ReduceScatterOptions()
 
 
 class Collectives(dist.ProcessGroup):  # type: ignore[misc]
@@ -40,17 +49,50 @@ class Collectives(dist.ProcessGroup):  # type: ignore[misc]
 
     # -- in place -------------------------------------------------------------------------------
 
-    def allreduce(self, tensors: Sequence[Any], opts: Any = None) -> Any:
+    def allreduce(
+        self,
+        tensors: Any = None,
+        opts: Any = None,
+        timeout: Any = None,
+        *,
+        tensor: Any = None,
+        op: Any = None,
+    ) -> Any:
         """Combine every rank's tensor elementwise, in place."""
-        opts = opts or _ALL_REDUCE
+        if type(opts) is not AllreduceOptions:
+            tensors = listed(tensors, tensor)
+            opts = options(AllreduceOptions, opts, timeout, op=op)
         return self._in_place("all_reduce", tensors, op_of(opts.reduceOp), 0, opts)
 
-    def reduce(self, tensors: Sequence[Any], opts: Any) -> Any:
+    def reduce(
+        self,
+        tensors: Any = None,
+        opts: Any = None,
+        op: Any = None,
+        timeout: Any = None,
+        *,
+        tensor: Any = None,
+        root: Any = None,
+    ) -> Any:
         """Combine every rank's tensor; the root's is replaced."""
+        if type(opts) is not ReduceOptions:
+            tensors = listed(tensors, tensor)
+            opts = options(ReduceOptions, opts, timeout, op=op, root=root)
         return self._in_place("reduce", tensors, op_of(opts.reduceOp), opts.rootRank, opts)
 
-    def broadcast(self, tensors: Sequence[Any], opts: Any) -> Any:
+    def broadcast(
+        self,
+        tensors: Any = None,
+        opts: Any = None,
+        timeout: Any = None,
+        *,
+        tensor: Any = None,
+        root: Any = None,
+    ) -> Any:
         """Copy the root's tensor to all."""
+        if type(opts) is not BroadcastOptions:
+            tensors = listed(tensors, tensor)
+            opts = options(BroadcastOptions, opts, timeout, root=root)
         return self._in_place("broadcast", tensors, None, opts.rootRank, opts)
 
     def _in_place(self, name: str, tensors: Sequence[Any], op: Any, root: int, opts: Any) -> Any:
@@ -130,11 +172,20 @@ class Collectives(dist.ProcessGroup):  # type: ignore[misc]
     # -- a list and a tensor --------------------------------------------------------------------
 
     def allgather(
-        self, outputs: Sequence[Sequence[Any]], inputs: Sequence[Any], opts: Any = None
+        self,
+        output_tensors: Any,
+        input_tensors: Any = None,
+        opts: Any = None,
+        timeout: Any = None,
+        *,
+        input_tensor: Any = None,
     ) -> Any:
         """Every rank's tensor in a list of all; their sizes may differ."""
-        opts = opts or _ALL_GATHER
-        given, parts = single(inputs, "all_gather"), self._list(outputs, "all_gather")
+        if type(opts) is not AllgatherOptions:
+            output_tensors, input_tensors = _lists(output_tensors, input_tensors, input_tensor)
+            opts = options(AllgatherOptions, opts, timeout)
+        given = single(input_tensors, "all_gather")
+        parts = self._list(output_tensors, "all_gather")
         counts = [part.numel() for part in parts]
         engine = self._engine(given)
 
@@ -149,7 +200,7 @@ class Collectives(dist.ProcessGroup):  # type: ignore[misc]
             if not own:
                 spread(flat, parts)
 
-        return engine.run(body, reads=inputs, writes=parts, later=opts.asyncOp)
+        return engine.run(body, reads=input_tensors, writes=parts, later=opts.asyncOp)
 
     def allgather_coalesced(
         self, outputs: Sequence[Sequence[Any]], inputs: Sequence[Any], opts: Any = None
@@ -176,11 +227,24 @@ class Collectives(dist.ProcessGroup):  # type: ignore[misc]
         return engine.run(body, reads=inputs, writes=written, later=opts.asyncOp)
 
     def reduce_scatter(
-        self, outputs: Sequence[Any], inputs: Sequence[Sequence[Any]], opts: Any = None
+        self,
+        output_tensors: Any = None,
+        input_tensors: Any = None,
+        opts: Any = None,
+        timeout: Any = None,
+        *,
+        output: Any = None,
+        input: Any = None,
+        op: Any = None,
     ) -> Any:
         """Combine every rank's list; rank r gets its tensor r. The sizes may differ."""
-        opts = opts or _REDUCE_SCATTER
-        result, parts = single(outputs, "reduce_scatter"), self._list(inputs, "reduce_scatter")
+        if type(opts) is not ReduceScatterOptions:
+            input_tensors, output_tensors = _lists(
+                input_tensors if input is None else input, output_tensors, output
+            )
+            opts = options(ReduceScatterOptions, opts, timeout, op=op)
+        result = single(output_tensors, "reduce_scatter")
+        parts = self._list(input_tensors, "reduce_scatter")
         counts = [part.numel() for part in parts]
         engine, op = self._engine(result), op_of(opts.reduceOp)
 
@@ -196,12 +260,24 @@ class Collectives(dist.ProcessGroup):  # type: ignore[misc]
                 engine.comm.reduce_scatter_v(sent, received, counts, op, **engine.how())
             put_back(result, copy)
 
-        return engine.run(body, reads=parts, writes=outputs, later=opts.asyncOp)
+        return engine.run(body, reads=parts, writes=output_tensors, later=opts.asyncOp)
 
-    def gather(self, outputs: Sequence[Sequence[Any]], inputs: Sequence[Any], opts: Any) -> Any:
+    def gather(
+        self,
+        output_tensors: Any,
+        input_tensors: Any = None,
+        opts: Any = None,
+        timeout: Any = None,
+        *,
+        input_tensor: Any = None,
+        root: Any = None,
+    ) -> Any:
         """The root gets every rank's tensor in a list."""
-        given, root = single(inputs, "gather"), opts.rootRank
-        parts = self._list(outputs, "gather") if root == self._rank else []
+        if type(opts) is not GatherOptions:
+            output_tensors, input_tensors = _lists(output_tensors, input_tensors, input_tensor)
+            opts = options(GatherOptions, opts, timeout, root=root)
+        given, root = single(input_tensors, "gather"), opts.rootRank
+        parts = self._list(output_tensors, "gather") if root == self._rank else []
         engine = self._engine(given)
 
         def body() -> None:
@@ -214,12 +290,24 @@ class Collectives(dist.ProcessGroup):  # type: ignore[misc]
             if not own:
                 spread(flat, parts)
 
-        return engine.run(body, reads=inputs, writes=parts, later=opts.asyncOp)
+        return engine.run(body, reads=input_tensors, writes=parts, later=opts.asyncOp)
 
-    def scatter(self, outputs: Sequence[Any], inputs: Sequence[Sequence[Any]], opts: Any) -> Any:
+    def scatter(
+        self,
+        output_tensors: Any = None,
+        input_tensors: Any = None,
+        opts: Any = None,
+        timeout: Any = None,
+        *,
+        output_tensor: Any = None,
+        root: Any = None,
+    ) -> Any:
         """Rank r gets tensor r of the root's list."""
-        result, root = single(outputs, "scatter"), opts.rootRank
-        parts = self._list(inputs, "scatter") if root == self._rank else []
+        if type(opts) is not ScatterOptions:
+            input_tensors, output_tensors = _lists(input_tensors, output_tensors, output_tensor)
+            opts = options(ScatterOptions, opts, timeout, root=root)
+        result, root = single(output_tensors, "scatter"), opts.rootRank
+        parts = self._list(input_tensors, "scatter") if root == self._rank else []
         engine = self._engine(result)
 
         def body() -> None:
@@ -228,7 +316,7 @@ class Collectives(dist.ProcessGroup):  # type: ignore[misc]
             engine.call("scatter", flat, copy, None, root)
             put_back(result, copy)
 
-        return engine.run(body, reads=parts, writes=outputs, later=opts.asyncOp)
+        return engine.run(body, reads=parts, writes=output_tensors, later=opts.asyncOp)
 
     def _list(self, lists: Sequence[Sequence[Any]], name: str) -> list[Any]:
         tensors = list(single(lists, name))
@@ -248,9 +336,11 @@ class Collectives(dist.ProcessGroup):  # type: ignore[misc]
         output_split_sizes: Sequence[int],
         input_split_sizes: Sequence[int],
         opts: Any = None,
+        timeout: Any = None,
     ) -> Any:
         """Part q of the input goes to rank q; the parts are equal, or of so many rows."""
-        opts = opts or _ALL_TO_ALL
+        if type(opts) is not AllToAllOptions:
+            opts = options(AllToAllOptions, opts, timeout)
         engine = self._engine(input)
         if not output_split_sizes and not input_split_sizes:
 
@@ -270,10 +360,18 @@ class Collectives(dist.ProcessGroup):  # type: ignore[misc]
 
         return engine.run(body, reads=(input,), writes=(output,), later=opts.asyncOp)
 
-    def alltoall(self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None) -> Any:
+    def alltoall(
+        self,
+        output_tensors: Sequence[Any],
+        input_tensors: Sequence[Any],
+        opts: Any = None,
+        timeout: Any = None,
+    ) -> Any:
         """Tensor q of the inputs goes to rank q; the sizes may differ."""
-        opts = opts or _ALL_TO_ALL
-        sources, targets = self._list([inputs], "all_to_all"), self._list([outputs], "all_to_all")
+        if type(opts) is not AllToAllOptions:
+            opts = options(AllToAllOptions, opts, timeout)
+        sources = self._list([input_tensors], "all_to_all")
+        targets = self._list([output_tensors], "all_to_all")
         engine = self._engine(sources[0])
 
         def body() -> None:
@@ -332,3 +430,9 @@ def _first(tensors: Sequence[Any], name: str) -> Any:
     if not tensors:
         raise ArgumentError(f"ringcoll: {name} of no tensors; pass one at least")
     return tensors[0]
+
+
+def _lists(tensors: Any, one: Any, named: Any) -> tuple[Any, Any]:
+    """A list of lists and a list of one, given so or as a list and a bare tensor."""
+    bare = isinstance(one if named is None else named, torch.Tensor)
+    return ([tensors] if bare else tensors), listed(one, named)

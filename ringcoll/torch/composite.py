@@ -14,10 +14,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C import _distributed_c10d as c10d
+from torch._C._distributed_c10d import BarrierOptions
 
 from ringcoll.errors import ArgumentError
 from ringcoll.torch.group import ProcessGroupRingcoll
+from ringcoll.torch.overloads import options
 
 __all__ = ["ProcessGroupComposite", "create"]
 
@@ -77,13 +78,14 @@ class ProcessGroupComposite(ProcessGroupRingcoll):
     def _get_backend(self, device: Any) -> Any:
         return self._other if device.type == self._theirs else super()._get_backend(device)
 
-    def barrier(self, opts: Any = None) -> Any:
+    def barrier(self, opts: Any = None, timeout: Any = None) -> Any:
         """Gloo's, once the work before it on this rank's GPU has ended."""
+        opts = options(BarrierOptions, opts, timeout)
         if self._theirs == "cuda":
             return super().barrier(opts)
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             torch.cuda.current_stream().synchronize()
-        return self._other.barrier(opts or c10d.BarrierOptions())
+        return self._other.barrier(opts)
 
     def shutdown(self) -> None:
         """Let go of both; not collective."""
@@ -123,11 +125,11 @@ def _first(arguments: tuple[Any, ...]) -> Any:
 def _passed_on(name: str) -> Callable[..., Any]:
     own = getattr(ProcessGroupRingcoll, name)
 
-    def method(self: Any, *arguments: Any) -> Any:
-        tensor = _first(arguments)
+    def method(self: Any, *arguments: Any, **named: Any) -> Any:
+        tensor = _first((*arguments, *named.values()))
         if tensor is not None and tensor.device.type == self._theirs:
-            return getattr(self._other, name)(*arguments)
-        return own(self, *arguments)
+            return getattr(self._other, name)(*arguments, **named)
+        return own(self, *arguments, **named)
 
     method.__name__, method.__doc__ = name, own.__doc__
     return method

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C import _distributed_c10d as c10d
+from torch._C._distributed_c10d import BarrierOptions
 
 from ringcoll.bootstrap.store import StoreBootstrap
 from ringcoll.communicator.public import Communicator
@@ -32,6 +32,7 @@ from ringcoll.torch.ending import PATIENCE, leave_at_exit
 from ringcoll.torch.failures import closed, in_torch, instead, poisons
 from ringcoll.torch.host import Host
 from ringcoll.torch.messages import Messages
+from ringcoll.torch.overloads import options
 from ringcoll.torch.polled import Polled
 from ringcoll.torch.tensors import single
 from ringcoll.torch.work import seconds_of
@@ -172,13 +173,13 @@ class ProcessGroupRingcoll(Collectives):
 
     # -- messages -------------------------------------------------------------------------------
 
-    def send(self, tensors: Sequence[Any], peer: int, tag: int) -> Any:
+    def send(self, tensors: Sequence[Any], dstRank: int, tag: int) -> Any:  # noqa: N803
         """Send a tensor to a rank; matched with its receive by tag, in order."""
-        return self._message("send", tensors, peer, tag)
+        return self._message("send", tensors, dstRank, tag)
 
-    def recv(self, tensors: Sequence[Any], peer: int, tag: int) -> Any:
+    def recv(self, tensors: Sequence[Any], srcRank: int, tag: int) -> Any:  # noqa: N803
         """Receive a tensor from a rank."""
-        return self._message("recv", tensors, peer, tag)
+        return self._message("recv", tensors, srcRank, tag)
 
     def recv_anysource(self, tensors: Sequence[Any], tag: int) -> Any:
         """Receive a tensor from whoever sends one first."""
@@ -201,12 +202,12 @@ class ProcessGroupRingcoll(Collectives):
 
     # -- barrier --------------------------------------------------------------------------------
 
-    def barrier(self, opts: Any = None) -> Any:
+    def barrier(self, opts: Any = None, timeout: Any = None) -> Any:
         """Return when all ranks have come, and the work before it on this rank's GPU has ended."""
-        opts = opts or c10d.BarrierOptions()
+        opts = options(BarrierOptions, opts, timeout)
         if self._failure is not None:
             raise self._after_failure()
-        host, timeout = self._host or self._open_host(), seconds_of(opts.timeout)
+        host, seconds = self._host or self._open_host(), seconds_of(opts.timeout)
         event = None
         if self._device is not None:
             self._device.batch.flush()
@@ -216,7 +217,7 @@ class ProcessGroupRingcoll(Collectives):
         def body() -> None:
             if event is not None:
                 event.synchronize()
-            host.barrier(timeout)
+            host.barrier(seconds)
 
         return host.run(body, later=opts.asyncOp)
 

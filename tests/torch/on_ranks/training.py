@@ -75,10 +75,11 @@ def ddp_other_ways(rank, n):
 
 
 def ddp_with_uneven_inputs(rank, n):
-    model = DistributedDataParallel(_model())
-    with model.join():
-        _trained(model, [_data(rank)], steps=1 + rank)
-    _equal_everywhere(model.parameters(), n)
+    for unused in (False, True):  # DDP's Python makes a call of its own for unused parameters
+        model = DistributedDataParallel(_model(), find_unused_parameters=unused)
+        with model.join():
+            _trained(model, [_data(rank)], steps=1 + rank)
+        _equal_everywhere(model.parameters(), n)
 
 
 def ddp_communication_hook(rank, n):

@@ -1,0 +1,114 @@
+"""The shapes in which groups in C++ take their calls, of which DDP uses some."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+MINUTE = timedelta(minutes=1)
+
+
+def _of(rank, count=2):
+    return torch.full((count,), float(rank))
+
+
+def in_place(rank, n):
+    group, op = dist.group.WORLD, dist.ReduceOp
+    summed, largest, of_two = [6.0, 6.0], [3.0, 3.0], [2.0, 2.0]
+    wanted = {
+        lambda x: group.allreduce(x): summed,
+        lambda x: group.allreduce([x]): summed,
+        lambda x: group.allreduce((x,)): summed,
+        lambda x: group.allreduce(x, op.MAX): largest,
+        lambda x: group.allreduce([x], op.MAX, MINUTE): largest,
+        lambda x: group.allreduce(tensor=x, op=op.MAX, timeout=MINUTE): largest,
+        lambda x: group.allreduce(tensors=[x], opts=dist.AllreduceOptions()): summed,
+        lambda x: group.broadcast(x, 2): of_two,
+        lambda x: group.broadcast(x, 2, MINUTE): of_two,
+        lambda x: group.broadcast(tensor=x, root=2): of_two,
+        lambda x: group.broadcast([x]): [0.0, 0.0],
+        lambda x: group.reduce(x, 1): summed,
+        lambda x: group.reduce(x, 1, op.MAX): largest,
+        lambda x: group.reduce(x, root=1, op=op.MAX, timeout=MINUTE): largest,
+    }
+    for number, (call, values) in enumerate(wanted.items()):
+        x = _of(rank)
+        work = call(x)
+        assert isinstance(work, dist.Work)
+        work.wait()
+        if number < 11 or rank == 1:
+            assert x.tolist() == values, number
+
+
+def lists(rank, n):
+    group, op = dist.group.WORLD, dist.ReduceOp
+    for timeout in ((), (MINUTE,)):
+        parts = [torch.zeros(2) for _ in range(n)]
+        group.allgather(parts, _of(rank), *timeout).wait()
+        assert [part[0].item() for part in parts] == [0, 1, 2, 3]
+        parts = [torch.zeros(2) for _ in range(n)] if rank == 2 else []
+        group.gather(parts, _of(rank), 2, *timeout).wait()
+        assert [part[0].item() for part in parts] == [0, 1, 2, 3] * (rank == 2)
+        x = torch.zeros(2)
+        group.scatter(x, [_of(q + 1) for q in range(n)] * (rank == 2), 2, *timeout).wait()
+        assert x.tolist() == [rank + 1] * 2
+        x = torch.zeros(2)
+        group.reduce_scatter(x, [_of(q + rank) for q in range(n)], op.MAX, *timeout).wait()
+        assert x.tolist() == [rank + 3] * 2
+        x = torch.zeros(n)
+        group.alltoall_base(x, torch.full((n,), float(rank)), [], [], *timeout).wait()
+        assert x.tolist() == [0, 1, 2, 3]
+        group.barrier(*timeout).wait()
+    parts = [torch.zeros(2) for _ in range(n)]
+    group.allgather(output_tensors=parts, input_tensor=_of(rank), timeout=MINUTE).wait()
+    assert parts[3].tolist() == [3, 3]
+    x = torch.zeros(2)
+    group.reduce_scatter(output=x, input=[_of(rank)] * n, op=op.SUM).wait()
+    assert x.tolist() == [6, 6]
+    group.scatter(output_tensor=x, input_tensors=parts * (rank == 0), root=0).wait()
+    assert x.tolist() == [rank] * 2
+    targets = [torch.zeros(1) for _ in range(n)]
+    group.alltoall(targets, list(_of(rank, n).split(1)), timeout=MINUTE).wait()
+    assert [target.item() for target in targets] == [0, 1, 2, 3]
+    group.barrier(timeout=MINUTE).wait()
+
+
+def messages_by_name(rank, n):
+    group = dist.group.WORLD
+    x = torch.zeros(2)
+    work = group.recv([x], srcRank=(rank + 1) % n, tag=3)
+    group.send([_of(rank)], dstRank=(rank - 1) % n, tag=3).wait()
+    work.wait()
+    assert x.tolist() == [(rank + 1) % n] * 2
+
+
+def beside_gloo(rank, n):
+    """What is passed on keeps its shape."""
+    group = dist.new_group(backend="cuda:ringcoll,cpu:gloo")
+    for how in ({}, {"op": dist.ReduceOp.SUM, "timeout": MINUTE}):
+        x = _of(rank)
+        group.allreduce(tensor=x, **how).wait()
+        assert x.tolist() == [6, 6]
+    parts = [torch.zeros(2) for _ in range(n)]
+    group.allgather(parts, _of(rank)).wait()
+    assert parts[3].tolist() == [3, 3]
+    work = group.recv([x], (rank + 1) % n, tag=3)
+    group.send([_of(rank)], (rank - 1) % n, tag=3).wait()
+    work.wait()
+    assert x.tolist() == [(rank + 1) % n] * 2
+    group.barrier(MINUTE).wait()
+    dist.destroy_process_group(group)
+
+
+def others_are_refused(rank, n):
+    group = dist.group.WORLD
+    with pytest.raises(TypeError, match="5 where AllreduceOptions"):
+        group.allreduce(torch.ones(1), 5)
+    with pytest.raises(TypeError, match=r"SUM.* where BroadcastOptions"):
+        group.broadcast(torch.ones(1), dist.ReduceOp.SUM)
+    with pytest.raises(TypeError, match="'a' where GatherOptions"):
+        group.gather([], torch.ones(1), "a")
+    dist.barrier()
