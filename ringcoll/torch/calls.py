@@ -6,10 +6,7 @@ tensor that is made later at the same place finds it, and is served by it as rig
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
-
-import torch
 
 from ringcoll.arguments.calls import prepare
 from ringcoll.collectives import COLLECTIVES
@@ -19,8 +16,6 @@ from ringcoll.dtypes import ReduceOp
 from ringcoll.torch.tensors import memory
 
 __all__ = ["Calls"]
-
-_profiled: Callable[[], bool] = torch.autograd._profiler_enabled
 
 KEPT = 512
 """Calls that a communicator keeps prepared; the oldest goes first."""
@@ -39,21 +34,6 @@ class Calls:
         self.state: Any = comm._state
         self._kept: dict[tuple[object, ...], Any] = {}
         self._symmetric = self.state.symmetric
-
-    def run(self, name: str, ready: Any, *where: int) -> None:
-        """Run a call, and tell torch's profiler, which sees nothing of what it is not told.
-
-        Args:
-            name: of the collective.
-            ready: what :meth:`ready` has returned.
-            where: the stream, on GPUs.
-
-        """
-        if not _profiled():
-            self.state.run(ready, *where)
-            return
-        with torch.profiler.record_function(f"ringcoll::{name}"):
-            self.state.run(ready, *where)
 
     def ready(self, name: str, send: Any, recv: Any, op: str | ReduceOp | None, root: int) -> Any:
         """What ``state.run`` takes: a checked call, bound to the memory of these tensors.

@@ -8,7 +8,7 @@ rank has: always one here. The names of parameters are those of groups in C++.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ from torch._C._distributed_c10d import (
 from ringcoll.errors import ArgumentError
 from ringcoll.torch.ops import op_of
 from ringcoll.torch.overloads import listed, options
+from ringcoll.torch.profiled import profiler, recorded
 from ringcoll.torch.tensors import dense, flat_of, put_back, single, sparse, spread
 
 __all__ = ["Collectives"]
@@ -46,6 +47,22 @@ class Collectives(dist.ProcessGroup):  # type: ignore[misc]
     @abstractmethod
     def _engine(self, tensor: Any) -> Any:
         """Who carries out calls on tensors of this device."""
+
+    def _run(
+        self,
+        name: str,
+        engine: Any,
+        body: Callable[[], None],
+        *,
+        reads: Sequence[Any] = (),
+        writes: Sequence[Any] = (),
+        later: bool,
+    ) -> Any:
+        """Let an engine carry out a call; torch's profiler is told if it runs."""
+        if not profiler._is_profiler_enabled:
+            return engine.run(body, reads=reads, writes=writes, later=later)
+        with recorded(name):
+            return engine.run(body, reads=reads, writes=writes, later=later)
 
     # -- in place -------------------------------------------------------------------------------
 
@@ -101,14 +118,17 @@ class Collectives(dist.ProcessGroup):  # type: ignore[misc]
         if tensor.layout is not torch.strided:
             raise sparse(tensor, name)
         if not later and tensor.is_contiguous():
-            return engine.now(name, tensor, op, root)
+            if not profiler._is_profiler_enabled:
+                return engine.now(name, tensor, op, root)
+            with recorded(name):
+                return engine.now(name, tensor, op, root)
 
         def body() -> None:
             copy = dense(tensor, name)
             engine.call(name, copy, None, op, root)
             put_back(tensor, copy)
 
-        return engine.run(body, reads=tensors, writes=tensors, later=later)
+        return self._run(name, engine, body, reads=tensors, writes=tensors, later=later)
 
     def allreduce_coalesced(self, tensors: Sequence[Any], opts: Any = None) -> Any:
         """:meth:`allreduce` of several tensors."""
@@ -122,7 +142,9 @@ class Collectives(dist.ProcessGroup):  # type: ignore[misc]
                 engine.call("all_reduce", copy, None, op)
                 put_back(tensor, copy)
 
-        return engine.run(body, reads=tensors, writes=tensors, later=opts.asyncOp)
+        return self._run(
+            "all_reduce", engine, body, reads=tensors, writes=tensors, later=opts.asyncOp
+        )
 
     # -- one large and one small tensor -----------------------------------------------------------
 
@@ -145,7 +167,9 @@ class Collectives(dist.ProcessGroup):  # type: ignore[misc]
                 engine.call("all_gather", dense(input_, "all_gather"), copy)
                 put_back(output, copy)
 
-        return engine.run(body, reads=inputs, writes=outputs, later=opts.asyncOp)
+        return self._run(
+            "all_gather", engine, body, reads=inputs, writes=outputs, later=opts.asyncOp
+        )
 
     def reduce_scatter_single(self, output: Any, input: Any, opts: Any = None) -> Any:
         """Combine every rank's input; rank r gets its segment r."""
@@ -167,7 +191,9 @@ class Collectives(dist.ProcessGroup):  # type: ignore[misc]
                 engine.call("reduce_scatter", dense(input_, "reduce_scatter"), copy, op)
                 put_back(output, copy)
 
-        return engine.run(body, reads=inputs, writes=outputs, later=opts.asyncOp)
+        return self._run(
+            "reduce_scatter", engine, body, reads=inputs, writes=outputs, later=opts.asyncOp
+        )
 
     # -- a list and a tensor --------------------------------------------------------------------
 
@@ -200,7 +226,9 @@ class Collectives(dist.ProcessGroup):  # type: ignore[misc]
             if not own:
                 spread(flat, parts)
 
-        return engine.run(body, reads=input_tensors, writes=parts, later=opts.asyncOp)
+        return self._run(
+            "all_gather", engine, body, reads=input_tensors, writes=parts, later=opts.asyncOp
+        )
 
     def allgather_coalesced(
         self, outputs: Sequence[Sequence[Any]], inputs: Sequence[Any], opts: Any = None
@@ -224,7 +252,9 @@ class Collectives(dist.ProcessGroup):  # type: ignore[misc]
                     spread(flat, parts)
 
         written = [tensor for row in rows for tensor in row]
-        return engine.run(body, reads=inputs, writes=written, later=opts.asyncOp)
+        return self._run(
+            "all_gather", engine, body, reads=inputs, writes=written, later=opts.asyncOp
+        )
 
     def reduce_scatter(
         self,
@@ -260,7 +290,9 @@ class Collectives(dist.ProcessGroup):  # type: ignore[misc]
                 engine.comm.reduce_scatter_v(sent, received, counts, op, **engine.how())
             put_back(result, copy)
 
-        return engine.run(body, reads=parts, writes=output_tensors, later=opts.asyncOp)
+        return self._run(
+            "reduce_scatter", engine, body, reads=parts, writes=output_tensors, later=opts.asyncOp
+        )
 
     def gather(
         self,
@@ -290,7 +322,9 @@ class Collectives(dist.ProcessGroup):  # type: ignore[misc]
             if not own:
                 spread(flat, parts)
 
-        return engine.run(body, reads=input_tensors, writes=parts, later=opts.asyncOp)
+        return self._run(
+            "gather", engine, body, reads=input_tensors, writes=parts, later=opts.asyncOp
+        )
 
     def scatter(
         self,
@@ -316,7 +350,9 @@ class Collectives(dist.ProcessGroup):  # type: ignore[misc]
             engine.call("scatter", flat, copy, None, root)
             put_back(result, copy)
 
-        return engine.run(body, reads=parts, writes=output_tensors, later=opts.asyncOp)
+        return self._run(
+            "scatter", engine, body, reads=parts, writes=output_tensors, later=opts.asyncOp
+        )
 
     def _list(self, lists: Sequence[Sequence[Any]], name: str) -> list[Any]:
         tensors = list(single(lists, name))
@@ -358,7 +394,9 @@ class Collectives(dist.ProcessGroup):  # type: ignore[misc]
                 self._exchange(engine, dense(input, "all_to_all"), sent, copy, received)
                 put_back(output, copy)
 
-        return engine.run(body, reads=(input,), writes=(output,), later=opts.asyncOp)
+        return self._run(
+            "all_to_all", engine, body, reads=(input,), writes=(output,), later=opts.asyncOp
+        )
 
     def alltoall(
         self,
@@ -382,7 +420,9 @@ class Collectives(dist.ProcessGroup):  # type: ignore[misc]
             if not own:
                 spread(recv, targets)
 
-        return engine.run(body, reads=sources, writes=targets, later=opts.asyncOp)
+        return self._run(
+            "all_to_all", engine, body, reads=sources, writes=targets, later=opts.asyncOp
+        )
 
     def _exchange(
         self, engine: Any, send: Any, sent: list[int], recv: Any, received: list[int]

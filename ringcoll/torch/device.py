@@ -58,7 +58,7 @@ class Device:
     ) -> None:
         """One collective on dense tensors, on the current stream."""
         ready = self._calls.ready(name, send, recv, op, root)
-        self._calls.run(name, ready, self._current(self.ordinal))
+        self._state.run(ready, self._current(self.ordinal))
 
     def buffer(self, tensor: Any, name: str, *, reduces: bool = False) -> RawArray:
         """A dense tensor as the communicator's own methods take it."""
@@ -84,7 +84,7 @@ class Device:
         try:
             with state.lock:
                 ready = self._calls.ready(name, tensor, None, op, root)
-                self._calls.run(name, ready, self._current(self.ordinal))
+                state.run(ready, self._current(self.ordinal))
         except BaseException as error:
             instead(self._failed(error), error)
         return Finished((tensor,))

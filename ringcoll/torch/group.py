@@ -34,6 +34,7 @@ from ringcoll.torch.host import Host
 from ringcoll.torch.messages import Messages
 from ringcoll.torch.overloads import options
 from ringcoll.torch.polled import Polled
+from ringcoll.torch.profiled import profiler, recorded
 from ringcoll.torch.tensors import single
 from ringcoll.torch.work import seconds_of
 
@@ -175,15 +176,24 @@ class ProcessGroupRingcoll(Collectives):
 
     def send(self, tensors: Sequence[Any], dstRank: int, tag: int) -> Any:  # noqa: N803
         """Send a tensor to a rank; matched with its receive by tag, in order."""
-        return self._message("send", tensors, dstRank, tag)
+        if not profiler._is_profiler_enabled:
+            return self._message("send", tensors, dstRank, tag)
+        with recorded("send"):
+            return self._message("send", tensors, dstRank, tag)
 
     def recv(self, tensors: Sequence[Any], srcRank: int, tag: int) -> Any:  # noqa: N803
         """Receive a tensor from a rank."""
-        return self._message("recv", tensors, srcRank, tag)
+        if not profiler._is_profiler_enabled:
+            return self._message("recv", tensors, srcRank, tag)
+        with recorded("recv"):
+            return self._message("recv", tensors, srcRank, tag)
 
     def recv_anysource(self, tensors: Sequence[Any], tag: int) -> Any:
         """Receive a tensor from whoever sends one first."""
-        return self._message("recv", tensors, None, tag)
+        if not profiler._is_profiler_enabled:
+            return self._message("recv", tensors, None, tag)
+        with recorded("recvAnySource"):
+            return self._message("recv", tensors, None, tag)
 
     def _message(self, name: str, tensors: Sequence[Any], peer: int | None, tag: int) -> Any:
         tensor = single(tensors, name)
@@ -219,7 +229,7 @@ class ProcessGroupRingcoll(Collectives):
                 event.synchronize()
             host.barrier(seconds)
 
-        return host.run(body, later=opts.asyncOp)
+        return self._run("barrier", host, body, later=opts.asyncOp)
 
     # -- names ------------------------------------------------------------------------------------
 

@@ -41,11 +41,11 @@ class Host:
         root: int = 0,
     ) -> None:
         """One collective on dense tensors."""
-        self._calls.run(name, self._calls.ready(name, send, recv, op, root))
+        self._state.run(self._calls.ready(name, send, recv, op, root))
 
     def barrier(self, timeout: float | None) -> None:
         """A barrier, with a timeout of its own."""
-        self._calls.run("barrier", self._calls.barrier(timeout))
+        self._state.run(self._calls.barrier(timeout))
 
     def buffer(self, tensor: Any, name: str, *, reduces: bool = False) -> Any:
         """A dense tensor as the communicator's own methods take it."""
@@ -63,7 +63,7 @@ class Host:
         try:
             state.yield_to_worker()
             with state.lock:
-                self._calls.run(name, self._calls.ready(name, tensor, None, op, root))
+                state.run(self._calls.ready(name, tensor, None, op, root))
         except BaseException as error:
             instead(self._failed(error), error)
         return Finished((tensor,))

@@ -1,10 +1,10 @@
-"""Work objects, messages, groups and their ends, on 4 CPU ranks."""
+"""Work objects, messages, groups, their ends and what profilers see, on 4 CPU ranks."""
 
 import pytest
 
 from tests.torch.world import names_of
 
-MODULES = "works", "messages", "groups", "fakes"
+MODULES = "works", "messages", "groups", "fakes", "profiles"
 
 
 @pytest.mark.parametrize("name", [name for module in MODULES for name in names_of(module)])
