@@ -117,11 +117,12 @@ class Collectives(dist.ProcessGroup):  # type: ignore[misc]
         engine = self._engine(tensor)
         if tensor.layout is not torch.strided:
             raise sparse(tensor, name)
-        if not later and tensor.is_contiguous():
+        if tensor.is_contiguous():
+            carry_out = engine.soon if later else engine.now
             if not profiler._is_profiler_enabled:
-                return engine.now(name, tensor, op, root)
+                return carry_out(name, tensor, op, root)
             with recorded(name):
-                return engine.now(name, tensor, op, root)
+                return carry_out(name, tensor, op, root)
 
         def body() -> None:
             copy = dense(tensor, name)

@@ -68,6 +68,14 @@ class Host:
             instead(self._failed(error), error)
         return Finished((tensor,))
 
+    def soon(self, name: str, tensor: Any, op: str | ReduceOp | None, root: int) -> Any:
+        """The same on the worker thread."""
+
+        def body() -> None:
+            self.call(name, tensor, None, op, root)
+
+        return self.run(body, reads=(tensor,), writes=(tensor,), later=True)
+
     def run(
         self,
         body: Callable[[], None],

@@ -23,6 +23,7 @@ class Stream:
 
     def __init__(self, noted, name):
         self.noted, self.name, self.device = noted, name, torch.device("cpu")
+        self.cuda_stream = name
 
     def wait_stream(self, other):
         self.noted.append(f"{self.name} waits for {other.name}")
@@ -113,6 +114,12 @@ def blocking_calls_go_to_the_current_stream(rank, n):
 def asynchronous_calls_go_to_a_stream_of_their_own(rank, n):
     fake = Fake()
     with fake.device():
+        y = torch.full((3,), float(rank))
+        done = dist.all_reduce(y, group=fake.group, async_op=True)
+        assert fake.noted == ["side waits for main", "all_reduce on side", "event on side"]
+        done.wait()
+        assert y.tolist() == [n * (n - 1) / 2] * 3
+        fake.noted.clear()
         x = torch.full((3,), float(rank))
         parts = [torch.zeros(3) for _ in range(n)]
         work = dist.all_gather(parts, x, group=fake.group, async_op=True)
