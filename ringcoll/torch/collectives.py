@@ -29,6 +29,7 @@ from ringcoll.torch.ops import op_of
 from ringcoll.torch.overloads import listed, options
 from ringcoll.torch.profiled import profiler, recorded
 from ringcoll.torch.tensors import dense, flat_of, put_back, single, sparse, spread
+from ringcoll.torch.untraced import untraced
 
 __all__ = ["Collectives"]
 
@@ -38,6 +39,7 @@ _ALL_GATHER = AllgatherOptions()
 _REDUCE_SCATTER = ReduceScatterOptions()
 
 
+@untraced
 class Collectives(dist.ProcessGroup):  # type: ignore[misc]
     """The collectives, for a group that says which engine serves a tensor."""
 

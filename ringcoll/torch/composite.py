@@ -19,6 +19,7 @@ from torch._C._distributed_c10d import BarrierOptions
 from ringcoll.errors import ArgumentError
 from ringcoll.torch.group import ProcessGroupRingcoll
 from ringcoll.torch.overloads import options
+from ringcoll.torch.untraced import untraced
 
 __all__ = ["ProcessGroupComposite", "create"]
 
@@ -144,3 +145,4 @@ _CALLS = (
 )
 for _name in _CALLS.split():
     setattr(ProcessGroupComposite, _name, _passed_on(_name))
+untraced(ProcessGroupComposite)

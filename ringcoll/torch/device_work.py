@@ -9,9 +9,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ringcoll.torch.untraced import untraced
+
 __all__ = ["DeviceWork"]
 
 
+@untraced
 class DeviceWork(dist.Work):  # type: ignore[misc]
     """A call that was enqueued on the group's own stream.
 

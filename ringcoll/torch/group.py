@@ -7,6 +7,7 @@ group and by nobody else: they meet in a part of the store that is theirs alone.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
 import threading
@@ -36,11 +37,13 @@ from ringcoll.torch.overloads import options
 from ringcoll.torch.polled import Polled
 from ringcoll.torch.profiled import profiler, recorded
 from ringcoll.torch.tensors import single
+from ringcoll.torch.untraced import untraced
 from ringcoll.torch.work import seconds_of
 
 __all__ = ["ProcessGroupRingcoll"]
 
 
+@functools.partial(untraced, simple=("rank", "size", "name"))
 class ProcessGroupRingcoll(Collectives):
     """The ranks of a group.
 

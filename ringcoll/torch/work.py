@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from ringcoll.torch.failures import in_torch
+from ringcoll.torch.untraced import untraced
 
 __all__ = ["Finished", "HostWork", "seconds_of"]
 
@@ -23,6 +24,7 @@ def seconds_of(timeout: timedelta | float | None) -> float | None:
     return seconds if seconds > 0 else None
 
 
+@untraced
 class Finished(dist.Work):  # type: ignore[misc]
     """A call whose result is there.
 
@@ -65,6 +67,7 @@ class Finished(dist.Work):  # type: ignore[misc]
         return future
 
 
+@untraced
 class HostWork(dist.Work):  # type: ignore[misc]
     """A call of CPU ranks that another thread carries out.
 

@@ -1,0 +1,54 @@
+"""What torch.compile does at a group's calls: it breaks its graph, as at those of groups in C++.
+
+A group in Python is to it like any other code, which it would follow to streams, locks and
+addresses. What ``torch.compiler.disable`` does about that loads torch._dynamo, which takes seconds,
+and wraps every call. The marks that it leaves are enough, and a call costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from types import FunctionType
+from typing import Any, TypeVar
+
+__all__ = ["untraced"]
+
+Kind = TypeVar("Kind", bound=type)
+
+try:
+    from torch._C._dynamo.eval_frame import (
+        _FrameAction,
+        _FrameExecStrategy,
+        set_code_exec_strategy,
+    )
+except ImportError:  # before 2.7 and where there is no compiler
+
+    def _leave_alone(function: Any) -> None:
+        pass
+
+else:
+    # Neither these frames nor those that they call.
+    _ALONE = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
+
+    def _leave_alone(function: Any) -> None:
+        set_code_exec_strategy(function.__code__, _ALONE)
+
+
+def untraced(kind: Kind, *, simple: Collection[str] = ()) -> Kind:
+    """Let torch.compile keep out of the methods of a class.
+
+    Args:
+        kind: the class; those that it inherits from are not touched.
+        simple: methods that it may have in a graph, since they only return what is known.
+
+    """
+    for found in vars(kind).values():
+        if isinstance(found, property):
+            _leave_alone(found.fget)
+        elif isinstance(found, FunctionType):
+            _leave_alone(found)
+            if not found.__name__.startswith("_") and found.__name__ not in simple:
+                marked: Any = found
+                marked._torchdynamo_disable = True
+                marked._torchdynamo_disable_msg = "calls of ringcoll run outside of graphs"
+    return kind
