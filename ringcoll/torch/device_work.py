@@ -91,6 +91,10 @@ class DeviceWork(dist.Work):  # type: ignore[misc]
         """A future of the tensors; its callbacks run on streams that come after the call."""
         self._enqueued()
         future = torch.futures.Future(devices=[self._side.device])
-        with torch.cuda.stream(self._side):
+        before = torch.cuda.current_stream(self._side.device)
+        torch.cuda.set_stream(self._side)  # its context manager takes three times as long
+        try:
             future.set_result(list(self._outputs))
+        finally:
+            torch.cuda.set_stream(before)
         return future
