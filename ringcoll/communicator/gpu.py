@@ -14,12 +14,13 @@ from ringcoll.communicator.topology import Topology
 from ringcoll.config import Config
 from ringcoll.dtypes import dtype_of
 from ringcoll.errors import ArgumentError, Error, LaunchRefused, MachineError
+from ringcoll.executors.contract import Joint
 from ringcoll.executors.cuda.arena import Arena
 from ringcoll.executors.cuda.choose import Chosen, Wishes
 from ringcoll.executors.cuda.executor import CudaExecutor, Ready
 from ringcoll.executors.cuda.loader import Loader
 from ringcoll.executors.cuda.recorder import Recorder
-from ringcoll.executors.cuda.sending import CudaPairs
+from ringcoll.executors.cuda.sending import CudaPairs, Paired
 from ringcoll.executors.cuda.watch import Watch
 from ringcoll.executors.rows import TraceEntry
 from ringcoll.fabric import Fabric
@@ -148,6 +149,13 @@ class CudaState(RankState):
             channels=self._channels(call, config),
             ordered=bool(config.deterministic),
         )
+
+    def paired(
+        self, calls: tuple[Call, ...], stream: int, timeout: float, *, owned: bool, most: int | None
+    ) -> Joint:
+        """Sends and receives that are launched together; ``most``: CUDA blocks."""
+        most = None if most is None else min(most, self.cuda.resources.blocks)
+        return Paired(self.sending, calls, stream, timeout, owned, most)
 
     def run(self, prepared: Any, stream: int | None = None) -> None:
         """Enqueue one call of this rank alone."""

@@ -73,7 +73,7 @@ def test_there_is_something_of_everything() -> None:
     texts = "".join(shapes())
     assert {"BFloat16", "Float32"} <= set(re.findall(r"using Type = (\w+);", texts))
     used = set(re.findall(r'#include "(\w+\.cuh)"', texts))
-    assert used == {"ll.cuh", "pairs.cuh", "simple.cuh", "gates.cuh"}
+    assert used == {"ll.cuh", "pairs.cuh", "simple.cuh", "gates.cuh", "staging.cuh"}
     assert len(set(operators())) > 100
 
 

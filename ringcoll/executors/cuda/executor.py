@@ -90,20 +90,20 @@ class Enqueued:
     """A call and the stream that it goes to.
 
     Args:
-        ready: the call.
+        ready: the call, as the communicator's executor has prepared it.
         stream: its handle.
         owned: whether somebody keeps the stream alive until it is followed no more.
 
     """
 
-    ready: Ready
+    ready: Any
     stream: int
     owned: bool = True
 
     @property
     def timeout(self) -> float:
         """Seconds that a wait of its kernels may take."""
-        return self.ready.timeout
+        return float(self.ready.timeout)
 
 
 class CudaExecutor:
