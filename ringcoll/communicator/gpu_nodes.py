@@ -8,11 +8,12 @@ like any other, which has the node's symmetric memory.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ringcoll.arguments.calls import Call
+from ringcoll.collectives import COLLECTIVES
 from ringcoll.communicator.gpu import CudaState
 from ringcoll.communicator.group import wait_for
 from ringcoll.communicator.machine import agree
@@ -20,12 +21,15 @@ from ringcoll.communicator.nodes_memory import NodesMemory
 from ringcoll.communicator.rank import SCRATCH_BYTES, RankState, in_words
 from ringcoll.communicator.topology import Topology
 from ringcoll.config import Config
+from ringcoll.dtypes import dtype_of, op_of
 from ringcoll.errors import ArgumentError, Error, MachineError, MismatchError
 from ringcoll.executors.contract import Executor, Joint, PairExecutor
 from ringcoll.executors.cpu import CpuExecutor
 from ringcoll.executors.cuda.loader import Loader
 from ringcoll.executors.pairs import Pairs
-from ringcoll.executors.staging.executor import PIECE_BYTES, Owner, Staging
+from ringcoll.executors.staging.exchange import Exchanges
+from ringcoll.executors.staging.executor import PIECE_BYTES, Owner, Staged, Staging
+from ringcoll.executors.staging.layers import LEAST_BYTES, SHARE_BYTES, Layers
 from ringcoll.executors.staging.pairs import StagedPairs, StagingPairs
 from ringcoll.fabric import Fabric
 from ringcoll.fabric.symmetric import SymmetricMemory
@@ -94,10 +98,18 @@ class NodesState(RankState):
                 lambda error: self.fail(error, begun=True),
                 lambda: self.broken,
             )
-            self.cuda = Staging(fabric, device, self._load, self._host, owner)
-            self.sending = StagingPairs(
-                self.cuda, pairs, lambda ready, timeout: wait_for([side], ready, timeout)
-            )
+            inside = self.inside.cuda
+            self.cuda = Staging(fabric, device, self._load, self._host, owner, self._failure)
+
+            def wait(ready: Callable[[], bool], timeout: float) -> None:
+                wait_for([side], ready, timeout)
+
+            self.sending = StagingPairs(self.cuda, pairs, wait)
+            self.layers: Layers | None = None
+            members = _members(fabric.nodes)
+            if len({len(ranks) for ranks in members}) == 1:
+                along = Exchanges(self.cuda, pairs, wait, self._failure, SHARE_BYTES)
+                self.layers = Layers(self.cuda, along, inside, members)
         except BaseException:
             self.inside.abort("the rest of the communicator could not be made")
             self.inside.close()
@@ -134,6 +146,16 @@ class NodesState(RankState):
             topology=topology,
         )
 
+    def _failure(self) -> Error | None:
+        """What a kernel inside the node has found wrong; it counts the ranks of the node alone."""
+        error = self.inside.cuda.failure()
+        if error is None:
+            return None
+        numbers = ", ".join(f"{number} is {rank}" for number, rank in enumerate(self.near))
+        return type(error)(
+            f"rank {self.fabric.rank}, inside its node, of whose ranks {numbers}: {error}"
+        )
+
     def _load(self, text: str) -> int:
         device = self.device
         return self.loader.function(text, device.ordinal, (device.major, device.minor))
@@ -158,12 +180,43 @@ class NodesState(RankState):
     def prepare(self, call: Call, config: Config) -> Any:
         """Bind a checked call and its options: cut it, and prepare its pieces for the host."""
         self.usable()
-        timeout = config.timeout if config.timeout is not None else self.fabric.timeout
+        self._refuse_gpu_options(call, config)
+        if self.layers is None or not self._in_layers(call, config):
+            return self._staged(call, config)
+        terms = f"{call.describe()} in two layers"
+        if config.accumulate == "dtype":
+            call = replace(call, dtype=replace(call.dtype, wide=False))
+            terms += " accumulate=dtype"
+        hello = Call("barrier", call.rank, None, None, 0, dtype_of("uint8"), terms=terms)
+        plain = replace(config, algorithm=None, accumulate=None)
+        return self.layers.prepare(
+            call,
+            self._staged(hello, plain),
+            lambda rest: self._staged(rest, config),
+            config.timeout if config.timeout is not None else self.fabric.timeout,
+            config.max_sms,
+        )
+
+    def _staged(self, call: Call, config: Config) -> Staged:
+        """A call as CPU ranks make it, piece by piece."""
         return self.cuda.prepare(
             call,
             lambda piece: RankState.prepare(self, piece, config),
-            timeout,
+            config.timeout if config.timeout is not None else self.fabric.timeout,
             self.symmetric.changes,
+        )
+
+    def _in_layers(self, call: Call, config: Config) -> bool:
+        """Whether a call runs in two layers; the same on all ranks."""
+        ordered = config.deterministic and COLLECTIVES[call.collective].reduces
+        asked = config.algorithm in (None, "hierarchical") and not (
+            config.slices or config.channels
+        )
+        return (
+            Layers.of(call)
+            and call.nbytes >= LEAST_BYTES
+            and asked
+            and not (ordered or config.verify)
         )
 
     def _refuse_gpu_options(self, call: Call, config: Config) -> None:
@@ -210,6 +263,19 @@ class NodesState(RankState):
     def explain(self, collective: str, nbytes: int) -> str:
         """Which algorithm runs between the ranks' host memory, and how bytes get there."""
         said = super().explain(collective, nbytes).splitlines()
+        kind = COLLECTIVES[collective]
+        op = op_of("sum") if kind.reduces else None
+        call = Call(collective, 0, None, None, 0, dtype_of("float32"), op, nbytes=nbytes)
+        if self.layers is not None and self._in_layers(call, self.config):
+            return (
+                f"{collective}, {nbytes} bytes, {self.fabric.nranks} GPU ranks on "
+                f"{max(self.fabric.nodes) + 1} nodes: in two layers, from {LEAST_BYTES} bytes on\n"
+                f"  inside a node by kernels, between nodes along {len(self.near)} rails through "
+                f"pinned host memory, messages by MPI; kernels fold what comes\n"
+                f"  {self.layers.slices(call)} slices: while one is on the network, its neighbours "
+                f"are exchanged and folded inside the nodes\n"
+                "  a sum is a fold over nodes of folds over each node's ranks"
+            )
         first = said[0].replace("CPU ranks", "GPU ranks").partition(": staged")[0]
         first = first.partition(": agreed")[0]
         return "\n".join(
@@ -283,9 +349,16 @@ class NodesState(RankState):
             self.cuda.quarantined = not self.fabric.messages.give_up(())
         told = self.broken if isinstance(self.broken, Error) and not self.settled else None
         try:
-            self.inside.close()
-        finally:
             self.sending.close()
             super().close()
+        finally:
+            if self.layers is not None:
+                self.layers.close()
+            self.inside.close()
         if told is not None:
             raise told
+
+
+def _members(nodes: Sequence[int]) -> list[list[int]]:
+    """The ranks of each node."""
+    return [[rank for rank, at in enumerate(nodes) if at == node] for node in range(max(nodes) + 1)]

@@ -11,7 +11,9 @@ pytestmark = [pytest.mark.mpi, pytest.mark.slow, needs_compiler]
 
 
 @pytest.mark.parametrize("names", ["a,b", "a,a,b,b", "a,b,b"])
-@pytest.mark.parametrize("parts", ["collectives", "types options", "vectors streams", "splits"])
+@pytest.mark.parametrize(
+    "parts", ["collectives", "types options", "layers", "vectors streams", "splits"]
+)
 def test_every_call(nodes, names, parts):
     outcome = nodes("gpus", names, *parts.split())
     assert outcome.errors == ""
@@ -55,6 +57,17 @@ def test_ranks_that_disagree_see_both_sides(nodes):
         assert pair.startswith("MismatchError: ")
         assert "count=100000 dtype=float32" in pair
         assert "count=100001 dtype=float32" in pair
+
+
+def test_what_goes_wrong_in_two_layers(nodes):
+    outcome = nodes("gpu_faults", "a,a,b,b", "layers")
+    assert outcome.statuses == [0]
+    for verdict in outcome.verdicts.values():
+        assert verdict["differs"].startswith("MismatchError: ")
+        assert re.search("rank 1: all_reduce count=100000 .*deterministic=True", verdict["differs"])
+        assert re.search("rank [023]: all_reduce .* in two layers", verdict["differs"])
+        assert re.match("DeadlineError: .* for rank 1, which made no", verdict["never comes"])
+        assert re.match("MismatchError: ", verdict["other buffers"])
 
 
 def test_a_disagreement_that_shows_late_is_raised_at_the_end(nodes):

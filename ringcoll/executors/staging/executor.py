@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from ringcoll.arguments.calls import Call
 from ringcoll.errors import AbortedError, DeadlineError, Error, LaunchRefused
@@ -36,26 +37,25 @@ PIECE_BYTES = 4 << 20
 _NEVER_CAPTURED = (0, 1)
 """Handles of the legacy default stream."""
 
-_FIRST_NAP, _LONGEST_NAP, _LOOK = 20e-6, 200e-6, 0.05  # seconds
+_FIRST_NAP, _LONGEST_NAP, _LOOK = 20e-6, 1e-3, 0.05  # seconds
+_SHARE = 0.02  # of the time that has been waited already, a nap more
 _SPINS = 50
 
 
 @dataclass(slots=True, eq=False)
 class Staged:
-    """A checked call of one rank, its pieces and what the host runs for each.
+    """A checked call of one rank that is ready to be enqueued.
 
     Args:
         call: checked; of device memory.
-        pieces: in order; piece k lies in slot k modulo the number of slots.
-        prepared: for each piece; equal pieces in one slot share theirs.
+        enqueue: takes the stream; the device is current.
         timeout: seconds that a wait of the host may take.
         changes: of the symmetric memory, when this was made.
 
     """
 
     call: Call
-    pieces: tuple[Piece, ...]
-    prepared: tuple[Runnable, ...]
+    enqueue: Callable[[int], None]
     timeout: float
     changes: int
 
@@ -98,6 +98,7 @@ class Staging:
         load: gives the function of a source text.
         host: the executor of the same ranks' host memory; the communicator's thread alone runs it.
         owner: the communicator.
+        inside: what has gone wrong inside the node, where calls have a part there.
 
     """
 
@@ -108,6 +109,7 @@ class Staging:
         load: Callable[[str], int],
         host: Executor,
         owner: Owner,
+        inside: Callable[[], Error | None] = lambda: None,
     ) -> None:
         self.fabric, self.device, self.load, self.host, self.owner = (
             fabric,
@@ -116,6 +118,7 @@ class Staging:
             host,
             owner,
         )
+        self._inside = inside
         self.running: Staged | None = None
         self.followed = Followed(device.ordinal, f"rank {fabric.rank}: {device}")
         self.lanes: list[Lane] = []
@@ -153,7 +156,7 @@ class Staging:
             pieces.append(piece)
             prepared.append(kept[key])
         lane.launches(timeout)
-        return Staged(call, tuple(pieces), tuple(prepared), timeout, changes)
+        return Staged(call, partial(self._enqueue, pieces, prepared, timeout), timeout, changes)
 
     def run(self, prepared: Staged | Enqueued, stream: int | None = None) -> None:
         """Enqueue the whole call of this rank.
@@ -170,27 +173,33 @@ class Staging:
         stream = stream or 0
         refuse_capture(stream, f"{prepared.call.collective} on rank {self.fabric.rank}")
         self.check()
-        lane, base = self._lane, self._lane.enqueued
-        lane.enqueued += len(prepared.pieces)
         self.running = prepared  # from here on an error leaves something behind
         with on(self.device.ordinal):
             if stream != self.followed.stream:
                 self.followed.by(stream)
-            # First: a stream takes only so much ahead of what the host has done.
-            self.owner.job(lambda: self._carry(prepared, base))
-            say, wait = lane.launches(prepared.timeout)
-            for number, piece in enumerate(prepared.pieces):
-                if number >= lane.slots:
-                    free = number - lane.slots
-                    lane.take(free, prepared.pieces[free].out, wait, stream)
-                lane.put(number, piece.into, say, stream)
-            for number in range(max(0, len(prepared.pieces) - lane.slots), len(prepared.pieces)):
-                lane.take(number, prepared.pieces[number].out, wait, stream)
+            prepared.enqueue(stream)
         self.running = None
 
-    def _carry(self, staged: Staged, base: int) -> None:
+    def _enqueue(
+        self, pieces: Sequence[Piece], calls: Sequence[Runnable], timeout: float, stream: int
+    ) -> None:
+        """Pieces to the host and back; piece k lies in slot k modulo the number of slots."""
+        lane, base = self._lane, self._lane.enqueued
+        lane.enqueued += len(pieces)
+        # First: a stream takes only so much ahead of what the host has done.
+        self.owner.job(lambda: self._carry(calls, base))
+        say, wait = lane.launches(timeout)
+        for number, piece in enumerate(pieces):
+            if number >= lane.slots:
+                free = number - lane.slots
+                lane.take(free, pieces[free].out, wait, stream)
+            lane.put(number, piece.into, say, stream)
+        for number in range(max(0, len(pieces) - lane.slots), len(pieces)):
+            lane.take(number, pieces[number].out, wait, stream)
+
+    def _carry(self, calls: Sequence[Runnable], base: int) -> None:
         """The host's part, on the communicator's thread."""
-        for number, prepared in enumerate(staged.prepared, base):
+        for number, prepared in enumerate(calls, base):
             await_stream(self._lane, number, self.fabric, self.owner)
             self.fabric.check()
             self.host.run(prepared)
@@ -220,7 +229,7 @@ class Staging:
                 f"rank {self.fabric.rank}: {self.device} waited for the network in vain: the "
                 f"communicator's thread, which carries what it has to say, stands still"
             )
-        return None
+        return self._inside()
 
     def compare(self, ticket: Staged) -> None:
         """Nothing: the host's calls compare the hellos."""
@@ -275,10 +284,10 @@ def await_stream(lane: Lane, number: int, fabric: Fabric, owner: Owner) -> None:
         Error: a rank has died or given up meanwhile.
 
     """
-    nap, look_at = _FIRST_NAP, 0.0
     for _ in range(_SPINS):
         if lane.said(number):
             return
+    began, look_at = time.monotonic(), 0.0
     while not lane.said(number):
         over = owner.over()
         if over is not None:
@@ -287,8 +296,7 @@ def await_stream(lane: Lane, number: int, fabric: Fabric, owner: Owner) -> None:
         if now >= look_at:
             look_at = now + _LOOK
             fabric.check()
-        time.sleep(nap)
-        nap = min(1.25 * nap, _LONGEST_NAP)
+        time.sleep(min(max(_FIRST_NAP, _SHARE * (now - began)), _LONGEST_NAP))
 
 
 def refuse_capture(stream: int, where: str) -> None:

@@ -6,7 +6,7 @@ its own: none waits for what another waits for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ringcoll.arguments.calls import Call
@@ -18,6 +18,7 @@ from ringcoll.executors.cuda.loader import Launchable
 from ringcoll.executors.cuda.params import start_of
 from ringcoll.executors.drive import Pause, Task, drive
 from ringcoll.executors.pairs import Pairs
+from ringcoll.executors.staging.exchange import Wait
 from ringcoll.executors.staging.executor import Staging, await_stream, refuse_capture
 from ringcoll.executors.staging.lane import Lane
 from ringcoll.executors.staging.pieces import ALIGN, Piece, cut, piece_of
@@ -67,10 +68,6 @@ class _Half:
     base: int
     pieces: tuple[tuple[int, Piece], ...]
     """Each with its slot."""
-
-
-Wait = Callable[[Callable[[], bool], float], None]
-"""Takes (ready, seconds); returns when it is, raises when a rank is lost, aborted or late."""
 
 
 class StagingPairs:

@@ -90,6 +90,36 @@ def disagree(_gpus) -> dict:
     return seen
 
 
+def layers(_gpus) -> dict:
+    """Of calls in two layers: one that differs, one that is not made, another collective."""
+    cases = {
+        "differs": (
+            lambda c: c.all_reduce(numbers(c, LARGE)),
+            lambda c: c.all_reduce(numbers(c, LARGE), deterministic=True),
+        ),
+        "never comes": (lambda c: c.all_reduce(numbers(c, LARGE), timeout=SHORT), lambda c: None),
+        "other buffers": (
+            lambda c: c.all_reduce(numbers(c, LARGE), op="max"),
+            lambda c: c.reduce_scatter(numbers(c, LARGE), op="max"),
+        ),
+    }
+    seen = {}
+    with begin() as comm:
+        for name, (ours, theirs) in cases.items():
+            child = comm.split(0)
+            seen[name] = finished(child, theirs if comm.rank == 1 else ours, child)
+            comm.barrier()
+            comm.synchronize()
+            if seen[name] == "no error":
+                seen[name] = told(child.check)
+            told(child.close)
+        x = Plain(comm, np.full(40_000, comm.rank))
+        comm.all_reduce(x.array)
+        comm.synchronize()
+        x.check(np.full(40_000, comm.nranks * (comm.nranks - 1) // 2))
+    return seen
+
+
 def late(_gpus) -> dict:
     """The root of a broadcast has left when the others come with other counts."""
     seen = {}
@@ -115,6 +145,8 @@ def killed(_gpus) -> dict:
     comm, seen = begin(), {}
     for name, wait in waits.items():
         last = comm.nranks - 1
+        # Nothing is left to compile: what a launcher sends at a death would end the compiler.
+        comm.all_reduce(numbers(comm, LARGE))
         comm.barrier()
         comm.synchronize()
         if comm.rank == last:
@@ -127,10 +159,10 @@ def killed(_gpus) -> dict:
         rest = comm.shrink()
         told(comm.close)
         comm = rest
-        x = Plain(comm, np.full(30_000, comm.rank))
+        x = Plain(comm, np.full(7000, comm.rank))
         comm.all_reduce(x.array)
         comm.synchronize()
-        x.check(np.full(30_000, comm.nranks * (comm.nranks - 1) // 2))
+        x.check(np.full(7000, comm.nranks * (comm.nranks - 1) // 2))
         seen[name] = [error, took, refused, comm.nranks == last]
     comm.close()
     return seen
@@ -161,7 +193,8 @@ def aborted(gpus) -> dict:
 
 
 SCENARIOS = {
-    scenario.__name__: scenario for scenario in (never_comes, disagree, late, killed, aborted)
+    scenario.__name__: scenario
+    for scenario in (never_comes, disagree, layers, late, killed, aborted)
 }
 
 

@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 import ringcoll
+from ringcoll.communicator import gpu_nodes
 from ringcoll.communicator.gpu import CudaState
 from ringcoll.communicator.gpu_nodes import NodesState
 from ringcoll.dtypes import dtype_of
 from ringcoll.executors.staging import executor, pairs, pieces
+from ringcoll.executors.staging import layers as executor_layers
 from ringcoll.transports.cuda.raw import from_pointer
 from tests.communicator.cases import ROOTED, SHAPES, Case
 from tests.cuda.fake_gpus import FakeBuffer, Gpus, fake
@@ -121,6 +123,31 @@ def options(comm, checks, _gpus) -> None:
     checks.true("explain", "pinned host memory" in comm.explain("all_reduce", 1 << 20))
 
 
+def layers(comm, checks, _gpus) -> None:
+    """In two layers: folded by kernels, slices and what they leave over, in place and not."""
+    n = comm.nranks
+    for name in ("all_reduce", "reduce_scatter", "all_gather"):
+        few = n > 2  # kernels that wait for each other take turns on the machine's cores
+        for number, size in enumerate((30_005,) if few else (60_005, 50_000)):
+            count = size if name == "all_reduce" else size // n + 1
+            cases = [
+                Case(name, count, kind, op, in_place=in_place, seed=number, options=how)
+                for kind, op, in_place, how in (
+                    ("float32", "sum", False, {}),
+                    ("bfloat16", "avg", True, {}),
+                    ("int16", "max", True, {"accumulate": "dtype"}),
+                    ("float16", "sum", False, {"accumulate": "dtype"}),
+                    ("bool", "land", False, {}),
+                    ("float8_e4m3fn", "prod", True, {"algorithm": "hierarchical"}),
+                )[number : 6 if name == "all_reduce" else 2]
+            ]
+            run(comm, checks, *cases)
+    run(comm, checks, Case("all_reduce", 30_001, "bfloat16", offset=2))
+    said, nodes = comm.explain("all_reduce", 1 << 24), comm._state.fabric.nodes
+    equal = len({nodes.count(node) for node in nodes}) == 1
+    checks.true(said, ("in two layers" in said) == equal)
+
+
 def vectors(comm, checks, _gpus) -> None:
     """A count for each rank, sends and receives, by one call, in groups, to oneself."""
     n = comm.nranks
@@ -215,18 +242,22 @@ def splits(comm, checks, _gpus) -> None:
     comm.barrier()
 
 
-PARTS = {part.__name__: part for part in (collectives, types, options, vectors, streams, splits)}
+PARTS = {
+    part.__name__: part for part in (collectives, types, options, layers, vectors, streams, splits)
+}
 
 
 @contextlib.contextmanager
 def fake_gpus() -> Iterator[Gpus]:
     """Four GPUs that this process has to itself, and short pieces."""
     with pytest.MonkeyPatch.context() as patched:
-        gpus = fake(patched, 4, sms=24)
+        gpus = fake(patched, 4, sms=4)
         gpus.one_process = False
         patched.setattr(executor, "PIECE_BYTES", SMALL)
         patched.setattr(pairs, "_PIECE_BYTES", SMALL)
         patched.setattr(pieces, "_SHORT", SMALL // 2)
+        patched.setattr(executor_layers, "_SHORT", SMALL // 8)
+        patched.setattr(gpu_nodes, "LEAST_BYTES", 30_000)
         try:
             yield gpus
         finally:
