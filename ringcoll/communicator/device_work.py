@@ -5,6 +5,7 @@ from __future__ import annotations
 from ringcoll.communicator.work import Work
 from ringcoll.errors import Error
 from ringcoll.executors.cuda.executor import CudaExecutor
+from ringcoll.executors.staging.executor import Staging
 from ringcoll.transports.cuda.streams import stream_pointer
 
 __all__ = ["DeviceWork"]
@@ -19,7 +20,7 @@ class DeviceWork(Work):
 
     """
 
-    def __init__(self, executor: CudaExecutor, stream: int) -> None:
+    def __init__(self, executor: CudaExecutor | Staging, stream: int) -> None:
         super().__init__()
         self._executor = executor
         self._event = executor.record(stream)
@@ -43,4 +44,4 @@ class DeviceWork(Work):
     def exception(self) -> Error | None:
         """What the call's kernels found wrong, as far as is known."""
         self._seen = True
-        return self._executor.verdicts.failure()
+        return self._executor.failure()

@@ -11,6 +11,7 @@ from ringcoll.errors import ArgumentError, MachineError
 from ringcoll.executors.cuda.cache import KernelCache, kernel_folder
 from ringcoll.executors.cuda.loader import Loader
 from ringcoll.fabric import Fabric
+from ringcoll.fabric.identity import identity
 from ringcoll.transports.cuda.device import Device, available, devices
 
 __all__ = ["loader", "ordinals", "placed"]
@@ -43,7 +44,15 @@ def placed(fabric: Fabric, wanted: str, ordinal: int | None) -> Device | None:
             _log.info("init: device='auto' is the CPU: rank %d has no GPU (%s)", rank, reason)
         return None
     found = devices()
-    return found[fabric.rank % len(found) if ordinal is None else ordinal]
+    return found[_place(fabric) % len(found) if ordinal is None else ordinal]
+
+
+def _place(fabric: Fabric) -> int:
+    """How many ranks before this one are on its host, whatever the nodes are called; collective."""
+    if not fabric.nodes:
+        return fabric.rank
+    host = identity()["boot"].encode()
+    return fabric.allgather(host, what="init: hosts")[: fabric.rank].count(host)
 
 
 def ordinals(ranks: int | Sequence[int], wanted: str) -> tuple[int, list[int] | None]:

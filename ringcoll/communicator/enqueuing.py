@@ -14,14 +14,15 @@ from ringcoll.arguments.calls import Call, prepare
 from ringcoll.arguments.vector import VCall
 from ringcoll.communicator.device_work import DeviceWork
 from ringcoll.communicator.gpu import CudaState
+from ringcoll.communicator.gpu_nodes import NodesState
 from ringcoll.communicator.group import current, run_together
 from ringcoll.communicator.kept import Kept, is_cupy, place_of, reference
 from ringcoll.communicator.vector import as_collective
 from ringcoll.communicator.work import Work
 from ringcoll.config import Config, resolve
+from ringcoll.executors.contract import Joint
 from ringcoll.executors.cuda.params import factor_bytes, start_of
-from ringcoll.executors.cuda.ready import Enqueued, Ready
-from ringcoll.executors.cuda.sending import Paired
+from ringcoll.executors.cuda.ready import Enqueued
 from ringcoll.transports.cuda.arrays import device_array
 from ringcoll.transports.cuda.streams import foreign_streams, stream_of
 from ringcoll.transports.cuda.views import device_view
@@ -35,7 +36,7 @@ KEPT = 128
 class Enqueuer:
     """Makes the calls of one communicator on GPUs."""
 
-    def __init__(self, state: CudaState, nranks: int) -> None:
+    def __init__(self, state: CudaState | NodesState, nranks: int) -> None:
         from cupy.cuda import get_current_stream, runtime
 
         self._state, self._nranks, self._lock = state, nranks, state.lock
@@ -46,7 +47,7 @@ class Enqueuer:
         # The last call's stream is waited for later, and a handle is nothing once it is destroyed.
         self._owner: object = None
         self._kept: dict[tuple[object, ...], Kept] = {}
-        self._counts: dict[tuple[object, ...], Ready] = {}
+        self._counts: dict[tuple[object, ...], Any] = {}
 
     def __call__(
         self, name: str, sendbuf: Any, recvbuf: Any, op: Any, root: int, how: dict[str, Any]
@@ -103,7 +104,7 @@ class Enqueuer:
 
     def _enqueue(
         self,
-        call: Enqueued | Paired,
+        call: Enqueued | Joint,
         stream: int,
         alive: tuple[object, ...],
         owner: object,
@@ -117,7 +118,7 @@ class Enqueuer:
             return group.work if later else None
         with state.lock:
             _before, self._owner = self._owner, owner
-            if isinstance(call, Paired):
+            if isinstance(call, Joint):
                 run_together([(state, call, None)])
             else:
                 state.run(call)
@@ -157,9 +158,8 @@ class Enqueuer:
         config, stream, later = self._options(name, how)
         pointer, owner = self._stream_of(stream, alive, f"{name} on rank {self._rank}")
         timeout = config.timeout if config.timeout is not None else state.fabric.timeout
-        most = None if config.max_sms is None else min(config.max_sms, state.cuda.resources.blocks)
         owned = owner is not None
-        paired = Paired(state.sending, tuple(calls), pointer, timeout, owned, most)
+        paired = state.paired(tuple(calls), pointer, timeout, owned=owned, most=config.max_sms)
         return self._enqueue(paired, pointer, alive, owner, later=later)
 
     def _options(self, name: str, how: dict[str, Any]) -> tuple[Config, Any, bool]:
@@ -180,7 +180,7 @@ class Enqueuer:
         root: int,
         options: dict[str, Any],
         where: str,
-    ) -> Ready:
+    ) -> Any:
         call = prepare(
             name,
             rank=self._rank,

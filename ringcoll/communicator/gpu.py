@@ -14,13 +14,14 @@ from ringcoll.communicator.topology import Topology
 from ringcoll.config import Config
 from ringcoll.dtypes import dtype_of
 from ringcoll.errors import ArgumentError, Error, LaunchRefused, MachineError
+from ringcoll.executors.contract import Joint
 from ringcoll.executors.cuda.arena import Arena
 from ringcoll.executors.cuda.choose import Chosen, Wishes
 from ringcoll.executors.cuda.executor import CudaExecutor
 from ringcoll.executors.cuda.loader import Loader
 from ringcoll.executors.cuda.ready import Ready
 from ringcoll.executors.cuda.recorder import Recorder
-from ringcoll.executors.cuda.sending import CudaPairs
+from ringcoll.executors.cuda.sending import CudaPairs, Paired
 from ringcoll.executors.cuda.watch import Watch
 from ringcoll.executors.rows import TraceEntry
 from ringcoll.fabric import Fabric
@@ -150,6 +151,13 @@ class CudaState(RankState):
             ordered=bool(config.deterministic),
         )
 
+    def paired(
+        self, calls: tuple[Call, ...], stream: int, timeout: float, *, owned: bool, most: int | None
+    ) -> Joint:
+        """Sends and receives that are launched together; ``most``: CUDA blocks."""
+        most = None if most is None else min(most, self.cuda.resources.blocks)
+        return Paired(self.sending, calls, stream, timeout, owned, most)
+
     def run(self, prepared: Any, stream: int | None = None) -> None:
         """Enqueue one call of this rank alone."""
         self.usable()
@@ -241,7 +249,7 @@ class CudaState(RankState):
             if not (self.closed or self.inherited):
                 # Until its kernels have ended a rank must hear of peers that died.
                 self.synchronize()
-                if self.broken is None and self.cuda.verdicts.failure() is not None:
+                if self.broken is None and self.cuda.failure() is not None:
                     self.check()
         finally:
             self._watch.stop()

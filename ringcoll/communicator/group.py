@@ -9,17 +9,19 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import Protocol
 
 from ringcoll.arguments.calls import Call
 from ringcoll.communicator.rank import RankState, in_words
 from ringcoll.communicator.work import Work
 from ringcoll.errors import DeadlineError
-from ringcoll.executors.contract import Joint, Runnable
+from ringcoll.executors.contract import Executor, Joint, PairExecutor, Runnable
 from ringcoll.executors.drive import Task, drive
+from ringcoll.fabric import Fabric
 
-__all__ = ["Group", "current", "group", "run_together"]
+__all__ = ["Group", "Waiting", "current", "group", "run_together", "wait_for"]
 
 Item = tuple["RankState", "Runnable | Call", "float | None"]
 
@@ -116,9 +118,11 @@ def run_together(items: list[Item]) -> None:
             state.usable()
             state.fabric.check()
         begun = len(items) > 1  # one call alone may be refused, and leave nothing behind
+        drive(_tasks(items), lambda ready: wait_for(states, ready, timeout))
         joint = [call for _, call, _ in items if isinstance(call, Joint)]
-        for tasks in (_tasks(items), joint[0].tasks(joint) if joint else []):
-            drive(tasks, lambda ready: _idle(states, ready, timeout))
+        for first in {type(call): call for call in joint}.values():
+            tasks = first.tasks([call for call in joint if type(call) is type(first)])
+            drive(tasks, lambda ready: wait_for(states, ready, timeout))
     except BaseException as error:
         for state in states:
             state.fail(error, begun=begun)
@@ -153,7 +157,23 @@ def _tasks(items: list[Item]) -> list[Task]:
 _NAP, _LOOK = 5e-5, 0.02  # seconds between looks at flags, and at who has left
 
 
-def _idle(states: list[RankState], ready: Callable[[], bool], timeout: float) -> None:
+class Waiting(Protocol):
+    """What a rank's waits look at."""
+
+    @property
+    def fabric(self) -> Fabric:
+        """Its ranks."""
+
+    @property
+    def executor(self) -> Executor:
+        """Of its collectives."""
+
+    @property
+    def pairs(self) -> PairExecutor:
+        """Of its sends and receives."""
+
+
+def wait_for(states: Sequence[Waiting], ready: Callable[[], bool], timeout: float) -> None:
     """Wait for other ranks' signals: one rank of this process by its fabric, several in turns."""
 
     def watched() -> bool:
@@ -195,7 +215,7 @@ def _idle(states: list[RankState], ready: Callable[[], bool], timeout: float) ->
         time.sleep(_NAP)
 
 
-def _absent(state: RankState) -> list[int]:
+def _absent(state: Waiting) -> list[int]:
     """The ranks that have not entered a call under way: it cannot end if one of them has left."""
     ticket, halves = state.executor.running, state.pairs.running
     missing = {rank for half in halves for rank in state.pairs.absent(half)}

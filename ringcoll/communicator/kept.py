@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ringcoll.executors.cuda.ready import Ready
+from ringcoll.executors.staging.executor import Staged
 from ringcoll.transports.cuda.raw import RawArray
 
 __all__ = ["Kept", "is_cupy", "place_of", "reference"]
@@ -21,7 +22,7 @@ class Kept:
     send: Callable[[], Any]
     recv: Callable[[], Any]
     places: tuple[object, object]
-    ready: Ready
+    ready: Ready | Staged
     by_cupy: bool
     """Whether the arrays are CuPy's, whose current stream the call then takes."""
 

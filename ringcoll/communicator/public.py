@@ -64,8 +64,9 @@ class Communicator(Calling):
 
         from ringcoll.communicator.enqueuing import Enqueuer
         from ringcoll.communicator.gpu import CudaState
+        from ringcoll.communicator.gpu_nodes import NodesState
 
-        if isinstance(state, CudaState):
+        if isinstance(state, (CudaState, NodesState)):
             self.device, self.xp = f"cuda:{state.device.ordinal}", cupy
             enqueuer = Enqueuer(state, self.nranks)
             self._collective = enqueuer  # type: ignore[method-assign]

@@ -158,18 +158,26 @@ def _communicator(
     except (ArgumentError, MachineError):
         fabric.close()  # all ranks do
         raise
-    if device is not None and fabric.nodes:
-        fabric.close()  # all ranks do
-        raise MachineError(
-            "init: GPU ranks on several nodes are not served yet, CPU ranks are: device='cpu'"
-        )
     if pace is not None and fabric.nodes:
         fabric.close()
         raise ArgumentError("init: pace= holds links inside a host; these ranks are on several")
     if fabric.rank == 0:
         _log.info("init: %d %s ranks", fabric.nranks, "CPU" if device is None else "CUDA")
+    state: RankState
     if device is None:
         state = RankState(fabric, config, pace=pace, topology=topology)
+    elif fabric.nodes:
+        from ringcoll.communicator.gpu_nodes import NodesState
+
+        state = NodesState(
+            fabric,
+            config,
+            device,
+            loader(settings.cache_dir),
+            transport=settings.transport,
+            cache_dir=settings.cache_dir,
+            topology=topology,
+        )
     else:
         from ringcoll.communicator.gpu import CudaState
 

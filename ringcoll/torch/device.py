@@ -159,7 +159,7 @@ class Device:
 
     def check(self) -> None:
         """Raise what a kernel is known to have found wrong."""
-        error = self._state.cuda.verdicts.failure()
+        error = self._state.cuda.failure()
         if error is not None:
             instead(self._failed(error), error)
 

@@ -168,7 +168,8 @@ class Messages:
 
     def __init__(self, carrier: Carrier, firsts: Sequence[int], own: int) -> None:
         self.mpi, self.lock = carrier.mpi, carrier.lock
-        self.status = self.mpi.Status()
+        # One for transfers and one for posts: another thread may progress beside the lanes'.
+        self.status, self._posted = self.mpi.Status(), self.mpi.Status()
         self.active: set[Transfer] = set()
         self._communicator, self._ranks = carrier.communicator, carrier.ranks
         self._firsts, self._own = firsts, own
@@ -242,9 +243,9 @@ class Messages:
         while rank in self._awaited:
             request, array = self._awaited[rank]
             with self.lock, self.told(rank):
-                if not request.Test(self.status):
+                if not request.Test(self._posted):
                     return
-                length = self.status.Get_count(self.mpi.BYTE)
+                length = self._posted.Get_count(self.mpi.BYTE)
             store = None if self._store is None else self._store()
             if store is not None:
                 store(rank, array.data[:length])
@@ -295,18 +296,23 @@ class Messages:
             peer = f" to or from rank {rank}" if rank >= 0 else ""
             raise MachineError(f"MPI could not carry a message{peer}: {error}") from error
 
-    def give_up(self, alive: object) -> None:
+    def give_up(self, alive: object) -> bool:
         """Give up what is under way after a call that failed.
 
         Args:
             alive: what the arrays belong to: kept for ever if MPI may still touch them.
 
+        Returns:
+            Whether MPI touches none of the arrays any more.
+
         """
         with self.lock, contextlib.suppress(self.mpi.Exception):
             over = [transfer.give_up() for transfer in list(self.active)]
             self.active.clear()
-            if not all(over):
-                _kept.append(alive)
+            if all(over):
+                return True
+            _kept.append(alive)
+        return False
 
     def close(self) -> None:
         """Give up what is under way; what was sent before still arrives."""

@@ -61,6 +61,9 @@ class Gpus(Runtime):
         self.give(stream, done.set)
         done.wait()
 
+    def streamCreateWithPriority(self, flags: int, _priority: int) -> int:
+        return self.streamCreateWithFlags(flags)
+
     def streamIsCapturing(self, _stream: int) -> bool:
         return False
 
@@ -69,7 +72,11 @@ class Gpus(Runtime):
         return len(self._events) - 1
 
     def eventRecord(self, event: int, stream: int) -> None:
-        self.give(stream, self._events[event].set)
+        reached = self._events[event] = threading.Event()
+        self.give(stream, reached.set)
+
+    def eventSynchronize(self, event: int) -> None:
+        self._events[event].wait()
 
     def eventQuery(self, event: int) -> int:
         return 0 if self._events[event].is_set() else 600
@@ -152,8 +159,8 @@ def fake(monkeypatch: Any, ndevices: int, sms: int) -> Gpus:
     monkeypatch.setattr("ringcoll.communicator.start.loader", lambda _cache_dir: gpus)
     arena = partial(Arena, zone_bytes=256 << 10)
     monkeypatch.setattr("ringcoll.executors.cuda.executor.Arena", arena)
-    for module in ("executor", "sending"):
-        monkeypatch.setattr(f"ringcoll.executors.cuda.{module}.Launchable", gpus.launchable)
+    for module in ("cuda.executor", "cuda.sending", "staging.lane", "staging.fold"):
+        monkeypatch.setattr(f"ringcoll.executors.{module}.Launchable", gpus.launchable)
     return gpus
 
 

@@ -18,7 +18,6 @@ class Waiting:
     def __init__(self, failure=None) -> None:
         self.asked, self.found = threading.Event(), failure
         self.events: list[str] = []
-        self.verdicts = self
 
     def synchronize(self) -> None:
         self.events.append("synchronized" if self.asked.wait(20) else "waited in vain")

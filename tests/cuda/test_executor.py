@@ -126,7 +126,7 @@ def test_different_roots_are_told_by_the_read_that_compares(stand_in, texts, tog
         rank = Rank(fabric, texts)
         x = np.zeros(100, "float32")
         rank.cuda.run(rank.ready("broadcast", x, root=fabric.rank), 0)
-        assert rank.cuda.verdicts.failure() is None, "no kernel has compared"
+        assert rank.cuda.failure() is None, "no kernel has compared"
         rank.meet()
         with pytest.raises(MismatchError) as told:
             rank.cuda.compare_last()
@@ -149,7 +149,7 @@ def test_ranks_that_wait_for_each_other_are_told_why(stand_in, texts, together):
         x = np.zeros(100, "float32")
         rank.cuda.run(rank.ready("reduce", x, root=fabric.rank), 0)
         rank.meet()
-        return rank.cuda.verdicts.failure()
+        return rank.cuda.failure()
 
     for error in together(2, work):
         assert isinstance(error, MismatchError)

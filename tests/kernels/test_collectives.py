@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 
 from ringcoll.algorithms import ALGORITHMS, build, options
+from ringcoll.dtypes import dtype_of, op_of
 from ringcoll.encode import encode
 from ringcoll.errors import LaunchRefused
 from ringcoll.executors.cuda.gates import gate_text
 from ringcoll.executors.cuda.pairs import pairs_text
+from ringcoll.executors.staging.fold import fold_text
+from ringcoll.executors.staging.lane import staging_text
 from ringcoll.launch import Launch
 from tests.kernels.cases import LL, STAGED, Case, launches
 from tests.kernels.stand_in import KERNELS, compile_all, headers_of, needs_compiler
@@ -180,5 +183,8 @@ def test_only_the_machine_is_stood_in_for() -> None:
         used |= headers_of(world.body(Case(plan, launch)).text)
     used |= headers_of(gate_text(2))
     used |= headers_of(pairs_text(2, 1, 64))
+    used |= headers_of(staging_text())
+    kind, op = dtype_of("bfloat16"), op_of("sum")
+    used |= headers_of(fold_text(kind, op, raw_in=True, raw_out=False, final=False))
     package = {path.resolve() for path in KERNELS.glob("*.cuh")}
     assert used == package - {KERNELS / "system.cuh"} | {KERNELS / "cpu" / "system.cuh"}

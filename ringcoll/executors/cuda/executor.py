@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from ringcoll.arguments.calls import Call
 from ringcoll.collectives import COLLECTIVES
-from ringcoll.errors import AbortedError, MismatchError
+from ringcoll.errors import AbortedError, Error, MismatchError
 from ringcoll.executors.board import RECORDS, Board
 from ringcoll.executors.cuda.arena import MOST_BLOCKS, REPORT_BYTES, Arena
 from ringcoll.executors.cuda.body import body_of
@@ -349,6 +349,10 @@ class CudaExecutor:
             found[1].launch(stream)
 
     # -- what has gone wrong -------------------------------------------------------------------
+
+    def failure(self) -> Error | None:
+        """What a kernel of this rank has found wrong; None if nothing."""
+        return self.verdicts.failure()
 
     def compare(self, ticket: Ready) -> None:
         """Nothing: kernels compare the hellos."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from ringcoll.arguments.calls import Call
 from ringcoll.executors.cuda.choose import Chosen
@@ -48,17 +49,17 @@ class Enqueued:
     """A call and the stream that it goes to.
 
     Args:
-        ready: the call.
+        ready: the call, as the communicator's executor has prepared it.
         stream: its handle.
         owned: whether somebody keeps the stream alive until it is followed no more.
 
     """
 
-    ready: Ready
+    ready: Any
     stream: int
     owned: bool = True
 
     @property
     def timeout(self) -> float:
         """Seconds that a wait of its kernels may take."""
-        return self.ready.timeout
+        return float(self.ready.timeout)

@@ -14,6 +14,8 @@ from ringcoll.executors.cuda.choose import Resources, Wishes, choose
 from ringcoll.executors.cuda.gates import gate_text
 from ringcoll.executors.cuda.pairs import pairs_text
 from ringcoll.executors.cuda.params import Addresses, Body
+from ringcoll.executors.staging.fold import fold_text
+from ringcoll.executors.staging.lane import staging_text
 from ringcoll.launch import ALL_MAPPED
 from ringcoll.plan import Buffer
 
@@ -30,11 +32,22 @@ _UNMAPPED = frozenset[Buffer]()
 def standard_sources() -> list[str]:
     """Source texts, each once, on 2, 4 and 8 ranks, one a GPU.
 
-    Sums of the common floats, copies, gates, and sends and receives of one rank or of all.
+    Sums of the common floats, copies, gates, sends and receives of one rank or of all, and what
+    goes between nodes.
     """
     bodies = (body.text for body in _bodies())
     pairs = (pairs_text(nranks, 1, words) for nranks, words in product(_RANKS, _PAIR_WORDS))
-    return list(dict.fromkeys((*bodies, *map(gate_text, _RANKS), *pairs)))
+    between = (staging_text(), *_folds())
+    return list(dict.fromkeys((*bodies, *map(gate_text, _RANKS), *pairs, *between)))
+
+
+def _folds() -> Iterator[str]:
+    """What ranks add up that came from other nodes: partial sums, and the whole."""
+    for name in _DTYPES:
+        dtype, op = dtype_of(name), op_of("sum")
+        raw = dtype.partial == dtype.numpy
+        yield fold_text(dtype, op, raw_in=True, raw_out=raw, final=False)
+        yield fold_text(dtype, op, raw_in=raw, raw_out=True, final=True)
 
 
 def _bodies() -> Iterator[Body]:

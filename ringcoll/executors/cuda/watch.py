@@ -53,7 +53,7 @@ def _look(fabric: Fabric, executor: weakref.ref[CudaExecutor], stopped: threadin
             return
         try:
             fabric.check()
-            error: Error | None = known.verdicts.failure()
+            error: Error | None = known.failure()
         except Error as news:
             error = news
         if error is not None:

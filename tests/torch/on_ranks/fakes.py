@@ -44,7 +44,7 @@ class State:
     def __init__(self, state, noted):
         self._state, self._noted = state, noted
         self.cuda = mock.Mock()
-        self.cuda.verdicts.failure = lambda: None
+        self.cuda.failure = lambda: None
 
     def __getattr__(self, name):
         return getattr(self._state, name)
@@ -185,7 +185,7 @@ def what_a_kernel_found_is_raised_by_wait(rank, n):
     fake = Fake()
     with fake.device() as device:
         work = dist.all_reduce(torch.ones(1), group=fake.group, async_op=True)
-        device._state.cuda.verdicts.failure = lambda: DeadlineError(
+        device._state.cuda.failure = lambda: DeadlineError(
             "all_reduce: waited 1 s for rank 2"
         )
         with pytest.raises(RuntimeError, match=r" Timed out .*rank 2"):

@@ -1,0 +1,364 @@
+"""What one rank of a communicator of GPUs on several nodes holds.
+
+Between nodes its calls are those of CPU ranks on pinned host memory, which
+:mod:`ringcoll.executors.staging` ties to streams. Inside a node there is a communicator of GPUs
+like any other, which has the node's symmetric memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ringcoll.arguments.calls import Call
+from ringcoll.collectives import COLLECTIVES
+from ringcoll.communicator.gpu import CudaState
+from ringcoll.communicator.group import wait_for
+from ringcoll.communicator.machine import agree
+from ringcoll.communicator.nodes_memory import NodesMemory
+from ringcoll.communicator.rank import SCRATCH_BYTES, RankState, in_words
+from ringcoll.communicator.topology import Topology
+from ringcoll.config import Config
+from ringcoll.dtypes import dtype_of, op_of
+from ringcoll.errors import ArgumentError, Error, MachineError, MismatchError
+from ringcoll.executors.contract import Executor, Joint, PairExecutor
+from ringcoll.executors.cpu import CpuExecutor
+from ringcoll.executors.cuda.loader import Loader
+from ringcoll.executors.pairs import Pairs
+from ringcoll.executors.staging.exchange import Exchanges
+from ringcoll.executors.staging.executor import PIECE_BYTES, Owner, Staged, Staging
+from ringcoll.executors.staging.layers import LEAST_BYTES, SHARE_BYTES, Layers
+from ringcoll.executors.staging.pairs import StagedPairs, StagingPairs
+from ringcoll.fabric import Fabric
+from ringcoll.fabric.symmetric import SymmetricMemory
+from ringcoll.transports.cuda.arena import Transport
+from ringcoll.transports.cuda.arrays import device_array
+from ringcoll.transports.cuda.device import Device
+
+__all__ = ["NodesState"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Host:
+    """What the waits of the communicator's thread look at."""
+
+    fabric: Fabric
+    executor: Executor
+    pairs: PairExecutor
+
+
+class NodesState(RankState):
+    """What one rank of a communicator of GPUs on several nodes holds.
+
+    Args:
+        fabric: the ranks.
+        config: the communicator's options.
+        device: this rank's.
+        loader: of kernels, shared by the communicators of a process.
+        transport: how the ranks of a node reach each other; None where the devices decide.
+        cache_dir: where detected machines are kept; the setting.
+        parent: the communicator's parent, whose symmetric memory it shares.
+        ranks: the parent's rank of each of its ranks.
+        topology: what the ranks know of their machine.
+
+    """
+
+    on_gpu = True
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        config: Config,
+        device: Device,
+        loader: Loader,
+        *,
+        transport: Transport | None = None,
+        cache_dir: str | None = None,
+        parent: NodesState | None = None,
+        ranks: Sequence[int] = (),
+        topology: Topology | None = None,
+    ) -> None:
+        self.device, self.loader, self._transport = device, loader, transport
+        self._cache_dir = cache_dir
+        super().__init__(fabric, config, parent=parent, ranks=ranks, topology=topology)
+
+    def _equip(self, parent: RankState | None, ranks: Sequence[int]) -> None:
+        fabric, device = self.fabric, self.device
+        self.near = [rank for rank, node in enumerate(fabric.nodes) if self._is_near(node)]
+        self.inside = self._inside(parent, ranks)
+        try:
+            host_memory = SymmetricMemory(fabric)
+            self._host = CpuExecutor(fabric, host_memory, scratch=SCRATCH_BYTES)
+            pairs = Pairs(fabric, self._host.board, None, self._host.between)
+            side = _Host(fabric, self._host, pairs)
+            owner = Owner(
+                lambda job: self.submit(job, ()),
+                lambda error: self.fail(error, begun=True),
+                lambda: self.broken,
+            )
+            inside = self.inside.cuda
+            self.cuda = Staging(fabric, device, self._load, self._host, owner, self._failure)
+
+            def wait(ready: Callable[[], bool], timeout: float) -> None:
+                wait_for([side], ready, timeout)
+
+            self.sending = StagingPairs(self.cuda, pairs, wait)
+            self.layers: Layers | None = None
+            members = _members(fabric.nodes)
+            if len({len(ranks) for ranks in members}) == 1:
+                along = Exchanges(self.cuda, pairs, wait, self._failure, SHARE_BYTES)
+                self.layers = Layers(self.cuda, along, inside, members)
+        except BaseException:
+            self.inside.abort("the rest of the communicator could not be made")
+            self.inside.close()
+            raise
+        self.executor, self.pairs = self.cuda, self.sending
+        self.symmetric = NodesMemory(fabric, self.inside.symmetric, host_memory)
+
+    def _is_near(self, node: int) -> bool:
+        return node == self.fabric.nodes[self.fabric.rank]
+
+    def _inside(self, parent: RankState | None, ranks: Sequence[int]) -> CudaState:
+        """The communicator of this node's ranks."""
+        what = "init: the ranks of a node"
+        fabric = self.fabric.subset(self.near, what=what)
+        above, topology = None, None
+        if isinstance(parent, NodesState):
+            above, ranks = parent.inside, [parent.near.index(ranks[rank]) for rank in self.near]
+            transport = above.transport
+        else:
+            transport = self._transport
+            try:
+                topology = agree(fabric, self.device.pci, None, self._cache_dir)
+            except BaseException:
+                fabric.close()
+                raise
+        return CudaState(
+            fabric,
+            self.config,
+            self.device,
+            self.loader,
+            transport=transport,
+            parent=above,
+            ranks=ranks,
+            topology=topology,
+        )
+
+    def _failure(self) -> Error | None:
+        """What a kernel inside the node has found wrong; it counts the ranks of the node alone."""
+        error = self.inside.cuda.failure()
+        if error is None:
+            return None
+        numbers = ", ".join(f"{number} is {rank}" for number, rank in enumerate(self.near))
+        return type(error)(
+            f"rank {self.fabric.rank}, inside its node, of whose ranks {numbers}: {error}"
+        )
+
+    def _load(self, text: str) -> int:
+        device = self.device
+        return self.loader.function(text, device.ordinal, (device.major, device.minor))
+
+    def _child(self, fabric: Fabric, ranks: Sequence[int]) -> RankState:
+        if fabric.nodes:
+            return NodesState(
+                fabric, self.config, self.device, self.loader, parent=self, ranks=ranks
+            )
+        return CudaState(
+            fabric,
+            self.config,
+            self.device,
+            self.loader,
+            transport=self.inside.transport,
+            parent=self.inside,
+            ranks=[self.near.index(rank) for rank in ranks],
+        )
+
+    # -- calls -------------------------------------------------------------------------------
+
+    def prepare(self, call: Call, config: Config) -> Any:
+        """Bind a checked call and its options: cut it, and prepare its pieces for the host."""
+        self.usable()
+        self._refuse_gpu_options(call, config)
+        if self.layers is None or not self._in_layers(call, config):
+            return self._staged(call, config)
+        terms = f"{call.describe()} in two layers"
+        if config.accumulate == "dtype":
+            call = replace(call, dtype=replace(call.dtype, wide=False))
+            terms += " accumulate=dtype"
+        hello = Call("barrier", call.rank, None, None, 0, dtype_of("uint8"), terms=terms)
+        plain = replace(config, algorithm=None, accumulate=None)
+        return self.layers.prepare(
+            call,
+            self._staged(hello, plain),
+            lambda rest: self._staged(rest, config),
+            config.timeout if config.timeout is not None else self.fabric.timeout,
+            config.max_sms,
+        )
+
+    def _staged(self, call: Call, config: Config) -> Staged:
+        """A call as CPU ranks make it, piece by piece."""
+        return self.cuda.prepare(
+            call,
+            lambda piece: RankState.prepare(self, piece, config),
+            config.timeout if config.timeout is not None else self.fabric.timeout,
+            self.symmetric.changes,
+        )
+
+    def _in_layers(self, call: Call, config: Config) -> bool:
+        """Whether a call runs in two layers; the same on all ranks."""
+        ordered = config.deterministic and COLLECTIVES[call.collective].reduces
+        asked = config.algorithm in (None, "hierarchical") and not (
+            config.slices or config.channels
+        )
+        return (
+            Layers.of(call)
+            and call.nbytes >= LEAST_BYTES
+            and asked
+            and not (ordered or config.verify)
+        )
+
+    def _refuse_gpu_options(self, call: Call, config: Config) -> None:
+        """Between nodes there are messages alone; what is a kernel's own is left to each node."""
+        for option, value in (("protocol", "Simple"), ("engine", "host")):
+            given = getattr(config, option)
+            if given not in (None, value):
+                raise ArgumentError(
+                    f"{call.collective} on rank {self.fabric.rank}: {option}={given!r} is for GPU "
+                    f"ranks of one node; those of several take {value!r}, or leave it out"
+                )
+
+    def paired(
+        self, calls: tuple[Call, ...], stream: int, timeout: float, *, owned: bool, most: int | None
+    ) -> Joint:
+        """Sends and receives that are launched together; ``most``: nothing here."""
+        return StagedPairs(self.sending, calls, stream, timeout, owned)
+
+    def run(self, prepared: Any, stream: int | None = None) -> None:
+        """Enqueue one call of this rank alone."""
+        self.usable()
+        try:
+            self.fabric.check()
+            self.cuda.run(prepared, stream)
+        except BaseException as error:
+            self.fail(error)
+            raise
+
+    def yield_to_worker(self) -> None:
+        """Nothing: what this rank's thread still does, streams wait for."""
+
+    def register(self, array: object, *, undo: bool = False) -> bool:
+        """Let the node's ranks reach an array, or no longer; the first is collective."""
+        self.usable()
+        verb = "unregister" if undo else "register"
+        where = f"{verb} on rank {self.fabric.rank}"
+        ordinal = self.device.ordinal
+        found = device_array(array, argument="array", where=where, ordinal=ordinal)
+        if undo:
+            self.symmetric.unregister(found)
+            return False
+        return bool(self.together(lambda: self.symmetric.register(found)))
+
+    def explain(self, collective: str, nbytes: int) -> str:
+        """Which algorithm runs between the ranks' host memory, and how bytes get there."""
+        said = super().explain(collective, nbytes).splitlines()
+        kind = COLLECTIVES[collective]
+        op = op_of("sum") if kind.reduces else None
+        call = Call(collective, 0, None, None, 0, dtype_of("float32"), op, nbytes=nbytes)
+        if self.layers is not None and self._in_layers(call, self.config):
+            return (
+                f"{collective}, {nbytes} bytes, {self.fabric.nranks} GPU ranks on "
+                f"{max(self.fabric.nodes) + 1} nodes: in two layers, from {LEAST_BYTES} bytes on\n"
+                f"  inside a node by kernels, between nodes along {len(self.near)} rails through "
+                f"pinned host memory, messages by MPI; kernels fold what comes\n"
+                f"  {self.layers.slices(call)} slices: while one is on the network, its neighbours "
+                f"are exchanged and folded inside the nodes\n"
+                "  a sum is a fold over nodes of folds over each node's ranks"
+            )
+        first = said[0].replace("CPU ranks", "GPU ranks").partition(": staged")[0]
+        first = first.partition(": agreed")[0]
+        return "\n".join(
+            [
+                f"{first}; between them in pinned host memory, by pieces of at most "
+                f"{PIECE_BYTES} bytes, each of them:",
+                *said[1:],
+            ]
+        )
+
+    # -- errors ------------------------------------------------------------------------------
+
+    def fail(self, error: BaseException, *, begun: bool = False) -> None:
+        """Remember that a call failed; streams of this rank wait for nothing any more."""
+        super().fail(error, begun=begun)
+        if self.broken is not None:
+            self.cuda.give_up()
+            self.inside.abort(in_words(error))
+
+    def abort(self, reason: str) -> None:
+        """Give up, and tell the others."""
+        super().abort(reason)
+        self.cuda.give_up()
+        self.inside.abort(reason)
+
+    def synchronize(self) -> None:
+        """Wait for what was enqueued; what has failed is for ``check`` to raise."""
+        if self.inherited or self.closed:
+            self.usable()
+        try:
+            self.cuda.synchronize()
+        except MachineError as error:
+            self.fail(error)
+            raise
+        super().synchronize()
+        self._compare_last()
+
+    def _compare_last(self) -> None:
+        """Nobody may have compared the hellos of a rooted call; no call may be under way."""
+        if self.broken is None:
+            try:
+                self._host.compare_last()
+            except MismatchError as error:
+                self.fail(error, begun=True)
+
+    def forked(self) -> None:
+        """This process is a child: the thread of the calls stayed behind."""
+        super().forked()
+        self.inside.forked()
+
+    # -- the end -----------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """Let what was enqueued end, and the thread that carries it."""
+        if not (self.closed or self.inherited):
+            with contextlib.suppress(Error):  # which the end will tell
+                self.synchronize()
+        super().stop()
+
+    def close(self) -> None:
+        """Let go of everything; not collective.
+
+        Raises:
+            Error: calls that nobody had waited for have failed.
+
+        """
+        if self.closed:
+            return
+        if self.broken is not None and self.fabric.messages is not None:
+            # What MPI may still write to stays pinned for ever.
+            self.cuda.quarantined = not self.fabric.messages.give_up(())
+        told = self.broken if isinstance(self.broken, Error) and not self.settled else None
+        try:
+            self.sending.close()
+            super().close()
+        finally:
+            if self.layers is not None:
+                self.layers.close()
+            self.inside.close()
+        if told is not None:
+            raise told
+
+
+def _members(nodes: Sequence[int]) -> list[list[int]]:
+    """The ranks of each node."""
+    return [[rank for rank, at in enumerate(nodes) if at == node] for node in range(max(nodes) + 1)]

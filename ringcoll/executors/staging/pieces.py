@@ -1,0 +1,166 @@
+"""A call of device memory cut into pieces, each of which is a call of host memory.
+
+A piece is the same range of elements of every segment. It is packed in a slot of pinned memory,
+INPUT first and then OUTPUT, and is a call in its own right: all ranks cut a call alike, because
+they know the same count, type and collective. What is said of sums holds piece by piece: every rank
+gets the same bits, and they are those of CPU ranks that make the pieces' calls.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ringcoll.arguments.calls import Call
+from ringcoll.collectives import COLLECTIVES, Collective
+from ringcoll.dtypes import DType
+from ringcoll.executors.cuda.params import start_of
+from ringcoll.launch import Layout
+from ringcoll.plan import Buffer
+
+__all__ = ["ALIGN", "Move", "Piece", "cut", "piece_of", "viewed"]
+
+ALIGN = 64
+"""Bytes on whose multiples pieces and slots begin."""
+
+_FEW = 4
+"""Pieces that a call has at least, unless they were shorter than :data:`_SHORT`."""
+
+_SHORT = 1 << 20
+
+Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Bytes that are copied between a device's address and an offset in a slot."""
+
+    device: int
+    slot: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What is copied to a slot, the call that runs there, and what is copied from it.
+
+    Args:
+        call: on views of the slot.
+        into: copies from the device, before the call.
+        out: copies to the device, after it.
+
+    """
+
+    call: Call
+    into: tuple[Move, ...]
+    out: tuple[Move, ...]
+
+
+def cut(call: Call, nranks: int, most: int) -> list[tuple[int, int]]:
+    """First and last + 1 element of each piece, in every segment; at least one piece.
+
+    Args:
+        call: the call; only what all ranks know of it counts.
+        nranks: ranks of the communicator.
+        most: bytes that a piece may have in either buffer.
+
+    """
+    kind = COLLECTIVES[call.collective]
+    width = nranks if "all" in (kind.input, kind.output) else 1
+    longest = max(call.counts, default=call.count)
+    item = width * call.dtype.itemsize
+    wanted = min(most, max(_SHORT, longest * item // _FEW))
+    step = max(1, ALIGN // call.dtype.itemsize)
+    per = max(1, wanted // item // step * step or wanted // item)
+    return [(at, min(longest, at + per)) for at in range(0, max(1, longest), per)]
+
+
+def piece_of(call: Call, nranks: int, first: int, last: int, slot: Bytes) -> Piece:
+    """One piece of a call.
+
+    Args:
+        call: the whole; its arrays are views of device memory that nobody reads here.
+        nranks: ranks of the communicator.
+        first: element of each segment.
+        last: the one after the last.
+        slot: pinned memory for both buffers.
+
+    """
+    name = call.collective
+    counts = tuple(min(last, count) - min(first, count) for count in call.counts)
+    item = call.dtype.itemsize
+    # A pair's plan has two ranks, of which either end is one.
+    collective = Collective(name, 2 if name == "send" else nranks, root=call.root)
+    whole = Layout(collective, call.counts or (call.count,), displs=call.displs or None)
+    at, views = 0, list[npt.NDArray[Any] | None]()
+    moves = list[tuple[Move, ...]]()
+    for buffer, array in ((Buffer.INPUT, call.send), (Buffer.OUTPUT, call.recv)):
+        if array is None:
+            moves.append(())
+            views.append(None)
+            continue
+        found, end = [], at
+        for number in range(collective.segments(buffer.name)):
+            offset, count = whole.segment(buffer, call.rank if name != "send" else 0, number)
+            low, high = min(first, count), min(last, count)
+            nbytes = (high - low) * item
+            if nbytes:
+                found.append(Move(start_of(array) + (offset + low) * item, end, nbytes))
+            end += nbytes
+        views.append(slot[at:end].view(call.dtype.numpy))
+        moves.append(tuple(_merged(found)))
+        at = -(-end // ALIGN) * ALIGN
+    count = max(counts, default=last - first)
+    kind = COLLECTIVES[name]
+    width = nranks if "all" in (kind.input, kind.output) else 1
+    part = Call(
+        name,
+        call.rank,
+        views[0],
+        views[1],
+        count,
+        call.dtype,
+        call.op,
+        call.root,
+        False,
+        (sum(counts) if counts else width * count) * item,
+        call.peer,
+        counts,
+        (),
+        _terms(call),
+    )
+    return Piece(part, moves[0], moves[1])
+
+
+def viewed(address: int, count: int, dtype: DType) -> npt.NDArray[Any]:
+    """Device memory in the shape of a numpy array, not to be read."""
+    if not count:
+        return np.empty(0, dtype.numpy)
+    memory = (ctypes.c_char * (count * dtype.itemsize)).from_address(address)
+    return np.frombuffer(memoryview(memory).cast("B"), np.uint8).view(dtype.numpy)
+
+
+def _terms(call: Call) -> str:
+    """What the ranks, or the two ends, must agree on: of the whole call, whichever piece it is."""
+    if call.collective != "send":
+        return call.describe()
+    return call.terms or f"count={call.count} dtype={call.dtype.name}"
+
+
+def _merged(moves: list[Move]) -> Iterator[Move]:
+    """Moves with neighbours joined."""
+    held: Move | None = None
+    for move in moves:
+        if held is not None and held.device + held.nbytes == move.device:
+            held = Move(held.device, held.slot, held.nbytes + move.nbytes)
+            continue
+        if held is not None:
+            yield held
+        held = move
+    if held is not None:
+        yield held

@@ -1,0 +1,211 @@
+"""What goes wrong between GPU ranks of several nodes: ``python gpu_faults.py SCENARIO WORD``."""
+
+import os
+import signal
+import sys
+import time
+
+import numpy as np
+
+from tests.nodes.programs.gpus import Plain, begin, fake_gpus
+from tests.processes.programs.verdict import say, told
+
+SHORT, LARGE = 0.5, 100_000
+
+
+def numbers(comm, count=10, dtype="float32"):
+    return Plain(comm, np.ones(count), dtype).array
+
+
+def finished(comm, call, *args, **how) -> str:
+    """What a call raised, at once or when it was waited for."""
+
+    def both() -> None:
+        call(*args, **how)
+        comm.synchronize()
+
+    return told(both)
+
+
+def never_comes(_gpus) -> dict:
+    """Rank 1 makes none of the calls; it hears of each at its next call."""
+    calls = {
+        "all_reduce": lambda c, **how: c.all_reduce(numbers(c), **how),
+        "all_reduce large": lambda c, **how: c.all_reduce(numbers(c, LARGE), **how),
+        "broadcast": lambda c, **how: c.broadcast(numbers(c), root=1, **how),
+        "recv": lambda c, **how: c.recv(numbers(c), 1, **how),
+        "barrier": lambda c, **how: c.barrier(**how),
+    }
+    seen = {}
+    with begin() as comm:
+        for name, call in calls.items():
+            child = comm.split(0)
+            if comm.rank != 1:
+                seen[name] = finished(child, call, child, timeout=SHORT)
+            comm.barrier()
+            comm.synchronize()
+            if comm.rank == 1:
+                seen[name] = finished(child, child.barrier)
+            told(child.close)
+        x = Plain(comm, np.full(7, comm.rank))
+        comm.all_reduce(x.array)
+        comm.synchronize()
+        x.check(np.full(7, comm.nranks * (comm.nranks - 1) // 2))
+    return seen
+
+
+def disagree(_gpus) -> dict:
+    """Rank 1 makes another call than the others."""
+    cases = {
+        "count": (
+            lambda c: c.all_reduce(numbers(c, LARGE)),
+            lambda c: c.all_reduce(numbers(c, LARGE + 1)),
+        ),
+        "op": (
+            lambda c: c.all_reduce(numbers(c)),
+            lambda c: c.all_reduce(numbers(c), op="max"),
+        ),
+        "collective": (
+            lambda c: c.all_reduce(numbers(c, LARGE)),
+            lambda c: c.barrier(),
+        ),
+        "root": (
+            lambda c: (c.broadcast(numbers(c)), c.barrier()),
+            lambda c: (c.broadcast(numbers(c), root=2), c.barrier()),
+        ),
+        "pair": (
+            lambda c: c.send(numbers(c, LARGE), 1) if c.rank == 0 else None,
+            lambda c: c.recv(numbers(c, LARGE + 1), 0),
+        ),
+        "empty": (lambda c: c.empty(10), lambda c: c.empty(20)),
+    }
+    seen = {}
+    with begin() as comm:
+        for name, (ours, theirs) in cases.items():
+            child = comm.split(0)
+            seen[name] = finished(child, theirs if comm.rank == 1 else ours, child)
+            comm.barrier()
+            comm.synchronize()
+            told(child.close)
+    return seen
+
+
+def layers(_gpus) -> dict:
+    """Of calls in two layers: one that differs, one that is not made, another collective."""
+    cases = {
+        "differs": (
+            lambda c: c.all_reduce(numbers(c, LARGE)),
+            lambda c: c.all_reduce(numbers(c, LARGE), deterministic=True),
+        ),
+        "never comes": (lambda c: c.all_reduce(numbers(c, LARGE), timeout=SHORT), lambda c: None),
+        "other buffers": (
+            lambda c: c.all_reduce(numbers(c, LARGE), op="max"),
+            lambda c: c.reduce_scatter(numbers(c, LARGE), op="max"),
+        ),
+    }
+    seen = {}
+    with begin() as comm:
+        for name, (ours, theirs) in cases.items():
+            child = comm.split(0)
+            seen[name] = finished(child, theirs if comm.rank == 1 else ours, child)
+            comm.barrier()
+            comm.synchronize()
+            if seen[name] == "no error":
+                seen[name] = told(child.check)
+            told(child.close)
+        x = Plain(comm, np.full(40_000, comm.rank))
+        comm.all_reduce(x.array)
+        comm.synchronize()
+        x.check(np.full(40_000, comm.nranks * (comm.nranks - 1) // 2))
+    return seen
+
+
+def late(_gpus) -> dict:
+    """The root of a broadcast has left when the others come with other counts."""
+    seen = {}
+    with begin() as comm:
+        for end in ("check", "synchronize", "close"):
+            child = comm.split(0)
+            error = told(child.broadcast, numbers(child, 10 + (comm.rank == 1)))
+            comm.barrier()
+            comm.synchronize()
+            seen[end] = error if error != "no error" else told(getattr(child, end))
+            comm.barrier()
+            comm.synchronize()
+            told(child.close)
+    return seen
+
+
+def killed(_gpus) -> dict:
+    """The last rank dies again and again; the others notice, and go on without it."""
+    waits = {
+        "all_reduce": lambda c, last: c.all_reduce(numbers(c, LARGE)),
+        "recv": lambda c, last: c.recv(numbers(c), last),
+    }
+    comm, seen = begin(), {}
+    for name, wait in waits.items():
+        last = comm.nranks - 1
+        # Nothing is left to compile: what a launcher sends at a death would end the compiler.
+        comm.all_reduce(numbers(comm, LARGE))
+        comm.barrier()
+        comm.synchronize()
+        if comm.rank == last:
+            time.sleep(0.2)  # the others are waiting by now
+            os.kill(os.getpid(), signal.SIGKILL)
+        started = time.monotonic()
+        error = finished(comm, wait, comm, last)
+        took = time.monotonic() - started
+        refused = told(comm.all_reduce, numbers(comm))
+        rest = comm.shrink()
+        told(comm.close)
+        comm = rest
+        x = Plain(comm, np.full(7000, comm.rank))
+        comm.all_reduce(x.array)
+        comm.synchronize()
+        x.check(np.full(7000, comm.nranks * (comm.nranks - 1) // 2))
+        seen[name] = [error, took, refused, comm.nranks == last]
+    comm.close()
+    return seen
+
+
+def aborted(gpus) -> dict:
+    """A rank gives up while calls of the others wait for their stream, or for it."""
+    seen = {}
+    with begin() as comm:
+        for name in ("in the call", "before the stream comes"):
+            child, x = comm.split(0), numbers(comm, LARGE)
+            gate = __import__("threading").Event()
+            if name != "in the call":
+                gpus.give(3, gate.wait)
+            if comm.rank:
+                told(child.all_reduce, x, stream=3)
+                time.sleep(0.1)
+                if comm.rank == 2:
+                    child.abort("enough")
+            else:
+                child.abort("enough")
+            gate.set()
+            seen[name] = finished(child, child.check)
+            told(child.close)
+            comm.barrier()
+            comm.synchronize()
+    return seen
+
+
+SCENARIOS = {
+    scenario.__name__: scenario
+    for scenario in (never_comes, disagree, layers, late, killed, aborted)
+}
+
+
+def main() -> None:
+    # By which MPICH's launcher tells a rank that one beside it has died.
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    with fake_gpus() as gpus:
+        seen = SCENARIOS[sys.argv[1]](gpus)
+    rank = int(os.environ.get("PMI_RANK") or os.environ["OMPI_COMM_WORLD_RANK"])
+    say(rank, **seen)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,284 @@
+"""Ranks on several nodes whose GPUs are fake: ``python gpus.py PART ... WORD``; WORD marks it."""
+
+import contextlib
+import random
+import sys
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import ringcoll
+from ringcoll.communicator import gpu_nodes
+from ringcoll.communicator.gpu import CudaState
+from ringcoll.communicator.gpu_nodes import NodesState
+from ringcoll.dtypes import dtype_of
+from ringcoll.executors.staging import executor, pairs, pieces
+from ringcoll.executors.staging import layers as executor_layers
+from ringcoll.transports.cuda.raw import from_pointer
+from tests.communicator.cases import ROOTED, SHAPES, Case
+from tests.cuda.fake_gpus import FakeBuffer, Gpus, fake
+from tests.cuda.messages import by_threads, messages, ring, several, unequal
+from tests.cuda.ranks import Call, Mirror, inputs_of, judge
+from tests.kernels import stand_in
+from tests.processes.programs.verdict import Checks, say, told
+
+SMALL = 16 << 10
+"""Bytes of a piece here, so that calls have many."""
+
+
+class FakeMemory(Mirror):
+    """A rank's bytes, which are host memory and a fake device's at once."""
+
+    def __init__(self, comm, half: int = 4 << 20) -> None:
+        self.half, self.comm = half, comm
+        self.symmetric, self.plain = np.zeros(2 * half, np.uint8), np.zeros(2 * half, np.uint8)
+
+    def device(self, view):
+        return on_device(self.comm, view)
+
+
+class Plain(FakeBuffer):
+    """An array of the fake device's own memory, also where a scenario asks for another."""
+
+    def _place(self):
+        self.symmetric = False
+        return super()._place()
+
+
+class FakeCall(Call):
+    """A case's call: nothing has to be brought to the device."""
+
+    def upload(self) -> None:
+        pass
+
+    def make(self) -> None:
+        positional, named = self.arguments()
+        arrays = [None if a is None else self._arrays[id(a)] for a in positional]
+        getattr(self.comm, self.case.collective)(*arrays, **named)
+
+    def download(self) -> None:
+        pass
+
+
+def on_device(comm, view):
+    """A host array as a fake device's."""
+    ordinal = int(comm.device.partition(":")[2])
+    return from_pointer(view.ctypes.data, view.size, dtype_of(view.dtype).name, ordinal)
+
+
+def run(comm, checks, *cases) -> None:
+    """Cases, all enqueued before any is looked at."""
+    memories = [FakeMemory(comm) for _ in cases]
+    calls = [
+        FakeCall(comm, memory, case, inputs_of(case, comm.nranks))
+        for memory, case in zip(memories, cases, strict=True)
+    ]
+    for call in calls:
+        call.make()
+    comm.synchronize()
+    for call, case in zip(calls, cases, strict=True):
+        judge(call, case)
+        checks.count += 1
+
+
+def collectives(comm, checks, _gpus) -> None:
+    """Every collective, in place and not, in sizes of no piece, one and many."""
+    n = comm.nranks
+    for number, name in enumerate(SHAPES):
+        spread = n if "n" in SHAPES[name] else 1
+        for index, count in enumerate((0, 1, n + 1, 1001, 40_003 // spread)):
+            root = (number + index) % n if name in ROOTED else 0
+            cases = [
+                Case(name, count, "float32", root=root, in_place=in_place, seed=seed)
+                for seed, in_place in enumerate((False, True, True))
+            ]
+            run(comm, checks, *cases)
+
+
+def types(comm, checks, _gpus) -> None:
+    """Types and operators, at odd addresses."""
+    names = ("bool", "int8", "uint16", "int64", "float16", "bfloat16", "float8_e4m3fn")
+    for seed, name in enumerate((*names, "float64", "complex64")):
+        for op in ("sum", "prod", "max"):
+            if not (name == "complex64" and op == "max"):
+                offset = (seed % 3) * dtype_of(name).itemsize
+                run(comm, checks, Case("all_reduce", 777, name, op=op, offset=offset, seed=seed))
+        run(comm, checks, Case("reduce_scatter", 333, name, seed=seed))
+        run(comm, checks, Case("all_to_all", 9001, name, seed=seed))
+    scalars = tuple(0.5 * (rank + 1) for rank in range(comm.nranks))
+    run(comm, checks, Case("all_reduce", 5000, op="premul_sum", scalars=scalars))
+
+
+def options(comm, checks, _gpus) -> None:
+    """A left fold has the same bits in pieces; algorithms by name; what is not of several nodes."""
+    for name in ("all_reduce", "reduce", "reduce_scatter"):
+        ordered = {"deterministic": True}
+        run(comm, checks, Case(name, 20_001, wild=True, options=ordered, seed=1))
+    for algorithm in ("ring", "two_shot", "hierarchical", "recursive_doubling", "tree"):
+        run(comm, checks, Case("all_reduce", 20_001, options={"algorithm": algorithm}))
+    x = FakeMemory(comm).device(np.zeros(10, "float32"))
+    for how in ({"protocol": "LL"}, {"engine": "sm"}, {"algorithm": "bruck"}):
+        checks.true(f"{how}", told(comm.all_reduce, x, **how).startswith("ArgumentError"))
+    checks.true("explain", "pinned host memory" in comm.explain("all_reduce", 1 << 20))
+
+
+def layers(comm, checks, _gpus) -> None:
+    """In two layers: folded by kernels, slices and what they leave over, in place and not."""
+    n = comm.nranks
+    for name in ("all_reduce", "reduce_scatter", "all_gather"):
+        few = n > 2  # kernels that wait for each other take turns on the machine's cores
+        for number, size in enumerate((30_005,) if few else (60_005, 50_000)):
+            count = size if name == "all_reduce" else size // n + 1
+            cases = [
+                Case(name, count, kind, op, in_place=in_place, seed=number, options=how)
+                for kind, op, in_place, how in (
+                    ("float32", "sum", False, {}),
+                    ("bfloat16", "avg", True, {}),
+                    ("int16", "max", True, {"accumulate": "dtype"}),
+                    ("float16", "sum", False, {"accumulate": "dtype"}),
+                    ("bool", "land", False, {}),
+                    ("float8_e4m3fn", "prod", True, {"algorithm": "hierarchical"}),
+                )[number : 6 if name == "all_reduce" else 2]
+            ]
+            run(comm, checks, *cases)
+    run(comm, checks, Case("all_reduce", 30_001, "bfloat16", offset=2))
+    said, nodes = comm.explain("all_reduce", 1 << 24), comm._state.fabric.nodes
+    equal = len({nodes.count(node) for node in nodes}) == 1
+    checks.true(said, ("in two layers" in said) == equal)
+
+
+def vectors(comm, checks, _gpus) -> None:
+    """A count for each rank, sends and receives, by one call, in groups, to oneself."""
+    n = comm.nranks
+    by_threads(several([*unequal(n, [40, 5000, 20_000])]), Plain)(comm)
+    for count in (0, 1, 1237, 60_000):
+        by_threads(ring(count, "bfloat16", offset=1), Plain)(comm)
+    rng = random.Random(3)
+    for seed in range(5):
+        sent = [
+            (rng.randrange(n), rng.randrange(n), rng.choice([0, 1, 33, 6001, 30_000]))
+            for _ in range(rng.randrange(1, 9))
+        ]
+        by_threads(messages(sent, seed), Plain, grouped=True)(comm)
+        checks.count += 1
+    # One end groups its calls, the other makes them one by one, the other way round.
+    first, last, count = 0, n - 1, 30_000
+    here = Plain(comm, np.full(count, comm.rank)), Plain(comm, count)
+    if comm.rank == first:
+        with ringcoll.group():
+            comm.send(here[0].array, last)
+            comm.recv(here[1].array, last)
+    elif comm.rank == last:
+        comm.send(here[0].array, first)
+        comm.recv(here[1].array, first)
+    comm.synchronize()
+    if comm.rank in (first, last):
+        here[1].check(np.full(count, first + last - comm.rank))
+
+
+def streams(comm, checks, gpus) -> None:
+    """Calls by turns on several streams, in groups with others, waited for later."""
+    n, total = comm.nranks, comm.nranks * (comm.nranks - 1) // 2
+    x = Plain(comm, np.full(9001, comm.rank))
+    for turn in range(6):
+        gpus.current.ptr = 5 + turn % 3
+        comm.all_reduce(x.array)
+    gpus.current.ptr = 0
+    comm.synchronize()
+    x.check(np.full(9001, total * n**5))
+    work = comm.all_reduce(x.array, stream=7, async_op=True, op="max")
+    work.wait()
+    comm.synchronize()
+    checks.true("done", work.done() and work.exception() is None)
+    got, sums = Plain(comm, 30_000), [Plain(comm, np.full(3000, comm.rank)) for _ in range(3)]
+    sent = Plain(comm, np.full(30_000, comm.rank))
+    with ringcoll.group():
+        for number, each in enumerate(sums):
+            comm.all_reduce(each.array, stream=number + 1)
+        comm.sendrecv(sent.array, (comm.rank + 1) % n, got.array, (comm.rank - 1) % n, stream=9)
+    comm.synchronize()
+    got.check(np.full(30_000, (comm.rank - 1) % n))
+    for each in sums:
+        each.check(np.full(3000, total))
+    gpus.streamIsCapturing = lambda stream: stream == 8
+    refused = told(comm.all_reduce, x.array, stream=8)
+    checks.true(refused, refused.startswith("LaunchRefused") and "graph" in refused)
+    refused = told(comm.send, x.array, (comm.rank + 1) % n, stream=8)
+    checks.true(refused, refused.startswith("LaunchRefused"))
+    del gpus.streamIsCapturing
+    comm.all_reduce(sums[0].array, op="max")
+    comm.synchronize()
+
+
+def splits(comm, checks, _gpus) -> None:
+    """Parts on one node and on several, beside the whole."""
+    n, rank = comm.nranks, comm.rank
+    nodes = comm._state.fabric.nodes
+    checks.true("of several nodes", isinstance(comm._state, NodesState))
+    for colors in (list(nodes), [r % 2 for r in range(n)], [0] * n):
+        with comm.split(colors[rank], key=-rank) as part:
+            members = [r for r in reversed(range(n)) if colors[r] == colors[rank]]
+            several = len({nodes[r] for r in members}) > 1
+            wanted = NodesState if several else CudaState
+            checks.true(f"{colors}: {part._state}", type(part._state) is wanted)
+            for count in (5, 9001):
+                x = Plain(comm, np.full(count, rank))
+                y = Plain(comm, np.full(count, rank))
+                part.all_reduce(x.array)
+                comm.all_reduce(y.array)
+                part.synchronize()
+                comm.synchronize()
+                x.check(np.full(count, sum(members)))
+                y.check(np.full(count, n * (n - 1) // 2))
+                checks.count += 1
+    rest = comm.shrink([0]) if rank else None
+    if rest is not None:
+        x = Plain(comm, np.full(100, rank))
+        rest.all_reduce(x.array)
+        rest.synchronize()
+        x.check(np.full(100, n * (n - 1) // 2))
+        rest.close()
+    comm.barrier()
+
+
+PARTS = {
+    part.__name__: part for part in (collectives, types, options, layers, vectors, streams, splits)
+}
+
+
+@contextlib.contextmanager
+def fake_gpus() -> Iterator[Gpus]:
+    """Four GPUs that this process has to itself, and short pieces."""
+    with pytest.MonkeyPatch.context() as patched:
+        gpus = fake(patched, 4, sms=4)
+        gpus.one_process = False
+        patched.setattr(executor, "PIECE_BYTES", SMALL)
+        patched.setattr(pairs, "_PIECE_BYTES", SMALL)
+        patched.setattr(pieces, "_SHORT", SMALL // 2)
+        patched.setattr(executor_layers, "_SHORT", SMALL // 8)
+        patched.setattr(gpu_nodes, "LEAST_BYTES", 30_000)
+        try:
+            yield gpus
+        finally:
+            gpus.close()
+            for folder in stand_in._kept:
+                folder.cleanup()
+
+
+def begin(**how):
+    """The communicator of all ranks."""
+    return ringcoll.init(device="cuda", transport="host", **{"timeout": 20, **how})
+
+
+def main() -> None:
+    checks = Checks()
+    with fake_gpus() as gpus, begin() as comm:
+        for name in sys.argv[1:-1]:
+            PARTS[name](comm, checks, gpus)
+        comm.barrier()
+    say(comm.rank, count=checks.count, failures=checks.failures[:5])
+
+
+if __name__ == "__main__":
+    main()

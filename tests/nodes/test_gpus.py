@@ -1,0 +1,101 @@
+"""GPU ranks on several nodes: whole communicators of fake GPUs, under the interpreter's mpiexec."""
+
+import re
+
+import pytest
+
+from tests.kernels.stand_in import needs_compiler
+
+pytest.importorskip("cupy")
+pytestmark = [pytest.mark.mpi, pytest.mark.slow, needs_compiler]
+
+
+@pytest.mark.parametrize("names", ["a,b", "a,a,b,b", "a,b,b"])
+@pytest.mark.parametrize(
+    "parts", ["collectives", "types options", "layers", "vectors streams", "splits"]
+)
+def test_every_call(nodes, names, parts):
+    outcome = nodes("gpus", names, *parts.split())
+    assert outcome.errors == ""
+    assert outcome.statuses == [0]
+    nranks = len(names.split(","))
+    assert outcome.word("failures") == {rank: [] for rank in range(nranks)}
+    assert min(outcome.word("count").values()) >= 8
+
+
+def test_a_rank_that_never_comes_is_named(nodes):
+    outcome = nodes("gpu_faults", "a,b,a", "never_comes")
+    assert outcome.statuses == [0]
+    for name in ("all_reduce", "all_reduce large", "broadcast", "barrier"):
+        call = name.split()[0]
+        pattern = rf"DeadlineError: .*{call} \(call 1\) on rank [02]: waited 0.5 s for rank 1, "
+        for verdict in outcome.verdicts.values():
+            assert re.match(pattern, verdict[name])
+    for verdict in outcome.verdicts.values():
+        pattern = r"DeadlineError: .*recv from rank 1 on rank [02] \(call 1 of this pair, count=10 "
+        assert re.match(pattern, verdict["recv"])
+
+
+def test_ranks_that_disagree_see_both_sides(nodes):
+    outcome = nodes("gpu_faults", "a,b,a", "disagree")
+    assert outcome.statuses == [0]
+    sides = {
+        "count": ("count=100001 ", "count=100000 "),
+        "op": ("op=max", "op=sum"),
+        "collective": ("barrier", "all_reduce"),
+        "root": ("root=2", "root=0"),
+    }
+    for verdict in outcome.verdicts.values():
+        for name, (one, others) in sides.items():
+            assert verdict[name].startswith("MismatchError: ")
+            assert re.search(f"rank 1: .*{one}", verdict[name])
+            assert re.search(f"rank [02]: .*{others}", verdict[name])
+        assert verdict["empty"].startswith("MismatchError: empty: ")
+        assert "rank 1: 80" in verdict["empty"]
+    for rank in (0, 1):
+        pair = outcome.verdicts[rank]["pair"]
+        assert pair.startswith("MismatchError: ")
+        assert "count=100000 dtype=float32" in pair
+        assert "count=100001 dtype=float32" in pair
+
+
+def test_what_goes_wrong_in_two_layers(nodes):
+    outcome = nodes("gpu_faults", "a,a,b,b", "layers")
+    assert outcome.statuses == [0]
+    for verdict in outcome.verdicts.values():
+        assert verdict["differs"].startswith("MismatchError: ")
+        assert re.search("rank 1: all_reduce count=100000 .*deterministic=True", verdict["differs"])
+        assert re.search("rank [023]: all_reduce .* in two layers", verdict["differs"])
+        assert re.match("DeadlineError: .* for rank 1, which made no", verdict["never comes"])
+        assert re.match("MismatchError: ", verdict["other buffers"])
+
+
+def test_a_disagreement_that_shows_late_is_raised_at_the_end(nodes):
+    outcome = nodes("gpu_faults", "a,b,a", "late")
+    assert outcome.statuses == [0]
+    for verdict in outcome.verdicts.values():
+        for end in ("check", "synchronize", "close"):
+            assert verdict[end].startswith("MismatchError: ")
+            assert "broadcast count=10 dtype=float32 root=0" in verdict[end]
+            assert "broadcast count=11 dtype=float32 root=0" in verdict[end]
+
+
+def test_a_rank_that_gives_up_releases_all(nodes):
+    outcome = nodes("gpu_faults", "a,b,a", "aborted")
+    assert outcome.statuses == [0]
+    for rank, verdict in outcome.verdicts.items():
+        kind = "AbortedError" if rank else "ClosedError"
+        for name in ("in the call", "before the stream comes"):
+            assert verdict[name] == f"{kind}: rank 0 aborted: enough"
+
+
+def test_deaths_are_noticed_and_survivors_go_on(nodes):
+    outcome = nodes("gpu_faults", "a,b,a,b", "killed", deaths=True)
+    assert [128 - code if code < 0 else code for code in outcome.statuses] == [0, 0, 137, 137]
+    for rank in (0, 1):
+        for dead, name in ((3, "all_reduce"), (2, "recv")):
+            error, took, refused, works = outcome.verdicts[rank][name]
+            assert re.match(rf"RankLostError: (rank \d gave up: )?rank {dead} died: its", error)
+            assert took < 10
+            assert refused.startswith("ClosedError: ")
+            assert works
