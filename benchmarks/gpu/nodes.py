@@ -10,7 +10,7 @@ of the network is MPI between processes of one host. In turns, the slowest rank 
 - ``default``: all_reduce of bfloat16 in place, in two layers; ``accumulate=dtype``: partial sums
   cross as bfloat16; ``staged``: a sixteenth of the bytes without layers (``slices=`` asks for it),
   added up by the host.
-- ``messages alone``: the messages that ``default`` sends, as CPU ranks' sends and receives.
+- ``messages alone``: the messages that ``default`` sends, with nothing before and after them.
 - ``mpi4py``: Isend and Irecv of as many bytes from and to pinned memory, 4 MiB each and all rails
   at once: the bound.
 
@@ -116,35 +116,38 @@ class Rank:
         return {"name": name, "bytes": nbytes, "seconds": self.seconds(call), "wrong": wrong}
 
     def messages(self, sizes: Sequence[int]) -> dict[str, Any]:
-        """The messages of a call as CPU ranks send them."""
+        """The messages of a call as its exchanges send them."""
+        from ringcoll.transports.mpi import SLICES
+
+        carried: Any = self.comm._state.fabric.messages
+        views = self.pinned(max(sizes))
+
+        def call() -> None:
+            for size in sizes:
+                pending = []
+                for peer, view in zip(self.rail, views, strict=True):
+                    pending.append(carried.receive(view[1][:size], peer, SLICES))
+                    pending.append(carried.send(view[0][:size], peer, SLICES))
+                while pending:
+                    pending = [transfer for transfer in pending if not transfer.done()]
+
+        return {"name": "messages alone", "bytes": self.nbytes, "seconds": self.seconds(call)}
+
+    def pinned(self, nbytes: int) -> list[Any]:
+        """Pinned memory to send from and to receive in, for each other rank of the rail."""
         import numpy as np
-
-        import ringcoll
-
-        arrays = {size: [np.zeros((2, size), np.uint8) for _ in self.rail] for size in set(sizes)}
-        with ringcoll.init(device="cpu", timeout=60.0) as comm:
-
-            def call() -> None:
-                for size in sizes:
-                    with ringcoll.group():
-                        for peer, (send, recv) in zip(self.rail, arrays[size], strict=True):
-                            comm.send(send, peer)
-                            comm.recv(recv, peer)
-
-            return {"name": "messages alone", "bytes": self.nbytes, "seconds": self.seconds(call)}
-
-    def mpi(self, total: int) -> dict[str, Any]:
-        """Nonblocking messages of mpi4py between pinned buffers."""
-        import numpy as np
-        from mpi4py import MPI
 
         from ringcoll.transports.cuda.memory import host_mapped
 
         ordinal = int(self.comm.device.partition(":")[2])
-        each = total // len(self.rail)
-        pinned = [host_mapped(2 * PIECE, ordinal=ordinal) for _ in self.rail]
-        views = [np.frombuffer(memory.host, np.uint8).reshape(2, PIECE) for memory in pinned]
-        world = MPI.COMM_WORLD
+        kept = [host_mapped(2 * nbytes, ordinal=ordinal) for _ in self.rail]
+        return [np.frombuffer(memory.host, np.uint8).reshape(2, nbytes) for memory in kept]
+
+    def mpi(self, total: int) -> dict[str, Any]:
+        """Nonblocking messages of mpi4py between pinned buffers."""
+        from mpi4py import MPI
+
+        each, views, world = total // len(self.rail), self.pinned(PIECE), MPI.COMM_WORLD
 
         def call() -> None:
             for at in range(0, each, PIECE):

@@ -25,10 +25,10 @@ from ringcoll.dtypes import dtype_of, op_of
 from ringcoll.errors import ArgumentError, Error, MachineError, MismatchError
 from ringcoll.executors.contract import Executor, Joint, PairExecutor
 from ringcoll.executors.cpu import CpuExecutor
-from ringcoll.executors.cuda.loader import Loader
+from ringcoll.executors.cuda.loader import Loader, Quiet
 from ringcoll.executors.pairs import Pairs
 from ringcoll.executors.staging.exchange import Exchanges
-from ringcoll.executors.staging.executor import PIECE_BYTES, Owner, Staged, Staging
+from ringcoll.executors.staging.executor import PIECE_BYTES, Owner, Staged, Staging, settle
 from ringcoll.executors.staging.layers import LEAST_BYTES, SHARE_BYTES, Layers
 from ringcoll.executors.staging.pairs import StagedPairs, StagingPairs
 from ringcoll.fabric import Fabric
@@ -80,7 +80,8 @@ class NodesState(RankState):
         ranks: Sequence[int] = (),
         topology: Topology | None = None,
     ) -> None:
-        self.device, self.loader, self._transport = device, loader, transport
+        self.device, self._transport = device, transport
+        self.loader = loader if isinstance(loader, Quiet) else Quiet(loader, settle)
         self._cache_dir = cache_dir
         super().__init__(fabric, config, parent=parent, ranks=ranks, topology=topology)
 
@@ -108,7 +109,7 @@ class NodesState(RankState):
             self.layers: Layers | None = None
             members = _members(fabric.nodes)
             if len({len(ranks) for ranks in members}) == 1:
-                along = Exchanges(self.cuda, pairs, wait, self._failure, SHARE_BYTES)
+                along = Exchanges(self.cuda, self._failure, SHARE_BYTES)
                 self.layers = Layers(self.cuda, along, inside, members)
         except BaseException:
             self.inside.abort("the rest of the communicator could not be made")

@@ -89,6 +89,9 @@ class Gpus(Runtime):
 
     # -- what stands for the loader and its launches -----------------------------------------------
 
+    def has(self, text: str, _ordinal: int) -> bool:
+        return text in self.texts
+
     def function(self, text: str, _ordinal: int, _capability: tuple[int, int]) -> int:
         with self._compiling:  # two compilers of one text would write to one file
             library(text)

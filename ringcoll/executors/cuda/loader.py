@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 from ringcoll.executors.cuda.cache import KernelCache
 from ringcoll.executors.cuda.compile import arch_of
 
-__all__ = ["Launchable", "Loader"]
+__all__ = ["Launchable", "Loader", "Quiet"]
 
 ENTRY = "ringcoll_kernel"
 
@@ -32,6 +33,11 @@ class Loader:
         self._lock = Lock()
         self._functions: dict[tuple[int, bytes], Any] = {}
 
+    def has(self, text: str, ordinal: int) -> bool:
+        """Whether the kernel of a source is loaded on a device."""
+        with self._lock:
+            return _key(text, ordinal) in self._functions
+
     def function(self, text: str, ordinal: int, capability: tuple[int, int]) -> int:
         """The kernel of a source on a device, as the driver names it.
 
@@ -44,7 +50,7 @@ class Loader:
         from cupy.cuda import Device
         from cupy.cuda.function import Module
 
-        key = ordinal, hashlib.blake2b(text.encode(), digest_size=16).digest()
+        key = _key(text, ordinal)
         with self._lock:
             found = self._functions.get(key)
         if found is None:
@@ -60,11 +66,40 @@ class Loader:
         return pointer
 
 
+def _key(text: str, ordinal: int) -> tuple[int, bytes]:
+    return ordinal, hashlib.blake2b(text.encode(), digest_size=16).digest()
+
+
 def _touch(function: Any) -> None:
     """Make the driver load the function now: it may be lazy until the first launch."""
     from cupy.cuda import driver
 
     driver.funcGetAttribute(driver.CU_FUNC_ATTRIBUTE_NUM_REGS, function.ptr)
+
+
+class Quiet(Loader):
+    """Loads nothing while calls are under way that a thread of this process must carry on.
+
+    Loading may wait for the device without letting go of Python's lock, which that thread needs.
+
+    Args:
+        loader: what loads.
+        settle: waits until no such call is under way.
+
+    """
+
+    def __init__(self, loader: Loader, settle: Callable[[], None]) -> None:
+        self._loader, self._settle = loader, settle
+
+    def has(self, text: str, ordinal: int) -> bool:
+        """Whether the kernel of a source is loaded on a device."""
+        return self._loader.has(text, ordinal)
+
+    def function(self, text: str, ordinal: int, capability: tuple[int, int]) -> int:
+        """The kernel of a source on a device, as the driver names it."""
+        if not self.has(text, ordinal):
+            self._settle()
+        return self._loader.function(text, ordinal, capability)
 
 
 @dataclass(slots=True, eq=False)

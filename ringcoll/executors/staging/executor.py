@@ -10,6 +10,7 @@ keep it from answering the stream that waits for it.
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -26,7 +27,16 @@ from ringcoll.executors.staging.pieces import ALIGN, Piece, cut, piece_of
 from ringcoll.fabric import Fabric
 from ringcoll.transports.cuda.device import Device, on, runtime
 
-__all__ = ["PIECE_BYTES", "SLOTS", "Owner", "Staged", "Staging", "await_stream", "refuse_capture"]
+__all__ = [
+    "PIECE_BYTES",
+    "SLOTS",
+    "Owner",
+    "Staged",
+    "Staging",
+    "await_stream",
+    "refuse_capture",
+    "settle",
+]
 
 SLOTS = 3
 """Pieces of a collective that are on their way at once: to the host, on the network, and back."""
@@ -89,6 +99,15 @@ class Owner:
         self.submit(guarded)
 
 
+_alive: weakref.WeakSet[Staging] = weakref.WeakSet()
+
+
+def settle() -> None:
+    """Wait until no stream waits for a thread of this process."""
+    for staging in list(_alive):
+        staging.synchronize()
+
+
 class Staging:
     """One rank's side of the collectives of one communicator of GPU ranks on several nodes.
 
@@ -124,9 +143,14 @@ class Staging:
         self.lanes: list[Lane] = []
         self.quarantined = False  # whether MPI may still write to pinned memory
         self._lane = self.lane(SLOTS, 2 * PIECE_BYTES + 2 * ALIGN)
+        _alive.add(self)
 
     def lane(self, slots: int, nbytes: int) -> Lane:
-        """A new lane of this device; it ends with the communicator."""
+        """A new lane of this device; it ends with the communicator.
+
+        Pinning memory may wait for the device, so nothing may wait for this process meanwhile.
+        """
+        settle()
         made = Lane(self.device.ordinal, self.load, slots, nbytes, self.fabric.fence)
         self.lanes.append(made)
         return made
@@ -269,6 +293,7 @@ class Staging:
         try:
             self.synchronize()
         finally:
+            _alive.discard(self)
             self.followed.forget()
             for lane in self.lanes if not self.quarantined else ():
                 lane.close()

@@ -29,7 +29,7 @@ from ringcoll.executors.cuda.choose import Wishes
 from ringcoll.executors.cuda.executor import CudaExecutor
 from ringcoll.executors.cuda.params import start_of
 from ringcoll.executors.staging.exchange import Exchange, Exchanges
-from ringcoll.executors.staging.executor import Staged, Staging
+from ringcoll.executors.staging.executor import Staged, Staging, settle
 from ringcoll.executors.staging.fold import fold
 from ringcoll.executors.staging.pieces import ALIGN, viewed
 from ringcoll.transports.cuda.device import runtime
@@ -188,7 +188,6 @@ class Layers:
             1,
             number,
             call,
-            call.dtype,
             [(peer, mine[own * piece : (own + 1) * piece]) for peer in self._peers()],
             [(self._rail[n], mine[n * piece : (n + 1) * piece]) for n in self._others_of()],
         )
@@ -229,7 +228,6 @@ class Layers:
             1,
             number,
             call,
-            call.dtype,
             [(peer, own) for peer in self._peers()],
             [(self._rail[n], into[n * length : (n + 1) * length]) for n in self._others_of()],
         )
@@ -287,7 +285,6 @@ class Layers:
             0,
             number,
             call,
-            wire,
             [(self._rail[n], part[n * piece : (n + 1) * piece]) for n in self._others_of()],
             [(self._rail[n], part[n * piece : (n + 1) * piece]) for n in self._others_of()],
         )
@@ -364,6 +361,7 @@ class Layers:
     def _scratch(self, region: int, count: int, dtype: DType) -> Array:
         """Memory of the device for a slice: regions 0 and 1 for one step, 2 and 3 for two."""
         if self._memory is None:
+            settle()  # allocating may wait for the device
             device = self._staging.device.ordinal
             nbytes = (2 * self._width + 2) * SHARE_BYTES
             self._memory = allocate(device, nbytes, what="calls in two layers")

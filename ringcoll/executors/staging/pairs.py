@@ -6,7 +6,7 @@ its own: none waits for what another waits for.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ringcoll.arguments.calls import Call
@@ -18,7 +18,6 @@ from ringcoll.executors.cuda.loader import Launchable
 from ringcoll.executors.cuda.params import start_of
 from ringcoll.executors.drive import Pause, Task, drive
 from ringcoll.executors.pairs import Pairs
-from ringcoll.executors.staging.exchange import Wait
 from ringcoll.executors.staging.executor import Staging, await_stream, refuse_capture
 from ringcoll.executors.staging.lane import Lane
 from ringcoll.executors.staging.pieces import ALIGN, Piece, cut, piece_of
@@ -29,6 +28,10 @@ __all__ = ["StagedPairs", "StagingPairs"]
 _SLOTS = 2
 _PIECE_BYTES = 2 << 20
 """Of a pair and direction that is used, so many slots are pinned, of so many bytes."""
+
+
+Wait = Callable[[Callable[[], bool], float], None]
+"""Takes (ready, seconds); returns when it is, raises when a rank is lost, aborted or late."""
 
 
 @dataclass(frozen=True, slots=True)
