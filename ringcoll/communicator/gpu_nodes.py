@@ -291,10 +291,16 @@ class NodesState(RankState):
 
     def fail(self, error: BaseException, *, begun: bool = False) -> None:
         """Remember that a call failed; streams of this rank wait for nothing any more."""
+        half = self.cuda.running is not None or bool(self.sending.running)
         super().fail(error, begun=begun)
-        if self.broken is not None:
-            self.cuda.give_up()
-            self.inside.abort(in_words(error))
+        if self.broken is None:
+            return
+        self.cuda.give_up()
+        self.inside.abort(in_words(error))
+        if half and not (self._worker is not None and self._worker.is_current()):
+            # The caller hears of it now, and may let go of arrays that the stream still copies to.
+            with contextlib.suppress(Error):
+                self.cuda.synchronize()
 
     def abort(self, reason: str) -> None:
         """Give up, and tell the others."""

@@ -13,8 +13,13 @@ from tests.processes.programs.verdict import say, told
 SHORT, LARGE = 0.5, 100_000
 
 
+_kept: list[Plain] = []
+
+
 def numbers(comm, count=10, dtype="float32"):
-    return Plain(comm, np.ones(count), dtype).array
+    """An array of ones; streams may copy to it when its call has long failed."""
+    _kept.append(Plain(comm, np.ones(count), dtype))
+    return _kept[-1].array
 
 
 def finished(comm, call, *args, **how) -> str:

@@ -185,9 +185,7 @@ def what_a_kernel_found_is_raised_by_wait(rank, n):
     fake = Fake()
     with fake.device() as device:
         work = dist.all_reduce(torch.ones(1), group=fake.group, async_op=True)
-        device._state.cuda.failure = lambda: DeadlineError(
-            "all_reduce: waited 1 s for rank 2"
-        )
+        device._state.cuda.failure = lambda: DeadlineError("all_reduce: waited 1 s for rank 2")
         with pytest.raises(RuntimeError, match=r" Timed out .*rank 2"):
             work.wait()
         assert not work.is_success()
