@@ -6,7 +6,8 @@
 # shellcheck shell=sh
 
 # The environments hold all that is needed: what a shell adds to Python's path would only mix in.
-unset PYTHONHOME PYTHONPATH
+# Tests start hundreds of processes: without bytecode each would compile the package anew.
+unset PYTHONHOME PYTHONPATH PYTHONDONTWRITEBYTECODE
 
 die() {
     echo "ringcoll: $*" >&2

@@ -36,6 +36,8 @@ LAUNCHES = (
     Launch(slices=5, mapped=frozenset()),
 )
 """In lines and in words; mapped, in place and staged, so that credits are taken and given."""
+SOME = {2: LAUNCHES[1::3], 4: LAUNCHES[0::3]}
+"""For other numbers of ranks than three: one in lines and one in words."""
 RECORD = 1 << 17
 
 
@@ -62,13 +64,17 @@ class Recorded:
         ]
 
 
+def carrying(nranks: int, collective: str) -> tuple[Launch, ...]:
+    if collective == "barrier":  # which has neither data nor slices
+        return (Launch(),)
+    return SOME.get(nranks, LAUNCHES)
+
+
 def cases(nranks: int, collective: str) -> Iterator[Case]:
     for algorithm in ALGORITHMS[collective]:
         root = nranks - 1 if "root" in options(collective, algorithm) else 0
         plan = build(collective, algorithm, nranks, root=root)
-        for number, launch in enumerate(LAUNCHES):
-            if launch.in_band and collective == "barrier":
-                continue
+        for number, launch in enumerate(carrying(nranks, collective)):
             try:
                 encode(plan, launch)
             except LaunchRefused:
@@ -91,10 +97,8 @@ def test_kernels_execute_the_lowered_plan(nranks: int, collective: str) -> None:
             summed(ranks.rows(case)), lower(case.plan, case.launch), case.layout(sliced=True)
         )
         kinds[case.launch.protocol, case.launch.slices] += 1
-    wanted = {("Simple", 1)}
-    if collective != "barrier":  # which has neither data nor slices
-        wanted |= {("LL", 1), ("LL128", 1), ("Simple", 3), ("Simple", 5)}
-    assert kinds.keys() >= wanted
+    wanted = {(launch.protocol, launch.slices) for launch in carrying(nranks, collective)}
+    assert kinds.keys() == wanted
 
 
 @needs_compiler

@@ -19,6 +19,7 @@ import tempfile
 import time
 import unittest
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import IO, Any
@@ -82,6 +83,7 @@ def suite(
         from ringcoll.torch.register import register
 
         register()  # where ringcoll is not installed, its entry point was not found
+        import_module("ringcoll.torch.composite")  # which ranks would import at their beginning
     from torch.testing._internal import common_distributed
 
     for feature in ("gpu", "cuda", "ddp", "subgroup", "plugin"):
