@@ -40,10 +40,12 @@ def scaled(algorithm: str, launch: Launch, dtype: str = "float32", count: int = 
     return Case(plan, launch, count, dtype, "premul_sum", scalars=scalars, **how)
 
 
-@LAUNCHES
+@pytest.mark.parametrize("words", [False, True], ids=["lines", "words"])
 @pytest.mark.parametrize("dtype", LEGAL, ids=str)
-def test_every_element_type(dtype, launch):
+def test_every_element_type(dtype, words):
     """By the algorithm that leaves most contributions to be loaded by others."""
+    # In words by turns staged and mapped: a factor lies in the same place.
+    launch = (STAGED, Launch())[LEGAL.index(dtype) % 2] if words else LL
     world = World(3)
     for number, count in enumerate((1, 203), 1):
         world.forget_arrays()

@@ -95,19 +95,28 @@ def test_one_dead_rank_is_named_on_both_hosts(hosts, tmp_path):
     assert alive(str(tmp_path)) == []
 
 
-@pytest.mark.parametrize("kind", ["calls", "idle"])
-def test_a_pulled_cable_ends_in_an_error_on_every_rank(hosts, tmp_path, kind):
-    with hosts(2) as world:
-        run = calling(world, (2, 1), tmp_path, 2, kind)
-        world.link(1, "down")
+def test_a_pulled_cable_ends_in_an_error_on_every_rank(hosts, tmp_path):
+    """By calls and without any, each on hosts of its own: both wait for a cable in vain."""
+    folders = [tmp_path / kind for kind in ("calls", "idle")]
+    with hosts(2) as calls, hosts(2) as idle:
+        worlds = dict(zip(folders, (calls, idle), strict=True))
+        runs = []
+        for folder, world in worlds.items():
+            folder.mkdir()
+            runs.append(calling(world, (2, 1), folder, 2, folder.name))
+        for world in worlds.values():
+            world.link(1, "down")
         late = time.monotonic() + 30
-        while running(tmp_path) and time.monotonic() < late:
+        while any(map(running, folders)) and time.monotonic() < late:
             time.sleep(0.05)
-        still = running(tmp_path)
-        world.link(1, "up")
-        run.finish()
-        found = seen(tmp_path)
-    assert sorted(found) == [0, 1, 2]
+        still = [line for folder in folders for line in running(folder)]
+        for world in worlds.values():
+            world.link(1, "up")
+        for run in runs:
+            run.finish()
+        found = {folder.name: seen(folder) for folder in folders}
     for said in found.values():
-        assert said["error"].startswith(("DeadlineError", "RankLostError"))
+        assert sorted(said) == [0, 1, 2]
+        for line in said.values():
+            assert line["error"].startswith(("DeadlineError", "RankLostError"))
     assert still == []
