@@ -119,7 +119,7 @@ class Collectives(dist.ProcessGroup):  # type: ignore[misc]
         engine = self._engine(tensor)
         if tensor.layout is not torch.strided:
             raise sparse(tensor, name)
-        if tensor.is_contiguous():
+        if tensor.is_contiguous() and not (tensor.is_neg() or tensor.is_conj()):
             carry_out = engine.soon if later else engine.now
             if not profiler._is_profiler_enabled:
                 return carry_out(name, tensor, op, root)

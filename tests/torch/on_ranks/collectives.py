@@ -100,6 +100,15 @@ def all_reduce_keeps_no_tensor_and_serves_the_next_at_its_place(rank, n):
     assert torch.equal(wide, torch.arange(16.0).view(4, 4) * n)
 
 
+def tensors_whose_signs_torch_only_remembers(rank, n):
+    for later in (False, True):
+        x = torch._neg_view(torch.full((3,), float(rank)))
+        work = dist.all_reduce(x, dist.ReduceOp.MAX, async_op=later)
+        if later:
+            work.wait()
+        assert x.tolist() == [0.0] * 3
+
+
 def strided_tensors(rank, n):
     x = torch.arange(24.0).view(4, 6)[:, ::2]
     before = x.clone()
