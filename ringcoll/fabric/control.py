@@ -64,6 +64,11 @@ class State(IntEnum):
         """Whether the others must not wait for the rank, whatever it was to do."""
         return self >= State.ABORTED
 
+    @property
+    def left(self) -> bool:
+        """Whether the rank takes part no more, without having given up."""
+        return self in (State.CLOSED, State.EXITED)
+
     def error(self, who: str, reason: str) -> Error:
         """What the others raise when ``who`` has given up."""
         if _TOLD.match(reason):  # by another, of whom ``who`` had heard

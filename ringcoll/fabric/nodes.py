@@ -224,7 +224,7 @@ class NodesFabric(Fabric):
         # What it sent before it left may still be on its way: nothing orders MPI and this news.
         then = time.monotonic_ns() - _UNDER_WAY
         found = {rank: self._state(rank) for rank in self.far}
-        left = {r: s for r, (s, _, since) in found.items() if s is not State.OPEN and since < then}
+        left = {r: s for r, (s, _, since) in found.items() if s.left and since < then}
         if awaited is None:
             if len(left) + len(self.local.lost()) < self.nranks - 1:
                 return

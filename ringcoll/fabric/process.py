@@ -183,7 +183,8 @@ class ProcessFabric(Fabric):
     def _departed(self, peers: Callable[[], Sequence[int]] | None) -> None:
         """Raise if a rank has left that ``peers`` names; None: if all have."""
         states = {rank: c.state for rank, c in enumerate(self.controls) if rank != self.rank}
-        left = [rank for rank, state in states.items() if state is not State.OPEN]
+        # One that has given up since the news were read is in the next news, with its reason.
+        left = [rank for rank, state in states.items() if state.left]
         if not left or (peers is None and len(left) < len(states)):
             return
         awaited = left if peers is None else peers()

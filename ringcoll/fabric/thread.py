@@ -178,7 +178,8 @@ class ThreadFabric(Fabric):
     def _departed(self, peers: Callable[[], Sequence[int]] | None) -> None:
         """Raise if a rank has left that ``peers`` names; None: if all have."""
         states = {r: s.state for r, s in enumerate(self._world.statuses) if r != self.rank}
-        left = [rank for rank, state in states.items() if state is not State.OPEN]
+        # One that has given up since the news were read is in the next news, with its reason.
+        left = [rank for rank, state in states.items() if state.left]
         if not left or (peers is None and len(left) < len(states)):
             return
         awaited = left if peers is None else peers()

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from typing import Any
 
 import pytest
 
@@ -177,3 +178,20 @@ def test_too_much_memory_names_need_and_available():
         assert isinstance(error, MemoryError)
         assert "scratch on 2 ranks needs" in str(error)
         assert "available" in str(error)
+
+
+def test_who_gives_up_between_two_looks_has_not_left():
+    """The news are read first, then who has left: what was said in between is the next news."""
+    fabrics: Any = thread_fabrics(2)
+    first, second = fabrics
+    read = first._news
+
+    def news():
+        read()
+        second.abort("no more")
+
+    first._news = news
+    first.look(lambda: [1])
+    first._news = read
+    with pytest.raises(AbortedError, match="rank 1 aborted: no more"):
+        first.look(lambda: [1])
