@@ -10,9 +10,17 @@ pytest.importorskip("cupy")
 pytestmark = [pytest.mark.mpi, pytest.mark.slow, needs_compiler]
 
 
-@pytest.mark.parametrize("names", ["a,b", "a,a,b,b", "a,b,b"])
 @pytest.mark.parametrize(
-    "parts", ["collectives", "types options", "layers", "vectors streams", "splits"]
+    ("names", "parts"),
+    [
+        ("a,b", "collectives"),
+        ("a,b", "types options"),
+        ("a,b", "vectors streams"),
+        ("a,a,b,b", "collectives"),
+        ("a,a,b,b", "layers"),
+        ("a,b,b", "vectors streams"),
+        ("a,b,b", "splits"),
+    ],
 )
 def test_every_call(nodes, names, parts):
     outcome = nodes("gpus", names, *parts.split())
