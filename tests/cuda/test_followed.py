@@ -145,6 +145,38 @@ def test_a_graph_waits_for_nothing_outside_and_hides_nothing_from_later_calls(fo
     assert runtime.done == [(9, "after", 7)]
 
 
+def test_what_a_capture_did_not_wait_for_is_waited_for_on_its_stream_afterwards(followed, runtime):
+    followed.by(7)
+    followed.leave(Call(7))
+    runtime.captured.add(8)
+    followed.by(8)
+    followed.leave(Call(8, owned=True))
+    runtime.captured.clear()
+    assert not followed.is_by(8)
+    followed.by(8)
+    assert followed.is_by(8)
+    assert runtime.done == [(8, "after", 7)]
+
+
+def test_a_call_after_a_capture_comes_after_those_of_its_stream_too(followed, runtime):
+    followed.by(7)
+    followed.leave(Call(7))
+    runtime.captured.add(8)
+    followed.by(8)
+    runtime.captured.clear()
+    followed.by(9)
+    assert runtime.done == [(9, "after", 8), (9, "after", 7)]
+
+
+def test_calls_of_one_capture_come_after_each_other(followed, runtime):
+    followed.by(7)
+    followed.leave(Call(7))
+    runtime.captured |= {8, 9}
+    followed.by(8)
+    followed.by(9)
+    assert runtime.done == [(9, "after", 8)]
+
+
 def test_a_device_that_fails_is_told(followed, runtime):
     followed.by(7)
     followed.leave(Call(7))

@@ -266,7 +266,7 @@ class CudaExecutor:
             return
         if self.report.host[0]:
             self.verdicts.check()
-        if stream != self.followed.stream:
+        if not self.followed.is_by(stream):
             self.followed.by(stream)
         self._tell(ready)
         if self._device() == self.device.ordinal and getattr(self._threads, "bound", False):

@@ -46,14 +46,21 @@ class Followed:
         self.stream: int | None = None
         self._end: Event | None = None
 
+    def is_by(self, stream: int) -> bool:
+        """Whether what a stream is given comes after all calls anyway."""
+        return stream == self.stream and self._end is None
+
     def by(self, stream: int) -> None:
         """Let the next call go to a stream, after all calls before."""
-        if self._end is not None:
-            if not runtime().streamIsCapturing(stream):  # a graph waits for nothing outside of it
-                self._end.order(stream)
-                self._end = None
-        elif self.stream is not None and self.stream != stream:
-            order(self._ordinal, self.stream, stream)
+        before, end = self.stream, self._end
+        captured = end is not None and runtime().streamIsCapturing(stream)
+        # Calls since the end may have been captured: they hold up nothing but their graph.
+        apart = end is not None and not captured and before is not None and _captured(before)
+        if before is not None and before != stream and not apart:
+            order(self._ordinal, before, stream)
+        if end is not None and not captured:  # a graph waits for nothing outside of it
+            end.order(stream)
+            self._end = None
         self.stream = stream
 
     def leave(self, call: Goes) -> None:
@@ -69,12 +76,13 @@ class Followed:
             MachineError: the device has failed.
 
         """
+        end, stream = self._end, self.stream  # this rank's thread may go on while another waits
         with on(self._ordinal) as cuda:
             try:
-                if self._end is not None:
-                    self._end.synchronize()
-                if self.stream is not None:
-                    _wait(cuda, self.stream)
+                if end is not None:
+                    end.synchronize()
+                if stream is not None:
+                    _wait(cuda, stream)
             except cuda.CUDARuntimeError as error:
                 raise MachineError(
                     f"{self._who} fails: {error}; this process can use it no more"
@@ -83,6 +91,14 @@ class Followed:
     def forget(self) -> None:
         """Nothing is to be waited for any more."""
         self.stream = self._end = None
+
+
+def _captured(stream: int) -> bool:
+    cuda = runtime()
+    try:
+        return bool(cuda.streamIsCapturing(stream))
+    except cuda.CUDARuntimeError:  # its owner has destroyed it since it was captured
+        return True
 
 
 def _wait(cuda: Any, stream: int) -> None:

@@ -199,7 +199,7 @@ class Staging:
         self.check()
         self.running = prepared  # from here on an error leaves something behind
         with on(self.device.ordinal):
-            if stream != self.followed.stream:
+            if not self.followed.is_by(stream):
                 self.followed.by(stream)
             prepared.enqueue(stream)
         self.running = None
