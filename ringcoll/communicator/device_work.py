@@ -17,16 +17,19 @@ class DeviceWork(Work):
     Args:
         executor: of the rank.
         stream: that carries the call; its end, as it is now, is the call's.
+        like: a buffer of the call; None: there is none.
 
     """
 
-    def __init__(self, executor: CudaExecutor | Staging, stream: int) -> None:
+    def __init__(self, executor: CudaExecutor | Staging, stream: int, like: object = None) -> None:
         super().__init__()
-        self._executor = executor
+        self._executor, self._like = executor, like
         self._event = executor.record(stream)
 
     def wait(self, timeout: float | None = None) -> None:
         """Let the current stream come after the call; the host does not wait.
+
+        It is that of the library that made the call's arrays, as for a call without ``stream=``.
 
         Args:
             timeout: without meaning here: a call's kernels end by their own timeout.
@@ -35,7 +38,8 @@ class DeviceWork(Work):
         error = self.exception()
         if error is not None:
             raise error
-        self._event.order(stream_pointer(None, ordinal=self._executor.device.ordinal))
+        ordinal = self._executor.device.ordinal
+        self._event.order(stream_pointer(None, self._like, ordinal=ordinal))
 
     def done(self) -> bool:
         """Whether the call has finished, well or not."""

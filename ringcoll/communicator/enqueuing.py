@@ -6,6 +6,7 @@ calls with the same arrays everything is kept; what is left is a look-up and the
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -15,7 +16,7 @@ from ringcoll.arguments.vector import VCall
 from ringcoll.communicator.device_work import DeviceWork
 from ringcoll.communicator.gpu import CudaState
 from ringcoll.communicator.gpu_nodes import NodesState
-from ringcoll.communicator.group import current, run_together
+from ringcoll.communicator.group import Group, current, run_together
 from ringcoll.communicator.kept import Kept, is_cupy, place_of, reference
 from ringcoll.communicator.vector import as_collective
 from ringcoll.communicator.work import Work
@@ -45,7 +46,9 @@ class Enqueuer:
         self._stream: Callable[[], Any] = get_current_stream
         self._foreign = foreign_streams()
         # The last call's stream is waited for later, and a handle is nothing once it is destroyed.
-        self._owner: object = None
+        # Several, by handle: a group need not make its calls in the order of its body, or at all.
+        self._owners: dict[int, object] = {}
+        self._group: Callable[[], Group | None] = _no_group
         self._kept: dict[tuple[object, ...], Kept] = {}
         self._counts: dict[tuple[object, ...], Any] = {}
 
@@ -69,8 +72,13 @@ class Enqueuer:
                 stream = self._stream()
                 if type(stream) is not self._foreign:
                     with self._lock:
-                        _before, self._owner = self._owner, stream
-                        state.run(kept.ready, stream.ptr)
+                        pointer = stream.ptr
+                        before, self._owners = self._owners, {pointer: stream}
+                        try:
+                            state.run(kept.ready, pointer)
+                        except BaseException:
+                            self._keep(before)
+                            raise
                     return None
         return self._slowly(name, sendbuf, recvbuf, op, root, how)
 
@@ -99,8 +107,7 @@ class Enqueuer:
         self, stream: Any, buffers: tuple[object, ...], where: str
     ) -> tuple[int, object]:
         """The stream of a call: its handle, and what must live as long as that, if known."""
-        like = next((buffer for buffer in buffers if buffer is not None), None)
-        return stream_of(stream, like, ordinal=self._ordinal, where=where)
+        return stream_of(stream, _first(buffers), ordinal=self._ordinal, where=where)
 
     def _enqueue(
         self,
@@ -113,16 +120,29 @@ class Enqueuer:
     ) -> Work | None:
         group, state = current(), self._state
         if group is not None:
-            group.add(state, call, None, (alive, owner, self._owner))
-            self._owner = owner
+            group.add(state, call, None, alive)
+            before = self._owners
+            same = before if self._group() is group else {}
+            self._owners, self._group = {**same, stream: owner}, weakref.ref(group)
+            self._keep(before)
             return group.work if later else None
         with state.lock:
-            _before, self._owner = self._owner, owner
-            if isinstance(call, Joint):
-                run_together([(state, call, None)])
-            else:
-                state.run(call)
-        return DeviceWork(state.cuda, stream) if later else None
+            before, self._owners = self._owners, {stream: owner}
+            try:
+                if isinstance(call, Joint):
+                    run_together([(state, call, None)])
+                else:
+                    state.run(call)
+            except BaseException:
+                self._keep(before)
+                raise
+        return DeviceWork(state.cuda, stream, _first(alive)) if later else None
+
+    def _keep(self, before: dict[int, object]) -> None:
+        """Where a call has not come to its stream: whose owner is still needed, of those before."""
+        followed = self._state.cuda.followed.stream
+        if followed in before:
+            self._owners.setdefault(followed, before[followed])
 
     def views(self, name: str, /, **buffers: Any) -> list[Any]:
         """Buffers by their arguments' names, as the checks take them."""
@@ -221,3 +241,12 @@ class Enqueuer:
         """Keep no call any more."""
         self._kept.clear()
         self._counts.clear()
+
+
+def _no_group() -> None:
+    """Stands for a weak reference to a group that is gone."""
+
+
+def _first(buffers: tuple[object, ...]) -> object:
+    """The buffer whose library says which stream is the current one; None: CuPy does."""
+    return next((buffer for buffer in buffers if buffer is not None), None)

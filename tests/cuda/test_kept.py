@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
+import weakref
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,6 +17,8 @@ from ringcoll.dtypes import premul_sum
 pytest.importorskip("cupy")
 
 from ringcoll.communicator.enqueuing import Enqueuer
+from ringcoll.communicator.group import group
+from ringcoll.errors import LaunchRefused
 
 
 class Tensor:
@@ -42,13 +46,24 @@ class State:
         self.lock = threading.RLock()
         self.fabric, self.device = SimpleNamespace(rank=0), SimpleNamespace(ordinal=0)
         self.symmetric, self.config = SimpleNamespace(changes=0), Config()
+        self.cuda = SimpleNamespace(followed=SimpleNamespace(stream=None))
+        self.refuses = False
 
     def prepare(self, call, _config):
         self.prepared.append(call.count)
         return SimpleNamespace(changes=0, count=call.count)
 
+    def usable(self):
+        pass
+
+    def abort(self, _reason):
+        pass
+
     def run(self, enqueued, _stream=None):
+        if self.refuses:
+            raise LaunchRefused("no")
         self.ran.append(enqueued.ready.count)
+        self.cuda.followed.stream = enqueued.stream
 
 
 @pytest.fixture
@@ -97,6 +112,79 @@ def test_a_tensor_that_changed_in_place_is_prepared_again(state, enqueuer, attri
     enqueuer("all_reduce", x, None, "sum", 0, {})
     assert state.prepared == [8, x.count]
     assert state.ran[-1] == x.count
+
+
+class Stream:
+    """As torch's."""
+
+    def __init__(self, handle: int) -> None:
+        self.cuda_stream = handle
+
+
+def test_the_stream_of_the_last_call_is_kept_alive_and_no_other(state, enqueuer):
+    first, second = Stream(7), Stream(8)
+    gone = weakref.ref(first)
+    enqueuer("all_reduce", Tensor(8), None, "sum", 0, {"stream": first})
+    del first
+    assert gone() is not None
+    enqueuer("all_reduce", Tensor(8), None, "sum", 0, {"stream": second})
+    assert gone() is None
+
+
+def test_a_call_that_is_refused_does_not_let_go_of_the_stream_before(state, enqueuer):
+    first = Stream(7)
+    gone = weakref.ref(first)
+    enqueuer("all_reduce", Tensor(8), None, "sum", 0, {"stream": first})
+    del first
+    state.refuses = True
+    for handle in (8, 9):
+        with pytest.raises(LaunchRefused):
+            enqueuer("all_reduce", Tensor(8), None, "sum", 0, {"stream": Stream(handle)})
+    assert gone() is not None
+
+
+def test_a_group_that_is_left_by_an_error_does_not_let_go_of_the_stream_before(state, enqueuer):
+    first = Stream(7)
+    gone = weakref.ref(first)
+    enqueuer("all_reduce", Tensor(8), None, "sum", 0, {"stream": first})
+    del first
+    with pytest.raises(KeyError), group():
+        for handle in (8, 9):
+            enqueuer("all_reduce", Tensor(8), None, "sum", 0, {"stream": Stream(handle)})
+        raise KeyError
+    assert gone() is not None
+
+
+def test_a_group_keeps_all_its_streams_until_the_next_call(state, enqueuer):
+    """Sends and receives come last, wherever they stand in its body."""
+    first, second = Stream(7), Stream(8)
+    kept = weakref.ref(first), weakref.ref(second)
+    state.executor = SimpleNamespace(task=lambda _calls: iter(()))
+    state.yield_to_worker = lambda: None
+    state.fabric.check = lambda: None
+    state.prepare = lambda *_: SimpleNamespace(changes=0, timeout=1.0)
+    with group():
+        enqueuer("all_reduce", Tensor(8), None, "sum", 0, {"stream": first})
+        enqueuer("all_reduce", Tensor(8), None, "sum", 0, {"stream": second})
+    del first, second
+    gc.collect()
+    state.cuda.followed.stream = 7
+    assert None not in [ref() for ref in kept]
+    with group():
+        enqueuer("all_reduce", Tensor(8), None, "sum", 0, {"stream": Stream(9)})
+        assert [ref() is None for ref in kept] == [False, True]
+
+
+def test_waiting_orders_the_current_stream_of_the_arrays_library(state, enqueuer, monkeypatch):
+    ordered: list[int] = []
+    event = SimpleNamespace(order=ordered.append)
+    state.cuda.record, state.cuda.failure = lambda _stream: event, lambda: None
+    state.cuda.device = state.device
+    options = {"stream": Stream(7), "async_op": True}
+    work = enqueuer("all_reduce", Tensor(8), None, "sum", 0, options)
+    sys.modules["torch"].cuda.current_stream().cuda_stream = 8
+    work.wait()
+    assert ordered == [8]
 
 
 def test_a_cupy_array_keeps_its_size_and_type():

@@ -26,8 +26,8 @@ class Spoken:
 class Numba:
     __module__ = "numba.cuda.cudadrv.driver"
 
-    def __init__(self, handle):
-        self.handle = ctypes.c_void_p(handle)
+    def __init__(self, handle, external=False):
+        self.handle, self.external = ctypes.c_void_p(handle), external
 
 
 @pytest.mark.parametrize(
@@ -53,6 +53,13 @@ def test_what_keeps_a_stream_alive():
     owner = types.SimpleNamespace(ptr=1234, device_id=-1)
     assert stream_of(owner) == (1234, owner)
     assert stream_of(1234) == (1234, None)
+    torchs = types.SimpleNamespace(cuda_stream=1234, stream_id=35)
+    assert stream_of(torchs) == (1234, torchs)
+    torchs.stream_id = torchs.cuda_stream  # torch.cuda.ExternalStream, also where it is current
+    assert stream_of(torchs) == (1234, None)
+    numbas = Numba(1234)
+    assert stream_of(numbas) == (1234, numbas)
+    assert stream_of(Numba(1234, external=True)) == (1234, None)
     foreign = foreign_streams()
     if foreign is not None:
         with pytest.warns(DeprecationWarning):

@@ -65,15 +65,24 @@ def foreign_streams() -> type | None:
 
 
 def _owner(stream: Any) -> object | None:
-    """A stream, unless others own it and nobody here keeps it alive."""
-    return None if type(stream) is foreign_streams() else stream
+    """A stream, unless others own it and nobody here keeps it alive.
+
+    Torch numbers its own streams, and for others' takes the handle; numba says so.
+    """
+    handle = getattr(stream, "cuda_stream", None)
+    foreign = (
+        type(stream) is foreign_streams()
+        or (handle is not None and getattr(stream, "stream_id", None) == handle)
+        or (type(stream).__module__.startswith("numba.") and getattr(stream, "external", False))
+    )
+    return None if foreign else stream
 
 
 def _current(like: Any, ordinal: int | None) -> tuple[int, object | None]:
     torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
     if torch is not None and isinstance(like, torch.Tensor):
         stream = torch.cuda.current_stream(ordinal)
-        return int(stream.cuda_stream), stream
+        return int(stream.cuda_stream), _owner(stream)
     if like is not None and (cupy is None or not isinstance(like, cupy.ndarray)):
         # What numba and others say of the stream on which their data will be ready.
         said = getattr(like, "__cuda_array_interface__", None)
