@@ -7,7 +7,7 @@ from math import prod
 from typing import Any
 
 from ringcoll.dtypes import dtype_of
-from ringcoll.errors import MachineError, MismatchError
+from ringcoll.errors import MachineError, MismatchError, UsageError
 from ringcoll.fabric import Fabric
 from ringcoll.fabric.agreed import extent_of
 from ringcoll.fabric.mapping import outcome
@@ -55,18 +55,25 @@ class NodesMemory:
         made, failure = None, None
         try:
             made = self._inside.empty(shape, dtype, lacks)
-        except MachineError as error:
+        except (MachineError, UsageError, MismatchError) as error:  # of this node's ranks alone
             failure = error
         outcome(lambda text: self._texts("empty", text), True, failure)
         return made
 
     def register(self, array: DeviceArray) -> bool:
-        """Let the node's ranks reach an array; collective. Whether those of all nodes do now."""
+        """Let the node's ranks reach an array; collective. Whether those of all nodes do now.
+
+        Raises:
+            MismatchError: the ranks come with different numbers of bytes.
+            ArgumentError: symmetric already on some ranks of this node only.
+            MachineError: what has failed on another node.
+
+        """
         self._agree("register", array.nbytes)
         reached, failure = False, None
         try:
             reached = self._inside.register(array)
-        except MachineError as error:
+        except (MachineError, UsageError, MismatchError) as error:  # of this node's ranks alone
             failure = error
         return all(outcome(lambda text: self._texts("register", text), reached, failure))
 
