@@ -31,9 +31,10 @@ from ringcoll.executors.cuda.params import start_of
 from ringcoll.executors.staging.exchange import Exchange, Exchanges
 from ringcoll.executors.staging.executor import Staged, Staging, settle
 from ringcoll.executors.staging.fold import fold
-from ringcoll.executors.staging.pieces import ALIGN, viewed
+from ringcoll.executors.staging.pieces import ALIGN
 from ringcoll.transports.cuda.device import runtime
 from ringcoll.transports.cuda.memory import DeviceMemory, allocate
+from ringcoll.transports.cuda.views import device_view
 
 __all__ = ["LEAST_BYTES", "Layers"]
 
@@ -366,7 +367,8 @@ class Layers:
             nbytes = (2 * self._width + 2) * SHARE_BYTES
             self._memory = allocate(device, nbytes, what="calls in two layers")
         starts = 0, self._width, 2 * self._width, 2 * self._width + 1
-        return viewed(self._memory.pointer + starts[region] * SHARE_BYTES, count, dtype)
+        pointer = self._memory.pointer + starts[region] * SHARE_BYTES
+        return device_view(pointer, count * dtype.itemsize, dtype.numpy)
 
     def close(self) -> None:
         """Let go of device memory; nothing may be enqueued any more."""

@@ -8,7 +8,6 @@ gets the same bits, and they are those of CPU ranks that make the pieces' calls.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -18,12 +17,11 @@ import numpy.typing as npt
 
 from ringcoll.arguments.calls import Call
 from ringcoll.collectives import COLLECTIVES, Collective
-from ringcoll.dtypes import DType
 from ringcoll.executors.cuda.params import start_of
 from ringcoll.launch import Layout
 from ringcoll.plan import Buffer
 
-__all__ = ["ALIGN", "Move", "Piece", "cut", "piece_of", "viewed"]
+__all__ = ["ALIGN", "Move", "Piece", "cut", "piece_of"]
 
 ALIGN = 64
 """Bytes on whose multiples pieces and slots begin."""
@@ -135,14 +133,6 @@ def piece_of(call: Call, nranks: int, first: int, last: int, slot: Bytes) -> Pie
         _terms(call),
     )
     return Piece(part, moves[0], moves[1])
-
-
-def viewed(address: int, count: int, dtype: DType) -> npt.NDArray[Any]:
-    """Device memory in the shape of a numpy array, not to be read."""
-    if not count:
-        return np.empty(0, dtype.numpy)
-    memory = (ctypes.c_char * (count * dtype.itemsize)).from_address(address)
-    return np.frombuffer(memoryview(memory).cast("B"), np.uint8).view(dtype.numpy)
 
 
 def _terms(call: Call) -> str:
