@@ -53,7 +53,7 @@ def test_beside_mpi(collective, tmp_path):
 
 
 def test_operators_and_dtypes_beside_mpi():
-    words = ["all_reduce", *SHORT, "-o", "all", "-d", "all"]
+    words = ["all_reduce", *SHORT, "-e", "1K", "-o", "all", "-d", "all"]
     result = subprocess.run(
         [*BENCH, *words, "--peer", "mpi", "--json", "-"],
         env=environment(),

@@ -441,9 +441,9 @@ def mpi_absent():
     rank = MPI.COMM_WORLD.Get_rank()
     if rank == 1:
         # Not for ever: Open MPI's first message to a rank waits until that is in MPI again.
-        time.sleep(5)
+        time.sleep(4)
         return "slept"
-    error = told(bootstrap_of, MPI.COMM_WORLD, timeout=2.0)
+    error = told(bootstrap_of, MPI.COMM_WORLD, timeout=1.0)
     return error
 
 

@@ -17,7 +17,7 @@ def test_every_collective(mpi, nranks):
 
 
 def test_options_from_the_environment(mpi):
-    outcome = mpi("environment", 3, RINGCOLL_DETERMINISTIC="1", RINGCOLL_TIMEOUT="4")
+    outcome = mpi("environment", 3, RINGCOLL_DETERMINISTIC="1", RINGCOLL_TIMEOUT="2")
     assert outcome.errors == ""
     assert outcome.word("failures") == {rank: [] for rank in range(3)}
     assert min(outcome.word("count").values()) == 5

@@ -3,6 +3,8 @@
 ``python collectives.py WORD``: WORD only marks the process. Under a launcher, or alone.
 """
 
+from itertools import product
+
 import numpy as np
 
 import ringcoll
@@ -29,11 +31,13 @@ def collectives(comm, checks: Checks) -> None:
         spread = n if max(lengths(name, 1, n)) == n else 1
         counts = [0, 1, n - 1, n + 1, 1001, 20_000 // spread + 1, LARGE // spread]
         for index, count in enumerate(dict.fromkeys(counts)):
-            for symmetric in (False, True):
-                for in_place in (False, True):
-                    root = (number + index + symmetric) % n if name in ROOTED else 0
-                    what = f"{name} count={count} {symmetric=} {in_place=} root={root}"
-                    one(comm, checks, name, count, root, in_place, what, pool if symmetric else [])
+            large = count == counts[-1]
+            for symmetric, in_place in product((False, True), repeat=2):
+                if large and in_place == ((number + symmetric) % 2 == 0):
+                    continue  # much data takes long: in place or not by turns
+                root = (number + index + symmetric) % n if name in ROOTED else 0
+                what = f"{name} count={count} {symmetric=} {in_place=} root={root}"
+                one(comm, checks, name, count, root, in_place, what, pool if symmetric else [])
 
 
 def one(comm, checks, name, count, root, in_place, what, pool=(), **how) -> None:
