@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from ringcoll.arguments.calls import Call
-from ringcoll.dtypes import dtype_of, op_of
+from ringcoll.dtypes import dtype_of, op_of, premul_sum
 from ringcoll.executors.cuda.arena import Arena
 from ringcoll.executors.cuda.choose import Chosen, Resources, Wishes, choose
 from ringcoll.executors.cuda.lines import batches
@@ -53,6 +55,18 @@ def test_signals_of_a_ring_come_from_its_neighbours(rank):
     assert {before} in [set(peers) for peers in named]
     assert {peer for peers in named for peer in peers} <= {before, after}
     assert senders(found, call, rank, 0, 99) == []
+
+
+def test_a_factor_comes_from_whose_contribution_it_is_for():
+    found, call = chosen("LL", "ring")
+    scaled = replace(call, op=premul_sum(2))
+    (last,) = [
+        step
+        for step, batch in enumerate(batches(found.program, 0, Places(call.dtype, 1), scales=True))
+        if batch.reduces and batch.final
+    ]
+    assert senders(found, scaled, 0, last, 0) == [3]
+    assert senders(found, scaled, 0, 99, 0) == []
 
 
 def test_blocks_of_several_rings_leave_a_choice():

@@ -49,14 +49,18 @@ def _awaited(block: BlockProgram, step: int) -> list[int]:
 
 
 def _of_lines(chosen: Chosen, call: Call, rank: int, step: int, number: int) -> Iterator[int]:
-    """Who writes the lines that a batch of rows reads, row by row."""
+    """Who writes the lines that a batch of rows reads, or sends the factor of what it reads raw."""
     program: Program = chosen.program
     places = Places(call.dtype, LANES[chosen.launch.protocol])
     found = batches(program, rank, places, scales=call.op is not None and call.op.scales)
-    row, source = divmod(number, len(found[step].srcs))
+    if step >= len(found) or not found[step].srcs:
+        return
+    place, source = divmod(number, len(found[step].srcs))
     first = sum(batch.rows for batch in found[:step])
     (block,) = program.of(rank)
-    chunk = block.rows[first + row].srcs[source]
-    for other in program.programs:
-        if any(chunk in row.dsts for row in other.rows):
-            yield other.block.rank
+    for row in block.rows[first + place : first + place + 1]:
+        if found[step].owned and row.labels.owners[source] >= 0:
+            yield row.labels.owners[source]
+        for other in program.programs:
+            if any(row.srcs[source] in theirs.dsts for theirs in other.rows):
+                yield other.block.rank
