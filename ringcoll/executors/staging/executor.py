@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -104,8 +105,16 @@ _alive: weakref.WeakSet[Staging] = weakref.WeakSet()
 
 def settle() -> None:
     """Wait until no stream waits for a thread of this process."""
-    for staging in list(_alive):
+    for staging in _all():
         staging.synchronize()
+
+
+def _all() -> list[Staging]:
+    found: list[Staging] | None = None
+    while found is None:
+        with suppress(RuntimeError):  # another thread has made one, or let go of one, meanwhile
+            found = list(_alive)
+    return found
 
 
 class Staging:
