@@ -22,7 +22,7 @@ from ringcoll.communicator.rank import SCRATCH_BYTES, RankState, in_words
 from ringcoll.communicator.topology import Topology
 from ringcoll.config import Config
 from ringcoll.dtypes import dtype_of, op_of
-from ringcoll.errors import ArgumentError, Error, MachineError, MismatchError
+from ringcoll.errors import ArgumentError, ClosedError, Error, MachineError, MismatchError
 from ringcoll.executors.contract import Executor, Joint, PairExecutor
 from ringcoll.executors.cpu import CpuExecutor
 from ringcoll.executors.cuda.loader import Loader, Quiet
@@ -243,6 +243,9 @@ class NodesState(RankState):
             self.fabric.check()
             self.cuda.run(prepared, stream)
         except BaseException as error:
+            # The worker may have found this call wrong while it was being enqueued.
+            if self.broken is not None and isinstance(error, ClosedError):
+                raise self.broken from None
             self.fail(error)
             raise
 
