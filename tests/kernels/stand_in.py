@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import functools
 import hashlib
 import importlib.util
@@ -11,7 +12,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -98,6 +98,9 @@ int main(int, char** words) {
 }
 """
 
+FOLDER = "TEST_STAND_INS"
+"""The variable that tells the processes of one run where the others build."""
+
 WARNINGS = ("-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-Wno-unused-parameter")
 FLAGS = ("-std=c++17", "-pthread", *WARNINGS)
 
@@ -147,17 +150,21 @@ def compile_all(texts: Iterable[str]) -> None:
 
 def headers_of(text: str) -> set[Path]:
     """The kernels' headers that a text includes, as the compiler found them."""
-    source = _folder() / "includes.cpp"
+    source = folder() / f"includes-{os.getpid()}.cpp"
     source.write_text(text)
     said = _run([*(compiler() or ()), *FLAGS, *includes(KERNELS), "-MM", str(source)])
     return {Path(word).resolve() for word in said.split() if word.endswith(".cuh")}
 
 
 @functools.cache
-def _folder() -> Path:
+def folder() -> Path:
+    """What has been built, for this process and all that it starts from then on."""
+    if FOLDER in os.environ:
+        return Path(os.environ[FOLDER])
     # A mapped library may be removed; the rest lives as long as the process.
     keep = tempfile.TemporaryDirectory(prefix="ringcoll-stand-in-")
     _kept.append(keep)
+    os.environ[FOLDER] = keep.name
     return Path(keep.name)
 
 
@@ -166,17 +173,17 @@ _kept: list[tempfile.TemporaryDirectory[str]] = []
 
 def _built(text: str, kernels: Path, suffix: str, *flags: str) -> Path:
     name = hashlib.blake2b(repr((text, flags, str(kernels))).encode(), digest_size=8).hexdigest()
-    source, target = _folder() / f"{name}.cpp", _folder() / f"{name}{suffix}"
-    # Ranks are threads that may want the same kernel at once.
-    with _building.setdefault(name, threading.Lock()):
+    target = folder() / f"{name}{suffix}"
+    # Ranks, which are threads or processes, may want the same kernel at once; some are killed.
+    with (folder() / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         if not target.exists():
+            source, made = (folder() / f"{name}-{os.getpid()}{end}" for end in (".cpp", ".made"))
             source.write_text(text)
             command = [*(compiler() or ()), *FLAGS, *flags, *includes(kernels)]
-            _run([*command, "-o", str(target), str(source)])
+            _run([*command, "-o", str(made), str(source)])
+            made.rename(target)
     return target
-
-
-_building: dict[str, threading.Lock] = {}
 
 
 def _run(command: list[str]) -> str:

@@ -4,10 +4,16 @@ import re
 
 import pytest
 
-from tests.kernels.stand_in import needs_compiler
+from tests.kernels.stand_in import folder, needs_compiler
 
 pytest.importorskip("cupy")
 pytestmark = [pytest.mark.mpi, pytest.mark.slow, needs_compiler]
+
+
+@pytest.fixture(autouse=True)
+def built_once():
+    """Ranks find what others have built."""
+    folder()
 
 
 @pytest.mark.parametrize(
