@@ -42,7 +42,7 @@ class Batch:
         copy = dense(tensor, name)
         device.follow((tensor, copy))
         outputs = (tensor,) if name == "recv" else ()
-        work = DeviceWork(None, device._side, outputs, device.check, self.flush)
+        work = DeviceWork(device, None, outputs, self.flush)
         self.posts.append((name, tensor, copy, peer, work))
         return work
 
@@ -53,7 +53,7 @@ class Batch:
             return
         device, comm = self._device, self._device.comm
         try:
-            with torch.cuda.stream(device._side):
+            with torch.cuda.stream(device.side.stream):
                 with group():
                     for name, _, copy, peer, _ in posts:
                         end = comm.send if name == "send" else comm.recv
@@ -66,9 +66,10 @@ class Batch:
             for *_, work in posts:
                 work.error = raised
             instead(raised, error)
-        event = device._side.record_event()
+        with device.side.here():
+            mark = device.side.mark()
         for *_, work in posts:
-            work.event = event
+            work.mark = mark
 
     def forget(self) -> None:
         """Drop what was never waited for."""

@@ -14,11 +14,13 @@ import torch
 from ringcoll.communicator.public import Communicator
 from ringcoll.dtypes import ReduceOp
 from ringcoll.errors import ArgumentError
+from ringcoll.executors.cuda.ready import Enqueued
 from ringcoll.torch.batch import Batch
 from ringcoll.torch.calls import Calls
 from ringcoll.torch.device_work import DeviceWork
 from ringcoll.torch.failures import instead
 from ringcoll.torch.ops import ROWS
+from ringcoll.torch.side import Side
 from ringcoll.torch.work import Finished
 from ringcoll.transports.cuda.raw import RawArray, from_pointer
 
@@ -42,8 +44,9 @@ class Device:
         self._state: Any = comm._state
         self._calls = Calls(comm)
         self._where = torch.device("cuda", ordinal)
-        self._side = torch.cuda.Stream(self._where)
-        self._current: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
+        self._raw: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
+        self._lasting: set[int] = set()
+        self.side = Side(self._where)
         self.batch = Batch(self, failed)
 
     # -- parts of a call: for the body that :meth:`run` is given --------------------------------
@@ -57,8 +60,24 @@ class Device:
         root: int = 0,
     ) -> None:
         """One collective on dense tensors, on the current stream."""
-        ready = self._calls.ready(name, send, recv, op, root)
-        self._state.run(ready, self._current(self.ordinal))
+        self._enqueue(self._calls.ready(name, send, recv, op, root))
+
+    def _enqueue(self, ready: Any) -> None:
+        """Give the current stream a call."""
+        stream = self._raw(self.ordinal)
+        if stream in self._lasting:
+            self._state.run(ready, stream)
+            return
+        # torch never destroys a stream of its own. The number of any other is its handle.
+        number = torch.cuda.current_stream(self._where).stream_id
+        foreign = number == stream != 0
+        if not foreign:
+            self._lasting.add(stream)
+        self._state.run(Enqueued(ready, stream, owned=not foreign))
+
+    def current(self) -> int:
+        """The handle of the caller's stream."""
+        return self._raw(self.ordinal)
 
     def buffer(self, tensor: Any, name: str, *, reduces: bool = False) -> RawArray:
         """A dense tensor as the communicator's own methods take it."""
@@ -70,7 +89,7 @@ class Device:
 
     def how(self) -> dict[str, Any]:
         """Options that the communicator's own methods need here."""
-        return {"stream": self._current(self.ordinal)}
+        return {"stream": self._raw(self.ordinal)}
 
     # -- a call ---------------------------------------------------------------------------------
 
@@ -83,8 +102,7 @@ class Device:
         state = self._state
         try:
             with state.lock:
-                ready = self._calls.ready(name, tensor, None, op, root)
-                state.run(ready, self._current(self.ordinal))
+                self._enqueue(self._calls.ready(name, tensor, None, op, root))
         except BaseException as error:
             instead(self._failed(error), error)
         return Finished((tensor,))
@@ -99,15 +117,16 @@ class Device:
             raise self._foreign(tensor)
         if self.batch.posts:
             self.batch.flush()
-        state = self._state
+        side, state = self.side, self._state
         try:
-            with state.lock:
-                self.follow((tensor,))
-                ready = self._calls.ready(name, tensor, None, op, root)
-                state.run(ready, self._side.cuda_stream)
+            with state.lock, self.side.here():
+                side.follow(self._raw(self.ordinal))
+                tensor.record_stream(side.stream)
+                state.run(self._calls.ready(name, tensor, None, op, root), side.handle)
+                mark = side.mark()
         except BaseException as error:
             instead(self._failed(error), error)
-        return DeviceWork(self._side.record_event(), self._side, (tensor,), self.check)
+        return DeviceWork(self, mark, (tensor,))
 
     def run(
         self,
@@ -145,17 +164,19 @@ class Device:
         """Enqueue a body on the group's own stream, behind what the current one has to do."""
         self.follow(touched)
         try:
-            with self._state.lock, torch.cuda.stream(self._side):
+            with self._state.lock, torch.cuda.stream(self.side.stream):
                 body()
+                mark = self.side.mark()
         except BaseException as error:
             instead(self._failed(error), error)
-        return DeviceWork(self._side.record_event(), self._side, writes, self.check)
+        return DeviceWork(self, mark, writes)
 
     def follow(self, touched: Sequence[Any]) -> None:
         """Let the group's stream wait for the current one, and keep memory that it will touch."""
-        self._side.wait_stream(torch.cuda.current_stream(self._where))
+        with self._state.lock, self.side.here():
+            self.side.follow(self._raw(self.ordinal))
         for tensor in touched:
-            tensor.record_stream(self._side)
+            tensor.record_stream(self.side.stream)
 
     def check(self) -> None:
         """Raise what a kernel is known to have found wrong."""

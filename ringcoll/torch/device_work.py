@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 import torch.distributed as dist
 
+from ringcoll.torch.failures import closed
+from ringcoll.torch.side import Mark
 from ringcoll.torch.untraced import untraced
+
+if TYPE_CHECKING:
+    from ringcoll.torch.device import Device
 
 __all__ = ["DeviceWork"]
 
@@ -19,25 +23,22 @@ class DeviceWork(dist.Work):  # type: ignore[misc]
     """A call that was enqueued on the group's own stream.
 
     Args:
-        event: its end; None as long as it has not been enqueued.
-        side: the stream.
+        device: the engine.
+        mark: its end; None as long as it has not been enqueued.
         outputs: the tensors that it writes.
-        check: raises what a kernel is known to have found wrong.
-        launch: enqueues it, where that has not been done; sets the event.
+        launch: enqueues it, where that has not been done; sets the mark.
 
     """
 
     def __init__(
         self,
-        event: Any,
-        side: Any,
+        device: Device,
+        mark: Mark | None,
         outputs: Sequence[Any],
-        check: Callable[[], None],
         launch: Callable[[], None] | None = None,
     ) -> None:
         super().__init__()
-        self.event, self._side, self._outputs = event, side, outputs
-        self._check, self._launch = check, launch
+        self._device, self.mark, self._outputs, self._launch = device, mark, outputs, launch
         self.error: BaseException | None = None
 
     def wait(self, timeout: timedelta | float | None = None) -> bool:
@@ -50,25 +51,31 @@ class DeviceWork(dist.Work):  # type: ignore[misc]
             DistBackendError: a kernel is known to have failed.
 
         """
-        self._enqueued()
-        self._check()
-        torch.cuda.current_stream(self._side.device).wait_event(self.event)
+        mark, device = self._enqueued(), self._device
+        device.check()
+        with device.side.here():
+            device.side.order(mark, device.current())
         return True
 
     def synchronize(self) -> None:
         """As :meth:`wait`."""
         self.wait()
 
-    def _enqueued(self) -> None:
-        if self.event is None and self._launch is not None:
+    def _enqueued(self) -> Mark:
+        """Its end; raises what has kept it from being enqueued."""
+        if self.mark is None and self._launch is not None:
             self._launch()
         if self.error is not None:
             raise self.error
+        if self.mark is None:
+            raise closed("this call was never launched: its group was destroyed before")
+        return self.mark
 
     def is_completed(self) -> bool:
         """Whether the device has done it."""
-        self._enqueued()
-        return bool(self.event.query())
+        mark = self._enqueued()
+        with self._device.side.here():
+            return self._device.side.passed(mark)
 
     def is_success(self) -> bool:
         """Whether the device has done it, and well as far as is known."""
@@ -78,7 +85,7 @@ class DeviceWork(dist.Work):  # type: ignore[misc]
         """What a kernel is known to have found wrong."""
         try:
             self._enqueued()
-            self._check()
+            self._device.check()
         except Exception as error:
             return error
         return None
@@ -90,11 +97,5 @@ class DeviceWork(dist.Work):  # type: ignore[misc]
     def get_future(self) -> Any:
         """A future of the tensors; its callbacks run on streams that come after the call."""
         self._enqueued()
-        future = torch.futures.Future(devices=[self._side.device])
-        before = torch.cuda.current_stream(self._side.device)
-        torch.cuda.set_stream(self._side)  # its context manager takes three times as long
-        try:
-            future.set_result(list(self._outputs))
-        finally:
-            torch.cuda.set_stream(before)
-        return future
+        with self._device.side.here():
+            return self._device.side.future(list(self._outputs))

@@ -35,11 +35,12 @@ from ringcoll.communicator.public import Communicator
 from ringcoll.errors import ArgumentError, ArgumentTypeError
 from ringcoll.torch.buckets import Buckets
 from ringcoll.torch.collectives import Collectives
+from ringcoll.torch.side import Side
 
 __all__ = ["all_reduce", "bf16_compress"]
 
 # One for each communicator on GPUs.
-_streams: weakref.WeakKeyDictionary[Communicator, Any] = weakref.WeakKeyDictionary()
+_sides: weakref.WeakKeyDictionary[Communicator, Side] = weakref.WeakKeyDictionary()
 
 
 def all_reduce(state: Any, bucket: dist.GradBucket) -> Future[torch.Tensor]:
@@ -194,13 +195,15 @@ def _on_worker(comm: Communicator, buffer: Any, average: Callable[[], object]) -
 
 def _on_stream(comm: Communicator, buffer: Any, average: Callable[[], object]) -> Any:
     """Enqueue a call on the hooks' stream; who waits for the future lets its stream wait."""
-    stream = _streams.get(comm)
-    if stream is None:
-        stream = _streams[comm] = torch.cuda.Stream(buffer.device)
-    stream.wait_stream(torch.cuda.current_stream(buffer.device))
-    with torch.cuda.stream(stream):
-        average()
-        future = Future(devices=[buffer.device])
-        future.set_result(buffer)
-    buffer.record_stream(stream)
-    return future
+    side = _sides.get(comm)
+    if side is None:
+        side = _sides[comm] = Side(buffer.device)
+    with side.here():
+        side.follow(torch._C._cuda_getCurrentRawStream(buffer.get_device()))
+        before = side.enter()
+        try:
+            average()
+        finally:
+            side.leave(before)
+        buffer.record_stream(side.stream)
+        return side.future(buffer)

@@ -193,42 +193,43 @@ def test_other_devices_are_refused():
 
 def test_on_gpus_a_call_follows_the_callers_stream_on_one_of_its_own(monkeypatch):
     """With streams that only note what they are told."""
-    noted = []
+    noted, now = [], ["the caller's"]
 
-    class Stream:
-        def __init__(self, name):
-            self.name = name
+    class Side:
+        def __init__(self, device):
+            self.stream = f"own of {device}"
 
-        def wait_stream(self, other):
-            noted.append(f"{self.name} waits for {other.name}")
+        def here(self):
+            return contextlib.nullcontext()
 
-    now = [Stream("the caller's")]
+        def follow(self, stream):
+            noted.append(f"waits for {stream}")
 
-    @contextlib.contextmanager
-    def on(stream):
-        now.append(stream)
-        yield
-        now.pop()
+        def enter(self):
+            now.append("own")
+            return "before"
 
-    class Future:
-        def __init__(self, devices):
-            noted.append(f"future for {devices[0]}")
+        def leave(self, before):
+            noted.append(f"back to what was {before}")
+            now.pop()
 
-        def set_result(self, value):
-            noted.append(f"result on {now[-1].name}")
+        def future(self, value):
+            return value
 
-    monkeypatch.setattr(hooks, "Future", Future)
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: Stream("own"))
-    monkeypatch.setattr(torch.cuda, "stream", on)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: now[-1])
+    monkeypatch.setattr(hooks, "Side", Side)
     monkeypatch.setattr(
-        torch.Tensor, "record_stream", lambda _, stream: noted.append(f"kept for {stream.name}")
+        torch._C, "_cuda_getCurrentRawStream", lambda device: now[-1], raising=False
     )
+    monkeypatch.setattr(
+        torch.Tensor, "record_stream", lambda _, stream: noted.append(f"kept for {stream}")
+    )
+    buffer = torch.ones(1)
     with ringcoll.init_all(1, device="cpu")[0] as comm:
         for _ in range(2):
-            hooks._on_stream(comm, torch.ones(1), lambda: noted.append(f"call on {now[-1].name}"))
-    once = ["own waits for the caller's", "call on own", "future for cpu", "result on own"]
-    assert noted == [*once, "kept for own"] * 2
+            made = hooks._on_stream(comm, buffer, lambda: noted.append(f"call on {now[-1]}"))
+            assert made is buffer
+    once = ["waits for the caller's", "call on own", "back to what was before"]
+    assert noted == [*once, "kept for own of cpu"] * 2
 
 
 def test_ddp_trains_alike_with_hooks(tmp_path):

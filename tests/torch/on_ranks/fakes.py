@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from ringcoll.executors.cuda.ready import Enqueued
 from ringcoll.torch import device as module
 from ringcoll.torch.device import Device
 from ringcoll.torch.group import ProcessGroupRingcoll
@@ -21,21 +22,31 @@ from ringcoll.torch.group import ProcessGroupRingcoll
 class Stream:
     """Of a GPU that there is not."""
 
-    def __init__(self, noted, name):
-        self.noted, self.name, self.device = noted, name, torch.device("cpu")
-        self.cuda_stream = name
+    def __init__(self, name, number=3):
+        self.name, self.stream_id = name, number
 
-    def wait_stream(self, other):
-        self.noted.append(f"{self.name} waits for {other.name}")
 
-    def wait_event(self, event):
-        self.noted.append(f"{self.name} waits for {event.name}")
+class Side:
+    """Stands for the group's own stream."""
 
-    def record_event(self):
-        self.noted.append(f"event on {self.name}")
-        event = mock.Mock(query=lambda: True)
-        event.name = f"event of {self.name}"
-        return event
+    def __init__(self, noted):
+        self._noted, self.stream, self.handle, self.futures = noted, Stream("side"), "side", 0
+
+    def here(self):
+        return contextlib.nullcontext()
+
+    def follow(self, stream):
+        self._noted.append(f"side waits for {stream}")
+
+    def mark(self):
+        self._noted.append("event on side")
+        return "event of side"
+
+    def order(self, mark, stream):
+        self._noted.append(f"{stream} waits for {mark}")
+
+    def passed(self, mark):
+        return mark == "event of side"
 
 
 class State:
@@ -49,7 +60,10 @@ class State:
     def __getattr__(self, name):
         return getattr(self._state, name)
 
-    def run(self, ready, stream):
+    def run(self, ready, stream=None):
+        if isinstance(ready, Enqueued):
+            lasts = "" if ready.owned else ", which may go"
+            ready, stream = ready.ready, f"{ready.stream}{lasts}"
         self._noted.append(f"{ready.call.collective} on {stream}")
         self._state.run(ready)
 
@@ -61,8 +75,8 @@ class Fake:
         self.noted: list[str] = []
         self.group = dist.new_group()
         assert isinstance(self.group, ProcessGroupRingcoll)
-        self.main, self.side = Stream(self.noted, "main"), Stream(self.noted, "side")
-        self.now = [self.main]
+        self.side = Side(self.noted)
+        self.now = [Stream("main", 0)]
 
     @contextlib.contextmanager
     def on(self, stream):
@@ -73,7 +87,6 @@ class Fake:
     @contextlib.contextmanager
     def device(self):
         cuda = {
-            "Stream": lambda where: self.side,
             "stream": self.on,
             "device": lambda where: contextlib.nullcontext(),
             "current_stream": lambda where: self.now[-1],
@@ -86,8 +99,9 @@ class Fake:
             create=True,
         )
         keep = mock.patch.object(torch.Tensor, "record_stream", lambda tensor, stream: None)
+        side = mock.patch.object(module, "Side", lambda where: self.side)
         with contextlib.ExitStack() as held:
-            for patch in (*patches, raw, keep):
+            for patch in (*patches, raw, keep, side):
                 held.enter_context(patch)
             comm = self.group._open("fake", "cpu", self.group._rank, self.group._nranks)
             device = Device(comm, 0, self.group._failed)
@@ -105,10 +119,25 @@ def blocking_calls_go_to_the_current_stream(rank, n):
     with fake.device():
         x = torch.full((3,), float(rank))
         dist.all_reduce(x, group=fake.group)
-        with fake.on(Stream(fake.noted, "other")):
+        with fake.on(Stream("other")):
             dist.all_reduce(x[::2], group=fake.group)
     assert x.tolist() == [6 * n, 6, 6 * n]
     assert fake.noted == ["all_reduce on main", "all_reduce on other"]
+
+
+def a_stream_that_torch_does_not_own_may_be_gone_later(rank, n):
+    """torch's number of such a stream is its handle; its own streams are never destroyed."""
+    fake = Fake()
+    with fake.device():
+        x = torch.ones(2)
+        for _ in range(2):
+            with fake.on(Stream("foreign", "foreign")):
+                dist.all_reduce(x, group=fake.group)
+                dist.broadcast(x, 0, group=fake.group)
+            with fake.on(Stream("own")):
+                dist.all_reduce(x, group=fake.group)
+    once = ["all_reduce on foreign, which may go", "broadcast on foreign, which may go"]
+    assert fake.noted == 2 * [*once, "all_reduce on own"]
 
 
 def asynchronous_calls_go_to_a_stream_of_their_own(rank, n):
