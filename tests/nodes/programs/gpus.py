@@ -268,7 +268,7 @@ def fake_gpus() -> Iterator[Gpus]:
 
 def begin(**how):
     """The communicator of all ranks."""
-    return ringcoll.init(device="cuda", transport="host", **{"timeout": 20, **how})
+    return ringcoll.init(device="cuda", transport="host", **{"timeout": 60, **how})
 
 
 def main() -> None:
