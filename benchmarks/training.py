@@ -3,6 +3,7 @@
 ::
 
     python -m benchmarks.training [--ranks 1,2,4,8] [--cases resnet50:256,gpt:16] [--ways LIST]
+    python -m benchmarks.training --graphs
     python -m benchmarks.training --deterministic
 
 One process a GPU, which this command starts, for each number of ranks anew. Models compute in
@@ -10,6 +11,9 @@ bfloat16 on synthetic data. Every way begins with the same weights and sees the 
 some steps whose losses are compared, then rounds that are timed, the ways in turns. The slowest
 rank counts, and the median of the rounds. What communication costs beyond what hides behind the
 backward pass is the difference to steps that do not communicate, timed in the same turns.
+
+``--graphs`` times replays of whole steps that were captured in CUDA graphs: nothing waits for the
+host, so that small batches show what communication costs on the GPUs.
 
 ``--deterministic`` trains several times from the start, also with other sizes of buckets, and
 compares the weights to the bit; nothing is timed.
@@ -82,7 +86,7 @@ def run(
 
     def keep(messages: list[dict[str, Any]]) -> None:
         joined = dict(messages[0])
-        for key in {"seconds", "digest"} & joined.keys():
+        for key in {"seconds", "digest", "after"} & joined.keys():
             joined[key] = [message[key] for message in messages]
         said.append(joined)
         print(".", end="", file=sys.stderr, flush=True)
@@ -114,6 +118,7 @@ def parser() -> argparse.ArgumentParser:
     option("--ranks", type=numbers_of, help="how many, in turn; default: 1, 2, 4, 8 as there are")
     option("--cases", type=cases_of, default=CASES, help="MODEL:BATCH of a rank (%(default)s)")
     option("--ways", type=ways_of, default=WAYS, help="also peer-bf16, ringcoll-bf16 (%(default)s)")
+    option("--graphs", action="store_true", help="time replays of captured steps; on GPUs")
     option("--deterministic", action="store_true", help="compare runs to the bit, time nothing")
     option("--buckets", type=sizes_of, help="MiB (25; with --deterministic, each once: 25,25,5,1)")
     option("--curve", type=int, default=30, help="steps whose losses are compared (%(default)s)")
@@ -130,6 +135,8 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run from the command line; 1 if a part failed, or what must be equal is not."""
     args = parser().parse_args(argv)
+    if args.graphs and (args.deterministic or args.device == "cpu" or not gpus()):
+        parser().error("--graphs needs GPUs, and times what --deterministic does not")
     # Before any rank starts CUDA: without it products of matrices differ from run to run.
     if args.deterministic:
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
@@ -157,6 +164,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 rounds=args.rounds,
                 buckets=buckets,
                 meeting=f"{folder}/store",
+                graphs=args.graphs,
             )
             said, error = run(repeat if args.deterministic else measure, plan, ranks, args.seconds)
         if error is not None:
@@ -184,7 +192,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     }
     if not args.deterministic:
         content |= {"round_steps": args.steps, "rounds": args.rounds, "buckets_mib": buckets[0]}
-    name = "training_deterministic" if args.deterministic else "training"
+    name = "training" + "_deterministic" * args.deterministic + "_graphs" * args.graphs
     path = save(f"{name}_{max(numbers)}", content, ranks=max(numbers), folder=args.out)
     if rows and not args.deterministic and find_spec("matplotlib") is not None:
         write_curves(rows, path.with_suffix(".png"))

@@ -18,7 +18,7 @@ from benchmarks.gpu.calls import parameters, source
 
 __all__ = ["Gpu", "HostRecord", "build", "count", "download", "enable_peers", "upload"]
 
-GATE_NS = 150_000
+GATE_NS = 1_000_000
 """How long ranks are held together before the clock starts: more than enqueueing a graph takes."""
 
 

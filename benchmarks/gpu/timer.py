@@ -15,7 +15,7 @@ from ringcoll.bootstrap import Bootstrap
 __all__ = ["Line", "Meeting", "Timer", "calls_of"]
 
 REPLAYS = 20
-GATE_NS = 150_000
+GATE_NS = 1_000_000
 MIB = 1 << 20
 
 

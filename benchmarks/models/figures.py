@@ -31,7 +31,7 @@ def rows_of(
         ranks: how many there were.
         units: of each model, what is counted and how many of that a sample holds.
         said: as ``benchmarks.models.ranks.measure`` sends it, of all ranks: ``seconds`` and
-            ``digest`` are lists, by rank.
+            ``digest`` (and ``after``, a later one) are lists, by rank.
 
     """
     rows: list[Row] = []
@@ -42,6 +42,9 @@ def rows_of(
             for way in (*ways, ALONE)
         }
         trained = {m["way"]: m for m in mine if "curve" in m}
+        after = {
+            way: [m["after"] for m in mine if m["way"] == way and "after" in m] for way in ways
+        }
         unit, count = units[model]
         for way in ways:
             if not (slowest[way] and slowest[ALONE]):
@@ -62,10 +65,15 @@ def rows_of(
                     "unit": unit,
                     "per_second": round(count * batch * ranks / seconds, 1),
                     "curve": trained[way]["curve"],
-                    "replicas_equal": len(set(trained[way]["digest"])) == 1,
+                    "replicas_equal": _equal(trained[way]["digest"], *after[way]),
                 }
             )
     return rows
+
+
+def _equal(*digests: Sequence[str]) -> bool:
+    """Whether all ranks had the same weights, each time."""
+    return all(len(set(ranks)) == 1 for ranks in digests)
 
 
 def compare(rows: Iterable[Row], peer: str) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,6 +35,7 @@ class Plan:
         rounds: of every way, in turns.
         buckets: sizes of DDP's buckets in MiB; the first is what is timed.
         meeting: a file by which the ranks meet.
+        graphs: what is timed are replays of a step that was captured in a CUDA graph.
 
     """
 
@@ -45,15 +48,19 @@ class Plan:
     rounds: int
     buckets: tuple[float, ...]
     meeting: str
+    graphs: bool = False
 
 
 def measure(link: Link, plan: Plan) -> None:
     """Losses and times of all cases by all ways.
 
     Sends ``{"curve": losses, "digest": of the weights after them}`` for each way of a case, and
-    ``{"seconds": of a step}`` for each round; all with ``case`` and ``way``.
+    ``{"seconds": of a step}`` for each round; all with ``case`` and ``way``. Of graphs the weights
+    after the last round, too: ``{"after": digest}``.
     """
     device, groups = _begin(link, plan, deterministic=False)
+    if plan.graphs:  # what is captured must have been made on the same stream
+        torch.cuda.set_stream(torch.cuda.Stream(device))
     for case, (model, batch) in enumerate(plan.cases):
         batches = Batches(MODELS[model](tiny=plan.tiny), batch, link.rank, device)
 
@@ -67,11 +74,19 @@ def measure(link: Link, plan: Plan) -> None:
             link.send(said)
         replicas[ALONE] = replica("peer")
         _curve(replicas[ALONE], 2)
+        steps = {
+            way: trained.capture(synchronized=way != ALONE)
+            if plan.graphs
+            else partial(trained.step, synchronized=way != ALONE)
+            for way, trained in replicas.items()
+        }
         for _ in range(plan.rounds):
-            for way, trained in replicas.items():
-                seconds = _timed(link, device, trained, plan.steps, synchronized=way != ALONE)
+            for way, step in steps.items():
+                seconds = _timed(link, device, step, plan.steps)
                 link.send({"case": case, "way": way, "seconds": seconds})
-        del replicas, trained, batches
+        for way in plan.ways if plan.graphs else ():
+            link.send({"case": case, "way": way, "after": replicas[way].digest()})
+        del replicas, trained, batches, steps, step
         gc.collect()
     _end(link)
 
@@ -140,7 +155,8 @@ def _replica(
     torch.manual_seed(0)
     task = MODELS[model](tiny=plan.tiny, repeatable=repeatable)
     kind = WAYS[way]
-    return Replica(task, kind, groups[kind.backend], batches, device, bucket)
+    group = groups[kind.backend]
+    return Replica(task, kind, group, batches, device, bucket, captured=plan.graphs)
 
 
 def _curve(replica: Replica, steps: int) -> list[float]:
@@ -150,13 +166,13 @@ def _curve(replica: Replica, steps: int) -> list[float]:
     return [float(loss) / dist.get_world_size() for loss in losses]
 
 
-def _timed(link: Link, device: Any, replica: Replica, steps: int, *, synchronized: bool) -> float:
+def _timed(link: Link, device: Any, step: Callable[[], object], steps: int) -> float:
     """Seconds of a step on this rank; all begin together."""
     wait = torch.cuda.synchronize if device.type == "cuda" else os.sched_yield
     wait()
     link.barrier()
     begun = time.perf_counter()
     for _ in range(steps):
-        replica.step(synchronized=synchronized)
+        step()
     wait()
     return (time.perf_counter() - begun) / steps

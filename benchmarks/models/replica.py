@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +43,10 @@ WAYS: Mapping[str, Way] = {
     "ringcoll-bf16": Way("ringcoll", hooks.bf16_compress),
 }
 """By the names of ``--ways``; the hooks of ringcoll register buckets, which are then zero-copy."""
+
+
+WARM = 12
+"""Steps before a capture: DDP has rebuilt its buckets then, and times no more steps by events."""
 
 
 class Batches:
@@ -88,13 +92,22 @@ class Replica:
         batches: of this rank.
         device: of this rank.
         bucket_mb: the size of DDP's buckets of gradients, in MiB.
+        captured: steps will be captured in a CUDA graph, on the stream that is current now.
 
     """
 
     def __init__(
-        self, task: Task, way: Way, group: Any, batches: Batches, device: Any, bucket_mb: float
+        self,
+        task: Task,
+        way: Way,
+        group: Any,
+        batches: Batches,
+        device: Any,
+        bucket_mb: float,
+        *,
+        captured: bool = False,
     ) -> None:
-        self._task, self._batches, self._device = task, batches, device
+        self._task, self._batches, self._device, self._captured = task, batches, device, captured
         module = task.module.to(device)
         if task.channels_last:
             module = module.to(memory_format=torch.channels_last)
@@ -105,6 +118,9 @@ class Replica:
         if way.hook is not None:
             self._ddp.register_comm_hook(group, way.hook)
         self._optimizer = task.optimizer(module.parameters())
+        for options in self._optimizer.param_groups if captured else ():
+            if "capturable" in options:
+                options["capturable"] = True
         self._steps = 0
 
     def step(self, *, synchronized: bool = True) -> Any:
@@ -121,11 +137,31 @@ class Replica:
         self._steps += 1
         self._optimizer.zero_grad(set_to_none=True)
         with contextlib.nullcontext() if synchronized else self._ddp.no_sync():
-            with torch.autocast(self._device.type, torch.bfloat16):
+            # A graph must make its copies of the weights in bfloat16 itself.
+            with torch.autocast(
+                self._device.type, torch.bfloat16, cache_enabled=not self._captured
+            ):
                 loss = self._task.loss(self._ddp(inputs), targets)
             loss.backward()
         self._optimizer.step()
         return loss.detach()
+
+    def capture(self, *, synchronized: bool = True) -> Callable[[], None]:
+        """What replays a step, always on the same batch: to the host it is a single launch.
+
+        Args:
+            synchronized: as for :meth:`step`.
+
+        """
+        for _ in range(WARM):
+            self.step(synchronized=synchronized)
+        graph = torch.cuda.CUDAGraph()
+        # What threads of the backends do meanwhile is none of this capture's business.
+        stream = torch.cuda.current_stream()
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            self.step(synchronized=synchronized)
+        replay: Callable[[], None] = graph.replay
+        return replay
 
     def digest(self) -> str:
         """Of all weights, to the bit."""
