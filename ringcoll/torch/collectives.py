@@ -8,6 +8,7 @@ rank has: always one here. The names of parameters are those of groups in C++.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -33,6 +34,9 @@ from ringcoll.torch.untraced import untraced
 
 __all__ = ["Collectives"]
 
+_COUNTS = 64
+"""More calls on one element than a program makes between a forward pass and its backward pass."""
+
 # What torch's own callers leave out. A group may be called without any of its Python functions.
 _ALL_REDUCE = AllreduceOptions()
 _ALL_GATHER = AllgatherOptions()
@@ -45,6 +49,12 @@ class Collectives(dist.ProcessGroup):  # type: ignore[misc]
 
     _nranks: int
     _rank: int
+
+    def __init__(self, rank: int, nranks: int) -> None:
+        super().__init__(rank, nranks)
+        # DDP's join counts the ranks that are left, and hands the Work on to C++ alone, which waits
+        # for it in the backward pass: without its half in Python a Work never ends.
+        self._counted: deque[Any] = deque(maxlen=_COUNTS)
 
     @abstractmethod
     def _engine(self, tensor: Any) -> Any:
@@ -122,9 +132,13 @@ class Collectives(dist.ProcessGroup):  # type: ignore[misc]
         if tensor.is_contiguous() and not (tensor.is_neg() or tensor.is_conj()):
             carry_out = engine.soon if later else engine.now
             if not profiler._is_profiler_enabled:
-                return carry_out(name, tensor, op, root)
-            with recorded(name):
-                return carry_out(name, tensor, op, root)
+                work = carry_out(name, tensor, op, root)
+            else:
+                with recorded(name):
+                    work = carry_out(name, tensor, op, root)
+            if later and tensor.numel() == 1:
+                self._counted.append(work)
+            return work
 
         def body() -> None:
             copy = dense(tensor, name)

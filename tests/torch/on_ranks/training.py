@@ -82,6 +82,19 @@ def ddp_with_uneven_inputs(rank, n):
         _equal_everywhere(model.parameters(), n)
 
 
+def ddp_counts_the_ranks_that_are_left(rank, n):
+    """torch hands the call that counts them on to C++ and forgets it, and waits there for it."""
+    for divided_by_all in (False, True):
+        model = DistributedDataParallel(torch.nn.Linear(2, 2, bias=False))
+        with model.join(divide_by_initial_world_size=divided_by_all):
+            for step in range(2 + rank):
+                model(torch.ones(1, 2)).sum().backward()
+                left = sum(2 + other > step for other in range(n))
+                wanted = left / n if divided_by_all else 1.0
+                assert model.module.weight.grad.flatten().tolist() == pytest.approx([wanted] * 4)
+                model.zero_grad()
+
+
 def ddp_communication_hook(rank, n):
     model = DistributedDataParallel(_model())
 
