@@ -114,7 +114,7 @@ def repeat(link: Link, plan: Plan) -> None:
 
 def _begin(link: Link, plan: Plan, *, deterministic: bool) -> tuple[Any, dict[str, Any]]:
     """This rank's device, and a group for each kind of backend."""
-    torch.use_deterministic_algorithms(deterministic, warn_only=True)
+    torch.use_deterministic_algorithms(deterministic)  # only to warn lets attention differ
     torch.backends.cudnn.benchmark = not deterministic
     torch.backends.cudnn.deterministic = deterministic
     device = torch.device(plan.device)
