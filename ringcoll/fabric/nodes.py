@@ -7,12 +7,9 @@ of any of them leaves the rest as they are. Memory is shared inside a node only.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import json
 import os
 import re
-import secrets
 import struct
 import time
 import weakref
@@ -33,6 +30,8 @@ from ringcoll.fabric.base import Fabric, chosen
 from ringcoll.fabric.control import State, sides
 from ringcoll.fabric.links import Frame, Link
 from ringcoll.fabric.mapping import outcome
+from ringcoll.fabric.nodes_meeting import meet
+from ringcoll.fabric.nodes_news import News
 from ringcoll.fabric.poll import SPINS, Lookout, poll
 from ringcoll.fabric.process import ProcessFabric
 from ringcoll.transports.mpi import Carrier, Messages
@@ -40,9 +39,7 @@ from ringcoll.transports.mpi import Carrier, Messages
 __all__ = ["NodesFabric"]
 
 _ROUND = struct.Struct("<QI")  # number of the exchange, length of `what`
-_TEXT = 3500
 _SOON, _LOOK = 1.0, 1e-3  # seconds until a loss shows everywhere, and between looks for it
-_UNDER_WAY = 2_000_000_000  # nanoseconds that a message may take
 _HEARD = re.compile(r"^(?:rank \d+ gave up: )+")
 _serials = count(1)
 
@@ -76,20 +73,20 @@ class NodesFabric(Fabric):
     ) -> None:
         self.rank, self.nranks, self.nodes = rank, len(nodes), tuple(nodes)
         self.timeout, self.fence = timeout, local.fence
-        self.local, self.links = local, dict(links)
+        self.local, self.links = local, dict(sorted(links.items()))
         self.near = [peer for peer, node in enumerate(nodes) if node == nodes[rank]]
-        self.far = sorted(links)
+        self.far = list(self.links)
         local.names = tuple(self.near)
         self._serial = serial
         self._carrier = carrier
         self._number = 0
         self._ended = ""
         self._owed = -next(_serials)  # to finalize; other fabrics' are positive
+        self._news = News(self.links, serial, self._owed)
         self._lookout = Lookout()
         self.messages: Messages | None = None
         self._held: list[Messages] = []
-        held = self.links, serial, os.getpid(), self._held
-        self._forget = weakref.finalize(self, _collected, *held)
+        self._forget = weakref.finalize(self, _collected, self._news, os.getpid(), self._held)
         self._forget.atexit = False
 
     def start(self, what: str) -> None:
@@ -99,15 +96,6 @@ class NodesFabric(Fabric):
         self.messages.on_failure(self._await_news)
         self._held.append(self.messages)
         finalize.track(self)
-
-    def hold_exit(self, world: frozenset[object]) -> None:
-        """Remember whom this process meets in MPI_Finalize.
-
-        The connections of the first fabric of a world serve for that to the end. Those of later
-        ones are closed with them, at both ends: so ``world`` is the same on all ranks.
-        """
-        links = tuple(self.links[rank] for rank in self.far)
-        finalize.hold(world, finalize.Exit(_Door(links), links, _Deaths(links)))
 
     # -- memory and the control plane ----------------------------------------------------------
 
@@ -221,10 +209,7 @@ class NodesFabric(Fabric):
         near = [] if awaited is None else [self.near.index(p) for p in awaited if p in self.near]
         self.local.look(lambda: near)
         self._news_from_afar()
-        # What it sent before it left may still be on its way: nothing orders MPI and this news.
-        then = time.monotonic_ns() - _UNDER_WAY
-        found = {rank: self._state(rank) for rank in self.far}
-        left = {r: s for r, (s, _, since) in found.items() if s.left and since < then}
+        left = self._news.left()
         if awaited is None:
             if len(left) + len(self.local.lost()) < self.nranks - 1:
                 return
@@ -239,45 +224,10 @@ class NodesFabric(Fabric):
         if self._ended:
             raise ClosedError(self._ended)
 
-    def _state(self, rank: int) -> tuple[State, str, int]:
-        """What a rank of another node has said of itself, why, and when that came."""
-        inbox = self.links[rank].inbox(self._serial)
-        if inbox.state is None:
-            return State.OPEN, "", 0
-        try:
-            value, reason = json.loads(inbox.state)
-            return State(value), str(reason), inbox.since
-        except (ValueError, TypeError, RecursionError) as error:
-            raise MachineError(
-                f"rank {rank} told of its state what means nothing: {error}"
-            ) from None
-
     def _news_from_afar(self) -> None:
         """Raise if a rank of another node has died or aborted."""
         self._usable()
-        for link in self.links.values():
-            link.pump()
-        found = {rank: self._state(rank) for rank in self.far}
-        given_up = [rank for rank, (state, _, _) in found.items() if state.given_up]
-        killed = [
-            rank
-            for rank, (state, _, _) in found.items()
-            if self.links[rank].dead and state is State.OPEN
-        ]
-        if given_up or killed:
-            finalize.unresolved(self._owed)
-            finalize.note_death()
-        if given_up:
-            first = min(given_up, key=lambda rank: found[rank][2])
-            state, reason, _ = found[first]
-            raise state.error(named([first]), reason)
-        if killed:
-            graves = (
-                f"rank {rank} died: its {self.links[rank].name} does not answer "
-                f"({self.links[rank].broken})"
-                for rank in killed
-            )
-            raise RankLostError("; ".join(graves))
+        self._news.read()
 
     def _await_news(self) -> None:
         """MPI has failed: if a rank has died, its connection says so soon, and this raises."""
@@ -301,18 +251,12 @@ class NodesFabric(Fabric):
 
     def _bereft(self) -> bool:
         """Whether a rank has given up because another is lost."""
-        said = [self._state(rank)[0] for rank in self.far]
-        return State.BEREFT in (*said, *(control.state for control in self.local.controls))
+        near = (control.state for control in self.local.controls)
+        return self._news.bereft or State.BEREFT in near
 
     def _gone(self) -> set[int]:
         self._usable()
-        gone = {self.near[index] for index in self.local.lost()}
-        for rank in self.far:
-            self.links[rank].pump()
-            state = self._state(rank)[0]
-            if self.links[rank].broken or state in (State.CLOSED, State.EXITED):
-                gone.add(rank)
-        return gone
+        return {self.near[index] for index in self.local.lost()} | self._news.gone()
 
     def abort(self, reason: str, *, error: type[BaseException] = AbortedError) -> None:
         """Tell this node's ranks and all others."""
@@ -321,14 +265,7 @@ class NodesFabric(Fabric):
         # What was heard from others is passed on without all of their names.
         reason = _HEARD.sub("", reason)
         self.local.abort(reason, error=error)
-        self._say(State.of(error), reason)
-
-    def _say(self, state: State, reason: str = "") -> None:
-        """Tell the other nodes; the first word counts."""
-        text = json.dumps([state, reason[:_TEXT]]).encode()
-        for link in self.links.values():
-            with contextlib.suppress(OSError):
-                link.send(Frame.STATE, self._serial, text)
+        self._news.say(State.of(error), reason)
 
     # -- the end -------------------------------------------------------------------------------
 
@@ -344,7 +281,7 @@ class NodesFabric(Fabric):
 
     def _leave(self, state: State) -> None:
         if not self._ended:
-            self._say(state)
+            self._news.say(state)
             self._ended = f"rank {self.rank} has closed this communicator"
 
     def _silence(self) -> None:
@@ -362,6 +299,7 @@ class NodesFabric(Fabric):
             link.forget(self._serial)
         self.local.close()
         self.links, self.far = {}, []
+        self._news = News({}, self._serial, self._owed)
 
     def forked(self) -> None:
         """This process is a child of the rank: connections and messages stay the parent's."""
@@ -389,7 +327,9 @@ class NodesFabric(Fabric):
         if not isinstance(local, ProcessFabric):
             raise MachineError(f"{what}: ranks of several nodes are processes")
         try:
-            tokens = self._meet(ranks, far, what)
+            tokens = meet(
+                self.links, self._serial, ranks, self.rank, self.lost, what, self.deadline()
+            )
             own = dict(zip(near, local.allgather(tokens[self.rank], what=what), strict=True))
             text = b" ".join(own[rank] if rank in own else tokens[rank] for rank in ranks)
             serial = int.from_bytes(hashlib.sha256(text).digest()[:8], "little")
@@ -408,69 +348,6 @@ class NodesFabric(Fabric):
             raise
         return fabric
 
-    def _meet(self, ranks: tuple[int, ...], far: Sequence[int], what: str) -> dict[int, bytes]:
-        """The fresh tokens of this rank and of the members on other nodes."""
-        members, token = json.dumps(ranks).replace(" ", "").encode(), secrets.token_hex(16).encode()
-        for rank in far:
-            self.links[rank].send(Frame.MEET, self._serial, members + b" " + token)
-        found = {self.rank: token}
-
-        def ready() -> bool:
-            for rank in far:
-                self.links[rank].pump()
-                said = self.links[rank].inbox(self._serial).meetings.get(members)
-                if said is not None:
-                    found[rank] = said
-            return len(found) == 1 + len(far)
-
-        def describe() -> str:
-            absent = named([rank for rank in far if rank not in found])
-            return f"{what}: rank {self.rank} waited for {absent} in vain"
-
-        def look() -> None:
-            lost = [rank for rank in self.lost() if rank in ranks]
-            if lost:
-                raise RankLostError(f"{what}: {named(lost)} died or closed the communicator")
-
-        try:
-            poll(ready, self.deadline(), describe, Lookout(), look)
-        except BaseException:
-            for rank in far:
-                self.links[rank].send(Frame.PART, self._serial, members + b" " + token)
-            raise
-        for rank in far:
-            # Used up: the next meeting of these members has other tokens.
-            self.links[rank].inbox(self._serial).meetings.pop(members, None)
-        return found
-
-
-class _Door:
-    """How this process says on all connections that it is about to enter MPI_Finalize."""
-
-    def __init__(self, links: Sequence[Link]) -> None:
-        self._links = links
-        self.exiting = False
-
-    def exit(self) -> None:
-        """Say so, once."""
-        if not self.exiting:
-            self.exiting = True
-            for link in self._links:
-                link.send(Frame.EXITING, 0)
-
-
-class _Deaths:
-    """Which of the processes at the other ends are gone."""
-
-    def __init__(self, links: Sequence[Link]) -> None:
-        self._links = links
-
-    def read(self) -> Sequence[int]:
-        """Their places."""
-        for link in self._links:
-            link.pump()
-        return [index for index, link in enumerate(self._links) if link.dead]
-
 
 def _unpacked(frame: bytes) -> tuple[int, str, bytes]:
     number, length = _ROUND.unpack_from(frame)
@@ -484,11 +361,9 @@ def _renumbered(nodes: Sequence[int]) -> list[int]:
     return [numbers.setdefault(node, len(numbers)) for node in nodes]
 
 
-def _collected(links: Mapping[int, Link], serial: int, pid: int, held: list[Messages]) -> None:
+def _collected(news: News, pid: int, held: list[Messages]) -> None:
     """A fabric was collected without close(): nobody may wait for it for ever."""
     if os.getpid() == pid:
         for messages in held:
             messages.close()
-        text = json.dumps([State.EXITED, ""]).encode()
-        for link in links.values():
-            link.send(Frame.STATE, serial, text)
+        news.say(State.EXITED)

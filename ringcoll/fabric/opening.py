@@ -16,6 +16,7 @@ from ringcoll.fabric.connect import connect
 from ringcoll.fabric.identity import compare, compare_versions, identity, nodes_of
 from ringcoll.fabric.mapping import outcome
 from ringcoll.fabric.nodes import NodesFabric
+from ringcoll.fabric.nodes_exit import hold_exit
 from ringcoll.fabric.process import ProcessFabric, process_fabric
 from ringcoll.fabric.thread import thread_fabrics
 from ringcoll.transports.mpi import Carrier
@@ -69,7 +70,7 @@ def _nodes_fabric(
     fabric = NodesFabric(bootstrap.rank, nodes, local, links, serial, carrier, timeout)
     keys = ("boot", "pidns", "pid")
     places = zip(nodes, found, strict=True)
-    fabric.hold_exit(frozenset((node, *(other.get(key) for key in keys)) for node, other in places))
+    hold_exit(frozenset((node, *(other.get(key) for key in keys)) for node, other in places), links)
     fabric.start("init")
     return fabric
 
