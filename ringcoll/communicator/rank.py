@@ -35,9 +35,10 @@ from ringcoll.errors import (
     UsageError,
 )
 from ringcoll.executors.contract import Executor, PairExecutor, Runnable
-from ringcoll.executors.cpu import CpuExecutor, Selection
+from ringcoll.executors.cpu import CpuExecutor
 from ringcoll.executors.pace import Pace, pacer
 from ringcoll.executors.pairs import Pairs
+from ringcoll.executors.prepared import Selection
 from ringcoll.executors.rows import TraceEntry
 from ringcoll.fabric import Fabric
 from ringcoll.fabric.symmetric import SymmetricMemory

@@ -20,7 +20,8 @@ from ringcoll.communicator.across import HOST, MESSAGE_BYTES, across, tuned_acro
 from ringcoll.dtypes import Accumulate
 from ringcoll.encode import encode
 from ringcoll.errors import ArgumentError, ArgumentTypeError, LaunchRefused
-from ringcoll.executors.cpu import Selection, slot_bytes
+from ringcoll.executors.binder import slot_bytes
+from ringcoll.executors.prepared import Selection
 from ringcoll.launch import ALL_MAPPED, Launch, Layout
 from ringcoll.lower import lower, place
 from ringcoll.plan import Buffer, Plan, format_plan

@@ -12,46 +12,23 @@ import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
-
-import numpy.typing as npt
 
 from ringcoll.arguments.calls import Call
 from ringcoll.bootstrap.contract import named
 from ringcoll.collectives import COLLECTIVES
-from ringcoll.dtypes import OPS, ReduceOp
-from ringcoll.encode import Program, encode
 from ringcoll.errors import MismatchError, PlanError, UsageError
 from ringcoll.executors.between import open_between
-from ringcoll.executors.board import FLAGS, Board, Hello, Words
+from ringcoll.executors.binder import Binder
+from ringcoll.executors.board import Board, Hello, Words
 from ringcoll.executors.drive import Lane, Pause, Task, drive, run_paced_rows, run_rows, steps
 from ringcoll.executors.lanes import MessageLane
-from ringcoll.executors.mapped import agreed
-from ringcoll.executors.prepared import Bound, Prepared, Select, Selection, Ticket
-from ringcoll.executors.rows import (
-    Binding,
-    Pacer,
-    Row,
-    Streams,
-    TraceEntry,
-    flag_slots,
-    lane_rows,
-    senders,
-)
+from ringcoll.executors.prepared import Bound, Prepared, Select, Ticket
+from ringcoll.executors.rows import Pacer, TraceEntry
 from ringcoll.fabric import Fabric
 from ringcoll.fabric.symmetric import SymmetricMemory
-from ringcoll.launch import Layout
 from ringcoll.plan import Buffer
-from ringcoll.transports.mpi import FIRST
 
-__all__ = ["CpuExecutor", "Prepared", "Selection", "Ticket"]
-
-Array = npt.NDArray[Any]
-
-UNROLLED = 512
-"""Rows of a lane up to which they are bound once and kept for the next call."""
-
-_MAPPING_BITS = 48
+__all__ = ["CpuExecutor"]
 
 
 class CpuExecutor:
@@ -80,6 +57,7 @@ class CpuExecutor:
         if self.between is not None:
             self.between.messages.on_doubt(self._doubt)
         self.pacer = pacer(self.board) if pacer is not None else None
+        self.binder = Binder(fabric, symmetric, self.board, self.between, self.pacer)
         self.peers = [rank for rank in range(self.nranks) if rank != self.rank]
         self.entered: list[Words] = [self.board.words[rank] for rank in self.peers]
         self.epoch = self.known = 0
@@ -118,8 +96,8 @@ class CpuExecutor:
         hello = Hello(
             signature,
             number,
-            self._reach(call.send),
-            self._reach(call.recv),
+            self.binder.reach(call.send),
+            self.binder.reach(call.recv),
             call.in_place,
             _factor(call),
         )
@@ -184,6 +162,15 @@ class CpuExecutor:
                 notify(rank)
         return ticket
 
+    def _reach_anew(self, prepared: Prepared) -> None:
+        """Memory has come or gone since the last call with these arrays, here or at a peer."""
+        call = prepared.call
+        prepared.changes = self.symmetric.changes
+        prepared.bound.clear()
+        prepared.hello = replace(
+            prepared.hello, send=self.binder.reach(call.send), recv=self.binder.reach(call.recv)
+        )
+
     def bind(self, ticket: Ticket) -> Bound:
         """Wait for what must be known before the first byte moves; return the rows to run."""
         prepared, epoch = ticket.prepared, ticket.epoch
@@ -204,7 +191,7 @@ class CpuExecutor:
             ranks = range(self.nranks) if prepared.agrees else ()
             hellos = [self.board.hello(rank, epoch) for rank in ranks]
             try:
-                bound = self._bind(ticket, hellos)
+                bound = self.binder.bind(ticket, hellos, self.trace)
             except (UsageError, PlanError):
                 # All ranks find the same, and nothing has moved: for all of them it is over.
                 self.finish(ticket)
@@ -343,113 +330,6 @@ class CpuExecutor:
             )
         return f"{what}; all ranks entered it, one of them has stopped inside; {call.describe()}"
 
-    # -- binding -----------------------------------------------------------------------------
-
-    def _reach(self, array: Array | None) -> int:
-        """An array as peers reach it: mapping << 48 | offset, 0 if they cannot."""
-        if array is None or not array.size:
-            return 0
-        found = self.symmetric.lookup(array.__array_interface__["data"][0], array.nbytes)
-        return 0 if found is None else found[0] << _MAPPING_BITS | found[1]
-
-    def _reach_anew(self, prepared: Prepared) -> None:
-        """Memory has come or gone since the last call with these arrays, here or at a peer."""
-        call = prepared.call
-        prepared.changes = self.symmetric.changes
-        prepared.bound.clear()
-        prepared.hello = replace(
-            prepared.hello, send=self._reach(call.send), recv=self._reach(call.recv)
-        )
-
-    def _bind(self, ticket: Ticket, hellos: Sequence[Hello]) -> Bound:
-        call = ticket.prepared.call
-        rank, nranks, alike = self.rank, self.nranks, ticket.prepared.alike
-        mapped, in_place = agreed(call, hellos, rank=rank, nranks=nranks, alike=alike)
-        chosen = ticket.prepared.select(call, mapped, in_place, self.board.half_bytes)
-        program = encode(chosen.plan, chosen.launch)
-        user = self._user(call, chosen, hellos)
-        loads = [call.op or OPS["sum"]] * self.nranks
-        if call.op is not None and call.op.scalar is not None:
-            loads = [ReduceOp(call.op.name, hello.scalar) for hello in hellos]
-        binding = Binding(
-            layout=chosen.layout,
-            user=user,
-            scratch=self._scratch(ticket.epoch & 1),
-            slot_bytes=slot_bytes(call, program, chosen.layout),
-            slots=program.slots,
-            ranks=range(self.nranks),
-            flag=self._flags(program),
-            entered=[(words, self.board.entered) for words in self.board.words],
-            dtype=call.dtype,
-            op=call.op,
-            loads=loads,
-            pacer=self.pacer,
-            trace=self.trace,
-            nodes=chosen.launch.nodes,
-            streams=None if self.between is None else Streams(self.between.messages, FIRST),
-            senders=senders(program) if self.between is not None else {},
-        )
-        own = [n for n, block in enumerate(program.programs) if block.block.rank == self.rank]
-        lanes = [self._lane(program, number, binding) for number in own]
-        carried = [at for at, number in enumerate(own) if program.programs[number].messages]
-        sources = {rank for message, rank in binding.senders.items() if message.rank == self.rank}
-        return Bound(program.total, lanes, frozenset(carried), frozenset(sources))
-
-    def _user(
-        self, call: Call, chosen: Selection, hellos: Sequence[Hello]
-    ) -> dict[tuple[int, Buffer], Array]:
-        user: dict[tuple[int, Buffer], Array] = {}
-        if call.send is not None:
-            user[self.rank, Buffer.INPUT] = call.send
-        if call.recv is not None:
-            user[self.rank, Buffer.OUTPUT] = call.recv
-        collective = chosen.plan.collective
-        for buffer in chosen.launch.mapped if hellos else ():
-            for rank in self.peers:
-                if not (collective.has(buffer.name, rank) and self._near(rank)):
-                    continue
-                hello = hellos[rank]
-                word = hello.send if buffer is Buffer.INPUT else hello.recv
-                ends = [
-                    sum(chosen.layout.segment(buffer, rank, number))
-                    for number in range(collective.segments(buffer.name))
-                ]
-                nbytes = max(ends) * call.dtype.itemsize
-                mapping, offset = word >> _MAPPING_BITS, word & ((1 << _MAPPING_BITS) - 1)
-                if nbytes:
-                    memory = self.symmetric.peer(rank, mapping, offset, nbytes)
-                    user[rank, buffer] = memory.view(call.dtype.numpy)
-        return user
-
-    def _near(self, rank: int) -> bool:
-        nodes = self.fabric.nodes
-        return not nodes or nodes[rank] == nodes[self.rank]
-
-    def _scratch(self, half: int) -> list[Array]:
-        start = self.board.scratch + half * self.board.half_bytes
-        return [memory[start : start + self.board.half_bytes] for memory in self.board.bytes]
-
-    def _flags(self, program: Program) -> Callable[[int, int], tuple[Any, int]]:
-        slots, blocks = flag_slots(program), program.blocks
-
-        def flag(src: int, dst: int) -> tuple[Any, int]:
-            at, rank = (
-                self.board.flags + blocks[src].rank * FLAGS + slots[src, dst],
-                blocks[dst].rank,
-            )
-            if self.between is not None and not self._near(rank):
-                return self.between.signals[rank], at
-            return self.board.words[rank], at
-
-        return flag
-
-    def _lane(self, program: Program, number: int, binding: Binding) -> Callable[[], Any]:
-        length = len(program.programs[number].rows) * binding.layout.slices
-        if length > UNROLLED:
-            return lambda: lane_rows(program, number, binding)
-        kept: tuple[Row, ...] = tuple(lane_rows(program, number, binding))
-        return lambda: kept
-
     def close(self) -> None:
         """Let go of the board; not collective."""
         self.entered = []
@@ -463,11 +343,3 @@ def _factor(call: Call) -> complex | None:
     if scalar is None:
         return None
     return int(scalar.real) if call.dtype.category == "int" else complex(scalar)
-
-
-def slot_bytes(call: Call, program: Program, layout: Layout) -> int:
-    """Bytes of a SCRATCH slot: the longest slice in the widest type that the plan keeps there."""
-    item = call.dtype.itemsize
-    if call.op is not None:
-        item = max(item, call.dtype.partial.itemsize)
-    return -(-layout.width() * item // 64) * 64

@@ -7,7 +7,7 @@ import pytest
 
 import ringcoll
 from ringcoll import ArgumentError, ArgumentTypeError, ClosedError
-from ringcoll.executors import cpu
+from ringcoll.executors import binder
 from ringcoll.executors import mapped as hellos
 
 
@@ -68,7 +68,7 @@ def mapped(monkeypatch):
             found.append(sorted(buffer.value for buffer in buffers))
         return buffers, in_place
 
-    monkeypatch.setattr(cpu, "agreed", agreed)
+    monkeypatch.setattr(binder, "agreed", agreed)
     return found
 
 

@@ -1,0 +1,187 @@
+"""Bind what was chosen for a call to memory: rows of closures, for one half of SCRATCH.
+
+It happens once for each set of arrays and what the ranks' hellos say of them; the executor keeps
+what comes of it for the next call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy.typing as npt
+
+from ringcoll.arguments.calls import Call
+from ringcoll.dtypes import OPS, ReduceOp
+from ringcoll.encode import Program, encode
+from ringcoll.executors.between import Between
+from ringcoll.executors.board import FLAGS, Board, Hello
+from ringcoll.executors.mapped import agreed
+from ringcoll.executors.prepared import Bound, Selection, Ticket
+from ringcoll.executors.rows import (
+    Binding,
+    Pacer,
+    Row,
+    Streams,
+    TraceEntry,
+    flag_slots,
+    lane_rows,
+    senders,
+)
+from ringcoll.fabric import Fabric
+from ringcoll.fabric.symmetric import SymmetricMemory
+from ringcoll.launch import Layout
+from ringcoll.plan import Buffer
+from ringcoll.transports.mpi import FIRST
+
+__all__ = ["Binder", "slot_bytes"]
+
+Array = npt.NDArray[Any]
+
+UNROLLED = 512
+"""Rows of a lane up to which they are bound once and kept for the next call."""
+
+_MAPPING_BITS = 48
+
+
+class Binder:
+    """Where one rank's calls lie in memory.
+
+    Args:
+        fabric: the ranks.
+        symmetric: the memory that peers can reach.
+        board: flags and SCRATCH.
+        between: what crosses nodes; None where there is one.
+        pacer: wraps the work of rows that cross ranks; None: links run free.
+
+    """
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        symmetric: SymmetricMemory,
+        board: Board,
+        between: Between | None,
+        pacer: Pacer | None,
+    ) -> None:
+        self.rank, self.nranks, self.nodes = fabric.rank, fabric.nranks, fabric.nodes
+        self.symmetric, self.board = symmetric, board
+        self.between, self.pacer = between, pacer
+
+    def reach(self, array: Array | None) -> int:
+        """An array as peers reach it: mapping << 48 | offset, 0 if they cannot."""
+        if array is None or not array.size:
+            return 0
+        found = self.symmetric.lookup(array.__array_interface__["data"][0], array.nbytes)
+        return 0 if found is None else found[0] << _MAPPING_BITS | found[1]
+
+    def bind(
+        self, ticket: Ticket, hellos: Sequence[Hello], trace: list[TraceEntry] | None
+    ) -> Bound:
+        """The lanes of this rank.
+
+        Args:
+            ticket: the call under way.
+            hellos: of all ranks; none where they are not awaited.
+            trace: where executed rows are noted; None: nowhere.
+
+        Raises:
+            UsageError: the ranks' buffers do not go together, or the options cannot carry them.
+            PlanError: a user's plan is wrong.
+
+        """
+        call = ticket.prepared.call
+        rank, nranks, alike = self.rank, self.nranks, ticket.prepared.alike
+        mapped, in_place = agreed(call, hellos, rank=rank, nranks=nranks, alike=alike)
+        chosen = ticket.prepared.select(call, mapped, in_place, self.board.half_bytes)
+        program = encode(chosen.plan, chosen.launch)
+        user = self._user(call, chosen, hellos)
+        loads = [call.op or OPS["sum"]] * self.nranks
+        if call.op is not None and call.op.scalar is not None:
+            loads = [ReduceOp(call.op.name, hello.scalar) for hello in hellos]
+        binding = Binding(
+            layout=chosen.layout,
+            user=user,
+            scratch=self._scratch(ticket.epoch & 1),
+            slot_bytes=slot_bytes(call, program, chosen.layout),
+            slots=program.slots,
+            ranks=range(self.nranks),
+            flag=self._flags(program),
+            entered=[(words, self.board.entered) for words in self.board.words],
+            dtype=call.dtype,
+            op=call.op,
+            loads=loads,
+            pacer=self.pacer,
+            trace=trace,
+            nodes=chosen.launch.nodes,
+            streams=None if self.between is None else Streams(self.between.messages, FIRST),
+            senders=senders(program) if self.between is not None else {},
+        )
+        own = [n for n, block in enumerate(program.programs) if block.block.rank == self.rank]
+        lanes = [self._lane(program, number, binding) for number in own]
+        carried = [at for at, number in enumerate(own) if program.programs[number].messages]
+        sources = {rank for message, rank in binding.senders.items() if message.rank == self.rank}
+        return Bound(program.total, lanes, frozenset(carried), frozenset(sources))
+
+    def _user(
+        self, call: Call, chosen: Selection, hellos: Sequence[Hello]
+    ) -> dict[tuple[int, Buffer], Array]:
+        """The arrays of the call, and those of peers that are read or written where they lie."""
+        user: dict[tuple[int, Buffer], Array] = {}
+        if call.send is not None:
+            user[self.rank, Buffer.INPUT] = call.send
+        if call.recv is not None:
+            user[self.rank, Buffer.OUTPUT] = call.recv
+        collective = chosen.plan.collective
+        for buffer in chosen.launch.mapped if hellos else ():
+            for rank, hello in enumerate(hellos):
+                here = rank != self.rank and self._near(rank)
+                if not (here and collective.has(buffer.name, rank)):
+                    continue
+                word = hello.send if buffer is Buffer.INPUT else hello.recv
+                ends = [
+                    sum(chosen.layout.segment(buffer, rank, number))
+                    for number in range(collective.segments(buffer.name))
+                ]
+                nbytes = max(ends) * call.dtype.itemsize
+                mapping, offset = word >> _MAPPING_BITS, word & ((1 << _MAPPING_BITS) - 1)
+                if nbytes:
+                    memory = self.symmetric.peer(rank, mapping, offset, nbytes)
+                    user[rank, buffer] = memory.view(call.dtype.numpy)
+        return user
+
+    def _near(self, rank: int) -> bool:
+        return not self.nodes or self.nodes[rank] == self.nodes[self.rank]
+
+    def _scratch(self, half: int) -> list[Array]:
+        start = self.board.scratch + half * self.board.half_bytes
+        return [memory[start : start + self.board.half_bytes] for memory in self.board.bytes]
+
+    def _flags(self, program: Program) -> Callable[[int, int], tuple[Any, int]]:
+        slots, blocks = flag_slots(program), program.blocks
+
+        def flag(src: int, dst: int) -> tuple[Any, int]:
+            at, rank = (
+                self.board.flags + blocks[src].rank * FLAGS + slots[src, dst],
+                blocks[dst].rank,
+            )
+            if self.between is not None and not self._near(rank):
+                return self.between.signals[rank], at
+            return self.board.words[rank], at
+
+        return flag
+
+    def _lane(self, program: Program, number: int, binding: Binding) -> Callable[[], Any]:
+        length = len(program.programs[number].rows) * binding.layout.slices
+        if length > UNROLLED:
+            return lambda: lane_rows(program, number, binding)
+        kept: tuple[Row, ...] = tuple(lane_rows(program, number, binding))
+        return lambda: kept
+
+
+def slot_bytes(call: Call, program: Program, layout: Layout) -> int:
+    """Bytes of a SCRATCH slot: the longest slice in the widest type that the plan keeps there."""
+    item = call.dtype.itemsize
+    if call.op is not None:
+        item = max(item, call.dtype.partial.itemsize)
+    return -(-layout.width() * item // 64) * 64
