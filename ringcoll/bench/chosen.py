@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 from ringcoll.arguments.calls import prepare
 from ringcoll.collectives import Kind
 from ringcoll.errors import ArgumentError, LaunchRefused
-from ringcoll.executors.cuda.choose import Wishes, choose
+from ringcoll.executors.cuda.choose import choose
+from ringcoll.executors.cuda.wishes import Wishes
 from ringcoll.plan import Buffer
 
 if TYPE_CHECKING:

@@ -16,13 +16,14 @@ from ringcoll.dtypes import dtype_of
 from ringcoll.errors import ArgumentError, Error, LaunchRefused, MachineError
 from ringcoll.executors.contract import Joint
 from ringcoll.executors.cuda.arena import Arena
-from ringcoll.executors.cuda.choose import Chosen, Wishes
+from ringcoll.executors.cuda.chosen import Chosen
 from ringcoll.executors.cuda.executor import CudaExecutor
 from ringcoll.executors.cuda.loader import Loader
 from ringcoll.executors.cuda.ready import Ready
 from ringcoll.executors.cuda.recorder import Recorder
 from ringcoll.executors.cuda.sending import CudaPairs, Paired
 from ringcoll.executors.cuda.watch import Watch
+from ringcoll.executors.cuda.wishes import Wishes
 from ringcoll.executors.rows import TraceEntry
 from ringcoll.fabric import Fabric
 from ringcoll.transports.cuda.arena import Transport, make_arena

@@ -25,7 +25,7 @@ from ringcoll.config import Config
 from ringcoll.dtypes import dtype_of
 from ringcoll.errors import ArgumentError, MachineError
 from ringcoll.executors.cuda.arena import Arena
-from ringcoll.executors.cuda.choose import Resources
+from ringcoll.executors.cuda.wishes import Resources
 from tests.bench.test_flags import settings
 
 ROOTED = ("broadcast", "reduce", "gather", "scatter")

@@ -13,9 +13,9 @@ from ringcoll.arguments.calls import prepare
 from ringcoll.errors import DeadlineError, Error, MismatchError
 from ringcoll.executors.board import RECORDS
 from ringcoll.executors.cuda.arena import Arena
-from ringcoll.executors.cuda.choose import Wishes
 from ringcoll.executors.cuda.executor import CudaExecutor
 from ringcoll.executors.cuda.ready import Enqueued
+from ringcoll.executors.cuda.wishes import Wishes
 from ringcoll.executors.drive import drive
 from ringcoll.transports.cuda import retired
 from ringcoll.transports.cuda.device import devices

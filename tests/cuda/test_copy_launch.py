@@ -15,10 +15,11 @@ from ringcoll.arguments.calls import Call
 from ringcoll.dtypes import dtype_of, op_of
 from ringcoll.errors import ArgumentError
 from ringcoll.executors.cuda.arena import Arena
-from ringcoll.executors.cuda.choose import Resources, Wishes, choose
+from ringcoll.executors.cuda.choose import choose
 from ringcoll.executors.cuda.lanes import Streams, copy_launch
 from ringcoll.executors.cuda.params import Addresses, Header
 from ringcoll.executors.cuda.terms import OFFSET_BITS, terms_of, touched
+from ringcoll.executors.cuda.wishes import Resources, Wishes
 from ringcoll.launch import ALL_MAPPED
 
 CALLER = 77

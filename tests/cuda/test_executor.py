@@ -14,8 +14,8 @@ from ringcoll.errors import MismatchError, OutOfMemory
 from ringcoll.executors.board import RECORDS
 from ringcoll.executors.cuda import executor as executing
 from ringcoll.executors.cuda.arena import Arena
-from ringcoll.executors.cuda.choose import Wishes
 from ringcoll.executors.cuda.executor import CudaExecutor
+from ringcoll.executors.cuda.wishes import Wishes
 from ringcoll.transports.cuda.device import Device
 from ringcoll.transports.cuda.peers import allocate_shared
 from ringcoll.transports.cuda.symmetric import CudaSymmetricMemory

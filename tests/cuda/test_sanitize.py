@@ -10,7 +10,8 @@ from ringcoll.arguments.calls import Call
 from ringcoll.collectives import COLLECTIVES
 from ringcoll.dtypes import dtype_of, op_of
 from ringcoll.executors.cuda.arena import Arena
-from ringcoll.executors.cuda.choose import Resources, Wishes, choose
+from ringcoll.executors.cuda.choose import choose
+from ringcoll.executors.cuda.wishes import Resources, Wishes
 from ringcoll.launch import ALL_MAPPED
 from tests.communicator.cases import SHAPES
 from tests.cuda import sanitize

@@ -9,10 +9,12 @@ import pytest
 from ringcoll.arguments.calls import Call
 from ringcoll.dtypes import dtype_of, op_of, premul_sum
 from ringcoll.executors.cuda.arena import Arena
-from ringcoll.executors.cuda.choose import Chosen, Resources, Wishes, choose
+from ringcoll.executors.cuda.choose import choose
+from ringcoll.executors.cuda.chosen import Chosen
 from ringcoll.executors.cuda.lines import batches
 from ringcoll.executors.cuda.places import LANES, Places
 from ringcoll.executors.cuda.senders import senders
+from ringcoll.executors.cuda.wishes import Resources, Wishes
 
 N = 4
 

@@ -14,7 +14,7 @@ from ringcoll.collectives import Collective
 from ringcoll.dtypes import dtype_of
 from ringcoll.encode import encode
 from ringcoll.errors import OutOfMemory
-from ringcoll.executors.cuda.choose import Chosen
+from ringcoll.executors.cuda.chosen import Chosen
 from ringcoll.executors.cuda.recorder import Recorder
 from ringcoll.executors.cuda.trace import HEAD, ROW
 from ringcoll.launch import Launch, Layout

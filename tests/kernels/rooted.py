@@ -9,7 +9,7 @@ from ringcoll.arguments.calls import Call
 from ringcoll.dtypes import dtype_of
 from ringcoll.encode import encode
 from ringcoll.executors.cuda.body import body_of
-from ringcoll.executors.cuda.choose import Chosen
+from ringcoll.executors.cuda.chosen import Chosen
 from ringcoll.executors.cuda.params import Addresses, Header, pack
 from ringcoll.launch import ALL_MAPPED, Launch
 from ringcoll.plan import Buffer, Plan

@@ -16,10 +16,11 @@ from ringcoll.errors import ArgumentError, LaunchRefused
 from ringcoll.executors.cuda import either
 from ringcoll.executors.cuda.arena import Arena
 from ringcoll.executors.cuda.body import body_of
-from ringcoll.executors.cuda.choose import Resources, Wishes, choose
+from ringcoll.executors.cuda.choose import choose
 from ringcoll.executors.cuda.copies import copied_blocks, crosses
 from ringcoll.executors.cuda.either import fits
 from ringcoll.executors.cuda.params import Addresses, Header, pack
+from ringcoll.executors.cuda.wishes import Resources, Wishes
 from ringcoll.launch import ALL_MAPPED
 from ringcoll.plan import Buffer
 

@@ -15,8 +15,9 @@ from ringcoll.dtypes import dtype_of, op_of
 from ringcoll.errors import LaunchRefused
 from ringcoll.executors.cuda import either
 from ringcoll.executors.cuda.arena import Arena
-from ringcoll.executors.cuda.choose import Resources, Wishes, choose
+from ringcoll.executors.cuda.choose import choose
 from ringcoll.executors.cuda.terms import terms_of
+from ringcoll.executors.cuda.wishes import Resources, Wishes
 from ringcoll.launch import ALL_MAPPED
 from ringcoll.plan import Buffer
 from ringcoll.timing import tuner

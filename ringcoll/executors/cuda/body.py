@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ringcoll.arguments.calls import Call
 from ringcoll.executors.cuda.arena import Arena
-from ringcoll.executors.cuda.choose import Chosen
+from ringcoll.executors.cuda.chosen import Chosen
 from ringcoll.executors.cuda.either import either_body
 from ringcoll.executors.cuda.lines import lines_body
 from ringcoll.executors.cuda.params import Addresses, Body

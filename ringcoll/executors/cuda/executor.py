@@ -24,7 +24,7 @@ from ringcoll.errors import AbortedError, Error, MismatchError
 from ringcoll.executors.board import RECORDS, Board
 from ringcoll.executors.cuda.arena import MOST_BLOCKS, REPORT_BYTES, Arena
 from ringcoll.executors.cuda.body import body_of
-from ringcoll.executors.cuda.choose import Resources, Wishes, choose
+from ringcoll.executors.cuda.choose import choose
 from ringcoll.executors.cuda.event import Event
 from ringcoll.executors.cuda.followed import Followed
 from ringcoll.executors.cuda.gate import Gate, Offer
@@ -40,6 +40,7 @@ from ringcoll.executors.cuda.reports import (
 )
 from ringcoll.executors.cuda.terms import OFFSET_BITS, places, terms_of, touched
 from ringcoll.executors.cuda.verdicts import Verdicts
+from ringcoll.executors.cuda.wishes import Resources, Wishes
 from ringcoll.executors.drive import Pause, Task
 from ringcoll.fabric import Fabric
 from ringcoll.plan import Buffer

@@ -15,7 +15,7 @@ from itertools import groupby
 from ringcoll.arguments.calls import Call
 from ringcoll.errors import ArgumentError
 from ringcoll.executors.cuda.arena import Arena
-from ringcoll.executors.cuda.choose import Chosen
+from ringcoll.executors.cuda.chosen import Chosen
 from ringcoll.executors.cuda.copies import Copy, Schedule, between, schedule
 from ringcoll.executors.cuda.gates import GATE_THREADS, Gate, gate_body
 from ringcoll.executors.cuda.loader import Launchable

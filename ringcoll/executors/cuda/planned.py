@@ -1,4 +1,4 @@
-"""The plan of a call with its name, and the rings that it goes along."""
+"""The plan of a call with its name, the rings that it goes along, and whether it is in place."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from ringcoll.algorithms import ALGORITHMS, build
 from ringcoll.algorithms.channels import Channels, channelled
 from ringcoll.arguments.calls import Call
+from ringcoll.collectives import COLLECTIVES
 from ringcoll.errors import ArgumentError
+from ringcoll.executors.cuda.wishes import Resources, Wishes
 from ringcoll.launch import Layout
 from ringcoll.plan import Plan
 
-__all__ = ["Planned", "planned"]
+__all__ = ["Planned", "in_place", "planned"]
 
 _ALIGN = 16
 """Bytes on whose multiples chunks begin."""
@@ -40,33 +42,38 @@ class Planned:
         return Layout(self.plan.collective, counts, slices, shares, align, displs)
 
 
-def planned(
-    call: Call,
-    nranks: int,
-    algorithm: str | None,
-    *,
-    channels: int | None,
-    found: Channels | None,
-    default: str,
-) -> Planned:
-    """The plan of one of our algorithms.
+def planned(call: Call, resources: Resources, wishes: Wishes, usual: str) -> Planned:
+    """The plan of a user's algorithm, or of one of ours.
 
     Args:
         call: checked.
-        nranks: of the communicator.
-        algorithm: the option.
-        channels: the option.
-        found: the rings of the machine, the strongest first; None: not known.
-        default: what runs where neither option is given.
+        resources: what the ranks have; of their machine, its rings.
+        wishes: the options.
+        usual: the algorithm where no option names one.
 
     Raises:
         ArgumentError: the collective has no such algorithm, or the algorithm no rings.
 
     """
+    if wishes.plan is not None:
+        return Planned(wishes.plan)
     where, names = f"{call.collective} on rank {call.rank}", ALGORITHMS[call.collective]
+    algorithm, channels = wishes.algorithm, wishes.channels
     if algorithm not in (None, *names):
         raise ArgumentError(f"{where}: algorithm={algorithm!r} is not one of {', '.join(names)}")
-    wished = algorithm or (default if channels is None else None)
+    nranks, machine = resources.nranks, resources.machine
+    wished = algorithm or (usual if channels is None else None)
+    found = None if machine is None else machine.channels
     name, along = channelled(where, call.collective, wished, nranks, channels, found)
     rings = None if along is None else along.rings
     return Planned(build(call.collective, name, nranks, root=call.root, rings=rings), name, along)
+
+
+def in_place(call: Call) -> bool:
+    """Whether the launch is in place; of a rooted call only the root could know, so none asks.
+
+    In place only adds order to a plan that reduces, so it is right for all. The others copy the
+    root's input to its output at most, which does no harm where both are one.
+    """
+    kind = COLLECTIVES[call.collective]
+    return kind.reduces if kind.has_root else call.in_place

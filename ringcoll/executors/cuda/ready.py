@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ringcoll.arguments.calls import Call
-from ringcoll.executors.cuda.choose import Chosen
+from ringcoll.executors.cuda.chosen import Chosen
 from ringcoll.executors.cuda.lanes import CopyLaunch
 from ringcoll.executors.cuda.loader import Launchable
 from ringcoll.executors.cuda.params import Addresses

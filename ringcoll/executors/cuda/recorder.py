@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ringcoll.dtypes import DType
-from ringcoll.executors.cuda.choose import Chosen
+from ringcoll.executors.cuda.chosen import Chosen
 from ringcoll.executors.cuda.places import LANES, Places
 from ringcoll.executors.cuda.trace import HEAD, ROW, executed, head, ran, summed
 from ringcoll.executors.rows import TraceEntry

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ringcoll.arguments.calls import Call
 from ringcoll.encode import BlockProgram, Program
-from ringcoll.executors.cuda.choose import Chosen
+from ringcoll.executors.cuda.chosen import Chosen
 from ringcoll.executors.cuda.lines import batches
 from ringcoll.executors.cuda.places import LANES, Places
 

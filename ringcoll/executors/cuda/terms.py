@@ -6,7 +6,7 @@ import hashlib
 
 from ringcoll.arguments.calls import Call
 from ringcoll.collectives import COLLECTIVES
-from ringcoll.executors.cuda.choose import Chosen
+from ringcoll.executors.cuda.chosen import Chosen
 from ringcoll.executors.cuda.copies import reached
 from ringcoll.plan import Buffer, format_plan
 from ringcoll.transports.cuda.symmetric import CudaSymmetricMemory

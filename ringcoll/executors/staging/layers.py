@@ -25,9 +25,9 @@ import numpy.typing as npt
 from ringcoll.arguments.calls import Call
 from ringcoll.dtypes import DType, dtype_of
 from ringcoll.errors import PlanError
-from ringcoll.executors.cuda.choose import Wishes
 from ringcoll.executors.cuda.executor import CudaExecutor
 from ringcoll.executors.cuda.params import start_of
+from ringcoll.executors.cuda.wishes import Wishes
 from ringcoll.executors.staging.exchange import Exchange, Exchanges
 from ringcoll.executors.staging.executor import Staged, Staging, settle
 from ringcoll.executors.staging.fold import fold
