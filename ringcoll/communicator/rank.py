@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import logging
-import struct
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
-
-import numpy as np
 
 from ringcoll.algorithms import ALGORITHMS
 from ringcoll.arguments.buffers import flat
 from ringcoll.arguments.calls import Call
-from ringcoll.communicator.across import NETWORK
+from ringcoll.communicator.children import of_color, remaining, said_color
+from ringcoll.communicator.explaining_cpu import explained
 from ringcoll.communicator.machine import agree_among, unknown
-from ringcoll.communicator.selection import AGREED_BYTES, Algorithm, Choice, agrees, select, tuned
+from ringcoll.communicator.selection import Algorithm, Choice, agrees, select
 from ringcoll.communicator.topology import Topology
 from ringcoll.communicator.work import Work, Worker
 from ringcoll.config import Config
 from ringcoll.errors import (
     AbortedError,
     ArgumentError,
-    ArgumentTypeError,
     ClosedError,
     DeadlineError,
     Error,
@@ -50,9 +47,6 @@ SCRATCH_BYTES = 15 << 20
 """SCRATCH a rank; with the board's words and records it stays below the promised 16 MiB."""
 
 _log = logging.getLogger("ringcoll")
-_COLOR = struct.Struct("<qq")
-_NO_COLOR = -(1 << 63)
-_LARGEST = (1 << 63) - 1
 
 T = TypeVar("T")
 
@@ -235,28 +229,10 @@ class RankState:
 
     def explain(self, collective: str, nbytes: int) -> str:
         """Which algorithm a size gets, and why."""
-        nranks, config, machine = self.fabric.nranks, self.config, self.topology.machine
-        nodes, ordered = self.fabric.nodes, bool(config.deterministic)
-        choice = tuned(
-            collective, nranks, nbytes, deterministic=ordered, nodes=nodes, machine=machine
+        fabric = self.fabric
+        return explained(
+            collective, nbytes, fabric.nranks, fabric.nodes, self.topology, self.config
         )
-        where = (
-            "staged at once" if nbytes <= AGREED_BYTES else "agreed first, zero-copy if it can be"
-        )
-        ranks = f"{nranks} CPU ranks"
-        if nodes:
-            sizes = "+".join(str(nodes.count(node)) for node in range(max(nodes) + 1))
-            ranks += f" on {max(nodes) + 1} nodes ({sizes}), messages between them by MPI"
-        lines = [f"{collective}, {nbytes} bytes, {ranks}: {where}"]
-        if self.topology.system is not None:
-            lines += self.topology.gone_by(collective, config.channels)
-        if nodes:
-            lines.append(
-                f"a network of {NETWORK.bandwidth / 1e9:g} GB/s a rank is assumed, not measured"
-            )
-        if config.algorithm is not None:
-            lines.append(f"algorithm={config.algorithm!r} is set; the tuner would look at:")
-        return "\n".join([*lines, *(f"  {reason}" for reason in choice.reasons)])
 
     # -- errors ------------------------------------------------------------------------------
 
@@ -332,32 +308,19 @@ class RankState:
     def split(self, color: int | None, key: int) -> RankState | None:
         """This rank's part of a split; collective."""
         self.usable()
-        where = f"split on rank {self.fabric.rank}"
-        if color is not None:
-            color = _whole(where, "color", color, 0, _LARGEST)
-        key = _whole(where, "key", key, -_LARGEST, _LARGEST)
-        sent = _COLOR.pack(_NO_COLOR if color is None else color, key)
+        rank = self.fabric.rank
+        sent = said_color(color, key, rank)
         said = self.together(lambda: self.fabric.allgather(sent, what="split"))
-        rows = [_COLOR.unpack(part) for part in said]
         if color is None:
             return None
-        members = sorted(
-            (rank for rank, (theirs, _) in enumerate(rows) if theirs == color),
-            key=lambda rank: (rows[rank][1], rank),
-        )
-        fabric = self.fabric.subset(members, what=f"split, color {color}")
+        members = of_color(said, rank)
+        fabric = self.fabric.subset(members, what=f"split, color {int(color)}")
         return self._child(fabric, members)
 
     def shrink(self, exclude: Sequence[int]) -> RankState:
         """A communicator of the ranks that are left; collective among these."""
-        n, lost = self.fabric.nranks, set(self.fabric.lost()) - {self.fabric.rank}
-        where = f"shrink on rank {self.fabric.rank}"
-        if not isinstance(exclude, Iterable):
-            raise ArgumentTypeError(f"{where}: exclude={exclude!r}, wanted a list of ranks")
-        out = lost.union(_whole(where, "exclude", rank, 0, n - 1) for rank in exclude)
-        if self.fabric.rank in out:
-            raise ArgumentError(f"{where}: exclude names this rank itself")
-        members = [rank for rank in range(n) if rank not in out]
+        rank, lost = self.fabric.rank, set(self.fabric.lost()) - {self.fabric.rank}
+        members = remaining(exclude, lost, rank, self.fabric.nranks)
         fabric = self.fabric.subset(members, what="shrink")
         self.settled = self.settled or self.broken is not None or bool(lost)
         return self._child(fabric, members)
@@ -399,15 +362,6 @@ class RankState:
             self.executor.close()
             self.symmetric.close()
             self.fabric.close()
-
-
-def _whole(where: str, argument: str, value: object, least: int, most: int) -> int:
-    """An integer argument within its limits."""
-    if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
-        if least <= value <= most:
-            return int(value)
-        raise ArgumentError(f"{where}: {argument}={value}, wanted one from {least} to {most}")
-    raise ArgumentTypeError(f"{where}: {argument}={value!r}, wanted an integer")
 
 
 def _reason(error: BaseException) -> str:

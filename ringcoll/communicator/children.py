@@ -1,0 +1,75 @@
+"""Who goes into a communicator of some of the ranks: by colours, or whoever is left."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from ringcoll.errors import ArgumentError, ArgumentTypeError
+
+__all__ = ["of_color", "remaining", "said_color"]
+
+_COLOR = struct.Struct("<qq")
+_NO_COLOR = -(1 << 63)
+_LARGEST = (1 << 63) - 1
+
+
+def said_color(color: int | None, key: int, rank: int) -> bytes:
+    """What a rank tells the others in a split.
+
+    Args:
+        color: the argument; None: the rank goes nowhere.
+        key: the argument.
+        rank: this rank.
+
+    Raises:
+        ArgumentError: one of them is out of bounds.
+        ArgumentTypeError: one of them is no integer.
+
+    """
+    where = f"split on rank {rank}"
+    if color is not None:
+        color = _whole(where, "color", color, 0, _LARGEST)
+    key = _whole(where, "key", key, -_LARGEST, _LARGEST)
+    return _COLOR.pack(_NO_COLOR if color is None else color, key)
+
+
+def of_color(said: Sequence[bytes], rank: int) -> list[int]:
+    """The ranks that have told the colour of ``rank``, by their keys and then as they were."""
+    rows = [_COLOR.unpack(part) for part in said]
+    members = (other for other, (color, _) in enumerate(rows) if color == rows[rank][0])
+    return sorted(members, key=lambda other: (rows[other][1], other))
+
+
+def remaining(exclude: Sequence[int], lost: set[int], rank: int, nranks: int) -> list[int]:
+    """The ranks that shrink into a communicator of their own.
+
+    Args:
+        exclude: the argument.
+        lost: ranks that are known to have died or closed.
+        rank: this rank.
+        nranks: how many there are.
+
+    Raises:
+        ArgumentError: ``exclude`` names what is no rank, or this one.
+        ArgumentTypeError: it is no list of ranks.
+
+    """
+    where = f"shrink on rank {rank}"
+    if not isinstance(exclude, Iterable):
+        raise ArgumentTypeError(f"{where}: exclude={exclude!r}, wanted a list of ranks")
+    out = lost.union(_whole(where, "exclude", other, 0, nranks - 1) for other in exclude)
+    if rank in out:
+        raise ArgumentError(f"{where}: exclude names this rank itself")
+    return [other for other in range(nranks) if other not in out]
+
+
+def _whole(where: str, argument: str, value: object, least: int, most: int) -> int:
+    """An integer argument within its limits."""
+    if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
+        if least <= value <= most:
+            return int(value)
+        raise ArgumentError(f"{where}: {argument}={value}, wanted one from {least} to {most}")
+    raise ArgumentTypeError(f"{where}: {argument}={value!r}, wanted an integer")
