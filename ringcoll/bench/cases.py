@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ringcoll.bench.flags import Settings
+from ringcoll.bench.settings import Settings
 from ringcoll.collectives import COLLECTIVES, Kind
 from ringcoll.dtypes import DTYPES, OPS, DType, ReduceOp, dtype_of, op_of, premul_sum
 from ringcoll.errors import ArgumentError

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal, NoReturn, TextIO
 
 from ringcoll.bench.environment import cores, gpus, wanted_device
-from ringcoll.bench.flags import Settings
+from ringcoll.bench.settings import Settings
 from ringcoll.bootstrap.launcher import launcher_of, mpiexec
 from ringcoll.bootstrap.sockets import run_ranks
 from ringcoll.errors import ArgumentError

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ringcoll.bench.cases import Case, Section
-from ringcoll.bench.flags import Settings
+from ringcoll.bench.settings import Settings
 from ringcoll.bench.table import Result
 from ringcoll.bench.timing import Clock, OverRanks
 

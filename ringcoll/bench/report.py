@@ -12,7 +12,7 @@ from typing import Any, TextIO
 
 from ringcoll.bench import osu, table
 from ringcoll.bench.cases import Case, Section
-from ringcoll.bench.flags import Settings
+from ringcoll.bench.settings import Settings
 from ringcoll.bench.table import Result
 from ringcoll.cli.sizes import format_bytes
 

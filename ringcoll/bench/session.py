@@ -17,10 +17,10 @@ from ringcoll.bench import checking, environment, osu, table
 from ringcoll.bench.cases import Case, Section, sections, sizes
 from ringcoll.bench.devices import Device, device_of
 from ringcoll.bench.exchange import agree, gather_bytes, gather_numbers
-from ringcoll.bench.flags import Settings
 from ringcoll.bench.operations import Buffers, Library, Operation, Place, Ringcoll, allocate
 from ringcoll.bench.peers import open_peer
 from ringcoll.bench.report import Report
+from ringcoll.bench.settings import Settings
 from ringcoll.bench.table import Result
 from ringcoll.bench.timing import (
     Watching,

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ringcoll.bench.flags import Settings
 from ringcoll.bench.paced import measure_chain
 from ringcoll.bench.report import Report
 from ringcoll.bench.session import measure
+from ringcoll.bench.settings import Settings
 from ringcoll.bench.worlds import World
 from ringcoll.bootstrap.launcher import launcher_of
 from ringcoll.timing.model import Point, chain_best_slices, chain_time

@@ -9,7 +9,7 @@ import signal
 import sys
 from dataclasses import replace
 
-from ringcoll.bench.flags import Settings, add_arguments, read
+from ringcoll.bench.flags import add_arguments
 from ringcoll.bench.launch import (
     become_mpiexec,
     decide,
@@ -18,6 +18,8 @@ from ringcoll.bench.launch import (
     own_command,
     run_sockets,
 )
+from ringcoll.bench.reading import read
+from ringcoll.bench.settings import Settings
 from ringcoll.bootstrap.launcher import launcher_of
 from ringcoll.errors import AbortedError, Error, UsageError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ringcoll.bench.cases import Case, Section, sections, sizes
-from ringcoll.bench.flags import COLLECTIVES, Settings
+from ringcoll.bench.settings import COLLECTIVES, Settings
 from ringcoll.dtypes import DTYPES, dtype_of
 from ringcoll.errors import ArgumentError, ArgumentTypeError
 

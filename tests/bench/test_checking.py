@@ -11,7 +11,7 @@ import pytest
 from ringcoll.bench import checking
 from ringcoll.bench.cases import Case, Section, sections
 from ringcoll.bench.checking import Inputs, answer, compare, given, poison
-from ringcoll.bench.flags import Settings
+from ringcoll.bench.settings import Settings
 from ringcoll.dtypes import DTYPES, dtype_of
 
 EVERY = sections(Settings(ops=("all",), dtypes=("all",)), 3)

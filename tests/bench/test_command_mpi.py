@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ringcoll.bench.flags import COLLECTIVES
+from ringcoll.bench.settings import COLLECTIVES
 from ringcoll.bootstrap.launcher import mpiexec
 from tests.launching import is_open_mpi
 

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from ringcoll.algorithms import ALGORITHMS
-from ringcoll.bench import flags, gpu, nccl
+from ringcoll.bench import gpu, nccl, reading
 from ringcoll.bench.cases import Section
 from ringcoll.bench.devices import Seat, device_of
-from ringcoll.bench.flags import Settings
 from ringcoll.bench.gpu import EventWatch
 from ringcoll.bench.launch import Start, decide
 from ringcoll.bench.nccl import Nccl
 from ringcoll.bench.operations import Buffers, Ringcoll
+from ringcoll.bench.settings import Settings
 from ringcoll.bench.timing import Wish
 from ringcoll.bench.worlds import World
 from ringcoll.communicator.gpu import CudaState
@@ -65,7 +65,7 @@ def test_flags_that_exclude_each_other(words, says):
 
 
 def test_graphs_need_gpus(monkeypatch):
-    monkeypatch.setattr(flags, "gpus", lambda: 2)
+    monkeypatch.setattr(reading, "gpus", lambda: 2)
     assert settings("-G", "3").graphs == 3
     monkeypatch.setenv("RINGCOLL_DEVICE", "cpu")
     with pytest.raises(ArgumentError, match="no CUDA graphs"):

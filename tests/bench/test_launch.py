@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from ringcoll.bench import launch
-from ringcoll.bench.flags import Settings
 from ringcoll.bench.launch import Start, decide, is_first, opened, own_command
+from ringcoll.bench.settings import Settings
 from ringcoll.errors import ArgumentError
 
 ROOT = Path(__file__).parents[2]

@@ -11,9 +11,11 @@ import pytest
 
 from ringcoll.bench import osu
 from ringcoll.bench.cases import Section
-from ringcoll.bench.flags import COLLECTIVES, Settings, add_arguments, read
+from ringcoll.bench.flags import add_arguments
+from ringcoll.bench.reading import read
 from ringcoll.bench.report import Report
 from ringcoll.bench.session import measure
+from ringcoll.bench.settings import COLLECTIVES, Settings
 from ringcoll.bench.table import Result
 from ringcoll.bench.timing import OverRanks
 from ringcoll.bench.worlds import World

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from ringcoll.bench.cases import Section
-from ringcoll.bench.flags import Settings
 from ringcoll.bench.report import Report
+from ringcoll.bench.settings import Settings
 from ringcoll.bench.table import Result
 from ringcoll.dtypes import dtype_of
 

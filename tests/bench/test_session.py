@@ -13,10 +13,10 @@ import ringcoll
 from ringcoll.bench import checking, session
 from ringcoll.bench.cases import Section
 from ringcoll.bench.exchange import agree, gather_bytes, gather_numbers
-from ringcoll.bench.flags import COLLECTIVES, Settings
 from ringcoll.bench.operations import Operation, allocate
 from ringcoll.bench.report import Report
 from ringcoll.bench.session import measure
+from ringcoll.bench.settings import COLLECTIVES, Settings
 from ringcoll.bench.worlds import World
 from ringcoll.dtypes import dtype_of
 

@@ -6,7 +6,7 @@ import pytest
 
 from ringcoll.bench import table
 from ringcoll.bench.cases import Section
-from ringcoll.bench.flags import Settings
+from ringcoll.bench.settings import Settings
 from ringcoll.bench.table import Result
 from ringcoll.bench.timing import Spread
 from ringcoll.dtypes import dtype_of

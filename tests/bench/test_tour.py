@@ -9,9 +9,9 @@ import pytest
 
 from benchmarks.collectives import BARS, RUNS, Bar, judge
 from ringcoll.bench import tour
-from ringcoll.bench.flags import Settings
 from ringcoll.bench.paced import measure_chain
 from ringcoll.bench.report import Report
+from ringcoll.bench.settings import Settings
 from ringcoll.bench.worlds import World
 from ringcoll.timing.model import chain_time
 

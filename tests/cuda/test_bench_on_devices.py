@@ -18,10 +18,10 @@ from typing import Any
 
 import pytest
 
-from ringcoll.bench.flags import Settings
 from ringcoll.bench.nccl import nccl_version
 from ringcoll.bench.report import Report
 from ringcoll.bench.session import measure
+from ringcoll.bench.settings import Settings
 from ringcoll.bench.worlds import World
 from ringcoll.errors import ArgumentError
 from ringcoll.transports.cuda.device import devices
