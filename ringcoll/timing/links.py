@@ -127,7 +127,7 @@ class Links:
         """The ports that a message from ``src`` to another rank occupies.
 
         A memory is no port of a message: all that a step touches loads it, see
-        :func:`ringcoll.timing.graph.loads`.
+        :meth:`ringcoll.timing.loads.Ports.loads`.
         """
         if self.topology == "machine":
             return self.ways[src][dst]

@@ -23,16 +23,11 @@ from ringcoll.errors import ArgumentError, PlanError
 from ringcoll.lower.slices import fuse, split
 from ringcoll.plan import Block, Plan, Step, walk
 from ringcoll.timing.fold import NEVER, TICKS, Costs, fold, port_totals, stretch
-from ringcoll.timing.graph import (
-    Graph,
-    Sizes,
-    build_graph,
-    is_synchronised,
-    speakers_of,
-    without_flight,
-)
+from ringcoll.timing.graph import Graph, build_graph, is_synchronised, without_flight
 from ringcoll.timing.links import Links, Port, Wire
+from ringcoll.timing.loads import Sizes
 from ringcoll.timing.model import Terms
+from ringcoll.timing.speakers import speakers_of
 
 __all__ = ["Clock", "Prediction", "Timed", "parts_of", "predict"]
 
@@ -87,7 +82,7 @@ class Clock:
         window: W, how many slices of a SCRATCH chunk exist at once.
         sizes: bytes of a chunk where chunks are unequal; None: nbytes divided evenly.
         shares: weight of each channel's part of the bytes, as a ``Layout`` has them; (): equal.
-        symmetry: fold the speakers for all (:func:`ringcoll.timing.graph.speakers_of`); None: if
+        symmetry: fold the speakers for all (:func:`ringcoll.timing.speakers.speakers_of`); None: if
             the plan declares it and has more than 64 ranks, or holds the speakers' steps only.
 
     """

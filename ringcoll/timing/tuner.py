@@ -16,9 +16,10 @@ from ringcoll.algorithms import ALGORITHMS, build, options
 from ringcoll.algorithms.channels import Channels
 from ringcoll.errors import ArgumentError, LaunchRefused, PlanError
 from ringcoll.plan import Plan
-from ringcoll.timing.graph import is_synchronised, speakers_of
+from ringcoll.timing.graph import is_synchronised
 from ringcoll.timing.links import Links
 from ringcoll.timing.predict import MANY, Clock
+from ringcoll.timing.speakers import speakers_of
 
 __all__ = [
     "Candidate",

@@ -229,7 +229,7 @@ def test_what_cannot_be_shown_is_said(capsys, words, message):
 
 
 def test_what_is_too_large_is_left_out(capsys, monkeypatch):
-    monkeypatch.setattr("ringcoll.timing.graph.MANY_UNITS", 5000)
+    monkeypatch.setattr("ringcoll.timing.order.MANY_UNITS", 5000)
     words = (
         "model all_reduce --per-node 2 --nodes 2,512 --bytes 1K --algorithm tree,recursive_doubling"
     )

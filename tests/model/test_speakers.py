@@ -9,9 +9,9 @@ import pytest
 from ringcoll.algorithms import ALGORITHMS, build, options
 from ringcoll.errors import ArgumentError, PlanError
 from ringcoll.plan import Symmetry
-from ringcoll.timing.graph import speakers_of
 from ringcoll.timing.links import Links, Wire, equal_nodes
 from ringcoll.timing.predict import predict
+from ringcoll.timing.speakers import speakers_of
 from ringcoll.timing.tuner import plan_for
 
 N, B = 64 * 2**20, 10e9
