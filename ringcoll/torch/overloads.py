@@ -11,12 +11,35 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import (
+    AllgatherOptions,
+    AllreduceOptions,
+    AllToAllOptions,
+    BarrierOptions,
+    BroadcastOptions,
+    GatherOptions,
+    ReduceOptions,
+    ReduceScatterOptions,
+    ScatterOptions,
+)
 
 from ringcoll.errors import ArgumentTypeError
 
 __all__ = ["listed", "options"]
 
 _OPERATORS = (dist.ReduceOp, dist.ReduceOp.RedOpType)
+_FIELDS = {"op": "reduceOp", "root": "rootRank", "timeout": "timeout"}
+_CALLS = {
+    AllreduceOptions: "all_reduce",
+    ReduceOptions: "reduce",
+    BroadcastOptions: "broadcast",
+    AllgatherOptions: "all_gather",
+    ReduceScatterOptions: "reduce_scatter",
+    GatherOptions: "gather",
+    ScatterOptions: "scatter",
+    AllToAllOptions: "all_to_all",
+    BarrierOptions: "barrier",
+}
 
 
 def listed(tensors: Any, tensor: Any = None) -> Any:
@@ -44,26 +67,36 @@ def options(
         root: the root, where it was passed by its name.
 
     Raises:
-        ArgumentTypeError: ``given`` is none of these, or the call has no such option.
+        ArgumentTypeError: ``given`` is none of these, or the options of another call, or the call
+            has no such option.
 
     """
-    if hasattr(given, "asyncOp"):
+    if isinstance(given, kind):
         return given
-    if isinstance(given, timedelta):
-        timeout = given
-    elif isinstance(given, _OPERATORS):
-        op = given
-    elif given is not None:
-        root = given
+    values = {"op": op, "root": root, "timeout": timeout}
+    stands = _stands_for(given)
+    if stands is not None:
+        values[stands] = given
     made = kind()
-    for name, value in (("reduceOp", op), ("rootRank", root), ("timeout", timeout)):
+    for argument, value in values.items():
         if value is None:
             continue
         try:
-            getattr(made, name)
-            setattr(made, name, value)
+            getattr(made, _FIELDS[argument])
+            setattr(made, _FIELDS[argument], value)
         except (AttributeError, TypeError):
+            seen = type(value).__name__ if hasattr(value, "asyncOp") else repr(value)
             raise ArgumentTypeError(
-                f"ringcoll: {value!r} where {kind.__name__} are wanted, or what stands for them"
+                f"ringcoll: {_CALLS[kind]}: {'opts' if argument == stands else argument} is {seen} "
+                f"where {kind.__name__} are wanted, or what stands for them"
             ) from None
     return made
+
+
+def _stands_for(given: Any) -> str | None:
+    """The argument in whose place something stands."""
+    if given is None:
+        return None
+    if isinstance(given, timedelta):
+        return "timeout"
+    return "op" if isinstance(given, _OPERATORS) else "root"

@@ -7,6 +7,9 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import AllgatherOptions
+
+import ringcoll
 
 MINUTE = timedelta(minutes=1)
 
@@ -105,10 +108,35 @@ def beside_gloo(rank, n):
 
 def others_are_refused(rank, n):
     group = dist.group.WORLD
-    with pytest.raises(TypeError, match="5 where AllreduceOptions"):
+    with pytest.raises(TypeError, match="all_reduce: opts is 5 where AllreduceOptions"):
         group.allreduce(torch.ones(1), 5)
+    with pytest.raises(TypeError, match="reduce: op is 5 where ReduceOptions"):
+        group.reduce(torch.ones(1), 0, op=5)
     with pytest.raises(TypeError, match=r"SUM.* where BroadcastOptions"):
         group.broadcast(torch.ones(1), dist.ReduceOp.SUM)
     with pytest.raises(TypeError, match="'a' where GatherOptions"):
         group.gather([], torch.ones(1), "a")
+    dist.barrier()
+
+
+def options_of_another_call_are_refused(rank, n):
+    group, x = dist.group.WORLD, torch.ones(2)
+    calls = {
+        "all_reduce: opts is BroadcastOptions where AllreduceOptions": lambda: group.allreduce(
+            [x], dist.BroadcastOptions()
+        ),
+        "broadcast: opts is AllreduceOptions where BroadcastOptions": lambda: group.broadcast(
+            [x], dist.AllreduceOptions()
+        ),
+        # These have every option that the call would look at.
+        "broadcast: opts is GatherOptions where BroadcastOptions": lambda: group.broadcast(
+            [x], dist.GatherOptions()
+        ),
+        "barrier: opts is AllgatherOptions where BarrierOptions": lambda: group.barrier(
+            AllgatherOptions()
+        ),
+    }
+    for words, call in calls.items():
+        with pytest.raises(ringcoll.ArgumentTypeError, match=words):
+            call()
     dist.barrier()
