@@ -243,9 +243,12 @@ class CudaState(RankState):
         """Let go of everything; not collective.
 
         Raises:
+            LaunchRefused: the last call's stream is being captured; all stays open.
             Error: calls that nobody had waited for have failed.
 
         """
+        if not (self.closed or self.inherited):
+            self.cuda.followed.refuse_capture("close")
         try:
             if not (self.closed or self.inherited):
                 # Until its kernels have ended a rank must hear of peers that died.

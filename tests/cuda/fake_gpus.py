@@ -157,6 +157,7 @@ def fake(monkeypatch: Any, ndevices: int, sms: int) -> Gpus:
     """Let ranks of this process live on such devices."""
     gpus = Gpus(ndevices, sms)
     monkeypatch.setattr("cupy.cuda.runtime", gpus)
+    monkeypatch.setattr("ringcoll.transports.cuda.driver._driver", lambda: gpus)
     monkeypatch.setattr("cupy.cuda.Device", lambda ordinal: FakeDevice(gpus, ordinal))
     monkeypatch.setattr("cupy.cuda.get_current_stream", lambda *_ordinal: gpus.current)
     monkeypatch.setattr("ringcoll.communicator.start.loader", lambda _cache_dir: gpus)

@@ -139,6 +139,13 @@ class Runtime:
                 return device
         return None
 
+    def streamIsCapturing(self, _stream):
+        return False
+
+    def cuThreadExchangeStreamCaptureMode(self, _mode):
+        """The driver's: nothing is captured here."""
+        return 0
+
     def memcpyAsync(self, target, source, nbytes, kind, stream):
         if stream not in (0, *self.made):
             raise AssertionError(f"there is no stream {stream}")

@@ -72,6 +72,9 @@ class Driver:
                 return start, size, fd
         return None
 
+    def cuThreadExchangeStreamCaptureMode(self, _mode):
+        return 0
+
     def cuPointerGetAttribute(self, out, attribute, at):
         with self._lock:
             found, legacy = self._find(at), False

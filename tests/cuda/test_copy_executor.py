@@ -36,6 +36,7 @@ def machine(request, monkeypatch):
 
     made = Machine(3, getattr(request, "param", 0))
     monkeypatch.setattr("cupy.cuda.runtime", made)
+    monkeypatch.setattr("ringcoll.transports.cuda.driver._driver", lambda: made)
     monkeypatch.setattr("cupy.cuda.driver", types.SimpleNamespace(launchKernel=made.launchKernel))
     yield made
     made.close()

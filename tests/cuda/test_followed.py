@@ -3,12 +3,14 @@
 # ruff: noqa: N802, N815
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass
 
 import pytest
 
-from ringcoll.errors import MachineError
+from ringcoll.errors import LaunchRefused, MachineError
 from ringcoll.executors.cuda.followed import Followed
+from ringcoll.transports.cuda import driver
 
 cuda = pytest.importorskip("cupy").cuda
 
@@ -17,8 +19,13 @@ class Dead(Exception):
     """CUDA might have crashed."""
 
 
-class CUDARuntimeError(Exception):
-    pass
+class CUDARuntimeError(RuntimeError):
+    def __init__(self, status):
+        super().__init__({719: "unspecified launch failure"}.get(status, str(status)))
+        self.status = status
+
+
+INVALID_VALUE, UNSUPPORTED, IMPLICIT = 1, 900, 906
 
 
 @dataclass
@@ -28,14 +35,36 @@ class Call:
 
 
 class Runtime:
-    """Streams, of which some are being captured; an event is the list of where it was recorded."""
+    """Streams, of which some are being captured; an event is the list of where it was recorded.
+
+    What CUDA says to misuse of a capture was seen on a GPU: it also ends the capture, as here by
+    ``spoilt``.
+    """
 
     eventDisableTiming = 2
     CUDARuntimeError = CUDARuntimeError
 
     def __init__(self):
-        self.alive, self.captured, self.done = {0, 7, 8, 9}, set(), []
-        self.broken = False
+        self.alive, self.captured, self.done = {0, 7, 8, 9}, {}, []
+        self.relaxed = self.broken = self.spoilt = self.blocking = False
+
+    def spoil(self, status):
+        self.spoilt = True
+        raise CUDARuntimeError(status)
+
+    def capture(self, *streams, number=1):
+        self.captured |= dict.fromkeys(streams, number)
+
+    def cuStreamGetCaptureInfo_v2(self, stream, status, number, *_rest):
+        self.use(stream)
+        number._obj.value = self.captured.get(stream, 0)
+        status._obj.value = stream in self.captured
+        return 0
+
+    def cuThreadExchangeStreamCaptureMode(self, mode):
+        relaxed, self.relaxed = self.relaxed, mode._obj.value == 2
+        ctypes.pointer(mode._obj)[0] = 2 if relaxed else 0
+        return 0
 
     def use(self, stream):
         if stream not in self.alive:
@@ -49,30 +78,45 @@ class Runtime:
 
     def streamIsCapturing(self, stream):
         self.use(stream)
+        if stream == 0 and self.blocking:
+            raise CUDARuntimeError(IMPLICIT)
         return stream in self.captured
 
     def streamSynchronize(self, stream):
         self.use(stream)
+        if stream in self.captured or (self.captured and not self.relaxed):
+            self.spoil(UNSUPPORTED)
         self.done.append(("synchronize", stream))
 
     def eventCreateWithFlags(self, _flags):
-        return []
+        return Noted()
 
     def eventRecord(self, event, stream):
         self.use(stream)
         event.append(stream)
+        event.capture = self.captured.get(stream, 0)
 
     def eventSynchronize(self, event):
         if self.broken:
-            raise CUDARuntimeError("unspecified launch failure")
+            raise CUDARuntimeError(719)
+        if event.capture or (self.captured and not self.relaxed):
+            self.spoil(UNSUPPORTED)
         self.done.append(("synchronize", *event))
 
     def streamWaitEvent(self, stream, event, _flags):
         self.use(stream)
+        if event.capture != self.captured.get(stream, 0):
+            self.spoil(INVALID_VALUE)
         self.done.append((stream, "after", *event))
 
     def eventDestroy(self, event):
         pass
+
+
+class Noted(list):
+    """Where an event was recorded, and in which capture."""
+
+    capture = 0
 
 
 class Device:
@@ -91,7 +135,10 @@ def runtime(monkeypatch):
     made = Runtime()
     monkeypatch.setattr(cuda, "runtime", made)
     monkeypatch.setattr(cuda, "Device", Device)
-    return made
+    monkeypatch.setattr(driver, "_driver", lambda: made)
+    yield made
+    assert not made.spoilt
+    assert not made.relaxed
 
 
 @pytest.fixture
@@ -137,7 +184,7 @@ def test_default_streams_live_for_ever(followed, runtime):
 def test_a_graph_waits_for_nothing_outside_and_hides_nothing_from_later_calls(followed, runtime):
     followed.by(7)
     followed.leave(Call(7))
-    runtime.captured.add(8)
+    runtime.capture(8)
     followed.by(8)
     followed.leave(Call(8))
     assert runtime.done == []
@@ -148,7 +195,7 @@ def test_a_graph_waits_for_nothing_outside_and_hides_nothing_from_later_calls(fo
 def test_what_a_capture_did_not_wait_for_is_waited_for_on_its_stream_afterwards(followed, runtime):
     followed.by(7)
     followed.leave(Call(7))
-    runtime.captured.add(8)
+    runtime.capture(8)
     followed.by(8)
     followed.leave(Call(8, owned=True))
     runtime.captured.clear()
@@ -161,7 +208,7 @@ def test_what_a_capture_did_not_wait_for_is_waited_for_on_its_stream_afterwards(
 def test_a_call_after_a_capture_comes_after_those_of_its_stream_too(followed, runtime):
     followed.by(7)
     followed.leave(Call(7))
-    runtime.captured.add(8)
+    runtime.capture(8)
     followed.by(8)
     runtime.captured.clear()
     followed.by(9)
@@ -171,10 +218,108 @@ def test_a_call_after_a_capture_comes_after_those_of_its_stream_too(followed, ru
 def test_calls_of_one_capture_come_after_each_other(followed, runtime):
     followed.by(7)
     followed.leave(Call(7))
-    runtime.captured |= {8, 9}
+    runtime.capture(8, 9)
     followed.by(8)
     followed.by(9)
     assert runtime.done == [(9, "after", 8)]
+
+
+def test_a_stream_whose_capture_nobody_keeps_may_be_gone(followed, runtime):
+    followed.by(7)
+    followed.leave(Call(7))
+    runtime.capture(8)
+    followed.by(8)
+    followed.leave(Call(8))
+    runtime.captured.clear()
+    runtime.alive.remove(8)
+    followed.by(9)
+    followed.leave(Call(9))
+    followed.synchronize()
+    assert runtime.done == [(9, "after", 7), ("synchronize", 9)]
+
+
+def test_calls_of_one_capture_come_after_each_other_though_a_stream_of_it_is_gone(
+    followed, runtime
+):
+    runtime.capture(7, 8, 9)
+    followed.by(7)
+    followed.leave(Call(7))
+    runtime.alive.remove(7)
+    followed.by(8)
+    followed.leave(Call(8, owned=True))
+    followed.by(9)
+    assert runtime.done == [(8, "after", 7), (9, "after", 8)]
+
+
+def test_a_capture_waits_for_no_other(followed, runtime):
+    for number in (1, 2):
+        runtime.capture(7, number=number)
+        followed.by(7)
+        followed.leave(Call(7))
+        runtime.captured.clear()
+    runtime.capture(8, number=3)
+    followed.by(8)
+    followed.leave(Call(8, owned=True))
+    runtime.capture(9, number=4)
+    followed.by(9)
+    assert runtime.done == []
+
+
+@pytest.mark.parametrize("owned", [False, True])
+def test_calls_before_a_capture_are_waited_for_after_it(followed, runtime, owned):
+    for stream in (7, 8):
+        followed.by(stream)
+        followed.leave(Call(stream, owned=True))
+    runtime.capture(9)
+    followed.by(9)
+    followed.leave(Call(9, owned=owned))
+    runtime.captured.clear()
+    followed.by(7)
+    after = [(7, "after", 9), (7, "after", 8)]
+    assert runtime.done == [(8, "after", 7), *after[not owned :]]
+
+
+def test_a_call_beside_a_capture_is_not_drawn_into_it(followed, runtime):
+    runtime.capture(7)
+    followed.by(7)
+    followed.leave(Call(7, owned=True))
+    followed.by(8)
+    followed.leave(Call(8, owned=True))
+    followed.synchronize()
+    assert runtime.done == [("synchronize", 8)]
+    runtime.capture(9)
+    followed.by(9)
+    assert runtime.done[1:] == [(9, "after", 7)]
+
+
+def test_to_wait_for_a_capture_is_refused(followed, runtime):
+    runtime.capture(7)
+    followed.by(7)
+    followed.leave(Call(7, owned=True))
+    with pytest.raises(LaunchRefused, match=r"rank 1: cuda:0: synchronize cannot wait .* captured"):
+        followed.synchronize()
+    assert not runtime.spoilt
+    runtime.captured.clear()
+    followed.synchronize()
+    assert runtime.done == [("synchronize", 7)]
+
+
+def test_to_wait_for_the_default_stream_beside_a_blocking_capture_is_refused(followed, runtime):
+    followed.by(0)
+    followed.leave(Call(0))
+    runtime.blocking = True
+    with pytest.raises(LaunchRefused):
+        followed.synchronize()
+
+
+def test_what_is_no_part_of_a_capture_can_be_waited_for_during_it(followed, runtime):
+    followed.by(7)
+    followed.leave(Call(7))
+    runtime.capture(8)
+    followed.by(8)
+    followed.leave(Call(8))
+    followed.synchronize()
+    assert runtime.done == [("synchronize", 7)]
 
 
 def test_a_device_that_fails_is_told(followed, runtime):

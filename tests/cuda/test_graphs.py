@@ -6,6 +6,7 @@ import pytest
 
 import ringcoll
 from ringcoll.bench.gpu import captured
+from ringcoll.errors import LaunchRefused
 from ringcoll.transports.cuda.device import devices
 from tests.cuda.ranks import close, on, together
 
@@ -78,6 +79,47 @@ def replay(comm) -> int:
 
 def test_one_rank():
     assert ringcoll.spawn(replay, 1, device="cuda", timeout=20)[0] > CHUNKS * REPLAYS
+
+
+def test_a_capture_stays_whole():
+    """Neither what is waited for beside it nor a stream of it that is gone does it harm."""
+
+    def work(comm) -> tuple[list[int], list[int]]:
+        cupy, runtime = comm.xp, comm.xp.cuda.runtime
+        stream = cupy.cuda.Stream(non_blocking=True)
+        x, y = cupy.ones(SMALL, "int32"), cupy.ones(SMALL, "int32")
+        with on(comm):
+            for each in (x, y):
+                comm.all_reduce(each)
+            comm.synchronize()
+            with stream:
+                stream.begin_capture()
+                comm.all_reduce(x)
+                for _ in range(3):
+                    side = runtime.streamCreateWithFlags(runtime.streamNonBlocking)
+                    event = cupy.cuda.Event(disable_timing=True)
+                    event.record(stream)
+                    runtime.streamWaitEvent(side, event.ptr, 0)
+                    comm.all_reduce(x, stream=side)
+                    comm.synchronize()  # nobody keeps that stream: what ran before is waited for
+                    event.record(cupy.cuda.ExternalStream(side))
+                    stream.wait_event(event)
+                    runtime.streamDestroy(side)
+                x += 1
+                comm.all_reduce(x)
+                for call in (comm.synchronize, comm.close):
+                    with pytest.raises(LaunchRefused, match="captured"):
+                        call()
+                graph = stream.end_capture()
+            for _ in range(5):
+                graph.launch(stream)
+            comm.all_reduce(y)
+            comm.synchronize()
+            stream.synchronize()
+        return x.get().tolist(), y.get().tolist()
+
+    (said,) = ringcoll.spawn(work, 1, device="cuda", timeout=20)
+    assert said == ([6] * SMALL, [1] * SMALL)
 
 
 @pytest.mark.multi_gpu

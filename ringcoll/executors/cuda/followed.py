@@ -2,16 +2,18 @@
 
 Calls share the rank's epoch and report, so two must not run at once. The handle of a stream that
 its owner has destroyed must not be used: CUDA may answer with an error, with a stream that was made
-since, or with a crash.
+since, or with a crash. So where nobody keeps a stream an event is remembered in its place, which is
+of no use outside of a capture that it was recorded in, nor inside if it was recorded outside.
 """
 
 from __future__ import annotations
 
 from typing import Any, Protocol
 
-from ringcoll.errors import MachineError
+from ringcoll.errors import LaunchRefused, MachineError
 from ringcoll.executors.cuda.event import Event
 from ringcoll.executors.cuda.gate import order
+from ringcoll.transports.cuda.capture import capture_of, spared, untouchable
 from ringcoll.transports.cuda.device import on, runtime
 
 __all__ = ["Followed", "Goes"]
@@ -44,40 +46,90 @@ class Followed:
     def __init__(self, ordinal: int, who: str) -> None:
         self._ordinal, self._who = ordinal, who
         self.stream: int | None = None
-        self._end: Event | None = None
+        self._end: Event | None = None  # of calls that ran, or will
+        self._captured: tuple[int, Event] | None = None  # a capture, and the end of its calls
 
     def is_by(self, stream: int) -> bool:
         """Whether what a stream is given comes after all calls anyway."""
         return stream == self.stream and self._end is None
 
     def by(self, stream: int) -> None:
-        """Let the next call go to a stream, after all calls before."""
-        before, end = self.stream, self._end
-        captured = end is not None and runtime().streamIsCapturing(stream)
-        # Calls since the end may have been captured: they hold up nothing but their graph.
-        apart = end is not None and not captured and before is not None and _captured(before)
-        if before is not None and before != stream and not apart:
-            order(self._ordinal, before, stream)
-        if end is not None and not captured:  # a graph waits for nothing outside of it
-            end.order(stream)
+        """Let the next call go to a stream, after all calls before.
+
+        In a capture that is all calls of the same capture: a graph waits for nothing outside of it,
+        and what it was given holds up nothing but the graph.
+        """
+        if self.is_by(stream):
+            return
+        graph, before = capture_of(stream), self.stream
+        if before is not None and before != stream:
+            self._turn(before, stream, graph)
+        if graph:
+            if self._captured is not None and self._captured[0] == graph:
+                self._captured[1].order(stream)
+                self._captured = None
+        elif self._end is not None:
+            self._end.order(stream)
             self._end = None
         self.stream = stream
+
+    def _turn(self, before: int, stream: int, graph: int) -> None:
+        """From the last call's stream to another, which is part of this capture or of none (0)."""
+        its = _capture_of(before)
+        if its == graph or (its is None and not graph):
+            order(self._ordinal, before, stream)
+        elif its is not None:  # into a capture, or out of it: what goes on there later waits
+            self._remember(before, its)
 
     def leave(self, call: Goes) -> None:
         """After a call: where nobody keeps its stream, remember an event in place of the handle."""
         stream = call.stream
-        if not (call.owned or stream in _FOR_EVER or runtime().streamIsCapturing(stream)):
-            self._end, self.stream = Event(self._ordinal, stream), None
+        if not (call.owned or stream in _FOR_EVER):
+            self._remember(stream, capture_of(stream))
+            self.stream = None
+
+    def _remember(self, stream: int, graph: int) -> None:
+        """Remember the end of a stream, which is part of this capture or of none (0)."""
+        if graph:
+            self._captured = graph, Event(self._ordinal, stream)
+            return
+        if self._end is not None:
+            self._end.order(stream)
+        self._end = Event(self._ordinal, stream)
+
+    def refuse_capture(self, what: str) -> None:
+        """Refuse to wait for a stream that is being captured: that would end the capture.
+
+        Args:
+            what: would wait, for the message.
+
+        Raises:
+            LaunchRefused: the last call's stream is; nothing has happened to it.
+
+        """
+        self._refuse_capture(self.stream, what)
+
+    def _refuse_capture(self, stream: int | None, what: str) -> None:
+        if stream is None:
+            return
+        with on(self._ordinal):
+            if untouchable(stream):
+                raise LaunchRefused(
+                    f"{self._who}: {what} cannot wait for a stream that is being captured in a "
+                    f"CUDA graph: a capture runs nothing; call it outside of the capture"
+                )
 
     def synchronize(self) -> None:
         """Wait for the last call; its kernels end by their own deadline.
 
         Raises:
+            LaunchRefused: its stream is being captured.
             MachineError: the device has failed.
 
         """
         end, stream = self._end, self.stream  # this rank's thread may go on while another waits
-        with on(self._ordinal) as cuda:
+        self._refuse_capture(stream, "synchronize")
+        with on(self._ordinal) as cuda, spared():
             try:
                 if end is not None:
                     end.synchronize()
@@ -90,15 +142,15 @@ class Followed:
 
     def forget(self) -> None:
         """Nothing is to be waited for any more."""
-        self.stream = self._end = None
+        self.stream = self._end = self._captured = None
 
 
-def _captured(stream: int) -> bool:
-    cuda = runtime()
+def _capture_of(stream: int) -> int | None:
+    """The capture that a stream of an earlier call is part of; None: it cannot be told."""
     try:
-        return bool(cuda.streamIsCapturing(stream))
-    except cuda.CUDARuntimeError:  # its owner has destroyed it since it was captured
-        return True
+        return capture_of(stream)
+    except runtime().CUDARuntimeError:
+        return None
 
 
 def _wait(cuda: Any, stream: int) -> None:

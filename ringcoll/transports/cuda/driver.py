@@ -24,6 +24,8 @@ _ARGUMENTS: Mapping[str, tuple[Any, ...]] = {
     "cuMemUnmap": (_U64, _U64),
     "cuMemSetAccess": (_U64, _U64, _P, _U64),
     "cuMemRelease": (_U64,),
+    "cuStreamGetCaptureInfo_v2": (_P, _P, _P, _P, _P, _P),
+    "cuThreadExchangeStreamCaptureMode": (_P,),
 }
 
 
