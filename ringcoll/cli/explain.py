@@ -16,6 +16,7 @@ from ringcoll.lower import lower
 from ringcoll.plan import format_plan
 from ringcoll.timing.explain import LEGEND, space_time
 from ringcoll.timing.graph import is_synchronised
+from ringcoll.timing.plot import check_plot, plot_space_time
 from ringcoll.timing.predict import Clock, Timed
 from ringcoll.timing.tuner import Choice, best_slices, choose, plan_for
 
@@ -62,6 +63,8 @@ class _Launched:
 
 def main(args: argparse.Namespace) -> int:
     """Run ``ringcoll explain``."""
+    if args.plot is not None:
+        check_plot(args.plot)
     if args.ranks is None:
         args.ranks = 2 if args.collective == "send" else 4
     for name in ("ranks", "window"):
@@ -94,8 +97,6 @@ def main(args: argparse.Namespace) -> int:
             launch = Launch(slices=launched.slices, window=args.window)
             print("\n" + format_plan(lower(plan, launch)), end="")
     if args.plot is not None:
-        from ringcoll.timing.plot import plot_space_time
-
         plot_space_time(launched.timed, args.ranks, title, args.plot)
     write_json(args.json, json.dumps(_as_json(args, launched), indent=1))
     return 0

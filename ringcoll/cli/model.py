@@ -31,6 +31,7 @@ from ringcoll.timing.model import (
     chain_limits,
     closed_form,
 )
+from ringcoll.timing.plot import check_plot, plot_curves
 from ringcoll.timing.predict import Clock, Prediction
 from ringcoll.timing.tuner import best_slices, plan_for
 
@@ -118,6 +119,8 @@ def add_scale_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Run ``ringcoll model``."""
+    if args.plot is not None:
+        check_plot(args.plot)
     if args.per_node is not None or args.preset is not None:
         from ringcoll.cli.scale import main as scale
 
@@ -261,8 +264,6 @@ def _summary(case: _Case) -> Iterator[str]:
 
 
 def _plot(args: argparse.Namespace, points: list[_Point]) -> None:
-    from ringcoll.timing.plot import plot_curves
-
     curves: dict[str, list[tuple[int, float]]] = {}
     for point in points:
         curves.setdefault(str(point.case), []).append((point.slices, point.prediction.seconds))

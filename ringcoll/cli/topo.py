@@ -17,7 +17,7 @@ from ringcoll.errors import ArgumentError, MachineError
 from ringcoll.timing.machine import format_gain
 from ringcoll.topology.build import build
 from ringcoll.topology.document import Element, write
-from ringcoll.topology.draw.files import check_ending, write_picture
+from ringcoll.topology.draw.files import check_picture, write_picture
 from ringcoll.topology.draw.matrix import format_matrix
 from ringcoll.topology.draw.words import (
     format_machine,
@@ -108,7 +108,7 @@ def main(args: argparse.Namespace) -> int:
             f"one out"
         )
     if args.picture is not None:
-        check_ending(args.picture)  # before a long search
+        check_picture(args.picture)  # before a long search
     document = _document(args)
     system = build(document, title=_title(args, document))
     if args.measure:

@@ -18,10 +18,26 @@ from ringcoll.timing.predict import Timed
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["plot_curves", "plot_scaling", "plot_space_time"]
+__all__ = ["check_plot", "plot_curves", "plot_scaling", "plot_space_time"]
 
 _LABELLED = 400
 """Up to so many bars carry their text."""
+
+
+def check_plot(path: str | Path) -> None:
+    """Refuse before the work what could not be drawn after it.
+
+    Args:
+        path: the file.
+
+    Raises:
+        ArgumentError: the ending of its name is no format's, or there is no such folder.
+        MachineError: matplotlib is missing.
+
+    """
+    _figure((1.0, 1.0), path)
+    if not Path(path).absolute().parent.is_dir():
+        raise ArgumentError(f"plot={str(path)!r}: there is no such folder")
 
 
 def plot_curves(

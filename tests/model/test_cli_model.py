@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 
@@ -155,6 +156,19 @@ def test_words_that_are_no_values_are_refused(capsys, words):
         main(words.split())
     assert refused.value.code == 2
     assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words", ["model broadcast", "model all_reduce --per-node 2 --bandwidth 1e9", "explain send"]
+)
+def test_what_cannot_be_drawn_is_said_before_anything_else(capsys, tmp_path, monkeypatch, words):
+    for path, said in (("a.doc", "ends in .png"), ("none/a.png", "no such folder")):
+        status, out, err = run(capsys, f"{words} --plot {tmp_path / path}")
+        assert (status, out) == (2, "") and said in err
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    status, out, err = run(capsys, f"{words} --plot {tmp_path / 'a.png'}")
+    assert status and out == ""
+    assert "ringcoll[plot]" in err and err.count("\n") == 1
 
 
 def test_explain_shows_the_table_and_the_launch(capsys):

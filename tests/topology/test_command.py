@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 
@@ -156,10 +157,14 @@ def test_a_file_name_that_is_no_text_is_drawn_all_the_same(capsys, tmp_path):
     assert ElementTree.parse(svg).getroot().tag.endswith("svg")
 
 
-def test_a_picture_that_cannot_be_is_refused_before_anything_is_done(capsys):
+def test_a_picture_that_cannot_be_is_refused_before_anything_is_done(capsys, monkeypatch):
     status, out, err = run(capsys, "--file", "none.xml", "--picture", "a.gif")
     assert (status, out) == (2, "")
     assert ".svg, .png or .txt" in err
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    status, out, err = run(capsys, "--file", "none.xml", "--picture", "a.png")
+    assert (status, out) == (2, "")
+    assert "ringcoll[plot]" in err
 
 
 def test_a_malformed_file_is_named_with_its_line(capsys, tmp_path):

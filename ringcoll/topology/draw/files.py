@@ -15,8 +15,9 @@ from ringcoll.topology.system import System
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
-__all__ = ["check_ending", "format_svg", "write_picture"]
+__all__ = ["check_picture", "format_svg", "write_picture"]
 
 _FONTS = "DejaVu Sans, Verdana, Arial, sans-serif"
 
@@ -24,16 +25,19 @@ _DOTS, _MOST_DOTS = 144.0, 16000.0
 """Dots of a PNG for 72 pixels of ours, and of its longer side at most."""
 
 
-def check_ending(path: str | Path) -> str:
+def check_picture(path: str | Path) -> str:
     """The ending of a picture's name, in lower case.
 
     Raises:
         ArgumentError: it is none that there is a picture for.
+        MachineError: matplotlib, which a .png needs, is missing.
 
     """
     ending = Path(path).suffix.lower()
     if ending not in (".svg", ".png", ".txt"):
         raise ArgumentError(f"picture={str(path)!r}: the name ends in .svg, .png or .txt")
+    if ending == ".png":
+        _figure()
     return ending
 
 
@@ -50,7 +54,7 @@ def write_picture(system: System, rings: RingSet, path: str | Path) -> None:
         MachineError: matplotlib is missing.
 
     """
-    ending = check_ending(path)
+    ending = check_picture(path)
     try:
         if ending == ".svg":
             Path(path).write_text(format_svg(picture(system, rings)), encoding="utf-8")
@@ -107,15 +111,20 @@ def _short(value: float) -> str:
     return "0" if text == "-0" else text
 
 
-def _write_png(drawing: Drawing, path: str | Path) -> None:
+def _figure(width: float = 72.0, height: float = 72.0) -> Figure:
+    """An empty figure of so many points."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise MachineError(
             f"a PNG needs matplotlib ({error}): pip install 'ringcoll[plot]', or write .svg or .txt"
         ) from error
+    return Figure(figsize=(width / 72, height / 72))
+
+
+def _write_png(drawing: Drawing, path: str | Path) -> None:
     width, height = drawing.width, drawing.height
-    figure = Figure(figsize=(width / 72, height / 72))
+    figure = _figure(width, height)
     axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))
     axes.set_xlim(0.0, width)
     axes.set_ylim(height, 0.0)
