@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import json
 import os
+import socket
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, TypeVar
@@ -232,7 +233,9 @@ def starting(
     own = {name: value for name, value in options.items() if name in SETTINGS}
     if device != "auto":
         own["device"] = device
-    inherited, environment = from_environment(os.environ)
+    # Each process has its own environment, and nobody knows its rank yet.
+    process = f"init in process {os.getpid()} on host {socket.gethostname()}"
+    inherited, environment = _named(process, lambda: from_environment(os.environ))
     settings = _named("init", lambda: Settings(**own))
     taken = {name: getattr(settings, name) for name in SETTINGS}
     for name, value in taken.items():

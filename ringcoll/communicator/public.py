@@ -25,6 +25,7 @@ from ringcoll.communicator.topology import Topology
 from ringcoll.communicator.work import Work
 from ringcoll.dtypes import ReduceOp, dtype_of
 from ringcoll.errors import ArgumentError, ArgumentTypeError, MachineError
+from ringcoll.fabric.agreed import extent_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -264,7 +265,8 @@ class Communicator(Calling):
         Raises:
             MismatchError: the ranks ask for different numbers of bytes.
             OutOfMemory: need and available are named.
-            ArgumentError: the library has no arrays where this rank's lie.
+            ArgumentError: a length is negative, or the library has no arrays where this rank's lie.
+            ArgumentTypeError: no such type, or a length is no integer.
             MachineError: a rank has not the library that it asks for; on every rank.
 
         """
@@ -273,12 +275,13 @@ class Communicator(Calling):
             row, state = dtype_of(dtype), self._state
         except ArgumentTypeError as error:
             raise ArgumentTypeError(f"{where}: {error}") from None
+        extent = extent_of(shape, where)
         try:
             wrapped = library_of(like, row, self.device, where)
         except MachineError as error:
             lacks = error  # told by the exchange, so that no rank waits for this one
         with self._lock:
-            made = state.together(lambda: state.symmetric.empty(shape, row.numpy, lacks))
+            made = state.together(lambda: state.symmetric.empty(extent, row.numpy, lacks))
         return made if wrapped is None else wrapped(made)
 
     def register(self, array: object) -> bool:

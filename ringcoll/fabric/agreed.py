@@ -15,11 +15,18 @@ import weakref
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Collection, Sequence
+from operator import index
 from typing import Generic, TypeVar
 
 import numpy as np
 
-from ringcoll.errors import ArgumentError, ClosedError, MachineError, MismatchError
+from ringcoll.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    ClosedError,
+    MachineError,
+    MismatchError,
+)
 from ringcoll.fabric.base import Fabric
 from ringcoll.fabric.blocks import Block, Table
 
@@ -198,14 +205,22 @@ class AgreedBlocks(ABC, Generic[P]):
         weakref.finalize(owner, self._dropped.append, dropped).atexit = False
 
 
-def extent_of(shape: Sequence[int] | int) -> tuple[int, ...]:
+def extent_of(shape: Sequence[int] | int, where: str = "empty") -> tuple[int, ...]:
     """The lengths of an array to be made.
+
+    Args:
+        shape: one length, or several.
+        where: the call and the rank, for messages.
 
     Raises:
         ArgumentError: one is negative.
+        ArgumentTypeError: one is no integer.
 
     """
-    extent = (int(shape),) if isinstance(shape, (int, np.integer)) else tuple(map(int, shape))
+    try:
+        extent = tuple(map(index, (shape,) if isinstance(shape, (int, np.integer)) else shape))
+    except TypeError:
+        raise ArgumentTypeError(f"{where}: shape={shape!r}, wanted an integer or several") from None
     if any(length < 0 for length in extent):
-        raise ArgumentError(f"empty: the shape {extent} has a negative length")
+        raise ArgumentError(f"{where}: the shape {extent} has a negative length")
     return extent

@@ -181,7 +181,10 @@ def test_shrink_after_an_error_goes_on_without_the_one_that_left():
         (lambda c: c.shrink(2), ArgumentTypeError, "shrink on rank 1: exclude=2"),
         (lambda c: c.shrink(["x"]), ArgumentTypeError, "exclude='x'"),
         (lambda c: c.shrink([1]), ArgumentError, "this rank itself"),
-        (lambda c: c.empty(-3), ArgumentError, "negative length"),
+        (lambda c: c.empty(-3), ArgumentError, "empty on rank 1: the shape (-3,) has a negative"),
+        (lambda c: c.empty((2, -3)), ArgumentError, "empty on rank 1: the shape (2, -3) has"),
+        (lambda c: c.empty(2.5), ArgumentTypeError, "empty on rank 1: shape=2.5, wanted an int"),
+        (lambda c: c.empty("23"), ArgumentTypeError, "empty on rank 1: shape='23', wanted an"),
         (lambda c: c.empty(3, "float12"), ArgumentTypeError, "float12"),
     ],
 )

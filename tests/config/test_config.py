@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import ringcoll
 from ringcoll.config import (
     DEFAULTS,
     Config,
@@ -205,6 +207,13 @@ def test_another_debug_is_refused(wrong):
 def test_an_environment_that_cannot_be_read_is_refused(name, text, message):
     with pytest.raises(ArgumentError, match=f"environment variable {name}.*{message}"):
         from_environment({name: text})
+
+
+def test_whose_environment_cannot_be_read_is_said(monkeypatch):
+    monkeypatch.setenv("RINGCOLL_SLICE", "3")
+    words = f"init in process {os.getpid()} on host .*: environment variable RINGCOLL_SLICE"
+    with pytest.raises(ArgumentError, match=words):
+        ringcoll.init()
 
 
 def test_what_ranks_must_share():
