@@ -239,6 +239,11 @@ class CudaState(RankState):
         super().abort(reason)
         self.cuda.give_up()
 
+    def leave(self) -> None:
+        """Make no call any more; no kernel of this rank may run that others' news could stop."""
+        self._watch.stop()
+        super().leave()
+
     def close(self) -> None:
         """Let go of everything; not collective.
 

@@ -345,6 +345,10 @@ class RankState:
         """This process is a child: the thread of the asynchronous calls stayed behind."""
         self.inherited, self._worker = True, None
 
+    def leave(self) -> None:
+        """Make no call any more: who waits for one is told so; memory stays until the end."""
+        self.fabric.leave()
+
     def close(self) -> None:
         """Let go of everything; not collective."""
         if self.closed:

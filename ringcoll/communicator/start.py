@@ -90,7 +90,9 @@ def spawn(
 ) -> list[Any]:
     """Run ``function(comm, *args)`` on one thread a rank; return what each returned.
 
-    The first failure is raised again with its rank; the other ranks are aborted, none waits.
+    The first failure is raised again with its rank; the other ranks are aborted, none waits. A
+    rank whose function has returned has closed its communicator for the others: who waits for it
+    fails at once, on GPUs by the deadline where it is a kernel that waits.
 
     Args:
         function: gets its rank's communicator, then ``args``.
@@ -109,6 +111,7 @@ def spawn(
             comm._settle()
             results[comm.rank] = function(comm, *args)
             comm._conclude()
+            comm._state.leave()
         except BaseException as error:
             failures.append((comm.rank, error))
             comm.abort(in_words(error))

@@ -322,6 +322,7 @@ class CudaExecutor:
             offer.launched.is_set,
             deadline=self.fabric.deadline(timeout),
             describe=lambda: self.late(offer.ready, timeout),
+            peers=lambda: self.absent(offer.ready),
         )
         self.done(offer)
 
