@@ -102,7 +102,7 @@ def test_a_capture_stays_whole():
                     runtime.streamWaitEvent(side, event.ptr, 0)
                     comm.all_reduce(x, stream=side)
                     comm.synchronize()  # nobody keeps that stream: what ran before is waited for
-                    event.record(cupy.cuda.ExternalStream(side))
+                    runtime.eventRecord(event.ptr, side)
                     stream.wait_event(event)
                     runtime.streamDestroy(side)
                 x += 1
