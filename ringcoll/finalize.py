@@ -137,7 +137,7 @@ def hold(processes: frozenset[object], meeting: Exit) -> None:
 
 
 def note_death() -> None:
-    """A rank has died: from now on the status given to sys.exit must be remembered.
+    """A rank has died, or may have: from now on the status given to sys.exit must be remembered.
 
     Python tells it to nobody, and ``os._exit`` wants it.
     """

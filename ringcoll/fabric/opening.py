@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
 from collections.abc import Mapping, Sequence
 
+from ringcoll import finalize
 from ringcoll.bootstrap.contract import Bootstrap
 from ringcoll.bootstrap.mpi import MpiBootstrap
 from ringcoll.bootstrap.part import PartOfMpi
@@ -19,6 +21,7 @@ from ringcoll.fabric.nodes import NodesFabric
 from ringcoll.fabric.nodes_exit import hold_exit
 from ringcoll.fabric.process import ProcessFabric, process_fabric
 from ringcoll.fabric.thread import thread_fabrics
+from ringcoll.fabric.watch import Obituary, Process
 from ringcoll.transports.mpi import Carrier
 
 __all__ = ["open_fabric"]
@@ -42,6 +45,15 @@ def open_fabric(bootstrap: Bootstrap, *, timeout: float, node: str | None = None
     own = {**identity(), "node": node or "", "pid": str(os.getpid())}
     said = bootstrap.allgather(json.dumps(own).encode())
     found = [json.loads(part) for part in said]
+    try:
+        return _opened(bootstrap, found, timeout)
+    except Error:
+        _hold_exit(found, bootstrap.rank)
+        raise
+
+
+def _opened(bootstrap: Bootstrap, found: Sequence[Mapping[str, str]], timeout: float) -> Fabric:
+    """The fabric of ranks that have said who they are."""
     nodes = nodes_of(found)
     compare_versions(found, "init")
     for number in range(max(nodes) + 1):
@@ -49,6 +61,31 @@ def open_fabric(bootstrap: Bootstrap, *, timeout: float, node: str | None = None
     if max(nodes) == 0:
         return process_fabric(bootstrap, timeout=timeout, compared=True)
     return _nodes_fabric(bootstrap, nodes, found, timeout)
+
+
+class _Mute:
+    """A rank that had no page yet to say anything on."""
+
+    def exit(self) -> None:
+        """Nobody would hear it."""
+
+
+def _hold_exit(found: Sequence[Mapping[str, str]], rank: int) -> None:
+    """No fabric was made, perhaps because a rank has died: MPI_Finalize would wait for it for ever.
+
+    The ranks whose processes this one can watch are looked at before that. Of another host's nobody
+    here knows.
+    """
+    keys = ("boot", "pidns")
+    beside = {
+        peer: int(other["pid"])
+        for peer, other in enumerate(found)
+        if peer != rank and all(other.get(key) == found[rank].get(key) for key in keys)
+    }
+    with contextlib.suppress(MachineError):  # no process can be watched: what has failed says more
+        deaths = Obituary({peer: Process(pid) for peer, pid in beside.items()})
+        finalize.hold(frozenset(beside.items()), finalize.Exit(_Mute(), (), deaths))
+        finalize.note_death()
 
 
 def _nodes_fabric(

@@ -37,6 +37,14 @@ def test_a_rank_that_never_comes_is_named(nodes):
         assert "rank 2" in said[rank]
 
 
+@pytest.mark.parametrize("names", ["a,b,b", "a,a,a"])
+def test_a_rank_that_dies_in_init_keeps_nobody_from_ending(nodes, names):
+    outcome = nodes("begin", names, "dies", deaths=True)
+    assert outcome.statuses == [3, 4, -9]
+    for rank in (0, 1):
+        assert outcome.word("error")[rank].startswith("DeadlineError: init: ")
+
+
 def test_many_communicators_leave_nothing_open(nodes):
     outcome = nodes("begin", "a,b,a", "many")
     assert outcome.errors == ""

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 import sys
 import time
 import weakref
@@ -76,6 +77,22 @@ def absent() -> dict:
     MPI.Is_initialized()
     time.sleep(1.5)
     return {"error": error}
+
+
+def dies() -> dict:
+    """Rank 2 is killed while the ranks make their fabric; who is told of it ends as it likes."""
+    from ringcoll.fabric import opening
+
+    def die(*_args: object, **_how: object) -> NoReturn:
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise SystemExit
+
+    of_fabric: Any = opening
+    if own_rank() == 2:
+        of_fabric.connect = of_fabric.process_fabric = die
+    error = told(ringcoll.init, timeout=2)
+    say(own_rank(), error=error)
+    sys.exit(3 + own_rank())
 
 
 def full() -> dict:
