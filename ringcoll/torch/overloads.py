@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import (
     AllgatherOptions,
+    AllreduceCoalescedOptions,
     AllreduceOptions,
     AllToAllOptions,
     BarrierOptions,
@@ -31,6 +32,7 @@ _OPERATORS = (dist.ReduceOp, dist.ReduceOp.RedOpType)
 _FIELDS = {"op": "reduceOp", "root": "rootRank", "timeout": "timeout"}
 _CALLS = {
     AllreduceOptions: "all_reduce",
+    AllreduceCoalescedOptions: "all_reduce_coalesced",
     ReduceOptions: "reduce",
     BroadcastOptions: "broadcast",
     AllgatherOptions: "all_gather",

@@ -135,6 +135,13 @@ def options_of_another_call_are_refused(rank, n):
         "barrier: opts is AllgatherOptions where BarrierOptions": lambda: group.barrier(
             AllgatherOptions()
         ),
+        "all_gather: opts is GatherOptions where AllgatherOptions": lambda: (
+            group.allgather_coalesced([[x]] * n, [x], dist.GatherOptions())
+        ),
+        "all_reduce_coalesced: opts is 5": lambda: group.allreduce_coalesced([x], 5),
+        "reduce_scatter: opts is BroadcastOptions": lambda: group.reduce_scatter_tensor_coalesced(
+            [x], [x.repeat(n)], dist.BroadcastOptions()
+        ),
     }
     for words, call in calls.items():
         with pytest.raises(ringcoll.ArgumentTypeError, match=words):

@@ -1,0 +1,60 @@
+"""What all calls of a group have in common: an engine carries them out, a profiler is told."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch.distributed as dist
+
+from ringcoll.errors import ArgumentError
+from ringcoll.torch.profiled import profiler, recorded
+from ringcoll.torch.tensors import single
+from ringcoll.torch.untraced import untraced
+
+__all__ = ["Calling", "first"]
+
+
+@untraced
+class Calling(dist.ProcessGroup):  # type: ignore[misc]
+    """A group that says which engine serves a tensor."""
+
+    _nranks: int
+    _rank: int
+
+    @abstractmethod
+    def _engine(self, tensor: Any) -> Any:
+        """Who carries out calls on tensors of this device."""
+
+    def _run(
+        self,
+        name: str,
+        engine: Any,
+        body: Callable[[], None],
+        *,
+        reads: Sequence[Any] = (),
+        writes: Sequence[Any] = (),
+        later: bool,
+    ) -> Any:
+        """Let an engine carry out a call; torch's profiler is told if it runs."""
+        if not profiler._is_profiler_enabled:
+            return engine.run(body, reads=reads, writes=writes, later=later)
+        with recorded(name):
+            return engine.run(body, reads=reads, writes=writes, later=later)
+
+    def _list(self, lists: Sequence[Sequence[Any]], name: str) -> list[Any]:
+        tensors = list(single(lists, name))
+        if len(tensors) != self._nranks:
+            raise ArgumentError(
+                f"ringcoll: {name} takes a list of {self._nranks} tensors, one for each rank, "
+                f"not {len(tensors)}"
+            )
+        return tensors
+
+
+def first(tensors: Sequence[Any], name: str) -> Any:
+    """The tensor by whose device a call of several goes."""
+    if not tensors:
+        raise ArgumentError(f"ringcoll: {name} of no tensors; pass one at least")
+    return tensors[0]

@@ -1,0 +1,191 @@
+"""Calls on a tensor and a list that has one for each rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch._C._distributed_c10d import (
+    AllgatherOptions,
+    GatherOptions,
+    ReduceScatterOptions,
+    ScatterOptions,
+)
+
+from ringcoll.errors import ArgumentError
+from ringcoll.torch.calling import Calling, first
+from ringcoll.torch.ops import op_of
+from ringcoll.torch.overloads import listed, options
+from ringcoll.torch.tensors import dense, flat_of, put_back, single, spread
+from ringcoll.torch.untraced import untraced
+
+__all__ = ["Lists"]
+
+
+@untraced
+class Lists(Calling):
+    """``all_gather``, ``reduce_scatter``, ``gather`` and ``scatter``."""
+
+    def allgather(
+        self,
+        output_tensors: Any,
+        input_tensors: Any = None,
+        opts: Any = None,
+        timeout: Any = None,
+        *,
+        input_tensor: Any = None,
+    ) -> Any:
+        """Every rank's tensor in a list of all; their sizes may differ."""
+        if type(opts) is not AllgatherOptions:
+            output_tensors, input_tensors = _lists(output_tensors, input_tensors, input_tensor)
+            opts = options(AllgatherOptions, opts, timeout)
+        given = single(input_tensors, "all_gather")
+        parts = self._list(output_tensors, "all_gather")
+        counts = [part.numel() for part in parts]
+        engine = self._engine(given)
+
+        def body() -> None:
+            flat, own = flat_of(parts, "all_gather", filled=False)
+            send = dense(given, "all_gather")
+            if len(set(counts)) == 1:
+                engine.call("all_gather", send, flat)
+            else:
+                sent, received = (engine.buffer(t, "all_gather") for t in (send, flat))
+                engine.comm.all_gather_v(sent, received, counts, **engine.how())
+            if not own:
+                spread(flat, parts)
+
+        return self._run(
+            "all_gather", engine, body, reads=input_tensors, writes=parts, later=opts.asyncOp
+        )
+
+    def allgather_coalesced(
+        self, outputs: Sequence[Sequence[Any]], inputs: Sequence[Any], opts: Any = None
+    ) -> Any:
+        """Several tensors of every rank; list r of the outputs is what rank r has given."""
+        opts = options(AllgatherOptions, opts)
+        engine = self._engine(first(inputs, "all_gather_coalesced"))
+        rows = [list(row) for row in outputs]
+        if len(rows) != self._nranks or any(len(row) != len(inputs) for row in rows):
+            raise ArgumentError(
+                f"ringcoll: all_gather_coalesced takes {self._nranks} lists of {len(inputs)} "
+                f"tensors as outputs, one list for each rank"
+            )
+
+        def body() -> None:
+            for number, given in enumerate(inputs):
+                parts = [row[number] for row in rows]
+                flat, own = flat_of(parts, "all_gather", filled=False)
+                engine.call("all_gather", dense(given, "all_gather"), flat)
+                if not own:
+                    spread(flat, parts)
+
+        written = [tensor for row in rows for tensor in row]
+        return self._run(
+            "all_gather", engine, body, reads=inputs, writes=written, later=opts.asyncOp
+        )
+
+    def reduce_scatter(
+        self,
+        output_tensors: Any = None,
+        input_tensors: Any = None,
+        opts: Any = None,
+        timeout: Any = None,
+        *,
+        output: Any = None,
+        input: Any = None,
+        op: Any = None,
+    ) -> Any:
+        """Combine every rank's list; rank r gets its tensor r. The sizes may differ."""
+        if type(opts) is not ReduceScatterOptions:
+            input_tensors, output_tensors = _lists(
+                input_tensors if input is None else input, output_tensors, output
+            )
+            opts = options(ReduceScatterOptions, opts, timeout, op=op)
+        result = single(output_tensors, "reduce_scatter")
+        parts = self._list(input_tensors, "reduce_scatter")
+        counts = [part.numel() for part in parts]
+        engine, op = self._engine(result), op_of(opts.reduceOp)
+
+        def body() -> None:
+            flat, _ = flat_of(parts, "reduce_scatter", filled=True)
+            copy = dense(result, "reduce_scatter")
+            if len(set(counts)) == 1:
+                engine.call("reduce_scatter", flat, copy, op)
+            else:
+                sent, received = (
+                    engine.buffer(t, "reduce_scatter", reduces=True) for t in (flat, copy)
+                )
+                engine.comm.reduce_scatter_v(sent, received, counts, op, **engine.how())
+            put_back(result, copy)
+
+        return self._run(
+            "reduce_scatter", engine, body, reads=parts, writes=output_tensors, later=opts.asyncOp
+        )
+
+    def gather(
+        self,
+        output_tensors: Any,
+        input_tensors: Any = None,
+        opts: Any = None,
+        timeout: Any = None,
+        *,
+        input_tensor: Any = None,
+        root: Any = None,
+    ) -> Any:
+        """The root gets every rank's tensor in a list."""
+        if type(opts) is not GatherOptions:
+            output_tensors, input_tensors = _lists(output_tensors, input_tensors, input_tensor)
+            opts = options(GatherOptions, opts, timeout, root=root)
+        given, root = single(input_tensors, "gather"), opts.rootRank
+        parts = self._list(output_tensors, "gather") if root == self._rank else []
+        engine = self._engine(given)
+
+        def body() -> None:
+            send = dense(given, "gather")
+            if not parts:
+                engine.call("gather", send, None, None, root)
+                return
+            flat, own = flat_of(parts, "gather", filled=False)
+            engine.call("gather", send, flat, None, root)
+            if not own:
+                spread(flat, parts)
+
+        return self._run(
+            "gather", engine, body, reads=input_tensors, writes=parts, later=opts.asyncOp
+        )
+
+    def scatter(
+        self,
+        output_tensors: Any = None,
+        input_tensors: Any = None,
+        opts: Any = None,
+        timeout: Any = None,
+        *,
+        output_tensor: Any = None,
+        root: Any = None,
+    ) -> Any:
+        """Rank r gets tensor r of the root's list."""
+        if type(opts) is not ScatterOptions:
+            input_tensors, output_tensors = _lists(input_tensors, output_tensors, output_tensor)
+            opts = options(ScatterOptions, opts, timeout, root=root)
+        result, root = single(output_tensors, "scatter"), opts.rootRank
+        parts = self._list(input_tensors, "scatter") if root == self._rank else []
+        engine = self._engine(result)
+
+        def body() -> None:
+            flat = flat_of(parts, "scatter", filled=True)[0] if parts else None
+            copy = dense(result, "scatter")
+            engine.call("scatter", flat, copy, None, root)
+            put_back(result, copy)
+
+        return self._run(
+            "scatter", engine, body, reads=parts, writes=output_tensors, later=opts.asyncOp
+        )
+
+
+def _lists(tensors: Any, one: Any, named: Any) -> tuple[Any, Any]:
+    """A list of lists and a list of one, given so or as a list and a bare tensor."""
+    bare = isinstance(one if named is None else named, torch.Tensor)
+    return ([tensors] if bare else tensors), listed(one, named)
