@@ -23,7 +23,7 @@ class Backend:
 
     supports_splitting = False
     supports_coalescing = False
-    supports_time_estimate = False
+    supports_time_estimate = _supports_time_estimate = False  # before torch 2.15, and since
 
     def __init__(
         self, rank: int, size: int, timeout: timedelta, allocate: Callable[[int, Any, Any], Any]

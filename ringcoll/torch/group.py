@@ -63,9 +63,10 @@ class ProcessGroupRingcoll(Collectives):
         super().__init__(rank, size)
         self._rank, self._nranks, self._timeout = rank, size, timeout
         self._config, self._options = _options(given)
-        # A store outlives groups, and a group that is made again has the same name.
-        generation = store.add(f"ringcoll/group/{rank}", 1)
-        self._store = dist.PrefixStore(f"ringcoll/{generation}", store)
+        # A store outlives groups, and torch gives their names to later ones, also of other ranks:
+        # those of one size are counted alike by all who are in them.
+        generation = store.add(f"ringcoll/group/{size}/{rank}", 1)
+        self._store = dist.PrefixStore(f"ringcoll/{size}/{generation}", store)
         self._name, self._desc = "", "undefined"
         self._backend = Backend(rank, size, timeout, self._allocate)
         self._failure: BaseException | None = None
@@ -233,6 +234,16 @@ class ProcessGroupRingcoll(Collectives):
             host.barrier(seconds)
 
         return self._run("barrier", host, body, later=opts.asyncOp)
+
+    def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+        """A barrier whose error names the ranks that have not come: all of them, either way.
+
+        Args:
+            timeout: None: the group's.
+            wait_all_ranks: nothing more is to be asked for.
+
+        """
+        self.barrier(timeout=timeout).wait()
 
     # -- names ------------------------------------------------------------------------------------
 

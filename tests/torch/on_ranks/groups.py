@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 import ringcoll
+from ringcoll.torch.group import ProcessGroupRingcoll
 
 
 def subgroups(rank, n):
@@ -33,12 +34,12 @@ def subgroups(rank, n):
 
 
 def local_synchronization(rank, n):
-    if rank in (0, 2):
-        group = dist.new_group([0, 2], use_local_synchronization=True)
-        x = torch.ones(1)
-        dist.all_reduce(x, group=group)
-        assert x.item() == 2
-        dist.destroy_process_group(group)
+    # Each rank makes one: torch 2.15 counts them, and names later groups of all by that count.
+    group = dist.new_group([rank % 2, rank % 2 + 2], use_local_synchronization=True)
+    x = torch.full((1,), float(rank))
+    dist.all_reduce(x, group=group)
+    assert x.item() == 2 * (rank % 2) + 2
+    dist.destroy_process_group(group)
 
 
 def names_and_ranks(rank, n):
@@ -74,6 +75,29 @@ def options(rank, n):
     with pytest.raises(TypeError, match=r"pg_options: .* no option 'slice'; did you mean 'slices'"):
         dist.new_group(pg_options={"slice": 2})
     dist.barrier()
+
+
+def monitored_barrier(rank, n):
+    group = dist.new_group()
+    group.monitored_barrier(timedelta(seconds=20))
+    if rank != 2:
+        with pytest.raises(RuntimeError, match=r"Timed out.*rank 2\b"):
+            group.monitored_barrier(timedelta(seconds=0.5), wait_all_ranks=True)
+    dist.barrier()
+
+
+def groups_of_one_name(rank, n):
+    """torch may name a group like an earlier one of other ranks, which had the same store."""
+    store = dist.PrefixStore("one name", dist.distributed_c10d._get_default_store())
+    for ranks in ((0, 1), (1, 2), tuple(range(n)), (0, 2), tuple(range(n))):
+        if rank in ranks:
+            mine = ranks.index(rank)
+            group = ProcessGroupRingcoll(store, mine, len(ranks), timedelta(seconds=20))
+            x = torch.full((3,), float(rank))
+            group.allreduce([x]).wait()
+            assert x[0] == sum(ranks)
+            group.shutdown()
+        dist.barrier()
 
 
 def deterministic(rank, n):
