@@ -10,7 +10,8 @@ of the network is MPI between processes of one host. In turns, the slowest rank 
 - ``default``: all_reduce of bfloat16 in place, in two layers; ``accumulate=dtype``: partial sums
   cross as bfloat16; ``staged``: a sixteenth of the bytes without layers (``slices=`` asks for it),
   added up by the host.
-- ``messages alone``: the messages that ``default`` sends, with nothing before and after them.
+- ``messages alone``: the messages that ``default`` sends, carried as it carries them, with nothing
+  before and after them.
 - ``mpi4py``: Isend and Irecv of as many bytes from and to pinned memory, 4 MiB each and all rails
   at once: the bound.
 
@@ -33,6 +34,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.report import ROOT, Report, size_text
+from ringcoll.cli.sizes import parse_sizes
+from ringcoll.executors.staging.exchange import Figures
 
 __all__ = ["main"]
 
@@ -59,6 +62,21 @@ def sent(nbytes: int, nodes: int, per_node: int, partial: int) -> int:
 
     """
     return nbytes // per_node * (nodes - 1) // nodes * (partial + 2) // 2
+
+
+class Free:
+    """A lane whose stream takes and brings at once."""
+
+    def __init__(self, slots: int) -> None:
+        self.slots, self.taken = slots, 0
+
+    def said(self, number: int) -> bool:
+        """Whether a slot is free."""
+        return number < self.taken + self.slots
+
+    def done(self, number: int) -> None:
+        """It is now."""
+        self.taken = number + 1
 
 
 class Rank:
@@ -97,12 +115,17 @@ class Rank:
             times.append(float(slowest))
         return statistics.median(times[1:])
 
-    def all_reduce(self, name: str, nbytes: int, options: dict[str, Any]) -> dict[str, Any]:
-        """A row of ringcoll's."""
+    def all_reduce(
+        self, name: str, nbytes: int, options: dict[str, Any], figures: Figures | None = None
+    ) -> dict[str, Any]:
+        """A row of ringcoll's; ``figures``: by others than the usual."""
         from benchmarks.gpu.deterministic import fill, unequal
 
         comm = self.comm
-        x: Any = comm.empty(nbytes // 2, "bfloat16")
+        if figures is not None:
+            comm = comm.split(0)
+            comm._state.cut_by(figures)
+        x: Any = self.comm.empty(nbytes // 2, "bfloat16")
         fill(x, comm.rank, 1)
         comm.all_reduce(x, **options)
         comm.synchronize()
@@ -113,25 +136,45 @@ class Rank:
             comm.all_reduce(x, **options)
             comm.synchronize()
 
-        return {"name": name, "bytes": nbytes, "seconds": self.seconds(call), "wrong": wrong}
+        row = {"name": name, "bytes": nbytes, "seconds": self.seconds(call), "wrong": wrong}
+        if figures is not None:
+            comm.close()
+        return row
 
-    def messages(self, sizes: Sequence[int]) -> dict[str, Any]:
-        """The messages of a call as its exchanges send them."""
+    def messages(self, name: str, figures: Figures) -> dict[str, Any]:
+        """The messages of a call, without a stream that brings them and waits for them."""
+        from ringcoll.executors.staging.carry import Exchange, Flow, carry
         from ringcoll.transports.mpi import SLICES
 
-        carried: Any = self.comm._state.fabric.messages
-        views = self.pinned(max(sizes))
+        staging: Any = self.comm._state.cuda
+        whole = 2 * self.nbytes // self.per_node  # a rank's partial sums
+        slices = -(-whole // figures.share)
+        sizes = whole // slices // self.nodes, whole // slices // self.nodes // 2
+        views = [[self.pinned(size) for _ in range(figures.slots)] for size in sizes]
+
+        def exchanges(slots: list[list[Any]]) -> list[Exchange]:
+            ways = [
+                [
+                    tuple((peer, view[way]) for peer, view in zip(self.rail, slot, strict=True))
+                    for way in (0, 1)
+                ]
+                for slot in slots
+            ]
+            return [
+                Exchange("messages", *ways[number % figures.slots], (), ())
+                for number in range(slices)
+            ]
+
+        kinds = [exchanges(slots) for slots in views]
 
         def call() -> None:
-            for size in sizes:
-                pending = []
-                for peer, view in zip(self.rail, views, strict=True):
-                    pending.append(carried.receive(view[1][:size], peer, SLICES))
-                    pending.append(carried.send(view[0][:size], peer, SLICES))
-                while pending:
-                    pending = [transfer for transfer in pending if not transfer.done()]
+            flows = [
+                Flow(Free(figures.slots), SLICES + kind, 0, found)  # type: ignore[arg-type]
+                for kind, found in enumerate(kinds)
+            ]
+            carry(staging, lambda: None, flows, 60.0)
 
-        return {"name": "messages alone", "bytes": self.nbytes, "seconds": self.seconds(call)}
+        return {"name": name, "bytes": self.nbytes, "seconds": self.seconds(call)}
 
     def pinned(self, nbytes: int) -> list[Any]:
         """Pinned memory to send from and to receive in, for each other rank of the rail."""
@@ -161,8 +204,16 @@ class Rank:
         return {"name": "mpi4py", "bytes": self.nbytes, "seconds": self.seconds(call)}
 
 
-def work(per_node: int, nbytes: int, file: Path) -> None:
-    """What each rank runs; rank 0 appends its rows to a file, one of JSON a line."""
+def work(per_node: int, nbytes: int, file: Path, sweep: Sequence[Figures]) -> None:
+    """What each rank runs; rank 0 appends its rows to a file, one of JSON a line.
+
+    Args:
+        per_node: ranks of each node.
+        nbytes: of the array.
+        file: the rows.
+        sweep: figures to compare; empty: the usual ones, and all ways of :data:`WAYS`.
+
+    """
     import numpy as np
     from mpi4py import MPI
 
@@ -179,18 +230,20 @@ def work(per_node: int, nbytes: int, file: Path) -> None:
                 out.write(json.dumps(row) + "\n")
 
     keep(rank.mpi(wide), wide)
-    for name, options in WAYS.items():
-        partial = 2 if options else 4
-        row = rank.all_reduce(name, nbytes, options)
-        row["explain"] = rank.comm.explain("all_reduce", nbytes).splitlines()
-        keep(row, sent(nbytes, nodes, per_node, partial))
-    slices = 32
-    results = sent(nbytes, nodes, per_node, 0) // len(rank.rail)
-    partials = wide // len(rank.rail) - results
-    keep(rank.messages([partials // slices, results // slices] * slices), wide)
+    for figures in sweep:
+        name = f"{size_text(figures.share)} x {figures.slots}"
+        keep(rank.all_reduce(name, nbytes, {}, figures), wide)
+        keep(rank.messages(f"  messages {name}", figures), wide)
+    if not sweep:
+        for name, options in WAYS.items():
+            partial = 2 if options else 4
+            row = rank.all_reduce(name, nbytes, options)
+            row["explain"] = rank.comm.explain("all_reduce", nbytes).splitlines()
+            keep(row, sent(nbytes, nodes, per_node, partial))
+        keep(rank.messages("messages alone", Figures()), wide)
+        few = nbytes >> 4
+        keep(rank.all_reduce("staged", few, {"slices": 4}), sent(few, nodes, per_node, 4))
     keep(rank.mpi(wide), wide)
-    few = nbytes >> 4
-    keep(rank.all_reduce("staged", few, {"slices": 4}), sent(few, nodes, per_node, 4))
     rank.comm.close()
 
 
@@ -203,10 +256,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=SECONDS, help="after which it is ended")
     parser.add_argument("--commit", default="", help="what is measured, where there is no git")
     parser.add_argument("--out", type=Path, help="the JSON file to write")
-    parser.add_argument("--part", type=Path, help=argparse.SUPPRESS)
+    hidden = argparse.SUPPRESS
+    parser.add_argument("--part", type=Path, help=hidden)
+    parser.add_argument("--share", type=parse_sizes, help=hidden)  # `2M,4M`: compare figures
+    parser.add_argument("--slots", type=parse_sizes, help=hidden)  # `2,3`
     options = parser.parse_args(argv)
+    usual = Figures()
+    sweep = [
+        Figures(share, slots)
+        for share in options.share or (usual.share,)
+        for slots in options.slots or (usual.slots,)
+        if options.share or options.slots
+    ]
     if options.part is not None:
-        work(options.per_node, options.bytes, options.part)
+        work(options.per_node, options.bytes, options.part, sweep)
         return 0
     ranks = options.nodes * options.per_node
     out = options.out or ROOT / "benchmarks" / "results" / f"gpu_nodes_{ranks}.json"
@@ -216,7 +279,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         report.note("commit", options.commit)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "rows"
-        report.fail("ranks", _run(options, ranks, file))
+        report.fail("ranks", _run(options, ranks, file, argv))
         rows = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
         for text in rows:
             report.add({**json.loads(text), "collective": "all_reduce", "ranks": ranks})
@@ -224,14 +287,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1 if report.errors or any(row["wrong"] for row in report.rows) else 0
 
 
-def _run(options: argparse.Namespace, ranks: int, file: Path) -> str | None:
-    """Start the ranks; what went wrong."""
+def _run(
+    options: argparse.Namespace, ranks: int, file: Path, argv: Sequence[str] | None
+) -> str | None:
+    """Start the ranks with the same options; what went wrong."""
     from ringcoll.bootstrap.launcher import mpiexec
 
     path = mpiexec()
     if path is None:
         return "there is no mpiexec beside the interpreter or on the path"
-    words = ["--per-node", str(options.per_node), "--bytes", str(options.bytes), "--part", file]
+    words = [*(sys.argv[1:] if argv is None else argv), "--part", file]
     python = [sys.executable, "-c", PLACED, str(options.per_node)]
     again = [sys.executable, "-m", "benchmarks.gpu.nodes", *map(str, words)]
     try:
@@ -253,12 +318,12 @@ def _run(options: argparse.Namespace, ranks: int, file: Path) -> str | None:
 
 def _table(report: Report, nodes: int, per_node: int) -> None:
     print(f"\nall_reduce of bfloat16, {nodes} nodes of {per_node} GPUs")
-    print(f"{'':<18}{'bytes':>8}{'ms':>10}{'GB/s sent':>12}{'of mpi4py':>11}{'wrong':>7}")
+    print(f"{'':<20}{'bytes':>8}{'ms':>10}{'GB/s sent':>12}{'of mpi4py':>11}{'wrong':>7}")
     bound = max((row["GB/s"] for row in report.rows if row["name"] == "mpi4py"), default=0.0)
     for row in report.rows:
         share = f"{row['GB/s'] / bound:.2f}" if bound else "-"
         print(
-            f"{row['name']:<18}{size_text(row['bytes']):>8}{1e3 * row['seconds']:>10.2f}"
+            f"{row['name']:<20}{size_text(row['bytes']):>8}{1e3 * row['seconds']:>10.2f}"
             f"{row['GB/s']:>12.2f}{share:>11}{row['wrong']:>7}"
         )
 

@@ -27,9 +27,9 @@ from ringcoll.executors.contract import Executor, Joint, PairExecutor
 from ringcoll.executors.cpu import CpuExecutor
 from ringcoll.executors.cuda.loader import Loader, Quiet
 from ringcoll.executors.pairs import Pairs
-from ringcoll.executors.staging.exchange import Exchanges
+from ringcoll.executors.staging.exchange import Exchanges, Figures
 from ringcoll.executors.staging.executor import PIECE_BYTES, Owner, Staged, Staging, settle
-from ringcoll.executors.staging.layers import LEAST_BYTES, SHARE_BYTES, Layers
+from ringcoll.executors.staging.layers import LEAST_BYTES, Layers
 from ringcoll.executors.staging.pairs import StagedPairs, StagingPairs
 from ringcoll.fabric import Fabric
 from ringcoll.fabric.symmetric import SymmetricMemory
@@ -99,24 +99,27 @@ class NodesState(RankState):
                 lambda error: self.fail(error, begun=True),
                 lambda: self.broken,
             )
-            inside = self.inside.cuda
             self.cuda = Staging(fabric, device, self._load, self._host, owner, self._failure)
 
             def wait(ready: Callable[[], bool], timeout: float) -> None:
                 wait_for([side], ready, timeout)
 
             self.sending = StagingPairs(self.cuda, pairs, wait)
-            self.layers: Layers | None = None
-            members = _members(fabric.nodes)
-            if len({len(ranks) for ranks in members}) == 1:
-                along = Exchanges(self.cuda, self._failure, SHARE_BYTES)
-                self.layers = Layers(self.cuda, along, inside, members)
+            self.cut_by(Figures())
         except BaseException:
             self.inside.abort("the rest of the communicator could not be made")
             self.inside.close()
             raise
         self.executor, self.pairs = self.cuda, self.sending
         self.symmetric = NodesMemory(fabric, self.inside.symmetric, host_memory)
+
+    def cut_by(self, figures: Figures) -> None:
+        """Run calls in two layers by these figures; alike on all ranks, before their first call."""
+        self.layers: Layers | None = None
+        members = _members(self.fabric.nodes)
+        if len({len(ranks) for ranks in members}) == 1:
+            along = Exchanges(self.cuda, self._failure, figures)
+            self.layers = Layers(self.cuda, along, self.inside.cuda, members)
 
     def _is_near(self, node: int) -> bool:
         return node == self.fabric.nodes[self.fabric.rank]

@@ -2,9 +2,9 @@
 
 MPI matches messages of one pair of ranks and one tag in the order in which they were sent, so a tag
 is a stream. Each rank of a communicator receives by a range of tags: one stream for words and texts
-that are stored in its memory (:meth:`Messages.post`), one for calls between two ranks, one for
-slices of GPU ranks' calls, and one for each channel of a collective. No collective of MPI is used:
-it could not end when a rank dies.
+that are stored in its memory (:meth:`Messages.post`), one for calls between two ranks, one for each
+kind of slices of GPU ranks' calls, and one for each channel of a collective. No collective of MPI
+is used: it could not end when a rank dies.
 
 Messages move while somebody calls MPI, so whoever waits calls :meth:`Messages.progress`.
 """
@@ -24,7 +24,17 @@ import numpy.typing as npt
 from ringcoll.bootstrap.mpi import load_mpi
 from ringcoll.errors import LaunchRefused, MachineError, MismatchError
 
-__all__ = ["CHANNELS", "FIRST", "PAIRS", "POST_BYTES", "SLICES", "Carrier", "Messages", "Transfer"]
+__all__ = [
+    "CHANNELS",
+    "FIRST",
+    "KINDS",
+    "PAIRS",
+    "POST_BYTES",
+    "SLICES",
+    "Carrier",
+    "Messages",
+    "Transfer",
+]
 
 Array = npt.NDArray[Any]
 Store = Callable[[int, memoryview], None]
@@ -35,7 +45,9 @@ POST_BYTES = 2048
 """The longest that is posted at once."""
 
 _STREAMS = 64  # tags of a communicator
-_POSTS, PAIRS, SLICES, FIRST = 0, 1, 2, 3
+KINDS = 2
+"""Of slices: partial sums and results, which do not wait for each other."""
+_POSTS, PAIRS, SLICES, FIRST = 0, 1, 2, 2 + KINDS
 CHANNELS = _STREAMS - FIRST
 """How many channels of a plan can cross nodes."""
 

@@ -233,7 +233,7 @@ class Staging:
     def _carry(self, calls: Sequence[Runnable], base: int) -> None:
         """The host's part, on the communicator's thread."""
         for number, prepared in enumerate(calls, base):
-            await_stream(self._lane, number, self.fabric, self.owner)
+            await_stream(partial(self._lane.said, number), self.fabric, self.owner)
             self.fabric.check()
             self.host.run(prepared)
             self._lane.done(number)
@@ -310,8 +310,13 @@ class Staging:
             self.host.close()
 
 
-def await_stream(lane: Lane, number: int, fabric: Fabric, owner: Owner) -> None:
+def await_stream(said: Callable[[], bool], fabric: Fabric, owner: Owner) -> None:
     """Wait until a stream has brought a piece: as long as it takes, what is before it takes time.
+
+    Args:
+        said: whether it has.
+        fabric: the ranks.
+        owner: the communicator.
 
     Raises:
         AbortedError: the communicator is broken or aborted.
@@ -319,10 +324,10 @@ def await_stream(lane: Lane, number: int, fabric: Fabric, owner: Owner) -> None:
 
     """
     for _ in range(_SPINS):
-        if lane.said(number):
+        if said():
             return
     began, look_at = time.monotonic(), 0.0
-    while not lane.said(number):
+    while not said():
         over = owner.over()
         if over is not None:
             raise AbortedError(f"rank {fabric.rank}: given up before the call began") from over

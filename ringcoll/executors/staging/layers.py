@@ -28,7 +28,8 @@ from ringcoll.errors import PlanError
 from ringcoll.executors.cuda.executor import CudaExecutor
 from ringcoll.executors.cuda.params import start_of
 from ringcoll.executors.cuda.wishes import Wishes
-from ringcoll.executors.staging.exchange import Exchange, Exchanges
+from ringcoll.executors.staging.carry import Exchange
+from ringcoll.executors.staging.exchange import Exchanges
 from ringcoll.executors.staging.executor import Staged, Staging, settle
 from ringcoll.executors.staging.fold import fold
 from ringcoll.executors.staging.pieces import ALIGN
@@ -40,9 +41,6 @@ __all__ = ["LEAST_BYTES", "Layers"]
 
 LEAST_BYTES = 1 << 20
 """From so many bytes of the larger buffer on: below, one message between hosts is what counts."""
-
-SHARE_BYTES = 8 << 20
-"""The most that a rank sends along its rail in a slice, to all other nodes together."""
 
 _FEW = 4
 """Slices of a call, unless they were shorter than :data:`_SHORT`."""
@@ -261,7 +259,7 @@ class Layers:
         call, wire = task.call, task.wire
         share = send.size // self._width
         piece = share // self._nodes
-        part = self._scratch(2 + number % 2, share, wire)
+        part = self._scratch(2 + number % self._exchanges.figures.slots, share, wire)
         inside: tuple[Enqueue, ...]
         raw = wire.name == call.dtype.name
         if self._width == 1:
@@ -355,19 +353,23 @@ class Layers:
         unit = width * self._nodes * align if call.collective == "all_reduce" else 1
         each = call.count // width if call.collective == "all_reduce" else call.count * self._nodes
         item = max(wire.itemsize, call.dtype.itemsize)
-        share = min(SHARE_BYTES, max(_SHORT, each * item // _FEW)) // item
+        share = min(self._exchanges.figures.share, max(_SHORT, each * item // _FEW)) // item
         step = width * share if call.collective == "all_reduce" else share // self._nodes
         return _Share(unit, max(unit, step // unit * unit))
 
     def _scratch(self, region: int, count: int, dtype: DType) -> Array:
-        """Memory of the device for a slice: regions 0 and 1 for one step, 2 and 3 for two."""
+        """Memory of the device for a slice: regions 0 and 1 for one step, one more for each slot.
+
+        Region 0 has a part for each rank of the node.
+        """
+        share, slots = self._exchanges.figures.share, self._exchanges.figures.slots
         if self._memory is None:
             settle()  # allocating may wait for the device
             device = self._staging.device.ordinal
-            nbytes = (2 * self._width + 2) * SHARE_BYTES
+            nbytes = (2 * self._width + slots) * share
             self._memory = allocate(device, nbytes, what="calls in two layers")
-        starts = 0, self._width, 2 * self._width, 2 * self._width + 1
-        pointer = self._memory.pointer + starts[region] * SHARE_BYTES
+        start = region * self._width if region < 2 else 2 * self._width + region - 2
+        pointer = self._memory.pointer + start * share
         return device_view(pointer, count * dtype.itemsize, dtype.numpy)
 
     def close(self) -> None:

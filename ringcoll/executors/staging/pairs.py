@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from ringcoll.arguments.calls import Call
 from ringcoll.errors import AbortedError
@@ -177,7 +178,7 @@ class StagingPairs:
     def _carry(self, halves: Sequence[_Half], timeout: float) -> None:
         staging = self._staging
         for half in halves:
-            await_stream(half.lane, half.base, staging.fabric, staging.owner)
+            await_stream(partial(half.lane.said, half.base), staging.fabric, staging.owner)
         try:
             tasks = [self._half(half, timeout) for half in halves]
             drive(tasks, lambda ready: self._wait(ready, timeout))

@@ -15,6 +15,7 @@ from ringcoll.communicator.gpu_nodes import NodesState
 from ringcoll.dtypes import dtype_of
 from ringcoll.executors.staging import executor, pairs, pieces
 from ringcoll.executors.staging import layers as executor_layers
+from ringcoll.executors.staging.exchange import Figures
 from ringcoll.transports.cuda.raw import from_pointer
 from tests.communicator.cases import ROOTED, SHAPES, Case
 from tests.cuda.fake_gpus import FakeBuffer, Gpus, fake
@@ -143,6 +144,11 @@ def layers(comm, checks, _gpus) -> None:
             ]
             run(comm, checks, *cases)
     run(comm, checks, Case("all_reduce", 30_001, "bfloat16", offset=2))
+    for slots in () if few else (1, 2, 4):  # many slices, which follow each other in few slots
+        with comm.split(0) as child:
+            child._state.cut_by(Figures(4096, slots))
+            for name, count in (("all_reduce", 30_005), ("all_gather", 15_001)):
+                run(child, checks, Case(name, count, seed=slots), Case(name, count, "int16"))
     said, nodes = comm.explain("all_reduce", 1 << 24), comm._state.fabric.nodes
     equal = len({nodes.count(node) for node in nodes}) == 1
     checks.true(said, ("in two layers" in said) == equal)

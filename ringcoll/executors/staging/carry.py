@@ -1,0 +1,175 @@
+"""The host's part of exchanges along rails: several are on their way at once.
+
+Each lane goes on by itself: its next exchange begins as soon as its stream has brought it, whatever
+the other lane waits for, so that MPI has something to carry while a stream folds and copies. The
+messages of a lane have a channel of their own, in which both ends have the same order.
+
+Messages move while MPI is called. One look at the oldest message of each lane moves all of them.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from ringcoll.bootstrap.contract import named
+from ringcoll.errors import AbortedError, ClosedError, Error
+from ringcoll.executors.staging.executor import Staging, await_stream
+from ringcoll.executors.staging.lane import Lane
+from ringcoll.executors.staging.pieces import Move
+from ringcoll.transports.mpi import Transfer
+
+__all__ = ["Exchange", "Flow", "carry"]
+
+_SPIN_SECONDS = 10e-3
+"""So long the host polls without a nap after something has moved: naps would hold up the next."""
+
+Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """Messages to other ranks and from them, by way of a slot.
+
+    Args:
+        what: the call that they belong to, in words.
+        sends: to whom, and which bytes of the slot.
+        recvs: from whom, and to where in the slot.
+        into: copies from the device, before them.
+        out: copies to the device, after them.
+
+    """
+
+    what: str
+    sends: tuple[tuple[int, Bytes], ...]
+    recvs: tuple[tuple[int, Bytes], ...]
+    into: tuple[Move, ...]
+    out: tuple[Move, ...]
+
+
+@dataclass(slots=True, eq=False)
+class Flow:
+    """The exchanges of one lane in a call, and how far they have come.
+
+    Args:
+        lane: theirs.
+        channel: of their messages.
+        base: the number of the first one among all that the lane has ever had.
+        exchanges: in order.
+
+    """
+
+    lane: Lane
+    channel: int
+    base: int
+    exchanges: Sequence[Exchange]
+    begun: int = 0
+    ended: int = 0
+    under_way: deque[list[tuple[int, Transfer]]] = field(default_factory=deque)
+    """Of each exchange that has begun and not ended, messages with their peers."""
+
+    def said(self) -> bool:
+        """Whether the stream has brought an exchange that has not begun."""
+        return self.begun < len(self.exchanges) and self.lane.said(self.base + self.begun)
+
+    def over(self) -> bool:
+        """Whether all exchanges have ended."""
+        return self.ended == len(self.exchanges)
+
+
+def carry(
+    staging: Staging, failure: Callable[[], Error | None], flows: Sequence[Flow], timeout: float
+) -> None:
+    """Carry out the exchanges of a call, on the communicator's thread.
+
+    The stream brings them as late as it likes; messages must not stand still for longer than the
+    timeout.
+
+    Args:
+        staging: of the communicator.
+        failure: what has gone wrong inside the node.
+        flows: one of each lane.
+        timeout: seconds.
+
+    Raises:
+        DeadlineError: messages stood still; the ranks that they wait for are named.
+        AbortedError: the communicator is broken or aborted.
+        Error: a rank has died or given up, or the device has failed.
+
+    """
+    fabric = staging.fabric
+    last = -_SPIN_SECONDS  # when something moved
+
+    def moved() -> bool:
+        over = staging.owner.over()
+        if over is not None:
+            raise AbortedError(f"rank {fabric.rank}: given up") from over
+        some = False
+        for flow in flows:
+            while flow.said():
+                _begin(flow, staging, failure)
+                some = True
+            some = _end(flow) or some
+        return some
+
+    def peers() -> list[int]:
+        return sorted({peer for flow in flows for part in flow.under_way for peer, _ in part})
+
+    def describe() -> str:
+        what = next(flow.exchanges[flow.ended].what for flow in flows if flow.under_way)
+        return (
+            f"{what} on rank {fabric.rank}: waited {time.monotonic() - last:.3g} s for messages to "
+            f"or from {named(peers())}, which entered the call and stopped inside it"
+        )
+
+    while not all(flow.over() for flow in flows):
+        if moved():
+            last = time.monotonic()
+        elif time.monotonic() - last < _SPIN_SECONDS:
+            os.sched_yield()
+        elif any(flow.under_way for flow in flows):
+            fabric.wait(moved, deadline=fabric.deadline(timeout), describe=describe, peers=peers)
+            last = time.monotonic()
+        else:
+            await_stream(lambda: any(flow.said() for flow in flows), fabric, staging.owner)
+
+
+def _begin(flow: Flow, staging: Staging, failure: Callable[[], Error | None]) -> None:
+    """Send and receive the next exchange's messages."""
+    fabric = staging.fabric
+    error = failure()
+    if error is not None:
+        raise error
+    fabric.check()
+    messages = fabric.messages
+    if messages is None:
+        raise ClosedError(f"rank {fabric.rank} has closed this communicator")
+    exchange = flow.exchanges[flow.begun]
+    # Receives first: what is awaited need not be kept aside.
+    came = [(peer, messages.receive(array, peer, flow.channel)) for peer, array in exchange.recvs]
+    left = [(peer, messages.send(array, peer, flow.channel)) for peer, array in exchange.sends]
+    flow.under_way.append([*left, *came])
+    flow.begun += 1
+
+
+def _end(flow: Flow) -> bool:
+    """Let the stream have what has come, in order; whether a message has ended."""
+    some = False
+    while flow.under_way:
+        messages = flow.under_way[0]
+        while messages and messages[-1][1].done():
+            messages.pop()
+            some = True
+        if messages:
+            break
+        flow.under_way.popleft()
+        flow.lane.done(flow.base + flow.ended)
+        flow.ended += 1
+        some = True
+    return some
