@@ -16,7 +16,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from itertools import count
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -138,13 +138,18 @@ class Transfer:
             MachineError: MPI could not carry it.
 
         """
-        if self._request is None:
+        request = self._request
+        if request is None:
             return True
-        messages, source = self._messages, self._source
-        with messages.lock, messages.told(source):
-            if not self._request.Test(messages.status):
-                return False
-            length = messages.status.Get_count(messages.mpi.BYTE) if source >= 0 else 0
+        messages, source, length = self._messages, self._source, 0
+        try:
+            with messages.lock:
+                if not request.Test(messages.status):
+                    return False
+                if source >= 0:
+                    length = messages.status.Get_count(messages.mpi.BYTE)
+        except messages.mpi.Exception as error:
+            messages.tell(error, source)
         self._request = None
         messages.active.discard(self)
         if source >= 0 and length != self._array.nbytes:
@@ -217,27 +222,30 @@ class Messages:
     def _await(self, rank: int, array: Array) -> None:
         # One receive a rank: one from any source lost messages where MPI has two ways, over memory
         # and over TCP, to receive from (seen with MPICH 5.0.2).
-        with self.lock, self.told(rank):
-            request = self._communicator.Irecv(
-                [array, self.mpi.BYTE], self._ranks[rank], self._firsts[self._own] + _POSTS
-            )
+        request = self._receive(array, rank, _POSTS)
         self._awaited[rank] = request, array
 
     def post(self, rank: int, payload: bytes) -> None:
         """Send up to :data:`POST_BYTES` for the store of another rank; they are copied."""
         array = np.frombuffer(payload, np.uint8)
-        with self.lock, self.told(rank):
-            request = self._communicator.Isend(
-                [array, self.mpi.BYTE], self._ranks[rank], self._firsts[rank] + _POSTS
-            )
-            if not request.Test():
-                self._unsent.append((request, array))
+        try:
+            with self.lock:
+                request = self._communicator.Isend(
+                    [array, self.mpi.BYTE], self._ranks[rank], self._firsts[rank] + _POSTS
+                )
+                if not request.Test():
+                    self._unsent.append((request, array))
+        except self.mpi.Exception as error:
+            self.tell(error, rank)
 
     def flushed(self) -> bool:
         """Whether everything that was posted has left; moves messages."""
         if self._unsent:
-            with self.lock, self.told(-1):
-                self._unsent = [(call, array) for call, array in self._unsent if not call.Test()]
+            try:
+                with self.lock:
+                    self._unsent = [(c, array) for c, array in self._unsent if not c.Test()]
+            except self.mpi.Exception as error:
+                self.tell(error, -1)
         return not self._unsent
 
     def progress(self) -> None:
@@ -255,10 +263,13 @@ class Messages:
         """Store all that has come from a rank."""
         while rank in self._awaited:
             request, array = self._awaited[rank]
-            with self.lock, self.told(rank):
-                if not request.Test(self._posted):
-                    return
-                length = self._posted.Get_count(self.mpi.BYTE)
+            try:
+                with self.lock:
+                    if not request.Test(self._posted):
+                        return
+                    length = self._posted.Get_count(self.mpi.BYTE)
+            except self.mpi.Exception as error:
+                self.tell(error, rank)
             store = None if self._store is None else self._store()
             if store is not None:
                 store(rank, array.data[:length])
@@ -267,47 +278,47 @@ class Messages:
 
     def send(self, array: Array, rank: int, stream: int) -> Transfer:
         """Begin to send an array to a rank; it must not change until that is done."""
-        data = array.view(np.uint8)
-        with self.lock, self.told(rank):
-            request = self._communicator.Isend(
-                [data, self.mpi.BYTE], self._ranks[rank], self._tag(rank, stream)
-            )
+        data, tag = array.view(np.uint8), self._firsts[rank] + _checked(stream)
+        try:
+            with self.lock:
+                request = self._communicator.Isend([data, self.mpi.BYTE], self._ranks[rank], tag)
+        except self.mpi.Exception as error:
+            self.tell(error, rank)
         return self._kept(Transfer(self, request, data, -1))
 
     def receive(self, array: Array, rank: int, stream: int) -> Transfer:
         """Begin to receive an array from a rank; it must be free until that is done."""
         data = array.view(np.uint8)
-        with self.lock, self.told(rank):
-            request = self._communicator.Irecv(
-                [data, self.mpi.BYTE], self._ranks[rank], self._tag(self._own, stream)
-            )
-        return self._kept(Transfer(self, request, data, rank))
+        return self._kept(Transfer(self, self._receive(data, rank, _checked(stream)), data, rank))
+
+    def _receive(self, data: Array, rank: int, stream: int) -> Any:
+        tag = self._firsts[self._own] + stream
+        try:
+            with self.lock:
+                return self._communicator.Irecv([data, self.mpi.BYTE], self._ranks[rank], tag)
+        except self.mpi.Exception as error:
+            self.tell(error, rank)
 
     def _kept(self, transfer: Transfer) -> Transfer:
         self.active.add(transfer)
         return transfer
 
-    def _tag(self, receiver: int, stream: int) -> int:
-        if not PAIRS <= stream < _STREAMS:
-            raise LaunchRefused(f"{CHANNELS} channels can cross nodes: use fewer")
-        return self._firsts[receiver] + stream
+    def tell(self, error: Any, rank: int) -> NoReturn:
+        """Raise an error of MPI as this library's.
 
-    @contextlib.contextmanager
-    def told(self, rank: int) -> Any:
-        """MPI's errors as this library's."""
-        try:
-            yield
-        except self.mpi.Exception as error:
-            if error.Get_error_class() == self.mpi.ERR_TRUNCATE:
-                self.doubt(rank)
-                raise MismatchError(
-                    f"rank {rank} sent more bytes than were to come: the ranks make different calls"
-                ) from error
-            failed = None if self._failure is None else self._failure()
-            if failed is not None:
-                failed()
-            peer = f" to or from rank {rank}" if rank >= 0 else ""
-            raise MachineError(f"MPI could not carry a message{peer}: {error}") from error
+        (Called where it is caught: a context manager around each call of MPI cost ten times as much
+        as a look at a message.)
+        """
+        if error.Get_error_class() == self.mpi.ERR_TRUNCATE:
+            self.doubt(rank)
+            raise MismatchError(
+                f"rank {rank} sent more bytes than were to come: the ranks make different calls"
+            ) from error
+        failed = None if self._failure is None else self._failure()
+        if failed is not None:
+            failed()
+        peer = f" to or from rank {rank}" if rank >= 0 else ""
+        raise MachineError(f"MPI could not carry a message{peer}: {error}") from error
 
     def give_up(self, alive: object) -> bool:
         """Give up what is under way after a call that failed.
@@ -338,3 +349,10 @@ class Messages:
             self.give_up(())
             _kept.extend(entry for entry in self._unsent if not entry[0].Test())
             self._unsent = []
+
+
+def _checked(stream: int) -> int:
+    """A stream of messages, if there is such a tag."""
+    if not PAIRS <= stream < _STREAMS:
+        raise LaunchRefused(f"{CHANNELS} channels can cross nodes: use fewer")
+    return stream

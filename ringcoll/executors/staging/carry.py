@@ -111,9 +111,11 @@ def carry(
         if over is not None:
             raise AbortedError(f"rank {fabric.rank}: given up") from over
         some = False
+        if any(flow.said() for flow in flows):
+            _usable(staging, failure)
         for flow in flows:
             while flow.said():
-                _begin(flow, staging, failure)
+                _begin(flow, staging)
                 some = True
             some = _end(flow) or some
         return some
@@ -140,16 +142,19 @@ def carry(
             await_stream(lambda: any(flow.said() for flow in flows), fabric, staging.owner)
 
 
-def _begin(flow: Flow, staging: Staging, failure: Callable[[], Error | None]) -> None:
-    """Send and receive the next exchange's messages."""
-    fabric = staging.fabric
+def _usable(staging: Staging, failure: Callable[[], Error | None]) -> None:
+    """Before messages begin: raise what has gone wrong on the device or with other ranks."""
     error = failure()
     if error is not None:
         raise error
-    fabric.check()
-    messages = fabric.messages
+    staging.fabric.check()
+
+
+def _begin(flow: Flow, staging: Staging) -> None:
+    """Send and receive the next exchange's messages."""
+    messages = staging.fabric.messages
     if messages is None:
-        raise ClosedError(f"rank {fabric.rank} has closed this communicator")
+        raise ClosedError(f"rank {staging.fabric.rank} has closed this communicator")
     exchange = flow.exchanges[flow.begun]
     # Receives first: what is awaited need not be kept aside.
     came = [(peer, messages.receive(array, peer, flow.channel)) for peer, array in exchange.recvs]
