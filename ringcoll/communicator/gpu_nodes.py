@@ -89,9 +89,13 @@ class NodesState(RankState):
         fabric, device = self.fabric, self.device
         self.near = [rank for rank, node in enumerate(fabric.nodes) if self._is_near(node)]
         self.inside = self._inside(parent, ranks)
+        made = contextlib.ExitStack()
+        made.callback(self.inside.close)
         try:
             host_memory = SymmetricMemory(fabric)
+            made.callback(host_memory.close)
             self._host = CpuExecutor(fabric, host_memory, scratch=SCRATCH_BYTES)
+            made.callback(self._host.close)
             pairs = Pairs(fabric, self._host.board, None, self._host.between)
             side = _Host(fabric, self._host, pairs)
             owner = Owner(
@@ -100,6 +104,7 @@ class NodesState(RankState):
                 lambda: self.broken,
             )
             self.cuda = Staging(fabric, device, self._load, self._host, owner, self._failure)
+            made.callback(self.cuda.close)
 
             def wait(ready: Callable[[], bool], timeout: float) -> None:
                 wait_for([side], ready, timeout)
@@ -108,7 +113,7 @@ class NodesState(RankState):
             self.cut_by(Figures())
         except BaseException:
             self.inside.abort("the rest of the communicator could not be made")
-            self.inside.close()
+            made.close()
             raise
         self.executor, self.pairs = self.cuda, self.sending
         self.symmetric = NodesMemory(fabric, self.inside.symmetric, host_memory)
@@ -185,15 +190,24 @@ class NodesState(RankState):
         """Bind a checked call and its options: cut it, and prepare its pieces for the host."""
         self.usable()
         self._refuse_gpu_options(call, config)
-        if self.layers is None or not self._in_layers(call, config):
-            return self._staged(call, config)
+        try:
+            if self.layers is None or not self._in_layers(call, config):
+                return self._staged(call, config)
+            return self._layered(self.layers, call, config)
+        except BaseException as error:
+            # The first calls allocate and load: the other ranks would wait for one that cannot.
+            self.fail(error)
+            raise
+
+    def _layered(self, layers: Layers, call: Call, config: Config) -> Staged:
+        """A call in two layers, after a barrier by which all ranks hear that they make it."""
         terms = f"{call.describe()} in two layers"
         if config.accumulate == "dtype":
             call = replace(call, dtype=replace(call.dtype, wide=False))
             terms += " accumulate=dtype"
         hello = Call("barrier", call.rank, None, None, 0, dtype_of("uint8"), terms=terms)
         plain = replace(config, algorithm=None, accumulate=None)
-        return self.layers.prepare(
+        return layers.prepare(
             call,
             self._staged(hello, plain),
             lambda rest: self._staged(rest, config),

@@ -84,6 +84,19 @@ def test_what_goes_wrong_in_two_layers(nodes):
         assert re.match("MismatchError: ", verdict["other buffers"])
 
 
+def test_what_one_rank_lacks_is_told_to_all(nodes):
+    outcome = nodes("gpu_faults", "a,b,a,b", "short")
+    assert outcome.statuses == [0]
+    for rank, verdict in outcome.verdicts.items():
+        for name in ("slots", "slices", "pairs"):
+            own = "OutOfMemory: no memory is left"
+            wanted = own if rank == 1 else f"AbortedError: rank 1 aborted: {own}"
+            assert verdict[name] == wanted
+            assert verdict[f"{name}, seconds"] < 15
+    assert outcome.verdicts[1]["half made"] == "OutOfMemory: no memory is left"
+    assert outcome.verdicts[1]["left"] == 0
+
+
 def test_a_disagreement_that_shows_late_is_raised_at_the_end(nodes):
     outcome = nodes("gpu_faults", "a,b,a", "late")
     assert outcome.statuses == [0]

@@ -4,9 +4,12 @@ import os
 import signal
 import sys
 import time
+from functools import partial
 
 import numpy as np
+import pytest
 
+from ringcoll.errors import OutOfMemory
 from tests.nodes.programs.gpus import Plain, begin, fake_gpus
 from tests.processes.programs.verdict import say, told
 
@@ -125,6 +128,47 @@ def layers(_gpus) -> dict:
     return seen
 
 
+def short(gpus) -> dict:
+    """Rank 1 has no memory left when a first call needs some, and when a communicator is made."""
+    staging = "ringcoll.executors.staging"
+    calls = {
+        "slots": (f"{staging}.lane.host_mapped", lambda c: c.all_reduce(numbers(c, LARGE))),
+        "slices": (f"{staging}.layers.allocate", lambda c: c.all_reduce(numbers(c, LARGE))),
+        "pairs": (
+            f"{staging}.lane.host_mapped",
+            lambda c: c.recv(numbers(c), 0) if c.rank == 1 else c.barrier(),
+        ),
+    }
+    seen: dict[str, object] = {}
+
+    def none_left(*_args, **_how) -> None:
+        raise OutOfMemory("no memory is left")
+
+    def lacking(comm, place: str, call) -> str:
+        with pytest.MonkeyPatch.context() as patched:
+            if comm.rank == 1:
+                patched.setattr(place, none_left)
+            return call()
+
+    with begin() as comm:
+        for name, (place, call) in calls.items():
+            child, started = comm.split(0), time.monotonic()
+            seen[name] = lacking(comm, place, partial(finished, child, call, child))
+            seen[f"{name}, seconds"] = time.monotonic() - started
+            told(child.close)
+        before = set(gpus.host)
+        made = []
+        place = "ringcoll.communicator.gpu_nodes.StagingPairs"
+        seen["half made"] = lacking(comm, place, lambda: told(lambda: made.append(comm.split(0))))
+        seen["left"] = len(set(gpus.host) - before)
+        for child in made:
+            told(child.abort, "enough")
+            told(child.close)
+        comm.barrier()
+        comm.synchronize()
+    return seen
+
+
 def late(_gpus) -> dict:
     """The root of a broadcast has left when the others come with other counts."""
     seen = {}
@@ -199,7 +243,7 @@ def aborted(gpus) -> dict:
 
 SCENARIOS = {
     scenario.__name__: scenario
-    for scenario in (never_comes, disagree, layers, late, killed, aborted)
+    for scenario in (never_comes, disagree, layers, short, late, killed, aborted)
 }
 
 
