@@ -28,7 +28,7 @@ from ringcoll.transports.mpi import Transfer
 __all__ = ["Exchange", "Flow", "carry"]
 
 _SPIN_SECONDS = 10e-3
-"""So long the host polls without a nap after something has moved: naps would hold up the next."""
+"""So long the host polls without a nap after something has moved: naps would hold up messages."""
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -104,7 +104,7 @@ def carry(
 
     """
     fabric = staging.fabric
-    last = -_SPIN_SECONDS  # when something moved
+    last = time.monotonic()  # when something moved
 
     def moved() -> bool:
         over = staging.owner.over()
@@ -133,13 +133,13 @@ def carry(
     while not all(flow.over() for flow in flows):
         if moved():
             last = time.monotonic()
+        elif not any(flow.under_way for flow in flows):
+            await_stream(lambda: any(flow.said() for flow in flows), fabric, staging.owner)
         elif time.monotonic() - last < _SPIN_SECONDS:
             os.sched_yield()
-        elif any(flow.under_way for flow in flows):
+        else:
             fabric.wait(moved, deadline=fabric.deadline(timeout), describe=describe, peers=peers)
             last = time.monotonic()
-        else:
-            await_stream(lambda: any(flow.said() for flow in flows), fabric, staging.owner)
 
 
 def _usable(staging: Staging, failure: Callable[[], Error | None]) -> None:
