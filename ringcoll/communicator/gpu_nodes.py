@@ -293,9 +293,9 @@ class NodesState(RankState):
                 f"{max(self.fabric.nodes) + 1} nodes: in two layers, from {LEAST_BYTES} bytes on\n"
                 f"  inside a node by kernels, between nodes along {len(self.near)} rails through "
                 f"pinned host memory, messages by MPI; kernels fold what comes\n"
-                f"  {self.layers.slices(call)} slices: while one is on the network, its neighbours "
-                f"are exchanged and folded inside the nodes\n"
-                "  a sum is a fold over nodes of folds over each node's ranks"
+                f"  {self.layers.slices(call)} slices: while some are on the network, their "
+                f"neighbours are exchanged and folded inside the nodes"
+                + ("\n  a sum is a fold over nodes of folds over each node's ranks" if op else "")
             )
         first = said[0].replace("CPU ranks", "GPU ranks").partition(": staged")[0]
         first = first.partition(": agreed")[0]

@@ -7,6 +7,8 @@ cross goes through the host, and the host adds nothing up: kernels fold what has
   exchanges shares of that along its rail, folds them (nodes in order), and what is done then goes
   back the same way: along the rail, then inside the node.
 - ``reduce_scatter``: the same without the way back. ``all_gather``: the way back alone.
+- ``broadcast``: ranks of the root's node get all of it, and each sends its share along its rail;
+  ranks of another node exchange what they have got.
 
 So a sum is a fold over nodes of folds over each node's ranks. What is folded in part stays in the
 accumulator's type, as everywhere, unless ``accumulate="dtype"``. A call runs in slices: while one
@@ -46,7 +48,9 @@ _FEW = 4
 """Slices of a call, unless they were shorter than :data:`_SHORT`."""
 
 _SHORT = 256 << 10
-_NAMES = ("all_reduce", "reduce_scatter", "all_gather")
+_NAMES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
+_SHARED = ("all_reduce", "broadcast")
+"""Whose buffers are shared out among the ranks of a node; the others have a segment for each."""
 
 Array = npt.NDArray[Any]
 
@@ -120,7 +124,7 @@ class Layers:
 
     def slices(self, call: Call) -> int:
         """In how many slices a call of ``nbytes`` runs; for people."""
-        width = 1 if call.collective == "all_reduce" else self._width * self._nodes
+        width = 1 if call.collective in _SHARED else self._width * self._nodes
         count = call.nbytes // call.dtype.itemsize // width
         share = self._share(replace(call, count=count), call.dtype)
         return max(1, -(-(count // share.unit * share.unit) // share.step))
@@ -143,7 +147,8 @@ class Layers:
             blocks: CUDA blocks of the calls inside the node, at most.
 
         """
-        wire = call.dtype if self._width == 1 else dtype_of(call.dtype.partial)
+        partials = call.op is not None and self._width > 1
+        wire = dtype_of(call.dtype.partial) if partials else call.dtype
         task = _Task(call, wire, timeout, blocks)
         share = self._share(call, wire)
         whole = call.count // share.unit * share.unit
@@ -169,6 +174,7 @@ class Layers:
             "all_reduce": self._all_reduce,
             "reduce_scatter": self._reduce_scatter,
             "all_gather": self._all_gather,
+            "broadcast": self._broadcast,
         }
         return makers[task.call.collective](task, number, first, last)
 
@@ -246,6 +252,25 @@ class Layers:
         ]
         outside.append(partial(self._copies, tuple(moves), length * item))
         return Slice(results=results, outside=tuple(outside))
+
+    def _broadcast(self, task: _Task, number: int, first: int, last: int) -> Slice:
+        call, (send, recv) = task.call, (task.call.send, _received(task.call))
+        share = (last - first) // self._width
+        whole = recv[first:last]
+        mine = whole[self._local * share : (self._local + 1) * share]
+        peers = self._peers()
+        if call.root in self._members[self._node]:
+            inside = self._spread(None if send is None else send[first:last], whole, task)
+            results = self._exchanges.exchange(
+                1, number, call, [(peer, mine) for peer in peers], []
+            )
+            return Slice(inside=inside, results=results)
+        source = next(peer for peer in peers if self._near(peer, call.root))
+        results = self._exchanges.exchange(1, number, call, [], [(source, mine)])
+        if self._width == 1:
+            return Slice(results=results)
+        gathered = self._gathered(whole, mine, task, in_place=True)
+        return Slice(results=results, outside=(gathered,))
 
     # -- what slices are made of -------------------------------------------------------------------
 
@@ -332,10 +357,34 @@ class Layers:
         ready = self._inside.prepare(gather, Wishes(blocks=task.blocks), task.timeout)
         return partial(self._inside.run, ready)
 
+    def _spread(self, send: Array | None, whole: Array, task: _Task) -> tuple[Enqueue, ...]:
+        """All ranks of the root's node get what the root has; it alone has something to send."""
+        call = task.call
+        if self._width == 1:
+            moves = () if send is None else ((start_of(whole), start_of(send)),)
+            return (partial(self._copies, moves, whole.nbytes),)
+        spread = Call(
+            "broadcast",
+            self._local,
+            send,
+            whole,
+            whole.size,
+            call.dtype,
+            root=self._members[self._node].index(call.root),
+            in_place=call.in_place,
+            nbytes=whole.nbytes,
+        )
+        ready = self._inside.prepare(spread, Wishes(blocks=task.blocks), task.timeout)
+        return (partial(self._inside.run, ready),)
+
     def _copies(self, moves: Sequence[tuple[int, int]], nbytes: int, stream: int) -> None:
         for to, by in moves:
             if to != by and nbytes:
                 self._copy(to, by, nbytes, self._kind, stream)
+
+    def _near(self, rank: int, other: int) -> bool:
+        """Whether two ranks are of one node."""
+        return any(rank in ranks and other in ranks for ranks in self._members)
 
     def _peers(self) -> list[int]:
         """The other ranks of the rail."""
@@ -348,13 +397,15 @@ class Layers:
     def _share(self, call: Call, wire: DType) -> _Share:
         """How many elements of a segment a slice has, and which multiples can be shared out."""
         align = max(1, ALIGN // call.dtype.itemsize)
-        # Elements that go along the rail together, in a slice of one element a piece.
-        width = self._width if call.collective == "all_reduce" else 1
-        unit = width * self._nodes * align if call.collective == "all_reduce" else 1
-        each = call.count // width if call.collective == "all_reduce" else call.count * self._nodes
+        shared = call.collective in _SHARED
+        width = self._width if shared else 1
+        pieces = self._nodes if call.collective == "all_reduce" else 1
+        unit = width * pieces * align if shared else 1
+        # Elements that go along a rail together.
+        each = call.count // width if shared else call.count * self._nodes
         item = max(wire.itemsize, call.dtype.itemsize)
         share = min(self._exchanges.figures.share, max(_SHORT, each * item // _FEW)) // item
-        step = width * share if call.collective == "all_reduce" else share // self._nodes
+        step = width * share if shared else share // self._nodes
         return _Share(unit, max(unit, step // unit * unit))
 
     def _scratch(self, region: int, count: int, dtype: DType) -> Array:
@@ -387,19 +438,25 @@ class _Share:
     step: int
 
 
-def _both(call: Call) -> tuple[Array, Array]:
-    if call.send is None or call.recv is None:
+def _received(call: Call) -> Array:
+    if call.recv is None:
         raise PlanError(f"{call.collective} on rank {call.rank}: a buffer is missing")
-    return call.send, call.recv
+    return call.recv
+
+
+def _both(call: Call) -> tuple[Array, Array]:
+    if call.send is None:
+        raise PlanError(f"{call.collective} on rank {call.rank}: a buffer is missing")
+    return call.send, _received(call)
 
 
 def _part(call: Call, first: int) -> Call:
-    """What is left of an all_reduce from an element on."""
-    send, recv = _both(call)
+    """What is left of a call whose buffers are shared out, from an element on."""
+    recv = _received(call)
     count, item = call.count - first, call.dtype.itemsize
     return replace(
         call,
-        send=send[first:],
+        send=None if call.send is None else call.send[first:],
         recv=recv[first:],
         count=count,
         nbytes=count * item,

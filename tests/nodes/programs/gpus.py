@@ -144,6 +144,9 @@ def layers(comm, checks, _gpus) -> None:
             ]
             run(comm, checks, *cases)
     run(comm, checks, Case("all_reduce", 30_001, "bfloat16", offset=2))
+    for root in (0, n - 1):
+        cases = [Case("broadcast", 30_005, root=root, in_place=where) for where in (False, True)]
+        run(comm, checks, *cases, Case("broadcast", 40_001, "uint8", root=root, offset=1))
     for slots in () if few else (1, 2, 4):  # many slices, which follow each other in few slots
         with comm.split(0) as child:
             child._state.cut_by(Figures(4096, slots))
@@ -152,6 +155,21 @@ def layers(comm, checks, _gpus) -> None:
     said, nodes = comm.explain("all_reduce", 1 << 24), comm._state.fabric.nodes
     equal = len({nodes.count(node) for node in nodes}) == 1
     checks.true(said, ("in two layers" in said) == equal)
+
+
+def rails(comm, checks, _gpus) -> None:
+    """In two layers on more ranks or nodes: few calls, with few threads of kernels."""
+    n, few = comm.nranks, {"max_sms": 1}
+    for name, count, kind, root, in_place in (
+        ("all_reduce", 20_007, "bfloat16", 0, True),
+        ("reduce_scatter", 10_007 // n + 1, "float32", 0, False),
+        ("all_gather", 10_007 // n + 1, "float32", 0, True),
+        ("broadcast", 10_007, "float32", 4 % n, False),
+        ("broadcast", 8003, "int64", n - 1, True),
+    ):
+        run(comm, checks, Case(name, count, kind, root=root, in_place=in_place, options=few))
+    said = comm.explain("broadcast", 1 << 24)
+    checks.true(said, "in two layers" in said)
 
 
 def vectors(comm, checks, _gpus) -> None:
@@ -249,7 +267,8 @@ def splits(comm, checks, _gpus) -> None:
 
 
 PARTS = {
-    part.__name__: part for part in (collectives, types, options, layers, vectors, streams, splits)
+    part.__name__: part
+    for part in (collectives, types, options, layers, rails, vectors, streams, splits)
 }
 
 
@@ -279,7 +298,8 @@ def begin(**how):
 
 def main() -> None:
     checks = Checks()
-    with fake_gpus() as gpus, begin() as comm:
+    # Kernels that wait for each other share a few cores, maybe with other tests.
+    with fake_gpus() as gpus, begin(timeout=60) as comm:
         for name in sys.argv[1:-1]:
             PARTS[name](comm, checks, gpus)
         comm.barrier()
