@@ -43,6 +43,11 @@ REPEATS = 7
 SECONDS = 95
 PIECE = 4 << 20
 WAYS: dict[str, dict[str, Any]] = {"default": {}, "accumulate=dtype": {"accumulate": "dtype"}}
+UNBOUND = dict.fromkeys(
+    ("OMPI_MCA_hwloc_base_binding_policy", "PRTE_MCA_hwloc_default_binding_policy"), "none"
+)
+"""Open MPI would give each of two ranks a single core, which the threads of a rank share."""
+
 PLACED = """
 import os, sys
 rank = int(os.environ.get("PMI_RANK") or os.environ["OMPI_COMM_WORLD_RANK"])
@@ -303,7 +308,7 @@ def _run(
         done = subprocess.run(
             [path, "-n", str(ranks), *python, *again],
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            env={**os.environ, **UNBOUND, "PYTHONPATH": str(ROOT)},
             capture_output=True,
             text=True,
             timeout=options.seconds,

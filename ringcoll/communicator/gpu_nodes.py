@@ -8,6 +8,7 @@ like any other, which has the node's symmetric memory.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,6 +28,7 @@ from ringcoll.executors.contract import Executor, Joint, PairExecutor
 from ringcoll.executors.cpu import CpuExecutor
 from ringcoll.executors.cuda.loader import Loader, Quiet
 from ringcoll.executors.pairs import Pairs
+from ringcoll.executors.staging.carry import on_one_core
 from ringcoll.executors.staging.exchange import Exchanges, Figures
 from ringcoll.executors.staging.executor import PIECE_BYTES, Owner, Staged, Staging, settle
 from ringcoll.executors.staging.layers import LEAST_BYTES, Layers
@@ -38,6 +40,8 @@ from ringcoll.transports.cuda.arrays import device_array
 from ringcoll.transports.cuda.device import Device
 
 __all__ = ["NodesState"]
+
+_log = logging.getLogger("ringcoll")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +91,13 @@ class NodesState(RankState):
 
     def _equip(self, parent: RankState | None, ranks: Sequence[int]) -> None:
         fabric, device = self.fabric, self.device
+        if parent is None and on_one_core():
+            _log.warning(
+                "init: rank %d may use one core only, on which the thread that carries its calls "
+                "between nodes and whoever waits for them take turns: they will be slow; bind "
+                "ranks to more cores, or to none (mpiexec --bind-to none)",
+                fabric.rank,
+            )
         self.near = [rank for rank, node in enumerate(fabric.nodes) if self._is_near(node)]
         self.inside = self._inside(parent, ranks)
         made = contextlib.ExitStack()

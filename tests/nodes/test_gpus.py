@@ -28,6 +28,7 @@ def built_once():
         ("a,b,c", "rails"),
         ("a,b,b", "vectors streams"),
         ("a,b,b", "splits"),
+        ("a,b", "one_core"),
     ],
 )
 def test_every_call(nodes, names, parts):

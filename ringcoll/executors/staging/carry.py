@@ -5,6 +5,10 @@ the other lane waits for, so that MPI has something to carry while a stream fold
 messages of a lane have a channel of their own, in which both ends have the same order.
 
 Messages move while MPI is called. One look at the oldest message of each lane moves all of them.
+
+Launchers may bind a process to one core (Open MPI does so with up to two ranks a host). Whoever
+waits for the stream spins there inside CUDA, and a thread that only yields gets the core back when
+the other's share of time is over: slices of a call took 120 ms each, so between looks it sleeps.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -25,10 +30,13 @@ from ringcoll.executors.staging.lane import Lane
 from ringcoll.executors.staging.pieces import Move
 from ringcoll.transports.mpi import Transfer
 
-__all__ = ["Exchange", "Flow", "carry"]
+__all__ = ["Exchange", "Flow", "carry", "on_one_core"]
 
 _SPIN_SECONDS = 10e-3
 """So long the host polls without a nap after something has moved: naps would hold up messages."""
+
+_NAP_SECONDS = 20e-6
+"""Between two looks on a single core."""
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -105,6 +113,7 @@ def carry(
     """
     fabric = staging.fabric
     last = time.monotonic()  # when something moved
+    pause = partial(time.sleep, _NAP_SECONDS) if on_one_core() else os.sched_yield
 
     def moved() -> bool:
         over = staging.owner.over()
@@ -136,10 +145,15 @@ def carry(
         elif not any(flow.under_way for flow in flows):
             await_stream(lambda: any(flow.said() for flow in flows), fabric, staging.owner)
         elif time.monotonic() - last < _SPIN_SECONDS:
-            os.sched_yield()
+            pause()
         else:
             fabric.wait(moved, deadline=fabric.deadline(timeout), describe=describe, peers=peers)
             last = time.monotonic()
+
+
+def on_one_core() -> bool:
+    """Whether the threads of this process take turns on one core."""
+    return len(os.sched_getaffinity(0)) == 1
 
 
 def _usable(staging: Staging, failure: Callable[[], Error | None]) -> None:

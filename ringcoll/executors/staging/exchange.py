@@ -44,8 +44,8 @@ class Figures:
 
     """
 
-    share: int = 4 << 20
-    slots: int = 3
+    share: int = 8 << 20
+    slots: int = 2
 
 
 class Parts(Protocol):

@@ -1,6 +1,8 @@
 """Ranks on several nodes whose GPUs are fake: ``python gpus.py PART ... WORD``; WORD marks it."""
 
 import contextlib
+import logging
+import os
 import random
 import sys
 from collections.abc import Iterator
@@ -266,9 +268,27 @@ def splits(comm, checks, _gpus) -> None:
     comm.barrier()
 
 
+def one_core(comm, checks, gpus):
+    """A process that its launcher has bound to one core is told, and goes on."""
+    said: list[str] = []
+
+    def keep(record: logging.LogRecord) -> bool:
+        said.append(record.getMessage())
+        return True
+
+    log = logging.getLogger("ringcoll")
+    log.addFilter(keep)
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    with begin() as bound:
+        layers(bound, checks, gpus)
+        bound.barrier()
+    log.removeFilter(keep)
+    assert any(f"rank {comm.rank} may use one core only" in words for words in said), said
+
+
 PARTS = {
     part.__name__: part
-    for part in (collectives, types, options, layers, rails, vectors, streams, splits)
+    for part in (collectives, types, options, layers, rails, vectors, streams, splits, one_core)
 }
 
 
