@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import struct
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol, TypeGuard
 
 from ringcoll.bootstrap.contract import named
@@ -37,6 +37,29 @@ class Store(Protocol):
 
     def add(self, key: str, amount: int, /) -> int:
         """Add to a counter that begins at 0; its new value."""
+
+
+class _Prefixed:
+    """A store whose keys begin with a prefix; what torch's PrefixStore is."""
+
+    def __init__(self, store: Store, prefix: str) -> None:
+        self._store, self._prefix = store, prefix
+
+    def set(self, key: str, value: bytes, /) -> object:
+        """Keep ``value``."""
+        return self._store.set(self._prefix + key, value)
+
+    def get(self, key: str, /) -> bytes:
+        """The value of a key that is there."""
+        return self._store.get(self._prefix + key)
+
+    def check(self, keys: list[str], /) -> bool:
+        """Whether all the keys are there."""
+        return self._store.check([self._prefix + key for key in keys])
+
+    def add(self, key: str, amount: int, /) -> int:
+        """Add to a counter."""
+        return self._store.add(self._prefix + key, amount)
 
 
 def is_store(candidate: object) -> TypeGuard[Store]:
@@ -114,6 +137,18 @@ class StoreBootstrap:
             answer = [self._unpacked(rank, self._store.get(key)) for rank, key in enumerate(keys)]
             self._tidy(folder, keys)
         return answer
+
+    def part(self, members: Sequence[int], timeout: float) -> StoreBootstrap:
+        """Some of the ranks, of which this is one; other parts may go their own way meanwhile.
+
+        Args:
+            members: who takes part, in order.
+            timeout: seconds for each exchange.
+
+        """
+        prefix = f"ringcoll/{self._generation}/part/{'-'.join(map(str, members))}/"
+        store = _Prefixed(self._store, prefix)
+        return StoreBootstrap(store, members.index(self.rank), len(members), timeout)
 
     def _wait(self, keys: list[str]) -> None:
         # A wait inside the store would hold its client's lock, and with it back every other

@@ -12,6 +12,8 @@ from ringcoll import finalize
 from ringcoll.bootstrap.contract import Bootstrap
 from ringcoll.bootstrap.mpi import MpiBootstrap
 from ringcoll.bootstrap.part import PartOfMpi
+from ringcoll.bootstrap.store import StoreBootstrap
+from ringcoll.bootstrap.world import in_mpi_world
 from ringcoll.errors import Error, MachineError
 from ringcoll.fabric.base import Fabric
 from ringcoll.fabric.connect import connect
@@ -92,14 +94,10 @@ def _nodes_fabric(
     bootstrap: Bootstrap, nodes: list[int], found: Sequence[Mapping[str, str]], timeout: float
 ) -> Fabric:
     """Begin inside each node, then among all."""
-    if not isinstance(bootstrap, MpiBootstrap):
-        other = next(rank for rank, node in enumerate(nodes) if node != nodes[0])
-        raise MachineError(
-            f"init: rank 0 (host {found[0].get('host')}) and rank {other} (host "
-            f"{found[other].get('host')}) are on different nodes, and only MPI carries data "
-            f"between nodes: start with mpiexec"
-        )
-    carrier = Carrier(bootstrap.communicator, range(bootstrap.nranks))
+    if isinstance(bootstrap, MpiBootstrap):
+        carrier = Carrier(bootstrap.communicator, range(bootstrap.nranks))
+    else:
+        carrier = Carrier(*in_mpi_world(bootstrap))
     links = connect(bootstrap, nodes, timeout)
     serial = int.from_bytes(bootstrap.allgather(secrets.token_bytes(8))[0], "little")
     near = [rank for rank, node in enumerate(nodes) if node == nodes[bootstrap.rank]]
@@ -112,14 +110,14 @@ def _nodes_fabric(
     return fabric
 
 
-def _local_fabric(bootstrap: MpiBootstrap, near: Sequence[int], timeout: float) -> ProcessFabric:
+def _local_fabric(bootstrap: Bootstrap, near: Sequence[int], timeout: float) -> ProcessFabric:
     """That of this rank's node; raises on all ranks if a node cannot have one."""
 
     def gather(text: str) -> list[str]:
         return [said.decode() for said in bootstrap.allgather(text.encode())]
 
     try:
-        local = process_fabric(PartOfMpi(bootstrap, near, timeout), timeout=timeout, compared=True)
+        local = process_fabric(_part(bootstrap, near, timeout), timeout=timeout, compared=True)
     except Error as error:
         outcome(gather, True, error)
         raise
@@ -129,3 +127,15 @@ def _local_fabric(bootstrap: MpiBootstrap, near: Sequence[int], timeout: float) 
         local.close()
         raise
     return local
+
+
+def _part(bootstrap: Bootstrap, near: Sequence[int], timeout: float) -> Bootstrap:
+    """The ranks of this rank's node."""
+    if isinstance(bootstrap, MpiBootstrap):
+        return PartOfMpi(bootstrap, near, timeout)
+    if isinstance(bootstrap, StoreBootstrap):
+        return bootstrap.part(near, timeout)
+    raise MachineError(
+        f"init: the ranks are on different nodes, and have met over a {type(bootstrap).__name__}, "
+        f"which has no part for the ranks of one: begin over MPI or a torch store"
+    )

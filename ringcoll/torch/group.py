@@ -133,7 +133,7 @@ class ProcessGroupRingcoll(Collectives):
             store = Polled(dist.PrefixStore(key, self._store), poll or self._usable)
             patience = seconds if poll is None else math.inf
             where = StoreBootstrap(store, rank, nranks, patience)
-            fabric = open_fabric(where, timeout=seconds)
+            fabric = open_fabric(where, timeout=seconds, node=settings.node)
             return _communicator(fabric, config, settings, ordinal)
         except Error as error:
             instead(self._failed(error), error)

@@ -1,5 +1,6 @@
 """Which world a process belongs to, by what it was given and by its environment."""
 
+import json
 import math
 import os
 import subprocess
@@ -8,9 +9,9 @@ from dataclasses import replace
 
 import pytest
 
-from ringcoll.bootstrap import bootstrap_of
+from ringcoll.bootstrap import bootstrap_of, world
 from ringcoll.bootstrap.launcher import Launcher, TorchWorld, check_world, launcher_of, torch_world
-from ringcoll.errors import ArgumentError, ArgumentTypeError, LauncherError
+from ringcoll.errors import ArgumentError, ArgumentTypeError, LauncherError, MachineError
 from ringcoll.fabric import open_fabric
 
 LAUNCHERS = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
@@ -158,3 +159,35 @@ def test_a_foreign_launcher_is_refused():
 def test_beginning_alone_loads_neither_mpi_nor_torch():
     code = "bootstrap_of(None, timeout=1)\nimport sys; print({'mpi4py', 'torch'} & {*sys.modules})"
     assert run(code) == "set()\n"
+
+
+class Said:
+    """Two ranks that have met over something, of which the other says this."""
+
+    rank, nranks = 0, 2
+
+    def __init__(self, other):
+        self.other = other
+
+    def allgather(self, payload):
+        return [payload, json.dumps(self.other).encode()]
+
+
+def test_ranks_without_mpi_cannot_be_on_several_nodes(monkeypatch):
+    monkeypatch.setattr(world, "mpi_running", lambda: None)
+    with pytest.raises(
+        MachineError, match=r"rank 0 has none: no MPI launcher .*start with mpiexec"
+    ):
+        world.in_mpi_world(Said([1, 2, ""]))
+    with pytest.raises(MachineError, match=r"rank 1 has none: no mpi4py"):
+        monkeypatch.setattr(world, "_own_number", lambda: 0)
+        world.in_mpi_world(Said([-1, 0, "no mpi4py"]))
+
+
+def test_ranks_of_several_mpi_worlds_are_refused(monkeypatch):
+    monkeypatch.setattr(world, "_own_number", lambda: 0)
+    monkeypatch.setattr(world, "_size", lambda: 1)
+    with pytest.raises(MachineError, match=r"not processes of one MPI world \(numbers \[0, 0\]\)"):
+        world.in_mpi_world(Said([0, 1, ""]))
+    with pytest.raises(MachineError, match="not processes of one MPI world"):
+        world.in_mpi_world(Said([1, 2, ""]))

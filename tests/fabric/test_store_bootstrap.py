@@ -85,6 +85,24 @@ def test_keys_of_a_former_communicator_are_not_read_again():
         assert answers == [[said, said]] * 2
 
 
+def test_parts_of_the_ranks_go_their_own_ways():
+    """Two exchanges of one part for one of the other, and all of them once more among all."""
+    store = Kept()
+
+    def work(rank):
+        whole = StoreBootstrap(store, rank, 5, 30)
+        members = [0, 2, 4] if rank % 2 == 0 else [1, 3]
+        part = whole.part(members, 30)
+        said = [part.allgather(b"%d" % rank) for _ in range(1 + rank % 2)]
+        return part.rank, said, whole.allgather(b"%d" % rank)
+
+    even, odd = [b"0", b"2", b"4"], [b"1", b"3"]
+    for rank, (number, said, all_of_them) in enumerate(together(5, work)):
+        assert number == rank // 2
+        assert said == ([odd, odd] if rank % 2 else [even])
+        assert all_of_them == [b"%d" % other for other in range(5)]
+
+
 def test_absent_ranks_are_named_and_the_bootstrap_is_broken():
     store = Kept()
     StoreBootstrap(store, 2, 4, 30)  # came, but exchanges nothing
