@@ -11,7 +11,7 @@ import numpy as np
 from ringcoll.arguments.calls import Call
 from ringcoll.dtypes import dtype_of
 from ringcoll.executors.staging.exchange import Figures
-from ringcoll.executors.staging.layers import Layers
+from ringcoll.executors.staging.steps import Steps
 from ringcoll.transports.cuda.views import device_view
 
 NOWHERE = 0x7000  # within the first pages, which no process may read
@@ -40,11 +40,11 @@ def test_a_view_is_an_array_of_its_memory():
 
 
 def test_scratch_of_calls_in_layers_is_not_read_either():
-    layers = object.__new__(Layers)
-    layers.__dict__.update(
+    steps = object.__new__(Steps)
+    steps.__dict__.update(
         _memory=SimpleNamespace(pointer=NOWHERE - 2 * Figures().share),
-        _width=1,
-        _exchanges=SimpleNamespace(figures=Figures()),
+        width=1,
+        exchanges=SimpleNamespace(figures=Figures()),
     )
-    part = layers._scratch(2, 1000, dtype_of("float32"))
+    part = steps.scratch(2, 1000, dtype_of("float32"))
     assert repr(part[10:20]) == "<device memory at 0x7028: 10 of float32>"

@@ -49,7 +49,7 @@ class Figures:
 
 
 class Parts(Protocol):
-    """A slice as this module sees it; see :class:`ringcoll.executors.staging.layers.Slice`."""
+    """A slice as this module sees it; see :class:`ringcoll.executors.staging.slices.Slice`."""
 
     @property
     def inside(self) -> tuple[Callable[[int], None], ...]:
