@@ -15,6 +15,9 @@ backward pass is the difference to steps that do not communicate, timed in the s
 ``--graphs`` times replays of whole steps that were captured in CUDA graphs: nothing waits for the
 host, so that small batches show what communication costs on the GPUs.
 
+``--nodes 2`` lets this machine play so many nodes, between which ringcoll goes by MPI; the peer
+knows nothing of that.
+
 ``--deterministic`` trains several times from the start, also with other sizes of buckets, and
 compares the weights to the bit; nothing is timed.
 """
@@ -32,6 +35,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.gpu.processes import run_ranks
 from benchmarks.models.figures import compare, repeated, rows_of, table, write_curves
+from benchmarks.models.on_nodes import run_on_nodes
 from benchmarks.record import RESULTS, save
 from ringcoll.bench.environment import gpus, machine, versions
 
@@ -79,7 +83,7 @@ def sizes_of(text: str) -> tuple[float, ...]:
 
 
 def run(
-    work: Callable[..., None], plan: Plan, ranks: int, seconds: float
+    work: Callable[..., None], plan: Plan, ranks: int, nodes: int, seconds: float
 ) -> tuple[list[dict[str, Any]], str | None]:
     """What all ranks have said, joined, and what went wrong."""
     said: list[dict[str, Any]] = []
@@ -91,7 +95,10 @@ def run(
         said.append(joined)
         print(".", end="", file=sys.stderr, flush=True)
 
-    error = run_ranks(work, ranks, (plan,), seconds, keep)
+    if nodes > 1:
+        error = run_on_nodes(work.__name__, plan, ranks, nodes, seconds, keep)
+    else:
+        error = run_ranks(work, ranks, (plan,), seconds, keep)
     print(f" {ranks} ranks{'' if error is None else f': {error}'}", file=sys.stderr, flush=True)
     return said, error
 
@@ -116,6 +123,7 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description="Training by DDP through ringcoll and its peer.")
     option = made.add_argument
     option("--ranks", type=numbers_of, help="how many, in turn; default: 1, 2, 4, 8 as there are")
+    option("--nodes", type=int, default=1, help="that this machine plays, under mpiexec (1)")
     option("--cases", type=cases_of, default=CASES, help="MODEL:BATCH of a rank (%(default)s)")
     option("--ways", type=ways_of, default=WAYS, help="also peer-bf16, ringcoll-bf16 (%(default)s)")
     option("--graphs", action="store_true", help="time replays of captured steps; on GPUs")
@@ -137,6 +145,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     if args.graphs and (args.deterministic or args.device == "cpu" or not gpus()):
         parser().error("--graphs needs GPUs, and times what --deterministic does not")
+    if args.nodes < 1 or any(number % args.nodes for number in args.ranks or ()):
+        parser().error(f"--nodes={args.nodes}: every number of --ranks is to be divided by it")
     # Before any rank starts CUDA: without it products of matrices differ from run to run.
     if args.deterministic:
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
@@ -145,7 +155,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     there = 0 if args.device == "cpu" else gpus()
     device, peer = ("cuda", "nccl") if there else ("cpu", "gloo")
-    numbers = args.ranks or tuple(n for n in (1, 2, 4, 8) if n <= (there or 2))
+    usual = (n for n in (1, 2, 4, 8) if n <= (there or 2) and n % args.nodes == 0)
+    numbers = args.ranks or tuple(usual)
     buckets = args.buckets or sizes_of(OTHER_BUCKETS if args.deterministic else BUCKETS)
     tasks = {model: MODELS[model](tiny=args.tiny) for model, _ in args.cases}
     units = {model: (task.unit, task.units) for model, task in tasks.items()}
@@ -166,7 +177,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 meeting=f"{folder}/store",
                 graphs=args.graphs,
             )
-            said, error = run(repeat if args.deterministic else measure, plan, ranks, args.seconds)
+            work = repeat if args.deterministic else measure
+            said, error = run(work, plan, ranks, args.nodes, args.seconds)
         if error is not None:
             errors[f"{ranks} ranks"] = error
         rows += (
@@ -184,6 +196,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         **about(max(numbers), device),
         **({"commit": args.commit} if args.commit else {}),
         "peer": peer,
+        "nodes": args.nodes,
         "models": {model: task.source for model, task in tasks.items()},
         "curve_steps": args.curve,
         "environment": {k: v for k, v in os.environ.items() if k.startswith("RINGCOLL_")},
@@ -192,7 +205,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     }
     if not args.deterministic:
         content |= {"round_steps": args.steps, "rounds": args.rounds, "buckets_mib": buckets[0]}
-    name = "training" + "_deterministic" * args.deterministic + "_graphs" * args.graphs
+    name = (
+        "training"
+        + "_nodes" * (args.nodes > 1)
+        + "_deterministic" * args.deterministic
+        + "_graphs" * args.graphs
+    )
     path = save(f"{name}_{max(numbers)}", content, ranks=max(numbers), folder=args.out)
     if rows and not args.deterministic and find_spec("matplotlib") is not None:
         write_curves(rows, path.with_suffix(".png"))

@@ -138,3 +138,13 @@ def test_tiny_models_learn(task):
         optimizer.step()
         losses.append(float(loss.detach()))
     assert losses[-1] < losses[0]
+
+
+def test_replicas_on_nodes_train_alike(tmp_path):
+    words = ["--device", "cpu", "--nodes", "2", "--ranks", "2", "--cases", "gpt:2", "--curve", "3"]
+    found, path = bench(tmp_path, *words, "--steps", "1", "--rounds", "2")
+    assert path.name == "training_nodes_2.json"
+    assert found["errors"] == {}
+    assert found["nodes"] == 2
+    assert [row["way"] for row in found["rows"]] == ["gloo", "ringcoll", "ringcoll-hook"]
+    assert all(row["replicas_equal"] and row["loss_differs"] < 1e-3 for row in found["rows"])
