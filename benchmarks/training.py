@@ -205,12 +205,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     }
     if not args.deterministic:
         content |= {"round_steps": args.steps, "rounds": args.rounds, "buckets_mib": buckets[0]}
-    name = (
-        "training"
-        + "_nodes" * (args.nodes > 1)
-        + "_deterministic" * args.deterministic
-        + "_graphs" * args.graphs
-    )
+    kinds = {"nodes": args.nodes > 1, "deterministic": args.deterministic, "graphs": args.graphs}
+    name = "_".join(["training", *(kind for kind, given in kinds.items() if given)])
     path = save(f"{name}_{max(numbers)}", content, ranks=max(numbers), folder=args.out)
     if rows and not args.deterministic and find_spec("matplotlib") is not None:
         write_curves(rows, path.with_suffix(".png"))
