@@ -12,7 +12,14 @@ from ringcoll.communicator.machine import agree
 from ringcoll.communicator.public import Communicator
 from ringcoll.communicator.rank import RankState, in_words
 from ringcoll.config import Config, Settings, starting
-from ringcoll.errors import AbortedError, ArgumentError, Error, MachineError, MismatchError
+from ringcoll.errors import (
+    AbortedError,
+    ArgumentError,
+    Error,
+    MachineError,
+    MismatchError,
+    RankLostError,
+)
 from ringcoll.executors.pace import Pace
 from ringcoll.fabric import Fabric, each, open_fabric, thread_fabrics
 
@@ -127,12 +134,19 @@ def spawn(
     for comm in comms:
         _close(comm, failures)
     if failures:
-        # A rank that was aborted only reports somebody else's failure.
-        failures.sort(key=lambda failure: isinstance(failure[1], AbortedError))
+        # A rank that was aborted, or waited in vain, only reports somebody else's failure.
+        failures.sort(key=lambda failure: _consequence(failure[1]))
         rank, error = failures[0]
         error.add_note(f"raised on rank {rank} of {nranks}") if hasattr(error, "add_note") else None
         raise error
     return results
+
+
+def _consequence(error: BaseException) -> int:
+    """How likely an error is to be another rank's failure as this one sees it."""
+    if isinstance(error, AbortedError):
+        return 2
+    return int(isinstance(error, RankLostError))
 
 
 def _close(comm: Communicator, failures: list[tuple[int, BaseException]]) -> None:

@@ -43,11 +43,16 @@ class Batch:
         device.follow((tensor, copy))
         outputs = (tensor,) if name == "recv" else ()
         work = DeviceWork(device, None, outputs, self.flush)
-        self.posts.append((name, tensor, copy, peer, work))
+        with device.alone():
+            self.posts.append((name, tensor, copy, peer, work))
         return work
 
     def flush(self) -> None:
-        """Launch them all."""
+        """Launch them all; who comes while another thread does waits for that."""
+        with self._device.alone():
+            self._flush()
+
+    def _flush(self) -> None:
         posts, self.posts = self.posts, []
         if not posts:
             return

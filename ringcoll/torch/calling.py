@@ -13,7 +13,7 @@ from ringcoll.torch.profiled import profiler, recorded
 from ringcoll.torch.tensors import single
 from ringcoll.torch.untraced import untraced
 
-__all__ = ["Calling", "first"]
+__all__ = ["Calling", "first", "paired"]
 
 
 @untraced
@@ -51,6 +51,20 @@ class Calling(dist.ProcessGroup):  # type: ignore[misc]
                 f"not {len(tensors)}"
             )
         return tensors
+
+
+def paired(outputs: Sequence[Any], inputs: Sequence[Any], name: str) -> list[tuple[Any, Any]]:
+    """Outputs with their inputs.
+
+    Raises:
+        ArgumentError: there are not as many of both.
+
+    """
+    if len(outputs) != len(inputs):
+        raise ArgumentError(
+            f"ringcoll: {name} of {len(inputs)} inputs has {len(outputs)} outputs; pass as many"
+        )
+    return list(zip(outputs, inputs, strict=True))
 
 
 def first(tensors: Sequence[Any], name: str) -> Any:

@@ -75,6 +75,14 @@ class Device:
             self._lasting.add(stream)
         self._state.run(Enqueued(ready, stream, owned=not foreign))
 
+    def alone(self) -> Any:
+        """A context in which one thread at a time makes calls of the group."""
+        return self._state.lock
+
+    def flush(self) -> None:
+        """Launch the messages that were posted: a call that is not made here is about to come."""
+        self.batch.flush()
+
     def current(self) -> int:
         """The handle of the caller's stream."""
         return self._raw(self.ordinal)
@@ -177,6 +185,11 @@ class Device:
             self.side.follow(self._raw(self.ordinal))
         for tensor in touched:
             tensor.record_stream(self.side.stream)
+
+    def ends(self) -> list[Any]:
+        """Events behind what the caller's stream and the group's own have to do."""
+        streams = torch.cuda.current_stream(self._where), self.side.stream
+        return [stream.record_event() for stream in streams]
 
     def check(self) -> None:
         """Raise what a kernel is known to have found wrong."""

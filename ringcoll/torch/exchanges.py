@@ -96,6 +96,8 @@ class Exchanges(Calling):
 
     def _counts(self, tensor: Any, splits: Sequence[int], side: str) -> list[int]:
         """Elements for each rank, from rows of the first dimension."""
+        if not tensor.dim():
+            raise ArgumentError(f"ringcoll: all_to_all: {side} has no rows: it is one number")
         rows, n = tensor.size(0), self._nranks
         if not splits:
             if rows % n:

@@ -222,15 +222,16 @@ class ProcessGroupRingcoll(Collectives):
         if self._failure is not None:
             raise self._after_failure()
         host, seconds = self._host or self._open_host(), seconds_of(opts.timeout)
-        event = None
+        ends = []
         if self._device is not None:
-            self._device.batch.flush()
-        if torch.cuda.is_available() and torch.cuda.is_initialized():
-            event = torch.cuda.current_stream().record_event()
+            self._device.flush()
+            ends = self._device.ends()
+        elif torch.cuda.is_available() and torch.cuda.is_initialized():
+            ends = [torch.cuda.current_stream().record_event()]
 
         def body() -> None:
-            if event is not None:
-                event.synchronize()
+            for end in ends:
+                end.synchronize()
             host.barrier(seconds)
 
         return self._run("barrier", host, body, later=opts.asyncOp)

@@ -120,12 +120,14 @@ def _checked(state: Any, bucket: Any, where: str) -> tuple[Communicator, Any]:
                 f"{where}: state is a {type(state).__name__}, wanted a communicator of ringcoll "
                 f"or a group of its backend: ddp.register_comm_hook(ringcoll.init(...), {where})"
             )
-        comm = group._engine(buffer).comm
-    here = "cuda" if buffer.is_cuda else "cpu"
-    if not comm.device.startswith(here):
+        engine = group._engine(buffer)
+        engine.flush()
+        comm = engine.comm
+    here = f"cuda:{buffer.get_device()}" if buffer.is_cuda else "cpu"
+    if comm.device != here:
         raise ArgumentError(
             f"{where}: gradients on {buffer.device}, and the communicator's rank {comm.rank} is "
-            f"on {comm.device}; make it with device={here!r}"
+            f"on {comm.device}; make it with device={here.partition(':')[0]!r}, on the rank's device"
         )
     return comm, buffer
 
@@ -198,7 +200,7 @@ def _on_stream(comm: Communicator, buffer: Any, average: Callable[[], object]) -
     side = _sides.get(comm)
     if side is None:
         side = _sides[comm] = Side(buffer.device)
-    with side.here():
+    with comm._state.lock, side.here():
         side.follow(torch._C._cuda_getCurrentRawStream(buffer.get_device()))
         before = side.enter()
         try:

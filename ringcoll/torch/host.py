@@ -55,6 +55,9 @@ class Host:
         """Options that the communicator's own methods need here."""
         return {}
 
+    def flush(self) -> None:
+        """Nothing waits to be launched."""
+
     # -- a call ---------------------------------------------------------------------------------
 
     def now(self, name: str, tensor: Any, op: str | ReduceOp | None, root: int) -> Finished:

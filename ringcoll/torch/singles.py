@@ -7,7 +7,7 @@ from typing import Any
 
 from torch._C._distributed_c10d import AllgatherOptions, ReduceScatterOptions
 
-from ringcoll.torch.calling import Calling, first
+from ringcoll.torch.calling import Calling, first, paired
 from ringcoll.torch.ops import op_of
 from ringcoll.torch.overloads import options
 from ringcoll.torch.tensors import dense, put_back
@@ -32,9 +32,10 @@ class Singles(Calling):
 
     def _gathered(self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any) -> Any:
         engine, opts = self._engine(first(inputs, "all_gather")), options(AllgatherOptions, opts)
+        pairs = paired(outputs, inputs, "all_gather")
 
         def body() -> None:
-            for output, input_ in zip(outputs, inputs, strict=True):
+            for output, input_ in pairs:
                 copy = dense(output, "all_gather")
                 engine.call("all_gather", dense(input_, "all_gather"), copy)
                 put_back(output, copy)
@@ -55,11 +56,11 @@ class Singles(Calling):
 
     def _scattered(self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any) -> Any:
         engine = self._engine(first(inputs, "reduce_scatter"))
-        opts = options(ReduceScatterOptions, opts)
+        opts, pairs = options(ReduceScatterOptions, opts), paired(outputs, inputs, "reduce_scatter")
         op = op_of(opts.reduceOp)
 
         def body() -> None:
-            for output, input_ in zip(outputs, inputs, strict=True):
+            for output, input_ in pairs:
                 copy = dense(output, "reduce_scatter")
                 engine.call("reduce_scatter", dense(input_, "reduce_scatter"), copy, op)
                 put_back(output, copy)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 
@@ -228,3 +230,16 @@ def test_the_first_failure_of_spawn_comes_with_its_rank():
         ringcoll.spawn(work, N)
     notes = getattr(caught.value, "__notes__", ["raised on rank 2 of 3"])  # from Python 3.11 on
     assert notes == ["raised on rank 2 of 3"]
+
+
+def test_spawn_tells_the_failure_not_who_waited_for_a_rank_that_had_returned():
+    def work(comm):
+        if comm.rank == 0:
+            return
+        if comm.rank == 1:
+            time.sleep(0.3)
+            raise LookupError("mine")
+        comm.barrier()
+
+    with pytest.raises(LookupError, match="mine"):
+        ringcoll.spawn(work, 3, timeout=20)

@@ -184,6 +184,9 @@ def test_other_devices_are_refused():
     class Elsewhere:
         layout, is_cuda, device = torch.strided, True, "cuda:0"
 
+        def get_device(self):
+            return 0
+
     with (
         ringcoll.init_all(1, device="cpu")[0] as comm,
         pytest.raises(ArgumentError, match="make it with device='cuda'"),

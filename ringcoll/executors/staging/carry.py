@@ -130,7 +130,7 @@ def carry(
         return some
 
     def peers() -> list[int]:
-        return sorted({peer for flow in flows for part in flow.under_way for peer, _ in part})
+        return _awaited(flows)
 
     def describe() -> str:
         what = next(flow.exchanges[flow.ended].what for flow in flows if flow.under_way)
@@ -175,6 +175,17 @@ def _begin(flow: Flow, staging: Staging) -> None:
     left = [(peer, messages.send(array, peer, flow.channel)) for peer, array in exchange.sends]
     flow.under_way.append([*left, *came])
     flow.begun += 1
+
+
+def _awaited(flows: Sequence[Flow]) -> list[int]:
+    """The peers that messages still wait for.
+
+    What has ended meanwhile is let go of first: its peer may have left in good order.
+    """
+    for flow in flows:
+        for part in flow.under_way:
+            part[:] = [message for message in part if not message[1].done()]
+    return sorted({peer for flow in flows for part in flow.under_way for peer, _ in part})
 
 
 def _end(flow: Flow) -> bool:

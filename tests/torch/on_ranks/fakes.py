@@ -7,6 +7,8 @@ the launch is the real thing.
 from __future__ import annotations
 
 import contextlib
+import threading
+import time
 from unittest import mock
 
 import pytest
@@ -15,6 +17,7 @@ import torch.distributed as dist
 
 from ringcoll.executors.cuda.ready import Enqueued
 from ringcoll.torch import device as module
+from ringcoll.torch import hooks
 from ringcoll.torch.device import Device
 from ringcoll.torch.group import ProcessGroupRingcoll
 
@@ -30,7 +33,7 @@ class Side:
     """Stands for the group's own stream."""
 
     def __init__(self, noted):
-        self._noted, self.stream, self.handle, self.futures = noted, Stream("side"), "side", 0
+        self._noted, self.stream, self.handle = noted, Stream("side"), "side"
 
     def here(self):
         return contextlib.nullcontext()
@@ -206,6 +209,45 @@ def messages_wait_for_somebody_who_waits(rank, n):
             x = torch.ones(1)
             dist.all_reduce(x, group=fake.group)
             assert sent[2:] == [("send", 3, "side", 5)], "a call launches what was posted before"
+
+
+def a_hook_launches_what_was_posted(rank, n):
+    """Its call would come before a message that somebody may wait for first."""
+    fake = Fake()
+    with fake.device() as device:
+        bucket = mock.Mock(buffer=lambda: torch.ones(3))
+        with mock.patch.object(device.batch, "flush") as flush:
+            comm, _ = hooks._checked(fake.group, bucket, "hooks.all_reduce")
+        assert comm is device.comm
+        flush.assert_called_once_with()
+
+
+def two_threads_may_wait_for_parts_of_one_batch(rank, n):
+    fake = Fake()
+    with fake.device() as device:
+        begun, failed = threading.Event(), []
+
+        def slow(array, peer, stream):
+            begun.set()
+            time.sleep(0.05)
+
+        def wait(work):
+            try:
+                work.wait()
+            except BaseException as error:
+                failed.append(error)
+
+        with (
+            mock.patch.object(device.comm, "send", slow),
+            mock.patch.object(module, "from_pointer", lambda *_: mock.Mock()),
+        ):
+            works = [device.batch.post("send", torch.zeros(3), peer) for peer in (1, 2)]
+            first = threading.Thread(target=wait, args=(works[0],))
+            first.start()
+            assert begun.wait(20)
+            wait(works[1])
+            first.join()
+        assert failed == []
 
 
 def what_a_kernel_found_is_raised_by_wait(rank, n):

@@ -119,6 +119,17 @@ def others_are_refused(rank, n):
     dist.barrier()
 
 
+def lists_of_unequal_length_are_refused_before_anything_moves(rank, n):
+    group, x = dist.group.WORLD, torch.ones(2)
+    with pytest.raises(ValueError, match="all_gather of 2 inputs has 1 outputs"):
+        group.allgather_into_tensor_coalesced([x.repeat(n)], [x, x])
+    with pytest.raises(ValueError, match="reduce_scatter of 1 inputs has 2 outputs"):
+        group.reduce_scatter_tensor_coalesced([x, x], [x.repeat(n)])
+    with pytest.raises(ValueError, match="all_to_all: input has no rows"):
+        group.alltoall_base(x, torch.tensor(1.0), [2] + [0] * (n - 1), [1] + [0] * (n - 1))
+    dist.barrier()
+
+
 def options_of_another_call_are_refused(rank, n):
     group, x = dist.group.WORLD, torch.ones(2)
     calls = {
