@@ -123,11 +123,12 @@ def _checked(state: Any, bucket: Any, where: str) -> tuple[Communicator, Any]:
         engine = group._engine(buffer)
         engine.flush()
         comm = engine.comm
-    here = f"cuda:{buffer.get_device()}" if buffer.is_cuda else "cpu"
+    kind = "cuda" if buffer.is_cuda else "cpu"
+    here = f"cuda:{buffer.get_device()}" if buffer.is_cuda else kind
     if comm.device != here:
         raise ArgumentError(
             f"{where}: gradients on {buffer.device}, and the communicator's rank {comm.rank} is "
-            f"on {comm.device}; make it with device={here.partition(':')[0]!r}, on the rank's device"
+            f"on {comm.device}; make it with device={kind!r}, on the device of the model"
         )
     return comm, buffer
 
