@@ -25,7 +25,7 @@ class CUDARuntimeError(RuntimeError):
         self.status = status
 
 
-INVALID_VALUE, UNSUPPORTED, IMPLICIT = 1, 900, 906
+INVALID_VALUE, INVALID_HANDLE, UNSUPPORTED, IMPLICIT = 1, 400, 900, 906
 
 
 @dataclass
@@ -292,6 +292,39 @@ def test_a_call_beside_a_capture_is_not_drawn_into_it(followed, runtime):
     assert runtime.done[1:] == [(9, "after", 7)]
 
 
+def test_calls_of_one_capture_come_after_each_other_though_others_came_between(followed, runtime):
+    runtime.capture(7, 8, number=1)
+    runtime.capture(9, number=2)
+    for stream in (7, 9, 0, 8):
+        followed.by(stream)
+        followed.leave(Call(stream, owned=True))
+    assert runtime.done == [(8, "after", 7)]
+    followed.by(9)
+    assert runtime.done[1:] == [(9, "after", 9)]
+
+
+def test_a_stream_that_joins_a_capture_hides_no_call_of_it(followed, runtime):
+    runtime.capture(8)
+    for stream in (8, 7):
+        followed.by(stream)
+        followed.leave(Call(stream, owned=True))
+    runtime.capture(7)
+    followed.by(9)
+    assert runtime.done == [(7, "after", 8)]
+
+
+def test_captures_without_end_are_forgotten(followed, runtime, monkeypatch):
+    destroyed: list[object] = []
+    monkeypatch.setattr(runtime, "eventDestroy", destroyed.append)
+    for number in range(1, 101):
+        runtime.capture(7, number=number)
+        followed.by(7)
+        followed.leave(Call(7))
+    assert len(destroyed) == 36
+    followed.by(7)
+    assert runtime.done == [(7, "after", 7)]
+
+
 def test_to_wait_for_a_capture_is_refused(followed, runtime):
     runtime.capture(7)
     followed.by(7)
@@ -310,6 +343,25 @@ def test_to_wait_for_the_default_stream_beside_a_blocking_capture_is_refused(fol
     runtime.blocking = True
     with pytest.raises(LaunchRefused):
         followed.synchronize()
+
+
+def test_a_call_on_the_default_stream_beside_a_blocking_capture_is_refused(followed, runtime):
+    runtime.blocking = True
+    with pytest.raises(LaunchRefused, match=r"rank 1: cuda:0: .* default stream .* captured .* on"):
+        followed.by(0)
+    assert followed.stream is None
+    runtime.blocking = False
+    followed.by(0)
+    assert followed.stream == 0
+
+
+def test_a_stream_that_is_gone_is_told_as_cuda_tells_it(followed, runtime, monkeypatch):
+    def gone(_stream):
+        raise CUDARuntimeError(INVALID_HANDLE)
+
+    monkeypatch.setattr(runtime, "streamIsCapturing", gone)
+    with pytest.raises(CUDARuntimeError, match=str(INVALID_HANDLE)):
+        followed.by(7)
 
 
 def test_what_is_no_part_of_a_capture_can_be_waited_for_during_it(followed, runtime):

@@ -21,6 +21,9 @@ __all__ = ["Followed", "Goes"]
 _FOR_EVER = (0, 1, 2)
 """Handles of the default streams: the current one's, the one of all threads, the one of each."""
 
+_MOST = 64
+"""Captures that are remembered: far more than go on at a time."""
+
 
 class Goes(Protocol):
     """A call that goes to a stream."""
@@ -47,7 +50,7 @@ class Followed:
         self._ordinal, self._who = ordinal, who
         self.stream: int | None = None
         self._end: Event | None = None  # of calls that ran, or will
-        self._captured: tuple[int, Event] | None = None  # a capture, and the end of its calls
+        self._captured: dict[int, Event] = {}  # by capture: the end of its calls
 
     def is_by(self, stream: int) -> bool:
         """Whether what a stream is given comes after all calls anyway."""
@@ -58,20 +61,42 @@ class Followed:
 
         In a capture that is all calls of the same capture: a graph waits for nothing outside of it,
         and what it was given holds up nothing but the graph.
+
+        Raises:
+            LaunchRefused: the stream is the default one, which would wait for a blocking stream
+                that is being captured; nothing has happened to it.
+
         """
         if self.is_by(stream):
             return
-        graph, before = capture_of(stream), self.stream
+        graph, before = self._graph(stream), self.stream
         if before is not None and before != stream:
             self._turn(before, stream, graph)
         if graph:
-            if self._captured is not None and self._captured[0] == graph:
-                self._captured[1].order(stream)
-                self._captured = None
+            self._recall(graph, stream)
         elif self._end is not None:
             self._end.order(stream)
             self._end = None
         self.stream = stream
+
+    def _graph(self, stream: int) -> int:
+        """The capture that the next call's stream is part of; 0: of none."""
+        try:
+            return capture_of(stream)
+        except runtime().CUDARuntimeError as error:
+            if not untouchable(stream):
+                raise
+            raise LaunchRefused(
+                f"{self._who}: a call on the default stream would wait for a blocking stream that "
+                f"is being captured in a CUDA graph: a capture runs nothing; call it outside of "
+                f"the capture, or on a stream of its own"
+            ) from error
+
+    def _recall(self, graph: int, stream: int) -> None:
+        """Let a stream of a capture come after what is remembered of that capture."""
+        end = self._captured.pop(graph, None)
+        if end is not None:
+            end.order(stream)
 
     def _turn(self, before: int, stream: int, graph: int) -> None:
         """From the last call's stream to another, which is part of this capture or of none (0)."""
@@ -91,7 +116,12 @@ class Followed:
     def _remember(self, stream: int, graph: int) -> None:
         """Remember the end of a stream, which is part of this capture or of none (0)."""
         if graph:
-            self._captured = graph, Event(self._ordinal, stream)
+            self._recall(graph, stream)
+            # The end of a capture cannot be seen from its event, and its streams may be gone: so
+            # the one whose last call is the longest ago makes room.
+            while len(self._captured) >= _MOST:
+                del self._captured[next(iter(self._captured))]
+            self._captured[graph] = Event(self._ordinal, stream)
             return
         if self._end is not None:
             self._end.order(stream)
@@ -142,7 +172,8 @@ class Followed:
 
     def forget(self) -> None:
         """Nothing is to be waited for any more."""
-        self.stream = self._end = self._captured = None
+        self.stream = self._end = None
+        self._captured.clear()
 
 
 def _capture_of(stream: int) -> int | None:
