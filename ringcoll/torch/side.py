@@ -8,6 +8,7 @@ other pieces of work, as in a backward pass, ``wait_stream`` of the current stre
 from __future__ import annotations
 
 import contextlib
+import os
 import weakref
 from typing import Any
 
@@ -62,7 +63,7 @@ class Side:
         )
         self._unused: list[int] = []
         self._begun = self._event()
-        end = weakref.finalize(self, _destroy, where.index, self._begun, self._unused)
+        end = weakref.finalize(self, _destroy, os.getpid(), where.index, self._begun, self._unused)
         end.atexit = False
 
     def _event(self) -> int:
@@ -124,8 +125,10 @@ class Side:
         return future
 
 
-def _destroy(ordinal: int, begun: int, unused: list[int]) -> None:
+def _destroy(pid: int, ordinal: int, begun: int, unused: list[int]) -> None:
     """Events that nobody has any more; one of a mark that outlives its stream stays."""
+    if os.getpid() != pid:  # a forked child has no CUDA: to call it there fails or hangs
+        return
     with on(ordinal) as cuda:
         for event in (begun, *unused):
             cuda.eventDestroy(event)

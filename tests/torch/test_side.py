@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 from types import SimpleNamespace
 
 import pytest
@@ -87,6 +88,15 @@ def test_its_events_end_with_it(cuda):
     gc.collect()
     assert ("destroy", 100) in cuda.noted
     assert ("destroy", kept.event) not in cuda.noted
+
+
+def test_a_forked_child_destroys_none(cuda, monkeypatch):
+    side = module.Side(torch.device("cuda", 1))
+    side.mark()
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    del side
+    gc.collect()
+    assert not [line for line in cuda.noted if line[0] == "destroy"]
 
 
 def test_another_device_may_be_the_current_one(cuda, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 
 from ringcoll.transports.cuda.device import on
@@ -23,7 +24,7 @@ class Event:
         with on(ordinal) as cuda:
             self._event = cuda.eventCreateWithFlags(cuda.eventDisableTiming)
             cuda.eventRecord(self._event, stream)
-        weakref.finalize(self, _destroy, ordinal, self._event).atexit = False
+        weakref.finalize(self, _destroy, os.getpid(), ordinal, self._event).atexit = False
 
     def done(self) -> bool:
         """Whether the stream has come so far."""
@@ -41,6 +42,7 @@ class Event:
             cuda.streamWaitEvent(stream, self._event, 0)
 
 
-def _destroy(ordinal: int, event: int) -> None:
-    with on(ordinal) as cuda:
-        cuda.eventDestroy(event)
+def _destroy(pid: int, ordinal: int, event: int) -> None:
+    if os.getpid() == pid:  # a forked child has no CUDA: to call it there fails or hangs
+        with on(ordinal) as cuda:
+            cuda.eventDestroy(event)
