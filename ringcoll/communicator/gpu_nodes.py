@@ -367,8 +367,15 @@ class NodesState(RankState):
     # -- the end -----------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Let what was enqueued end, and the thread that carries it."""
+        """Let what was enqueued end, and the thread that carries it.
+
+        Raises:
+            LaunchRefused: the last call's stream is being captured; all stays open.
+
+        """
         if not (self.closed or self.inherited):
+            # Before the thread ends: without it no call could follow.
+            self.cuda.followed.refuse_capture("close")
             with contextlib.suppress(Error):  # which the end will tell
                 self.synchronize()
         super().stop()
@@ -377,11 +384,14 @@ class NodesState(RankState):
         """Let go of everything; not collective.
 
         Raises:
+            LaunchRefused: the last call's stream is being captured; all stays open.
             Error: calls that nobody had waited for have failed.
 
         """
         if self.closed:
             return
+        if not self.inherited:
+            self.cuda.followed.refuse_capture("close")
         if self.broken is not None and self.fabric.messages is not None:
             # What MPI may still write to stays pinned for ever.
             self.cuda.quarantined = not self.fabric.messages.give_up(())

@@ -377,6 +377,7 @@ class Communicator(Calling):
 
         Raises:
             MismatchError: it turns out that the ranks did not make the same last call.
+            LaunchRefused: on GPUs, the last call's stream is being captured; all stays open.
             Error: on GPUs, a call that nobody had waited for has failed.
 
         """

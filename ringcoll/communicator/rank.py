@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import weakref
@@ -362,10 +363,12 @@ class RankState:
         finally:
             self.closed = True
             self.broken = None  # its frames hold what the call was bound to
-            self.fabric.leave()
-            self.executor.close()
-            self.symmetric.close()
-            self.fabric.close()
+            # In turn, the last one first, each of them whatever those before it raise.
+            with contextlib.ExitStack() as rest:
+                rest.callback(self.fabric.close)
+                rest.callback(self.symmetric.close)
+                rest.callback(self.executor.close)
+                self.fabric.leave()
 
 
 def _reason(error: BaseException) -> str:

@@ -119,6 +119,20 @@ def test_a_rank_that_gives_up_releases_all(nodes):
             assert verdict[name] == f"{kind}: rank 0 aborted: enough"
 
 
+def test_a_capture_outlasts_a_close_that_comes_too_early(nodes):
+    outcome = nodes("gpu_faults", "a,b", "captured")
+    assert outcome.errors == ""
+    assert outcome.statuses == [0]
+    for rank, verdict in outcome.verdicts.items():
+        pattern = rf"LaunchRefused: rank {rank}: .*close cannot wait for a stream .* captured"
+        assert re.match(pattern, verdict["before"])
+        assert verdict["kept"]
+        assert verdict["call"] == verdict["again"] == "no error"
+        assert re.match(rf"LaunchRefused: rank {rank}: .* captured", verdict["meanwhile"])
+        assert verdict["pinned"]
+        assert verdict["the rest"]
+
+
 def test_deaths_are_noticed_and_survivors_go_on(nodes):
     outcome = nodes("gpu_faults", "a,b,a,b", "killed", deaths=True)
     assert [128 - code if code < 0 else code for code in outcome.statuses] == [0, 0, 137, 137]

@@ -299,13 +299,24 @@ class Staging:
         self.followed.synchronize()
 
     def close(self) -> None:
-        """Let go of the host's executor, and of pinned memory once the streams have ended."""
+        """Let go of the host's executor, and of pinned memory once the streams have ended.
+
+        Raises:
+            LaunchRefused: the last call's stream is being captured.
+            MachineError: the device has failed.
+
+        """
+        ended = False
         try:
             self.synchronize()
+            ended = True
         finally:
             _alive.discard(self)
             self.followed.forget()
-            for lane in self.lanes if not self.quarantined else ():
+            if not ended:  # nobody carries any more what they wait for
+                self.give_up()
+            # Of streams that nobody could wait for it stays pinned for ever: they may still copy.
+            for lane in self.lanes if ended and not self.quarantined else ():
                 lane.close()
             self.lanes.clear()
             self.host.close()

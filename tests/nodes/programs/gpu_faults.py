@@ -241,9 +241,42 @@ def aborted(gpus) -> dict:
     return seen
 
 
+class Stream:
+    """Kept by the call that it is given to."""
+
+    def __cuda_stream__(self):
+        return 0, 7
+
+
+def captured(gpus) -> dict:
+    """A communicator is closed while its last call's stream is being captured, and after that."""
+    seen: dict[str, object] = {}
+    with begin() as comm:
+        for name in ("before", "meanwhile"):
+            child, x = comm.split(0), numbers(comm, LARGE)
+            child.all_reduce(x, stream=Stream())
+            pinned = set(gpus.host)
+            child.synchronize()
+            gpus.streamIsCapturing = lambda stream: stream == 7
+            if name == "before":
+                seen[name] = told(child.close)
+                seen["kept"] = set(gpus.host) == pinned and not child._state.closed
+                del gpus.streamIsCapturing
+                seen["call"] = told(child.all_reduce, x, stream=Stream())
+                seen["again"] = finished(comm, child.close)
+            else:  # the capture begins when the end has begun
+                child._state.cuda.followed.refuse_capture = lambda what: None
+                lanes, messages = list(child._state.cuda.lanes), child._state.fabric.messages
+                seen[name] = told(child.close)
+                seen["pinned"] = all(lane._memory.host for lane in lanes)
+                seen["the rest"] = messages is not None and child._state.fabric.messages is None
+                del gpus.streamIsCapturing
+    return seen
+
+
 SCENARIOS = {
     scenario.__name__: scenario
-    for scenario in (never_comes, disagree, layers, short, late, killed, aborted)
+    for scenario in (never_comes, disagree, layers, short, late, killed, aborted, captured)
 }
 
 
