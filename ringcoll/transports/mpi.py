@@ -149,9 +149,10 @@ class Transfer:
                 if source >= 0:
                     length = messages.status.Get_count(messages.mpi.BYTE)
         except messages.mpi.Exception as error:
+            if not request:  # MPI has ended it all the same, as where more has come than fits
+                self._end()
             messages.tell(error, source)
-        self._request = None
-        messages.active.discard(self)
+        self._end()
         if source >= 0 and length != self._array.nbytes:
             messages.doubt(source)
             raise MismatchError(
@@ -160,18 +161,18 @@ class Transfer:
             )
         return True
 
+    def _end(self) -> None:
+        """MPI touches its array no more."""
+        self._request = None
+        self._messages.active.discard(self)
+
     def give_up(self) -> bool:
         """Cancel it where that can be; whether MPI may touch its array no more."""
-        request, self._request = self._request, None
+        request = self._request
+        self._end()
         if request is None:
             return True
-        if self._source >= 0:
-            request.Cancel()
-        for _ in range(_TRIES):
-            if request.Test():
-                return True
-        _kept.append((request, self._array))
-        return False
+        return _given_up(self._messages.mpi, request, self._array, cancel=self._source >= 0)
 
 
 class Messages:
@@ -330,25 +331,37 @@ class Messages:
             Whether MPI touches none of the arrays any more.
 
         """
-        with self.lock, contextlib.suppress(self.mpi.Exception):
+        with self.lock:
             over = [transfer.give_up() for transfer in list(self.active)]
-            self.active.clear()
-            if all(over):
-                return True
-            _kept.append(alive)
+        if all(over):
+            return True
+        _kept.append(alive)
         return False
 
     def close(self) -> None:
         """Give up what is under way; what was sent before still arrives."""
-        with self.lock, contextlib.suppress(self.mpi.Exception):
+        with self.lock:
             for request, array in self._awaited.values():
-                request.Cancel()
-                if not request.Test():
-                    _kept.append((request, array))
+                _given_up(self.mpi, request, array, cancel=True)
             self._awaited.clear()
             self.give_up(())
-            _kept.extend(entry for entry in self._unsent if not entry[0].Test())
+            for request, array in self._unsent:
+                _given_up(self.mpi, request, array, cancel=False)
             self._unsent = []
+
+
+def _given_up(mpi: Any, request: Any, array: Array, *, cancel: bool) -> bool:
+    """Whether MPI touches an array no more; where it may, both are kept for ever."""
+    with contextlib.suppress(mpi.Exception):  # an error of one is none of the others'
+        if cancel:
+            request.Cancel()
+        for _ in range(_TRIES):
+            if request.Test():
+                return True
+    if not request:  # ended by the error
+        return True
+    _kept.append((request, array))
+    return False
 
 
 def _checked(stream: int) -> int:
