@@ -81,7 +81,8 @@ class Carrier:
                 "run on another; leave mpi4py.rc.thread_level at 'multiple', its default"
             )
         # Below MULTIPLE the threads of this library take turns; those of the program must too.
-        self.lock: Any = _serial if level < self.mpi.THREAD_MULTIPLE else contextlib.nullcontext()
+        self.serial = level < self.mpi.THREAD_MULTIPLE
+        self.lock: Any = _serial if self.serial else contextlib.nullcontext()
         self._most = int(communicator.Get_attr(self.mpi.TAG_UB) or _FEW)
 
     def reserve(self) -> int:
@@ -138,21 +139,23 @@ class Transfer:
             MachineError: MPI could not carry it.
 
         """
-        request = self._request
-        if request is None:
-            return True
         messages, source, length = self._messages, self._source, 0
-        try:
-            with messages.lock:
+        with messages.turns:
+            request = self._request
+            if request is None:
+                return True
+            try:
                 if not request.Test(messages.status):
                     return False
                 if source >= 0:
                     length = messages.status.Get_count(messages.mpi.BYTE)
-        except messages.mpi.Exception as error:
-            if not request:  # MPI has ended it all the same, as where more has come than fits
+                failed = None
+            except messages.mpi.Exception as error:
+                failed = error
+            if failed is None or not request:  # MPI ends it also where more has come than fits
                 self._end()
-            messages.tell(error, source)
-        self._end()
+        if failed is not None:
+            messages.tell(failed, source)
         if source >= 0 and length != self._array.nbytes:
             messages.doubt(source)
             raise MismatchError(
@@ -167,7 +170,7 @@ class Transfer:
         self._messages.active.discard(self)
 
     def give_up(self) -> bool:
-        """Cancel it where that can be; whether MPI may touch its array no more."""
+        """Cancel it where that can be; whether MPI may touch its array no more. In turn."""
         request = self._request
         self._end()
         if request is None:
@@ -187,6 +190,9 @@ class Messages:
 
     def __init__(self, carrier: Carrier, firsts: Sequence[int], own: int) -> None:
         self.mpi, self.lock = carrier.mpi, carrier.lock
+        # Of those that test or cancel transfers: whoever gives up does so beside the thread that
+        # carries, and MPI lets no two threads at one request.
+        self.turns: Any = carrier.lock if carrier.serial else threading.RLock()
         # One for transfers and one for posts: another thread may progress beside the lanes'.
         self.status, self._posted = self.mpi.Status(), self.mpi.Status()
         self.active: set[Transfer] = set()
@@ -331,7 +337,7 @@ class Messages:
             Whether MPI touches none of the arrays any more.
 
         """
-        with self.lock:
+        with self.turns:
             over = [transfer.give_up() for transfer in list(self.active)]
         if all(over):
             return True
@@ -340,7 +346,7 @@ class Messages:
 
     def close(self) -> None:
         """Give up what is under way; what was sent before still arrives."""
-        with self.lock:
+        with self.turns:
             for request, array in self._awaited.values():
                 _given_up(self.mpi, request, array, cancel=True)
             self._awaited.clear()

@@ -1,0 +1,74 @@
+"""Messages over a stand-in for MPI: what two threads do with one of them."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from ringcoll.transports.mpi import PAIRS, Messages
+
+
+class Request:
+    """A receive that nothing comes for; it notes two threads at once."""
+
+    def __init__(self) -> None:
+        self.inside = threading.Lock()
+        self.tested, self.go_on = threading.Event(), threading.Event()
+        self.cancelled = self.met = False
+
+    @contextlib.contextmanager
+    def alone(self):
+        free = self.inside.acquire(blocking=False)
+        self.met = self.met or not free
+        try:
+            yield
+        finally:
+            if free:
+                self.inside.release()
+
+    def Cancel(self) -> None:  # noqa: N802 (mpi4py's name)
+        with self.alone():
+            self.cancelled = True
+
+    def Test(self, _status: object = None) -> bool:  # noqa: N802
+        with self.alone():
+            if not self.cancelled:
+                self.tested.set()
+                self.go_on.wait(10)
+            return self.cancelled
+
+
+@pytest.fixture
+def request_and_messages():
+    request = Request()
+    status = SimpleNamespace(Get_count=lambda _: 8)
+    mpi = SimpleNamespace(Exception=RuntimeError, BYTE=None, Status=lambda: status)
+    communicator = SimpleNamespace(Irecv=lambda *_: request)
+    carrier = SimpleNamespace(
+        mpi=mpi, lock=contextlib.nullcontext(), serial=False, communicator=communicator, ranks=[0]
+    )
+    return request, Messages(carrier, [0], 0)  # type: ignore[arg-type]
+
+
+def test_whoever_gives_up_waits_for_a_look_of_another_thread(request_and_messages):
+    request, messages = request_and_messages
+    transfer = messages.receive(np.zeros(8, np.uint8), 0, PAIRS)
+    seen: list[bool] = []
+    looks = threading.Thread(target=lambda: seen.append(transfer.done()))
+    gives_up = threading.Thread(target=lambda: seen.append(messages.give_up(())))
+    looks.start()
+    assert request.tested.wait(10)
+    gives_up.start()
+    gives_up.join(0.1)
+    assert not request.cancelled
+    request.go_on.set()
+    looks.join(10)
+    gives_up.join(10)
+    assert seen == [False, True]
+    assert not request.met
+    assert transfer.done()
+    assert not messages.active
