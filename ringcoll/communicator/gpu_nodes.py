@@ -33,6 +33,7 @@ from ringcoll.executors.staging.exchange import Exchanges, Figures
 from ringcoll.executors.staging.executor import PIECE_BYTES, Owner, Staged, Staging, settle
 from ringcoll.executors.staging.layers import LEAST_BYTES, Layers
 from ringcoll.executors.staging.pairs import StagedPairs, StagingPairs
+from ringcoll.executors.staging.steps import Steps
 from ringcoll.fabric import Fabric
 from ringcoll.fabric.symmetric import SymmetricMemory
 from ringcoll.transports.cuda.arena import Transport
@@ -135,7 +136,7 @@ class NodesState(RankState):
         members = _members(self.fabric.nodes)
         if len({len(ranks) for ranks in members}) == 1:
             along = Exchanges(self.cuda, self._failure, figures)
-            self.layers = Layers(self.cuda, along, self.inside.cuda, members)
+            self.layers = Layers(Steps(self.cuda, along, self.inside.cuda, members))
 
     def _is_near(self, node: int) -> bool:
         return node == self.fabric.nodes[self.fabric.rank]

@@ -17,15 +17,13 @@ is on the network, the one before is folded and the one after exchanged inside t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
 from ringcoll.arguments.calls import Call
 from ringcoll.dtypes import DType, dtype_of
-from ringcoll.executors.cuda.executor import CudaExecutor
-from ringcoll.executors.staging.exchange import Exchanges
-from ringcoll.executors.staging.executor import Staged, Staging
+from ringcoll.executors.staging.executor import Staged
 from ringcoll.executors.staging.pieces import ALIGN
 from ringcoll.executors.staging.slices import SLICES, received
 from ringcoll.executors.staging.steps import Enqueue, Steps, Task
@@ -47,21 +45,12 @@ class Layers:
     """One rank's side of the calls that run in two layers.
 
     Args:
-        staging: of the communicator.
-        exchanges: along the rails.
-        inside: the executor of this node's ranks.
-        members: the ranks of each node, as many in each.
+        steps: what their slices are made of.
 
     """
 
-    def __init__(
-        self,
-        staging: Staging,
-        exchanges: Exchanges,
-        inside: CudaExecutor,
-        members: Sequence[Sequence[int]],
-    ) -> None:
-        self._steps = Steps(staging, exchanges, inside, members)
+    def __init__(self, steps: Steps) -> None:
+        self._steps = steps
 
     @staticmethod
     def of(call: Call) -> bool:
