@@ -17,22 +17,15 @@ from numpy.testing import assert_equal
 
 import ringcoll
 from ringcoll.bootstrap import bootstrap_of
-from ringcoll.errors import Error, MachineError
+from ringcoll.errors import MachineError
 from ringcoll.fabric import Fabric, identity, mapping, open_fabric
 from ringcoll.fabric.symmetric import SymmetricMemory
 from ringcoll.transports import shm
 from ringcoll.transports.shm import Denied
+from tests.fabric.mpi_messages import mpi_truncated  # noqa: F401  # found by its name
+from tests.processes.programs.verdict import told
 
 LONG = 20.0  # seconds: a deadline that no passing test reaches
-
-
-def told(function, *args, **kwargs):
-    """The error of a call, as a line."""
-    try:
-        function(*args, **kwargs)
-    except Error as error:
-        return f"{type(error).__name__}: {error}"
-    return "no error"
 
 
 def opened(timeout=LONG) -> Fabric:
@@ -465,30 +458,6 @@ def mpi_begin():
     stray = world.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG) or part.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG)
     fabric.close()
     return [[int(text) for text in said], stray]
-
-
-def mpi_truncated():
-    """More comes than fits; what else is under way is given up all the same."""
-    from mpi4py import MPI
-
-    from ringcoll.transports.mpi import FIRST, PAIRS, Carrier
-
-    carrier = Carrier(MPI.COMM_SELF, [0])
-    messages = carrier.messages([carrier.reserve()], 0)
-    short = messages.receive(np.zeros(8, np.uint8), 0, PAIRS)
-    others = [np.zeros(64, np.uint8) for _ in range(12)]
-    waiting = [messages.receive(array, 0, FIRST + n) for n, array in enumerate(others)]
-    messages.send(np.ones(64, np.uint8), 0, PAIRS)
-    error = "no error"
-    while error == "no error" and short in messages.active:
-        error = told(short.done)
-    left = short in messages.active, short.done()
-    given_up = messages.give_up(())
-    for number in range(len(others)):
-        messages.send(np.ones(64, np.uint8), 0, FIRST + number).done()
-    written = sum(bool(array.any()) for array in others)
-    messages.close()
-    return [error, left, given_up, written, all(transfer.done() for transfer in waiting)]
 
 
 # These leave the process as it was: one start of the ranks serves all of them.
