@@ -44,7 +44,7 @@ RC_SELDOM void fail(const Args& args, const Local& local, u64 epoch, u64 when, u
 }
 
 // Whether to give up waiting for `peer` at `step` after `waited` ns, by what the peers, the host and the
-// clock say. Apart from the loops that ask: their text is shorter, an all_reduce 0.08 µs faster.
+// clock say. Apart from the loops that ask, whose text is shorter for it.
 RC_SELDOM bool give_up(const Args& args, const Local& local, u64 epoch, u64 time, u64 waited, u32 peer,
                        u32 step) {
     u32 kind = waited < args.timeout ? 0 : EXPIRED, theirs = 0;

@@ -8,7 +8,7 @@ Messages move while MPI is called. One look at the oldest message of each lane m
 
 Launchers may bind a process to one core (Open MPI does so with up to two ranks a host). Whoever
 waits for the stream spins there inside CUDA, and a thread that only yields gets the core back when
-the other's share of time is over: slices of a call took 120 ms each, so between looks it sleeps.
+the other's share of time is over. So there it sleeps between looks.
 """
 
 from __future__ import annotations
