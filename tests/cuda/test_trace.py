@@ -50,7 +50,7 @@ def test_kernels_execute_the_lowered_plan(ranks, collective):
         assert run_in_groups(ranks, [case]) == 1
         found = [comm._state.traced() for comm in ranks]
         # Root and others alike have arrays that peers reach, or none has.
-        chosen = ranks[0]._state.cuda.last.chosen.variants[-1]
+        chosen = ranks[0]._state.cuda.verdicts.last.chosen.variants[-1]
         lowered = lower(chosen.plan, chosen.launch)
         check_rows([row for own in found for row in own], lowered, chosen.layout)
         kinds["in lines"] += chosen.launch.in_band
