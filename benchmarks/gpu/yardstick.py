@@ -207,9 +207,9 @@ def measure(team: Team, point: Point, seed: int, barrier: Callable[[], None]) ->
     for number in range(WARM + REPLAYS):
         barrier()
         for gpu, call, graph in zip(team.gpus, calls, graphs, strict=True):
-            # The call lines the GPUs up, the gate lets the host finish enqueueing.
-            call()
+            # The gate lets the host finish enqueueing, then the call lines the GPUs up.
             gpu.hold()
+            call()
             gpu.start()
             graph.launch(gpu.stream)
             gpu.stop()
