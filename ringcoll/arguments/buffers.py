@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from ringcoll.dtypes import dtype_of
 from ringcoll.errors import ArgumentError, ArgumentTypeError
+from ringcoll.views import DeviceView
 
 __all__ = ["flat"]
 
@@ -60,7 +61,8 @@ def flat(obj: object, *, argument: str, where: str, writable: bool) -> Array:
             f"{where}: {argument} is read-only and would be written; pass a writable array, such "
             f"as a copy, or use it as sendbuf with another recvbuf"
         )
-    return np.ndarray.reshape(array.view(np.ndarray), -1)
+    # A subclass of the user's may have ways of its own; ours must go on to show nothing.
+    return np.ndarray.reshape(array if type(array) is DeviceView else array.view(np.ndarray), -1)
 
 
 def _host_view(obj: object, argument: str, where: str, writable: bool) -> Array:

@@ -8,7 +8,7 @@ would be right.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -62,8 +62,9 @@ class Call:
 
     collective: str
     rank: int
-    send: Array | None
-    recv: Array | None
+    # Not shown: what is kept of a call does not keep its memory, and a device's cannot be read.
+    send: Array | None = field(repr=False)
+    recv: Array | None = field(repr=False)
     count: int
     dtype: DType
     op: ReduceOp | None = None

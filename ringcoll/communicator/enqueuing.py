@@ -26,7 +26,7 @@ from ringcoll.executors.cuda.params import factor_bytes, start_of
 from ringcoll.executors.cuda.ready import Enqueued
 from ringcoll.transports.cuda.arrays import device_array
 from ringcoll.transports.cuda.streams import foreign_streams, stream_of
-from ringcoll.transports.cuda.views import device_view
+from ringcoll.views import device_view
 
 __all__ = ["Enqueuer"]
 

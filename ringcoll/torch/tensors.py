@@ -12,7 +12,7 @@ import torch
 
 from ringcoll.errors import ArgumentError, ArgumentTypeError
 from ringcoll.torch.ops import ROWS
-from ringcoll.transports.cuda.views import device_view
+from ringcoll.views import device_view
 
 __all__ = ["dense", "flat_of", "memory", "put_back", "single", "sparse", "spread"]
 

@@ -8,11 +8,11 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from ringcoll.arguments.calls import Call
+from ringcoll.arguments.calls import prepare
 from ringcoll.dtypes import dtype_of
 from ringcoll.executors.staging.exchange import Figures
 from ringcoll.executors.staging.steps import Steps
-from ringcoll.transports.cuda.views import device_view
+from ringcoll.views import device_view
 
 NOWHERE = 0x7000  # within the first pages, which no process may read
 
@@ -22,8 +22,9 @@ def test_nothing_that_shows_a_view_reads_it(caplog):
     wanted = "<device memory at 0x7000: 1000 of float32>"
     assert [repr(view), str(view), f"{view}", f"{view!r:}"] == [wanted] * 4
     assert repr(view[10:20]) == "<device memory at 0x7028: 10 of float32>"
-    call = Call("all_reduce", 0, view, view, 1000, dtype_of("float32"), None, nbytes=4000)
-    assert wanted in repr(call)
+    checked = prepare("all_reduce", rank=0, nranks=2, sendbuf=view, op="sum")
+    assert repr(checked.send) == wanted
+    assert repr(checked).startswith("Call(collective='all_reduce', rank=0, count=1000, ")
     assert reprlib.repr(view).endswith("of float32>")
     with caplog.at_level(logging.ERROR):
         logging.getLogger("ringcoll").error("%s", view)
@@ -37,6 +38,11 @@ def test_a_view_is_an_array_of_its_memory():
     view[1] = 9
     assert there[1] == 9
     assert device_view(0, 0, np.int64).shape == (0,)
+
+
+def test_a_call_that_is_kept_shows_no_memory_that_may_be_gone():
+    there = np.full(3, 77.0, np.float32)
+    assert "77" not in repr(prepare("all_reduce", rank=0, nranks=1, sendbuf=there, op="sum"))
 
 
 def test_scratch_of_calls_in_layers_is_not_read_either():

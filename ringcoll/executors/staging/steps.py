@@ -21,7 +21,7 @@ from ringcoll.executors.staging.executor import Staging, settle
 from ringcoll.executors.staging.fold import fold
 from ringcoll.transports.cuda.device import runtime
 from ringcoll.transports.cuda.memory import DeviceMemory, allocate
-from ringcoll.transports.cuda.views import device_view
+from ringcoll.views import device_view
 
 __all__ = ["Array", "Enqueue", "Steps", "Task"]
 

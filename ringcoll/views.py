@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["device_view"]
+__all__ = ["DeviceView", "device_view"]
 
 
 class DeviceView(np.ndarray[Any, Any]):
