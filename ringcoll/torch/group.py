@@ -7,7 +7,6 @@ group and by nobody else: they meet in a part of the store that is theirs alone.
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 import os
 import threading
@@ -27,12 +26,12 @@ from ringcoll.errors import ArgumentError, ArgumentTypeError, Error, UsageError
 from ringcoll.fabric import open_fabric
 from ringcoll.torch.backend import Backend
 from ringcoll.torch.blocks import Blocks
-from ringcoll.torch.collectives import Collectives
 from ringcoll.torch.device import Device
 from ringcoll.torch.ending import PATIENCE, leave_at_exit
 from ringcoll.torch.failures import closed, in_torch, instead, poisons
 from ringcoll.torch.host import Host
 from ringcoll.torch.messages import Messages
+from ringcoll.torch.named import Named
 from ringcoll.torch.overloads import options
 from ringcoll.torch.polled import Polled
 from ringcoll.torch.profiled import profiler, recorded
@@ -43,8 +42,8 @@ from ringcoll.torch.work import seconds_of
 __all__ = ["ProcessGroupRingcoll"]
 
 
-@functools.partial(untraced, simple=("rank", "size", "name"))
-class ProcessGroupRingcoll(Collectives):
+@untraced
+class ProcessGroupRingcoll(Named):
     """The ranks of a group.
 
     Args:
@@ -246,56 +245,7 @@ class ProcessGroupRingcoll(Collectives):
         """
         self.barrier(timeout=timeout).wait()
 
-    # -- names ------------------------------------------------------------------------------------
-
-    def rank(self) -> int:
-        """This rank in the group."""
-        return self._rank
-
-    def size(self) -> int:
-        """How many ranks the group has."""
-        return self._nranks
-
-    def name(self) -> str:
-        """The backend's name."""
-        return "ringcoll"
-
-    getRank, getSize, getBackendName = rank, size, name  # noqa: N815
-
-    @property
-    def group_name(self) -> str:
-        """The name by which torch knows the group."""
-        return self._name
-
-    def _set_group_name(self, name: str) -> None:
-        self._name = name
-
-    @property
-    def group_desc(self) -> str:
-        """The user's description of the group."""
-        return self._desc
-
-    def _set_group_desc(self, desc: str) -> None:
-        self._desc = desc
-
-    def getGroupName(self) -> str:  # noqa: N802
-        """As :attr:`group_name`, for what is written in C++."""
-        return self._name
-
-    def getGroupDesc(self) -> str:  # noqa: N802
-        """As :attr:`group_desc`, for what is written in C++."""
-        return self._desc
-
-    def get_group_store(self) -> Any:
-        """The store in which the ranks of this group meet."""
-        return self._store
-
-    @property
-    def _device_types(self) -> list[Any]:
-        return [torch.device(kind) for kind in self._kinds()]
-
-    def _kinds(self) -> list[str]:
-        return ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+    # -- memory ---------------------------------------------------------------------------------
 
     def _get_backend(self, device: Any) -> Any:
         return self._backend
