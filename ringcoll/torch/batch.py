@@ -34,6 +34,8 @@ class Batch:
 
     def __init__(self, device: Device, failed: Callable[[BaseException], BaseException]) -> None:
         self._device, self._failed = device, failed
+        self.launch: Callable[[], None] = self.flush
+        """What a message calls that is waited for; where there are several batches, for all."""
         self.posts: list[tuple[str, Any, Any, int, DeviceWork]] = []
 
     def post(self, name: str, tensor: Any, peer: int) -> DeviceWork:
@@ -42,10 +44,17 @@ class Batch:
         copy = dense(tensor, name)
         device.follow((tensor, copy))
         outputs = (tensor,) if name == "recv" else ()
-        work = DeviceWork(device, None, outputs, self.flush)
+        work = DeviceWork(device, None, outputs, self.launch)
         with device.alone():
             self.posts.append((name, tensor, copy, peer, work))
         return work
+
+    def add(self, name: str, tensor: Any, copy: Any, peer: int, work: DeviceWork) -> None:
+        """Take over what was posted before there was a device; its stream comes after that."""
+        for touched in (tensor, copy):
+            touched.record_stream(self._device.side.stream)
+        with self._device.alone():
+            self.posts.append((name, tensor, copy, peer, work))
 
     def flush(self) -> None:
         """Launch them all; who comes while another thread does waits for that."""

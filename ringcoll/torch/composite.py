@@ -8,6 +8,7 @@ on to it what is for its tensors.
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -84,8 +85,10 @@ class ProcessGroupComposite(ProcessGroupRingcoll):
         opts = options(BarrierOptions, opts, timeout)
         if self._theirs == "cuda":
             return super().barrier(opts)
-        if torch.cuda.is_available() and torch.cuda.is_initialized():
-            torch.cuda.current_stream().synchronize()
+        for end in self._ends():
+            end.synchronize()
+        self._turn = threading.Event()
+        self._turn.set()
         return self._other.barrier(opts)
 
     def shutdown(self) -> None:

@@ -23,7 +23,7 @@ class DeviceWork(dist.Work):  # type: ignore[misc]
     """A call that was enqueued on the group's own stream.
 
     Args:
-        device: the engine.
+        device: the engine; None as long as there is none: who launches the call sets it.
         mark: its end; None as long as it has not been enqueued.
         outputs: the tensors that it writes.
         launch: enqueues it, where that has not been done; sets the mark.
@@ -32,13 +32,14 @@ class DeviceWork(dist.Work):  # type: ignore[misc]
 
     def __init__(
         self,
-        device: Device,
+        device: Device | None,
         mark: Mark | None,
         outputs: Sequence[Any],
         launch: Callable[[], None] | None = None,
     ) -> None:
         super().__init__()
-        self._device, self.mark, self._outputs, self._launch = device, mark, outputs, launch
+        self.device: Any = device
+        self.mark, self._outputs, self._launch = mark, outputs, launch
         self.error: BaseException | None = None
 
     def wait(self, timeout: timedelta | float | None = None) -> bool:
@@ -51,7 +52,7 @@ class DeviceWork(dist.Work):  # type: ignore[misc]
             DistBackendError: a kernel is known to have failed.
 
         """
-        mark, device = self._enqueued(), self._device
+        mark, device = self._enqueued(), self.device
         device.check()
         with device.side.here():
             device.side.order(mark, device.current())
@@ -74,8 +75,8 @@ class DeviceWork(dist.Work):  # type: ignore[misc]
     def is_completed(self) -> bool:
         """Whether the device has done it."""
         mark = self._enqueued()
-        with self._device.side.here():
-            return self._device.side.passed(mark)
+        with self.device.side.here():
+            return bool(self.device.side.passed(mark))
 
     def is_success(self) -> bool:
         """Whether the device has done it, and well as far as is known."""
@@ -85,7 +86,7 @@ class DeviceWork(dist.Work):  # type: ignore[misc]
         """What a kernel is known to have found wrong."""
         try:
             self._enqueued()
-            self._device.check()
+            self.device.check()
         except Exception as error:
             return error
         return None
@@ -97,5 +98,5 @@ class DeviceWork(dist.Work):  # type: ignore[misc]
     def get_future(self) -> Any:
         """A future of the tensors; its callbacks run on streams that come after the call."""
         self._enqueued()
-        with self._device.side.here():
-            return self._device.side.future(list(self._outputs))
+        with self.device.side.here():
+            return self.device.side.future(list(self._outputs))

@@ -1,7 +1,8 @@
 """A group of torch.distributed: its names, its communicators and its life.
 
 A communicator is made at the first call on tensors of its kind of device, by all ranks of the
-group and by nobody else: they meet in a part of the store that is theirs alone.
+group and by nobody else: they meet in a part of the store that is theirs alone. That of GPU ranks
+is not made for messages between two, which have one of their own.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import BarrierOptions
 
 from ringcoll.bootstrap.store import StoreBootstrap
 from ringcoll.communicator.public import Communicator
@@ -25,25 +25,24 @@ from ringcoll.config import Config, starting
 from ringcoll.errors import ArgumentError, ArgumentTypeError, Error, UsageError
 from ringcoll.fabric import open_fabric
 from ringcoll.torch.backend import Backend
+from ringcoll.torch.barriers import Barriers
 from ringcoll.torch.blocks import Blocks
 from ringcoll.torch.device import Device
 from ringcoll.torch.ending import PATIENCE, leave_at_exit
 from ringcoll.torch.failures import closed, in_torch, instead, poisons
 from ringcoll.torch.host import Host
 from ringcoll.torch.messages import Messages
-from ringcoll.torch.named import Named
-from ringcoll.torch.overloads import options
+from ringcoll.torch.pairs import Pairs, in_batch
 from ringcoll.torch.polled import Polled
 from ringcoll.torch.profiled import profiler, recorded
 from ringcoll.torch.tensors import single
 from ringcoll.torch.untraced import untraced
-from ringcoll.torch.work import seconds_of
 
 __all__ = ["ProcessGroupRingcoll"]
 
 
 @untraced
-class ProcessGroupRingcoll(Named):
+class ProcessGroupRingcoll(Barriers):
     """The ranks of a group.
 
     Args:
@@ -75,6 +74,7 @@ class ProcessGroupRingcoll(Named):
         self._device: Device | None = None
         self._blocks: dict[str, Blocks] = {}
         self._messages: Messages | None = None
+        self._pairs: Pairs | None = None
         self._process = os.getpid()
         leave_at_exit(self)
 
@@ -86,6 +86,8 @@ class ProcessGroupRingcoll(Named):
         if tensor.is_cpu:
             return self._host or self._open_host()
         if tensor.is_cuda:
+            if self._pairs is not None:
+                self._pairs.flush()
             return self._device or self._open_device(tensor.get_device())
         raise ArgumentTypeError(
             f"ringcoll: a tensor on {tensor.device}: this backend takes cpu and cuda tensors"
@@ -98,10 +100,18 @@ class ProcessGroupRingcoll(Named):
             return self._host
 
     def _open_device(self, ordinal: int) -> Device:
+        self._after_barrier()
+        return self._open_now(ordinal)
+
+    def _open_now(self, ordinal: int) -> Device:
         with self._opening:
             if self._device is None:
+                if self._pairs is not None:
+                    self._pairs.flush()  # pairs.py says why first
                 comm = self._open("cuda", "cuda", self._rank, self._nranks, ordinal=ordinal)
-                self._device = Device(comm, ordinal, self._failed)
+                device = Device(comm, ordinal, self._failed)
+                device.batch.launch = self._launch
+                self._device = device
             return self._device
 
     def _open(
@@ -152,6 +162,13 @@ class ProcessGroupRingcoll(Named):
     def _open_pair(self, source: int, dest: int, poll: Callable[[], None]) -> Communicator:
         mine = 0 if source == self._rank else 1
         return self._open(f"messages/{source}/{dest}", "cpu", mine, 2, poll=poll)
+
+    def _open_two(self, low: int, high: int, ordinal: int) -> Device:
+        """GPU ranks for messages between two ranks of the group, or of one with itself."""
+        key, nranks = f"messages of GPUs/{low}/{high}", 1 if low == high else 2
+        mine = 0 if self._rank == low else 1
+        comm = self._open(key, "cuda", mine, nranks, ordinal=ordinal)
+        return Device(comm, ordinal, self._failed)
 
     # -- what goes wrong ------------------------------------------------------------------------
 
@@ -207,43 +224,48 @@ class ProcessGroupRingcoll(Named):
                     "ringcoll: recv of a CUDA tensor needs a source: a kernel cannot wait for any "
                     "rank; name one, or receive into a CPU tensor"
                 )
-            return self._engine(tensor).batch.post(name, tensor, peer)
+            return self._post(name, tensor, peer)
         messages = self._messages or self._open_messages()
         if name == "send" and peer is not None:
             return messages.send(tensor, peer, tag)
         return messages.recv(tensor, peer, tag)
 
-    # -- barrier --------------------------------------------------------------------------------
+    def _post(self, name: str, tensor: Any, peer: int) -> Any:
+        """A message of a CUDA tensor, which is launched later."""
+        if self._device is None:
+            self._choose(peer, tensor.get_device())
+        pairs = self._pairs
+        if pairs is not None and peer in pairs:
+            return pairs.post(name, tensor, peer)
+        device = self._device or self._open_device(tensor.get_device())
+        return device.batch.post(name, tensor, peer)
 
-    def barrier(self, opts: Any = None, timeout: Any = None) -> Any:
-        """Return when all ranks have come, and the work before it on this rank's GPU has ended."""
-        opts = options(BarrierOptions, opts, timeout)
-        if self._failure is not None:
-            raise self._after_failure()
-        host, seconds = self._host or self._open_host(), seconds_of(opts.timeout)
-        ends = []
+    def _choose(self, peer: int, ordinal: int) -> None:
+        """Decide what carries messages with a peer, while the group's GPU ranks are not open.
+
+        torch's rule for a batch is that all ranks take part in it if it is the group's first call,
+        so it opens them. Behind a barrier it may be some ranks, since NCCL's has opened them: if
+        ours could not, the messages of a batch are carried as those that come alone.
+        """
+        if self._turn is None and in_batch():
+            self._open_device(ordinal)
+        if self._pairs is not None and peer in self._pairs:
+            return
+        self._after_barrier()
+        with self._opening:
+            ends = 1 if peer == self._rank else 2
+            if self._device is not None or self._nranks == ends:
+                return
+            if self._pairs is None:
+                self._pairs = Pairs(self._rank, self._open_two, self._launch)
+            self._pairs.begin(peer, ordinal)
+
+    def _launch(self) -> None:
+        """Launch the messages of CUDA tensors that were posted."""
+        if self._pairs is not None:
+            self._pairs.flush()
         if self._device is not None:
             self._device.flush()
-            ends = self._device.ends()
-        elif torch.cuda.is_available() and torch.cuda.is_initialized():
-            ends = [torch.cuda.current_stream().record_event()]
-
-        def body() -> None:
-            for end in ends:
-                end.synchronize()
-            host.barrier(seconds)
-
-        return self._run("barrier", host, body, later=opts.asyncOp)
-
-    def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-        """A barrier whose error names the ranks that have not come: all of them, either way.
-
-        Args:
-            timeout: None: the group's.
-            wait_all_ranks: nothing more is to be asked for.
-
-        """
-        self.barrier(timeout=timeout).wait()
 
     # -- memory ---------------------------------------------------------------------------------
 
@@ -253,13 +275,13 @@ class ProcessGroupRingcoll(Named):
     def _allocate(self, count: int, dtype: Any, device: Any) -> Any:
         """Memory of the communicator for these tensors."""
         self._usable()
+        if device.type == "cpu":
+            comm, stream = (self._host or self._open_host()).comm, 0
+        else:
+            ordinal = torch.cuda.current_device() if device.index is None else device.index
+            engine = self._device or self._open_device(ordinal)
+            comm, stream = engine.comm, engine.how()["stream"]
         with self._opening:
-            if device.type == "cpu":
-                comm, stream = (self._host or self._open_host()).comm, 0
-            else:
-                ordinal = torch.cuda.current_device() if device.index is None else device.index
-                engine = self._device or self._open_device(ordinal)
-                comm, stream = engine.comm, engine.how()["stream"]
             blocks = self._blocks.setdefault(device.type, Blocks(comm))
         try:
             return blocks.tensor(count, dtype, stream)
@@ -274,7 +296,7 @@ class ProcessGroupRingcoll(Named):
         if self._process != os.getpid():
             return  # threads and communicators are the parent's
         self._blocks.clear()
-        for part in (self._messages, self._host, self._device):
+        for part in (self._messages, self._pairs, self._host, self._device):
             if part is not None:
                 with contextlib.suppress(Exception):
                     part.close()
@@ -283,7 +305,7 @@ class ProcessGroupRingcoll(Named):
         """Give up: calls under way fail, here and on the other ranks. Idempotent."""
         if not self._ended:
             self._ended = "the group was aborted"
-            for part in (self._host, self._device):
+            for part in (self._host, self._device, self._pairs):
                 if part is not None:
                     part.abort("the group of torch.distributed was aborted")
         self.shutdown()
@@ -298,9 +320,11 @@ class ProcessGroupRingcoll(Named):
         if self._ended:
             return
         self._ended = "the process ends"
-        for part in (self._host, self._device):
+        for part in (self._host, self._device, self._pairs):
             if part is not None and why:
                 part.abort(why)
+        if self._pairs is not None:
+            self._pairs.leave()
         if self._messages is not None:
             self._messages.close()
         if self._host is not None:

@@ -57,6 +57,19 @@ def messages(rank: int, n: int, where: torch.device) -> None:
     assert y.tolist() == [float(left)] * 9
 
 
+def two_alone(rank: int, n: int, where: torch.device) -> None:
+    """The first and the last rank, in a group whose others make no call; MPI runs already."""
+    group = dist.new_group()
+    x = torch.full((9,), float(rank), device=where)
+    if rank == 0:
+        dist.send(x, n - 1, group=group)
+    elif rank == n - 1:
+        dist.recv(x, 0, group=group)
+        assert x.tolist() == [0.0] * 9
+    dist.barrier()
+    dist.destroy_process_group(group)
+
+
 def training(rank: int, n: int, where: torch.device) -> None:
     for hook in (None, hooks.all_reduce):
         torch.manual_seed(0)
@@ -88,7 +101,7 @@ def main() -> None:
         world_size=len(nodes),
         timeout=timedelta(seconds=60),
     )
-    for part in (collectives, groups, messages, training):
+    for part in (collectives, groups, two_alone, messages, training):
         part(rank, len(nodes), where)
     group = dist.group.WORLD
     comm = (group._host if device == "cpu" else group._device).comm

@@ -4,7 +4,7 @@ import pytest
 
 from tests.torch.world import names_of
 
-MODULES = "works", "messages", "groups", "fakes", "profiles"
+MODULES = "works", "messages", "groups", "fakes", "pairs", "profiles"
 
 
 @pytest.mark.parametrize("name", [name for module in MODULES for name in names_of(module)])

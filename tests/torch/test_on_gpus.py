@@ -44,6 +44,13 @@ def test_on_gpus(worlds_on_gpus, name):
 
 
 @pytest.mark.multi_gpu
+@pytest.mark.parametrize("name", names_of("gpu_pairs"))
+def test_messages_of_some_ranks(worlds_on_gpus, name):
+    """In a group of three: two GPUs are enough."""
+    run(worlds_on_gpus, name, 3)
+
+
+@pytest.mark.multi_gpu
 @pytest.mark.parametrize("backend", ["ringcoll", "cpu:gloo,cuda:ringcoll"])
 def test_with_a_device_that_is_named_at_the_start(backend):
     """Trap 6: torch asks such a group whether it can split; and trap 8 on GPUs."""

@@ -47,7 +47,7 @@ def serve(
     torch.set_num_threads(1)
     register()
     if cuda:
-        torch.cuda.set_device(rank)
+        torch.cuda.set_device(rank % torch.cuda.device_count())
     dist.init_process_group(
         backend,
         init_method=f"file://{store}",
@@ -75,7 +75,7 @@ class World:
     Args:
         nranks: how many.
         backend: of their group.
-        cuda: each has a GPU.
+        cuda: each has a GPU, of which the first ranks share none.
         named: which is named when the group is made.
 
     """
