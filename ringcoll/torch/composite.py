@@ -73,6 +73,8 @@ class ProcessGroupComposite(ProcessGroupRingcoll):
     ) -> None:
         super().__init__(store, rank, size, timeout, given)
         self._theirs, self._other = device, _other(device, self._store, rank, size, timeout)
+        if device == "cuda":
+            self._settled = True  # barriers have no GPU ranks to open
         kind = dist.ProcessGroup.BackendType
         kind = kind.GLOO if device == "cpu" else kind.NCCL
         self._register_backend(torch.device(device), kind, self._other)
@@ -88,7 +90,7 @@ class ProcessGroupComposite(ProcessGroupRingcoll):
         for end in self._ends():
             end.synchronize()
         self._turn = threading.Event()
-        self._turn.set()
+        self._turn.set()  # it opens no GPU ranks: batches behind it are carried pair by pair
         return self._other.barrier(opts)
 
     def shutdown(self) -> None:

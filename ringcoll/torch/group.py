@@ -1,8 +1,9 @@
 """A group of torch.distributed: its names, its communicators and its life.
 
 A communicator is made at the first call on tensors of its kind of device, by all ranks of the
-group and by nobody else: they meet in a part of the store that is theirs alone. That of GPU ranks
-is not made for messages between two, which have one of their own.
+group and by nobody else: they meet in a part of the store that is theirs alone. The one of GPU
+ranks is also made by a barrier, where all ranks have a GPU, and not for messages between two, which
+have one of their own.
 """
 
 from __future__ import annotations
@@ -75,6 +76,7 @@ class ProcessGroupRingcoll(Barriers):
         self._blocks: dict[str, Blocks] = {}
         self._messages: Messages | None = None
         self._pairs: Pairs | None = None
+        self._settled = size == 1  # to open it takes nobody else
         self._process = os.getpid()
         leave_at_exit(self)
 

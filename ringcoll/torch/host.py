@@ -47,6 +47,12 @@ class Host:
         """A barrier, with a timeout of its own."""
         self._state.run(self._calls.barrier(timeout))
 
+    def exchange(self, text: str, what: str) -> list[str]:
+        """What every rank says."""
+        state = self._state
+        said = state.together(lambda: state.fabric.allgather(text.encode(), what=what))
+        return [part.decode() for part in said]
+
     def buffer(self, tensor: Any, name: str, *, reduces: bool = False) -> Any:
         """A dense tensor as the communicator's own methods take it."""
         return memory(tensor, name, reduces=reduces)

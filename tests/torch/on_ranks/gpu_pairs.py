@@ -101,6 +101,23 @@ def batches_of_some_behind_a_barrier(rank, n):
             _swap(group, rank, 1 - rank)
 
 
+def a_barrier_opens_the_group(rank, n):
+    for named in (None, [rank]):
+        with _group([0, 1]) as group:
+            if rank > 1:
+                continue
+            x = _full(5, rank)
+            assert group._device is None
+            dist.barrier(group=group, device_ids=named, async_op=named is None)
+            if rank == 1:
+                _swap(group, 1, 1)
+            dist.barrier(group=group)
+            assert group._device is not None
+            assert group._pairs is None
+            dist.all_reduce(x, group=group)
+            assert x.tolist() == [1.0] * 5
+
+
 def what_began_between_two_stays_there(rank, n):
     if torch.cuda.device_count() < n:
         return  # all open the group

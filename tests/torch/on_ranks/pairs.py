@@ -1,4 +1,4 @@
-"""Which communicator carries CUDA tensors, on CPU ranks.
+"""Which communicator carries CUDA tensors, and what barriers open: on CPU ranks.
 
 The tensors lie on the CPU, and so do the ranks that are opened for them: launching a message waits
 for its other end. All that is chosen before a launch is the real thing.
@@ -15,9 +15,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from ringcoll.errors import MachineError
+from ringcoll.torch import barriers
 from ringcoll.torch import device as module
 from ringcoll.torch.batch import Batch
 from ringcoll.torch.device import Device
+from ringcoll.torch.meeting import SETTLED
 from ringcoll.torch.tensors import memory
 
 GROUP = "cuda"
@@ -224,6 +227,7 @@ def a_batch_as_the_first_call_opens_the_group(rank, n):
 
 
 def batches_behind_a_barrier_may_be_of_some_ranks(rank, n):
+    """Also where the barrier could open nothing: nobody has a GPU here."""
     with _Group() as fake:
         dist.barrier(group=fake.group)
         if rank == 0:
@@ -264,3 +268,68 @@ def a_group_ends_before_its_pair_is_open(rank, n):
         with pytest.raises(RuntimeError, match=" closed "):
             work.wait()
     dist.barrier()
+
+
+def _places(said):
+    """What each rank says at a barrier, in turn."""
+    left = list(said)
+    return mock.patch.multiple(
+        barriers, place=lambda ordinal: left.pop(0), device_of=lambda named, bound: 0
+    )
+
+
+def a_barrier_opens_what_every_rank_could(rank, n):
+    for later in (False, True):
+        with _Group() as fake, _places([f"GPU {rank}"]):
+            work = dist.barrier(group=fake.group, async_op=later)
+            if rank in (1, 2):
+                fake.swap(rank, 3 - rank)  # behind the barrier, if it has not ended
+                assert {key for key, _ in fake.launched} == {GROUP}
+            if work is not None:
+                work.wait()
+            assert fake.opened == [GROUP]
+            for _ in range(3):
+                dist.barrier(group=fake.group)  # nothing is said any more
+
+
+def barriers_ask_until_every_rank_has_a_device(rank, n):
+    said = ["later" if rank == 1 else "GPU", "later" if rank == 2 else "GPU", f"GPU {rank}"]
+    with _Group() as fake, _places(said):
+        for turn in range(5):
+            dist.barrier(group=fake.group)
+            assert fake.opened == ([GROUP] if turn > 1 else [])
+
+
+def barriers_do_not_ask_for_ever(rank, n):
+    with _Group() as fake, _places(["later"] * 8):
+        for _ in range(10):
+            dist.barrier(group=fake.group)
+
+
+def barriers_ask_once_where_it_can_never_be(rank, n):
+    never = (["GPU"], [SETTLED if rank == 3 else f"GPU {rank}"])  # one for all; one has none
+    for said in never:
+        with _Group() as fake, _places(said):
+            for _ in range(3):
+                dist.barrier(group=fake.group)
+            assert fake.opened == []
+
+
+def a_barrier_asks_nothing_of_a_rank_that_is_open(rank, n):
+    with _Group() as fake, _places([]):
+        fake.engine()
+        for _ in range(2):
+            dist.barrier(group=fake.group)
+        assert fake.opened == [GROUP]
+
+
+def a_barrier_goes_well_where_gpus_cannot_be_opened(rank, n):
+    def refused(key, device, *_, **__):
+        raise dist.DistBackendError("ringcoll: MachineError: no link") from MachineError("no link")
+
+    with _Group() as fake, _places([f"GPU {rank}"]):
+        dist.all_reduce(torch.ones(1), group=fake.group)
+        fake.group._open = refused
+        dist.barrier(group=fake.group)
+        dist.barrier(group=fake.group)
+        assert fake.group._failure is None
