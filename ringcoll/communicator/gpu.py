@@ -112,8 +112,15 @@ class CudaState(RankState):
             ranks=ranks,
         )
 
-    def prepare(self, call: Call, config: Config) -> Ready:
-        """Bind a checked call and its options to this rank's executor."""
+    def prepare(self, call: Call, config: Config, *, asked: bool = False) -> Ready:
+        """Bind a checked call and its options to this rank's executor.
+
+        Args:
+            call: checked.
+            config: the options.
+            asked: the ranks need not agree on whether peers reach their buffers: hellos tell.
+
+        """
         self.usable()
         where = f"{call.collective} on rank {self.fabric.rank}"
         if config.engine not in (None, "sm", "copy"):
@@ -135,6 +142,8 @@ class CudaState(RankState):
         )
         timeout = config.timeout if config.timeout is not None else self.fabric.timeout
         wishes = self._wishes(call, config, choice)
+        if asked and config.engine != "copy":  # the host tells copy engines where everything lies
+            wishes = replace(wishes, asked=True)
         ready = self.cuda.prepare(call, wishes, timeout)
         _prove(ready.chosen, choice)
         return ready

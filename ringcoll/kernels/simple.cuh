@@ -398,10 +398,12 @@ RC_DEVICE void run_between(const Args& args, const Local& local) {
     runner.template run<T, Program>(local.words + local.words[1 + number]);
 }
 
-// A rooted call has two programs where it matters whether peers reach the buffer that only the root
-// has. Its hello says so: then the second runs, on all ranks. Before the words of both stand
+// A call has two programs where the ranks cannot know ahead which buffers peers reach: of a rooted one
+// the root's own, or all of all ranks. Hellos say it: if they are reached the second runs, on all
+// ranks. Before the words of both stand
 //
-//     where each begins, replicas of each, {buffer 1, root 63}
+//     where each begins, replicas of each, which buffers are asked for: {first 32, end 32} of all
+//     ranks' INPUT and OUTPUT in turns
 struct Asked {
     const u64* words;
     u32 replicas, second;
@@ -412,9 +414,13 @@ struct Asked {
 
     // Once this rank has met the others; of its own buffers its own hello speaks.
     RC_DEVICE void choose(const Local& local, const Bases& bases) {
-        const u64 buffer = words[4] & 1, root = words[4] >> 1;
-        const u64 at = root == local.rank ? local.hello[buffer] : bases.at[buffer][root];
-        second = at != 0;
+        const u64 first = words[4] & 0xffffffff, end = words[4] >> 32;
+        second = 1;
+        for (u64 k = first; k < end; ++k) {
+            const u64 rank = k >> 1, buffer = k & 1;
+            const u64 at = rank == local.rank ? local.hello[buffer] : bases.at[buffer][rank];
+            if (at == 0) second = 0;
+        }
         replicas = static_cast<u32>(words[2 + second]);
         words += words[second];
     }

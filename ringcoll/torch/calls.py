@@ -10,9 +10,11 @@ from typing import Any
 
 from ringcoll.arguments.calls import prepare
 from ringcoll.collectives import COLLECTIVES
+from ringcoll.communicator.gpu import CudaState
 from ringcoll.communicator.public import Communicator
 from ringcoll.config import Config, resolve
 from ringcoll.dtypes import ReduceOp
+from ringcoll.torch.returning import LEAST, Returning
 from ringcoll.torch.tensors import memory
 
 __all__ = ["Calls"]
@@ -34,8 +36,21 @@ class Calls:
         self.state: Any = comm._state
         self._kept: dict[tuple[object, ...], Any] = {}
         self._symmetric = self.state.symmetric
+        self._returning: Returning | None = None
+        state = comm._state
+        if isinstance(state, CudaState) and state.transport == "p2p" and comm.nranks > 1:
+            self._returning = Returning(state)
 
-    def ready(self, name: str, send: Any, recv: Any, op: str | ReduceOp | None, root: int) -> Any:
+    def ready(
+        self,
+        name: str,
+        send: Any,
+        recv: Any,
+        op: str | ReduceOp | None,
+        root: int,
+        *,
+        lasting: bool = False,
+    ) -> Any:
         """What ``state.run`` takes: a checked call, bound to the memory of these tensors.
 
         Args:
@@ -44,8 +59,11 @@ class Calls:
             recv: dense tensor, or None: in place, or this rank receives nothing.
             op: the operator of a reducing collective.
             root: the root of a rooted one.
+            lasting: whether ``send`` is the caller's own tensor, which may come back.
 
         """
+        if name == "all_reduce" and self._returning is not None and send.nbytes >= LEAST:
+            self._returning.meet(send, lasting=lasting)
         key = (
             name,
             None if send is None else (send.data_ptr(), send.numel(), send.dtype),
@@ -90,7 +108,10 @@ class Calls:
         config = self.state.config
         if timeout is not None:
             config = resolve(config, Config(timeout=timeout), {}, name)
-        made = self.state.prepare(call, config)
+        if self._returning is not None and name == "all_reduce":
+            made = self.state.prepare(call, config, asked=True)
+        else:
+            made = self.state.prepare(call, config)
         self._kept.pop(key, None)
         while len(self._kept) >= KEPT:
             self._kept.pop(next(iter(self._kept)))

@@ -110,7 +110,7 @@ class Device:
         state = self._state
         try:
             with state.lock:
-                self._enqueue(self._calls.ready(name, tensor, None, op, root))
+                self._enqueue(self._calls.ready(name, tensor, None, op, root, lasting=True))
         except BaseException as error:
             instead(self._failed(error), error)
         return Finished((tensor,))
@@ -130,7 +130,8 @@ class Device:
             with state.lock, self.side.here():
                 side.follow(self._raw(self.ordinal))
                 tensor.record_stream(side.stream)
-                state.run(self._calls.ready(name, tensor, None, op, root), side.handle)
+                ready = self._calls.ready(name, tensor, None, op, root, lasting=True)
+                state.run(ready, side.handle)
                 mark = side.mark()
         except BaseException as error:
             instead(self._failed(error), error)

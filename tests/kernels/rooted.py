@@ -1,4 +1,4 @@
-"""Rooted calls that carry two programs, on the stand-in of a GPU."""
+"""Calls that carry two programs, on the stand-in of a GPU."""
 
 from __future__ import annotations
 
@@ -19,11 +19,13 @@ from tests.kernels.world import Ready, World, roomy
 
 @dataclass(frozen=True)
 class Rooted:
-    """A call whose ranks reach each other's buffers, and the root's own one or not.
+    """A call whose ranks reach each other's buffers and the root's own one, or not that.
+
+    Of a collective without a root: all buffers, or not those of one rank.
 
     Args:
         plan: the algorithm's.
-        slices: of the program that goes around the root's own buffer, and of the other.
+        slices: of the program that goes around what may be out of reach, and of the other.
         replicas: of both.
         in_place: whether the root's buffers are one; launches of collectives that reduce are in
             place whatever they are.
@@ -31,6 +33,7 @@ class Rooted:
         shift: elements by which the arrays miss an aligned address.
         op: by name; used if the collective reduces.
         scalars: of every rank, where the operator is premul_sum.
+        lacks: the rank whose buffers are out of reach, if the collective has no root.
 
     """
 
@@ -42,11 +45,13 @@ class Rooted:
     shift: int = 0
     op: str = "sum"
     scalars: tuple[complex, ...] = ()
+    lacks: int = 0
 
     @property
-    def own(self) -> Buffer:
-        """What only the root has."""
-        return Buffer[self.plan.collective.kind.rooted.upper()]
+    def own(self) -> frozenset[Buffer]:
+        """What may be out of reach: what only the root has, or all."""
+        kind = self.plan.collective.kind
+        return frozenset({Buffer[kind.rooted.upper()]}) if kind.has_root else ALL_MAPPED
 
     @property
     def case(self) -> Case:
@@ -54,7 +59,7 @@ class Rooted:
         return self._case(0, in_place=self.in_place)
 
     def _case(self, number: int, *, in_place: bool) -> Case:
-        mapped = ALL_MAPPED if number else ALL_MAPPED - {self.own}
+        mapped = ALL_MAPPED if number else ALL_MAPPED - self.own
         launch = Launch(slices=self.slices[number], mapped=mapped, in_place=in_place)
         return Case(
             self.plan,
@@ -82,13 +87,14 @@ class Rooted:
 
 
 def addresses(world: World, call: Rooted, arrays: Arrays, rank: int, *, there: bool) -> Addresses:
-    """Where a rank finds everything; only of the root's own buffer it may be said that it is
-    out of reach."""
-    found, own = world.addresses(rank, arrays, call.case), call.own is Buffer.OUTPUT
-    if there or rank != call.plan.collective.root:
+    """Where a rank finds everything; ``there``: none of its buffers is said to be out of reach."""
+    found, collective = world.addresses(rank, arrays, call.case), call.plan.collective
+    if there or rank != (collective.root if collective.kind.has_root else call.lacks):
         return found
-    hello = (found.hello[0], 0) if own else (0, found.hello[1])
-    return replace(found, hello=hello)
+    send, recv = found.hello
+    return replace(
+        found, hello=(send * (Buffer.INPUT not in call.own), recv * (Buffer.OUTPUT not in call.own))
+    )
 
 
 def launch(
@@ -100,7 +106,7 @@ def launch(
     ranks: Sequence[int] | None = None,
     timeout: float = 60.0,
 ) -> Ready:
-    """The launch of ``ranks``, by default of all; ``there``: peers reach the root's own buffer."""
+    """The launch of ``ranks``, by default of all; ``there``: peers reach all buffers."""
     chosen, case = call.chosen, call.case
     at = tuple(
         replace(addresses(world, call, arrays, rank, there=there), launch=7)
@@ -109,6 +115,6 @@ def launch(
     op = case.op_of(0) if call.plan.collective.reduces else None
     made = Call(call.plan.collective.name, 0, None, None, case.count, dtype_of(case.dtype), op)
     body = roomy(body_of(chosen, made, world.arena, at))
-    header = Header(timeout, 1234, chosen.total, bool(chosen.launch.mapped), chosen.replicas)
+    header = Header(timeout, 1234, chosen.total, chosen.meets, chosen.replicas)
     parameter = pack(body, header, world.arena.progress, at)
     return Ready(body.text, parameter, chosen.blocks, len(at), chosen.threads)

@@ -182,6 +182,23 @@ EITHER = [
     ("scatter", {"algorithm": "one_shot"}),
     ("broadcast", {"algorithm": "one_shot"}),
 ]
+ASKED = ("all_reduce", {"mapped": frozenset(), "asked": True})
+
+
+@pytest.mark.parametrize("nranks", [2, 3, 4, 8, 16])
+@pytest.mark.parametrize("ordered", [False, True])
+def test_where_hellos_tell_of_all_buffers_both_ways_are_carried(nranks, ordered):
+    name, options = ASKED
+    found = rooted(name, nranks, **options, ordered=ordered)
+    plain = rooted(name, nranks, mapped=frozenset(), ordered=ordered)
+    reached = rooted(name, nranks, mapped=ALL_MAPPED, ordered=ordered)
+    assert found == replace(plain, blocks=max(plain.blocks, reached.blocks), reached=reached)
+    assert found.meets and reached.meets and not plain.meets
+
+
+def test_lines_ask_for_nothing():
+    found = rooted("all_reduce", nbytes=4096, mapped=frozenset(), asked=True)
+    assert found.launch.in_band and found.reached is None and not found.meets
 
 
 @pytest.mark.parametrize(("name", "options"), EITHER)
@@ -221,7 +238,7 @@ def test_where_nobody_else_touches_the_roots_buffer_there_is_one_program(name, o
     assert found.total == found.program.total
 
 
-@pytest.mark.parametrize(("name", "options"), EITHER)
+@pytest.mark.parametrize(("name", "options"), [*EITHER, ASKED])
 @pytest.mark.parametrize("nranks", [2, 3, 8])
 def test_what_fits_is_what_a_launch_carries(monkeypatch, nranks, name, options):
     """The room that is asked for is enough, by no more than the padding."""
@@ -247,7 +264,7 @@ def test_two_programs_that_no_launch_could_carry_are_one():
     assert rooted("reduce", 16, together=16).reached is None
 
 
-@pytest.mark.parametrize(("name", "options"), EITHER)
+@pytest.mark.parametrize(("name", "options"), [*EITHER, ASKED])
 def test_both_programs_are_words_of_one_text(name, options):
     found = rooted(name, **options)
     op = op_of("sum") if COLLECTIVES[name].reduces else None
@@ -268,7 +285,9 @@ def test_both_programs_are_words_of_one_text(name, options):
         assert words[2 + number] == kind.replicas
     # The first program's moves have the numbers that they would have alone.
     assert words[words[0] : words[1]] == alone[0].words[0][: words[1] - words[0]]
-    assert words[4] == (COLLECTIVES[name].rooted == "output")  # of root 0
+    own = int(COLLECTIVES[name].rooted == "output")  # of root 0
+    asked = (own, own + 1) if COLLECTIVES[name].has_root else (0, 8)
+    assert (words[4] & 0xFFFFFFFF, words[4] >> 32) == asked
 
 
 @pytest.mark.parametrize(("name", "algorithm"), [("all_reduce", None), ("broadcast", "chain")])

@@ -1,4 +1,4 @@
-"""Rooted calls that carry two programs run the one that the root's hello asks for, on all ranks."""
+"""Calls that carry two programs run the one that the hellos ask for, on all ranks."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from ringcoll.algorithms import build
+from ringcoll.collectives import COLLECTIVES
 from ringcoll.dtypes import dtype_of
 from ringcoll.errors import PlanError
 from ringcoll.executors.cuda.params import launch_bytes
@@ -37,16 +38,21 @@ ALGORITHMS = [
     ("broadcast", "one_shot"),
     ("gather", "all_pairs"),
     ("scatter", "one_shot"),
+    ("all_reduce", "two_shot"),
+    ("all_reduce", "ring"),
+    ("all_gather", "all_pairs"),
 ]
-"""Those that touch the root's own buffer from elsewhere."""
+"""Those that touch the root's own buffer, or any, from elsewhere."""
 REDUCE = Rooted(build("reduce", "scatter_gather", 3, root=2))
+ALL_REDUCE = Rooted(build("all_reduce", "two_shot", 3), in_place=True)
 
 
 def kinds(collective: str, algorithm: str, nranks: int) -> Iterator[Rooted]:
     """Few slices and many, of one element and more, in place and not."""
-    call = Rooted(build(collective, algorithm, nranks, root=nranks - 1))
+    root = nranks - 1 if COLLECTIVES[collective].has_root else 0
+    call = Rooted(build(collective, algorithm, nranks, root=root), lacks=nranks - 1)
     yield call
-    yield replace(call, in_place=True, slices=(4, 3), replicas=(2, 1))
+    yield replace(call, in_place=True, slices=(4, 3), replicas=(2, 1), lacks=0)
     yield replace(call, slices=(1, 1), count=1, shift=1)
     yield replace(call, slices=(3, 5), replicas=(3, 3), count=2777, shift=3)
 
@@ -65,6 +71,14 @@ def test_the_roots_buffer_is_there_or_not(root: int, in_place: bool) -> None:
     plan, world = build("reduce", "scatter_gather", 3, root=root), World(3)
     for calls, there in enumerate((True, False, False, True, True, False), 1):
         make(world, Rooted(plan, in_place=in_place), there=there, seed=calls)
+        settled(world, calls)
+
+
+@pytest.mark.parametrize("lacks", [0, 1, 2])
+def test_one_rank_is_enough_that_all_go_around_it(lacks: int) -> None:
+    world = World(3)
+    for calls, there in enumerate((True, False, False, True), 1):
+        make(world, replace(ALL_REDUCE, lacks=lacks), there=there, seed=calls)
         settled(world, calls)
 
 
@@ -158,8 +172,12 @@ class Recorded:
 @pytest.mark.parametrize("there", [True, False])
 @pytest.mark.parametrize(
     "call",
-    [REDUCE, Rooted(build("gather", "all_pairs", 3, root=1), slices=(3, 3), replicas=(3, 2))],
-    ids=["reduce", "gather"],
+    [
+        REDUCE,
+        Rooted(build("gather", "all_pairs", 3, root=1), slices=(3, 3), replicas=(3, 2)),
+        replace(ALL_REDUCE, lacks=1),
+    ],
+    ids=["reduce", "gather", "all_reduce"],
 )
 def test_what_runs_is_the_plan_of_its_variant(call: Rooted, there: bool) -> None:
     programs, rows = Recorded(3).rows(call, there=there)
@@ -182,7 +200,7 @@ def edited(folder: Path, old: str, new: str) -> Path:
 
 def test_a_kernel_that_takes_the_other_program_is_noticed(tmp_path: Path) -> None:
     """Where the root's buffer is in reach both give the right result: the record tells."""
-    kernels = edited(tmp_path, "second = at != 0;", "second = at == 0;")
+    kernels = edited(tmp_path, "if (at == 0) second = 0;", "if (at != 0) second = 0;")
     programs, rows = Recorded(3).rows(REDUCE, there=True, kernels=kernels)
     assert programs == {0}
     found = REDUCE.chosen.variants[1]
@@ -191,20 +209,38 @@ def test_a_kernel_that_takes_the_other_program_is_noticed(tmp_path: Path) -> Non
 
 
 WRONG = [
-    pytest.param("second = at != 0;", "second = at == 0;", False, id="inverted"),
-    pytest.param("second = at != 0;", "second = at != 1;", False, id="always there"),
+    pytest.param(REDUCE, "if (at == 0)", "if (at != 0)", False, id="inverted"),
+    pytest.param(REDUCE, "if (at == 0)", "if (at == 1)", False, id="always there"),
     pytest.param(
-        "root == local.rank ? local.hello[buffer] : ", "", False, id="the root finds its own"
+        REDUCE,
+        "rank == local.rank ? local.hello[buffer] : ",
+        "",
+        False,
+        id="the root finds its own",
     ),
-    pytest.param(": bases.at[buffer][root];", ": 0;", True, id="only the root knows"),
-    pytest.param("words += words[second];", "words += words[1];", False, id="the other's words"),
+    pytest.param(REDUCE, ": bases.at[buffer][rank];", ": 0;", True, id="only the root knows"),
+    pytest.param(
+        REDUCE, "words += words[second];", "words += words[1];", False, id="the other's words"
+    ),
+    pytest.param(
+        replace(ALL_REDUCE, lacks=1),
+        "k < end",
+        "k < end && k < 2",
+        False,
+        id="only the first rank is asked",
+    ),
+    pytest.param(
+        ALL_REDUCE, "u64 k = first;", "u64 k = first + 2;", False, id="the first rank is not asked"
+    ),
 ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("old", "new", "there"), WRONG)
-def test_wrong_choices_do_not_end_well(old: str, new: str, there: bool, tmp_path: Path) -> None:
-    call = replace(REDUCE, replicas=(1, 3), slices=(5, 2))
+@pytest.mark.parametrize(("call", "old", "new", "there"), WRONG)
+def test_wrong_choices_do_not_end_well(
+    call: Rooted, old: str, new: str, there: bool, tmp_path: Path
+) -> None:
+    call = replace(call, replicas=(1, 3), slices=(5, 2))
     assert outcome(call, tmp_path, there=there, timeout=20) == "right"
     kernels = edited(tmp_path, old, new)
     assert outcome(call, tmp_path, there=there, kernels=kernels) != "right"

@@ -17,7 +17,7 @@ from ringcoll.executors.cuda.either import carried, fits
 from ringcoll.executors.cuda.planned import Planned, in_place, planned
 from ringcoll.executors.cuda.simple import THREADS, scratch_bytes
 from ringcoll.executors.cuda.wishes import Resources, Wishes
-from ringcoll.launch import Launch, Layout
+from ringcoll.launch import ALL_MAPPED, Launch, Layout
 from ringcoll.plan import Buffer
 
 __all__ = ["BLOCK_BYTES", "USUAL", "chain_slices", "in_words", "sliced"]
@@ -88,13 +88,18 @@ def in_words(call: Call, resources: Resources, mapped: frozenset[Buffer], wishes
 def _either(
     found: Chosen, call: Call, resources: Resources, mapped: frozenset[Buffer], wishes: Wishes
 ) -> Chosen:
-    """The same with what runs where peers reach the root's own buffer, if that is another program.
+    """The same with what runs where peers reach more buffers, if that is another program.
 
-    Only kernels that look at the hellos first can choose between two.
+    These are the root's own, or all, if only hellos tell of them; kernels that look at no hellos
+    first cannot choose between two.
     """
-    rooted = COLLECTIVES[call.collective].rooted
-    every = mapped | {buffer for buffer in Buffer if buffer.name.lower() == rooted}
-    if not mapped or every == mapped:
+    kind = COLLECTIVES[call.collective]
+    every = mapped | {buffer for buffer in Buffer if buffer.name.lower() == kind.rooted}
+    if wishes.asked and not kind.has_root:
+        every, wishes = ALL_MAPPED, replace(wishes, asked=False)
+    elif not mapped:
+        return found
+    if every == mapped:
         return found
     with contextlib.suppress(LaunchRefused):
         if encode(found.plan, replace(found.launch, mapped=every)) == found.program:

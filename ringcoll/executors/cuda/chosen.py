@@ -26,8 +26,8 @@ class Chosen:
         blocks: CUDA blocks a rank.
         threads: of each.
         engine: "copy": lanes of copies go to copy engines; the CUDA blocks run the others.
-        reached: what runs instead where peers reach the buffer that only the root has, as the
-            root's hello says; None where that changes nothing.
+        reached: what runs instead where peers reach the buffers of which the hellos tell; None
+            where that changes nothing.
         source: the plan with its name and its rings; None: the plan alone is known.
         why: what the clock says of it and of others, where a machine's links decide.
 
@@ -49,6 +49,11 @@ class Chosen:
     def variants(self) -> tuple[Chosen, ...]:
         """What may run: one of these, by a number that kernels say in their record."""
         return (self,) if self.reached is None else (self, self.reached)
+
+    @property
+    def meets(self) -> bool:
+        """Whether the ranks read all hellos before they move anything."""
+        return bool(self.launch.mapped) or self.reached is not None
 
     @property
     def sides(self) -> tuple[Variant, Variant]:

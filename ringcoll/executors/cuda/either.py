@@ -1,9 +1,10 @@
-"""Two programs for one rooted call: the kernel runs the one that the root's hello asks for.
+"""Two programs for one call: the kernel runs the one that the ranks' hellos ask for.
 
 Whether peers reach the buffer that only the root has, only the root knows, so that the ranks cannot
-choose by it before the call. But where they reach the other buffers of a call, each of them hears
-all hellos before it moves anything, and the root's says it. So the launch carries the words of two
-programs, each lowered and encoded for itself, and a call runs one of them on all ranks.
+choose by it before the call; nor can they by buffers of which each rank knows its own alone. But
+where each of them hears all hellos before it moves anything, these say it. So the launch carries
+the words of two programs, each lowered and encoded for itself, and a call runs one of them on all
+ranks.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ def either_body(
     """Text and words of both programs for the ranks of one launch.
 
     Args:
-        staged: runs where peers cannot reach the buffer that only the root has.
+        staged: runs where peers cannot reach what is asked for: of a rooted call the buffer that
+            only the root has, else all of all ranks.
         reached: runs where they can.
         dtype: of the call.
         op: of the call; None where nothing is reduced.
@@ -78,12 +80,22 @@ def either_body(
     for writer in writers:
         writer.moves = moves  # one text has the moves of both
     collective = staged.program.collective
-    own = collective.root << 1 | (collective.kind.rooted == "output")
+    asked = range(2 * collective.nranks)  # INPUT and OUTPUT of each rank in turns
+    if collective.kind.has_root:
+        own = collective.root << 1 | (collective.kind.rooted == "output")
+        asked = asked[own : own + 1]
 
     def words(at: Addresses) -> list[int]:
-        first, second = (writer.rank(at) for writer in writers)
-        begins = _HEAD, _HEAD + len(first)
-        return [*begins, staged.replicas, reached.replicas, own, *first, *second]
+        one, two = (writer.rank(at) for writer in writers)
+        begins = _HEAD, _HEAD + len(one)
+        return [
+            *begins,
+            staged.replicas,
+            reached.replicas,
+            asked.stop << 32 | asked.start,
+            *one,
+            *two,
+        ]
 
     rows = padded([words(at) for at in local])
     text = simple_text(

@@ -154,21 +154,21 @@ class CudaExecutor:
 
         """
         hello = self._reach(call.send), self._reach(call.recv)
-        mapped = self._mapped(call, hello)
+        mapped = frozenset[Buffer]() if wishes.asked else self._mapped(call, hello)
         chosen = choose(call, self.resources, mapped=mapped, wishes=wishes)
         known = touched(chosen, hello)
         terms = terms_of(chosen, call, known)
         digest = hashlib.blake2b(terms.encode(), digest_size=4).digest()
         number = next(self.board.numbers)
         self.board.record(number, terms)
-        if mapped:
+        if chosen.meets:
             self.mappings.update()
         at = Addresses(
             self.rank,
             self.memory.pointers,
             self.report.device,
             self.mappings.pointer,
-            hello if mapped else (0, 0),
+            hello if chosen.meets else (0, 0),
             (start_of(call.send), start_of(call.recv)),
             factor_bytes(call.op, call.dtype),
             places(known, self.symmetric, self.nranks),
@@ -231,7 +231,7 @@ class CudaExecutor:
             ready.timeout,
             ready.signature,
             chosen.total,
-            bool(chosen.launch.mapped),
+            chosen.meets,
             chosen.replicas,
         )
         if chosen.engine == "copy":

@@ -61,13 +61,15 @@ def terms_of(chosen: Chosen, call: Call, known: tuple[int, int]) -> str:
     mapped = "+".join(sorted(buffer.name for buffer in launch.mapped)) or "nothing"
     plan = hashlib.blake2b(format_plan(chosen.plan).encode(), digest_size=4).hexdigest()
     said = f"by {launch.protocol} slices={launch.slices} mapped={mapped} blocks={chosen.blocks}"
+    if not launch.mapped and chosen.reached is not None:
+        said += " asked=all"
     shares = chosen.layout.shares
     if len(shares) > 1:
         said += f" shares={':'.join(map(str, shares))}"
     if chosen.engine != "sm":
         said += f" engine={chosen.engine}"
     # Of a rooted call only the root knows, and only its own buffers are concerned.
-    if launch.mapped and not COLLECTIVES[call.collective].has_root:
+    if chosen.meets and not COLLECTIVES[call.collective].has_root:
         said += f" in_place={call.in_place}"
     for name, word in zip(("sendbuf", "recvbuf"), known, strict=True):
         if word:

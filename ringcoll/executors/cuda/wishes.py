@@ -49,6 +49,7 @@ class Wishes:
         engine: "sm" or "copy".
         channels: rings side by side.
         ordered: only algorithms that sum in rank order.
+        asked: each rank knows only of its own buffers whether peers reach them: hellos tell.
 
     """
 
@@ -60,3 +61,4 @@ class Wishes:
     engine: str | None = None
     channels: int | None = None
     ordered: bool = False
+    asked: bool = False

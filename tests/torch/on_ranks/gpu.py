@@ -263,6 +263,50 @@ def memory_of_the_group(rank, n):
     assert again.data_ptr() == place
 
 
+def tensors_that_come_back(rank, n):
+    """They become reachable without being asked to; what a rank reaches alone does no harm."""
+    group = dist.new_group()
+
+    def reduced(x, number, later):
+        x.fill_(rank + number)
+        work = dist.all_reduce(x, group=group, async_op=later)
+        if work is not None:
+            work.wait()
+        wanted = n * number + n * (n - 1) / 2
+        assert int((x != wanted).sum()) == 0, (number, x.numel(), later)
+
+    sizes = (300_000, 2_000_003, 7_000_001)
+    buckets = [torch.empty(size, device="cuda") for size in sizes]
+    for number in range(1, 40):
+        for x in buckets:
+            reduced(x, number, later=number % 2 == 0)
+    symmetric = group._device.comm._state.symmetric
+    reached = [symmetric.lookup(x.data_ptr(), x.nbytes) is not None for x in buckets]
+    assert reached == [n > 1] * len(sizes)
+    # One rank comes with another tensor, then all do again what they did.
+    for number in range(40, 52):
+        for k, x in enumerate(buckets):
+            other = torch.empty(sizes[k], device="cuda") if number % n == rank else x
+            reduced(other, number, later=number % 3 == 0)
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    for x in buckets:
+        x.fill_(1)
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.graph(graph, stream=stream):
+        for x in buckets:
+            dist.all_reduce(x, group=group)
+    for replays in range(1, 4):
+        graph.replay()
+        reduced(buckets[0], replays, later=True)
+        assert all(int((x != float(n**replays)).sum()) == 0 for x in buckets[1:])
+    del buckets, graph, x, other
+    last = torch.empty(sizes[0], device="cuda")
+    for number in range(1, 64):
+        reduced(last, number, later=True)
+    dist.barrier()
+    dist.destroy_process_group(group)
+
+
 def a_rank_that_does_not_come(rank, n):
     group = dist.new_group(timeout=timedelta(seconds=2))
     x = _on(rank, (1000,), 1.0)

@@ -1,0 +1,113 @@
+"""Tensors that all_reduce meets again and again: memory that peers reach without being asked to.
+
+DDP hands over its buckets at the same places in every step, and whoever knows nothing of ringcoll
+registers none of them. So from the third time on the group registers such memory by itself. Whether
+a place is one that comes back only its own rank knows: in windows of calls, which all ranks count
+alike, each says so of the tensor at hand, and it is registered if all say yes. Later calls need not
+agree: of each the ranks' hellos say whether peers reach it.
+
+On 2 H200 a bucket of 25 MiB took 86 us where peers reached it, 109 to 113 where it was staged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ringcoll.communicator.gpu import CudaState
+from ringcoll.transports.cuda.arrays import DeviceArray, device_array
+
+__all__ = ["LEAST", "Returning"]
+
+LEAST = 1 << 20
+"""Bytes from which a tensor is counted: smaller ones go in lines, which nobody need reach."""
+
+FIRST, WINDOW, FACTOR = 16, 64, 8
+"""Calls before the first window and in each; the next begins at so many times as many. DDP makes
+its last buckets after the first step: up to 20 of them all return within the first window."""
+
+TIMES = 2
+"""How often a place has come before it is taken for one that comes back."""
+
+_PLACES = 512
+
+Place = tuple[int, int]
+
+
+class Returning:
+    """What comes back to the all_reduce of one group.
+
+    Args:
+        state: of the group's communicator, of GPU ranks on one node.
+        capturing: whether the current stream is being captured.
+
+    """
+
+    def __init__(
+        self,
+        state: CudaState,
+        capturing: Callable[[], bool] = torch.cuda.is_current_stream_capturing,
+    ) -> None:
+        self._state, self._capturing = state, capturing
+        self._seen: dict[Place, int] = {}
+        self._kept: dict[Place, tuple[Any, DeviceArray]] = {}
+        self._calls, self._begin = 0, FIRST
+        self._mapped = True  # until memory turns out to be of a kind that peers cannot map
+
+    def meet(self, tensor: Any, *, lasting: bool) -> None:
+        """Count a call; before every all_reduce of LEAST bytes on all ranks, collective in windows.
+
+        Args:
+            tensor: dense, on the ranks' devices.
+            lasting: whether it is the caller's own, and no copy that was made for the call.
+
+        Raises:
+            DeadlineError: a rank makes no such call, in a window.
+
+        """
+        place = tensor.data_ptr(), tensor.nbytes
+        again = 0
+        if lasting:
+            again = self._seen.pop(place, 0)
+            while len(self._seen) >= _PLACES:
+                self._seen.pop(next(iter(self._seen)))
+            self._seen[place] = again + 1
+        number = self._calls
+        self._calls += 1
+        if number < self._begin or not self._mapped:
+            return
+        if number >= self._begin + WINDOW:
+            self._begin *= FACTOR
+            return
+        self._let_go()
+        wanted = again >= TIMES and not self._capturing() and not self._reached(place)
+        fabric = self._state.fabric
+        said = self._state.together(
+            lambda: fabric.allgather(bytes([wanted]), what="a tensor that comes back")
+        )
+        if all(part == b"\1" for part in said):
+            self._keep(place, tensor.detach())
+
+    def _reached(self, place: Place) -> bool:
+        return self._state.symmetric.lookup(*place) is not None
+
+    def _keep(self, place: Place, tensor: Any) -> None:
+        """Register a tensor, which is not freed meanwhile; collective."""
+        state, ordinal = self._state, tensor.get_device()
+        array = device_array(tensor, argument="tensor", where="all_reduce", ordinal=ordinal)
+        # Calls that are on their way come before the collective one on every rank.
+        state.synchronize()
+        self._mapped = state.together(lambda: state.symmetric.register(array))
+        if self._mapped:
+            self._kept[place] = tensor, array
+
+    def _let_go(self) -> None:
+        """Forget what nobody else has any more; its memory is free once all ranks have said so."""
+        for place, (tensor, array) in list(self._kept.items()):
+            storage = tensor.untyped_storage()
+            alone = torch._C._storage_Use_Count(storage._cdata) <= 2  # the tensor's and this one
+            if alone or tensor.data_ptr() != place[0]:
+                del self._kept[place]
+                self._state.symmetric.unregister(array)
