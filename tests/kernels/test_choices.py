@@ -285,8 +285,8 @@ def test_both_programs_are_words_of_one_text(name, options):
         assert words[2 + number] == kind.replicas
     # The first program's moves have the numbers that they would have alone.
     assert words[words[0] : words[1]] == alone[0].words[0][: words[1] - words[0]]
-    own = int(COLLECTIVES[name].rooted == "output")  # of root 0
-    asked = (own, own + 1) if COLLECTIVES[name].has_root else (0, 8)
+    side = int(COLLECTIVES[name].rooted == "output")  # of root 0
+    asked = (side, side + 1) if COLLECTIVES[name].has_root else (0, 8)
     assert (words[4] & 0xFFFFFFFF, words[4] >> 32) == asked
 
 
