@@ -1,4 +1,4 @@
-"""The bars of GPU ranks: ringcoll beside NCCL and torch's symmetric memory, in one run.
+"""The bars of GPU ranks: ringcoll beside NCCL, torch's symmetric memory and kernels by hand.
 
 ::
 
@@ -269,6 +269,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     """What one rank measures, all in turns with the others."""
     import cupy
 
+    from benchmarks.gpu.beside import Yardstick
+
     rank, nranks = args.rank, args.ranks
     cupy.cuda.Device(rank).use()
     meeting = Meeting(rank, nranks, args.port)
@@ -277,6 +279,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     ours = Ringcoll(meeting, timer)
     rows: list[dict[str, Any]] = []
     peers = Torch(meeting, timer)
+    by_hand = Yardstick(meeting, timer)
     windows = peers.symmetric_windows()
 
     def goes_on() -> bool:
@@ -298,6 +301,9 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         if not goes_on():
             break
         add(list(ours.rows(name, nbytes)))
+        yardstick = by_hand.row(nbytes) if name == "all_reduce" else None
+        if yardstick is not None:
+            add([yardstick])
         add([peers.nccl(name, nbytes)])
         if windows is not None and (name == "all_reduce" or (args.sizes and name in WINDOWS)):
             add([peers.nccl(name, nbytes, windows)])
