@@ -2,7 +2,7 @@
 
 All ranks take part in a barrier, so those who come next may be some of them only. But a barrier
 must not give a process a GPU that it does not use, nor bind a rank to another than its tensors'. So
-a rank has a device if the barrier or the group names one, or its process has used exactly one. All
+a rank has a device if the barrier or the group names one, or torch has memory on exactly one. All
 say theirs behind the barrier, and draw one conclusion, since all have heard the same.
 """
 
@@ -48,9 +48,10 @@ def device_of(named: Sequence[int], bound: Any) -> int | None:
         return index
     if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
         return None
-    # Not the current one, which is 0 in a process that names a device with each tensor.
-    used: Any = torch._C._cuda_hasPrimaryContext
-    found = [ordinal for ordinal in range(torch.cuda.device_count()) if used(ordinal)]
+    # Not the current one, which is 0 in a process that names a device with each tensor; nor where
+    # it has a context, which it may also have where its peers' memory lies.
+    reserved = torch.cuda.memory_reserved
+    found = [ordinal for ordinal in range(torch.cuda.device_count()) if reserved(ordinal)]
     return found[0] if len(found) == 1 else None
 
 

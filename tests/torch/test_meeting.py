@@ -20,8 +20,7 @@ def gpus(monkeypatch):
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(torch.cuda, "is_initialized", lambda: initialized)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-        context = "_cuda_hasPrimaryContext"
-        monkeypatch.setattr(torch._C, context, lambda ordinal: ordinal in used, raising=False)
+        monkeypatch.setattr(torch.cuda, "memory_reserved", lambda ordinal: (ordinal in used) << 21)
 
     return use
 
