@@ -5,6 +5,7 @@ the other lane waits for, so that MPI has something to carry while a stream fold
 messages of a lane have a channel of their own, in which both ends have the same order.
 
 Messages move while MPI is called. One look at the oldest message of each lane moves all of them.
+What is done between two looks holds them up: so there are several in a row.
 
 Launchers may bind a process to one core (Open MPI does so with up to two ranks a host). Whoever
 waits for the stream spins there inside CUDA, and a thread that only yields gets the core back when
@@ -34,6 +35,9 @@ __all__ = ["Exchange", "Flow", "carry", "on_one_core"]
 
 _SPIN_SECONDS = 10e-3
 """So long the host polls without a nap after something has moved: naps would hold up messages."""
+
+_LOOKS = 8
+"""At messages and words in a row, before all else is looked after and the processor is yielded."""
 
 _NAP_SECONDS = 20e-6
 """Between two looks on a single core."""
@@ -113,7 +117,9 @@ def carry(
     """
     fabric = staging.fabric
     last = time.monotonic()  # when something moved
-    pause = partial(time.sleep, _NAP_SECONDS) if on_one_core() else os.sched_yield
+    looks, pause = _LOOKS, os.sched_yield
+    if on_one_core():
+        looks, pause = 1, partial(time.sleep, _NAP_SECONDS)
 
     def moved() -> bool:
         over = staging.owner.over()
@@ -145,7 +151,8 @@ def carry(
         elif not any(flow.under_way for flow in flows):
             await_stream(lambda: any(flow.said() for flow in flows), fabric, staging.owner)
         elif time.monotonic() - last < _SPIN_SECONDS:
-            pause()
+            if not any(_stirs(flow) for _ in range(looks) for flow in flows):
+                pause()
         else:
             fabric.wait(moved, deadline=fabric.deadline(timeout), describe=describe, peers=peers)
             last = time.monotonic()
@@ -186,6 +193,16 @@ def _awaited(flows: Sequence[Flow]) -> list[int]:
         for part in flow.under_way:
             part[:] = [message for message in part if not message[1].done()]
     return sorted({peer for flow in flows for part in flow.under_way for peer, _ in part})
+
+
+def _stirs(flow: Flow) -> bool:
+    """Whether there is something to begin or to end; moves messages."""
+    if flow.said():
+        return True
+    if not flow.under_way:
+        return False
+    messages = flow.under_way[0]
+    return not messages or messages[-1][1].done()
 
 
 def _end(flow: Flow) -> bool:
