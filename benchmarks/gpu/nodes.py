@@ -98,6 +98,7 @@ class Rank:
 
         self.comm = ringcoll.init(device="cuda", timeout=60.0)
         self.nbytes, self.nodes, self.per_node = nbytes, self.comm.nnodes, per_node
+        self.partial = 4 if per_node > 1 else 2  # bytes: what is one rank's own crosses as it is
         self.comm._settle()
         self.rail = [
             node * per_node + self.comm.local_rank
@@ -152,9 +153,10 @@ class Rank:
         from ringcoll.transports.mpi import SLICES
 
         staging: Any = self.comm._state.cuda
-        whole = 2 * self.nbytes // self.per_node  # a rank's partial sums
+        whole = self.nbytes // 2 * self.partial // self.per_node  # a rank's partial sums
         slices = -(-whole // figures.share)
-        sizes = whole // slices // self.nodes, whole // slices // self.nodes // 2
+        piece = whole // slices // self.nodes
+        sizes = piece, piece * 2 // self.partial
         views = [[self.pinned(size) for _ in range(figures.slots)] for size in sizes]
 
         def exchanges(slots: list[list[Any]]) -> list[Exchange]:
@@ -223,7 +225,7 @@ def work(per_node: int, nbytes: int, file: Path, sweep: Sequence[Figures]) -> No
     from mpi4py import MPI
 
     rank = Rank(per_node, nbytes)
-    nodes, wide = rank.nodes, sent(nbytes, rank.nodes, per_node, 4)
+    nodes, wide = rank.nodes, sent(nbytes, rank.nodes, per_node, rank.partial)
 
     def keep(row: dict[str, Any], crossing: int) -> None:
         wrong = np.array(row.get("wrong", 0))
@@ -241,7 +243,7 @@ def work(per_node: int, nbytes: int, file: Path, sweep: Sequence[Figures]) -> No
         keep(rank.messages(f"  messages {name}", figures), wide)
     if not sweep:
         for name, options in WAYS.items():
-            partial = 2 if options else 4
+            partial = 2 if options else rank.partial
             row = rank.all_reduce(name, nbytes, options)
             row["explain"] = rank.comm.explain("all_reduce", nbytes).splitlines()
             keep(row, sent(nbytes, nodes, per_node, partial))
