@@ -105,3 +105,25 @@ def test_what_the_stream_brings_meanwhile_begins_at_once(monkeypatch):
     assert log[0] == 2
     assert log.index(3) <= 13
     assert lane.ended == other.ended == [0]
+
+
+def test_the_peer_has_something_to_read_before_anything_is_received():
+    """A receive may copy all of its message before it returns."""
+    log: list[tuple[str, int]] = []
+
+    def post(what):
+        def made(_array, _peer, channel):
+            log.append((what, channel))
+            return Slow(1)
+
+        return made
+
+    messages = SimpleNamespace(send=post("send"), receive=post("receive"))
+    fabric = SimpleNamespace(rank=0, messages=messages, check=lambda: None)
+    staging = SimpleNamespace(fabric=fabric, owner=SimpleNamespace(over=lambda: None))
+    exchange = Exchange("call", ((1, None),), ((1, None),), (), ())  # type: ignore[arg-type]
+    lanes = Lane(), Lane()
+    flows = [Flow(lane, 2 + at, 0, [exchange]) for at, lane in enumerate(lanes)]  # type: ignore[arg-type]
+    carry(staging, lambda: None, flows, 1.0)  # type: ignore[arg-type]
+    assert log == [("send", 2), ("send", 3), ("receive", 2), ("receive", 3)]
+    assert [lane.ended for lane in lanes] == [[0], [0]]

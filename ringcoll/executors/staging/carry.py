@@ -125,13 +125,11 @@ def carry(
         over = staging.owner.over()
         if over is not None:
             raise AbortedError(f"rank {fabric.rank}: given up") from over
-        some = False
-        if any(flow.said() for flow in flows):
+        some = any(flow.said() for flow in flows)
+        if some:
             _usable(staging, failure)
+            _begin(flows, staging)
         for flow in flows:
-            while flow.said():
-                _begin(flow, staging)
-                some = True
             some = _end(flow) or some
         return some
 
@@ -171,17 +169,28 @@ def _usable(staging: Staging, failure: Callable[[], Error | None]) -> None:
     staging.fabric.check()
 
 
-def _begin(flow: Flow, staging: Staging) -> None:
-    """Send and receive the next exchange's messages."""
+def _begin(flows: Sequence[Flow], staging: Staging) -> None:
+    """Send and receive the messages of all that the stream has brought.
+
+    Sends first: where processes read each other's memory, a receive whose message is announced
+    copies all of it before it returns, and the peer is to have something to read meanwhile.
+    """
     messages = staging.fabric.messages
     if messages is None:
         raise ClosedError(f"rank {staging.fabric.rank} has closed this communicator")
-    exchange = flow.exchanges[flow.begun]
-    # Receives first: what is awaited need not be kept aside.
-    came = [(peer, messages.receive(array, peer, flow.channel)) for peer, array in exchange.recvs]
-    left = [(peer, messages.send(array, peer, flow.channel)) for peer, array in exchange.sends]
-    flow.under_way.append([*left, *came])
-    flow.begun += 1
+    begun = []
+    for flow in flows:
+        while flow.said():
+            exchange = flow.exchanges[flow.begun]
+            sent = [
+                (peer, messages.send(array, peer, flow.channel)) for peer, array in exchange.sends
+            ]
+            flow.under_way.append(sent)
+            flow.begun += 1
+            begun.append((flow.channel, exchange, sent))
+    for channel, exchange, under_way in begun:
+        for peer, array in exchange.recvs:
+            under_way.append((peer, messages.receive(array, peer, channel)))
 
 
 def _awaited(flows: Sequence[Flow]) -> list[int]:
