@@ -10,12 +10,14 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import math
 import os
 import re
 import shlex
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -90,9 +92,17 @@ class Runner:
     """Runs tests in variants, several interpreters at a time."""
 
     def __init__(
-        self, backend: str, gpus: int, jobs: int, logs: Path, timeout: int, start: str = "fork"
+        self,
+        backend: str,
+        gpus: int,
+        jobs: int,
+        logs: Path,
+        timeout: int,
+        start: str = "fork",
+        until: float = math.inf,
     ) -> None:
         self.backend = backend
+        self.until = until  # by time.monotonic(): no test begins later
         self.jobs = jobs
         self.logs = logs
         self.timeout = timeout
@@ -114,7 +124,10 @@ class Runner:
         return out.read_text(encoding="utf-8").split()
 
     def run(self, variant: Variant, names: list[str]) -> list[Result]:
-        """Run these tests; a test that was begun and says nothing has failed."""
+        """Run these tests; a test that was begun and says nothing has failed.
+
+        Those for which there was no time have no result.
+        """
         shards = [names[start :: self.jobs] for start in range(min(self.jobs, len(names)))]
         with ThreadPoolExecutor(self.jobs) as pool:
             parts = pool.map(lambda n: self._shard(variant, n, shards[n]), range(len(shards)))
@@ -129,6 +142,8 @@ class Runner:
             end = self._python(variant, out, left)
             said = out.read_text(encoding="utf-8").splitlines() if out.exists() else []
             results += [Result(**json.loads(line)) for line in said]
+            if len(said) < len(left) and end == 0:
+                break  # the time is over
             if len(said) < len(left):
                 # What took the interpreter with it; the others are run without it.
                 results.append(Result(left[len(said)], "failed", f"exit status {end}", 0.0))
@@ -139,7 +154,10 @@ class Runner:
         argv = [sys.executable, "-m", "tests.torch.suite_variant", "--out", str(out)]
         argv += ["--backend", self.backend, "--known-as", variant.known_as]
         argv += ["--world-size", str(variant.nranks), "--start", self.start]
-        argv += ["--timeout", str(self.timeout), *names]
+        argv += ["--timeout", str(self.timeout)]
+        if self.until < math.inf:
+            argv += ["--seconds", str(max(0.0, self.until - time.monotonic()))]
+        argv += names
         with out.with_suffix(".log").open("a") as log:
             return subprocess.run(
                 argv, cwd=ROOT, env=self.environ, stdout=log, stderr=log, check=False
@@ -151,8 +169,14 @@ def run_all(runner: Runner, kinds: tuple[Variant, ...], wanted: list[str]) -> di
     found: dict[str, Result] = {}
     for variant in kinds:
         names = [name for name in wanted if name not in found or not settled(found[name])]
+        if time.monotonic() > runner.until:
+            for name in set(names) & set(found):
+                del found[name]  # it might have been run by this variant
+            break
         results = runner.run(variant, names) if names else []
         found |= {result.name: replace(result, variant=str(variant)) for result in results}
+        for name in set(names) & set(found) - {result.name for result in results}:
+            del found[name]
         counts = Counter(result.outcome for result in results)
         seconds = sum(result.seconds for result in results)
         told = ", ".join(f"{counts[word]} {word}" for word in ("passed", "skipped", "failed"))
@@ -173,9 +197,11 @@ def excluded_by(reasons: dict[str, list[str]], name: str) -> str:
     return next((reason for reason, names in reasons.items() if name in names), "")
 
 
-def judged(found: dict[str, Result], excluded: dict[str, str], gpus: int) -> list[str]:
+def judged(
+    found: dict[str, Result], excluded: dict[str, str], gpus: int, wanted: list[str]
+) -> list[str]:
     """What is wrong with the results, against the list of tests that are left out."""
-    wrong = []
+    wrong = [f"{name} was not run: the time was over" for name in wanted if name not in found]
     for name, result in found.items():
         if gpus and (more_gpus(result) or more_ranks(result)):
             continue
@@ -250,6 +276,9 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=max(1, len(os.sched_getaffinity(0)) // 2))
     parser.add_argument("--start", choices=STARTS, help="of ranks (fork; on GPUs forkserver)")
     parser.add_argument("--timeout", type=int, default=90, help="seconds for one test")
+    parser.add_argument(
+        "--seconds", type=float, default=math.inf, help="begin no test after so long"
+    )
     parser.add_argument("--record", action="store_true", help="write benchmarks/results")
     parser.add_argument("--match", default="", help="of --all those whose names match")
     parser.add_argument("--commit", help="what is tested, where there is no git")
@@ -262,10 +291,12 @@ def main() -> int:
         logs = args.logs or Path(folder)
         logs.mkdir(parents=True, exist_ok=True)
         start = args.start or ("forkserver" if args.cuda else "fork")
-        runner = Runner(args.backend, args.cuda, args.jobs, logs, args.timeout, start)
+        until = time.monotonic() + args.seconds
+        runner = Runner(args.backend, args.cuda, args.jobs, logs, args.timeout, start, until)
         kinds = variants(args.backend, args.cuda)
         if args.ci:
             found: dict[str, Result] = {}
+            names = list(chain.from_iterable(lists["ci"]["tests"].values()))
             for name, tests in lists["ci"]["tests"].items():
                 known_as, _, nranks = name.partition("@")
                 found |= run_all(runner, (Variant(known_as, int(nranks)),), tests)
@@ -281,7 +312,7 @@ def main() -> int:
         for name in found
     }
     excluded = {name: reason for name, reason in excluded.items() if reason}
-    wrong = judged(found, excluded, args.cuda)
+    wrong = judged(found, excluded, args.cuda, names)
     passed = sum(found[name].outcome == "passed" for name in found)
     print("\n".join([*wrong, f"{passed} tests passed, {len(wrong)} things wrong"]))
     if args.record:

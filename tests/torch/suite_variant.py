@@ -13,6 +13,7 @@ import argparse
 import atexit
 import functools
 import json
+import math
 import os
 import shutil
 import tempfile
@@ -40,7 +41,11 @@ def main() -> None:
     parser.add_argument("--world-size", type=int, required=True)
     parser.add_argument("--start", choices=STARTS, default="fork")
     parser.add_argument("--timeout", type=int, default=120, help="seconds for one test")
+    parser.add_argument(
+        "--seconds", type=float, default=math.inf, help="begin no test after so long"
+    )
     args = parser.parse_args()
+    until = time.monotonic() + args.seconds
     given = (args.backend, args.known_as, args.world_size, args.start, args.timeout)
     os.environ[GIVEN] = json.dumps(given)
     kind = suite(*given)
@@ -51,6 +56,8 @@ def main() -> None:
         else:
             lines = Lines(out)
             for name in args.names:
+                if time.monotonic() > until:
+                    break
                 if name in names:
                     kind(name)(lines)
                 else:

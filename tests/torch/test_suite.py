@@ -34,7 +34,8 @@ def test_no_test_stands_in_two_lists():
     ],
 )
 def test_verdicts(outcome, why, reason, said):
-    wrong = judged({"test_x": result(outcome, why)}, {"test_x": reason} if reason else {}, 0)
+    excluded = {"test_x": reason} if reason else {}
+    wrong = judged({"test_x": result(outcome, why)}, excluded, 0, ["test_x"])
     assert len(wrong) == (said is not None)
     assert said is None or said in wrong[0]
 
@@ -50,8 +51,8 @@ def test_verdicts(outcome, why, reason, said):
 )
 def test_few_gpus_are_no_mistake(why):
     found = {"test_x": result("skipped", why)}
-    assert judged(found, {}, gpus=2) == []
-    assert len(judged(found, {}, gpus=0)) == 1
+    assert judged(found, {}, 2, ["test_x"]) == []
+    assert len(judged(found, {}, 0, ["test_x"])) == 1
 
 
 def test_a_skip_for_want_of_a_gpu_is_not_tried_under_other_names():
@@ -62,7 +63,10 @@ def test_a_skip_for_want_of_a_gpu_is_not_tried_under_other_names():
 
 
 class Scripted(Runner):
-    """Writes what a variant would; ``test_dies`` takes its interpreter with it."""
+    """Writes what a variant would; ``test_dies`` takes its interpreter with it.
+
+    After ``test_last`` the time is over.
+    """
 
     def __init__(self, logs, jobs, known):
         super().__init__("ringcoll", 0, jobs, logs, 1)
@@ -77,6 +81,9 @@ class Scripted(Runner):
                     return -11
                 outcome = self.known[name].get(variant.known_as, "skipped")
                 file.write(json.dumps(vars(result(outcome, name=name))) + "\n")
+                if name == "test_last":
+                    self.until = 0
+                    break
         return 0
 
 
@@ -101,3 +108,21 @@ def test_each_test_is_run_by_the_first_variant_that_does_not_skip_it(tmp_path, c
     }
     assert runner.asked[-1] == ("gloo@8", ["test_none"])
     assert "1 passed, 2 skipped, 0 failed" in capsys.readouterr().out
+
+
+def test_what_there_was_no_time_for_is_said(tmp_path):
+    """Nor has a test been skipped that another variant might have run."""
+    known = {
+        "test_a": {"ringcoll": "passed"},
+        "test_mpi": {"mpi": "passed"},
+        "test_last": {"ringcoll": "passed"},
+        "test_b": {"ringcoll": "passed"},
+    }
+    found = run_all(Scripted(tmp_path, 1, known), variants("ringcoll", 0), list(known))
+    assert {name: r.outcome for name, r in found.items()} == {
+        "test_a": "passed",
+        "test_last": "passed",
+    }
+    assert judged(found, {}, 0, list(known)) == [
+        f"{name} was not run: the time was over" for name in ("test_mpi", "test_b")
+    ]
