@@ -119,5 +119,6 @@ class Calls:
         return made
 
     def forget(self) -> None:
-        """Keep no call any more."""
+        """Keep no call any more, and no memory."""
         self._kept.clear()
+        self._returning = None
