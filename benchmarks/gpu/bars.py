@@ -225,7 +225,8 @@ class Ringcoll:
         best: dict[str, float] = {}
         with self.stream:
             comm.all_reduce(x)
-            ready = next(reversed(comm._collective._kept.values())).ready  # type: ignore[attr-defined]
+            enqueuer: Any = comm._collective.__self__  # type: ignore[attr-defined]
+            ready = next(reversed(enqueuer._kept.values())).ready
             pointer = self.stream.ptr
             for name, call in (
                 ("call", lambda: comm.all_reduce(x)),

@@ -52,7 +52,7 @@ class Enqueuer:
         self._kept: dict[tuple[object, ...], Kept] = {}
         self._counts: dict[tuple[object, ...], Any] = {}
 
-    def __call__(
+    def collective(
         self, name: str, sendbuf: Any, recvbuf: Any, op: Any, root: int, how: dict[str, Any]
     ) -> Work | None:
         """One call of a collective, as the communicator's methods take it."""
@@ -65,7 +65,7 @@ class Enqueuer:
             if (
                 kept is not None
                 and kept.by_cupy
-                and kept.is_of(sendbuf, recvbuf, state.symmetric.changes)
+                and kept.is_still_of(sendbuf, recvbuf, state.symmetric.changes)
                 and self._device() == self._ordinal
                 and current() is None
             ):

@@ -170,7 +170,8 @@ class CudaState(RankState):
 
     def run(self, prepared: Any, stream: int | None = None) -> None:
         """Enqueue one call of this rank alone."""
-        self.usable()
+        if self.closed or self.inherited or self.broken is not None:
+            self.usable()
         try:
             self.fabric.check()
             self.cuda.run(prepared, stream)

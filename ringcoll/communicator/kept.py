@@ -35,6 +35,15 @@ class Kept:
             and self.ready.changes == changes
         )
 
+    def is_still_of(self, sendbuf: Any, recvbuf: Any, changes: int) -> bool:
+        """The same where it was prepared for arrays of CuPy's, by what can change of these."""
+        first, last = self.places
+        return (
+            (sendbuf is None or (self.send() is sendbuf and sendbuf.data.ptr == first))
+            and (recvbuf is None or (self.recv() is recvbuf and recvbuf.data.ptr == last))
+            and self.ready.changes == changes
+        )
+
 
 def is_cupy(buffer: Any) -> bool:
     """Whether a buffer is an array of CuPy's."""

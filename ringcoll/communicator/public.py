@@ -70,7 +70,7 @@ class Communicator(Calling):
         if isinstance(state, (CudaState, NodesState)):
             self.device, self.xp = f"cuda:{state.device.ordinal}", cupy
             enqueuer = Enqueuer(state, self.nranks)
-            self._collective = enqueuer  # type: ignore[method-assign]
+            self._collective = enqueuer.collective  # type: ignore[method-assign]
             self._counted = enqueuer.counted  # type: ignore[method-assign]
             self._pairs = enqueuer.pairs  # type: ignore[method-assign]
             self._views = enqueuer.views  # type: ignore[method-assign]

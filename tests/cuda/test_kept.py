@@ -90,14 +90,14 @@ def enqueuer(state, monkeypatch) -> Enqueuer:
 def test_a_tensor_that_stays_as_it_is_is_prepared_once(state, enqueuer):
     x = Tensor(8)
     for _ in range(3):
-        enqueuer("all_reduce", x, None, "sum", 0, {})
+        enqueuer.collective("all_reduce", x, None, "sum", 0, {})
     assert (state.prepared, state.ran) == ([8], [8, 8, 8])
 
 
 def test_factors_that_differ_in_the_sign_of_zero_are_two_calls(state, enqueuer):
     x = Tensor(8)
     for factor in (0.0, -0.0, 0.0, complex(1, -0.0), complex(1, 0.0), 1):
-        enqueuer("all_reduce", x, None, premul_sum(factor), 0, {})
+        enqueuer.collective("all_reduce", x, None, premul_sum(factor), 0, {})
     assert len(state.prepared) == 5
 
 
@@ -107,9 +107,9 @@ def test_factors_that_differ_in_the_sign_of_zero_are_two_calls(state, enqueuer):
 )
 def test_a_tensor_that_changed_in_place_is_prepared_again(state, enqueuer, attribute, value):
     x = Tensor(8)
-    enqueuer("all_reduce", x, None, "sum", 0, {})
+    enqueuer.collective("all_reduce", x, None, "sum", 0, {})
     setattr(x, attribute, value)
-    enqueuer("all_reduce", x, None, "sum", 0, {})
+    enqueuer.collective("all_reduce", x, None, "sum", 0, {})
     assert state.prepared == [8, x.count]
     assert state.ran[-1] == x.count
 
@@ -124,33 +124,33 @@ class Stream:
 def test_the_stream_of_the_last_call_is_kept_alive_and_no_other(state, enqueuer):
     first, second = Stream(7), Stream(8)
     gone = weakref.ref(first)
-    enqueuer("all_reduce", Tensor(8), None, "sum", 0, {"stream": first})
+    enqueuer.collective("all_reduce", Tensor(8), None, "sum", 0, {"stream": first})
     del first
     assert gone() is not None
-    enqueuer("all_reduce", Tensor(8), None, "sum", 0, {"stream": second})
+    enqueuer.collective("all_reduce", Tensor(8), None, "sum", 0, {"stream": second})
     assert gone() is None
 
 
 def test_a_call_that_is_refused_does_not_let_go_of_the_stream_before(state, enqueuer):
     first = Stream(7)
     gone = weakref.ref(first)
-    enqueuer("all_reduce", Tensor(8), None, "sum", 0, {"stream": first})
+    enqueuer.collective("all_reduce", Tensor(8), None, "sum", 0, {"stream": first})
     del first
     state.refuses = True
     for handle in (8, 9):
         with pytest.raises(LaunchRefused):
-            enqueuer("all_reduce", Tensor(8), None, "sum", 0, {"stream": Stream(handle)})
+            enqueuer.collective("all_reduce", Tensor(8), None, "sum", 0, {"stream": Stream(handle)})
     assert gone() is not None
 
 
 def test_a_group_that_is_left_by_an_error_does_not_let_go_of_the_stream_before(state, enqueuer):
     first = Stream(7)
     gone = weakref.ref(first)
-    enqueuer("all_reduce", Tensor(8), None, "sum", 0, {"stream": first})
+    enqueuer.collective("all_reduce", Tensor(8), None, "sum", 0, {"stream": first})
     del first
     with pytest.raises(KeyError), group():
         for handle in (8, 9):
-            enqueuer("all_reduce", Tensor(8), None, "sum", 0, {"stream": Stream(handle)})
+            enqueuer.collective("all_reduce", Tensor(8), None, "sum", 0, {"stream": Stream(handle)})
         raise KeyError
     assert gone() is not None
 
@@ -164,14 +164,14 @@ def test_a_group_keeps_all_its_streams_until_the_next_call(state, enqueuer):
     state.fabric.check = lambda: None
     state.prepare = lambda *_: SimpleNamespace(changes=0, timeout=1.0)
     with group():
-        enqueuer("all_reduce", Tensor(8), None, "sum", 0, {"stream": first})
-        enqueuer("all_reduce", Tensor(8), None, "sum", 0, {"stream": second})
+        enqueuer.collective("all_reduce", Tensor(8), None, "sum", 0, {"stream": first})
+        enqueuer.collective("all_reduce", Tensor(8), None, "sum", 0, {"stream": second})
     del first, second
     gc.collect()
     state.cuda.followed.stream = 7
     assert None not in [ref() for ref in kept]
     with group():
-        enqueuer("all_reduce", Tensor(8), None, "sum", 0, {"stream": Stream(9)})
+        enqueuer.collective("all_reduce", Tensor(8), None, "sum", 0, {"stream": Stream(9)})
         assert [ref() is None for ref in kept] == [False, True]
 
 
@@ -181,7 +181,7 @@ def test_waiting_orders_the_current_stream_of_the_arrays_library(state, enqueuer
     state.cuda.record, state.cuda.failure = lambda _stream: event, lambda: None
     state.cuda.device = state.device
     options = {"stream": Stream(7), "async_op": True}
-    work = enqueuer("all_reduce", Tensor(8), None, "sum", 0, options)
+    work = enqueuer.collective("all_reduce", Tensor(8), None, "sum", 0, options)
     sys.modules["torch"].cuda.current_stream().cuda_stream = 8
     work.wait()
     assert ordered == [8]
