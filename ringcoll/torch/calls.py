@@ -108,7 +108,7 @@ class Calls:
         config = self.state.config
         if timeout is not None:
             config = resolve(config, Config(timeout=timeout), {}, name)
-        if self._returning is not None and name == "all_reduce":
+        if self._returning is not None and self._returning.reaches and name == "all_reduce":
             made = self.state.prepare(call, config, asked=True)
         else:
             made = self.state.prepare(call, config)

@@ -55,6 +55,8 @@ class Returning:
         self._kept: dict[Place, tuple[Any, DeviceArray]] = {}
         self._calls, self._begin = 0, FIRST
         self._mapped = True  # until memory turns out to be of a kind that peers cannot map
+        self.reaches = False
+        """Whether something has been registered: then calls ask hellos; alike on all ranks."""
 
     def meet(self, tensor: Any, *, lasting: bool) -> None:
         """Count a call; before every all_reduce of LEAST bytes on all ranks, collective in windows.
@@ -101,6 +103,7 @@ class Returning:
         state.synchronize()
         self._mapped = state.together(lambda: state.symmetric.register(array))
         if self._mapped:
+            self.reaches = True
             self._kept[place] = tensor, array
 
     def _let_go(self) -> None:

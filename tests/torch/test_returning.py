@@ -70,7 +70,11 @@ def steps(returning, tensors, calls, *, lasting=True):
 @pytest.mark.parametrize("count", [1, 5, 20])
 def test_buckets_that_come_back_are_registered_within_the_first_window(count):
     state, tensors = State(), buckets(count)
-    steps(made(state), tensors, FIRST + WINDOW)
+    returning = made(state)
+    steps(returning, tensors, FIRST)
+    assert not returning.reaches
+    steps(returning, [*tensors[FIRST % count :], *tensors[: FIRST % count]], WINDOW)
+    assert returning.reaches
     assert state.registered == {t.data_ptr(): t.nbytes for t in tensors}
 
 
@@ -117,8 +121,9 @@ def test_nothing_is_registered_during_a_capture():
 
 def test_memory_that_cannot_be_mapped_is_asked_for_once():
     state = State(mapped=False)
-    steps(made(state), buckets(1), FIRST + WINDOW)
-    assert len(state.said) == 1
+    returning = made(state)
+    steps(returning, buckets(1), FIRST + WINDOW)
+    assert len(state.said) == 1 and not returning.reaches
 
 
 def test_what_is_reached_is_not_registered_again():

@@ -58,6 +58,8 @@ def in_words(call: Call, resources: Resources, mapped: frozenset[Buffer], wishes
         ArgumentError: an algorithm that there is not.
 
     """
+    if wishes.asked and not COLLECTIVES[call.collective].has_root:
+        return _asked(call, resources, wishes)
     arena, nranks = resources.arena, resources.nranks
     default = USUAL[call.collective][bool(mapped)]
     source = planned(call, resources, wishes, default)
@@ -88,27 +90,39 @@ def in_words(call: Call, resources: Resources, mapped: frozenset[Buffer], wishes
 def _either(
     found: Chosen, call: Call, resources: Resources, mapped: frozenset[Buffer], wishes: Wishes
 ) -> Chosen:
-    """The same with what runs where peers reach more buffers, if that is another program.
+    """The same with what runs where peers reach the root's own buffer, if that is another program.
 
-    These are the root's own, or all, if only hellos tell of them; kernels that look at no hellos
-    first cannot choose between two.
+    Only kernels that look at the hellos first can choose between two.
     """
-    kind = COLLECTIVES[call.collective]
-    every = mapped | {buffer for buffer in Buffer if buffer.name.lower() == kind.rooted}
-    if wishes.asked and not kind.has_root:
-        every, wishes = ALL_MAPPED, replace(wishes, asked=False)
-    elif not mapped:
-        return found
-    if every == mapped:
+    rooted = COLLECTIVES[call.collective].rooted
+    every = mapped | {buffer for buffer in Buffer if buffer.name.lower() == rooted}
+    if not mapped or every == mapped:
         return found
     with contextlib.suppress(LaunchRefused):
         if encode(found.plan, replace(found.launch, mapped=every)) == found.program:
             return found
         other = in_words(call, resources, every, wishes)
-        scales, together = call.op is not None and call.op.scales, resources.together
-        if fits(found.program, other.program, scales=scales, together=together):
-            return replace(found, blocks=max(found.blocks, other.blocks), reached=other)
+        return _both(found, other, call, resources)
     return found
+
+
+def _asked(call: Call, resources: Resources, wishes: Wishes) -> Chosen:
+    """What runs where peers reach all buffers, and what runs instead where hellos deny it.
+
+    The latter is the exception, and takes no more blocks: all of a launch have to find a place.
+    """
+    wishes = replace(wishes, asked=False)
+    reached = in_words(call, resources, ALL_MAPPED, wishes)
+    staged = in_words(call, resources, frozenset(), replace(wishes, blocks=reached.blocks))
+    return _both(staged, reached, call, resources)
+
+
+def _both(staged: Chosen, reached: Chosen, call: Call, resources: Resources) -> Chosen:
+    """One launch for both, if it carries so much; else the first."""
+    scales, together = call.op is not None and call.op.scales, resources.together
+    if not fits(staged.program, reached.program, scales=scales, together=together):
+        return staged
+    return replace(staged, blocks=max(staged.blocks, reached.blocks), reached=reached)
 
 
 def chain_slices(call: Call, wishes: Wishes, default: str) -> int:
