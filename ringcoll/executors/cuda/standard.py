@@ -61,9 +61,12 @@ def _bodies() -> Iterator[Body]:
         call = Call(name, 0, None, None, count, row, op, nbytes=nbytes)
         rooted = COLLECTIVES[name].rooted  # which the ranks cannot know to be reached
         shared = frozenset(buffer for buffer in ALL_MAPPED if buffer.name.lower() != rooted)
-        for mapped in (_UNMAPPED, shared):
+        ways = [(_UNMAPPED, Wishes()), (shared, Wishes())]
+        if name == "all_reduce":
+            ways.append((_UNMAPPED, Wishes(asked=True)))  # of torch's buckets
+        for mapped, wishes in ways:
             resources = Resources(arena, _BLOCKS, nvlink=True)
-            chosen = choose(call, resources, mapped=mapped, wishes=Wishes())
+            chosen = choose(call, resources, mapped=mapped, wishes=wishes)
             for rank in range(nranks):
                 at = Addresses(rank, (0,) * nranks, 0)
                 yield body_of(chosen, call, arena, (at,))
