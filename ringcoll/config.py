@@ -119,6 +119,8 @@ class Settings:
         debug: True logs more; "trace" keeps a record of every executed row, for tests of the
             library, and makes calls slow.
         pace: what a directed link carries: bytes/s, or (bytes/s, seconds a message).
+        register: of a group of torch.distributed: whether it registers tensors on GPUs that its
+            all_reduce meets again; now and then a call then waits for the other ranks' hosts.
 
     """
 
@@ -129,13 +131,14 @@ class Settings:
     cache_dir: str | None = None
     debug: bool | str | None = None
     pace: tuple[float, float] | None = None
+    register: bool | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
 
     def agreed(self) -> bytes:
         """The settings that ranks must share, as JSON."""
-        names = ("device", "transport", "pace", "topo_file")
+        names = ("device", "transport", "pace", "topo_file", "register")
         shared = {name: getattr(self, name) for name in names}
         return json.dumps(shared, sort_keys=True).encode()
 

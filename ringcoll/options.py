@@ -155,6 +155,7 @@ KINDS: Mapping[str, Kind] = {
     "cache_dir": _PATH,
     "debug": Kind("True, False or 'trace' (1, 0 or trace in the environment)", _debug, _read_debug),
     "pace": Kind("bytes/s > 0, or (bytes/s, seconds a message)", _pace, _read_pace),
+    "register": _FLAG,
 }
 """Every option of :class:`ringcoll.config.Config` and setting of ``Settings`` by name."""
 

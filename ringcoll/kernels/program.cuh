@@ -65,7 +65,7 @@ struct Args {
     u32 signature;  // of the call: equal on all ranks, or an error
     u32 total;      // whether a rank ends only after all have entered
     u32 replicas;   // CUDA blocks for each block of the program
-    u32 mapped;     // whether peers' INPUT or OUTPUT are reached, as their hellos say
+    u32 mapped;     // whether peers' INPUT or OUTPUT may be reached, as their hellos say
     Local local[RC_LOCAL];
 };
 

@@ -456,7 +456,7 @@ RC_DEVICE void run(const Args& args, const Local& local) {
     if (!block_any(!done)) call.leave(0, block_threads());
 }
 
-// The same of a call with two programs, in a launch whose ranks reach each other's buffers.
+// The same of a call with two programs.
 template <class T, class Program>
 RC_DEVICE void run_either(const Args& args, const Local& local) {
     run<T, Program, true>(args, local);

@@ -81,7 +81,11 @@ class Barriers(Named):
             finally:
                 turn.set()
 
-        return self._run("barrier", host, body, later=opts.asyncOp)
+        try:
+            return self._run("barrier", host, body, later=opts.asyncOp)
+        except BaseException:
+            turn.set()  # the body may never have begun
+            raise
 
     def _ends(self) -> list[Any]:
         """Events behind the work of this rank's GPU, once what was posted is launched."""

@@ -15,7 +15,7 @@ import torch
 from ringcoll.communicator.group import group
 from ringcoll.torch.device_work import DeviceWork
 from ringcoll.torch.failures import instead
-from ringcoll.torch.tensors import dense, put_back
+from ringcoll.torch.tensors import dense, foreign, put_back
 
 if TYPE_CHECKING:
     from ringcoll.torch.device import Device
@@ -42,6 +42,8 @@ class Batch:
         """Remember a "send" or a "recv"."""
         device = self._device
         copy = dense(tensor, name)
+        if tensor.get_device() != device.ordinal:
+            raise foreign(tensor, torch.device("cuda", device.ordinal))
         device.follow((tensor, copy))
         outputs = (tensor,) if name == "recv" else ()
         work = DeviceWork(device, None, outputs, self.launch)

@@ -28,17 +28,24 @@ class Calls:
 
     Args:
         comm: the communicator.
+        registers: whether tensors that all_reduce meets again are registered, where that can be.
 
     """
 
-    def __init__(self, comm: Communicator) -> None:
+    def __init__(self, comm: Communicator, *, registers: bool = False) -> None:
+        state = comm._state
         self.comm = comm
-        self.state: Any = comm._state
+        self.state: Any = state
         self._kept: dict[tuple[object, ...], Any] = {}
         self._symmetric = self.state.symmetric
         self._returning: Returning | None = None
-        state = comm._state
-        if isinstance(state, CudaState) and state.transport == "p2p" and comm.nranks > 1:
+        # The host tells copy engines where everything lies, and must know it of all ranks.
+        if (
+            registers
+            and comm.nranks > 1
+            and isinstance(state, CudaState)
+            and (state.transport, state.config.engine) in (("p2p", None), ("p2p", "sm"))
+        ):
             self._returning = Returning(state)
 
     def ready(

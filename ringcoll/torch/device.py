@@ -13,7 +13,6 @@ import torch
 
 from ringcoll.communicator.public import Communicator
 from ringcoll.dtypes import ReduceOp
-from ringcoll.errors import ArgumentError
 from ringcoll.executors.cuda.ready import Enqueued
 from ringcoll.torch.batch import Batch
 from ringcoll.torch.calls import Calls
@@ -21,6 +20,7 @@ from ringcoll.torch.device_work import DeviceWork
 from ringcoll.torch.failures import instead
 from ringcoll.torch.ops import ROWS
 from ringcoll.torch.side import Side
+from ringcoll.torch.tensors import foreign
 from ringcoll.torch.work import Finished
 from ringcoll.transports.cuda.raw import RawArray, from_pointer
 
@@ -34,15 +34,21 @@ class Device:
         comm: a communicator of GPU ranks.
         ordinal: of this rank's device.
         failed: is told of an error, and says which one to raise.
+        registers: whether tensors that all_reduce meets again are registered.
 
     """
 
     def __init__(
-        self, comm: Communicator, ordinal: int, failed: Callable[[BaseException], BaseException]
+        self,
+        comm: Communicator,
+        ordinal: int,
+        failed: Callable[[BaseException], BaseException],
+        *,
+        registers: bool = False,
     ) -> None:
         self.comm, self.ordinal, self._failed = comm, ordinal, failed
         self._state: Any = comm._state
-        self._calls = Calls(comm)
+        self._calls = Calls(comm, registers=registers)
         self._where = torch.device("cuda", ordinal)
         self._raw: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
         self._lasting: set[int] = set()
@@ -70,10 +76,10 @@ class Device:
             return
         # torch never destroys a stream of its own. The number of any other is its handle.
         number = torch.cuda.current_stream(self._where).stream_id
-        foreign = number == stream != 0
-        if not foreign:
+        borrowed = number == stream != 0
+        if not borrowed:
             self._lasting.add(stream)
-        self._state.run(Enqueued(ready, stream, owned=not foreign))
+        self._state.run(Enqueued(ready, stream, owned=not borrowed))
 
     def alone(self) -> Any:
         """A context in which one thread at a time makes calls of the group."""
@@ -104,7 +110,7 @@ class Device:
     def now(self, name: str, tensor: Any, op: str | ReduceOp | None, root: int) -> Finished:
         """One collective in place on a dense tensor, on the current stream."""
         if tensor.get_device() != self.ordinal:
-            raise self._foreign(tensor)
+            raise foreign(tensor, self._where)
         if self.batch.posts:
             self.batch.flush()
         state = self._state
@@ -122,7 +128,7 @@ class Device:
         torch longer than the call.
         """
         if tensor.get_device() != self.ordinal:
-            raise self._foreign(tensor)
+            raise foreign(tensor, self._where)
         if self.batch.posts:
             self.batch.flush()
         side, state = self.side, self._state
@@ -156,7 +162,7 @@ class Device:
         """
         for tensor in (*reads, *writes):
             if tensor.get_device() != self.ordinal:
-                raise self._foreign(tensor)
+                raise foreign(tensor, self._where)
         self.batch.flush()
         if later:
             return self.aside(body, (*reads, *writes), writes)
@@ -197,12 +203,6 @@ class Device:
         error = self._state.cuda.failure()
         if error is not None:
             instead(self._failed(error), error)
-
-    def _foreign(self, tensor: Any) -> BaseException:
-        return ArgumentError(
-            f"ringcoll: a tensor on {tensor.device}, and this rank of the group is on "
-            f"{self._where}: its first CUDA tensor was there; pass tensors of one device"
-        )
 
     # -- the end --------------------------------------------------------------------------------
 

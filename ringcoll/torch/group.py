@@ -76,6 +76,7 @@ class ProcessGroupRingcoll(Barriers):
         self._blocks: dict[str, Blocks] = {}
         self._messages: Messages | None = None
         self._pairs: Pairs | None = None
+        self._registers = False
         self._settled = size == 1  # to open it takes nobody else
         self._process = os.getpid()
         leave_at_exit(self)
@@ -111,7 +112,7 @@ class ProcessGroupRingcoll(Barriers):
                 if self._pairs is not None:
                     self._pairs.flush()  # pairs.py says why first
                 comm = self._open("cuda", "cuda", self._rank, self._nranks, ordinal=ordinal)
-                device = Device(comm, ordinal, self._failed)
+                device = Device(comm, ordinal, self._failed, registers=self._registers)
                 device.batch.launch = self._launch
                 self._device = device
             return self._device
@@ -144,6 +145,7 @@ class ProcessGroupRingcoll(Barriers):
             store = Polled(dist.PrefixStore(key, self._store), poll or self._usable)
             patience = seconds if poll is None else math.inf
             where = StoreBootstrap(store, rank, nranks, patience)
+            self._registers = bool(settings.register)
             fabric = open_fabric(where, timeout=seconds, node=settings.node)
             return _communicator(fabric, config, settings, ordinal)
         except Error as error:
@@ -260,7 +262,8 @@ class ProcessGroupRingcoll(Barriers):
                 return
             if self._pairs is None:
                 self._pairs = Pairs(self._rank, self._open_two, self._launch)
-            self._pairs.begin(peer, ordinal)
+            if peer not in self._pairs:  # another thread may have begun meanwhile
+                self._pairs.begin(peer, ordinal)
 
     def _launch(self) -> None:
         """Launch the messages of CUDA tensors that were posted."""

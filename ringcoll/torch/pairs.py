@@ -25,6 +25,7 @@ import inspect
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +34,7 @@ import torch.distributed as dist
 
 from ringcoll.torch.device import Device
 from ringcoll.torch.device_work import DeviceWork
-from ringcoll.torch.tensors import dense
+from ringcoll.torch.tensors import dense, foreign
 
 __all__ = ["Pairs", "in_batch"]
 
@@ -97,6 +98,8 @@ class _Way:
 
     def post(self, name: str, tensor: Any) -> DeviceWork:
         """Remember a "send" or a "recv"."""
+        if tensor.get_device() != self._where.index:
+            raise foreign(tensor, self._where)
         if self.device is not None and not self._posts:
             return self.device.batch.post(name, tensor, self._peer)
         copy = dense(tensor, name)
@@ -113,7 +116,7 @@ class _Way:
         """Launch what was posted, if the communicator is open."""
         device, error = self.device, self._error
         if device is None and error is None:
-            return  # what another thread has posted just now is launched by who waits for it
+            return  # begun just now by another thread, which waits for it
         posts, self._posts = self._posts, []
         if device is None:
             for post in posts:
@@ -177,7 +180,7 @@ class Pairs:
 
     def devices(self) -> list[Device]:
         """The engines of the communicators that are open."""
-        return [way.device for way in self._ways.values() if way.device is not None]
+        return [way.device for way in list(self._ways.values()) if way.device is not None]
 
     # -- the end --------------------------------------------------------------------------------
 
@@ -188,12 +191,13 @@ class Pairs:
 
     def leave(self) -> None:
         """End the threads, of a group that takes no more."""
-        for way in self._ways.values():
+        for way in list(self._ways.values()):
             way.forget()
             way.join()
 
     def close(self) -> None:
         """Wait for what was enqueued, and let go; not collective."""
         self.leave()
-        for device in self.devices():
-            device.close()
+        with ExitStack() as ends:  # all of them, whichever fails
+            for device in self.devices():
+                ends.callback(device.close)

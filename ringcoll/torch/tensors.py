@@ -14,7 +14,7 @@ from ringcoll.errors import ArgumentError, ArgumentTypeError
 from ringcoll.torch.ops import ROWS
 from ringcoll.views import device_view
 
-__all__ = ["dense", "flat_of", "memory", "put_back", "single", "sparse", "spread"]
+__all__ = ["dense", "flat_of", "foreign", "memory", "put_back", "single", "sparse", "spread"]
 
 _BYTES = np.dtype(np.uint8)
 
@@ -56,6 +56,14 @@ def memory(tensor: Any, name: str, *, reduces: bool) -> npt.NDArray[Any]:
     # Writable whatever the tensor: autograd does not see what a collective writes.
     raw = (ctypes.c_char * nbytes).from_address(tensor.data_ptr())
     return np.frombuffer(memoryview(raw).cast("B"), np.uint8).view(kind)
+
+
+def foreign(tensor: Any, where: Any) -> ArgumentError:
+    """What to raise for a tensor that is not on a rank's device."""
+    return ArgumentError(
+        f"ringcoll: a tensor on {tensor.device}, and this rank of the group is on {where}; pass "
+        f"tensors of one device"
+    )
 
 
 def dense(tensor: Any, name: str) -> Any:

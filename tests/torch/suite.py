@@ -142,8 +142,8 @@ class Runner:
             end = self._python(variant, out, left)
             said = out.read_text(encoding="utf-8").splitlines() if out.exists() else []
             results += [Result(**json.loads(line)) for line in said]
-            if len(said) < len(left) and end == 0:
-                break  # the time is over
+            if len(said) < len(left) and end == 0 and time.monotonic() >= self.until:
+                break
             if len(said) < len(left):
                 # What took the interpreter with it; the others are run without it.
                 results.append(Result(left[len(said)], "failed", f"exit status {end}", 0.0))

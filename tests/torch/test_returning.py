@@ -10,6 +10,7 @@ pytest.importorskip("torch")
 
 import torch
 
+from ringcoll.errors import MachineError
 from ringcoll.torch import returning as module
 from ringcoll.torch.returning import FACTOR, FIRST, LEAST, TIMES, WINDOW, Returning
 
@@ -18,7 +19,8 @@ class State:
     """One rank's; ``others``: what another says of each call."""
 
     def __init__(self, others: bytes = b"\1", mapped: bool = True) -> None:
-        self.fabric, self.symmetric = self, self
+        self.fabric, self.symmetric, self.cuda, self.mappings = self, self, self, self
+        self.updates = self.sweeps = 0
         self.others, self.mapped = others, mapped
         self.said: list[bytes] = []
         self.registered: dict[int, int] = {}
@@ -33,15 +35,26 @@ class State:
     def synchronize(self):
         """Nothing is under way."""
 
-    def register(self, array):
+    def update(self):
+        self.updates += 1
+
+    def sweep(self):
+        self.sweeps += 1
+
+    def register(self, array, *, own):
+        assert own
+        if self.mapped is None:
+            raise MachineError("no more handles")
         if self.mapped:
             self.registered[array.pointer] = array.nbytes
         return self.mapped
 
-    def unregister(self, array):
+    def unregister(self, array, *, own):
+        assert own
         del self.registered[array.pointer]
 
-    def lookup(self, address, nbytes):
+    def lookup(self, address, nbytes, *, own):
+        assert own
         return (1, 0) if self.registered.get(address, 0) >= nbytes else None
 
 
@@ -86,6 +99,7 @@ def test_others_are_registered_in_later_windows():
     assert len(state.registered) == 2
     steps(returning, more, WINDOW)
     assert set(state.registered) == {t.data_ptr() for t in tensors + more}
+    assert (state.updates, state.sweeps) == (4, 1)
 
 
 def test_all_ranks_speak_in_the_same_calls_whatever_they_have():
@@ -119,8 +133,9 @@ def test_nothing_is_registered_during_a_capture():
     assert state.said == [b"\0"] * WINDOW and state.registered == {}
 
 
-def test_memory_that_cannot_be_mapped_is_asked_for_once():
-    state = State(mapped=False)
+@pytest.mark.parametrize("mapped", [False, None], ids=["of another kind", "refused by CUDA"])
+def test_memory_that_cannot_be_mapped_is_asked_for_once(mapped):
+    state = State(mapped=mapped)
     returning = made(state)
     steps(returning, buckets(1), FIRST + WINDOW)
     assert len(state.said) == 1 and not returning.reaches
@@ -147,3 +162,28 @@ def test_what_only_the_group_has_is_let_go(gone):
         tensors.pop(0).untyped_storage().resize_(0)
     steps(returning, tensors, 1)
     assert first not in state.registered and len(state.registered) == 1
+
+
+def test_temporaries_that_come_to_lie_at_one_place_do_not_come_back():
+    """As torch's allocator gives them out: other memory at the same address, in every step."""
+    state = State()
+    returning = made(state)
+    memory = buckets(2)
+    for number in range(FIRST + WINDOW):
+        array = memory[number % 2].numpy()  # each wrapped anew: storages of their own
+        returning.meet(torch.frombuffer(array, dtype=torch.uint8), lasting=True)
+    assert state.registered == {} and state.said == [b"\0"] * WINDOW
+
+
+def test_slices_of_one_buffer_are_let_go_together():
+    state = State()
+    returning = made(state)
+    whole = torch.empty(3 * LEAST, dtype=torch.uint8)
+    steps(returning, list(whole.split(LEAST)), FIRST + 8)
+    assert len(state.registered) == 3
+    other = buckets(1)
+    steps(returning, other, 1)
+    assert len(state.registered) == 3
+    del whole
+    steps(returning, other, 1)
+    assert state.registered == {}

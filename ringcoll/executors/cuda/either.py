@@ -109,8 +109,8 @@ def fits(staged: Program, reached: Program, *, scales: bool, together: int) -> b
     """Whether a launch can carry both programs, whichever ranks it is for.
 
     Args:
-        staged: runs where peers cannot reach the buffer that only the root has.
-        reached: runs where they can.
+        staged: one of the programs.
+        reached: the other.
         scales: whether every rank has a factor.
         together: ranks that one launch carries, at most.
 

@@ -153,7 +153,7 @@ class CudaExecutor:
             timeout: seconds that a wait of its kernels may take.
 
         """
-        hello = self._reach(call.send), self._reach(call.recv)
+        hello = self._reach(call.send, wishes.asked), self._reach(call.recv, wishes.asked)
         mapped = frozenset[Buffer]() if wishes.asked else self._mapped(call, hello)
         chosen = choose(call, self.resources, mapped=mapped, wishes=wishes)
         known = touched(chosen, hello)
@@ -193,11 +193,11 @@ class CudaExecutor:
             ready.launchable = self._launchable([ready])
         return ready
 
-    def _reach(self, array: npt.NDArray[Any] | None) -> int:
+    def _reach(self, array: npt.NDArray[Any] | None, own: bool) -> int:
         """An array as peers reach it: mapping << 48 | offset, 0 if they cannot."""
         if array is None or not array.size:
             return 0
-        found = self.symmetric.lookup(start_of(array), array.nbytes)
+        found = self.symmetric.lookup(start_of(array), array.nbytes, own=own)
         return 0 if found is None else found[0] << OFFSET_BITS | found[1]
 
     def _mapped(self, call: Call, hello: tuple[int, int]) -> frozenset[Buffer]:

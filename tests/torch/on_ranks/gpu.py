@@ -265,7 +265,7 @@ def memory_of_the_group(rank, n):
 
 def tensors_that_come_back(rank, n):
     """They become reachable without being asked to; what a rank reaches alone does no harm."""
-    group = dist.new_group()
+    group = dist.new_group(pg_options={"register": True})
 
     def reduced(x, number, later):
         x.fill_(rank + number)
@@ -281,8 +281,14 @@ def tensors_that_come_back(rank, n):
         for x in buckets:
             reduced(x, number, later=number % 2 == 0)
     symmetric = group._device.comm._state.symmetric
-    reached = [symmetric.lookup(x.data_ptr(), x.nbytes) is not None for x in buckets]
+    reached = [symmetric.lookup(x.data_ptr(), x.nbytes, own=True) is not None for x in buckets]
     assert reached == [n > 1] * len(sizes)
+    # Other collectives know nothing of it: a rank may come with a tensor of another kind.
+    x = buckets[1]
+    other = x if rank == 0 else torch.empty_like(x)
+    other.fill_(rank + 7)
+    dist.broadcast(other, 0, group=group)
+    assert int((other != 7).sum()) == 0
     # One rank comes with another tensor, then all do again what they did.
     for number in range(40, 52):
         for k, x in enumerate(buckets):
