@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ringcoll.algorithms import ALGORITHMS
 from ringcoll.arguments.calls import Call
 from ringcoll.collectives import COLLECTIVES
 from ringcoll.communicator.gpu import CudaState
@@ -43,6 +44,9 @@ from ringcoll.transports.cuda.device import Device
 __all__ = ["NodesState"]
 
 _log = logging.getLogger("ringcoll")
+
+_HIERARCHICAL = [name for name, known in ALGORITHMS.items() if "hierarchical" in known]
+"""Collectives whose two layers have a name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,11 +136,9 @@ class NodesState(RankState):
 
     def cut_by(self, figures: Figures) -> None:
         """Run calls in two layers by these figures; alike on all ranks, before their first call."""
-        self.layers: Layers | None = None
         members = _members(self.fabric.nodes)
-        if len({len(ranks) for ranks in members}) == 1:
-            along = Exchanges(self.cuda, self._failure, figures)
-            self.layers = Layers(Steps(self.cuda, along, self.inside.cuda, members))
+        across = Exchanges(self.cuda, self._failure, figures)
+        self.layers = Layers(Steps(self.cuda, across, self.inside.cuda, members))
 
     def _is_near(self, node: int) -> bool:
         return node == self.fabric.nodes[self.fabric.rank]
@@ -203,15 +205,15 @@ class NodesState(RankState):
         self.usable()
         self._refuse_gpu_options(call, config)
         try:
-            if self.layers is None or not self._in_layers(call, config):
-                return self._staged(call, config)
-            return self._layered(self.layers, call, config)
+            if self._in_layers(call, config):
+                return self._layered(call, config)
+            return self._staged(call, config)
         except BaseException as error:
             # The first calls allocate and load: the other ranks would wait for one that cannot.
             self.fail(error)
             raise
 
-    def _layered(self, layers: Layers, call: Call, config: Config) -> Staged:
+    def _layered(self, call: Call, config: Config) -> Staged:
         """A call in two layers, after a barrier by which all ranks hear that they make it."""
         terms = f"{call.describe()} in two layers"
         if config.accumulate == "dtype":
@@ -219,7 +221,7 @@ class NodesState(RankState):
             terms += " accumulate=dtype"
         hello = Call("barrier", call.rank, None, None, 0, dtype_of("uint8"), terms=terms)
         plain = replace(config, algorithm=None, accumulate=None)
-        return layers.prepare(
+        return self.layers.prepare(
             call,
             self._staged(hello, plain),
             lambda rest: self._staged(rest, config),
@@ -239,11 +241,10 @@ class NodesState(RankState):
     def _in_layers(self, call: Call, config: Config) -> bool:
         """Whether a call runs in two layers; the same on all ranks."""
         ordered = config.deterministic and COLLECTIVES[call.collective].reduces
-        asked = config.algorithm in (None, "hierarchical") and not (
-            config.slices or config.channels
-        )
+        named = config.algorithm == "hierarchical" and call.collective in _HIERARCHICAL
+        asked = (config.algorithm is None or named) and not (config.slices or config.channels)
         return (
-            Layers.of(call)
+            self.layers.takes(call)
             and call.nbytes >= LEAST_BYTES
             and asked
             and not (ordered or config.verify)
@@ -299,16 +300,12 @@ class NodesState(RankState):
         kind = COLLECTIVES[collective]
         op = op_of("sum") if kind.reduces else None
         call = Call(collective, 0, None, None, 0, dtype_of("float32"), op, nbytes=nbytes)
-        if self.layers is not None and self._in_layers(call, self.config):
-            return (
+        if self._in_layers(call, self.config):
+            first = (
                 f"{collective}, {nbytes} bytes, {self.fabric.nranks} GPU ranks on "
-                f"{max(self.fabric.nodes) + 1} nodes: in two layers, from {LEAST_BYTES} bytes on\n"
-                f"  inside a node by kernels, between nodes along {len(self.near)} rails through "
-                f"pinned host memory, messages by MPI; kernels fold what comes\n"
-                f"  {self.layers.slices(call)} slices: while some are on the network, their "
-                f"neighbours are exchanged and folded inside the nodes"
-                + ("\n  a sum is a fold over nodes of folds over each node's ranks" if op else "")
+                f"{max(self.fabric.nodes) + 1} nodes: in two layers, from {LEAST_BYTES} bytes on"
             )
+            return "\n".join([first, *self.layers.words(call)])
         first = said[0].replace("CPU ranks", "GPU ranks").partition(": staged")[0]
         first = first.partition(": agreed")[0]
         return "\n".join(
@@ -401,8 +398,7 @@ class NodesState(RankState):
             self.sending.close()
             super().close()
         finally:
-            if self.layers is not None:
-                self.layers.close()
+            self.layers.close()
             self.inside.close()
         if told is not None:
             raise told

@@ -26,6 +26,9 @@ def built_once():
         ("a,a,b,b", "layers"),
         ("a,a,a,b,b,b", "rails"),
         ("a,b,c", "rails"),
+        ("a,b,a,b", "direct"),
+        ("a,a,b,a,b", "direct"),
+        ("a,b,c", "direct"),
         ("a,b,b", "vectors streams"),
         ("a,b,b", "splits"),
         ("a,b", "one_core"),
@@ -85,6 +88,10 @@ def test_what_goes_wrong_in_two_layers(nodes):
         assert re.search("rank [023]: all_reduce .* in two layers", verdict["differs"])
         assert re.match(r"DeadlineError: .* for ranks? [\d, ]*1, which", verdict["never comes"])
         assert re.match("MismatchError: ", verdict["other buffers"])
+        assert verdict["other segments"].startswith("MismatchError: ")
+        assert "rank 1: all_to_all count=25001 " in verdict["other segments"]
+        assert re.search("rank [023]: all_to_all count=25000 ", verdict["other segments"])
+        assert re.match(r"DeadlineError: .* for ranks? [\d, ]*1, which", verdict["no segments"])
 
 
 def test_what_one_rank_lacks_is_told_to_all(nodes):
@@ -133,11 +140,20 @@ def test_a_capture_outlasts_a_close_that_comes_too_early(nodes):
         assert verdict["the rest"]
 
 
-def test_deaths_are_noticed_and_survivors_go_on(nodes):
-    outcome = nodes("gpu_faults", "a,b,a,b", "killed", deaths=True)
-    assert [128 - code if code < 0 else code for code in outcome.statuses] == [0, 0, 137, 137]
-    for rank in (0, 1):
-        for dead, name in ((3, "all_reduce"), (2, "recv")):
+@pytest.mark.parametrize(
+    ("names", "scenario", "deaths"),
+    [
+        ("a,b,a,b", "killed", {"all_reduce": 3, "recv": 2}),
+        ("a,b,c", "cut_off", {"all_to_all": 2}),
+    ],
+)
+def test_deaths_are_noticed_and_survivors_go_on(nodes, names, scenario, deaths):
+    outcome = nodes("gpu_faults", names, scenario, deaths=True)
+    lost = len(deaths)
+    codes = [128 - code if code < 0 else code for code in outcome.statuses]
+    assert codes == [0] * (len(codes) - lost) + [137] * lost
+    for rank in range(len(codes) - lost):
+        for name, dead in deaths.items():
             error, took, refused, works = outcome.verdicts[rank][name]
             assert re.match(rf"RankLostError: (rank \d gave up: )?rank {dead} died: its", error)
             assert took < 10

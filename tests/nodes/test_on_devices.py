@@ -15,7 +15,10 @@ def names_of_all() -> str:
 
 @pytest.mark.parametrize(
     "parts",
-    ["collectives", "types", "layers", "rails", "vectors", "splits", "large captured", "late"],
+    [
+        *("collectives", "types", "layers", "rails", "direct"),
+        *("vectors", "splits", "large captured", "late"),
+    ],
 )
 def test_every_call(nodes, parts):
     names = names_of_all()

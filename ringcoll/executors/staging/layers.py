@@ -1,6 +1,6 @@
 """Collectives in two layers: inside each node over its own links, between nodes along rails.
 
-Rail l joins the ranks that are number l of their nodes, which all have as many. Only what must
+Rail l joins the ranks that are number l of their nodes, where all have as many. Only what must
 cross goes through the host, and the host adds nothing up: kernels fold what has come.
 
 - ``all_reduce``: ranks of a node exchange shares; each folds its own (ranks of the node in order),
@@ -9,6 +9,8 @@ cross goes through the host, and the host adds nothing up: kernels fold what has
 - ``reduce_scatter``: the same without the way back. ``all_gather``: the way back alone.
 - ``broadcast``: ranks of the root's node get all of it, and each sends its share along its rail;
   ranks of another node exchange what they have got.
+- ``all_to_all``: no rail has anything to gather. Ranks of different nodes exchange their segments
+  directly, however many ranks a node has, and kernels those of a node.
 
 So a sum is a fold over nodes of folds over each node's ranks. What is folded in part stays in the
 accumulator's type, as everywhere, unless ``accumulate="dtype"``. A call runs in slices: while one
@@ -40,6 +42,9 @@ _SHORT = 256 << 10
 _SHARED = ("all_reduce", "broadcast")
 """Whose buffers are shared out among the ranks of a node; the others have a segment for each."""
 
+_DIRECT = ("all_to_all",)
+"""Which have no rails, and so run on nodes that are not alike too."""
+
 
 class Layers:
     """One rank's side of the calls that run in two layers.
@@ -52,18 +57,34 @@ class Layers:
     def __init__(self, steps: Steps) -> None:
         self._steps = steps
 
-    @staticmethod
-    def of(call: Call) -> bool:
+    def takes(self, call: Call) -> bool:
         """Whether a call may run in layers, by what all ranks know of it."""
         scaled = call.op is not None and call.op.scales
-        return call.collective in SLICES and not (call.counts or scaled)
+        joined = self._steps.alike or call.collective in _DIRECT
+        return call.collective in SLICES and joined and not (call.counts or scaled)
 
-    def slices(self, call: Call) -> int:
-        """In how many slices a call of ``nbytes`` runs; for people."""
-        width = 1 if call.collective in _SHARED else self._steps.width * self._steps.nodes
+    def words(self, call: Call) -> list[str]:
+        """How a call of ``nbytes`` runs, in lines for people."""
+        width = 1 if call.collective in _SHARED else self._steps.nranks
         count = call.nbytes // call.dtype.itemsize // width
         share = self._share(replace(call, count=count), call.dtype)
-        return max(1, -(-(count // share.unit * share.unit) // share.step))
+        slices = max(1, -(-(count // share.unit * share.unit) // share.step))
+        if call.collective in _DIRECT:
+            return [
+                f"  inside a node by kernels, between nodes from each rank to each through pinned "
+                f"host memory, messages to {self._steps.nranks - self._steps.width} ranks at once "
+                f"by MPI",
+                f"  {slices} slices: while some are on the network, their neighbours are copied",
+            ]
+        words = [
+            f"  inside a node by kernels, between nodes along {self._steps.width} rails through "
+            f"pinned host memory, messages by MPI; kernels fold what comes",
+            f"  {slices} slices: while some are on the network, their neighbours are exchanged and "
+            f"folded inside the nodes",
+        ]
+        if call.op is not None:
+            words.append("  a sum is a fold over nodes of folds over each node's ranks")
+        return words
 
     def prepare(
         self,
@@ -113,11 +134,12 @@ class Layers:
         width = self._steps.width if shared else 1
         pieces = self._steps.nodes if call.collective == "all_reduce" else 1
         unit = width * pieces * align if shared else 1
-        # Elements that go along a rail together.
-        each = call.count // width if shared else call.count * self._steps.nodes
+        segments = self._steps.abroad if call.collective in _DIRECT else self._steps.nodes
+        # Elements that cross together.
+        each = call.count // width if shared else call.count * segments
         item = max(wire.itemsize, call.dtype.itemsize)
         share = min(self._steps.exchanges.figures.share, max(_SHORT, each * item // _FEW)) // item
-        step = width * share if shared else share // self._steps.nodes
+        step = width * share if shared else share // segments
         return _Share(unit, max(unit, step // unit * unit))
 
     def close(self) -> None:

@@ -26,7 +26,7 @@ class Slice:
         inside: what comes before the first exchange: exchanged and folded inside the node.
         partials: along the rail: what is to be folded.
         fold: of what has come.
-        results: along the rail: what is done.
+        results: along the rail, or with all ranks of other nodes: what is done.
         outside: what comes after the last exchange: what is done goes round in the node.
 
     """
@@ -136,6 +136,26 @@ def broadcast(steps: Steps, task: Task, number: int, first: int, last: int) -> S
     return Slice(results=results, outside=(gathered,))
 
 
+def all_to_all(steps: Steps, task: Task, number: int, first: int, last: int) -> Slice:
+    """Ranks of different nodes exchange segments directly.
+
+    Those of the node's own ranks go whole, while slices after the first are on the network.
+    """
+    call, (send, recv) = task.call, _both(task.call)
+
+    def part(array: Array, rank: int) -> Array:
+        return array[rank * call.count + first : rank * call.count + last]
+
+    results = steps.exchanges.exchange(
+        1,
+        number,
+        call,
+        [(peer, part(send, peer)) for peer in steps.foreign(1)],
+        [(peer, part(recv, peer)) for peer in steps.foreign(-1)],
+    )
+    return Slice(results=results, outside=(steps.swapped(task),) if number == 0 else ())
+
+
 def received(call: Call) -> Array:
     """Where a call's result goes; every rank has it."""
     if call.recv is None:
@@ -154,5 +174,6 @@ SLICES: Mapping[str, Callable[[Steps, Task, int, int, int], Slice]] = {
     "reduce_scatter": reduce_scatter,
     "all_gather": all_gather,
     "broadcast": broadcast,
+    "all_to_all": all_to_all,
 }
 """By collective: makes a slice, by its number in the call."""

@@ -46,9 +46,9 @@ class Steps:
 
     Args:
         staging: of the communicator.
-        exchanges: along the rails.
+        exchanges: with ranks of other nodes.
         inside: the executor of this node's ranks.
-        members: the ranks of each node, as many in each.
+        members: the ranks of each node. There are rails where all nodes have as many.
 
     """
 
@@ -63,8 +63,10 @@ class Steps:
         self.members, rank = members, staging.fabric.rank
         self.node = next(n for n, ranks in enumerate(members) if rank in ranks)
         self.local = members[self.node].index(rank)
-        self.nodes, self.width = len(members), len(members[0])
-        self.rail = [ranks[self.local] for ranks in members]
+        self.nodes, self.width = len(members), len(members[self.node])
+        self.nranks, widths = staging.fabric.nranks, {len(ranks) for ranks in members}
+        self.alike, self.abroad = len(widths) == 1, self.nranks - min(widths)
+        self.rail = [ranks[self.local] for ranks in members] if self.alike else []
         self._memory: DeviceMemory | None = None
         self._copy = runtime().memcpyAsync
         self._kind: int = runtime().memcpyDeviceToDevice
@@ -133,7 +135,7 @@ class Steps:
             count,
             raw_in=raw_in,
             raw_out=raw_out,
-            nranks=self._staging.fabric.nranks if whole else 0,
+            nranks=self.nranks if whole else 0,
         )
         return launch.launch
 
@@ -172,6 +174,29 @@ class Steps:
         ready = self._inside.prepare(spread, Wishes(blocks=task.blocks), task.timeout)
         return (partial(self._inside.run, ready),)
 
+    def swapped(self, task: Task) -> Enqueue:
+        """Ranks of the node get each other's segments, which stay where the whole call has them."""
+        call, ranks = task.call, self.members[self.node]
+        nbytes = call.count * call.dtype.itemsize
+        if self.width == 1:
+            at = self._staging.fabric.rank * nbytes
+            move = start_of(call.recv) + at, start_of(call.send) + at
+            return partial(self.copies, (move,), nbytes)
+        swap = Call(
+            "all_to_all",
+            self.local,
+            call.send,
+            call.recv,
+            call.count,
+            call.dtype,
+            in_place=call.in_place,
+            nbytes=self.width * nbytes,
+            counts=(call.count,) * self.width,
+            displs=tuple(rank * call.count for rank in ranks),
+        )
+        ready = self._inside.prepare(swap, Wishes(blocks=task.blocks), task.timeout)
+        return partial(self._inside.run, ready)
+
     def copies(self, moves: Sequence[tuple[int, int]], nbytes: int, stream: int) -> None:
         """Enqueue copies of so many bytes each, to the first address from the second."""
         for to, by in moves:
@@ -189,6 +214,21 @@ class Steps:
     def others(self) -> list[int]:
         """The other nodes."""
         return [n for n in range(self.nodes) if n != self.node]
+
+    def foreign(self, way: int) -> list[int]:
+        """The ranks of the other nodes, in an order in which no two ranks have the same at a time.
+
+        Args:
+            way: 1: to send to; -1: to receive from, which is the same order seen from there.
+
+        """
+        most = max(map(len, self.members))
+        seats = [
+            (self.members[(self.node + way * ahead) % self.nodes], (self.local + way * turn) % most)
+            for ahead in range(1, self.nodes)
+            for turn in range(most)
+        ]
+        return [ranks[seat] for ranks, seat in seats if seat < len(ranks)]
 
     def scratch(self, region: int, count: int, dtype: DType) -> Array:
         """Memory of the device for a slice: regions 0 and 1 for one step, one more for each slot.

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from ringcoll.errors import OutOfMemory
+from ringcoll.executors.staging import carry
 from tests.nodes.programs.gpus import Plain, begin, fake_gpus
 from tests.processes.programs.verdict import say, told
 
@@ -110,6 +111,11 @@ def layers(_gpus) -> dict:
             lambda c: c.all_reduce(numbers(c, LARGE), op="max"),
             lambda c: c.reduce_scatter(numbers(c, LARGE), op="max"),
         ),
+        "other segments": (
+            lambda c: c.all_to_all(numbers(c, LARGE)),
+            lambda c: c.all_to_all(numbers(c, LARGE + 4)),
+        ),
+        "no segments": (lambda c: c.all_to_all(numbers(c, LARGE), timeout=SHORT), lambda c: None),
     }
     seen = {}
     with begin() as comm:
@@ -191,6 +197,35 @@ def killed(_gpus) -> dict:
         "all_reduce": lambda c, last: c.all_reduce(numbers(c, LARGE)),
         "recv": lambda c, last: c.recv(numbers(c), last),
     }
+
+    def end(_comm, _call) -> None:
+        time.sleep(0.2)  # the others are waiting by now
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    return bereaved(waits, end)
+
+
+def cut_off(_gpus) -> dict:
+    """The last rank dies again and again, each time while slices of a call are on the network."""
+    calls = {"all_to_all": lambda c, last: c.all_to_all(numbers(c, 12 * (LARGE // 12)))}
+
+    def end(comm, call) -> None:
+        begin, begun = carry._begin, []
+
+        def half(flows, staging) -> None:
+            begin(flows, staging)
+            begun.append(flows)
+            if len(begun) == 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        carry._begin = half
+        finished(comm, call, comm, comm.rank)
+
+    return bereaved(calls, end)
+
+
+def bereaved(waits: dict, end) -> dict:
+    """What survivors of each call see, in which the last rank comes to its end; they go on."""
     comm, seen = begin(), {}
     for name, wait in waits.items():
         last = comm.nranks - 1
@@ -199,8 +234,7 @@ def killed(_gpus) -> dict:
         comm.barrier()
         comm.synchronize()
         if comm.rank == last:
-            time.sleep(0.2)  # the others are waiting by now
-            os.kill(os.getpid(), signal.SIGKILL)
+            end(comm, wait)
         started = time.monotonic()
         error = finished(comm, wait, comm, last)
         took = time.monotonic() - started
@@ -276,7 +310,10 @@ def captured(gpus) -> dict:
 
 SCENARIOS = {
     scenario.__name__: scenario
-    for scenario in (never_comes, disagree, layers, short, late, killed, aborted, captured)
+    for scenario in (
+        *(never_comes, disagree, layers, short, late),
+        *(killed, cut_off, aborted, captured),
+    )
 }
 
 

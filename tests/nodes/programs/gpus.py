@@ -6,6 +6,7 @@ import os
 import random
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -120,6 +121,7 @@ def options(comm, checks, _gpus) -> None:
         run(comm, checks, Case(name, 20_001, wild=True, options=ordered, seed=1))
     for algorithm in ("ring", "two_shot", "hierarchical", "recursive_doubling", "tree"):
         run(comm, checks, Case("all_reduce", 20_001, options={"algorithm": algorithm}))
+    run(comm, checks, Case("all_to_all", 9001, options={"slices": 2}))
     x = FakeMemory(comm).device(np.zeros(10, "float32"))
     for how in ({"protocol": "LL"}, {"engine": "sm"}, {"algorithm": "bruck"}):
         checks.true(f"{how}", told(comm.all_reduce, x, **how).startswith("ArgumentError"))
@@ -172,6 +174,32 @@ def rails(comm, checks, _gpus) -> None:
         run(comm, checks, Case(name, count, kind, root=root, in_place=in_place, options=few))
     said = comm.explain("broadcast", 1 << 24)
     checks.true(said, "in two layers" in said)
+
+
+def direct(comm, checks, _gpus) -> None:
+    """Segments that ranks of different nodes exchange directly, however many a node has."""
+    n, few = comm.nranks, {"max_sms": 1}
+    for number, (count, kind, in_place) in enumerate(
+        (
+            (30_007 // n, "float32", False),
+            (30_007 // n, "float32", True),
+            (16_001 // n, "int16", True),
+            (32_011 // n, "uint8", False),
+            (4001 // n, "float64", True),
+        )
+    ):
+        how = Case("all_to_all", count, kind, in_place=in_place, seed=number, options=few)
+        run(comm, checks, how, replace(how, offset=dtype_of(kind).itemsize, seed=number + 10))
+    for slots in (1, 2, 3):  # many slices, which follow each other in few slots
+        with comm.split(0) as child:
+            child._state.cut_by(Figures(4096, slots))
+            how = Case("all_to_all", 9001 // n, in_place=slots > 1, seed=slots, options=few)
+            run(child, checks, how, replace(how, seed=slots + 2))
+    said = comm.explain("all_to_all", 1 << 24)
+    checks.true(said, "in two layers" in said and "from each rank to each" in said)
+    x = FakeMemory(comm).device(np.zeros(n * 9000, "float32"))
+    refused = told(comm.all_to_all, x, algorithm="hierarchical")
+    checks.true(refused, refused.startswith("ArgumentError"))
 
 
 def vectors(comm, checks, _gpus) -> None:
@@ -288,7 +316,10 @@ def one_core(comm, checks, gpus):
 
 PARTS = {
     part.__name__: part
-    for part in (collectives, types, options, layers, rails, vectors, streams, splits, one_core)
+    for part in (
+        *(collectives, types, options, layers, rails, direct),
+        *(vectors, streams, splits, one_core),
+    )
 }
 
 
