@@ -48,7 +48,7 @@ def test_a_call_that_is_kept_shows_no_memory_that_may_be_gone():
 def test_scratch_of_calls_in_layers_is_not_read_either():
     steps = object.__new__(Steps)
     steps.__dict__.update(
-        _memory=SimpleNamespace(pointer=NOWHERE - 2 * Figures().share),
+        _memory=SimpleNamespace(pointer=NOWHERE - 3 * Figures().share),
         width=1,
         exchanges=SimpleNamespace(figures=Figures()),
     )

@@ -26,6 +26,10 @@ def built_once():
         ("a,a,b,b", "layers"),
         ("a,a,a,b,b,b", "rails"),
         ("a,b,c", "rails"),
+        ("a,b", "reduces"),
+        ("a,b,b,a", "reduces"),
+        ("a,b,c", "reduces"),
+        ("a,a,a,b,b,b", "reduces"),
         ("a,b,a,b", "direct"),
         ("a,a,b,a,b", "direct"),
         ("a,b,c", "direct"),
@@ -92,6 +96,9 @@ def test_what_goes_wrong_in_two_layers(nodes):
         assert "rank 1: all_to_all count=25001 " in verdict["other segments"]
         assert re.search("rank [023]: all_to_all count=25000 ", verdict["other segments"])
         assert re.match(r"DeadlineError: .* for ranks? [\d, ]*1, which", verdict["no segments"])
+        assert verdict["other root"].startswith("MismatchError: ")
+        assert re.search("rank 1: reduce count=100000 .* root=1 ", verdict["other root"])
+        assert re.search("rank [023]: reduce count=100000 .* root=2 ", verdict["other root"])
 
 
 def test_what_one_rank_lacks_is_told_to_all(nodes):
@@ -144,7 +151,7 @@ def test_a_capture_outlasts_a_close_that_comes_too_early(nodes):
     ("names", "scenario", "deaths"),
     [
         ("a,b,a,b", "killed", {"all_reduce": 3, "recv": 2}),
-        ("a,b,c", "cut_off", {"all_to_all": 2}),
+        ("a,b,c,d", "cut_off", {"all_to_all": 3, "reduce": 2}),
     ],
 )
 def test_deaths_are_noticed_and_survivors_go_on(nodes, names, scenario, deaths):

@@ -16,7 +16,7 @@ def names_of_all() -> str:
 @pytest.mark.parametrize(
     "parts",
     [
-        *("collectives", "types", "layers", "rails", "direct"),
+        *("collectives", "types", "layers", "rails", "reduces", "direct"),
         *("vectors", "splits", "large captured", "late"),
     ],
 )

@@ -7,6 +7,7 @@ cross goes through the host, and the host adds nothing up: kernels fold what has
   exchanges shares of that along its rail, folds them (nodes in order), and what is done then goes
   back the same way: along the rail, then inside the node.
 - ``reduce_scatter``: the same without the way back. ``all_gather``: the way back alone.
+- ``reduce``: the way back leads to the root's node alone, whose ranks hand it to the root.
 - ``broadcast``: ranks of the root's node get all of it, and each sends its share along its rail;
   ranks of another node exchange what they have got.
 - ``all_to_all``: no rail has anything to gather. Ranks of different nodes exchange their segments
@@ -27,7 +28,7 @@ from ringcoll.arguments.calls import Call
 from ringcoll.dtypes import DType, dtype_of
 from ringcoll.executors.staging.executor import Staged
 from ringcoll.executors.staging.pieces import ALIGN
-from ringcoll.executors.staging.slices import SLICES, received
+from ringcoll.executors.staging.slices import SLICES
 from ringcoll.executors.staging.steps import Enqueue, Steps, Task
 
 __all__ = ["LEAST_BYTES", "Layers"]
@@ -39,7 +40,10 @@ _FEW = 4
 """Slices of a call, unless they were shorter than :data:`_SHORT`."""
 
 _SHORT = 256 << 10
-_SHARED = ("all_reduce", "broadcast")
+_PIECES = ("all_reduce", "reduce")
+"""Whose shares have a piece for each node, which that node's rank of the rail folds."""
+
+_SHARED = (*_PIECES, "broadcast")
 """Whose buffers are shared out among the ranks of a node; the others have a segment for each."""
 
 _DIRECT = ("all_to_all",)
@@ -132,7 +136,7 @@ class Layers:
         align = max(1, ALIGN // call.dtype.itemsize)
         shared = call.collective in _SHARED
         width = self._steps.width if shared else 1
-        pieces = self._steps.nodes if call.collective == "all_reduce" else 1
+        pieces = self._steps.nodes if call.collective in _PIECES else 1
         unit = width * pieces * align if shared else 1
         segments = self._steps.abroad if call.collective in _DIRECT else self._steps.nodes
         # Elements that cross together.
@@ -157,12 +161,11 @@ class _Share:
 
 def _part(call: Call, first: int) -> Call:
     """What is left of a call whose buffers are shared out, from an element on."""
-    recv = received(call)
     count, item = call.count - first, call.dtype.itemsize
     return replace(
         call,
         send=None if call.send is None else call.send[first:],
-        recv=recv[first:],
+        recv=None if call.recv is None else call.recv[first:],
         count=count,
         nbytes=count * item,
         terms=call.describe(),

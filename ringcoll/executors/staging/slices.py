@@ -15,7 +15,7 @@ from ringcoll.executors.cuda.params import start_of
 from ringcoll.executors.staging.carry import Exchange
 from ringcoll.executors.staging.steps import Array, Enqueue, Steps, Task
 
-__all__ = ["SLICES", "Slice", "received"]
+__all__ = ["SLICES", "Slice"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +58,32 @@ def all_reduce(steps: Steps, task: Task, number: int, first: int, last: int) -> 
     outside: tuple[Enqueue, ...] = ()
     if steps.width > 1:
         outside = (steps.gathered(whole, mine, task, in_place=True),)
+    return Slice(inside, partials, folded, results, outside)
+
+
+def reduce(steps: Steps, task: Task, number: int, first: int, last: int) -> Slice:
+    """The same, but what is done goes to the root's node alone, and there to the root.
+
+    What a rank has of it lies in scratch memory also where it is the root's: kernels want the same
+    kind of memory of all ranks of a node.
+    """
+    call, own = task.call, steps.node
+    send, whole = _sent(call), None if call.recv is None else call.recv[first:last]
+    share = (last - first) // steps.width
+    piece = share // steps.nodes
+    if whole is not None and steps.width == 1:
+        mine = whole
+    else:
+        mine = steps.scratch(1, share, call.dtype, number)
+    done = mine[own * piece : (own + 1) * piece]
+    inside, partials, folded = steps.folded(task, number, send[first:last], done)
+    if call.root not in steps.members[own]:
+        target = next(peer for peer in steps.peers() if steps.near(peer, call.root))
+        results = steps.exchanges.exchange(1, number, call, [(target, done)], [])
+        return Slice(inside, partials, folded, results)
+    come = [(steps.rail[n], mine[n * piece : (n + 1) * piece]) for n in steps.others()]
+    results = steps.exchanges.exchange(1, number, call, [], come)
+    outside = (steps.collected(whole, mine, task),) if steps.width > 1 else ()
     return Slice(inside, partials, folded, results, outside)
 
 
@@ -119,7 +145,7 @@ def all_gather(steps: Steps, task: Task, number: int, first: int, last: int) -> 
 
 def broadcast(steps: Steps, task: Task, number: int, first: int, last: int) -> Slice:
     """The root's node has all of it, and sends each rail its share."""
-    call, (send, recv) = task.call, (task.call.send, received(task.call))
+    call, (send, recv) = task.call, (task.call.send, _received(task.call))
     share = (last - first) // steps.width
     whole = recv[first:last]
     mine = whole[steps.local * share : (steps.local + 1) * share]
@@ -156,21 +182,29 @@ def all_to_all(steps: Steps, task: Task, number: int, first: int, last: int) -> 
     return Slice(results=results, outside=(steps.swapped(task),) if number == 0 else ())
 
 
-def received(call: Call) -> Array:
+def _sent(call: Call) -> Array:
+    """What a rank gives to a call; every rank does."""
+    return _there(call, call.send)
+
+
+def _received(call: Call) -> Array:
     """Where a call's result goes; every rank has it."""
-    if call.recv is None:
-        raise PlanError(f"{call.collective} on rank {call.rank}: a buffer is missing")
-    return call.recv
+    return _there(call, call.recv)
 
 
 def _both(call: Call) -> tuple[Array, Array]:
-    if call.send is None:
+    return _sent(call), _received(call)
+
+
+def _there(call: Call, buffer: Array | None) -> Array:
+    if buffer is None:
         raise PlanError(f"{call.collective} on rank {call.rank}: a buffer is missing")
-    return call.send, received(call)
+    return buffer
 
 
 SLICES: Mapping[str, Callable[[Steps, Task, int, int, int], Slice]] = {
     "all_reduce": all_reduce,
+    "reduce": reduce,
     "reduce_scatter": reduce_scatter,
     "all_gather": all_gather,
     "broadcast": broadcast,

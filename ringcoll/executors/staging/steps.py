@@ -81,7 +81,7 @@ class Steps:
         call, wire = task.call, task.wire
         share = send.size // self.width
         piece = share // self.nodes
-        part = self.scratch(2 + number % self.exchanges.figures.slots, share, wire)
+        part = self.scratch(2, share, wire, number)
         inside: tuple[Enqueue, ...]
         raw = wire.name == call.dtype.name
         if self.width == 1:
@@ -150,6 +150,21 @@ class Steps:
             task.call.dtype,
             in_place=in_place,
             nbytes=whole.nbytes,
+        )
+        ready = self._inside.prepare(gather, Wishes(blocks=task.blocks), task.timeout)
+        return partial(self._inside.run, ready)
+
+    def collected(self, whole: Array | None, mine: Array, task: Task) -> Enqueue:
+        """The root gets what each rank of its node has; it alone has something to receive in."""
+        gather = Call(
+            "gather",
+            self.local,
+            mine,
+            whole,
+            mine.size,
+            task.call.dtype,
+            root=self.members[self.node].index(task.call.root),
+            nbytes=self.width * mine.nbytes,
         )
         ready = self._inside.prepare(gather, Wishes(blocks=task.blocks), task.timeout)
         return partial(self._inside.run, ready)
@@ -230,19 +245,19 @@ class Steps:
         ]
         return [ranks[seat] for ranks, seat in seats if seat < len(ranks)]
 
-    def scratch(self, region: int, count: int, dtype: DType) -> Array:
-        """Memory of the device for a slice: regions 0 and 1 for one step, one more for each slot.
+    def scratch(self, region: int, count: int, dtype: DType, number: int = 0) -> Array:
+        """Memory of the device for a slice, by its number where it is kept from step to step.
 
-        Region 0 has a part for each rank of the node.
+        Regions 0 and 1 have a share for each rank of the node, regions 1 and 2 one for each slot.
         """
         share, slots = self.exchanges.figures.share, self.exchanges.figures.slots
+        starts = 0, self.width, self.width + max(self.width, slots)
         if self._memory is None:
             settle()  # allocating may wait for the device
             device = self._staging.device.ordinal
-            nbytes = (2 * self.width + slots) * share
+            nbytes = (starts[2] + slots) * share
             self._memory = allocate(device, nbytes, what="calls in two layers")
-        start = region * self.width if region < 2 else 2 * self.width + region - 2
-        pointer = self._memory.pointer + start * share
+        pointer = self._memory.pointer + (starts[region] + number % slots) * share
         return device_view(pointer, count * dtype.itemsize, dtype.numpy)
 
     def close(self) -> None:

@@ -115,6 +115,10 @@ def layers(_gpus) -> dict:
             lambda c: c.all_to_all(numbers(c, LARGE)),
             lambda c: c.all_to_all(numbers(c, LARGE + 4)),
         ),
+        "other root": (
+            lambda c: c.reduce(numbers(c, LARGE), root=2),
+            lambda c: c.reduce(numbers(c, LARGE), root=1),
+        ),
         "no segments": (lambda c: c.all_to_all(numbers(c, LARGE), timeout=SHORT), lambda c: None),
     }
     seen = {}
@@ -207,7 +211,10 @@ def killed(_gpus) -> dict:
 
 def cut_off(_gpus) -> dict:
     """The last rank dies again and again, each time while slices of a call are on the network."""
-    calls = {"all_to_all": lambda c, last: c.all_to_all(numbers(c, 12 * (LARGE // 12)))}
+    calls = {
+        "all_to_all": lambda c, last: c.all_to_all(numbers(c, LARGE)),
+        "reduce": lambda c, last: c.reduce(numbers(c, LARGE)),
+    }
 
     def end(comm, call) -> None:
         begin, begun = carry._begin, []

@@ -202,6 +202,49 @@ def direct(comm, checks, _gpus) -> None:
     checks.true(refused, refused.startswith("ArgumentError"))
 
 
+def reduces(comm, checks, _gpus) -> None:
+    """To each root, from slices that follow each other in few slots, and in which order."""
+    n, few = comm.nranks, {"max_sms": 1}
+    narrow = {**few, "accumulate": "dtype"}
+    for root, (kind, op, in_place, how) in enumerate(
+        (
+            ("float32", "sum", False, few),
+            ("bfloat16", "avg", True, few),
+            ("int16", "max", True, narrow),
+            ("float16", "sum", False, narrow),
+            ("uint8", "bxor", False, {**few, "algorithm": "hierarchical"}),
+            ("float64", "prod", True, few),
+        )
+    ):
+        which = {"root": root % n, "in_place": in_place, "seed": root, "options": how}
+        run(comm, checks, Case("reduce", 30_007, kind, op, **which))
+    for slots in (1, 2, 4):
+        with comm.split(0) as child:
+            child._state.cut_by(Figures(4096, slots))
+            how = Case("reduce", 9001, root=slots % n, seed=slots, options=few)
+            run(child, checks, how, replace(how, seed=slots + 1, in_place=True))
+    nodes = comm._state.fabric.nodes
+    for kind in ("float32", "bfloat16"):
+        wide = dtype_of(kind).accumulator
+        given = [
+            np.random.default_rng(rank).standard_normal(480 * 32 * n).astype(dtype_of(kind).numpy)
+            for rank in range(n)
+        ]
+        parts = [
+            sum(given[rank].astype(wide) for rank in range(n) if nodes[rank] == node)
+            for node in sorted(set(nodes))
+        ]
+        sums = [Plain(comm, given[comm.rank], kind) for _ in range(2)]
+        comm.all_reduce(sums[0].array, **few)
+        comm.reduce(sums[1].array, root=n - 1, **few)
+        comm.synchronize()
+        sums[0].check(sum(parts))
+        sums[1].check(sum(parts) if comm.rank == n - 1 else given[comm.rank])
+        checks.count += 2
+    said = comm.explain("reduce", 1 << 24)
+    checks.true(said, "in two layers" in said and "fold over nodes" in said)
+
+
 def vectors(comm, checks, _gpus) -> None:
     """A count for each rank, sends and receives, by one call, in groups, to oneself."""
     n = comm.nranks
@@ -317,7 +360,7 @@ def one_core(comm, checks, gpus):
 PARTS = {
     part.__name__: part
     for part in (
-        *(collectives, types, options, layers, rails, direct),
+        *(collectives, types, options, layers, rails, reduces, direct),
         *(vectors, streams, splits, one_core),
     )
 }
