@@ -1,22 +1,24 @@
-"""GPU ranks on several nodes: all_reduce beside what the same bytes take without a GPU.
+"""GPU ranks on several nodes: collectives beside what the same bytes take without a GPU.
 
 ::
 
-    python -m benchmarks.gpu.nodes [--nodes N] [--per-node M] [--bytes B] [--out FILE]
+    python -m benchmarks.gpu.nodes [--collectives all_reduce,reduce,all_to_all] [--nodes N]
+        [--per-node M] [--bytes B] [--out FILE]
 
 This machine plays the nodes (``RINGCOLL_NODE``), one process a GPU under mpiexec: what is measured
 of the network is MPI between processes of one host. In turns, the slowest rank of each:
 
-- ``default``: all_reduce of bfloat16 in place, in two layers; ``accumulate=dtype``: partial sums
+- ``default``: the call of bfloat16 in place, in two layers; ``accumulate=dtype``: partial sums
   cross as bfloat16; ``staged``: a sixteenth of the bytes without layers (``slices=`` asks for it),
   added up by the host.
-- ``messages alone``: the messages that ``default`` sends, carried as it carries them, with nothing
-  before and after them.
-- ``mpi4py``: Isend and Irecv of as many bytes from and to pinned memory, 4 MiB each and all rails
-  at once: the bound.
+- ``messages alone``: the messages that ``default`` sends for all_reduce, carried as it carries
+  them, with nothing before and after them.
+- ``mpi4py``: Isend and Irecv of as many bytes between the same ranks, from and to pinned memory,
+  4 MiB each and to all peers at once: the bound.
 
-``GB/s`` is what a rank sends to other nodes, over the time. Inputs are small whole numbers, whose
-sums are exact in any order: every element is compared once.
+``GB/s`` is what the busiest rank sends to other nodes or gets from them, whichever is more, over
+the time. Inputs are small whole numbers, whose sums are exact in any order: every element is
+compared once.
 """
 
 from __future__ import annotations
@@ -33,16 +35,19 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.report import ROOT, Report, size_text
+from benchmarks.gpu.crossing import CROSSING, crossing
+from benchmarks.gpu.report import ROOT, Report, Row, size_text
 from ringcoll.cli.sizes import parse_sizes
+from ringcoll.collectives import COLLECTIVES
 from ringcoll.executors.staging.exchange import Figures
 
 __all__ = ["main"]
 
 REPEATS = 7
+SEED = 1
 SECONDS = 95
 PIECE = 4 << 20
-WAYS: dict[str, dict[str, Any]] = {"default": {}, "accumulate=dtype": {"accumulate": "dtype"}}
+NARROW: dict[str, Any] = {"accumulate": "dtype"}
 UNBOUND = dict.fromkeys(
     ("OMPI_MCA_hwloc_base_binding_policy", "PRTE_MCA_hwloc_default_binding_policy"), "none"
 )
@@ -56,17 +61,21 @@ os.execv(sys.argv[2], sys.argv[2:])
 """
 
 
-def sent(nbytes: int, nodes: int, per_node: int, partial: int) -> int:
-    """Bytes that a rank sends to other nodes in an all_reduce in two layers.
+def unlike(collective: str, x: Any, rank: int, nranks: int) -> int:
+    """Elements of a rank that are not what the call should have left there."""
+    import cupy
 
-    Args:
-        nbytes: of the array of bfloat16.
-        nodes: how many.
-        per_node: ranks of each.
-        partial: bytes of an element of a partial sum.
+    from benchmarks.gpu.bars import as_bits, bits_of, pattern
+    from benchmarks.gpu.deterministic import unequal
 
-    """
-    return nbytes // per_node * (nodes - 1) // nodes * (partial + 2) // 2
+    if collective == "reduce" and rank != 0:
+        return 0
+    if collective != "all_to_all":
+        return unequal(x, nranks, SEED)
+    each = x.size // nranks
+    mine = slice(rank * each, (rank + 1) * each)
+    right = [as_bits(pattern(peer, x.size, SEED)[mine]) for peer in range(nranks)]
+    return int(cupy.count_nonzero(bits_of(x) != cupy.concatenate(right)))
 
 
 class Free:
@@ -121,25 +130,38 @@ class Rank:
             times.append(float(slowest))
         return statistics.median(times[1:])
 
-    def all_reduce(
-        self, name: str, nbytes: int, options: dict[str, Any], figures: Figures | None = None
+    def crossing(self, collective: str, nbytes: int, partial: int) -> int:
+        """Bytes that the busiest rank sends or gets."""
+        return max(
+            crossing(collective, rank, self.nodes, self.per_node, nbytes, partial).most
+            for rank in range(self.comm.nranks)
+        )
+
+    def row(
+        self,
+        name: str,
+        collective: str,
+        nbytes: int,
+        options: dict[str, Any],
+        figures: Figures | None = None,
     ) -> dict[str, Any]:
         """A row of ringcoll's; ``figures``: by others than the usual."""
-        from benchmarks.gpu.deterministic import fill, unequal
+        from benchmarks.gpu.deterministic import fill
 
         comm = self.comm
         if figures is not None:
             comm = comm.split(0)
             comm._state.cut_by(figures)
         x: Any = self.comm.empty(nbytes // 2, "bfloat16")
-        fill(x, comm.rank, 1)
-        comm.all_reduce(x, **options)
+        fill(x, comm.rank, SEED)
+        run = getattr(comm, collective)
+        run(x, **options)
         comm.synchronize()
-        wrong = unequal(x, comm.nranks, 1)
+        wrong = unlike(collective, x, comm.rank, comm.nranks)
         x.data.memset(0, x.nbytes)  # zero, however often it is summed
 
         def call() -> None:
-            comm.all_reduce(x, **options)
+            run(x, **options)
             comm.synchronize()
 
         row = {"name": name, "bytes": nbytes, "seconds": self.seconds(call), "wrong": wrong}
@@ -157,7 +179,7 @@ class Rank:
         slices = -(-whole // figures.share)
         piece = whole // slices // self.nodes
         sizes = piece, piece * 2 // self.partial
-        views = [[self.pinned(size) for _ in range(figures.slots)] for size in sizes]
+        views = [[self.pinned(size, self.rail) for _ in range(figures.slots)] for size in sizes]
 
         def exchanges(slots: list[list[Any]]) -> list[Exchange]:
             ways = [
@@ -183,80 +205,103 @@ class Rank:
 
         return {"name": name, "bytes": self.nbytes, "seconds": self.seconds(call)}
 
-    def pinned(self, nbytes: int) -> list[Any]:
-        """Pinned memory to send from and to receive in, for each other rank of the rail."""
+    def pinned(self, nbytes: int, peers: Sequence[int]) -> list[Any]:
+        """Pinned memory to send from and to receive in, for each of some ranks."""
         import numpy as np
 
         from ringcoll.transports.cuda.memory import host_mapped
 
         ordinal = int(self.comm.device.partition(":")[2])
-        kept = [host_mapped(2 * nbytes, ordinal=ordinal) for _ in self.rail]
+        kept = [host_mapped(2 * nbytes, ordinal=ordinal) for _ in peers]
         return [np.frombuffer(memory.host, np.uint8).reshape(2, nbytes) for memory in kept]
 
-    def mpi(self, total: int) -> dict[str, Any]:
+    def mpi(self, collective: str) -> dict[str, Any]:
         """Nonblocking messages of mpi4py between pinned buffers."""
         from mpi4py import MPI
 
-        each, views, world = total // len(self.rail), self.pinned(PIECE), MPI.COMM_WORLD
+        place = self.comm.rank, self.nodes, self.per_node
+        found = crossing(collective, *place, self.nbytes, self.partial)
+        peers, world = list(found.sends), MPI.COMM_WORLD
+        views = self.pinned(PIECE, peers)
+        most = max(*found.sends.values(), *found.recvs.values())
 
         def call() -> None:
-            for at in range(0, each, PIECE):
-                size = min(PIECE, each - at)
+            for at in range(0, most, PIECE):
                 requests = []
-                for peer, view in zip(self.rail, views, strict=True):
-                    requests.append(world.Irecv([view[1][:size], MPI.BYTE], peer))
-                    requests.append(world.Isend([view[0][:size], MPI.BYTE], peer))
+                for peer, view in zip(peers, views, strict=True):
+                    come, go = (
+                        max(0, min(PIECE, way[peer] - at)) for way in (found.recvs, found.sends)
+                    )
+                    if come:
+                        requests.append(world.Irecv([view[1][:come], MPI.BYTE], peer))
+                    if go:
+                        requests.append(world.Isend([view[0][:go], MPI.BYTE], peer))
                 MPI.Request.Waitall(requests)
 
         return {"name": "mpi4py", "bytes": self.nbytes, "seconds": self.seconds(call)}
 
 
-def work(per_node: int, nbytes: int, file: Path, sweep: Sequence[Figures]) -> None:
+def work(
+    collectives: Sequence[str], per_node: int, nbytes: int, file: Path, sweep: Sequence[Figures]
+) -> None:
     """What each rank runs; rank 0 appends its rows to a file, one of JSON a line.
 
     Args:
+        collectives: by name.
         per_node: ranks of each node.
         nbytes: of the array.
         file: the rows.
-        sweep: figures to compare; empty: the usual ones, and all ways of :data:`WAYS`.
+        sweep: figures to compare; empty: the usual ones, and all ways.
 
     """
+    rank = Rank(per_node, nbytes)
+    for collective in collectives:
+        measure(rank, collective, file, sweep)
+    rank.comm.close()
+
+
+def measure(rank: Rank, collective: str, file: Path, sweep: Sequence[Figures]) -> None:
+    """All rows of a collective."""
     import numpy as np
     from mpi4py import MPI
 
-    rank = Rank(per_node, nbytes)
-    nodes, wide = rank.nodes, sent(nbytes, rank.nodes, per_node, rank.partial)
+    nbytes, reduces = rank.nbytes, COLLECTIVES[collective].reduces
+    wide = rank.crossing(collective, nbytes, rank.partial)
 
-    def keep(row: dict[str, Any], crossing: int) -> None:
+    def keep(row: dict[str, Any], sent: int) -> None:
         wrong = np.array(row.get("wrong", 0))
         MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, wrong)
-        row["wrong"] = int(wrong)
-        row |= {"sent": crossing, "GB/s": round(crossing / row["seconds"] / 1e9, 3)}
+        row |= {"collective": collective, "wrong": int(wrong)}
+        row |= {"sent": sent, "GB/s": round(sent / row["seconds"] / 1e9, 3)}
         if rank.comm.rank == 0:
             with file.open("a", encoding="utf-8") as out:
                 out.write(json.dumps(row) + "\n")
 
-    keep(rank.mpi(wide), wide)
+    keep(rank.mpi(collective), wide)
     for figures in sweep:
         name = f"{size_text(figures.share)} x {figures.slots}"
-        keep(rank.all_reduce(name, nbytes, {}, figures), wide)
-        keep(rank.messages(f"  messages {name}", figures), wide)
+        keep(rank.row(name, collective, nbytes, {}, figures), wide)
+        if collective == "all_reduce":
+            keep(rank.messages(f"  messages {name}", figures), wide)
     if not sweep:
-        for name, options in WAYS.items():
-            partial = 2 if options else rank.partial
-            row = rank.all_reduce(name, nbytes, options)
-            row["explain"] = rank.comm.explain("all_reduce", nbytes).splitlines()
-            keep(row, sent(nbytes, nodes, per_node, partial))
-        keep(rank.messages("messages alone", Figures()), wide)
+        row = rank.row("default", collective, nbytes, {})
+        row["explain"] = rank.comm.explain(collective, nbytes).splitlines()
+        keep(row, wide)
+        if reduces:
+            row = rank.row("accumulate=dtype", collective, nbytes, NARROW)
+            keep(row, rank.crossing(collective, nbytes, 2))
+        if collective == "all_reduce":
+            keep(rank.messages("messages alone", Figures()), wide)
         few = nbytes >> 4
-        keep(rank.all_reduce("staged", few, {"slices": 4}), sent(few, nodes, per_node, 4))
-    keep(rank.mpi(wide), wide)
-    rank.comm.close()
+        row = rank.row("staged", collective, few, {"slices": 4})
+        keep(row, rank.crossing(collective, few, 4))
+    keep(rank.mpi(collective), wide)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run from the command line; the exit status is 1 if a part failed or an element is wrong."""
-    parser = argparse.ArgumentParser(description="all_reduce of GPU ranks on several nodes.")
+    parser = argparse.ArgumentParser(description="Collectives of GPU ranks on several nodes.")
+    parser.add_argument("--collectives", default="all_reduce", help=",".join(CROSSING))
     parser.add_argument("--nodes", type=int, default=2)
     parser.add_argument("--per-node", type=int, default=2, help="ranks of each")
     parser.add_argument("--bytes", type=int, default=256 << 20, help="of the array of bfloat16")
@@ -268,6 +313,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--share", type=parse_sizes, help=hidden)  # `2M,4M`: compare figures
     parser.add_argument("--slots", type=parse_sizes, help=hidden)  # `2,3`
     options = parser.parse_args(argv)
+    collectives = options.collectives.split(",")
+    if unknown := [name for name in collectives if name not in CROSSING]:
+        parser.error(f"--collectives {unknown[0]}: some of {','.join(CROSSING)}")
     usual = Figures()
     sweep = [
         Figures(share, slots)
@@ -276,7 +324,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.share or options.slots
     ]
     if options.part is not None:
-        work(options.per_node, options.bytes, options.part, sweep)
+        work(collectives, options.per_node, options.bytes, options.part, sweep)
         return 0
     ranks = options.nodes * options.per_node
     out = options.out or ROOT / "benchmarks" / "results" / f"gpu_nodes_{ranks}.json"
@@ -289,8 +337,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         report.fail("ranks", _run(options, ranks, file, argv))
         rows = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
         for text in rows:
-            report.add({**json.loads(text), "collective": "all_reduce", "ranks": ranks})
-    _table(report, options.nodes, options.per_node)
+            report.add({**json.loads(text), "ranks": ranks})
+    for collective in collectives:
+        rows = [row for row in report.rows if row["collective"] == collective]
+        _table(rows, f"{collective} of bfloat16, {options.nodes} nodes of {options.per_node} GPUs")
     return 1 if report.errors or any(row["wrong"] for row in report.rows) else 0
 
 
@@ -323,11 +373,11 @@ def _run(
     return None
 
 
-def _table(report: Report, nodes: int, per_node: int) -> None:
-    print(f"\nall_reduce of bfloat16, {nodes} nodes of {per_node} GPUs")
-    print(f"{'':<20}{'bytes':>8}{'ms':>10}{'GB/s sent':>12}{'of mpi4py':>11}{'wrong':>7}")
-    bound = max((row["GB/s"] for row in report.rows if row["name"] == "mpi4py"), default=0.0)
-    for row in report.rows:
+def _table(rows: Sequence[Row], title: str) -> None:
+    print(f"\n{title}")
+    print(f"{'':<20}{'bytes':>8}{'ms':>10}{'GB/s':>12}{'of mpi4py':>11}{'wrong':>7}")
+    bound = max((row["GB/s"] for row in rows if row["name"] == "mpi4py"), default=0.0)
+    for row in rows:
         share = f"{row['GB/s'] / bound:.2f}" if bound else "-"
         print(
             f"{row['name']:<20}{size_text(row['bytes']):>8}{1e3 * row['seconds']:>10.2f}"

@@ -16,7 +16,7 @@ def names_of_all() -> str:
 @pytest.mark.parametrize(
     "parts",
     [
-        *("collectives", "types", "layers", "rails", "reduces", "direct"),
+        *("collectives", "types", "layers", "rails", "reduces", "direct crosses"),
         *("vectors", "splits", "large captured", "late"),
     ],
 )

@@ -5,6 +5,7 @@ import logging
 import os
 import random
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 import ringcoll
+from benchmarks.gpu.crossing import CROSSING, crossing
 from ringcoll.communicator import gpu_nodes
 from ringcoll.communicator.gpu import CudaState
 from ringcoll.communicator.gpu_nodes import NodesState
@@ -197,8 +199,8 @@ def direct(comm, checks, _gpus) -> None:
             run(child, checks, how, replace(how, seed=slots + 2))
     said = comm.explain("all_to_all", 1 << 24)
     checks.true(said, "in two layers" in said and "from each rank to each" in said)
-    x = FakeMemory(comm).device(np.zeros(n * 9000, "float32"))
-    refused = told(comm.all_to_all, x, algorithm="hierarchical")
+    x = Plain(comm, n * 9000)
+    refused = told(comm.all_to_all, x.array, algorithm="hierarchical")
     checks.true(refused, refused.startswith("ArgumentError"))
 
 
@@ -243,6 +245,31 @@ def reduces(comm, checks, _gpus) -> None:
         checks.count += 2
     said = comm.explain("reduce", 1 << 24)
     checks.true(said, "in two layers" in said and "fold over nodes" in said)
+
+
+def crosses(comm, checks, _gpus) -> None:
+    """As many bytes go between nodes as the benchmark gives to mpi4py."""
+    nodes, each = comm.nnodes, comm.nranks // comm.nnodes
+    exchanges = comm._state.layers._steps.exchanges
+    exchange = exchanges.exchange
+    found = Counter[int](), Counter[int]()
+
+    def counted(kind, number, call, *ways):
+        for count, parts in zip(found, ways, strict=True):
+            for peer, array in parts:
+                count[peer] += array.nbytes
+        return exchange(kind, number, call, *ways)
+
+    exchanges.exchange = counted
+    for name in CROSSING:
+        x = Plain(comm, np.zeros(480 * 32 * comm.nranks), "bfloat16")
+        for count in found:
+            count.clear()
+        getattr(comm, name)(x.array, max_sms=1)
+        comm.synchronize()
+        want = crossing(name, comm.rank, nodes, each, x.nbytes, 4 if each > 1 else 2)
+        checks.true(f"{name}: {found}, {want}", found == (want.sends, want.recvs))
+    exchanges.exchange = exchange
 
 
 def vectors(comm, checks, _gpus) -> None:
@@ -360,7 +387,7 @@ def one_core(comm, checks, gpus):
 PARTS = {
     part.__name__: part
     for part in (
-        *(collectives, types, options, layers, rails, reduces, direct),
+        *(collectives, types, options, layers, rails, reduces, direct, crosses),
         *(vectors, streams, splits, one_core),
     )
 }
