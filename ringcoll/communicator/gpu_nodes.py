@@ -216,6 +216,9 @@ class NodesState(RankState):
     def _layered(self, call: Call, config: Config) -> Staged:
         """A call in two layers, after a barrier by which all ranks hear that they make it."""
         terms = f"{call.describe()} in two layers"
+        if call.collective == "all_to_all":
+            # The kernels of a node must agree on it, and so it is said who differs.
+            terms += f" in_place={call.in_place}"
         if config.accumulate == "dtype":
             call = replace(call, dtype=replace(call.dtype, wide=False))
             terms += " accumulate=dtype"

@@ -115,6 +115,10 @@ def layers(_gpus) -> dict:
             lambda c: c.all_to_all(numbers(c, LARGE)),
             lambda c: c.all_to_all(numbers(c, LARGE + 4)),
         ),
+        "other place": (
+            lambda c: c.all_to_all(numbers(c, LARGE)),
+            lambda c: c.all_to_all(numbers(c, LARGE), numbers(c, LARGE)),
+        ),
         "other root": (
             lambda c: c.reduce(numbers(c, LARGE), root=2),
             lambda c: c.reduce(numbers(c, LARGE), root=1),
