@@ -91,7 +91,7 @@ class Header:
         timeout: seconds that a wait may take.
         signature: of the call, 32 bits.
         total: whether a rank ends only after all have entered.
-        mapped: whether peers' INPUT or OUTPUT are reached, or may be: then all hellos are read first.
+        mapped: whether peers' INPUT or OUTPUT may be reached: then all hellos are read first.
         replicas: CUDA blocks for each block of the program.
 
     """
