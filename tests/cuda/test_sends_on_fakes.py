@@ -10,6 +10,7 @@ import pytest
 
 import ringcoll
 from ringcoll.errors import ArgumentError, DeadlineError, Error, LaunchRefused, MismatchError
+from ringcoll.executors.cuda.followed import Followed
 from ringcoll.fabric.thread import ThreadFabric
 from tests.cuda.messages import (
     all_gather_v,
@@ -265,6 +266,28 @@ def test_what_cannot_be_is_refused_and_leaves_the_communicator_usable(ranks):
     with pytest.raises(ArgumentError, match="recvbuf overlaps sendbuf"):
         comm.sendrecv(x, 1, x, 1)
     by_one(ranks, ring(50), FakeBuffer, together)
+
+
+@placed([0], [0, 0])
+def test_a_stream_that_takes_no_call_leaves_the_communicator_usable(ranks, monkeypatch):
+    def beside_a_capture(*_what):
+        raise LaunchRefused("the default stream would wait for a capture")
+
+    def refused(comm) -> None:
+        with pytest.raises(LaunchRefused, match="would wait for a capture"):
+            comm.all_reduce(FakeBuffer(comm, np.full(50, comm.rank)).array)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Followed, "_graph", beside_a_capture)
+        assert in_threads(ranks, refused) == []
+
+    def again(comm) -> None:
+        x = FakeBuffer(comm, np.full(50, comm.rank))
+        comm.all_reduce(x.array)
+        comm.synchronize()
+        x.check(np.full(50, sum(range(comm.nranks))))
+
+    assert in_threads(ranks, again) == []
 
 
 @pytest.mark.parametrize("ranks", [[0] * 5], indirect=True)

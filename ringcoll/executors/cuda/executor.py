@@ -310,9 +310,9 @@ class CudaExecutor:
     def offer(self, ready: Ready, stream: int) -> Offer[Ready]:
         """Bring a call to the gate; the last rank of the device launches for all."""
         self.verdicts.check()
+        self.followed.by(stream)  # first: where it refuses the stream, nothing has happened
         self._tell(ready)
         self.running = self.verdicts.last = ready
-        self.followed.by(stream)
         return self.gate.offer(self.rank, ready, stream)
 
     def meet(self, offer: Offer[Ready]) -> None:

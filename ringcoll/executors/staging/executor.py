@@ -207,10 +207,10 @@ class Staging:
         stream = stream or 0
         refuse_capture(stream, f"{prepared.call.collective} on rank {self.fabric.rank}")
         self.check()
-        self.running = prepared  # from here on an error leaves something behind
         with on(self.device.ordinal):
             if not self.followed.is_by(stream):
                 self.followed.by(stream)
+            self.running = prepared  # from here on an error leaves something behind
             prepared.enqueue(stream)
         self.running = None
 

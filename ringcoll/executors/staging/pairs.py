@@ -113,15 +113,15 @@ class StagingPairs:
         for stream in {member.stream for member in members}:
             refuse_capture(stream, f"send and recv on rank {staging.fabric.rank}")
         staging.check()
+        *others, stream = dict.fromkeys(member.stream for member in members)
+        staging.followed.by(stream)
         halves = self._halves([call for member in members for call in member.calls])
         timeout = min(member.timeout for member in members)
         launches = [half.lane.launches(timeout) for half in halves]
         self.running.extend(members)  # from here on an error leaves something behind
-        *others, stream = dict.fromkeys(member.stream for member in members)
         with on(ordinal):
             for other in others:
                 order(ordinal, other, stream)
-            staging.followed.by(stream)
             for call in (call for member in members for call in member.calls):
                 if call.send is not None and call.recv is not None and call.send.nbytes:
                     to, by = start_of(call.recv), start_of(call.send)
