@@ -55,6 +55,8 @@ _TRIES = 100  # looks at what was cancelled
 _FEW = 32767  # tags that MPI promises
 _OWN = 1024  # ranges below this one are left to others where there are more tags
 _ranges = count(1)  # of tags; a communicator of this process has one that none had before
+_NOTHING: tuple[Any, Array] = None, np.empty(0, np.uint8)
+"""In place of a receive and its bytes, once all of them have been given up."""
 _kept: list[Any] = []  # requests that were given up, with the buffers that they may touch
 _serial = threading.RLock()
 
@@ -82,7 +84,6 @@ class Carrier:
             )
         # Below MULTIPLE the threads of this library take turns; those of the program must too.
         self.serial = level < self.mpi.THREAD_MULTIPLE
-        self.lock: Any = _serial if self.serial else contextlib.nullcontext()
         self._most = int(communicator.Get_attr(self.mpi.TAG_UB) or _FEW)
 
     def reserve(self) -> int:
@@ -189,10 +190,10 @@ class Messages:
     """
 
     def __init__(self, carrier: Carrier, firsts: Sequence[int], own: int) -> None:
-        self.mpi, self.lock = carrier.mpi, carrier.lock
-        # Of those that test or cancel transfers: whoever gives up does so beside the thread that
-        # carries, and MPI lets no two threads at one request.
-        self.turns: Any = carrier.lock if carrier.serial else threading.RLock()
+        self.mpi = carrier.mpi
+        # Of those that begin, test or cancel anything: whoever gives up or closes does so beside
+        # the thread that carries, and MPI lets no two threads at one request.
+        self.turns = _serial if carrier.serial else threading.RLock()
         # One for transfers and one for posts: another thread may progress beside the lanes'.
         self.status, self._posted = self.mpi.Status(), self.mpi.Status()
         self.active: set[Transfer] = set()
@@ -236,7 +237,7 @@ class Messages:
         """Send up to :data:`POST_BYTES` for the store of another rank; they are copied."""
         array = np.frombuffer(payload, np.uint8)
         try:
-            with self.lock:
+            with self.turns:
                 request = self._communicator.Isend(
                     [array, self.mpi.BYTE], self._ranks[rank], self._firsts[rank] + _POSTS
                 )
@@ -249,7 +250,7 @@ class Messages:
         """Whether everything that was posted has left; moves messages."""
         if self._unsent:
             try:
-                with self.lock:
+                with self.turns:
                     self._unsent = [(c, array) for c, array in self._unsent if not c.Test()]
             except self.mpi.Exception as error:
                 self.tell(error, -1)
@@ -268,11 +269,11 @@ class Messages:
 
     def _take(self, rank: int) -> None:
         """Store all that has come from a rank."""
-        while rank in self._awaited:
-            request, array = self._awaited[rank]
+        while True:
             try:
-                with self.lock:
-                    if not request.Test(self._posted):
+                with self.turns:
+                    request, array = self._awaited.get(rank, _NOTHING)
+                    if request is None or not request.Test(self._posted):
                         return
                     length = self._posted.Get_count(self.mpi.BYTE)
             except self.mpi.Exception as error:
@@ -280,28 +281,31 @@ class Messages:
             store = None if self._store is None else self._store()
             if store is not None:
                 store(rank, array.data[:length])
-            if rank in self._awaited:
-                self._await(rank, array)
+            with self.turns:
+                if rank in self._awaited:  # not closed meanwhile
+                    self._await(rank, array)
 
     def send(self, array: Array, rank: int, stream: int) -> Transfer:
         """Begin to send an array to a rank; it must not change until that is done."""
         data, tag = array.view(np.uint8), self._firsts[rank] + _checked(stream)
         try:
-            with self.lock:
+            with self.turns:
                 request = self._communicator.Isend([data, self.mpi.BYTE], self._ranks[rank], tag)
+                return self._kept(Transfer(self, request, data, -1))
         except self.mpi.Exception as error:
             self.tell(error, rank)
-        return self._kept(Transfer(self, request, data, -1))
 
     def receive(self, array: Array, rank: int, stream: int) -> Transfer:
         """Begin to receive an array from a rank; it must be free until that is done."""
         data = array.view(np.uint8)
-        return self._kept(Transfer(self, self._receive(data, rank, _checked(stream)), data, rank))
+        with self.turns:
+            request = self._receive(data, rank, _checked(stream))
+            return self._kept(Transfer(self, request, data, rank))
 
     def _receive(self, data: Array, rank: int, stream: int) -> Any:
         tag = self._firsts[self._own] + stream
         try:
-            with self.lock:
+            with self.turns:
                 return self._communicator.Irecv([data, self.mpi.BYTE], self._ranks[rank], tag)
         except self.mpi.Exception as error:
             self.tell(error, rank)

@@ -1,4 +1,4 @@
-"""Messages over a stand-in for MPI: what two threads do with one of them."""
+"""Messages over a stand-in for MPI: what two threads do with them."""
 
 from __future__ import annotations
 
@@ -47,10 +47,8 @@ def request_and_messages():
     request = Request()
     status = SimpleNamespace(Get_count=lambda _: 8)
     mpi = SimpleNamespace(Exception=RuntimeError, BYTE=None, Status=lambda: status)
-    communicator = SimpleNamespace(Irecv=lambda *_: request)
-    carrier = SimpleNamespace(
-        mpi=mpi, lock=contextlib.nullcontext(), serial=False, communicator=communicator, ranks=[0]
-    )
+    communicator = SimpleNamespace(Irecv=lambda *_: request, Isend=lambda *_: request)
+    carrier = SimpleNamespace(mpi=mpi, serial=False, communicator=communicator, ranks=[0])
     return request, Messages(carrier, [0], 0)  # type: ignore[arg-type]
 
 
@@ -72,3 +70,43 @@ def test_whoever_gives_up_waits_for_a_look_of_another_thread(request_and_message
     assert not request.met
     assert transfer.done()
     assert not messages.active
+
+
+class Store:
+    """Takes what is posted, and has it wait for the end of another thread's work."""
+
+    def __init__(self, meanwhile) -> None:
+        self.meanwhile, self.posts = meanwhile, 0
+
+    def take(self, _rank: int, _payload: memoryview) -> None:
+        self.posts += 1
+        self.meanwhile()
+
+
+def test_who_closes_waits_for_a_look_at_what_is_posted(request_and_messages):
+    request, messages = request_and_messages
+    store = Store(int)
+    messages.listen([0], store.take)
+    looks, closes = (threading.Thread(target=f) for f in (messages.progress, messages.close))
+    looks.start()
+    assert request.tested.wait(10)
+    closes.start()
+    closes.join(0.1)
+    assert not request.cancelled
+    request.go_on.set()
+    looks.join(10)
+    closes.join(10)
+    messages.progress()
+    assert request.cancelled
+    assert not request.met
+    assert store.posts == 0
+
+
+def test_nothing_is_received_any_more_after_a_close_while_a_post_is_stored(request_and_messages):
+    request, messages = request_and_messages
+    store = Store(messages.close)
+    messages.listen([0], store.take)
+    request.cancelled = True  # for once: it has come
+    messages.progress()
+    assert store.posts == 1
+    assert not messages._awaited
