@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ringcoll.bootstrap.mpi import load_mpi
-from ringcoll.errors import LaunchRefused, MachineError, MismatchError
+from ringcoll.errors import AbortedError, LaunchRefused, MachineError, MismatchError
 
 __all__ = [
     "CHANNELS",
@@ -206,6 +206,7 @@ class Messages:
         self._awaited: dict[int, tuple[Any, Array]] = {}
         self._unsent: list[tuple[Any, Array]] = []
         self._progressing = threading.Lock()
+        self._over = False  # whether what was under way has been given up
 
     def on_doubt(self, doubt: Doubt) -> None:
         """Tell a method of a rank whose message does not fit; it may raise with more to say."""
@@ -290,6 +291,7 @@ class Messages:
         data, tag = array.view(np.uint8), self._firsts[rank] + _checked(stream)
         try:
             with self.turns:
+                self._refuse_late()
                 request = self._communicator.Isend([data, self.mpi.BYTE], self._ranks[rank], tag)
                 return self._kept(Transfer(self, request, data, -1))
         except self.mpi.Exception as error:
@@ -299,8 +301,14 @@ class Messages:
         """Begin to receive an array from a rank; it must be free until that is done."""
         data = array.view(np.uint8)
         with self.turns:
+            self._refuse_late()
             request = self._receive(data, rank, _checked(stream))
             return self._kept(Transfer(self, request, data, rank))
+
+    def _refuse_late(self) -> None:
+        """Refuse to begin what nobody would give up any more: its array is let go of."""
+        if self._over:
+            raise AbortedError(f"rank {self._own}: a call failed, and what it had begun is over")
 
     def _receive(self, data: Array, rank: int, stream: int) -> Any:
         tag = self._firsts[self._own] + stream
@@ -332,7 +340,7 @@ class Messages:
         raise MachineError(f"MPI could not carry a message{peer}: {error}") from error
 
     def give_up(self, alive: object) -> bool:
-        """Give up what is under way after a call that failed.
+        """Give up what is under way after a call that failed; no transfer begins any more.
 
         Args:
             alive: what the arrays belong to: kept for ever if MPI may still touch them.
@@ -342,6 +350,7 @@ class Messages:
 
         """
         with self.turns:
+            self._over = True
             over = [transfer.give_up() for transfer in list(self.active)]
         if all(over):
             return True

@@ -14,7 +14,8 @@ def mpi_truncated():
     from ringcoll.transports.mpi import FIRST, PAIRS, Carrier
 
     carrier = Carrier(MPI.COMM_SELF, [0])
-    messages = carrier.messages([carrier.reserve()], 0)
+    tags = [carrier.reserve()]
+    messages, late = carrier.messages(tags, 0), carrier.messages(tags, 0)
     short = messages.receive(np.zeros(8, np.uint8), 0, PAIRS)
     others = [np.zeros(64, np.uint8) for _ in range(12)]
     waiting = [messages.receive(array, 0, FIRST + n) for n, array in enumerate(others)]
@@ -25,7 +26,7 @@ def mpi_truncated():
     left = short in messages.active, short.done()
     given_up = messages.give_up(())
     for number in range(len(others)):
-        messages.send(np.ones(64, np.uint8), 0, FIRST + number).done()
+        late.send(np.ones(64, np.uint8), 0, FIRST + number).done()
     written = sum(bool(array.any()) for array in others)
     messages.close()
     return [error, left, given_up, written, all(transfer.done() for transfer in waiting)]

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from ringcoll.errors import AbortedError
 from ringcoll.transports.mpi import PAIRS, Messages
 
 
@@ -69,6 +70,16 @@ def test_whoever_gives_up_waits_for_a_look_of_another_thread(request_and_message
     assert seen == [False, True]
     assert not request.met
     assert transfer.done()
+    assert not messages.active
+
+
+def test_nothing_begins_once_all_has_been_given_up(request_and_messages):
+    """Nobody would give it up again, and its array is let go of."""
+    _request, messages = request_and_messages
+    assert messages.give_up(())
+    for begin in (messages.send, messages.receive):
+        with pytest.raises(AbortedError, match="rank 0: a call failed"):
+            begin(np.zeros(8, np.uint8), 0, PAIRS)
     assert not messages.active
 
 

@@ -151,6 +151,7 @@ class Staging:
         self.running: Staged | None = None
         self.followed = Followed(device.ordinal, f"rank {fabric.rank}: {device}")
         self.lanes: list[Lane] = []
+        self._given_up = False
         self.quarantined = False  # whether MPI may still write to pinned memory
         self._lane = self.lane(SLOTS, 2 * PIECE_BYTES + 2 * ALIGN)
         _alive.add(self)
@@ -163,6 +164,8 @@ class Staging:
         settle()
         made = Lane(self.device.ordinal, self.load, slots, nbytes, self.fabric.fence)
         self.lanes.append(made)
+        if self._given_up:  # by another thread meanwhile, which may have missed it
+            made.give_up()
         return made
 
     # -- a call --------------------------------------------------------------------------------
@@ -286,6 +289,7 @@ class Staging:
 
     def give_up(self) -> None:
         """Let no stream wait any more."""
+        self._given_up = True
         for lane in self.lanes:
             lane.give_up()
 
