@@ -108,7 +108,8 @@ class Torch:
             allocate(1024)
             return allocate
         except (RuntimeError, AttributeError, TypeError) as error:
-            print(f"no symmetric windows of NCCL: {error}", flush=True)
+            # In one piece: every rank prints it.
+            print(f"no symmetric windows of NCCL: {error}\n", end="", flush=True)
             return None
 
     def symm_mem(self, nbytes: int) -> Iterator[dict[str, Any]]:

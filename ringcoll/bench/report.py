@@ -75,7 +75,9 @@ class Report:
         """Print lines at once."""
         if not self._ended:
             out = self.stderr if self.settings.json == "-" else self.stdout
-            print(text, file=out, flush=True)
+            # In one piece: without a buffer the newline of a print comes apart, and other ranks'
+            # words in between.
+            print(f"{text}\n", end="", file=out, flush=True)
 
     def begin(self, version: str, ranks: Sequence[str]) -> None:
         """Say who measures what.

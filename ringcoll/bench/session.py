@@ -340,11 +340,12 @@ class Session:
             return 0
         section = case.section
         how = "in place" if entrant.place.in_place else "out of place"
-        print(
+        print(  # in one piece, its newline too: others may write at the same time
             f"{entrant.library.name}: {section.collective} of {case.nbytes} bytes, "
             f"{section.dtype}, {section.op_name}, {how}: rank {self.comm.rank} has {found.count} "
             f"wrong elements in its {what}; element {found.index} is {found.seen}, not "
-            f"{found.wanted}",
+            f"{found.wanted}\n",
+            end="",
             file=sys.stderr,
             flush=True,
         )

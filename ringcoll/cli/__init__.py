@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         status = _run(args)
         sys.stdout.flush()
     except Error as error:
-        print(f"{name}: {_line(error)}", file=sys.stderr, flush=True)
+        _tell(f"{name}: {_line(error)}")
         return 2
     except KeyboardInterrupt:
         return 130
@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if error.filename is not None or error.errno not in _REFUSED:
             raise
         _close_stdout()
-        print(f"{name}: output cannot be written: {error.strerror}", file=sys.stderr, flush=True)
+        _tell(f"{name}: output cannot be written: {error.strerror}")
         return 2
     return status
 
@@ -94,6 +94,11 @@ def _run(args: argparse.Namespace) -> int:
 def _close_stdout() -> None:
     """The interpreter must not flush to it again at its end."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _tell(line: str) -> None:
+    """Say what ends this process, in one piece, its newline too: each rank may have such a line."""
+    print(f"{line}\n", end="", file=sys.stderr, flush=True)
 
 
 def _line(error: Error) -> str:

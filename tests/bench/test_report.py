@@ -33,9 +33,17 @@ ROW_KEYS: dict[str, Any] = {
 
 
 class Lines(io.StringIO):
-    """Remembers how often it was flushed."""
+    """Remembers how often it was flushed, and in what pieces it was written."""
 
     flushes = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pieces: list[str] = []
+
+    def write(self, text: str) -> int:
+        self.pieces.append(text)
+        return super().write(text)
 
     def flush(self) -> None:
         self.flushes += 1
@@ -138,3 +146,10 @@ def test_plot(tmp_path):
     picture = (tmp_path / "rows.svg").read_text()
     assert "<svg" in picture
     assert (tmp_path / "rows.svg").stat().st_size > 5000
+
+
+def test_no_other_rank_writes_between_a_line_and_its_end():
+    for made in (filled(), filled(json="-")):
+        pieces = made.stdout.pieces + made.stderr.pieces
+        assert pieces
+        assert all(piece.endswith("\n") for piece in pieces if piece)

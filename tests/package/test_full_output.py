@@ -6,8 +6,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+
+from ringcoll.cli import main
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = [
@@ -33,6 +36,16 @@ def run(words: list[str], stdout: int) -> subprocess.CompletedProcess[str]:
         check=False,
         timeout=60,
     )
+
+
+def test_an_error_is_written_in_one_piece(monkeypatch):
+    """Every rank of a launcher's may have one to tell on the same standard error."""
+    pieces: list[str] = []
+    monkeypatch.setattr(sys, "stderr", SimpleNamespace(write=pieces.append, flush=int))
+    assert main(["topo", "--preset", "nowhere"]) == 2
+    line, *_ = pieces
+    assert line.startswith("ringcoll topo: ")
+    assert line.endswith("\n")
 
 
 @commands
