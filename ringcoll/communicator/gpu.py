@@ -28,6 +28,7 @@ from ringcoll.executors.rows import TraceEntry
 from ringcoll.fabric import Fabric
 from ringcoll.transports.cuda.arena import Transport, make_arena
 from ringcoll.transports.cuda.arrays import device_array
+from ringcoll.transports.cuda.capture import spared
 from ringcoll.transports.cuda.device import Device
 from ringcoll.transports.cuda.symmetric import CudaSymmetricMemory
 
@@ -262,19 +263,26 @@ class CudaState(RankState):
             Error: calls that nobody had waited for have failed.
 
         """
-        if not (self.closed or self.inherited):
-            self.cuda.followed.refuse_capture("close")
-        try:
-            if not (self.closed or self.inherited):
+        if self.closed or self.inherited:
+            self._let_go()
+            return
+        self.cuda.followed.refuse_capture("close")
+        with spared():  # to free memory would end whatever any thread captures meanwhile
+            try:
                 # Until its kernels have ended a rank must hear of peers that died.
                 self.synchronize()
+                self.cuda.followed.forget()  # a capture that begins there now is none of its calls
                 if self.broken is None and self.cuda.failure() is not None:
                     self.check()
-        finally:
-            self._watch.stop()
-            super().close()
-            if self.cuda.recorder is not None:
-                self.cuda.recorder.close()
+            finally:
+                self._let_go()
+
+    def _let_go(self) -> None:
+        """The end of what nothing waits for any more."""
+        self._watch.stop()
+        super().close()
+        if self.cuda.recorder is not None:
+            self.cuda.recorder.close()
 
 
 def _prove(chosen: Chosen, choice: Choice) -> None:

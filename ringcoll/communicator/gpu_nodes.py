@@ -39,6 +39,7 @@ from ringcoll.fabric import Fabric
 from ringcoll.fabric.symmetric import SymmetricMemory
 from ringcoll.transports.cuda.arena import Transport
 from ringcoll.transports.cuda.arrays import device_array
+from ringcoll.transports.cuda.capture import spared
 from ringcoll.transports.cuda.device import Device
 
 __all__ = ["NodesState"]
@@ -397,12 +398,14 @@ class NodesState(RankState):
             # What MPI may still write to stays pinned for ever.
             self.cuda.quarantined = not self.fabric.messages.give_up(())
         told = self.broken if isinstance(self.broken, Error) and not self.settled else None
-        try:
-            self.sending.close()
-            super().close()
-        finally:
-            self.layers.close()
-            self.inside.close()
+        # To free memory would end whatever any thread captures meanwhile; a child has no CUDA.
+        with contextlib.nullcontext() if self.inherited else spared():
+            try:
+                self.sending.close()
+                super().close()
+            finally:
+                self.layers.close()
+                self.inside.close()
         if told is not None:
             raise told
 

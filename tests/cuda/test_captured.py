@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import pytest
 
 import ringcoll
@@ -13,6 +15,8 @@ pytest.importorskip("cupy")
 from tests.cuda.fake_gpus import FakeBuffer, fake
 
 pytestmark = needs_compiler
+
+RELAXED = 2
 
 
 class Stream:
@@ -36,4 +40,49 @@ def test_neither_synchronize_nor_close_ends_a_capture(monkeypatch):
     comm.all_reduce(x.array, stream=Stream())
     comm.synchronize()
     comm.close()
+    gpus.close()
+
+
+class Refusal(RuntimeError):
+    """What CUDA answers to a thread that would disturb a capture, which it ends."""
+
+    status = 900
+
+
+def test_close_beside_a_capture_of_another_thread_does_it_no_harm(monkeypatch):
+    """Also one that begins where the last call went, once that has been waited for."""
+    gpus = fake(monkeypatch, 1, sms=24)
+    (comm,) = ringcoll.init_all([0], device="cuda", timeout=20)
+    relaxed, freed = [False], list[str]()
+    comm.all_reduce(FakeBuffer(comm, 100).array, stream=Stream())
+
+    def exchange(mode) -> int:
+        relaxed[0], before = mode._obj.value == RELAXED, relaxed[0]
+        ctypes.pointer(mode._obj)[0] = RELAXED if before else 0
+        return 0
+
+    def guard(name: str) -> None:
+        function = getattr(gpus, name)
+
+        def guarded(*words):
+            if not relaxed[0]:
+                raise Refusal(name)
+            freed.append(name)
+            return function(*words)
+
+        monkeypatch.setattr(gpus, name, guarded)
+
+    wait = gpus.streamSynchronize
+
+    def waits(stream) -> None:
+        wait(stream)
+        monkeypatch.setattr(gpus, "streamIsCapturing", lambda stream: stream == 7)
+
+    monkeypatch.setattr(gpus, "streamSynchronize", waits)
+    monkeypatch.setattr(gpus, "cuThreadExchangeStreamCaptureMode", exchange)
+    for name in ("free", "freeHost", "streamDestroy"):
+        guard(name)
+    comm.close()
+    assert {*freed} == {"free", "freeHost", "streamDestroy"}
+    assert relaxed == [False]
     gpus.close()

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from types import SimpleNamespace
 
 import pytest
 
+from ringcoll.communicator import gpu
 from ringcoll.communicator.gpu import CudaState
 from ringcoll.errors import AbortedError, MachineError, RankLostError
 from ringcoll.executors.cuda.watch import Watch
 
 
+@pytest.fixture(autouse=True)
+def no_driver(monkeypatch):
+    monkeypatch.setattr(gpu, "spared", contextlib.nullcontext)
+
+
 class Waiting:
     """An executor with a kernel that waits until it is asked to give up."""
 
-    followed = SimpleNamespace(refuse_capture=lambda _what: None)
+    followed = SimpleNamespace(refuse_capture=lambda _what: None, forget=int)
 
     def __init__(self, failure=None) -> None:
         self.asked, self.found = threading.Event(), failure

@@ -122,6 +122,30 @@ def test_a_capture_stays_whole():
     assert said == ([6] * SMALL, [1] * SMALL)
 
 
+def test_close_frees_memory_beside_a_capture():
+    """In the usual mode of a capture no thread may do so, unless it says that it knows."""
+
+    def work(comm) -> list[int]:
+        cupy = comm.xp
+        with on(comm), cupy.cuda.Stream(non_blocking=True) as stream:
+            x, other = cupy.ones(SMALL, "int32"), comm.split(0)
+            comm.all_reduce(x)
+            other.all_reduce(x, stream=cupy.cuda.Stream(non_blocking=True))
+            other.synchronize()
+            comm.synchronize()
+            stream.begin_capture(cupy.cuda.runtime.streamCaptureModeGlobal)
+            x += 1
+            comm.all_reduce(x)
+            other.close()
+            graph = stream.end_capture()
+            for _ in range(3):
+                graph.launch(stream)
+            stream.synchronize()
+        return x.get().tolist()
+
+    assert ringcoll.spawn(work, 1, device="cuda", timeout=20) == [[4] * SMALL]
+
+
 @pytest.mark.multi_gpu
 def test_a_gpu_for_each_rank():
     n = min(8, len(devices()))
