@@ -309,8 +309,34 @@ def test_a_stream_that_joins_a_capture_hides_no_call_of_it(followed, runtime):
         followed.by(stream)
         followed.leave(Call(stream, owned=True))
     runtime.capture(7)
-    followed.by(9)
+    followed.by(7)
+    followed.leave(Call(7))
     assert runtime.done == [(7, "after", 8)]
+
+
+@pytest.mark.parametrize("graph", [0, 2])
+@pytest.mark.parametrize("captured", [False, True])
+def test_calls_that_a_capture_of_their_stream_hides_are_not_overtaken(
+    followed, runtime, graph, captured
+):
+    """They may still run, and nobody can wait for them before the capture has ended."""
+    runtime.capture(7, number=5)
+    for _ in range(2):  # it was captured before, too
+        followed.by(7)
+        followed.leave(Call(7, owned=True))
+        runtime.captured.clear()
+    runtime.capture(7, number=1)
+    if captured:
+        followed.by(7)
+        followed.leave(Call(7, owned=True))
+    if graph:
+        runtime.capture(8, number=graph)
+    with pytest.raises(LaunchRefused, match=r"rank 1: cuda:0: a call cannot come after .* capture"):
+        followed.by(8)
+    assert runtime.done == []
+    runtime.captured.clear()
+    followed.by(8)
+    assert runtime.done == [(8, "after", 7)]
 
 
 def test_captures_without_end_are_forgotten(followed, runtime, monkeypatch):

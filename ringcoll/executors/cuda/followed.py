@@ -49,12 +49,13 @@ class Followed:
     def __init__(self, ordinal: int, who: str) -> None:
         self._ordinal, self._who = ordinal, who
         self.stream: int | None = None
+        self._eager = False  # whether it was part of no capture when the last call came to it
         self._end: Event | None = None  # of calls that ran, or will
         self._captured: dict[int, Event] = {}  # by capture: the end of its calls
 
     def is_by(self, stream: int) -> bool:
         """Whether what a stream is given comes after all calls anyway."""
-        return stream == self.stream and self._end is None
+        return stream == self.stream and self._eager
 
     def by(self, stream: int) -> None:
         """Let the next call go to a stream, after all calls before.
@@ -64,7 +65,8 @@ class Followed:
 
         Raises:
             LaunchRefused: the stream is the default one, which would wait for a blocking stream
-                that is being captured; nothing has happened to it.
+                that is being captured, or calls before it are hidden by a capture of theirs;
+                nothing has happened to it.
 
         """
         if self.is_by(stream):
@@ -77,7 +79,7 @@ class Followed:
         elif self._end is not None:
             self._end.order(stream)
             self._end = None
-        self.stream = stream
+        self.stream, self._eager = stream, not graph
 
     def _graph(self, stream: int) -> int:
         """The capture that the next call's stream is part of; 0: of none."""
@@ -104,6 +106,13 @@ class Followed:
         if its == graph or (its is None and not graph):
             order(self._ordinal, before, stream)
         elif its is not None:  # into a capture, or out of it: what goes on there later waits
+            if its and self._eager:
+                # Nothing that is asked of the stream now comes between them and the capture.
+                raise LaunchRefused(
+                    f"{self._who}: a call cannot come after those that its communicator has made "
+                    f"on a stream before a CUDA graph began to be captured there; make it after "
+                    f"the capture, or capture on a stream of its own"
+                )
             self._remember(before, its)
 
     def leave(self, call: Goes) -> None:
