@@ -17,7 +17,10 @@ the communicator's timeout. A step that is captured in a CUDA graph registers no
 steps before, as DDP asks for anyway.
 
 On CPU ranks the calls run on the communicator's worker thread, on GPU ranks on a stream of the
-hooks' own, so that both overlap with the rest of the backward pass.
+hooks' own, so that both overlap with the rest of the backward pass. There DDP waits for a future by
+ordering streams, long before a kernel can be late: a step whose call fails on the GPU ends as if it
+had not. The log has the error at once, and the next call raises it, as does ``comm.synchronize()``:
+call that before parameters are kept for good.
 """
 
 # Not annotations as text: DDP compares those of a hook with its own types.
