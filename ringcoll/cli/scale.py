@@ -38,7 +38,8 @@ def main(args: argparse.Namespace) -> int:
         raise ArgumentError("--per-node: a barrier moves nothing")
     growths = _growths(args)
     if not quiet:
-        print(f"{args.collective} on nodes of {args.per_node}: {_figures(args)}")
+        # At once: the first table takes seconds.
+        print(f"{args.collective} on nodes of {args.per_node}: {_figures(args)}", flush=True)
         if args.network_latency is None and not figures_of(args) and max(numbers) > 1:
             print("without --network-latency many nodes look faster than they are")
     table: dict[tuple[int, int], tuple[Point, ...]] = {}

@@ -9,10 +9,7 @@ from heapq import heapify, heappop, heappush
 
 from ringcoll.timing.graph import Graph
 
-__all__ = ["NEVER", "TICKS", "Costs", "arrivals", "fold", "port_totals", "stretch"]
-
-TICKS = 1 << 80
-"""Ticks a second: a float of at least 2⁻²⁷ s is a whole number of them."""
+__all__ = ["NEVER", "Costs", "arrivals", "fold", "port_totals", "stretch"]
 
 NEVER = -1
 """When a step ends that waits for a signal that never comes."""
@@ -29,11 +26,7 @@ def fold(graph: Graph, costs: Costs, slices: int) -> list[int]:
     comes first. Each port is free again when it has served them all.
     """
     count = len(graph.steps)
-    indices, strides = graph.indices, graph.strides
-    edges = [
-        [(then + ahead * count, round(flight * TICKS)) for then, ahead, flight in after]
-        for after in graph.edges
-    ]
+    indices, strides, edges = graph.indices, graph.strides, graph.edges
     missing = _missing(graph, slices)
     total = len(missing)
     ended = [NEVER] * total
@@ -64,8 +57,8 @@ def fold(graph: Graph, costs: Costs, slices: int) -> list[int]:
                     end = free[port]
             ended[node] = end
             base = node - at
-            for then, flight in edges[at]:
-                later = base + then
+            for then, ahead, flight in edges[at]:
+                later = base + then + ahead * count
                 if later < total:
                     if end + flight > ready[later]:
                         ready[later] = end + flight
@@ -99,7 +92,8 @@ def arrivals(graph: Graph, ended: list[int], nranks: int) -> list[int]:
     ends = [0] * nranks
     for end, lands in zip(ended[len(ended) - count :], graph.lands, strict=True):
         for rank, flight in lands:
-            ends[rank] = max(ends[rank], end + round(flight * TICKS))
+            if end + flight > ends[rank]:
+                ends[rank] = end + flight
     return ends if graph.shared == 1 else [max(ends)] * nranks
 
 

@@ -15,10 +15,13 @@ from ringcoll.timing.loads import Load, Ports, Sizes, widths
 from ringcoll.timing.order import by_conflicts, by_programs, by_signals
 from ringcoll.timing.speakers import Torus
 
-__all__ = ["Edge", "Graph", "build_graph", "is_synchronised", "without_flight"]
+__all__ = ["TICKS", "Edge", "Graph", "build_graph", "is_synchronised", "without_flight"]
 
-Edge = tuple[int, int, float]
-"""The step that comes after, how many slices later, and the seconds of the signal's flight."""
+TICKS = 1 << 80
+"""Ticks a second: a float of at least 2⁻²⁷ s is a whole number of them."""
+
+Edge = tuple[int, int, int]
+"""The step that comes after, how many slices later, and the ticks of the signal's flight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +33,9 @@ class Graph:
         indices: of each step its number among the steps of its rank that move data.
         strides: of each step how many of those a slice has; it and the index break ties.
         edges: of each step the steps that come after it, its block's next one among them.
-        loads: of each step the ports that it occupies.
+        loads: of each step the ports that it occupies; equal ones are one object.
         ports: the ports, by number.
-        lands: of each step the ranks that end after it, with the seconds of flight.
+        lands: of each step the ranks that end after it, with the ticks of flight.
         shared: how many ranks each node stands for; 1 where all are folded.
 
     """
@@ -43,7 +46,7 @@ class Graph:
     edges: tuple[tuple[Edge, ...], ...]
     loads: tuple[tuple[Load, ...], ...]
     ports: tuple[Port, ...]
-    lands: tuple[tuple[tuple[int, float], ...], ...]
+    lands: tuple[tuple[tuple[int, int], ...], ...]
     shared: int = 1
 
 
@@ -51,8 +54,8 @@ def without_flight(graph: Graph) -> Graph:
     """The same graph where signals and data arrive as soon as they are sent."""
     return replace(
         graph,
-        edges=tuple(tuple((then, ahead, 0.0) for then, ahead, _ in es) for es in graph.edges),
-        lands=tuple(tuple((rank, 0.0) for rank, _ in lands) for lands in graph.lands),
+        edges=tuple(tuple((then, ahead, 0) for then, ahead, _ in es) for es in graph.edges),
+        lands=tuple(tuple((rank, 0) for rank, _ in lands) for lands in graph.lands),
     )
 
 
@@ -90,13 +93,15 @@ def build_graph(
 
     edges: list[list[Edge]] = [[] for _ in steps]
     for first, then, ahead, src, dst in pairs:
-        edges[first].append((then, ahead, links.flight(src, dst)))
+        edges[first].append((then, ahead, round(links.flight(src, dst) * TICKS)))
     for first, then, ahead in by_programs(steps):
-        edges[first].append((then, ahead, 0.0))
+        edges[first].append((then, ahead, 0))
     table = Ports(links, torus)
     width = widths(plan, steps, sizes)
     silent = not any(step.dsts for _, step in steps)
-    loads = tuple(table.loads(b, s, w, silent) for (b, s), w in zip(steps, width, strict=True))
+    known: dict[tuple[Load, ...], tuple[Load, ...]] = {}
+    loads = (table.loads(b, s, w, silent) for (b, s), w in zip(steps, width, strict=True))
+    shared = tuple(known.setdefault(load, load) for load in loads)
     counts: defaultdict[int, int] = defaultdict(int)
     indices = []
     for block, step in steps:
@@ -107,24 +112,28 @@ def build_graph(
         tuple(indices),
         tuple(counts[block.rank] for block, _ in steps),
         tuple(map(tuple, edges)),
-        loads,
+        shared,
         tuple(table.ports),
         tuple(tuple(_lands(block, step, links)) for block, step in steps),
         plan.nranks // torus.speakers if torus is not None else 1,
     )
 
 
-def _lands(block: Block, step: Step, links: Links) -> Iterator[tuple[int, float]]:
+def _lands(block: Block, step: Step, links: Links) -> Iterator[tuple[int, int]]:
     """The ranks that cannot return before a step has ended, with the flight of the news.
 
     That is the rank that runs it, those whose memory gets its data, and those whose INPUT or
     OUTPUT it reads.
     """
-    far = max((links.flight(src.rank, block.rank) for src in step.srcs), default=0.0)
+
+    def flight(src: int, dst: int) -> int:
+        return round(links.flight(src, dst) * TICKS)
+
+    far = max((flight(src.rank, block.rank) for src in step.srcs), default=0)
     yield block.rank, far
     for dst in step.dsts:
         if dst.rank != block.rank:
-            yield dst.rank, max(far, links.flight(block.rank, dst.rank))
+            yield dst.rank, max(far, flight(block.rank, dst.rank))
     for src in step.srcs:
         if src.rank != block.rank and src.buffer is not Buffer.SCRATCH:
-            yield src.rank, links.flight(block.rank, src.rank)
+            yield src.rank, flight(block.rank, src.rank)

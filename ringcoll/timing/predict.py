@@ -16,16 +16,17 @@ for all nodes, gives the same ticks as folding all of them.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ringcoll.collectives import Collective
 from ringcoll.errors import ArgumentError, PlanError
 from ringcoll.lower.slices import fuse, split
 from ringcoll.plan import Block, Plan, Step, walk
-from ringcoll.timing.fold import NEVER, TICKS, Costs, fold, port_totals, stretch
-from ringcoll.timing.graph import Graph, build_graph, is_synchronised, without_flight
-from ringcoll.timing.links import Links, Port, Wire
-from ringcoll.timing.loads import Sizes
+from ringcoll.timing.fold import NEVER, Costs, fold, port_totals, stretch
+from ringcoll.timing.graph import TICKS, Graph, build_graph, is_synchronised, without_flight
+from ringcoll.timing.links import Links, Port
+from ringcoll.timing.loads import Load, Sizes
 from ringcoll.timing.model import Terms
 from ringcoll.timing.speakers import speakers_of
 
@@ -246,18 +247,23 @@ class Clock:
         if not 0 <= nbytes < math.inf:
             raise ArgumentError(f"nbytes={nbytes}: at least 0")
         unit = (1.0 if self.given else nbytes / self.parts) / slices
-        known: dict[tuple[Wire, float], int] = {}
+        known: dict[int, tuple[tuple[int, int], ...]] = {}  # by loads, which many steps share
         costs: Costs = []
         for loads in self.graph(slices).loads:
-            cost: dict[int, int] = {}
-            for port, wire, width, times in loads:
-                if (wire, width) not in known:
-                    # One message costs what the formula says; the sums of messages are exact.
-                    seconds = width * unit / wire.bandwidth + wire.alpha * alpha
-                    known[wire, width] = round(seconds * TICKS)
-                cost[port] = cost.get(port, 0) + times * known[wire, width]
-            costs.append(tuple(cost.items()))
+            if id(loads) not in known:
+                known[id(loads)] = _cost(loads, unit, alpha=alpha)
+            costs.append(known[id(loads)])
         return costs
+
+
+def _cost(loads: Sequence[Load], unit: float, *, alpha: bool) -> tuple[tuple[int, int], ...]:
+    """For how many ticks a step occupies each of its ports; ``unit``: the bytes of a chunk."""
+    cost: dict[int, int] = {}
+    for port, wire, width, times in loads:
+        # One message costs what the formula says; the sums of messages are exact.
+        seconds = width * unit / wire.bandwidth + wire.alpha * alpha
+        cost[port] = cost.get(port, 0) + times * round(seconds * TICKS)
+    return tuple(cost.items())
 
 
 def predict(

@@ -10,7 +10,8 @@ from ringcoll.errors import ArgumentError, Deadlock, PlanError
 from ringcoll.launch import Launch, Layout
 from ringcoll.lower import lower, place
 from ringcoll.plan import Block, Buffer, Chunk, Plan, Step
-from ringcoll.timing.fold import TICKS, arrivals, fold
+from ringcoll.timing.fold import arrivals, fold
+from ringcoll.timing.graph import TICKS
 from ringcoll.timing.links import Links, Wire, equal_nodes
 from ringcoll.timing.model import CLOSED_FORMS, chain_time, closed_form
 from ringcoll.timing.predict import Clock, predict
