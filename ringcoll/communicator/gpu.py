@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -267,8 +268,10 @@ class CudaState(RankState):
             self._let_go()
             return
         self.cuda.followed.refuse_capture("close")
-        with spared():  # to free memory would end whatever any thread captures meanwhile
+        with ExitStack() as mode:
             try:
+                # To free memory would end whatever any thread captures meanwhile.
+                mode.enter_context(spared())
                 # Until its kernels have ended a rank must hear of peers that died.
                 self.synchronize()
                 self.cuda.followed.forget()  # a capture that begins there now is none of its calls

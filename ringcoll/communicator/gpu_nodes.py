@@ -122,6 +122,8 @@ class NodesState(RankState):
             )
             self.cuda = Staging(fabric, device, self._load, self._host, owner, self._failure)
             made.callback(self.cuda.close)
+            # Calls inside a node are parts of those that are followed here, on their streams.
+            self.inside.cuda.followed = self.cuda.followed
 
             def wait(ready: Callable[[], bool], timeout: float) -> None:
                 wait_for([side], ready, timeout)
@@ -398,9 +400,11 @@ class NodesState(RankState):
             # What MPI may still write to stays pinned for ever.
             self.cuda.quarantined = not self.fabric.messages.give_up(())
         told = self.broken if isinstance(self.broken, Error) and not self.settled else None
-        # To free memory would end whatever any thread captures meanwhile; a child has no CUDA.
-        with contextlib.nullcontext() if self.inherited else spared():
+        with contextlib.ExitStack() as mode:
             try:
+                if not self.inherited:  # a child has no CUDA
+                    # To free memory would end whatever any thread captures meanwhile.
+                    mode.enter_context(spared())
                 self.sending.close()
                 super().close()
             finally:

@@ -339,6 +339,18 @@ def test_calls_that_a_capture_of_their_stream_hides_are_not_overtaken(
     assert runtime.done == [(8, "after", 7)]
 
 
+def test_calls_that_were_waited_for_are_hidden_by_no_capture(followed, runtime):
+    followed.by(7)
+    followed.leave(Call(7, owned=True))
+    followed.synchronize()
+    runtime.capture(7, number=1)
+    followed.by(7)
+    followed.leave(Call(7, owned=True))
+    followed.by(8)
+    followed.leave(Call(8, owned=True))
+    assert followed.is_by(8)
+
+
 def test_captures_without_end_are_forgotten(followed, runtime, monkeypatch):
     destroyed: list[object] = []
     monkeypatch.setattr(runtime, "eventDestroy", destroyed.append)

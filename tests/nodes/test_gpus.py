@@ -149,6 +149,14 @@ def test_a_capture_outlasts_a_close_that_comes_too_early(nodes):
         assert verdict["the rest"]
 
 
+def test_a_capture_of_a_stream_of_former_calls_is_no_matter(nodes):
+    outcome = nodes("gpu_faults", "a,a,b,b", "elsewhere")
+    assert (outcome.errors, outcome.statuses) == ("", [0])
+    for rank, verdict in outcome.verdicts.items():
+        said = {"large": "no error", "close": "no error", "inside": True}
+        assert verdict == {"rank": rank, **said}
+
+
 @pytest.mark.parametrize(
     ("names", "scenario", "deaths"),
     [

@@ -111,7 +111,8 @@ class Followed:
                 raise LaunchRefused(
                     f"{self._who}: a call cannot come after those that its communicator has made "
                     f"on a stream before a CUDA graph began to be captured there; make it after "
-                    f"the capture, or capture on a stream of its own"
+                    f"the capture, capture on a stream of its own, or call synchronize() of the "
+                    f"communicator before the capture"
                 )
             self._remember(before, its)
 
@@ -168,6 +169,7 @@ class Followed:
         """
         end, stream = self._end, self.stream  # this rank's thread may go on while another waits
         self._refuse_capture(stream, "synchronize")
+        self._eager = False  # of what has ended a capture hides nothing
         with on(self._ordinal) as cuda, spared():
             try:
                 if end is not None:

@@ -5,6 +5,8 @@ import signal
 import sys
 import time
 from functools import partial
+from importlib import import_module
+from typing import Any
 
 import numpy as np
 import pytest
@@ -319,11 +321,37 @@ def captured(gpus) -> dict:
     return seen
 
 
+class Other:
+    """Another one."""
+
+    def __cuda_stream__(self):
+        return 0, 8
+
+
+def elsewhere(gpus) -> dict:
+    """A stream is captured that large calls have been on before those of another stream."""
+    followed: Any = import_module("ringcoll.executors.cuda.followed")
+    seen: dict[str, object] = {}
+    with begin() as comm:
+        child, x, small = comm.split(0), numbers(comm, LARGE), numbers(comm, 3)
+        first, then = Stream(), Other()
+        child.all_reduce(x, stream=first)
+        child.all_reduce(small, stream=then)
+        child.synchronize()
+        gpus.streamIsCapturing = lambda stream: stream == 7
+        followed.capture_of = lambda stream: 77 * (stream == 7)
+        seen["large"] = told(child.all_reduce, x, stream=then)
+        seen["close"] = finished(comm, child.close)
+        seen["inside"] = child._state.inside.closed
+        del gpus.streamIsCapturing
+    return seen
+
+
 SCENARIOS = {
     scenario.__name__: scenario
     for scenario in (
         *(never_comes, disagree, layers, short, late),
-        *(killed, cut_off, aborted, captured),
+        *(killed, cut_off, aborted, captured, elsewhere),
     )
 }
 
