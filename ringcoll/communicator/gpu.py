@@ -172,7 +172,7 @@ class CudaState(RankState):
 
     def run(self, prepared: Any, stream: int | None = None) -> None:
         """Enqueue one call of this rank alone."""
-        if self.closed or self.inherited or self.broken is not None:
+        if self.closed or self.inherited or self.broken is not None:  # a call less on the hot path
             self.usable()
         try:
             self.fabric.check()

@@ -59,6 +59,7 @@ def init(
     """
     from ringcoll.bootstrap import bootstrap_of
 
+    _refuse_register("init", options)
     agreed, settings = starting(config, timeout, device, options)
     world = bootstrap_of(bootstrap, timeout=agreed.timeout or 60.0)
     fabric = open_fabric(world, timeout=agreed.timeout or 60.0, node=settings.node)
@@ -81,6 +82,7 @@ def init_all(
         options: as for :func:`init`.
 
     """
+    _refuse_register("init_all", options)
     agreed, settings = starting(None, None, device, options)
     count, chosen = ordinals(nranks, settings.device or "auto")
     fabrics = thread_fabrics(count, agreed.timeout or 60.0)
@@ -140,6 +142,15 @@ def spawn(
         error.add_note(f"raised on rank {rank} of {nranks}") if hasattr(error, "add_note") else None
         raise error
     return results
+
+
+def _refuse_register(where: str, options: dict[str, Any]) -> None:
+    """Refuse what only groups of torch.distributed do."""
+    if options.get("register") is not None:
+        raise ArgumentError(
+            f"{where}: register={options['register']!r} is for groups of torch.distributed, as "
+            f"pg_options; register arrays of this communicator by comm.register"
+        )
 
 
 def _consequence(error: BaseException) -> int:
