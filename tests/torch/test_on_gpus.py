@@ -46,7 +46,12 @@ def test_on_gpus(worlds_on_gpus, name):
 @pytest.mark.multi_gpu
 @pytest.mark.parametrize("name", names_of("gpu_pairs"))
 def test_messages_of_some_ranks(worlds_on_gpus, name):
-    """In a group of three: two GPUs are enough."""
+    """In a group of three: two GPUs are enough, but where the third has something to do."""
+    from ringcoll.transports.cuda.device import devices
+    from tests.torch.on_ranks.gpu_pairs import A_GPU_EACH
+
+    if name.partition(".")[2] in A_GPU_EACH and len(devices()) < 3:
+        pytest.skip("needs 3 GPUs")
     run(worlds_on_gpus, name, 3)
 
 
