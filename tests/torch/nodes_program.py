@@ -91,8 +91,9 @@ def main() -> None:
     os.environ["RINGCOLL_NODE"] = nodes[rank]
     register()
     torch.set_num_threads(1)
-    where = torch.device("cpu") if device == "cpu" else torch.device("cuda", rank)
+    where = torch.device("cpu")
     if device == "cuda":
+        where = torch.device("cuda", rank % torch.cuda.device_count())
         torch.cuda.set_device(where)
     dist.init_process_group(
         "ringcoll",
