@@ -32,6 +32,8 @@ ROOT = HERE.parents[1]
 LISTS = HERE / "suite.json"
 # How the reasons of tests begin that are open where there are GPUs.
 ON_GPUS = ("needs", "asks for NCCL's name")
+# How the reasons of tests begin that some machines lack something for.
+NEEDS = "needs torchvision"
 # How PyTorch's releases say that a test is skipped for want of GPUs.
 NO_GPU = ("CUDA is not available.", "accelerator is not available.")
 MORE_GPUS = re.compile(r"Need at least \d+ (CUDA|accelerator) device")
@@ -174,7 +176,11 @@ def run_all(runner: Runner, kinds: tuple[Variant, ...], wanted: list[str]) -> di
                 del found[name]  # it might have been run by this variant
             break
         results = runner.run(variant, names) if names else []
-        found |= {result.name: replace(result, variant=str(variant)) for result in results}
+        for result in results:
+            before = found.get(result.name)
+            # That there are too few ranks is said by the variant that a test is meant for.
+            if result.outcome != "skipped" or before is None or not more_ranks(before):
+                found[result.name] = replace(result, variant=str(variant))
         for name in set(names) & set(found) - {result.name for result in results}:
             del found[name]
         counts = Counter(result.outcome for result in results)
@@ -195,6 +201,17 @@ def indented(text: str, most: int = 12) -> str:
 def excluded_by(reasons: dict[str, list[str]], name: str) -> str:
     """The reason why a test is left out; empty if it is not."""
     return next((reason for reason, names in reasons.items() if name in names), "")
+
+
+def left_out(reasons: dict[str, list[str]], found: dict[str, Result]) -> dict[str, str]:
+    """Of the tests that were found those that are left out, and why."""
+    excluded: dict[str, str] = {}
+    for name, result in found.items():
+        reason = excluded_by(reasons, name)
+        there = reason.startswith(NEEDS) and result.outcome == "passed"  # what it needs
+        if reason and not there:
+            excluded[name] = reason
+    return excluded
 
 
 def judged(
@@ -307,11 +324,8 @@ def main() -> int:
                 names = [n for n in names if excluded_by(lists["excluded"], n).startswith(ON_GPUS)]
             names = [n for n in names if re.search(args.match, n)]
             found = run_all(runner, kinds, names)
-    excluded = {
-        name: excluded_by(lists["excluded_cuda" if args.cuda else "excluded"], name)
-        for name in found
-    }
-    excluded = {name: reason for name, reason in excluded.items() if reason}
+    reasons = lists["excluded_cuda" if args.cuda else "excluded"]
+    excluded = left_out(reasons, found)
     wrong = judged(found, excluded, args.cuda, names)
     passed = sum(found[name].outcome == "passed" for name in found)
     print("\n".join([*wrong, f"{passed} tests passed, {len(wrong)} things wrong"]))

@@ -5,7 +5,17 @@ from collections import Counter
 
 import pytest
 
-from tests.torch.suite import LISTS, Result, Runner, Variant, judged, run_all, settled, variants
+from tests.torch.suite import (
+    LISTS,
+    Result,
+    Runner,
+    Variant,
+    judged,
+    left_out,
+    run_all,
+    settled,
+    variants,
+)
 
 
 def result(outcome, why="", name="test_x"):
@@ -80,7 +90,8 @@ class Scripted(Runner):
                 if name == "test_dies":
                     return -11
                 outcome = self.known[name].get(variant.known_as, "skipped")
-                file.write(json.dumps(vars(result(outcome, name=name))) + "\n")
+                outcome, _, why = outcome.partition(": ")
+                file.write(json.dumps(vars(result(outcome, why, name))) + "\n")
                 if name == "test_last":
                     self.until = 0
                     break
@@ -108,6 +119,25 @@ def test_each_test_is_run_by_the_first_variant_that_does_not_skip_it(tmp_path, c
     }
     assert runner.asked[-1] == ("gloo@8", ["test_none"])
     assert "1 passed, 2 skipped, 0 failed" in capsys.readouterr().out
+
+
+def test_too_few_ranks_are_the_reason_wherever_a_test_was_skipped_for_another(tmp_path):
+    few = "Skipped due to small world size."
+    known = {"test_nccl": {"ringcoll": "skipped: Only NCCL", "nccl": f"skipped: {few}"}}
+    found = run_all(Scripted(tmp_path, 1, known), variants("ringcoll", 2), list(known))
+    assert found["test_nccl"].why == few
+    assert judged(found, {}, 2, list(known)) == []
+
+
+def test_what_needs_a_library_is_left_out_only_without_it():
+    reasons = {"needs torchvision": ["test_a", "test_b"], "sparse": ["test_c"]}
+    found = {
+        "test_a": result("passed"),
+        "test_b": result("skipped", "no torchvision"),
+        "test_c": result("passed"),
+        "test_d": result("failed"),
+    }
+    assert left_out(reasons, found) == {"test_b": "needs torchvision", "test_c": "sparse"}
 
 
 def test_what_there_was_no_time_for_is_said(tmp_path):
