@@ -119,8 +119,8 @@ class Settings:
         debug: True logs more; "trace" keeps a record of every executed row, for tests of the
             library, and makes calls slow.
         pace: what a directed link carries: bytes/s, or (bytes/s, seconds a message).
-        register: of a group of torch.distributed: whether it registers tensors on GPUs that its
-            all_reduce meets again; now and then a call then waits for the other ranks' hosts.
+        register: of a group of torch.distributed: whether peers reach tensors on GPUs that its
+            all_reduce meets again, where they can; left out, they do.
 
     """
 

@@ -67,19 +67,18 @@ class AgreedBlocks(ABC, Generic[P]):
         """Grows when memory comes or goes: what ``lookup`` and a peer's part were is void."""
         return self._table.changes
 
-    def lookup(self, address: int, nbytes: int, *, own: bool = False) -> tuple[int, int] | None:
+    def lookup(self, address: int, nbytes: int) -> tuple[int, int] | None:
         """Where this rank's memory at an address lies; None if it is not symmetric.
 
         Args:
             address: of the first byte.
             nbytes: how many must lie in the block.
-            own: also where other ranks may call with memory of which nobody knows.
 
         Returns:
             Number of the block, at least 1, and byte offset in it.
 
         """
-        return self._table.lookup(address, nbytes, own=own)
+        return self._table.lookup(address, nbytes)
 
     @abstractmethod
     def _whole(self, nbytes: int) -> int:
@@ -193,9 +192,9 @@ class AgreedBlocks(ABC, Generic[P]):
         del gone
         fabric.allgather(b"", what=call)  # all have: now see what is left
 
-    def _withdraw(self, address: int, *, own: bool = False) -> None:
+    def _withdraw(self, address: int) -> None:
         """Look a registered block up no more; the others learn of it with the next call."""
-        block = self._table.at(address, own=own)
+        block = self._table.at(address)
         if block is not None and block.registered:
             self._table.hide(block)
             self._dropped.append((block.number, block.serial))

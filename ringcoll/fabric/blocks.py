@@ -23,7 +23,6 @@ class Block(Generic[P]):
     serial: int = 0  # how often it was handed out; a free of a former array is told apart by it
     registered: bool = False  # a user's memory: never handed out again
     hidden: bool = False  # no longer looked up on this rank, but peers may not know yet
-    own: bool = False  # that this rank has it there says nothing of what others call with
 
 
 class Table(Generic[P]):
@@ -45,11 +44,8 @@ class Table(Generic[P]):
         self.users = 0  # open communicators that see these blocks, where memory must be let go
         self.blocks: dict[int, Block[P]] = {}
         self._changes = 0
-        # Blocks by address, those that ranks agree on and all, replaced as a whole: readers take no
-        # lock.
-        self._sorted: dict[bool, tuple[list[int], list[Block[P]]]] = {
-            own: ([], []) for own in (False, True)
-        }
+        # Blocks by address, replaced as a whole: readers take no lock.
+        self._sorted: tuple[list[int], list[Block[P]]] = ([], [])
 
     @property
     def changes(self) -> int:
@@ -57,13 +53,7 @@ class Table(Generic[P]):
         return self._changes + (0 if self.parent is None else self.parent.changes)
 
     def add(
-        self,
-        parts: Sequence[P],
-        start: int,
-        nbytes: int,
-        *,
-        registered: bool = False,
-        own: bool = False,
+        self, parts: Sequence[P], start: int, nbytes: int, *, registered: bool = False
     ) -> Block[P]:
         """A new block under the lowest number that is free.
 
@@ -72,11 +62,10 @@ class Table(Generic[P]):
             start: address of this rank's part.
             nbytes: size of each part.
             registered: it is a user's own memory.
-            own: it is found by who looks for such blocks too.
 
         """
         number = next(n for n in range(1, len(self.blocks) + 2) if n not in self.blocks)
-        block = Block(number, parts, start, nbytes, registered=registered, own=own)
+        block = Block(number, parts, start, nbytes, registered=registered)
         self.blocks = {**self.blocks, number: block}
         self._sort()
         return block
@@ -91,24 +80,21 @@ class Table(Generic[P]):
         block.hidden = True
         self._sort()
 
-    def at(self, address: int, *, own: bool = False) -> Block[P] | None:
-        """This communicator's block of a kind that begins at an address."""
-        shown = self._sorted[own][1]
-        return next((b for b in shown if b.start == address and b.own == own), None)
+    def at(self, address: int) -> Block[P] | None:
+        """This communicator's own block that begins at an address."""
+        starts, blocks = self._sorted
+        index = bisect_right(starts, address) - 1
+        return blocks[index] if index >= 0 and starts[index] == address else None
 
     def _sort(self) -> None:
         self._changes += 1
         shown = (block for block in self.blocks.values() if not block.hidden)
         ordered = sorted(shown, key=lambda block: block.start)
-        agreed = [block for block in ordered if not block.own]
-        self._sorted = {
-            own: ([block.start for block in found], found)
-            for own, found in ((False, agreed), (True, ordered))
-        }
+        self._sorted = ([block.start for block in ordered], ordered)
 
-    def lookup(self, address: int, nbytes: int, *, own: bool = False) -> tuple[int, int] | None:
+    def lookup(self, address: int, nbytes: int) -> tuple[int, int] | None:
         """Number and offset of this rank's memory at an address."""
-        starts, blocks = self._sorted[own]
+        starts, blocks = self._sorted
         index = bisect_right(starts, address) - 1
         if index >= 0:
             block = blocks[index]
@@ -116,7 +102,7 @@ class Table(Generic[P]):
             if offset + nbytes <= block.nbytes:
                 return (block.number if self.parent is None else 2 * block.number - 1), offset
         if self.parent is not None:
-            found = self.parent.lookup(address, nbytes, own=own)
+            found = self.parent.lookup(address, nbytes)
             return found and (2 * found[0], found[1])
         return None
 

@@ -370,7 +370,8 @@ RC_DEVICE bool meet(Call& call, Bases& bases) {
             met = call.hear(p, call.epoch, 1 + buffer, said);
             const u64 mapping = said >> 48, offset = said & 0xffffffffffffull;
             const u64 table = call.local.mappings + (mapping * RC_RANKS + p) * 8;
-            bases.at[buffer][p] = said == 0 || !met ? 0 : load<u64>(table) + offset;
+            // Rows of one line are written at different times: never one that was read before.
+            bases.at[buffer][p] = said == 0 || !met ? 0 : look_wide(table) + offset;
         }
     }
     // Hellos order nothing: what a peer's stream wrote into INPUT before its call is read after this.

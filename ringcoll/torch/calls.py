@@ -28,7 +28,7 @@ class Calls:
 
     Args:
         comm: the communicator.
-        registers: whether tensors that all_reduce meets again are registered, where that can be.
+        registers: whether peers shall reach tensors that all_reduce meets again, where they can.
 
     """
 
@@ -69,8 +69,9 @@ class Calls:
             lasting: whether ``send`` is the caller's own tensor, which may come back.
 
         """
-        if name == "all_reduce" and self._returning is not None and send.nbytes >= LEAST:
-            self._returning.meet(send, lasting=lasting)
+        returning = self._counted(name, send)
+        if returning is not None and returning.meet(send, lasting=lasting):
+            self._kept = {k: made for k, made in self._kept.items() if k[0] != "all_reduce"}
         key = (
             name,
             None if send is None else (send.data_ptr(), send.numel(), send.dtype),
@@ -115,17 +116,21 @@ class Calls:
         config = self.state.config
         if timeout is not None:
             config = resolve(config, Config(timeout=timeout), {}, name)
-        if self._returning is not None and self._returning.reaches and name == "all_reduce":
-            made = self.state.prepare(call, config, asked=True)
-        else:
-            made = self.state.prepare(call, config)
+        asks = self._counted(name, send) is not None
+        made = self.state.prepare(call, config, **({"asked": True} if asks else {}))
         self._kept.pop(key, None)
         while len(self._kept) >= KEPT:
             self._kept.pop(next(iter(self._kept)))
         self._kept[key] = made
         return made
 
+    def _counted(self, name: str, send: Any) -> Returning | None:
+        """Who counts such a call, of which hellos tell what peers reach; alike on all ranks."""
+        return self._returning if name == "all_reduce" and send.nbytes >= LEAST else None
+
     def forget(self) -> None:
         """Keep no call any more, and no memory."""
         self._kept.clear()
+        if self._returning is not None:
+            self.state.cuda.tend = None
         self._returning = None

@@ -34,7 +34,7 @@ class Device:
         comm: a communicator of GPU ranks.
         ordinal: of this rank's device.
         failed: is told of an error, and says which one to raise.
-        registers: whether tensors that all_reduce meets again are registered.
+        registers: whether peers shall reach tensors that all_reduce meets again.
 
     """
 

@@ -145,7 +145,7 @@ class ProcessGroupRingcoll(Barriers):
             store = Polled(dist.PrefixStore(key, self._store), poll or self._usable)
             patience = seconds if poll is None else math.inf
             where = StoreBootstrap(store, rank, nranks, patience)
-            self._registers = bool(settings.register)
+            self._registers = settings.register is not False
             fabric = open_fabric(where, timeout=seconds, node=settings.node)
             return _communicator(fabric, config, settings, ordinal)
         except Error as error:

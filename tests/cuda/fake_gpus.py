@@ -61,6 +61,11 @@ class Gpus(Runtime):
         self.give(stream, done.set)
         done.wait()
 
+    def streamQuery(self, stream: int) -> int:
+        done = threading.Event()
+        self.give(stream, done.set)
+        return 0 if done.wait(0.05) else 600
+
     def streamCreateWithPriority(self, flags: int, _priority: int) -> int:
         return self.streamCreateWithFlags(flags)
 

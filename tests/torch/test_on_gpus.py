@@ -4,7 +4,8 @@ import pytest
 
 from tests.torch.world import World, names_of
 
-ALONE = ("another_device", "a_rank_that", "receives")  # no such thing in a world of one
+# No such thing in a world of one.
+ALONE = ("another_device", "a_message", "a_rank_that", "receives", "tensors_that")
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +34,12 @@ def alone() -> list[str]:
 @pytest.mark.parametrize("name", alone())
 def test_on_one_gpu(worlds_on_gpus, name):
     run(worlds_on_gpus, name, 1)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["gpu.tensors_that_come_back", "gpu.a_message_between_calls"])
+def test_two_ranks_of_one_gpu(worlds_on_gpus, name):
+    run(worlds_on_gpus, name, 2)
 
 
 @pytest.mark.multi_gpu

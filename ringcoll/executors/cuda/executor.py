@@ -33,6 +33,7 @@ from ringcoll.executors.cuda.lanes import CopyLaunch, Streams, copy_launch
 from ringcoll.executors.cuda.loader import Launchable, Loader
 from ringcoll.executors.cuda.mappings import Mappings
 from ringcoll.executors.cuda.params import Addresses, Header, factor_bytes, pack, start_of
+from ringcoll.executors.cuda.posts import Posts
 from ringcoll.executors.cuda.ready import Enqueued, Ready
 from ringcoll.executors.cuda.recorder import Recorder
 from ringcoll.executors.cuda.reports import (
@@ -89,6 +90,8 @@ class CudaExecutor:
         self.rank, self.nranks = fabric.rank, fabric.nranks
         self.arena = Arena(self.nranks)
         self.recorder: Recorder | None = None
+        self.posts: Posts | None = None
+        self.tend: Callable[[], None] | None = None
         self.running: Ready | None = None
         self.followed = Followed(device.ordinal, f"rank {fabric.rank}: {device}")
         self._device: Callable[[], int] = runtime().getDevice
@@ -193,12 +196,20 @@ class CudaExecutor:
             ready.launchable = self._launchable([ready])
         return ready
 
-    def _reach(self, array: npt.NDArray[Any] | None, own: bool) -> int:
+    def _reach(self, array: npt.NDArray[Any] | None, asked: bool) -> int:
         """An array as peers reach it: mapping << 48 | offset, 0 if they cannot."""
         if array is None or not array.size:
             return 0
-        found = self.symmetric.lookup(start_of(array), array.nbytes, own=own)
-        return 0 if found is None else found[0] << OFFSET_BITS | found[1]
+        start, nbytes = start_of(array), array.nbytes
+        found = self.symmetric.lookup(start, nbytes)
+        if found is None:
+            return self.posts.word(start, nbytes) if asked and self.posts is not None else 0
+        return found[0] << OFFSET_BITS | found[1]
+
+    def open_posts(self) -> Posts:
+        """Let ranks post memory for calls that ask hellos; collective."""
+        self.posts = Posts(self.fabric, self.device.ordinal, self.mappings)
+        return self.posts
 
     def _mapped(self, call: Call, hello: tuple[int, int]) -> frozenset[Buffer]:
         """The buffers that peers may reach: this rank's stand for all, or the call fails.
@@ -406,6 +417,8 @@ class CudaExecutor:
         self.running = None
         self.verdicts.close()
         self.followed.forget()
+        if self.posts is not None:
+            self.posts.close()
         self.mappings.close()
         self.memory.close()
         self.report.free()

@@ -9,6 +9,7 @@ of no use outside of a capture that it was recorded in, nor inside if it was rec
 from __future__ import annotations
 
 from typing import Any, Protocol
+from weakref import WeakSet
 
 from ringcoll.errors import LaunchRefused, MachineError
 from ringcoll.executors.cuda.event import Event
@@ -16,13 +17,22 @@ from ringcoll.executors.cuda.gate import order
 from ringcoll.transports.cuda.capture import capture_of, spared, untouchable
 from ringcoll.transports.cuda.device import on, runtime
 
-__all__ = ["Followed", "Goes"]
+__all__ = ["Followed", "Goes", "quiet"]
 
 _FOR_EVER = (0, 1, 2)
 """Handles of the default streams: the current one's, the one of all threads, the one of each."""
 
 _MOST = 64
 """Captures that are remembered: far more than go on at a time."""
+
+
+_all: WeakSet[Followed] = WeakSet()
+"""Of all communicators of this process."""
+
+
+def quiet() -> bool:
+    """Whether all calls of this process have ended, as far as that is known without waiting."""
+    return all(followed.ended() for followed in list(_all))
 
 
 class Goes(Protocol):
@@ -52,6 +62,7 @@ class Followed:
         self._eager = False  # whether it was part of no capture when the last call came to it
         self._end: Event | None = None  # of calls that ran, or will
         self._captured: dict[int, Event] = {}  # by capture: the end of its calls
+        _all.add(self)
 
     def is_by(self, stream: int) -> bool:
         """Whether what a stream is given comes after all calls anyway."""
@@ -180,6 +191,17 @@ class Followed:
                 raise MachineError(
                     f"{self._who} fails: {error}; this process can use it no more"
                 ) from error
+
+    def ended(self) -> bool:
+        """Whether all calls have ended, as far as that is known without waiting."""
+        end, stream = self._end, self.stream
+        with on(self._ordinal) as cuda, spared():
+            try:
+                return (end is None or end.done()) and (
+                    stream is None or cuda.streamQuery(stream) == 0
+                )
+            except RuntimeError:  # it is being captured, or its owner has destroyed it
+                return False
 
     def forget(self) -> None:
         """Nothing is to be waited for any more."""

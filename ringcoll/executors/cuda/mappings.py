@@ -9,9 +9,17 @@ from ringcoll.transports.cuda.device import on
 from ringcoll.transports.cuda.memory import allocate
 from ringcoll.transports.cuda.symmetric import CudaSymmetricMemory
 
-__all__ = ["Mappings"]
+__all__ = ["POSTS", "Mappings", "posted"]
 
 _MAPPINGS = 1 << 12
+
+POSTS = 1 << 10
+"""Rows after those of symmetric memory: each is a post of every rank, numbered by it alone."""
+
+
+def posted(number: int) -> int:
+    """The row of a rank's post."""
+    return _MAPPINGS + number
 
 
 class Mappings:
@@ -26,15 +34,20 @@ class Mappings:
 
     def __init__(self, nranks: int, ordinal: int, symmetric: CudaSymmetricMemory) -> None:
         self._symmetric, self._nranks, self._changes = symmetric, nranks, -1
-        self._memory = allocate(ordinal, _MAPPINGS * nranks * 8, what="the table of mappings")
+        nbytes = (_MAPPINGS + POSTS) * nranks * 8
+        self._memory = allocate(ordinal, nbytes, what="the table of mappings")
 
     @property
     def pointer(self) -> int:
         """Where the table lies on the device."""
         return self._memory.pointer
 
+    def row(self, mapping: int, rank: int) -> int:
+        """Where the address of a rank's memory stands on the device."""
+        return self.pointer + (mapping * self._nranks + rank) * 8
+
     def update(self) -> None:
-        """Write the table if memory has come or gone; before a launch that reads it.
+        """Write the rows of symmetric memory if some has come or gone; before a launch reads it.
 
         Raises:
             OutOfMemory: there are more blocks than the table has rows.

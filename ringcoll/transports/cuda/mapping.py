@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -24,7 +24,7 @@ class Unreached(MachineError):
 
 def pointer_to(
     cuda: Any,
-    reaches: Sequence[Reach],
+    reaches: Sequence[Reach] | Mapping[int, Reach],
     rank: int,
     peer: int,
     opened: list[Callable[[], None]],
@@ -34,7 +34,7 @@ def pointer_to(
 
     Args:
         cuda: the CUDA runtime.
-        reaches: what the ranks have said, in rank order.
+        reaches: what the ranks have said, by rank.
         rank: this rank.
         peer: whose memory; may be this rank.
         opened: gets what has to be given to :func:`unmap` at the end.

@@ -12,7 +12,7 @@ from typing import Any
 
 from ringcoll.errors import MachineError
 
-__all__ = ["HANDLE_BYTES", "Reach", "describe", "reaches_of"]
+__all__ = ["HANDLE_BYTES", "REACH_BYTES", "Reach", "describe", "reaches_of"]
 
 HANDLE_BYTES = 64
 """Length of CUDA's handle for another process."""
@@ -20,6 +20,8 @@ HANDLE_BYTES = 64
 # boot id, process, pointer, bytes, offset in the allocation, ordinal, bus address, name, handle
 _LAYOUT = struct.Struct(f"<16sQQQQi16s48s{HANDLE_BYTES}s")
 _NO_HANDLE = bytes(HANDLE_BYTES)
+REACH_BYTES = _LAYOUT.size
+"""Length of a :class:`Reach`; of its text it is twice that."""
 _LARGEST = 1 << 48  # bytes: beyond any device, and any address that one has
 
 

@@ -118,12 +118,11 @@ class CudaSymmetricMemory(AgreedBlocks[Part]):
         block.parts[fabric.rank].memory.held = weakref.ref(lease)
         return _array(block.start, extent, row, lease, self.ordinal)
 
-    def register(self, array: DeviceArray, *, own: bool = False) -> bool:
+    def register(self, array: DeviceArray) -> bool:
         """Let peers reach an array that exists already; collective, the same bytes on all ranks.
 
         Args:
             array: of this rank's device; it lives until :meth:`unregister` or :meth:`close`.
-            own: only calls that ask hellos take it for reached: others need the ranks' agreement.
 
         Returns:
             Whether peers reach it. Memory of stream-ordered pools and virtual memory that was not
@@ -141,8 +140,7 @@ class CudaSymmetricMemory(AgreedBlocks[Part]):
                 f"register: the array is on device {array.ordinal}, and this rank on device "
                 f"{self.ordinal}"
             )
-        found = self.lookup(array.pointer, array.nbytes, own=own)
-        there = array.nbytes == 0 or found is not None
+        there = array.nbytes == 0 or self.lookup(array.pointer, array.nbytes) is not None
         about = f"{array.count} of {array.dtype}"
         unused, all_there = self._agree(fabric, "register", array.nbytes, about, there)
         if all_there or not self._reached:
@@ -154,19 +152,12 @@ class CudaSymmetricMemory(AgreedBlocks[Part]):
             return False
         stale = [number for number in unused if self._table.blocks[number].registered]
         self._forget(fabric, "register", stale)
-        self._table.add(_parts(memory), array.pointer, array.nbytes, registered=True, own=own)
+        self._table.add(_parts(memory), array.pointer, array.nbytes, registered=True)
         return True
 
-    def unregister(self, array: DeviceArray, *, own: bool = False) -> None:
-        """Let go of an array registered so; not collective, its peers learn of it later."""
-        self._withdraw(array.pointer, own=own)
-
-    def sweep(self) -> None:
-        """Let go of what all ranks have unregistered; collective."""
-        fabric = self._usable("sweep")
-        unused, _ = self._agree(fabric, "sweep", 0, "nothing")
-        stale = [number for number in unused if self._table.blocks[number].registered]
-        self._forget(fabric, "sweep", stale)
+    def unregister(self, array: DeviceArray) -> None:
+        """Let go of a registered array; not collective, its peers learn of it later."""
+        self._withdraw(array.pointer)
 
     def peer_pointer(self, rank: int, mapping: int, offset: int, nbytes: int = 0) -> int:
         """Where this rank's device finds what another rank's ``lookup`` has found.
