@@ -330,11 +330,16 @@ def fit_chain(points: Sequence[Point], *, flight: bool = False) -> Fit:
     return Fit(bandwidth, alpha, residuals(points, bandwidth, alpha, latency), latency)
 
 
+_ALIKE = 1e-9
+"""Of the norms of relative errors: a difference that is none."""
+
+
 def _least_squares(matrix: npt.NDArray[np.float64], columns: Sequence[int]) -> list[float]:
     """The x of least |matrix·x - 1|, x ≥ 0, 0 outside of ``columns``.
 
     Where some of x are 0, the others are the plain solution of their columns: of so few columns
-    every choice is tried. A choice whose columns say the same is left out.
+    every choice is tried. A choice whose columns say the same is left out. Of choices that fit
+    alike the first is taken, whichever way the machine rounds.
     """
     best, least = [0.0] * matrix.shape[1], math.inf
     # Columns of one magnitude: bytes and counts lie many powers of ten apart.
@@ -344,7 +349,7 @@ def _least_squares(matrix: npt.NDArray[np.float64], columns: Sequence[int]) -> l
             part = matrix[:, taken] / scale[taken]
             found, _, rank, _ = np.linalg.lstsq(part, np.ones(len(part)), rcond=1e-9)
             error = float(np.linalg.norm(part @ found - 1))
-            if rank == count and found.min() >= 0 and error < least:
+            if rank == count and found.min() >= 0 and error < least - _ALIKE:
                 least = error
                 values = dict(zip(taken, found / scale[taken], strict=True))
                 best = [float(values.get(column, 0.0)) for column in range(matrix.shape[1])]
