@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from ringcoll.arguments.calls import Call
 from ringcoll.communicator.explaining import explained
@@ -34,6 +34,8 @@ from ringcoll.transports.cuda.device import Device
 from ringcoll.transports.cuda.symmetric import CudaSymmetricMemory
 
 __all__ = ["CudaState"]
+
+T = TypeVar("T")
 
 
 class CudaState(RankState):
@@ -192,6 +194,16 @@ class CudaState(RankState):
             self.symmetric.unregister(found)
             return False
         return bool(self.together(lambda: self.symmetric.register(found)))
+
+    def together(self, call: Callable[[], T]) -> T:
+        """As any rank's; memory that the call has made is known to kernels before it returns.
+
+        A peer's call may name it to one of this rank's that was captured: nothing is prepared
+        before a replay.
+        """
+        made = super().together(call)
+        self.cuda.mappings.update()
+        return made
 
     def explain(self, collective: str, nbytes: int) -> str:
         """What a call of so many bytes runs, how far that holds, and what runs beyond."""

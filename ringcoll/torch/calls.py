@@ -6,6 +6,7 @@ tensor that is made later at the same place finds it, and is served by it as rig
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from ringcoll.arguments.calls import prepare
@@ -14,10 +15,13 @@ from ringcoll.communicator.gpu import CudaState
 from ringcoll.communicator.public import Communicator
 from ringcoll.config import Config, resolve
 from ringcoll.dtypes import ReduceOp
+from ringcoll.errors import MachineError
 from ringcoll.torch.returning import LEAST, Returning
 from ringcoll.torch.tensors import memory
 
 __all__ = ["Calls"]
+
+_log = logging.getLogger("ringcoll")
 
 KEPT = 512
 """Calls that a communicator keeps prepared; the oldest goes first."""
@@ -46,7 +50,10 @@ class Calls:
             and isinstance(state, CudaState)
             and (state.transport, state.config.engine) in (("p2p", None), ("p2p", "sm"))
         ):
-            self._returning = Returning(state)
+            try:
+                self._returning = Returning(state)
+            except MachineError as error:  # on all ranks
+                _log.warning("tensors that come back stay staged: %s", error)
 
     def ready(
         self,
@@ -70,14 +77,13 @@ class Calls:
 
         """
         returning = self._counted(name, send)
-        if returning is not None and returning.meet(send, lasting=lasting):
-            self._kept = {k: made for k, made in self._kept.items() if k[0] != "all_reduce"}
         key = (
             name,
             None if send is None else (send.data_ptr(), send.numel(), send.dtype),
             None if recv is None else (recv.data_ptr(), recv.numel(), recv.dtype),
             op,
             root,
+            0 if returning is None else returning.meet(send, lasting=lasting),
         )
         found = self._kept.get(key)
         # Memory that peers can reach may lie there now, or no longer.
@@ -131,6 +137,4 @@ class Calls:
     def forget(self) -> None:
         """Keep no call any more, and no memory."""
         self._kept.clear()
-        if self._returning is not None:
-            self.state.cuda.tend = None
         self._returning = None

@@ -1,12 +1,10 @@
 """Tensors that all_reduce meets again and again: memory that peers reach without being asked to.
 
 DDP hands over its buckets at the same places in every step, and whoever knows nothing of ringcoll
-registers none of them. So each rank posts what comes for the third time, for its peers to map when
-they come by (:mod:`ringcoll.executors.cuda.posts`). Nobody waits and nobody need agree: calls run
-zero-copy as soon as the hellos of all ranks name their tensors, and staged until then.
-
-A tensor that was posted is kept as long as anybody else has it. In a CUDA graph its address lives
-as long as the graph, of which nothing is known: so what was captured is kept until the group ends.
+registers none of them. So each rank posts the memory of what comes for the third time, for its
+peers to map when they come by (:mod:`ringcoll.executors.cuda.posts`). Nobody waits and nobody need
+agree: a call runs zero-copy as soon as the hellos of all ranks name their tensors, and staged until
+then.
 
 On 2 H200 a bucket of 25 MiB took 86 us where peers reached it, 109 to 113 where it was staged.
 """
@@ -14,7 +12,6 @@ On 2 H200 a bucket of 25 MiB took 86 us where peers reached it, 109 to 113 where
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -27,10 +24,13 @@ from ringcoll.communicator.gpu import CudaState
 __all__ = ["LEAST", "Returning"]
 
 LEAST = 1 << 20
-"""Bytes from which a tensor is counted: smaller ones go in lines, which nobody need reach."""
+"""Bytes from which a tensor is counted: smaller ones go in lines, which nobody need reach; over
+NVLink those of up to 4 MiB do."""
 
 TIMES = 2
-"""How often a place has come before it is taken for one that comes back."""
+"""How often a tensor has come before it is taken for one that comes back."""
+
+_NEVER = -(1 << 60)
 
 _PLACES = 4096
 """Places that are counted at most."""
@@ -62,16 +62,11 @@ class Returning:
         state: CudaState,
         capturing: Callable[[], bool] = torch.cuda.is_current_stream_capturing,
     ) -> None:
-        self._state, self._capturing = state, capturing
         self._posts = state.together(state.cuda.open_posts)
+        self._capturing = capturing
         self._seen: dict[Place, _Seen] = {}
-        self._kept: dict[Place, Any] = {}
-        self._captured: set[Place] = set()
-        self._calls = self._changes = 0
-        self._posted = True  # until memory turns out to be of a kind that peers cannot map
-        state.cuda.tend = self.tend
 
-    def meet(self, tensor: Any, *, lasting: bool) -> bool:
+    def meet(self, tensor: Any, *, lasting: bool) -> int:
         """Count a call; before every all_reduce of LEAST bytes, on all ranks, under the lock.
 
         Args:
@@ -79,23 +74,15 @@ class Returning:
             lasting: whether it is the caller's own, and no copy that was made for the call.
 
         Returns:
-            Whether calls that are prepared may name memory that peers reach no more, or leave out
-            some that they do.
+            How hellos name it: what is prepared for another name does not hold.
 
         """
         self._posts.look()
-        if lasting:
-            place = tensor.data_ptr(), tensor.nbytes
-            kept = self._kept.get(place)
-            if kept is None:
-                self._count(place, tensor)
-            elif kept.data_ptr() != place[0]:  # its storage was resized; other memory came there
-                self._drop(place)
-            elif self._capturing():
-                self._captured.add(place)
-        self._calls += 1
-        changes, self._changes = self._changes, self._posts.changes
-        return changes != self._changes
+        place = tensor.data_ptr(), tensor.nbytes
+        word = self._posts.word(*place)
+        if not word and lasting and not self._capturing():
+            self._count(place, tensor)
+        return word
 
     def _count(self, place: Place, tensor: Any) -> None:
         """Note that this memory has come, and post it if it has come before."""
@@ -105,44 +92,9 @@ class Returning:
             while len(self._seen) >= _PLACES:
                 self._seen.pop(next(iter(self._seen)))
         self._seen[place] = seen
-        if seen.times >= TIMES and self._posted and not self._capturing():
-            self._post(place, tensor.detach())
         seen.times += 1
-
-    def _post(self, place: Place, tensor: Any) -> None:
-        if self._state.symmetric.lookup(*place) is not None:
-            return
-        if self._posts.post(*place, tensor):
-            self._kept[place] = tensor
-            del self._seen[place]
-        else:
-            _log.info("all_reduce: a tensor that comes back stays staged: peers cannot map it")
-            self._posted = False
-
-    def _drop(self, place: Place) -> None:
-        del self._kept[place]
-        self._posts.withdraw(*place, self._calls)
-
-    def tend(self) -> None:
-        """Let go of tensors that nobody else has any more; now and then, by any thread."""
-        if not self._state.lock.acquire(blocking=False):
-            return
-        try:
-            for place in self._unused():
-                self._drop(place)
-            self._posts.look()
-            self._posts.tend(self._calls)
-        finally:
-            self._state.lock.release()
-
-    def _unused(self) -> list[Place]:
-        """The places of tensors that nobody else has any more."""
-        storages = {place: tensor.untyped_storage() for place, tensor in self._kept.items()}
-        ours = Counter(storage._cdata for storage in storages.values())
-        return [
-            place
-            for place, storage in storages.items()
-            # These and the storages' own.
-            if torch._C._storage_Use_Count(storage._cdata) <= ours[storage._cdata] + 1
-            and place not in self._captured
-        ]
+        if seen.times > TIMES:
+            seen.times = 0  # should it be named no more, it is counted anew
+            if not self._posts.post(place[0]):
+                _log.info("all_reduce: a tensor that comes back stays staged: peers cannot map it")
+                seen.times = _NEVER

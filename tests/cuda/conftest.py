@@ -69,7 +69,7 @@ def apart(monkeypatch):
     ranks = Apart()
     named = types.SimpleNamespace(getpid=lambda: getattr(ranks.local, "pid", 1))
     monkeypatch.setattr(reach, "os", named)
-    monkeypatch.setattr(peers, "gone", ranks.dead.__contains__)
+    monkeypatch.setattr(peers, "_gone", ranks.dead.__contains__)
     return ranks
 
 

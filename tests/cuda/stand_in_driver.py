@@ -91,9 +91,8 @@ class Driver:
                 if first <= at < first + total
             ]
             whole = reserved[0] if reserved else (start, size)
-            out._obj.value = {10: legacy, 11: whole[0], 12: whole[1], 18: size, 19: start}[
-                attribute
-            ]
+            known = {7: start, 10: legacy, 11: whole[0], 12: whole[1], 18: size, 19: start}
+            out._obj.value = known[attribute]
             return 0
 
     def cuMemRetainAllocationHandle(self, out, at):

@@ -46,6 +46,7 @@ class Runtime:
 
     def __init__(self):
         self.alive, self.captured, self.done = {0, 7, 8, 9}, {}, []
+        self.busy: set[int] = set()
         self.relaxed = self.broken = self.spoilt = self.blocking = False
 
     def spoil(self, status):
@@ -88,8 +89,17 @@ class Runtime:
             self.spoil(UNSUPPORTED)
         self.done.append(("synchronize", stream))
 
+    def streamQuery(self, stream):
+        self.use(stream)
+        if stream in self.captured:
+            self.spoil(UNSUPPORTED)
+        return 600 * (stream in self.busy)
+
     def eventCreateWithFlags(self, _flags):
         return Noted()
+
+    def eventQuery(self, event):
+        return 600 * any(stream in self.busy for stream in event)
 
     def eventRecord(self, event, stream):
         self.use(stream)
@@ -427,3 +437,50 @@ def test_what_is_forgotten_is_not_waited_for(followed, runtime):
     followed.synchronize()
     followed.by(8)
     assert runtime.done == []
+
+
+def test_calls_have_ended_with_all_that_their_stream_was_given(followed, runtime):
+    assert followed.ended()
+    followed.by(7)
+    runtime.busy = {7}
+    assert not followed.ended()
+    runtime.busy = set()
+    assert followed.ended()
+    followed.leave(Call(7))
+    runtime.busy = {7}
+    assert not followed.ended()
+    followed.by(8)
+    followed.leave(Call(8, owned=True))
+    assert followed.ended()
+
+
+def test_marked_calls_have_ended_whatever_their_stream_is_given_later(followed, runtime):
+    followed.by(7)
+    runtime.busy = {7}
+    followed.watch(marking=True)
+    assert not followed.ended()
+    followed.by(7)
+    followed.mark(7)
+    event = followed._last._event
+    assert list(event) == [7] and not followed.ended()
+    event.clear()  # it was passed; the stream has more to do
+    assert followed.ended()
+    followed.by(7)  # a call that is not marked yet
+    assert not followed.ended()
+    followed.mark(7)
+    followed.watch(marking=False)
+    assert not followed.ended()
+
+
+def test_of_captured_calls_nothing_is_known_and_captures_are_left_whole(followed, runtime):
+    followed.by(7)
+    runtime.capture(7)
+    assert not followed.ended()
+    followed.mark(7)
+    assert followed._last is None
+    runtime.capture(8)
+    followed.by(8)
+    runtime.captured.clear()
+    assert not followed.ended()
+    followed.forget()
+    assert followed.ended()

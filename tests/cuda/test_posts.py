@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import time
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,10 +13,12 @@ import pytest
 
 import ringcoll
 from ringcoll.executors.cuda import followed, posts
-from ringcoll.executors.cuda.mappings import POSTS
-from ringcoll.transports.cuda import mapping, retired
+from ringcoll.executors.cuda.mappings import POSTS, Mappings
+from ringcoll.transports.cuda import mapping
+from ringcoll.transports.cuda import memory as device_memory
 from ringcoll.transports.cuda.allocation import Allocation
 from tests.cuda.ranks import close, together
+from tests.cuda.stand_in import read
 from tests.cuda.test_asked import reduced
 from tests.kernels.stand_in import needs_compiler
 
@@ -24,22 +29,75 @@ from tests.cuda.fake_gpus import FakeBuffer, fake
 pytestmark = needs_compiler
 
 COUNT = 3001
+AROUND = 16
+"""Bytes of an allocation before what lies in it."""
+
+
+class Passed:
+    """Stands for an event that its stream has passed."""
+
+    def __init__(self, _ordinal: int, _stream: int) -> None:
+        pass
+
+    def done(self) -> bool:
+        return True
+
+
+class Memory:
+    """What the driver knows of allocations: here of those that tests have made."""
+
+    def __init__(self) -> None:
+        self.numbers = itertools.count(1)
+        self.there: list[Allocation] = []
+
+    def made(self, buffer: Any) -> int:
+        """An allocation around a buffer; where its memory begins."""
+        start, nbytes = buffer.array.pointer - AROUND, buffer.nbytes + 2 * AROUND
+        self.there.append(Allocation(start, nbytes, True, next(self.numbers)))
+        return buffer.array.pointer
+
+    def free(self, buffer: Any) -> None:
+        self.there.remove(self.allocation_of(buffer.array.pointer))
+
+    def allocation_of(self, at: int) -> Allocation:
+        for found in self.there:
+            if found.start <= at < found.start + found.nbytes:
+                return found
+        raise ringcoll.MachineError("nothing is known")
+
+    def number_of(self, at: int) -> int:
+        try:
+            return self.allocation_of(at).number
+        except ringcoll.MachineError:
+            return 0
 
 
 @pytest.fixture
-def gpus(monkeypatch):
+def memory(monkeypatch):
+    known = Memory()
+    monkeypatch.setattr(posts, "allocation_of", known.allocation_of)
+    monkeypatch.setattr(posts, "number_of", known.number_of)
+    return known
+
+
+@pytest.fixture
+def gpus(monkeypatch, memory):
     made = fake(monkeypatch, 3, sms=24)
-    monkeypatch.setattr(posts, "allocation_of", lambda at: Allocation(at, 1 << 20, True))
     yield made
     made.close()
 
 
 @pytest.fixture
 def comms(gpus):
-    made = ringcoll.init_all([0, 1, 2], device="cuda", timeout=30)
-    together(made, lambda comm: (comm._settle(), comm._state.cuda.open_posts()))
+    made = opened()
     yield made
     close(made, failed=True)
+
+
+def opened() -> Any:
+    made = ringcoll.init_all([0, 1, 2], device="cuda", timeout=30)
+    together(made, lambda comm: (comm._settle(), comm._state.cuda.open_posts()))
+    return made
 
 
 def of(comm: Any) -> posts.Posts:
@@ -62,9 +120,8 @@ def settled(comm: Any) -> None:
         time.sleep(0.05)
 
 
-def right(comm: Any, buffers: list[Any], seed: int) -> Any:
+def right(comm: Any, buffer: Any, seed: int) -> Any:
     """One call on a buffer of each rank, compared."""
-    buffer = buffers[comm.rank]
     ready = reduced(comm, buffer)
     comm.synchronize()
     buffer.check(np.sum([numbers(rank, seed) for rank in range(comm.nranks)], axis=0))
@@ -72,91 +129,104 @@ def right(comm: Any, buffers: list[Any], seed: int) -> Any:
 
 
 @pytest.mark.parametrize("posting", [(0, 1, 2), (0, 2), (1,), ()], ids=str)
-def test_calls_run_zero_copy_once_all_ranks_have_posted(comms, posting):
+def test_calls_run_zero_copy_once_all_ranks_have_posted(comms, memory, posting):
     def work(comm):
         for seed in range(3):
             buffer = FakeBuffer(comm, numbers(comm.rank, seed))
-            owner = object()
+            at = memory.made(buffer)
             if comm.rank in posting:
-                assert of(comm).post(*place(buffer), owner)
+                assert of(comm).post(at)
                 assert of(comm).word(*place(buffer)) == 0  # nobody has looked
-                settled(comm)
-                assert of(comm).word(*place(buffer)) != 0
-            else:
-                settled(comm)
-            ready = right(comm, [buffer] * comm.nranks, seed)
+            settled(comm)
+            assert (of(comm).word(*place(buffer)) != 0) == (comm.rank in posting)
+            assert of(comm).word(at, 1 << 20) == 0  # more than lies there
+            ready = right(comm, buffer, seed)
             assert bool(ready.at.hello[0]) == (comm.rank in posting)
+            memory.free(buffer)
 
     together(comms, work)
 
 
-def test_memory_is_named_only_once_all_have_looked_and_their_rows_are_written(comms, gpus):
-    def work(comm):
-        fabric = comm._state.fabric
-        buffer = FakeBuffer(comm, numbers(comm.rank, 0))
-        of(comm).post(*place(buffer), None)
-        for late in range(comm.nranks):
-            fabric.allgather(b"", what="next")
-            if comm.rank <= late:
-                of(comm).look()  # maps
-                gpus.streamSynchronize(of(comm)._stream)
-                of(comm).look()  # says so
-            fabric.allgather(b"", what="said")
-            of(comm)._looked_at.clear()  # sees, and maps nothing
-            before = of(comm).changes
-            of(comm).look()
-            named = of(comm).word(*place(buffer)) != 0
-            others = all(rank <= late for rank in range(comm.nranks) if rank != comm.rank)
-            assert named == others
-            assert of(comm).changes == before + (named and before == 0)
-            of(comm)._looked_at[:] = [p for p in range(comm.nranks) if p != comm.rank]
-
-    together(comms, work)
-
-
-def test_what_is_withdrawn_is_unmapped_when_all_calls_with_it_have_ended(comms, monkeypatch):
-    busy: set[int] = set()
-    monkeypatch.setattr(posts, "quiet", lambda: not busy and followed.quiet())
-
+def test_memory_is_named_only_once_all_have_looked_and_their_rows_are_written(comms, gpus, memory):
     def work(comm):
         fabric, mine = comm._state.fabric, of(comm)
         buffer = FakeBuffer(comm, numbers(comm.rank, 0))
-        mine.post(*place(buffer), None)
+        mine.post(memory.made(buffer))
+        for late in range(comm.nranks):
+            fabric.allgather(b"", what="next")
+            if comm.rank <= late:
+                mine.look()  # maps
+                gpus.streamSynchronize(mine._stream)
+                mine.look()  # says so
+            fabric.allgather(b"", what="said")
+            peers, mine._lost = mine._lost, {0, 1, 2}
+            mine.look()  # sees, and maps nothing
+            mine._lost = peers
+            others = all(rank <= late for rank in range(comm.nranks) if rank != comm.rank)
+            assert (mine.word(*place(buffer)) != 0) == others
+            mine._news = [0] * comm.nranks
+
+    together(comms, work)
+
+
+def test_other_memory_at_the_same_place_is_not_named(comms, memory):
+    """As where a caching allocator gives a segment back to CUDA and takes another."""
+
+    def work(comm):
+        buffer = FakeBuffer(comm, numbers(comm.rank, 0))
+        of(comm).post(memory.made(buffer))
         settled(comm)
-        right(comm, [buffer] * comm.nranks, 0)
-        before = mine.changes
-        mine.withdraw(*place(buffer), 1)
-        assert mine.word(*place(buffer)) == 0 and mine.changes == before + 1
-        fabric.allgather(b"", what="withdrawn")
-        mine.tend(0)
-        assert len(mine._mapped) == comm.nranks - 1  # a call may be missing that names it
-        busy.add(comm.rank)
-        mine.tend(1)
-        assert len(mine._mapped) == comm.nranks - 1
+        assert of(comm).word(*place(buffer)) != 0
+        memory.free(buffer)
+        assert of(comm).word(*place(buffer)) == 0
+        at = memory.made(buffer)
+        assert of(comm).word(*place(buffer)) == 0
+        assert of(comm).post(at)
+        settled(comm)
+        assert of(comm).word(*place(buffer)) != 0
+        right(comm, buffer, 0)
+
+    together(comms, work)
+
+
+def test_what_was_freed_is_unmapped_when_no_call_can_be_running(comms, memory, monkeypatch):
+    busy: set[int] = {0, 1, 2}
+    monkeypatch.setattr(posts, "quiet", lambda: not busy and followed.quiet())
+    monkeypatch.setattr(posts, "_OFTEN", 1)
+
+    def work(comm):
+        fabric, mine = comm._state.fabric, of(comm)
+        buffers = [FakeBuffer(comm, numbers(comm.rank, seed)) for seed in range(2)]
+        for buffer in buffers:
+            mine.post(memory.made(buffer))
+        settled(comm)
+        right(comm, buffers[0], 0)
+        memory.free(buffers[0])
+        settled(comm)
+        assert len(mine._mapped) == 2 * (comm.nranks - 1)
+        assert len(mine._stale) == comm.nranks - 1
         fabric.allgather(b"", what="busy")
         busy.discard(comm.rank)
-        fabric.allgather(b"", what="quiet")
-        mine.tend(1)
-        assert mine._mapped == {}
-        buffer = FakeBuffer(comm, numbers(comm.rank, 1))
-        mine.post(*place(buffer), None)
         settled(comm)
-        assert mine.word(*place(buffer)) != 0
-        right(comm, [buffer] * comm.nranks, 1)
+        assert sorted(mine._mapped) == [(p, 1) for p in range(comm.nranks) if p != comm.rank]
+        right(comm, buffers[1], 1)
 
     together(comms, work)
 
 
-def test_no_kernel_runs_once_all_calls_have_ended(comms):
+def test_no_call_can_be_running_once_all_have_ended_unless_one_was_captured(comms):
     def work(comm):
-        right(comm, [FakeBuffer(comm, numbers(comm.rank, 0))] * comm.nranks, 0)
+        right(comm, FakeBuffer(comm, numbers(comm.rank, 0)), 0)
         comm._state.fabric.allgather(b"", what="ended")
         assert followed.quiet()
+        comm._state.fabric.allgather(b"", what="asked")
+        comm._state.cuda.followed._replayed = True
+        assert not followed.quiet()
 
     together(comms, work)
 
 
-def test_a_rank_that_cannot_map_leaves_calls_staged(comms, monkeypatch, caplog):
+def test_a_rank_that_cannot_map_leaves_calls_staged(comms, memory, monkeypatch, caplog):
     plain = mapping.pointer_to
 
     def refusing(cuda, reaches, rank, peer, *more):
@@ -168,41 +238,89 @@ def test_a_rank_that_cannot_map_leaves_calls_staged(comms, monkeypatch, caplog):
 
     def work(comm):
         buffer = FakeBuffer(comm, numbers(comm.rank, 0))
-        of(comm).post(*place(buffer), None)
+        of(comm).post(memory.made(buffer))
         settled(comm)
         assert (of(comm).word(*place(buffer)) != 0) == (comm.rank != 2)
-        right(comm, [buffer] * comm.nranks, 0)
+        right(comm, buffer, 0)
 
     together(comms, work)
     assert caplog.text.count("memory of rank 2 stay staged: no room") == 1
 
 
-@pytest.mark.parametrize("why", ["kind", "handle", "full"])
-def test_memory_that_has_no_handle_is_not_posted(comms, monkeypatch, why):
-    def unknown(at):
-        raise ringcoll.MachineError("nothing is known")
-
+@pytest.mark.parametrize("why", ["kind", "unknown", "full"])
+def test_memory_that_has_no_handle_is_not_posted(comms, memory, monkeypatch, why):
+    buffer, mine = FakeBuffer(comms[0], numbers(0, 0)), of(comms[0])
+    at = 4096 if why == "unknown" else memory.made(buffer)
     if why == "kind":
-        monkeypatch.setattr(posts, "allocation_of", lambda at: Allocation(at, 1 << 20, False))
-    if why == "handle":
-        monkeypatch.setattr(posts, "allocation_of", unknown)
-    buffer = FakeBuffer(comms[0], numbers(0, 0))
-    mine = of(comms[0])
+        memory.there = [replace(known, exportable=False) for known in memory.there]
     if why == "full":
-        for _ in range(POSTS):
-            assert mine.post(*place(buffer), None)
-    assert not mine.post(*place(buffer), None)
+        assert mine.post(at) and mine.post(at)  # once is enough
+        for _ in range(1, POSTS):
+            memory.free(buffer)
+            assert mine.post(memory.made(buffer))
+        memory.free(buffer)
+        at = memory.made(buffer)
+    assert not mine.post(at)
 
 
-def test_posted_memory_is_kept_until_all_others_have_closed(gpus):
+def test_a_rank_without_memory_for_it_is_told_to_all(gpus, monkeypatch):
     made = ringcoll.init_all([0, 1, 2], device="cuda", timeout=30)
-    together(made, lambda comm: (comm._settle(), comm._state.cuda.open_posts()))
-    mine = of(made[0])
-    mine.post(4096, 8, "kept")
-    made[0].close()
-    made[1].close()
-    retired.sweep()
-    assert [post.keep for post in mine._own.values()] == ["kept"]
-    made[2].close()
-    retired.sweep()
-    assert mine._own == {}
+    together(made, lambda comm: comm._settle())
+    plain = device_memory.host_mapped
+
+    def refusing(nbytes, *, ordinal, what):
+        if ordinal == 1:
+            raise ringcoll.OutOfMemory("nothing to pin")
+        return plain(nbytes, ordinal=ordinal, what=what)
+
+    monkeypatch.setattr(posts, "host_mapped", refusing)
+
+    def work(comm):
+        with pytest.raises(ringcoll.MachineError, match="nothing to pin"):
+            comm._state.together(comm._state.cuda.open_posts)
+
+    together(made, work)
+    close(made)
+
+
+def test_after_the_end_nothing_is_mapped(gpus, memory):
+    made = opened()
+    found = [of(comm) for comm in made]
+    buffers = [FakeBuffer(comm, numbers(comm.rank, 0)) for comm in made]
+    for comm, buffer in zip(made, buffers, strict=True):
+        of(comm).post(memory.made(buffer))
+    together(made, settled)
+    assert all(mine._mapped for mine in found)
+    close(made)
+    assert not any(mine._mapped for mine in found)
+
+
+def test_ranks_of_other_processes_open_handles(apart, stand_in, memory, monkeypatch):
+    """And close them; the place in an allocation is kept."""
+    monkeypatch.setattr(posts, "Event", Passed)
+    runtime = stand_in(2)
+    for rank in range(2):
+        runtime.setDevice(rank)
+        memory.there.append(Allocation(runtime.malloc(1 << 16), 1 << 16, True, 7 + rank))
+
+    def work(fabric):
+        nothing: Any = SimpleNamespace(changes=0)
+        table = Mappings(2, fabric.rank, nothing)
+        mine = posts.Posts(fabric, fabric.rank, table)
+        whole = memory.there[fabric.rank]
+        assert mine.post(whole.start + 512)
+        for _ in range(4):
+            mine.look()
+            fabric.allgather(b"", what="looked")
+        word = mine.word(whole.start + 512, 1000)
+        assert word & (1 << 48) - 1 == 512
+        row = table.row(word >> 48, 1 - fabric.rank)
+        mapped = int.from_bytes(read(row, 8), "little")
+        fabric.allgather(b"", what="read")
+        mine.close()
+        mine.close()
+        return mapped
+
+    starts = [whole.start for whole in memory.there]
+    assert apart(2, work) == starts[::-1]
+    assert sum(runtime.opened.values()) == 0

@@ -5,7 +5,8 @@ import pytest
 from tests.torch.world import World, names_of
 
 # No such thing in a world of one.
-ALONE = ("another_device", "a_message", "a_rank_that", "receives", "tensors_that")
+ALONE = ("another_device", "a_message", "a_rank_that", "memory_that", "receives", "tensors_that")
+SHARING = ("gpu.a_message_between_calls", "gpu.memory_that_is_given_back")
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +38,7 @@ def test_on_one_gpu(worlds_on_gpus, name):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["gpu.tensors_that_come_back", "gpu.a_message_between_calls"])
+@pytest.mark.parametrize("name", [*SHARING, "gpu.tensors_that_come_back"])
 def test_two_ranks_of_one_gpu(worlds_on_gpus, name):
     run(worlds_on_gpus, name, 2)
 

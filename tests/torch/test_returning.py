@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -14,39 +14,29 @@ import torch
 from ringcoll.torch.returning import LEAST, TIMES, Returning
 
 
-class State:
-    """One rank's, with its posts."""
+class Posts:
+    """One rank's; a post is reached as soon as it is looked for again."""
 
-    def __init__(self, mapped: bool = True, symmetric: bool = False) -> None:
-        self.mapped, self.lock = mapped, threading.RLock()
-        self.cuda = SimpleNamespace(open_posts=lambda: self, tend=None)
-        self.symmetric = SimpleNamespace(lookup=lambda *_place: (1, 0) if symmetric else None)
-        self.looks = self.tended = self.changes = self.asked = 0
-        self.posted: dict[tuple[int, int], object] = {}
-        self.withdrawn: list[int] = []
-
-    def together(self, call):
-        return call()
+    def __init__(self, mapped: bool = True) -> None:
+        self.mapped, self.looks = mapped, 0
+        self.posted: list[int] = []
 
     def look(self):
         self.looks += 1
 
-    def tend(self, calls):
-        self.tended = calls
-
-    def post(self, pointer, nbytes, keep):
-        self.asked += 1
-        if self.mapped:
-            self.posted[pointer, nbytes] = keep
+    def post(self, pointer):
+        if pointer not in self.posted or not self.mapped:
+            self.posted.append(pointer)
         return self.mapped
 
-    def withdraw(self, pointer, nbytes, calls):
-        del self.posted[pointer, nbytes]
-        self.withdrawn.append(calls)
-        self.changes += 1
+    def word(self, pointer, nbytes):
+        return 7 << 48 if self.mapped and pointer in self.posted else 0
 
 
-def made(state, capturing=()):
+def made(posts, capturing=()):
+    state: Any = SimpleNamespace(
+        together=lambda call: call(), cuda=SimpleNamespace(open_posts=lambda: posts)
+    )
     return Returning(state, lambda: bool(capturing))
 
 
@@ -54,129 +44,76 @@ def buckets(count):
     return [torch.empty(LEAST, dtype=torch.uint8) for _ in range(count)]
 
 
-def places(tensors):
-    return {(t.data_ptr(), t.nbytes) for t in tensors}
-
-
 def steps(returning, tensors, times, *, lasting=True):
-    """So many steps, each of a call on every tensor."""
+    """So many steps, each of a call on every tensor; what the last step's calls were told."""
     for _ in range(times):
-        for tensor in tensors:
-            returning.meet(tensor, lasting=lasting)
+        words = [returning.meet(tensor, lasting=lasting) for tensor in tensors]
+    return words
 
 
 @pytest.mark.parametrize("count", [1, 5, 20])
 def test_buckets_are_posted_when_they_come_for_the_third_time(count):
-    state, tensors = State(), buckets(count)
-    returning = made(state)
-    steps(returning, tensors, TIMES)
-    assert state.posted == {}
-    steps(returning, tensors, 1)
-    assert set(state.posted) == places(tensors)
-    steps(returning, tensors, 3)
-    assert state.asked == count and state.looks == count * (TIMES + 4)
+    posts, tensors = Posts(), buckets(count)
+    returning = made(posts)
+    assert steps(returning, tensors, TIMES) == [0] * count
+    assert posts.posted == []
+    assert steps(returning, tensors, 1) == [0] * count
+    assert posts.posted == [t.data_ptr() for t in tensors]
+    assert steps(returning, tensors, 3) == [7 << 48] * count
+    assert len(posts.posted) == count and posts.looks == count * (TIMES + 4)
 
 
-def test_a_call_hears_whether_what_is_prepared_holds():
-    state, (tensor,) = State(), buckets(1)
-    returning = made(state)
-    assert not returning.meet(tensor, lasting=True)
-    state.changes += 1
-    assert returning.meet(tensor, lasting=True)
-    assert not returning.meet(tensor, lasting=True)
-
-
-def test_copies_are_not_posted():
-    state = State()
-    steps(made(state), buckets(2), 9, lasting=False)
-    assert state.asked == 0 and state.looks == 18
+def test_copies_are_not_posted_but_named_where_they_lie_in_what_was():
+    posts, tensors = Posts(), buckets(2)
+    returning = made(posts)
+    assert steps(returning, tensors, 9, lasting=False) == [0, 0]
+    assert posts.posted == [] and posts.looks == 18
+    posts.posted.append(tensors[0].data_ptr())
+    assert steps(returning, tensors, 1, lasting=False) == [7 << 48, 0]
 
 
 def test_nothing_is_posted_during_a_capture():
-    state = State()
-    steps(made(state, capturing=[True]), buckets(2), 9)
-    assert state.asked == 0
+    posts, tensors = Posts(), buckets(2)
+    capturing = [True]
+    returning = made(posts, capturing)
+    steps(returning, tensors, 9)
+    assert posts.posted == []
+    capturing.clear()
+    steps(returning, tensors, 3)
+    assert len(posts.posted) == 2
 
 
-def test_memory_that_cannot_be_mapped_is_tried_once():
-    state = State(mapped=False)
-    steps(made(state), buckets(3), 9)
-    assert state.asked == 1
+def test_memory_that_cannot_be_mapped_is_tried_once_each():
+    posts = Posts(mapped=False)
+    steps(made(posts), buckets(3), 9)
+    assert len(posts.posted) == 3
 
 
-def test_symmetric_memory_is_not_posted():
-    state = State(symmetric=True)
-    steps(made(state), buckets(3), 9)
-    assert state.asked == 0
-
-
-def test_what_only_the_group_has_is_let_go():
-    state, tensors = State(), buckets(2)
-    returning = made(state)
-    steps(returning, tensors, 5)
-    returning.tend()
-    assert set(state.posted) == places(tensors) and state.withdrawn == []
-    del tensors[0]
-    returning.tend()
-    assert set(state.posted) == places(tensors)
-    assert state.withdrawn == [10] and state.tended == 10
-    assert returning.meet(tensors[0], lasting=True)
-
-
-def test_a_tensor_whose_storage_was_resized_is_let_go_at_once():
-    state, (tensor,) = State(), buckets(1)
-    returning = made(state)
+def test_memory_that_is_named_no_more_is_posted_again_when_it_has_come_again():
+    """Its storage was resized, and CUDA has given it another allocation."""
+    posts, (tensor,) = Posts(), buckets(1)
+    returning = made(posts)
     steps(returning, [tensor], 5)
-    at = tensor.data_ptr()
     tensor.untyped_storage().resize_(0)
-    assert set(state.posted) == {(at, LEAST)}
-    later = SimpleNamespace(data_ptr=lambda: at, nbytes=LEAST)  # other memory that came there
-    assert returning.meet(later, lasting=True)
-    assert state.posted == {} and state.withdrawn == [5]
-
-
-def test_what_was_captured_is_kept():
-    state, (tensor,) = State(), buckets(1)
-    capturing: list[bool] = []
-    returning = made(state, capturing)
-    steps(returning, [tensor], 5)
-    capturing.append(True)
-    returning.meet(tensor, lasting=True)
-    del tensor
-    returning.tend()
-    assert len(state.posted) == 1
+    tensor.untyped_storage().resize_(LEAST)
+    posts.posted.clear()
+    assert steps(returning, [tensor], 3) == [0]
+    assert steps(returning, [tensor], 1) == [7 << 48]
 
 
 def test_temporaries_that_come_to_lie_at_one_place_do_not_come_back():
     """As torch's allocator gives them out: other memory at the same address, in every step."""
-    state, memory = State(), buckets(2)
-    returning = made(state)
+    posts, memory = Posts(), buckets(2)
+    returning = made(posts)
     for number in range(40):
         array = memory[number % 2].numpy()  # each wrapped anew: storages of their own
         returning.meet(torch.frombuffer(array, dtype=torch.uint8), lasting=True)
-    assert state.asked == 0
+    assert posts.posted == []
 
 
-def test_slices_of_one_buffer_are_let_go_together():
-    state = State()
-    returning = made(state)
-    whole = torch.empty(3 * LEAST, dtype=torch.uint8)
-    steps(returning, whole.split(LEAST), 3)
-    assert len(state.posted) == 3
-    returning.tend()
-    assert len(state.posted) == 3
-    del whole
-    returning.tend()
-    assert state.posted == {}
-
-
-def test_nothing_is_let_go_while_a_call_is_under_way():
-    state, tensors = State(), buckets(1)
-    returning = made(state)
-    steps(returning, tensors, 5)
-    del tensors[0]
-    with state.lock:
-        thread = threading.Thread(target=returning.tend)
-        thread.start()
-        thread.join()
-    assert len(state.posted) == 1
+def test_a_tensor_is_kept_by_nobody():
+    posts, (tensor,) = Posts(), buckets(1)
+    returning = made(posts)
+    before = torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+    steps(returning, [tensor], 5)
+    assert torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) == before

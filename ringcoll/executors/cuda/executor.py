@@ -91,7 +91,6 @@ class CudaExecutor:
         self.arena = Arena(self.nranks)
         self.recorder: Recorder | None = None
         self.posts: Posts | None = None
-        self.tend: Callable[[], None] | None = None
         self.running: Ready | None = None
         self.followed = Followed(device.ordinal, f"rank {fabric.rank}: {device}")
         self._device: Callable[[], int] = runtime().getDevice
@@ -287,6 +286,8 @@ class CudaExecutor:
             with on(self.device.ordinal):
                 launchable.launch(stream)
             self._threads.bound = True
+        if self.followed.marking:
+            self.followed.mark(stream)
         self.verdicts.last = ready
 
     def task(self, calls: Sequence[Enqueued]) -> Task:

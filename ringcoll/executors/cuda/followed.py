@@ -8,6 +8,7 @@ of no use outside of a capture that it was recorded in, nor inside if it was rec
 
 from __future__ import annotations
 
+import threading
 from typing import Any, Protocol
 from weakref import WeakSet
 
@@ -27,12 +28,22 @@ _MOST = 64
 
 
 _all: WeakSet[Followed] = WeakSet()
-"""Of all communicators of this process."""
+"""Of all communicators of this process; :data:`_lock` is held to add to them and to list them."""
+_lock = threading.Lock()
 
 
 def quiet() -> bool:
-    """Whether all calls of this process have ended, as far as that is known without waiting."""
-    return all(followed.ended() for followed in list(_all))
+    """Whether no call of this process can be running, as far as that is known without waiting.
+
+    Of calls that were captured it is not known: their graphs may be replayed at any time. Where
+    the answer is no, calls are marked from now on, so that it need not be for what comes behind.
+    """
+    with _lock:
+        there = list(_all)
+    ended = all(followed.ended() for followed in there)
+    for followed in there:
+        followed.watch(marking=not ended)
+    return ended
 
 
 class Goes(Protocol):
@@ -62,7 +73,12 @@ class Followed:
         self._eager = False  # whether it was part of no capture when the last call came to it
         self._end: Event | None = None  # of calls that ran, or will
         self._captured: dict[int, Event] = {}  # by capture: the end of its calls
-        _all.add(self)
+        self._replayed = False  # whether any call was captured
+        self.marking = False
+        """Whether :meth:`mark` is to be called behind each call."""
+        self._last: Event | None = None  # behind the last call, if that was marked
+        with _lock:
+            _all.add(self)
 
     def is_by(self, stream: int) -> bool:
         """Whether what a stream is given comes after all calls anyway."""
@@ -80,12 +96,14 @@ class Followed:
                 nothing has happened to it.
 
         """
+        self._last = None
         if self.is_by(stream):
             return
         graph, before = self._graph(stream), self.stream
         if before is not None and before != stream:
             self._turn(before, stream, graph)
         if graph:
+            self._replayed = True
             self._recall(graph, stream)
         elif self._end is not None:
             self._end.order(stream)
@@ -193,19 +211,33 @@ class Followed:
                 ) from error
 
     def ended(self) -> bool:
-        """Whether all calls have ended, as far as that is known without waiting."""
-        end, stream = self._end, self.stream
+        """Whether all calls have ended and none was captured, by what is known without waiting."""
+        last, end, stream = self._last, self._end, self.stream
+        if self._replayed:
+            return False
         with on(self._ordinal) as cuda, spared():
-            try:
-                return (end is None or end.done()) and (
-                    stream is None or cuda.streamQuery(stream) == 0
-                )
-            except RuntimeError:  # it is being captured, or its owner has destroyed it
+            if last is not None:
+                return last.done()
+            if end is not None and not end.done():
                 return False
+            # To ask a stream that is being captured would end the capture.
+            return stream is None or (not untouchable(stream) and cuda.streamQuery(stream) == 0)
+
+    def watch(self, *, marking: bool) -> None:
+        """Whether calls are marked from now on."""
+        self.marking = marking
+        if not marking:
+            self._last = None
+
+    def mark(self, stream: int) -> None:
+        """Remember the end of a call that was just given to a stream."""
+        with spared():
+            self._last = None if untouchable(stream) else Event(self._ordinal, stream)
 
     def forget(self) -> None:
         """Nothing is to be waited for any more."""
-        self.stream = self._end = None
+        self.stream = self._end = self._last = None
+        self._replayed = False
         self._captured.clear()
 
 

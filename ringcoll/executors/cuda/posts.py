@@ -1,24 +1,28 @@
 """Memory that a rank posts: its peers map it when they come by, and nobody waits for anybody.
 
 ``comm.register`` exchanges handles: a call waits for the other ranks' hosts, which a program may
-hold up until this call has returned. Here a rank writes what it would have its peers reach into a
-log of its own in shared memory. A peer that looks there maps what is new and says how far it has
-come; once all have come to a post, this rank's hellos name it. Calls that ask hellos need no more
-agreement than that, and run staged until then.
+hold up until this call has returned. Here a rank writes which allocations of CUDA's its peers may
+reach into a log of its own in shared memory. A peer that looks there maps what is new and says how
+far it has come; once all have come to a post, this rank's hellos name what lies in it. Calls that
+ask hellos need no more agreement than that, and run staged until then.
 
-Making and opening handles waits for nothing that runs on a device: on an H200 with a kernel that
-never ended it took 17 to 27 us and 75 to 350 us. Closing them waits for all of it. So what is
-withdrawn stays mapped until :meth:`Posts.tend` finds that no kernel of this process runs.
+Nobody keeps the memory: what is named is looked at anew in every call, by the number that CUDA
+gives an allocation and no other. What its owner has freed is noted in the log, and unmapped by the
+peers; until then CUDA keeps it (measured: none of 64 MiB came back while a peer had it mapped).
+
+To make and to open handles waits for nothing that runs on a device: on an H200 with a kernel that
+never ended it took 17 to 27 us and 75 to 350 us. To close one waits for all of it, and holds up
+the process's other threads in CUDA. So that is done when no call can be running, or by ``close``.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
-import os
 from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -29,33 +33,29 @@ from ringcoll.executors.cuda.followed import quiet
 from ringcoll.executors.cuda.mappings import POSTS, Mappings, posted
 from ringcoll.executors.cuda.terms import OFFSET_BITS
 from ringcoll.fabric import Fabric
-from ringcoll.transports.cuda.allocation import allocation_of
+from ringcoll.fabric.mapping import outcome
+from ringcoll.transports.cuda.allocation import Allocation, allocation_of, number_of
 from ringcoll.transports.cuda.capture import spared
 from ringcoll.transports.cuda.device import on
 from ringcoll.transports.cuda.mapping import pointer_to, unmap
 from ringcoll.transports.cuda.memory import host_mapped
+from ringcoll.transports.cuda.peers import gathering
 from ringcoll.transports.cuda.reach import REACH_BYTES, Reach, describe
-from ringcoll.transports.cuda.retired import gone, retire
 from ringcoll.transports.fence import fence_of
 
 __all__ = ["Posts"]
 
 _log = logging.getLogger("ringcoll")
 
-_COUNT, _PID, _CLOSED, _TAKEN = range(4)
-"""Words of a rank's log: how much it has posted, its process, whether it has unmapped everything,
-and of each rank how many posts it has mapped. Then one word of each post: 0, or one more than the
-calls by whose end it may be unmapped. Each word has one writer, and the posts follow them."""
+_NEWS, _COUNT, _TAKEN = range(3)
+"""Words of a rank's log: a number that grows whenever something else in it has changed, how much
+the rank has posted, and of each rank how many posts it has mapped. Then one of each post: whether
+it was freed. Each word has one writer, and the posts follow them."""
+
+_OFTEN = 64
+"""Looks from one search for what was freed to the next: it takes 1 us for each post."""
 
 _WHAT = "memory that a rank posts"
-
-
-@dataclass(frozen=True, slots=True)
-class _Post:
-    """Memory of this rank."""
-
-    number: int
-    keep: object
 
 
 class Posts:
@@ -68,6 +68,9 @@ class Posts:
         ordinal: of this rank's device.
         mappings: the table in which kernels find the peers' memory.
 
+    Raises:
+        MachineError: there is no memory for it; on every rank.
+
     """
 
     def __init__(self, fabric: Fabric, ordinal: int, mappings: Mappings) -> None:
@@ -75,54 +78,54 @@ class Posts:
         self._fabric, self._rank, self._nranks = fabric, fabric.rank, n
         self._ordinal, self._mappings = ordinal, mappings
         self._fence = fence_of()
-        self._over = _TAKEN + n
-        self._records = (self._over + POSTS) * 8
+        self._freed = _TAKEN + n
+        self._records = (self._freed + POSTS) * 8
         self._logs = fabric.share(self._records + POSTS * REACH_BYTES, what=_WHAT)
         self._words = [log[: self._records].cast("Q") for log in self._logs]
-        self._words[self._rank][_PID] = os.getpid()
-        self._own: dict[tuple[int, int], _Post] = {}  # by address and size
-        self._posted = self._agreed = 0
-        self._seen = [0] * n
-        self._looked_at = [peer for peer in range(n) if peer != self._rank]
+        self._own: dict[int, tuple[int, Allocation]] = {}  # post by number of the allocation
+        self._posted = self._agreed = self._looks = 0
+        self._news, self._seen = [0] * n, [0] * n  # of each peer: what is known
+        self._peers = [peer for peer in range(n) if peer != self._rank]
+        self._lost: set[int] = set()  # peers of whom nothing more is mapped
         self._mapped: dict[tuple[int, int], list[Callable[[], None]]] = {}
+        self._stale: list[tuple[int, int]] = []
         self._writing: deque[tuple[Event, int, int]] = deque()
-        self.changes = 0
-        """Grows when what hellos may name has become more or less."""
-        with ExitStack() as made, on(ordinal) as cuda:
-            self._mine = describe(cuda, ordinal, 1, 1)
-            self._rows = host_mapped(POSTS * n * 8, ordinal=ordinal, what=_WHAT)
-            made.callback(self._rows.free)
-            self._pointers = np.frombuffer(self._rows.host, np.uint64)
-            self._stream = cuda.streamCreateWithFlags(cuda.streamNonBlocking)
+        failure: MachineError | None = None
+        with ExitStack() as made:
+            try:
+                self._rows = host_mapped(POSTS * n * 8, ordinal=ordinal, what=_WHAT)
+                made.callback(self._rows.free)
+                with on(ordinal) as cuda:
+                    self._mine = describe(cuda, ordinal, 1, 1)
+                    self._stream = cuda.streamCreateWithFlags(cuda.streamNonBlocking)
+                    made.callback(cuda.streamDestroy, self._stream)
+            except (MachineError, RuntimeError) as error:
+                failure = MachineError(f"{_WHAT}: {error}")
+            outcome(gathering(fabric, _WHAT), True, failure)
             made.pop_all()
+        self._pointers = np.frombuffer(self._rows.host, np.uint64)
 
     # -- this rank's memory ---------------------------------------------------------------------
 
-    def post(self, pointer: int, nbytes: int, keep: object) -> bool:
-        """Let peers map memory of this rank's device when they come by.
-
-        Args:
-            pointer: the first byte, anywhere in an allocation.
-            nbytes: at least 1.
-            keep: what owns the memory; kept until :meth:`withdraw`, or until no peer can reach it.
+    def post(self, pointer: int) -> bool:
+        """Let peers map the allocation around a pointer when they come by.
 
         Returns:
-            Whether they can: memory of stream-ordered pools and virtual memory have no handle, and
-            a log has room for POSTS.
+            Whether they can, or could already: memory of stream-ordered pools and virtual memory
+            have no handle, and a log has room for POSTS.
 
         """
         number = self._posted
-        if number == POSTS:
-            return False
         try:
-            with on(self._ordinal) as cuda:
+            with on(self._ordinal) as cuda, spared():
                 whole = allocation_of(pointer)
-                if not whole.exportable:
+                if whole.number in self._own:
+                    return True
+                if number == POSTS or not (whole.exportable and whole.number):
                     return False
-                reach = replace(self._mine, pointer=pointer, nbytes=nbytes)
+                reach = replace(self._mine, pointer=whole.start, nbytes=whole.nbytes)
                 if not self._fabric.threads:
-                    handle = cuda.ipcGetMemHandle(whole.start)
-                    reach = replace(reach, offset=pointer - whole.start, handle=handle)
+                    reach = replace(reach, handle=cuda.ipcGetMemHandle(whole.start))
         except (MachineError, RuntimeError) as error:
             _log.info("%s has no handle: %s", _WHAT, error)
             return False
@@ -131,65 +134,76 @@ class Posts:
         if self._fence is not None:
             self._fence()
         self._posted = self._words[self._rank][_COUNT] = number + 1
-        self._own[pointer, nbytes] = _Post(number, keep)
+        self._own[whole.number] = number, whole
+        self._tell()
         return True
 
-    def withdraw(self, pointer: int, nbytes: int, calls: int) -> None:
-        """Name posted memory in hellos no more.
-
-        Args:
-            pointer: its first byte.
-            nbytes: its size.
-            calls: how many this rank has made, one of which may have been the last to name it.
-
-        """
-        post = self._own.pop((pointer, nbytes))
-        self._words[self._rank][self._over + post.number] = calls + 1
-        self.changes += 1
-
     def word(self, pointer: int, nbytes: int) -> int:
-        """Memory as hellos name it; 0 where not all peers reach it."""
-        post = self._own.get((pointer, nbytes))
-        if post is None or post.number >= self._agreed:
+        """Memory as hellos name it now; 0 where not all peers reach it."""
+        if not self._agreed:
             return 0
-        return posted(post.number) << OFFSET_BITS
+        number, whole = self._own.get(number_of(pointer), (POSTS, None))
+        if whole is None or number >= self._agreed:
+            return 0
+        offset = pointer - whole.start
+        return posted(number) << OFFSET_BITS | offset if offset + nbytes <= whole.nbytes else 0
+
+    def _tell(self) -> None:
+        """Let peers see that there is something new."""
+        self._words[self._rank][_NEWS] += 1
+
+    def _search(self) -> None:
+        """Note what has been freed since it was posted."""
+        gone = [key for key, (_, whole) in self._own.items() if number_of(whole.start) != key]
+        for key in gone:
+            number, _ = self._own.pop(key)
+            self._words[self._rank][self._freed + number] = 1
+        if gone:
+            self._tell()
 
     # -- the others' ----------------------------------------------------------------------------
 
     def look(self) -> None:
         """Map what peers have posted since, and see how far they have come; waits for nothing."""
-        for peer in self._looked_at:
-            if self._words[peer][_COUNT] != self._seen[peer]:
+        for peer in self._peers:
+            news = self._words[peer][_NEWS]
+            if news != self._news[peer]:
+                self._news[peer] = news
                 self._take(peer)
         if self._writing:
             self._say()
-        if self._agreed < self._posted:
-            taken = _TAKEN + self._rank
-            others = (w[taken] for rank, w in enumerate(self._words) if rank != self._rank)
-            agreed = min(others)
-            if agreed > self._agreed:
-                self._agreed = agreed
-                self.changes += 1
+        if self._stale and quiet():
+            self._unmap()
+        self._looks += 1
+        if self._looks % _OFTEN == 0:
+            self._search()
 
     def _take(self, peer: int) -> None:
-        """Map a peer's new posts; their rows are written on a stream of their own."""
-        first, last = self._seen[peer], min(self._words[peer][_COUNT], POSTS)
+        """Look through what a peer has written."""
+        words, first = self._words[peer], self._seen[peer]
+        last = min(words[_COUNT], POSTS)
         if self._fence is not None:
             self._fence()
-        self._seen[peer] = last
-        try:
-            with on(self._ordinal) as cuda, spared():
-                for number in range(first, last):
-                    if not self._words[peer][self._over + number]:
-                        self._map(cuda, peer, number)
-                event = Event(self._ordinal, self._stream)
-        except (MachineError, RuntimeError) as error:
-            self._looked_at.remove(peer)
-            _log.warning("calls with memory of rank %d stay staged: %s", peer, error)
-            return
-        self._writing.append((event, peer, last))
+        self._agreed = min(self._words[other][_TAKEN + self._rank] for other in self._peers)
+        if last > first and peer not in self._lost:
+            self._seen[peer] = last
+            try:
+                self._map(peer, range(first, last))
+            except (MachineError, RuntimeError) as error:
+                self._lost.add(peer)
+                _log.warning("calls with memory of rank %d stay staged: %s", peer, error)
+        freed = (key for key in self._mapped if key[0] == peer and words[self._freed + key[1]])
+        self._stale += [key for key in freed if key not in self._stale]
 
-    def _map(self, cuda: Any, peer: int, number: int) -> None:
+    def _map(self, peer: int, numbers: range) -> None:
+        """Map a peer's posts; their rows are written on a stream of their own."""
+        with on(self._ordinal) as cuda, spared():
+            for number in numbers:
+                if not self._words[peer][self._freed + number]:
+                    self._map_one(cuda, peer, number)
+            self._writing.append((Event(self._ordinal, self._stream), peer, numbers.stop))
+
+    def _map_one(self, cuda: Any, peer: int, number: int) -> None:
         at = self._records + number * REACH_BYTES
         reach = Reach.decode(self._logs[peer][at : at + REACH_BYTES].hex())
         reaches = {self._rank: self._mine, peer: reach}
@@ -205,45 +219,26 @@ class Posts:
             while self._writing and self._writing[0][0].done():
                 _, peer, count = self._writing.popleft()
                 self._words[self._rank][_TAKEN + peer] = count
+                self._tell()
 
-    def tend(self, calls: int) -> None:
-        """Unmap what peers have withdrawn, if no kernel of this process would be waited for.
-
-        Args:
-            calls: how many this rank has made.
-
-        """
-        stale = []
-        for peer, number in self._mapped:
-            over = self._words[peer][self._over + number]
-            if over and over - 1 <= calls:
-                stale.append((peer, number))
-        if stale and quiet():
-            with spared():
-                for key in stale:
-                    unmap(self._ordinal, self._mapped.pop(key))
+    def _unmap(self) -> None:
+        """Unmap what its owner has freed: all calls with it have ended before it could."""
+        stale, self._stale = self._stale, []
+        with spared():
+            for key in stale:
+                unmap(self._ordinal, self._mapped.pop(key))
 
     def close(self) -> None:
-        """Unmap everything; not collective, idempotent. No kernel of this rank may be running.
-
-        What this rank has posted is kept until all others have closed, too, or are dead.
-        """
+        """Unmap everything; not collective, idempotent. No kernel of this rank may be running."""
         if not self._stream:
             return
-        with on(self._ordinal) as cuda:
-            cuda.streamSynchronize(self._stream)
-            cuda.streamDestroy(self._stream)
-        self._stream = 0
+        stream, self._stream = self._stream, 0
+        self._peers, self._own = [], {}
         self._writing.clear()
-        for opened in self._mapped.values():
-            unmap(self._ordinal, opened)
-        self._mapped.clear()
+        with contextlib.suppress(RuntimeError), on(self._ordinal) as cuda:  # a device that fails
+            cuda.streamSynchronize(stream)
+            cuda.streamDestroy(stream)
+        self._stale = list(self._mapped)
+        self._unmap()
         del self._pointers
         self._rows.free()
-        words, own, process = self._words, self._own, os.getpid()
-        words[self._rank][_CLOSED] = 1
-
-        def unreachable() -> bool:
-            return all(w[_CLOSED] or (w[_PID] != process and gone(w[_PID])) for w in words)
-
-        retire(unreachable, own.clear)

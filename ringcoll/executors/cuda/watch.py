@@ -1,7 +1,4 @@
-"""A thread that looks for what kernels cannot see: ranks that died, aborted or left.
-
-Now and then it also does what has time, such as letting go of memory.
-"""
+"""A thread that looks for what kernels cannot see: ranks that died, aborted or left."""
 
 from __future__ import annotations
 
@@ -21,9 +18,6 @@ __all__ = ["Watch"]
 _log = logging.getLogger("ringcoll")
 _EVERY = 0.1
 """Seconds between looks; a kernel that waits for a dead rank is told within twice that."""
-
-_TENDED = 10
-"""Looks from one tending to the next."""
 
 
 class Watch:
@@ -53,10 +47,8 @@ class Watch:
 
 
 def _look(fabric: Fabric, executor: weakref.ref[CudaExecutor], stopped: threading.Event) -> None:
-    looks = 0
     while not stopped.wait(_EVERY):
         known = executor()
-        looks += 1
         if known is None:
             return
         try:
@@ -68,6 +60,4 @@ def _look(fabric: Fabric, executor: weakref.ref[CudaExecutor], stopped: threadin
             _log.error("rank %d: %s", fabric.rank, error)
             known.give_up()
             return
-        if looks % _TENDED == 0 and known.tend is not None:
-            known.tend()
         del known

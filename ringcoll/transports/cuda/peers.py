@@ -8,6 +8,7 @@ ranks together, and if one of them fails then all raise.
 from __future__ import annotations
 
 import logging
+import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +24,7 @@ from ringcoll.transports.cuda.mapping import pointer_to, unmap
 from ringcoll.transports.cuda.memory import DeviceMemory, allocate
 from ringcoll.transports.cuda.offers import Offer, fetch, offer
 from ringcoll.transports.cuda.reach import Reach, describe, reaches_of
-from ringcoll.transports.cuda.retired import gone, retire
+from ringcoll.transports.cuda.retired import retire
 from ringcoll.transports.cuda.virtual import grant, pieces_of
 
 __all__ = ["PeerMemory", "allocate_shared", "expose", "gathering", "share"]
@@ -73,7 +74,7 @@ class PeerMemory:
         def unreachable() -> bool:
             if held is not None and held() is not None:
                 return False
-            return all(word[0] or (pid is not None and gone(pid)) for word, pid in others)
+            return all(word[0] or (pid is not None and _gone(pid)) for word, pid in others)
 
         retire(unreachable, self._free)
 
@@ -292,3 +293,14 @@ def _mapped(
         memory.close()
         raise
     return memory
+
+
+def _gone(pid: int) -> bool:
+    """Whether no process has this number any more."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+    return False

@@ -8,11 +8,10 @@ retired: at points where a synchronisation of the device, which freeing implies,
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections.abc import Callable
 
-__all__ = ["gone", "retire", "sweep", "waiting"]
+__all__ = ["retire", "sweep", "waiting"]
 
 _log = logging.getLogger("ringcoll")
 _lock = threading.Lock()
@@ -44,17 +43,6 @@ def sweep() -> None:
 def waiting() -> int:
     """How many pieces of memory wait."""
     return len(_waiting)
-
-
-def gone(pid: int) -> bool:
-    """Whether no process has this number any more."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    except OSError:
-        return False
-    return False
 
 
 def _call(free: Callable[[], None]) -> None:
