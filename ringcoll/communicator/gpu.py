@@ -198,11 +198,12 @@ class CudaState(RankState):
     def together(self, call: Callable[[], T]) -> T:
         """As any rank's; memory that the call has made is known to kernels before it returns.
 
-        A peer's call may name it to one of this rank's that was captured: nothing is prepared
-        before a replay.
+        Where calls ask hellos, a peer's may name it to one of this rank's that was captured, and
+        before a replay nothing is prepared.
         """
         made = super().together(call)
-        self.cuda.mappings.update()
+        if self.cuda.posts is not None:
+            self.cuda.mappings.update()
         return made
 
     def explain(self, collective: str, nbytes: int) -> str:

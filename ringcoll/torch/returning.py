@@ -63,7 +63,7 @@ class Returning:
         capturing: Callable[[], bool] = torch.cuda.is_current_stream_capturing,
     ) -> None:
         self._posts = state.together(state.cuda.open_posts)
-        self._capturing = capturing
+        self._symmetric, self._capturing = state.symmetric, capturing
         self._seen: dict[Place, _Seen] = {}
 
     def meet(self, tensor: Any, *, lasting: bool) -> int:
@@ -80,9 +80,10 @@ class Returning:
         self._posts.look()
         place = tensor.data_ptr(), tensor.nbytes
         word = self._posts.word(*place)
-        if not word and lasting and not self._capturing():
-            self._count(place, tensor)
-        return word
+        if word or not lasting or self._capturing() or self._symmetric.lookup(*place) is not None:
+            return word
+        self._count(place, tensor)
+        return 0
 
     def _count(self, place: Place, tensor: Any) -> None:
         """Note that this memory has come, and post it if it has come before."""

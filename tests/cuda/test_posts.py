@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from dataclasses import replace
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ from ringcoll.executors.cuda.mappings import POSTS, Mappings
 from ringcoll.transports.cuda import mapping
 from ringcoll.transports.cuda import memory as device_memory
 from ringcoll.transports.cuda.allocation import Allocation
-from tests.cuda.ranks import close, together
+from tests.cuda.ranks import close, on, together
 from tests.cuda.stand_in import read
 from tests.cuda.test_asked import reduced
 from tests.kernels.stand_in import needs_compiler
@@ -34,13 +35,15 @@ AROUND = 16
 
 
 class Passed:
-    """Stands for an event that its stream has passed."""
+    """Stands for an event that its stream has passed, or not yet."""
+
+    passed = True
 
     def __init__(self, _ordinal: int, _stream: int) -> None:
         pass
 
     def done(self) -> bool:
-        return True
+        return self.passed
 
 
 class Memory:
@@ -147,28 +150,6 @@ def test_calls_run_zero_copy_once_all_ranks_have_posted(comms, memory, posting):
     together(comms, work)
 
 
-def test_memory_is_named_only_once_all_have_looked_and_their_rows_are_written(comms, gpus, memory):
-    def work(comm):
-        fabric, mine = comm._state.fabric, of(comm)
-        buffer = FakeBuffer(comm, numbers(comm.rank, 0))
-        mine.post(memory.made(buffer))
-        for late in range(comm.nranks):
-            fabric.allgather(b"", what="next")
-            if comm.rank <= late:
-                mine.look()  # maps
-                gpus.streamSynchronize(mine._stream)
-                mine.look()  # says so
-            fabric.allgather(b"", what="said")
-            peers, mine._lost = mine._lost, {0, 1, 2}
-            mine.look()  # sees, and maps nothing
-            mine._lost = peers
-            others = all(rank <= late for rank in range(comm.nranks) if rank != comm.rank)
-            assert (mine.word(*place(buffer)) != 0) == others
-            mine._news = [0] * comm.nranks
-
-    together(comms, work)
-
-
 def test_other_memory_at_the_same_place_is_not_named(comms, memory):
     """As where a caching allocator gives a segment back to CUDA and takes another."""
 
@@ -220,7 +201,7 @@ def test_no_call_can_be_running_once_all_have_ended_unless_one_was_captured(comm
         comm._state.fabric.allgather(b"", what="ended")
         assert followed.quiet()
         comm._state.fabric.allgather(b"", what="asked")
-        comm._state.cuda.followed._replayed = True
+        comm._state.cuda.followed.replayed = True
         assert not followed.quiet()
 
     together(comms, work)
@@ -244,7 +225,7 @@ def test_a_rank_that_cannot_map_leaves_calls_staged(comms, memory, monkeypatch, 
         right(comm, buffer, 0)
 
     together(comms, work)
-    assert caplog.text.count("memory of rank 2 stay staged: no room") == 1
+    assert "memory of rank 2 is not mapped: no room" in caplog.text
 
 
 @pytest.mark.parametrize("why", ["kind", "unknown", "full"])
@@ -261,6 +242,38 @@ def test_memory_that_has_no_handle_is_not_posted(comms, memory, monkeypatch, why
         memory.free(buffer)
         at = memory.made(buffer)
     assert not mine.post(at)
+
+
+def test_calls_are_marked_while_something_waits_for_their_end(comms, gpus):
+    """So that what their stream is given behind them is not waited for."""
+    go = threading.Event()
+
+    def work(comm):
+        mine = comm._state.cuda.followed
+        mine.watch(marking=True)
+        right(comm, FakeBuffer(comm, numbers(comm.rank, 0)), 0)
+        with on(comm):
+            gpus.give(0, go.wait)
+        assert mine.ended()
+        mine.watch(marking=False)
+        assert not mine.ended()
+
+    try:
+        together(comms, work)
+    finally:
+        go.set()
+
+
+def test_memory_that_ranks_make_together_is_in_the_table_before_anything_is_prepared(comms):
+    def work(comm):
+        state = comm._state
+        kept = state.together(lambda: state.symmetric.empty(8, "int32"))
+        table = state.cuda.mappings
+        number, _ = state.symmetric.lookup(kept.data.ptr, 32)
+        rows = [int.from_bytes(read(table.row(number, rank), 8), "little") for rank in range(3)]
+        assert rows[comm.rank] == kept.data.ptr and all(rows)
+
+    together(comms, work)
 
 
 def test_a_rank_without_memory_for_it_is_told_to_all(gpus, monkeypatch):
@@ -295,32 +308,90 @@ def test_after_the_end_nothing_is_mapped(gpus, memory):
     assert not any(mine._mapped for mine in found)
 
 
-def test_ranks_of_other_processes_open_handles(apart, stand_in, memory, monkeypatch):
-    """And close them; the place in an allocation is kept."""
-    monkeypatch.setattr(posts, "Event", Passed)
-    runtime = stand_in(2)
-    for rank in range(2):
-        runtime.setDevice(rank)
-        memory.there.append(Allocation(runtime.malloc(1 << 16), 1 << 16, True, 7 + rank))
+class Alone:
+    """Posts of ranks that take themselves for processes, for one thread to drive."""
 
-    def work(fabric):
+    def __init__(self, apart: Any, memory: Memory, runtime: Any) -> None:
+        self.apart, self.memory, self.runtime = apart, memory, runtime
+
+    def made(self, nranks: int) -> tuple[list[posts.Posts], list[Mappings]]:
+        """Of each rank its posts and its table; each has an allocation."""
         nothing: Any = SimpleNamespace(changes=0)
-        table = Mappings(2, fabric.rank, nothing)
-        mine = posts.Posts(fabric, fabric.rank, table)
-        whole = memory.there[fabric.rank]
-        assert mine.post(whole.start + 512)
-        for _ in range(4):
-            mine.look()
-            fabric.allgather(b"", what="looked")
-        word = mine.word(whole.start + 512, 1000)
-        assert word & (1 << 48) - 1 == 512
-        row = table.row(word >> 48, 1 - fabric.rank)
-        mapped = int.from_bytes(read(row, 8), "little")
-        fabric.allgather(b"", what="read")
-        mine.close()
-        mine.close()
-        return mapped
 
+        def work(fabric: Any) -> tuple[posts.Posts, Mappings]:
+            table = Mappings(nranks, fabric.rank, nothing)
+            return posts.Posts(fabric, fabric.rank, table), table
+
+        found = self.apart(nranks, work)
+        for rank in range(nranks):
+            self.runtime.setDevice(rank)
+            start = self.runtime.malloc(1 << 16)
+            self.memory.there.append(Allocation(start, 1 << 16, True, 7 + rank))
+        return [mine for mine, _ in found], [table for _, table in found]
+
+
+@pytest.fixture
+def alone(apart, stand_in, memory, monkeypatch):
+    monkeypatch.setattr(posts, "Event", Passed)
+    monkeypatch.setattr(Passed, "passed", True)
+    return Alone(apart, memory, stand_in(3))
+
+
+def looks(*ranks: posts.Posts) -> None:
+    for mine in ranks:
+        mine.look()
+
+
+def test_ranks_of_other_processes_open_handles(alone, memory):
+    """And close them; the place in an allocation is kept."""
+    ranks, tables = alone.made(2)
     starts = [whole.start for whole in memory.there]
-    assert apart(2, work) == starts[::-1]
-    assert sum(runtime.opened.values()) == 0
+    for mine, start in zip(ranks, starts, strict=True):
+        assert mine.post(start + 512)
+    looks(*ranks, *ranks, *ranks)
+    for rank, mine in enumerate(ranks):
+        word = mine.word(starts[rank] + 512, 1000)
+        assert word & (1 << 48) - 1 == 512
+        row = tables[1 - rank].row(word >> 48, rank)
+        assert int.from_bytes(read(row, 8), "little") == starts[rank]
+    assert sum(alone.runtime.opened.values()) == 2
+    for mine in (*ranks, *ranks):
+        mine.close()
+    assert sum(alone.runtime.opened.values()) == 0
+
+
+def test_memory_is_named_only_once_all_have_looked_and_their_rows_are_written(alone, memory):
+    (one, two, three), _ = alone.made(3)
+    at = memory.there[0].start
+
+    def named() -> bool:
+        one.look()
+        return one.word(at, 8) != 0
+
+    assert one.post(at)
+    looks(two, two)
+    assert not named()
+    Passed.passed = False
+    looks(three, three)
+    assert not named()
+    Passed.passed = True
+    assert not named()
+    looks(three)
+    assert not one.word(at, 8)
+    assert named()
+
+
+def test_memory_that_is_freed_before_a_peer_has_looked_costs_nothing_else(alone, memory):
+    (one, two), _ = alone.made(2)
+    first, second = (whole.start for whole in memory.there)
+    assert one.post(first)
+    alone.runtime.setDevice(0)
+    alone.runtime.free(first)
+    memory.there.pop(0)
+    looks(two)  # there is nothing to be opened any more, and nobody has said so yet
+    memory.there.append(Allocation(second, 1 << 16, True, 99))
+    memory.there.pop(0)
+    assert one.post(second)
+    looks(two, two, one)
+    assert one.word(second, 8) != 0
+    assert sum(alone.runtime.opened.values()) == 1

@@ -33,9 +33,11 @@ class Posts:
         return 7 << 48 if self.mapped and pointer in self.posted else 0
 
 
-def made(posts, capturing=()):
+def made(posts, capturing=(), symmetric=False):
     state: Any = SimpleNamespace(
-        together=lambda call: call(), cuda=SimpleNamespace(open_posts=lambda: posts)
+        together=lambda call: call(),
+        cuda=SimpleNamespace(open_posts=lambda: posts),
+        symmetric=SimpleNamespace(lookup=lambda *_place: (1, 0) if symmetric else None),
     )
     return Returning(state, lambda: bool(capturing))
 
@@ -81,6 +83,12 @@ def test_nothing_is_posted_during_a_capture():
     capturing.clear()
     steps(returning, tensors, 3)
     assert len(posts.posted) == 2
+
+
+def test_symmetric_memory_is_not_posted():
+    posts = Posts()
+    steps(made(posts, symmetric=True), buckets(3), 9)
+    assert posts.posted == []
 
 
 def test_memory_that_cannot_be_mapped_is_tried_once_each():

@@ -280,13 +280,16 @@ class CudaExecutor:
         if not self.followed.is_by(stream):
             self.followed.by(stream)
         self._tell(ready)
+        marking = self.followed.marking
+        if marking:
+            self.followed.unmark()
         if self._device() == self.device.ordinal and getattr(self._threads, "bound", False):
             launchable.launch(stream)
         else:
             with on(self.device.ordinal):
                 launchable.launch(stream)
             self._threads.bound = True
-        if self.followed.marking:
+        if marking:
             self.followed.mark(stream)
         self.verdicts.last = ready
 

@@ -8,6 +8,7 @@ of no use outside of a capture that it was recorded in, nor inside if it was rec
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from typing import Any, Protocol
 from weakref import WeakSet
@@ -73,7 +74,8 @@ class Followed:
         self._eager = False  # whether it was part of no capture when the last call came to it
         self._end: Event | None = None  # of calls that ran, or will
         self._captured: dict[int, Event] = {}  # by capture: the end of its calls
-        self._replayed = False  # whether any call was captured
+        self.replayed = False
+        """Whether any call was captured; who knows of one that was not asked :meth:`by` says so."""
         self.marking = False
         """Whether :meth:`mark` is to be called behind each call."""
         self._last: Event | None = None  # behind the last call, if that was marked
@@ -103,7 +105,7 @@ class Followed:
         if before is not None and before != stream:
             self._turn(before, stream, graph)
         if graph:
-            self._replayed = True
+            self.replayed = True
             self._recall(graph, stream)
         elif self._end is not None:
             self._end.order(stream)
@@ -213,10 +215,10 @@ class Followed:
     def ended(self) -> bool:
         """Whether all calls have ended and none was captured, by what is known without waiting."""
         last, end, stream = self._last, self._end, self.stream
-        if self._replayed:
+        if self.replayed:
             return False
         with on(self._ordinal) as cuda, spared():
-            if last is not None:
+            if last is not None and self.marking:
                 return last.done()
             if end is not None and not end.done():
                 return False
@@ -225,19 +227,25 @@ class Followed:
 
     def watch(self, *, marking: bool) -> None:
         """Whether calls are marked from now on."""
-        self.marking = marking
+        self.marking, stream = marking, self.stream
         if not marking:
             self._last = None
+        elif self._last is None and self._end is None and stream is not None:
+            self.mark(stream)
+
+    def unmark(self) -> None:
+        """A call is about to come, which its mark will be behind."""
+        self._last = None
 
     def mark(self, stream: int) -> None:
-        """Remember the end of a call that was just given to a stream."""
-        with spared():
+        """Remember the end of a stream as it is now: all calls lie before it."""
+        with contextlib.suppress(RuntimeError), on(self._ordinal), spared():
             self._last = None if untouchable(stream) else Event(self._ordinal, stream)
 
     def forget(self) -> None:
         """Nothing is to be waited for any more."""
         self.stream = self._end = self._last = None
-        self._replayed = False
+        self.replayed = False
         self._captured.clear()
 
 

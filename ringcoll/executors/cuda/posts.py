@@ -12,7 +12,8 @@ peers; until then CUDA keeps it (measured: none of 64 MiB came back while a peer
 
 To make and to open handles waits for nothing that runs on a device: on an H200 with a kernel that
 never ended it took 17 to 27 us and 75 to 350 us. To close one waits for all of it, and holds up
-the process's other threads in CUDA. So that is done when no call can be running, or by ``close``.
+the process's other threads in CUDA. So that is done when no call of ringcoll's can be running, or
+by ``close``.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ _NEWS, _COUNT, _TAKEN = range(3)
 the rank has posted, and of each rank how many posts it has mapped. Then one of each post: whether
 it was freed. Each word has one writer, and the posts follow them."""
 
-_OFTEN = 64
+_OFTEN = 16
 """Looks from one search for what was freed to the next: it takes 1 us for each post."""
 
 _WHAT = "memory that a rank posts"
@@ -86,7 +87,6 @@ class Posts:
         self._posted = self._agreed = self._looks = 0
         self._news, self._seen = [0] * n, [0] * n  # of each peer: what is known
         self._peers = [peer for peer in range(n) if peer != self._rank]
-        self._lost: set[int] = set()  # peers of whom nothing more is mapped
         self._mapped: dict[tuple[int, int], list[Callable[[], None]]] = {}
         self._stale: list[tuple[int, int]] = []
         self._writing: deque[tuple[Event, int, int]] = deque()
@@ -115,6 +115,7 @@ class Posts:
             have no handle, and a log has room for POSTS.
 
         """
+        self._search()
         number = self._posted
         try:
             with on(self._ordinal) as cuda, spared():
@@ -131,9 +132,9 @@ class Posts:
             return False
         at = self._records + number * REACH_BYTES
         self._logs[self._rank][at : at + REACH_BYTES] = bytes.fromhex(reach.encode())
-        if self._fence is not None:
-            self._fence()
-        self._posted = self._words[self._rank][_COUNT] = number + 1
+        self._posted = number + 1
+        self._order()
+        self._words[self._rank][_COUNT] = self._posted
         self._own[whole.number] = number, whole
         self._tell()
         return True
@@ -148,8 +149,14 @@ class Posts:
         offset = pointer - whole.start
         return posted(number) << OFFSET_BITS | offset if offset + nbytes <= whole.nbytes else 0
 
+    def _order(self) -> None:
+        """Between what is told and the word that tells of it, on both sides."""
+        if self._fence is not None:
+            self._fence()
+
     def _tell(self) -> None:
         """Let peers see that there is something new."""
+        self._order()
         self._words[self._rank][_NEWS] += 1
 
     def _search(self) -> None:
@@ -169,6 +176,7 @@ class Posts:
             news = self._words[peer][_NEWS]
             if news != self._news[peer]:
                 self._news[peer] = news
+                self._order()
                 self._take(peer)
         if self._writing:
             self._say()
@@ -180,28 +188,32 @@ class Posts:
 
     def _take(self, peer: int) -> None:
         """Look through what a peer has written."""
-        words, first = self._words[peer], self._seen[peer]
-        last = min(words[_COUNT], POSTS)
-        if self._fence is not None:
-            self._fence()
+        words = self._words[peer]
         self._agreed = min(self._words[other][_TAKEN + self._rank] for other in self._peers)
-        if last > first and peer not in self._lost:
-            self._seen[peer] = last
-            try:
-                self._map(peer, range(first, last))
-            except (MachineError, RuntimeError) as error:
-                self._lost.add(peer)
-                _log.warning("calls with memory of rank %d stay staged: %s", peer, error)
+        last = min(words[_COUNT], POSTS)
+        if last > self._seen[peer]:
+            self._order()
+            self._map(peer, last)
         freed = (key for key in self._mapped if key[0] == peer and words[self._freed + key[1]])
         self._stale += [key for key in freed if key not in self._stale]
 
-    def _map(self, peer: int, numbers: range) -> None:
-        """Map a peer's posts; their rows are written on a stream of their own."""
+    def _map(self, peer: int, last: int) -> None:
+        """Map a peer's new posts; their rows are written on a stream of their own.
+
+        What cannot be mapped is tried again when the peer has news: it may say that it was freed.
+        """
         with on(self._ordinal) as cuda, spared():
-            for number in numbers:
-                if not self._words[peer][self._freed + number]:
-                    self._map_one(cuda, peer, number)
-            self._writing.append((Event(self._ordinal, self._stream), peer, numbers.stop))
+            try:
+                while self._seen[peer] < last:
+                    number = self._seen[peer]
+                    if not self._words[peer][self._freed + number]:
+                        self._map_one(cuda, peer, number)
+                    self._seen[peer] += 1
+            except (MachineError, RuntimeError) as error:
+                self._mapped.pop((peer, self._seen[peer]), None)
+                _log.warning("memory of rank %d is not mapped: %s", peer, str(error))
+            event = Event(self._ordinal, self._stream)
+        self._writing.append((event, peer, self._seen[peer]))
 
     def _map_one(self, cuda: Any, peer: int, number: int) -> None:
         at = self._records + number * REACH_BYTES
@@ -223,10 +235,9 @@ class Posts:
 
     def _unmap(self) -> None:
         """Unmap what its owner has freed: all calls with it have ended before it could."""
-        stale, self._stale = self._stale, []
         with spared():
-            for key in stale:
-                unmap(self._ordinal, self._mapped.pop(key))
+            while self._stale:
+                unmap(self._ordinal, self._mapped.pop(self._stale.pop()))
 
     def close(self) -> None:
         """Unmap everything; not collective, idempotent. No kernel of this rank may be running."""
