@@ -1,0 +1,79 @@
+"""Whether all calls have ended, as far as that is known without waiting."""
+
+from __future__ import annotations
+
+from tests.cuda.streams import Call, followed, runtime
+
+__all__ = ["followed", "runtime"]
+
+
+def test_calls_have_ended_with_all_that_their_stream_was_given(followed, runtime):
+    assert followed.ended()
+    followed.by(7)
+    runtime.busy = {7}
+    assert not followed.ended()
+    runtime.busy = set()
+    assert followed.ended()
+    followed.leave(Call(7))
+    runtime.busy = {7}
+    assert not followed.ended()
+    followed.by(8)
+    followed.leave(Call(8, owned=True))
+    assert followed.ended()
+
+
+def test_marked_calls_have_ended_whatever_their_stream_is_given_later(followed, runtime):
+    followed.by(7)
+    runtime.busy = {7}
+    followed.watch(marking=True)
+    assert not followed.ended()
+    followed.by(7)
+    followed.unmark()
+    followed.mark(7)
+    event = followed._last._event
+    assert list(event) == [7] and not followed.ended()
+    event.clear()  # it was passed; the stream has more to do
+    assert followed.ended()
+    followed.unmark()  # a call that is not marked yet
+    assert not followed.ended()
+    followed.mark(7)
+    followed._last._event.clear()
+    followed.watch(marking=False)
+    followed.mark(7)  # by a thread that has asked before
+    followed._last._event.clear()
+    assert not followed.ended()
+
+
+def test_a_stream_that_gets_no_more_calls_is_marked_as_it_is(followed, runtime):
+    """A group that is used once leaves a stream that others keep busy."""
+    followed.by(7)
+    followed.leave(Call(7, owned=True))
+    runtime.busy = {7}
+    assert not followed.ended()
+    followed.watch(marking=True)
+    event = followed._last._event
+    followed.watch(marking=True)
+    assert followed._last._event is event
+    event.clear()
+    assert followed.ended()
+
+
+def test_what_is_known_of_elsewhere_to_be_captured_counts(followed, runtime):
+    followed.by(7)
+    assert followed.ended()
+    followed.replayed = True
+    assert not followed.ended()
+
+
+def test_of_captured_calls_nothing_is_known_and_captures_are_left_whole(followed, runtime):
+    followed.by(7)
+    runtime.capture(7)
+    assert not followed.ended()
+    followed.mark(7)
+    assert followed._last is None
+    runtime.capture(8)
+    followed.by(8)
+    runtime.captured.clear()
+    assert not followed.ended()
+    followed.forget()
+    assert followed.ended()
