@@ -1,4 +1,4 @@
-"""Where each block of symmetric memory lies on every rank, as kernels read it."""
+"""Where each block of symmetric memory and each post lies on every rank, as kernels read it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def posted(number: int) -> int:
 
 
 class Mappings:
-    """The table by which kernels find a peer's block of symmetric memory.
+    """The table by which kernels find a peer's memory: blocks of symmetric memory, then posts.
 
     Args:
         nranks: of the communicator.
