@@ -51,7 +51,6 @@ class Device:
         self._calls = Calls(comm, registers=registers)
         self._where = torch.device("cuda", ordinal)
         self._raw: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
-        self._capturing: Callable[[], bool] = torch.cuda.is_current_stream_capturing
         self._lasting: set[int] = set()
         self.side = Side(self._where)
         self.batch = Batch(self, failed)
@@ -72,8 +71,6 @@ class Device:
     def _enqueue(self, ready: Any) -> None:
         """Give the current stream a call."""
         stream = self._raw(self.ordinal)
-        if self._capturing():
-            self._state.cuda.followed.replayed = True
         if stream in self._lasting:
             self._state.run(ready, stream)
             return
@@ -140,8 +137,6 @@ class Device:
                 side.follow(self._raw(self.ordinal))
                 tensor.record_stream(side.stream)
                 ready = self._calls.ready(name, tensor, None, op, root, lasting=True)
-                if self._capturing():
-                    state.cuda.followed.replayed = True
                 state.run(ready, side.handle)
                 mark = side.mark()
         except BaseException as error:

@@ -6,7 +6,7 @@ peers to map when they come by (:mod:`ringcoll.executors.cuda.posts`). Nobody wa
 agree: a call runs zero-copy as soon as the hellos of all ranks name their tensors, and staged until
 then.
 
-On 2 H200 a bucket of 25 MiB took 86 us where peers reached it, 109 to 113 where it was staged.
+On 2 H200 a captured step of a GPT took 0.97 of NCCL's time so, 1.05 where its buckets were staged.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ TIMES = 2
 """How often a tensor has come before it is taken for one that comes back."""
 
 _NEVER = -(1 << 60)
+"""A count for what peers cannot map, which so is not tried again."""
 
 _PLACES = 4096
 """Places that are counted at most."""

@@ -8,6 +8,7 @@ import time
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import pytest
@@ -80,6 +81,9 @@ def memory(monkeypatch):
     known = Memory()
     monkeypatch.setattr(posts, "allocation_of", known.allocation_of)
     monkeypatch.setattr(posts, "number_of", known.number_of)
+    # Communicators of other tests are none of these, and may not have been collected.
+    monkeypatch.setattr(followed, "_all", WeakSet())
+    monkeypatch.setattr(followed, "_noticing", False)
     return known
 
 
@@ -201,7 +205,7 @@ def test_no_call_can_be_running_once_all_have_ended_unless_one_was_captured(comm
         comm._state.fabric.allgather(b"", what="ended")
         assert followed.quiet()
         comm._state.fabric.allgather(b"", what="asked")
-        comm._state.cuda.followed.replayed = True
+        comm._state.cuda.followed._replayed = True
         assert not followed.quiet()
 
     together(comms, work)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from tests.cuda.streams import Call, followed, runtime
+import pytest
+
+from ringcoll.errors import LaunchRefused
+from ringcoll.executors.cuda import followed as module
+from tests.cuda.streams import Call, CUDARuntimeError, followed, runtime
 
 __all__ = ["followed", "runtime"]
 
@@ -58,10 +62,23 @@ def test_a_stream_that_gets_no_more_calls_is_marked_as_it_is(followed, runtime):
     assert followed.ended()
 
 
-def test_what_is_known_of_elsewhere_to_be_captured_counts(followed, runtime):
+def test_a_capture_on_the_stream_of_the_call_before_is_noticed_where_that_is_asked_for(
+    followed, runtime, monkeypatch
+):
+    monkeypatch.setattr(module, "_noticing", False)
+    followed.by(7)
+    runtime.capture(7)
+    followed.by(7)
+    runtime.captured.clear()
+    assert followed.ended()
+    module.notice_captures()
     followed.by(7)
     assert followed.ended()
-    followed.replayed = True
+    runtime.capture(7)
+    assert followed.is_by(7)
+    with pytest.raises(LaunchRefused, match="before a CUDA graph began to be captured"):
+        followed.by(8)  # the eager calls are hidden all the same
+    runtime.captured.clear()
     assert not followed.ended()
 
 
@@ -77,3 +94,12 @@ def test_of_captured_calls_nothing_is_known_and_captures_are_left_whole(followed
     assert not followed.ended()
     followed.forget()
     assert followed.ended()
+
+
+def test_of_a_device_that_fails_nothing_is_known(followed, runtime, monkeypatch):
+    def fails(_stream):
+        raise CUDARuntimeError(719)
+
+    followed.by(7)
+    monkeypatch.setattr(runtime, "streamQuery", fails)
+    assert not followed.ended()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import numpy as np
@@ -53,20 +54,28 @@ def request_and_messages():
     return request, Messages(carrier, [0], 0)  # type: ignore[arg-type]
 
 
+def beside_a_look(request: Request, look: Callable[[], object], end: Callable[[], object]) -> None:
+    """End everything while another thread looks: nothing is cancelled before that is over."""
+    looks, ends = threading.Thread(target=look), threading.Thread(target=end)
+    looks.start()
+    assert request.tested.wait(10)
+    ends.start()
+    ends.join(0.1)
+    assert not request.cancelled
+    request.go_on.set()
+    looks.join(10)
+    ends.join(10)
+
+
 def test_whoever_gives_up_waits_for_a_look_of_another_thread(request_and_messages):
     request, messages = request_and_messages
     transfer = messages.receive(np.zeros(8, np.uint8), 0, PAIRS)
     seen: list[bool] = []
-    looks = threading.Thread(target=lambda: seen.append(transfer.done()))
-    gives_up = threading.Thread(target=lambda: seen.append(messages.give_up(())))
-    looks.start()
-    assert request.tested.wait(10)
-    gives_up.start()
-    gives_up.join(0.1)
-    assert not request.cancelled
-    request.go_on.set()
-    looks.join(10)
-    gives_up.join(10)
+    beside_a_look(
+        request,
+        lambda: seen.append(transfer.done()),
+        lambda: seen.append(messages.give_up(())),
+    )
     assert seen == [False, True]
     assert not request.met
     assert transfer.done()
@@ -98,15 +107,7 @@ def test_who_closes_waits_for_a_look_at_what_is_posted(request_and_messages):
     request, messages = request_and_messages
     store = Store(int)
     messages.listen([0], store.take)
-    looks, closes = (threading.Thread(target=f) for f in (messages.progress, messages.close))
-    looks.start()
-    assert request.tested.wait(10)
-    closes.start()
-    closes.join(0.1)
-    assert not request.cancelled
-    request.go_on.set()
-    looks.join(10)
-    closes.join(10)
+    beside_a_look(request, messages.progress, messages.close)
     messages.progress()
     assert request.cancelled
     assert not request.met

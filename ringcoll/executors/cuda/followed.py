@@ -19,7 +19,7 @@ from ringcoll.executors.cuda.gate import order
 from ringcoll.transports.cuda.capture import capture_of, spared, untouchable
 from ringcoll.transports.cuda.device import on, runtime
 
-__all__ = ["Followed", "Goes", "quiet"]
+__all__ = ["Followed", "Goes", "notice_captures", "quiet"]
 
 _FOR_EVER = (0, 1, 2)
 """Handles of the default streams: the current one's, the one of all threads, the one of each."""
@@ -31,6 +31,15 @@ _MOST = 64
 _all: WeakSet[Followed] = WeakSet()
 """Of all communicators of this process; :data:`_lock` is held to add to them and to list them."""
 _lock = threading.Lock()
+
+_noticing = False
+"""Whether :func:`quiet` is asked in this process: then each call looks whether it is captured."""
+
+
+def notice_captures() -> None:
+    """Look from now on whether calls are captured, also on the stream of the call before."""
+    global _noticing
+    _noticing = True
 
 
 def quiet() -> bool:
@@ -74,8 +83,7 @@ class Followed:
         self._eager = False  # whether it was part of no capture when the last call came to it
         self._end: Event | None = None  # of calls that ran, or will
         self._captured: dict[int, Event] = {}  # by capture: the end of its calls
-        self.replayed = False
-        """Whether any call was captured; who knows of one that was not asked :meth:`by` says so."""
+        self._replayed = False  # whether any call was captured
         self.marking = False
         """Whether :meth:`mark` is to be called behind each call."""
         self._last: Event | None = None  # behind the last call, if that was marked
@@ -83,8 +91,14 @@ class Followed:
             _all.add(self)
 
     def is_by(self, stream: int) -> bool:
-        """Whether what a stream is given comes after all calls anyway."""
-        return stream == self.stream and self._eager
+        """Whether what a stream is given comes after all calls anyway.
+
+        A call that is captured now does so too: what came before the capture stays hidden by it.
+        """
+        kept = stream == self.stream and self._eager
+        if kept and _noticing and untouchable(stream):
+            self._replayed = True
+        return kept
 
     def by(self, stream: int) -> None:
         """Let the next call go to a stream, after all calls before.
@@ -105,7 +119,7 @@ class Followed:
         if before is not None and before != stream:
             self._turn(before, stream, graph)
         if graph:
-            self.replayed = True
+            self._replayed = True
             self._recall(graph, stream)
         elif self._end is not None:
             self._end.order(stream)
@@ -215,15 +229,20 @@ class Followed:
     def ended(self) -> bool:
         """Whether all calls have ended and none was captured, by what is known without waiting."""
         last, end, stream = self._last, self._end, self.stream
-        if self.replayed:
+        if self._replayed:
             return False
-        with on(self._ordinal) as cuda, spared():
-            if last is not None and self.marking:
-                return last.done()
-            if end is not None and not end.done():
-                return False
-            # To ask a stream that is being captured would end the capture.
-            return stream is None or (not untouchable(stream) and cuda.streamQuery(stream) == 0)
+        if last is None and end is None and stream is None:
+            return True
+        try:
+            with on(self._ordinal) as cuda, spared():
+                if last is not None and self.marking:
+                    return last.done()
+                if end is not None and not end.done():
+                    return False
+                # To ask a stream that is being captured would end the capture.
+                return stream is None or (not untouchable(stream) and cuda.streamQuery(stream) == 0)
+        except RuntimeError:  # a device that fails: its calls may never end
+            return False
 
     def watch(self, *, marking: bool) -> None:
         """Whether calls are marked from now on."""
@@ -245,7 +264,7 @@ class Followed:
     def forget(self) -> None:
         """Nothing is to be waited for any more."""
         self.stream = self._end = self._last = None
-        self.replayed = False
+        self._replayed = False
         self._captured.clear()
 
 

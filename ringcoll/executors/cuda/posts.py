@@ -30,7 +30,7 @@ import numpy as np
 
 from ringcoll.errors import MachineError
 from ringcoll.executors.cuda.event import Event
-from ringcoll.executors.cuda.followed import quiet
+from ringcoll.executors.cuda.followed import notice_captures, quiet
 from ringcoll.executors.cuda.mappings import POSTS, Mappings, posted
 from ringcoll.executors.cuda.terms import OFFSET_BITS
 from ringcoll.fabric import Fabric
@@ -104,6 +104,7 @@ class Posts:
             outcome(gathering(fabric, _WHAT), True, failure)
             made.pop_all()
         self._pointers = np.frombuffer(self._rows.host, np.uint64)
+        notice_captures()
 
     # -- this rank's memory ---------------------------------------------------------------------
 

@@ -59,7 +59,6 @@ class State:
         self._state, self._noted = state, noted
         self.cuda = mock.Mock()
         self.cuda.failure = lambda: None
-        self.cuda.followed.replayed = False
 
     def __getattr__(self, name):
         return getattr(self._state, name)
@@ -81,7 +80,6 @@ class Fake:
         assert isinstance(self.group, ProcessGroupRingcoll)
         self.side = Side(self.noted)
         self.now = [Stream("main", 0)]
-        self.capturing = False
 
     @contextlib.contextmanager
     def on(self, stream):
@@ -95,7 +93,6 @@ class Fake:
             "stream": self.on,
             "device": lambda where: contextlib.nullcontext(),
             "current_stream": lambda where: self.now[-1],
-            "is_current_stream_capturing": lambda: self.capturing,
         }
         patches: list = [mock.patch.object(torch.cuda, name, fake) for name, fake in cuda.items()]
         raw = mock.patch.object(
@@ -165,20 +162,6 @@ def asynchronous_calls_go_to_a_stream_of_their_own(rank, n):
         assert work.exception() is None
     assert fake.noted == ["main waits for event of side"]
     assert [part[0].item() for part in parts] == [0, 1, 2, 3]
-
-
-def calls_that_are_captured_are_noted(rank, n):
-    """Also on a stream that has carried calls before: nothing else tells of them."""
-    fake = Fake()
-    for later in (False, True):
-        with fake.device() as device:
-            followed, x = device._state.cuda.followed, torch.ones(3)
-            dist.all_reduce(x, group=fake.group, async_op=later)
-            assert not followed.replayed
-            fake.capturing = True
-            dist.all_reduce(x, group=fake.group, async_op=later)
-            assert followed.replayed
-        fake = Fake()
 
 
 def every_collective_finds_its_stream(rank, n):
