@@ -8,7 +8,7 @@ ask hellos need no more agreement than that, and run staged until then.
 
 Nobody keeps the memory: what is named is looked at anew in every call, by the number that CUDA
 gives an allocation and no other. What its owner has freed is noted in the log, and unmapped by the
-peers; until then CUDA keeps it (measured: none of 64 MiB came back while a peer had it mapped).
+peers; until then CUDA keeps it (``benchmarks/results/gpu_mapping.json``, as what follows).
 
 To make and to open handles waits for nothing that runs on a device: on an H200 with a kernel that
 never ended it took 17 to 27 us and 75 to 350 us. To close one waits for all of it, and holds up
