@@ -31,7 +31,7 @@ class Allocation:
     start: int
     nbytes: int
     exportable: bool
-    number: int = 0
+    number: int
 
 
 def allocation_of(pointer: int) -> Allocation:
