@@ -125,7 +125,12 @@ def parser() -> argparse.ArgumentParser:
     option("--ranks", type=numbers_of, help="how many, in turn; default: 1, 2, 4, 8 as there are")
     option("--nodes", type=int, default=1, help="that this machine plays, under mpiexec (1)")
     option("--cases", type=cases_of, default=CASES, help="MODEL:BATCH of a rank (%(default)s)")
-    option("--ways", type=ways_of, default=WAYS, help="also peer-bf16, ringcoll-bf16 (%(default)s)")
+    option(
+        "--ways",
+        type=ways_of,
+        default=WAYS,
+        help="also peer-none, peer-bf16, ringcoll-bf16 (%(default)s)",
+    )
     option("--graphs", action="store_true", help="time replays of captured steps; on GPUs")
     option("--deterministic", action="store_true", help="compare runs to the bit, time nothing")
     option("--buckets", type=sizes_of, help="MiB (25; with --deterministic, each once: 25,25,5,1)")

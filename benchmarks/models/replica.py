@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.algorithms.ddp_comm_hooks import debugging_hooks, default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.models import gpt, resnet
@@ -38,11 +38,16 @@ class Way:
 WAYS: Mapping[str, Way] = {
     "peer": Way("peer"),
     "peer-bf16": Way("peer", default_hooks.bf16_compress_hook),
+    "peer-none": Way("peer", debugging_hooks.noop_hook),
     "ringcoll": Way("ringcoll"),
     "ringcoll-hook": Way("ringcoll", hooks.all_reduce),
     "ringcoll-bf16": Way("ringcoll", hooks.bf16_compress),
 }
-"""By the names of ``--ways``; the hooks of ringcoll register buckets, which are then zero-copy."""
+"""By the names of ``--ways``.
+
+The hooks of ringcoll register buckets, which are then zero-copy. ``peer-none`` communicates
+nothing: what DDP itself takes.
+"""
 
 
 WARM = 12
