@@ -15,6 +15,8 @@ of the network is MPI between processes of one host. In turns, the slowest rank 
   them, with nothing before and after them.
 - ``mpi4py``: Isend and Irecv of as many bytes between the same ranks, from and to pinned memory,
   4 MiB each and to all peers at once: the bound.
+- ``mpi4py, fresh``: the same from memory that a copy from the device has just written, and to
+  memory that no processor has at hand: as every call finds it.
 
 ``GB/s`` is what the busiest rank sends to other nodes or gets from them, whichever is more, over
 the time. Inputs are small whole numbers, whose sums are exact in any order: every element is
@@ -26,12 +28,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +95,32 @@ class Free:
         self.taken = number + 1
 
 
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to carry a call, or as many bytes.
+
+    Args:
+        name: in the table.
+        nbytes: of the array.
+        sent: bytes that the busiest rank sends to other nodes or gets from them.
+        call: what is timed.
+        before: goes before each call, not timed.
+        wrong: elements of this rank that a first call did not leave right.
+        explain: what ringcoll says of it, line by line.
+        close: lets go of what only this way needs.
+
+    """
+
+    name: str
+    nbytes: int
+    sent: int
+    call: Callable[[], object]
+    before: Callable[[], object] = lambda: None
+    wrong: int = 0
+    explain: tuple[str, ...] = ()
+    close: Callable[[], object] = lambda: None
+
+
 class Rank:
     """What one rank measures.
 
@@ -115,20 +143,21 @@ class Rank:
             if node != self.comm.node
         ]
 
-    def seconds(self, call: Callable[[], object], repeats: int = REPEATS) -> float:
-        """Median over repeats of the slowest rank's time."""
+    def seconds(self, ways: Sequence[Way]) -> list[float]:
+        """Median over repeats of the slowest rank's time of each way, all in turns."""
         import numpy as np
         from mpi4py import MPI
 
-        world, times = MPI.COMM_WORLD, []
-        for _ in range(repeats + 1):
-            world.Barrier()
-            started = time.perf_counter()
-            call()
-            slowest = np.array(time.perf_counter() - started)
-            world.Allreduce(MPI.IN_PLACE, slowest, MPI.MAX)
-            times.append(float(slowest))
-        return statistics.median(times[1:])
+        world, times = MPI.COMM_WORLD, np.zeros((REPEATS + 1, len(ways)))
+        for turn in times:
+            for number, way in enumerate(ways):
+                way.before()
+                world.Barrier()
+                started = time.perf_counter()
+                way.call()
+                turn[number] = time.perf_counter() - started
+        world.Allreduce(MPI.IN_PLACE, times, MPI.MAX)
+        return [float(median) for median in np.median(times[1:], axis=0)]
 
     def crossing(self, collective: str, nbytes: int, partial: int) -> int:
         """Bytes that the busiest rank sends or gets."""
@@ -137,15 +166,16 @@ class Rank:
             for rank in range(self.comm.nranks)
         )
 
-    def row(
+    def call(
         self,
         name: str,
         collective: str,
         nbytes: int,
+        partial: int,
         options: dict[str, Any],
         figures: Figures | None = None,
-    ) -> dict[str, Any]:
-        """A row of ringcoll's; ``figures``: by others than the usual."""
+    ) -> Way:
+        """A call of ringcoll's; ``figures``: by others than the usual."""
         from benchmarks.gpu.deterministic import fill
 
         comm = self.comm
@@ -164,13 +194,13 @@ class Rank:
             run(x, **options)
             comm.synchronize()
 
-        row = {"name": name, "bytes": nbytes, "seconds": self.seconds(call), "wrong": wrong}
-        if figures is not None:
-            comm.close()
-        return row
+        explain = () if options or figures else tuple(comm.explain(collective, nbytes).splitlines())
+        close = comm.close if figures is not None else lambda: None
+        sent = self.crossing(collective, nbytes, partial)
+        return Way(name, nbytes, sent, call, wrong=wrong, explain=explain, close=close)
 
-    def messages(self, name: str, figures: Figures) -> dict[str, Any]:
-        """The messages of a call, without a stream that brings them and waits for them."""
+    def messages(self, name: str, figures: Figures) -> Way:
+        """The messages of an all_reduce, without a stream that brings them and waits for them."""
         from ringcoll.executors.staging.carry import Exchange, Flow, carry
         from ringcoll.transports.mpi import SLICES
 
@@ -203,7 +233,7 @@ class Rank:
             ]
             carry(staging, lambda: None, flows, 60.0)
 
-        return {"name": name, "bytes": self.nbytes, "seconds": self.seconds(call)}
+        return Way(name, self.nbytes, self.crossing("all_reduce", self.nbytes, self.partial), call)
 
     def pinned(self, nbytes: int, peers: Sequence[int]) -> list[Any]:
         """Pinned memory to send from and to receive in, for each of some ranks."""
@@ -215,30 +245,47 @@ class Rank:
         kept = [host_mapped(2 * nbytes, ordinal=ordinal) for _ in peers]
         return [np.frombuffer(memory.host, np.uint8).reshape(2, nbytes) for memory in kept]
 
-    def mpi(self, collective: str) -> dict[str, Any]:
-        """Nonblocking messages of mpi4py between pinned buffers."""
+    def mpi(self, collective: str, *, fresh: bool = False) -> Way:
+        """Nonblocking messages of mpi4py between pinned buffers.
+
+        Args:
+            collective: whose bytes.
+            fresh: each has memory of its own, which a copy has just written.
+
+        """
+        import cupy
         from mpi4py import MPI
 
         place = self.comm.rank, self.nodes, self.per_node
         found = crossing(collective, *place, self.nbytes, self.partial)
         peers, world = list(found.sends), MPI.COMM_WORLD
-        views = self.pinned(PIECE, peers)
         most = max(*found.sends.values(), *found.recvs.values())
+        views = self.pinned(most if fresh else PIECE, peers)
 
         def call() -> None:
             for at in range(0, most, PIECE):
-                requests = []
+                requests, first = [], at if fresh else 0
                 for peer, view in zip(peers, views, strict=True):
                     come, go = (
                         max(0, min(PIECE, way[peer] - at)) for way in (found.recvs, found.sends)
                     )
                     if come:
-                        requests.append(world.Irecv([view[1][:come], MPI.BYTE], peer))
+                        into = view[1][first : first + come]
+                        requests.append(world.Irecv([into, MPI.BYTE], peer))
                     if go:
-                        requests.append(world.Isend([view[0][:go], MPI.BYTE], peer))
+                        out = view[0][first : first + go]
+                        requests.append(world.Isend([out, MPI.BYTE], peer))
                 MPI.Request.Waitall(requests)
 
-        return {"name": "mpi4py", "bytes": self.nbytes, "seconds": self.seconds(call)}
+        def write() -> None:
+            for view in views:
+                for half in view:
+                    zeros.get(out=half)
+
+        zeros = cupy.zeros(most, cupy.uint8) if fresh else None
+        wide = self.crossing(collective, self.nbytes, self.partial)
+        name = "mpi4py, fresh" if fresh else "mpi4py"
+        return Way(name, self.nbytes, wide, call, write if fresh else lambda: None)
 
 
 def work(
@@ -256,46 +303,46 @@ def work(
     """
     rank = Rank(per_node, nbytes)
     for collective in collectives:
-        measure(rank, collective, file, sweep)
+        measure(rank, collective, list(_ways(rank, collective, sweep)), file)
     rank.comm.close()
 
 
-def measure(rank: Rank, collective: str, file: Path, sweep: Sequence[Figures]) -> None:
+def _ways(rank: Rank, collective: str, sweep: Sequence[Figures]) -> Iterator[Way]:
+    """The usual ways, or those of some figures."""
+    nbytes, partial = rank.nbytes, rank.partial
+    yield rank.mpi(collective)
+    yield rank.mpi(collective, fresh=True)
+    for figures in sweep:
+        name = f"{size_text(figures.share)} x {figures.slots}"
+        yield rank.call(name, collective, nbytes, partial, {}, figures)
+        if collective == "all_reduce":
+            yield rank.messages(f"  messages {name}", figures)
+    if sweep:
+        return
+    yield rank.call("default", collective, nbytes, partial, {})
+    if COLLECTIVES[collective].reduces:
+        yield rank.call("accumulate=dtype", collective, nbytes, 2, NARROW)
+    if collective == "all_reduce":
+        yield rank.messages("messages alone", Figures())
+    yield rank.call("staged", collective, nbytes >> 4, 4, {"slices": 4})
+
+
+def measure(rank: Rank, collective: str, ways: Sequence[Way], file: Path) -> None:
     """All rows of a collective."""
     import numpy as np
     from mpi4py import MPI
 
-    nbytes, reduces = rank.nbytes, COLLECTIVES[collective].reduces
-    wide = rank.crossing(collective, nbytes, rank.partial)
-
-    def keep(row: dict[str, Any], sent: int) -> None:
-        wrong = np.array(row.get("wrong", 0))
-        MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, wrong)
-        row |= {"collective": collective, "wrong": int(wrong)}
-        row |= {"sent": sent, "GB/s": round(sent / row["seconds"] / 1e9, 3)}
+    wrong = np.array([way.wrong for way in ways])
+    MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, wrong)
+    for way, seconds, elements in zip(ways, rank.seconds(ways), wrong, strict=True):
+        way.close()
+        row = {"name": way.name, "bytes": way.nbytes, "seconds": seconds, "wrong": int(elements)}
+        row |= {"explain": way.explain} if way.explain else {}
+        row |= {"collective": collective, "sent": way.sent}
+        row |= {"GB/s": round(way.sent / seconds / 1e9, 3)}
         if rank.comm.rank == 0:
             with file.open("a", encoding="utf-8") as out:
                 out.write(json.dumps(row) + "\n")
-
-    keep(rank.mpi(collective), wide)
-    for figures in sweep:
-        name = f"{size_text(figures.share)} x {figures.slots}"
-        keep(rank.row(name, collective, nbytes, {}, figures), wide)
-        if collective == "all_reduce":
-            keep(rank.messages(f"  messages {name}", figures), wide)
-    if not sweep:
-        row = rank.row("default", collective, nbytes, {})
-        row["explain"] = rank.comm.explain(collective, nbytes).splitlines()
-        keep(row, wide)
-        if reduces:
-            row = rank.row("accumulate=dtype", collective, nbytes, NARROW)
-            keep(row, rank.crossing(collective, nbytes, 2))
-        if collective == "all_reduce":
-            keep(rank.messages("messages alone", Figures()), wide)
-        few = nbytes >> 4
-        row = rank.row("staged", collective, few, {"slices": 4})
-        keep(row, rank.crossing(collective, few, 4))
-    keep(rank.mpi(collective), wide)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
