@@ -86,6 +86,7 @@ def test_the_second_process_reads_nothing(document, tmp_path, monkeypatch):
 
 
 @pytest.mark.multi_gpu
+@pytest.mark.alone
 def test_links_are_measured(cuda, document):
     system = build(document)
     before = cuda.getDevice()

@@ -20,7 +20,7 @@ from tests.cuda.lost import COUNTS
 from tests.launching import launch
 from tests.processes.conftest import alive, environment
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.alone]  # it looks at all of a GPU's memory
 
 PROGRAM = Path(__file__).with_name("lost.py")
 PARENT = """

@@ -28,6 +28,7 @@ def test_too_much_is_refused(scenario):
     assert one.startswith("OutOfMemory: ")
 
 
+@pytest.mark.alone
 def test_nothing_is_left(scenario):
     assert scenario("repeated", 2) == [True, True]
 
