@@ -207,9 +207,8 @@ RACES = [
     Mutant(
         "posted before all have written",
         "simple.cuh",
-        "gate_meet(ENDED + odd, movers() + WARP);",
-        "for (u32 k = 0; k < count; ++k) post(words + 2 * k, slice);\n"
-        "        gate_meet(ENDED + odd, movers() + WARP);",
+        "if (head.signals != 0) block_barrier();",
+        "",
         STAGED_RING,
     ),
     Mutant(
@@ -238,11 +237,10 @@ RACES = [
         6,
     ),
     Mutant(
-        "moved before all has come",
+        "threads go on alone",
         "simple.cuh",
-        "gate_meet(BEGUN + odd, block_threads());\n        const bool",
-        "if (head.srcs != 0) work<T, Program>(head, row, slice);\n"
-        "        gate_meet(BEGUN + odd, block_threads());\n        const bool",
+        "return !block_any(!alive);",
+        "return alive;",
         STAGED_RING,
     ),
 ]

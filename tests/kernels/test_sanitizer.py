@@ -57,7 +57,7 @@ def test_messages_leave_no_race(messages, zone, checks, tmp_path: Path) -> None:
     # Each has more slices than a window: what only a hello orders looks like a race here.
     world = World(3, ADDRESS, zone)
     traffic = Traffic(messages, shift=1, world=world)
-    ready = traffic.ready(world, range(3), threads=3)
+    ready = traffic.ready(world, range(3), threads=2)
     done = run_image(world, ready, tmp_path, *checks, calls=3)
     assert (done.returncode, done.stderr) == (0, "")
     assert not any(world.reports())

@@ -33,8 +33,7 @@ __all__ = [
 ]
 
 THREADS = 512
-"""Of a CUDA block: 14 warps move data, one waits for them and one posts. With 18 there were fewer
-registers for each, and on 4 H200 nothing was faster."""
+"""Of a CUDA block."""
 
 _HERE, _SCRATCH, _PEER = range(3)
 """Where a chunk lies: ``Where`` of ``kernels/simple.cuh``."""
