@@ -37,6 +37,10 @@ Array = npt.NDArray[Any]
 class Figures:
     """How calls are cut for the rails; the same on all ranks.
 
+    2 nodes of 2 H200, 256 MiB: an all_reduce took 45 ms in shares of 8 MiB with 2 slots, 49 with 3,
+    51 with 4; 56, 53 and 49 in shares of 4 MiB, 57, 56 and 58 in those of 16 MiB. More slots are
+    more memory than the processors' caches hold, and every slice has its own costs.
+
     Args:
         share: the most bytes that a rank sends along its rail in a slice, to all other nodes
             together.
