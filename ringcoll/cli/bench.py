@@ -21,6 +21,7 @@ from ringcoll.bench.launch import (
 from ringcoll.bench.reading import read
 from ringcoll.bench.settings import Settings
 from ringcoll.bootstrap.launcher import launcher_of
+from ringcoll.cli.interrupts import heard, interrupt
 from ringcoll.errors import AbortedError, Error, UsageError
 
 __all__ = ["add_arguments", "main"]
@@ -67,12 +68,13 @@ def _measure(args: argparse.Namespace, settings: Settings) -> int:
 
     if launcher_of(os.environ) is not None:
         # By this Open MPI's mpiexec tells its ranks of a Ctrl-C; a second later it kills them.
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, interrupt)
     output = opened(args.output)
     report = Report(settings, output, sys.stderr)
     world = World(settings.threads, settings.device, settings.timeout)
     try:
-        right = (tour if settings.tour else measure)(world, settings, report)
+        with heard():
+            right = (tour if settings.tour else measure)(world, settings, report)
     except KeyboardInterrupt:
         # Only rank 0 has rows; what is measured is shown before all else is given up.
         if report.rows:

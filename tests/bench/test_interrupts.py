@@ -1,0 +1,63 @@
+"""Ctrl-C where Python would lose it."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+import weakref
+
+import pytest
+
+from ringcoll.cli.interrupts import heard
+
+
+class Thing:
+    """Something that can be finalized."""
+
+
+def interrupted_finalizer() -> None:
+    thing = Thing()
+    weakref.finalize(thing, signal.raise_signal, signal.SIGINT).atexit = False
+    del thing
+
+
+def test_an_interruption_of_a_finalizer_comes_again(capsys):
+    with pytest.raises(KeyboardInterrupt), heard():
+        interrupted_finalizer()
+        late = time.monotonic() + 60
+        while time.monotonic() < late:
+            time.sleep(0.001)
+    assert capsys.readouterr().err == ""
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_any_other_is_raised_at_once():
+    with pytest.raises(KeyboardInterrupt), heard():
+        signal.raise_signal(signal.SIGINT)
+        pytest.fail("it went on")
+
+
+def test_other_handlers_and_threads_are_left_alone():
+    seen = []
+
+    def own(number, frame):
+        seen.append(number)
+
+    before = signal.signal(signal.SIGINT, own)
+    try:
+        with heard():
+            signal.raise_signal(signal.SIGINT)
+            assert signal.getsignal(signal.SIGINT) is own
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert seen == [signal.SIGINT]
+
+    def beside():
+        with heard():
+            seen.append(signal.getsignal(signal.SIGINT))
+
+    thread = threading.Thread(target=beside)
+    thread.start()
+    thread.join()
+    assert seen[1] is before
