@@ -38,8 +38,9 @@ class Figures:
     """How calls are cut for the rails; the same on all ranks.
 
     2 nodes of 2 H200, 256 MiB: an all_reduce took 45 ms in shares of 8 MiB with 2 slots, 49 with 3,
-    51 with 4; 56, 53 and 49 in shares of 4 MiB, 57, 56 and 58 in those of 16 MiB. More slots are
-    more memory than the processors' caches hold, and every slice has its own costs.
+    51 with 4; 56, 53 and 49 in shares of 4 MiB, 57, 56 and 58 in those of 16 MiB. Messages alone
+    take longer, too, the more memory they go through, and every slice has costs of its own
+    (``benchmarks/results/gpu_nodes_4_figures.json``).
 
     Args:
         share: the most bytes that a rank sends along its rail in a slice, to all other nodes
