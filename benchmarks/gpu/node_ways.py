@@ -234,15 +234,17 @@ class Rank:
                         requests.append(world.Isend([out, MPI.BYTE], peer))
                 MPI.Request.Waitall(requests)
 
+        wide = self.crossing(collective, self.nbytes, self.partial)
+        if not fresh:
+            return Way("mpi4py", self.nbytes, wide, call)
+        zeros = cupy.zeros(most, cupy.uint8)
+
         def write() -> None:
             for view in views:
                 for half in view:
                     zeros.get(out=half)
 
-        zeros = cupy.zeros(most, cupy.uint8) if fresh else None
-        wide = self.crossing(collective, self.nbytes, self.partial)
-        name = "mpi4py, fresh" if fresh else "mpi4py"
-        return Way(name, self.nbytes, wide, call, write if fresh else lambda: None)
+        return Way("mpi4py, fresh", self.nbytes, wide, call, write)
 
 
 def ways_of(rank: Rank, collective: str, sweep: Sequence[Figures]) -> Iterator[Way]:

@@ -46,7 +46,7 @@ WAYS: Mapping[str, Way] = {
 """By the names of ``--ways``.
 
 The hooks of ringcoll register buckets, which are then zero-copy. ``peer-none`` communicates
-nothing: what DDP itself takes.
+nothing, so that its replicas differ: what DDP itself takes.
 """
 
 

@@ -60,6 +60,15 @@ def test_ways_train_alike_and_are_timed(tmp_path):
     assert path.parent == tmp_path
 
 
+def test_a_way_may_communicate_nothing(tmp_path):
+    words = ["--device", "cpu", "--ranks", "2", "--cases", "gpt:2", "--ways", "peer,peer-none"]
+    found, _ = bench(tmp_path, *words, "--curve", "2", "--steps", "1", "--rounds", "1")
+    assert {r["way"]: r["replicas_equal"] for r in found["rows"]} == {
+        "gloo": True,
+        "gloo-none": False,
+    }
+
+
 def test_runs_are_equal_to_the_bit_with_any_buckets(tmp_path):
     # Three ranks: of two, every order of adding gives the same.
     words = [
