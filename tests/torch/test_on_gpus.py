@@ -6,7 +6,9 @@ from tests.torch.world import World, names_of
 
 # No such thing in a world of one.
 ALONE = ("another_device", "a_message", "a_rank_that", "memory_that", "receives", "tensors_that")
-SHARING = ("gpu.a_message_between_calls", "gpu.memory_that_is_given_back")
+FREE_MEMORY = pytest.param("gpu.memory_that_is_given_back", marks=pytest.mark.alone)
+SHARING = ("gpu.a_message_between_calls", "gpu.tensors_that_come_back", FREE_MEMORY)
+EVERY = [name for name in names_of("gpu") if name not in FREE_MEMORY.values]
 
 
 @pytest.fixture(scope="module")
@@ -38,13 +40,13 @@ def test_on_one_gpu(worlds_on_gpus, name):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", [*SHARING, "gpu.tensors_that_come_back"])
+@pytest.mark.parametrize("name", SHARING)
 def test_two_ranks_of_one_gpu(worlds_on_gpus, name):
     run(worlds_on_gpus, name, 2)
 
 
 @pytest.mark.multi_gpu
-@pytest.mark.parametrize("name", names_of("gpu"))
+@pytest.mark.parametrize("name", [*EVERY, FREE_MEMORY])
 def test_on_gpus(worlds_on_gpus, name):
     from ringcoll.transports.cuda.device import devices
 
