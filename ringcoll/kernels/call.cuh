@@ -20,8 +20,8 @@ RC_DEVICE u64 hello_at(u64 arena, u64 epoch, u32 source, u32 line) {
 // compares this call with the peers' hellos, though this rank may have come too late to say its own.
 // Who finds that calls differ lets the peers see so too: the block that says hello may not have come
 // so far, and would no more.
-RC_SELDOM void fail(const Args& args, const Local& local, u64 epoch, u64 when, u32 kind, u32 peer,
-                    u32 step, u32 mine, u32 theirs) {
+RC_APART static void fail(const Args& args, const Local& local, u64 epoch, u64 when, u32 kind,
+                          u32 peer, u32 step, u32 mine, u32 theirs) {
     const u64 said = static_cast<u64>(local.launch) << 32 | args.signature;
     if (claim(local.own + CLAIMED)) {
         ll_store(hello_at(local.own, epoch, local.rank, 0), said, static_cast<u32>(epoch));
@@ -45,8 +45,8 @@ RC_SELDOM void fail(const Args& args, const Local& local, u64 epoch, u64 when, u
 
 // Whether to give up waiting for `peer` at `step` after `waited` ns, by what the peers, the host and the
 // clock say. Apart from the loops that ask, whose text is shorter for it.
-RC_SELDOM bool give_up(const Args& args, const Local& local, u64 epoch, u64 time, u64 waited, u32 peer,
-                       u32 step) {
+RC_APART static bool give_up(const Args& args, const Local& local, u64 epoch, u64 time, u64 waited,
+                             u32 peer, u32 step) {
     u32 kind = waited < args.timeout ? 0 : EXPIRED, theirs = 0;
     if (look(local.report + 24) != 0) kind = GIVEN_UP;
     // Nothing need come from ranks that make another call: look at one each time.

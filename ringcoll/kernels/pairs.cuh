@@ -19,9 +19,9 @@
 
 namespace rc::pairs {
 
-using simple::Bases;
 using simple::Runner;
 using simple::Share;
+using simple::Shared;
 
 // One CUDA block of a half.
 struct Half : Call {
@@ -201,9 +201,9 @@ RC_DEVICE Share elements(const Share& share) {
 // This block's replicas of a call.
 template <class Program>
 RC_DEVICE bool moved(Half& half, u32 replicas, const u64* words) {
-    Bases& bases = *block_memory<Bases>();  // nobody reaches a peer's arrays
+    Shared& shared = *block_memory<Shared>();  // without bases: nobody reaches a peer's arrays
     for (u32 replica = half.mine; replica < replicas; replica += half.blocks) {
-        Runner<Half> runner{half, bases, replica, replicas, 0, 0, 0};
+        Runner<Half> runner{half, shared, replica, replicas};
         if (!runner.template run<UInt8, Program>(words)) return false;
     }
     return true;
@@ -213,6 +213,7 @@ RC_DEVICE bool moved(Half& half, u32 replicas, const u64* words) {
 template <class Program>
 RC_DEVICE void run_half(Half& half, const u64* call) {
     bool done = true;
+    block_memory<Shared>()->clear();
     for (u32 number = 0; done && number < half.calls; ++number) {
         if (number != 0 && !half.alone()) done = half.settle();
         half.next(call[0]);

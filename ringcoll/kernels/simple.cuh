@@ -11,6 +11,10 @@
 //
 // After a block's rows, which every slice repeats, stand two that run once and move nothing: the
 // last signals and the last waits.
+//
+// All warps of a CUDA block but two move data. One of these waits for the signals of the next row
+// meanwhile, the other posts those of the row before: until what a block has stored is there, which its
+// fence waits for, a microsecond or more goes by.
 #pragma once
 
 #include "call.cuh"
@@ -52,6 +56,9 @@ struct Counts {
 };
 
 enum class Where { HERE, SCRATCH, PEER };
+
+// The threads that move data: the first ones, all whole warps; a block has three warps at least.
+RC_DEVICE u32 movers() { return block_threads() - 2 * WARP; }
 
 // What a CUDA block does of a slice: `count` elements from `first`.
 struct Share {
@@ -113,7 +120,8 @@ struct Move {
     // Elements that a thread takes at once: 16 bytes of the largest type in memory, so that what the
     // threads of a warp store by one instruction has no gaps, which links do not bear.
     static constexpr u32 LANES = 16 / (WIDE ? sizeof(Acc) : sizeof(Raw));
-    static constexpr u32 UNROLL = (SRCS == 1 ? 4 : SRCS <= 2 ? 2 : 1) * (WIDE ? 2 : 1);
+    static constexpr u32 UNROLL = WIDE ? (SRCS == 1 ? 8 : SRCS <= 2 ? 4 : 2)
+                                       : (SRCS <= 2 ? 4 : SRCS <= 4 ? 2 : 1);
 
     RC_DEVICE static constexpr u32 size(bool wide) { return wide ? sizeof(Acc) : sizeof(Raw); }
 
@@ -153,7 +161,7 @@ struct Move {
 #pragma unroll
         for (u32 k = 0; k < SRCS + DSTS; ++k) aligned = aligned && chunks[k] % 16 == 0;
         const u64 vectors = aligned ? count / LANES : 0;
-        const u64 threads = block_threads();
+        const u64 threads = movers();
         u64 at = thread_index();
         for (; at + (UNROLL - 1) * threads < vectors; at += UNROLL * threads) {
             Loaded in[UNROLL][SRCS];
@@ -264,24 +272,50 @@ struct Move {
     }
 };
 
+// What the warps of a CUDA block tell each other, of even turns and of odd ones: who waits has given up;
+// who moves has seen so.
+struct Turns {
+    u32 over[2], left[2];
+};
+
+// What the threads of a CUDA block share.
+struct Shared {
+    Bases bases;
+    Turns turns;
+
+    // Before a barrier of the block and the first Runner of a launch.
+    RC_DEVICE void clear() {
+        if (thread_index() == 0) turns = {};
+    }
+};
+
 // One CUDA block at work on its share of a program's block. `Calling`: a Call, or what is one.
+//
+// Each row is a turn. Who moves begins it with who waits, at the gate BEGUN of its turn, and so when
+// all movers have ended the turn before; it ends it at the gate ENDED, where who posts waits. Gates
+// and words are used again two turns later: who posts comes to a turn's BEGUN as soon as the turn before
+// the last is posted, so that nobody is more than two turns ahead. The wait for a row begins while the
+// row before is still moving: its timeout covers both.
 template <class Calling>
 struct Runner {
+    static constexpr u32 BEGUN = 0, ENDED = 2;
+
     Calling& call;
-    Bases& bases;
+    Shared& shared;
     u32 replica, replicas;
-    u64 slices, window, width;
-    bool alive = true;
+    u64 slices = 0, window = 0, width = 0;
+    u32 turn = 0;
 
     RC_DEVICE u64 value(u64 count) const { return call.epoch << 32 | count; }
 
-    RC_DEVICE void await(const u64* words, u64 slice, u32 step, u32 number) {
+    // Wait for a signal; false: gave up.
+    RC_DEVICE bool await(const u64* words, u64 slice, u32 step, u32 number) {
         const Counts counts{words[1]};
         const bool guard = slice >= window;
-        if (counts.credit_only() && !guard) return;
+        if (counts.credit_only() && !guard) return true;
         const u64 wanted = value(counts.at(slice, guard ? slice - window : 0, guard));
         const u64 at = words[0] + replica * 8;
-        if (!call.reach(at, wanted, SOURCE | number, step)) alive = false;
+        return call.reach(at, wanted, SOURCE | number, step);
     }
 
     RC_DEVICE void post(const u64* words, u64 slice) const {
@@ -293,48 +327,79 @@ struct Runner {
         tell_wide(words[0] + replica * 8, value(counts.at(slice, guard ? slice : granted, guard)));
     }
 
-    // Whether all threads of the block may go on: they see the data that was waited for, and what
-    // other threads of the block have made of the last row's.
-    RC_DEVICE bool wait(const u64* waits, u32 count, u64 slice, u32 step) {
-        for (u32 k = thread_index(); k < count; k += block_threads())
-            await(waits + 2 * k, slice, step, k);
-        return !block_any(!alive);
-    }
-
-    // Runs the words of a block; Program::move(kind, share, chunks) does a row's work.
+    // Runs the words of a block; Program::move(kind, share, chunks) does a row's work. False on all
+    // threads: gave up.
     template <class T, class Program>
     RC_DEVICE bool run(const u64* words) {
         const u32 rows = static_cast<u32>(words[0]);
         slices = words[1];
         window = words[2];
         width = words[3];
+        if (posts()) gate_arrive(BEGUN, block_threads());
         const u64 *body = words + 4, *row = body;
         for (u64 slice = 0; slice < slices; ++slice) {
             row = body;
             for (u32 step = 0; step < rows; ++step)
-                if (!advance<T, Program>(row, slice, step)) return false;
+                if (!advance<T, Program>(row, slice, step, false)) return false;
         }
-        return advance<T, Program>(row, slices - 1, rows) &&
-               advance<T, Program>(row, slices - 1, rows + 1);
+        return advance<T, Program>(row, slices - 1, rows, false) &&
+               advance<T, Program>(row, slices - 1, rows + 1, true);
     }
 
-    // Wait, move, signal; then stand at the next row.
+    RC_DEVICE static bool waits() {
+        return thread_index() >= movers() && thread_index() < movers() + WARP;
+    }
+    RC_DEVICE static bool posts() { return thread_index() >= movers() + WARP; }
+
+    // Take part in a row; then stand at the next one.
     template <class T, class Program>
-    RC_DEVICE bool advance(const u64*& row, u64 slice, u32 step) {
+    RC_DEVICE bool advance(const u64*& row, u64 slice, u32 step, bool last) {
         const Head head(row[0]);
-        const u32 owners = Program::Op::SCALES ? head.srcs : 0;
-        const u64* waits = row + 3 + 2 * (head.srcs + head.dsts) + owners;
-        const u64* signals = waits + 2 * head.waits;
-        if (!wait(waits, head.waits, slice, step)) return false;
-        u64 moved = 0;
-        if (head.srcs != 0) {
-            moved = work<T, Program>(head, row, slice);
-            if (head.signals != 0) block_barrier();
+        const u32 owners = Program::Op::SCALES ? head.srcs : 0, odd = turn++ & 1;
+        const u64* waited = row + 3 + 2 * (head.srcs + head.dsts) + owners;
+        const u64* posted = waited + 2 * head.waits;
+        bool alive;
+        if (waits()) {
+            alive = wait(waited, head.waits, slice, step, odd);
+        } else if (posts()) {
+            alive = signal(posted, head.signals, slice, odd, last);
+        } else {
+            alive = move<T, Program>(head, row, slice, step, odd);
         }
-        for (u32 k = thread_index(); k < head.signals; k += block_threads())
-            post(signals + 2 * k, slice);
-        if (thread_index() == 0 && row[0] != 0) trace(call, step, slice, moved);
-        row = signals + 2 * head.signals;
+        row = posted + 2 * head.signals;
+        return alive;
+    }
+
+    // Wait for a row's signals, and let it begin.
+    RC_DEVICE bool wait(const u64* words, u32 count, u64 slice, u32 step, u32 odd) {
+        bool alive = true;
+        for (u32 k = thread_index() % WARP; k < count; k += WARP)
+            alive = await(words + 2 * k, slice, step, k) && alive;
+        alive = !warp_any(!alive);
+        if (!alive && thread_index() % WARP == 0) shared.turns.over[odd] = 1;
+        gate_meet(BEGUN + odd, block_threads());
+        return alive;
+    }
+
+    // Do a row's work. Movers see the data that was waited for, and what the others have made of the
+    // last row's.
+    template <class T, class Program>
+    RC_DEVICE bool move(const Head& head, const u64* row, u64 slice, u32 step, u32 odd) {
+        gate_meet(BEGUN + odd, block_threads());
+        const bool alive = shared.turns.over[odd] == 0;
+        const u64 moved = alive && head.srcs != 0 ? work<T, Program>(head, row, slice) : 0;
+        if (alive && thread_index() == 0 && row[0] != 0) trace(call, step, slice, moved);
+        if (!alive && thread_index() == 0) shared.turns.left[odd] = 1;
+        gate_arrive(ENDED + odd, movers() + WARP);
+        return alive;
+    }
+
+    // Post a row's signals once it is done. That the one before is posted is known by now.
+    RC_DEVICE bool signal(const u64* words, u32 count, u64 slice, u32 odd, bool last) {
+        if (!last) gate_arrive(BEGUN + 1 - odd, block_threads());
+        gate_meet(ENDED + odd, movers() + WARP);
+        if (shared.turns.left[odd] != 0) return false;
+        for (u32 k = thread_index() % WARP; k < count; k += WARP) post(words + 2 * k, slice);
         return true;
     }
 
@@ -350,7 +415,8 @@ struct Runner {
         const u64 most = (even + GRAIN - 1) / GRAIN * GRAIN, first = replica * most;
         if (first >= count) return 0;
         const u64 mine = count - first < most ? count - first : most;
-        Program::move(head.kind, Share{call, bases, slice, slice % window, first, mine}, row + 3);
+        const Share share{call, shared.bases, slice, slice % window, first, mine};
+        Program::move(head.kind, share, row + 3);
         return mine;
     }
 };
@@ -393,9 +459,10 @@ template <class T, class Program>
 RC_DEVICE void run_between(const Args& args, const Local& local) {
     Call call(args, local);
     const u32 number = block_index() / args.replicas;
+    Shared& shared = *block_memory<Shared>();
+    shared.clear();
     if (block_any(call.barred()) || number >= local.words[0]) return;
-    Bases& bases = *block_memory<Bases>();
-    Runner<Call> runner{call, bases, block_index() % args.replicas, args.replicas, 0, 0, 0};
+    Runner<Call> runner{call, shared, block_index() % args.replicas, args.replicas};
     runner.template run<T, Program>(local.words + local.words[1 + number]);
 }
 
@@ -431,7 +498,9 @@ struct Asked {
 template <class T, class Program, bool EITHER = false>
 RC_DEVICE void run(const Args& args, const Local& local) {
     Call call(args, local);
-    Bases& bases = *block_memory<Bases>();
+    Shared& shared = *block_memory<Shared>();
+    Bases& bases = shared.bases;
+    shared.clear();
     bool done = !block_any(!call.enter(true));
     if (done && block_index() == 0)
         for (u32 p = thread_index(); p < RC_RANKS; p += block_threads())
@@ -448,7 +517,7 @@ RC_DEVICE void run(const Args& args, const Local& local) {
     const u32 replicas = asked.replicas, number = block_index() / replicas;
     if (done && number < asked.words[0]) {
         if (thread_index() == 0 && args.mapped) trace(call, STEP_HELLO, asked.second, 0);
-        Runner<Call> runner{call, bases, block_index() % replicas, replicas, 0, 0, 0};
+        Runner<Call> runner{call, shared, block_index() % replicas, replicas};
         done = runner.template run<T, Program>(asked.words + asked.words[1 + number]);
     }
     if (done && args.total && !args.mapped)

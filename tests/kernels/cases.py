@@ -35,7 +35,7 @@ class Case:
         op: by name; used if the collective reduces.
         shift: elements by which the arrays miss an aligned address.
         replicas: CUDA blocks for each block of the program.
-        threads: of each.
+        threads: of each; words need three.
         scalars: of every rank, where the operator is premul_sum.
         shares: weight of each channel.
 

@@ -25,6 +25,7 @@ KERNELS = Path(ringcoll.__file__).parent / "kernels"
 # Blocks and ranks of one launch run side by side; `calls` of them follow each other as on a stream.
 RUNNER = """
 #include <stdlib.h>
+#include <string.h>
 #pragma GCC diagnostic ignored "-Wunused-function"
 namespace {
 struct Run {
@@ -51,8 +52,10 @@ extern "C" int launch(const rc::Args* args, unsigned blocks, unsigned locals, un
     auto* ranks = static_cast<pthread_barrier_t*>(calloc(locals, sizeof(pthread_barrier_t)));
     auto* runs = static_cast<Run*>(calloc(number, sizeof(Run)));
     auto* all = static_cast<pthread_t*>(calloc(number, sizeof(pthread_t)));
-    for (unsigned group = 0; group < blocks * locals; ++group)
+    for (unsigned group = 0; group < blocks * locals; ++group) {
         pthread_barrier_init(&groups[group].barrier, nullptr, threads);
+        memset(groups[group].memory, 0xa5, sizeof(groups[group].memory));
+    }
     for (unsigned local = 0; local < locals; ++local)
         pthread_barrier_init(&ranks[local], nullptr, blocks * threads);
     for (unsigned n = 0; n < number; ++n) {

@@ -207,8 +207,9 @@ RACES = [
     Mutant(
         "posted before all have written",
         "simple.cuh",
-        "if (head.signals != 0) block_barrier();",
-        "",
+        "gate_meet(ENDED + odd, movers() + WARP);",
+        "for (u32 k = 0; k < count; ++k) post(words + 2 * k, slice);\n"
+        "        gate_meet(ENDED + odd, movers() + WARP);",
         STAGED_RING,
     ),
     Mutant(
@@ -237,10 +238,11 @@ RACES = [
         6,
     ),
     Mutant(
-        "threads go on alone",
+        "moved before all has come",
         "simple.cuh",
-        "return !block_any(!alive);",
-        "return alive;",
+        "gate_meet(BEGUN + odd, block_threads());\n        const bool",
+        "if (head.srcs != 0) work<T, Program>(head, row, slice);\n"
+        "        gate_meet(BEGUN + odd, block_threads());\n        const bool",
         STAGED_RING,
     ),
 ]

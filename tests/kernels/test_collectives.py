@@ -92,7 +92,7 @@ def test_element_types(dtype: str, op: str, launch: Launch) -> None:
         settled(world, number)
 
 
-@pytest.mark.parametrize(("replicas", "threads"), [(1, 2), (1, 9), (3, 4), (4, 2)])
+@pytest.mark.parametrize(("replicas", "threads"), [(1, 3), (1, 9), (3, 4), (4, 3)])
 def test_grids(replicas: int, threads: int) -> None:
     world, calls = World(3), 0
     for launch in (LL, STAGED, Launch()):

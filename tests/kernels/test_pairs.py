@@ -71,7 +71,7 @@ def test_replicas_whatever_each_end_has_of_blocks(blocks):
     world = World(2, zone=512 << 10)
     for seed, nbytes in enumerate((50_000, 300_001, 8_000)):
         traffic = Traffic([(0, 1, nbytes)], seed, shift=seed)
-        first = traffic.ready(world, (0,), blocks=blocks, threads=2)
+        first = traffic.ready(world, (0,), blocks=blocks, threads=3)
         second = traffic.ready(world, (1,), blocks=4, threads=3)
         assert second.blocks == (4 if nbytes > 50_000 else 1 if nbytes < 16_000 else 4)
         assert first.blocks == min(blocks, second.blocks)
@@ -86,7 +86,7 @@ def test_several_messages_of_a_pair_in_one_launch(run):
     lengths = [3, 0, 200_000, 1, 70_001, 5, 90_000, 66_000]
     for seed in range(3):
         messages = [(number % 2, 1 - number % 2, n) for number, n in enumerate(lengths * 2)]
-        run(world, Traffic(messages, seed), threads=2)
+        run(world, Traffic(messages, seed), threads=3)
 
 
 def test_messages_of_one_launch_and_of_several_are_the_same_calls():
@@ -117,7 +117,7 @@ def test_the_same_launch_many_times():
     """As a captured graph: nothing that the host could renew belongs to one call alone."""
     world = World(3)
     traffic = Traffic([(a, b, n) for n in (5, 6000) for a in range(3) for b in range(3)])
-    ready = [traffic.ready(world, (rank,), threads=2) for rank in range(3)]
+    ready = [traffic.ready(world, (rank,), threads=3) for rank in range(3)]
     side_by_side([[one] * 30 for one in ready])
     settled(world)
     traffic.check()

@@ -104,7 +104,7 @@ def verdict(mutant: Mutant, kernels: Path, timeout: float = 50.0) -> str:
     parts = [traffic] if mutant.together else [*traffic.apart()]
     launches = [
         [
-            part.ready(world, (rank,), blocks=mutant.blocks[rank], timeout=timeout, threads=2)
+            part.ready(world, (rank,), blocks=mutant.blocks[rank], timeout=timeout, threads=3)
             for part in parts
         ]
         for rank in range(2)

@@ -41,6 +41,22 @@ def test_calls_in_a_row_leave_no_race(
     assert (outcome.verdict(), outcome.said) == ("right", "")
 
 
+@pytest.mark.parametrize("launch", [STAGED, Launch()], ids=["staged", "mapped"])
+def test_warps_of_two_threads_leave_no_race(launch: Launch, tmp_path: Path) -> None:
+    algorithm = "two_shot" if launch.mapped else "all_pairs"
+    case = Case(build("all_reduce", algorithm, 3), launch, 2000, replicas=2, threads=8)
+    outcome = run_apart(case, tmp_path, *THREADS, "-DRC_LANES=2", calls=5)
+    assert (outcome.verdict(), outcome.said) == ("right", "")
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_a_call_that_fails_leaves_no_race(lanes: int, tmp_path: Path) -> None:
+    case = Case(build("all_reduce", "ring", 3), STAGED, 1300, threads=4 * lanes)
+    flags = (*THREADS, f"-DRC_LANES={lanes}")
+    outcome = run_apart(case, tmp_path, *flags, ranks=(0, 1), timeout=0.5)
+    assert (outcome.verdict(), outcome.said) == ("report", "")
+
+
 MESSAGES = [
     pytest.param([(0, 1, 90_000), (1, 0, 90_001)], 16 << 10, id="many slices"),
     pytest.param([(0, 1, 40_000), (1, 2, 40_000), (2, 0, 40_000)], 8 << 10, id="ring"),
@@ -57,7 +73,7 @@ def test_messages_leave_no_race(messages, zone, checks, tmp_path: Path) -> None:
     # Each has more slices than a window: what only a hello orders looks like a race here.
     world = World(3, ADDRESS, zone)
     traffic = Traffic(messages, shift=1, world=world)
-    ready = traffic.ready(world, range(3), threads=2)
+    ready = traffic.ready(world, range(3), threads=3)
     done = run_image(world, ready, tmp_path, *checks, calls=3)
     assert (done.returncode, done.stderr) == (0, "")
     assert not any(world.reports())

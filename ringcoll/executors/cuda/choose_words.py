@@ -34,20 +34,20 @@ USUAL = {
     "barrier": ("all_pairs", "all_pairs"),
 }
 """Algorithms of large messages: of plain buffers, and of those that all ranks can reach. 4 H200,
-64 MiB: all_reduce took 308 µs by two_shot, 1023 by ring; broadcast 243 by chain, 398 by
-scatter_gather; reduce 260 by scatter_gather (402 where the root's array is staged), 555 by
-one_shot, 590 by chain."""
+64 MiB: all_reduce took 308 µs by two_shot, 1023 by ring; broadcast 248 by chain, 253 by
+scatter_gather in 8 slices; reduce 244 by scatter_gather (402 where the root's array is staged), 555
+by one_shot, 590 by chain."""
 
-CHAIN_BYTES = 8 << 20
-"""Bytes of a slice of a chain, of which there are 4 to 64. Broadcast, 4 H200: 64 MiB took 272 µs
-with 4 slices, 243 with 8, 254 with 16; 256 MiB 888 with 8, 829 with 16, 811 with 32. Several rings
-side by side changed nothing (64 MiB, 8 slices: 246 by one, 251, 252 and 251 by 2, 4 and 8)."""
+CHAIN_BYTES = 4 << 20
+"""Bytes of a slice of a chain, of which there are 8 to 64. Broadcast, 4 H200: 16 MiB took 97.8 µs
+with 4 slices, 94.7 with 8; 64 MiB 250 with 8, 248 with 16, 266 with 32; 512 MiB 1566 with 64, 1590
+with 128. Several rings side by side changed nothing."""
 
 BLOCK_BYTES = 16 << 10
 """Bytes of a slice that a CUDA block moves at least."""
 
 _WINDOW = 2
-_LEAST_SLICES, _MOST_SLICES = 4, 64
+_LEAST_SLICES, _MOST_SLICES = 8, 64
 
 
 def in_words(call: Call, resources: Resources, mapped: frozenset[Buffer], wishes: Wishes) -> Chosen:

@@ -18,7 +18,7 @@ from ringcoll.encode import Program, Row, encode
 from ringcoll.errors import LaunchRefused
 from ringcoll.executors.cuda.arena import Arena
 from ringcoll.executors.cuda.params import LARGEST, Addresses, Body, padded
-from ringcoll.executors.cuda.simple import THREADS, Between, Move, Writer, move_of
+from ringcoll.executors.cuda.simple import RESIDENT, THREADS, Between, Move, Writer, move_of
 from ringcoll.launch import Launch, Layout
 
 __all__ = ["WINDOW", "Half", "Message", "pairs_body", "pairs_text", "shared_out", "window_bytes"]
@@ -320,7 +320,7 @@ def pairs_text(nranks: int, local: int, words: int) -> str:
             "        }",
             "    }",
             "};",
-            f"RC_KERNEL({THREADS}) ringcoll_kernel(RC_PARAMETER Args args) {{",
+            f"RC_KERNEL({THREADS}, {RESIDENT}) ringcoll_kernel(RC_PARAMETER Args args) {{",
             f"    pairs::run<Program>(args, args.local[{'local_index()' if local > 1 else '0'}]);",
             "}",
             "",

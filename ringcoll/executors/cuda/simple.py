@@ -22,6 +22,7 @@ from ringcoll.launch import Layout
 from ringcoll.plan import Buffer, Chunk
 
 __all__ = [
+    "RESIDENT",
     "THREADS",
     "Between",
     "Move",
@@ -32,8 +33,9 @@ __all__ = [
     "simple_text",
 ]
 
-THREADS = 512
-"""Of a CUDA block."""
+THREADS, RESIDENT = 256 + 2 * 32, 2
+"""Of a CUDA block: those that move data, and two warps that wait and post for them; how many such
+blocks a multiprocessor holds: calls of two communicators must not wait for each other's to end."""
 
 _HERE, _SCRATCH, _PEER = range(3)
 """Where a chunk lies: ``Where`` of ``kernels/simple.cuh``."""
@@ -364,7 +366,7 @@ def simple_text(
             "        }",
             "    }",
             "};",
-            f"RC_KERNEL({THREADS}) ringcoll_kernel(RC_PARAMETER Args args) {{",
+            f"RC_KERNEL({THREADS}, {RESIDENT}) ringcoll_kernel(RC_PARAMETER Args args) {{",
             f"    {entry}<Type, Program>(args, args.local[{at}]);",
             "}",
             "",

@@ -9,8 +9,8 @@
 #include <time.h>
 
 #define RC_DEVICE inline
-#define RC_SELDOM inline
-#define RC_KERNEL(THREADS) extern "C" void
+#define RC_APART inline
+#define RC_KERNEL(...) extern "C" void
 #define RC_PARAMETER const
 
 #ifndef RC_LANES
@@ -48,9 +48,15 @@ struct Warp {
     u32 votes[2];
 };
 
+struct Gate {
+    u32 come, round;
+};
+constexpr u32 GATES = 4;
+
 struct Group {
     pthread_barrier_t barrier;
     Warp warps[16];
+    Gate gates[GATES];
     u32 votes[2];
     u32 arrivals;
     u64 memory[512];
@@ -130,6 +136,20 @@ RC_DEVICE void block_await() {
     while (__atomic_load_n(arrivals, __ATOMIC_ACQUIRE) != wanted) pause();
     warp_barrier();
     __atomic_store_n(arrivals, 0u, __ATOMIC_RELAXED);  // for the next launch
+}
+
+RC_DEVICE u32 gate_arrive(u32 number, u32 count) {
+    Gate& gate = where.group->gates[number];
+    const u32 round = __atomic_load_n(&gate.round, __ATOMIC_ACQUIRE);
+    if (__atomic_add_fetch(&gate.come, 1u, __ATOMIC_ACQ_REL) == count) {
+        __atomic_store_n(&gate.come, 0u, __ATOMIC_RELAXED);
+        __atomic_store_n(&gate.round, round + 1, __ATOMIC_RELEASE);
+    }
+    return round;
+}
+RC_DEVICE void gate_meet(u32 number, u32 count) {
+    const u32 round = gate_arrive(number, count);
+    while (__atomic_load_n(&where.group->gates[number].round, __ATOMIC_ACQUIRE) == round) pause();
 }
 
 template <class T>
