@@ -55,6 +55,7 @@ ALGORITHMS: Mapping[str, Mapping[str, Builder]] = {
         "chain": chain.broadcast,
         "tree": tree.broadcast,
         "scatter_gather": scatter_gather.broadcast,
+        "scatter_gather_fused": scatter_gather.broadcast_fused,
         "one_shot": one_shot.broadcast,
         "all_pairs": rooted.broadcast,
         "hierarchical": hierarchical_rooted.broadcast,

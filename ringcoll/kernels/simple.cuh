@@ -120,8 +120,9 @@ struct Move {
     // Elements that a thread takes at once: 16 bytes of the largest type in memory, so that what the
     // threads of a warp store by one instruction has no gaps, which links do not bear.
     static constexpr u32 LANES = 16 / (WIDE ? sizeof(Acc) : sizeof(Raw));
-    static constexpr u32 UNROLL = WIDE ? (SRCS == 1 ? 8 : SRCS <= 2 ? 4 : 2)
-                                       : (SRCS <= 2 ? 4 : SRCS <= 4 ? 2 : 1);
+    // How often a thread loads before it stores. 4 H200, all_reduce of 8 MiB: four sources once 48.2
+    // us, twice 49.5.
+    static constexpr u32 UNROLL = WIDE ? (SRCS == 1 ? 8 : SRCS <= 2 ? 4 : 2) : SRCS <= 2 ? 4 : 1;
 
     RC_DEVICE static constexpr u32 size(bool wide) { return wide ? sizeof(Acc) : sizeof(Raw); }
 

@@ -105,7 +105,8 @@ def test_slices_are_words_and_no_text(nranks):
                 mapped=frozenset({Buffer.OUTPUT}),
                 wishes=Wishes("chain", "Simple", slices),
             )
-            assert (chosen.launch.slices, chosen.blocks) == (slices, arena.replicas)
+            assert chosen.launch.slices == slices
+            assert chosen.blocks == (128 if slices <= 4 else 64)  # of at least 128 KiB each
             body = body_of(chosen, call, arena, (Addresses(rank, (0,) * nranks, 0),))
             texts.add(body.text)
             words.add(tuple(body.words[0]))
@@ -161,6 +162,33 @@ def test_more_lanes_than_blocks_that_run_together_are_refused():
     wishes = Wishes(protocol="Simple", algorithm="all_pairs", slices=4)
     with pytest.raises(LaunchRefused, match="lanes on a rank, and 1 CUDA blocks"):
         choose(call, Resources(Arena(4), 1, nvlink=True), mapped=ALL_MAPPED, wishes=wishes)
+
+
+@pytest.mark.parametrize(
+    ("nranks", "mebibytes", "options", "algorithm", "slices", "blocks"),
+    [
+        (4, 16, {}, "scatter_gather_fused", 8, 3 * 43),
+        (4, 64, {}, "scatter_gather_fused", 24, 3 * 44),
+        (5, 64, {}, "scatter_gather_fused", 24, 4 * 33),
+        (3, 127, {}, "scatter_gather_fused", 24, 2 * 64),
+        (4, 128, {}, "chain", 32, 64),
+        (2, 64, {}, "chain", 16, 64),
+        (8, 64, {}, "chain", 16, 64),  # a lane of the root would have 18 blocks
+        (4, 64, {"blocks": 95}, "chain", 16, 64),
+        (4, 64, {"channels": 2}, "ring", 16, 128),
+        (4, 64, {"mapped": frozenset()}, "scatter_gather", 32, 2 * 43),
+        (4, 64, {"algorithm": "scatter_gather_fused", "slices": 3}, "scatter_gather_fused", 3, 132),
+    ],
+)
+def test_a_large_broadcast(nranks, mebibytes, options, algorithm, slices, blocks):
+    found = rooted("broadcast", nranks, mebibytes << 20, **options)
+    assert found.source.algorithm == algorithm
+    assert (found.launch.slices, found.blocks) == (slices, blocks)
+
+
+@pytest.mark.parametrize(("mebibytes", "blocks"), [(1, 16), (8, 64), (32, 64), (48, 96), (64, 128)])
+def test_more_blocks_share_large_slices(mebibytes, blocks):
+    assert rooted("all_reduce", nbytes=mebibytes << 20, protocol="Simple").blocks == blocks
 
 
 def rooted(name, nranks=4, nbytes=64 << 20, mapped=None, together=1, **options):

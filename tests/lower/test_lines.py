@@ -38,6 +38,7 @@ ACCEPTED = {
         "chain": "2345",
         "tree": "23",
         "scatter_gather": "2345",
+        "scatter_gather_fused": "23",
         "all_pairs": "2345",
         "hierarchical": "2345",
     },

@@ -18,7 +18,7 @@ from ringcoll.collectives import COLLECTIVES
 from ringcoll.errors import ArgumentError, LaunchRefused
 from ringcoll.executors.cuda.choose_copies import by_copies
 from ringcoll.executors.cuda.choose_lines import in_lines, lines_algorithm, lines_by_size
-from ringcoll.executors.cuda.choose_words import USUAL, chain_slices, in_words
+from ringcoll.executors.cuda.choose_words import USUAL, in_words, slices_of
 from ringcoll.executors.cuda.chosen import Chosen
 from ringcoll.executors.cuda.crossover import compared
 from ringcoll.executors.cuda.places import LANES
@@ -74,7 +74,7 @@ def _by_machine(
     usual = USUAL[call.collective][bool(mapped)]
     if lines in LANES:
         usual = lines_algorithm(call, resources.nranks, lines)
-    slices = wishes.slices or chain_slices(call, wishes, "chain")
+    slices = wishes.slices or slices_of(call, wishes, "chain")
     algorithm, why = compared(
         machine, call.collective, resources.nranks, call.nbytes, call.root, usual, slices
     )

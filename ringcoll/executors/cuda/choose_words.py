@@ -20,7 +20,7 @@ from ringcoll.executors.cuda.wishes import Resources, Wishes
 from ringcoll.launch import ALL_MAPPED, Launch, Layout
 from ringcoll.plan import Buffer
 
-__all__ = ["BLOCK_BYTES", "USUAL", "chain_slices", "in_words", "sliced"]
+__all__ = ["BLOCK_BYTES", "USUAL", "in_words", "sliced", "slices_of"]
 
 USUAL = {
     "all_reduce": ("all_pairs", "two_shot"),
@@ -34,20 +34,27 @@ USUAL = {
     "barrier": ("all_pairs", "all_pairs"),
 }
 """Algorithms of large messages: of plain buffers, and of those that all ranks can reach. 4 H200,
-64 MiB: all_reduce took 308 µs by two_shot, 1023 by ring; broadcast 248 by chain, 253 by
-scatter_gather in 8 slices; reduce 244 by scatter_gather (402 where the root's array is staged), 555
-by one_shot, 590 by chain."""
+64 MiB: all_reduce took 308 µs by two_shot, 1023 by ring; reduce 247 by scatter_gather (402 where
+the root's array is staged), 555 by one_shot, 720 by chain in 64 slices."""
 
-CHAIN_BYTES = 4 << 20
-"""Bytes of a slice of a chain, of which there are 8 to 64. Broadcast, 4 H200: 16 MiB took 97.8 µs
-with 4 slices, 94.7 with 8; 64 MiB 250 with 8, 248 with 16, 266 with 32; 512 MiB 1566 with 64, 1590
-with 128. Several rings side by side changed nothing."""
+FUSED_BYTES, FUSED_BLOCKS = 128 << 20, 32
+"""A broadcast of fewer bytes goes by scatter_gather_fused, if each lane of the root gets so many
+CUDA blocks. 4 H200, so and by chain: 16 MiB took 75 and 94 µs, 32 MiB 128 and 148, 64 MiB 229 and
+247, 128 MiB 431 and 429, 512 MiB 1622 and 1556."""
 
-BLOCK_BYTES = 16 << 10
-"""Bytes of a slice that a CUDA block moves at least."""
+SLICES = {"chain": (4 << 20, 8, 64), "scatter_gather_fused": (2 << 20, 4, 24)}
+"""Bytes of a slice of what is pipelined, and how many slices there are at least and at most.
+Broadcast by chain, 4 H200: 16 MiB took 97.8 µs with 4 slices, 94.7 with 8; 64 MiB 250 with 8, 248
+with 16, 266 with 32; 512 MiB 1566 with 64, 1590 with 128; several rings side by side changed
+nothing. By scatter_gather_fused: 16 MiB 76.2 with 4, 75.2 with 8, 80.2 with 16; 64 MiB 233 with 8,
+232 with 16, 229 with 24."""
+
+BLOCK_BYTES, USUAL_BLOCKS, LARGE_BYTES = 16 << 10, 64, 128 << 10
+"""Bytes of a slice that a CUDA block moves at least; so many blocks share one, and more where each
+has this much then. all_reduce on 4 H200 by 64, 96 and 128 blocks: 8 MiB took 48.2, 49.0 and 50.8
+µs, 32 MiB 162, 162 and 160, 64 MiB 313, 307 and 309, 512 MiB 2388, 2368 and 2345."""
 
 _WINDOW = 2
-_LEAST_SLICES, _MOST_SLICES = 8, 64
 
 
 def in_words(call: Call, resources: Resources, mapped: frozenset[Buffer], wishes: Wishes) -> Chosen:
@@ -61,11 +68,11 @@ def in_words(call: Call, resources: Resources, mapped: frozenset[Buffer], wishes
     if wishes.asked and not COLLECTIVES[call.collective].has_root:
         return _asked(call, resources, wishes)
     arena, nranks = resources.arena, resources.nranks
-    default = USUAL[call.collective][bool(mapped)]
+    most = min(wishes.blocks or resources.blocks, resources.blocks)
+    default = _usual(call, resources, mapped, wishes, most)
     source = planned(call, resources, wishes, default)
-    slices = wishes.slices or chain_slices(call, wishes, default)
+    slices = wishes.slices or slices_of(call, wishes, default)
     launch, layout, program = sliced(call, source, mapped, slices, arena.scratch_half)
-    blocks = min(wishes.blocks or resources.blocks, resources.blocks)
     lanes = max(1, *(len(program.of(rank)) for rank in range(nranks)))
     if lanes > resources.blocks:  # a block would wait for one that cannot start
         raise LaunchRefused(
@@ -79,12 +86,23 @@ def in_words(call: Call, resources: Resources, mapped: frozenset[Buffer], wishes
             f"{call.collective} on rank {call.rank}: a launch does not carry the steps of "
             f"{len(source.channels.rings)} rings; use fewer channels"
         )
-    most = min(arena.replicas, max(1, blocks // lanes))
     nbytes = layout.width() * call.dtype.itemsize
-    replicas = min(most, max(1, -(-nbytes // BLOCK_BYTES)))
-    blocks = replicas * lanes
-    found = Chosen(source.plan, program, launch, layout, replicas, blocks, THREADS, source=source)
+    few = min(USUAL_BLOCKS, -(-nbytes // BLOCK_BYTES))
+    replicas = max(1, min(arena.replicas, most // lanes, max(few, nbytes // LARGE_BYTES)))
+    sizes = replicas, replicas * lanes, THREADS
+    found = Chosen(source.plan, program, launch, layout, *sizes, source=source)
     return _either(found, call, resources, mapped, wishes)
+
+
+def _usual(
+    call: Call, resources: Resources, mapped: frozenset[Buffer], wishes: Wishes, blocks: int
+) -> str:
+    """The algorithm where no option names one."""
+    lanes = resources.nranks - 1
+    fused = lanes > 1 and blocks >= FUSED_BLOCKS * lanes and call.nbytes < FUSED_BYTES
+    if call.collective == "broadcast" and mapped and fused and wishes.channels is None:
+        return "scatter_gather_fused"
+    return USUAL[call.collective][bool(mapped)]
 
 
 def _either(
@@ -125,11 +143,13 @@ def _both(staged: Chosen, reached: Chosen, call: Call, resources: Resources) -> 
     return replace(staged, blocks=max(staged.blocks, reached.blocks), reached=reached)
 
 
-def chain_slices(call: Call, wishes: Wishes, default: str) -> int:
-    """How finely a chain is pipelined; elsewhere all ranks move data at once."""
-    if wishes.plan is not None or (wishes.algorithm or default) != "chain":
+def slices_of(call: Call, wishes: Wishes, default: str) -> int:
+    """How finely what is handed on is pipelined; elsewhere all ranks move data at once."""
+    algorithm = wishes.algorithm or default
+    if wishes.plan is not None or algorithm not in SLICES:
         return 1
-    return max(_LEAST_SLICES, min(_MOST_SLICES, call.nbytes // CHAIN_BYTES))
+    nbytes, least, most = SLICES[algorithm]
+    return max(least, min(most, call.nbytes // nbytes))
 
 
 def sliced(
