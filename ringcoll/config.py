@@ -46,8 +46,8 @@ class Config:
             make a plan's copies, between all ranks' symmetric arrays at the same place or staged.
         channels: how many rings or trees work in parallel.
         slices: into how many slices a chunk is cut for pipelining.
-        max_sms: how many thread blocks of a GPU a rank's call may occupy; each lane of an
-            algorithm has one at least.
+        max_sms: how many thread blocks of a GPU a rank's call may occupy, the same on all ranks;
+            each lane of an algorithm has one at least.
         timeout: seconds that a wait may take; ``math.inf`` waits for ever.
         deterministic: a result depends on the contributions alone, as a left fold in rank order.
         accumulate: "wide" keeps partial results in the accumulator's type and rounds once,

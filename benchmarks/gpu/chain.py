@@ -36,7 +36,6 @@ class Wish:
         until: on the host's monotonic clock; nothing new begins after.
         line: the file of the starting line.
         eager: time eager calls, not graphs.
-        blocks: CUDA blocks of a rank, the same for every S: one B is to describe them all.
 
     """
 
@@ -47,7 +46,6 @@ class Wish:
     until: float
     line: str
     eager: bool = False
-    blocks: int = 64
 
 
 class Watch(Protocol):
@@ -124,7 +122,7 @@ def measure(
     """
     options = {"algorithm": "chain", "slices": slices, "engine": wish.engine}
     if wish.engine == "sm":
-        options |= {"protocol": "Simple", "max_sms": wish.blocks}  # Simple also where N is small
+        options["protocol"] = "Simple"  # also where N is small
 
     def call() -> None:
         if len(members) == 1:

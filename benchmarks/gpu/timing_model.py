@@ -142,7 +142,6 @@ def arguments() -> argparse.ArgumentParser:
     option("--bytes", type=parse_bytes, default=512 << 20, help="N, such as 512M")
     option("--slices", type=parse_ints, default=SLICES, help="every S (default 1,2,4 ... 256)")
     option("--engine", default="sm", help="what moves the bytes (default sm)")
-    option("--blocks", type=int, default=64, help="CUDA blocks of a rank (default 64)")
     option("--eager", action="store_true", help="time eager calls, not graphs of one")
     option("--seconds", type=float, default=200.0, help="shared by all k; nothing begins after")
     option("--commit", help="what is measured, where git cannot say")
@@ -160,8 +159,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.out is None:
         parser.error("--out: the folder to write")
     nranks = args.one_gpu or args.ranks or _gpus()
-    if nranks < 2 or args.bytes < 4 or args.bytes % 4 or args.blocks < 1:
-        parser.error("a chain has 2 ranks or more, N is a multiple of 4, and some block carries it")
+    if nranks < 2 or args.bytes < 4 or args.bytes % 4:
+        parser.error("a chain has 2 ranks or more, and N is a multiple of 4")
     if args.one_gpu:
         where, links = f"{nranks} ranks on one GPU", "inside the memory of one GPU"
         name = f"gpu_timing_model_one_gpu_{nranks}"
@@ -178,15 +177,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.commit:
         report.note("commit", args.commit)
     given = {"bytes": args.bytes, "ranks": nranks, "slices": slices, "engine": args.engine}
-    given |= {"blocks": args.blocks} if args.engine == "sm" else {}
     for key, value in (("title", title), ("links", links), ("given", given)):
         report.note(key, value)
     series = Series(slices, title)
     with tempfile.NamedTemporaryFile(prefix="ringcoll-line-", dir="/dev/shm") as line:
         line.truncate(4096)
         until = time.monotonic() + args.seconds
-        how = args.engine, until, line.name, args.eager, args.blocks
-        wish = Wish(nranks, args.bytes, slices, *how)
+        wish = Wish(nranks, args.bytes, slices, args.engine, until, line.name, args.eager)
         work, processes = (one_gpu, 1) if args.one_gpu else (a_gpu_each, nranks)
         failed = run_ranks(
             work,

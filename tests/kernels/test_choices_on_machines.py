@@ -179,6 +179,16 @@ def test_a_mesh_has_as_many_rings_as_its_links_carry():
     assert mesh.source.algorithm == "ring" and len(mesh.source.channels.rings) == 6
 
 
+@pytest.mark.parametrize("mapped", [False, True])
+def test_a_broadcast_goes_along_chains_whatever_is_reached(mapped):
+    how: dict[str, Any] = {"nranks": 4, "blocks": 132, "nvlink": True, "mapped": mapped}
+    mesh = chosen("broadcast", 64 << 20, machine_on("a100-mesh-4"), **how)
+    assert mesh.source.algorithm == "chain" and len(mesh.source.channels.rings) == 6
+    if mapped:  # where all pairs are alike there is no need to
+        alike = chosen("broadcast", 64 << 20, None, **how)
+        assert alike.source.algorithm == "scatter_gather_fused"
+
+
 def test_a_pcie_tree_crosses_between_its_switches_once():
     machine = machine_on("pcie-8-dual-socket")
     assert not machine.all_pairs and machine.channels is None

@@ -61,7 +61,7 @@ class Arena:
     line_half: int = 4 << 20
     wide_half: int = 10 << 20
     scratch_half: int = 8 << 20
-    replicas: int = 128
+    replicas: int = 64
     copied: int = 12 << 20
     zone_bytes: int = 7 << 20
 

@@ -38,9 +38,9 @@ USUAL = {
 the root's array is staged), 555 by one_shot, 720 by chain in 64 slices."""
 
 FUSED_BYTES, FUSED_BLOCKS = 128 << 20, 32
-"""A broadcast of fewer bytes goes by scatter_gather_fused, if each lane of the root gets so many
-CUDA blocks. 4 H200, so and by chain: 16 MiB took 75 and 94 µs, 32 MiB 128 and 148, 64 MiB 229 and
-247, 128 MiB 431 and 429, 512 MiB 1622 and 1556."""
+"""A broadcast of fewer bytes goes by scatter_gather_fused where all pairs are alike and so many
+CUDA blocks are there for each lane of the root. 4 H200, so and by chain: 16 MiB took 75 and 94 µs,
+32 MiB 128 and 148, 64 MiB 229 and 247, 128 MiB 431 and 429, 512 MiB 1622 and 1556."""
 
 SLICES = {"chain": (4 << 20, 8, 64), "scatter_gather_fused": (2 << 20, 4, 24)}
 """Bytes of a slice of what is pipelined, and how many slices there are at least and at most.
@@ -49,10 +49,11 @@ with 16, 266 with 32; 512 MiB 1566 with 64, 1590 with 128; several rings side by
 nothing. By scatter_gather_fused: 16 MiB 76.2 with 4, 75.2 with 8, 80.2 with 16; 64 MiB 233 with 8,
 232 with 16, 229 with 24."""
 
-BLOCK_BYTES, USUAL_BLOCKS, LARGE_BYTES = 16 << 10, 64, 128 << 10
-"""Bytes of a slice that a CUDA block moves at least; so many blocks share one, and more where each
-has this much then. all_reduce on 4 H200 by 64, 96 and 128 blocks: 8 MiB took 48.2, 49.0 and 50.8
-µs, 32 MiB 162, 162 and 160, 64 MiB 313, 307 and 309, 512 MiB 2388, 2368 and 2345."""
+BLOCK_BYTES = 16 << 10
+"""Bytes of a slice that a CUDA block moves at least; ``Arena.replicas`` blocks share one at most.
+all_reduce on 4 H200 by 48, 64, 96 and 128 blocks: 8 MiB took 48.6, 48.2, 49.0 and 50.8 µs, 64 MiB
+320, 313, 307 and 309, 512 MiB 2470, 2388, 2368 and 2345. The last two percent are left: of 64
+blocks four communicators' calls fit a GPU at the same time, of 128 two."""
 
 _WINDOW = 2
 
@@ -87,8 +88,7 @@ def in_words(call: Call, resources: Resources, mapped: frozenset[Buffer], wishes
             f"{len(source.channels.rings)} rings; use fewer channels"
         )
     nbytes = layout.width() * call.dtype.itemsize
-    few = min(USUAL_BLOCKS, -(-nbytes // BLOCK_BYTES))
-    replicas = max(1, min(arena.replicas, most // lanes, max(few, nbytes // LARGE_BYTES)))
+    replicas = max(1, min(arena.replicas, most // lanes, -(-nbytes // BLOCK_BYTES)))
     sizes = replicas, replicas * lanes, THREADS
     found = Chosen(source.plan, program, launch, layout, *sizes, source=source)
     return _either(found, call, resources, mapped, wishes)
@@ -98,9 +98,10 @@ def _usual(
     call: Call, resources: Resources, mapped: frozenset[Buffer], wishes: Wishes, blocks: int
 ) -> str:
     """The algorithm where no option names one."""
-    lanes = resources.nranks - 1
+    lanes, machine = resources.nranks - 1, resources.machine
+    alike = wishes.channels is None and (machine is None or machine.all_pairs)
     fused = lanes > 1 and blocks >= FUSED_BLOCKS * lanes and call.nbytes < FUSED_BYTES
-    if call.collective == "broadcast" and mapped and fused and wishes.channels is None:
+    if call.collective == "broadcast" and mapped and alike and fused:
         return "scatter_gather_fused"
     return USUAL[call.collective][bool(mapped)]
 

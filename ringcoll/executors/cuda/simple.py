@@ -35,7 +35,8 @@ __all__ = [
 
 THREADS, RESIDENT = 256 + 2 * 32, 2
 """Of a CUDA block: those that move data, and two warps that wait and post for them; how many such
-blocks a multiprocessor holds: calls of two communicators must not wait for each other's to end."""
+blocks a multiprocessor holds. A call has no more blocks than there are multiprocessors, so two
+calls by words, of two communicators, never wait for each other's to end."""
 
 _HERE, _SCRATCH, _PEER = range(3)
 """Where a chunk lies: ``Where`` of ``kernels/simple.cuh``."""
