@@ -140,9 +140,10 @@ def ring_gain(
 ) -> float:
     """How many times as long an all_reduce takes in index order as along the found rings.
 
-    Both go by the best way of each pair, or where ``stored`` by that of stores. Those in index
-    order are as many, by turns in both directions and with equal shares: what ``channels=`` makes
-    where no machine is known. 1 where there are no rings.
+    Both go by the best way of each pair, in which other GPUs may relay, or where ``stored`` by that
+    of stores, in which none does. Those in index order are as many, by turns in both directions and
+    with equal shares: what ``channels=`` makes where no machine is known. 1 where there are no
+    rings.
     """
     if not found.rings:
         return 1.0
@@ -165,9 +166,10 @@ def format_gain(system: System, found: RingSet, *, stored: bool = False) -> tupl
     if len(found.rings) < 2:
         return ()
     gain = ring_gain(system, found, stored=stored)
+    ways = "no GPU relays, as in calls" if stored else "GPUs may relay"
     return (
-        f"an all_reduce takes {gain:.3g} times as long on paper along as many rings in index "
-        f"order\n",
+        f"an all_reduce takes {gain:.3g} times as long on paper along as many rings in index order "
+        f"({ways})\n",
     )
 
 

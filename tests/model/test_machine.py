@@ -11,17 +11,30 @@ from ringcoll.timing.machine import machine_links, ring_gain, ring_seconds
 from ringcoll.timing.predict import predict
 from ringcoll.topology.presets import preset
 from ringcoll.topology.search import find_rings
+from ringcoll.topology.system import LinkKind
 
 NBYTES = 64 << 20
 
 
 @pytest.mark.parametrize(
-    ("name", "gain"), [("dgx1-p100", 4), ("dgx1-v100", 3), ("a100-mesh-4", 1.5)]
+    ("name", "relayed", "stored"),
+    [("dgx1-p100", 4, 12), ("dgx1-v100", 3, 20), ("a100-mesh-4", 1.5, 1.5)],
 )
-def test_found_rings_beat_the_order_of_the_indices(name, gain):
-    """By as much as the README says."""
+def test_found_rings_beat_the_order_of_the_indices(name, relayed, stored):
+    """By as much as the README says, where GPUs relay and where none does."""
     system = preset(name)
-    assert ring_gain(system, find_rings(system)) == pytest.approx(gain, rel=1e-3)
+    assert ring_gain(system, find_rings(system)) == pytest.approx(relayed, rel=1e-3)
+    found = find_rings(system, stored=True)
+    assert ring_gain(system, found, stored=True) == pytest.approx(stored, rel=1e-3)
+
+
+def test_without_relays_index_order_is_worth_the_link_between_the_cpus():
+    """No NVLink joins 3 and 4, nor 7 and 0: each ring crosses that link once in each direction."""
+    system = preset("dgx1-v100")
+    found = find_rings(system, stored=True)
+    (between,) = {link.bandwidth for link in system.links if link.kind is LinkKind.SYS}
+    gain = ring_gain(system, found, stored=True)
+    assert gain == pytest.approx(found.bandwidth / between)
 
 
 def test_a_ring_takes_what_its_bandwidth_says():
