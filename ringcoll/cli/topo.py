@@ -77,7 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     output(
         "--json",
         metavar="FILE",
-        help="write GPUs, rings (by places in the list of GPUs) and limits as JSON; - is stdout",
+        help="write GPUs, rings and limits as JSON, GPUs as the matrix numbers them; - is stdout",
     )
     output("--xml", metavar="FILE", help="write the machine in NCCL's form; - is stdout")
     output("--graph", metavar="FILE", help="write the rings as NCCL_GRAPH_FILE wants; - is stdout")
@@ -120,7 +120,7 @@ def main(args: argparse.Namespace) -> int:
     compared = None if args.compare is None else compare(system, rings, args.compare)
     if not on_stdout:
         print("\n".join(_texts(args, system, rings, compared)), end="")
-    write_text("--json", args.json, json.dumps(_as_json(rings, compared), indent=1) + "\n")
+    write_text("--json", args.json, json.dumps(_as_json(system, rings, compared), indent=1) + "\n")
     write_text("--xml", args.xml, write(document))
     if args.graph is not None:
         write_text("--graph", args.graph, write(graphs_document([graph_of_rings(rings)])))
@@ -198,10 +198,13 @@ def _texts(
         yield notes
 
 
-def _as_json(rings: RingSet, compared: Compared | None = None) -> dict[str, object]:
+def _as_json(system: System, rings: RingSet, compared: Compared | None = None) -> dict[str, object]:
+    """What is found for programs; GPUs have the numbers that ``--gpus`` and the texts name."""
+    numbers = {gpu.name: number for number, gpu in enumerate(system.gpus)}
+    members = [numbers[gpu.name] for gpu in rings.gpus]
     beside: dict[str, object] = {}
     if compared is not None:
-        theirs = _as_json(compared.rings)
+        theirs = _as_json(system, compared.rings)
         beside["compared"] = {
             "rings": theirs["rings"],
             "total_bandwidth": theirs["total_bandwidth"],
@@ -209,12 +212,19 @@ def _as_json(rings: RingSet, compared: Compared | None = None) -> dict[str, obje
         }
     return {
         "gpus": [
-            {"rank": gpu.rank, "dev": gpu.dev, "busid": gpu.busid, "sm": gpu.sm}
-            for gpu in rings.gpus
+            {
+                "number": number,
+                "name": gpu.name,
+                "rank": gpu.rank,
+                "dev": gpu.dev,
+                "busid": gpu.busid,
+                "sm": gpu.sm,
+            }
+            for number, gpu in zip(members, rings.gpus, strict=True)
         ],
         "rings": [
             {
-                "order": list(ring.order),
+                "order": [members[at] for at in ring.order],
                 "bandwidth": ring.bandwidth,
                 "hops": [hop.name for hop in ring.hops],
             }

@@ -37,13 +37,13 @@ def answer(capsys, *words):
 def check(found):
     """The shape that programs rely on, and that every ring is one."""
     assert set(found) == {"gpus", "rings", "total_bandwidth", "limits"}
-    count = len(found["gpus"])
+    numbers = [gpu["number"] for gpu in found["gpus"]]
     for gpu in found["gpus"]:
-        assert set(gpu) == {"rank", "dev", "busid", "sm"}
+        assert set(gpu) == {"number", "name", "rank", "dev", "busid", "sm"}
     for ring in found["rings"]:
         assert set(ring) == {"order", "bandwidth", "hops"}
-        assert sorted(ring["order"]) == list(range(count))
-        assert len(ring["hops"]) == count and ring["bandwidth"] > 0
+        assert sorted(ring["order"]) == numbers
+        assert len(ring["hops"]) == len(numbers) and ring["bandwidth"] > 0
     for limit in found["limits"]:
         assert set(limit) == {"link", "used", "capacity"}
         assert limit["used"] <= limit["capacity"] * (1 + 1e-9)
@@ -87,7 +87,14 @@ def test_the_answer_as_json(capsys):
     found = answer(capsys, "--file", DGX1)
     check(found)
     assert found["total_bandwidth"] == pytest.approx(72)
-    assert found["gpus"][1] == {"rank": 1, "dev": 1, "busid": "0000:07:00.0", "sm": 60}
+    assert found["gpus"][1] == {
+        "number": 1,
+        "name": "GPU/1",
+        "rank": 1,
+        "dev": 1,
+        "busid": "0000:07:00.0",
+        "sm": 60,
+    }
     assert all(hop == "NVL" for ring in found["rings"] for hop in ring["hops"])
     assert all(limit["used"] == limit["capacity"] for limit in found["limits"])
 
@@ -101,10 +108,14 @@ def test_templates_without_gpus_have_no_rings(capsys):
 
 def test_some_gpus_are_numbered_as_the_matrix_has_them(capsys):
     found = answer(capsys, "--file", DGX1, "--gpus", "5,0,1,4")
+    check(found)
+    assert [gpu["number"] for gpu in found["gpus"]] == [0, 1, 4, 5]
     assert [gpu["rank"] for gpu in found["gpus"]] == [0, 1, 4, 5]
-    assert all(sorted(ring["order"]) == [0, 1, 2, 3] for ring in found["rings"])
+    ends = {end for limit in found["limits"] for end in limit["link"].split(" (")[0].split(" -> ")}
+    assert ends == {gpu["name"] for gpu in found["gpus"]}
     _, out, _ = run(capsys, "--file", DGX1, "--gpus", "0-1,4-5")
-    assert "0 1 5 4 0" in out or "0 4 5 1 0" in out
+    orders = [ring["order"] for ring in found["rings"]]
+    assert orders and all(f" {' '.join(map(str, [*o, o[0]]))} " in out for o in orders)
 
 
 def test_mixed_rings_carry_no_less(capsys):
