@@ -21,6 +21,7 @@ __all__ = [
     "add_link_arguments",
     "describe_links",
     "figures_of",
+    "free_messages",
     "links_of",
     "typed",
     "write_json",
@@ -181,6 +182,13 @@ def describe_links(links: Links) -> str:
         if links.per_port > 1:
             text += f", {links.per_port} ranks a port"
     return text
+
+
+def free_messages(links: Links) -> tuple[str, ...]:
+    """A warning for people where messages in a node cost their bytes alone; none elsewhere."""
+    if links.alpha or links.latency:
+        return ()
+    return ("without --alpha and --latency small sizes and many slices look faster than they are",)
 
 
 def _wire(wire: Wire) -> str:

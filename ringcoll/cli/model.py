@@ -14,6 +14,7 @@ from ringcoll.cli.links import (
     add_link_arguments,
     describe_links,
     figures_of,
+    free_messages,
     links_of,
     typed,
     write_json,
@@ -128,11 +129,11 @@ def main(args: argparse.Namespace) -> int:
     quiet = args.json == "-"
     points: list[_Point] = []
     if not quiet:
-        print(f"{args.collective} over a {describe_links(links_of_any(args))}")
-        figures = figures_of(args)
+        links, figures = links_of_any(args), figures_of(args)
+        print(f"{args.collective} over a {describe_links(links)}")
         if figures is not None:
             print(f"measured {figures.date}, {figures.source}")
-        print(_HEAD)
+        print(*free_messages(links), _HEAD, sep="\n")
     for case in _cases(args):
         few = _FEW_SLICES if case.nranks > _MANY_RANKS else _SLICES
         some = list(_points(case, args.slices or few))

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 
 from ringcoll.algorithms import ALGORITHMS
-from ringcoll.cli.links import describe_links, figures_of, links_of, write_json
+from ringcoll.cli.links import describe_links, figures_of, free_messages, links_of, write_json
 from ringcoll.cli.sizes import format_bytes, format_seconds
 from ringcoll.errors import ArgumentError, PlanError
 from ringcoll.timing.cluster import node_figures
@@ -39,7 +39,8 @@ def main(args: argparse.Namespace) -> int:
     growths = _growths(args)
     if not quiet:
         # At once: the first table takes seconds.
-        print(f"{args.collective} on nodes of {args.per_node}: {_figures(args)}", flush=True)
+        head = f"{args.collective} on nodes of {args.per_node}: {_figures(args)}"
+        print(head, *free_messages(_links(args, 2)), sep="\n", flush=True)
         if args.network_latency is None and not figures_of(args) and max(numbers) > 1:
             print("without --network-latency many nodes look faster than they are")
     table: dict[tuple[int, int], tuple[Point, ...]] = {}

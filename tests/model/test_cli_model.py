@@ -80,6 +80,15 @@ def test_the_text_says_best_limits_and_what_dominates(capsys):
     assert "infinite, as alpha = 0" in out
 
 
+@pytest.mark.parametrize("words", ["--ranks 8", "--preset dgx-h100 --nodes 1"])
+def test_messages_that_cost_their_bytes_alone_are_warned_of(capsys, words):
+    words = f"model all_reduce --algorithm ring --bytes 1K --slices 1 {words}"
+    warning = "without --alpha and --latency small sizes and many slices look faster than they are"
+    assert run(capsys, words)[1].splitlines()[1] == warning
+    for given in ("--alpha 1us", "--latency 1us", "--json -"):
+        assert warning not in run(capsys, f"{words} {given}")[1]
+
+
 def test_links_nodes_and_the_network_are_options(capsys):
     words = "model all_reduce --algorithm hierarchical --ranks 8 --slices 1 --bytes 1M"
     (near,) = points(capsys, words)
