@@ -90,7 +90,7 @@ class Rank:
     def __init__(self, per_node: int, nbytes: int) -> None:
         import ringcoll
 
-        self.comm = ringcoll.init(device="cuda", timeout=60.0)
+        self.comm: Any = ringcoll.init(device="cuda", timeout=60.0)
         self.nbytes, self.nodes, self.per_node = nbytes, self.comm.nnodes, per_node
         self.partial = 4 if per_node > 1 else 2  # bytes: what is one rank's own crosses as it is
         self.comm._settle()
@@ -161,7 +161,7 @@ class Rank:
         from ringcoll.executors.staging.carry import Exchange, Flow, carry
         from ringcoll.transports.mpi import SLICES
 
-        staging: Any = self.comm._state.cuda
+        staging = self.comm._state.cuda
         whole = self.nbytes // 2 * self.partial // self.per_node  # a rank's partial sums
         slices = -(-whole // figures.share)
         piece = whole // slices // self.nodes
@@ -169,17 +169,12 @@ class Rank:
         views = [[self.pinned(size, self.rail) for _ in range(figures.slots)] for size in sizes]
 
         def exchanges(slots: list[list[Any]]) -> list[Exchange]:
-            ways = [
-                [
-                    tuple((peer, view[way]) for peer, view in zip(self.rail, slot, strict=True))
-                    for way in (0, 1)
-                ]
-                for slot in slots
-            ]
-            return [
-                Exchange("messages", *ways[number % figures.slots], (), ())
-                for number in range(slices)
-            ]
+            def way(slot: list[Any], side: int) -> tuple[Any, ...]:
+                return tuple((peer, view[side]) for peer, view in zip(self.rail, slot, strict=True))
+
+            ways = [(way(slot, 0), way(slot, 1)) for slot in slots]
+            turns = (ways[number % figures.slots] for number in range(slices))
+            return [Exchange("messages", sends, recvs, (), ()) for sends, recvs in turns]
 
         kinds = [exchanges(slots) for slots in views]
 
