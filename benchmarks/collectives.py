@@ -2,7 +2,7 @@
 
 ::
 
-    python -m benchmarks.collectives [--name NAME]
+    python -m benchmarks.collectives [--out FOLDER] [--name NAME]
 
 Each line runs ``ringcoll bench`` and compares a figure of it with the bar that it has to reach.
 Nothing else may load the machine meanwhile: MPI polls, and loses first.
@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from benchmarks.record import ROOT, save
+from benchmarks.record import ROOT, add_out, save
 from ringcoll.bench.environment import cores
 
 __all__ = ["BARS", "Bar", "Run", "judge", "main"]
@@ -128,11 +128,12 @@ def measured(runs: Sequence[Run]) -> Iterator[tuple[Run, list[dict[str, Any]]]]:
         yield run, median_rows([answer["rows"] for answer in found])
 
 
-def main() -> int:
-    """Measure, print the bars, and record everything; 1 if a bar was missed."""
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, print the bars, and record everything in ``--out``; 1 if a bar was missed."""
     parser = argparse.ArgumentParser(description="The bars of the CPU ranks.")
-    parser.add_argument("--name", default="collectives", help="of the file under results/")
-    args = parser.parse_args()
+    parser.add_argument("--name", default="collectives", help="of the file in --out")
+    add_out(parser)
+    args = parser.parse_args(argv)
     if cores() < 4:
         print("fewer than 4 cores: the bars are for 4", file=sys.stderr)
     rows = dict[str, list[dict[str, Any]]]()
@@ -146,7 +147,7 @@ def main() -> int:
         print(
             f"{bar['run']:<28} {bar['nbytes']:>9} B, {side:<12} {bar['seen']:>9} {wanted}{verdict}"
         )
-    print(save(args.name, {"bars": bars, "rows": rows}, ranks=4).relative_to(ROOT))
+    save(args.out, args.name, {"bars": bars, "rows": rows}, ranks=4)
     return 0 if all(bar["met"] for bar in bars) else 1
 
 

@@ -3,6 +3,7 @@
 ::
 
     python -m benchmarks.nodes [--rate 125M] [--ranks 2] [--hosts 2] [--sizes 1M,8M,64M]
+        [--out FOLDER]
 
 The hosts are network namespaces of this machine (``tests.hosts.network``: Linux, CAP_NET_ADMIN and
 CAP_SYS_ADMIN, iproute2), each with a link of that bandwidth in each direction. A hierarchical
@@ -22,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.record import save
+from benchmarks.record import add_out, save
 from ringcoll.cli.sizes import format_bytes, parse_bandwidth, parse_sizes
 from ringcoll.timing.links import Links, Wire, equal_nodes
 from ringcoll.timing.scale import Growth
@@ -151,7 +152,7 @@ def judge(lines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, print and record; 1 if a bar was missed."""
+    """Measure, and record in ``--out``; 1 if a bar was missed."""
     parser = argparse.ArgumentParser(description="The bars between nodes.")
     option = parser.add_argument
     option("--rate", type=parse_bandwidth, default=125e6, help="bytes/s of each link and direction")
@@ -160,7 +161,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     option("--sizes", type=parse_sizes, default=(1 << 20, 8 << 20, 64 << 20))
     option("--mpi-only", action="store_true", help="MPI's own calls, which ringcoll's go beside")
     option("--bench", default="", help="words for ringcoll bench, such as '--slices 16'")
-    option("--name", default="nodes", help="of the file under results/")
+    option("--name", default="nodes", help="of the file in --out")
+    add_out(parser)
     option("--part", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.part:
@@ -195,7 +197,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{bar['bar']}: {bar['seen']}, at least {bar['least']}{verdict}")
     given = {"hosts": args.hosts, "ranks_per_host": args.ranks, "rate": args.rate}
     content = {"given": given, "lines": lines, "bars": bars, "rows": rows}
-    print(save(args.name, content, ranks=args.hosts * args.ranks))
+    save(args.out, args.name, content, ranks=args.hosts * args.ranks)
     return 0 if all(bar["met"] for bar in bars) else 1
 
 

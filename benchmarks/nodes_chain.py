@@ -3,6 +3,7 @@
 ::
 
     python -m benchmarks.nodes_chain [--rate 125M] [--hosts 3] [--slices 1,2,4] [--bytes 64M]
+        [--out FOLDER]
 
 The hosts are those of ``benchmarks.nodes``, one rank on each. Nothing is fitted: B is the bandwidth
 of the links less what a TCP/IP packet of 1500 bytes spends on headers, alpha and L are 0. Nothing
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.nodes import PAYLOAD, measured, program
-from benchmarks.record import save
+from benchmarks.record import add_out, save
 from ringcoll.cli.ranges import parse_ints
 from ringcoll.cli.sizes import parse_bandwidth, parse_bytes
 from ringcoll.timing.model import chain_time
@@ -47,14 +48,15 @@ def points_of(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, print and record; 1 if too few points are near the model."""
+    """Measure, and record in ``--out``; 1 if too few points are near the model."""
     parser = argparse.ArgumentParser(description="The timing model between nodes.")
     option = parser.add_argument
     option("--rate", type=parse_bandwidth, default=125e6, help="bytes/s of each link and direction")
     option("--hosts", type=int, default=3)
     option("--slices", type=parse_ints, default=[1 << power for power in range(9)])
     option("--bytes", type=parse_bytes, default=64 << 20)
-    option("--name", default="nodes_chain", help="of the file under results/")
+    option("--name", default="nodes_chain", help="of the file in --out")
+    add_out(parser)
     args = parser.parse_args(argv)
     if reason := missing():
         raise SystemExit(reason)
@@ -73,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"within {NEAR:.0%} of the unfitted formula: {near:.1%} of {len(points)} points")
     given = {"hosts": args.hosts, "rate": args.rate, "payload": PAYLOAD, "bytes": args.bytes}
     content = {"given": given, "points": points, "near": near, "near_wanted": WANTED}
-    print(save(args.name, content, ranks=args.hosts))
+    save(args.out, args.name, content, ranks=args.hosts)
     return 0 if near >= WANTED else 1
 
 

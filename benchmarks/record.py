@@ -1,7 +1,8 @@
-"""What every recorded measurement says of itself: when, by which command, on what, which code."""
+"""Where a benchmark writes, and what each record says of itself: when, how, on what, which code."""
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import json
 import shlex
@@ -13,10 +14,27 @@ from typing import Any
 
 from ringcoll.bench.environment import machine, versions
 
-__all__ = ["RESULTS", "command_line", "commit", "save"]
+__all__ = ["add_out", "command_line", "commit", "now", "save"]
 
 ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "benchmarks" / "results"
+
+
+def add_out(parser: argparse.ArgumentParser, *, file: bool = False) -> None:
+    """Add ``--out``, without which a benchmark only prints.
+
+    Args:
+        parser: the benchmark's.
+        file: what is named is a JSON file, not a folder.
+
+    """
+    metavar, kind = ("FILE", "JSON file") if file else ("FOLDER", "folder")
+    text = f"the {kind} to write what was found to; without it nothing is written"
+    parser.add_argument("--out", type=Path, metavar=metavar, help=text)
+
+
+def now() -> str:
+    """The date of a record."""
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
 
 
 def commit() -> str:
@@ -39,28 +57,25 @@ def command_line() -> str:
 
 
 def save(
-    name: str,
-    content: Mapping[str, Any],
-    *,
-    ranks: int,
-    device: str = "cpu",
-    folder: Path = RESULTS,
-) -> Path:
-    """Write ``benchmarks/results/NAME.json``; an older measurement of that name is replaced.
+    folder: Path | None, name: str, content: Mapping[str, Any], *, ranks: int, device: str = "cpu"
+) -> None:
+    """Write ``FOLDER/NAME.json`` and print its path; an older record of that name is replaced.
 
     Args:
+        folder: what ``--out`` names; None writes nothing.
         name: what was measured.
         content: the figures.
         ranks: the most ranks that took part.
         device: kind of ranks.
-        folder: another folder.
 
     """
+    if folder is None:
+        return
     from ringcoll import __version__
 
     whole = {
         "name": name,
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "date": now(),
         "command": command_line(),
         "commit": commit(),
         "machine": machine(ranks, threads=False, device=device),
@@ -71,4 +86,4 @@ def save(
     path = folder / f"{name}.json"
     text = json.dumps(whole, indent=1)
     path.write_text(text + "\n", encoding="utf-8")
-    return path
+    print(path)

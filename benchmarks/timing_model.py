@@ -3,6 +3,7 @@
 ::
 
     python -m benchmarks.timing_model [--cores 2] [--ranks 2,3,4,6,8] [--free] [--plot FILE]
+        [--out FOLDER]
 
 For k ranks and S slices a broadcast of N bytes should take T = (S + k - 2)·(N/(S·B) + α). B and α
 are what the links are paced at, nothing is fitted. Then B and α are fitted to every second S, and
@@ -26,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.chains import NEAR, WANTED, draw, halves
-from benchmarks.record import ROOT, save
+from benchmarks.record import add_out, now, save
 from ringcoll.algorithms import build
 from ringcoll.bench.environment import cores
 from ringcoll.bench.paced import measure_chain
@@ -210,18 +211,19 @@ def _numbers(text: str) -> tuple[int, ...]:
     return tuple(int(word) for word in text.split(","))
 
 
-def main() -> int:
-    """Measure and record; 1 if the measurement is not where the bar wants it."""
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, and record in ``--out``; 1 if the measurement is not where the bar wants it."""
     parser = argparse.ArgumentParser(description="The timing model against a measurement.")
     parser.add_argument("--cores", type=int, default=0, help="cores to use; 0: all")
     parser.add_argument("--ranks", type=_numbers, default=RANKS, help="numbers of ranks")
     parser.add_argument("--slices", type=_numbers, default=SLICES, help="numbers of slices")
     parser.add_argument("--free", action="store_true", help="do not pace the links")
-    parser.add_argument("--name", help="of the file under results/")
+    parser.add_argument("--name", help="of the file in --out")
     parser.add_argument("--plot", type=Path, help="draw time over slices; .png or .svg")
+    add_out(parser)
     parser.add_argument("--part", help=argparse.SUPPRESS)
     parser.add_argument("--pace", help=argparse.SUPPRESS)
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     if args.part:
         bandwidth, _, alpha = (args.pace or "").partition(",")
         pace = (float(bandwidth), float(alpha)) if args.pace else None
@@ -233,12 +235,10 @@ def main() -> int:
     content = (free if args.free else paced)(args.ranks, args.slices)
     on = f"_{args.cores}_cores" if args.cores else ""
     name = args.name or f"timing_model_{kind}{on}"
-    path = save(name, content, ranks=max(args.ranks))
-    print(path.relative_to(ROOT))
+    save(args.out, name, content, ranks=max(args.ranks))
     if args.free:
-        date = json.loads(path.read_text(encoding="utf-8"))["date"]
         _, settings = from_environment(os.environ)
-        print(keep_figures("cpu", content["fit"], date=date, cache_dir=settings.cache_dir))
+        print(keep_figures("cpu", content["fit"], date=now(), cache_dir=settings.cache_dir))
     if args.plot is not None:
         _plot(content["points"], args.plot, kind)
     return 0 if content.get("met", True) else 1

@@ -2,11 +2,12 @@
 
 ::
 
-    python -m benchmarks.torch_calls [--ranks N] [--bytes 4096] [--device cuda|cpu] [--save]
+    python -m benchmarks.torch_calls [--ranks N] [--bytes 4096] [--device cuda|cpu]
+        [--out FOLDER]
 
 On GPUs the host returns when a call is enqueued; on the CPU the time is that of the call. Calls of
 both backends take turns in blocks, in the same processes; the figure is the median of the blocks'
-means. It prints one JSON line and, with ``--save``, keeps the figures as torch_calls.json.
+means. It prints one JSON line, and writes the figures to ``--out`` as torch_calls.json.
 """
 
 from __future__ import annotations
@@ -19,11 +20,15 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-import torch.distributed as dist
-import torch.multiprocessing
+from benchmarks.needs import require
+from benchmarks.record import add_out, save
 
-from benchmarks import record
+try:
+    import torch
+    import torch.distributed as dist
+    import torch.multiprocessing
+except ImportError:  # which benchmarks.needs reports before anything of it is used
+    torch = dist = None
 
 BLOCKS, CALLS = 21, 200
 
@@ -79,15 +84,17 @@ def _settle(where: Any, group: Any) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Start the ranks, print their figures, keep them if asked."""
+    """Start the ranks, print their figures, and record them in ``--out``."""
     parser = argparse.ArgumentParser(description="Host time of torch.distributed's calls.")
     parser.add_argument("--ranks", type=int, default=0, help="0: all GPUs, or 2 on the CPU")
     parser.add_argument("--bytes", type=int, default=4096, dest="nbytes")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--save", action="store_true")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--commit", help="what is measured, where there is no git")
+    add_out(parser)
     given = parser.parse_args(argv)
-    nranks = given.ranks or (torch.cuda.device_count() if given.device == "cuda" else 2)
+    wanted = (given.ranks or 1) if given.device == "cuda" else 0
+    there = require(parser, gpus=wanted, torch=True, instead="; --device cpu times CPU ranks")
+    nranks = given.ranks or there or 2
     with tempfile.TemporaryDirectory() as folder:
         store = f"{folder}/store"
         arguments = (nranks, given.nbytes, given.device, store)
@@ -101,13 +108,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         "us a call": rows,
     }
     print(json.dumps(content))
-    if given.save:
-        content["torch"] = torch.__version__
-        if given.device == "cuda":
-            content["gpus"] = [torch.cuda.get_device_name(rank) for rank in range(nranks)]
-        if given.commit:
-            content["commit"] = given.commit
-        record.save("torch_calls", content, ranks=nranks, device=given.device)
+    content["torch"] = torch.__version__
+    if given.device == "cuda":
+        content["gpus"] = [torch.cuda.get_device_name(rank) for rank in range(nranks)]
+    if given.commit:
+        content["commit"] = given.commit
+    save(given.out, "torch_calls", content, ranks=nranks, device=given.device)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@
     python -m benchmarks.training [--ranks 1,2,4,8] [--cases resnet50:256,gpt:16] [--ways LIST]
     python -m benchmarks.training --graphs
     python -m benchmarks.training --deterministic
+    python -m benchmarks.training --device cpu --out FOLDER
 
 One process a GPU, which this command starts, for each number of ranks anew. Models compute in
 bfloat16 on synthetic data. Every way begins with the same weights and sees the same batches: first
@@ -20,6 +21,8 @@ knows nothing of that.
 
 ``--deterministic`` trains several times from the start, also with other sizes of buckets, and
 compares the weights to the bit; nothing is timed.
+
+Figures and a picture of the losses are written to the folder that ``--out`` names.
 """
 
 from __future__ import annotations
@@ -30,14 +33,14 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.gpu.processes import run_ranks
 from benchmarks.models.figures import compare, repeated, rows_of, table, write_curves
 from benchmarks.models.on_nodes import run_on_nodes
-from benchmarks.record import RESULTS, save
-from ringcoll.bench.environment import gpus, machine, versions
+from benchmarks.needs import require
+from benchmarks.record import add_out, save
+from ringcoll.bench.environment import machine, versions
 
 if TYPE_CHECKING:
     from benchmarks.models.ranks import Plan
@@ -59,22 +62,15 @@ def numbers_of(text: str) -> tuple[int, ...]:
 
 def cases_of(text: str) -> tuple[tuple[str, int], ...]:
     """``resnet50:256,gpt:16``."""
-    from benchmarks.models.replica import MODELS
-
     cases = tuple((case.partition(":")[0], int(case.partition(":")[2])) for case in text.split(","))
-    if any(model not in MODELS or batch < 1 for model, batch in cases):
+    if any(batch < 1 for _, batch in cases):
         raise ValueError
     return cases
 
 
 def ways_of(text: str) -> tuple[str, ...]:
     """Names of ways, separated by commas."""
-    from benchmarks.models.replica import WAYS as KNOWN
-
-    ways = tuple(text.split(","))
-    if not set(ways) <= KNOWN.keys():
-        raise ValueError
-    return ways
+    return tuple(text.split(","))
 
 
 def sizes_of(text: str) -> tuple[float, ...]:
@@ -137,29 +133,34 @@ def parser() -> argparse.ArgumentParser:
     option("--curve", type=int, default=30, help="steps whose losses are compared (%(default)s)")
     option("--steps", type=int, default=10, help="steps of a round (%(default)s)")
     option("--rounds", type=int, default=5, help="rounds of every way, in turns (%(default)s)")
-    option("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    option("--device", choices=("cuda", "cpu"), default="cuda", help="what trains (%(default)s)")
     option("--tiny", action="store_true", help="small stand-ins for the models, for tests")
     option("--seconds", type=float, default=540.0, help="for each number of ranks (%(default)s)")
     option("--commit", default="", help="what is measured, where there is no git")
-    option("--out", type=Path, default=RESULTS, help="the folder to write to (%(default)s)")
+    add_out(made)
     return made
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run from the command line; 1 if a part failed, or what must be equal is not."""
-    args = parser().parse_args(argv)
-    if args.graphs and (args.deterministic or args.device == "cpu" or not gpus()):
-        parser().error("--graphs needs GPUs, and times what --deterministic does not")
+    made = parser()
+    args = made.parse_args(argv)
+    if args.graphs and (args.deterministic or args.device == "cpu"):
+        made.error("--graphs needs GPUs, and times what --deterministic does not")
     if args.nodes < 1 or any(number % args.nodes for number in args.ranks or ()):
-        parser().error(f"--nodes={args.nodes}: every number of --ranks is to be divided by it")
+        made.error(f"--nodes={args.nodes}: every number of --ranks is to be divided by it")
+    wanted = max(args.ranks or (1,)) if args.device == "cuda" else 0
+    there = require(made, gpus=wanted, torch=True, instead="; --device cpu trains on CPU ranks")
     # Before any rank starts CUDA: without it products of matrices differ from run to run.
     if args.deterministic:
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     from benchmarks.models.ranks import Plan, measure, repeat
     from benchmarks.models.replica import MODELS
+    from benchmarks.models.replica import WAYS as KNOWN
 
-    there = 0 if args.device == "cpu" else gpus()
-    device, peer = ("cuda", "nccl") if there else ("cpu", "gloo")
+    if unknown := {*args.ways} - KNOWN.keys() | {model for model, _ in args.cases} - MODELS.keys():
+        made.error(f"no such models or ways: {', '.join(sorted(unknown))}")
+    peer = "nccl" if args.device == "cuda" else "gloo"
     usual = (n for n in (1, 2, 4, 8) if n <= (there or 2) and n % args.nodes == 0)
     numbers = args.ranks or tuple(usual)
     buckets = args.buckets or sizes_of(OTHER_BUCKETS if args.deterministic else BUCKETS)
@@ -173,7 +174,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             plan = Plan(
                 cases=args.cases,
                 ways=args.ways,
-                device=device,
+                device=args.device,
                 tiny=args.tiny,
                 curve=args.curve,
                 steps=args.steps,
@@ -198,7 +199,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(table(rows))
 
     content = {
-        **about(max(numbers), device),
+        **about(max(numbers), args.device),
         **({"commit": args.commit} if args.commit else {}),
         "peer": peer,
         "nodes": args.nodes,
@@ -211,11 +212,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not args.deterministic:
         content |= {"round_steps": args.steps, "rounds": args.rounds, "buckets_mib": buckets[0]}
     kinds = {"nodes": args.nodes > 1, "deterministic": args.deterministic, "graphs": args.graphs}
-    name = "_".join(["training", *(kind for kind, given in kinds.items() if given)])
-    path = save(f"{name}_{max(numbers)}", content, ranks=max(numbers), folder=args.out)
-    if rows and not args.deterministic and find_spec("matplotlib") is not None:
-        write_curves(rows, path.with_suffix(".png"))
-    print(path)
+    words = ["training", *(kind for kind, given in kinds.items() if given), str(max(numbers))]
+    name = "_".join(words)
+    save(args.out, name, content, ranks=max(numbers))
+    drawn = rows and not args.deterministic and find_spec("matplotlib") is not None
+    if args.out is not None and drawn:
+        write_curves(rows, args.out / f"{name}.png")
     ours = [row for row in rows if row["way"].startswith("ringcoll")]
     wrong = [row for row in ours if not row.get("equal", row.get("replicas_equal"))]
     return 1 if errors or wrong else 0

@@ -26,8 +26,8 @@ __all__ = ["HOW", "Figures", "keep_figures", "measured_figures", "read_figures"]
 _log = logging.getLogger("ringcoll")
 
 HOW = (
-    "`python -m benchmarks.gpu.timing_model --out FOLDER` measures GPUs, `python -m "
-    "benchmarks.timing_model --free` CPU ranks, both in a checkout of ringcoll"
+    "`python -m benchmarks.gpu.timing_model` measures GPUs, `python -m benchmarks.timing_model "
+    "--free` CPU ranks, both in a checkout of ringcoll"
 )
 """Which commands make figures."""
 
@@ -110,7 +110,7 @@ def measured_figures(cache_dir: str | None = None) -> Figures:
         where = folder or "a cache folder, as this user has no home"
         raise ArgumentError(
             f"no figures of {platform.node()} are kept in {where}: {HOW}; or name a file that "
-            f"they have written by --figures FILE"
+            f"they have written to --out by --figures FILE"
         )
     return max(found, key=lambda figures: figures.date)
 

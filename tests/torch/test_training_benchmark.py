@@ -14,9 +14,11 @@ pytest.importorskip("torch")
 
 import torch
 
+from benchmarks import torch_calls
 from benchmarks.models import gpt, resnet
 
 ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
 
 
 @pytest.fixture(autouse=True)
@@ -28,17 +30,25 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-def bench(folder, *words):
-    argv = [sys.executable, "-m", "benchmarks.training", "--tiny", *words]
-    found = subprocess.run(
-        [*argv, "--out", str(folder), "--seconds", "90"],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+def run(folder, name, *words, **environment):
+    return subprocess.run(
+        [sys.executable, "-m", f"benchmarks.{name}", *words],
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **environment},
         capture_output=True,
         text=True,
         check=False,
         timeout=110,
     )
+
+
+def records():
+    return {path: path.stat().st_mtime_ns for path in RESULTS.rglob("*")}
+
+
+def bench(folder, *words):
+    argv = ["training", "--tiny", *words, "--out", str(folder), "--seconds", "90"]
+    found = run(ROOT, *argv)
     assert found.returncode == 0, found.stdout + found.stderr
     path = Path(found.stdout.splitlines()[-1])
     return json.loads(path.read_text(encoding="utf-8")), path
@@ -58,6 +68,39 @@ def test_ways_train_alike_and_are_timed(tmp_path):
     assert {"date", "command", "commit", "machine", "versions"} <= found.keys()
     assert found["errors"] == {}
     assert path.parent == tmp_path
+
+
+def test_nothing_is_written_without_a_place(tmp_path, monkeypatch, capsys):
+    def ranks(function, arguments, nranks):
+        Path(f"{arguments[-1]}.json").write_text('{"gloo all_reduce": 1.0}')
+
+    before = records()
+    words = ["--device", "cpu", "--ranks", "2", "--cases", "gpt:2", "--ways", "ringcoll"]
+    found = run(tmp_path, "training", "--tiny", *words, "--curve", "2", "--rounds", "1")
+    assert found.returncode == 0, found.stderr
+    assert "gpt" in found.stdout and list(tmp_path.iterdir()) == []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(torch.multiprocessing, "spawn", ranks)
+    torch_calls.main(["--device", "cpu"])
+    assert json.loads(capsys.readouterr().out)["us a call"] == {"gloo all_reduce": 1.0}
+    assert list(tmp_path.iterdir()) == [] and records() == before
+    torch_calls.main(["--device", "cpu", "--out", "there"])
+    assert (tmp_path / "there" / "torch_calls.json").is_file()
+
+
+@pytest.mark.parametrize("name", ["training", "torch_calls"])
+def test_a_missing_gpu_is_said_at_once(name, tmp_path):
+    found = run(tmp_path, name, CUDA_VISIBLE_DEVICES="")
+    assert (found.returncode, found.stdout) == (2, "")
+    assert "needs NVIDIA GPUs with CuPy and torch, but here" in found.stderr
+    assert "--device cpu" in found.stderr and found.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_unknown_ways_and_models_are_refused(tmp_path):
+    found = run(tmp_path, "training", "--device", "cpu", "--ways", "nccl", "--cases", "bert:1")
+    assert found.returncode == 2
+    assert "no such models or ways: bert, nccl" in found.stderr
 
 
 def test_a_way_may_communicate_nothing(tmp_path):
