@@ -3,6 +3,7 @@
 ::
 
     python -m benchmarks.peers [--ranks N] [--sizes 256:512M:4] [--collectives LIST] [--seconds S]
+        [--out FOLDER]
 
 NCCL comes twice: with plain memory, and with symmetric windows where it has kernels for them. A
 graph's time is the device's; an eager call has two: until it returns on the host, and on the
@@ -14,12 +15,15 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu import bars
 from benchmarks.gpu.report import size_text
+from benchmarks.needs import require
+from benchmarks.record import add_out
 
 __all__ = ["main", "table"]
 
@@ -54,7 +58,7 @@ def _cell(row: Mapping[str, Any] | None) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, write ``peers_N.json``, print a table; not 0 if a rank failed."""
+    """Measure, print a table, write ``peers_N.json`` in ``--out``; not 0 if a rank failed."""
     parser = argparse.ArgumentParser(description="ringcoll beside its peers on GPUs.")
     option = parser.add_argument
     option("--ranks", type=int, default=0, help="0: all GPUs")
@@ -62,23 +66,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     option("--collectives", default="all_reduce", help="names, separated by commas (%(default)s)")
     option("--seconds", type=float, default=300.0, help="start nothing new after (%(default)s)")
     option("--commit", default="", help="what is measured")
-    option("--out", type=Path, default=Path("benchmarks/results"), help="a folder (%(default)s)")
+    add_out(parser)
     args = parser.parse_args(argv)
-    ranks = args.ranks or _gpus()
+    there = require(parser, gpus=args.ranks or 1, torch=True)
+    ranks = args.ranks or there
     words = ["--ranks", str(ranks), "--sizes", args.sizes, "--collectives", args.collectives]
-    words += ["--seconds", str(args.seconds), "--commit", args.commit, "--out", str(args.out)]
-    status = bars.main([*words, "--eager", "--name", "peers"])
-    path = args.out / f"peers_{ranks}.json"
-    if status == 0:
-        print(table(json.loads(path.read_text(encoding="utf-8"))["rows"]))
+    words += ["--seconds", str(args.seconds), "--commit", args.commit, "--eager"]
+    with tempfile.TemporaryDirectory() as aside:
+        path = (args.out or Path(aside)) / f"peers_{ranks}.json"
+        status = bars.main([*words, "--name", "peers", "--out", str(path.parent)])
+        if status == 0:
+            print(table(json.loads(path.read_text(encoding="utf-8"))["rows"]))
+    if status == 0 and args.out is not None:
         print(path)
     return status
-
-
-def _gpus() -> int:
-    from benchmarks.gpu.device import count
-
-    return count()
 
 
 if __name__ == "__main__":

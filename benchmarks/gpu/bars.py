@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime
 import functools
 import json
 import os
@@ -24,11 +23,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.timer import Line, Meeting, Timer, calls_of
 from benchmarks.gpu.torch_peers import Torch
+from benchmarks.needs import require
+from benchmarks.record import add_out, now
 from ringcoll.cli.ranges import parse_ints
 from ringcoll.cli.sizes import parse_bytes, parse_sizes
 from ringcoll.errors import ArgumentError, LaunchRefused
@@ -337,7 +337,7 @@ def about(nranks: int, commit: str, name: str) -> dict[str, Any]:
     nccl = ".".join(map(str, torch.cuda.nccl.version()))
     return {
         "name": f"{name}_{nranks}",
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "date": now(),
         "command": f"python -m benchmarks.{name.replace('_', '.')} --ranks {nranks}",
         "commit": commit,
         "machine": {**machine(nranks, threads=False, device="cuda"), "gpus": f"{nranks} {gpu}"},
@@ -383,11 +383,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=200.0, help="start nothing new after")
     parser.add_argument("--alternatives", action="store_true", help="other ways to run, too")
     parser.add_argument("--commit", default="", help="what is measured")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     parser.add_argument("--sizes", default="", help="256:512M:4 or 4K,1M; default: the bars'")
     parser.add_argument("--collectives", default="", help="default: all of them")
     parser.add_argument("--eager", action="store_true", help="without graphs, too")
     parser.add_argument("--name", default="gpu_bars", help=argparse.SUPPRESS)
+    add_out(parser)
     args = parser.parse_args(argv)
     try:
         calls = list(wanted_calls(args.collectives, args.sizes))
@@ -399,22 +399,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.rank >= 0:
         found = measure(args)
         if args.rank == 0:
-            args.out.mkdir(parents=True, exist_ok=True)
-            whole = {**about(args.ranks, args.commit, args.name), **found}
-            path = args.out / f"{args.name}_{args.ranks}.json"
-            path.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
+            if args.out is not None:
+                args.out.mkdir(parents=True, exist_ok=True)
+                whole = {**about(args.ranks, args.commit, args.name), **found}
+                path = args.out / f"{args.name}_{args.ranks}.json"
+                path.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
             print(table(found), flush=True)
         os._exit(0)  # NCCL's threads need not be waited for
-    import cupy
-
-    ranks = args.ranks or cupy.cuda.runtime.getDeviceCount()
+    there = require(parser, gpus=args.ranks or 1, torch=True)
+    ranks = args.ranks or there
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     words = [sys.executable, "-m", "benchmarks.gpu.bars", "--ranks", str(ranks)]
     words += ["--port", str(port), "--seconds", str(args.seconds), "--commit", args.commit]
-    words += ["--out", str(args.out), "--sizes", args.sizes, "--collectives", args.collectives]
-    words += ["--name", args.name, *["--eager"] * args.eager]
+    words += ["--sizes", args.sizes, "--collectives", args.collectives, "--name", args.name]
+    words += [] if args.out is None else ["--out", str(args.out)]
+    words += ["--eager"] * args.eager
     words += ["--alternatives"] * args.alternatives
     with tempfile.NamedTemporaryFile(prefix="ringcoll-line-", dir="/dev/shm") as line:
         line.truncate(4096)

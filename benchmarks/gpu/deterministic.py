@@ -15,13 +15,14 @@ from __future__ import annotations
 import argparse
 import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.bars import as_bits, bits_of, pattern
 from benchmarks.gpu.processes import Link, run_ranks
-from benchmarks.gpu.report import ROOT, Report, print_table
+from benchmarks.gpu.report import Report, print_table
 from benchmarks.gpu.timer import Line, Timer, calls_of
+from benchmarks.needs import require
+from benchmarks.record import add_out
 
 __all__ = ["main"]
 
@@ -110,13 +111,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--ranks", type=int, default=0, help="0: all GPUs")
     parser.add_argument("--seconds", type=float, default=300.0, help="after which it is ended")
     parser.add_argument("--commit", default="", help="what is measured, where there is no git")
-    parser.add_argument("--out", type=Path, help="the JSON file to write")
+    add_out(parser, file=True)
     options = parser.parse_args(argv)
-    import cupy
-
-    ranks = options.ranks or int(cupy.cuda.runtime.getDeviceCount())
-    out = options.out or ROOT / "benchmarks" / "results" / f"gpu_deterministic_{ranks}.json"
-    report = Report(out, "deterministic")
+    there = require(parser, gpus=options.ranks or 1)
+    ranks = options.ranks or there
+    report = Report(options.out, "deterministic")
     if options.commit:
         report.note("commit", options.commit)
 

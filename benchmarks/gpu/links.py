@@ -2,7 +2,7 @@
 
 ::
 
-    python -m benchmarks.gpu.links --out FILE [--commit HASH]
+    python -m benchmarks.gpu.links [--commit HASH] [--out FILE]
 
 All GPUs copy to their neighbour at once, in a ring: by copy engine, and by a kernel that stores 16
 bytes a thread. With one GPU the neighbour is itself, and the figures are its own memory's. Beside
@@ -18,15 +18,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from cupy.cuda import runtime
 
 from benchmarks.gpu import device
 from benchmarks.gpu.calls import parameters
+from benchmarks.gpu.device import runtime
 from benchmarks.gpu.report import Report, Row, attempt
+from benchmarks.needs import require
+from benchmarks.record import add_out
 
 __all__ = ["main"]
 
@@ -162,14 +163,15 @@ def topology(report: Report) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run from the command line."""
     parser = argparse.ArgumentParser(description="Time the links between GPUs, and launching.")
-    parser.add_argument("--out", type=Path, required=True, help="the JSON file to write")
     parser.add_argument("--commit", help="what is measured, where there is no git")
+    add_out(parser, file=True)
     options = parser.parse_args(argv)
+    there = require(parser)
 
     report = Report(options.out, "links")
     if options.commit:
         report.note("commit", options.commit)
-    gpus = [device.Gpu(index) for index in range(device.count())]
+    gpus = [device.Gpu(index) for index in range(there)]
     parts: dict[str, Callable[[], None]] = {
         "peer access": lambda: device.enable_peers(gpus),
         "launches": lambda: report.note("launches", launches(gpus[0])),

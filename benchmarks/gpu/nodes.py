@@ -37,6 +37,8 @@ from pathlib import Path
 from benchmarks.gpu.crossing import CROSSING
 from benchmarks.gpu.node_ways import Rank, Way, ways_of
 from benchmarks.gpu.report import ROOT, Report, Row, size_text
+from benchmarks.needs import require
+from benchmarks.record import add_out
 from ringcoll.cli.sizes import parse_sizes
 from ringcoll.executors.staging.exchange import Figures
 
@@ -102,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--bytes", type=int, default=256 << 20, help="of the array of bfloat16")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="after which it is ended")
     parser.add_argument("--commit", default="", help="what is measured, where there is no git")
-    parser.add_argument("--out", type=Path, help="the JSON file to write")
+    add_out(parser, file=True)
     hidden = argparse.SUPPRESS
     parser.add_argument("--part", type=Path, help=hidden)
     parser.add_argument("--share", type=parse_sizes, help=hidden)  # `2M,4M`: compare figures
@@ -122,16 +124,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         work(collectives, options.per_node, options.bytes, options.part, sweep)
         return 0
     ranks = options.nodes * options.per_node
-    out = options.out or ROOT / "benchmarks" / "results" / f"gpu_nodes_{ranks}.json"
-    report = Report(out, "nodes")
+    require(parser)
+    report = Report(options.out, "nodes")
     report.note("given", {"nodes": options.nodes, "per_node": options.per_node})
     if options.commit:
         report.note("commit", options.commit)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "rows"
         report.fail("ranks", _run(options, ranks, file, argv))
-        rows = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-        for text in rows:
+        said = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+        for text in said:
             report.add({**json.loads(text), "ranks": ranks})
     for collective in collectives:
         rows = [row for row in report.rows if row["collective"] == collective]

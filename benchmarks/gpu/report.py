@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 import shlex
 import statistics
@@ -12,6 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from benchmarks.record import now
 
 __all__ = ["Report", "attempt", "best", "median_us", "print_table", "rows_of", "size_text"]
 
@@ -42,14 +43,20 @@ def _versions() -> dict[str, str]:
 
 
 class Report:
-    """A JSON file that is whole after every row, so that a killed part loses nothing."""
+    """A JSON file that is whole after every row, so that a killed part loses nothing.
 
-    def __init__(self, path: Path, name: str) -> None:
+    Args:
+        path: what ``--out`` names; None writes nothing.
+        name: of the benchmark.
+
+    """
+
+    def __init__(self, path: Path | None, name: str) -> None:
         self.path = path
         query = "--query-gpu=name,driver_version"
         self._head = {
             "name": name,
-            "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            "date": now(),
             "command": shlex.join(["python", "-m", f"benchmarks.gpu.{name}", *sys.argv[1:]]),
             "commit": _output("git", "rev-parse", "--short=12", "HEAD") or None,
             "gpus": _output("nvidia-smi", query, "--format=csv,noheader").splitlines(),
@@ -78,6 +85,8 @@ class Report:
             self._write()
 
     def _write(self) -> None:
+        if self.path is None:
+            return
         whole = {**self._head, **self.extra, "errors": self.errors, "rows": self.rows}
         self.path.parent.mkdir(parents=True, exist_ok=True)
         aside = self.path.with_suffix(".part")

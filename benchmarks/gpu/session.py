@@ -2,10 +2,11 @@
 
 ::
 
-    python -m benchmarks.gpu.session --out DIR [--parts links,yardstick] [--seconds 500]
+    python -m benchmarks.gpu.session [--parts links,yardstick] [--seconds 500] [--out FOLDER]
 
 Each part is a process group that is killed when its time is over; its JSON file holds what it had
-measured by then. What they print goes to ``DIR/session.log``, and one short table comes last.
+measured by then. What they print goes to ``session.log``, and one short table comes last. Files and
+log stay where ``--out`` names a folder for them.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,6 +27,8 @@ from pathlib import Path
 from typing import TextIO
 
 from benchmarks.gpu.report import ROOT, print_table, rows_of
+from benchmarks.needs import require
+from benchmarks.record import add_out
 
 __all__ = ["PARTS", "Part", "main", "run_part"]
 
@@ -116,21 +120,10 @@ def print_links(out: Path) -> None:
     print("us: " + "; ".join(f"{name} {seconds * 1e6:.2f}" for name, seconds in launches))
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run from the command line."""
-    parser = argparse.ArgumentParser(description="Run all measurements of a GPU machine.")
-    parser.add_argument("--out", type=Path, required=True, help="the folder to write")
-    parser.add_argument("--parts", default="", help="default: all of them, in order")
-    parser.add_argument("--seconds", type=float, default=560, help="for all parts together")
-    options = parser.parse_args(argv)
-
-    wanted = options.parts.split(",") if options.parts else [part.name for part in PARTS]
-    unknown = set(wanted) - {part.name for part in PARTS}
-    if unknown:
-        parser.error(f"no such parts: {sorted(unknown)}; there are {[p.name for p in PARTS]}")
-    out = options.out.resolve()
+def run_parts(wanted: Sequence[str], out: Path, seconds: float) -> int:
+    """Run the parts that are wanted and print what they found; 1 if one of them failed."""
     out.mkdir(parents=True, exist_ok=True)
-    end = time.monotonic() + options.seconds
+    end = time.monotonic() + seconds
     ends = []
     with (out / "session.log").open("a", encoding="utf-8") as log:
         for part in PARTS:
@@ -145,6 +138,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     print_links(out)
     print_table(row for row in rows_of(out) if {"collective", "dtype"} <= row.keys())
     return int(any(word != "ok" for word in ends))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run from the command line."""
+    parser = argparse.ArgumentParser(description="Run all measurements of a GPU machine.")
+    parser.add_argument("--parts", default="", help="default: all of them, in order")
+    parser.add_argument("--seconds", type=float, default=560, help="for all parts together")
+    add_out(parser)
+    options = parser.parse_args(argv)
+
+    wanted = options.parts.split(",") if options.parts else [part.name for part in PARTS]
+    unknown = set(wanted) - {part.name for part in PARTS}
+    if unknown:
+        parser.error(f"no such parts: {sorted(unknown)}; there are {[p.name for p in PARTS]}")
+    require(parser, torch="bars" in wanted)
+    with tempfile.TemporaryDirectory() as aside:
+        return run_parts(wanted, (options.out or Path(aside)).resolve(), options.seconds)
 
 
 if __name__ == "__main__":

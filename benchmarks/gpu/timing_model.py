@@ -2,20 +2,21 @@
 
 ::
 
-    python -m benchmarks.gpu.timing_model --out DIR [--ranks 4] [--seconds 200] [--bytes 512M]
-    python -m benchmarks.gpu.timing_model --out DIR --one-gpu 8
+    python -m benchmarks.gpu.timing_model [--ranks 4] [--seconds 200] [--bytes 512M]
+        [--out FOLDER]
+    python -m benchmarks.gpu.timing_model --one-gpu 8
+    python -m benchmarks.gpu.timing_model --draw FILE --out FOLDER
 
 For k ranks and S slices a broadcast of N bytes should take
 T = (S + k - 2)·(N/(S·B) + o) + (k - 1)·L. One B, o and L for all k are fitted to every second S
 and must predict the others. One process a GPU; a time is that of one call replayed as a CUDA graph,
 begun by all ranks at once, of the slowest rank, the median of 20. What the timed graph delivers is
-compared element by element. The file is whole after every point.
+compared element by element. In ``--out`` the file is whole after every point.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import os
 import sys
@@ -29,6 +30,8 @@ from benchmarks.chains import draw, judged, rows_of
 from benchmarks.gpu.chain import Wish, a_gpu_each, one_gpu
 from benchmarks.gpu.processes import Message, run_ranks
 from benchmarks.gpu.report import Report
+from benchmarks.needs import require
+from benchmarks.record import add_out, now
 from ringcoll.cli.ranges import parse_ints
 from ringcoll.cli.sizes import format_bytes, format_seconds, parse_bytes
 from ringcoll.config import from_environment
@@ -93,8 +96,8 @@ class Series:
             text = f"{head} {point['seconds'] * 1e6:10.1f} us, {rate:6.1f} GB/s"
             print(text + f", {point['wrong']} WRONG" * bool(point["wrong"]), flush=True)
 
-    def finish(self, picture: Path) -> None:
-        """Print what the fit says, and draw."""
+    def finish(self, file: Path | None) -> None:
+        """Print what the fit says, and draw it beside the file."""
         fit, words, rows = self.judge()
         for row in rows:
             if "off" in row:
@@ -109,34 +112,36 @@ class Series:
         print(title)
         for key in ("judged", "near", "worst", "best_slices", "wrong", "met"):
             print(f"{key}: {words.get(key)}")
+        if file is None:
+            return
+        file.parent.mkdir(parents=True, exist_ok=True)
         try:
             model = None if fit is None else lambda p: fit.seconds(p.nranks, p.nbytes, p.slices)
-            draw(self.points, model, title, picture)
+            draw(self.points, model, title, file.with_suffix(".png"))
         except MachineError as error:
             print(f"no picture: {error}; --draw FILE draws it where there is")
 
 
 def keep(kind: str, fit: Fit) -> None:
     """Let ``ringcoll model --bandwidth measured`` find the fit."""
-    date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     figures = {"bandwidth": fit.bandwidth, "alpha": fit.alpha, "latency": fit.latency}
     _, settings = from_environment(os.environ)
-    path = keep_figures(kind, figures, date=date, cache_dir=settings.cache_dir)
+    path = keep_figures(kind, figures, date=now(), cache_dir=settings.cache_dir)
     print(f"kept for ringcoll model --bandwidth measured: {path}")
 
 
-def redraw(path: Path) -> None:
-    """Judge and draw the points of a file again."""
+def redraw(path: Path, out: Path | None) -> None:
+    """Judge the points of a file again, and draw them in a folder."""
     found = json.loads(path.read_text(encoding="utf-8"))
     given = found["given"]
-    Series(given["slices"], found["title"], found["rows"]).finish(path.with_suffix(".png"))
+    series = Series(given["slices"], found["title"], found["rows"])
+    series.finish(None if out is None else out / path.name)
 
 
 def arguments() -> argparse.ArgumentParser:
     """The options."""
     parser = argparse.ArgumentParser(description="The timing model against GPUs.")
     option = parser.add_argument
-    option("--out", type=Path, help="the folder to write")
     option("--ranks", type=int, default=0, help="the longest chain, a GPU each (default: all GPUs)")
     option("--one-gpu", type=int, default=0, metavar="K", help="the longest chain, all on one GPU")
     option("--bytes", type=parse_bytes, default=512 << 20, help="N, such as 512M")
@@ -145,20 +150,20 @@ def arguments() -> argparse.ArgumentParser:
     option("--eager", action="store_true", help="time eager calls, not graphs of one")
     option("--seconds", type=float, default=200.0, help="shared by all k; nothing begins after")
     option("--commit", help="what is measured, where git cannot say")
-    option("--draw", type=Path, metavar="FILE", help="only draw what is in this file")
+    option("--draw", type=Path, metavar="FILE", help="only judge this file, and draw it in --out")
+    add_out(parser)
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure and record; 1 if the measurement failed or is not where the bar wants it."""
+    """Measure, and record in ``--out``; 1 if that failed or is not where the bar wants it."""
     parser = arguments()
     args = parser.parse_args(argv)
     if args.draw is not None:
-        redraw(args.draw)
+        redraw(args.draw, args.out)
         return 0
-    if args.out is None:
-        parser.error("--out: the folder to write")
-    nranks = args.one_gpu or args.ranks or _gpus()
+    there = require(parser, gpus=1 if args.one_gpu else args.ranks or 1)
+    nranks = args.one_gpu or args.ranks or there
     if nranks < 2 or args.bytes < 4 or args.bytes % 4:
         parser.error("a chain has 2 ranks or more, and N is a multiple of 4")
     if args.one_gpu:
@@ -173,7 +178,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"links {links}"
     )
     slices = tuple(args.slices)
-    report = Report(args.out / f"{name}.json", "timing_model")
+    file = None if args.out is None else args.out / f"{name}.json"
+    report = Report(file, "timing_model")
     if args.commit:
         report.note("commit", args.commit)
     given = {"bytes": args.bytes, "ranks": nranks, "slices": slices, "engine": args.engine}
@@ -193,17 +199,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             lambda messages: series.add(messages[0], report),
         )
     report.fail("ranks", failed)
-    series.finish(args.out / f"{name}.png")
+    series.finish(file)
     fit, words, _ = series.judge()
     if fit is not None and not words["wrong"] and not args.one_gpu:
         keep("gpu" if args.engine == "sm" else f"gpu-{args.engine}", fit)
     return 0 if words["met"] and not failed else 1
-
-
-def _gpus() -> int:
-    from benchmarks.gpu.device import count
-
-    return count()
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
 ::
 
-    python -m benchmarks.gpu.yardstick --out FILE [--mode processes|process|together] [--ranks 2,4]
+    python -m benchmarks.gpu.yardstick [--mode processes|process|together] [--ranks 2,4]
+        [--out FILE]
 
 ``processes`` (what is reported): one process a GPU, memory shared by CUDA IPC. ``process``: all
 GPUs in one process. ``together``: all ranks on one GPU, in one launch. ``auto`` is processes where
@@ -17,12 +18,10 @@ import dataclasses
 import functools
 import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
-from cupy.cuda import runtime
 
 from benchmarks.gpu import device
 from benchmarks.gpu.calls import (
@@ -39,8 +38,11 @@ from benchmarks.gpu.calls import (
     parameters,
     points,
 )
+from benchmarks.gpu.device import runtime
 from benchmarks.gpu.processes import Link, run_ranks
 from benchmarks.gpu.report import Report, Row, attempt, median_us, print_table
+from benchmarks.needs import require
+from benchmarks.record import add_out
 
 __all__ = ["main"]
 
@@ -277,9 +279,10 @@ def in_this_process(report: Report, nranks: int, seed: int, *, together: bool) -
         report.add(row(nranks, mode, [part]))
 
 
-def time_ranks(report: Report, nranks: int, mode: str, seed: int, seconds: float) -> None:
+def time_ranks(
+    report: Report, nranks: int, mode: str, gpus: int, seed: int, seconds: float
+) -> None:
     """Time all points with one number of ranks."""
-    gpus = device.count()
     if mode != "together" and nranks > gpus:
         raise ValueError(f"{nranks} ranks need as many GPUs, and there are {gpus}")
     if mode == "processes":
@@ -291,15 +294,15 @@ def time_ranks(report: Report, nranks: int, mode: str, seed: int, seconds: float
 def main(argv: Sequence[str] | None = None) -> int:
     """Run from the command line."""
     parser = argparse.ArgumentParser(description="Time the hand-written LL all_reduce kernels.")
-    parser.add_argument("--out", type=Path, required=True, help="the JSON file to write")
     parser.add_argument(
         "--mode", choices=("auto", "processes", "process", "together"), default="auto"
     )
     parser.add_argument("--ranks", default="", help="as in 2,4,8; default: all GPUs, or 2,4,8")
     parser.add_argument("--seconds", type=float, default=120, help="for each number of ranks")
+    add_out(parser, file=True)
     options = parser.parse_args(argv)
 
-    gpus = device.count()
+    gpus = require(parser)
     mode = options.mode
     if mode == "auto":
         mode = "processes" if gpus > 1 else "together"
@@ -309,7 +312,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     seed = int.from_bytes(os.urandom(4), "little")
     report.note("seed", seed)
     for nranks in ranks:
-        work = functools.partial(time_ranks, report, nranks, mode, seed, options.seconds)
+        work = functools.partial(time_ranks, report, nranks, mode, gpus, seed, options.seconds)
         attempt(report, f"{nranks} ranks", work)
     print_table(report.rows)
     return 1 if report.errors or any(row["wrong"] for row in report.rows) else 0

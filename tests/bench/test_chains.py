@@ -161,7 +161,9 @@ def test_the_file_is_whole_after_every_point(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     assert main(["--draw", str(path)]) == 0
     assert "B = 360.0 GB/s, o = 4 us, L = 20 us" in capsys.readouterr().out
-    assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    assert list(tmp_path.iterdir()) == [path]
+    assert main(["--draw", str(path), "--out", str(tmp_path / "drawn")]) == 0
+    assert (tmp_path / "drawn" / "f.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_wrong_element_is_no_point(tmp_path):

@@ -50,9 +50,10 @@ def test_a_sweep_is_one_of_the_bars_with_eager_calls(monkeypatch, tmp_path, caps
         return 0
 
     monkeypatch.setattr(bars, "main", run)
+    monkeypatch.setattr(peers, "require", lambda parser, **needs: 2)
     assert peers.main(["--ranks", "2", "--sizes", "256:1K", "--out", str(tmp_path)]) == 0
     assert given[:6] == ["--ranks", "2", "--sizes", "256:1K", "--collectives", "all_reduce"]
-    assert "--eager" in given and given[-1] == "peers"
+    assert "--eager" in given and given[-4:] == ["--name", "peers", "--out", str(tmp_path)]
     assert "peers_2.json" in capsys.readouterr().out
 
 
