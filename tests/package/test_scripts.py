@@ -55,6 +55,25 @@ def test_no_extra_without_a_driver(tmp_path):
     assert (result.stdout, result.stderr, result.returncode) == ("", "", 0)
 
 
+@pytest.mark.parametrize("has_cupy", [True, False])
+def test_a_missing_gpu_is_said_in_one_line(tmp_path, has_cupy):
+    if not has_cupy and Path("/dev/nvidiactl").exists():
+        pytest.skip("this machine has a driver")
+    # A python that imports what it is asked for, or nothing, and never finds a GPU.
+    sees = 'case "$*" in *runtime*) exit 1;; esac' if has_cupy else "exit 1"
+    program(tmp_path, "nvidia-smi", "echo NVIDIA-SMI has failed; exit 9")
+    result = subprocess.run(
+        [str(ROOT / "scripts" / "test-gpu")],
+        env={**os.environ, "PATH": program(tmp_path, "python3", sees)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (result.returncode, result.stdout) == (5, "")
+    assert result.stderr == "scripts/test-gpu: there is no GPU here\n"
+
+
 @pytest.mark.parametrize("name", ["g++", "clang++", "c++", None])
 def test_a_compiler_is_installed_where_there_is_none(tmp_path, name):
     if name is not None:
