@@ -18,8 +18,7 @@ __all__ = ["broadcast", "broadcast_fused", "reduce", "reduce_push"]
 def broadcast(nranks: int, *, root: int = 0, only: Only = None) -> Plan:
     """The root writes a piece to each (lane 0), who writes it to all the others (lane 1)."""
     n = nranks
-    others = [(root + d) % n for d in range(1, n)]
-    collective = Collective("broadcast", n, max(1, n - 1), root)
+    collective, others = _pieces(n, root)
 
     def program() -> Program:
         if n == 1:
@@ -42,8 +41,7 @@ def broadcast_fused(nranks: int, *, root: int = 0, only: Only = None) -> Plan:
     where the root had one lane, 231 with three.
     """
     n = nranks
-    others = [(root + d) % n for d in range(1, n)]
-    collective = Collective("broadcast", n, max(1, n - 1), root)
+    collective, others = _pieces(n, root)
 
     def program() -> Program:
         if n == 1:
@@ -92,3 +90,9 @@ def reduce_push(nranks: int, *, root: int = 0, only: Only = None) -> Plan:
             yield Block(owner, lane=1), Step(arrivals(n, owner, piece), (out(root, piece),))
 
     return assemble(collective, program(), only=only)
+
+
+def _pieces(n: int, root: int) -> tuple[Collective, list[int]]:
+    """A broadcast in pieces, and who gets one first, in the order of the pieces."""
+    others = [(root + d) % n for d in range(1, n)]
+    return Collective("broadcast", n, max(1, len(others)), root), others
