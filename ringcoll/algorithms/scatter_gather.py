@@ -7,6 +7,8 @@ et al., *Building a high-performance collective communication library* (1994).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ringcoll.algorithms.all_pairs import arrivals
 from ringcoll.algorithms.parts import Only, Program, assemble, inp, out, scratch
 from ringcoll.collectives import Collective
@@ -18,19 +20,16 @@ __all__ = ["broadcast", "broadcast_fused", "reduce", "reduce_push"]
 def broadcast(nranks: int, *, root: int = 0, only: Only = None) -> Plan:
     """The root writes a piece to each (lane 0), who writes it to all the others (lane 1)."""
     n = nranks
-    collective, others = _pieces(n, root)
+    others = [(root + d) % n for d in range(1, n)]
 
     def program() -> Program:
-        if n == 1:
-            yield Block(root), Step((inp(root, 0),), (out(root, 0),))
-        for piece, rank in enumerate(others):
-            yield Block(root), Step((inp(root, piece),), (out(root, piece), out(rank, piece)))
+        yield from _scattered(root, others, lanes=False)
         for d in range(1, n - 1):
             for piece, rank in enumerate(others):
                 peer = others[(piece + d) % (n - 1)]
                 yield Block(rank, lane=1), Step((out(rank, piece),), (out(peer, piece),))
 
-    return assemble(collective, program(), only=only)
+    return assemble(Collective("broadcast", n, max(1, n - 1), root), program(), only=only)
 
 
 def broadcast_fused(nranks: int, *, root: int = 0, only: Only = None) -> Plan:
@@ -41,20 +40,25 @@ def broadcast_fused(nranks: int, *, root: int = 0, only: Only = None) -> Plan:
     where the root had one lane, 231 with three.
     """
     n = nranks
-    collective, others = _pieces(n, root)
+    others = [(root + d) % n for d in range(1, n)]
 
     def program() -> Program:
-        if n == 1:
-            yield Block(root), Step((inp(root, 0),), (out(root, 0),))
-        for piece, rank in enumerate(others):
-            step = Step((inp(root, piece),), (out(root, piece), out(rank, piece)))
-            yield Block(root, lane=piece), step
+        yield from _scattered(root, others, lanes=True)
         for piece, rank in enumerate(others):
             peers = tuple(out(others[(piece + d) % (n - 1)], piece) for d in range(1, n - 1))
             if peers:
                 yield Block(rank), Step((out(rank, piece),), peers)
 
-    return assemble(collective, program(), only=only)
+    return assemble(Collective("broadcast", n, max(1, n - 1), root), program(), only=only)
+
+
+def _scattered(root: int, others: Sequence[int], *, lanes: bool) -> Program:
+    """The root keeps the buffer and writes a piece to each of the others, perhaps by lanes."""
+    if not others:
+        yield Block(root), Step((inp(root, 0),), (out(root, 0),))
+    for piece, rank in enumerate(others):
+        step = Step((inp(root, piece),), (out(root, piece), out(rank, piece)))
+        yield Block(root, lane=piece if lanes else 0), step
 
 
 def reduce(nranks: int, *, root: int = 0, only: Only = None) -> Plan:
@@ -90,9 +94,3 @@ def reduce_push(nranks: int, *, root: int = 0, only: Only = None) -> Plan:
             yield Block(owner, lane=1), Step(arrivals(n, owner, piece), (out(root, piece),))
 
     return assemble(collective, program(), only=only)
-
-
-def _pieces(n: int, root: int) -> tuple[Collective, list[int]]:
-    """A broadcast in pieces, and who gets one first, in the order of the pieces."""
-    others = [(root + d) % n for d in range(1, n)]
-    return Collective("broadcast", n, max(1, len(others)), root), others
