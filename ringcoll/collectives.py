@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
+from ringcoll.chunks import Chunk
 from ringcoll.errors import ArgumentError
-
-if TYPE_CHECKING:
-    from ringcoll.plan import Chunk
 
 __all__ = ["COLLECTIVES", "Collective", "Kind", "Leaf", "Segments"]
 

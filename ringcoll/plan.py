@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from enum import Enum
 
+from ringcoll.chunks import Buffer, Chunk
 from ringcoll.collectives import Collective
 from ringcoll.errors import Deadlock, IllegalStep
 
@@ -32,27 +32,6 @@ __all__ = [
 
 HELLO = -1
 """The channel of a rank's *hello*, the pseudo-block that announces that the rank has entered."""
-
-
-class Buffer(Enum):
-    """Which memory of a rank a chunk lies in.
-
-    A chunk of WIRE is one message on its way to the rank: written once by a rank of another node,
-    read once by the rank itself. :mod:`ringcoll.lower.network` makes them, algorithms do not.
-    """
-
-    INPUT = "I"
-    OUTPUT = "O"
-    SCRATCH = "S"
-    WIRE = "W"
-
-    # Members are singletons; the default hash of an Enum is a Python call, this one is C.
-    __hash__ = object.__hash__
-
-    @property
-    def given(self) -> bool:
-        """Whether it is the caller's memory."""
-        return self is Buffer.INPUT or self is Buffer.OUTPUT
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -75,26 +54,6 @@ def hello(rank: int) -> Block:
     It is level-triggered: everybody may wait for it, nobody takes it, no step posts it.
     """
     return Block(rank, HELLO, 0)
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """``size`` consecutive chunks of one buffer of one rank, from ``index``. Never bytes."""
-
-    rank: int
-    buffer: Buffer
-    index: int
-    size: int = 1
-
-    def __str__(self) -> str:
-        last = f":{self.index + self.size}" if self.size > 1 else ""
-        return f"{self.rank}.{self.buffer.value}[{self.index}{last}]"
-
-    def units(self) -> tuple[Chunk, ...]:
-        """The chunks of size 1 that this one is made of."""
-        if self.size == 1:
-            return (self,)
-        return tuple(Chunk(self.rank, self.buffer, self.index + i) for i in range(self.size))
 
 
 @dataclass(frozen=True, slots=True)
