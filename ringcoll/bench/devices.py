@@ -15,14 +15,13 @@ import numpy.typing as npt
 
 from ringcoll.bench import checking
 from ringcoll.bench.environment import cpu_name
+from ringcoll.bench.library import Library
 from ringcoll.bench.timing import Stopwatch, Watching, Wish
-from ringcoll.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from ringcoll.bench.operations import Library
     from ringcoll.communicator.public import Communicator
 
-__all__ = ["CpuDevice", "Device", "Seat", "device_of"]
+__all__ = ["CpuDevice", "Device", "Seat"]
 
 Array = npt.NDArray[Any]
 
@@ -140,23 +139,3 @@ class CpuDevice:
     def versions(self) -> Mapping[str, str]:
         """Nothing."""
         return {}
-
-
-def device_of(comm: Communicator, graphs: int = 0) -> Device:
-    """The device of a communicator's rank.
-
-    Args:
-        comm: of the rank.
-        graphs: how often a CUDA graph of each block of calls is launched; 0: calls are eager.
-
-    Raises:
-        ArgumentError: graphs of CPU ranks.
-
-    """
-    if comm.device != "cpu":
-        from ringcoll.bench.gpu import GpuDevice
-
-        return GpuDevice(comm, graphs)
-    if graphs:
-        raise ArgumentError("-G: CPU ranks have no CUDA graphs; leave it out, or --device cuda")
-    return CpuDevice()

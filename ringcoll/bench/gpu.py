@@ -20,11 +20,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ringcoll.bench.devices import Seat
+from ringcoll.bench.library import Library
 from ringcoll.bench.timing import Watching, Wish
 from ringcoll.transports.cuda.device import devices, on
 
 if TYPE_CHECKING:
-    from ringcoll.bench.operations import Library
     from ringcoll.communicator.public import Communicator
 
 __all__ = ["EventWatch", "GpuDevice", "captured"]

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from ringcoll.bench.cases import Case
 from ringcoll.bench.devices import Seat
 from ringcoll.bench.exchange import gather_bytes
-from ringcoll.bench.operations import Operation, Place
+from ringcoll.bench.library import Operation, Place
 from ringcoll.errors import ArgumentError, MachineError
 
 if TYPE_CHECKING:

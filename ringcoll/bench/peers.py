@@ -17,7 +17,7 @@ import numpy as np
 
 from ringcoll.bench.cases import Case
 from ringcoll.bench.exchange import gather_bytes
-from ringcoll.bench.operations import Library, Operation, Place
+from ringcoll.bench.library import Library, Operation, Place
 from ringcoll.errors import ArgumentError, LauncherError, MachineError
 
 if TYPE_CHECKING:

@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from ringcoll.bench import checking, environment, osu, table
 from ringcoll.bench.cases import Case, Section, sections, sizes
-from ringcoll.bench.devices import Device, device_of
+from ringcoll.bench.device_of import device_of
+from ringcoll.bench.devices import Device
 from ringcoll.bench.exchange import agree, gather_bytes, gather_numbers
-from ringcoll.bench.operations import Buffers, Library, Operation, Place, Ringcoll, allocate
+from ringcoll.bench.library import Library, Operation, Place
+from ringcoll.bench.operations import Buffers, Ringcoll, allocate
 from ringcoll.bench.peers import open_peer
 from ringcoll.bench.report import Report
 from ringcoll.bench.settings import Settings

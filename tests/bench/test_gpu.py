@@ -12,7 +12,8 @@ import pytest
 from ringcoll.algorithms import ALGORITHMS
 from ringcoll.bench import gpu, nccl, reading
 from ringcoll.bench.cases import Section
-from ringcoll.bench.devices import Seat, device_of
+from ringcoll.bench.device_of import device_of
+from ringcoll.bench.devices import Seat
 from ringcoll.bench.gpu import EventWatch
 from ringcoll.bench.launch import Start, decide
 from ringcoll.bench.nccl import Nccl

@@ -13,7 +13,8 @@ import ringcoll
 from ringcoll.bench import checking, session
 from ringcoll.bench.cases import Section
 from ringcoll.bench.exchange import agree, gather_bytes, gather_numbers
-from ringcoll.bench.operations import Operation, allocate
+from ringcoll.bench.library import Operation
+from ringcoll.bench.operations import allocate
 from ringcoll.bench.report import Report
 from ringcoll.bench.session import measure
 from ringcoll.bench.settings import COLLECTIVES, Settings
