@@ -8,17 +8,15 @@ part of it, or makes another call.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ringcoll.communicator.group import group
 from ringcoll.torch.device_work import DeviceWork
+from ringcoll.torch.engine import Engine
 from ringcoll.torch.failures import instead
 from ringcoll.torch.tensors import dense, foreign, put_back
-
-if TYPE_CHECKING:
-    from ringcoll.torch.device import Device
 
 __all__ = ["Batch"]
 
@@ -32,7 +30,7 @@ class Batch:
 
     """
 
-    def __init__(self, device: Device, failed: Callable[[BaseException], BaseException]) -> None:
+    def __init__(self, device: Engine, failed: Callable[[BaseException], BaseException]) -> None:
         self._device, self._failed = device, failed
         self.launch: Callable[[], None] = self.flush
         """What a message calls that is waited for; where there are several batches, for all."""

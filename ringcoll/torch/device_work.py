@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch.distributed as dist
 
+from ringcoll.torch.engine import Engine
 from ringcoll.torch.failures import closed
 from ringcoll.torch.side import Mark
 from ringcoll.torch.untraced import untraced
-
-if TYPE_CHECKING:
-    from ringcoll.torch.device import Device
 
 __all__ = ["DeviceWork"]
 
@@ -32,7 +30,7 @@ class DeviceWork(dist.Work):  # type: ignore[misc]
 
     def __init__(
         self,
-        device: Device | None,
+        device: Engine | None,
         mark: Mark | None,
         outputs: Sequence[Any],
         launch: Callable[[], None] | None = None,
