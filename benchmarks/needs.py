@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from importlib import import_module
-from importlib.util import find_spec
 
 from ringcoll.transports.cuda.device import available, devices
 
@@ -29,8 +28,8 @@ def require(
     there = len(devices()) if gpus else 0
     if gpus and (reason := available()):
         lacking = reason + instead
-    elif torch and find_spec("torch") is None:
-        lacking = "torch is not installed: pip install torch"
+    elif torch and (reason := _without("torch")):
+        lacking = reason
     elif gpus and torch and not import_module("torch").cuda.is_available():
         lacking = "torch sees no GPU: install one that is built for CUDA (pytorch.org)"
     elif gpus > there:
@@ -39,3 +38,12 @@ def require(
         return there
     needed = " and ".join([*["NVIDIA GPUs with CuPy"] * bool(gpus), *["torch"] * torch])
     parser.exit(2, f"{parser.prog}: needs {needed}, but here {lacking}\n")
+
+
+def _without(package: str) -> str:
+    """Why a package cannot be imported; "" if it can."""
+    try:
+        import_module(package)
+    except ImportError as error:
+        return f"{package} cannot be imported ({error}): pip install {package}"
+    return ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -29,7 +30,25 @@ def add_out(parser: argparse.ArgumentParser, *, file: bool = False) -> None:
     """
     metavar, kind = ("FILE", "JSON file") if file else ("FOLDER", "folder")
     text = f"the {kind} to write what was found to; without it nothing is written"
-    parser.add_argument("--out", type=Path, metavar=metavar, help=text)
+    parser.add_argument("--out", type=_file if file else _folder, metavar=metavar, help=text)
+
+
+def _folder(text: str) -> Path:
+    """A folder that can be made, or written to: before anything is measured."""
+    path = Path(text)
+    there = next(one for one in (path, *path.absolute().parents) if one.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{text}: {there} is no folder that can be written to")
+    return path
+
+
+def _file(text: str) -> Path:
+    """A file that can be written."""
+    path = Path(text)
+    if path.is_dir():
+        raise argparse.ArgumentTypeError(f"{text} is a folder; name the JSON file to write")
+    _folder(str(path.absolute().parent))
+    return path
 
 
 def now() -> str:

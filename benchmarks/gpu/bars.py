@@ -33,7 +33,7 @@ from ringcoll.cli.ranges import parse_ints
 from ringcoll.cli.sizes import parse_bytes, parse_sizes
 from ringcoll.errors import ArgumentError, LaunchRefused
 
-__all__ = ["main"]
+__all__ = ["main", "statuses_of"]
 
 KIB, MIB = 1 << 10, 1 << 20
 ALL_REDUCE = (256, 4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 8 * MIB, 64 * MIB, 512 * MIB)
@@ -42,6 +42,8 @@ COLLECTIVES = ("all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_al
 
 
 WINDOWS = ("all_gather", "reduce_scatter")
+BEYOND, GRACE = 120.0, 5.0
+"""Seconds that ranks may take besides measuring, and to end after one has failed."""
 """What else NCCL has kernels for that use symmetric windows."""
 
 
@@ -373,6 +375,18 @@ def table(found: dict[str, Any]) -> str:
     return "\n".join([*lines, f"wrong elements: {wrong}", json.dumps(rest)])
 
 
+def statuses_of(processes: Sequence[subprocess.Popen[bytes]], seconds: float) -> list[int]:
+    """The ranks' exit statuses; after a failure the others, who only wait for it, are killed."""
+    late = time.monotonic() + seconds
+    while any(process.poll() is None for process in processes) and time.monotonic() < late:
+        if any(process.poll() for process in processes):
+            late = min(late, time.monotonic() + GRACE)
+        time.sleep(0.05)
+    for process in processes:
+        process.kill()
+    return [process.wait() for process in processes]
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Start a process for each GPU, or be one of them."""
     parser = argparse.ArgumentParser(description="The bars of GPU ranks.")
@@ -399,12 +413,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.rank >= 0:
         found = measure(args)
         if args.rank == 0:
+            print(table(found), flush=True)
             if args.out is not None:
                 args.out.mkdir(parents=True, exist_ok=True)
                 whole = {**about(args.ranks, args.commit, args.name), **found}
                 path = args.out / f"{args.name}_{args.ranks}.json"
                 path.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
-            print(table(found), flush=True)
         os._exit(0)  # NCCL's threads need not be waited for
     there = require(parser, gpus=args.ranks or 1, torch=True)
     ranks = args.ranks or there
@@ -421,8 +435,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         line.truncate(4096)
         words += ["--line", line.name]
         processes = [subprocess.Popen([*words, "--rank", str(rank)]) for rank in range(ranks)]
-        statuses = [process.wait() for process in processes]
-    return max(statuses, key=abs)
+        return max(statuses_of(processes, args.seconds + BEYOND), key=abs)
 
 
 if __name__ == "__main__":

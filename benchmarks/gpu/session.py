@@ -120,6 +120,14 @@ def print_links(out: Path) -> None:
     print("us: " + "; ".join(f"{name} {seconds * 1e6:.2f}" for name, seconds in launches))
 
 
+def print_end(path: Path, begin: int) -> None:
+    """The last lines of a part that failed: of the log from this byte on."""
+    with path.open("rb") as log:
+        log.seek(begin)
+        lines = log.read().decode(errors="replace").splitlines()
+    print("\n".join(f"    {line}" for line in lines[-30:]))
+
+
 def run_parts(wanted: Sequence[str], out: Path, seconds: float) -> int:
     """Run the parts that are wanted and print what they found; 1 if one of them failed."""
     out.mkdir(parents=True, exist_ok=True)
@@ -130,10 +138,12 @@ def run_parts(wanted: Sequence[str], out: Path, seconds: float) -> int:
             if part.name not in wanted:
                 continue
             left = end - time.monotonic()
-            begun = time.monotonic()
+            begun, before = time.monotonic(), (out / "session.log").stat().st_size
             word = run_part(part, out, log, left) if left > 5 else "not started: no time left"
             ends.append(word)
             print(f"{part.name:<12} {word} after {time.monotonic() - begun:.0f} s", flush=True)
+            if word != "ok":
+                print_end(out / "session.log", before)
     print_errors(out)
     print_links(out)
     print_table(row for row in rows_of(out) if {"collective", "dtype"} <= row.keys())

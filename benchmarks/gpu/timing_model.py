@@ -119,7 +119,7 @@ class Series:
             model = None if fit is None else lambda p: fit.seconds(p.nranks, p.nbytes, p.slices)
             draw(self.points, model, title, file.with_suffix(".png"))
         except MachineError as error:
-            print(f"no picture: {error}; --draw FILE draws it where there is")
+            print(f"no picture: {error}; --draw FILE --out FOLDER draws it where there is")
 
 
 def keep(kind: str, fit: Fit) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -144,12 +147,52 @@ def test_ranks_of_the_bars_are_told_the_place(monkeypatch):
 
     def start(words):
         lines.append(words)
-        return SimpleNamespace(wait=lambda: 0)
+        return SimpleNamespace(wait=lambda: 0, poll=lambda: 0, kill=lambda: None)
 
     monkeypatch.setattr("subprocess.Popen", start)
     assert bars.main([]) == bars.main(["--out", "there"]) == 0
     assert [line.count("there") for line in lines] == [0, 0, 1, 1]
     assert all(("--out" in line) == ("there" in line) for line in lines)
+
+
+def test_a_rank_that_fails_ends_the_others(monkeypatch):
+    monkeypatch.setattr(bars, "GRACE", 0.1)
+    programs = "import sys; sys.exit(3)", "import time; time.sleep(600)"
+    processes = [subprocess.Popen([sys.executable, "-c", text]) for text in programs]
+    assert bars.statuses_of(processes, 600.0) == [3, -signal.SIGKILL]
+    late = [subprocess.Popen([sys.executable, "-c", programs[1]])]
+    assert bars.statuses_of(late, 0.1) == [-signal.SIGKILL]
+
+
+def test_a_part_that_fails_shows_the_end_of_its_log(monkeypatch, capsys):
+    def run_part(part, out, log, seconds):
+        log.write("".join(f"{part.name} {line}\n" for line in range(40)))
+        log.flush()
+        return "ok" if part.name == "links" else "exit 1"
+
+    monkeypatch.setattr(session, "run_part", run_part)
+    assert session.main(["--parts", "links,yardstick"]) == 1
+    shown = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    assert [line for line in shown if line.startswith("links ")] == ["links        ok after 0 s"]
+    wanted = [f"yardstick {line}" for line in range(10, 40)]
+    assert [line for line in shown if line.startswith("yardstick ")][1:] == wanted
+
+
+@pytest.mark.parametrize(
+    ("argv", "main", "said"),
+    [
+        (["--out", "file"], gpu_timing_model.main, "file is no folder that can be written to"),
+        (["--out", "file/under"], gpu_timing_model.main, "file is no folder"),
+        (["--out", "folder"], gpu_nodes.main, "folder is a folder; name the JSON file to write"),
+        (["--out", "file/a.json"], gpu_nodes.main, "file is no folder"),
+    ],
+)
+def test_a_place_that_cannot_be_is_refused_at_once(elsewhere, capsys, argv, main, said):
+    (elsewhere / "file").touch()
+    (elsewhere / "folder").mkdir()
+    with pytest.raises(SystemExit, match="2"):
+        main(argv)
+    assert said in capsys.readouterr().err
 
 
 def test_a_record_says_where_it_lies(tmp_path, capsys):
