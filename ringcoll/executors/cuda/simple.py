@@ -1,7 +1,8 @@
 """Protocol Simple: a program whose signals are words of their own, as source text and words.
 
 What the compiler must know of a row is its *move*: what is reduced of how many sources into how
-many destinations, and which are kept in the accumulator's type. See ``kernels/simple.cuh``.
+many destinations, and which are kept in the accumulator's type. See ``kernels/simple.cuh`` and
+``kernels/move.cuh``.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ blocks a multiprocessor holds. A call has no more blocks than there are multipro
 calls by words, of two communicators, never wait for each other's to end."""
 
 _HERE, _SCRATCH, _PEER = range(3)
-"""Where a chunk lies: ``Where`` of ``kernels/simple.cuh``."""
+"""Where a chunk lies: ``Where`` of ``kernels/move.cuh``."""
 
 
 @dataclass(frozen=True, slots=True)
