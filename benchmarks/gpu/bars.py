@@ -6,8 +6,8 @@
 
 One process a GPU. Latency is that of a CUDA graph of 50 calls (fewer of large messages): the ranks
 meet, a barrier and a gate on the stream let all begin at once, and the slowest rank counts; the
-median of the replays. bfloat16, sums of small
-whole numbers, which are exact: every element is compared before anything is timed.
+median of the replays. bfloat16, sums of small whole numbers, which are exact: every element is
+compared before anything is timed.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ ALL_REDUCE = (256, 4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 8 * MIB, 64 * MI
 OTHERS = (4 * KIB, 64 * KIB, MIB)
 COLLECTIVES = ("all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all")
 
-
 WINDOWS = ("all_gather", "reduce_scatter")
+"""What else NCCL has kernels for that use symmetric windows."""
+
 BEYOND, GRACE = 120.0, 5.0
 """Seconds that ranks may take besides measuring, and to end after one has failed."""
-"""What else NCCL has kernels for that use symmetric windows."""
 
 
 def wanted_calls(collectives: str, sizes: str) -> Iterator[tuple[str, int]]:
