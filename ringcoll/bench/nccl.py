@@ -86,8 +86,10 @@ class Nccl:
     def _open(self, control: Communicator) -> None:
         """The ranks meet at a file that rank 0 names, and that torch looks at until the end."""
         folder = tempfile.mkdtemp(prefix="ringcoll-nccl-") if self.rank == 0 else ""
-        where = gather_bytes(control, folder.encode())[0].decode()
-        store = self.dist.FileStore(str(Path(where) / "store"), self.nranks)
+        where = Path(gather_bytes(control, folder.encode())[0].decode())
+        mine = where / f"rank{self.rank}"
+        mine.touch()
+        store = self.dist.FileStore(str(where / "store"), self.nranks)
         self.dist.init_process_group(
             "nccl",
             store=store,
@@ -96,7 +98,7 @@ class Nccl:
             timeout=timedelta(seconds=120),
             device_id=self.device,
         )
-        atexit.register(_close, self.dist, folder)
+        atexit.register(_close, self.dist, mine)
         first = self.torch.ones(1, device=self.device)
         self.dist.all_reduce(first)
         self.torch.cuda.synchronize(self.device)
@@ -177,9 +179,15 @@ def _missing() -> str | None:
     return None
 
 
-def _close(dist: Any, folder: str) -> None:
+def _close(dist: Any, mine: Path) -> None:
+    """Leave the group; the last to do so removes the folder with the ranks' marks.
+
+    Rank 1 was seen to need half a second longer for it than rank 0. It may open the store
+    meanwhile, and torch looks for a file whose folder is gone until the group's timeout.
+    """
     # Another rank may be gone already: then there is nothing left to close in order.
     with contextlib.suppress(RuntimeError, ValueError):
         dist.destroy_process_group()
-    if folder:
-        shutil.rmtree(folder, ignore_errors=True)
+    mine.unlink(missing_ok=True)
+    if not any(mine.parent.glob("rank*")):
+        shutil.rmtree(mine.parent, ignore_errors=True)

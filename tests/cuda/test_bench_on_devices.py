@@ -6,10 +6,12 @@ installed, and by mpiexec.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -132,22 +134,40 @@ def test_a_gpu_for_each_thread(collective, graphs):
     assert "share a GPU" not in report.stdout.getvalue()
 
 
+def ended(process: subprocess.Popen[str], limit: float) -> tuple[str, str]:
+    """What a command has printed; of one that does not end, where each of its processes stands."""
+    try:
+        return process.communicate(timeout=limit)
+    except subprocess.TimeoutExpired:
+        family = [process.pid]
+        for pid in family:  # grows
+            found = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children")]
+            family += map(int, " ".join(found).split())
+        for pid in reversed(family):  # the ranks before who has started them
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGABRT)
+        _, stderr = process.communicate(timeout=20)
+        raise AssertionError(
+            f"{len(family)} processes did not end in {limit} s\n{stderr}"
+        ) from None
+
+
 def command(start: str, *words: str) -> dict[str, Any]:
     """What the command leaves as JSON."""
     program = ["-m", "ringcoll"] if start == "mpi" else ["-c", WITHOUT_MPI]
     path = os.pathsep.join(p for p in (str(ROOT), os.environ.get("PYTHONPATH", "")) if p)
-    result = subprocess.run(
+    process = subprocess.Popen(
         [sys.executable, *program, "bench", *words, "--device", "cuda", "--json", "-"],
-        env=environment(PYTHONPATH=path, PYTHONWARNINGS=""),
+        env=environment(PYTHONPATH=path, PYTHONWARNINGS="", PYTHONFAULTHANDLER="1"),
         cwd=ROOT,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        check=False,
-        timeout=110,
     )
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.startswith("{"), result.stdout[:400] + result.stderr[-400:]
-    found: dict[str, Any] = json.loads(result.stdout)
+    stdout, stderr = ended(process, 110)
+    assert process.returncode == 0, stderr
+    assert stdout.startswith("{"), stdout[:400] + stderr[-400:]
+    found: dict[str, Any] = json.loads(stdout)
     assert {row["wrong"] for row in found["rows"]} == {0}
     assert found["machine"]["device"] == "cuda"
     assert found["machine"]["ranks_are"] == "processes"
