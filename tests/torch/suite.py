@@ -102,6 +102,8 @@ class Runner:
         timeout: int,
         start: str = "fork",
         until: float = math.inf,
+        *,
+        scratch: Path,
     ) -> None:
         self.backend = backend
         self.until = until  # by time.monotonic(): no test begins later
@@ -114,6 +116,7 @@ class Runner:
             **os.environ,
             "PYTHONPATH": os.pathsep.join(filter(None, paths)),
             "OMP_NUM_THREADS": "1",
+            "TMPDIR": str(scratch),
         }
         if not gpus:
             # Tests on the CPU refuse more ranks than the machine has GPUs, if it has one.
@@ -309,7 +312,11 @@ def main() -> int:
         logs.mkdir(parents=True, exist_ok=True)
         start = args.start or ("forkserver" if args.cuda else "fork")
         until = time.monotonic() + args.seconds
-        runner = Runner(args.backend, args.cuda, args.jobs, logs, args.timeout, start, until)
+        scratch = Path(folder) / "left"  # PyTorch's tests do not remove all that they make
+        scratch.mkdir()
+        runner = Runner(
+            args.backend, args.cuda, args.jobs, logs, args.timeout, start, until, scratch=scratch
+        )
         kinds = variants(args.backend, args.cuda)
         if args.ci:
             found: dict[str, Result] = {}
