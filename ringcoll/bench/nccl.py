@@ -11,16 +11,13 @@ import atexit
 import contextlib
 import json
 import os
-import shutil
-import tempfile
 from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ringcoll.bench.cases import Case
 from ringcoll.bench.devices import Seat
-from ringcoll.bench.exchange import gather_bytes
+from ringcoll.bench.exchange import gather_bytes, torch_store
 from ringcoll.bench.library import Operation, Place
 from ringcoll.errors import ArgumentError, MachineError
 
@@ -84,21 +81,16 @@ class Nccl:
         torch.cuda.set_stream(torch.cuda.ExternalStream(stream, device=self.device))
 
     def _open(self, control: Communicator) -> None:
-        """The ranks meet at a file that rank 0 names, and that torch looks at until the end."""
-        folder = tempfile.mkdtemp(prefix="ringcoll-nccl-") if self.rank == 0 else ""
-        where = Path(gather_bytes(control, folder.encode())[0].decode())
-        mine = where / f"rank{self.rank}"
-        mine.touch()
-        store = self.dist.FileStore(str(where / "store"), self.nranks)
+        """Make torch's default group, and try it."""
         self.dist.init_process_group(
             "nccl",
-            store=store,
+            store=torch_store(control, self.dist),
             rank=self.rank,
             world_size=self.nranks,
             timeout=timedelta(seconds=120),
             device_id=self.device,
         )
-        atexit.register(_close, self.dist, mine)
+        atexit.register(_close, self.dist)
         first = self.torch.ones(1, device=self.device)
         self.dist.all_reduce(first)
         self.torch.cuda.synchronize(self.device)
@@ -179,15 +171,7 @@ def _missing() -> str | None:
     return None
 
 
-def _close(dist: Any, mine: Path) -> None:
-    """Leave the group; the last to do so removes the folder with the ranks' marks.
-
-    Rank 1 was seen to need half a second longer for it than rank 0. It may open the store
-    meanwhile, and torch looks for a file whose folder is gone until the group's timeout.
-    """
+def _close(dist: Any) -> None:
     # Another rank may be gone already: then there is nothing left to close in order.
     with contextlib.suppress(RuntimeError, ValueError):
         dist.destroy_process_group()
-    mine.unlink(missing_ok=True)
-    if not any(mine.parent.glob("rank*")):
-        shutil.rmtree(mine.parent, ignore_errors=True)

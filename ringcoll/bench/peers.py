@@ -7,16 +7,13 @@ charged with a copy.
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ringcoll.bench.cases import Case
-from ringcoll.bench.exchange import gather_bytes
+from ringcoll.bench.exchange import torch_store
 from ringcoll.bench.library import Library, Operation, Place
 from ringcoll.errors import ArgumentError, LauncherError, MachineError
 
@@ -149,14 +146,8 @@ class Gloo:
         if getattr(comm, "nranks", 1) > 1 and dist.is_initialized():
             raise ArgumentError("--peer gloo needs each rank to be a process")
         self.torch, self.dist = torch, dist
-        # The ranks meet at a file that rank 0 names.
-        folder = tempfile.mkdtemp(prefix="ringcoll-gloo-") if comm.rank == 0 else ""
-        where = gather_bytes(comm, folder.encode())[0].decode()
-        store = dist.FileStore(str(Path(where) / "store"), comm.nranks)
+        store = torch_store(comm, dist)
         dist.init_process_group("gloo", store=store, rank=comm.rank, world_size=comm.nranks)
-        comm.barrier()
-        if folder:
-            shutil.rmtree(folder, ignore_errors=True)
 
     def algorithm(self, case: Case) -> str:
         """Not said by gloo."""

@@ -372,23 +372,3 @@ def test_nccl_that_is_not_there_is_said(monkeypatch):
     monkeypatch.setattr(nccl, "_missing", lambda: None)
     with pytest.raises(ArgumentError, match="a process of its own"):
         ringcoll.spawn(start, 2, device="cpu")
-
-
-def test_the_last_to_leave_nccl_removes_the_folder(tmp_path):
-    left = []
-    folder = tmp_path / "meeting"
-    folder.mkdir()
-    (folder / "store").touch()
-    marks = [folder / f"rank{rank}" for rank in range(3)]
-    for mark in marks:
-        mark.touch()
-
-    def destroy() -> None:
-        left.append((folder / "store").exists())
-        raise RuntimeError("a peer is gone")
-
-    for mark in marks:
-        assert folder.exists()
-        nccl._close(SimpleNamespace(destroy_process_group=destroy), mark)
-    assert left == [True] * 3
-    assert not folder.exists()

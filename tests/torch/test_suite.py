@@ -79,7 +79,7 @@ class Scripted(Runner):
     """
 
     def __init__(self, logs, jobs, known):
-        super().__init__("ringcoll", 0, jobs, logs, 1)
+        super().__init__("ringcoll", 0, jobs, logs, 1, scratch=logs)
         self.known = known
         self.asked = []
 
