@@ -82,8 +82,10 @@ def ordinals(ranks: int | Sequence[int], wanted: str) -> tuple[int, list[int] | 
         raise ArgumentError(f"init_all: devices {listed} with device='cpu'; pass how many ranks")
     for number in listed:
         if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < count:
+            why = available()
             raise ArgumentError(
                 f"init_all: device {number!r} is none of the {count} GPUs of this process"
+                + (f": {why}" if why is not None else "")
             )
     if not listed:
         raise ArgumentError("init_all: no devices; pass at least one")

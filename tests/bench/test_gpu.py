@@ -128,7 +128,7 @@ def test_a_world_without_the_gpu_it_was_asked_for(monkeypatch):
     monkeypatch.setattr(device, "_probe", lambda: ((), "there is no CUDA device"))
     with pytest.raises(MachineError, match="has no GPU"):
         World(2, "cuda").run(lambda control, comm: None)
-    with pytest.raises(ArgumentError, match="none of the 0 GPUs"):
+    with pytest.raises(ArgumentError, match="none of the 0 GPUs of this process: there is no CUDA"):
         World(2, "5").run(lambda control, comm: None)
 
 

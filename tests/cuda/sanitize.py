@@ -129,8 +129,8 @@ def main(tools: Sequence[str]) -> int:
         if tool not in (*TOOLS, *OTHERS):
             print(f"ringcoll: {tool!r} is not one of {', '.join((*TOOLS, *OTHERS))}")
             return 2
-    command = sanitizer()
-    if command is None or not has_device():
+    command = sanitizer() if has_device() else ""
+    if not command:
         print(MISSING if command is None else "ringcoll: there is no GPU, or CuPy does not see it")
         return 5
     outcomes = []

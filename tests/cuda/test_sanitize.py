@@ -85,6 +85,9 @@ def test_what_is_missing_is_said(said, monkeypatch, capsys):
     assert "no GPU" in capsys.readouterr().out
     monkeypatch.setattr(sanitize, "sanitizer", lambda: None)
     assert sanitize.main([]) == 5
+    assert "no GPU" in capsys.readouterr().out
+    monkeypatch.setattr(sanitize, "has_device", lambda: True)
+    assert sanitize.main([]) == 5
     assert "pip install" in capsys.readouterr().out
 
 
