@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from ringcoll.errors import ArgumentError
 from ringcoll.torch.profiled import profiler, recorded
-from ringcoll.torch.tensors import single
+from ringcoll.torch.tensors import single, written
 from ringcoll.torch.untraced import untraced
 
 __all__ = ["Calling", "first", "paired"]
@@ -37,7 +37,14 @@ class Calling(dist.ProcessGroup):  # type: ignore[misc]
         writes: Sequence[Any] = (),
         later: bool,
     ) -> Any:
-        """Let an engine carry out a call; torch's profiler is told if it runs."""
+        """Let an engine carry out a call; torch's profiler is told if it runs.
+
+        Raises:
+            ArgumentError: elements of a tensor that it would write share memory.
+
+        """
+        for tensor in writes:
+            written(tensor, name)
         if not profiler._is_profiler_enabled:
             return engine.run(body, reads=reads, writes=writes, later=later)
         with recorded(name):

@@ -14,13 +14,14 @@ import torch.distributed as dist
 from ringcoll.errors import (
     ClosedError,
     DeadlineError,
+    Error,
     MachineError,
     PlanError,
     RankLostError,
     UsageError,
 )
 
-__all__ = ["closed", "in_torch", "instead", "poisons"]
+__all__ = ["closed", "in_torch", "instead", "poisons", "prefixed"]
 
 
 def poisons(error: BaseException) -> bool:
@@ -43,6 +44,21 @@ def in_torch(error: BaseException) -> BaseException:
     if isinstance(error, Exception):
         return _failure(f"{type(error).__name__}: {error}")
     return error
+
+
+def prefixed(error: BaseException, who: str) -> BaseException:
+    """The same error of ringcoll's, behind words that say whose ranks it counts.
+
+    Args:
+        error: any.
+        who: those words; empty: they need none.
+
+    """
+    if not who or not isinstance(error, Error):
+        return error
+    said = type(error)(f"{who}: {error}")
+    said.__cause__ = error
+    return said
 
 
 def instead(raised: BaseException, error: BaseException) -> NoReturn:

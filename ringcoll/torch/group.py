@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ringcoll.bootstrap.contract import named
 from ringcoll.bootstrap.store import StoreBootstrap
 from ringcoll.communicator.public import Communicator
 from ringcoll.communicator.start import _communicator
@@ -30,13 +31,13 @@ from ringcoll.torch.barriers import Barriers
 from ringcoll.torch.blocks import Blocks
 from ringcoll.torch.device import Device
 from ringcoll.torch.ending import PATIENCE, leave_at_exit
-from ringcoll.torch.failures import closed, in_torch, instead, poisons
+from ringcoll.torch.failures import closed, in_torch, instead, poisons, prefixed
 from ringcoll.torch.host import Host
-from ringcoll.torch.messages import Messages
+from ringcoll.torch.messages import Messages, between
 from ringcoll.torch.pairs import Pairs, in_batch
 from ringcoll.torch.polled import Polled
 from ringcoll.torch.profiled import profiler, recorded
-from ringcoll.torch.tensors import single
+from ringcoll.torch.tensors import single, written
 from ringcoll.torch.untraced import untraced
 
 __all__ = ["ProcessGroupRingcoll"]
@@ -126,6 +127,7 @@ class ProcessGroupRingcoll(Barriers):
         *,
         ordinal: int | None = None,
         poll: Callable[[], None] | None = None,
+        who: str = "",
     ) -> Communicator:
         """A communicator; collective among the ranks that name the same key.
 
@@ -136,6 +138,7 @@ class ProcessGroupRingcoll(Barriers):
             nranks: how many it has.
             ordinal: of the device.
             poll: called while others have not come, who may then take as long as they like.
+            who: whose ranks its errors count, if not the group's.
 
         """
         self._usable()
@@ -149,7 +152,7 @@ class ProcessGroupRingcoll(Barriers):
             fabric = open_fabric(where, timeout=seconds, node=settings.node)
             return _communicator(fabric, config, settings, ordinal)
         except Error as error:
-            instead(self._failed(error), error)
+            instead(self._failed(prefixed(error, who)), error)
 
     def _open_messages(self) -> Messages:
         with self._opening:
@@ -164,23 +167,33 @@ class ProcessGroupRingcoll(Barriers):
             return self._messages
 
     def _open_pair(self, source: int, dest: int, poll: Callable[[], None]) -> Communicator:
-        mine = 0 if source == self._rank else 1
-        return self._open(f"messages/{source}/{dest}", "cpu", mine, 2, poll=poll)
+        mine, who = 0 if source == self._rank else 1, between(source, dest)
+        return self._open(f"messages/{source}/{dest}", "cpu", mine, 2, poll=poll, who=who)
 
     def _open_two(self, low: int, high: int, ordinal: int) -> Device:
         """GPU ranks for messages between two ranks of the group, or of one with itself."""
         key, nranks = f"messages of GPUs/{low}/{high}", 1 if low == high else 2
-        mine = 0 if self._rank == low else 1
-        comm = self._open(key, "cuda", mine, nranks, ordinal=ordinal)
-        return Device(comm, ordinal, self._failed)
+        mine, who = 0 if self._rank == low else 1, between(low, high)
+        comm = self._open(key, "cuda", mine, nranks, ordinal=ordinal, who=who)
+        return Device(comm, ordinal, lambda error: self._failed(prefixed(error, who)))
 
     # -- what goes wrong ------------------------------------------------------------------------
 
     def _failed(self, error: BaseException) -> BaseException:
         """Remember an error after which the ranks are out of step; the one to raise for it."""
+        error = prefixed(error, self._who())
         if isinstance(error, Exception) and poisons(error) and self._failure is None:
             self._failure = error
         return in_torch(error)
+
+    def _who(self) -> str:
+        """Whose ranks this group's errors count, where that is not plain."""
+        try:
+            ranks = dist.get_process_group_ranks(self)
+        except (KeyError, RuntimeError, ValueError):  # not registered with torch, or no more
+            return ""
+        plain = ranks == list(range(dist.get_world_size()))
+        return "" if plain else f"in the group of {named(ranks)}"
 
     def _after_failure(self) -> BaseException:
         return closed(
@@ -222,6 +235,8 @@ class ProcessGroupRingcoll(Barriers):
     def _message(self, name: str, tensors: Sequence[Any], peer: int | None, tag: int) -> Any:
         tensor = single(tensors, name)
         self._usable()
+        if name == "recv":
+            written(tensor, name)
         if tensor.is_cuda:
             if peer is None:
                 raise ArgumentError(
@@ -310,7 +325,7 @@ class ProcessGroupRingcoll(Barriers):
         """Give up: calls under way fail, here and on the other ranks. Idempotent."""
         if not self._ended:
             self._ended = "the group was aborted"
-            for part in (self._host, self._device, self._pairs):
+            for part in (self._host, self._device, self._pairs, self._messages):
                 if part is not None:
                     part.abort("the group of torch.distributed was aborted")
         self.shutdown()
@@ -325,7 +340,7 @@ class ProcessGroupRingcoll(Barriers):
         if self._ended:
             return
         self._ended = "the process ends"
-        for part in (self._host, self._device, self._pairs):
+        for part in (self._host, self._device, self._pairs, self._messages):
             if part is not None and why:
                 part.abort(why)
         if self._pairs is not None:

@@ -26,10 +26,11 @@ from ringcoll.communicator.group import run_together
 from ringcoll.communicator.public import Communicator
 from ringcoll.dtypes import dtype_of
 from ringcoll.errors import ClosedError, DeadlineError, MismatchError
+from ringcoll.torch.failures import prefixed
 from ringcoll.torch.tensors import dense, memory, put_back
 from ringcoll.torch.work import HostWork
 
-__all__ = ["Messages", "Open"]
+__all__ = ["Messages", "Open", "between"]
 
 Array = npt.NDArray[Any]
 Open = Callable[[int, int, Callable[[], None]], Communicator]
@@ -37,6 +38,7 @@ Open = Callable[[int, int, Callable[[], None]], Communicator]
 last argument now and then, while the other end has not come."""
 
 _SENDER, _RECEIVER = 0, 1
+_LOOKS = 0.1  # seconds from look to look where nothing is wanted, or nobody else can tell
 _TERMS = re.compile(r"count=(\d{1,18}) dtype=(\w{1,32}) tag=(-?\d{1,10})")
 
 
@@ -96,6 +98,11 @@ class _End:
     lost: BaseException | None = None
 
 
+def between(source: int, dest: int) -> str:
+    """How errors of a communicator of two ranks of a group, in which they are 0 and 1, begin."""
+    return f"messages between rank {source} and rank {dest}, in their words rank 0 and rank 1"
+
+
 class Messages:
     """The messages of one rank of a group.
 
@@ -152,10 +159,8 @@ class Messages:
             if peer is None:
                 self._from_any.append(post)
             for end in ends:
-                if end.peer != self._rank:
-                    self._begin(end, None if peer is None else post, self._serve_in)
-                elif peer is not None:
-                    end.posts.append(post)
+                serve = self._serve_own if end.peer == self._rank else self._serve_in
+                self._begin(end, None if peer is None else post, serve)
             self._give_up_any()
         return post.work
 
@@ -190,7 +195,7 @@ class Messages:
 
     def _serve_out(self, end: _End) -> None:
         try:
-            comm = self._make(self._rank, end.peer, lambda: self._expire(end))
+            comm = self._make(self._rank, end.peer, lambda: self._idle(end, sends=True))
             end.comm = comm
             while True:
                 with self._changed:
@@ -207,7 +212,7 @@ class Messages:
 
     def _serve_in(self, end: _End) -> None:
         try:
-            comm = self._make(end.peer, self._rank, lambda: self._expire(end))
+            comm = self._make(end.peer, self._rank, lambda: self._idle(end))
             end.comm = comm
             while True:
                 with self._changed:
@@ -220,6 +225,25 @@ class Messages:
                     self._receive(end, comm, *said)
         except BaseException as error:
             self._lose(end, error)
+
+    def _serve_own(self, end: _End) -> None:
+        """Of messages to oneself there is nothing to do but to see that none waits too long."""
+        try:
+            while True:
+                with self._changed:
+                    self._changed.wait_for(lambda: self._wanted(end) or self._ended)
+                    self._changed.wait_for(lambda: self._ended, _LOOKS)
+                self._expire(end)
+        except BaseException as error:
+            self._lose(end, error)
+
+    def _idle(self, end: _End, *, sends: bool = False) -> None:
+        """While the other end has not come: look seldom as long as nothing is wanted of it."""
+        self._expire(end)
+        with self._changed:
+            self._changed.wait_for(
+                lambda: end.posts or self._ended or (self._from_any and not sends), _LOOKS
+            )
 
     def _hear(self, end: _End, comm: Communicator) -> tuple[int, str, int] | None:
         """What the peer says of its next message; None if it is time to look around."""
@@ -250,7 +274,7 @@ class Messages:
             try:
                 self._run(comm, post.array, tag, sends=False)
             except BaseException as error:
-                post.work.settle(error)
+                post.work.settle(self._of(end, error))
                 raise
             post.filled(end.peer)
             return
@@ -315,6 +339,7 @@ class Messages:
 
     def _lose(self, end: _End, error: BaseException) -> None:
         """No more messages this way: fail what waits for one."""
+        error = self._of(end, error)
         with self._changed:
             end.lost = error
             posts, end.posts = end.posts, []
@@ -322,15 +347,29 @@ class Messages:
         for post in posts:
             post.work.settle(error)
 
+    def _of(self, end: _End, error: BaseException) -> BaseException:
+        """An error of an end's communicator, in words of the group's ranks."""
+        if error is self._ended:
+            return error
+        sends = end is self._out[end.peer]
+        return prefixed(error, between(*(self._rank, end.peer)[:: 1 if sends else -1]))
+
     def _give_up_any(self) -> None:
         """Fail the receives from any rank once nobody is left to send."""
         lost = [end.lost for end in self._in.values() if end.peer != self._rank]
-        if lost and lost[-1] is not None and None not in lost:
+        error = self._ended or (lost[-1] if lost and None not in lost else None)
+        if error is not None:
             posts, self._from_any = self._from_any, []
             for post in posts:
-                post.work.settle(lost[-1])
+                post.work.settle(error)
 
     # -- the end --------------------------------------------------------------------------------
+
+    def abort(self, reason: str) -> None:
+        """Give up, and tell the peers; messages under way fail."""
+        for end in (*self._out.values(), *self._in.values()):
+            if end.comm is not None:
+                end.comm.abort(reason)
 
     def close(self) -> None:
         """Fail what is still waiting, and end the threads; not collective. Idempotent."""

@@ -14,7 +14,17 @@ from ringcoll.errors import ArgumentError, ArgumentTypeError
 from ringcoll.torch.ops import ROWS
 from ringcoll.views import device_view
 
-__all__ = ["dense", "flat_of", "foreign", "memory", "put_back", "single", "sparse", "spread"]
+__all__ = [
+    "dense",
+    "flat_of",
+    "foreign",
+    "memory",
+    "put_back",
+    "single",
+    "sparse",
+    "spread",
+    "written",
+]
 
 _BYTES = np.dtype(np.uint8)
 
@@ -83,6 +93,24 @@ def sparse(tensor: Any, name: str) -> ArgumentTypeError:
     return ArgumentTypeError(
         f"ringcoll: {name} of a tensor of {tensor.layout}: pass a dense one (.to_dense())"
     )
+
+
+def written(tensor: Any, name: str) -> None:
+    """Refuse a tensor that a call cannot write.
+
+    Raises:
+        ArgumentError: elements of it lie at one place in memory.
+
+    """
+    if tensor.layout is not torch.strided or tensor.is_contiguous():
+        return
+    if any(
+        step == 0 and size > 1 for size, step in zip(tensor.shape, tensor.stride(), strict=True)
+    ):
+        raise ArgumentError(
+            f"ringcoll: {name} would write a tensor of shape {tuple(tensor.shape)} whose elements "
+            f"share memory, as expand() makes it; pass a copy (.contiguous())"
+        )
 
 
 def put_back(tensor: Any, copy: Any) -> None:

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from ringcoll.torch.failures import in_torch
+from ringcoll.torch.futures import give
 from ringcoll.torch.untraced import untraced
 
 __all__ = ["Finished", "HostWork", "seconds_of"]
@@ -113,8 +114,7 @@ class HostWork(dist.Work):  # type: ignore[misc]
             self._error, self._source = error, source
             self._ended.set()
             futures, self._futures = self._futures, []
-        for future in futures:
-            future.set_result(None)
+        give(futures)
 
     def wait(self, timeout: timedelta | float | None = None) -> bool:
         """Block until the result is there.

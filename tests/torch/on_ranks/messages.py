@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -116,6 +118,90 @@ def beside_collectives(rank, n):
     dist.send(torch.full((2,), float(rank)), (rank - 1) % n)
     work.wait()
     assert (x[0], y[0]) == ((rank + 1) % n, n)
+
+
+def a_callback_may_wait_for_messages(rank, n):
+    x, y = torch.zeros(1), torch.zeros(1)
+    if rank == 0:
+        dist.isend(torch.ones(1), 1).wait()
+        dist.isend(torch.full((1,), 2.0), 1).wait()
+    if rank == 1:
+
+        def more(done):
+            dist.recv(y, 0)
+            return done.value()[0] + y
+
+        assert dist.irecv(x, 0).get_future().then(more).wait().tolist() == [3.0]
+
+
+def receives_that_nobody_meets(rank, n):
+    """From oneself, and from any rank where there is no other."""
+
+    def groups(seconds):
+        how = {"timeout": timedelta(seconds=seconds)}
+        mine = [[dist.new_group([q], **how) for q in range(n)][rank] for _ in range(2)]
+        return zip([*mine, dist.new_group(**how)], (0, None, rank), strict=True)
+
+    x = torch.zeros(1)
+
+    def posted(group, source):
+        return group.recv_anysource([x], 0) if source is None else group.recv([x], source, 0)
+
+    for group, source in groups(0.5):
+        with pytest.raises(RuntimeError, match=r" Timed out .*nobody came"):
+            posted(group, source).wait()
+        dist.destroy_process_group(group)
+    for group, source in groups(30):
+        work = posted(group, source)
+        dist.destroy_process_group(group)
+        with pytest.raises(RuntimeError, match=r" closed "):
+            work.wait()
+
+
+def errors_name_the_ranks_of_the_group(rank, n):
+    group = dist.new_group([1, 3])
+    if rank == 3:
+        with pytest.raises(RuntimeError, match="in the group of ranks 1, 3: messages between rank"):
+            for _ in range(3):
+                dist.send(torch.zeros(3), 1, group=group)
+    if rank == 1:
+        with pytest.raises(
+            RuntimeError,
+            match=r"in the group of ranks 1, 3: messages between rank 1 and rank 0, in their words "
+            r"rank 0 and rank 1: .*count=3",
+        ):
+            dist.recv(torch.zeros(2), 3, group=group)
+    if rank in (1, 3):
+        dist.destroy_process_group(group)
+
+
+def an_abort_tells_who_waits_for_a_message(rank, n):
+    group = dist.new_group([2, 3])
+    x = torch.zeros(1)
+    if rank == 3:
+        dist.send(x, 2, group=group)
+        dist.recv(x, 2, group=group)
+        group.abort()
+    if rank == 2:
+        dist.recv(x, 3, group=group)
+        dist.send(x, 3, group=group)
+        with pytest.raises(RuntimeError, match=r"group of torch\.distributed was abort"):
+            dist.recv(x, 3, group=group)
+    if rank in (2, 3):
+        dist.destroy_process_group(group)
+
+
+def tensors_that_share_memory_with_themselves(rank, n):
+    """Refused before anything moves, so that the group is none the worse."""
+    x = torch.zeros(1).expand(4)
+    for call in (
+        lambda: dist.all_reduce(x),
+        lambda: dist.all_gather([x] * n, torch.zeros(4)),
+        lambda: dist.recv(x, (rank + 1) % n),
+    ):
+        with pytest.raises(ValueError, match=r"share memory, as expand\(\) makes it"):
+            call()
+    dist.all_reduce(torch.zeros(4))
 
 
 def unequal_ends_fail_and_name_both(rank, n):

@@ -102,8 +102,8 @@ class _Group:
             dist.destroy_process_group(self.group)
         self._held.close()
 
-    def _noting(self, key, device, rank, nranks, *, ordinal=None, poll=None):
-        comm = self._open(key, "cpu", rank, nranks, poll=poll)
+    def _noting(self, key, device, rank, nranks, *, ordinal=None, poll=None, who=""):
+        comm = self._open(key, "cpu", rank, nranks, poll=poll, who=who)
         if device == "cuda":
             self.opened.append(key)
             self._keys[comm] = key

@@ -108,6 +108,20 @@ def ddp_communication_hook(rank, n):
         torch.testing.assert_close(mine.detach(), alone)
 
 
+def ddp_with_a_hook_that_waits(rank, n):
+    """PowerSGD's callbacks wait for calls of their own."""
+    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+
+    model = DistributedDataParallel(_model())
+    state = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2)
+    model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    before = [p.detach().clone() for p in model.parameters()]
+    _trained(model, [_data(rank)], steps=5)
+    _equal_everywhere(model.parameters(), n)
+    for p, old in zip(model.parameters(), before, strict=True):
+        assert not torch.equal(p, old)
+
+
 def no_sync(rank, n):
     model = DistributedDataParallel(_model())
     with model.no_sync():

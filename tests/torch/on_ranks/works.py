@@ -75,6 +75,19 @@ def a_callback_may_make_calls(rank, n):
     assert work.get_future().then(again).wait().tolist() == [16.0] * 2
 
 
+def a_callback_may_wait_for_calls(rank, n):
+    """Of the same group, whose thread has ended the first."""
+    x, y, z = torch.ones(2), torch.ones(2), torch.ones(2)
+
+    def more(done):
+        dist.all_reduce(y, async_op=True).wait()
+        (last,) = dist.all_reduce(z, async_op=True).get_future().wait()
+        return done.value()[0] + y + last
+
+    future = dist.all_reduce(x, async_op=True).get_future().then(more)
+    assert future.wait().tolist() == [12.0] * 2
+
+
 def a_wait_that_is_too_short_leaves_the_call_alone(rank, n):
     x = torch.ones(2)
     if rank == 0:
