@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
     from ringcoll.communicator.public import Communicator
 
-__all__ = ["agree", "gather_bytes", "gather_numbers", "torch_store"]
+__all__ = ["agree", "gather_bytes", "gather_numbers"]
 
 
 def gather_numbers(comm: Communicator, numbers: Sequence[float]) -> list[list[float]]:
@@ -39,17 +37,3 @@ def gather_bytes(comm: Communicator, payload: bytes) -> list[bytes]:
 def agree(comm: Communicator, number: int) -> int:
     """What rank 0 says; below 2⁵³."""
     return int(gather_numbers(comm, [number])[0][0])
-
-
-def torch_store(comm: Communicator, dist: Any) -> Any:
-    """A store of torch.distributed's at a file that rank 0 makes; collective.
-
-    The last rank to let go of it removes the file. Nobody else may, nor the folder: torch looks
-    into the store until a rank has left, and waits as long as the group's timeout for a file that
-    is gone.
-    """
-    path = ""
-    if comm.rank == 0:
-        file, path = tempfile.mkstemp(prefix="ringcoll-store-")
-        os.close(file)
-    return dist.FileStore(gather_bytes(comm, path.encode())[0].decode(), comm.nranks)

@@ -7,8 +7,6 @@ out of place, is measured there alone.
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import json
 import os
 from collections.abc import Callable
@@ -17,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from ringcoll.bench.cases import Case
 from ringcoll.bench.devices import Seat
-from ringcoll.bench.exchange import gather_bytes, torch_store
+from ringcoll.bench.exchange import gather_bytes
 from ringcoll.bench.library import Operation, Place
+from ringcoll.bench.meeting import join
 from ringcoll.errors import ArgumentError, MachineError
 
 if TYPE_CHECKING:
@@ -82,15 +81,8 @@ class Nccl:
 
     def _open(self, control: Communicator) -> None:
         """Make torch's default group, and try it."""
-        self.dist.init_process_group(
-            "nccl",
-            store=torch_store(control, self.dist),
-            rank=self.rank,
-            world_size=self.nranks,
-            timeout=timedelta(seconds=120),
-            device_id=self.device,
-        )
-        atexit.register(_close, self.dist)
+        options = {"timeout": timedelta(seconds=120), "device_id": self.device}
+        join(control, self.dist, "nccl", **options)
         first = self.torch.ones(1, device=self.device)
         self.dist.all_reduce(first)
         self.torch.cuda.synchronize(self.device)
@@ -169,9 +161,3 @@ def _missing() -> str | None:
     if not (dist.is_available() and dist.is_nccl_available()):
         return f"torch {torch.__version__} was built without NCCL"
     return None
-
-
-def _close(dist: Any) -> None:
-    # Another rank may be gone already: then there is nothing left to close in order.
-    with contextlib.suppress(RuntimeError, ValueError):
-        dist.destroy_process_group()

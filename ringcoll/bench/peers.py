@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ringcoll.bench.cases import Case
-from ringcoll.bench.exchange import torch_store
 from ringcoll.bench.library import Library, Operation, Place
+from ringcoll.bench.meeting import join
 from ringcoll.errors import ArgumentError, LauncherError, MachineError
 
 if TYPE_CHECKING:
@@ -146,8 +146,7 @@ class Gloo:
         if getattr(comm, "nranks", 1) > 1 and dist.is_initialized():
             raise ArgumentError("--peer gloo needs each rank to be a process")
         self.torch, self.dist = torch, dist
-        store = torch_store(comm, dist)
-        dist.init_process_group("gloo", store=store, rank=comm.rank, world_size=comm.nranks)
+        join(comm, dist, "gloo")
 
     def algorithm(self, case: Case) -> str:
         """Not said by gloo."""

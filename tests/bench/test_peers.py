@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import sys
-import tempfile
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-import ringcoll
 from ringcoll.bench.cases import Section
-from ringcoll.bench.exchange import torch_store
 from ringcoll.bench.operations import Buffers
 from ringcoll.bench.peers import Gloo, Mpi, open_peer
 from ringcoll.dtypes import dtype_of
@@ -94,16 +90,6 @@ def test_calls_of_gloo(gloo, collective, in_place, called):
     if operation is not None:
         operation.call()
         assert gloo.dist.calls == [called]
-
-
-def test_a_store_for_torch_is_this_users_and_stays(tmp_path, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    dist = SimpleNamespace(FileStore=lambda path, nranks: (path, nranks))
-    found = ringcoll.spawn(lambda comm: torch_store(comm, dist), 3, device="cpu")
-    ((path, nranks),) = {*found}
-    assert nranks == 3
-    assert [*tmp_path.iterdir()] == [Path(path)]
-    assert Path(path).stat().st_mode & 0o777 == 0o600
 
 
 def test_missing_torch_is_said(monkeypatch):
