@@ -307,7 +307,8 @@ def main() -> int:
     if args.record and not args.all:
         parser.error("--record is for --all")
     lists = json.loads(LISTS.read_text(encoding="utf-8"))
-    with tempfile.TemporaryDirectory() as folder:
+    # A process that a test has left behind may still write: that is no reason to say nothing.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         logs = args.logs or Path(folder)
         logs.mkdir(parents=True, exist_ok=True)
         start = args.start or ("forkserver" if args.cuda else "fork")

@@ -1,10 +1,15 @@
 """The script that runs PyTorch's tests, and its lists: what it would overlook, nobody would see."""
 
+import errno
 import json
+import os
+import sys
+import tempfile
 from collections import Counter
 
 import pytest
 
+from tests.torch import suite
 from tests.torch.suite import (
     LISTS,
     Result,
@@ -156,3 +161,18 @@ def test_what_there_was_no_time_for_is_said(tmp_path):
     assert judged(found, {}, 0, list(known)) == [
         f"{name} was not run: the time was over" for name in ("test_mpi", "test_b")
     ]
+
+
+def test_a_folder_that_fills_while_it_is_removed_costs_no_verdict(tmp_path, monkeypatch, capsys):
+    def rmdir(path, **how):
+        if os.fspath(path).endswith("left"):
+            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path)
+        plain(path, **how)
+
+    plain = os.rmdir
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["suite", "test_x"])
+    monkeypatch.setattr(suite, "run_all", lambda *_: {"test_x": result("passed")})
+    monkeypatch.setattr(os, "rmdir", rmdir)
+    assert suite.main() == 0
+    assert "1 tests passed, 0 things wrong" in capsys.readouterr().out
