@@ -6,12 +6,10 @@ installed, and by mpiexec.
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -27,6 +25,7 @@ from ringcoll.bench.settings import Settings
 from ringcoll.bench.worlds import World
 from ringcoll.errors import ArgumentError
 from ringcoll.transports.cuda.device import devices
+from tests.bench.family import ended
 from tests.bench.test_command import WITHOUT_MPI, environment
 
 pytestmark = pytest.mark.gpu
@@ -132,24 +131,6 @@ def test_a_gpu_for_each_thread(collective, graphs):
     judge(report, collective)
     assert right
     assert "share a GPU" not in report.stdout.getvalue()
-
-
-def ended(process: subprocess.Popen[str], limit: float) -> tuple[str, str]:
-    """What a command has printed; of one that does not end, where each of its processes stands."""
-    try:
-        return process.communicate(timeout=limit)
-    except subprocess.TimeoutExpired:
-        family = [process.pid]
-        for pid in family:  # grows
-            found = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children")]
-            family += map(int, " ".join(found).split())
-        for pid in reversed(family):  # the ranks before who has started them
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGABRT)
-        _, stderr = process.communicate(timeout=20)
-        raise AssertionError(
-            f"{len(family)} processes did not end in {limit} s\n{stderr}"
-        ) from None
 
 
 def command(start: str, *words: str) -> dict[str, Any]:
