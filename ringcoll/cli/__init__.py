@@ -1,8 +1,8 @@
 """``ringcoll COMMAND``: a module for each command, loaded when asked for.
 
 A command's module has ``add_arguments(parser)`` and ``main(args) -> int``. Errors of ringcoll's own
-tree, and output that its device refuses, are one line on standard error and exit status 2, an
-interruption is 130.
+tree, and output that is closed or that its device refuses, are one line on standard error and exit
+status 2, an interruption is 130.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import importlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ringcoll.errors import Error
 
@@ -43,7 +44,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     """
     words = list(sys.argv[1:] if argv is None else argv)
-    parser = argparse.ArgumentParser(
+    called = " ".join(["ringcoll", *words[:1]])
+    if sys.stdout is None:
+        # Said before a file is opened that would get its number, by which libraries print.
+        _tell(f"{called}: standard output is closed; >/dev/null discards it")
+        return 2
+    parser = _Parser(
         prog="ringcoll", description="Collective communication as plans.", allow_abbrev=False
     )
     parser.add_argument("--version", action="store_true", help="print the version")
@@ -53,17 +59,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Only the command that was asked for is loaded.
         if words[:1] == [name]:
             importlib.import_module(f"ringcoll.cli.{name}").add_arguments(command)
-    args = parser.parse_args(words)
-    if args.command is None and not args.version:
-        parser.print_help()
-        return 2
-    args.words = words[1:]
-    name = f"ringcoll {args.command or '--version'}"
     try:
+        args = parser.parse_args(words)
+        if args.command is None and not args.version:
+            parser.print_help()
+            return 2
+        args.words = words[1:]
         status = _run(args)
         sys.stdout.flush()
     except Error as error:
-        _tell(f"{name}: {_line(error)}")
+        _tell(f"{called}: {_line(error)}")
         return 2
     except KeyboardInterrupt:
         return 130
@@ -76,9 +81,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         if error.filename is not None or error.errno not in _REFUSED:
             raise
         _close_stdout()
-        _tell(f"{name}: output cannot be written: {error.strerror}")
+        _tell(f"{called}: output cannot be written: {error.strerror}")
         return 2
     return status
+
+
+class _Parser(argparse.ArgumentParser):
+    """One that does not pass over what happens to its help, as argparse does."""
+
+    def print_help(self, file: Any = None) -> None:
+        """Write it, all of it."""
+        print(self.format_help(), end="", file=file, flush=True)
 
 
 def _run(args: argparse.Namespace) -> int:

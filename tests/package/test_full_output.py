@@ -1,4 +1,4 @@
-"""Output that nobody takes: a full device is one line, a reader that has left is none."""
+"""Output that nobody takes: a full device, or none, is one line, a reader that has left no line."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ from ringcoll.cli import main
 ROOT = Path(__file__).parents[2]
 COMMANDS = [
     ["--version"],
+    ["--help"],
+    ["verify", "--help"],
+    ["kernels", "--help"],
     ["topo", "--preset", "minsky"],
     ["topo", "--preset", "minsky", "--xml", "-"],
     ["model", "all_reduce"],
@@ -26,9 +29,9 @@ COMMANDS = [
 commands = pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 
 
-def run(words: list[str], stdout: int) -> subprocess.CompletedProcess[str]:
+def run(words: list[str], stdout: int, *before: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "ringcoll", *words],
+        [*before, sys.executable, "-m", "ringcoll", *words],
         env={**os.environ, "PYTHONPATH": str(ROOT), "RINGCOLL_DEVICE": "cpu"},
         stdout=stdout,
         stderr=subprocess.PIPE,
@@ -56,6 +59,16 @@ def test_a_full_device_is_one_line(words):
     said = f"ringcoll {words[0]}: output cannot be written: No space left on device"
     assert [line for line in lines if "ringcoll" in line or "Error" in line] == [said]
     assert "Traceback" not in done.stderr
+    assert done.returncode == 2
+
+
+@pytest.mark.parametrize(
+    "words", [*COMMANDS, [], ["bench", "--ranks", "2"], ["kernels"]], ids=" ".join
+)
+def test_a_closed_output_is_one_line(words):
+    done = run(words, subprocess.DEVNULL, "sh", "-c", 'exec "$@" >&-', "sh")
+    called = " ".join(["ringcoll", *words[:1]])
+    assert done.stderr == f"{called}: standard output is closed; >/dev/null discards it\n"
     assert done.returncode == 2
 
 
