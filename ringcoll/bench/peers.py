@@ -7,12 +7,14 @@ charged with a copy.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ringcoll.bench.cases import Case
+from ringcoll.bench.exchange import gather_numbers
 from ringcoll.bench.library import Library, Operation, Place
 from ringcoll.bench.meeting import join
 from ringcoll.errors import ArgumentError, LauncherError, MachineError
@@ -143,10 +145,11 @@ class Gloo:
             import torch.distributed as dist
         except ImportError as error:
             raise MachineError(f"--peer gloo needs torch ({error}); pip install torch") from error
-        if getattr(comm, "nranks", 1) > 1 and dist.is_initialized():
+        if len({pid for (pid,) in gather_numbers(comm, [os.getpid()])}) < comm.nranks:
             raise ArgumentError("--peer gloo needs each rank to be a process")
         self.torch, self.dist = torch, dist
-        join(comm, dist, "gloo")
+        if not dist.is_initialized():
+            join(comm, dist, "gloo")
 
     def algorithm(self, case: Case) -> str:
         """Not said by gloo."""

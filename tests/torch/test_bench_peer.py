@@ -30,7 +30,7 @@ def start(folder: Path, program: list[str], *words: str) -> subprocess.Popen[str
 # torch itself removes the store of most runs.
 @pytest.mark.parametrize("run", range(4))
 def test_no_store_is_left(tmp_path, run):
-    process = start(tmp_path, ["-m", "ringcoll"], "-b", "64", "-e", "64", "-n", "1")
+    process = start(tmp_path, ["-m", "ringcoll"], "-b", "64", "-e", "64", "-n", "1", "-N", "2")
     out, errors = process.communicate(timeout=100)
     assert process.returncode == 0, errors
     assert "gloo" in out
