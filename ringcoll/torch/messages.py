@@ -168,14 +168,8 @@ class Messages:
         if self._ended is not None:
             raise self._failed(self._ended)
         copy = dense(tensor, name)
-
-        def given_up() -> None:
-            """Who makes the call again would find its message gone with the first."""
-            what = f"a wait for {name} on rank {self._rank} with tag {tag} was interrupted"
-            self._failed(ClosedError(what))
-
         return _Post(
-            HostWork(writes, self._failed, given_up),
+            HostWork(writes, self._failed),
             tensor,
             copy,
             memory(copy, name, reduces=False),

@@ -75,18 +75,14 @@ class HostWork(dist.Work):  # type: ignore[misc]
     Args:
         outputs: the tensors that it writes.
         failed: is told of an error, and says which one to raise.
-        given_up: is called where a wait for it is interrupted; None: it goes on by itself.
 
     """
 
     def __init__(
-        self,
-        outputs: Sequence[Any],
-        failed: Callable[[BaseException], BaseException],
-        given_up: Callable[[], object] | None = None,
+        self, outputs: Sequence[Any], failed: Callable[[BaseException], BaseException]
     ) -> None:
         super().__init__()
-        self._outputs, self._failed, self._given_up = outputs, failed, given_up
+        self._outputs, self._failed = outputs, failed
         self._ended = threading.Event()
         self._error: BaseException | None = None
         self._lock = threading.Lock()
@@ -131,13 +127,7 @@ class HostWork(dist.Work):  # type: ignore[misc]
 
         """
         limit = seconds_of(timeout)
-        try:
-            ended = self._ended.wait(limit)
-        except BaseException:  # an interruption
-            if self._given_up is not None:
-                self._given_up()
-            raise
-        if not ended:
+        if not self._ended.wait(limit):
             raise dist.DistBackendError(
                 f"ringcoll: Timed out : the call has not ended after {limit:g} s, and goes on "
                 f"until the group's timeout"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from datetime import timedelta
 
 import pytest
@@ -133,25 +132,6 @@ def a_callback_may_wait_for_messages(rank, n):
             return done.value()[0] + y
 
         assert dist.irecv(x, 0).get_future().then(more).wait().tolist() == [3.0]
-
-
-def an_interrupted_wait_leaves_nobody_in_doubt(rank, n):
-    """What was to be received then would be lost to who receives again."""
-    group = dist.new_group()
-
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    if rank == 0:
-        before = signal.signal(signal.SIGALRM, interrupt)
-        signal.setitimer(signal.ITIMER_REAL, 0.2)
-        with pytest.raises(KeyboardInterrupt):
-            dist.recv(torch.zeros(1), 1, group=group)
-        signal.signal(signal.SIGALRM, before)
-        with pytest.raises(RuntimeError, match=r" closed .*recv on rank 0 .* was interrupted"):
-            dist.recv(torch.zeros(1), 1, group=group)
-    dist.barrier()
-    dist.destroy_process_group(group)
 
 
 def receives_that_nobody_meets(rank, n):
