@@ -36,14 +36,24 @@ class Calling(dist.ProcessGroup):  # type: ignore[misc]
         reads: Sequence[Any] = (),
         writes: Sequence[Any] = (),
         later: bool,
+        receives: bool = True,
     ) -> Any:
         """Let an engine carry out a call; torch's profiler is told if it runs.
+
+        Args:
+            name: of the call.
+            engine: carries it out.
+            body: its parts.
+            reads: tensors that it reads.
+            writes: tensors that it writes.
+            later: whether the caller waits for it later.
+            receives: whether this rank's tensors change.
 
         Raises:
             ArgumentError: elements of a tensor that it would write share memory.
 
         """
-        for tensor in writes:
+        for tensor in writes if receives else ():
             written(tensor, name)
         if not profiler._is_profiler_enabled:
             return engine.run(body, reads=reads, writes=writes, later=later)

@@ -54,7 +54,7 @@ def prefixed(error: BaseException, who: str) -> BaseException:
         who: those words; empty: they need none.
 
     """
-    if not who or not isinstance(error, Error):
+    if not who or not isinstance(error, Error) or who in str(error):
         return error
     said = type(error)(f"{who}: {error}")
     said.__cause__ = error

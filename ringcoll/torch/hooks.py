@@ -38,7 +38,6 @@ from ringcoll.communicator.public import Communicator
 from ringcoll.errors import ArgumentError, ArgumentTypeError
 from ringcoll.torch.buckets import Buckets
 from ringcoll.torch.collectives import Collectives
-from ringcoll.torch.futures import give
 from ringcoll.torch.side import Side
 
 __all__ = ["all_reduce", "bf16_compress"]
@@ -188,7 +187,7 @@ def _on_worker(comm: Communicator, buffer: Any, average: Callable[[], object]) -
             average()
         except BaseException as error:
             failures.append(error)
-        give((finished,), buffer)
+        finished.set_result(buffer)
 
     def result(done: Any) -> Any:
         if failures:

@@ -105,7 +105,7 @@ class Host:
         state = self._state
         try:
             if later:
-                work = HostWork(writes, self._failed)
+                work = HostWork(writes, self._failed, self)
                 state.submit(lambda: self._together(body, work), (reads, writes))
                 return work
             state.yield_to_worker()

@@ -99,12 +99,17 @@ class InPlace(Calling):
                 self._counted.append(work)
             return work
 
+        receives = name == "all_reduce" or (name == "reduce") == (self._rank == root)
+
         def body() -> None:
             copy = dense(tensor, name)
             engine.call(name, copy, None, op, root)
-            put_back(tensor, copy)
+            if receives:
+                put_back(tensor, copy)
 
-        return self._run(name, engine, body, reads=tensors, writes=tensors, later=later)
+        return self._run(
+            name, engine, body, reads=tensors, writes=tensors, later=later, receives=receives
+        )
 
     def allreduce_coalesced(self, tensors: Sequence[Any], opts: Any = None) -> Any:
         """:meth:`allreduce` of several tensors."""

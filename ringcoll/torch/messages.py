@@ -38,7 +38,7 @@ Open = Callable[[int, int, Callable[[], None]], Communicator]
 last argument now and then, while the other end has not come."""
 
 _SENDER, _RECEIVER = 0, 1
-_LOOKS = 0.1  # seconds from look to look where nothing is wanted, or nobody else can tell
+_LOOKS = 0.1  # seconds from look to look at messages to oneself that wait too long
 _TERMS = re.compile(r"count=(\d{1,18}) dtype=(\w{1,32}) tag=(-?\d{1,10})")
 
 
@@ -136,7 +136,7 @@ class Messages:
 
     def send(self, tensor: Any, peer: int, tag: int) -> HostWork:
         """Post a send; it is over when the tensor may be written again."""
-        post = self._post(tensor, tag, "send", ())
+        post = self._post(tensor, tag, "send", (), self._out[peer])
         with self._changed:
             if peer == self._rank:
                 self._arrived(self._in[peer], _Aside(tag, post.array.copy()))
@@ -147,7 +147,8 @@ class Messages:
 
     def recv(self, tensor: Any, peer: int | None, tag: int) -> HostWork:
         """Post a receive, from any rank where ``peer`` is None."""
-        post = self._post(tensor, tag, "recv", (tensor,))
+        by = None if peer is None else self._in[peer]
+        post = self._post(tensor, tag, "recv", (tensor,), by)
         ends = self._in.values() if peer is None else (self._in[peer],)
         with self._changed:
             for end in ends:
@@ -164,12 +165,14 @@ class Messages:
             self._give_up_any()
         return post.work
 
-    def _post(self, tensor: Any, tag: int, name: str, writes: tuple[Any, ...]) -> _Post:
+    def _post(
+        self, tensor: Any, tag: int, name: str, writes: tuple[Any, ...], by: _End | None
+    ) -> _Post:
         if self._ended is not None:
             raise self._failed(self._ended)
         copy = dense(tensor, name)
         return _Post(
-            HostWork(writes, self._failed),
+            HostWork(writes, self._failed, by),
             tensor,
             copy,
             memory(copy, name, reduces=False),
@@ -195,7 +198,7 @@ class Messages:
 
     def _serve_out(self, end: _End) -> None:
         try:
-            comm = self._make(self._rank, end.peer, lambda: self._idle(end, sends=True))
+            comm = self._make(self._rank, end.peer, lambda: self._expire(end))
             end.comm = comm
             while True:
                 with self._changed:
@@ -212,7 +215,7 @@ class Messages:
 
     def _serve_in(self, end: _End) -> None:
         try:
-            comm = self._make(end.peer, self._rank, lambda: self._idle(end))
+            comm = self._make(end.peer, self._rank, lambda: self._expire(end))
             end.comm = comm
             while True:
                 with self._changed:
@@ -236,14 +239,6 @@ class Messages:
                 self._expire(end)
         except BaseException as error:
             self._lose(end, error)
-
-    def _idle(self, end: _End, *, sends: bool = False) -> None:
-        """While the other end has not come: look seldom as long as nothing is wanted of it."""
-        self._expire(end)
-        with self._changed:
-            self._changed.wait_for(
-                lambda: end.posts or self._ended or (self._from_any and not sends), _LOOKS
-            )
 
     def _hear(self, end: _End, comm: Communicator) -> tuple[int, str, int] | None:
         """What the peer says of its next message; None if it is time to look around."""

@@ -11,10 +11,18 @@ import torch
 import torch.distributed as dist
 
 from ringcoll.torch.failures import in_torch
-from ringcoll.torch.futures import give
 from ringcoll.torch.untraced import untraced
 
 __all__ = ["Finished", "HostWork", "seconds_of"]
+
+
+class _Telling(threading.local):
+    """Whose calls this thread carries out, while it tells futures that one of them has ended."""
+
+    by: object = None
+
+
+_telling = _Telling()
 
 
 def seconds_of(timeout: timedelta | float | None) -> float | None:
@@ -75,14 +83,18 @@ class HostWork(dist.Work):  # type: ignore[misc]
     Args:
         outputs: the tensors that it writes.
         failed: is told of an error, and says which one to raise.
+        by: who carries out such calls, by one thread; None: no single one does.
 
     """
 
     def __init__(
-        self, outputs: Sequence[Any], failed: Callable[[BaseException], BaseException]
+        self,
+        outputs: Sequence[Any],
+        failed: Callable[[BaseException], BaseException],
+        by: object,
     ) -> None:
         super().__init__()
-        self._outputs, self._failed = outputs, failed
+        self._outputs, self._failed, self._by = outputs, failed, by
         self._ended = threading.Event()
         self._error: BaseException | None = None
         self._lock = threading.Lock()
@@ -114,7 +126,12 @@ class HostWork(dist.Work):  # type: ignore[misc]
             self._error, self._source = error, source
             self._ended.set()
             futures, self._futures = self._futures, []
-        give(futures)
+        before, _telling.by = _telling.by, self._by
+        try:
+            for future in futures:
+                future.set_result(None)
+        finally:
+            _telling.by = before
 
     def wait(self, timeout: timedelta | float | None = None) -> bool:
         """Block until the result is there.
@@ -123,9 +140,11 @@ class HostWork(dist.Work):  # type: ignore[misc]
             timeout: None or 0: as long as the group's timeout lets the call itself take.
 
         Raises:
-            DistBackendError: the call has failed, or ``timeout`` has passed.
+            DistBackendError: the call has failed, ``timeout`` has passed, or this is a callback
+                that keeps the call from being carried out.
 
         """
+        self._refuse_callback()
         limit = seconds_of(timeout)
         if not self._ended.wait(limit):
             raise dist.DistBackendError(
@@ -139,6 +158,15 @@ class HostWork(dist.Work):  # type: ignore[misc]
     def synchronize(self) -> None:
         """As :meth:`wait`."""
         self.wait()
+
+    def _refuse_callback(self) -> None:
+        """A callback runs on the thread that would have to carry out what it waits for."""
+        if self._by is not None and _telling.by is self._by and not self._ended.is_set():
+            raise dist.DistBackendError(
+                "ringcoll: a callback of a future waits for a later call, which the callback keeps "
+                "from being carried out on CPU ranks; make that call without async_op, or wait "
+                "outside of the callback"
+            )
 
     def is_completed(self) -> bool:
         """Whether it has ended, well or not."""
@@ -168,6 +196,7 @@ class HostWork(dist.Work):  # type: ignore[misc]
         A future of Python's that holds an exception crashes DDP's reducer, which reads it as
         tensors; one whose callback raises does not. So the first only says that the call has ended.
         """
+        self._refuse_callback()
         ended = torch.futures.Future()
         with self._lock:
             later = not self._ended.is_set()

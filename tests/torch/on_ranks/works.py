@@ -75,17 +75,17 @@ def a_callback_may_make_calls(rank, n):
     assert work.get_future().then(again).wait().tolist() == [16.0] * 2
 
 
-def a_callback_may_wait_for_calls(rank, n):
-    """Of the same group, whose thread has ended the first."""
-    x, y, z = torch.ones(2), torch.ones(2), torch.ones(2)
-
-    def more(done):
-        dist.all_reduce(y, async_op=True).wait()
-        (last,) = dist.all_reduce(z, async_op=True).get_future().wait()
-        return done.value()[0] + y + last
-
-    future = dist.all_reduce(x, async_op=True).get_future().then(more)
-    assert future.wait().tolist() == [12.0] * 2
+def a_callback_that_waits_for_a_later_call_is_told(rank, n):
+    """The thread that runs it would have to carry out the call."""
+    x, y = torch.ones(2), torch.ones(2)
+    for wait in (
+        lambda: dist.all_reduce(y, async_op=True).wait(),
+        lambda: dist.all_reduce(y, async_op=True).get_future().wait(),
+    ):
+        future = dist.all_reduce(x, async_op=True).get_future().then(lambda _, wait=wait: wait())
+        with pytest.raises(RuntimeError, match="make that call without async_op"):
+            future.wait()
+    dist.all_reduce(x)
 
 
 def a_wait_that_is_too_short_leaves_the_call_alone(rank, n):
