@@ -49,6 +49,8 @@ def in_torch(error: BaseException) -> BaseException:
 def prefixed(error: BaseException, who: str) -> BaseException:
     """The same error of ringcoll's, behind words that say whose ranks it counts.
 
+    Some come by more than once on their way to the caller, and get the words once.
+
     Args:
         error: any.
         who: those words; empty: they need none.

@@ -10,7 +10,7 @@ from ringcoll.dtypes import ReduceOp
 from ringcoll.torch.calls import Calls
 from ringcoll.torch.failures import instead
 from ringcoll.torch.tensors import memory
-from ringcoll.torch.work import Finished, HostWork
+from ringcoll.torch.work import Finished, HostWork, serves
 
 __all__ = ["Host"]
 
@@ -116,6 +116,8 @@ class Host:
         return Finished(writes)
 
     def _together(self, body: Callable[[], None], work: HostWork) -> None:
+        serves(self)
+
         def locked() -> None:
             with self._state.lock:
                 body()

@@ -28,7 +28,7 @@ from ringcoll.dtypes import dtype_of
 from ringcoll.errors import ClosedError, DeadlineError, MismatchError
 from ringcoll.torch.failures import prefixed
 from ringcoll.torch.tensors import dense, memory, put_back
-from ringcoll.torch.work import HostWork
+from ringcoll.torch.work import HostWork, serves
 
 __all__ = ["Messages", "Open", "between"]
 
@@ -197,6 +197,7 @@ class Messages:
     # -- what the threads do --------------------------------------------------------------------
 
     def _serve_out(self, end: _End) -> None:
+        serves(end)
         try:
             comm = self._make(self._rank, end.peer, lambda: self._expire(end))
             end.comm = comm
@@ -214,6 +215,7 @@ class Messages:
             self._lose(end, error)
 
     def _serve_in(self, end: _End) -> None:
+        serves(end)
         try:
             comm = self._make(end.peer, self._rank, lambda: self._expire(end))
             end.comm = comm
@@ -346,8 +348,9 @@ class Messages:
         """An error of an end's communicator, in words of the group's ranks."""
         if error is self._ended:
             return error
-        sends = end is self._out[end.peer]
-        return prefixed(error, between(*(self._rank, end.peer)[:: 1 if sends else -1]))
+        if end is self._out[end.peer]:
+            return prefixed(error, between(self._rank, end.peer))
+        return prefixed(error, between(end.peer, self._rank))
 
     def _give_up_any(self) -> None:
         """Fail the receives from any rank once nobody is left to send."""

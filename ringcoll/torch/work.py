@@ -13,16 +13,21 @@ import torch.distributed as dist
 from ringcoll.torch.failures import in_torch
 from ringcoll.torch.untraced import untraced
 
-__all__ = ["Finished", "HostWork", "seconds_of"]
+__all__ = ["Finished", "HostWork", "seconds_of", "serves"]
 
 
-class _Telling(threading.local):
-    """Whose calls this thread carries out, while it tells futures that one of them has ended."""
+class _Thread(threading.local):
+    """Whose calls this thread carries out; it also runs the callbacks of their futures."""
 
-    by: object = None
+    serves: object = None
 
 
-_telling = _Telling()
+_here = _Thread()
+
+
+def serves(by: object) -> None:
+    """Say that this thread carries out the calls of somebody: the ``by`` of :class:`HostWork`."""
+    _here.serves = by
 
 
 def seconds_of(timeout: timedelta | float | None) -> float | None:
@@ -126,12 +131,8 @@ class HostWork(dist.Work):  # type: ignore[misc]
             self._error, self._source = error, source
             self._ended.set()
             futures, self._futures = self._futures, []
-        before, _telling.by = _telling.by, self._by
-        try:
-            for future in futures:
-                future.set_result(None)
-        finally:
-            _telling.by = before
+        for future in futures:
+            future.set_result(None)
 
     def wait(self, timeout: timedelta | float | None = None) -> bool:
         """Block until the result is there.
@@ -161,7 +162,7 @@ class HostWork(dist.Work):  # type: ignore[misc]
 
     def _refuse_callback(self) -> None:
         """A callback runs on the thread that would have to carry out what it waits for."""
-        if self._by is not None and _telling.by is self._by and not self._ended.is_set():
+        if self._by is not None and _here.serves is self._by and not self._ended.is_set():
             raise dist.DistBackendError(
                 "ringcoll: a callback of a future waits for a later call, which the callback keeps "
                 "from being carried out on CPU ranks; make that call without async_op, or wait "
