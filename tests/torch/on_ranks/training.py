@@ -108,20 +108,6 @@ def ddp_communication_hook(rank, n):
         torch.testing.assert_close(mine.detach(), alone)
 
 
-def ddp_with_a_hook_whose_callbacks_wait(rank, n):
-    """PowerSGD's do. On CPU ranks that is an error, and no wait without an end."""
-    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
-
-    group = dist.new_group()
-    model = DistributedDataParallel(_model(), process_group=group)
-    state = powerSGD_hook.PowerSGDState(group, start_powerSGD_iter=2)
-    model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
-    with pytest.raises(RuntimeError, match="a callback of a future waits for a later call"):
-        _trained(model, [_data(rank)], steps=5)
-    dist.barrier()
-    dist.destroy_process_group(group)
-
-
 def no_sync(rank, n):
     model = DistributedDataParallel(_model())
     with model.no_sync():
