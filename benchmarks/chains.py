@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ringcoll.errors import ArgumentError
-from ringcoll.timing.model import Fit, Point, fit_chain
-from ringcoll.timing.plot import plot_curves
+from ringcoll.model.closed_form import Fit, Point, fit_chain
+from ringcoll.model.plot import plot_curves
 
 __all__ = ["BEST", "NEAR", "WANTED", "draw", "halves", "judged", "rows_of"]
 

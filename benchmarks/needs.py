@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from importlib import import_module
 
-from ringcoll.transports.cuda.device import available, devices
+from ringcoll.cuda.device import available, devices
 
 __all__ = ["require"]
 

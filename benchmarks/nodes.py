@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.record import add_out, save
-from ringcoll.cli.sizes import format_bytes, parse_bandwidth, parse_sizes
-from ringcoll.timing.links import Links, Wire, equal_nodes
-from ringcoll.timing.scale import Growth
+from ringcoll.model.links import Links, Wire, equal_nodes
+from ringcoll.model.scale import Growth
+from ringcoll.units import format_bytes, parse_bandwidth, parse_sizes
 from tests.hosts.network import Hosts, hosts, missing
 
 __all__ = ["PAYLOAD", "judge", "main", "predicted", "summary"]

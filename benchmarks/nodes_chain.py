@@ -22,8 +22,8 @@ from typing import Any
 from benchmarks.nodes import PAYLOAD, measured, program
 from benchmarks.record import add_out, save
 from ringcoll.cli.ranges import parse_ints
-from ringcoll.cli.sizes import parse_bandwidth, parse_bytes
-from ringcoll.timing.model import chain_time
+from ringcoll.model.closed_form import chain_time
+from ringcoll.units import parse_bandwidth, parse_bytes
 from tests.hosts.network import hosts, missing
 
 __all__ = ["main", "points_of"]

@@ -36,7 +36,7 @@ def one_gpu():
 
 
 def gpus():
-    from ringcoll.transports.cuda.device import devices
+    from ringcoll.cuda.device import devices
 
     return ringcoll.init_all(min(8, len(devices())), device="cuda")
 

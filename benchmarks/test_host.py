@@ -14,8 +14,8 @@ from ringcoll.communicator.selection import tuned
 from ringcoll.encode import encode
 from ringcoll.launch import Launch
 from ringcoll.lower import lower
-from ringcoll.timing.links import Links
-from ringcoll.timing.predict import predict
+from ringcoll.model.links import Links
+from ringcoll.model.predict import predict
 
 RANKS = 8
 SHAPES = (("all_reduce", "ring"), ("all_reduce", "two_shot"), ("broadcast", "chain"))

@@ -33,12 +33,12 @@ from ringcoll.bench.environment import cores
 from ringcoll.bench.paced import measure_chain
 from ringcoll.bench.worlds import World
 from ringcoll.bootstrap import run_ranks
-from ringcoll.cli.sizes import format_bytes
 from ringcoll.config import from_environment
-from ringcoll.timing.figures import keep_figures
-from ringcoll.timing.links import Links
-from ringcoll.timing.model import Fit, Point, chain_time, fit_chain, residuals
-from ringcoll.timing.predict import predict
+from ringcoll.model.closed_form import Fit, Point, chain_time, fit_chain, residuals
+from ringcoll.model.figures import keep_figures
+from ringcoll.model.links import Links
+from ringcoll.model.predict import predict
+from ringcoll.units import format_bytes
 
 __all__ = ["main"]
 

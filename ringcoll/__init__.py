@@ -11,7 +11,7 @@ import importlib
 import logging
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from ringcoll.version import __version__
 
 if TYPE_CHECKING:
     from ringcoll.collectives import Collective
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ringcoll.communicator.topology import Topology
     from ringcoll.communicator.work import Work
     from ringcoll.config import Config
+    from ringcoll.cuda.raw import from_pointer
     from ringcoll.dtypes import premul_sum
     from ringcoll.errors import (
         AbortedError,
@@ -38,8 +39,7 @@ if TYPE_CHECKING:
         UsageError,
     )
     from ringcoll.plan import Block, Buffer, Chunk, Plan, Step
-    from ringcoll.proof.prover import verify
-    from ringcoll.transports.cuda.raw import from_pointer
+    from ringcoll.verifier.prover import verify
 
 __all__ = [
     "AbortedError",
@@ -104,8 +104,8 @@ _HOMES = {
     "Chunk": "ringcoll.plan",
     "Plan": "ringcoll.plan",
     "Step": "ringcoll.plan",
-    "verify": "ringcoll.proof.prover",
-    "from_pointer": "ringcoll.transports.cuda.raw",
+    "verify": "ringcoll.verifier.prover",
+    "from_pointer": "ringcoll.cuda.raw",
 }
 """Where each public name is; its module is loaded when it is first asked for."""
 

@@ -83,7 +83,7 @@ class Config:
 
     def agreed(self) -> bytes:
         """The version and the options that ranks must share, as JSON."""
-        from ringcoll import __version__
+        from ringcoll.version import __version__
 
         shared = {name: getattr(self, name) for name in _AGREED if getattr(self, name) is not None}
         if callable(self.algorithm):

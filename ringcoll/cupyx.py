@@ -24,9 +24,9 @@ from ringcoll.bootstrap.tcp import TcpBootstrap
 from ringcoll.communicator.public import Communicator
 from ringcoll.communicator.start import _communicator
 from ringcoll.config import starting
+from ringcoll.cuda.device import available
 from ringcoll.errors import ArgumentError, ArgumentTypeError
 from ringcoll.fabric import open_fabric
-from ringcoll.transports.cuda.device import available
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -30,8 +30,8 @@ from benchmarks.gpu.torch_peers import Torch
 from benchmarks.needs import require
 from benchmarks.record import add_out, now
 from ringcoll.cli.ranges import parse_ints
-from ringcoll.cli.sizes import parse_bytes, parse_sizes
 from ringcoll.errors import ArgumentError, LaunchRefused
+from ringcoll.units import parse_bytes, parse_sizes
 
 __all__ = ["main", "statuses_of"]
 

@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.gpu.crossing import crossing
 from benchmarks.gpu.report import size_text
 from ringcoll.collectives import COLLECTIVES
-from ringcoll.executors.staging.exchange import Figures
+from ringcoll.executors.cuda_nodes.exchange import Figures
 
 __all__ = ["Rank", "Way", "ways_of"]
 
@@ -158,8 +158,8 @@ class Rank:
 
     def messages(self, name: str, figures: Figures) -> Way:
         """The messages of an all_reduce, without a stream that brings them and waits for them."""
-        from ringcoll.executors.staging.carry import Exchange, Flow, carry
-        from ringcoll.transports.mpi import SLICES
+        from ringcoll.executors.cuda_nodes.carry import Exchange, Flow, carry
+        from ringcoll.fabric.mpi import SLICES
 
         staging = self.comm._state.cuda
         whole = self.nbytes // 2 * self.partial // self.per_node  # a rank's partial sums
@@ -191,7 +191,7 @@ class Rank:
         """Pinned memory to send from and to receive in, for each of some ranks."""
         import numpy as np
 
-        from ringcoll.transports.cuda.memory import host_mapped
+        from ringcoll.cuda.memory import host_mapped
 
         ordinal = int(self.comm.device.partition(":")[2])
         kept = [host_mapped(2 * nbytes, ordinal=ordinal) for _ in peers]

@@ -39,8 +39,8 @@ from benchmarks.gpu.node_ways import Rank, Way, ways_of
 from benchmarks.gpu.report import ROOT, Report, Row, size_text
 from benchmarks.needs import require
 from benchmarks.record import add_out
-from ringcoll.cli.sizes import parse_sizes
-from ringcoll.executors.staging.exchange import Figures
+from ringcoll.executors.cuda_nodes.exchange import Figures
+from ringcoll.units import parse_sizes
 
 __all__ = ["main"]
 

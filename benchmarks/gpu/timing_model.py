@@ -33,11 +33,11 @@ from benchmarks.gpu.report import Report
 from benchmarks.needs import require
 from benchmarks.record import add_out, now
 from ringcoll.cli.ranges import parse_ints
-from ringcoll.cli.sizes import format_bytes, format_seconds, parse_bytes
 from ringcoll.config import from_environment
 from ringcoll.errors import MachineError
-from ringcoll.timing.figures import keep_figures
-from ringcoll.timing.model import Fit, Point
+from ringcoll.model.closed_form import Fit, Point
+from ringcoll.model.figures import keep_figures
+from ringcoll.units import format_bytes, format_seconds, parse_bytes
 
 __all__ = ["Series", "main"]
 

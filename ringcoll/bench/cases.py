@@ -9,7 +9,7 @@ from ringcoll.bench.settings import Settings
 from ringcoll.collectives import COLLECTIVES, Kind
 from ringcoll.dtypes import DTYPES, OPS, DType, ReduceOp, dtype_of, op_of, premul_sum
 from ringcoll.errors import ArgumentError
-from ringcoll.timing.model import bus_factor
+from ringcoll.model.closed_form import bus_factor
 
 __all__ = ["Case", "Section", "sections", "sizes"]
 

@@ -8,7 +8,7 @@ from ringcoll.arguments.calls import prepare
 from ringcoll.collectives import Kind
 from ringcoll.errors import ArgumentError, LaunchRefused
 from ringcoll.executors.cuda.choose import choose
-from ringcoll.executors.cuda.wishes import Wishes
+from ringcoll.executors.cuda.limits import Wishes
 from ringcoll.plan import Buffer
 
 if TYPE_CHECKING:

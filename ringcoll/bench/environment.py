@@ -22,7 +22,7 @@ def cores() -> int:
 
 def gpus() -> int:
     """GPUs that ranks of this process could live on; loads CuPy where it is installed."""
-    from ringcoll.transports.cuda.device import available, devices
+    from ringcoll.cuda.device import available, devices
 
     return len(devices()) if available() is None else 0
 

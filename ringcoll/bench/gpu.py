@@ -22,7 +22,7 @@ import numpy.typing as npt
 from ringcoll.bench.devices import Seat
 from ringcoll.bench.library import Library
 from ringcoll.bench.timing import Watching, Wish
-from ringcoll.transports.cuda.device import devices, on
+from ringcoll.cuda.device import devices, on
 
 if TYPE_CHECKING:
     from ringcoll.communicator.public import Communicator

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ringcoll.bench.exchange import gather_numbers
 from ringcoll.bench.worlds import World
-from ringcoll.timing.model import Point
+from ringcoll.model.closed_form import Point
 
 if TYPE_CHECKING:
     from ringcoll.communicator.public import Communicator

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from ringcoll.bench.environment import gpus, wanted_device
 from ringcoll.bench.settings import Settings
-from ringcoll.cli.sizes import parse_bandwidth, parse_bytes, parse_seconds
 from ringcoll.errors import ArgumentError
+from ringcoll.units import parse_bandwidth, parse_bytes, parse_seconds
 
 __all__ = ["read"]
 

@@ -14,7 +14,7 @@ from ringcoll.bench import osu, table
 from ringcoll.bench.cases import Case, Section
 from ringcoll.bench.settings import Settings
 from ringcoll.bench.table import Result
-from ringcoll.cli.sizes import format_bytes
+from ringcoll.units import format_bytes
 
 __all__ = ["Report", "Row"]
 

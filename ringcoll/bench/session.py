@@ -87,7 +87,7 @@ def introduce(
         ArgumentError: graphs are wanted of ranks that share a GPU; on every rank.
 
     """
-    from ringcoll import __version__
+    from ringcoll.version import __version__
 
     seat = device.seat
     me = json.dumps([os.getpid(), platform.node(), seat.name, seat.ordinal, seat.bus])

@@ -18,7 +18,7 @@ from ringcoll.bench.session import measure
 from ringcoll.bench.settings import Settings
 from ringcoll.bench.worlds import World
 from ringcoll.bootstrap.launcher import launcher_of
-from ringcoll.timing.model import Point, chain_best_slices, chain_time
+from ringcoll.model.closed_form import Point, chain_best_slices, chain_time
 
 __all__ = ["tour"]
 
@@ -91,8 +91,8 @@ def _line(point: Point) -> str:
 def _clock(point: Point) -> float:
     """What the clock reads off the plan itself."""
     from ringcoll.algorithms import build
-    from ringcoll.timing.links import Links
-    from ringcoll.timing.predict import predict
+    from ringcoll.model.links import Links
+    from ringcoll.model.predict import predict
 
     plan = build("broadcast", "chain", point.nranks)
     links = Links(*PACE, topology="pairs")

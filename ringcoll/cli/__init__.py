@@ -96,7 +96,7 @@ class _Parser(argparse.ArgumentParser):
 
 def _run(args: argparse.Namespace) -> int:
     if args.version:
-        from ringcoll import __version__
+        from ringcoll.version import __version__
 
         print(__version__)
         return 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ringcoll.errors import ArgumentError
-from ringcoll.timing.machine import times_as_long
+from ringcoll.model.machine import times_as_long
 from ringcoll.topology.draw.words import format_rings
 from ringcoll.topology.files import load_document
 from ringcoll.topology.graphs import RING, read_graphs, rings_of_graph

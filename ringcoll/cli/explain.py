@@ -9,16 +9,16 @@ from dataclasses import dataclass
 
 from ringcoll.algorithms import ALGORITHMS
 from ringcoll.cli.links import add_link_arguments, describe_links, links_of, typed, write_json
-from ringcoll.cli.sizes import format_bytes, format_seconds, parse_bytes
 from ringcoll.errors import ArgumentError
 from ringcoll.launch import Launch
 from ringcoll.lower import lower
+from ringcoll.model.explain import LEGEND, space_time
+from ringcoll.model.graph import is_synchronised
+from ringcoll.model.plot import check_plot, plot_space_time
+from ringcoll.model.predict import Clock, Timed
+from ringcoll.model.tuner import Choice, best_slices, choose, plan_for
 from ringcoll.plan import format_plan
-from ringcoll.timing.explain import LEGEND, space_time
-from ringcoll.timing.graph import is_synchronised
-from ringcoll.timing.plot import check_plot, plot_space_time
-from ringcoll.timing.predict import Clock, Timed
-from ringcoll.timing.tuner import Choice, best_slices, choose, plan_for
+from ringcoll.units import format_bytes, format_seconds, parse_bytes
 
 __all__ = ["add_arguments", "main"]
 

@@ -10,11 +10,11 @@ from typing import TypeVar, get_args
 
 from ringcoll.cli.output import write_text
 from ringcoll.cli.ranges import parse_ints
-from ringcoll.cli.sizes import format_seconds, parse_bandwidth, parse_seconds
 from ringcoll.config import from_environment
 from ringcoll.errors import ArgumentError
-from ringcoll.timing.figures import Figures, measured_figures, read_figures
-from ringcoll.timing.links import Links, Topology, Wire, equal_nodes
+from ringcoll.model.figures import Figures, measured_figures, read_figures
+from ringcoll.model.links import Links, Topology, Wire, equal_nodes
+from ringcoll.units import format_seconds, parse_bandwidth, parse_seconds
 
 __all__ = [
     "MEASURED",

@@ -20,11 +20,8 @@ from ringcoll.cli.links import (
     write_json,
 )
 from ringcoll.cli.ranges import parse_ints
-from ringcoll.cli.sizes import format_bytes, format_seconds, parse_sizes
 from ringcoll.errors import ArgumentError, PlanError
-from ringcoll.timing.graph import is_synchronised
-from ringcoll.timing.links import Links
-from ringcoll.timing.model import (
+from ringcoll.model.closed_form import (
     CHAINS,
     Terms,
     bus_factor,
@@ -32,9 +29,12 @@ from ringcoll.timing.model import (
     chain_limits,
     closed_form,
 )
-from ringcoll.timing.plot import check_plot, plot_curves
-from ringcoll.timing.predict import Clock, Prediction
-from ringcoll.timing.tuner import best_slices, plan_for
+from ringcoll.model.graph import is_synchronised
+from ringcoll.model.links import Links
+from ringcoll.model.plot import check_plot, plot_curves
+from ringcoll.model.predict import Clock, Prediction
+from ringcoll.model.tuner import best_slices, plan_for
+from ringcoll.units import format_bytes, format_seconds, parse_sizes
 
 __all__ = ["add_arguments", "main"]
 

@@ -9,13 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from ringcoll.algorithms import ALGORITHMS
 from ringcoll.cli.links import describe_links, figures_of, free_messages, links_of, write_json
-from ringcoll.cli.sizes import format_bytes, format_seconds
 from ringcoll.errors import ArgumentError, PlanError
-from ringcoll.timing.cluster import node_figures
-from ringcoll.timing.links import Links
-from ringcoll.timing.model import bus_factor
-from ringcoll.timing.scale import Growth, Point, Span, fastest, winners
+from ringcoll.model.closed_form import bus_factor
+from ringcoll.model.cluster import node_figures
+from ringcoll.model.links import Links
+from ringcoll.model.scale import Growth, Point, Span, fastest, winners
 from ringcoll.topology.presets import preset
+from ringcoll.units import format_bytes, format_seconds
 
 __all__ = ["main"]
 
@@ -197,7 +197,7 @@ def _crossovers(args: argparse.Namespace, spans: Mapping[int, Sequence[Span]]) -
 
 
 def _plot(args: argparse.Namespace, points: Sequence[Point]) -> None:
-    from ringcoll.timing.plot import plot_scaling
+    from ringcoll.model.plot import plot_scaling
 
     curves: dict[tuple[str, str], list[tuple[int, float, float]]] = {}
     for point in points:

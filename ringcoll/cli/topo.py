@@ -14,7 +14,7 @@ from ringcoll.cli.output import write_text
 from ringcoll.cli.ranges import parse_ints
 from ringcoll.config import from_environment
 from ringcoll.errors import ArgumentError, MachineError
-from ringcoll.timing.machine import format_gain
+from ringcoll.model.machine import format_gain
 from ringcoll.topology.build import build
 from ringcoll.topology.document import Element, write
 from ringcoll.topology.draw.files import check_picture, write_picture

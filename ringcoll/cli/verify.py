@@ -15,7 +15,7 @@ from typing import Any
 from ringcoll.algorithms import ALGORITHMS
 from ringcoll.cli.output import write_text
 from ringcoll.cli.ranges import argument
-from ringcoll.proof.examine import Case, Outcome, examine
+from ringcoll.verifier.examine import Case, Outcome, examine
 
 __all__ = ["add_arguments", "main"]
 

@@ -12,10 +12,10 @@ from ringcoll.collectives import COLLECTIVES
 from ringcoll.dtypes import Accumulate
 from ringcoll.launch import Launch
 from ringcoll.lower import lower, place
+from ringcoll.model import tuner
+from ringcoll.model.links import Links, Wire
 from ringcoll.plan import Plan
-from ringcoll.proof.prover import verify
-from ringcoll.timing import tuner
-from ringcoll.timing.links import Links, Wire
+from ringcoll.verifier.prover import verify
 
 __all__ = ["HOST", "MESSAGE_BYTES", "NETWORK", "across", "links_of", "tuned_across"]
 

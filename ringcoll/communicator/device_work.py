@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from ringcoll.communicator.work import Work
+from ringcoll.cuda.streams import stream_pointer
 from ringcoll.errors import Error
 from ringcoll.executors.cuda.executor import CudaExecutor
-from ringcoll.executors.staging.executor import Staging
-from ringcoll.transports.cuda.streams import stream_pointer
+from ringcoll.executors.cuda_nodes.executor import Staging
 
 __all__ = ["DeviceWork"]
 

@@ -7,12 +7,12 @@ import logging
 from collections.abc import Sequence
 from functools import cache
 
+from ringcoll.cuda.device import Device, available, devices
 from ringcoll.errors import ArgumentError, MachineError
 from ringcoll.executors.cuda.cache import KernelCache, kernel_folder
 from ringcoll.executors.cuda.loader import Loader
 from ringcoll.fabric import Fabric
 from ringcoll.fabric.identity import identity
-from ringcoll.transports.cuda.device import Device, available, devices
 
 __all__ = ["loader", "ordinals", "placed"]
 

@@ -21,11 +21,11 @@ from ringcoll.communicator.kept import Kept, is_cupy, place_of, reference
 from ringcoll.communicator.vector import as_collective
 from ringcoll.communicator.work import Work
 from ringcoll.config import Config, resolve
+from ringcoll.cuda.arrays import device_array
+from ringcoll.cuda.streams import foreign_streams, stream_of
 from ringcoll.executors.contract import Joint
 from ringcoll.executors.cuda.params import factor_bytes, start_of
 from ringcoll.executors.cuda.ready import Enqueued
-from ringcoll.transports.cuda.arrays import device_array
-from ringcoll.transports.cuda.streams import foreign_streams, stream_of
 from ringcoll.views import device_view
 
 __all__ = ["Enqueuer"]

@@ -15,7 +15,7 @@ from ringcoll.dtypes import dtype_of, op_of
 from ringcoll.errors import Error
 from ringcoll.executors.cuda.choose import choose
 from ringcoll.executors.cuda.chosen import Chosen
-from ringcoll.executors.cuda.wishes import Resources, Wishes
+from ringcoll.executors.cuda.limits import Resources, Wishes
 from ringcoll.launch import ALL_MAPPED, Launch
 from ringcoll.plan import Buffer, Plan
 

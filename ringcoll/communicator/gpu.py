@@ -13,25 +13,25 @@ from ringcoll.communicator.rank import RankState
 from ringcoll.communicator.selection import Choice, prove, wished_plan
 from ringcoll.communicator.topology import Topology
 from ringcoll.config import Config
+from ringcoll.cuda.arrays import device_array
+from ringcoll.cuda.capture import spared
+from ringcoll.cuda.device import Device
 from ringcoll.dtypes import dtype_of
 from ringcoll.errors import ArgumentError, Error, LaunchRefused, MachineError
 from ringcoll.executors.contract import Joint
 from ringcoll.executors.cuda.arena import Arena
 from ringcoll.executors.cuda.chosen import Chosen
 from ringcoll.executors.cuda.executor import CudaExecutor
+from ringcoll.executors.cuda.limits import Wishes
 from ringcoll.executors.cuda.loader import Loader
 from ringcoll.executors.cuda.ready import Ready
 from ringcoll.executors.cuda.recorder import Recorder
 from ringcoll.executors.cuda.sending import CudaPairs, Paired
 from ringcoll.executors.cuda.watch import Watch
-from ringcoll.executors.cuda.wishes import Wishes
 from ringcoll.executors.rows import TraceEntry
 from ringcoll.fabric import Fabric
-from ringcoll.transports.cuda.arena import Transport, make_arena
-from ringcoll.transports.cuda.arrays import device_array
-from ringcoll.transports.cuda.capture import spared
-from ringcoll.transports.cuda.device import Device
-from ringcoll.transports.cuda.symmetric import CudaSymmetricMemory
+from ringcoll.symmetric.device import CudaSymmetricMemory
+from ringcoll.transports.arena import Transport, make_arena
 
 __all__ = ["CudaState"]
 

@@ -1,7 +1,7 @@
 """What one rank of a communicator of GPUs on several nodes holds.
 
 Between nodes its calls are those of CPU ranks on pinned host memory, which
-:mod:`ringcoll.executors.staging` ties to streams. Inside a node there is a communicator of GPUs
+:mod:`ringcoll.executors.cuda_nodes` ties to streams. Inside a node there is a communicator of GPUs
 like any other, which has the node's symmetric memory.
 """
 
@@ -19,28 +19,28 @@ from ringcoll.collectives import COLLECTIVES
 from ringcoll.communicator.gpu import CudaState
 from ringcoll.communicator.group import wait_for
 from ringcoll.communicator.machine import agree
-from ringcoll.communicator.nodes_memory import NodesMemory
 from ringcoll.communicator.rank import SCRATCH_BYTES, RankState, in_words
 from ringcoll.communicator.topology import Topology
 from ringcoll.config import Config
+from ringcoll.cuda.arrays import device_array
+from ringcoll.cuda.capture import spared
+from ringcoll.cuda.device import Device
 from ringcoll.dtypes import dtype_of, op_of
 from ringcoll.errors import ArgumentError, ClosedError, Error, MachineError, MismatchError
 from ringcoll.executors.contract import Executor, Joint, PairExecutor
 from ringcoll.executors.cpu import CpuExecutor
 from ringcoll.executors.cuda.loader import Loader, Quiet
-from ringcoll.executors.pairs import Pairs
-from ringcoll.executors.staging.carry import on_one_core
-from ringcoll.executors.staging.exchange import Exchanges, Figures
-from ringcoll.executors.staging.executor import PIECE_BYTES, Owner, Staged, Staging, settle
-from ringcoll.executors.staging.layers import LEAST_BYTES, Layers
-from ringcoll.executors.staging.pairs import StagedPairs, StagingPairs
-from ringcoll.executors.staging.steps import Steps
+from ringcoll.executors.cuda_nodes.carry import on_one_core
+from ringcoll.executors.cuda_nodes.exchange import Exchanges, Figures
+from ringcoll.executors.cuda_nodes.executor import PIECE_BYTES, Owner, Staged, Staging, settle
+from ringcoll.executors.cuda_nodes.layers import LEAST_BYTES, Layers
+from ringcoll.executors.cuda_nodes.point_to_point import StagedPairs, StagingPairs
+from ringcoll.executors.cuda_nodes.steps import Steps
+from ringcoll.executors.point_to_point import Pairs
 from ringcoll.fabric import Fabric
-from ringcoll.fabric.symmetric import SymmetricMemory
-from ringcoll.transports.cuda.arena import Transport
-from ringcoll.transports.cuda.arrays import device_array
-from ringcoll.transports.cuda.capture import spared
-from ringcoll.transports.cuda.device import Device
+from ringcoll.symmetric.host import SymmetricMemory
+from ringcoll.symmetric.nodes import NodesMemory
+from ringcoll.transports.arena import Transport
 
 __all__ = ["NodesState"]
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from ringcoll.cuda.raw import RawArray
 from ringcoll.executors.cuda.ready import Ready
-from ringcoll.executors.staging.executor import Staged
-from ringcoll.transports.cuda.raw import RawArray
+from ringcoll.executors.cuda_nodes.executor import Staged
 
 __all__ = ["Kept", "is_cupy", "place_of", "reference"]
 

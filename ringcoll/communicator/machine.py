@@ -21,8 +21,8 @@ from ringcoll.communicator.topology import Topology
 from ringcoll.errors import ArgumentError, MachineError
 from ringcoll.executors.cuda.crossover import HOP
 from ringcoll.fabric import Fabric
-from ringcoll.timing.links import Wire
-from ringcoll.timing.machine import machine_of
+from ringcoll.model.links import Wire
+from ringcoll.model.machine import machine_of
 from ringcoll.topology.among import among
 from ringcoll.topology.busid import bus_id
 from ringcoll.topology.rings import RingSet

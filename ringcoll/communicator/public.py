@@ -19,13 +19,13 @@ from ringcoll.arguments.vector import (
 )
 from ringcoll.collectives import COLLECTIVES
 from ringcoll.communicator.calling import Calling
-from ringcoll.communicator.libraries import library_of
 from ringcoll.communicator.rank import RankState, in_words
 from ringcoll.communicator.topology import Topology
 from ringcoll.communicator.work import Work
 from ringcoll.dtypes import ReduceOp, dtype_of
 from ringcoll.errors import ArgumentError, ArgumentTypeError, MachineError
-from ringcoll.fabric.agreed import extent_of
+from ringcoll.symmetric.agreed import extent_of
+from ringcoll.symmetric.libraries import library_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -35,12 +35,12 @@ from ringcoll.errors import (
 from ringcoll.executors.contract import Executor, PairExecutor, Runnable
 from ringcoll.executors.cpu import CpuExecutor
 from ringcoll.executors.pace import Pace, pacer
-from ringcoll.executors.pairs import Pairs
+from ringcoll.executors.point_to_point import Pairs
 from ringcoll.executors.prepared import Selection
 from ringcoll.executors.rows import TraceEntry
 from ringcoll.fabric import Fabric
-from ringcoll.fabric.symmetric import SymmetricMemory
 from ringcoll.plan import Buffer
+from ringcoll.symmetric.host import SymmetricMemory
 
 __all__ = ["SCRATCH_BYTES", "RankState", "in_words"]
 

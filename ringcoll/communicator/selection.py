@@ -24,10 +24,10 @@ from ringcoll.executors.binder import slot_bytes
 from ringcoll.executors.prepared import Selection
 from ringcoll.launch import ALL_MAPPED, Launch, Layout
 from ringcoll.lower import lower, place
+from ringcoll.model import tuner
+from ringcoll.model.machine import Machine
 from ringcoll.plan import Buffer, Plan, format_plan
-from ringcoll.proof.prover import verify
-from ringcoll.timing import tuner
-from ringcoll.timing.machine import Machine
+from ringcoll.verifier.prover import verify
 
 __all__ = [
     "AGREED_BYTES",

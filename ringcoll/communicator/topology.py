@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from ringcoll.algorithms import ALGORITHMS
 from ringcoll.algorithms.channels import Channels
-from ringcoll.timing.links import Links
-from ringcoll.timing.machine import Machine, format_gain
+from ringcoll.model.links import Links
+from ringcoll.model.machine import Machine, format_gain
 from ringcoll.topology.rings import RingSet
 from ringcoll.topology.system import System
 

@@ -14,9 +14,9 @@ import numpy.typing as npt
 from ringcoll.arguments.calls import Call
 from ringcoll.dtypes import OPS, ReduceOp
 from ringcoll.encode import Program, encode
-from ringcoll.executors.between import Between
 from ringcoll.executors.board import FLAGS, Board, Hello
 from ringcoll.executors.mapped import agreed
+from ringcoll.executors.node_signals import Between
 from ringcoll.executors.prepared import Bound, Selection, Ticket
 from ringcoll.executors.rows import (
     Binding,
@@ -29,10 +29,10 @@ from ringcoll.executors.rows import (
     senders,
 )
 from ringcoll.fabric import Fabric
-from ringcoll.fabric.symmetric import SymmetricMemory
+from ringcoll.fabric.mpi import FIRST
 from ringcoll.launch import Layout
 from ringcoll.plan import Buffer
-from ringcoll.transports.mpi import FIRST
+from ringcoll.symmetric.host import SymmetricMemory
 
 __all__ = ["Binder", "slot_bytes"]
 

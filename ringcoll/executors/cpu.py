@@ -17,16 +17,16 @@ from ringcoll.arguments.calls import Call
 from ringcoll.bootstrap.contract import named
 from ringcoll.collectives import COLLECTIVES
 from ringcoll.errors import MismatchError, PlanError, UsageError
-from ringcoll.executors.between import open_between
 from ringcoll.executors.binder import Binder
 from ringcoll.executors.board import Board, Hello, Words
 from ringcoll.executors.drive import Lane, Pause, Task, drive, run_paced_rows, run_rows, steps
 from ringcoll.executors.lanes import MessageLane
+from ringcoll.executors.node_signals import open_between
 from ringcoll.executors.prepared import Bound, Prepared, Select, Ticket
 from ringcoll.executors.rows import Pacer, TraceEntry
 from ringcoll.fabric import Fabric
-from ringcoll.fabric.symmetric import SymmetricMemory
 from ringcoll.plan import Buffer
+from ringcoll.symmetric.host import SymmetricMemory
 
 __all__ = ["CpuExecutor"]
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ringcoll.executors.pace import Transfer
 from ringcoll.executors.rows import Row, Signal, Wait
-from ringcoll.transports.fence import Fence
+from ringcoll.host.fence import Fence
 
 __all__ = ["Idle", "Lane", "Pause", "Task", "drive", "post", "run_paced_rows", "run_rows", "steps"]
 

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from ringcoll.executors.drive import Lane, post
 from ringcoll.executors.rows import Row, Signal
-from ringcoll.transports.fence import Fence
+from ringcoll.host.fence import Fence
 
 __all__ = ["MessageLane"]
 

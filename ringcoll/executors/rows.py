@@ -21,10 +21,10 @@ from ringcoll.encode import BlockProgram, Program
 from ringcoll.encode import Row as ProgramRow
 from ringcoll.errors import LaunchRefused
 from ringcoll.executors.board import FLAGS, Words
+from ringcoll.fabric.mpi import Messages
 from ringcoll.labels import Label
 from ringcoll.launch import Layout
 from ringcoll.plan import Block, Buffer, Chunk
-from ringcoll.transports.mpi import Messages
 
 __all__ = ["Binding", "Row", "Streams", "TraceEntry", "flag_slots", "lane_rows", "senders"]
 

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 
 from ringcoll.bootstrap.contract import named
 from ringcoll.errors import AbortedError, ArgumentError
-from ringcoll.transports.fence import Fence
-from ringcoll.transports.mpi import Messages
+from ringcoll.fabric.mpi import Messages
+from ringcoll.host.fence import Fence
 
 __all__ = ["Fabric", "chosen", "named"]
 

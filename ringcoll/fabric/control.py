@@ -25,7 +25,7 @@ from ringcoll.errors import (
     MismatchError,
     RankLostError,
 )
-from ringcoll.transports.fence import Fence
+from ringcoll.host.fence import Fence
 
 __all__ = ["CONTROL_BYTES", "Control", "Exchange", "Mailbox", "State", "sides"]
 

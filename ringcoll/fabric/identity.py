@@ -7,7 +7,7 @@ import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import ringcoll
+from ringcoll import version
 from ringcoll.errors import MachineError, MismatchError
 
 __all__ = ["compare", "compare_versions", "identity", "nodes_of"]
@@ -23,7 +23,7 @@ _NAMES = {"boot": "the boot id", "pidns": "the PID namespace", "uid": "the user 
 def identity() -> dict[str, str]:
     """What the ranks compare when they meet."""
     return {
-        "version": ringcoll.__version__,
+        "version": version.__version__,
         "host": platform.node(),
         "boot": Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
         "pidns": str(Path("/proc/self/ns/pid").stat().st_ino),

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ringcoll.errors import Error, MachineError, OutOfMemory
-from ringcoll.transports.passing import Door, receive
-from ringcoll.transports.shm import Denied, Handle, Segment, attach, create
+from ringcoll.host.fd_passing import Door, receive
+from ringcoll.host.shm import Denied, Handle, Segment, attach, create
 
 __all__ = ["Gather", "map_all", "outcome", "ranks_of"]
 

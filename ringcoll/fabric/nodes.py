@@ -30,11 +30,11 @@ from ringcoll.fabric.base import Fabric, chosen
 from ringcoll.fabric.control import State, sides
 from ringcoll.fabric.links import Frame, Link
 from ringcoll.fabric.mapping import outcome
+from ringcoll.fabric.mpi import Carrier, Messages
 from ringcoll.fabric.nodes_meeting import meet
 from ringcoll.fabric.nodes_news import News
 from ringcoll.fabric.poll import SPINS, Lookout, poll
 from ringcoll.fabric.process import ProcessFabric
-from ringcoll.transports.mpi import Carrier, Messages
 
 __all__ = ["NodesFabric"]
 

@@ -19,12 +19,12 @@ from ringcoll.fabric.base import Fabric
 from ringcoll.fabric.connect import connect
 from ringcoll.fabric.identity import compare, compare_versions, identity, nodes_of
 from ringcoll.fabric.mapping import outcome
+from ringcoll.fabric.mpi import Carrier
 from ringcoll.fabric.nodes import NodesFabric
 from ringcoll.fabric.nodes_exit import hold_exit
 from ringcoll.fabric.process import ProcessFabric, process_fabric
 from ringcoll.fabric.thread import thread_fabrics
 from ringcoll.fabric.watch import Obituary, Process
-from ringcoll.transports.mpi import Carrier
 
 __all__ = ["open_fabric"]
 

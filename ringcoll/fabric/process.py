@@ -28,9 +28,9 @@ from ringcoll.fabric.mapping import map_all, outcome
 from ringcoll.fabric.meeting import Meeting
 from ringcoll.fabric.poll import SPINS, Lookout, poll
 from ringcoll.fabric.watch import Obituary, Process
-from ringcoll.transports.fence import fence_of
-from ringcoll.transports.limits import Available, available, require
-from ringcoll.transports.pages import PAGE, whole_pages
+from ringcoll.host.fence import fence_of
+from ringcoll.host.limits import Available, available, require
+from ringcoll.host.pages import PAGE, whole_pages
 
 __all__ = ["ProcessFabric", "process_fabric"]
 

@@ -26,10 +26,10 @@ from ringcoll.errors import (
 from ringcoll.fabric.base import Fabric, chosen
 from ringcoll.fabric.control import State, sides
 from ringcoll.fabric.world import World
-from ringcoll.transports.fence import fence_of
-from ringcoll.transports.limits import available, require
-from ringcoll.transports.pages import whole_pages
-from ringcoll.transports.shm import private
+from ringcoll.host.fence import fence_of
+from ringcoll.host.limits import available, require
+from ringcoll.host.pages import whole_pages
+from ringcoll.host.shm import private
 
 __all__ = ["ThreadFabric", "thread_fabrics"]
 

@@ -228,7 +228,7 @@ RC_DEVICE bool hear_factors(Call& call, Bases& bases) {
     return !block_any(!heard);
 }
 
-// The blocks of a call that gates enter and leave (gates.cuh); their words hold all addresses.
+// The blocks of a call that gates enter and leave (copy_gates.cuh); their words hold all addresses.
 template <class T, class Program>
 RC_DEVICE void run_between(const Args& args, const Local& local) {
     Call call(args, local);

@@ -7,7 +7,7 @@
 // Copies before SAY are complete when it starts, so its fence puts them before the word. The copy
 // after AWAIT starts when it has ended, after the fence that follows the look that found the word.
 //
-// Words: what; addresses of said, done, taken, failed (see executors/staging/lane.py).
+// Words: what; addresses of said, done, taken, failed (see executors/cuda_nodes/lane.py).
 #pragma once
 
 #include "program.cuh"

@@ -12,7 +12,7 @@ import logging
 from functools import cache, lru_cache
 from pathlib import Path
 
-import ringcoll
+from ringcoll import version
 from ringcoll.errors import MachineError
 from ringcoll.folders import contents, own_folder, user_folder, write_aside
 from ringcoll.topology.paths import routes, stores
@@ -68,7 +68,7 @@ def _is_stored(system: System, found: RingSet) -> bool:
 
 def _path(system: System, cache_dir: str | None) -> Path | None:
     folder = user_folder(cache_dir, "rings")
-    said = repr((ringcoll.__version__, _sources(), system))
+    said = repr((version.__version__, _sources(), system))
     name = hashlib.blake2b(said.encode(), digest_size=16).hexdigest()
     return None if folder is None else folder / f"{name}.json"
 

@@ -16,7 +16,7 @@ from ringcoll.torch.host import Host
 from ringcoll.torch.meeting import SETTLED, Verdict, conclude, device_of, place
 from ringcoll.torch.named import Named
 from ringcoll.torch.overloads import options
-from ringcoll.torch.pairs import Pairs
+from ringcoll.torch.point_to_point import Pairs
 from ringcoll.torch.untraced import untraced
 from ringcoll.torch.work import seconds_of
 

@@ -16,7 +16,7 @@ from ringcoll.communicator.public import Communicator
 from ringcoll.config import Config, resolve
 from ringcoll.dtypes import ReduceOp
 from ringcoll.errors import MachineError
-from ringcoll.torch.returning import LEAST, Returning
+from ringcoll.torch.auto_register import LEAST, Returning
 from ringcoll.torch.tensors import memory
 
 __all__ = ["Calls"]

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from ringcoll.communicator.public import Communicator
+from ringcoll.cuda.raw import RawArray, from_pointer
 from ringcoll.dtypes import ReduceOp
 from ringcoll.executors.cuda.ready import Enqueued
 from ringcoll.torch.batch import Batch
@@ -22,7 +23,6 @@ from ringcoll.torch.ops import ROWS
 from ringcoll.torch.side import Side
 from ringcoll.torch.tensors import foreign
 from ringcoll.torch.work import Finished
-from ringcoll.transports.cuda.raw import RawArray, from_pointer
 
 __all__ = ["Device"]
 

@@ -34,7 +34,7 @@ from ringcoll.torch.ending import PATIENCE, leave_at_exit
 from ringcoll.torch.failures import closed, in_torch, instead, poisons, prefixed
 from ringcoll.torch.host import Host
 from ringcoll.torch.messages import Messages, between
-from ringcoll.torch.pairs import Pairs, in_batch
+from ringcoll.torch.point_to_point import Pairs, in_batch
 from ringcoll.torch.polled import Polled
 from ringcoll.torch.profiled import profiler, recorded
 from ringcoll.torch.tensors import single, written

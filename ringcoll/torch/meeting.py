@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
+from ringcoll.cuda.device import available, devices
 from ringcoll.fabric.identity import identity
-from ringcoll.transports.cuda.device import available, devices
 
 __all__ = ["SETTLED", "Verdict", "conclude", "device_of", "place"]
 

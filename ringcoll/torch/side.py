@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ringcoll.transports.cuda.device import on, runtime
+from ringcoll.cuda.device import on, runtime
 
 __all__ = ["Mark", "Side"]
 

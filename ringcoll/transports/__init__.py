@@ -1,1 +1,1 @@
-"""How the memory of a peer is made reachable."""
+"""Transports between GPUs of one host: CUDA IPC, virtual memory, or pinned host memory."""

@@ -13,7 +13,7 @@ import pytest
 import ringcoll
 from benchmarks.examples import cupy_loop
 from ringcoll.bootstrap import run_ranks
-from ringcoll.transports.cuda.device import devices
+from ringcoll.cuda.device import devices
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "benchmarks" / "examples"

@@ -17,8 +17,8 @@ from benchmarks.gpu.report import Report
 from benchmarks.gpu.timing_model import Series, main
 from ringcoll.bootstrap import SingleBootstrap
 from ringcoll.fabric import each
-from ringcoll.timing.figures import read_figures
-from ringcoll.timing.model import Point, chain_time
+from ringcoll.model.closed_form import Point, chain_time
+from ringcoll.model.figures import read_figures
 
 N = 512 << 20
 SLICES = tuple(1 << power for power in range(9))

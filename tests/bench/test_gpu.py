@@ -26,7 +26,7 @@ from ringcoll.config import Config
 from ringcoll.dtypes import dtype_of
 from ringcoll.errors import ArgumentError, MachineError
 from ringcoll.executors.cuda.arena import Arena
-from ringcoll.executors.cuda.wishes import Resources
+from ringcoll.executors.cuda.limits import Resources
 from tests.bench.test_flags import settings
 
 ROOTED = ("broadcast", "reduce", "gather", "scatter")
@@ -123,7 +123,7 @@ def test_the_environment_has_a_say(monkeypatch):
 
 
 def test_a_world_without_the_gpu_it_was_asked_for(monkeypatch):
-    from ringcoll.transports.cuda import device
+    from ringcoll.cuda import device
 
     monkeypatch.setattr(device, "_probe", lambda: ((), "there is no CUDA device"))
     with pytest.raises(MachineError, match="has no GPU"):

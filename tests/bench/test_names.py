@@ -9,7 +9,7 @@ from ringcoll.bench.cases import Section
 from ringcoll.bench.operations import Ringcoll
 from ringcoll.communicator.topology import Topology
 from ringcoll.dtypes import dtype_of
-from ringcoll.timing.links import Links
+from ringcoll.model.links import Links
 
 
 def test_the_algorithm_named_is_that_of_the_ranks_nodes():

@@ -13,7 +13,7 @@ from ringcoll.bench.paced import measure_chain
 from ringcoll.bench.report import Report
 from ringcoll.bench.settings import Settings
 from ringcoll.bench.worlds import World
-from ringcoll.timing.model import chain_time
+from ringcoll.model.closed_form import chain_time
 
 
 def test_tour(monkeypatch, tmp_path):

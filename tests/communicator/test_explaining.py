@@ -21,7 +21,7 @@ from ringcoll.config import Config
 from ringcoll.dtypes import dtype_of, op_of
 from ringcoll.executors.cuda.arena import Arena
 from ringcoll.executors.cuda.choose import choose
-from ringcoll.executors.cuda.wishes import Resources, Wishes
+from ringcoll.executors.cuda.limits import Resources, Wishes
 from ringcoll.launch import ALL_MAPPED
 from tests.communicator.known import known
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import ringcoll
+from ringcoll.cuda.arrays import from_pointer
 from ringcoll.dtypes import DTYPES
 from ringcoll.errors import ArgumentError, ArgumentTypeError, MachineError
-from ringcoll.transports.cuda.arrays import from_pointer
 
 
 class Tensor:

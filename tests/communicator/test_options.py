@@ -12,8 +12,8 @@ from ringcoll.communicator import selection
 from ringcoll.dtypes import DTYPES, dtype_of
 from ringcoll.launch import Launch, Layout
 from ringcoll.lower import lower
-from ringcoll.proof.prover import verify
 from ringcoll.run import run
+from ringcoll.verifier.prover import verify
 from tests.communicator.cases import REDUCING, ROOTED, SHAPES, Case, Memory, contribution, run_case
 
 

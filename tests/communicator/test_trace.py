@@ -16,7 +16,7 @@ import ringcoll.communicator.rank
 from ringcoll.algorithms import ALGORITHMS, build
 from ringcoll.collectives import Collective
 from ringcoll.communicator.selection import AGREED_BYTES
-from ringcoll.executors.pairs import Pairs
+from ringcoll.executors.point_to_point import Pairs
 from ringcoll.executors.rows import TraceEntry
 from ringcoll.launch import Launch, Layout
 from ringcoll.lower import lower

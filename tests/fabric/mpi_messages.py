@@ -11,7 +11,7 @@ def mpi_truncated():
     """More comes than fits; what else is under way is given up all the same."""
     from mpi4py import MPI
 
-    from ringcoll.transports.mpi import FIRST, PAIRS, Carrier
+    from ringcoll.fabric.mpi import FIRST, PAIRS, Carrier
 
     carrier = Carrier(MPI.COMM_SELF, [0])
     tags = [carrier.reserve()]

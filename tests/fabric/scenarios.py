@@ -15,13 +15,13 @@ from pathlib import Path
 import numpy as np
 from numpy.testing import assert_equal
 
-import ringcoll
+from ringcoll import version
 from ringcoll.bootstrap import bootstrap_of
 from ringcoll.errors import MachineError
 from ringcoll.fabric import Fabric, identity, mapping, open_fabric
-from ringcoll.fabric.symmetric import SymmetricMemory
-from ringcoll.transports import shm
-from ringcoll.transports.shm import Denied
+from ringcoll.host import shm
+from ringcoll.host.shm import Denied
+from ringcoll.symmetric.host import SymmetricMemory
 from tests.fabric.mpi_messages import mpi_truncated  # noqa: F401  # found by its name
 from tests.processes.programs.verdict import told
 
@@ -276,7 +276,7 @@ def unlike():
         said = [json.loads(part) for part in bootstrap.allgather(json.dumps(own).encode())]
         errors.append(told(identity.compare, said, "init"))
     if odd:
-        ringcoll.__version__ = "0.0.7"
+        version.__version__ = "0.0.7"
     errors.append(told(open_fabric, bootstrap, timeout=LONG))
     return errors
 

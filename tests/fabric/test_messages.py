@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ringcoll.errors import AbortedError
-from ringcoll.transports.mpi import PAIRS, Messages
+from ringcoll.fabric.mpi import PAIRS, Messages
 
 
 class Request:

@@ -8,7 +8,7 @@ import pytest
 
 from ringcoll.errors import ArgumentError, ArgumentTypeError, ClosedError, MismatchError
 from ringcoll.fabric import each, thread_fabrics
-from ringcoll.fabric.symmetric import SymmetricMemory
+from ringcoll.symmetric.host import SymmetricMemory
 
 
 def together(nranks, function):

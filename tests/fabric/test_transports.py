@@ -8,8 +8,8 @@ import time
 import pytest
 
 from ringcoll.errors import DeadlineError, MachineError, OutOfMemory
-from ringcoll.transports import fence, limits, shm
-from ringcoll.transports.passing import Door, receive
+from ringcoll.host import fence, limits, shm
+from ringcoll.host.fd_passing import Door, receive
 
 
 @pytest.mark.parametrize("machine", ["x86_64", "AMD64"])
@@ -29,7 +29,7 @@ def test_other_processors_get_a_real_fence_or_are_refused(machine, monkeypatch):
         def atomic_thread_fence(order):
             orders.append(order)
 
-    monkeypatch.setattr("ringcoll.transports.fence.ctypes.CDLL", Library)
+    monkeypatch.setattr("ringcoll.host.fence.ctypes.CDLL", Library)
     call = fence.fence_of(machine)
     assert call is not None
     call()
@@ -40,7 +40,7 @@ def test_other_processors_get_a_real_fence_or_are_refused(machine, monkeypatch):
 
 
 def test_the_machine_is_asked_by_default(monkeypatch):
-    monkeypatch.setattr("ringcoll.transports.fence.platform.machine", lambda: "mips")
+    monkeypatch.setattr("ringcoll.host.fence.platform.machine", lambda: "mips")
     with pytest.raises(MachineError, match="'mips'"):
         fence.fence_of(None, "libatomic-that-is-not-there.so")
 

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.nodes import PAYLOAD, judge, predicted, program, summary
 from benchmarks.nodes_chain import points_of
-from ringcoll.timing.model import chain_time
+from ringcoll.model.closed_form import chain_time
 
 MIB = 1 << 20
 

@@ -11,7 +11,7 @@ from threading import Thread
 from ringcoll.dtypes import dtype_of, op_of
 from ringcoll.encode import encode
 from ringcoll.executors.cuda.copies import Copy, Schedule, between, schedule
-from ringcoll.executors.cuda.gates import Gate, gate_body
+from ringcoll.executors.cuda.copy_gates import Gate, gate_body
 from ringcoll.executors.cuda.params import Addresses, Header, pack
 from ringcoll.executors.cuda.simple import simple_body
 from ringcoll.plan import Buffer

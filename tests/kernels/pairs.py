@@ -10,8 +10,8 @@ from threading import Thread
 
 import numpy as np
 
-from ringcoll.executors.cuda.pairs import Half, Message, pairs_body, shared_out
 from ringcoll.executors.cuda.params import Header, pack
+from ringcoll.executors.cuda.point_to_point import Half, Message, pairs_body, shared_out
 from tests.kernels.cases import POISON, Array
 from tests.kernels.stand_in import KERNELS, compile_all, library
 from tests.kernels.world import GUARD, Ready, World

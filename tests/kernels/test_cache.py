@@ -206,7 +206,7 @@ def keys_of(monkeypatch) -> dict[str, bytes]:
         "flags": key(debug=True),
     }
     changes = {
-        "ringcoll": ("ringcoll.__version__", "0.0.0"),
+        "ringcoll": ("ringcoll.version.__version__", "0.0.0"),
         "nvrtc": (caching, "nvrtc_version", lambda: (12, 0)),
         "header": (caching, "read_headers", lambda: {**read_headers(), "types.cuh": b"// new\n"}),
         "name": (caching, "read_headers", lambda: {f"a{k}": v for k, v in read_headers().items()}),

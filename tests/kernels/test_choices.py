@@ -13,14 +13,14 @@ from ringcoll.arguments.calls import Call
 from ringcoll.collectives import COLLECTIVES
 from ringcoll.dtypes import dtype_of, op_of
 from ringcoll.errors import ArgumentError, LaunchRefused
-from ringcoll.executors.cuda import either
+from ringcoll.executors.cuda import dual_program
 from ringcoll.executors.cuda.arena import Arena
 from ringcoll.executors.cuda.body import body_of
 from ringcoll.executors.cuda.choose import choose
 from ringcoll.executors.cuda.copies import copied_blocks, crosses
-from ringcoll.executors.cuda.either import fits
+from ringcoll.executors.cuda.dual_program import fits
+from ringcoll.executors.cuda.limits import Resources, Wishes
 from ringcoll.executors.cuda.params import Addresses, Header, pack
-from ringcoll.executors.cuda.wishes import Resources, Wishes
 from ringcoll.launch import ALL_MAPPED
 from ringcoll.plan import Buffer
 
@@ -272,7 +272,7 @@ def test_what_fits_is_what_a_launch_carries(monkeypatch, nranks, name, options):
     carried = len(pack(body, Header(1.0, 0, True, True, 1), 0, at))
     programs = found.program, found.reached.program
     for room, wanted in ((carried + 8 * 32 * nranks, True), (carried - 1, False)):
-        monkeypatch.setattr(either, "LARGEST", room)
+        monkeypatch.setattr(dual_program, "LARGEST", room)
         fits.cache_clear()
         assert fits(*programs, scales=False, together=nranks) is wanted
     monkeypatch.undo()

@@ -13,14 +13,14 @@ from ringcoll.arguments.calls import Call
 from ringcoll.collectives import COLLECTIVES
 from ringcoll.dtypes import dtype_of, op_of
 from ringcoll.errors import LaunchRefused
-from ringcoll.executors.cuda import either
+from ringcoll.executors.cuda import dual_program
 from ringcoll.executors.cuda.arena import Arena
 from ringcoll.executors.cuda.choose import choose
-from ringcoll.executors.cuda.terms import terms_of
-from ringcoll.executors.cuda.wishes import Resources, Wishes
+from ringcoll.executors.cuda.limits import Resources, Wishes
+from ringcoll.executors.cuda.signature import terms_of
 from ringcoll.launch import ALL_MAPPED
+from ringcoll.model import tuner
 from ringcoll.plan import Buffer
-from ringcoll.timing import tuner
 from tests.communicator.known import machine_on
 
 SIZES = (8, 100_000, 1 << 20, 64 << 20)
@@ -151,10 +151,10 @@ def test_ranks_that_are_threads_compare_once(monkeypatch):
 @pytest.fixture
 def small_launches(monkeypatch):
     """A launch carries the steps of two rings among 8 ranks, and not of four."""
-    monkeypatch.setattr(either, "LARGEST", 5000)
-    either.carried.cache_clear()
+    monkeypatch.setattr(dual_program, "LARGEST", 5000)
+    dual_program.carried.cache_clear()
     yield
-    either.carried.cache_clear()
+    dual_program.carried.cache_clear()
 
 
 def test_fewer_rings_where_a_launch_does_not_carry_all(small_launches):

@@ -90,7 +90,7 @@ def alone(case: Case, kernels: Path) -> str:
 def test_a_wrong_gate_is_seen(mutant: Mutant, tmp_path: Path) -> None:
     kernels = tmp_path / "kernels"
     shutil.copytree(KERNELS, kernels)
-    path = kernels / "gates.cuh"
+    path = kernels / "copy_gates.cuh"
     text = path.read_text()
     assert text.count(mutant.old) == 1
     path.write_text(text.replace(mutant.old, mutant.new))

@@ -10,7 +10,7 @@ from ringcoll.algorithms import build
 from ringcoll.dtypes import dtype_of
 from ringcoll.encode import encode
 from ringcoll.executors.cuda.copies import Copy, between, copied_blocks, schedule
-from ringcoll.executors.cuda.gates import ENTER, LEAVE, MEET, Gate
+from ringcoll.executors.cuda.copy_gates import ENTER, LEAVE, MEET, Gate
 from ringcoll.executors.cuda.params import Addresses
 from ringcoll.executors.cuda.simple import Writer
 from ringcoll.launch import Launch

@@ -15,8 +15,8 @@ from ringcoll.algorithms import build
 from ringcoll.collectives import COLLECTIVES
 from ringcoll.dtypes import dtype_of
 from ringcoll.errors import PlanError
+from ringcoll.executors.cuda.ll_layout import Places
 from ringcoll.executors.cuda.params import launch_bytes
-from ringcoll.executors.cuda.places import Places
 from ringcoll.executors.cuda.trace import HEAD, ROW, executed, head, ran, summed
 from ringcoll.executors.rows import TraceEntry
 from ringcoll.lower import lower

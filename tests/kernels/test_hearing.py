@@ -73,7 +73,7 @@ def test_kernels_that_read_peers_arrays(algorithm: str, fenced: bool, counting: 
 @pytest.mark.parametrize("fenced", [True, False])
 def test_copies_that_read_peers_arrays(fenced: bool, counting: Path) -> None:
     if not fenced:
-        changed(counting, "gates.cuh", "if (thread_index() < RC_RANKS) fence();", "")
+        changed(counting, "copy_gates.cuh", "if (thread_index() < RC_RANKS) fence();", "")
     world = World(3)
     case = Case(build("broadcast", "chain", 3), Launch(slices=4), 500, dtype="int32")
     arrays = world.arrays(case)

@@ -14,10 +14,10 @@ from ringcoll.encode import encode
 from ringcoll.executors.cuda.arena import Arena
 from ringcoll.executors.cuda.cache import KernelCache
 from ringcoll.executors.cuda.copies import between
-from ringcoll.executors.cuda.gates import gate_text
-from ringcoll.executors.cuda.lines import lines_body
-from ringcoll.executors.cuda.pairs import pairs_text
+from ringcoll.executors.cuda.copy_gates import gate_text
+from ringcoll.executors.cuda.ll import lines_body
 from ringcoll.executors.cuda.params import Addresses
+from ringcoll.executors.cuda.point_to_point import pairs_text
 from ringcoll.executors.cuda.simple import simple_body
 from ringcoll.executors.cuda.standard import standard_sources
 from ringcoll.launch import Launch, Layout
@@ -100,8 +100,8 @@ def test_there_is_something_of_everything() -> None:
     texts = "".join(shapes())
     assert {"BFloat16", "Float32"} <= set(re.findall(r"using Type = (\w+);", texts))
     used = set(re.findall(r'#include "(\w+\.cuh)"', texts))
-    others = {"gates.cuh", "staging.cuh", "fold.cuh"}
-    assert used == {"ll.cuh", "pairs.cuh", "simple.cuh", *others}
+    others = {"copy_gates.cuh", "staging.cuh", "fold.cuh"}
+    assert used == {"ll.cuh", "point_to_point.cuh", "simple.cuh", *others}
     lines, words = "".join(operators()[: len(DTYPES)]), "".join(operators()[len(DTYPES) :])
     for texts in (lines, words):
         assert set(re.findall(r"using Type = (\w+);", texts)) == set(TYPES.values())

@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 
 from ringcoll.errors import LaunchRefused
-from ringcoll.executors.cuda.pairs import Half, Message, pairs_text, shared_out, window_bytes
+from ringcoll.executors.cuda.point_to_point import (
+    Half,
+    Message,
+    pairs_text,
+    shared_out,
+    window_bytes,
+)
 from tests.kernels.pairs import Traffic, side_by_side
 from tests.kernels.stand_in import needs_compiler
 from tests.kernels.world import World

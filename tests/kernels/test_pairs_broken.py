@@ -56,7 +56,7 @@ MUTANTS = [
     ),
     Mutant(
         "the sender is two calls ahead",
-        "pairs.cuh",
+        "point_to_point.cuh",
         "sends ? epoch - 1 : epoch",
         "sends ? 0 : epoch",
         (3000,) * 3,
@@ -64,7 +64,7 @@ MUTANTS = [
     ),
     Mutant(
         "blocks go on alone between two calls",
-        "pairs.cuh",
+        "point_to_point.cuh",
         "reach(sequence + b * 8, epoch, peer, 0)",
         "true",
         (200_000,) * 12,
@@ -72,7 +72,7 @@ MUTANTS = [
     ),
     Mutant(
         "replicas without a block are left out",
-        "pairs.cuh",
+        "point_to_point.cuh",
         "replica += half.blocks",
         "replica += replicas",
         (200_000,),
@@ -80,7 +80,7 @@ MUTANTS = [
     ),
     Mutant(
         "blocks that a launch has not are forgotten",
-        "pairs.cuh",
+        "point_to_point.cuh",
         "tell_wide(sequence + b * 8, epoch);\n    }",
         "{}\n    }",
         (1000, 200_000),
@@ -88,7 +88,7 @@ MUTANTS = [
     ),
     Mutant(
         "the calls of a launch are counted as one",
-        "pairs.cuh",
+        "point_to_point.cuh",
         "++epoch;",
         "if (signature == 0) ++epoch;",
         (1000, 2000),

@@ -10,7 +10,7 @@ from threading import Thread
 import pytest
 
 from ringcoll.errors import AbortedError, ClosedError, DeadlineError, Error, MismatchError
-from ringcoll.executors.cuda.pairs import window_bytes
+from ringcoll.executors.cuda.point_to_point import window_bytes
 from ringcoll.executors.cuda.reports import error_of
 from tests.kernels.pairs import Traffic, side_by_side
 from tests.kernels.stand_in import library, needs_compiler
@@ -128,7 +128,7 @@ def slow(request, tmp_path_factory):
     """A folder of such a kernel."""
     folder = copied(tmp_path_factory.mktemp("slow") / "kernels")
     for old, new in request.param:
-        changed(folder, "pairs.cuh", old, new)
+        changed(folder, "point_to_point.cuh", old, new)
     return folder
 
 
@@ -194,7 +194,7 @@ def test_each_wait_has_its_own_time(tmp_path):
     for timeout in (0.5, 4.0, 24.0):
         late = 0.6 * timeout
         slow = copied(tmp_path / str(timeout))
-        changed(slow, "pairs.cuh", entered, f"{nap(late)}\n{entered}")
+        changed(slow, "point_to_point.cuh", entered, f"{nap(late)}\n{entered}")
         world = World(2)
         traffic = Traffic([(1, 0, 100)])
         receiver = traffic.ready(world, (0,), timeout=timeout)

@@ -9,10 +9,10 @@ import pytest
 
 from ringcoll.algorithms import build, options
 from ringcoll.algorithms.channels import Channels
-from ringcoll.executors.cuda.either import carried
+from ringcoll.executors.cuda.dual_program import carried
 from ringcoll.launch import ALL_MAPPED, Launch
-from ringcoll.timing.links import Wire
-from ringcoll.timing.machine import machine_of
+from ringcoll.model.links import Wire
+from ringcoll.model.machine import machine_of
 from ringcoll.topology.among import among
 from ringcoll.topology.presets import preset
 from ringcoll.topology.search import find_rings

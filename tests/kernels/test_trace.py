@@ -16,8 +16,8 @@ from ringcoll.dtypes import dtype_of
 from ringcoll.encode import encode
 from ringcoll.errors import LaunchRefused, OutOfMemory, PlanError
 from ringcoll.executors.cuda.compile import compile_kernel
+from ringcoll.executors.cuda.ll_layout import Places
 from ringcoll.executors.cuda.params import Addresses, Body
-from ringcoll.executors.cuda.places import Places
 from ringcoll.executors.cuda.trace import Executed, executed, head, summed, traced
 from ringcoll.launch import Launch
 from ringcoll.lower import lower

@@ -14,9 +14,9 @@ import numpy as np
 from ringcoll.dtypes import dtype_of
 from ringcoll.encode import encode
 from ringcoll.executors.cuda.arena import HELLO_LINES, HELLOS, MOST_BLOCKS, REPORT_BYTES, Arena
-from ringcoll.executors.cuda.lines import lines_body
+from ringcoll.executors.cuda.ll import lines_body
+from ringcoll.executors.cuda.ll_layout import LANES
 from ringcoll.executors.cuda.params import Addresses, Body, Header, factor_bytes, pack
-from ringcoll.executors.cuda.places import LANES
 from ringcoll.executors.cuda.reports import Report, read
 from ringcoll.executors.cuda.simple import simple_body
 from ringcoll.executors.cuda.trace import traced

@@ -15,8 +15,8 @@ from ringcoll.launch import ALL_MAPPED, Launch
 from ringcoll.lower import carried, lower, place
 from ringcoll.lower.hops import by_hops
 from ringcoll.plan import Block, Buffer, Chunk, Plan, Step
-from ringcoll.proof.prover import verify
 from ringcoll.run import run
+from ringcoll.verifier.prover import verify
 from tests.lower.plans import every_plan
 
 IN, OUT, TMP = Buffer.INPUT, Buffer.OUTPUT, Buffer.SCRATCH

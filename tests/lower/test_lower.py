@@ -12,7 +12,7 @@ from ringcoll.errors import IllegalStep, LaunchRefused, PlanError
 from ringcoll.launch import ALL_MAPPED, Launch
 from ringcoll.lower import lower
 from ringcoll.plan import HELLO, Block, Buffer, Chunk, Plan, Step, hello
-from ringcoll.proof.prover import verify
+from ringcoll.verifier.prover import verify
 from tests.lower.plans import every_launch, every_plan
 
 IN, OUT, TMP = Buffer.INPUT, Buffer.OUTPUT, Buffer.SCRATCH

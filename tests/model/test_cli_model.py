@@ -9,7 +9,7 @@ import pytest
 
 from ringcoll.algorithms import ALGORITHMS
 from ringcoll.cli import main
-from ringcoll.timing.model import chain_best_slices, chain_time
+from ringcoll.model.closed_form import chain_best_slices, chain_time
 
 
 def run(capsys, words):

@@ -8,10 +8,10 @@ import pytest
 
 from ringcoll.algorithms import build
 from ringcoll.errors import ArgumentError, MachineError
-from ringcoll.timing.explain import space_time
-from ringcoll.timing.links import Links
-from ringcoll.timing.plot import plot_curves, plot_space_time
-from ringcoll.timing.predict import Clock
+from ringcoll.model.explain import space_time
+from ringcoll.model.links import Links
+from ringcoll.model.plot import plot_curves, plot_space_time
+from ringcoll.model.predict import Clock
 
 N = 1 << 20
 

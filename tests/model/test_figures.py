@@ -12,8 +12,8 @@ import pytest
 
 from ringcoll.cli import main
 from ringcoll.errors import ArgumentError
-from ringcoll.timing.figures import keep_figures, measured_figures, read_figures
-from ringcoll.timing.model import chain_time
+from ringcoll.model.closed_form import chain_time
+from ringcoll.model.figures import keep_figures, measured_figures, read_figures
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 FIT = {"bandwidth": 360e9, "alpha": 4e-6, "latency": 2e-5}

@@ -6,9 +6,9 @@ import pytest
 
 from ringcoll.algorithms import build
 from ringcoll.errors import ArgumentError
-from ringcoll.timing.links import Links
-from ringcoll.timing.machine import machine_links, ring_gain, ring_seconds
-from ringcoll.timing.predict import predict
+from ringcoll.model.links import Links
+from ringcoll.model.machine import machine_links, ring_gain, ring_seconds
+from ringcoll.model.predict import predict
 from ringcoll.topology.presets import preset
 from ringcoll.topology.search import find_rings
 from ringcoll.topology.system import LinkKind

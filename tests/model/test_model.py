@@ -8,7 +8,7 @@ import random
 import pytest
 
 from ringcoll.errors import ArgumentError
-from ringcoll.timing.model import (
+from ringcoll.model.closed_form import (
     Point,
     bus_factor,
     chain_best_slices,

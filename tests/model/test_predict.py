@@ -9,12 +9,12 @@ from ringcoll.collectives import Collective
 from ringcoll.errors import ArgumentError, Deadlock, PlanError
 from ringcoll.launch import Launch, Layout
 from ringcoll.lower import lower, place
+from ringcoll.model.closed_form import CLOSED_FORMS, chain_time, closed_form
+from ringcoll.model.fold import arrivals, fold
+from ringcoll.model.graph import TICKS
+from ringcoll.model.links import Links, Wire, equal_nodes
+from ringcoll.model.predict import Clock, predict
 from ringcoll.plan import Block, Buffer, Chunk, Plan, Step
-from ringcoll.timing.fold import arrivals, fold
-from ringcoll.timing.graph import TICKS
-from ringcoll.timing.links import Links, Wire, equal_nodes
-from ringcoll.timing.model import CLOSED_FORMS, chain_time, closed_form
-from ringcoll.timing.predict import Clock, predict
 from tests.model.plans import chain
 
 N, B = 64 * 2**20, 10e9

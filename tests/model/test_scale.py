@@ -10,10 +10,10 @@ import pytest
 from ringcoll.algorithms import build, options
 from ringcoll.cli import main
 from ringcoll.errors import ArgumentError
-from ringcoll.timing.cluster import node_figures
-from ringcoll.timing.links import Links, Wire, equal_nodes
-from ringcoll.timing.predict import predict
-from ringcoll.timing.scale import Growth, Span, winners
+from ringcoll.model.cluster import node_figures
+from ringcoll.model.links import Links, Wire, equal_nodes
+from ringcoll.model.predict import predict
+from ringcoll.model.scale import Growth, Span, winners
 from ringcoll.topology.presets import preset
 
 B, NIC = 400e9, 50e9
@@ -229,7 +229,7 @@ def test_what_cannot_be_shown_is_said(capsys, words, message):
 
 
 def test_what_is_too_large_is_left_out(capsys, monkeypatch):
-    monkeypatch.setattr("ringcoll.timing.order.MANY_UNITS", 5000)
+    monkeypatch.setattr("ringcoll.model.order.MANY_UNITS", 5000)
     words = (
         "model all_reduce --per-node 2 --nodes 2,512 --bytes 1K --algorithm tree,recursive_doubling"
     )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ringcoll.cli.sizes import (
+from ringcoll.errors import ArgumentError
+from ringcoll.units import (
     format_bytes,
     format_seconds,
     parse_bandwidth,
@@ -12,7 +13,6 @@ from ringcoll.cli.sizes import (
     parse_seconds,
     parse_sizes,
 )
-from ringcoll.errors import ArgumentError
 
 
 @pytest.mark.parametrize(

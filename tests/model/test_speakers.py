@@ -8,11 +8,11 @@ import pytest
 
 from ringcoll.algorithms import ALGORITHMS, build, options
 from ringcoll.errors import ArgumentError, PlanError
+from ringcoll.model.links import Links, Wire, equal_nodes
+from ringcoll.model.predict import predict
+from ringcoll.model.speakers import speakers_of
+from ringcoll.model.tuner import plan_for
 from ringcoll.plan import Symmetry
-from ringcoll.timing.links import Links, Wire, equal_nodes
-from ringcoll.timing.predict import predict
-from ringcoll.timing.speakers import speakers_of
-from ringcoll.timing.tuner import plan_for
 
 N, B = 64 * 2**20, 10e9
 NETWORK = Wire(B / 8, 5e-6, 9e-6)

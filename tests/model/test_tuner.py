@@ -6,10 +6,10 @@ import pytest
 
 from ringcoll.algorithms import ALGORITHMS, build
 from ringcoll.errors import ArgumentError, LaunchRefused
-from ringcoll.timing.links import Links, Wire, equal_nodes
-from ringcoll.timing.model import chain_best_slices, chain_time
-from ringcoll.timing.predict import Clock, predict
-from ringcoll.timing.tuner import Candidate, best_slices, candidates_for, choose, plan_for
+from ringcoll.model.closed_form import chain_best_slices, chain_time
+from ringcoll.model.links import Links, Wire, equal_nodes
+from ringcoll.model.predict import Clock, predict
+from ringcoll.model.tuner import Candidate, best_slices, candidates_for, choose, plan_for
 
 N, B = 64 << 20, 10e9
 LINKS = Links(B, 2e-6, 1e-6)

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from ringcoll.executors.staging import carry as module
-from ringcoll.executors.staging.carry import _LOOKS, Exchange, Flow, _awaited, _end, carry
+from ringcoll.executors.cuda_nodes import carry as module
+from ringcoll.executors.cuda_nodes.carry import _LOOKS, Exchange, Flow, _awaited, _end, carry
 
 
 class Message:

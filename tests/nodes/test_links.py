@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from ringcoll.errors import MachineError
-from ringcoll.executors.between import Between
 from ringcoll.executors.board import Board, Hello
+from ringcoll.executors.node_signals import Between
 from ringcoll.fabric import connect as connecting
 from ringcoll.fabric import handshake, thread_fabrics
 from ringcoll.fabric.connect import Known, connect

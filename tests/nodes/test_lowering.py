@@ -13,11 +13,11 @@ from ringcoll.launch import ALL_MAPPED, Launch
 from ringcoll.lower import lower
 from ringcoll.lower.network import check_messages
 from ringcoll.plan import Block, Buffer, Chunk, Step
-from ringcoll.proof.calls import verify_calls
-from ringcoll.proof.examine import Case, examine, judge
-from ringcoll.proof.mutants import sample
-from ringcoll.proof.prover import Prover, verify
-from ringcoll.proof.reachability import history
+from ringcoll.verifier.calls import verify_calls
+from ringcoll.verifier.examine import Case, examine, judge
+from ringcoll.verifier.mutants import sample
+from ringcoll.verifier.prover import Prover, verify
+from ringcoll.verifier.reachability import history
 
 PLACES = ((0, 1), (0, 0, 1), (0, 0, 1, 1), (0, 1, 0, 1), (0, 1, 2), (0, 1, 1, 0, 2))
 STAGED: frozenset[Buffer] = frozenset()

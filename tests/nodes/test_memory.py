@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from ringcoll.communicator.nodes_memory import NodesMemory
 from ringcoll.errors import ArgumentError, MachineError, MismatchError, OutOfMemory
+from ringcoll.symmetric.nodes import NodesMemory
 
 ARRAY: Any = SimpleNamespace(nbytes=64)
 

@@ -7,7 +7,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.mpi, pytest.mark.slow]
 
 def names_of_all() -> str:
     """Two nodes of two to four ranks, of one a GPU where there are so many."""
-    from ringcoll.transports.cuda.device import devices
+    from ringcoll.cuda.device import devices
 
     each = max(2, min(4, len(devices()) // 2))
     return ",".join(["a"] * each + ["b"] * each)

@@ -8,7 +8,7 @@ import pytest
 from ringcoll.arguments.calls import Call
 from ringcoll.collectives import COLLECTIVES, Collective
 from ringcoll.dtypes import dtype_of
-from ringcoll.executors.staging.pieces import ALIGN, cut, piece_of
+from ringcoll.executors.cuda_nodes.pieces import ALIGN, cut, piece_of
 
 MOST = 1 << 12
 
@@ -63,7 +63,7 @@ def pieces_of(call, nranks):
 @pytest.mark.parametrize("dtype", ["int8", "bfloat16", "complex128"])
 @pytest.mark.parametrize("name", [name for name in COLLECTIVES if name not in ("send", "barrier")])
 def test_every_byte_goes_once(name, dtype, monkeypatch):
-    monkeypatch.setattr("ringcoll.executors.staging.pieces._SHORT", 1 << 10)
+    monkeypatch.setattr("ringcoll.executors.cuda_nodes.pieces._SHORT", 1 << 10)
     for nranks in (2, 3, 5):
         for count in (0, 1, 63, 3001):
             numbers = set()
@@ -80,7 +80,7 @@ def test_every_byte_goes_once(name, dtype, monkeypatch):
 
 
 def test_counts_of_each_rank_and_gaps_between_them(monkeypatch):
-    monkeypatch.setattr("ringcoll.executors.staging.pieces._SHORT", 1 << 10)
+    monkeypatch.setattr("ringcoll.executors.cuda_nodes.pieces._SHORT", 1 << 10)
     counts, displs = (0, 3000, 17), (4, 20, 3100)
     for rank in range(3):
         call = call_of("all_gather", rank, 3, 0, "float32", counts, displs)

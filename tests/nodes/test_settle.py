@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("cupy")
 
 from ringcoll.errors import MachineError
-from ringcoll.executors.staging import executor
+from ringcoll.executors.cuda_nodes import executor
 
 
 class Stands:

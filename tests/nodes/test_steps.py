@@ -2,7 +2,7 @@
 
 import pytest
 
-from ringcoll.executors.staging.steps import Steps
+from ringcoll.executors.cuda_nodes.steps import Steps
 
 
 def place(members: list[list[int]], rank: int) -> Steps:

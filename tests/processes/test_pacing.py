@@ -2,7 +2,7 @@
 
 import pytest
 
-from ringcoll.timing.model import chain_time
+from ringcoll.model.closed_form import chain_time
 from tests.processes.programs.pacing import ALPHA, BANDWIDTH, CHAINS, COUNT
 
 pytestmark = pytest.mark.slow

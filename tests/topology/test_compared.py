@@ -7,7 +7,7 @@ import json
 import pytest
 
 from ringcoll.cli import main
-from ringcoll.timing.machine import ring_gain
+from ringcoll.model.machine import ring_gain
 from ringcoll.topology.presets import preset
 from ringcoll.topology.search import find_rings
 from tests.topology.real import MACHINES

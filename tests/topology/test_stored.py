@@ -9,14 +9,14 @@ import pytest
 from ringcoll.algorithms import build
 from ringcoll.launch import Launch
 from ringcoll.lower import lower
-from ringcoll.proof.prover import verify
-from ringcoll.timing.links import Wire
-from ringcoll.timing.machine import machine_links, machine_of
+from ringcoll.model.links import Wire
+from ringcoll.model.machine import machine_links, machine_of
 from ringcoll.topology.among import among
 from ringcoll.topology.paths import routes, stores
 from ringcoll.topology.presets import PRESETS, preset
 from ringcoll.topology.search import find_rings
 from ringcoll.topology.system import PathClass
+from ringcoll.verifier.prover import verify
 
 ALONE = [name for name in PRESETS if len(preset(name).hosts) == 1]
 

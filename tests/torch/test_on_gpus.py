@@ -48,7 +48,7 @@ def test_two_ranks_of_one_gpu(worlds_on_gpus, name):
 @pytest.mark.multi_gpu
 @pytest.mark.parametrize("name", [*EVERY, FREE_MEMORY])
 def test_on_gpus(worlds_on_gpus, name):
-    from ringcoll.transports.cuda.device import devices
+    from ringcoll.cuda.device import devices
 
     run(worlds_on_gpus, name, min(4, len(devices())))
 
@@ -57,7 +57,7 @@ def test_on_gpus(worlds_on_gpus, name):
 @pytest.mark.parametrize("name", names_of("gpu_pairs"))
 def test_messages_of_some_ranks(worlds_on_gpus, name):
     """In a group of three: two GPUs are enough, but where the third has something to do."""
-    from ringcoll.transports.cuda.device import devices
+    from ringcoll.cuda.device import devices
     from tests.torch.on_ranks.gpu_pairs import A_GPU_EACH
 
     if name.partition(".")[2] in A_GPU_EACH and len(devices()) < 3:

@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from ringcoll.torch.returning import LEAST, TIMES, Returning
+from ringcoll.torch.auto_register import LEAST, TIMES, Returning
 
 
 class Posts:

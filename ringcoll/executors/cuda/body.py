@@ -5,10 +5,10 @@ from __future__ import annotations
 from ringcoll.arguments.calls import Call
 from ringcoll.executors.cuda.arena import Arena
 from ringcoll.executors.cuda.chosen import Chosen
-from ringcoll.executors.cuda.either import either_body
-from ringcoll.executors.cuda.lines import lines_body
+from ringcoll.executors.cuda.dual_program import either_body
+from ringcoll.executors.cuda.ll import lines_body
+from ringcoll.executors.cuda.ll_layout import LANES
 from ringcoll.executors.cuda.params import Addresses, Body
-from ringcoll.executors.cuda.places import LANES
 from ringcoll.executors.cuda.simple import simple_body
 from ringcoll.executors.cuda.trace import traced
 

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Lock
 
-import ringcoll
+from ringcoll import version
 from ringcoll.executors.cuda.compile import compile_kernel, flags, nvrtc_version, read_headers
 from ringcoll.folders import contents, own_folder, user_folder, write_aside
 
@@ -115,7 +115,7 @@ class KernelCache:
         major, minor = nvrtc_version()
         digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
         for part in (
-            ringcoll.__version__.encode(),
+            version.__version__.encode(),
             f"nvrtc {major}.{minor}".encode(),
             *(flag.encode() for flag in flags(arch, debug=self._debug)),
             *(part for header in self._headers.items() for part in (header[0].encode(), header[1])),

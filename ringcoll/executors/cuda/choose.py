@@ -17,15 +17,15 @@ from ringcoll.arguments.calls import Call
 from ringcoll.collectives import COLLECTIVES
 from ringcoll.errors import ArgumentError, LaunchRefused
 from ringcoll.executors.cuda.choose_copies import by_copies
-from ringcoll.executors.cuda.choose_lines import in_lines, lines_algorithm, lines_by_size
-from ringcoll.executors.cuda.choose_words import USUAL, in_words, slices_of
+from ringcoll.executors.cuda.choose_ll import in_lines, lines_algorithm, lines_by_size
+from ringcoll.executors.cuda.choose_simple import USUAL, in_words, slices_of
 from ringcoll.executors.cuda.chosen import Chosen
 from ringcoll.executors.cuda.crossover import compared
-from ringcoll.executors.cuda.places import LANES
-from ringcoll.executors.cuda.wishes import Resources, Wishes
+from ringcoll.executors.cuda.limits import Resources, Wishes
+from ringcoll.executors.cuda.ll_layout import LANES
 from ringcoll.launch import PROTOCOLS
+from ringcoll.model.machine import Machine
 from ringcoll.plan import Buffer
-from ringcoll.timing.machine import Machine
 
 __all__ = ["choose"]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from ringcoll.arguments.calls import Call
 from ringcoll.collectives import COLLECTIVES
 from ringcoll.errors import ArgumentError, LaunchRefused
-from ringcoll.executors.cuda.choose_words import BLOCK_BYTES, USUAL, sliced
+from ringcoll.executors.cuda.choose_simple import BLOCK_BYTES, USUAL, sliced
 from ringcoll.executors.cuda.chosen import Chosen
 from ringcoll.executors.cuda.copies import copied_blocks, crosses
+from ringcoll.executors.cuda.limits import Resources, Wishes
 from ringcoll.executors.cuda.planned import planned
 from ringcoll.executors.cuda.simple import THREADS
-from ringcoll.executors.cuda.wishes import Resources, Wishes
 from ringcoll.plan import Buffer
 
 __all__ = ["by_copies"]

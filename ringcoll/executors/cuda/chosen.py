@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ringcoll.encode import Program
-from ringcoll.executors.cuda.either import Variant
+from ringcoll.executors.cuda.dual_program import Variant
 from ringcoll.executors.cuda.planned import Planned
 from ringcoll.launch import Launch, Layout
 from ringcoll.plan import Plan

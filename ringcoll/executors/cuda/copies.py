@@ -1,8 +1,8 @@
 """engine="copy": what copy engines run of a program, and what of it is enqueued in which order.
 
 A block whose rows all copy, some of them across ranks, is a *lane* of copies: a stream on which
-gates (``kernels/gates.cuh``) await a row's signals, copies move its data, and gates post what it
-signals. The other blocks, those that reduce, are run by a kernel beside the lanes.
+gates (``kernels/copy_gates.cuh``) await a row's signals, copies move its data, and gates post
+what it signals. The other blocks, those that reduce, are run by a kernel beside the lanes.
 
 :func:`schedule` writes everything that one device is given for a call, in the order of the plan.
 That order is what lets streams share a hardware queue, ranks a device, and a captured call one
@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from ringcoll.dtypes import DType
 from ringcoll.encode import BlockProgram, Program, Row
 from ringcoll.executors.cuda.arena import Arena
-from ringcoll.executors.cuda.gates import ENTER, LEAVE, MEET, Gate, joined
+from ringcoll.executors.cuda.copy_gates import ENTER, LEAVE, MEET, Gate, joined
 from ringcoll.executors.cuda.params import Addresses
 from ringcoll.executors.cuda.simple import Between, Writer
 from ringcoll.labels import Label

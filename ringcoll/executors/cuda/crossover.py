@@ -10,8 +10,8 @@ from __future__ import annotations
 import threading
 from functools import lru_cache
 
-from ringcoll.timing import tuner
-from ringcoll.timing.machine import Machine
+from ringcoll.model import tuner
+from ringcoll.model.machine import Machine
 
 __all__ = ["HOP", "compared"]
 

@@ -20,37 +20,37 @@ import numpy.typing as npt
 
 from ringcoll.arguments.calls import Call
 from ringcoll.collectives import COLLECTIVES
+from ringcoll.cuda.device import Device, on, runtime
+from ringcoll.cuda.event import Event
+from ringcoll.cuda.memory import host_mapped
+from ringcoll.cuda.nvlink import joined_by_nvlink
 from ringcoll.errors import AbortedError, Error, MismatchError
 from ringcoll.executors.board import RECORDS, Board
 from ringcoll.executors.cuda.arena import MOST_BLOCKS, REPORT_BYTES, Arena
+from ringcoll.executors.cuda.async_errors import Verdicts
+from ringcoll.executors.cuda.auto_register import Posts
 from ringcoll.executors.cuda.body import body_of
 from ringcoll.executors.cuda.choose import choose
-from ringcoll.executors.cuda.event import Event
-from ringcoll.executors.cuda.followed import Followed
-from ringcoll.executors.cuda.gate import Gate, Offer
 from ringcoll.executors.cuda.hellos import Hellos
 from ringcoll.executors.cuda.lanes import CopyLaunch, Streams, copy_launch
+from ringcoll.executors.cuda.limits import Resources, Wishes
 from ringcoll.executors.cuda.loader import Launchable, Loader
 from ringcoll.executors.cuda.mappings import Mappings
 from ringcoll.executors.cuda.params import Addresses, Header, factor_bytes, pack, start_of
-from ringcoll.executors.cuda.posts import Posts
 from ringcoll.executors.cuda.ready import Enqueued, Ready
 from ringcoll.executors.cuda.recorder import Recorder
 from ringcoll.executors.cuda.reports import (
     ABORT,
 )
-from ringcoll.executors.cuda.terms import OFFSET_BITS, places, terms_of, touched
-from ringcoll.executors.cuda.verdicts import Verdicts
-from ringcoll.executors.cuda.wishes import Resources, Wishes
+from ringcoll.executors.cuda.shared_launch import Gate, Offer
+from ringcoll.executors.cuda.signature import OFFSET_BITS, places, terms_of, touched
+from ringcoll.executors.cuda.stream_order import Followed
 from ringcoll.executors.drive import Pause, Task
 from ringcoll.fabric import Fabric
 from ringcoll.plan import Buffer
-from ringcoll.transports.cuda.arena import Transport
-from ringcoll.transports.cuda.device import Device, on, runtime
-from ringcoll.transports.cuda.memory import host_mapped
-from ringcoll.transports.cuda.nvlink import joined_by_nvlink
-from ringcoll.transports.cuda.peers import PeerMemory
-from ringcoll.transports.cuda.symmetric import CudaSymmetricMemory
+from ringcoll.symmetric.device import CudaSymmetricMemory
+from ringcoll.transports.arena import Transport
+from ringcoll.transports.peers import PeerMemory
 
 __all__ = ["CudaExecutor"]
 

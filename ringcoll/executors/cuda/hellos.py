@@ -10,10 +10,10 @@ from threading import Lock
 
 import numpy as np
 
+from ringcoll.cuda.device import on
+from ringcoll.cuda.memory import host_mapped
 from ringcoll.executors.cuda.arena import HELLO_LINES, HELLO_SLOTS, HELLOS, Arena
 from ringcoll.executors.cuda.reports import DIFFERENT, HELLO, Report
-from ringcoll.transports.cuda.device import on
-from ringcoll.transports.cuda.memory import host_mapped
 
 __all__ = ["Hellos", "differing"]
 

@@ -13,15 +13,15 @@ from functools import partial
 from itertools import groupby
 
 from ringcoll.arguments.calls import Call
+from ringcoll.cuda.device import on, runtime
 from ringcoll.errors import ArgumentError
 from ringcoll.executors.cuda.arena import Arena
 from ringcoll.executors.cuda.chosen import Chosen
 from ringcoll.executors.cuda.copies import Copy, Schedule, between, schedule
-from ringcoll.executors.cuda.gates import GATE_THREADS, Gate, gate_body
+from ringcoll.executors.cuda.copy_gates import GATE_THREADS, Gate, gate_body
 from ringcoll.executors.cuda.loader import Launchable
 from ringcoll.executors.cuda.params import Addresses, Header, pack
 from ringcoll.executors.cuda.simple import simple_body
-from ringcoll.transports.cuda.device import on, runtime
 
 __all__ = ["CopyLaunch", "Streams", "copy_launch"]
 

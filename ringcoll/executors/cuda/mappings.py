@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from ringcoll.cuda.device import on
+from ringcoll.cuda.memory import allocate
 from ringcoll.errors import OutOfMemory
-from ringcoll.transports.cuda.device import on
-from ringcoll.transports.cuda.memory import allocate
-from ringcoll.transports.cuda.symmetric import CudaSymmetricMemory
+from ringcoll.symmetric.device import CudaSymmetricMemory
 
 __all__ = ["POSTS", "Mappings", "posted"]
 

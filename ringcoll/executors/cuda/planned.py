@@ -9,7 +9,7 @@ from ringcoll.algorithms.channels import Channels, channelled
 from ringcoll.arguments.calls import Call
 from ringcoll.collectives import COLLECTIVES
 from ringcoll.errors import ArgumentError
-from ringcoll.executors.cuda.wishes import Resources, Wishes
+from ringcoll.executors.cuda.limits import Resources, Wishes
 from ringcoll.launch import Layout
 from ringcoll.plan import Plan
 

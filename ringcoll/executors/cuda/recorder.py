@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from ringcoll.cuda.device import on
+from ringcoll.cuda.memory import allocate
 from ringcoll.dtypes import DType
 from ringcoll.executors.cuda.chosen import Chosen
-from ringcoll.executors.cuda.places import LANES, Places
+from ringcoll.executors.cuda.ll_layout import LANES, Places
 from ringcoll.executors.cuda.trace import HEAD, ROW, executed, head, ran, summed
 from ringcoll.executors.rows import TraceEntry
-from ringcoll.transports.cuda.device import on
-from ringcoll.transports.cuda.memory import allocate
 
 __all__ = ["Recorder"]
 

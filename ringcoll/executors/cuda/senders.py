@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from ringcoll.arguments.calls import Call
 from ringcoll.encode import BlockProgram, Program
 from ringcoll.executors.cuda.chosen import Chosen
-from ringcoll.executors.cuda.lines import batches
-from ringcoll.executors.cuda.places import LANES, Places
+from ringcoll.executors.cuda.ll import batches
+from ringcoll.executors.cuda.ll_layout import LANES, Places
 
 __all__ = ["senders"]
 

@@ -12,16 +12,22 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ringcoll.arguments.calls import Call
+from ringcoll.cuda.device import on
 from ringcoll.executors.board import Board
 from ringcoll.executors.contract import Joint
-from ringcoll.executors.cuda.gate import order
 from ringcoll.executors.cuda.loader import Launchable
-from ringcoll.executors.cuda.meeting import Bundle, End
-from ringcoll.executors.cuda.pairs import Half, Message, pairs_body, shared_out, window_bytes
 from ringcoll.executors.cuda.params import Addresses, Header, pack, start_of
+from ringcoll.executors.cuda.point_to_point import (
+    Half,
+    Message,
+    pairs_body,
+    shared_out,
+    window_bytes,
+)
+from ringcoll.executors.cuda.rendezvous import Bundle, End
+from ringcoll.executors.cuda.shared_launch import order
 from ringcoll.executors.cuda.simple import THREADS
 from ringcoll.executors.drive import Pause, Task
-from ringcoll.transports.cuda.device import on
 
 if TYPE_CHECKING:
     from ringcoll.executors.cuda.executor import CudaExecutor

@@ -11,12 +11,12 @@ from ringcoll.dtypes import dtype_of, op_of
 from ringcoll.executors.cuda.arena import Arena
 from ringcoll.executors.cuda.body import body_of
 from ringcoll.executors.cuda.choose import choose
-from ringcoll.executors.cuda.gates import gate_text
-from ringcoll.executors.cuda.pairs import pairs_text
+from ringcoll.executors.cuda.copy_gates import gate_text
+from ringcoll.executors.cuda.limits import Resources, Wishes
 from ringcoll.executors.cuda.params import Addresses, Body
-from ringcoll.executors.cuda.wishes import Resources, Wishes
-from ringcoll.executors.staging.fold import fold_text
-from ringcoll.executors.staging.lane import staging_text
+from ringcoll.executors.cuda.point_to_point import pairs_text
+from ringcoll.executors.cuda_nodes.fold import fold_text
+from ringcoll.executors.cuda_nodes.lane import staging_text
 from ringcoll.launch import ALL_MAPPED
 from ringcoll.plan import Buffer
 

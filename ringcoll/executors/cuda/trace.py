@@ -17,9 +17,9 @@ import numpy as np
 
 from ringcoll.encode import Program
 from ringcoll.errors import OutOfMemory, PlanError
-from ringcoll.executors.cuda.lines import batches
+from ringcoll.executors.cuda.ll import batches
+from ringcoll.executors.cuda.ll_layout import Places
 from ringcoll.executors.cuda.params import Addresses, Body, padded
-from ringcoll.executors.cuda.places import Places
 from ringcoll.executors.rows import TraceEntry
 from ringcoll.launch import Launch
 from ringcoll.plan import Block

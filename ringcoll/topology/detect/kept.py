@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
-import ringcoll
+from ringcoll import version
 from ringcoll.errors import ArgumentError
 from ringcoll.folders import contents, own_folder, user_folder, write_aside
 from ringcoll.topology.detect.sysfs import driver_version, nvidia_gpus, text
@@ -49,7 +49,7 @@ def under(root: Path, template: Path | None) -> Mapping[str, object]:
             stamp = [str(template.absolute()), status.st_mtime_ns, status.st_size]
     return {
         "format": _FORMAT,
-        "version": ringcoll.__version__,
+        "version": version.__version__,
         "root": str(root),
         "boot": text(root / "proc/sys/kernel/random/boot_id"),
         "driver": driver_version(root),

@@ -144,7 +144,7 @@ def many() -> dict:
 
 def threads() -> dict:
     """Two threads make communicators at the same time, each from one of its own."""
-    from ringcoll.transports import mpi
+    from ringcoll.fabric import mpi
 
     carrier: Any = mpi.Carrier
     made = carrier.messages

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ringcoll.errors import OutOfMemory
-from ringcoll.executors.staging import carry
+from ringcoll.executors.cuda_nodes import carry
 from tests.nodes.programs.gpus import Plain, begin, fake_gpus
 from tests.processes.programs.verdict import say, told
 
@@ -146,7 +146,7 @@ def layers(_gpus) -> dict:
 
 def short(gpus) -> dict:
     """Rank 1 has no memory left when a first call needs some, and when a communicator is made."""
-    staging = "ringcoll.executors.staging"
+    staging = "ringcoll.executors.cuda_nodes"
     calls = {
         "slots": (f"{staging}.lane.host_mapped", lambda c: c.all_reduce(numbers(c, LARGE))),
         "slices": (f"{staging}.steps.allocate", lambda c: c.all_reduce(numbers(c, LARGE))),
@@ -330,7 +330,7 @@ class Other:
 
 def elsewhere(gpus) -> dict:
     """A stream is captured that large calls have been on before those of another stream."""
-    followed: Any = import_module("ringcoll.executors.cuda.followed")
+    followed: Any = import_module("ringcoll.executors.cuda.stream_order")
     seen: dict[str, object] = {}
     with begin() as comm:
         child, x, small = comm.split(0), numbers(comm, LARGE), numbers(comm, 3)

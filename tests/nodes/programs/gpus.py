@@ -17,15 +17,15 @@ from benchmarks.gpu.crossing import CROSSING, crossing
 from ringcoll.communicator import gpu_nodes
 from ringcoll.communicator.gpu import CudaState
 from ringcoll.communicator.gpu_nodes import NodesState
+from ringcoll.cuda.raw import from_pointer
 from ringcoll.dtypes import dtype_of
-from ringcoll.executors.staging import executor, pairs, pieces
-from ringcoll.executors.staging import layers as executor_layers
-from ringcoll.executors.staging.exchange import Figures
-from ringcoll.transports.cuda.raw import from_pointer
+from ringcoll.executors.cuda_nodes import executor, pieces, point_to_point
+from ringcoll.executors.cuda_nodes import layers as executor_layers
+from ringcoll.executors.cuda_nodes.exchange import Figures
 from tests.communicator.cases import ROOTED, SHAPES, Case
-from tests.cuda.fake_gpus import FakeBuffer, Gpus, fake
-from tests.cuda.messages import by_threads, messages, ring, several, unequal
-from tests.cuda.ranks import Call, Mirror, inputs_of, judge
+from tests.gpu.fake_gpus import FakeBuffer, Gpus, fake
+from tests.gpu.messages import by_threads, messages, ring, several, unequal
+from tests.gpu.ranks import Call, Mirror, inputs_of, judge
 from tests.kernels import stand_in
 from tests.processes.programs.verdict import Checks, say, told
 
@@ -400,7 +400,7 @@ def fake_gpus() -> Iterator[Gpus]:
         gpus = fake(patched, 4, sms=4)
         gpus.one_process = False
         patched.setattr(executor, "PIECE_BYTES", SMALL)
-        patched.setattr(pairs, "_PIECE_BYTES", SMALL)
+        patched.setattr(point_to_point, "_PIECE_BYTES", SMALL)
         patched.setattr(pieces, "_SHORT", SMALL // 2)
         patched.setattr(executor_layers, "_SHORT", SMALL // 8)
         patched.setattr(gpu_nodes, "LEAST_BYTES", 30_000)

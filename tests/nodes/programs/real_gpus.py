@@ -6,9 +6,9 @@ import numpy as np
 
 import ringcoll
 from ringcoll.communicator import gpu_nodes
-from ringcoll.executors.staging import layers
-from tests.cuda.ranks import Call, Mirror, inputs_of, judge, on
-from tests.cuda.test_point_to_point import DeviceBuffer
+from ringcoll.executors.cuda_nodes import layers
+from tests.gpu.ranks import Call, Mirror, inputs_of, judge, on
+from tests.gpu.test_point_to_point import DeviceBuffer
 from tests.nodes.programs import gpus
 from tests.processes.programs.verdict import Checks, say
 

@@ -1,0 +1,91 @@
+"""Every device array a user may hold, as a pointer and a count. Never a copy.
+
+CuPy's and torch's are recognised by their classes, without importing either; all others by
+``__cuda_array_interface__`` or DLPack.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from ringcoll.cuda.descriptor import DeviceArray, on_host, row_of, strided
+from ringcoll.cuda.foreign import of_cupy, of_protocol
+from ringcoll.cuda.raw import RawArray, from_pointer
+from ringcoll.cuda.streams import stream_pointer
+from ringcoll.dtypes import DType
+from ringcoll.errors import ArgumentError, ArgumentTypeError
+
+__all__ = ["DeviceArray", "device_array", "from_pointer", "stream_pointer"]
+
+_TORCH_ROWS: dict[object, DType] = {}  # torch's types as they are met
+
+
+def device_array(
+    obj: Any, *, argument: str, where: str, writable: bool = False, ordinal: int | None = None
+) -> DeviceArray:
+    """The memory of a device array.
+
+    Args:
+        obj: CuPy's, torch's, numba's or JAX's array, :func:`ringcoll.from_pointer`'s, or anything
+            else with ``__cuda_array_interface__`` (version 2 or 3) or DLPack.
+        argument: the argument's name, for messages.
+        where: the call and the rank, such as "all_reduce on rank 2".
+        writable: whether the call writes to it.
+        ordinal: the device on which it must be; None takes any.
+
+    Raises:
+        ArgumentTypeError: not an array, or of an element type that no collective carries.
+        ArgumentError: on the host or another device, not contiguous, read-only where written.
+
+    """
+    cupy, torch = sys.modules.get("cupy"), sys.modules.get("torch")
+    try:
+        if cupy is not None and isinstance(obj, cupy.ndarray):
+            found = of_cupy(obj)
+        elif torch is not None and isinstance(obj, torch.Tensor):
+            found = _of_torch(torch, obj, writable)
+        elif isinstance(obj, RawArray):
+            nbytes = obj.size * obj.dtype.itemsize
+            found = DeviceArray(obj.pointer, obj.size, obj.dtype, nbytes, obj.device, False, obj)
+        else:
+            found = of_protocol(obj)
+    except (ArgumentError, ArgumentTypeError) as error:
+        raise type(error)(f"{where}: {argument} {error}") from None
+    if writable and found.readonly:
+        raise ArgumentError(
+            f"{where}: {argument} is read-only and would be written; pass a writable array, such "
+            f"as a copy, or use it as sendbuf with another recvbuf"
+        )
+    if ordinal is not None and found.ordinal != ordinal and found.nbytes:
+        raise ArgumentError(
+            f"{where}: {argument} is on device {found.ordinal}, and this rank on device "
+            f"{ordinal}; pass an array of this rank's device, such as one of comm.empty"
+        )
+    return found
+
+
+def _of_torch(torch: Any, tensor: Any, writable: bool) -> DeviceArray:
+    if not tensor.is_cuda:
+        raise on_host(f"a tensor on {tensor.device}", ".cuda() of it")
+    kind = tensor.dtype
+    row = _TORCH_ROWS.get(kind)
+    if row is None:
+        row = _TORCH_ROWS[kind] = row_of(kind)
+    if tensor.layout is not torch.strided:
+        raise ArgumentTypeError(f"is a tensor of {tensor.layout}; pass a dense one (.to_dense())")
+    if not tensor.is_contiguous():
+        raise strided(tuple(tensor.shape), tensor.stride(), "its .contiguous()")
+    if tensor.is_conj() or tensor.is_neg():
+        raise ArgumentError(
+            "is a view whose conjugate or sign is not in memory yet; pass .resolve_conj() or "
+            ".resolve_neg() of it"
+        )
+    if writable and tensor.requires_grad:
+        raise ArgumentError(
+            "is a tensor that requires grad, and autograd does not see what a collective writes; "
+            "pass .detach() of it"
+        )
+    count = tensor.numel()
+    ordinal = tensor.device.index
+    return DeviceArray(tensor.data_ptr(), count, row, count * row.itemsize, ordinal, False, tensor)

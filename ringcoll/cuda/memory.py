@@ -1,0 +1,160 @@
+"""Memory of one device that peers may map, and host memory that kernels write to.
+
+It comes from cudaMalloc itself: CUDA's handles for other processes name whole allocations of that
+kind, so neither CuPy's pool nor cudaMallocAsync will do.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import Any
+
+from ringcoll.cuda.device import on, runtime
+from ringcoll.cuda.retired import sweep
+from ringcoll.errors import ArgumentError, MachineError, OutOfMemory
+from ringcoll.host.limits import size
+
+__all__ = ["GRANULE", "DeviceMemory", "HostMapped", "allocate", "host_mapped", "whole_granules"]
+
+GRANULE = 2 << 20
+"""Bytes of the driver's own unit: a handle for a smaller part would share its neighbours too."""
+
+_OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation, which CuPy does not name
+
+
+def whole_granules(nbytes: int) -> int:
+    """``nbytes`` rounded up to whole granules, at least one."""
+    return max(1, -(-nbytes // GRANULE)) * GRANULE
+
+
+@dataclass(slots=True, eq=False)
+class DeviceMemory:
+    """One allocation of a device; made by :func:`allocate`.
+
+    Args:
+        ordinal: of the device.
+        pointer: its first byte.
+        nbytes: whole granules.
+
+    """
+
+    ordinal: int
+    pointer: int
+    nbytes: int
+
+    def free(self) -> None:
+        """Give it back; idempotent. Waits for the device, so no kernel may wait for this thread."""
+        pointer, self.pointer = self.pointer, 0
+        if pointer:
+            with on(self.ordinal) as cuda:
+                cuda.free(pointer)
+
+
+def allocate(ordinal: int, nbytes: int, *, what: str = "memory") -> DeviceMemory:
+    """Zeroed memory of a device, and of nothing else in its granules.
+
+    Args:
+        ordinal: of the device.
+        nbytes: at least 0; rounded up to whole granules.
+        what: it is for, for messages.
+
+    Raises:
+        OutOfMemory: need and available are named.
+        MachineError: CUDA refuses for another reason.
+
+    """
+    if nbytes < 0:
+        raise ArgumentError(f"{what}: cannot allocate {nbytes} bytes")
+    sweep()
+    whole = whole_granules(nbytes)
+    with on(ordinal) as cuda:
+        try:
+            pointer = _malloc(cuda, whole)
+        except RuntimeError as error:
+            raise _refusal(cuda, error, ordinal, whole, what) from error
+        memory = DeviceMemory(ordinal, pointer, whole)
+        try:
+            cuda.memset(pointer, 0, whole)
+            cuda.deviceSynchronize()  # a peer may write as soon as it knows the address
+        except RuntimeError as error:
+            memory.free()
+            raise MachineError(f"{what}: device {ordinal} fails: {error}") from error
+    return memory
+
+
+def _malloc(cuda: Any, nbytes: int) -> int:
+    try:
+        pointer: int = cuda.malloc(nbytes)
+    except RuntimeError as error:
+        if getattr(error, "status", None) != _OUT_OF_MEMORY:
+            raise
+        # What CuPy keeps for later may be all that is missing.
+        import cupy
+
+        cupy.get_default_memory_pool().free_all_blocks()
+        pointer = cuda.malloc(nbytes)
+    return pointer
+
+
+def _refusal(cuda: Any, error: RuntimeError, ordinal: int, nbytes: int, what: str) -> MachineError:
+    if getattr(error, "status", None) != _OUT_OF_MEMORY:
+        return MachineError(f"{what}: device {ordinal} refuses {size(nbytes)}: {error}")
+    free, total = cuda.memGetInfo()
+    return OutOfMemory(
+        f"{what} needs {size(nbytes)} ({nbytes} bytes) on device {ordinal}, and {size(free)} "
+        f"({free} bytes) of its {size(total)} are free; use smaller arrays, free others, or give "
+        "the device to fewer processes (see nvidia-smi)"
+    )
+
+
+@dataclass(slots=True, eq=False)
+class HostMapped:
+    """Pinned host memory that kernels of every device of this process reach.
+
+    Args:
+        nbytes: how many.
+        host: the bytes as this process sees them; use no view of it after :meth:`free`.
+        device: the address for kernels.
+
+    """
+
+    nbytes: int
+    host: memoryview
+    device: int
+    _pointer: int
+
+    def free(self) -> None:
+        """Give it back; idempotent. No kernel may use it any more."""
+        pointer, self._pointer = self._pointer, 0
+        if pointer:
+            self.host = memoryview(b"")
+            runtime().freeHost(pointer)
+
+
+def host_mapped(nbytes: int, *, ordinal: int, what: str = "records") -> HostMapped:
+    """Zeroed host memory that kernels write and the host reads without any call.
+
+    Args:
+        nbytes: at least 1.
+        ordinal: the device of the kernels.
+        what: it is for, for messages.
+
+    Raises:
+        OutOfMemory: the system has no such memory to pin.
+        MachineError: CUDA refuses for another reason.
+
+    """
+    if nbytes < 1:
+        raise ArgumentError(f"{what}: cannot allocate {nbytes} bytes of host memory")
+    with on(ordinal) as cuda:
+        try:
+            pointer = cuda.hostAlloc(nbytes, cuda.hostAllocMapped | cuda.hostAllocPortable)
+            device = cuda.pointerGetAttributes(pointer).devicePointer
+        except RuntimeError as error:
+            short = getattr(error, "status", None) == _OUT_OF_MEMORY
+            kind = OutOfMemory if short else MachineError
+            raise kind(f"{what}: {size(nbytes)} of host memory not pinned: {error}") from error
+    ctypes.memset(pointer, 0, nbytes)
+    host = memoryview((ctypes.c_char * nbytes).from_address(pointer)).cast("B")
+    return HostMapped(nbytes, host, device, pointer)

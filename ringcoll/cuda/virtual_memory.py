@@ -1,0 +1,150 @@
+"""The driver's virtual memory, such as torch's expandable segments, as descriptors that peers map.
+
+A range of it is made of pieces that were mapped one after the other, each a whole allocation of its
+own. Those that were made to be exported as POSIX descriptors can be mapped by other processes,
+which put them one after the other too.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ringcoll.cuda.driver import call
+from ringcoll.errors import MachineError
+from ringcoll.host.fd_passing import MOST
+
+__all__ = ["Piece", "export", "grant", "map_pieces", "pieces_of", "unmap_pieces"]
+
+_log = logging.getLogger("ringcoll")
+
+_MAPPING_SIZE, _MAPPING_START = 18, 19  # CUpointer_attribute
+_POSIX = 1  # CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+
+
+class _Access(ctypes.Structure):
+    """CUmemAccessDesc: on a device of this ordinal, reading and writing."""
+
+    _fields_ = (("kind", ctypes.c_int), ("id", ctypes.c_int), ("flags", ctypes.c_int))
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One mapping of a whole allocation: its first byte and its size."""
+
+    start: int
+    nbytes: int
+
+
+def pieces_of(pointer: int, nbytes: int) -> list[Piece]:
+    """The mappings in which a range of virtual memory lies, in order.
+
+    Raises:
+        MachineError: it is no virtual memory, is not mapped everywhere, or has too many pieces.
+
+    """
+    found: list[Piece] = []
+    at = pointer
+    while at < pointer + nbytes:
+        handle = _handle(at)  # fails for memory of other kinds
+        call("cuMemRelease", handle)
+        start, size = ctypes.c_uint64(), ctypes.c_size_t()
+        call("cuPointerGetAttribute", ctypes.byref(start), _MAPPING_START, at)
+        call("cuPointerGetAttribute", ctypes.byref(size), _MAPPING_SIZE, at)
+        piece = Piece(start.value, size.value)
+        if not piece.start <= at < piece.start + piece.nbytes or len(found) == MOST:
+            raise MachineError(
+                f"virtual memory at {at:#x} lies in {piece}, after {len(found)} more"
+            )
+        found.append(piece)
+        at = piece.start + piece.nbytes
+    return found
+
+
+def export(piece: Piece) -> int:
+    """A descriptor of a piece; the caller closes it.
+
+    Raises:
+        MachineError: it was not made to be exported so.
+
+    """
+    handle, descriptor = _handle(piece.start), ctypes.c_int(-1)
+    try:
+        call("cuMemExportToShareableHandle", ctypes.byref(descriptor), handle, _POSIX, 0)
+    finally:
+        call("cuMemRelease", handle)
+    return descriptor.value
+
+
+def map_pieces(descriptors: Sequence[int], sizes: Sequence[int], ordinal: int) -> int:
+    """Map pieces one after the other, for a device that is the current one.
+
+    Args:
+        descriptors: of the pieces.
+        sizes: their bytes.
+        ordinal: of the device.
+
+    Returns:
+        The address of the first byte, to be given to :func:`unmap_pieces`.
+
+    Raises:
+        MachineError: the device does not reach the memory, or a size is not the piece's.
+
+    """
+    start = ctypes.c_uint64()
+    call("cuMemAddressReserve", ctypes.byref(start), sum(sizes), 0, 0, 0)
+    mapped: list[int] = []
+    try:
+        for descriptor, nbytes in zip(descriptors, sizes, strict=True):
+            handle = ctypes.c_uint64()
+            call("cuMemImportFromShareableHandle", ctypes.byref(handle), descriptor, _POSIX)
+            try:
+                call("cuMemMap", start.value + sum(mapped), nbytes, 0, handle.value, 0)
+            finally:
+                call("cuMemRelease", handle.value)
+            mapped.append(nbytes)
+        _grant(start.value, sum(sizes), [ordinal])
+    except BaseException:
+        _unmap(start.value, mapped, sum(sizes))
+        raise
+    return start.value
+
+
+def unmap_pieces(address: int, sizes: Sequence[int]) -> None:
+    """Undo :func:`map_pieces`; what fails is logged."""
+    _unmap(address, sizes, sum(sizes))
+
+
+def grant(pieces: Sequence[Piece], ordinals: Sequence[int]) -> None:
+    """Let kernels of other devices of this process use pieces.
+
+    Raises:
+        MachineError: a device cannot.
+
+    """
+    for piece in pieces:
+        _grant(piece.start, piece.nbytes, ordinals)
+
+
+def _handle(pointer: int) -> int:
+    handle = ctypes.c_uint64()
+    call("cuMemRetainAllocationHandle", ctypes.byref(handle), pointer)
+    return handle.value
+
+
+def _grant(start: int, nbytes: int, ordinals: Sequence[int]) -> None:
+    access = (_Access * len(ordinals))(*(_Access(1, ordinal, 3) for ordinal in ordinals))
+    call("cuMemSetAccess", start, nbytes, ctypes.byref(access), len(ordinals))
+
+
+def _unmap(address: int, sizes: Sequence[int], total: int) -> None:
+    try:
+        at = address
+        for nbytes in sizes:
+            call("cuMemUnmap", at, nbytes)
+            at += nbytes
+        call("cuMemAddressFree", address, total)
+    except MachineError as error:
+        _log.warning("memory of a peer could not be unmapped: %s", error)

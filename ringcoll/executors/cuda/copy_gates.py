@@ -1,0 +1,68 @@
+"""Gates: the kernels that wait and signal for copies, as source text and words.
+
+See ``kernels/copy_gates.cuh`` for what they do, and :mod:`.copies` for what stands between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ringcoll.executors.cuda.params import Addresses, Body, padded
+
+__all__ = ["ENTER", "GATE_THREADS", "LEAVE", "MEET", "Gate", "gate_body", "gate_text", "joined"]
+
+ENTER, MEET, LEAVE = 1, 2, 4
+"""What gates do besides: see ``kernels/copy_gates.cuh``."""
+GATE_THREADS = 128
+"""Of a gate."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """A kernel of one block that waits and signals.
+
+    Args:
+        lane: the stream; 0 is the caller's.
+        at: the rank.
+        words: what it does.
+        slice: with which it is enqueued.
+
+    """
+
+    lane: int
+    at: Addresses
+    words: tuple[int, ...]
+    slice: int = 0
+
+
+def joined(gate: Gate, what: int) -> Gate:
+    """A gate that also enters, meets or leaves."""
+    return replace(gate, words=(gate.words[0] | what, *gate.words[1:]))
+
+
+def gate_body(gate: Gate, nranks: int) -> Body:
+    """Text and words of a gate."""
+    return Body(gate_text(nranks), (_padded(gate.words, nranks),), (0,), 0, 0)
+
+
+def _padded(words: Sequence[int], nranks: int) -> tuple[int, ...]:
+    """As many words as the gate of the most pairs has."""
+    return padded([words, (0,) * (1 + 4 * nranks)])[0]
+
+
+def gate_text(nranks: int) -> str:
+    """What NVRTC compiles: one kernel for all gates of so many ranks."""
+    return "\n".join(
+        [
+            f"#define RC_RANKS {nranks}",
+            "#define RC_LOCAL 1",
+            f"#define RC_WORDS {len(_padded((), nranks))}",
+            '#include "copy_gates.cuh"',
+            "using namespace rc;",
+            f"RC_KERNEL({GATE_THREADS}) ringcoll_kernel(RC_PARAMETER Args args) {{",
+            "    gates::run(args, args.local[0]);",
+            "}",
+            "",
+        ]
+    )

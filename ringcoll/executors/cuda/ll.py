@@ -1,0 +1,306 @@
+"""Protocols LL and LL128: a program whose signals ride in the data, as source text and words.
+
+What the compiler must know of a row is how many sources and destinations it has and how each is
+kept; sizes and addresses are words. A *batch* is several rows of one such shape, none of which
+needs another: their lines are polled together. See ``kernels/ll.cuh``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ringcoll.dtypes import DType, ReduceOp
+from ringcoll.encode import Program, Row
+from ringcoll.errors import LaunchRefused
+from ringcoll.executors.cuda.arena import Arena
+from ringcoll.executors.cuda.ll_layout import Kind, Places
+from ringcoll.executors.cuda.names import names_of
+from ringcoll.executors.cuda.params import Addresses, Body, padded
+from ringcoll.labels import Label
+from ringcoll.launch import Layout
+from ringcoll.plan import Buffer, Chunk
+
+__all__ = ["WORKERS", "Batch", "batches", "line_bytes", "lines_body"]
+
+WORKERS = 480
+"""Threads a CUDA block that move data; with the warp beside them, which talks to peers, they are
+16 warps, of 128 registers a thread: 17 would get 96 and spill."""
+
+POLLED = 16
+"""Lines that a thread polls at once: 64 of its registers."""
+
+CHUNKS = 32
+"""Sources or destinations of a step, two bits each in a 64-bit constant."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Consecutive rows of one shape, none of which needs another.
+
+    Args:
+        rows: how many.
+        reduces: whether the operator is applied.
+        final: whether the result is complete.
+        raw: bit k says that source k is a contribution yet to be loaded.
+        srcs: the sources' kinds, in order.
+        dsts: the destinations' kinds, in order.
+        owned: whether a word for each source says whose contribution it is.
+
+    """
+
+    rows: int
+    reduces: bool
+    final: bool
+    raw: int
+    srcs: tuple[Kind, ...]
+    dsts: tuple[Kind, ...]
+    owned: bool = False
+
+    @property
+    def words(self) -> int:
+        """Words of all its rows: a count, the sources, the destinations, the sources' owners."""
+        owners = len(self.srcs) if self.owned else 0
+        return self.rows * (1 + len(self.srcs) + len(self.dsts) + owners)
+
+
+def batches(
+    program: Program, rank: int, places: Places, *, scales: bool = False
+) -> tuple[Batch, ...]:
+    """The rows of a rank as batches, in order; ``scales``: every rank has a factor."""
+    cell = program.collective.cell
+    found: list[Batch] = []
+    fresh: set[tuple[int, str, int]] = set()  # cells that the last batch writes
+    for row, alone in zip(
+        _rows(program, rank), _alone(program, rank, places.dtype, scales=scales), strict=True
+    ):
+        lines = sum(map(places.lines, alone.srcs))
+        last = found[-1] if found else None
+        if (
+            last is not None
+            and replace(last, rows=1) == alone
+            and not alone.reduces
+            and (last.rows + 1) * max(1, lines) <= POLLED
+            and not fresh.intersection(map(cell, row.srcs))
+        ):
+            found[-1] = replace(last, rows=last.rows + 1)
+        else:
+            fresh = set()
+            found.append(alone)
+        fresh.update(map(cell, row.dsts))
+    return tuple(found)
+
+
+def _rows(program: Program, rank: int) -> tuple[Row, ...]:
+    """The rows of the one block of a rank; none if it has nothing to do."""
+    blocks = program.of(rank)
+    return blocks[0].rows if blocks else ()
+
+
+def _alone(program: Program, rank: int, dtype: DType, *, scales: bool) -> Iterator[Batch]:
+    """Each row as a batch of one."""
+    collective = program.collective
+    kept: set[tuple[int, str, int]] = set()
+    for row in _rows(program, rank):
+        label = row.labels
+        if max(len(row.srcs), len(row.dsts)) > CHUNKS:
+            raise LaunchRefused(
+                f"{collective}: a step of {len(row.srcs)} sources and {len(row.dsts)} "
+                f"destinations; lines carry {CHUNKS} each"
+            )
+        srcs = tuple(
+            Kind.KEPT
+            if not label.reduces and collective.cell(src) in kept
+            else _kind(src, k, dtype)
+            for src, k in zip(row.srcs, label.srcs, strict=True)
+        )
+        dsts = tuple(_kind(dst, label.dst, dtype) for dst in row.dsts)
+        raw = sum(1 << k for k, kind in enumerate(label.srcs) if kind is Label.RAW)
+        owned = scales and label.reduces
+        yield Batch(1, label.reduces, label.dst is Label.FINAL, raw, srcs, dsts, owned)
+        written = set(map(collective.cell, row.dsts))
+        if label.reduces:
+            kept = written if label.dst is Label.FINAL else set()
+        else:
+            kept -= written
+
+
+def _kind(chunk: Chunk, label: Label, dtype: DType) -> Kind:
+    if chunk.buffer is not Buffer.SCRATCH:
+        return Kind.USER
+    wide = label is Label.PARTIAL and dtype.partial != dtype.numpy
+    return Kind.PARTIAL if wide else Kind.LINES
+
+
+def _slot_bytes(program: Program, layout: Layout, places: Places) -> int:
+    """Bytes of a SCRATCH chunk in lines, of the widest type that the program keeps there."""
+    kinds = {
+        _kind(chunk, label, places.dtype)
+        for block in program.programs
+        for row in block.rows
+        for chunk, label in zip(
+            (*row.srcs, *row.dsts),
+            (*row.labels.srcs, *(row.labels.dst for _ in row.dsts)),
+            strict=True,
+        )
+    }
+    return places.nbytes(layout, kinds)
+
+
+def line_bytes(program: Program, layout: Layout, places: Places) -> int:
+    """Bytes of lines that the program needs on a rank, of each half."""
+    return program.scratch * _slot_bytes(program, layout, places)
+
+
+def lines_body(
+    program: Program,
+    layout: Layout,
+    dtype: DType,
+    op: ReduceOp | None,
+    arena: Arena,
+    local: Sequence[Addresses],
+    *,
+    lanes: int,
+) -> Body:
+    """Text and words for the ranks of one launch.
+
+    Args:
+        program: encoded for protocol LL or LL128.
+        layout: of INPUT and OUTPUT.
+        dtype: of the call.
+        op: of the call; None where nothing is reduced.
+        arena: where the lines lie.
+        local: of the ranks that the launch carries.
+        lanes: threads that share a line.
+
+    Raises:
+        LaunchRefused: its steps are too wide, or its lines do not fit.
+
+    """
+    places = Places(dtype, lanes)
+    need = line_bytes(program, layout, places)
+    half = arena.line_half if lanes == 1 else arena.wide_half
+    if need > half:
+        raise LaunchRefused(
+            f"{program.collective}: {need} bytes of lines, {half} are there; "
+            f"protocol='Simple' carries messages of any size"
+        )
+    scales = op is not None and op.scales
+    of_rank = [batches(program, at.rank, places, scales=scales) for at in local]
+    programs = tuple(dict.fromkeys(of_rank))
+    words = padded([_words(program, layout, places, arena, at, scales=scales) for at in local])
+    whole = all(_whole(program, layout, places, arena, at) for at in local)
+    constants = {
+        "RANKS": program.collective.nranks,
+        "LOCAL": len(local),
+        "WORDS": len(words[0]),
+        "WHOLE": int(whole),
+        "LANES": lanes,
+    }
+    text = _text(names_of(dtype, op), constants, programs)
+    numbers = tuple(programs.index(found) for found in of_rank)
+    return Body(text, words, numbers, places.number(layout), half)
+
+
+def _words(
+    program: Program,
+    layout: Layout,
+    places: Places,
+    arena: Arena,
+    at: Addresses,
+    *,
+    scales: bool = False,
+) -> list[int]:
+    """The words of one rank, row by row: see :attr:`Batch.words`."""
+    width = _slot_bytes(program, layout, places)
+    first = arena.lines if places.lanes == 1 else arena.wide_lines
+
+    def address(chunk: Chunk) -> int:
+        if chunk.buffer is Buffer.SCRATCH:
+            return at.arenas[chunk.rank] + first + chunk.index * width
+        offset, _ = layout.span(chunk.buffer, chunk.rank, chunk.index)
+        return at.user[chunk.buffer is Buffer.OUTPUT] + offset * places.dtype.itemsize
+
+    found: list[int] = []
+    for row in _rows(program, at.rank):
+        extent = row.labels.extent
+        found.append(layout.span(extent.buffer, extent.rank, extent.index)[1] if extent else 0)
+        found.extend(map(address, (*row.srcs, *row.dsts)))
+        if scales and row.labels.reduces:
+            found.extend(max(owner, 0) for owner in row.labels.owners)
+    return found
+
+
+def _whole(program: Program, layout: Layout, places: Places, arena: Arena, at: Addresses) -> bool:
+    """Whether every chunk in the user's memory begins at 8 bytes and ends with 8 whole ones."""
+    item = places.dtype.itemsize
+    words = iter(_words(program, layout, places, arena, at))
+    for row in _rows(program, at.rank):
+        count = next(words)
+        for chunk in (*row.srcs, *row.dsts):
+            address = next(words)
+            if chunk.buffer is not Buffer.SCRATCH and (count * item % 8 or address % 8):
+                return False
+    return True
+
+
+def _text(
+    names: tuple[str, str], constants: Mapping[str, int], programs: Sequence[Sequence[Batch]]
+) -> str:
+    dtype, op = names
+    lines = [
+        *(f"#define RC_{name} {value}" for name, value in constants.items()),
+        '#include "ll.cuh"',
+        "using namespace rc;",
+        "using namespace rc::ll;",
+        f"using Type = {dtype};",
+        f"using Op = {op}<Type>;",
+    ]
+    for number, program in enumerate(programs):
+        lines += [
+            f"struct Program{number} {{",
+            "    using Op = ::Op;",
+            f"    using First = {_type(program[0]) if program else 'Nothing<Type>'};",
+            "    RC_DEVICE static void rest([[maybe_unused]] Thread<Type>& thread) {",
+            *(f"        {text}" for text in _calls(program)),
+            "    }",
+            "};",
+        ]
+    cases = [
+        f"        case {number}: return run<Type, Program{number}>(args, local);"
+        for number in range(len(programs))
+    ]
+    # A launch that carries one rank takes everything from where the compiler knows it to be.
+    which = "local_index()" if constants["LOCAL"] > 1 else "0"
+    body = ["    switch (local.program) {", *cases, "    }"]
+    if len(programs) == 1:
+        body = ["    run<Type, Program0>(args, local);"]
+    return "\n".join(
+        [
+            *lines,
+            f"RC_KERNEL({WORKERS} + SYNC_THREADS) ringcoll_kernel(RC_PARAMETER Args args) {{",
+            f"    const Local& local = args.local[{which}];",
+            *body,
+            "}",
+            "",
+        ]
+    )
+
+
+def _calls(program: Sequence[Batch]) -> Iterator[str]:
+    """The batches after the first."""
+    first = program[0].words if program else 0
+    for step, batch in enumerate(program[1:], 1):
+        yield f"{_type(batch)}::run(thread, {first}, {step});"
+        first += batch.words
+
+
+def _type(batch: Batch) -> str:
+    flags = f"{str(batch.reduces).lower()}, {str(batch.final).lower()}, {batch.raw:#x}"
+    counts = f"{batch.rows}, {len(batch.srcs)}, {len(batch.dsts)}"
+    kinds = f"Kinds<{_packed(batch.srcs):#x}>, Kinds<{_packed(batch.dsts):#x}>"
+    return f"Batch<Type, Op, {flags}, {counts}, {kinds}>"
+
+
+def _packed(kinds: Sequence[Kind]) -> int:
+    return sum(kind << 2 * k for k, kind in enumerate(kinds))

@@ -1,0 +1,328 @@
+"""Point-to-point as source text and words: the halves of some ranks in one launch.
+
+A message is bytes here: what it consists of is for its ends to compare. Slices and replicas follow
+from its length alone, which both ends know. See ``kernels/point_to_point.cuh``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+
+from ringcoll.algorithms import build
+from ringcoll.collectives import Collective
+from ringcoll.dtypes import dtype_of
+from ringcoll.encode import Program, Row, encode
+from ringcoll.errors import LaunchRefused
+from ringcoll.executors.cuda.arena import Arena
+from ringcoll.executors.cuda.params import LARGEST, Addresses, Body, padded
+from ringcoll.executors.cuda.simple import RESIDENT, THREADS, Between, Move, Writer, move_of
+from ringcoll.launch import Launch, Layout
+
+__all__ = ["WINDOW", "Half", "Message", "pairs_body", "pairs_text", "shared_out", "window_bytes"]
+
+WINDOW = 2
+"""Slices of a message that are under way at once."""
+
+BLOCK_BYTES = 16 << 10
+"""Bytes of a slice that a replica moves at least."""
+
+SLICE_BYTES = 256 << 10
+"""Messages shorter than a window of these are cut into fewer slices."""
+
+_PIECE = 512
+"""Slices, and what replicas take of them, are multiples of so many bytes."""
+
+_SENDER, _RECEIVER = 0, 1
+_WIDTHS = (1, 2, 4, 8)
+_BYTE = dtype_of("uint8")
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One call of a half.
+
+    Args:
+        address: where the bytes are, or are to be.
+        nbytes: how many.
+        terms: what both ends must agree on, in words.
+        record: the number under which the host keeps them.
+        target: of a plain copy: where the bytes go.
+
+    """
+
+    address: int
+    nbytes: int
+    terms: str = ""
+    record: int = 0
+    target: int = 0
+
+    @property
+    def signature(self) -> int:
+        """The terms in 32 bits."""
+        digest = hashlib.blake2b(self.terms.encode(), digest_size=4).digest()
+        return int.from_bytes(digest, "little")
+
+
+@dataclass(frozen=True)
+class Half:
+    """What a rank sends to a peer, or receives from it, in one launch.
+
+    Args:
+        peer: the other end; the rank itself is an end like any other.
+        sends: whether the rank is the sender.
+        messages: in order.
+        copies: both ends are here, in each message: nobody else hears of it.
+
+    """
+
+    peer: int
+    sends: bool
+    messages: tuple[Message, ...]
+    copies: bool = field(default=False)
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Of the longest message."""
+        return max(message.nbytes for message in self.messages)
+
+
+def window_bytes(arena: Arena) -> int:
+    """Bytes up to which a message fits the zone: its sender waits for nothing of this call."""
+    return WINDOW * _slot(arena)
+
+
+def _slot(arena: Arena) -> int:
+    return arena.zone_half // WINDOW // _PIECE * _PIECE
+
+
+def _slices(nbytes: int, arena: Arena) -> int:
+    return max(1, -(-nbytes // _slot(arena)), min(WINDOW, nbytes // SLICE_BYTES))
+
+
+def _replicas(nbytes: int, arena: Arena) -> int:
+    """Shares of a slice, each with flags of its own."""
+    piece = -(-nbytes // _slices(nbytes, arena))
+    return min(arena.replicas, max(1, -(-piece // BLOCK_BYTES)))
+
+
+def shared_out(halves: Sequence[Half], arena: Arena, most: int, where: str) -> list[int]:
+    """CUDA blocks of each half: as many as it has replicas, if there are enough for all.
+
+    Args:
+        halves: of one rank.
+        arena: of the rank.
+        most: CUDA blocks that are sure to run at the same time.
+        where: the rank, for messages.
+
+    Raises:
+        LaunchRefused: more halves than blocks.
+
+    """
+    wanted = [_replicas(half.nbytes, arena) for half in halves]
+    left = most - len(halves)
+    if left < 0:
+        raise LaunchRefused(
+            f"{where}: {len(halves)} sends and receives at once, {most} thread blocks are there "
+            f"and each needs one: let fewer ranks share a GPU, or make fewer calls in one group"
+        )
+    given = [1] * len(halves)
+    while left and given != wanted:
+        for number, most_here in enumerate(wanted):
+            if left and given[number] < most_here:
+                given[number] += 1
+                left -= 1
+    return given
+
+
+def pairs_body(
+    arena: Arena,
+    local: Sequence[Addresses],
+    halves: Sequence[Sequence[Half]],
+    blocks: Sequence[Sequence[int]],
+) -> Body:
+    """Text and words for the ranks of one launch.
+
+    Args:
+        arena: where hellos, flags and zones lie.
+        local: of the ranks that the launch carries.
+        halves: of each of them.
+        blocks: CUDA blocks of each half, from :func:`shared_out`.
+
+    """
+    rows = [
+        _rank(arena, at, own, given) for at, own, given in zip(local, halves, blocks, strict=True)
+    ]
+    words = _padded(rows, len(local[0].arenas))
+    text = pairs_text(len(local[0].arenas), len(local), len(words[0]))
+    return Body(text, words, (0,) * len(local), 0, arena.zone_half)
+
+
+def _padded(rows: Sequence[list[int]], nranks: int) -> tuple[tuple[int, ...], ...]:
+    """Words of one length: a power of two where a launch may carry that, so that texts agree."""
+    longest = max(64, *map(len, rows))
+    wide = 1 << (longest - 1).bit_length()
+    if 64 + len(rows) * 8 * (wide + nranks + 16) > LARGEST:
+        return padded(rows)
+    return tuple((*row, *(0,) * (wide - len(row))) for row in rows)
+
+
+def _rank(arena: Arena, at: Addresses, halves: Sequence[Half], blocks: Sequence[int]) -> list[int]:
+    words = [len(halves), *(0 for _ in halves)]
+    first = 0
+    for number, (half, given) in enumerate(zip(halves, blocks, strict=True), 1):
+        words[number] = len(words)
+        words += _half(arena, at, half, first, given)
+        first += given
+    return words
+
+
+def _half(arena: Arena, at: Addresses, half: Half, first: int, blocks: int) -> list[int]:
+    head = half.peer | half.sends << 16 | len(half.messages) << 17 | first << 32 | blocks << 48
+    if len(half.messages) >= 1 << 15:
+        raise LaunchRefused(f"{len(half.messages)} messages to one rank in a group; make fewer")
+    words = [head, 0, 0, 0]
+    if not half.copies:
+        here = at.arenas[at.rank] + arena.pair(half.peer, sends=half.sends)
+        there = at.arenas[half.peer] + arena.pair(at.rank, sends=not half.sends)
+        words[1:] = here + arena.pair_sequence, here, there
+    for message in half.messages:
+        replicas = blocks if half.copies else _replicas(message.nbytes, arena)
+        block = list(_block(arena, at, half, message))
+        words.append(message.signature << 32 | message.record & 0xFFFFFFFF)
+        words.append(replicas | len(block) << 32)
+        words += block
+    return words
+
+
+def _block(arena: Arena, at: Addresses, half: Half, message: Message) -> Iterator[int]:
+    """The words of the block that is the half in the plan."""
+    nbytes, user = message.nbytes, (message.address, message.target)
+    if half.copies:
+        own = Addresses(0, (0,), 0, user=user)
+        layout = Layout(Collective("all_to_all", 1), (nbytes,))
+        return _HalfWriter(_copy(), layout, arena, own).block(0, own)
+    slices = _slices(nbytes, arena)
+    layout = Layout(Collective("send", 2), (nbytes,), slices, align=_PIECE)
+    ranks = (at.rank, half.peer) if half.sends else (half.peer, at.rank)
+    ends = tuple(at.arenas[rank] for rank in ranks)
+    role = _SENDER if half.sends else _RECEIVER
+    user = (message.address, 0) if half.sends else (0, message.address)
+    own = Addresses(role, ends, 0, user=user)
+    return _HalfWriter(_program(slices), layout, arena, own, ranks).block(role, own)
+
+
+class _HalfWriter(Writer):
+    """Writes the words of one end of a pair, whose ranks are 0 and 1 in the plan.
+
+    Args:
+        program: of the pair, or of a copy.
+        layout: in bytes.
+        arena: where flags and zones lie.
+        own: of the rank, as the plan counts it.
+        ranks: the communicator's, of the plan's two.
+
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        layout: Layout,
+        arena: Arena,
+        own: Addresses,
+        ranks: tuple[int, ...] = (),
+    ) -> None:
+        zone = arena.zone(ranks[_SENDER]) if ranks else 0
+        carried = Between(frozenset(range(len(program.blocks))), zone, arena.zone_half)
+        super().__init__(program, layout, _BYTE, arena, (own,), carried)
+        self.ranks, self.kind = ranks, 0
+
+    def block(self, number: int, at: Addresses) -> Iterator[int]:
+        """As any block's; vectors of 16 bytes need no wider elements than bytes for the rest."""
+        (nbytes,) = self.layout.counts
+        if any(address % 16 for address in at.user):
+            bits = nbytes | at.user[0] | at.user[1]
+            self.kind = max(k for k, width in enumerate(_WIDTHS) if bits % width == 0)
+        return super().block(number, at)
+
+    def head(
+        self, _kind: int, row: Row | None, waits: Sequence[int], signals: Sequence[int]
+    ) -> tuple[int]:
+        """Kind and counts in one word."""
+        return super().head(self.kind, row, waits, signals)
+
+    def flag(self, src: int, dst: int, at: Addresses) -> int:
+        """Among the words of the end that waits: each end has one block, which the other posts to.
+
+        Raises:
+            LaunchRefused: never with the plan of a pair.
+
+        """
+        side = self.program.blocks[dst].rank
+        if self.slots[src, dst] or self.program.blocks[src].rank == side:
+            raise LaunchRefused("send: a pair's plan has one block at each end")
+        words = self.arena.pair(self.ranks[1 - side], sends=side == _SENDER)
+        return at.arenas[side] + words + self.arena.pair_flags
+
+
+def _program(slices: int) -> Program:
+    return encode(build("send", "pair", 2), Launch("Simple", slices, WINDOW, frozenset()))
+
+
+def _copy() -> Program:
+    """What a rank that is alone does: it copies its input to its output."""
+    return encode(build("all_to_all", "all_pairs", 1), Launch())
+
+
+@cache
+def _move() -> Move:
+    """What every row does."""
+    programs = (_program(1), _program(2 * WINDOW), _copy())
+    rows = (row for program in programs for block in program.programs for row in block.rows)
+    (move,) = {move_of(row, _BYTE) for row in rows}
+    if move is None:
+        raise LaunchRefused("send: a pair's plan moves nothing")
+    return move
+
+
+def pairs_text(nranks: int, local: int, words: int) -> str:
+    """The kernel for so many words a rank.
+
+    Args:
+        nranks: of the communicator.
+        local: ranks that a launch carries.
+        words: of each of them.
+
+    """
+    return "\n".join(
+        [
+            f"#define RC_RANKS {nranks}",
+            f"#define RC_LOCAL {local}",
+            f"#define RC_WORDS {words}",
+            '#include "point_to_point.cuh"',
+            "using namespace rc;",
+            "using namespace rc::simple;",
+            "template <class Type>",
+            "RC_DEVICE void moved(const Share& share, const u64* words) {",
+            "    using Op = Sum<Type>;",
+            f"    {_move()}::run(pairs::elements<Type>(share), words);",
+            "}",
+            "struct Program {",
+            "    using Op = Sum<UInt8>;",
+            "    RC_DEVICE static void move(u32 kind, const Share& share, const u64* words) {",
+            "        switch (kind) {",
+            *(
+                f"            case {kind}: return moved<UInt{8 * width}>(share, words);"
+                for kind, width in enumerate(_WIDTHS)
+            ),
+            "        }",
+            "    }",
+            "};",
+            f"RC_KERNEL({THREADS}, {RESIDENT}) ringcoll_kernel(RC_PARAMETER Args args) {{",
+            f"    pairs::run<Program>(args, args.local[{'local_index()' if local > 1 else '0'}]);",
+            "}",
+            "",
+        ]
+    )

@@ -1,0 +1,368 @@
+"""One rank's collectives across nodes: enqueued on a stream here, carried out by the host.
+
+A call is cut into pieces. On the caller's stream each piece is copied to a slot of pinned memory
+and said to be there; the communicator's thread makes the call of CPU ranks on it, with their proven
+plan; the stream awaits that and copies the piece back. With a few slots a piece is copied while one
+before it is on the network. The thread never calls CUDA, so nothing that waits for a device can
+keep it from answering the stream that waits for it.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+
+from ringcoll.arguments.calls import Call
+from ringcoll.cuda.device import Device, on, runtime
+from ringcoll.cuda.event import Event
+from ringcoll.errors import AbortedError, DeadlineError, Error, LaunchRefused, MachineError
+from ringcoll.executors.contract import Executor, Runnable
+from ringcoll.executors.cuda.ready import Enqueued
+from ringcoll.executors.cuda.stream_order import Followed
+from ringcoll.executors.cuda_nodes.lane import Lane
+from ringcoll.executors.cuda_nodes.pieces import ALIGN, Piece, cut, piece_of
+from ringcoll.executors.drive import Task
+from ringcoll.fabric import Fabric
+
+__all__ = [
+    "PIECE_BYTES",
+    "SLOTS",
+    "Owner",
+    "Staged",
+    "Staging",
+    "await_stream",
+    "refuse_capture",
+    "settle",
+]
+
+SLOTS = 3
+"""Pieces of a collective that are on their way at once: to the host, on the network, and back."""
+
+PIECE_BYTES = 4 << 20
+"""The most of a piece in either buffer. Pinned: SLOTS times twice as many bytes."""
+
+_NEVER_CAPTURED = (0, 1)
+"""Handles of the legacy default stream."""
+
+_FIRST_NAP, _LONGEST_NAP, _LOOK = 20e-6, 1e-3, 0.05  # seconds
+_SHARE = 0.02  # of the time that has been waited already, a nap more
+_SPINS = 50
+
+
+@dataclass(slots=True, eq=False)
+class Staged:
+    """A checked call of one rank that is ready to be enqueued.
+
+    Args:
+        call: checked; of device memory.
+        enqueue: takes the stream; the device is current.
+        timeout: seconds that a wait of the host may take.
+        changes: of the symmetric memory, when this was made.
+
+    """
+
+    call: Call
+    enqueue: Callable[[int], None]
+    timeout: float
+    changes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """What the communicator does for its executors.
+
+    Args:
+        submit: runs a job on its thread after those before it.
+        fail: remembers an error, and tells the other ranks.
+        over: why nothing goes on any more; None as long as all is well.
+
+    """
+
+    submit: Callable[[Callable[[], None]], object]
+    fail: Callable[[BaseException], None]
+    over: Callable[[], BaseException | None]
+
+    def job(self, work: Callable[[], None]) -> None:
+        """Run work on the communicator's thread; an error of it is the communicator's."""
+
+        def guarded() -> None:
+            if self.over() is not None:
+                return
+            try:
+                work()
+            except BaseException as error:  # whoever waits for the thread is told of anything
+                self.fail(error)
+
+        self.submit(guarded)
+
+
+_alive: weakref.WeakSet[Staging] = weakref.WeakSet()
+
+
+def settle() -> None:
+    """Wait until no stream waits for a thread of this process; errors are for their own ranks."""
+    for staging in _all():
+        with suppress(MachineError):
+            staging.synchronize()
+
+
+def _all() -> list[Staging]:
+    found: list[Staging] | None = None
+    while found is None:
+        with suppress(RuntimeError):  # another thread has made one, or let go of one, meanwhile
+            found = list(_alive)
+    return found
+
+
+class Staging:
+    """One rank's side of the collectives of one communicator of GPU ranks on several nodes.
+
+    Args:
+        fabric: the ranks.
+        device: this rank's.
+        load: gives the function of a source text.
+        host: the executor of the same ranks' host memory; the communicator's thread alone runs it.
+        owner: the communicator.
+        inside: what has gone wrong inside the node, where calls have a part there.
+
+    """
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        device: Device,
+        load: Callable[[str], int],
+        host: Executor,
+        owner: Owner,
+        inside: Callable[[], Error | None] = lambda: None,
+    ) -> None:
+        self.fabric, self.device, self.load, self.host, self.owner = (
+            fabric,
+            device,
+            load,
+            host,
+            owner,
+        )
+        self._inside = inside
+        self.running: Staged | None = None
+        self.followed = Followed(device.ordinal, f"rank {fabric.rank}: {device}")
+        self.lanes: list[Lane] = []
+        self._given_up = False
+        self.quarantined = False  # whether MPI may still write to pinned memory
+        self._lane = self.lane(SLOTS, 2 * PIECE_BYTES + 2 * ALIGN)
+        _alive.add(self)
+
+    def lane(self, slots: int, nbytes: int) -> Lane:
+        """A new lane of this device; it ends with the communicator.
+
+        Pinning memory may wait for the device, so nothing may wait for this process meanwhile.
+        """
+        settle()
+        made = Lane(self.device.ordinal, self.load, slots, nbytes, self.fabric.fence)
+        self.lanes.append(made)
+        if self._given_up:  # by another thread meanwhile, which may have missed it
+            made.give_up()
+        return made
+
+    # -- a call --------------------------------------------------------------------------------
+
+    def prepare(
+        self, call: Call, bind: Callable[[Call], Runnable], timeout: float, changes: int
+    ) -> Staged:
+        """Cut a call, and prepare its pieces.
+
+        Args:
+            call: checked; its arrays are views of device memory that nobody reads here.
+            bind: prepares the call of a piece for the host's executor.
+            timeout: seconds that a wait of the host may take.
+            changes: of the symmetric memory.
+
+        """
+        nranks, lane = self.fabric.nranks, self._lane
+        pieces, prepared = [], []
+        kept: dict[tuple[object, ...], Runnable] = {}
+        for number, (first, last) in enumerate(cut(call, nranks, PIECE_BYTES)):
+            piece = piece_of(call, nranks, first, last, lane.slot(number))
+            key = number % lane.slots, piece.call.count, piece.call.counts
+            if key not in kept:
+                kept[key] = bind(piece.call)
+            pieces.append(piece)
+            prepared.append(kept[key])
+        lane.launches(timeout)
+        return Staged(call, partial(self._enqueue, pieces, prepared, timeout), timeout, changes)
+
+    def run(self, prepared: Staged | Enqueued, stream: int | None = None) -> None:
+        """Enqueue the whole call of this rank.
+
+        Args:
+            prepared: the call, or the call with its stream.
+            stream: of a call without.
+
+        """
+        if isinstance(prepared, Enqueued):
+            self.run(prepared.ready, prepared.stream)
+            self.followed.leave(prepared)
+            return
+        stream = stream or 0
+        refuse_capture(stream, f"{prepared.call.collective} on rank {self.fabric.rank}")
+        self.check()
+        with on(self.device.ordinal):
+            if not self.followed.is_by(stream):
+                self.followed.by(stream)
+            self.running = prepared  # from here on an error leaves something behind
+            prepared.enqueue(stream)
+        self.running = None
+
+    def _enqueue(
+        self, pieces: Sequence[Piece], calls: Sequence[Runnable], timeout: float, stream: int
+    ) -> None:
+        """Pieces to the host and back; piece k lies in slot k modulo the number of slots."""
+        lane, base = self._lane, self._lane.enqueued
+        lane.enqueued += len(pieces)
+        # First: a stream takes only so much ahead of what the host has done.
+        self.owner.job(lambda: self._carry(calls, base))
+        say, wait = lane.launches(timeout)
+        for number, piece in enumerate(pieces):
+            if number >= lane.slots:
+                free = number - lane.slots
+                lane.take(free, pieces[free].out, wait, stream)
+            lane.put(number, piece.into, say, stream)
+        for number in range(max(0, len(pieces) - lane.slots), len(pieces)):
+            lane.take(number, pieces[number].out, wait, stream)
+
+    def _carry(self, calls: Sequence[Runnable], base: int) -> None:
+        """The host's part, on the communicator's thread."""
+        for number, prepared in enumerate(calls, base):
+            await_stream(partial(self._lane.said, number), self.fabric, self.owner)
+            self.fabric.check()
+            self.host.run(prepared)
+            self._lane.done(number)
+
+    def task(self, calls: Sequence[Enqueued]) -> Task:
+        """Several calls of this rank, one after the other; enqueuing them waits for nobody."""
+        for prepared in calls:
+            self.run(prepared)
+        yield from ()
+
+    # -- what has gone wrong -------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raise what has gone wrong since."""
+        error = self.failure()
+        if error is not None:
+            raise error
+
+    def failure(self) -> Error | None:
+        """What the host or a stream has found wrong; None if nothing."""
+        over = self.owner.over()
+        if isinstance(over, Error):
+            return over
+        if any(lane.failed for lane in self.lanes):
+            return DeadlineError(
+                f"rank {self.fabric.rank}: {self.device} waited for the network in vain: the "
+                f"communicator's thread, which carries what it has to say, stands still"
+            )
+        return self._inside()
+
+    def compare(self, ticket: Staged) -> None:
+        """Nothing: the host's calls compare the hellos."""
+
+    def compare_last(self) -> None:
+        """Raise what has gone wrong; what ranks call is compared call by call."""
+        self.check()
+
+    def late(self, ticket: Staged, timeout: float) -> str:
+        """Never asked for: enqueuing waits for nobody."""
+        return f"{ticket.call.collective} on rank {self.fabric.rank}: waited {timeout:g} s"
+
+    def absent(self, ticket: Staged) -> list[int]:
+        """Nobody: enqueuing waits for no rank."""
+        return []
+
+    def record(self, stream: int) -> Event:
+        """The end of a stream as it is now."""
+        return Event(self.device.ordinal, stream)
+
+    def give_up(self) -> None:
+        """Let no stream wait any more."""
+        self._given_up = True
+        for lane in self.lanes:
+            lane.give_up()
+
+    def synchronize(self) -> None:
+        """Wait for the last call.
+
+        Raises:
+            MachineError: the device has failed.
+
+        """
+        self.followed.synchronize()
+
+    def close(self) -> None:
+        """Let go of the host's executor, and of pinned memory once the streams have ended.
+
+        Raises:
+            LaunchRefused: the last call's stream is being captured.
+            MachineError: the device has failed.
+
+        """
+        ended = False
+        try:
+            self.synchronize()
+            ended = True
+        finally:
+            _alive.discard(self)
+            self.followed.forget()
+            if not ended:  # nobody carries any more what they wait for
+                self.give_up()
+            # Of streams that nobody could wait for it stays pinned for ever: they may still copy.
+            for lane in self.lanes if ended and not self.quarantined else ():
+                lane.close()
+            self.lanes.clear()
+            self.host.close()
+
+
+def await_stream(said: Callable[[], bool], fabric: Fabric, owner: Owner) -> None:
+    """Wait until a stream has brought a piece: as long as it takes, what is before it takes time.
+
+    Args:
+        said: whether it has.
+        fabric: the ranks.
+        owner: the communicator.
+
+    Raises:
+        AbortedError: the communicator is broken or aborted.
+        Error: a rank has died or given up meanwhile.
+
+    """
+    for _ in range(_SPINS):
+        if said():
+            return
+    began, look_at = time.monotonic(), 0.0
+    while not said():
+        over = owner.over()
+        if over is not None:
+            raise AbortedError(f"rank {fabric.rank}: given up before the call began") from over
+        now = time.monotonic()
+        if now >= look_at:
+            look_at = now + _LOOK
+            fabric.check()
+        time.sleep(min(max(_FIRST_NAP, _SHARE * (now - began)), _LONGEST_NAP))
+
+
+def refuse_capture(stream: int, where: str) -> None:
+    """Refuse a stream that is being captured in a CUDA graph.
+
+    Raises:
+        LaunchRefused: it is; nothing has been enqueued.
+
+    """
+    if stream not in _NEVER_CAPTURED and runtime().streamIsCapturing(stream):
+        raise LaunchRefused(
+            f"{where}: a CUDA graph cannot hold a call between nodes: a replay runs on the device "
+            f"alone, and what goes between nodes the host carries; call it outside of the capture"
+        )

@@ -1,0 +1,159 @@
+"""Where a stream and the host hand pinned memory to each other: words, slots and two kernels.
+
+The words are counts that only grow: how many pieces the stream has *said* to be in host memory, how
+many the host has *done*, how many of these the stream has *taken* back; and which one it has waited
+for in vain (*failed*). Each has one writer, so nobody blocks: the stream looks from a kernel of one
+thread, the host between other things. See ``kernels/staging.cuh``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ringcoll.cuda.device import runtime
+from ringcoll.cuda.memory import HostMapped, host_mapped
+from ringcoll.executors.cuda.loader import Launchable
+from ringcoll.executors.cuda.params import Addresses, Body, Header, pack, padded
+from ringcoll.executors.cuda_nodes.pieces import Move
+from ringcoll.host.fence import Fence
+
+__all__ = ["Lane", "staging_text"]
+
+_SAY, _AWAIT = 1, 2
+_SAID, _DONE, _TAKEN, _FAILED = 0, 8, 16, 24
+"""Words, on cache lines of their own: the host writes one of them, the device the others."""
+_LINE = 64
+_WORDS = 32
+_EVER = (1 << 64) - 1
+_PATIENCE = 2.0, 5.0
+"""The stream waits so many times as long as the host may, and so many seconds more: the host speaks
+first, and says more of what has happened."""
+
+
+class Lane:
+    """Pieces that go to host memory and back in one order, through a few slots.
+
+    Args:
+        ordinal: of the device.
+        load: gives the function of a source text.
+        slots: how many.
+        nbytes: of a slot.
+        fence: what to call between data and word; None where nothing is needed.
+
+    """
+
+    def __init__(
+        self,
+        ordinal: int,
+        load: Callable[[str], int],
+        slots: int,
+        nbytes: int,
+        fence: Fence | None,
+    ) -> None:
+        self.slots, self.nbytes, self._fence = slots, nbytes, fence
+        self._function = load(staging_text())
+        self._launches: dict[float, tuple[Launchable, Launchable]] = {}
+        self._memory: HostMapped = host_mapped(
+            8 * _WORDS + slots * nbytes + _LINE, ordinal=ordinal, what="staging between nodes"
+        )
+        self._words: Any = self._memory.host[: 8 * _WORDS].cast("Q")
+        self._bytes = np.frombuffer(self._memory.host, np.uint8)
+        # Slots begin on whole lines, whatever the allocation does.
+        self._first = 8 * _WORDS + -(self._bytes.ctypes.data + 8 * _WORDS) % _LINE
+        self.enqueued = 0  # pieces, ever
+        self._over = False
+        cuda = runtime()
+        self._copy: Callable[[int, int, int, int, int], None] = cuda.memcpyAsync
+        self._kinds = cuda.memcpyDeviceToHost, cuda.memcpyHostToDevice
+
+    def slot(self, number: int) -> npt.NDArray[np.uint8]:
+        """The memory of a piece, by its number in its call."""
+        start = self._first + number % self.slots * self.nbytes
+        return self._bytes[start : start + self.nbytes]
+
+    # -- the stream's side: whoever calls has made the device current ------------------------------
+
+    def launches(self, timeout: float) -> tuple[Launchable, Launchable]:
+        """The kernels that say and await, for calls of a timeout in seconds."""
+        found = self._launches.get(timeout)
+        if found is None:
+            found = self._launches[timeout] = (
+                self._launch(_SAY, timeout),
+                self._launch(_AWAIT, timeout),
+            )
+        return found
+
+    def _launch(self, what: int, timeout: float) -> Launchable:
+        at = self._memory.device
+        words = (what, *(at + 8 * word for word in (_SAID, _DONE, _TAKEN, _FAILED)))
+        times, more = _PATIENCE
+        header = Header(timeout * times + more, 0, False, False, 1)
+        body = Body(staging_text(), padded([words]), (0,), 0, 0)
+        parameter = pack(body, header, 0, [Addresses(0, (0,), 0)])
+        return Launchable(self._function, 1, 1, 1, parameter)
+
+    def put(self, number: int, moves: Sequence[Move], say: Launchable, stream: int) -> None:
+        """Enqueue a piece's way to its slot."""
+        slot = self.slot(number).ctypes.data
+        for move in moves:
+            self._copy(slot + move.slot, move.device, move.nbytes, self._kinds[0], stream)
+        say.launch(stream)
+
+    def take(self, number: int, moves: Sequence[Move], wait: Launchable, stream: int) -> None:
+        """Enqueue a piece's way back, once the host has done it."""
+        wait.launch(stream)
+        slot = self.slot(number).ctypes.data
+        for move in moves:
+            self._copy(move.device, slot + move.slot, move.nbytes, self._kinds[1], stream)
+
+    # -- the host's side -----------------------------------------------------------------------
+
+    def said(self, number: int) -> bool:
+        """Whether the stream has brought a piece, by its number among all, from 0."""
+        return bool(self._words[_SAID] > number)
+
+    def done(self, number: int) -> None:
+        """The stream may take a piece back."""
+        if self._fence is not None:
+            self._fence()
+        self._words[_DONE] = number + 1
+        if self._over:  # meanwhile
+            self._words[_DONE] = _EVER
+
+    def give_up(self) -> None:
+        """Let the stream wait for nothing any more: what it takes back is garbage."""
+        self._over = True
+        if self._memory.host:
+            self._words[_DONE] = _EVER
+
+    @property
+    def failed(self) -> int:
+        """Which piece the stream has waited for in vain; 0: none."""
+        return int(self._words[_FAILED]) if self._memory.host else 0
+
+    def close(self) -> None:
+        """Let go of the memory; nothing may be enqueued any more. Idempotent."""
+        self._words, self._bytes = memoryview(b""), np.empty(0, np.uint8)
+        self._launches.clear()
+        self._memory.free()
+
+
+def staging_text() -> str:
+    """What NVRTC compiles: one kernel for all that streams say and await."""
+    return "\n".join(
+        [
+            "#define RC_RANKS 1",
+            "#define RC_LOCAL 1",
+            f"#define RC_WORDS {len(padded([()])[0])}",
+            '#include "staging.cuh"',
+            "using namespace rc;",
+            "RC_KERNEL(1) ringcoll_kernel(RC_PARAMETER Args args) {",
+            "    staging::run(args);",
+            "}",
+            "",
+        ]
+    )

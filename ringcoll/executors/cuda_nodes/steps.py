@@ -1,0 +1,267 @@
+"""What slices of calls in two layers are made of: calls inside a node, folds, messages, copies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy.typing as npt
+
+from ringcoll.arguments.calls import Call
+from ringcoll.cuda.device import runtime
+from ringcoll.cuda.memory import DeviceMemory, allocate
+from ringcoll.dtypes import DType
+from ringcoll.errors import PlanError
+from ringcoll.executors.cuda.executor import CudaExecutor
+from ringcoll.executors.cuda.limits import Wishes
+from ringcoll.executors.cuda.params import start_of
+from ringcoll.executors.cuda_nodes.carry import Exchange
+from ringcoll.executors.cuda_nodes.exchange import Exchanges
+from ringcoll.executors.cuda_nodes.executor import Staging, settle
+from ringcoll.executors.cuda_nodes.fold import fold
+from ringcoll.views import device_view
+
+__all__ = ["Array", "Enqueue", "Steps", "Task"]
+
+Array = npt.NDArray[Any]
+
+Enqueue = Callable[[int], None]
+"""Takes a stream."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A call, the type of its partial sums, seconds of a wait, and CUDA blocks inside the node."""
+
+    call: Call
+    wire: DType
+    timeout: float
+    blocks: int | None
+
+
+class Steps:
+    """One rank's place among the nodes, and what it can enqueue there.
+
+    Args:
+        staging: of the communicator.
+        exchanges: with ranks of other nodes.
+        inside: the executor of this node's ranks.
+        members: the ranks of each node. There are rails where all nodes have as many.
+
+    """
+
+    def __init__(
+        self,
+        staging: Staging,
+        exchanges: Exchanges,
+        inside: CudaExecutor,
+        members: Sequence[Sequence[int]],
+    ) -> None:
+        self._staging, self.exchanges, self._inside = staging, exchanges, inside
+        self.members, rank = members, staging.fabric.rank
+        self.node = next(n for n, ranks in enumerate(members) if rank in ranks)
+        self.local = members[self.node].index(rank)
+        self.nodes, self.width = len(members), len(members[self.node])
+        self.nranks, widths = staging.fabric.nranks, {len(ranks) for ranks in members}
+        self.alike, self.abroad = len(widths) == 1, self.nranks - min(widths)
+        self.rail = [ranks[self.local] for ranks in members] if self.alike else []
+        self._memory: DeviceMemory | None = None
+        self._copy = runtime().memcpyAsync
+        self._kind: int = runtime().memcpyDeviceToDevice
+
+    def folded(
+        self, task: Task, number: int, send: Array, target: Array
+    ) -> tuple[tuple[Enqueue, ...], Exchange, tuple[Enqueue, ...]]:
+        """What ``send`` of all ranks comes to in ``target``: before, along the rail, and after.
+
+        ``send`` has an equal part for each rank of the node, and in that for each node.
+        """
+        call, wire = task.call, task.wire
+        share = send.size // self.width
+        piece = share // self.nodes
+        part = self.scratch(2, share, wire, number)
+        inside: tuple[Enqueue, ...]
+        raw = wire.name == call.dtype.name
+        if self.width == 1:
+            at = ((start_of(part), start_of(send)),)
+            inside = (partial(self.copies, at, send.nbytes),)
+        else:
+            come = self.scratch(0, send.size, call.dtype)
+            swap = Call(
+                "all_to_all",
+                self.local,
+                send,
+                come,
+                share,
+                call.dtype,
+                nbytes=send.nbytes,
+            )
+            ready = self._inside.prepare(swap, Wishes(blocks=task.blocks), task.timeout)
+            source = self.width, start_of(come), share * call.dtype.itemsize
+            sums = self._fold(call, source, part, share, raw_in=True, raw_out=raw, whole=False)
+            inside = (partial(self._inside.run, ready), sums)
+        partials = self.exchanges.exchange(
+            0,
+            number,
+            call,
+            [(self.rail[n], part[n * piece : (n + 1) * piece]) for n in self.others()],
+            [(self.rail[n], part[n * piece : (n + 1) * piece]) for n in self.others()],
+        )
+        source = self.nodes, start_of(part), piece * wire.itemsize
+        last = self._fold(call, source, target, piece, raw_in=raw, raw_out=True, whole=True)
+        return inside, partials, (last,)
+
+    def _fold(
+        self,
+        call: Call,
+        source: tuple[int, int, int],
+        target: Array,
+        count: int,
+        *,
+        raw_in: bool,
+        raw_out: bool,
+        whole: bool,
+    ) -> Enqueue:
+        if call.op is None:
+            raise PlanError(f"{call.collective}: nothing is folded without an operator")
+        launch = fold(
+            self._staging.load,
+            call.dtype,
+            call.op,
+            source,
+            start_of(target),
+            count,
+            raw_in=raw_in,
+            raw_out=raw_out,
+            nranks=self.nranks if whole else 0,
+        )
+        return launch.launch
+
+    def gathered(self, whole: Array, mine: Array, task: Task, *, in_place: bool) -> Enqueue:
+        """All ranks of the node get what each of them has."""
+        gather = Call(
+            "all_gather",
+            self.local,
+            mine,
+            whole,
+            mine.size,
+            task.call.dtype,
+            in_place=in_place,
+            nbytes=whole.nbytes,
+        )
+        ready = self._inside.prepare(gather, Wishes(blocks=task.blocks), task.timeout)
+        return partial(self._inside.run, ready)
+
+    def collected(self, whole: Array | None, mine: Array, task: Task) -> Enqueue:
+        """The root gets what each rank of its node has; it alone has something to receive in."""
+        gather = Call(
+            "gather",
+            self.local,
+            mine,
+            whole,
+            mine.size,
+            task.call.dtype,
+            root=self.members[self.node].index(task.call.root),
+            nbytes=self.width * mine.nbytes,
+        )
+        ready = self._inside.prepare(gather, Wishes(blocks=task.blocks), task.timeout)
+        return partial(self._inside.run, ready)
+
+    def spread(self, send: Array | None, whole: Array, task: Task) -> tuple[Enqueue, ...]:
+        """All ranks of the root's node get what the root has; it alone has something to send."""
+        call = task.call
+        if self.width == 1:
+            moves = () if send is None else ((start_of(whole), start_of(send)),)
+            return (partial(self.copies, moves, whole.nbytes),)
+        spread = Call(
+            "broadcast",
+            self.local,
+            send,
+            whole,
+            whole.size,
+            call.dtype,
+            root=self.members[self.node].index(call.root),
+            in_place=call.in_place,
+            nbytes=whole.nbytes,
+        )
+        ready = self._inside.prepare(spread, Wishes(blocks=task.blocks), task.timeout)
+        return (partial(self._inside.run, ready),)
+
+    def swapped(self, task: Task) -> Enqueue:
+        """Ranks of the node get each other's segments, which stay where the whole call has them."""
+        call, ranks = task.call, self.members[self.node]
+        nbytes = call.count * call.dtype.itemsize
+        if self.width == 1:
+            at = self._staging.fabric.rank * nbytes
+            move = start_of(call.recv) + at, start_of(call.send) + at
+            return partial(self.copies, (move,), nbytes)
+        swap = Call(
+            "all_to_all",
+            self.local,
+            call.send,
+            call.recv,
+            call.count,
+            call.dtype,
+            in_place=call.in_place,
+            nbytes=self.width * nbytes,
+            counts=(call.count,) * self.width,
+            displs=tuple(rank * call.count for rank in ranks),
+        )
+        ready = self._inside.prepare(swap, Wishes(blocks=task.blocks), task.timeout)
+        return partial(self._inside.run, ready)
+
+    def copies(self, moves: Sequence[tuple[int, int]], nbytes: int, stream: int) -> None:
+        """Enqueue copies of so many bytes each, to the first address from the second."""
+        for to, by in moves:
+            if to != by and nbytes:
+                self._copy(to, by, nbytes, self._kind, stream)
+
+    def near(self, rank: int, other: int) -> bool:
+        """Whether two ranks are of one node."""
+        return any(rank in ranks and other in ranks for ranks in self.members)
+
+    def peers(self) -> list[int]:
+        """The other ranks of the rail."""
+        return [self.rail[n] for n in self.others()]
+
+    def others(self) -> list[int]:
+        """The other nodes."""
+        return [n for n in range(self.nodes) if n != self.node]
+
+    def foreign(self, way: int) -> list[int]:
+        """The ranks of the other nodes, in an order in which no two ranks have the same at a time.
+
+        Args:
+            way: 1: to send to; -1: to receive from, which is the same order seen from there.
+
+        """
+        most = max(map(len, self.members))
+        seats = [
+            (self.members[(self.node + way * ahead) % self.nodes], (self.local + way * turn) % most)
+            for ahead in range(1, self.nodes)
+            for turn in range(most)
+        ]
+        return [ranks[seat] for ranks, seat in seats if seat < len(ranks)]
+
+    def scratch(self, region: int, count: int, dtype: DType, number: int = 0) -> Array:
+        """Memory of the device for a slice, by its number where it is kept from step to step.
+
+        Regions 0 and 1 have a share for each rank of the node, regions 1 and 2 one for each slot.
+        """
+        share, slots = self.exchanges.figures.share, self.exchanges.figures.slots
+        starts = 0, self.width, self.width + max(self.width, slots)
+        if self._memory is None:
+            settle()  # allocating may wait for the device
+            device = self._staging.device.ordinal
+            nbytes = (starts[2] + slots) * share
+            self._memory = allocate(device, nbytes, what="calls in two layers")
+        pointer = self._memory.pointer + (starts[region] + number % slots) * share
+        return device_view(pointer, count * dtype.itemsize, dtype.numpy)
+
+    def close(self) -> None:
+        """Let go of device memory; nothing may be enqueued any more."""
+        if self._memory is not None:
+            self._memory.free()
+            self._memory = None

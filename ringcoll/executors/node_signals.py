@@ -1,0 +1,134 @@
+"""What crosses nodes beside the data: hellos, and signals that no message stands for.
+
+Each rank keeps the words of the ranks of other nodes in memory of its own, a copy that these ranks
+keep up: what a rank would write for all to see in its own segment it also posts to the other nodes,
+where it is stored in the copy. So hellos are compared, and awaited, as on one node. A signal to a
+rank of another node is posted to be stored in that rank's own segment.
+
+What is posted is a list of places and bytes; the places are looked at before anything is stored.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Iterable
+
+import numpy as np
+
+from ringcoll.errors import MachineError
+from ringcoll.executors.board import FLAGS, HELLO_WORDS, Board
+from ringcoll.fabric import Fabric
+from ringcoll.fabric.mpi import Messages
+
+__all__ = ["Between", "Signals", "open_between"]
+
+_COPY, _SIGNAL = 0, 1
+_HELLO_SECONDS = 1.0
+_HEAD = struct.Struct("<Q")  # which of the two
+_PIECE = struct.Struct("<IIQ")  # offset, bytes; padded to a word
+_WORD = struct.Struct("=Q")
+
+
+class Signals:
+    """The words of a rank of another node, for signals: storing posts, reading is not for them.
+
+    Args:
+        messages: of the communicator.
+        rank: whose.
+
+    """
+
+    def __init__(self, messages: Messages, rank: int) -> None:
+        self._messages, self._rank = messages, rank
+
+    def __setitem__(self, at: int, value: int) -> None:
+        head = _HEAD.pack(_SIGNAL) + _PIECE.pack(8 * at, 8, 0)
+        self._messages.post(self._rank, head + _WORD.pack(value))
+
+
+class Between:
+    """One rank's board as the other nodes see it, and theirs as it sees them.
+
+    Args:
+        fabric: ranks on several nodes.
+        board: of this rank.
+        messages: of the communicator.
+
+    """
+
+    def __init__(self, fabric: Fabric, board: Board, messages: Messages) -> None:
+        self.messages, self._board = messages, board
+        nodes, self._rank = fabric.nodes, fabric.rank
+        self.nodes = nodes
+        self.far = [rank for rank in range(fabric.nranks) if nodes[rank] != nodes[fabric.rank]]
+        self.signals = {rank: Signals(messages, rank) for rank in self.far}
+        messages.listen(self.far, self._store)
+
+    def announce(self, epoch: int, record: int | None) -> None:
+        """Post the hello of a call to the other nodes; ``record``: with the text of that number."""
+        board = self._board
+        hello = board.hellos + (epoch & 3) * HELLO_WORDS
+        payload = self._copied(
+            ([] if record is None else [board.place(record)])
+            + [(8 * hello, 8 * HELLO_WORDS), (8 * board.entered, 8)]
+        )
+        for rank in self.far:
+            self.messages.post(rank, payload)
+
+    def announce_pair(self, peer: int, epoch: int, record: int, *, sends: bool) -> None:
+        """The same for a call of two ranks, to the one that it is for."""
+        board, at = self._board, self._board.pair(peer, sends=sends)
+        hello = at + 8 + (epoch & 3) * HELLO_WORDS
+        places = [board.place(record), (8 * hello, 8 * HELLO_WORDS), (8 * at, 8)]
+        self.messages.post(peer, self._copied(places))
+
+    def settled(self, epoch: int, ranks: Iterable[int]) -> bool:
+        """Whether all that was posted has left, and the hellos of these ranks have come."""
+        words, at = self._board.words, self._board.entered
+        return self.messages.flushed() and all(words[rank][at] >= epoch << 32 for rank in ranks)
+
+    def await_hello(self, rank: int, epoch: int) -> None:
+        """Give a hello the time to come that was sent before a message that is there."""
+        late = time.monotonic() + _HELLO_SECONDS
+        while not self.settled(epoch, (rank,)) and time.monotonic() < late:
+            self.messages.progress()
+
+    def _copied(self, places: Iterable[tuple[int, int]]) -> bytes:
+        own = self._board.bytes[self._rank]
+        parts = [_HEAD.pack(_COPY)]
+        for offset, length in places:
+            parts += [_PIECE.pack(offset, length, 0), own[offset : offset + length].tobytes()]
+        return b"".join(parts)
+
+    def _store(self, rank: int, payload: memoryview) -> None:
+        """Store what ``rank`` has posted: in the copy of its words, or as signals to this rank."""
+        board = self._board
+        if not board.words:
+            return  # closed meanwhile
+        if len(payload) < _HEAD.size:
+            raise MachineError(f"rank {rank} posted {len(payload)} bytes, which mean nothing")
+        (kind,) = _HEAD.unpack_from(payload)
+        low, high = 0, board.scratch
+        if kind == _SIGNAL:
+            low = 8 * (board.flags + rank * FLAGS)
+            high = low + 8 * FLAGS
+        memory = board.bytes[rank if kind == _COPY else self._rank]
+        at = _HEAD.size
+        while at < len(payload):
+            if len(payload) - at < _PIECE.size:
+                raise MachineError(f"rank {rank} posted a truncated piece")
+            offset, length, _ = _PIECE.unpack_from(payload, at)
+            at += _PIECE.size
+            inside = low <= offset and offset + length <= high and at + length <= len(payload)
+            if not inside or offset % 8 or length % 8 or kind not in (_COPY, _SIGNAL):
+                raise MachineError(f"rank {rank} posted {length} bytes for {offset}, no such place")
+            memory[offset : offset + length] = np.frombuffer(payload, np.uint8, length, at)
+            at += length
+
+
+def open_between(fabric: Fabric, board: Board) -> Between | None:
+    """What crosses nodes on this board; None where there is one node."""
+    if not fabric.nodes or fabric.messages is None:
+        return None
+    return Between(fabric, board, fabric.messages)

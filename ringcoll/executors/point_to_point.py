@@ -1,0 +1,253 @@
+"""Point-to-point: one two-rank plan for each ordered pair, staged through a landing zone.
+
+What only two ranks know (a send's count, a gather_v's displacement) is never agreed by all: the
+pair has its own epoch, hello, flags and SCRATCH, and never touches the collectives' epoch. The
+same rule holds between two: call x of a pair may write when both have entered call x - 1, so a
+small send returns before the receive is posted, one call ahead at most.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ringcoll.algorithms import build
+from ringcoll.arguments.calls import Call
+from ringcoll.collectives import Collective
+from ringcoll.encode import Program, encode
+from ringcoll.errors import MismatchError
+from ringcoll.executors.board import Board, Hello, Words
+from ringcoll.executors.drive import Lane, Pause, Task, steps
+from ringcoll.executors.lanes import MessageLane
+from ringcoll.executors.node_signals import Between
+from ringcoll.executors.rows import (
+    Binding,
+    Pacer,
+    Streams,
+    TraceEntry,
+    flag_slots,
+    lane_rows,
+    senders,
+)
+from ringcoll.fabric import Fabric
+from ringcoll.fabric.mpi import PAIRS
+from ringcoll.launch import Launch, Layout
+from ringcoll.plan import Buffer
+
+__all__ = ["PairTicket", "Pairs"]
+
+WINDOW = 2
+MESSAGE_BYTES = 64 << 20
+"""The longest message between nodes; MPI pipelines it."""
+
+SENDER, RECEIVER = 0, 1
+
+
+@dataclass(slots=True)
+class PairTicket:
+    """One half of a pair's call under way on this rank."""
+
+    call: Call
+    sends: bool
+    epoch: int
+    signature: int
+    timeout: float
+
+
+class Pairs:
+    """One rank's halves of all its pairs.
+
+    Args:
+        fabric: the ranks on this host.
+        board: the communicator's board, with a landing zone for each peer.
+        pacer: wraps rows that cross ranks; None: links run free.
+        between: what crosses nodes, where there are several.
+
+    """
+
+    def __init__(
+        self, fabric: Fabric, board: Board, pacer: Pacer | None, between: Between | None = None
+    ) -> None:
+        self.fabric, self.board, self.pacer, self.between = fabric, board, pacer, between
+        self.rank = fabric.rank
+        self.running: list[PairTicket] = []
+        self.trace: list[TraceEntry] | None = None
+        self._epochs: defaultdict[tuple[int, bool], int] = defaultdict(int)
+
+    def enter(self, call: Call, timeout: float) -> PairTicket:
+        """Say this half's hello to the peer. Nothing waits here."""
+        sends = call.send is not None
+        self._epochs[call.peer, sends] += 1
+        epoch = self._epochs[call.peer, sends]
+        digest = hashlib.blake2b(self._terms(call).encode(), digest_size=8).digest()
+        signature = int.from_bytes(digest, "little") or 1
+        number = next(self.board.numbers)
+        self.board.record(number, self._terms(call))
+        hello = Hello(signature, number)
+        self.board.enter_pair(call.peer, epoch, hello, sends=sends)
+        if self.between is not None and call.peer in self.between.far:
+            self.between.announce_pair(call.peer, epoch, number, sends=sends)
+        if self.fabric.notify is not None:
+            self.fabric.notify(call.peer)
+        ticket = PairTicket(call, sends, epoch, signature, timeout)
+        self.running.append(ticket)
+        return ticket
+
+    def task(self, calls: Sequence[Call], timeout: float) -> Task:
+        """Several calls of one pair and direction, one after the other.
+
+        A call waits until the peer has entered the one before: its landing zone is free again.
+        Nothing arrives before the sender's hello, so the receiver waits for that too.
+        """
+        for call in calls:
+            if call.send is not None and call.recv is not None:
+                call.recv[...] = call.send  # both ends are here, in one call: nobody else hears
+                continue
+            ticket = self.enter(call, timeout)
+            epoch = ticket.epoch - 1 if ticket.sends else ticket.epoch
+            yield from self._await(ticket, epoch)
+            self.compare(ticket)
+            yield from steps(self.lanes(ticket))
+            self.compare(ticket)
+            self.running.remove(ticket)
+
+    def lanes(self, ticket: PairTicket) -> list[Lane]:
+        """The lanes of this half."""
+        call, base = ticket.call, ticket.epoch << 32
+        me = SENDER if ticket.sends else RECEIVER
+        ranks = (self.rank, call.peer) if ticket.sends else (call.peer, self.rank)
+        far = self.between is not None and call.peer in self.between.far
+        slot, launch = self._message(call) if far else self._launch(call)
+        program = encode(build("send", "pair", 2), launch)
+        layout = Layout(
+            Collective("send", 2),
+            (call.count,),
+            launch.slices,
+            align=max(1, 64 // call.dtype.itemsize),
+        )
+        zone = self.board.zones + (2 * ranks[SENDER] + (ticket.epoch & 1)) * self.board.zone_bytes
+        landing = self.board.bytes[ranks[RECEIVER]][zone : zone + self.board.zone_bytes]
+        user: dict[tuple[int, Buffer], Any] = {}
+        if call.send is not None:
+            user[SENDER, Buffer.INPUT] = call.send
+        if call.recv is not None:
+            user[RECEIVER, Buffer.OUTPUT] = call.recv
+        binding = Binding(
+            layout=layout,
+            user=user,
+            scratch=(landing, landing),
+            slot_bytes=slot,
+            slots=program.slots,
+            ranks=ranks,
+            flag=self._flags(program, ranks),
+            entered=[self._entered(ranks, side) for side in (SENDER, RECEIVER)],
+            dtype=call.dtype,
+            op=None,
+            loads=(),
+            pacer=self.pacer,
+            trace=self.trace,
+            nodes=launch.nodes,
+            streams=Streams(self.between.messages, PAIRS) if far and self.between else None,
+            senders=senders(program),
+        )
+        return [
+            (MessageLane if block.messages else Lane)(
+                lane_rows(program, number, binding), base, self.fabric.notify, self.fabric.fence
+            )
+            for number, block in enumerate(program.programs)
+            if block.block.rank == me
+        ]
+
+    def compare(self, ticket: PairTicket) -> None:
+        """Compare the peer's hello with this half's, if it is there.
+
+        Raises:
+            MismatchError: the ends disagree on count or dtype; both are shown.
+
+        """
+        peer, epoch = ticket.call.peer, ticket.epoch
+        words, at = self.board.words[peer], self.board.pair(self.rank, sends=not ticket.sends)
+        if words[at] < epoch << 32:
+            return
+        said = self.board.pair_hello(peer, self.rank, epoch, sends=not ticket.sends)
+        if said.signature != ticket.signature:
+            here, there = ("send", "recv") if ticket.sends else ("recv", "send")
+            raise MismatchError(
+                f"{here} on rank {self.rank}, call {epoch} of its pair with rank {peer}: "
+                f"{self._terms(ticket.call)}; {there} on rank {peer}: "
+                f"{self.board.recorded(peer, said.record)}; count and dtype must be equal"
+            )
+
+    def absent(self, ticket: PairTicket) -> list[int]:
+        """The peer, if it has not entered the call."""
+        peer = ticket.call.peer
+        words, at = self.board.words[peer], self.board.pair(self.rank, sends=not ticket.sends)
+        return [peer] if words[at] < ticket.epoch << 32 and peer != self.rank else []
+
+    def late(self, ticket: PairTicket) -> str:
+        """Who waited for whom: the message of a deadline."""
+        call = ticket.call
+        verb, other = ("send to", "recv") if ticket.sends else ("recv from", "send")
+        return (
+            f"{verb} rank {call.peer} on rank {self.rank} (call {ticket.epoch} of this pair, "
+            f"{self._terms(call)}): waited {ticket.timeout:g} s; rank {call.peer} made no matching "
+            f"{other}, or stopped inside it"
+        )
+
+    def announced(self, peer: int) -> str | None:
+        """The terms of the next message from ``peer``, which has sent it; None if it has not."""
+        epoch = self._epochs[peer, False] + 1
+        if self.board.words[peer][self.board.pair(self.rank, sends=True)] < epoch << 32:
+            return None
+        if self.fabric.fence is not None:
+            self.fabric.fence()
+        said = self.board.pair_hello(peer, self.rank, epoch, sends=True)
+        return self.board.recorded(peer, said.record)
+
+    @staticmethod
+    def _terms(call: Call) -> str:
+        return call.terms or f"count={call.count} dtype={call.dtype.name}"
+
+    def _await(self, ticket: PairTicket, epoch: int) -> Task:
+        peer = ticket.call.peer
+        words, at = self.board.words[peer], self.board.pair(self.rank, sends=not ticket.sends)
+        if words[at] < epoch << 32:
+            yield Pause(lambda: words[at] >= epoch << 32)
+
+    def compare_running(self) -> None:
+        """Compare the hellos of all halves that wait."""
+        for ticket in self.running:
+            self.compare(ticket)
+
+    def _launch(self, call: Call) -> tuple[int, Launch]:
+        """Bytes of a slot, and slices such that a window of them fits the landing zone."""
+        slot = self.board.zone_bytes // WINDOW // 64 * 64
+        per_slot = slot // call.dtype.itemsize
+        slices = max(1, -(-call.count // per_slot))
+        return slot, Launch(slices=slices, window=WINDOW, mapped=frozenset())
+
+    def _message(self, call: Call) -> tuple[int, Launch]:
+        """To another node: no landing zone, and slices that MPI can carry at once."""
+        slices = max(1, -(-call.nbytes // MESSAGE_BYTES))
+        return 0, Launch(slices=slices, window=WINDOW, mapped=frozenset(), nodes=(0, 1))
+
+    def _flags(
+        self, program: Program, ranks: tuple[int, int]
+    ) -> Callable[[int, int], tuple[Words, int]]:
+        slots, blocks = flag_slots(program), program.blocks
+
+        def flag(src: int, dst: int) -> tuple[Words, int]:
+            # The words lie with the side that waits, in its set for this pair and direction.
+            side = blocks[dst].rank
+            at = self.board.pair_flags(ranks[1 - side], sends=side == SENDER)
+            inside = blocks[src].rank == side
+            return self.board.words[ranks[side]], at + slots[src, dst] + (4 if inside else 0)
+
+        return flag
+
+    def _entered(self, ranks: tuple[int, int], side: int) -> tuple[Words, int]:
+        at = self.board.pair(ranks[1 - side], sends=side == SENDER)
+        return self.board.words[ranks[side]], at

@@ -1,0 +1,356 @@
+"""The timing model on paper: the pipelined chain, other algorithms, and a fit to measurements.
+
+N bytes go down a chain of k ranks in S slices over links of B bytes a second. Each slice holds a
+link for t = N/(S·B) + α. The first one needs k - 1 such times to reach the end, the others follow
+t apart, and each hop adds a flight of L that the link does not notice::
+
+    T = (S + k - 2)·(N/(S·B) + α) + (k - 1)·L
+
+This is the pipelined broadcast of Watts and van de Geijn, *A pipelined broadcast for
+multidimensional meshes* (1995), with the parameters of LogGP (Alexandrov et al., 1995): α is its
+o, B is 1/G. Multiplied out, T has four terms, see :class:`Terms`. T is least where
+N/B·(k - 2)/S² = α, hence at S = √((k - 2)·N/(α·B)).
+
+:func:`ringcoll.model.predict.predict` gives the same numbers from the plan itself. What is here
+is for paper, for tests, and to get B and α out of a measurement.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+import numpy.typing as npt
+
+from ringcoll.errors import ArgumentError
+
+__all__ = [
+    "CHAINS",
+    "CLOSED_FORMS",
+    "Fit",
+    "Form",
+    "Limits",
+    "Point",
+    "Terms",
+    "bus_factor",
+    "chain_best_slices",
+    "chain_limits",
+    "chain_time",
+    "closed_form",
+    "fit_chain",
+    "residuals",
+]
+
+
+def chain_time(
+    nranks: int,
+    nbytes: float,
+    slices: int,
+    bandwidth: float,
+    alpha: float = 0.0,
+    latency: float = 0.0,
+) -> float:
+    """T of a pipelined chain: seconds until the last rank has everything.
+
+    Args:
+        nranks: k; a chain of one rank takes no time.
+        nbytes: N, bytes of the message.
+        slices: S, in how many pieces it is sent.
+        bandwidth: B, bytes a second of each link.
+        alpha: α, seconds that each slice occupies a link besides its bytes.
+        latency: L, seconds of flight of each hop.
+
+    """
+    _check(nranks, nbytes, slices)
+    if nranks == 1:
+        return 0.0
+    slice_time = nbytes / slices / bandwidth + alpha
+    return (slices + nranks - 2) * slice_time + (nranks - 1) * latency
+
+
+def chain_best_slices(nranks: int, nbytes: float, bandwidth: float, alpha: float) -> float:
+    """The S at which T is least, as a real number: √((k - 2)·N/(α·B)), at least 1.
+
+    Without α it is infinite (a chain of two hops or more), since slicing then costs nothing.
+    """
+    _check(nranks, nbytes, 1)
+    if nranks <= 2 or nbytes == 0:
+        return 1.0
+    if alpha == 0:
+        return math.inf
+    return max(1.0, math.sqrt((nranks - 2) * nbytes / (alpha * bandwidth)))
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """T where α = L = 0, in seconds: ``one`` for S = 1, ``many`` for S → ∞."""
+
+    one: float
+    many: float
+
+
+def chain_limits(nranks: int, nbytes: float, bandwidth: float) -> Limits:
+    """Without α and L: (k - 1)·N/B store-and-forward for S = 1, and N/B for S → ∞."""
+    _check(nranks, nbytes, 1)
+    if nranks == 1:
+        return Limits(0.0, 0.0)
+    return Limits((nranks - 1) * nbytes / bandwidth, nbytes / bandwidth)
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """The parts of a time, in seconds; they add up to it.
+
+    Args:
+        transfer: the bytes through the busiest link at full rate; for a chain N/B.
+        fill: waiting for the pipeline to fill and drain; for a chain (k - 2)·N/(S·B).
+        messages: what α adds; for a chain (S + k - 2)·α.
+        flight: what L adds; for a chain (k - 1)·L.
+
+    """
+
+    transfer: float
+    fill: float
+    messages: float
+    flight: float
+
+    @property
+    def total(self) -> float:
+        """Seconds in all."""
+        return self.transfer + self.fill + self.messages + self.flight
+
+    @property
+    def dominant(self) -> str:
+        """The name of the largest term."""
+        return max((f.name for f in fields(self)), key=lambda name: float(getattr(self, name)))
+
+
+def _check(nranks: int, nbytes: float, slices: int) -> None:
+    if nranks < 1 or nbytes < 0 or slices < 1:
+        raise ArgumentError(
+            f"nranks={nranks}, nbytes={nbytes}, slices={slices}: "
+            f"nranks and slices are at least 1, nbytes at least 0"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A time with one slice: messages·α + share·N/B + hops·L.
+
+    Args:
+        messages: α terms in sequence.
+        share: how many times N goes through the busiest port in sequence.
+        hops: L terms in sequence.
+
+    """
+
+    messages: int
+    share: float
+    hops: int
+
+    def seconds(
+        self, nbytes: float, bandwidth: float, alpha: float = 0.0, latency: float = 0.0
+    ) -> float:
+        """The time of N bytes on links of B, α and L."""
+        return self.messages * alpha + self.share * nbytes / bandwidth + self.hops * latency
+
+
+def _log(n: int) -> int:
+    """⌈log2 n⌉."""
+    return (n - 1).bit_length()
+
+
+def _direct(n: int) -> Form:
+    """Everyone exchanges a segment with everyone, one after the other."""
+    return Form(n - 1, (n - 1) / n, 1)
+
+
+def _whole(n: int) -> Form:
+    """A whole buffer from each of the other ranks through one port."""
+    return Form(n - 1, n - 1, 1)
+
+
+def _chain(n: int) -> Form:
+    return Form(n - 1, n - 1, n - 1)
+
+
+def _around(n: int) -> Form:
+    return Form(n - 1, (n - 1) / n, n - 1)
+
+
+def _twice(form: Callable[[int], Form]) -> Callable[[int], Form]:
+    def doubled(n: int) -> Form:
+        once = form(n)
+        return Form(2 * once.messages, 2 * once.share, 2 * once.hops)
+
+    return doubled
+
+
+def _read_then_write(n: int) -> Form:
+    """Two direct exchanges; a block that has read goes on at once, so only one flight shows."""
+    return Form(2 * (n - 1), 2 * (n - 1) / n, 1)
+
+
+def _exchange(n: int) -> Form:
+    """Recursive doubling with whole buffers: ⌊log2 n⌋ rounds, two more to fold in the odd ranks."""
+    odd = n & (n - 1) != 0
+    rounds = n.bit_length() - 1 + 2 * odd
+    return Form(rounds, rounds, rounds)
+
+
+CLOSED_FORMS: Mapping[tuple[str, str], Callable[[int], Form]] = {
+    ("broadcast", "chain"): _chain,
+    ("broadcast", "ring"): _chain,
+    ("reduce", "chain"): _chain,
+    ("reduce", "ring"): _chain,
+    ("broadcast", "one_shot"): _whole,
+    ("reduce", "one_shot"): _whole,
+    ("all_reduce", "one_shot"): _whole,
+    # Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms for clusters (2009).
+    ("all_reduce", "ring"): _twice(_around),
+    ("all_gather", "ring"): _around,
+    ("reduce_scatter", "ring"): _around,
+    ("all_reduce", "two_shot"): _read_then_write,
+    ("all_reduce", "all_pairs"): _twice(_direct),
+    ("all_gather", "one_shot"): _direct,
+    ("all_gather", "all_pairs"): _direct,
+    ("reduce_scatter", "one_shot"): _direct,
+    ("reduce_scatter", "all_pairs"): _direct,
+    ("all_to_all", "one_shot"): _direct,
+    ("all_to_all", "all_pairs"): _direct,
+    ("gather", "one_shot"): _direct,
+    ("scatter", "one_shot"): _direct,
+    ("send", "pair"): lambda n: Form(1, 1.0, 1),
+}
+"""One-slice times on a switch, by collective and algorithm, where a formula is this simple."""
+
+
+CHAINS = frozenset(
+    {("broadcast", "chain"), ("reduce", "chain"), ("broadcast", "ring"), ("reduce", "ring")}
+)
+"""What :func:`chain_time` is exact for, by collective and algorithm."""
+
+
+def closed_form(collective: str, algorithm: str, nranks: int) -> Form | None:
+    """The one-slice time of an algorithm on a switch; None where no simple formula is known."""
+    make = CLOSED_FORMS.get((collective, algorithm))
+    if make is None:
+        return None
+    return make(nranks) if nranks > 1 else Form(0, 0.0, 0)
+
+
+def bus_factor(collective: str, nranks: int) -> float:
+    """What busbw is of algbw, by the convention of nccl-tests: the share of N each link carries."""
+    if collective == "all_reduce":
+        return 2 * (nranks - 1) / nranks
+    if collective in ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"):
+        return (nranks - 1) / nranks
+    return 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One measurement of a pipelined chain."""
+
+    nranks: int
+    nbytes: float
+    slices: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """B, α and L that describe measurements best.
+
+    Args:
+        bandwidth: B, bytes a second.
+        alpha: α, seconds.
+        residuals: of each point, measured / formula - 1.
+        latency: L, seconds; 0 where it was not fitted.
+
+    """
+
+    bandwidth: float
+    alpha: float
+    residuals: tuple[float, ...]
+    latency: float = 0.0
+
+    @property
+    def worst(self) -> float:
+        """The largest residual, without its sign."""
+        return max(map(abs, self.residuals), default=0.0)
+
+    def seconds(self, nranks: int, nbytes: float, slices: int) -> float:
+        """T of a chain by these figures."""
+        return chain_time(nranks, nbytes, slices, self.bandwidth, self.alpha, self.latency)
+
+
+def residuals(
+    points: Sequence[Point], bandwidth: float, alpha: float, latency: float = 0.0
+) -> tuple[float, ...]:
+    """Of each point, measured / formula - 1, for given B, α and L."""
+    return tuple(
+        p.seconds / chain_time(p.nranks, p.nbytes, p.slices, bandwidth, alpha, latency) - 1
+        for p in points
+    )
+
+
+def fit_chain(points: Sequence[Point], *, flight: bool = False) -> Fit:
+    """B and α, and L if asked for, by least squares of the relative errors, none below 0.
+
+    T is linear in 1/B, α and L: T = a·(1/B) + c·α + (k - 1)·L with a = (S + k - 2)·N/S and
+    c = S + k - 2. Each equation is divided by its T, so that a short message counts as much as a
+    long one. Where the best figure would be below 0, it is 0.
+
+    Args:
+        points: of chains of several lengths and numbers of slices.
+        flight: fit L too; points that cannot tell it from N/B, such as those of one k and one N,
+            leave it 0.
+
+    Raises:
+        ArgumentError: fewer than two points, chains of one rank, or no bandwidth fits.
+
+    """
+    if len(points) < 2 or any(p.nranks < 2 or p.seconds <= 0 or p.nbytes <= 0 for p in points):
+        raise ArgumentError(
+            f"{len(points)} points: a fit needs two, each of 2 ranks, 1 byte and some time"
+        )
+    rows = [
+        (steps * p.nbytes / p.slices / p.seconds, steps / p.seconds, (p.nranks - 1) / p.seconds)
+        for p in points
+        for steps in (p.slices + p.nranks - 2,)
+    ]
+    per_byte, alpha, latency = _least_squares(np.array(rows), (0, 1, 2) if flight else (0, 1))
+    if per_byte <= 0:
+        raise ArgumentError("the points fit no bandwidth: longer messages did not take longer")
+    bandwidth = 1 / per_byte
+    return Fit(bandwidth, alpha, residuals(points, bandwidth, alpha, latency), latency)
+
+
+_ALIKE = 1e-9
+"""Of the norms of relative errors: a difference that is none."""
+
+
+def _least_squares(matrix: npt.NDArray[np.float64], columns: Sequence[int]) -> list[float]:
+    """The x of least |matrix·x - 1|, x ≥ 0, 0 outside of ``columns``.
+
+    Where some of x are 0, the others are the plain solution of their columns: of so few columns
+    every choice is tried. A choice whose columns say the same is left out. Of choices that fit
+    alike the first is taken, whichever way the machine rounds.
+    """
+    best, least = [0.0] * matrix.shape[1], math.inf
+    # Columns of one magnitude: bytes and counts lie many powers of ten apart.
+    scale = np.linalg.norm(matrix, axis=0)
+    for count in range(1, len(columns) + 1):
+        for taken in map(list, itertools.combinations(columns, count)):
+            part = matrix[:, taken] / scale[taken]
+            found, _, rank, _ = np.linalg.lstsq(part, np.ones(len(part)), rcond=1e-9)
+            error = float(np.linalg.norm(part @ found - 1))
+            if rank == count and found.min() >= 0 and error < least - _ALIKE:
+                least = error
+                values = dict(zip(taken, found / scale[taken], strict=True))
+                best = [float(values.get(column, 0.0)) for column in range(matrix.shape[1])]
+    return best

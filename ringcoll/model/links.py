@@ -1,0 +1,164 @@
+"""The figures of the links between ranks, and which ports a message occupies.
+
+A *wire* is one direction of one link: B bytes a second, α seconds a message that occupy it
+whatever the size, L seconds of flight that do not. :class:`Links` says which wires exist.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, get_args
+
+from ringcoll.errors import ArgumentError
+
+__all__ = ["Links", "Port", "Topology", "Wire", "equal_nodes"]
+
+Topology = Literal["switch", "pairs", "memory", "machine"]
+"""How ranks of one node are connected: see :class:`Links`."""
+
+
+class Port(NamedTuple):
+    """Something that serves one byte at a time: an end of a wire, a memory, a core.
+
+    ``first`` and ``second`` are the ranks it belongs to, -1 where there is none.
+    """
+
+    kind: str
+    first: int = -1
+    second: int = -1
+
+    def __str__(self) -> str:
+        if self.first < 0:
+            return self.kind
+        if self.second < 0:
+            return f"{self.kind} of rank {self.first}"
+        return f"{self.kind} {self.first} -> {self.second}"
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """One direction of a link.
+
+    Args:
+        bandwidth: B, bytes a second.
+        alpha: α (LogGP's o), seconds that each message occupies the wire besides its bytes.
+        latency: L, seconds of flight; the wire is free meanwhile.
+
+    """
+
+    bandwidth: float
+    alpha: float = 0.0
+    latency: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.bandwidth > 0:
+            raise ArgumentError(f"bandwidth={self.bandwidth}: bytes a second, more than 0")
+        for name in ("alpha", "latency"):
+            value = getattr(self, name)
+            if not 0 <= value < math.inf:
+                raise ArgumentError(f"{name}={value}: seconds, at least 0")
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """The wires between ranks.
+
+    ``topology`` is one of
+
+    - ``switch``: each rank has one egress and one ingress port of B, whoever the peer is;
+    - ``pairs``: each ordered pair of ranks has a wire of its own;
+    - ``memory``: all hops share one memory of B bytes copied a second, the case of CPU ranks
+      that nothing paces; α occupies the core of the rank that runs the step;
+    - ``machine``: each ordered pair occupies the links of its way, which others share.
+
+    Args:
+        bandwidth: B of every port, bytes a second and direction.
+        alpha: α, seconds a message.
+        latency: L, seconds of flight.
+        topology: see above.
+        local_bandwidth: bytes a second of a copy within a rank; infinite: copies cost nothing.
+        nodes: the node of each rank; empty: all ranks share one.
+        network: the port that each rank has to other nodes; None: the same figures as inside.
+        per_port: how many ranks of a node share each of these ports, as they follow one another.
+        ways: of a machine, what a message from rank i to rank j occupies: ``ways[i][j]``.
+
+    """
+
+    bandwidth: float
+    alpha: float = 0.0
+    latency: float = 0.0
+    topology: Topology = "switch"
+    local_bandwidth: float = math.inf
+    nodes: tuple[int, ...] = ()
+    network: Wire | None = None
+    ways: tuple[tuple[tuple[tuple[Port, Wire], ...], ...], ...] = ()
+    per_port: int = 1
+    inside: Wire = field(init=False, repr=False, compare=False)
+    doors: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    """Of each rank the first one that shares its port to other nodes."""
+
+    def __post_init__(self) -> None:
+        if self.topology not in get_args(Topology):
+            known = ", ".join(get_args(Topology))
+            raise ArgumentError(f"links={self.topology!r}: one of {known}")
+        if (self.topology == "machine") != bool(self.ways):
+            raise ArgumentError(f"links={self.topology!r}: a machine has ways, nothing else has")
+        if not self.local_bandwidth > 0:
+            raise ArgumentError(f"local_bandwidth={self.local_bandwidth}: more than 0")
+        if self.per_port < 1:
+            raise ArgumentError(f"per_port={self.per_port}: at least 1 rank for each port")
+        wire = Wire(self.bandwidth, self.alpha, self.latency)
+        object.__setattr__(self, "inside", wire)
+        object.__setattr__(self, "doors", tuple(_doors(self.nodes, self.per_port)))
+
+    def wire(self, src: int, dst: int) -> Wire:
+        """The wire that carries a message from one rank to another."""
+        if self.nodes and self.nodes[src] != self.nodes[dst]:
+            return self.network or self.inside
+        return self.inside
+
+    def flight(self, src: int, dst: int) -> float:
+        """Seconds between the end of a transfer and its arrival; 0 within a rank."""
+        return 0.0 if src == dst else self.wire(src, dst).latency
+
+    def ports(self, src: int, dst: int) -> tuple[tuple[Port, Wire], ...]:
+        """The ports that a message from ``src`` to another rank occupies.
+
+        A memory is no port of a message: all that a step touches loads it, see
+        :meth:`ringcoll.model.loads.Ports.loads`.
+        """
+        if self.topology == "machine":
+            return self.ways[src][dst]
+        wire = self.wire(src, dst)
+        if self.nodes and self.nodes[src] != self.nodes[dst]:
+            out, into = self.doors[src], self.doors[dst]
+            return (Port("network egress", out), wire), (Port("network ingress", into), wire)
+        if self.topology == "pairs":
+            return ((Port("link", src, dst), wire),)
+        if self.topology == "memory":
+            return ()
+        return (Port("egress", src), wire), (Port("ingress", dst), wire)
+
+
+def _doors(nodes: tuple[int, ...], per_port: int) -> Iterator[int]:
+    open_doors: dict[int, tuple[int, int]] = {}
+    for rank, node in enumerate(nodes):
+        first, through = open_doors.get(node, (rank, 0))
+        if through == per_port:
+            first, through = rank, 0
+        open_doors[node] = first, through + 1
+        yield first
+
+
+def equal_nodes(nranks: int, nodes: int) -> tuple[int, ...]:
+    """The node of each rank where ``nodes`` nodes hold equally many consecutive ranks.
+
+    Raises:
+        ArgumentError: the ranks do not divide.
+
+    """
+    if nodes < 1 or nranks % nodes:
+        raise ArgumentError(f"nodes={nodes}: {nranks} ranks do not divide among them")
+    return tuple(rank // (nranks // nodes) for rank in range(nranks))

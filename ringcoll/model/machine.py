@@ -1,0 +1,178 @@
+"""The clock on a real machine: every hop occupies the links of its way, rings share by bandwidth.
+
+It is how a set of rings is judged as plans run them: an all_reduce along the found rings against
+one along the same GPUs in index order. :class:`Machine` is what a choice of plans goes by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ringcoll.algorithms import build
+from ringcoll.algorithms.channels import Channels, alternating, channels_along
+from ringcoll.errors import ArgumentError
+from ringcoll.model.links import Links, Port, Wire
+from ringcoll.model.predict import predict
+from ringcoll.topology.paths import routes, stores
+from ringcoll.topology.rings import RingSet
+from ringcoll.topology.system import Gpu, System
+
+__all__ = [
+    "Machine",
+    "format_gain",
+    "machine_links",
+    "machine_of",
+    "ring_gain",
+    "ring_seconds",
+    "times_as_long",
+]
+
+_GB = 1e9
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Machine:
+    """What the choice of a plan goes by; ranks of a process share one, which is known by itself.
+
+    Args:
+        links: between the ranks, as stores go.
+        channels: the rings that plans go along; None: one in the order of the ranks is as good.
+        all_pairs: whether every pair is one switch hop apart, or there is only one.
+
+    """
+
+    links: Links
+    channels: Channels | None
+    all_pairs: bool
+
+
+def machine_of(system: System, stored: RingSet, overheads: Wire) -> Machine:
+    """The machine of ranks on all GPUs of a system, in their order.
+
+    Args:
+        system: the ranks' GPUs, two or more.
+        stored: its rings for kernels that store, see ``find_rings``.
+        overheads: α and L of a message; its bandwidth is not used.
+
+    Raises:
+        ArgumentError: two of the GPUs do not reach each other.
+
+    """
+    links = machine_links(system, stored=True, alpha=overheads.alpha, latency=overheads.latency)
+    rings = stored.rings
+    channels = channels_along([r.order for r in rings], [r.bandwidth for r in rings])
+    plain = channels.rings == (tuple(range(len(system.gpus))),)
+    alike = stored.all_pairs or len(system.gpus) == 2
+    return Machine(links, None if plain else channels, alike)
+
+
+def machine_links(
+    system: System,
+    gpus: Sequence[Gpu] | None = None,
+    *,
+    stored: bool = False,
+    alpha: float = 0.0,
+    latency: float = 0.0,
+) -> Links:
+    """The wires between GPUs, rank i on the i-th: each pair goes the best way there is.
+
+    Args:
+        system: the machine.
+        gpus: of the ranks; None: all, in their order.
+        stored: each pair goes the way that a GPU's stores take, without relays.
+        alpha: seconds that a message occupies the first link of its way besides its bytes.
+        latency: seconds of a message's flight.
+
+    Raises:
+        ArgumentError: fewer than two GPUs, or two that do not reach each other.
+
+    """
+    chosen = system.gpus if gpus is None else tuple(gpus)
+    if len(chosen) < 2:
+        raise ArgumentError(f"gpus: {len(chosen)} of them; ranks need two or more to have links")
+    found = routes(system, chosen)
+    if stored:
+        found = stores(found)
+    ways: list[tuple[tuple[tuple[Port, Wire], ...], ...]] = []
+    fastest = 0.0
+    for src in range(len(chosen)):
+        row: list[tuple[tuple[Port, Wire], ...]] = []
+        for dst in range(len(chosen)):
+            if src == dst:
+                row.append(())
+                continue
+            there = found.get((src, dst), ())
+            if not there:
+                raise ArgumentError(f"gpus: {chosen[src].name} does not reach {chosen[dst].name}")
+            row.append(
+                tuple(
+                    (
+                        Port(f"{link.kind.value} {link.src} -> {link.dst}"),
+                        Wire(link.bandwidth * _GB / by, 0.0 if at else alpha),
+                    )
+                    for at, (link, by) in enumerate(there[0].uses)
+                )
+            )
+            fastest = max(fastest, there[0].bandwidth)
+        ways.append(tuple(row))
+    return Links(fastest * _GB, alpha, latency, topology="machine", ways=tuple(ways))
+
+
+def ring_seconds(
+    links: Links, orders: Sequence[Sequence[int]], shares: Sequence[float], nbytes: int
+) -> float:
+    """Seconds of an all_reduce that goes along several rings, each with its share of the bytes.
+
+    Args:
+        links: of the machine.
+        orders: the ranks along each ring.
+        shares: weight of each ring.
+        nbytes: of the buffer.
+
+    """
+    plan = build("all_reduce", "ring", len(orders[0]), rings=orders)
+    return predict(plan, nbytes, links, slices=1, shares=tuple(shares)).seconds
+
+
+def ring_gain(
+    system: System, found: RingSet, nbytes: int = 256 << 20, *, stored: bool = False
+) -> float:
+    """How many times as long an all_reduce takes in index order as along the found rings.
+
+    Both go by the best way of each pair, in which other GPUs may relay, or where ``stored`` by that
+    of stores, in which none does. Those in index order are as many, by turns in both directions and
+    with equal shares: what ``channels=`` makes where no machine is known. 1 where there are no
+    rings.
+    """
+    if not found.rings:
+        return 1.0
+    links, count = machine_links(system, found.gpus, stored=stored), len(found.rings)
+    index = alternating(len(found.gpus), count)
+    return ring_seconds(links, index, [1.0] * count, nbytes) / _along(links, found, nbytes)
+
+
+def times_as_long(system: System, found: RingSet, other: RingSet, nbytes: int = 256 << 20) -> float:
+    """How many times as long an all_reduce takes along other rings of the same GPUs.
+
+    Both are told the same links; what bandwidths the rings claim counts for their shares only.
+    """
+    links = machine_links(system, found.gpus)
+    return _along(links, other, nbytes) / _along(links, found, nbytes)
+
+
+def format_gain(system: System, found: RingSet, *, stored: bool = False) -> tuple[str, ...]:
+    """A line for people on what the found rings gain; none where there is only one."""
+    if len(found.rings) < 2:
+        return ()
+    gain = ring_gain(system, found, stored=stored)
+    ways = "no GPU relays, as in calls" if stored else "GPUs may relay"
+    return (
+        f"an all_reduce takes {gain:.3g} times as long on paper along as many rings in index order "
+        f"({ways})\n",
+    )
+
+
+def _along(links: Links, rings: RingSet, nbytes: int) -> float:
+    orders = [ring.order for ring in rings.rings]
+    return ring_seconds(links, orders, [ring.bandwidth for ring in rings.rings], nbytes)

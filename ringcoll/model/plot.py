@@ -1,0 +1,187 @@
+"""Pictures of the model: time over slices, and who moves what when. No display is needed.
+
+matplotlib is loaded here and nowhere else in the package's model; figures are made without pyplot,
+so no state of the caller's is touched.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ringcoll.errors import ArgumentError, MachineError
+from ringcoll.model.explain import cell, naming, transfers
+from ringcoll.model.predict import Timed
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["check_plot", "plot_curves", "plot_scaling", "plot_space_time"]
+
+_LABELLED = 400
+"""Up to so many bars carry their text."""
+
+
+def check_plot(path: str | Path) -> None:
+    """Refuse before the work what could not be drawn after it.
+
+    Args:
+        path: the file.
+
+    Raises:
+        ArgumentError: the ending of its name is no format's, or there is no such folder.
+        MachineError: matplotlib is missing.
+
+    """
+    _figure((1.0, 1.0), path)
+    if not Path(path).absolute().parent.is_dir():
+        raise ArgumentError(f"plot={str(path)!r}: there is no such folder")
+
+
+def plot_curves(
+    curves: Mapping[str, Sequence[tuple[int, float]]],
+    title: str,
+    path: str | Path,
+    *,
+    paper: Mapping[str, Sequence[tuple[int, float]]] | None = None,
+) -> None:
+    """Draw time over the number of slices, both logarithmic, and mark each curve's best point.
+
+    Args:
+        curves: by name, the points (slices, seconds).
+        title: what is shown.
+        path: the file; its ending says the format, such as .png or .svg.
+        paper: what the model says of measured curves, by the same names; dashed.
+
+    """
+    figure = _figure((9.0, 5.0), path)
+    axes = figure.add_subplot()
+    for name, points in curves.items():
+        slices = [s for s, _ in points]
+        times = [seconds * 1e6 for _, seconds in points]
+        (line,) = axes.plot(slices, times, marker=".", label=name)
+        best = min(range(len(points)), key=times.__getitem__)
+        axes.plot(slices[best], times[best], marker="o", markersize=9, color=line.get_color())
+        said = (paper or {}).get(name, ())
+        if said:
+            figures = [s for s, _ in said], [seconds * 1e6 for _, seconds in said]
+            axes.plot(*figures, linestyle="--", color=line.get_color(), label=f"{name}, model")
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xlabel("slices S")
+    axes.set_ylabel("time (us)")
+    axes.set_title(title)
+    axes.grid(True, which="both", alpha=0.3)
+    if curves:
+        figure.legend(loc="outside right upper", fontsize=8)
+    _save(figure, path)
+
+
+def plot_scaling(
+    curves: Mapping[tuple[str, str], Sequence[tuple[int, float, float]]],
+    title: str,
+    path: str | Path,
+) -> None:
+    """Draw weak scaling: time and busbw over the number of nodes, every rank with the same bytes.
+
+    Args:
+        curves: by algorithm, a colour, and size, a marker: the points (nodes, seconds, busbw in
+            GB/s).
+        title: what is shown.
+        path: the file; its ending says the format, such as .png or .svg.
+
+    """
+    figure = _figure((11.0, 5.0), path)
+    times, bandwidths = figure.subplots(1, 2)
+    colours = {name: f"C{at}" for at, name in enumerate(dict.fromkeys(name for name, _ in curves))}
+    sizes = dict.fromkeys(size for _, size in curves)
+    markers = dict(zip(sizes, itertools.cycle("o^svD*Px"), strict=False))
+    for (name, size), points in curves.items():
+        nodes = [count for count, _, _ in points]
+        look = {"color": colours[name], "marker": markers[size], "markersize": 4, "linewidth": 1}
+        times.plot(nodes, [t * 1e6 for _, t, _ in points], label=f"{name}, {size}", **look)
+        bandwidths.plot(nodes, [b for _, _, b in points], **look)
+    for axes, label in ((times, "time (us)"), (bandwidths, "busbw (GB/s)")):
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_xlabel("nodes")
+        axes.set_ylabel(label)
+        axes.grid(True, alpha=0.3)
+    figure.suptitle(title, fontsize=10)
+    if curves:
+        figure.legend(loc="outside right upper", fontsize=8)
+    _save(figure, path)
+
+
+def plot_space_time(timed: Sequence[Timed], nranks: int, title: str, path: str | Path) -> None:
+    """Draw a bar for each transfer: a row a rank, a strip a block, a colour a slice.
+
+    Args:
+        timed: the steps of a call, from :meth:`ringcoll.model.predict.Clock.trace`.
+        nranks: how many rows there are.
+        title: what is shown.
+        path: the file; its ending says the format, such as .png or .svg.
+
+    """
+    moved = transfers(timed)
+    end = max((t.end for t in moved), default=0.0) * 1e6
+    figure = _figure((10.0, 1.5 + 0.45 * min(nranks, 60)), path)
+    axes = figure.add_subplot()
+    from matplotlib import colormaps
+
+    colours = colormaps["viridis"]
+    slices = 1 + max((t.slice for t in moved), default=0)
+    sliced, chunked = naming(moved)
+    strips = {
+        rank: sorted({t.block for t in moved if t.block.rank == rank}) for rank in range(nranks)
+    }
+    for t in moved:
+        blocks = strips[t.block.rank]
+        height = 0.8 / len(blocks)
+        bottom = t.block.rank - 0.4 + height * blocks.index(t.block)
+        colour = colours(t.slice / slices)
+        width = (t.end - t.start) * 1e6
+        axes.broken_barh(
+            [(t.start * 1e6, width)],
+            (bottom, height),
+            facecolors=[colour],
+            edgecolors="white",
+        )
+        if len(moved) <= _LABELLED and width > end / 20:
+            axes.text(
+                t.start * 1e6 + width / 2,
+                bottom + height / 2,
+                cell(t, sliced=sliced, chunked=chunked),
+                ha="center",
+                va="center",
+                fontsize=7,
+                color="white" if t.slice < 0.7 * slices else "black",
+            )
+    axes.set_ylim(nranks - 0.5, -0.5)
+    axes.set_yticks(range(nranks), [f"rank {rank}" for rank in range(nranks)])
+    axes.set_xlabel("time (us)")
+    axes.set_title(title)
+    _save(figure, path)
+
+
+def _figure(size: tuple[float, float], path: str | Path) -> Figure:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MachineError(
+            f"a plot needs matplotlib ({error}); pip install 'ringcoll[plot]'"
+        ) from error
+    figure = Figure(figsize=size, layout="constrained")
+    formats = figure.canvas.get_supported_filetypes()
+    if Path(path).suffix.lstrip(".").lower() not in formats:
+        raise ArgumentError(f"plot={str(path)!r}: the name ends in .png, .svg or .pdf")
+    return figure
+
+
+def _save(figure: Figure, path: str | Path) -> None:
+    try:
+        figure.savefig(path, dpi=150)
+    except OSError as error:
+        raise ArgumentError(f"plot={str(path)!r}: {error.strerror or error}") from None

@@ -1,0 +1,322 @@
+"""The one clock: how long a plan takes on given links.
+
+A step is ready when its block is free and all its signals have arrived. It then occupies each
+port it uses for bytes / B + α a message; a port serves steps in the order in which they became
+ready, those that became ready together side by side. The step ends when the last of its ports has
+served it. A signal to another rank, and the data, arrive L later. Copies within a rank cost
+nothing unless the links say otherwise, and waiting for a rank to enter costs nothing either.
+
+For a chain of k ranks that gives T = (S + k - 2)·(N/(S·B) + α) + (k - 1)·L exactly.
+
+Time is counted in ticks of 2⁻⁸⁰ s, as Python integers: sums are exact, so that a tie is a tie
+whatever was added up in which order, and folding one rank for all of a symmetric plan, or one node
+for all nodes, gives the same ticks as folding all of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ringcoll.collectives import Collective
+from ringcoll.errors import ArgumentError, PlanError
+from ringcoll.lower.slices import fuse, split
+from ringcoll.model.closed_form import Terms
+from ringcoll.model.fold import NEVER, Costs, fold, port_totals, stretch
+from ringcoll.model.graph import TICKS, Graph, build_graph, is_synchronised, without_flight
+from ringcoll.model.links import Links, Port
+from ringcoll.model.loads import Load, Sizes
+from ringcoll.model.speakers import speakers_of
+from ringcoll.plan import Block, Plan, Step, walk
+
+__all__ = ["Clock", "Prediction", "Timed", "parts_of", "predict"]
+
+MANY_STEPS = 150_000
+"""Steps of a slice above which only one slice is folded."""
+
+MANY = 64
+"""Above so many ranks a symmetric plan is folded for its speakers alone unless told otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """When a step ran: seconds since the call began."""
+
+    block: Block
+    step: Step
+    slice: int
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What the clock says.
+
+    Args:
+        seconds: when the last data have arrived and the last rank has returned.
+        ends: the same for each rank.
+        busiest: the port that is occupied longest; "of every rank" where one rank was folded for
+            all, "in every node" where one node was.
+        occupied: seconds that it is occupied: no order of steps beats this bound.
+        steps: steps of the plan, all slices, all ranks.
+        folded: steps that were folded to know.
+
+    """
+
+    seconds: float
+    ends: tuple[float, ...]
+    busiest: str
+    occupied: float
+    steps: int
+    folded: int
+
+
+class Clock:
+    """A plan on links, ready to be asked for many sizes and slices.
+
+    Args:
+        plan: lowered, or an algorithm's: then ``slices`` and ``window`` stand for lowering it with
+            every buffer mapped.
+        links: the wires.
+        window: W, how many slices of a SCRATCH chunk exist at once.
+        sizes: bytes of a chunk where chunks are unequal; None: nbytes divided evenly.
+        shares: weight of each channel's part of the bytes, as a ``Layout`` has them; (): equal.
+        symmetry: fold the speakers for all (:func:`ringcoll.model.speakers.speakers_of`); None: if
+            the plan declares it and has more than 64 ranks, or holds the speakers' steps only.
+
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        links: Links,
+        *,
+        window: int = 2,
+        sizes: Sizes | None = None,
+        shares: tuple[float, ...] = (),
+        symmetry: bool | None = None,
+    ) -> None:
+        if links.nodes and len(links.nodes) != plan.nranks:
+            raise ArgumentError(
+                f"links.nodes names {len(links.nodes)} ranks, the plan has {plan.nranks}"
+            )
+        if window < 1:
+            raise ArgumentError(f"window={window}: at least 1")
+        if len(shares) > 1 and (sizes is not None or plan.collective.chunks % len(shares)):
+            raise ArgumentError(
+                f"shares={shares}: not with sizes, and they divide {plan.collective.chunks} chunks"
+            )
+        speakers = speakers_of(plan.symmetry, links.nodes, plan.nranks, per_port=links.per_port)
+        if links.topology == "machine":
+            speakers = plan.nranks  # its ranks have different links
+        if symmetry is None:
+            there = {block.rank for block, _ in plan.order}
+            if there == {0} and plan.symmetry is not None and 1 < speakers < plan.nranks:
+                raise PlanError(
+                    f"{plan.collective}: this plan has rank 0 alone; on these links the first "
+                    f"{speakers} ranks speak for all"
+                )
+            alone = max(there, default=0) < speakers
+            large = plan.nranks > MANY and not is_synchronised(plan)
+            symmetry = speakers < plan.nranks and (alone or large)
+        elif symmetry and plan.symmetry is None:
+            raise PlanError(f"{plan.collective}: this plan declares no symmetry; fold all ranks")
+        self.plan, self.links, self.window = plan, links, window
+        self.speakers = speakers if symmetry and speakers < plan.nranks else None
+        self.given = sizes is not None  # in bytes, else in chunks of the mean size
+        self.sizes = _weighted(plan.collective, shares) if len(shares) > 1 else sizes
+        self.parts = parts_of(plan.collective)
+        self._graphs: dict[tuple[bool, bool], Graph] = {}
+
+    def graph(self, slices: int) -> Graph:
+        """The graph of one slice: with one slice lanes are fused, and slots are never reused.
+
+        Raises:
+            PlanError: it has too many steps to fold.
+
+        """
+        shape = (slices == 1, slices > self.window)
+        if shape not in self._graphs:
+            plan = self.plan if is_synchronised(self.plan) else _shaped(self.plan, slices)
+            self._graphs[shape] = build_graph(
+                plan,
+                self.links,
+                window=self.window if slices > self.window else None,
+                sizes=self.sizes,
+                speakers=self.speakers,
+            )
+        return self._graphs[shape]
+
+    def predict(self, nbytes: float, slices: int = 1) -> Prediction:
+        """How long a call takes.
+
+        Args:
+            nbytes: N, the bytes of the collective's larger buffer, as nccl-tests counts; with
+                ``sizes`` it is not used.
+            slices: S; a lowered plan spells its slices out and takes 1.
+
+        """
+        graph, costs = self.graph(slices), self.costs(nbytes, slices)
+        ends, folded = stretch(graph, costs, slices, self.window, self.plan.nranks)
+        if NEVER in ends:
+            self._explain_deadlock()
+        totals = port_totals(graph, costs)
+        most = max(totals, default=0)
+        return Prediction(
+            max(ends) / TICKS,
+            tuple(end / TICKS for end in ends),
+            self._port_name(graph.ports[totals.index(most)]) if most else "nothing",
+            most * slices / TICKS,
+            len(graph.steps) * slices * graph.shared,
+            folded,
+        )
+
+    def _port_name(self, port: Port) -> str:
+        if self.speakers is None or port.first < 0:
+            return str(port)
+        return f"{port.kind} of every rank" if self.speakers == 1 else f"{port}, in every node"
+
+    def occupied(self, nbytes: float, slices: int = 1) -> float:
+        """Seconds that the busiest port needs for its messages alone: no call is faster."""
+        totals = port_totals(self.graph(slices), self.costs(nbytes, slices))
+        return max(totals, default=0) * slices / TICKS
+
+    def terms(self, nbytes: float, slices: int = 1) -> Terms:
+        """What the time is made of: for a chain, the formula multiplied out.
+
+        Links without α and L give the transfer and the filling of the pipeline, α adds the
+        messages and L the flight.
+        """
+        graph, bare = self.graph(slices), self.costs(nbytes, slices, alpha=False)
+        transfer = max(port_totals(graph, bare), default=0) * slices
+        near = without_flight(graph)
+        filled = self._end(near, bare, slices)
+        sent = self._end(near, self.costs(nbytes, slices), slices)
+        arrived = self._end(graph, self.costs(nbytes, slices), slices)
+        return Terms(
+            transfer / TICKS,
+            (filled - transfer) / TICKS,
+            (sent - filled) / TICKS,
+            (arrived - sent) / TICKS,
+        )
+
+    def _end(self, graph: Graph, costs: Costs, slices: int) -> int:
+        ends, _ = stretch(graph, costs, slices, self.window, self.plan.nranks)
+        if NEVER in ends:
+            self._explain_deadlock()
+        return max(ends)
+
+    def trace(self, nbytes: float, slices: int = 1) -> tuple[Timed, ...]:
+        """When each step of each slice runs, in the order of their starts."""
+        graph, costs = self.graph(slices), self.costs(nbytes, slices)
+        ended = fold(graph, costs, slices)
+        if NEVER in ended:
+            self._explain_deadlock()
+        count, timed = len(graph.steps), []
+        for node, end in enumerate(ended):
+            block, step = graph.steps[node % count]
+            length = max((ticks for _, ticks in costs[node % count]), default=0)
+            timed.append(Timed(block, step, node // count, (end - length) / TICKS, end / TICKS))
+        return tuple(sorted(timed, key=lambda t: (t.start, t.end, t.slice)))
+
+    def _explain_deadlock(self) -> None:
+        """``walk`` knows how to name who waits for whom."""
+        for _ in walk(self.plan):
+            pass
+
+    def least(self, nbytes: float, slices: int) -> float:
+        """A time that S slices cannot beat, known without a graph of slices: it grows with S.
+
+        The busiest port carries all the bytes, and α for S times as many messages at least.
+        """
+        whole = self.costs(nbytes, 1)
+        bytes_alone = self.costs(nbytes, 1, alpha=False)
+        ports = self.graph(1).ports
+        most = [0] * len(ports)
+        for all_of_it, transfer in zip(whole, bytes_alone, strict=True):
+            for (port, ticks), (_, fewer) in zip(all_of_it, transfer, strict=True):
+                most[port] += fewer + slices * (ticks - fewer)
+        return max(most, default=0) / TICKS
+
+    def costs(self, nbytes: float, slices: int, *, alpha: bool = True) -> Costs:
+        """What each step of one slice costs, with α or without: what ``fold`` takes."""
+        if slices < 1 or (slices > 1 and is_synchronised(self.plan)):
+            raise ArgumentError(f"slices={slices}: at least 1, and 1 for a plan with signals")
+        if not 0 <= nbytes < math.inf:
+            raise ArgumentError(f"nbytes={nbytes}: at least 0")
+        unit = (1.0 if self.given else nbytes / self.parts) / slices
+        known: dict[int, tuple[tuple[int, int], ...]] = {}  # by loads, which many steps share
+        costs: Costs = []
+        for loads in self.graph(slices).loads:
+            if id(loads) not in known:
+                known[id(loads)] = _cost(loads, unit, alpha=alpha)
+            costs.append(known[id(loads)])
+        return costs
+
+
+def _cost(loads: Sequence[Load], unit: float, *, alpha: bool) -> tuple[tuple[int, int], ...]:
+    """For how many ticks a step occupies each of its ports; ``unit``: the bytes of a chunk."""
+    cost: dict[int, int] = {}
+    for port, wire, width, times in loads:
+        # One message costs what the formula says; the sums of messages are exact.
+        seconds = width * unit / wire.bandwidth + wire.alpha * alpha
+        cost[port] = cost.get(port, 0) + times * round(seconds * TICKS)
+    return tuple(cost.items())
+
+
+def predict(
+    plan: Plan,
+    nbytes: float,
+    links: Links,
+    *,
+    slices: int = 1,
+    window: int = 2,
+    sizes: Sizes | None = None,
+    shares: tuple[float, ...] = (),
+    symmetry: bool | None = None,
+) -> Prediction:
+    """How long one call takes on these links: :class:`Clock` for one question.
+
+    Args:
+        plan: a lowered plan, or an algorithm's with ``slices`` and ``window``.
+        nbytes: bytes of the collective's larger buffer.
+        links: the wires.
+        slices: S, for an algorithm's plan.
+        window: W, for an algorithm's plan.
+        sizes: bytes of each chunk where they differ.
+        shares: weight of each channel's part of the bytes; (): equal.
+        symmetry: fold the speakers for all ranks of a symmetric plan; None: above 64 ranks.
+
+    Raises:
+        Deadlock: a step waits for a signal that never comes.
+
+    """
+    clock = Clock(plan, links, window=window, sizes=sizes, shares=shares, symmetry=symmetry)
+    return clock.predict(nbytes, slices)
+
+
+def parts_of(collective: Collective) -> int:
+    """How many chunks the larger buffer holds: N bytes make N / parts a chunk."""
+    segments = max(collective.segments("INPUT"), collective.segments("OUTPUT"), 1)
+    return segments * collective.chunks
+
+
+def _weighted(collective: Collective, shares: tuple[float, ...]) -> Sizes:
+    """How many times the mean each INPUT or OUTPUT chunk has, by its channel's share."""
+    per_channel, mean = collective.chunks // len(shares), sum(shares) / len(shares)
+    return lambda chunk: shares[chunk.index % collective.chunks // per_channel] / mean
+
+
+def _shaped(plan: Plan, slices: int) -> Plan:
+    """What ``lower`` does to the steps before it slices them."""
+    if slices == 1:
+        return fuse(plan)
+    count = sum(step.srcs[0].size if step.srcs else 1 for _, step in plan.order)
+    if count > MANY_STEPS:
+        raise PlanError(
+            f"{plan.collective}: {count} steps a slice are too many to predict; take one slice, "
+            f"or fewer ranks"
+        )
+    return split(plan)

@@ -1,0 +1,362 @@
+"""Which algorithm in how many slices: the argmin of the clock over what is allowed.
+
+Pure: ranks that ask with the same arguments get the same answer without a word. A choice is
+cached, and so are the graphs it was made from.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import groupby
+
+from ringcoll.algorithms import ALGORITHMS, build, options
+from ringcoll.algorithms.channels import Channels
+from ringcoll.errors import ArgumentError, LaunchRefused, PlanError
+from ringcoll.model.graph import is_synchronised
+from ringcoll.model.links import Links
+from ringcoll.model.predict import MANY, Clock
+from ringcoll.model.speakers import speakers_of
+from ringcoll.plan import Plan
+
+__all__ = [
+    "Candidate",
+    "Choice",
+    "Option",
+    "best_slices",
+    "candidate_for",
+    "candidates_for",
+    "choose",
+    "plan_for",
+]
+
+SLICES = 1 << 12
+"""The most slices that a search tries."""
+
+SMALLEST = 1 << 12
+"""Bytes: a choice cuts no smaller slices, which would be all overhead that no model knows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """An algorithm that may be chosen.
+
+    Args:
+        algorithm: its name.
+        build: makes its plan; two candidates are the same only if this is the same function.
+        slices: S, where it is given; None: to be searched.
+        refusal: why it is not allowed; "" where it is.
+        shares: weight of each channel's part of the bytes.
+
+    """
+
+    algorithm: str
+    build: Callable[[], Plan]
+    slices: int | None = None
+    refusal: str = ""
+    shares: tuple[int, ...] = (1,)
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A candidate that was looked at.
+
+    Args:
+        algorithm: its name.
+        slices: its best S; 0: it was out before, ``seconds`` is a lower bound.
+        seconds: predicted.
+        note: why it is refused; "" where it is not.
+
+    """
+
+    algorithm: str
+    slices: int
+    seconds: float
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What to launch, and why.
+
+    Args:
+        algorithm: the fastest candidate.
+        slices: S.
+        window: W.
+        seconds: predicted.
+        options: all that was looked at, the choice first, then by time; refused ones last.
+        reasons: the same as lines of text.
+
+    """
+
+    algorithm: str
+    slices: int
+    window: int
+    seconds: float
+    options: tuple[Option, ...]
+    reasons: tuple[str, ...]
+
+
+def plan_for(
+    collective: str,
+    algorithm: str,
+    nranks: int,
+    *,
+    root: int = 0,
+    nodes: tuple[int, ...] = (),
+    channels: Channels | None = None,
+    per_port: int = 1,
+) -> Plan:
+    """A plan to predict: that of its speakers alone where there are very many ranks.
+
+    Args:
+        collective: its name.
+        algorithm: its name.
+        nranks: how many ranks take part.
+        root: the root's rank, where the collective has one.
+        nodes: the node of each rank, for the algorithms that care.
+        channels: the rings, for the algorithms that go along rings.
+        per_port: how many ranks of a node share a port to other nodes.
+
+    """
+    sizes = tuple(len(list(ranks)) for _, ranks in groupby(nodes))
+    given = sizes if sizes and "nodes" in options(collective, algorithm) else None
+    rings = channels.rings if channels and "rings" in options(collective, algorithm) else None
+    if nranks > MANY and rings is None:
+        alone = build(collective, algorithm, nranks, root=root, nodes=given, only=frozenset({0}))
+        speakers = speakers_of(alone.symmetry, nodes, nranks, per_port=per_port)
+        if speakers == 1:
+            return alone
+        if speakers < nranks:
+            few = frozenset(range(speakers))
+            return build(collective, algorithm, nranks, root=root, nodes=given, only=few)
+    return build(collective, algorithm, nranks, root=root, nodes=given, rings=rings)
+
+
+def candidates_for(
+    collective: str,
+    nranks: int,
+    *,
+    root: int = 0,
+    nodes: tuple[int, ...] = (),
+    channels: Channels | None = None,
+    per_port: int = 1,
+    refuse: Callable[[str], str] | None = None,
+) -> tuple[Candidate, ...]:
+    """Every algorithm of a collective.
+
+    Args:
+        collective: its name.
+        nranks: how many ranks take part.
+        root: the root's rank, where the collective has one.
+        nodes: the node of each rank.
+        channels: the rings of the machine; None: one in the order of the ranks.
+        per_port: how many ranks of a node share a port to other nodes.
+        refuse: tells why an algorithm is not allowed, or "".
+
+    """
+    if collective not in ALGORITHMS:
+        raise ArgumentError(f"collective={collective!r}: one of {', '.join(ALGORITHMS)}")
+    return tuple(
+        candidate_for(
+            collective,
+            algorithm,
+            nranks,
+            root=root,
+            nodes=nodes,
+            channels=channels,
+            per_port=per_port,
+            refusal=refuse(algorithm) if refuse else "",
+        )
+        for algorithm in ALGORITHMS[collective]
+    )
+
+
+def candidate_for(
+    collective: str,
+    algorithm: str,
+    nranks: int,
+    *,
+    root: int = 0,
+    nodes: tuple[int, ...] = (),
+    channels: Channels | None = None,
+    per_port: int = 1,
+    slices: int | None = None,
+    refusal: str = "",
+) -> Candidate:
+    """One algorithm of a collective.
+
+    Args:
+        collective: its name.
+        algorithm: its name.
+        nranks: how many ranks take part.
+        root: the root's rank, where the collective has one.
+        nodes: the node of each rank.
+        channels: the rings of the machine; None: one in the order of the ranks.
+        per_port: how many ranks of a node share a port to other nodes.
+        slices: S, where it is given; None: to be searched.
+        refusal: why it is not allowed; "" where it is.
+
+    """
+    along = channels if "rings" in options(collective, algorithm) else None
+    make = _builder(collective, algorithm, nranks, root, nodes, along, per_port)
+    return Candidate(algorithm, make, slices, refusal, along.shares if along else (1,))
+
+
+@lru_cache(maxsize=1024)
+def _builder(
+    collective: str,
+    algorithm: str,
+    nranks: int,
+    root: int,
+    nodes: tuple[int, ...],
+    channels: Channels | None,
+    per_port: int,
+) -> Callable[[], Plan]:
+    return lambda: plan_for(
+        collective,
+        algorithm,
+        nranks,
+        root=root,
+        nodes=nodes,
+        channels=channels,
+        per_port=per_port,
+    )
+
+
+def choose(
+    collective: str,
+    nranks: int,
+    nbytes: int,
+    *,
+    links: Links,
+    root: int = 0,
+    candidates: tuple[Candidate, ...] | None = None,
+    window: int = 2,
+    smallest: int = SMALLEST,
+) -> Choice:
+    """The algorithm that the clock finds fastest, and its number of slices.
+
+    Args:
+        collective: its name.
+        nranks: how many ranks take part.
+        nbytes: bytes of the collective's larger buffer.
+        links: the wires.
+        root: the root's rank, where the collective has one.
+        candidates: what may be chosen, of equally fast ones the first; None: every algorithm.
+        window: W.
+        smallest: bytes of the smallest slice that a search may cut.
+
+    Raises:
+        LaunchRefused: every candidate is refused; the message names each reason.
+
+    """
+    if candidates is None:
+        candidates = candidates_for(
+            collective, nranks, root=root, nodes=links.nodes, per_port=links.per_port
+        )
+    try:
+        return _choose(candidates, nbytes, links, window, smallest)
+    except LaunchRefused as error:
+        raise LaunchRefused(f"{collective} of {nranks} ranks, {nbytes} bytes: {error}") from None
+
+
+@lru_cache(maxsize=4096)
+def _choose(
+    candidates: tuple[Candidate, ...], nbytes: int, links: Links, window: int, smallest: int
+) -> Choice:
+    refused = [Option(c.algorithm, 0, math.inf, c.refusal) for c in candidates if c.refusal]
+    clocks = {c: _clock(c.build, c.shares, links, window) for c in candidates if not c.refusal}
+    if not clocks:
+        why = "; ".join(f"{o.algorithm}: {o.note}" for o in refused) or "there is none"
+        raise LaunchRefused(f"no algorithm is allowed: {why}")
+    # Those with the least to send first: the others may be out before they are folded.
+    bounds = {c: clock.least(nbytes, c.slices or 1) for c, clock in clocks.items()}
+    seen: dict[Candidate, Option] = {}
+    best = math.inf
+    for candidate in sorted(bounds, key=lambda c: bounds[c]):
+        clock, bound = clocks[candidate], bounds[candidate]
+        if bound > best:
+            seen[candidate] = Option(candidate.algorithm, 0, bound)
+            continue
+        if candidate.slices is None:
+            most = max(1, int(nbytes / clock.parts / smallest))
+            slices, seconds = best_slices(clock, nbytes, most=most, only_powers=True)
+        else:
+            slices = candidate.slices
+            seconds = clock.predict(nbytes, slices).seconds
+        seen[candidate] = Option(candidate.algorithm, slices, seconds)
+        best = min(best, seconds)
+    ranked = sorted((seen[c] for c in clocks), key=lambda o: (o.seconds, o.slices == 0))
+    first = ranked[0]
+    listed = (*ranked, *refused)
+    reasons = tuple(_reason(option, first) for option in listed)
+    return Choice(first.algorithm, first.slices, window, first.seconds, listed, reasons)
+
+
+@lru_cache(maxsize=512)
+def _clock(make: Callable[[], Plan], shares: tuple[int, ...], links: Links, window: int) -> Clock:
+    return Clock(make(), links, window=window, shares=shares)
+
+
+def _reason(option: Option, first: Option) -> str:
+    if option.note:
+        return f"{option.algorithm} is refused: {option.note}"
+    time = f"{option.seconds * 1e6:.4g} us"
+    if option.slices:
+        said = f"{option.algorithm}, S = {option.slices}: {time}"
+    else:
+        said = f"{option.algorithm}: at least {time}, its busiest link alone"
+    if option is not first and first.seconds:
+        said += f" ({option.seconds / first.seconds:.2f} times as long)"
+    return said
+
+
+def best_slices(
+    clock: Clock, nbytes: float, *, most: int = SLICES, only_powers: bool = False
+) -> tuple[int, float]:
+    """The S at which the clock's time is least, and that time.
+
+    The time falls and then rises with S, up to small steps: powers of two are tried until two in
+    a row are worse than the best, then the numbers around the best one, by halving intervals.
+
+    Args:
+        clock: of the plan.
+        nbytes: bytes of the collective's larger buffer.
+        most: the largest S to try; a plan with signals has one slice.
+        only_powers: leave out the second part.
+
+    """
+    if is_synchronised(clock.plan):
+        return 1, clock.predict(nbytes).seconds
+    known: dict[int, float] = {}
+
+    def time(slices: int) -> float:
+        if slices not in known:
+            known[slices] = clock.predict(nbytes, slices).seconds
+        return known[slices]
+
+    def best() -> int:
+        return min(known, key=lambda s: (known[s], s))
+
+    slices = 1
+    time(slices)
+    while 2 * slices <= min(most, SLICES) and slices < 4 * best():
+        slices *= 2
+        if clock.least(nbytes, slices) > known[best()]:
+            break
+        try:
+            time(slices)
+        except PlanError:
+            return 1, known[1]
+    if not only_powers:
+        step = best() // 2
+        while step:
+            around = best()
+            for near in (around - step, around + step):
+                if 1 <= near <= most:
+                    time(near)
+            step //= 2
+    return best(), known[best()]

@@ -1,0 +1,1 @@
+"""Symmetric memory: arrays of one size on every rank, which all ranks reach without a copy."""

@@ -1,0 +1,226 @@
+"""Blocks of memory that the ranks take, free and use again together, whatever memory it is.
+
+Every call here that exchanges anything is collective. When the last view of an array is gone, its
+owner notes so, and tells the others with its next collective call; a block that every rank has
+freed is used again for an array of its size, or let go.
+
+Blocks are numbered alike on all ranks. A communicator made from a part of another one's ranks
+sees the blocks of both: its own have odd numbers, its parent's are doubled.
+"""
+
+from __future__ import annotations
+
+import json
+import weakref
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Collection, Sequence
+from operator import index
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from ringcoll.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    ClosedError,
+    MachineError,
+    MismatchError,
+)
+from ringcoll.fabric.base import Fabric
+from ringcoll.symmetric.blocks import Block, Table
+
+__all__ = ["AgreedBlocks", "extent_of"]
+
+P = TypeVar("P")
+
+_TEXT_LIMIT = 1000
+
+
+class AgreedBlocks(ABC, Generic[P]):
+    """The blocks of one communicator, as one of its ranks holds them.
+
+    Args:
+        fabric: what the ranks share.
+        parent: the blocks of the communicator that this one was made from.
+        ranks: the parent's rank of each of this communicator's ranks.
+
+    """
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        parent: AgreedBlocks[P] | None = None,
+        ranks: Sequence[int] = (),
+    ) -> None:
+        if parent is not None and len(ranks) != fabric.nranks:
+            raise ArgumentError(f"{len(ranks)} ranks of the parent for {fabric.nranks} ranks")
+        self._fabric: Fabric | None = fabric
+        above = None if parent is None else parent._table
+        self._table: Table[P] = Table(fabric.rank, above, ranks)
+        # Blocks whose last view is gone here. Finalizers only append: they may run anywhere.
+        self._dropped: deque[tuple[int, int]] = deque()
+        self._free: set[int] = set()  # freed here, perhaps not yet on every rank
+
+    @property
+    def changes(self) -> int:
+        """Grows when memory comes or goes: what ``lookup`` and a peer's part were is void."""
+        return self._table.changes
+
+    def lookup(self, address: int, nbytes: int) -> tuple[int, int] | None:
+        """Where this rank's memory at an address lies; None if it is not symmetric.
+
+        Args:
+            address: of the first byte.
+            nbytes: how many must lie in the block.
+
+        Returns:
+            Number of the block, at least 1, and byte offset in it.
+
+        """
+        return self._table.lookup(address, nbytes)
+
+    @abstractmethod
+    def _whole(self, nbytes: int) -> int:
+        """The size of the block that an array of so many bytes gets."""
+
+    @abstractmethod
+    def _new(self, fabric: Fabric, nbytes: int) -> tuple[Sequence[P], int]:
+        """Memory on every rank; collective. Every rank's part, and the address of this one's."""
+
+    def _quiet(self) -> None:
+        """Called before this rank says that it has freed blocks: nothing may use them any more."""
+
+    def _let_go(self, blocks: Sequence[Block[P]]) -> None:
+        """Called when every rank has freed blocks and none will be used again."""
+
+    def _usable(self, call: str) -> Fabric:
+        if self._fabric is None:
+            raise ClosedError(f"{call}: the communicator is closed")
+        return self._fabric
+
+    def _part(self, rank: int, mapping: int, offset: int, nbytes: int) -> P:
+        """A rank's part of a block, if these bytes lie in it."""
+        found = self._table.part(rank, mapping)
+        if found is None or offset < 0 or nbytes < 0 or offset + nbytes > found[1]:
+            raise ArgumentError(
+                f"rank {rank} has no symmetric memory at bytes {offset} to {offset + nbytes} of "
+                f"block {mapping}"
+            )
+        return found[0]
+
+    def _take(
+        self, fabric: Fabric, nbytes: int, about: str, lacks: MachineError | None = None
+    ) -> Block[P] | None:
+        """A block for a new array, used again or made; collective. None for an array of 0 bytes.
+
+        Args:
+            fabric: what the ranks share.
+            nbytes: of the array; the ranks must agree.
+            about: shape and type, for messages.
+            lacks: why this rank cannot have the array; raised once all ranks know.
+
+        """
+        unused, _ = self._agree(fabric, "empty", nbytes, about, lacks=lacks)
+        if not nbytes:
+            return None
+        for number in unused:
+            block = self._table.blocks[number]
+            if block.nbytes == self._whole(nbytes) and not block.registered:
+                self._free.discard(number)
+                block.serial += 1
+                return block
+        self._forget(fabric, "empty", unused)
+        parts, start = self._new(fabric, nbytes)
+        return self._table.add(parts, start, self._whole(nbytes))
+
+    def _agree(
+        self,
+        fabric: Fabric,
+        call: str,
+        nbytes: int,
+        about: str,
+        there: bool = False,
+        lacks: MachineError | None = None,
+    ) -> tuple[list[int], bool]:
+        """Compare the request and exchange frees.
+
+        Returns:
+            The blocks that every rank has freed, and whether ``there`` is true on every rank.
+
+        Raises:
+            MachineError: ``lacks``, or the words of another rank's.
+
+        """
+        blocks = self._table.blocks
+        if self._dropped:
+            self._quiet()
+        while self._dropped:
+            number, serial = self._dropped.popleft()
+            if number in blocks and blocks[number].serial == serial:
+                self._free.add(number)
+        words = "" if lacks is None else str(lacks)[:_TEXT_LIMIT]
+        sent = json.dumps([nbytes, about, sorted(self._free), there, words]).encode()
+        said = [json.loads(part) for part in fabric.allgather(sent, what=call)]
+        if lacks is not None:
+            raise lacks
+        if refusals := [other[4] for other in said if other[4]]:
+            raise MachineError(str(refusals[0])[:_TEXT_LIMIT])
+        first = said[0]
+        for rank, other in enumerate(said):
+            if other[0] != first[0]:
+                raise MismatchError(
+                    f"{call}: rank 0 asks for {first[1]} ({first[0]} bytes) and rank {rank} for "
+                    f"{other[1]} ({other[0]} bytes); symmetric arrays have the same bytes on "
+                    "every rank"
+                )
+            if other[3] != first[3]:
+                raise ArgumentError(
+                    f"{call}: the array is symmetric already on rank {rank if other[3] else 0} "
+                    f"and not on rank {0 if other[3] else rank}"
+                )
+        return sorted(self._free.intersection(*(map(int, other[2]) for other in said))), first[3]
+
+    def _forget(self, fabric: Fabric, call: str, numbers: Collection[int]) -> None:
+        """Let go of blocks that every rank has freed; collective if there are any."""
+        if not numbers:
+            return
+        gone = [self._table.blocks[number] for number in numbers]
+        self._table.remove(numbers)
+        self._free.difference_update(numbers)
+        self._let_go(gone)
+        del gone
+        fabric.allgather(b"", what=call)  # all have: now see what is left
+
+    def _withdraw(self, address: int) -> None:
+        """Look a registered block up no more; the others learn of it with the next call."""
+        block = self._table.at(address)
+        if block is not None and block.registered:
+            self._table.hide(block)
+            self._dropped.append((block.number, block.serial))
+
+    def _announce(self, owner: object, block: Block[P]) -> None:
+        """Note the end of ``owner``, to which all views of the block's array refer."""
+        dropped = (block.number, block.serial)
+        weakref.finalize(owner, self._dropped.append, dropped).atexit = False
+
+
+def extent_of(shape: Sequence[int] | int, where: str = "empty") -> tuple[int, ...]:
+    """The lengths of an array to be made.
+
+    Args:
+        shape: one length, or several.
+        where: the call and the rank, for messages.
+
+    Raises:
+        ArgumentError: one is negative.
+        ArgumentTypeError: one is no integer.
+
+    """
+    try:
+        extent = tuple(map(index, (shape,) if isinstance(shape, (int, np.integer)) else shape))
+    except TypeError:
+        raise ArgumentTypeError(f"{where}: shape={shape!r}, wanted an integer or several") from None
+    if any(length < 0 for length in extent):
+        raise ArgumentError(f"{where}: the shape {extent} has a negative length")
+    return extent

@@ -1,0 +1,252 @@
+"""Symmetric memory of devices: arrays of one size on every rank that every rank's kernels reach.
+
+The counterpart of :mod:`ringcoll.symmetric.host`. Arrays are CuPy's; those of bfloat16 and
+float8 have ml_dtypes' types, on which CuPy (from 14 on) stores and converts, though it computes
+with few of them.
+
+Device memory is mapped and freed only inside ``empty``, ``register`` and ``close``, never by a
+finalizer: both wait for the device, on which a kernel may be waiting for this very thread.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from ringcoll.cuda.arrays import DeviceArray
+from ringcoll.cuda.device import on
+from ringcoll.cuda.memory import whole_granules
+from ringcoll.dtypes import DType, dtype_of
+from ringcoll.errors import ArgumentError, ArgumentTypeError, MachineError
+from ringcoll.fabric.base import Fabric
+from ringcoll.symmetric.agreed import AgreedBlocks, extent_of
+from ringcoll.symmetric.blocks import Block, Table
+from ringcoll.transports.peers import PeerMemory, allocate_shared, expose
+
+__all__ = ["CudaSymmetricMemory", "Part"]
+
+_lock = threading.Lock()  # of the tables' counts of users
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One rank's part of a block.
+
+    Args:
+        pointer: its first byte as this rank's device addresses it.
+        memory: all parts of the block.
+
+    """
+
+    pointer: int
+    memory: PeerMemory
+
+
+class _Lease:
+    """What all views of an array refer to, so that its end is theirs."""
+
+    __slots__ = ("__weakref__",)
+
+
+class CudaSymmetricMemory(AgreedBlocks[Part]):
+    """The device arrays of a communicator that its ranks reach without a copy.
+
+    Args:
+        fabric: what the ranks share.
+        ordinal: this rank's device.
+        parent: the memory of the communicator that this one was made from.
+        ranks: the parent's rank of each of this communicator's ranks.
+        settle: waits until nothing that this process has launched uses freed arrays any more;
+            None waits for all that the device does.
+        reached: whether devices reach each other's memory. If not, arrays are plain ones of the
+            rank's own device, and calls go through what the ranks share.
+
+    """
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        ordinal: int,
+        parent: CudaSymmetricMemory | None = None,
+        ranks: Sequence[int] = (),
+        *,
+        settle: Callable[[], None] | None = None,
+        reached: bool = True,
+    ) -> None:
+        super().__init__(fabric, parent, ranks)
+        self.ordinal = ordinal
+        self._settle = settle
+        self._reached = reached
+        with _lock:
+            for table in _chain(self._table):
+                table.users += 1
+
+    def empty(
+        self, shape: Sequence[int] | int, dtype: object, lacks: MachineError | None = None
+    ) -> Any:
+        """A CuPy array whose memory every rank can reach; collective, same bytes on all ranks.
+
+        Args:
+            shape: of the array.
+            dtype: one of :data:`ringcoll.dtypes.DTYPES`, in any spelling.
+            lacks: why this rank cannot have the array after all.
+
+        Raises:
+            MismatchError: the ranks ask for different numbers of bytes.
+            OutOfMemory: need and available are named.
+            MachineError: a rank lacks something; on every rank.
+            ArgumentTypeError: no such type, or this CuPy is too old for it.
+
+        """
+        fabric = self._usable("empty")
+        row = dtype_of(dtype)
+        extent = extent_of(shape)
+        _array(0, (0,), row, None, self.ordinal)  # refused before anybody takes memory
+        nbytes = prod(extent) * row.itemsize
+        if not self._reached:
+            self._agree(fabric, "empty", nbytes, f"{extent} {row}", lacks=lacks)
+            return _plain(extent, row, self.ordinal)
+        block = self._take(fabric, nbytes, f"{extent} {row}", lacks)
+        if block is None:
+            return _array(0, extent, row, None, self.ordinal)
+        lease = _Lease()
+        self._announce(lease, block)
+        block.parts[fabric.rank].memory.held = weakref.ref(lease)
+        return _array(block.start, extent, row, lease, self.ordinal)
+
+    def register(self, array: DeviceArray) -> bool:
+        """Let peers reach an array that exists already; collective, the same bytes on all ranks.
+
+        Args:
+            array: of this rank's device; it lives until :meth:`unregister` or :meth:`close`.
+
+        Returns:
+            Whether peers reach it. Memory of stream-ordered pools and virtual memory that was not
+            made to be exported cannot be mapped by others, and none at all where devices do not
+            reach each other: it stays what it was.
+
+        Raises:
+            MismatchError: the ranks come with different numbers of bytes.
+            ArgumentError: on another device, or symmetric already on some ranks only.
+
+        """
+        fabric = self._usable("register")
+        if array.ordinal != self.ordinal:
+            raise ArgumentError(
+                f"register: the array is on device {array.ordinal}, and this rank on device "
+                f"{self.ordinal}"
+            )
+        there = array.nbytes == 0 or self.lookup(array.pointer, array.nbytes) is not None
+        about = f"{array.count} of {array.dtype}"
+        unused, all_there = self._agree(fabric, "register", array.nbytes, about, there)
+        if all_there or not self._reached:
+            return all_there
+        memory = expose(
+            fabric, self.ordinal, array.pointer, array.nbytes, array.owner, what="register"
+        )
+        if memory is None:
+            return False
+        stale = [number for number in unused if self._table.blocks[number].registered]
+        self._forget(fabric, "register", stale)
+        self._table.add(_parts(memory), array.pointer, array.nbytes, registered=True)
+        return True
+
+    def unregister(self, array: DeviceArray) -> None:
+        """Let go of a registered array; not collective, its peers learn of it later."""
+        self._withdraw(array.pointer)
+
+    def peer_pointer(self, rank: int, mapping: int, offset: int, nbytes: int = 0) -> int:
+        """Where this rank's device finds what another rank's ``lookup`` has found.
+
+        Args:
+            rank: whose memory.
+            mapping: number of the block.
+            offset: first byte.
+            nbytes: how many must lie in the block.
+
+        Raises:
+            ArgumentError: there is no such memory.
+
+        """
+        return self._part(rank, mapping, offset, nbytes).pointer + offset
+
+    def pointers(self) -> dict[int, tuple[int, ...]]:
+        """Every rank's first byte of every block as this rank's device addresses it, by number."""
+        return {
+            number: tuple(part.pointer for part in parts)
+            for number, parts in self._table.all_parts().items()
+        }
+
+    def close(self) -> None:
+        """Let go of all blocks that no open child sees; arrays keep what they use.
+
+        Not collective, idempotent. No kernel of this communicator may be running.
+        """
+        if self._fabric is None:
+            return
+        self._fabric = None
+        tables = list(_chain(self._table))
+        with _lock:
+            for table in tables:
+                table.users -= 1
+            unseen = [table for table in tables if not table.users]
+        for table in unseen:
+            self._let_go(list(table.blocks.values()))
+            table.remove(list(table.blocks))
+        self._table = Table(self._table.rank, None, ())
+
+    def _whole(self, nbytes: int) -> int:
+        return whole_granules(nbytes)
+
+    def _new(self, fabric: Fabric, nbytes: int) -> tuple[Sequence[Part], int]:
+        parts = _parts(allocate_shared(fabric, self.ordinal, nbytes, what="empty"))
+        return parts, parts[fabric.rank].pointer
+
+    def _quiet(self) -> None:
+        if self._settle is not None:
+            self._settle()
+        else:
+            with on(self.ordinal) as cuda:
+                cuda.deviceSynchronize()
+
+    def _let_go(self, blocks: Sequence[Block[Part]]) -> None:
+        for block in blocks:
+            block.parts[0].memory.close()
+
+
+def _chain(table: Table[Part]) -> Iterator[Table[Part]]:
+    """A table, its parent's, and so on."""
+    above: Table[Part] | None = table
+    while above is not None:
+        yield above
+        above = above.parent
+
+
+def _parts(memory: PeerMemory) -> tuple[Part, ...]:
+    return tuple(Part(pointer, memory) for pointer in memory.pointers)
+
+
+def _plain(extent: tuple[int, ...], row: DType, ordinal: int) -> Any:
+    """A CuPy array of CuPy's own memory."""
+    import cupy
+
+    with on(ordinal):
+        return cupy.ndarray(extent, row.numpy)
+
+
+def _array(pointer: int, extent: tuple[int, ...], row: DType, owner: object, ordinal: int) -> Any:
+    """The CuPy array of this memory, which keeps ``owner`` alive."""
+    import cupy
+
+    memory = cupy.cuda.UnownedMemory(pointer, prod(extent) * row.itemsize, owner, ordinal)
+    try:
+        return cupy.ndarray(extent, row.numpy, cupy.cuda.MemoryPointer(memory, 0))
+    except ValueError as error:
+        raise ArgumentTypeError(
+            f"empty: CuPy {cupy.__version__} has no arrays of {row}: {error}; CuPy 14 has, and "
+            "so has torch"
+        ) from error

@@ -1,0 +1,70 @@
+"""An executor whose making fails leaves nothing behind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ringcoll.cuda.device import Device
+from ringcoll.errors import MachineError
+from ringcoll.executors.board import Board
+from ringcoll.executors.cuda.arena import Arena
+from ringcoll.executors.cuda.executor import CudaExecutor
+from ringcoll.executors.cuda.lanes import Streams
+from ringcoll.executors.cuda.mappings import Mappings
+from ringcoll.symmetric.device import CudaSymmetricMemory
+from ringcoll.transports.peers import allocate_shared
+
+
+def refuse(*_words, **_names):
+    raise MachineError("refused on purpose")
+
+
+@pytest.mark.parametrize(
+    ("kind", "step"),
+    [(Mappings, "__init__"), (Streams, "warm"), (CudaExecutor, "_seated")],
+    ids=["table", "streams", "seats"],
+)
+def test_what_was_made_is_closed(stand_in, together, monkeypatch, kind, step):
+    runtime = stand_in(1)
+    boards = []
+    close = Board.close
+
+    def noted(board):
+        boards.append(board)
+        close(board)
+
+    monkeypatch.setattr(Board, "close", noted)
+    monkeypatch.setattr(kind, step, refuse)
+
+    def work(fabric):
+        device = Device(0, "stand-in", "0000:00:00.0", 9, 0, 4)
+        texts: Any = None  # no kernel is loaded
+        symmetric = CudaSymmetricMemory(fabric, 0)
+        memory = allocate_shared(fabric, 0, Arena(1).nbytes, what="a test")
+        before = set(runtime.memory), set(runtime.host)
+        with pytest.raises(MachineError, match="on purpose"):
+            CudaExecutor(fabric, device, symmetric, texts, memory)
+        assert (set(runtime.memory), set(runtime.host)) == before
+        assert len(boards) == 1
+        memory.close()
+
+    together(1, work)
+
+
+def test_hellos_without_a_stream_let_go_of_their_copy(stand_in, together, monkeypatch):
+    runtime = stand_in(1)
+    monkeypatch.setattr(runtime, "streamCreateWithFlags", refuse)
+
+    def work(fabric):
+        device = Device(0, "stand-in", "0000:00:00.0", 9, 0, 4)
+        texts: Any = None  # no kernel is loaded
+        memory = allocate_shared(fabric, 0, Arena(1).nbytes, what="a test")
+        before = set(runtime.memory), set(runtime.host)
+        with pytest.raises(MachineError, match="on purpose"):
+            CudaExecutor(fabric, device, CudaSymmetricMemory(fabric, 0), texts, memory)
+        assert (set(runtime.memory), set(runtime.host)) == before
+        memory.close()
+
+    together(1, work)

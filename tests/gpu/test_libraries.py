@@ -1,0 +1,85 @@
+"""Arrays of raw pointers and of torch in calls of GPU ranks."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pytest
+
+import ringcoll
+from ringcoll.cuda.device import devices
+from ringcoll.errors import ArgumentError
+from tests.gpu.ranks import on
+
+pytestmark = pytest.mark.gpu
+
+NRANKS = [
+    pytest.param(1, id="one"),
+    pytest.param("each", id="each its own", marks=pytest.mark.multi_gpu),
+]
+
+
+def spawned(work, nranks):
+    n = min(8, len(devices())) if nranks == "each" else nranks
+    return ringcoll.spawn(work, n, device="cuda", timeout=20), n
+
+
+@pytest.mark.parametrize("nranks", NRANKS)
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_raw_pointers(nranks, symmetric):
+    """Calls on memory that is known by its address alone, new objects and the same one again."""
+
+    def work(comm):
+        with on(comm):
+            x = comm.empty(1000, "float32") if symmetric else comm.xp.empty(1000, "float32")
+            raw = ringcoll.from_pointer(x.data.ptr, 1000, "float32", comm.device)
+            for other in (
+                raw,
+                raw,
+                ringcoll.from_pointer(x.data.ptr, 1000, "float32", comm.device),
+            ):
+                x.fill(comm.rank + 1)
+                comm.all_reduce(other)
+                comm.synchronize()
+                found = {*x.get().tolist()}
+            seen = comm.xp.from_dlpack(raw)
+            assert seen.data.ptr == x.data.ptr
+            return found
+
+    found, n = spawned(work, nranks)
+    assert found == [{n * (n + 1) / 2}] * n
+
+
+@pytest.mark.parametrize("nranks", NRANKS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "bool"])
+def test_tensors_of_symmetric_memory(nranks, dtype):
+    torch = pytest.importorskip("torch")
+
+    def work(comm):
+        with on(comm):
+            tensor = comm.empty((10, 100), dtype, like="torch")
+            gc.collect()
+            comm.empty(1, "uint8")  # frees what nobody holds
+            assert comm._state.symmetric.lookup(tensor.data_ptr(), tensor.nbytes) is not None
+            assert tensor.shape == (10, 100)
+            assert str(tensor.device) == comm.device
+            tensor.fill_(1)
+            torch.cuda.synchronize(comm.device)
+            comm.all_reduce(tensor)
+            comm.synchronize()
+            assert tuple(comm.empty(0, dtype, like="torch").shape) == (0,)
+            return tensor.float().unique().tolist()
+
+    found, n = spawned(work, nranks)
+    assert found == [[1.0 if dtype == "bool" else float(n)]] * n
+
+
+def test_libraries_of_gpu_ranks():
+    def work(comm):
+        assert isinstance(comm.empty(3, like="cupy"), comm.xp.ndarray)
+        assert not isinstance(comm.empty(3), np.ndarray)
+        with pytest.raises(ArgumentError, match="device='cpu'"):
+            comm.empty(3, like="numpy")
+
+    ringcoll.spawn(work, 1, device="cuda", timeout=20)
