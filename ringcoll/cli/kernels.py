@@ -28,7 +28,7 @@ def main(args: argparse.Namespace) -> int:
 
     """
     from ringcoll.executors.cuda.cache import KernelCache, kernel_folder
-    from ringcoll.executors.cuda.standard import standard_sources
+    from ringcoll.executors.cuda_nodes.standard import standard_sources
 
     logging.basicConfig(format="ringcoll kernels: %(message)s")
     _, settings = from_environment(os.environ)

@@ -311,7 +311,7 @@ def test_the_folder_follows_setting_and_environment(tmp_path, monkeypatch):
 def stand_in(monkeypatch, sources: list[str]) -> None:
     """Let the command compile these sources."""
     module = types.SimpleNamespace(standard_sources=lambda: sources)
-    monkeypatch.setitem(sys.modules, "ringcoll.executors.cuda.standard", module)
+    monkeypatch.setitem(sys.modules, "ringcoll.executors.cuda_nodes.standard", module)
 
 
 def test_command_fills_the_folder(tmp_path, monkeypatch, capsys):

@@ -19,7 +19,7 @@ from ringcoll.executors.cuda.ll import lines_body
 from ringcoll.executors.cuda.params import Addresses
 from ringcoll.executors.cuda.point_to_point import pairs_text
 from ringcoll.executors.cuda.simple import simple_body
-from ringcoll.executors.cuda.standard import standard_sources
+from ringcoll.executors.cuda_nodes.standard import standard_sources
 from ringcoll.launch import Launch, Layout
 from tests.kernels import cuda12
 from tests.kernels.harness import LEGAL, OPERATORS, TYPES

@@ -14,12 +14,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import ringcoll
 from ringcoll.errors import MachineError
 
 __all__ = ["arch_of", "compile_kernel", "flags", "nvrtc_version", "read_headers"]
 
-_KERNELS = Path(ringcoll.__file__).parent / "kernels"
+_KERNELS = Path(__file__).parents[2] / "kernels"
 _LOG_LINES = 40
 _EXTRAS = "pip install 'ringcoll[cu13]', or with a driver before 580 'ringcoll[cu12]'"
 
