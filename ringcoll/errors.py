@@ -29,6 +29,9 @@ Every message names the rank, the call, the argument where there is one, and wha
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 __all__ = [
     "AbortedError",
     "ArgumentError",
@@ -51,6 +54,7 @@ __all__ = [
     "UnawaitedSignal",
     "UsageError",
     "WrongResult",
+    "did_you_mean",
 ]
 
 
@@ -136,3 +140,9 @@ class RankLostError(Error):
 
 class AbortedError(RankLostError):
     """A rank aborted the communicator."""
+
+
+def did_you_mean(word: str, names: Iterable[str]) -> str:
+    """The end of a message about a word that is none of the names; "" where no name is near."""
+    near = difflib.get_close_matches(word, list(names), n=1)
+    return f"; did you mean {near[0]}?" if near else ""

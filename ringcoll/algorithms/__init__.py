@@ -28,10 +28,10 @@ from ringcoll.algorithms import (
     two_shot,
 )
 from ringcoll.collectives import COLLECTIVES
-from ringcoll.errors import ArgumentError
+from ringcoll.errors import ArgumentError, did_you_mean
 from ringcoll.plan import Plan
 
-__all__ = ["ALGORITHMS", "Builder", "build", "options"]
+__all__ = ["ALGORITHMS", "Builder", "build", "name_of", "options", "unknown_algorithm"]
 
 Builder = Callable[..., Plan]
 """A function ``(nranks, *, only=None, …) -> Plan``; it takes ``root``, ``rings`` or ``nodes`` by
@@ -103,17 +103,19 @@ CACHED = 64
 
 
 @cache
-def options(collective: str, algorithm: str) -> frozenset[str]:
+def options(collective: str, algorithm: str | Builder) -> frozenset[str]:
     """Which of "root", "rings" and "nodes" an algorithm takes."""
-    return frozenset(inspect.signature(_builder(collective, algorithm)).parameters) - {
-        "nranks",
-        "only",
-    }
+    return _parameters(_builder(collective, algorithm)) & {"root", "rings", "nodes"}
+
+
+@cache
+def _parameters(builder: Builder) -> frozenset[str]:
+    return frozenset(inspect.signature(builder).parameters)
 
 
 def build(
     collective: str,
-    algorithm: str,
+    algorithm: str | Builder,
     nranks: int,
     *,
     root: int = 0,
@@ -125,17 +127,18 @@ def build(
 
     Args:
         collective: a key of :data:`ALGORITHMS`.
-        algorithm: a key of ``ALGORITHMS[collective]``.
+        algorithm: a key of ``ALGORITHMS[collective]``, or a function that returns a plan.
         nranks: how many ranks take part, at least 1.
         root: the root's rank where the collective has one, else 0.
         rings: the ranks along each ring, one ring a channel; None is one ring in rank order.
         nodes: how many ranks each node has, in rank order; None is the squarest split.
         only: keep just the steps of these ranks and make no others, for symmetric plans of many
-            thousand ranks. ``Plan.steps`` then holds just their blocks.
+            thousand ranks. ``Plan.steps`` then holds just their blocks. A function that has no
+            such parameter makes all of them.
 
     Raises:
         ArgumentError: there is no such collective or algorithm, the algorithm does not take one
-            of the options, or a value is out of range.
+            of the options, a value is out of range, or a function's plan is of another collective.
 
     """
     takes = options(collective, algorithm)
@@ -148,7 +151,7 @@ def build(
         given["nodes"] = tuple(nodes)
     if unknown := set(given) - takes:
         raise ArgumentError(
-            f"{collective} by {algorithm} does not take {', '.join(sorted(unknown))}; "
+            f"{collective} by {name_of(algorithm)} does not take {', '.join(sorted(unknown))}; "
             f"it takes {', '.join(sorted(takes)) or 'no options'}"
         )
     if nranks < 1:
@@ -160,19 +163,46 @@ def build(
 @lru_cache(maxsize=256)
 def _cached(
     collective: str,
-    algorithm: str,
+    algorithm: str | Builder,
     nranks: int,
     only: frozenset[int] | None,
     given: tuple[tuple[str, object], ...],
 ) -> Plan:
-    return ALGORITHMS[collective][algorithm](nranks, only=only, **dict(given))
+    builder, keywords = _builder(collective, algorithm), dict(given)
+    if "only" in _parameters(builder):
+        keywords["only"] = only
+    plan = builder(nranks, **keywords)
+    seen = plan.collective
+    if (seen.name, seen.nranks, seen.root) != (collective, nranks, keywords.get("root", 0)):
+        raise ArgumentError(
+            f"{collective} of {nranks} ranks: {name_of(algorithm)} made a plan of {seen}"
+        )
+    return plan
 
 
-def _builder(collective: str, algorithm: str) -> Builder:
+def _builder(collective: str, algorithm: str | Builder) -> Builder:
     if collective not in COLLECTIVES:
         raise ArgumentError(f"collective={collective!r}: one of {', '.join(ALGORITHMS)}")
+    if not isinstance(algorithm, str):
+        return algorithm
     builders = ALGORITHMS[collective]
     if algorithm not in builders:
-        names = ", ".join(builders)
-        raise ArgumentError(f"algorithm={algorithm!r}: for {collective}, one of {names}")
+        raise unknown_algorithm(collective, algorithm)
     return builders[algorithm]
+
+
+def name_of(algorithm: str | Builder) -> str:
+    """What tables call an algorithm: its name, or that of the function."""
+    if isinstance(algorithm, str):
+        return algorithm
+    return str(getattr(algorithm, "__qualname__", type(algorithm).__qualname__))
+
+
+def unknown_algorithm(collective: str, name: str) -> ArgumentError:
+    """The error for a name that is no algorithm of a collective: which there are, the nearest."""
+    known = list(ALGORITHMS[collective])
+    hint = did_you_mean(name, known)
+    elsewhere = [other for other, builders in ALGORITHMS.items() if name in builders]
+    if not hint and elsewhere:
+        hint = f"; {name} is one of {', '.join(elsewhere)}"
+    return ArgumentError(f"algorithm={name!r}: {collective} has {', '.join(known)}{hint}")
