@@ -42,7 +42,7 @@ class Config:
             :class:`ringcoll.plan.Plan`. A name given for all calls of a communicator holds where a
             collective has it.
         protocol: "LL", "LL128" or "Simple".
-        engine: what moves data: "sm", "copy", "host" or "network". On GPUs "copy" lets copy engines
+        engine: what moves data: "sm" or "copy" on GPUs, "host" on CPUs. "copy" lets copy engines
             make a plan's copies, between all ranks' symmetric arrays at the same place or staged.
         channels: how many rings or trees work in parallel.
         slices: into how many slices a chunk is cut for pipelining.
@@ -53,7 +53,7 @@ class Config:
         accumulate: "wide" keeps partial results in the accumulator's type and rounds once,
             "dtype" rounds at every hop.
         verify: True proves a built-in plan before its first use too; a user's always is.
-        tag: a word of yours for logs and traces.
+        tag: a name for the call or the communicator, which log lines and errors of its calls show.
 
     Raises:
         ArgumentError: a value that the option does not have; the message lists them.
@@ -116,8 +116,10 @@ class Settings:
         transport: how GPU ranks reach each other: "p2p", or "host" for pinned host memory; left
             out, "p2p" where every pair of devices can.
         cache_dir: where proofs, measurements and compiled kernels are kept.
-        debug: True logs more; "trace" keeps a record of every executed row, for tests of the
-            library, and makes calls slow.
+        debug: True logs on logger ``ringcoll``, at level DEBUG, what the ranks agreed on and what
+            was chosen for each new call, and shows it on stderr where the program has configured no
+            logging; "trace" keeps a record of every executed row, for tests of the library, and
+            makes calls slow.
         pace: what a directed link carries: bytes/s, or (bytes/s, seconds a message).
         register: of a group of torch.distributed: whether peers reach tensors on GPUs that its
             all_reduce meets again, where they can; left out, they do.

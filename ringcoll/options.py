@@ -139,7 +139,7 @@ _PATH = Kind("a path", _path)
 KINDS: Mapping[str, Kind] = {
     "algorithm": _algorithm(),
     "protocol": _one_of("LL", "LL128", "Simple"),
-    "engine": _one_of("sm", "copy", "host", "network"),
+    "engine": _one_of("sm", "copy", "host"),
     "channels": _COUNT,
     "slices": _COUNT,
     "max_sms": _COUNT,

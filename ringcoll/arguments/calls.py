@@ -57,6 +57,7 @@ class Call:
         counts: elements of every rank's segment where they differ, else empty.
         displs: where each of these segments begins in the buffer that holds all.
         terms: what ranks must agree on, where the fields above do not say it all.
+        tag: the option, which ranks need not share.
 
     """
 
@@ -75,6 +76,7 @@ class Call:
     counts: tuple[int, ...] = ()
     displs: tuple[int, ...] = ()
     terms: str = ""
+    tag: str = ""
 
     def describe(self) -> str:
         """What ranks must agree on, in words: two calls belong together if this is equal."""
@@ -84,6 +86,10 @@ class Call:
         if self.op is not None:
             text += f" op={self.op.name}"
         return f"{text} root={self.root}" if COLLECTIVES[self.collective].has_root else text
+
+    def tagged(self, text: str) -> str:
+        """A text about this call, with its tag where it has one."""
+        return f"{text} tag={self.tag}" if self.tag else text
 
     def signature(self) -> bytes:
         """:meth:`describe` in bytes, for the comparison of ranks."""

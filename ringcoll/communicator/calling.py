@@ -20,7 +20,7 @@ import numpy.typing as npt
 from ringcoll.arguments.calls import Call, prepare
 from ringcoll.arguments.vector import VCall
 from ringcoll.communicator.group import current, run_together
-from ringcoll.communicator.rank import RankState
+from ringcoll.communicator.rank import RankState, with_options
 from ringcoll.communicator.vector import as_collective, as_pairs
 from ringcoll.communicator.work import Work
 from ringcoll.config import Config, resolve
@@ -109,6 +109,7 @@ class Calling:
         self, name: str, calls: list[Call], how: dict[str, Any], alive: tuple[object, ...], /
     ) -> Work | None:
         config, later = self._options(name, how)
+        calls = [with_options(call, config) for call in calls]
         return self._launch(calls, later=later, alive=alive, timeout=config.timeout)
 
     def _vector(self, call: VCall, how: dict[str, Any], alive: tuple[object, ...]) -> Work | None:

@@ -18,6 +18,7 @@ from ringcoll.communicator.gpu import CudaState
 from ringcoll.communicator.gpu_nodes import NodesState
 from ringcoll.communicator.group import Group, current, run_together
 from ringcoll.communicator.kept import Kept, is_cupy, place_of, reference
+from ringcoll.communicator.rank import with_options
 from ringcoll.communicator.vector import as_collective
 from ringcoll.communicator.work import Work
 from ringcoll.config import Config, resolve
@@ -179,7 +180,8 @@ class Enqueuer:
         pointer, owner = self._stream_of(stream, alive, f"{name} on rank {self._rank}")
         timeout = config.timeout if config.timeout is not None else state.fabric.timeout
         owned = owner is not None
-        paired = state.paired(tuple(calls), pointer, timeout, owned=owned, most=config.max_sms)
+        made = tuple(with_options(call, config) for call in calls)
+        paired = state.paired(made, pointer, timeout, owned=owned, most=config.max_sms)
         return self._enqueue(paired, pointer, alive, owner, later=later)
 
     def _options(self, name: str, how: dict[str, Any]) -> tuple[Config, Any, bool]:

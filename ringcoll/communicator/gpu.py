@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from ringcoll.arguments.calls import Call
 from ringcoll.communicator.explaining import explained
-from ringcoll.communicator.rank import RankState
+from ringcoll.communicator.rank import RankState, with_options
 from ringcoll.communicator.selection import Choice, prove, wished_plan
 from ringcoll.communicator.topology import Topology
 from ringcoll.config import Config
@@ -134,8 +134,7 @@ class CudaState(RankState):
             )
         if config.engine == "copy":
             _check_alone(self.cuda, where)
-        if config.accumulate == "dtype":
-            call = replace(call, dtype=replace(call.dtype, wide=False))
+        call = with_options(call, config)
         choice = Choice(
             self._algorithm(call, config),
             config.slices,
@@ -150,6 +149,8 @@ class CudaState(RankState):
             wishes = replace(wishes, asked=True)
         ready = self.cuda.prepare(call, wishes, timeout)
         _prove(ready.chosen, choice)
+        if self.debug:
+            self.log_choice(call.tagged(ready.terms))
         return ready
 
     def _wishes(self, call: Call, config: Config, choice: Choice) -> Wishes:

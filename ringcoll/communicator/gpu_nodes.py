@@ -19,7 +19,7 @@ from ringcoll.collectives import COLLECTIVES
 from ringcoll.communicator.gpu import CudaState
 from ringcoll.communicator.group import wait_for
 from ringcoll.communicator.machine import agree
-from ringcoll.communicator.rank import SCRATCH_BYTES, RankState, in_words
+from ringcoll.communicator.rank import SCRATCH_BYTES, RankState, in_words, with_options
 from ringcoll.communicator.topology import Topology
 from ringcoll.config import Config
 from ringcoll.cuda.arrays import device_array
@@ -223,8 +223,10 @@ class NodesState(RankState):
             # The kernels of a node must agree on it, and so it is said who differs.
             terms += f" in_place={call.in_place}"
         if config.accumulate == "dtype":
-            call = replace(call, dtype=replace(call.dtype, wide=False))
             terms += " accumulate=dtype"
+        call = with_options(call, config)
+        if self.debug:
+            self.log_choice(call.tagged(terms))
         hello = Call("barrier", call.rank, None, None, 0, dtype_of("uint8"), terms=terms)
         plain = replace(config, algorithm=None, accumulate=None)
         return self.layers.prepare(

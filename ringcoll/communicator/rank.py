@@ -16,7 +16,13 @@ from ringcoll.arguments.calls import Call
 from ringcoll.communicator.children import of_color, remaining, said_color
 from ringcoll.communicator.explaining_cpu import explained
 from ringcoll.communicator.machine import agree_among, unknown
-from ringcoll.communicator.selection import Algorithm, Choice, agrees, select
+from ringcoll.communicator.selection import (
+    Algorithm,
+    Choice,
+    agrees,
+    format_selection,
+    select,
+)
 from ringcoll.communicator.topology import Topology
 from ringcoll.communicator.work import Work, Worker
 from ringcoll.config import Config
@@ -42,7 +48,7 @@ from ringcoll.fabric import Fabric
 from ringcoll.plan import Buffer
 from ringcoll.symmetric.host import SymmetricMemory
 
-__all__ = ["SCRATCH_BYTES", "RankState", "in_words"]
+__all__ = ["SCRATCH_BYTES", "RankState", "in_words", "with_options"]
 
 SCRATCH_BYTES = 15 << 20
 """SCRATCH a rank; with the board's words and records it stays below the promised 16 MiB."""
@@ -95,6 +101,12 @@ class RankState:
         self.closed = False
         self.inherited = False  # by a child of the process that it belongs to
         self._worker: Worker | None = None
+        self.debug: bool = parent is not None and parent.debug  # whether choices are logged
+
+    def __str__(self) -> str:
+        """The rank, and the communicator's tag where it has one: for log lines and errors."""
+        tag = self.config.tag
+        return f"rank {self.fabric.rank}" + (f" of {tag!r}" if tag else "")
 
     on_gpu = False
     """Whether calls are enqueued on a stream instead of waited for."""
@@ -126,21 +138,23 @@ class RankState:
             "dtype" if config.accumulate == "dtype" else "wide",
             bool(config.verify),
         )
-        if choice.accumulate == "dtype":
-            call = replace(call, dtype=replace(call.dtype, wide=False))
-        nranks, nodes, machine = self.fabric.nranks, self.fabric.nodes, self.topology.machine
+        call = with_options(call, config)
+        nranks = self.fabric.nranks
+        known: dict[str, Any] = {
+            "nranks": nranks,
+            "choice": choice,
+            "nodes": self.fabric.nodes,
+            "machine": self.topology.machine,
+        }
+
+        logged: list[Selection] = []
 
         def chosen(call: Call, mapped: frozenset[Buffer], in_place: bool, half: int) -> Selection:
-            return select(
-                call,
-                mapped,
-                in_place,
-                half,
-                nranks=nranks,
-                choice=choice,
-                nodes=nodes,
-                machine=machine,
-            )
+            found = select(call, mapped, in_place, half, **known)
+            if self.debug and found not in logged:
+                logged.append(found)
+                self.log_choice(format_selection(call, found, **known))
+            return found
 
         return self._host.prepare(
             call,
@@ -151,6 +165,11 @@ class RankState:
             options=choice.describe(call, nranks),
             timeout=config.timeout if config.timeout is not None else self.fabric.timeout,
         )
+
+    def log_choice(self, text: str) -> None:
+        """Log what was chosen for a new call; rank 0 does, since all ranks choose the same."""
+        if self.fabric.rank == 0:
+            _log.debug("%s: %s", self, text)
 
     def start_trace(self) -> None:
         """Note every row that is executed from now on."""
@@ -246,16 +265,14 @@ class RankState:
         """
         if self.inherited:
             raise ClosedError(
-                f"rank {self.fabric.rank}: this process was forked from the one that the "
-                f"communicator belongs to; make a new one, or start processes by spawn"
+                f"{self}: this process was forked from the one that the communicator belongs to; "
+                f"make a new one, or start processes by spawn"
             )
         if self.closed:
-            raise ClosedError(
-                f"rank {self.fabric.rank}: the communicator is closed; make a new one"
-            )
+            raise ClosedError(f"{self}: the communicator is closed; make a new one")
         if self.broken is not None:
             raise ClosedError(
-                f"rank {self.fabric.rank}: the communicator is broken by an earlier error, "
+                f"{self}: the communicator is broken by an earlier error, "
                 f"{in_words(self.broken)}; shrink() it or make a new one"
             ) from self.broken
 
@@ -272,7 +289,7 @@ class RankState:
             return
         if self.broken is None:
             self.broken = error
-            _log.error("rank %d: %s", self.fabric.rank, in_words(error))
+            _log.error("%s: %s", self, in_words(error))
             self.fabric.abort(_reason(error), error=type(error))
 
     def quarantine(self, alive: tuple[object, ...]) -> None:
@@ -369,6 +386,13 @@ class RankState:
                 rest.callback(self.symmetric.close)
                 rest.callback(self.executor.close)
                 self.fabric.leave()
+
+
+def with_options(call: Call, config: Config) -> Call:
+    """A call with the options that it carries: how it stores partial results, and its tag."""
+    if config.accumulate == "dtype" and call.collective != "send":
+        call = replace(call, dtype=replace(call.dtype, wide=False))
+    return replace(call, tag=config.tag) if config.tag else call
 
 
 def _reason(error: BaseException) -> str:

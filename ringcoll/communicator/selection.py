@@ -35,6 +35,7 @@ __all__ = [
     "Algorithm",
     "Choice",
     "agrees",
+    "format_selection",
     "prove",
     "select",
     "tuned",
@@ -185,16 +186,7 @@ def _plan(
         )
     algorithm, channels = choice.algorithm, choice.channels
     if algorithm is None and channels is None:
-        ordered, stored = choice.deterministic, choice.accumulate
-        algorithm = tuned(
-            name,
-            nranks,
-            call.nbytes,
-            deterministic=ordered,
-            accumulate=stored,
-            nodes=nodes,
-            machine=machine,
-        ).algorithm
+        algorithm = _tuned_for(call, nranks, choice, nodes, machine)
     found = None if machine is None else machine.channels
     algorithm, along = channelled(where, name, algorithm, nranks, channels, found)
     rings = None if along is None else along.rings
@@ -202,6 +194,44 @@ def _plan(
         ordered = choice.deterministic and COLLECTIVES[name].reduces
         return across(name, algorithm, nodes, root=call.root, rings=rings, ordered=ordered), along
     return build(name, algorithm, nranks, root=call.root, rings=rings), along
+
+
+def _tuned_for(
+    call: Call, nranks: int, choice: Choice, nodes: tuple[int, ...], machine: Machine | None
+) -> str:
+    """The tuner's algorithm for a call that leaves it open."""
+    return tuned(
+        call.collective,
+        nranks,
+        call.nbytes,
+        deterministic=choice.deterministic,
+        accumulate=choice.accumulate,
+        nodes=nodes,
+        machine=machine,
+    ).algorithm
+
+
+def format_selection(
+    call: Call,
+    found: Selection,
+    *,
+    nranks: int,
+    choice: Choice,
+    nodes: tuple[int, ...] = (),
+    machine: Machine | None = None,
+) -> str:
+    """What a call runs, in one line for the log."""
+    given, channels = choice.algorithm, choice.channels
+    if callable(given):
+        by = f"{getattr(given, '__qualname__', 'a function')} (algorithm= is a function)"
+    elif given is not None or channels is not None:
+        by = f"ring (channels={channels})" if given is None else f"{given} (algorithm={given!r})"
+    else:
+        by = f"{_tuned_for(call, nranks, choice, nodes, machine)} (the tuner's choice)"
+    launch = found.launch
+    reached = " and ".join(sorted(buffer.name for buffer in launch.mapped))
+    data = f"peers reach {reached}" if reached else "staged"
+    return f"{call.tagged(call.describe())}, {call.nbytes} bytes: {by}, S = {launch.slices}, {data}"
 
 
 def tuned(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -144,6 +145,25 @@ def spawn(
     return results
 
 
+class _Stderr(logging.StreamHandler[Any]):
+    """What ``debug=True`` shows where the program has configured no logging."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write to the standard error of now, which a test may have replaced."""
+        self.stream = sys.stderr
+        super().emit(record)
+
+
+def _show_log() -> None:
+    """Let log lines of level DEBUG through, and show them if nobody else does."""
+    _log.setLevel(logging.DEBUG)
+    handlers = [*_log.handlers, *logging.getLogger().handlers]
+    if all(isinstance(handler, logging.NullHandler) for handler in handlers):
+        handler = _Stderr()
+        handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))
+        _log.addHandler(handler)
+
+
 def _refuse_register(where: str, options: dict[str, Any]) -> None:
     """Refuse what only groups of torch.distributed do."""
     if options.get("register") is not None:
@@ -215,4 +235,9 @@ def _communicator(
         )
     if settings.debug == "trace":
         state.start_trace()
+    elif settings.debug:
+        state.debug = True
+        _show_log()
+        if fabric.rank == 0:
+            _log.debug("init: %s agreed on %s", state, said[0].decode())
     return Communicator(state)

@@ -152,7 +152,7 @@ class CpuExecutor:
         number = prepared.hello.record
         told = self.board.recording(number)
         if not told:
-            self.board.record(number, prepared.terms)
+            self.board.record(number, prepared.call.tagged(prepared.terms))
         self.board.enter(self.epoch, prepared.hello)
         if self.between is not None:
             self.between.announce(self.epoch, None if told else number)
@@ -323,12 +323,10 @@ class CpuExecutor:
         epoch, call = ticket.epoch, ticket.prepared.call
         absent = self.absent(ticket)
         what = f"{call.collective} (call {epoch}) on rank {self.rank}: waited {timeout:g} s"
+        mine = call.tagged(call.describe())
         if absent:
-            return (
-                f"{what} for {named(absent)}, which made no such call; "
-                f"this rank's call: {call.describe()}"
-            )
-        return f"{what}; all ranks entered it, one of them has stopped inside; {call.describe()}"
+            return f"{what} for {named(absent)}, which made no such call; this rank's call: {mine}"
+        return f"{what}; all ranks entered it, one of them has stopped inside; {mine}"
 
     def close(self) -> None:
         """Let go of the board; not collective."""

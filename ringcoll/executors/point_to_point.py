@@ -177,7 +177,7 @@ class Pairs:
             here, there = ("send", "recv") if ticket.sends else ("recv", "send")
             raise MismatchError(
                 f"{here} on rank {self.rank}, call {epoch} of its pair with rank {peer}: "
-                f"{self._terms(ticket.call)}; {there} on rank {peer}: "
+                f"{ticket.call.tagged(self._terms(ticket.call))}; {there} on rank {peer}: "
                 f"{self.board.recorded(peer, said.record)}; count and dtype must be equal"
             )
 
@@ -189,12 +189,12 @@ class Pairs:
 
     def late(self, ticket: PairTicket) -> str:
         """Who waited for whom: the message of a deadline."""
-        call = ticket.call
+        call, terms = ticket.call, ticket.call.tagged(self._terms(ticket.call))
         verb, other = ("send to", "recv") if ticket.sends else ("recv from", "send")
         return (
             f"{verb} rank {call.peer} on rank {self.rank} (call {ticket.epoch} of this pair, "
-            f"{self._terms(call)}): waited {ticket.timeout:g} s; rank {call.peer} made no matching "
-            f"{other}, or stopped inside it"
+            f"{terms}): waited {ticket.timeout:g} s; rank {call.peer} made no matching {other}, or "
+            f"stopped inside it"
         )
 
     def announced(self, peer: int) -> str | None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -369,3 +373,87 @@ def test_what_is_asked_of_empty_and_explain_is_refused_by_name():
 def test_no_device_is_taken_for_another():
     with pytest.raises(ArgumentError, match=r"one of auto, cpu, cuda$"):
         ringcoll.init(device="gpu")
+
+
+# -- tag and debug -------------------------------------------------------------------------------
+
+
+def late_call(comm):
+    if comm.rank == 0:
+        comm.all_reduce(np.ones(3), timeout=0.05, tag="grads")
+    while True:  # until the error of rank 0 is here
+        comm.check()
+
+
+def late_message(comm):
+    if comm.rank == 0:
+        comm.recv(np.ones(3), 1, timeout=0.05, tag="stage 2")
+    while True:
+        comm.check()
+
+
+def unequal_calls(comm):
+    comm.all_reduce(np.ones(3 + comm.rank), tag=f"layer {comm.rank}")
+    comm.barrier()
+
+
+@pytest.mark.parametrize(
+    ("work", "kind", "texts"),
+    [
+        (late_call, ringcoll.DeadlineError, ["op=sum tag=grads"]),
+        (late_message, ringcoll.DeadlineError, ["dtype=float64 tag=stage 2)"]),
+        (unequal_calls, MismatchError, ["tag=layer 0", "tag=layer 1"]),
+    ],
+)
+def test_errors_show_the_tag_of_a_call(work, kind, texts):
+    """Ranks need not share it, and those of the other ranks are shown too."""
+    with pytest.raises(kind) as caught:
+        ringcoll.spawn(work, 2)
+    assert [text for text in texts if text not in str(caught.value)] == []
+
+
+def test_the_tag_of_a_communicator_is_its_name(caplog):
+    def work(comm):
+        comm.close()
+        with pytest.raises(ringcoll.ClosedError, match="rank 0 of 'dp': the communicator is"):
+            comm.barrier()
+
+    ringcoll.spawn(work, 1, tag="dp")
+    with pytest.raises(ringcoll.DeadlineError, match="op=sum tag=grads"):
+        ringcoll.spawn(late_call, 2, tag="dp")
+    assert "rank 0 of 'dp': DeadlineError" in caplog.text
+
+
+def test_debug_logs_what_is_chosen_once_for_each_new_call(caplog):
+    caplog.set_level("DEBUG", "ringcoll")
+
+    def work(comm):
+        x = np.ones(1000)
+        for _ in range(3):
+            comm.all_reduce(x, tag="grads")
+        comm.all_reduce(x, algorithm="ring", slices=2)
+        comm.split(0).broadcast(x[:4])
+
+    ringcoll.spawn(work, 2, debug=False)
+    quiet = [record for record in caplog.records if record.levelname == "DEBUG"]
+    ringcoll.spawn(work, 2, debug=True)
+    said = [r.getMessage() for r in caplog.records if r.levelname == "DEBUG"]
+    assert quiet == []
+    assert 'agreed on {"accumulate": "wide"' in said[0]
+    assert [line.partition(",")[0] for line in said[1:]] == [
+        "rank 0: all_reduce count=1000 dtype=float64 op=sum tag=grads",
+        "rank 0: all_reduce count=1000 dtype=float64 op=sum",
+        "rank 0: broadcast count=4 dtype=float64 root=0",
+    ]
+    assert "one_shot (the tuner's choice), S = 1, staged" in said[1]
+    assert "ring (algorithm='ring'), S = 2" in said[2]
+
+
+def test_debug_shows_its_lines_where_nothing_is_configured():
+    code = "import ringcoll, numpy; ringcoll.init_all(1)[0].all_reduce(numpy.ones(4))"
+    environ = {**os.environ, "RINGCOLL_DEBUG": "1", "RINGCOLL_DEVICE": "cpu"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0
+    assert "ringcoll: rank 0: all_reduce count=4 dtype=float64 op=sum, 32 bytes" in done.stderr

@@ -102,7 +102,7 @@ def test_settings_are_no_options_of_a_call():
         ("algorithm", "rng", ArgumentError, "one of ring, .*did you mean 'ring'"),
         ("algorithm", 3, ArgumentTypeError, "a function that returns a Plan"),
         ("protocol", "simple", ArgumentError, "LL, LL128, Simple; did you mean 'Simple'"),
-        ("engine", "cpu", ArgumentError, "one of sm, copy, host, network"),
+        ("engine", "cpu", ArgumentError, "one of sm, copy, host"),
         ("channels", 0, ArgumentError, "an integer >= 1"),
         ("slices", True, ArgumentTypeError, "an integer >= 1"),
         ("slices", 2.0, ArgumentTypeError, "an integer >= 1"),

@@ -82,7 +82,7 @@ class Verdicts:
 
     def _error(self, report: Report) -> Error:
         last = self.last
-        terms = "no call" if last is None else last.terms
+        terms = "no call" if last is None else last.call.tagged(last.terms)
         timeout = 0.0 if last is None else last.timeout
         timeout = self.pair_timeout if report.of_pair else timeout
         failed = self._prepared.get(report.own % RECORDS)

@@ -320,7 +320,7 @@ class CudaExecutor:
     def _tell(self, ready: Ready) -> None:
         """Let peers read what this call is, if later ones have overwritten it."""
         if self._records[ready.slot] != ready.number:
-            self.board.record(ready.number, ready.terms)
+            self.board.record(ready.number, ready.call.tagged(ready.terms))
 
     def offer(self, ready: Ready, stream: int) -> Offer[Ready]:
         """Bring a call to the gate; the last rank of the device launches for all."""
@@ -382,7 +382,8 @@ class CudaExecutor:
         """A call that was never launched, because ranks of the same device made none."""
         return (
             f"{ticket.call.collective} on rank {self.rank}: waited {timeout:g} s for the other "
-            f"ranks of {self.device}, with which it shares a launch; {ticket.terms}"
+            f"ranks of {self.device}, with which it shares a launch; "
+            f"{ticket.call.tagged(ticket.terms)}"
         )
 
     def absent(self, ticket: Ready) -> list[int]:

@@ -215,7 +215,7 @@ def _halves(member: Member, records: list[_Record]) -> list[Half]:
         else:
             address = start_of(call.recv if call.send is None else call.send)
             number = next(board.numbers)
-            records.append((board, number, terms))
+            records.append((board, number, call.tagged(terms)))
             message = Message(address, nbytes, terms, number)
         found.setdefault((call.peer, call.send is not None, copies), []).append(message)
     return [

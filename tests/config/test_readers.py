@@ -1,0 +1,227 @@
+"""Every option, setting and environment variable is read by something that then does otherwise."""
+
+from __future__ import annotations
+
+import ast
+import logging
+from contextlib import ExitStack
+from dataclasses import fields
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ringcoll
+from ringcoll.arguments.calls import Call, prepare
+from ringcoll.communicator import devices, gpu, selection, start
+from ringcoll.communicator.gpu import CudaState
+from ringcoll.communicator.selection import Choice
+from ringcoll.config import OPTIONS, SETTINGS, Config, merge, starting
+from ringcoll.cuda.device import Device
+from ringcoll.dtypes import dtype_of, op_of
+from ringcoll.errors import Error
+from ringcoll.executors.cuda.arena import Arena
+from ringcoll.executors.cuda.choose import choose
+from ringcoll.executors.cuda.limits import Resources
+from ringcoll.launch import ALL_MAPPED
+
+ROOT = Path(__file__).parents[2]
+TOPOLOGY = """
+<system version="1">
+  <cpu numaid="0" affinity="ff" arch="x86_64" vendor="GenuineIntel" familyid="6" modelid="85">
+    <pci busid="0000:01:00.0" class="0x030200" link_speed="16.0 GT/s PCIe" link_width="16">
+      <gpu dev="0" sm="80" rank="0" gdr="0"/>
+    </pci>
+    <pci busid="0000:02:00.0" class="0x030200" link_speed="16.0 GT/s PCIe" link_width="16">
+      <gpu dev="1" sm="80" rank="1" gdr="0"/>
+    </pci>
+  </cpu>
+</system>
+"""
+
+
+class Reached(Exception):
+    """Stands for what a CPU cannot do; holds what it was asked for."""
+
+
+def prepared(how, **options):
+    """What rank 0 of three CPU ranks keeps of an all_reduce, and its selection."""
+    config, settings = how
+    comms = ringcoll.init_all(3, **vars_of(config), **vars_of(settings, device="cpu"))
+    with ExitStack() as end:
+        for comm in comms:
+            end.callback(comm.close)
+        x = np.ones(30000, "float16")
+        call = prepare("all_reduce", rank=0, nranks=3, sendbuf=x)
+        state = comms[0]._state
+        try:
+            kept: Any = state.prepare(call, merge(state.config, Config(**options)))
+            return kept, kept.select(kept.call, frozenset(), True, 1 << 20)
+        except Error as error:
+            return type(error), str(error)
+
+
+def vars_of(record, **others):
+    found = {field.name: getattr(record, field.name) for field in fields(record)}
+    return {**{name: value for name, value in found.items() if value is not None}, **others}
+
+
+def plan(how, patch):
+    return prepared(how)[1].plan.order
+
+
+def slices(how, patch):
+    return prepared(how)[1].launch.slices
+
+
+def timeout(how, patch):
+    return prepared(how)[0].timeout
+
+
+def refused_order(how, patch):
+    return isinstance(prepared(how, algorithm="ring")[1], str)
+
+
+def stored(how, patch):
+    return prepared(how)[0].call.dtype.partial
+
+
+def proofs(how, patch):
+    proven: list[object] = []
+    patch.setattr(selection, "verify", lambda plan, **_: proven.append(plan))
+    selection._proof.cache_clear()
+    prepared(how)
+    return len(proven)
+
+
+def said(how, patch):
+    return prepared(how)[0].call.tagged("all_reduce")
+
+
+def on_gpus(how, patch):
+    """What four GPU ranks run, as far as a CPU can tell."""
+    config, _ = how
+    state = SimpleNamespace(fabric=SimpleNamespace(nranks=4), _channels=lambda *_: None)
+    nbytes = 1 << 20
+    call = Call(
+        "all_reduce", 0, None, None, nbytes // 4, dtype_of("float32"), op_of("sum"), nbytes=nbytes
+    )
+    wishes = CudaState._wishes(state, call, config, Choice())  # type: ignore[arg-type]
+    found = choose(call, Resources(Arena(4), 132, nvlink=True), mapped=ALL_MAPPED, wishes=wishes)
+    return found.launch.protocol, found.engine, found.blocks
+
+
+def begun(how, patch):
+    """What ``init`` comes to when it makes memory for a GPU, or to which refusal."""
+    config, settings = how
+
+    def reached(*_args, **how):
+        raise Reached(how)
+
+    patch.setattr(devices, "available", lambda: "a test says so")
+    given = {**vars_of(config), **vars_of(settings)}
+    found: dict[str, object] = {}
+    patch.setattr(start, "open_fabric", lambda *args, **how: reached(**how))
+    try:
+        ringcoll.init(**given)
+    except Reached as stop:
+        found |= stop.args[0]
+    given.pop("node", None)
+    try:
+        (comm,) = ringcoll.init_all(1, **given)
+    except Error as error:
+        return {**found, "error": str(error)}
+    found["paced"] = comm._state._host.pacer is not None
+    comm.close()
+    gone: list[object] = []
+    patch.setattr(start, "placed", lambda *_: Device(0, "none", "0000:01:00.0", 9, 0, 132))
+    patch.setattr(start, "loader", gone.append)
+    patch.setattr(gpu, "make_arena", reached)
+    try:
+        ringcoll.init_all(1, **given)
+    except Reached as stop:
+        found["transport"] = stop.args[0]["wanted"]
+    return {**found, "cache": gone}
+
+
+def machine(how, patch):
+    config, settings = how
+    comms = ringcoll.init_all(2, **vars_of(config), **vars_of(settings, device="cpu"))
+    try:
+        return str(comms[0].topology)
+    finally:
+        for comm in comms:
+            comm.close()
+
+
+def logged(how, patch):
+    lines: list[str] = []
+    handler = logging.Handler(logging.DEBUG)
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    log = logging.getLogger("ringcoll")
+    level = log.level
+    log.addHandler(handler)
+    try:
+        prepared(how)
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)
+    return sorted(line for line in lines if "all_reduce" in line or "agreed" in line)
+
+
+def registers(how, patch):
+    """By the source: torch need not be here."""
+    trees = [ast.parse(path.read_text()) for path in (ROOT / "ringcoll" / "torch").glob("*.py")]
+    read = any(
+        isinstance(node, ast.Attribute)
+        and node.attr == "register"
+        and ast.unparse(node.value) == "settings"
+        for tree in trees
+        for node in ast.walk(tree)
+    )
+    return read and how[1].register
+
+
+READERS = {
+    "algorithm": ("tree", plan),
+    "channels": ("2", plan),
+    "slices": ("7", slices),
+    "timeout": ("5", timeout),
+    "deterministic": ("1", refused_order),
+    "accumulate": ("dtype", stored),
+    "verify": ("1", proofs),
+    "tag": ("grads", said),
+    "protocol": ("Simple", on_gpus),
+    "engine": ("copy", on_gpus),
+    "max_sms": ("3", on_gpus),
+    "node": ("left", begun),
+    "device": ("cuda", begun),
+    "transport": ("host", begun),
+    "cache_dir": ("/nowhere", begun),
+    "pace": ("1e9,1e-6", begun),
+    "topo_file": ("two.xml", machine),
+    "debug": ("1", logged),
+    "register": ("0", registers),
+}
+
+
+def test_every_option_and_setting_has_a_case():
+    assert sorted(READERS) == sorted((*OPTIONS, *SETTINGS))
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_an_environment_variable_changes_what_happens(name, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "two.xml").write_text(TOPOLOGY)
+    text, seen = READERS[name]
+
+    def now():
+        with monkeypatch.context() as patch:
+            return seen(starting(None, None, "auto", {}), patch)
+
+    monkeypatch.delenv(f"RINGCOLL_{name.upper()}", raising=False)
+    before = now()
+    monkeypatch.setenv(f"RINGCOLL_{name.upper()}", text)
+    assert now() != before
