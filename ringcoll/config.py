@@ -120,7 +120,9 @@ class Settings:
             was chosen for each new call, and shows it on stderr where the program has configured no
             logging; "trace" keeps a record of every executed row, for tests of the library, and
             makes calls slow.
-        pace: what a directed link carries: bytes/s, or (bytes/s, seconds a message).
+        pace: what links carry: bytes/s, or (bytes/s, seconds a message). Each rank has one egress
+            and one ingress port of it on a switch; a third word "pairs" gives each ordered pair of
+            ranks a link of its own.
         register: of a group of torch.distributed: whether peers reach tensors on GPUs that its
             all_reduce meets again, where they can; left out, they do.
 
@@ -132,7 +134,7 @@ class Settings:
     transport: Literal["p2p", "host"] | None = None
     cache_dir: str | None = None
     debug: bool | str | None = None
-    pace: tuple[float, float] | None = None
+    pace: tuple[float, float] | tuple[float, float, str] | None = None
     register: bool | None = None
 
     def __post_init__(self) -> None:

@@ -119,16 +119,18 @@ def _path(value: Any) -> Any:
 
 
 def _pace(value: Any) -> Any:
-    bandwidth, alpha = value if isinstance(value, (tuple, list)) else (value, 0.0)
+    given: list[Any] = [*value] if isinstance(value, (tuple, list)) else [value]
+    given += [0.0, 0.0, "switch"][len(given) :]
+    bandwidth, alpha, links = given
     pace = _number(bandwidth), _number(alpha)
-    if not pace[0] > 0 or not 0 <= pace[1] < math.inf:
+    if not pace[0] > 0 or not 0 <= pace[1] < math.inf or links not in ("switch", "pairs"):
         raise ValueError
-    return pace
+    return pace if links == "switch" else (*pace, links)
 
 
 def _read_pace(text: str) -> Any:
-    bandwidth, _, alpha = text.partition(",")
-    return float(bandwidth), float(alpha or 0)
+    bandwidth, *more = (word.strip() for word in text.split(","))
+    return float(bandwidth), *(float(alpha or 0) for alpha in more[:1]), *more[1:]
 
 
 _COUNT = Kind("an integer >= 1", _count, int)
@@ -154,7 +156,11 @@ KINDS: Mapping[str, Kind] = {
     "transport": _one_of("p2p", "host"),
     "cache_dir": _PATH,
     "debug": Kind("True, False or 'trace' (1, 0 or trace in the environment)", _debug, _read_debug),
-    "pace": Kind("bytes/s > 0, or (bytes/s, seconds a message)", _pace, _read_pace),
+    "pace": Kind(
+        "bytes/s > 0, (bytes/s, seconds a message), or (bytes/s, seconds a message, 'pairs')",
+        _pace,
+        _read_pace,
+    ),
     "register": _FLAG,
 }
 """Every option of :class:`ringcoll.config.Config` and setting of ``Settings`` by name."""

@@ -7,7 +7,8 @@ Every rank owns one segment of shared memory. All words are 8 bytes, aligned, wi
   buffers (mapping << 48 | offset), in place or not, premul_sum's factor.
 * *flags*: for each other rank the counts that it posts here, (epoch << 32 | count), never reset.
 * *pairs*: the same for point-to-point, one set for each peer and direction.
-* *records*: text by which an error shows both sides; *links*: when a paced link is free again.
+* *records*: text by which an error shows both sides.
+* *ports*: when a paced port or link is free again, and the two words of a lock.
 
 Then SCRATCH: two halves for collectives by epoch & 1, and two landing zones for each peer.
 """
@@ -77,8 +78,8 @@ class Board:
         self.pairs = self.flags + n * FLAGS
         # A peer's pair words: two directions, each with an entered word, four hellos and flags.
         self.pair_words = 8 + 4 * HELLO_WORDS + _PAIR_FLAGS
-        self.links = self.pairs + n * 2 * self.pair_words
-        words = self.links + n
+        self.ports = self.pairs + n * 2 * self.pair_words
+        words = self.ports + n + 2
         self.records = -(-words * 8 // 64) * 64
         self.scratch = -(-(self.records + RECORDS * _RECORD_BYTES) // _PAGE) * _PAGE
         # An eighth of SCRATCH is for point-to-point: a landing zone and its twin for each peer.

@@ -79,14 +79,14 @@ def run_paced_rows(
     due: float | None = None
     posts: tuple[Signal, ...] = ()
     for waits, work, signals in rows:
-        seen = None if due is None else _sleep_until(due, waits, base)
+        seen = due is not None and _sleep_until(due, waits, base)
         post(posts, base, notify, fence)
         if any(words[at] < base + count for words, at, count in waits):
             idle(lambda waits=waits: all(words[at] >= base + count for words, at, count in waits))  # type: ignore[misc]
         if fence is not None:
             fence()
-        if isinstance(work, Transfer):
-            work.seen = seen
+        if seen and isinstance(work, Transfer):
+            work.ready = due
         ended = work() if work is not None else None
         due, posts = (ended if isinstance(ended, float) else None), signals
     if due is not None:
@@ -112,7 +112,7 @@ def post(
 class Lane:
     """A lane that takes turns: its next row, and when the row under way is over."""
 
-    __slots__ = ("base", "due", "fence", "notify", "row", "rows", "started")
+    __slots__ = ("base", "due", "fence", "notify", "row", "rows", "seen", "upcoming")
 
     def __init__(
         self,
@@ -124,15 +124,23 @@ class Lane:
         self.rows, self.base, self.notify, self.fence = rows, base, notify, fence
         self.row: Row | None = next(rows, None)
         self.due: float | None = None
+        self.upcoming: Row | None = None
+        self.seen = False  # the signals of the upcoming row, before this one was due
 
     def ready(self) -> bool:
         """Whether :meth:`advance` would get somewhere."""
         if self.row is None:
             return True
-        if self.due is not None:
-            return time.monotonic() >= self.due
+        if self.due is None:
+            return self._has_come(self.row)
+        over = time.monotonic() >= self.due
+        if not (over or self.seen) and self.upcoming is not None:
+            self.seen = self._has_come(self.upcoming)
+        return over
+
+    def _has_come(self, row: Row) -> bool:
         base = self.base
-        return all(words[at] >= base + count for words, at, count in self.row[0])
+        return all(words[at] >= base + count for words, at, count in row[0])
 
     def advance(self) -> None:
         """Do the row, or, if it occupied a paced link, end it; then post its signals."""
@@ -144,11 +152,16 @@ class Lane:
                 self.fence()
             due = work()
             if isinstance(due, float):
-                self.due = due
+                self.due, self.seen, self.upcoming = due, False, next(self.rows, None)
                 return
-        self.due = None
         post(signals, self.base, self.notify, self.fence)
-        self.row = next(self.rows, None)
+        if self.due is None:
+            self.row = next(self.rows, None)
+            return
+        self.row = self.upcoming
+        if self.seen and self.row is not None and isinstance(self.row[1], Transfer):
+            self.row[1].ready = self.due
+        self.due = self.upcoming = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,24 +223,18 @@ def drive(tasks: list[Task], idle: Idle) -> None:
 def _wait(pauses: list[Pause], idle: Idle) -> None:
     """Sleep to the end of a paced row where nothing else can come, else wait for a signal."""
     untils = [pause.until for pause in pauses if pause.until is not None]
-    if len(untils) == len(pauses):
-        _sleep_until(min(untils))
-    else:
+    if len(untils) < len(pauses):
         idle(lambda: any(pause.ready() for pause in pauses))
+        return
+    due = min(untils)
+    while not sum(pause.ready() for pause in pauses):  # all of them look for upcoming signals
+        time.sleep(max(0.0, min(due - time.monotonic(), LOOK)))
 
 
-def _sleep_until(due: float, waits: tuple[Wait, ...] = (), base: int = 0) -> float | None:
-    """Sleep, but look out for the signals of the next row.
-
-    Returns:
-        When they were first seen all there; None if they were not, or there are none to see.
-
-    """
-    seen: float | None = None
-    while True:
-        now = time.monotonic()
-        if seen is None and all(words[at] >= base + count for words, at, count in waits):
-            seen = now
-        if now >= due:
-            return seen
-        time.sleep(due - now if seen is not None else min(due - now, LOOK))
+def _sleep_until(due: float, waits: tuple[Wait, ...] = (), base: int = 0) -> bool:
+    """Sleep, but look out for the signals of the next row; whether they came before ``due``."""
+    seen = False
+    while (now := time.monotonic()) < due:
+        seen = seen or all(words[at] >= base + count for words, at, count in waits)
+        time.sleep(due - now if seen else min(due - now, LOOK))
+    return seen

@@ -1,87 +1,150 @@
-"""Paced links: a directed link between two ranks carries at most B bytes a second.
+"""Paced links: a port or a link carries at most B bytes a second, as the timing model says.
 
 So the timing model can be seen on a laptop. Pacing must not prove itself: a transfer starts when
-the link is free *and* the data has arrived as this rank observed it, not when a formula says so.
-Only what the link itself overslept is caught up: while it is busy its rank looks out for the next
-data, and a transfer whose data was seen before the link was free begins when the link was due.
+its ports are free *and* the data has arrived as this rank observed it, not when a formula says so.
+Only what the pacing itself overslept is caught up: while a transfer is under way its rank looks
+out for the next data, and a transfer whose data was seen before its lane was free begins when the
+lane was due.
+
+The links are those of :class:`ringcoll.model.links.Links`: a *switch* (each rank has one egress
+and one ingress port of B) or *pairs* (each ordered pair of ranks has a link of its own).
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from ringcoll.errors import ArgumentError
 from ringcoll.executors.board import Board, Times
 
-__all__ = ["Pace", "Transfer", "pacer"]
+__all__ = ["Pace", "PacedLinks", "Transfer", "pacer"]
+
+PacedLinks = Literal["switch", "pairs"]
+
+_PATIENCE = 0.05
+"""Seconds after which a rank stops waiting for another that holds the lock: it may have died, and
+then the call's own deadline says so."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """What a directed link between two ranks carries.
+    """What the links between ranks carry.
 
     Args:
-        bandwidth: bytes/s.
-        alpha: seconds that each message occupies the link beside its bytes.
+        bandwidth: B, bytes/s of each port or link.
+        alpha: seconds that each message occupies it beside its bytes.
+        links: "switch" or "pairs".
 
     """
 
     bandwidth: float
     alpha: float = 0.0
+    links: PacedLinks = "switch"
 
     def __post_init__(self) -> None:
         if not self.bandwidth > 0 or not self.alpha >= 0:
             raise ArgumentError(
                 f"pace=({self.bandwidth}, {self.alpha}): wanted bytes/s > 0 and seconds >= 0"
             )
+        if self.links not in get_args(PacedLinks):
+            raise ArgumentError(f"pace: links={self.links!r}: wanted 'switch' or 'pairs'")
+
+
+Word = tuple[Times, int]
+"""Where it stands in shared memory when a port is free again."""
 
 
 class Transfer:
-    """The work of a row over paced links: called, it does it and says when the links are free.
+    """The work of a row over paced links: called, it does it and says when the row is over.
 
     Args:
         work: does it.
-        words: of each link, when it is free again.
-        busy: seconds that each link takes.
-        seen: when the row's signals were first seen, if that was before it could be called.
+        busy: of each port, for how many seconds the row occupies it.
+        lock: held while the words of the ports change.
+        ready: when the row could have begun, if that was before it is called.
 
     """
 
-    __slots__ = ("_busy", "_words", "_work", "seen")
+    __slots__ = ("_busy", "_lock", "_work", "ready")
 
     def __init__(
-        self, work: Callable[[], None], words: Sequence[tuple[Times, int]], busy: Sequence[float]
+        self, work: Callable[[], None], busy: Sequence[tuple[Word, float]], lock: _Lock
     ) -> None:
-        self._work, self._words, self._busy = work, words, busy
-        self.seen: float | None = None
+        self._work, self._busy, self._lock = work, busy, lock
+        self.ready: float | None = None
 
     def __call__(self) -> float:
-        """Do the work; return when the last of the links is free."""
-        # A rank that slept too long may have seen the data arrive meanwhile.
-        arrived = time.monotonic() if self.seen is None else self.seen
-        self.seen = None
+        """Do the work; return when the last of the ports has carried it."""
+        began = time.monotonic() if self.ready is None else self.ready
+        self.ready = None
         last = 0.0
-        for (times, at), seconds in zip(self._words, self._busy, strict=True):
-            times[at] = end = max(times[at], arrived) + seconds
-            last = max(last, end)
+        with self._lock:
+            for (times, at), seconds in self._busy:
+                times[at] = end = max(times[at], began) + seconds
+                last = max(last, end)
         self._work()
         return last
+
+
+class _Lock:
+    """Lamport's bakery: a lock of plain words in shared memory, each with one writer.
+
+    Several ranks change the word of a port: those that read from its rank, and the rank itself.
+    """
+
+    def __init__(self, board: Board) -> None:
+        self._words, self._rank, self._at = board.words, board.rank, board.ports + board.nranks
+        self._fence = threading.Lock()
+
+    def _order(self) -> None:
+        # A processor may load before its own earlier store is seen. An uncontended lock is taken
+        # by an atomic instruction, which x86 and ARM do not reorder with either.
+        with self._fence:
+            pass
+
+    def __enter__(self) -> None:
+        mine, at = self._words[self._rank], self._at
+        mine[at] = 1
+        self._order()
+        number = 1 + max(words[at + 1] for words in self._words)
+        mine[at + 1] = number
+        self._order()
+        mine[at] = 0
+        self._order()
+        until = time.monotonic() + _PATIENCE
+        for rank, words in enumerate(self._words):
+            while words[at] or (words[at + 1] and (words[at + 1], rank) < (number, self._rank)):
+                if time.monotonic() > until:
+                    return
+                time.sleep(0)
+
+    def __exit__(self, *_: object) -> None:
+        self._order()
+        self._words[self._rank][self._at + 1] = 0
 
 
 def pacer(
     pace: Pace, board: Board
 ) -> Callable[[Callable[[], None], Sequence[tuple[int, int]], int], Transfer]:
     """A wrapper for the work of a row: does it, and says when its links are done with it."""
+    lock = _Lock(board)
+
+    def ports(src: int, dst: int) -> tuple[Word, ...]:
+        if pace.links == "pairs":
+            return ((board.times[dst], board.ports + src),)
+        return (board.times[src], board.ports), (board.times[dst], board.ports + 1)
 
     def wrap(work: Callable[[], None], links: Sequence[tuple[int, int]], nbytes: int) -> Transfer:
-        # A link's word lies with its receiver: links are shared by lanes and by both ends.
-        words = [(board.times[dst], board.links + src) for src, dst in dict.fromkeys(links)]
-        busy = [
-            (nbytes * links.count(link)) / pace.bandwidth + pace.alpha * links.count(link)
-            for link in dict.fromkeys(links)
-        ]
-        return Transfer(work, words, busy)
+        busy: dict[tuple[int, int], tuple[Word, float]] = {}
+        for link in links:
+            for word in ports(*link):
+                key = id(word[0]), word[1]
+                seconds = busy[key][1] if key in busy else 0.0
+                busy[key] = word, seconds + nbytes / pace.bandwidth + pace.alpha
+        return Transfer(work, list(busy.values()), lock)
 
     return wrap

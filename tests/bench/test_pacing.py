@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+import time as real_time
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from ringcoll.errors import ArgumentError
 from ringcoll.executors import drive, pace
-from ringcoll.executors.drive import run_paced_rows
+from ringcoll.executors.drive import Lane, run_paced_rows, steps
 from ringcoll.executors.pace import Pace, pacer
 
 
@@ -41,16 +45,32 @@ def clock(monkeypatch):
     return made
 
 
-def rows(arrivals, time: Time, nbytes: int = 100):
-    """A row for each slice; slice s may begin once word s says so, at its time of arrival."""
+def board_of(rank: int = 0, nranks: int = 2) -> Any:
+    size = 2 * nranks + 2
+    times, words = ([[0] * size for _ in range(nranks)] for _ in range(2))
+    return SimpleNamespace(times=times, words=words, ports=0, rank=rank, nranks=nranks)
+
+
+def rows(arrivals, time: Time, nbytes: int = 100, links=None, pace=None):
+    """A row for each slice; slice s may begin once word s says so, at its time of arrival.
+
+    Args:
+        arrivals: None is there from the start.
+        time: the clock.
+        nbytes: of each transfer.
+        links: of each row the links that it crosses; from rank 0 to rank 1 if left out.
+        pace: of the links.
+
+    """
     words = [0] * len(arrivals)
     for at, arrival in enumerate(arrivals):
         if arrival is None:
             words[at] = 1
         else:
             time.events.append((arrival, lambda at=at: words.__setitem__(at, 1)))
-    board = SimpleNamespace(times=[[0.0, 0.0], [0.0, 0.0]], links=0)
-    wrap = pacer(Pace(100.0), board)  # type: ignore[arg-type]
+    links = [[(0, 1)]] * len(arrivals) if links is None else links
+    board = board_of(nranks=1 + max(max(link) for row in links for link in row))
+    wrap = pacer(pace or Pace(100.0), board)
     done: list[float] = []
     posted: list[float] = []
 
@@ -61,12 +81,12 @@ def rows(arrivals, time: Time, nbytes: int = 100):
     made = [
         (
             ((words, at, 1),),
-            wrap(lambda: done.append(time.now), [(0, 1)], nbytes),
+            wrap(lambda: done.append(time.now), links[at], nbytes),
             ((Posts(), 0, 1, 1),),
         )
         for at in range(len(arrivals))
     ]
-    return made, done, posted, board.times[1]
+    return made, done, posted, board.times[0]
 
 
 def run(made, time: Time) -> None:
@@ -115,3 +135,76 @@ def test_no_row_begins_before_its_signal(clock):
     made, done, _, _ = rows(arrivals, time)
     run(made, time)
     assert all(at >= arrival for at, arrival in zip(done[1:], arrivals[1:], strict=True))
+
+
+def in_turns(made, time: Time) -> None:
+    """As ranks with several lanes run theirs."""
+    for pause in steps([Lane(iter(made), 0, None, None)]):
+        while not pause.ready():
+            time.sleep(0.01)
+
+
+@pytest.mark.parametrize("runs", [run, in_turns])
+@pytest.mark.parametrize("kind", ["switch", "pairs"])
+def test_transfers_of_a_lane_follow_one_another_whatever_their_links(clock, runs, kind):
+    time = clock(0.0)
+    links = [[(0, 1)], [(0, 2)], [(3, 0)], [(0, 1)]]
+    made, _, posted, _ = rows([None] * 4, time, links=links, pace=Pace(100.0, 0.5, kind))
+    runs(made, time)
+    assert posted == pytest.approx([1.5, 3.0, 4.5, 6.0], abs=0.1)
+
+
+@pytest.mark.parametrize("runs", [run, in_turns])
+@pytest.mark.parametrize(("kind", "seconds"), [("switch", 4.5), ("pairs", 1.5)])
+def test_messages_of_one_row_share_the_port_of_a_switch(clock, runs, kind, seconds):
+    time = clock(0.0)
+    links = [[(1, 0), (2, 0), (3, 0)]]
+    made, _, posted, _ = rows([None], time, links=links, pace=Pace(100.0, 0.5, kind))
+    runs(made, time)
+    assert posted == pytest.approx([seconds], abs=0.1)
+
+
+def test_lanes_in_turns_catch_up_what_they_overslept(clock):
+    time = clock(0.0)
+    made, _, posted, egress = rows([None] * 10, time)
+    for pause in steps([Lane(iter(made), 0, None, None)]):
+        while not pause.ready():
+            time.sleep(0.4)  # it looks too seldom
+    assert egress[0] == pytest.approx(10.0)
+    assert posted[-1] >= 10.0
+
+
+class Slow(list):
+    """Words that another rank may change between a look and a store."""
+
+    def __getitem__(self, at):
+        value = super().__getitem__(at)
+        real_time.sleep(1e-5)
+        return value
+
+
+def test_ranks_that_meet_at_a_port_each_find_it_taken():
+    nranks, turns = 4, 25
+    boards = [board_of(rank, nranks) for rank in range(nranks)]
+    boards[0].times[0] = Slow(boards[0].times[0])
+    for board in boards[1:]:
+        board.times, board.words = boards[0].times, boards[0].words
+    boards[0].times[0][1] = 1e9  # the ingress of rank 0 is busy for a long time
+
+    def work(board) -> None:
+        transfer = pacer(Pace(1.0), board)(lambda: None, [(board.rank, 0)], 1)
+        for _ in range(turns):
+            transfer()
+
+    threads = [threading.Thread(target=work, args=(board,)) for board in boards]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert boards[0].times[0][1] == 1e9 + nranks * turns
+
+
+@pytest.mark.parametrize("pace", [(0.0, 0.0), (1.0, -1.0), (1.0, 0.0, "ring")])
+def test_links_that_cannot_be(pace):
+    with pytest.raises(ArgumentError, match="pace"):
+        Pace(*pace)

@@ -122,6 +122,7 @@ def test_settings_are_no_options_of_a_call():
         ("topo_file", 3, ArgumentTypeError, "a path"),
         ("pace", (0, 0), ArgumentError, "bytes/s > 0"),
         ("pace", (1, 2, 3), ArgumentError, "bytes/s > 0"),
+        ("pace", (1, 2, "pairs", 4), ArgumentError, "bytes/s > 0"),
         ("pace", (1, -1), ArgumentError, "bytes/s > 0"),
         ("pace", (1, math.inf), ArgumentError, "bytes/s > 0"),
         ("pace", "1e9", ArgumentTypeError, "bytes/s > 0"),
@@ -140,6 +141,8 @@ def test_legal_values_have_one_form():
     seen = Config(**given)
     assert (type(seen.slices), type(seen.timeout), seen.deterministic) == (int, float, True)
     assert Config(timeout=math.inf).timeout == math.inf
+    assert Settings(pace=(2, 1, "switch")).pace == (2.0, 1.0)
+    assert Settings(pace=(2, 1, "pairs")).pace == (2.0, 1.0, "pairs")
     given = {"topo_file": Path("a") / "b", "pace": [2, 1]}
     assert Settings(**given) == Settings(topo_file="a/b", pace=(2.0, 1.0))
 

@@ -17,11 +17,11 @@ def test_paced_calls_are_right_and_never_faster_than_their_links(ranks):
     assert outcome.statuses == [0] * nranks
     assert outcome.word("failures") == {rank: [] for rank in range(nranks)}
     times = list(outcome.word("times").values())
-    # What one link has to carry: at most so many bytes, in messages that each cost ALPHA.
+    # What one port of the switch has to carry, in messages that each cost ALPHA.
     link = NBYTES / BANDWIDTH + ALPHA
     floors = {
         "all_reduce ring": 2 * (nranks - 1) * (NBYTES / nranks / BANDWIDTH + ALPHA),
-        "all_reduce two_shot": 2 * (NBYTES / nranks / BANDWIDTH + ALPHA),
+        "all_reduce two_shot": 2 * (nranks - 1) * (NBYTES / nranks / BANDWIDTH + ALPHA),
         "sendrecv": link,
         "split": link,
     }
