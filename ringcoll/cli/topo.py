@@ -27,7 +27,7 @@ from ringcoll.topology.draw.words import (
 )
 from ringcoll.topology.files import load_document, title_of
 from ringcoll.topology.graphs import graph_of_rings, graphs_document
-from ringcoll.topology.presets import PRESETS, preset_document
+from ringcoll.topology.presets import format_presets, preset_document
 from ringcoll.topology.rings import RingSet
 from ringcoll.topology.search import find_rings
 from ringcoll.topology.system import Gpu, System
@@ -48,7 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "this machine)",
     )
     source.add_argument(
-        "--preset", metavar="NAME", help=f"a known machine; `{_LIST}` prints their names"
+        "--preset",
+        metavar="NAME",
+        help=f"a known machine; `{_LIST}` prints a line for each",
     )
     option = parser.add_argument
     option(
@@ -95,7 +97,7 @@ def main(args: argparse.Namespace) -> int:
 
     """
     if args.preset == _LIST:
-        print("\n".join(PRESETS))
+        print(format_presets(), end="")
         return 0
     on_stdout = [name for name in ("json", "xml", "graph") if getattr(args, name) == "-"]
     texts = [f"--{name}" for name in ("matrix", "notes") if getattr(args, name)]

@@ -23,11 +23,10 @@ from ringcoll.executors.cuda.crossover import HOP
 from ringcoll.fabric import Fabric
 from ringcoll.model.links import Wire
 from ringcoll.model.machine import machine_of
-from ringcoll.topology.among import among
 from ringcoll.topology.busid import bus_id
 from ringcoll.topology.rings import RingSet
 from ringcoll.topology.ringsets import as_json, ring_set_of
-from ringcoll.topology.system import Confidence, System
+from ringcoll.topology.system import Confidence, System, subsystem
 
 __all__ = ["agree", "agree_among", "unknown"]
 
@@ -198,10 +197,10 @@ def _gpus(system: System, nranks: int, busids: Sequence[str] | None) -> tuple[st
 
 def _found(members: System, cache_dir: str | None = None, *, keep: bool = False) -> str:
     """The rings of a machine's ranks, and those that stores take where these are others."""
-    from ringcoll.topology.searched import searched
+    from ringcoll.topology.search.cached import cached_rings
 
     with _reading:
-        best, stored = searched(members, cache_dir, keep=keep)
+        best, stored = cached_rings(members, cache_dir, keep=keep)
     said = {"rings": as_json(best), "stored": None if stored is best else as_json(stored)}
     return json.dumps(said)
 
@@ -220,7 +219,7 @@ def _system(text: str, title: str) -> System:
 @lru_cache(maxsize=64)
 def _members(system: System, names: tuple[str, ...]) -> System:
     by_name = {gpu.name: gpu for gpu in system.gpus}
-    return among(system, [by_name[name] for name in names])
+    return subsystem(system, [by_name[name] for name in names])
 
 
 def _read(text: str, nranks: int, on_gpu: bool) -> Topology:

@@ -6,8 +6,8 @@ bandwidths are GB/s (10⁹ bytes a second) in one direction.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum, IntEnum
 from functools import cached_property
 
@@ -27,6 +27,7 @@ __all__ = [
     "PciSwitch",
     "Source",
     "System",
+    "subsystem",
 ]
 
 
@@ -261,3 +262,20 @@ class System:
         for link in self.links:
             leaving[link.src].append(link)
         return {name: tuple(links) for name, links in leaving.items()}
+
+
+def subsystem(system: System, gpus: Sequence[Gpu]) -> System:
+    """The system as ranks on some of its GPUs see it: rank i has the i-th, ``gpus`` is their order.
+
+    So a search numbers ranks, and a matrix has a row for each rank. No route between these GPUs is
+    lost, because only GPUs that take part relay. Each must be one of ``system.gpus``, given once.
+    """
+    ranks = {gpu.name: rank for rank, gpu in enumerate(gpus)}
+    nodes = tuple(
+        replace(node, rank=ranks[node.name]) if isinstance(node, Gpu) else node
+        for node in system.nodes
+        if not isinstance(node, Gpu) or node.name in ranks
+    )
+    names = {node.name for node in nodes}
+    links = tuple(link for link in system.links if {link.src, link.dst} <= names)
+    return System(nodes, links, system.notes, system.title)

@@ -17,10 +17,10 @@ from ringcoll.communicator.machine import agree
 from ringcoll.communicator.selection import HOST
 from ringcoll.config import starting
 from ringcoll.fabric import each, thread_fabrics
-from ringcoll.topology import searched
 from ringcoll.topology.document import parse, write
 from ringcoll.topology.files import dump
 from ringcoll.topology.presets import preset_document
+from ringcoll.topology.search import cached
 from tests.communicator.sums import sums
 
 BUSIDS = ["06", "07", "0A", "0B", "85", "86", "89", "8A"]
@@ -93,29 +93,29 @@ def test_gpu_ranks_find_themselves_by_bus_id(detected, caplog):
 
 def test_rings_are_kept_for_the_next_process(detected, folder, caplog, monkeypatch):
     def again():
-        searched.searched.cache_clear()
+        cached.cached_rings.cache_clear()
         return agreed(4, [0, 1, 4, 6])[0]
 
     first = again()
     (path,) = folder.iterdir()
     with monkeypatch.context() as context:
-        context.setattr(searched, "find_rings", None)
+        context.setattr(cached, "find_rings", None)
         assert again() == first
     assert caplog.text == ""
     for torn in (b"", b"[]", b"[7, 8]", path.read_bytes().replace(b"NVL", b"GLUE")):
         path.write_bytes(torn)
-        assert again() == first and f"{path} is left out" in caplog.text
+        assert again() == first and f"cannot use {path}, so rings are searched again" in caplog.text
         caplog.clear()
         assert again() == first and caplog.text == ""
     detected["document"] = preset_document("dgx1-p100")
     agreed(4, [0, 1, 4, 6])
     assert len([*folder.iterdir()]) == 2
-    monkeypatch.setattr(searched, "_sources", lambda: "another search")
+    monkeypatch.setattr(cached, "_sources", lambda: "another search")
     again()
     assert len([*folder.iterdir()]) == 3
     folder.chmod(0o777)
     agreed(3, [0, 1, 4])
-    assert "the rings are not kept" in caplog.text
+    assert "cannot keep rings in" in caplog.text
 
 
 def test_relays_are_left_to_who_can_relay(detected):
@@ -312,14 +312,14 @@ def test_the_environment_names_a_file(file, monkeypatch):
 
 def test_children_search_among_their_members(file, monkeypatch):
     calls = []
-    honest = vars(searched)["find_rings"]
+    honest = vars(cached)["find_rings"]
 
     def counted(*args, **how):
         calls.append(1)
         return honest(*args, **how)
 
-    monkeypatch.setattr(searched, "find_rings", counted)
-    searched.searched.cache_clear()
+    monkeypatch.setattr(cached, "find_rings", counted)
+    cached.cached_rings.cache_clear()
     name = file("dgx1-v100")
 
     def work(comm):

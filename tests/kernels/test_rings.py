@@ -13,9 +13,9 @@ from ringcoll.executors.cuda.dual_program import carried
 from ringcoll.launch import ALL_MAPPED, Launch
 from ringcoll.model.links import Wire
 from ringcoll.model.machine import machine_of
-from ringcoll.topology.among import among
 from ringcoll.topology.presets import preset
 from ringcoll.topology.search import find_rings
+from ringcoll.topology.system import subsystem
 from tests.kernels.cases import LL, LL128, STAGED, Case
 from tests.kernels.stand_in import needs_compiler
 from tests.kernels.test_copies import called, carries
@@ -37,7 +37,7 @@ RINGED = [
 @cache
 def channels_of(name: str, *gpus: int) -> Channels:
     system = preset(name)
-    part = among(system, [system.gpus[gpu] for gpu in gpus])
+    part = subsystem(system, [system.gpus[gpu] for gpu in gpus])
     found = machine_of(part, find_rings(part, stored=True), Wire(1.0)).channels
     if found is None:
         raise AssertionError(f"{name} {gpus}: the ring in rank order")

@@ -9,7 +9,7 @@ import pytest
 from ringcoll.errors import ArgumentError
 from ringcoll.topology.build import build
 from ringcoll.topology.document import parse, write
-from ringcoll.topology.presets import PRESETS, preset, preset_document
+from ringcoll.topology.presets import PRESETS, format_presets, preset, preset_document
 from ringcoll.topology.system import Cpu, LinkKind, Nic, NvSwitch, PciSwitch
 from tests.topology.real import link, linked, system
 
@@ -142,6 +142,13 @@ def test_bridged_cards():
 def test_dgx_a100_numbers_numa_nodes_as_the_machine_does():
     cpus = [node for node in preset("dgx-a100").nodes if isinstance(node, Cpu)]
     assert [cpu.numa for cpu in cpus] == [3, 1, 7, 5]
+
+
+def test_the_list_says_what_each_machine_is():
+    lines = dict(line.split("  ", 1) for line in format_presets().splitlines())
+    assert list(lines) == list(PRESETS)
+    for name, about in lines.items():
+        assert about.strip() == PRESETS[name].about and PRESETS[name].source
 
 
 def test_an_unknown_name_lists_all():

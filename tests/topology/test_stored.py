@@ -11,11 +11,10 @@ from ringcoll.launch import Launch
 from ringcoll.lower import lower
 from ringcoll.model.links import Wire
 from ringcoll.model.machine import machine_links, machine_of
-from ringcoll.topology.among import among
 from ringcoll.topology.paths import routes, stores
 from ringcoll.topology.presets import PRESETS, preset
 from ringcoll.topology.search import find_rings
-from ringcoll.topology.system import PathClass
+from ringcoll.topology.system import PathClass, subsystem
 from ringcoll.verifier.prover import verify
 
 ALONE = [name for name in PRESETS if len(preset(name).hosts) == 1]
@@ -38,7 +37,7 @@ def test_rings_without_relays(name, size):
     system = preset(name)
     subsets = list(combinations(system.gpus, size))
     for gpus in subsets[:: max(1, len(subsets) // 6)]:
-        part = among(system, gpus)
+        part = subsystem(system, gpus)
         found = find_rings(part, stored=True)
         ways = stores(routes(part, part.gpus))
         assert found.rings
@@ -51,7 +50,7 @@ def test_rings_without_relays(name, size):
 
 def test_a_part_of_a_machine_is_numbered_by_ranks():
     system = preset("dgx1-v100")
-    part = among(system, [system.gpus[6], system.gpus[5], system.gpus[1]])
+    part = subsystem(system, [system.gpus[6], system.gpus[5], system.gpus[1]])
     assert [gpu.busid for gpu in part.gpus] == [system.gpus[i].busid for i in (6, 5, 1)]
     assert [gpu.rank for gpu in part.gpus] == [0, 1, 2]
     assert part.title == system.title
@@ -89,7 +88,7 @@ def test_what_a_choice_goes_by(name):
 @pytest.mark.parametrize("gpus", [range(8), (0, 1, 2), (0, 1, 4, 5, 6), (7, 6, 4, 3, 2, 1, 0)])
 def test_plans_along_found_rings_are_proven(gpus):
     system = preset("dgx1-v100")
-    part = among(system, part_gpus(system, *gpus))
+    part = subsystem(system, part_gpus(system, *gpus))
     machine = machine_of(part, find_rings(part, stored=True), Wire(1.0))
     rings = None if machine.channels is None else machine.channels.rings
     n = len(part.gpus)

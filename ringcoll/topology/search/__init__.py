@@ -1,6 +1,8 @@
-"""Rings, chains and trees of a machine, found by linear programming over its links."""
+"""The rings of a machine, found by linear programming over its links.
+
+``find`` is the search; ``cached`` keeps what it has found for the next call and the next process.
+"""
 
 from ringcoll.topology.search.find import find_rings
-from ringcoll.topology.search.trees import Chain, Tree, chains, find_tree
 
-__all__ = ["Chain", "Tree", "chains", "find_rings", "find_tree"]
+__all__ = ["find_rings"]
