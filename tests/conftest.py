@@ -67,6 +67,13 @@ def mutants(pytestconfig: pytest.Config) -> str:
     return pytestconfig.getoption("--mutants")
 
 
+@pytest.fixture(autouse=True)
+def cpu_ranks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests without a GPU's marker mean CPU ranks, on a machine with GPUs too."""
+    if Path("/dev/nvidiactl").exists() and not _markers(request.node):
+        monkeypatch.setenv("RINGCOLL_DEVICE", "cpu")
+
+
 @pytest.fixture
 def hosts(pytestconfig: pytest.Config) -> Callable[..., AbstractContextManager[Hosts]]:
     """Makes hosts on this machine, see tests/hosts/network.py: ``with hosts(2, rate=125e6) as h``.

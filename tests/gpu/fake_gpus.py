@@ -168,7 +168,7 @@ def fake(monkeypatch: Any, ndevices: int, sms: int) -> Gpus:
     monkeypatch.setattr("ringcoll.communicator.start.loader", lambda _cache_dir: gpus)
     arena = partial(Arena, zone_bytes=256 << 10)
     monkeypatch.setattr("ringcoll.executors.cuda.executor.Arena", arena)
-    for module in ("cuda.executor", "cuda.sending", "staging.lane", "staging.fold"):
+    for module in ("cuda.executor", "cuda.sending", "cuda_nodes.lane", "cuda_nodes.fold"):
         monkeypatch.setattr(f"ringcoll.executors.{module}.Launchable", gpus.launchable)
     return gpus
 
