@@ -21,9 +21,8 @@ from typing import Any
 
 from benchmarks.nodes import PAYLOAD, measured, program
 from benchmarks.record import add_out, save
-from ringcoll.cli.ranges import parse_ints
 from ringcoll.model.closed_form import chain_time
-from ringcoll.units import parse_bandwidth, parse_bytes
+from ringcoll.units import parse_bandwidth, parse_bytes, parse_ints
 from tests.hosts.network import hosts, missing
 
 __all__ = ["main", "points_of"]

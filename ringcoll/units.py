@@ -1,4 +1,4 @@
-"""Sizes, bandwidths and times as people type them: ``64M``, ``12.5G``, ``3us``.
+"""Numbers, sizes, bandwidths and times as people type them: ``1-8``, ``64M``, ``12.5G``, ``3us``.
 
 Sizes are binary (64M is 64·2²⁰ bytes), bandwidths decimal (10G is 10·10⁹ bytes a second).
 """
@@ -10,8 +10,18 @@ import re
 
 from ringcoll.errors import ArgumentError
 
-__all__ = ["format_bytes", "format_seconds", "parse_bandwidth", "parse_bytes", "parse_seconds"]
-__all__ += ["parse_sizes"]
+__all__ = [
+    "format_bytes",
+    "format_seconds",
+    "parse_bandwidth",
+    "parse_bytes",
+    "parse_ints",
+    "parse_seconds",
+    "parse_sizes",
+]
+
+MOST_INTS = 1 << 16
+"""Numbers that a list has at most."""
 
 _NUMBER = re.compile(r"([0-9]+(?:\.[0-9]*)?(?:e[+-]?[0-9]+)?|\.[0-9]+)\s*([a-zµ]*)", re.IGNORECASE)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
@@ -33,6 +43,29 @@ def parse_bytes(text: str) -> int:
     if value != int(value):
         raise ArgumentError(f"size {text!r}: {value} is no whole number of bytes")
     return int(value)
+
+
+def parse_ints(text: str, *, least: int = 1) -> list[int]:
+    """The numbers that a text lists, in its order: ``"1-3,8"`` is ``[1, 2, 3, 8]``.
+
+    Both ends belong to a range; no number is less than ``least``.
+
+    Raises:
+        ArgumentError: not such a list.
+
+    """
+    numbers: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdecimal() or not (last if dash else first).isdecimal():
+            raise ArgumentError(f"{text!r}: write numbers and ranges such as 1,4,16 or 1-8")
+        low, high = int(first), int(last if dash else first)
+        if low < least or high < low:
+            raise ArgumentError(f"{text!r}: {part.strip()!r} needs {least} <= first <= last")
+        if len(numbers) + high - low >= MOST_INTS:
+            raise ArgumentError(f"{text!r}: {part.strip()!r} makes more than {MOST_INTS} numbers")
+        numbers += range(low, high + 1)
+    return numbers
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:

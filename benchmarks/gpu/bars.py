@@ -29,9 +29,8 @@ from benchmarks.gpu.timer import Line, Meeting, Timer, calls_of
 from benchmarks.gpu.torch_peers import Torch
 from benchmarks.needs import require
 from benchmarks.record import add_out, now
-from ringcoll.cli.ranges import parse_ints
 from ringcoll.errors import ArgumentError, LaunchRefused
-from ringcoll.units import parse_bytes, parse_sizes
+from ringcoll.units import parse_bytes, parse_ints, parse_sizes
 
 __all__ = ["main", "statuses_of"]
 

@@ -32,12 +32,11 @@ from benchmarks.gpu.processes import Message, run_ranks
 from benchmarks.gpu.report import Report
 from benchmarks.needs import require
 from benchmarks.record import add_out, now
-from ringcoll.cli.ranges import parse_ints
 from ringcoll.config import from_environment
 from ringcoll.errors import MachineError
 from ringcoll.model.closed_form import Fit, Point
 from ringcoll.model.figures import keep_figures
-from ringcoll.units import format_bytes, format_seconds, parse_bytes
+from ringcoll.units import format_bytes, format_seconds, parse_bytes, parse_ints
 
 __all__ = ["Series", "main"]
 

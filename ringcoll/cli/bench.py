@@ -7,7 +7,12 @@ import io
 import os
 import signal
 import sys
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from types import FrameType
 
 from ringcoll.bench.flags import add_arguments
 from ringcoll.bench.launch import (
@@ -21,10 +26,12 @@ from ringcoll.bench.launch import (
 from ringcoll.bench.reading import read
 from ringcoll.bench.settings import Settings
 from ringcoll.bootstrap.launcher import launcher_of
-from ringcoll.cli.interrupts import heard, interrupt
 from ringcoll.errors import AbortedError, Error, UsageError
 
 __all__ = ["add_arguments", "main"]
+
+_FINALIZES = weakref.finalize.__call__.__code__
+_AGAIN_SECONDS = 10e-3
 
 
 def main(args: argparse.Namespace) -> int:
@@ -68,12 +75,12 @@ def _measure(args: argparse.Namespace, settings: Settings) -> int:
 
     if launcher_of(os.environ) is not None:
         # By this Open MPI's mpiexec tells its ranks of a Ctrl-C; a second later it kills them.
-        signal.signal(signal.SIGTERM, interrupt)
+        signal.signal(signal.SIGTERM, _interrupt)
     output = opened(args.output)
     report = Report(settings, output, sys.stderr)
     world = World(settings.threads, settings.device, settings.timeout)
     try:
-        with heard():
+        with _interruptible():
             right = (tour if settings.tour else measure)(world, settings, report)
     except KeyboardInterrupt:
         # Only rank 0 has rows; what is measured is shown before all else is given up.
@@ -99,3 +106,35 @@ def _measure(args: argparse.Namespace, settings: Settings) -> int:
 def _flush(stream: object) -> None:
     if isinstance(stream, io.TextIOBase):
         stream.flush()
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Let a Ctrl-C that meets a finalizer come again a moment later.
+
+    It does nothing beside the main thread, and where Ctrl-C does something else than Python's own.
+    """
+    if (
+        threading.current_thread() is not threading.main_thread()
+        or signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+    ):
+        yield
+        return
+    signal.signal(signal.SIGINT, _interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """A handler of signals: raise KeyboardInterrupt, inside a finalizer a moment later."""
+    inner = frame
+    while inner is not None:
+        if inner.f_code is _FINALIZES:
+            again = threading.Timer(_AGAIN_SECONDS, os.kill, (os.getpid(), number))
+            again.daemon = True
+            again.start()
+            return
+        inner = inner.f_back
+    raise KeyboardInterrupt

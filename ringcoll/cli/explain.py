@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 from dataclasses import dataclass
 
 from ringcoll.algorithms import ALGORITHMS
-from ringcoll.cli.links import add_link_arguments, describe_links, links_of, typed, write_json
+from ringcoll.cli.links import add_link_arguments, describe_links, links_of, typed
+from ringcoll.cli.output import say_written, write_json
 from ringcoll.errors import ArgumentError
 from ringcoll.launch import Launch
 from ringcoll.lower import lower
@@ -98,7 +98,8 @@ def main(args: argparse.Namespace) -> int:
             print("\n" + format_plan(lower(plan, launch)), end="")
     if args.plot is not None:
         plot_space_time(launched.timed, args.ranks, title, args.plot)
-    write_json(args.json, json.dumps(_as_json(args, launched), indent=1))
+        say_written(args.plot)
+    write_json(args.json, _as_json(args, launched))
     return 0
 
 

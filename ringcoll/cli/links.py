@@ -8,13 +8,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar, get_args
 
-from ringcoll.cli.output import write_text
-from ringcoll.cli.ranges import parse_ints
 from ringcoll.config import from_environment
 from ringcoll.errors import ArgumentError
 from ringcoll.model.figures import Figures, measured_figures, read_figures
 from ringcoll.model.links import Links, Topology, Wire, equal_nodes
-from ringcoll.units import format_seconds, parse_bandwidth, parse_seconds
+from ringcoll.units import format_seconds, parse_bandwidth, parse_ints, parse_seconds
 
 __all__ = [
     "MEASURED",
@@ -24,7 +22,6 @@ __all__ = [
     "free_messages",
     "links_of",
     "typed",
-    "write_json",
 ]
 
 MEASURED = "measured"
@@ -194,13 +191,3 @@ def free_messages(links: Links) -> tuple[str, ...]:
 def _wire(wire: Wire) -> str:
     alpha, latency = format_seconds(wire.alpha), format_seconds(wire.latency)
     return f"B = {wire.bandwidth / 1e9:.4g} GB/s, alpha = {alpha}, L = {latency}"
-
-
-def write_json(target: str | None, text: str) -> None:
-    """Write JSON to a file, or to stdout for ``-``.
-
-    Raises:
-        ArgumentError: the file cannot be written.
-
-    """
-    write_text("--json", target, text + "\n")

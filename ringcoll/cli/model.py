@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
 from collections.abc import Iterator
@@ -17,9 +16,8 @@ from ringcoll.cli.links import (
     free_messages,
     links_of,
     typed,
-    write_json,
 )
-from ringcoll.cli.ranges import parse_ints
+from ringcoll.cli.output import say_written, write_json
 from ringcoll.errors import ArgumentError, PlanError
 from ringcoll.model.closed_form import (
     CHAINS,
@@ -34,7 +32,7 @@ from ringcoll.model.links import Links
 from ringcoll.model.plot import check_plot, plot_curves
 from ringcoll.model.predict import Clock, Prediction
 from ringcoll.model.tuner import best_slices, plan_for
-from ringcoll.units import format_bytes, format_seconds, parse_sizes
+from ringcoll.units import format_bytes, format_seconds, parse_ints, parse_sizes
 
 __all__ = ["add_arguments", "main"]
 
@@ -148,7 +146,7 @@ def main(args: argparse.Namespace) -> int:
             print("\n" + "\n".join(_summary(case)), flush=True)
     if args.plot is not None:
         _plot(args, points)
-    write_json(args.json, json.dumps({"points": [_as_json(point) for point in points]}, indent=1))
+    write_json(args.json, {"points": [_as_json(point) for point in points]})
     return 0
 
 
@@ -270,6 +268,7 @@ def _plot(args: argparse.Namespace, points: list[_Point]) -> None:
         curves.setdefault(str(point.case), []).append((point.slices, point.prediction.seconds))
     title = f"{args.collective}, {describe_links(links_of_any(args))}"
     plot_curves({name: sorted(curve) for name, curve in curves.items()}, title, args.plot)
+    say_written(args.plot)
 
 
 def _as_json(point: _Point) -> dict[str, object]:

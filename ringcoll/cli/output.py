@@ -1,17 +1,25 @@
-"""Results that go to a file, or to stdout where the file is called ``-``."""
+"""What commands write: files, their names, and how far a long work has come."""
 
 from __future__ import annotations
 
+import json
 import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from ringcoll.errors import ArgumentError
 
-__all__ = ["write_text"]
+__all__ = ["Progress", "progress", "say_written", "write_json", "write_text"]
+
+_TICK_SECONDS = 0.2
 
 
 def write_text(option: str, target: str | None, text: str) -> None:
-    """Write to a file, or to stdout for ``-``; nothing for None.
+    """Write to a file and name it on stderr, or write to stdout for ``-``; nothing for None.
 
     Args:
         option: that names the file, such as "--json", for the message.
@@ -29,3 +37,82 @@ def write_text(option: str, target: str | None, text: str) -> None:
             Path(target).write_text(text, encoding="utf-8")
         except OSError as error:
             raise ArgumentError(f"{option} {target}: {error.strerror or error}") from None
+        say_written(target)
+
+
+def write_json(target: str | None, value: Any) -> None:
+    """Write ``value`` as JSON to what ``--json`` names; see :func:`write_text`."""
+    write_text("--json", target, json.dumps(value, indent=1) + "\n")
+
+
+def say_written(target: str | None) -> None:
+    """Name a file that a command has written; nothing for None."""
+    if target is not None:
+        print(f"wrote {target}", file=sys.stderr)
+
+
+@contextmanager
+def progress(what: str, total: int = 0) -> Iterator[Progress]:
+    """Show on stderr how far a long work has come; nothing where stderr is no terminal.
+
+    >>> with progress("proving", 3) as shown:
+    ...     for name in ("ring", "tree", "chain"):
+    ...         shown.step(name)
+
+    Args:
+        what: is done.
+        total: how many parts it has; 0 if nobody knows.
+
+    """
+    shown = Progress(what, total)
+    if sys.stderr is None or not sys.stderr.isatty():
+        yield shown
+        return
+    shown.live = True
+    ticking = threading.Thread(target=shown.tick, name="ringcoll-progress", daemon=True)
+    ticking.start()
+    try:
+        yield shown
+    finally:
+        shown.over.set()
+        ticking.join()
+
+
+class Progress:
+    """How far a work has come."""
+
+    def __init__(self, what: str, total: int) -> None:
+        self.what, self.total, self.done, self.part = what, total, 0, ""
+        self.live, self.over = False, threading.Event()
+        self._start = time.monotonic()
+        self._lock = threading.Lock()
+
+    def step(self, part: str = "") -> None:
+        """``part`` is done."""
+        self.done, self.part = self.done + 1, part
+
+    @contextmanager
+    def hidden(self) -> Iterator[None]:
+        """Take the line away while something is printed."""
+        with self._lock:
+            self._write("")
+            yield
+            sys.stdout.flush()
+
+    def line(self) -> str:
+        """What is shown, such as ``proving 3/40, all_reduce by ring, 12 s``."""
+        count = f" {self.done}/{self.total}" if self.total else ""
+        part = f", {self.part}" if self.part else ""
+        return f"{self.what}{count}{part}, {time.monotonic() - self._start:.0f} s"
+
+    def tick(self) -> None:
+        """Show the line until the work is over."""
+        while not self.over.wait(_TICK_SECONDS):
+            with self._lock:
+                self._write(self.line())
+        self._write("")
+
+    def _write(self, line: str) -> None:
+        if self.live:
+            # From the first column, and away with what is left of the last line.
+            print(f"\r{line}\x1b[K", end="", file=sys.stderr, flush=True)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 
 from ringcoll.algorithms import ALGORITHMS
-from ringcoll.cli.links import describe_links, figures_of, free_messages, links_of, write_json
+from ringcoll.cli.links import describe_links, figures_of, free_messages, links_of
+from ringcoll.cli.output import say_written, write_json
 from ringcoll.errors import ArgumentError, PlanError
 from ringcoll.model.closed_form import bus_factor
 from ringcoll.model.cluster import node_figures
@@ -58,7 +58,7 @@ def main(args: argparse.Namespace) -> int:
     points = [point for found in table.values() for point in found]
     if args.plot is not None:
         _plot(args, points)
-    write_json(args.json, json.dumps(_as_json(args, points, spans), indent=1))
+    write_json(args.json, _as_json(args, points, spans))
     return 0
 
 
@@ -206,6 +206,7 @@ def _plot(args: argparse.Namespace, points: Sequence[Point]) -> None:
         curves.setdefault(name, []).append((point.nodes, point.seconds, busbw))
     title = f"{args.collective} on nodes of {args.per_node}\n{_figures(args)}"
     plot_scaling({name: sorted(curve) for name, curve in curves.items()}, title, args.plot)
+    say_written(args.plot)
 
 
 def _as_json(

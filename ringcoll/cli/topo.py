@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 
-from ringcoll.cli.compared import Compared, compare
 from ringcoll.cli.links import typed
-from ringcoll.cli.output import write_text
-from ringcoll.cli.ranges import parse_ints
+from ringcoll.cli.output import say_written, write_json, write_text
 from ringcoll.config import from_environment
 from ringcoll.errors import ArgumentError, MachineError
-from ringcoll.model.machine import format_gain
+from ringcoll.model.machine import format_gain, times_as_long
 from ringcoll.topology.build import build
 from ringcoll.topology.document import Element, write
 from ringcoll.topology.draw.files import check_picture, write_picture
@@ -26,11 +24,18 @@ from ringcoll.topology.draw.words import (
     format_search,
 )
 from ringcoll.topology.files import load_document, title_of
-from ringcoll.topology.graphs import graph_of_rings, graphs_document
+from ringcoll.topology.graphs import (
+    RING,
+    graph_of_rings,
+    graphs_document,
+    read_graphs,
+    rings_of_graph,
+)
 from ringcoll.topology.presets import format_presets, preset_document
 from ringcoll.topology.rings import RingSet
 from ringcoll.topology.search import find_rings
 from ringcoll.topology.system import Gpu, System
+from ringcoll.units import parse_ints
 
 __all__ = ["add_arguments", "main"]
 
@@ -119,15 +124,16 @@ def main(args: argparse.Namespace) -> int:
     rings = find_rings(system, gpus, mixed=args.mixed)
     if args.graph is not None and not rings.rings:
         raise ArgumentError(f"--graph {args.graph}: no ring joins these {len(gpus)} GPUs")
-    compared = None if args.compare is None else compare(system, rings, args.compare)
+    compared = None if args.compare is None else _compare(system, rings, args.compare)
     if not on_stdout:
         print("\n".join(_texts(args, system, rings, compared)), end="")
-    write_text("--json", args.json, json.dumps(_as_json(system, rings, compared), indent=1) + "\n")
+    write_json(args.json, _as_json(system, rings, compared))
     write_text("--xml", args.xml, write(document))
     if args.graph is not None:
         write_text("--graph", args.graph, write(graphs_document([graph_of_rings(rings)])))
     if args.picture is not None:
         write_picture(system, rings, args.picture)
+        say_written(args.picture)
     return 0
 
 
@@ -179,8 +185,53 @@ def _members(system: System, chosen: Sequence[int] | None) -> tuple[Gpu, ...]:
     return tuple(system.gpus[number] for number in sorted(chosen))
 
 
+@dataclass(frozen=True, slots=True)
+class _Compared:
+    """Rings of a file.
+
+    Args:
+        path: of the file.
+        rings: with the bandwidths that it claims.
+        longer: how many times as long an all_reduce takes along them as along ours.
+
+    """
+
+    path: str
+    rings: RingSet
+    longer: float
+
+    def format(self, system: System) -> str:
+        """The rings and the verdict, for people."""
+        return (
+            f"{self.path.encode('utf-8', 'replace').decode()}: {format_rings(system, self.rings)}"
+            f"an all_reduce takes {self.longer:.3g} times as long on paper along them as along the "
+            f"rings that were found\n"
+        )
+
+
+def _compare(system: System, found: RingSet, path: str) -> _Compared:
+    """Judge the rings of a graph file by the clock that judges ours.
+
+    Raises:
+        ArgumentError: the file cannot be read or is no graph file, it has no rings or rings of
+            other GPUs than all of the system, or none was found to compare with.
+
+    """
+    graphs = [graph for graph in read_graphs(load_document(path)) if graph.id == RING]
+    if not graphs or not graphs[0].channels or graphs[0].speedintra <= 0:
+        raise ArgumentError(f"--compare {path}: the file has no rings (graph {RING})")
+    try:
+        rings = rings_of_graph(graphs[0], system)
+    except ArgumentError as error:
+        raise ArgumentError(f"--compare {path}: {error}") from None
+    if not found.rings or found.gpus != rings.gpus:
+        why = "leave --gpus out" if found.rings else "no ring joins the GPUs of this machine"
+        raise ArgumentError(f"--compare {path}: it is compared with rings of all GPUs; {why}")
+    return _Compared(path, rings, times_as_long(system, found, rings))
+
+
 def _texts(
-    args: argparse.Namespace, system: System, rings: RingSet, compared: Compared | None
+    args: argparse.Namespace, system: System, rings: RingSet, compared: _Compared | None
 ) -> Iterator[str]:
     """What is printed for people, in parts."""
     everything = not (args.matrix or args.notes)
@@ -200,7 +251,9 @@ def _texts(
         yield notes
 
 
-def _as_json(system: System, rings: RingSet, compared: Compared | None = None) -> dict[str, object]:
+def _as_json(
+    system: System, rings: RingSet, compared: _Compared | None = None
+) -> dict[str, object]:
     """What is found for programs; GPUs have the numbers that ``--gpus`` and the texts name."""
     numbers = {gpu.name: number for number, gpu in enumerate(system.gpus)}
     members = [numbers[gpu.name] for gpu in rings.gpus]

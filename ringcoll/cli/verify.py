@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import os
 import sys
@@ -13,8 +12,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from ringcoll.algorithms import ALGORITHMS
-from ringcoll.cli.output import write_text
-from ringcoll.cli.ranges import argument
+from ringcoll.cli.links import typed
+from ringcoll.cli.output import write_json
+from ringcoll.units import parse_ints
 from ringcoll.verifier.examine import Case, Outcome, examine
 
 __all__ = ["add_arguments", "main"]
@@ -28,14 +28,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     either = parser.add_mutually_exclusive_group()
     either.add_argument(
         "--ranks",
-        type=argument,
-        default=argument(DEFAULT_RANKS),
+        type=typed(parse_ints),
+        default=parse_ints(DEFAULT_RANKS),
         metavar="LIST",
         help=f"numbers of ranks, such as 1-8 or 2,4,16 (default {DEFAULT_RANKS})",
     )
     either.add_argument(
         "--nodes",
-        type=argument,
+        type=typed(parse_ints),
         metavar="LIST",
         help="ranks of each node, such as 2,2, instead of --ranks: what crosses nodes goes by "
         "message",
@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--slices",
-        type=argument,
+        type=typed(parse_ints),
         default=[1, 3],
         metavar="LIST",
         help="S, in how many slices a chunk is pipelined with a window of 2 (default 1,3; up to 3 "
@@ -95,7 +95,7 @@ def main(args: argparse.Namespace) -> int:
         print(_report("total", "", "", total))
         for failure in total.failures:
             print("FAILED " + ", ".join(f"{key} {value}" for key, value in failure.items()))
-    write_text("--json", args.json, json.dumps(total.as_json(), indent=2) + "\n")
+    write_json(args.json, total.as_json())
     return 1 if total.failures else 0
 
 

@@ -6,10 +6,12 @@ import pytest
 
 from ringcoll.errors import ArgumentError
 from ringcoll.units import (
+    MOST_INTS,
     format_bytes,
     format_seconds,
     parse_bandwidth,
     parse_bytes,
+    parse_ints,
     parse_seconds,
     parse_sizes,
 )
@@ -74,3 +76,28 @@ def test_what_is_printed():
     assert format_seconds(1.5e-3) == "1.5 ms"
     assert format_seconds(2e-6) == "2 us"
     assert format_seconds(0.0) == "0 ns"
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"),
+    [("1-3,8", [1, 2, 3, 8]), ("4", [4]), ("1, 4 ,16", [1, 4, 16]), ("2-2", [2])],
+)
+def test_ranges(text, numbers):
+    assert parse_ints(text) == numbers
+
+
+@pytest.mark.parametrize("text", ["", "a", "3-1", "0", "1-", "-2", "1,,2", "1.5"])
+def test_bad_ranges(text):
+    with pytest.raises(ArgumentError, match=r"such as|needs"):
+        parse_ints(text)
+
+
+def test_a_list_is_refused_before_it_fills_the_memory():
+    assert len(parse_ints(f"1-{MOST_INTS}")) == MOST_INTS
+    for text in (f"1-{MOST_INTS + 1}", f"1-{MOST_INTS},1", "1-999999999999999"):
+        with pytest.raises(ArgumentError, match=f"more than {MOST_INTS} numbers"):
+            parse_ints(text)
+
+
+def test_zero_may_be_allowed():
+    assert parse_ints("0-1", least=0) == [0, 1]

@@ -9,7 +9,7 @@ import weakref
 
 import pytest
 
-from ringcoll.cli.interrupts import heard
+from ringcoll.cli.bench import _interruptible
 
 
 class Thing:
@@ -23,7 +23,7 @@ def interrupted_finalizer() -> None:
 
 
 def test_an_interruption_of_a_finalizer_comes_again(capsys):
-    with pytest.raises(KeyboardInterrupt), heard():
+    with pytest.raises(KeyboardInterrupt), _interruptible():
         interrupted_finalizer()
         late = time.monotonic() + 60
         while time.monotonic() < late:
@@ -33,7 +33,7 @@ def test_an_interruption_of_a_finalizer_comes_again(capsys):
 
 
 def test_any_other_is_raised_at_once():
-    with pytest.raises(KeyboardInterrupt), heard():
+    with pytest.raises(KeyboardInterrupt), _interruptible():
         signal.raise_signal(signal.SIGINT)
         pytest.fail("it went on")
 
@@ -46,7 +46,7 @@ def test_other_handlers_and_threads_are_left_alone():
 
     before = signal.signal(signal.SIGINT, own)
     try:
-        with heard():
+        with _interruptible():
             signal.raise_signal(signal.SIGINT)
             assert signal.getsignal(signal.SIGINT) is own
     finally:
@@ -54,7 +54,7 @@ def test_other_handlers_and_threads_are_left_alone():
     assert seen == [signal.SIGINT]
 
     def beside():
-        with heard():
+        with _interruptible():
             seen.append(signal.getsignal(signal.SIGINT))
 
     thread = threading.Thread(target=beside)

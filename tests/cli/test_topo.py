@@ -57,7 +57,8 @@ def draws_and_prints(capsys, tmp_path, source, name, gpus):
     outputs = ["--json", rings, "--picture", svg, "--xml", xml]
     outputs += ["--graph", graph] if gpus > 1 else []
     status, out, err = run(capsys, source, name, *outputs)
-    assert (status, err) == (0, "")
+    written = [rings, xml, *([graph] if gpus > 1 else []), svg]
+    assert (status, err) == (0, "".join(f"wrote {path}\n" for path in written))
     found = json.loads(rings.read_text())
     check(found)
     assert len(found["gpus"]) == gpus
@@ -165,7 +166,7 @@ def test_a_file_name_that_is_no_text_is_drawn_all_the_same(capsys, tmp_path):
     strange.write_bytes(TEMPLATE.read_bytes())
     svg = tmp_path / "a.svg"
     status, out, err = run(capsys, "--file", strange, "--picture", svg)
-    assert (status, err) == (0, "")
+    assert (status, err) == (0, f"wrote {svg}\n")
     assert "\na?&<\n" in out
     assert ElementTree.parse(svg).getroot().tag.endswith("svg")
 

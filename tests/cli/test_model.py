@@ -129,10 +129,11 @@ def test_what_is_too_large_is_left_out_with_its_reason(capsys):
 
 def test_files_are_written(capsys, tmp_path):
     json_file, png = tmp_path / "points.json", tmp_path / "curve.png"
-    status, out, _ = run(
+    status, out, err = run(
         capsys, f"model broadcast --slices 1,2 --json {json_file} --plot {png} --bytes 1M"
     )
     assert status == 0 and "broadcast over a switch" in out
+    assert err == f"wrote {png}\nwrote {json_file}\n"
     assert len(json.loads(json_file.read_text())["points"]) == 2 * len(ALGORITHMS["broadcast"])
     assert png.read_bytes().startswith(b"\x89PNG")
     status, _, err = run(capsys, f"model broadcast --slices 1 --json {tmp_path}/none/points.json")
@@ -194,7 +195,7 @@ def test_explain_answers_as_json_and_as_a_picture(capsys, tmp_path):
     svg = tmp_path / "a.svg"
     words = f"explain all_reduce --algorithm ring --ranks 3 --slices 2 --json - --plot {svg}"
     status, out, err = run(capsys, words)
-    assert (status, err) == (0, "")
+    assert (status, err) == (0, f"wrote {svg}\n")
     found = json.loads(out)
     assert (found["algorithm"], found["ranks"], found["slices"]) == ("ring", 3, 2)
     assert len(found["steps"]) == 2 * 3 * 4
