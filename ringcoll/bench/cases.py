@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ringcoll.algorithms import Builder
+from ringcoll.algorithms.load import find
 from ringcoll.bench.settings import Settings
 from ringcoll.collectives import COLLECTIVES, Kind
 from ringcoll.dtypes import DTYPES, OPS, DType, ReduceOp, dtype_of, op_of, premul_sum
 from ringcoll.errors import ArgumentError
 from ringcoll.model.closed_form import bus_factor
 
-__all__ = ["Case", "Section", "sections", "sizes"]
+__all__ = ["Case", "Section", "find_of", "sections", "sizes"]
 
 # nccl-tests spells some of the names in its own way.
 _TYPE_NAMES = {
@@ -134,6 +136,8 @@ def sections(settings: Settings, nranks: int) -> tuple[Section, ...]:
         ArgumentError: an unknown name, a root out of range, or nothing is left.
 
     """
+    for name in filter(None, settings.algorithms):
+        find_of(settings.collective, name)
     kind = Section(settings.collective, nranks, DTYPES[0]).kind
     if settings.collective == "barrier":
         dtypes: tuple[DType, ...] = (dtype_of("uint8"),)
@@ -157,6 +161,11 @@ def sections(settings: Settings, nranks: int) -> tuple[Section, ...]:
     if not made:
         raise ArgumentError(f"no operator of {settings.ops} takes the dtypes")
     return made
+
+
+def find_of(collective: str, algorithm: str) -> str | Builder:
+    """An algorithm by its name, or a user's function by FILE.py:FUNCTION or MODULE:FUNCTION."""
+    return find("send" if collective == "sendrecv" else collective, algorithm)
 
 
 def _ops(settings: Settings, dtype: DType, reduces: bool) -> tuple[str | None, ...]:

@@ -25,9 +25,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     own = parser.add_argument_group("beyond nccl-tests")
     flag = own.add_argument
     flag("--ranks", type=_at_least(1), metavar="N", help="processes to start (4, or the cores)")
-    flag("--algorithm", metavar="NAMES", help="algorithms, each measured: ring,two_shot")
+    flag(
+        "--algorithm",
+        metavar="NAMES",
+        help="algorithms, each measured: ring,two_shot, or your own: FILE.py:FUNCTION",
+    )
     flag("--slices", metavar="LIST", help="slices a chunk, each measured: 1,4,16 or 1-8")
-    flag("--pace", metavar="BYTES_PER_S[,ALPHA_S]", help="slow the links down to this")
+    flag(
+        "--pace",
+        metavar="BYTES_PER_S[,ALPHA_S]",
+        help="slow the links of CPU ranks down to this, and print the timing model's prediction",
+    )
+    flag(
+        "--links",
+        choices=("switch", "pairs"),
+        help="what --pace holds: switch (default), one egress and one ingress port a rank, as "
+        "`ringcoll model` has it, or pairs, a link for each ordered pair of ranks",
+    )
     flag("--peer", choices=PEERS, help="measure this too, in turns, on the same arrays")
     flag("--json", metavar="FILE", help="write the rows here; - is standard output")
     flag("--plot", metavar="FILE", help="draw bandwidth over size here (.png, .svg)")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -117,13 +118,21 @@ class Ringcoll:
     Args:
         comm: of this rank.
         symmetric: its peers reach the buffers.
+        options: of each call; None leaves an option out.
 
     """
 
     name = "ringcoll"
 
-    def __init__(self, comm: Communicator, *, symmetric: bool = True) -> None:
+    def __init__(
+        self,
+        comm: Communicator,
+        *,
+        symmetric: bool = True,
+        options: Mapping[str, object] | None = None,
+    ) -> None:
         self.comm, self.symmetric = comm, symmetric
+        self.options = {k: v for k, v in (options or {}).items() if v is not None}
 
     def algorithm(self, case: Case) -> str:
         """The one asked for, or the one that the tuner picks."""
@@ -166,7 +175,7 @@ class Ringcoll:
     def _arguments(self, case: Case, place: Place) -> tuple[tuple[Any, ...], dict[str, Any]]:
         section, rank, n = case.section, self.comm.rank, self.comm.nranks
         name = section.collective
-        keywords: dict[str, Any] = {}
+        keywords: dict[str, Any] = {**self.options}
         if section.op is not None and section.op != "sum":
             keywords["op"] = section.operator(rank)
         if section.root > 0:

@@ -1,28 +1,144 @@
-"""The timing model and the measurement: a pipelined broadcast over paced links.
+"""The timing model beside the measurement: calls over paced links.
 
-With paced links each hop of the chain carries B bytes a second and spends α on each message, as
-the model says of a real machine. Whether the pipeline as a whole then takes
-T = (S + k - 2)·(N/(S·B) + α) is up to the executor, and that is what is measured.
+With paced links each port carries B bytes a second and spends α on each message, as the model says
+of a real machine. Whether a call as a whole then takes what the model predicts is up to the
+executor, and that is what is measured.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ringcoll.algorithms import build
+from ringcoll.bench.cases import Case, find_of
+from ringcoll.bench.environment import cores
 from ringcoll.bench.exchange import gather_numbers
+from ringcoll.bench.library import Operation
+from ringcoll.bench.settings import Pace
+from ringcoll.bench.table import Result
 from ringcoll.bench.worlds import World
-from ringcoll.model.closed_form import Point
+from ringcoll.model.closed_form import Point, Terms
+from ringcoll.model.links import Links
+from ringcoll.model.predict import Clock
+from ringcoll.units import format_seconds
 
 if TYPE_CHECKING:
     from ringcoll.communicator.public import Communicator
 
-__all__ = ["chain_seconds", "measure_chain"]
+__all__ = [
+    "Forecast",
+    "chain_seconds",
+    "describe_pace",
+    "forecast",
+    "free_seconds",
+    "links_of",
+    "measure_chain",
+]
 
 COLD = 2
 """Calls that are not counted: each half of SCRATCH is bound to a call's rows once."""
+
+TOO_MUCH = 0.1
+"""The share of a paced call's time that the call may take without the pace."""
+
+
+def links_of(pace: Pace) -> Links:
+    """The model's links for a pace: the same that the executor holds."""
+    bandwidth, alpha, *kind = pace
+    return Links(bandwidth, alpha, topology="pairs" if kind == ["pairs"] else "switch")
+
+
+def describe_pace(pace: Pace) -> str:
+    """The pace in a line."""
+    kinds = {
+        "switch": "a switch, one egress and one ingress port a rank (--links pairs: a link a pair)",
+        "pairs": "pairs, each ordered pair of ranks with a link of its own",
+    }
+    links = links_of(pace)
+    return (
+        f"Links are paced: {links.bandwidth:g} B/s and {links.alpha:g} s a message; "
+        f"{kinds[links.topology]}"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What the timing model says of a call over paced links.
+
+    Args:
+        name: of the algorithm.
+        links: "switch" or "pairs".
+        terms: of the predicted time, in seconds.
+        wire: N/B, in seconds.
+        nranks: how many ranks take part.
+        free: seconds that the call was measured to take without the pace.
+
+    """
+
+    name: str
+    links: str
+    terms: Terms
+    wire: float
+    nranks: int
+    free: float = math.nan
+
+    def lines(self, results: Sequence[Result]) -> list[str]:
+        """What to print below the measured row."""
+        predicted, own, term = self.terms.total, self.terms.transfer, self.terms.dominant
+        off, over, above = [], [], []
+        for result in results:
+            if result.seconds is not None:
+                where = "in place " if result.in_place and len(results) > 1 else ""
+                off.append(f"{where}{100 * (result.seconds / predicted - 1):+.1f} %")
+                over.append(f"{result.seconds / own:.2f}")
+                above.append(f"{result.seconds / self.wire:.2f}")
+        lines = [
+            f"predicted {format_seconds(predicted)} over a {self.links}; measured "
+            f"{', '.join(off)}; largest term: {term} ({getattr(self.terms, term) / predicted:.0%})",
+            f"limit of {self.name} on this {self.links} {format_seconds(own)}, measured "
+            f"{' and '.join(over)} times that; N/B {format_seconds(self.wire)}, "
+            f"{' and '.join(above)} times",
+        ]
+        fastest = min(r.seconds for r in results if r.seconds is not None)
+        if self.free > TOO_MUCH * fastest:
+            lines.append(
+                f"warning: the cores cannot keep up: without the pace this call takes "
+                f"{format_seconds(self.free)}, {self.free / fastest:.0%} of the paced time "
+                f"({self.nranks} ranks on {cores()} cores); pace the links slower or use fewer "
+                f"ranks"
+            )
+        return lines
+
+
+def forecast(case: Case, algorithm: str, pace: Pace) -> Forecast | None:
+    """Predict a case; None where nothing is paced: no bytes, or no plan of the whole."""
+    section = case.section
+    if not case.nbytes or section.nranks < 2 or section.collective in ("barrier", "sendrecv"):
+        return None
+    links, builder = links_of(pace), find_of(section.collective, algorithm)
+    plan = build(section.collective, builder, section.nranks, root=max(section.root, 0))
+    terms = Clock(plan, links).terms(case.nbytes, section.slices or 1)
+    if not terms.total:
+        return None
+    wire = case.nbytes / links.bandwidth
+    return Forecast(algorithm, links.topology, terms, wire, section.nranks)
+
+
+def free_seconds(control: Communicator, operation: Operation) -> float:
+    """Seconds of a call on links that are not paced, by the slowest rank; collective."""
+    times = []
+    for _ in range(COLD + 3):
+        control.barrier()
+        started = time.perf_counter()
+        operation.call()
+        times.append(time.perf_counter() - started)
+    slowest = [max(row) for row in zip(*gather_numbers(control, times), strict=True)]
+    return float(min(slowest[COLD:]))
 
 
 def chain_seconds(control: Communicator, comm: Communicator, nbytes: int, repeats: int) -> float:
@@ -54,7 +170,7 @@ def measure_chain(
     nbytes: int,
     slices: Sequence[int],
     *,
-    pace: tuple[float, float] | None,
+    pace: Pace | None,
     repeats: int = 1,
 ) -> Iterator[Point]:
     """Measure a chain broadcast among all ranks for each S; collective.

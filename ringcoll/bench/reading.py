@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 
 from ringcoll.bench.environment import gpus, wanted_device
-from ringcoll.bench.settings import Settings
+from ringcoll.bench.settings import Pace, Settings
 from ringcoll.errors import ArgumentError
 from ringcoll.units import parse_bandwidth, parse_bytes, parse_seconds
 
@@ -90,7 +90,7 @@ def read(args: argparse.Namespace, *, given: bool) -> Settings:
         per_iteration_skip=skip,
         algorithms=(None,) if args.algorithm is None else _names(args.algorithm),
         slices=(None,) if args.slices is None else _numbers(args.slices, "--slices", 1),
-        pace=_pace(args.pace),
+        pace=_pace(args.pace, args.links),
         peer=args.peer,
         json=json,
         plot=args.plot,
@@ -198,11 +198,14 @@ def _numbers(text: str, flag: str, least: int) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-def _pace(text: str | None) -> tuple[float, float] | None:
+def _pace(text: str | None, links: str | None) -> Pace | None:
     if text is None:
+        if links is not None:
+            raise ArgumentError(f"--links {links} says what --pace holds; add --pace BYTES_PER_S")
         return None
     bandwidth, _, alpha = text.partition(",")
-    return parse_bandwidth(bandwidth), parse_seconds(alpha or "0")
+    pace = parse_bandwidth(bandwidth), parse_seconds(alpha or "0")
+    return (*pace, links) if links == "pairs" else pace
 
 
 def _timeout(text: str | None) -> float | None:

@@ -12,6 +12,7 @@ from typing import Any, TextIO
 
 from ringcoll.bench import osu, table
 from ringcoll.bench.cases import Case, Section
+from ringcoll.bench.paced import Forecast
 from ringcoll.bench.settings import Settings
 from ringcoll.bench.table import Result
 from ringcoll.units import format_bytes
@@ -27,10 +28,16 @@ class Row:
     algorithm: str
     case: Case
     result: Result
+    forecast: Forecast | None = None
 
     def as_json(self) -> dict[str, Any]:
         """The row as ``--json`` writes it."""
         section, seconds = self.case.section, self.result.seconds or 0.0
+        said = self.forecast
+        model = {}
+        if said is not None:
+            model = {"predicted_us": said.terms.total * 1e6, "limit_us": said.terms.transfer * 1e6}
+            model["free_us"] = said.free * 1e6
         return {
             "lib": self.lib,
             "collective": section.collective,
@@ -45,6 +52,7 @@ class Row:
             "algbw": self.case.algbw(seconds),
             "busbw": self.case.busbw(seconds),
             "wrong": self.result.wrong,
+            **model,
         }
 
 
@@ -112,7 +120,14 @@ class Report:
         else:
             self.say(table.header(self.settings))
 
-    def add(self, case: Case, lib: str, algorithm: str, results: Sequence[Result]) -> None:
+    def add(
+        self,
+        case: Case,
+        lib: str,
+        algorithm: str,
+        results: Sequence[Result],
+        forecast: Forecast | None = None,
+    ) -> None:
         """Print and keep what a library did on a case; its first library is ringcoll."""
         stamp = time.strftime("%Y-%m-%d %H:%M:%S") if self.settings.timestamps else ""
         if self.settings.layout == "osu":
@@ -124,8 +139,12 @@ class Report:
             start = "# " if self.settings.layout == "osu" else "#"
             line = f"{start}{line.removeprefix(' ')}  {lib}{self._ratio(case, results)}"
         # First kept, then shown: an interruption between the two loses nothing that was seen.
-        self.rows += [Row(lib, algorithm, case, r) for r in results if r.seconds is not None]
+        self.rows += [
+            Row(lib, algorithm, case, r, forecast) for r in results if r.seconds is not None
+        ]
         self.say(line)
+        for words in forecast.lines(results) if forecast is not None else ():
+            self.say(f"#   {words}")
 
     def _ratio(self, case: Case, results: Sequence[Result]) -> str:
         """By how much ringcoll is faster, out of place and in place."""

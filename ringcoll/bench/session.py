@@ -10,16 +10,17 @@ import secrets
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ringcoll.bench import checking, environment, osu, table
-from ringcoll.bench.cases import Case, Section, sections, sizes
+from ringcoll.bench.cases import Case, Section, find_of, sections, sizes
 from ringcoll.bench.device_of import device_of
 from ringcoll.bench.devices import Device
 from ringcoll.bench.exchange import agree, gather_bytes, gather_numbers
 from ringcoll.bench.library import Library, Operation, Place
 from ringcoll.bench.operations import Buffers, Ringcoll, allocate
+from ringcoll.bench.paced import Forecast, describe_pace, forecast, free_seconds
 from ringcoll.bench.peers import open_peer
 from ringcoll.bench.report import Report
 from ringcoll.bench.settings import Settings
@@ -68,7 +69,8 @@ def measure(world: World, settings: Settings, report: Report) -> bool:
                     session = Session(control, comm, settings, report, device)
                     return session.sweep(algorithm, slices)
 
-            wrong = world.run(sweep, algorithm=algorithm, slices=slices, pace=settings.pace)
+            builder = None if algorithm is None else find_of(settings.collective, algorithm)
+            wrong = world.run(sweep, algorithm=builder, slices=slices, pace=settings.pace)
             right = right and not any(wrong)
             begun = True
     return right
@@ -116,8 +118,9 @@ def introduce(
     if shared:
         report.say("# Ranks share a GPU: a simulation, whose times say nothing of real links")
     if settings.pace is not None:
-        bandwidth, alpha = settings.pace
-        report.say(f"# Links are paced: {bandwidth:g} B/s and {alpha:g} s a message")
+        report.say(f"# {describe_pace(settings.pace)}")
+        if settings.register != 2:
+            report.say("# Nothing is predicted: without -R 2 calls are staged, which adds copies")
 
 
 @dataclass(slots=True)
@@ -165,6 +168,7 @@ class Session:
             self.libraries.append(self._peer(settings.peer))
         seed = secrets.randbits(48) if settings.seed is None else settings.seed
         self.seeds = itertools.count(agree(control, seed))
+        self.free: Buffers | None = None  # of calls that are not paced, where others are
 
     def _peer(self, name: str) -> Library:
         """A peer that works where the buffers are."""
@@ -192,6 +196,8 @@ class Session:
             register=settings.register,
             device=self.device,
         )
+        if settings.pace is not None and settings.register == 2:
+            self.free = allocate(self.control, settings.max_bytes, shift=settings.unalign)
         return sum(self._table(section, buffers) for section in wanted)
 
     def _table(self, section: Section, buffers: Buffers) -> int:
@@ -232,9 +238,26 @@ class Session:
             own = [at for at, entrant in enumerate(entrants) if entrant.library is library]
             results = [self._result(case, entrants[at], wrong[at]) for at in own]
             total += sum(wrong[at] or 0 for at in own)
+            said = (
+                self._forecast(case, library.algorithm(case)) if library is libraries[0] else None
+            )
             if self.comm.rank == 0:
-                self.report.add(case, library.name, library.algorithm(case), results)
+                self.report.add(case, library.name, library.algorithm(case), results, said)
         return total
+
+    def _forecast(self, case: Case, algorithm: str) -> Forecast | None:
+        """What the model says of a paced call, and how long it takes unpaced; collective."""
+        pace, section = self.settings.pace, case.section
+        if self.free is None or pace is None:
+            return None
+        algorithm = algorithm.partition(" S=")[0]
+        made = forecast(case, algorithm, pace)
+        place = self.free.place(case, section.op is not None)
+        if made is None or place is None:
+            return None
+        how = {"algorithm": find_of(section.collective, algorithm), "slices": section.slices}
+        free = Ringcoll(self.control, options=how).operation(case, place)
+        return replace(made, free=free_seconds(self.control, free))
 
     def _entrants(
         self, case: Case, buffers: Buffers, libraries: Sequence[Library]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["COLLECTIVES", "PEERS", "Settings"]
+__all__ = ["COLLECTIVES", "PEERS", "Pace", "Settings"]
 
 COLLECTIVES = (
     "all_reduce",
@@ -19,6 +19,9 @@ COLLECTIVES = (
     "barrier",
 )
 """What can be measured."""
+
+Pace = tuple[float, float] | tuple[float, float, str]
+"""B, α, and "pairs" where the links are not a switch, as ``init(pace=)`` takes them."""
 
 PEERS = ("mpi", "gloo", "nccl")
 """What can be measured beside it."""
@@ -56,7 +59,7 @@ class Settings:
         per_iteration_skip: iterations that are left out of the spread.
         algorithms: by name; None: the library's choice.
         slices: S; None: the library's choice.
-        pace: bytes a second and seconds a message that a link takes; None: as fast as it goes.
+        pace: of the links; None: as fast as they go.
         peer: what to measure beside ringcoll: "mpi" and "gloo" on CPU ranks, "nccl" on GPUs.
         json: file for the rows, "-" for standard output.
         plot: file for the picture.
@@ -95,7 +98,7 @@ class Settings:
     per_iteration_skip: int = 0
     algorithms: tuple[str | None, ...] = (None,)
     slices: tuple[int | None, ...] = (None,)
-    pace: tuple[float, float] | None = None
+    pace: Pace | None = None
     peer: str | None = None
     json: str | None = None
     plot: str | None = None

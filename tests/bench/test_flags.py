@@ -63,6 +63,8 @@ def test_nothing_given_is_a_tour():
         (["--slices", "1,4-6"], "slices", (1, 4, 5, 6)),
         (["--pace", "1G"], "pace", (1e9, 0.0)),
         (["--pace", "2e8,1ms"], "pace", (2e8, 1e-3)),
+        (["--pace", "2e8", "--links", "switch"], "pace", (2e8, 0.0)),
+        (["--pace", "2e8", "--links", "pairs"], "pace", (2e8, 0.0, "pairs")),
         (["--peer", "mpi"], "peer", "mpi"),
         (["--format", "osu"], "layout", "osu"),
         (["--ranks", "3"], "ranks", 3),
@@ -92,6 +94,7 @@ def test_flag_sets_its_field(words, field, value):
         (["--plot", "-"], "ends in one of .png"),
         (["--json", "/tmp"], "cannot be written"),
         (["--pace", "0"], "bandwidth"),
+        (["--links", "pairs"], "--links pairs says what --pace holds"),
     ],
 )
 def test_refusal_says_why(words, says):

@@ -20,6 +20,7 @@ from ringcoll.bench.session import measure
 from ringcoll.bench.settings import COLLECTIVES, Settings
 from ringcoll.bench.worlds import World
 from ringcoll.dtypes import dtype_of
+from ringcoll.errors import ArgumentError
 
 QUICK: dict[str, Any] = {"iterations": 2, "min_bytes": 256, "max_bytes": 256, "seed": 1}
 
@@ -162,7 +163,61 @@ def test_per_iteration_times():
 def test_paced_links_are_slow():
     _, report = run(collective="broadcast", pace=(1e6, 0.0), min_bytes=20_000, max_bytes=20_000)
     assert all(row.result.seconds >= 0.02 for row in report.rows)
-    assert "# Links are paced: 1e+06 B/s" in report.stdout.getvalue()
+    text = report.stdout.getvalue()
+    assert "# Links are paced: 1e+06 B/s and 0 s a message; a switch" in text
+    # One hop of two ranks: N/B is all there is.
+    assert "#   predicted 20 ms over a switch; measured +" in text
+    assert "on this switch 20 ms, measured 1." in text
+    assert "; N/B 20 ms, 1." in text
+    for row in json.loads(report.as_json())["rows"]:
+        assert row["predicted_us"] == row["limit_us"] == pytest.approx(20_000)
+        assert 0 < row["free_us"] < row["time_us"]
+
+
+@pytest.mark.parametrize(("links", "seconds"), [((), 0.02), (("pairs",), 0.01)])
+def test_paced_and_predicted_links_are_the_same(links, seconds):
+    _, report = run(
+        collective="reduce_scatter",
+        algorithms=("one_shot",),
+        threads=3,
+        pace=(1e6, 0.0, *links),
+        min_bytes=30_000,
+        max_bytes=30_000,
+    )
+    for row in report.rows:
+        # Two segments of 10,000 bytes through one ingress port, or each over its own link. Parts
+        # of a call end at whole lines of memory, so that one may be a little shorter.
+        assert row.forecast.terms.total == pytest.approx(seconds, rel=0.01)
+        assert row.result.seconds >= 0.97 * seconds
+
+
+def test_what_is_staged_is_not_predicted():
+    _, report = run(pace=(1e6, 0.0), register=0)
+    assert "# Nothing is predicted: without -R 2" in report.stdout.getvalue()
+    assert report.rows[0].forecast is None
+
+
+STAR = """
+from ringcoll.algorithms import build
+
+def star(nranks):
+    return build("all_reduce", "one_shot", nranks)
+"""
+
+
+def test_an_algorithm_of_the_users_own(tmp_path):
+    file = tmp_path / "star_bench.py"
+    file.write_text(STAR)
+    name = f"{file}:star"
+    right, report = run(algorithms=(name,), pace=(1e6, 0.0))
+    assert right
+    assert {row.algorithm for row in report.rows} == {name}
+    assert report.rows[0].forecast.terms.total == pytest.approx(256e-6)
+
+
+def test_an_algorithm_that_the_collective_lacks():
+    with pytest.raises(ArgumentError, match="chain"):
+        run(algorithms=("chain",))
 
 
 def test_interruption_leaves_the_rows(monkeypatch):

@@ -1,0 +1,55 @@
+"""What is printed of a prediction beside its measurement."""
+
+from __future__ import annotations
+
+import pytest
+
+from ringcoll.bench.cases import Section
+from ringcoll.bench.paced import Forecast, forecast
+from ringcoll.bench.table import Result
+from ringcoll.dtypes import dtype_of
+from ringcoll.model.closed_form import Terms
+
+MADE = Forecast("ring", "switch", Terms(0.08, 0.0, 0.02, 0.0), 0.05, 4, 0.001)
+RESULTS = [Result(False, 0.11), Result(True, 0.12)]
+
+
+def test_lines_name_the_limits_and_what_costs_most():
+    assert MADE.lines(RESULTS) == [
+        "predicted 100 ms over a switch; measured +10.0 %, in place +20.0 %; largest term: "
+        "transfer (80%)",
+        "limit of ring on this switch 80 ms, measured 1.38 and 1.50 times that; N/B 50 ms, 2.20 "
+        "and 2.40 times",
+    ]
+
+
+@pytest.mark.parametrize(("free", "warned"), [(0.0109, False), (0.0111, True)])
+def test_cores_that_cannot_keep_up(free, warned):
+    lines = Forecast("ring", "switch", MADE.terms, 0.05, 4, free).lines(RESULTS)
+    assert any("the cores cannot keep up" in line for line in lines) is warned
+    if warned:
+        assert "this call takes 11.1 ms, 10% of the paced time (4 ranks on" in lines[-1]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "links", "seconds"),
+    [
+        # 4 ranks, 1 MB, 1 MB/s: a piece takes 0.25 s, and α 0.1 s.
+        ("ring", (), 6 * 0.35),
+        ("two_shot", (), 6 * 0.35),
+        ("two_shot", ("pairs",), 4 * 0.35),  # three pieces come side by side, then go one by one
+        ("all_pairs", ("pairs",), 6 * 0.35),
+    ],
+)
+def test_forecasts_are_those_of_the_model(algorithm, links, seconds):
+    case = Section("all_reduce", 4, dtype_of("float32"), "sum").case(1_000_000)
+    made = forecast(case, algorithm, (1e6, 0.1, *links))
+    assert made is not None
+    assert made.terms.total == pytest.approx(seconds)
+    assert made.wire == 1.0
+
+
+@pytest.mark.parametrize(("collective", "nranks"), [("barrier", 4), ("sendrecv", 4), ("gather", 1)])
+def test_nothing_is_forecast_where_no_plan_is_paced(collective, nranks):
+    case = Section(collective, nranks, dtype_of("float32"), root=0).case(1_000)
+    assert forecast(case, "one_shot", (1e6, 0.1)) is None
