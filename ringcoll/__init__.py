@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         UsageError,
     )
     from ringcoll.plan import Block, Buffer, Chunk, Plan, Step
+    from ringcoll.verifier.launches import prove
     from ringcoll.verifier.prover import verify
 
 __all__ = [
@@ -71,6 +72,7 @@ __all__ = [
     "init",
     "init_all",
     "premul_sum",
+    "prove",
     "spawn",
     "verify",
 ]
@@ -104,6 +106,7 @@ _HOMES = {
     "Chunk": "ringcoll.plan",
     "Plan": "ringcoll.plan",
     "Step": "ringcoll.plan",
+    "prove": "ringcoll.verifier.launches",
     "verify": "ringcoll.verifier.prover",
     "from_pointer": "ringcoll.cuda.raw",
 }

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 
 from ringcoll.chunks import Buffer, Chunk
 from ringcoll.collectives import Collective
@@ -99,9 +100,13 @@ class Symmetry:
     chunks: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan:
-    """A collective's program. ``order`` is its meaning, ``steps`` its projection per block."""
+    """A collective's program. ``order`` is its meaning, ``steps`` its projection per block.
+
+    ``print(plan)`` shows who moves what when, as ``ringcoll explain`` does; a notebook shows the
+    same as a table.
+    """
 
     collective: Collective
     order: tuple[tuple[Block, Step], ...]
@@ -125,10 +130,25 @@ class Plan:
             steps[block].append(step)
         object.__setattr__(self, "steps", {block: tuple(s) for block, s in steps.items()})
 
+    def __repr__(self) -> str:
+        return f"Plan({self.collective}: {len(self.order)} steps in {len(self.steps)} blocks)"
+
+    def __str__(self) -> str:
+        # By name: the model stands above plans, and only who looks at a plan loads it.
+        return str(import_module("ringcoll.model.explain").plan_text(self))
+
+    def _repr_html_(self) -> str:
+        return str(import_module("ringcoll.model.explain").plan_html(self))
+
     @property
     def nranks(self) -> int:
         """How many ranks take part."""
         return self.collective.nranks
+
+    @property
+    def synchronised(self) -> bool:
+        """Whether the plan carries waits and signals: a lowered one, or one with its own."""
+        return any(step.waits or step.signals for _, step in self.order)
 
     def blocks(self, rank: int) -> tuple[Block, ...]:
         """The blocks of ``rank``, in the order in which they first appear."""

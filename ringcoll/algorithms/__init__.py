@@ -28,14 +28,26 @@ from ringcoll.algorithms import (
     two_shot,
 )
 from ringcoll.collectives import COLLECTIVES
-from ringcoll.errors import ArgumentError, did_you_mean
+from ringcoll.errors import ArgumentError, ArgumentTypeError, did_you_mean
 from ringcoll.plan import Plan
 
-__all__ = ["ALGORITHMS", "Builder", "build", "name_of", "options", "unknown_algorithm"]
+__all__ = [
+    "ALGORITHMS",
+    "Algorithm",
+    "Builder",
+    "build",
+    "name_of",
+    "options",
+    "own_plan",
+    "unknown_algorithm",
+]
 
 Builder = Callable[..., Plan]
 """A function ``(nranks, *, only=None, …) -> Plan``; it takes ``root``, ``rings`` or ``nodes`` by
 keyword where the algorithm has a use for them."""
+
+Algorithm = str | Builder
+"""A name of :data:`ALGORITHMS`, or a function of your own: ``nranks`` (and ``root``) to a Plan."""
 
 ALGORITHMS: Mapping[str, Mapping[str, Builder]] = {
     "all_reduce": {
@@ -103,7 +115,7 @@ CACHED = 64
 
 
 @cache
-def options(collective: str, algorithm: str | Builder) -> frozenset[str]:
+def options(collective: str, algorithm: Algorithm) -> frozenset[str]:
     """Which of "root", "rings" and "nodes" an algorithm takes."""
     return _parameters(_builder(collective, algorithm)) & {"root", "rings", "nodes"}
 
@@ -115,7 +127,7 @@ def _parameters(builder: Builder) -> frozenset[str]:
 
 def build(
     collective: str,
-    algorithm: str | Builder,
+    algorithm: Algorithm,
     nranks: int,
     *,
     root: int = 0,
@@ -139,6 +151,7 @@ def build(
     Raises:
         ArgumentError: there is no such collective or algorithm, the algorithm does not take one
             of the options, a value is out of range, or a function's plan is of another collective.
+        ArgumentTypeError: a function returned no Plan.
 
     """
     takes = options(collective, algorithm)
@@ -163,7 +176,7 @@ def build(
 @lru_cache(maxsize=256)
 def _cached(
     collective: str,
-    algorithm: str | Builder,
+    algorithm: Algorithm,
     nranks: int,
     only: frozenset[int] | None,
     given: tuple[tuple[str, object], ...],
@@ -171,27 +184,50 @@ def _cached(
     builder, keywords = _builder(collective, algorithm), dict(given)
     if "only" in _parameters(builder):
         keywords["only"] = only
-    plan = builder(nranks, **keywords)
-    seen = plan.collective
-    if (seen.name, seen.nranks, seen.root) != (collective, nranks, keywords.get("root", 0)):
+    plan = own_plan(builder, nranks, **keywords)
+    seen, root = plan.collective, keywords.get("root", 0)
+    if (seen.name, seen.root) != (collective, root):
+        where = f", root {root}" if root else ""
         raise ArgumentError(
-            f"{collective} of {nranks} ranks: {name_of(algorithm)} made a plan of {seen}"
+            f"{collective} of {nranks} ranks{where}: algorithm={name_of(algorithm)} returned a "
+            f"plan of {seen}"
         )
     return plan
 
 
-def _builder(collective: str, algorithm: str | Builder) -> Builder:
-    if collective not in COLLECTIVES:
-        raise ArgumentError(f"collective={collective!r}: one of {', '.join(ALGORITHMS)}")
+def own_plan(function: Builder, nranks: int, **options: object) -> Plan:
+    """The plan that a function makes, of whatever collective.
+
+    Raises:
+        ArgumentError: it is one of another number of ranks.
+        ArgumentTypeError: it is no Plan.
+
+    """
+    plan = function(nranks, **options)
+    if not isinstance(plan, Plan):
+        raise ArgumentTypeError(
+            f"algorithm={name_of(function)} returned a {type(plan).__name__} for {nranks} ranks, "
+            f"wanted a Plan"
+        )
+    if plan.nranks != nranks:
+        raise ArgumentError(
+            f"algorithm={name_of(function)} returned a plan of {plan.collective} for {nranks} ranks"
+        )
+    return plan
+
+
+def _builder(collective: str, algorithm: Algorithm) -> Builder:
     if not isinstance(algorithm, str):
         return algorithm
+    if collective not in COLLECTIVES:
+        raise ArgumentError(f"collective={collective!r}: one of {', '.join(ALGORITHMS)}")
     builders = ALGORITHMS[collective]
     if algorithm not in builders:
         raise unknown_algorithm(collective, algorithm)
     return builders[algorithm]
 
 
-def name_of(algorithm: str | Builder) -> str:
+def name_of(algorithm: Algorithm) -> str:
     """What tables call an algorithm: its name, or that of the function."""
     if isinstance(algorithm, str):
         return algorithm

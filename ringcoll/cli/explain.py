@@ -13,7 +13,6 @@ from ringcoll.errors import ArgumentError
 from ringcoll.launch import Launch
 from ringcoll.lower import lower
 from ringcoll.model.explain import LEGEND, space_time
-from ringcoll.model.graph import is_synchronised
 from ringcoll.model.plot import check_plot, plot_space_time
 from ringcoll.model.predict import Clock, Timed
 from ringcoll.model.tuner import Choice, best_slices, choose, plan_for
@@ -126,7 +125,7 @@ def _launch(args: argparse.Namespace) -> _Launched:
         slices = choice.slices
     else:
         slices, _ = best_slices(clock, args.bytes, most=_MOST, only_powers=True)
-    if is_synchronised(plan) and slices > 1:
+    if plan.synchronised and slices > 1:
         raise ArgumentError(f"--slices {slices}: {algorithm} is synchronised by hand, it takes 1")
     seconds = clock.predict(args.bytes, slices).seconds
     reasons = _reasons(args, choice, algorithm, slices, seconds)

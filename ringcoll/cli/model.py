@@ -27,7 +27,6 @@ from ringcoll.model.closed_form import (
     chain_limits,
     closed_form,
 )
-from ringcoll.model.graph import is_synchronised
 from ringcoll.model.links import Links
 from ringcoll.model.plot import check_plot, plot_curves
 from ringcoll.model.predict import Clock, Prediction
@@ -198,7 +197,7 @@ def _points(case: _Case, slices: list[int]) -> Iterator[_Point]:
 
 def _is_sliced(case: _Case) -> bool:
     """What is synchronised by hand has one slice, and so has nothing."""
-    return case.collective != "barrier" and not is_synchronised(case.clock.plan)
+    return case.collective != "barrier" and not case.clock.plan.synchronised
 
 
 _SLICES, _FEW_SLICES = [1, 2, 4, 16, 64, 256], [1, 4, 16]

@@ -11,11 +11,11 @@ from ringcoll.algorithms.renumber import renumbered
 from ringcoll.collectives import COLLECTIVES
 from ringcoll.dtypes import Accumulate
 from ringcoll.launch import Launch
-from ringcoll.lower import lower, place
+from ringcoll.lower import place
 from ringcoll.model import tuner
 from ringcoll.model.links import Links, Wire
 from ringcoll.plan import Plan
-from ringcoll.verifier.prover import verify
+from ringcoll.verifier.prover import prove_launch
 
 __all__ = ["HOST", "MESSAGE_BYTES", "NETWORK", "across", "links_of", "tuned_across"]
 
@@ -85,7 +85,7 @@ def tuned_across(
         if not deterministic:
             return ""
         plan = across(collective, algorithm, nodes, ordered=True)
-        if verify(lower(plan, Launch()), accumulate=accumulate).rank_order:
+        if prove_launch(plan, Launch(), accumulate=accumulate).rank_order:
             return ""
         return "it does not sum in rank order, which deterministic=True asks for"
 

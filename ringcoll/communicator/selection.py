@@ -12,22 +12,22 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 
-from ringcoll.algorithms import ALGORITHMS, build
+from ringcoll.algorithms import ALGORITHMS, Algorithm, build, name_of
 from ringcoll.algorithms.channels import Channels, channelled
 from ringcoll.arguments.calls import Call
 from ringcoll.collectives import COLLECTIVES
 from ringcoll.communicator.across import HOST, MESSAGE_BYTES, across, tuned_across
 from ringcoll.dtypes import Accumulate
 from ringcoll.encode import encode
-from ringcoll.errors import ArgumentError, ArgumentTypeError, LaunchRefused
+from ringcoll.errors import ArgumentError, LaunchRefused
 from ringcoll.executors.binder import slot_bytes
 from ringcoll.executors.prepared import Selection
 from ringcoll.launch import ALL_MAPPED, Launch, Layout
-from ringcoll.lower import lower, place
+from ringcoll.lower import place
 from ringcoll.model import tuner
 from ringcoll.model.machine import Machine
 from ringcoll.plan import Buffer, Plan, format_plan
-from ringcoll.verifier.prover import verify
+from ringcoll.verifier.prover import prove_launch
 
 __all__ = [
     "AGREED_BYTES",
@@ -41,8 +41,6 @@ __all__ = [
     "tuned",
     "wished_plan",
 ]
-
-Algorithm = str | Callable[..., Plan]
 
 AGREED_BYTES = 32 << 10
 """Bytes from which ranks wait for all hellos to learn whose buffers they can reach."""
@@ -90,10 +88,9 @@ class Choice:
             if field.name != "verify" and getattr(self, field.name) != field.default
         }
         if callable(self.algorithm):
-            name = getattr(self.algorithm, "__qualname__", "a user's algorithm")
             with _MAKING:
-                plan = _users(self.algorithm, call.collective, nranks, call.root)
-            said["algorithm"] = f"{name} (plan {_digest(plan)})"
+                plan = build(call.collective, self.algorithm, nranks, root=call.root)
+            said["algorithm"] = f"{name_of(self.algorithm)} (plan {_digest(plan)})"
         return " ".join(f"{name}={value}" for name, value in said.items())
 
 
@@ -178,7 +175,7 @@ def _plan(
 ) -> tuple[Plan, Channels | None]:
     name = call.collective
     if callable(choice.algorithm):
-        return _users(choice.algorithm, name, nranks, call.root), None
+        return build(name, choice.algorithm, nranks, root=call.root), None
     where = f"{name} on rank {call.rank}"
     if choice.algorithm is not None and choice.algorithm not in ALGORITHMS[name]:
         raise ArgumentError(
@@ -278,7 +275,7 @@ def _tuned(
 
     def refuse(algorithm: str) -> str:
         plan = tuner.plan_for(collective, algorithm, nranks, channels=channels)
-        if not deterministic or verify(lower(plan, Launch()), accumulate=accumulate).rank_order:
+        if not deterministic or prove_launch(plan, Launch(), accumulate=accumulate).rank_order:
             return ""
         return "it does not sum in rank order, which deterministic=True asks for"
 
@@ -303,23 +300,6 @@ def _staged(collective: str, algorithm: str, nranks: int) -> Callable[[], Plan]:
 
 
 @lru_cache(maxsize=64)
-def _users(function: Callable[..., Plan], name: str, nranks: int, root: int) -> Plan:
-    """A user's plan, checked to be one of this collective."""
-    rooted = COLLECTIVES[name].has_root
-    plan = function(nranks, root=root) if rooted else function(nranks)
-    if not isinstance(plan, Plan):
-        raise ArgumentTypeError(
-            f"{name}: algorithm= returned a {type(plan).__name__}, wanted a Plan"
-        )
-    seen = plan.collective
-    if (seen.name, seen.nranks, seen.root) != (name, nranks, root):
-        raise ArgumentError(
-            f"{name} of {nranks} ranks, root {root}: algorithm= returned a plan of {seen}"
-        )
-    return plan
-
-
-@lru_cache(maxsize=64)
 def _digest(plan: Plan) -> str:
     """By which ranks see that their users' functions have made the same plan."""
     return hashlib.blake2b(format_plan(plan).encode(), digest_size=6).hexdigest()
@@ -336,7 +316,7 @@ def wished_plan(call: Call, nranks: int, choice: Choice) -> Plan | None:
     plan: Plan | None = None
     with _MAKING:
         if callable(algorithm):
-            plan = _users(algorithm, call.collective, nranks, call.root)
+            plan = build(call.collective, algorithm, nranks, root=call.root)
             prove(plan, Launch(), choice)
         elif algorithm is not None and choice.deterministic and kind.reduces:
             prove(build(call.collective, algorithm, nranks, root=call.root), Launch(), choice)
@@ -351,16 +331,5 @@ def prove(plan: Plan, launch: Launch, choice: Choice) -> None:
 
     """
     if callable(choice.algorithm) or choice.verify or choice.deterministic:
-        _proof(plan, launch, choice.deterministic, choice.accumulate)
-
-
-@lru_cache(maxsize=256)
-def _proof(plan: Plan, launch: Launch, deterministic: bool, accumulate: Accumulate) -> None:
-    ordered = deterministic and plan.collective.reduces
-    verify(
-        lower(plan, launch),
-        protocol=launch.protocol,
-        nodes=launch.nodes or None,
-        deterministic=ordered,
-        accumulate=accumulate,
-    )
+        ordered, accumulate = choice.deterministic, choice.accumulate
+        prove_launch(plan, launch, deterministic=ordered, accumulate=accumulate)

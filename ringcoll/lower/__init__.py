@@ -56,7 +56,7 @@ def lower(plan: Plan, launch: Launch) -> Plan:
 
     """
     placed = place(plan, launch)
-    if any(step.waits or step.signals for _, step in placed.order):
+    if placed.synchronised:
         if launch.slices > 1:
             raise LaunchRefused(f"{plan.collective}: hand-written synchronisation has slices=1")
         return placed

@@ -32,7 +32,7 @@ def alias(plan: Plan, launch: Launch) -> Plan:
     placed = placed.with_order(_without_self_copies(placed))
     if not _overwritten_reads(placed):
         return placed
-    if any(step.waits or step.signals for _, step in plan.order):
+    if plan.synchronised:
         raise LaunchRefused(f"{placed.collective}: hand-written synchronisation cannot be aliased")
     placed = placed.with_order(_through_scratch(placed))
     wrong = _overwritten_reads(placed)

@@ -45,6 +45,6 @@ def carried(plan: Plan) -> Plan:
 
 def _refused(plan: Plan, block: Block, step: Step, what: str) -> LaunchRefused:
     return LaunchRefused(
-        f"{plan.collective}: {block} {what} ({step}), which lines that carry their own signals "
-        f"do not order; protocol='Simple' runs it"
+        f"{plan.collective}: {block} {what}, and LL and LL128 have no signals beside the data; "
+        f"protocol='Simple' runs it"
     )

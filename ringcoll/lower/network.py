@@ -51,7 +51,7 @@ def network(plan: Plan, launch: Launch) -> Plan:
     )
     if not crossing:
         return plan
-    if any(step.waits or step.signals for _, step in plan.order):
+    if plan.synchronised:
         raise LaunchRefused(
             f"{plan.collective}: hand-written synchronisation cannot cross nodes with data"
         )

@@ -33,7 +33,7 @@ def fuse(plan: Plan, *, channels: bool = False) -> Plan:
     With ``channels`` they become one too: where signals ride in the data, threads share no chunk.
     Lanes of messages stay apart: one that is sent must not wait behind one that is awaited.
     """
-    if any(step.waits or step.signals for _, step in plan.order):
+    if plan.synchronised:
         return plan
     apart = {
         block

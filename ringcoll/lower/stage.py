@@ -27,7 +27,7 @@ def stage(plan: Plan, launch: Launch) -> Plan:
     """
     if not any(_remote(plan, launch, block, step) for block, step in plan.order):
         return plan
-    if any(step.waits or step.signals for _, step in plan.order):
+    if plan.synchronised:
         raise LaunchRefused(f"{plan.collective}: hand-written synchronisation cannot be staged")
     return _Stager(plan, launch).run()
 

@@ -7,18 +7,34 @@ data. What stays within a rank is left out unless it takes time.
 
 from __future__ import annotations
 
+import shutil
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from html import escape
 
-from ringcoll.model.predict import Timed
-from ringcoll.plan import Buffer, Step
+from ringcoll.errors import PlanError
+from ringcoll.model.links import Links
+from ringcoll.model.predict import Clock, Timed, parts_of
+from ringcoll.plan import Buffer, Plan, Step, format_plan
 
-__all__ = ["LEGEND", "cell", "naming", "space_time", "transfers"]
+__all__ = [
+    "LEGEND",
+    "MOST_RANKS",
+    "cell",
+    "naming",
+    "plan_html",
+    "plan_text",
+    "space_time",
+    "transfers",
+]
 
 LEGEND = "c chunk, s slice, >r writes to rank r, <r reads from rank r, + reduces, !r signals rank r"
 
 _NAMED = 4
 """Up to so many peers are listed in a cell."""
+
+MOST_RANKS, _MOST_STEPS = 64, 4096
+"""Ranks and steps of a plan that a table is made for."""
 
 
 def transfers(timed: Iterable[Timed]) -> tuple[Timed, ...]:
@@ -90,9 +106,55 @@ def space_time(timed: Sequence[Timed], nranks: int, *, width: int = 100) -> str:
         transfer where all times are whole multiples of it, else in microseconds.
 
     """
-    moved = transfers(timed)
-    if not moved:
+    names, columns = _table(timed, nranks)
+    if not columns:
         return "nothing moves between ranks\n"
+    return "\n\n".join(_panels(names, columns, width)) + "\n"
+
+
+def plan_text(plan: Plan) -> str:
+    """What ``print(plan)`` shows: the collective, and who moves what when.
+
+    Every transfer takes one t, as if each pair of ranks had a link. A plan that is wrong or very
+    large has no such table: its steps are listed.
+    """
+    timed = _evenly_timed(plan)
+    if timed is None:
+        return format_plan(plan)
+    width = shutil.get_terminal_size((100, 24)).columns
+    return f"{plan.collective}\n\n{space_time(timed, plan.nranks, width=width)}\n{LEGEND}"
+
+
+def plan_html(plan: Plan) -> str:
+    """The same as a table for notebooks."""
+    timed = _evenly_timed(plan)
+    if timed is None:
+        return f"<pre>{escape(format_plan(plan))}</pre>"
+    (corner, *ranks), columns = _table(timed, plan.nranks)
+    heads = "".join(f"<th>{escape(column[0])}</th>" for column in columns)
+    rows = [f"<tr><th>{escape(corner)}</th>{heads}</tr>"]
+    for row, name in enumerate(ranks, 1):
+        cells = "".join(f"<td>{escape(column[row])}</td>" for column in columns)
+        rows.append(f"<tr><th>{name}</th>{cells}</tr>")
+    table = "<table>" + "".join(rows) + "</table>"
+    return f"<p>{escape(str(plan.collective))}</p>{table}<p>{escape(LEGEND)}</p>"
+
+
+def _evenly_timed(plan: Plan) -> tuple[Timed, ...] | None:
+    """The steps of a plan where a chunk takes a second; None where it cannot be timed."""
+    if plan.nranks > MOST_RANKS or len(plan.order) > _MOST_STEPS:
+        return None
+    silent = not any(step.dsts for _, step in plan.order)
+    links = Links(1.0, alpha=float(silent), topology="pairs")
+    try:
+        return Clock(plan, links).trace(parts_of(plan.collective))
+    except PlanError:
+        return None
+
+
+def _table(timed: Sequence[Timed], nranks: int) -> tuple[list[str], list[list[str]]]:
+    """The names of the rows, the head's first, and for each time a column of as many cells."""
+    moved = transfers(timed)
     sliced, chunked = naming(moved)
     cells: defaultdict[tuple[int, float], list[str]] = defaultdict(list)
     for t in moved:
@@ -103,8 +165,7 @@ def space_time(timed: Sequence[Timed], nranks: int, *, width: int = 100) -> str:
         [head, *(" ".join(cells.get((rank, time), ())) for rank in range(nranks))]
         for head, time in zip(heads, times, strict=True)
     ]
-    names = [f"time / {unit}", *(f"rank {rank}" for rank in range(nranks))]
-    return "\n\n".join(_panels(names, columns, width)) + "\n"
+    return [f"time / {unit}", *(f"rank {rank}" for rank in range(nranks))], columns
 
 
 def _heads(times: Sequence[float], shortest: float) -> tuple[str, list[str]]:

@@ -15,7 +15,7 @@ from ringcoll.model.order import by_conflicts, by_programs, by_signals
 from ringcoll.model.speakers import Torus
 from ringcoll.plan import Block, Buffer, Plan, Step
 
-__all__ = ["TICKS", "Edge", "Graph", "build_graph", "is_synchronised", "without_flight"]
+__all__ = ["TICKS", "Edge", "Graph", "build_graph", "without_flight"]
 
 TICKS = 1 << 80
 """Ticks a second: a float of at least 2⁻²⁷ s is a whole number of them."""
@@ -59,11 +59,6 @@ def without_flight(graph: Graph) -> Graph:
     )
 
 
-def is_synchronised(plan: Plan) -> bool:
-    """Whether the plan says by signals what comes after what."""
-    return any(step.waits or step.signals for _, step in plan.order)
-
-
 def build_graph(
     plan: Plan,
     links: Links,
@@ -86,7 +81,7 @@ def build_graph(
     torus = Torus(plan, speakers) if speakers is not None else None
     steps = tuple(entry for entry in plan.order if torus is None or torus.speaks(entry[0].rank))
     pairs: Iterable[tuple[int, int, int, int, int]]
-    if is_synchronised(plan):
+    if plan.synchronised:
         pairs = by_signals(steps, torus)
     else:
         pairs = by_conflicts(plan, steps, torus, window)

@@ -24,7 +24,7 @@ from ringcoll.errors import ArgumentError, PlanError
 from ringcoll.lower.slices import fuse, split
 from ringcoll.model.closed_form import Terms
 from ringcoll.model.fold import NEVER, Costs, fold, port_totals, stretch
-from ringcoll.model.graph import TICKS, Graph, build_graph, is_synchronised, without_flight
+from ringcoll.model.graph import TICKS, Graph, build_graph, without_flight
 from ringcoll.model.links import Links, Port
 from ringcoll.model.loads import Load, Sizes
 from ringcoll.model.speakers import speakers_of
@@ -119,7 +119,7 @@ class Clock:
                     f"{speakers} ranks speak for all"
                 )
             alone = max(there, default=0) < speakers
-            large = plan.nranks > MANY and not is_synchronised(plan)
+            large = plan.nranks > MANY and not plan.synchronised
             symmetry = speakers < plan.nranks and (alone or large)
         elif symmetry and plan.symmetry is None:
             raise PlanError(f"{plan.collective}: this plan declares no symmetry; fold all ranks")
@@ -139,7 +139,7 @@ class Clock:
         """
         shape = (slices == 1, slices > self.window)
         if shape not in self._graphs:
-            plan = self.plan if is_synchronised(self.plan) else _shaped(self.plan, slices)
+            plan = self.plan if self.plan.synchronised else _shaped(self.plan, slices)
             self._graphs[shape] = build_graph(
                 plan,
                 self.links,
@@ -242,7 +242,7 @@ class Clock:
 
     def costs(self, nbytes: float, slices: int, *, alpha: bool = True) -> Costs:
         """What each step of one slice costs, with α or without: what ``fold`` takes."""
-        if slices < 1 or (slices > 1 and is_synchronised(self.plan)):
+        if slices < 1 or (slices > 1 and self.plan.synchronised):
             raise ArgumentError(f"slices={slices}: at least 1, and 1 for a plan with signals")
         if not 0 <= nbytes < math.inf:
             raise ArgumentError(f"nbytes={nbytes}: at least 0")

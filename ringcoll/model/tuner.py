@@ -15,7 +15,6 @@ from itertools import groupby
 from ringcoll.algorithms import ALGORITHMS, build, options
 from ringcoll.algorithms.channels import Channels
 from ringcoll.errors import ArgumentError, LaunchRefused, PlanError
-from ringcoll.model.graph import is_synchronised
 from ringcoll.model.links import Links
 from ringcoll.model.predict import MANY, Clock
 from ringcoll.model.speakers import speakers_of
@@ -329,7 +328,7 @@ def best_slices(
         only_powers: leave out the second part.
 
     """
-    if is_synchronised(clock.plan):
+    if clock.plan.synchronised:
         return 1, clock.predict(nbytes).seconds
     known: dict[int, float] = {}
 

@@ -7,20 +7,18 @@ every mutant, or independent code must show that the mutant is equivalent.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
-from itertools import product
 from typing import Any, Literal, NamedTuple
 
 from ringcoll.algorithms import build, options
 from ringcoll.errors import ArgumentError, LaunchRefused, PlanError
-from ringcoll.launch import ALL_MAPPED, Launch
+from ringcoll.launch import Launch
 from ringcoll.lower import lower
 from ringcoll.plan import Buffer, Plan
-from ringcoll.verifier.calls import verify_calls
 from ringcoll.verifier.induction import verify_slices
+from ringcoll.verifier.launches import describe, every_launch, prove_calls
 from ringcoll.verifier.mutants import MAY_PASS, launch_mutants, mutants, sample
 from ringcoll.verifier.prover import ALL_RULES, Prover, Rules
 from ringcoll.verifier.reachability import History, history
@@ -132,26 +130,13 @@ def _variants(case: Case) -> list[dict[str, Any]]:
     return [given]
 
 
-def _launches(case: Case) -> Iterator[Launch]:
-    """Mapped or staged, in place or not, with every S."""
-    staged: frozenset[Buffer] = frozenset()
-    for count, mapped, in_place in product(case.slices, (ALL_MAPPED, staged), (False, True)):
-        yield Launch("Simple", count, WINDOW, mapped, in_place, case.nodes)
-
-
 def _lowered(case: Case, plan: Plan) -> dict[Launch, Plan]:
     """The plan of every launch that can carry it."""
     found = {}
-    for launch in _launches(case):
+    for launch in every_launch(case.slices, WINDOW, case.nodes):
         with suppress(LaunchRefused):
             found[launch] = lower(plan, launch)
     return found
-
-
-def _describe(launch: Launch) -> str:
-    memory = "mapped" if launch.mapped == ALL_MAPPED else "staged"
-    place = "in place" if launch.in_place else "out of place"
-    return f"{memory}, {place}, S={launch.slices}, W={launch.window}"
 
 
 def _failure(case: Case, plan: Plan, how: str, error: object, kind: str = "") -> Outcome:
@@ -176,43 +161,28 @@ def _prove_plan(case: Case, plan: Plan) -> Outcome:
     total = Outcome()
     if case.nranks > SMALL:
         return total
-    for launch in _launches(replace(case, slices=(1,))):
-        for window in (1, WINDOW):
+    for window in (1, WINDOW):
+        for launch in every_launch((1,), window, case.nodes):
             try:
-                proofs = verify_slices(plan, replace(launch, window=window))
+                proofs = verify_slices(plan, launch)
             except LaunchRefused:
                 continue
             except PlanError as error:
-                how = _describe(replace(launch, window=window)).replace("S=1", "every S")
+                how = describe(launch).replace("S=1", "every S")
                 total = total.join(_failure(case, plan, how, error))
                 continue
             total = total.join(Outcome(len(proofs), sum(proof.steps for proof in proofs)))
-    staged = Launch(mapped=frozenset(), nodes=case.nodes)
     try:
-        own, ends, starts = lower(plan, staged), *_neighbours(case.nranks)
-        for calls in ((own,) * 5, (own, ends, own), (own, starts, own), (starts, own, ends)):
-            verify_calls(calls)
-    except LaunchRefused:
-        pass
+        prove_calls(plan, case.nodes)
     except PlanError as error:
         total = total.join(_failure(case, plan, "calls in a row", error))
     return total
 
 
-@lru_cache(maxsize=8)
-def _neighbours(nranks: int) -> tuple[Plan, Plan]:
-    """A total call and a rooted one, to stand before and after others."""
-    staged = Launch(mapped=frozenset())
-    return (
-        lower(build("all_reduce", "one_shot", nranks), staged),
-        lower(build("broadcast", "chain", nranks), staged),
-    )
-
-
 def _prove_launch(
     case: Case, plan: Plan, launch: Launch, lowered: Plan, *, doubted: bool
 ) -> Outcome:
-    how = _describe(launch)
+    how = describe(launch)
     prover = Prover(lowered.collective, nodes=case.nodes or None)
     try:
         proof = prover.prove(lowered)

@@ -21,7 +21,6 @@ Then the plan is right for every larger S, by induction over S.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 
 from ringcoll.dtypes import Accumulate
@@ -39,7 +38,6 @@ def verify_slices(
     plan: Plan,
     launch: Launch,
     *,
-    nodes: Sequence[int] | None = None,
     deterministic: bool = False,
     accumulate: Accumulate = "wide",
 ) -> tuple[Proof, ...]:
@@ -48,8 +46,7 @@ def verify_slices(
     Args:
         plan: an algorithm's plan.
         launch: everything but the number of slices, which is ignored.
-        nodes: as for :func:`ringcoll.verifier.prover.verify`.
-        deterministic: as there.
+        deterministic: as for :func:`ringcoll.verifier.prover.verify`.
         accumulate: as there.
 
     Returns:
@@ -62,8 +59,7 @@ def verify_slices(
 
     """
     # Hand-written signals are kept as they are: such a plan has one slice.
-    written = any(step.waits or step.signals for _, step in plan.order)
-    longest = 1 if written else 2 * launch.window + 2
+    longest = 1 if plan.synchronised else 2 * launch.window + 2
     proofs = []
     for count in range(1, longest + 1):
         lowered = lower(plan, replace(launch, slices=count))
@@ -71,7 +67,7 @@ def verify_slices(
             verify(
                 lowered,
                 protocol=launch.protocol,
-                nodes=nodes,
+                nodes=launch.nodes or None,
                 deterministic=deterministic,
                 accumulate=accumulate,
             )

@@ -13,18 +13,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from ringcoll.collectives import Collective
 from ringcoll.dtypes import Accumulate
-from ringcoll.errors import ArgumentError, WrongResult
+from ringcoll.errors import ArgumentError, EntryViolation, ExitViolation, Race, WrongResult
 from ringcoll.labels import Label
-from ringcoll.launch import PROTOCOLS
+from ringcoll.launch import PROTOCOLS, Launch
+from ringcoll.lower import lower
 from ringcoll.plan import Chunk, Plan, walk
 from ringcoll.verifier.cells import FREE, INPUT_ONLY, Numbers, Row
 from ringcoll.verifier.clocks import Clocks
 from ringcoll.verifier.expressions import NOTHING, Expressions, Flaw, wanted_text
 
-__all__ = ["ALL_RULES", "Proof", "Prover", "Rules", "is_total", "verify"]
+__all__ = ["ALL_RULES", "Proof", "Prover", "Rules", "is_total", "prove_launch", "verify"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,8 @@ def verify(
 ) -> Proof:
     """Prove a plan that carries its waits and signals, such as a lowered one.
 
+    :func:`ringcoll.prove` proves an algorithm's plan, which has none yet, in every launch.
+
     Args:
         plan: what is to run, in place if its collective says so.
         protocol: "Simple", or "LL" or "LL128", where signals ride in the lines that they announce.
@@ -95,7 +99,35 @@ def verify(
         deterministic=deterministic,
         accumulate=accumulate,
     )
-    return prover.prove(plan)
+    try:
+        return prover.prove(plan)
+    except (Race, EntryViolation, ExitViolation) as error:
+        if plan.synchronised:
+            raise
+        raise type(error)(
+            f"{error}; this plan has no waits and signals yet: ringcoll.prove(plan) derives and "
+            f"proves them"
+        ) from None
+
+
+@lru_cache(maxsize=256)
+def prove_launch(
+    plan: Plan, launch: Launch, *, deterministic: bool = False, accumulate: Accumulate = "wide"
+) -> Proof:
+    """Lower an algorithm's plan and prove what would run.
+
+    Raises:
+        PlanError: as :func:`verify`.
+        LaunchRefused: the launch cannot carry the plan.
+
+    """
+    return verify(
+        lower(plan, launch),
+        protocol=launch.protocol,
+        nodes=launch.nodes or None,
+        deterministic=deterministic and plan.collective.reduces,
+        accumulate=accumulate,
+    )
 
 
 def is_total(plan: Plan, *, protocol: str = "Simple") -> bool:

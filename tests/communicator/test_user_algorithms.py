@@ -20,8 +20,8 @@ from ringcoll import (
     Plan,
     Step,
 )
-from ringcoll.communicator import selection
 from ringcoll.errors import Deadlock, EntryViolation, IllegalStep, LaunchRefused, WrongResult
+from ringcoll.verifier import prover
 
 
 def inp(rank, index=0):
@@ -146,7 +146,8 @@ def test_one_that_copies_a_chunk_onto_itself_serves_ranks_out_of_place(count, sy
 
 def test_is_made_and_proven_once(monkeypatch):
     made, proven = [], []
-    honest = vars(selection)["verify"]
+    prover.prove_launch.cache_clear()
+    honest = prover.verify
 
     def mine(nranks):
         made.append(nranks)
@@ -156,7 +157,7 @@ def test_is_made_and_proven_once(monkeypatch):
         proven.append(plan)
         return honest(plan, **how)
 
-    monkeypatch.setattr(selection, "verify", verify_noted)
+    monkeypatch.setattr(prover, "verify", verify_noted)
 
     def work(comm):
         x = np.ones(5)
@@ -239,7 +240,7 @@ def test_hand_written_signals_cannot_be_staged_or_sliced_and_say_so():
     [
         (lambda nranks: line(nranks), ArgumentError, "returned a plan of broadcast"),
         (lambda nranks: hub(nranks + 1), ArgumentError, "returned a plan of all_reduce of 4 ranks"),
-        (lambda nranks: "ring", ArgumentTypeError, "returned a str, wanted a Plan"),
+        (lambda nranks: "ring", ArgumentTypeError, "returned a str for 3 ranks, wanted a Plan"),
         (lambda nranks: None, ArgumentTypeError, "returned a NoneType"),
     ],
 )
@@ -263,8 +264,12 @@ def test_a_function_that_raises_or_takes_other_arguments_is_told():
         x = np.full(3, 1.0)
         with pytest.raises(ZeroDivisionError, match="in my algorithm"):
             comm.all_reduce(x, algorithm=broken)
-        with pytest.raises(TypeError):
+        with pytest.raises(ArgumentError, match="returned a plan of all_reduce"):
             comm.broadcast(x, algorithm=hub)
+        with pytest.raises(ArgumentError, match="broadcast by hub does not take root"):
+            comm.broadcast(x, root=1, algorithm=hub)
+        with pytest.raises(TypeError):
+            comm.all_reduce(x, algorithm=lambda: None)
         comm.all_reduce(x)
         return x[0]
 
