@@ -63,10 +63,10 @@ class OwnPage(Protocol):
 
 
 class Deaths(Protocol):
-    """Who has died."""
+    """Detects which ranks have died."""
 
-    def read(self) -> Sequence[int]:
-        """The ranks."""
+    def dead(self) -> Sequence[int]:
+        """Those ranks."""
 
 
 class Exit:
@@ -182,7 +182,7 @@ def _finalizing() -> None:
         meeting.own.exit()
     deadline = time.monotonic() + _LONGEST_WAIT
     while time.monotonic() < deadline:
-        if any(meeting.deaths.read() for meeting in _exits.values()):
+        if any(meeting.deaths.dead() for meeting in _exits.values()):
             _leave()
         if all(page.exiting for meeting in _exits.values() for page in meeting.pages):
             break

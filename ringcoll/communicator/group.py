@@ -208,7 +208,7 @@ def wait_for(states: Sequence[Waiting], ready: Callable[[], bool], timeout: floa
         for state in states:
             state.fabric.check()
             if now >= look_at:
-                state.fabric.look(partial(_absent, state))
+                state.fabric.check_peers(partial(_absent, state))
         look_at = now + _LOOK if now >= look_at else look_at
         if now > deadline:
             raise DeadlineError(describe())

@@ -1,11 +1,13 @@
-"""What the ranks of a communicator share: memory on each host, a control plane among all."""
+"""The host side of a communicator: its ranks' shared memory, control plane and liveness.
+
+Not libfabric's fabric: data between nodes goes over MPI, and between GPUs over the transports.
+"""
 
 from __future__ import annotations
 
 from ringcoll.fabric.base import Fabric
-from ringcoll.fabric.each import each
 from ringcoll.fabric.opening import open_fabric
 from ringcoll.fabric.process import process_fabric
-from ringcoll.fabric.thread import ThreadFabric, thread_fabrics
+from ringcoll.fabric.thread import ThreadFabric, each, thread_fabrics
 
 __all__ = ["Fabric", "ThreadFabric", "each", "open_fabric", "process_fabric", "thread_fabrics"]

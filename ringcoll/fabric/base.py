@@ -1,23 +1,39 @@
-"""What the ranks of a communicator that live on one host share, whatever a rank is.
+"""What the ranks of a communicator share, whether they are threads, processes or on several nodes.
 
-A fabric gives memory that all ranks see, a control plane with deadlines, and the news of who
-died, aborted or left. It knows nothing of collectives. Its calls ``share``, ``allgather`` and
-``subset`` are collective: every rank (of the subset) makes them in the same order.
+A fabric is the host side of a communicator: memory that the ranks of a host share, a control
+plane with deadlines, and the liveness of every rank. It knows nothing of collectives. Its calls
+``share``, ``allgather`` and ``subset`` are collective: every rank (of the subset) makes them in the
+same order.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from ringcoll import finalize
 from ringcoll.bootstrap.contract import named
-from ringcoll.errors import AbortedError, ArgumentError
+from ringcoll.errors import (
+    AbortedError,
+    ArgumentError,
+    ClosedError,
+    DeadlineError,
+    RankLostError,
+)
+from ringcoll.fabric.liveness import State, Status, raise_departed, raise_failed
 from ringcoll.fabric.mpi import Messages
+from ringcoll.fabric.poll import SPINS
 from ringcoll.host.fence import Fence
+from ringcoll.host.limits import Available, available, require
+from ringcoll.host.pages import PAGE, whole_pages
 
-__all__ = ["Fabric", "chosen", "named"]
+__all__ = ["Fabric"]
+
+Ready = Callable[[], bool]
+Missing = Callable[[], Sequence[int]]
 
 
 class Fabric(ABC):
@@ -32,6 +48,7 @@ class Fabric(ABC):
         notify: wakes rank p after a flag that it may wait for was stored; None where waits poll.
         nodes: the node of each rank where there are several; else empty.
         messages: what moves data between nodes, where there are several; None once it is closed.
+        names: what messages call the ranks.
 
     """
 
@@ -43,10 +60,15 @@ class Fabric(ABC):
     notify: Callable[[int], None] | None
     nodes: tuple[int, ...] = ()
     messages: Messages | None = None
+    names: Sequence[int]
+    _ended: str = ""  # why the fabric cannot be used any more
+    _exit_key: int = 0  # under which finalize knows it; 0: its ranks do not meet in MPI_Finalize
+
+    # -- memory and the control plane ----------------------------------------------------------
 
     @abstractmethod
     def share(self, nbytes: int, *, what: str) -> list[memoryview]:
-        """Contribute zeroed memory and see everybody's; collective.
+        """Contribute zeroed memory and map everybody's; collective.
 
         Args:
             nbytes: this rank's part; ranks may differ. Parts start at a page and are rounded
@@ -63,18 +85,14 @@ class Fabric(ABC):
 
         """
 
-    @abstractmethod
     def expose(self, memory: memoryview, *, what: str) -> list[memoryview] | None:
-        """Let the peers see memory that exists already; collective.
-
-        Args:
-            memory: this rank's.
-            what: what the memory is for, the same text on every rank.
+        """Let the peers map memory that exists already; collective.
 
         Returns:
-            One view per rank; None where peers cannot reach another process's own memory.
+            One view per rank; None where ranks are processes: none reaches another's own memory.
 
         """
+        return None
 
     @abstractmethod
     def allgather(self, payload: bytes, *, what: str, timeout: float | None = None) -> list[bytes]:
@@ -82,7 +100,7 @@ class Fabric(ABC):
 
         Args:
             payload: this rank's bytes.
-            what: the call that asks, the same text on every rank.
+            what: the call that needs them, the same text on every rank.
             timeout: seconds; None takes the fabric's.
 
         Raises:
@@ -91,21 +109,42 @@ class Fabric(ABC):
 
         """
 
-    @abstractmethod
+    def texts(self, what: str) -> Callable[[str], list[str]]:
+        """:meth:`allgather` for texts, bound to the call that needs it."""
+
+        def gather(text: str) -> list[str]:
+            return [part.decode() for part in self.allgather(text.encode(), what=what)]
+
+        return gather
+
+    def _require_memory(self, nbytes: int, what: str) -> None:
+        """Refuse, on every rank alike, to share more memory than a rank sees available."""
+        if nbytes < 0:
+            raise ArgumentError(f"{what}: cannot share {nbytes} bytes")
+        room = available()
+        sent = json.dumps([nbytes, room.nbytes, room.source])
+        received = [json.loads(text) for text in self.texts(what)(sent)]
+        header = 0 if self.threads else PAGE
+        need = sum(whole_pages(part) + header for part, _, _ in received)
+        least = min(received, key=lambda answer: int(answer[1]))
+        require(need, Available(least[1], least[2]), f"{what} on {self.nranks} ranks")
+
+    # -- waiting -------------------------------------------------------------------------------
+
     def wait(
         self,
-        ready: Callable[[], bool],
+        ready: Ready,
         *,
         deadline: float,
         describe: Callable[[], str],
-        peers: Callable[[], Sequence[int]] | None = None,
+        peers: Missing | None = None,
     ) -> None:
         """Return as soon as ``ready()`` is true, without burning the processor.
 
         Args:
             ready: reads flags; must be cheap and have no effect.
             deadline: value of ``time.monotonic()``; ``math.inf`` for none.
-            describe: the message of a :class:`DeadlineError`, asked for when it is needed.
+            describe: the message of a :class:`DeadlineError`, made only when it is raised.
             peers: the ranks without which ``ready`` cannot become true; one of them that has
                 closed in order is lost. None: only when all others have closed.
 
@@ -115,27 +154,109 @@ class Fabric(ABC):
             AbortedError: a rank has aborted; the message gives its reason.
 
         """
+        for _ in range(SPINS):
+            if ready():
+                return
+        self._require_open()
+        self._sleep(ready, deadline, describe, lambda: self.check_peers(peers))
+
+    @abstractmethod
+    def _sleep(
+        self,
+        ready: Ready,
+        deadline: float,
+        describe: Callable[[], str],
+        check: Callable[[], None],
+        *,
+        alarmed: bool = True,
+    ) -> None:
+        """Wait for ``ready()``; ``check`` raises when there is no hope.
+
+        ``check`` is called at regular intervals and, if ``alarmed``, whenever the alarm is up.
+        """
+
+    def _await_all(
+        self, ready: Ready, missing: Missing, call: str, started: float, deadline: float
+    ) -> None:
+        """Wait for the ranks that are still missing from an exchange."""
+
+        def describe() -> str:
+            waited = time.monotonic() - started
+            own = self.names[self.rank]
+            return f"{call}: rank {own} waited {waited:.3g} s for {self._named(missing())}"
+
+        try:
+            self.wait(ready, deadline=deadline, describe=describe, peers=missing)
+        except DeadlineError as error:
+            # The others may still come: they must not take this exchange for a success.
+            self.abort(str(error), error=DeadlineError)
+            raise
+
+    def _await_members(self, ready: Ready, missing: Missing, what: str, deadline: float) -> None:
+        """Wait for the ranks that are still missing from a rendezvous of :meth:`subset`."""
+
+        def describe() -> str:
+            own = self.names[self.rank]
+            return f"{what}: rank {own} waited for {self._named(missing())} in vain"
+
+        def check() -> None:
+            lost = {*self.lost()}.intersection(missing())
+            if lost:
+                who = self._named(sorted(lost))
+                raise RankLostError(f"{what}: {who} died or closed the communicator")
+
+        # An alarm that is up already is what the ranks may be leaving behind.
+        self._sleep(ready, deadline, describe, check, alarmed=False)
 
     def progress(self) -> None:
         """Let messages between nodes move on, where there are several."""
         return
 
+    def deadline(self, timeout: float | None = None) -> float:
+        """The value of ``time.monotonic()`` at which a wait that starts now must end."""
+        seconds = self.timeout if timeout is None else timeout
+        return math.inf if seconds == math.inf else time.monotonic() + seconds
+
+    # -- liveness ------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _statuses(self) -> Mapping[int, Status]:
+        """What is known of every rank now."""
+
     @abstractmethod
     def check(self) -> None:
         """Raise if a peer has died or aborted, or if this fabric was closed; very cheap."""
 
-    @abstractmethod
-    def look(self, peers: Callable[[], Sequence[int]] | None) -> None:
-        """The same, and raise if a rank has left without which a wait cannot end; not so cheap.
+    def check_failures(self) -> None:
+        """Raise if a rank has died or aborted; reads every rank's status."""
+        self._require_open()
+        raise_failed(self._statuses(), self.rank, self.names, self._note_failure)
 
-        Args:
-            peers: as for :meth:`wait`.
+    def check_peers(self, peers: Missing | None) -> None:
+        """Raise also if a rank has left that a wait needs; ``peers`` as in :meth:`wait`."""
+        self.check_failures()
+        others = {rank: status for rank, status in self._statuses().items() if rank != self.rank}
+        raise_departed(others, self.names, peers, self._note_departure)
 
-        """
-
-    @abstractmethod
     def lost(self) -> tuple[int, ...]:
         """The other ranks that have died or closed, as far as is known now."""
+        self._require_open()
+        statuses = self._statuses().items()
+        return tuple(sorted(r for r, status in statuses if status.lost and r != self.rank))
+
+    def _note_failure(self) -> None:
+        self._note_departure()
+        if self._exit_key:
+            finalize.note_death()  # a rank that has failed may soon be gone
+
+    def _note_departure(self) -> None:
+        if self._exit_key:
+            finalize.unresolved(self._exit_key)
+
+    def _named(self, ranks: Sequence[int]) -> str:
+        return named([self.names[rank] for rank in ranks])
+
+    # -- the end -------------------------------------------------------------------------------
 
     @abstractmethod
     def abort(self, reason: str, *, error: type[BaseException] = AbortedError) -> None:
@@ -153,12 +274,43 @@ class Fabric(ABC):
         self.abort(reason)
 
     @abstractmethod
+    def _declare(self, state: State) -> None:
+        """Let the peers know that this rank closes or exits."""
+
     def leave(self) -> None:
         """Declare the orderly end: a later exit is not a death; idempotent, not collective."""
+        self._end(State.CLOSED)
+
+    def exited(self) -> None:
+        """The process ends without having closed this fabric."""
+        self._end(State.EXITED)
+
+    def _end(self, state: State) -> None:
+        if not self._ended:
+            self._declare(state)
+            self._ended = f"rank {self.rank} has closed this communicator"
 
     @abstractmethod
     def close(self) -> None:
-        """Leave, and let go of the fabric's own memory; idempotent, not collective."""
+        """Leave, and release the fabric's own memory; idempotent, not collective."""
+
+    def forked(self) -> None:
+        """This process is a child of the rank's: the fabric stays the parent's."""
+        self._ended = (
+            f"this process was forked from rank {self.rank}, to which the communicator belongs; "
+            "make a new one, or start processes by spawn"
+        )
+        self._release()
+
+    @abstractmethod
+    def _release(self) -> None:
+        """Let go of what the fabric holds in this process; the peers are not told."""
+
+    def _require_open(self) -> None:
+        if self._ended:
+            raise ClosedError(self._ended)
+
+    # -- children ------------------------------------------------------------------------------
 
     @abstractmethod
     def subset(self, members: Sequence[int], *, what: str) -> Fabric:
@@ -168,32 +320,23 @@ class Fabric(ABC):
 
         Args:
             members: ranks of this fabric in the order of their new ranks, the same on each.
-            what: the call that asks, the same text on every member.
+            what: the call that needs it, the same text on every member.
 
         Raises:
             RankLostError: a member has died or has closed this fabric.
             DeadlineError: a member did not come.
+            ArgumentError: not a rank, one twice, or this rank is not among them.
 
         """
 
-    def deadline(self, timeout: float | None = None) -> float:
-        """The value of ``time.monotonic()`` at which a wait that starts now must end."""
-        seconds = self.timeout if timeout is None else timeout
-        return math.inf if seconds == math.inf else time.monotonic() + seconds
-
-
-def chosen(fabric: Fabric, members: Sequence[int], what: str) -> tuple[int, ...]:
-    """The members of a subset, checked.
-
-    Raises:
-        ArgumentError: not a rank, one twice, or this rank is not among them.
-
-    """
-    ranks = tuple(members)
-    legal = all(0 <= rank < fabric.nranks for rank in ranks)
-    if not legal or len(set(ranks)) != len(ranks) or fabric.rank not in ranks:
-        raise ArgumentError(
-            f"{what}: {list(ranks)} must be different ranks below {fabric.nranks} that "
-            f"include this rank, {fabric.rank}"
-        )
-    return ranks
+    def _members(self, members: Sequence[int], what: str) -> tuple[int, ...]:
+        """The members of a subset, checked."""
+        self._require_open()
+        ranks = tuple(members)
+        legal = all(0 <= rank < self.nranks for rank in ranks)
+        if not legal or len(set(ranks)) != len(ranks) or self.rank not in ranks:
+            raise ArgumentError(
+                f"{what}: {list(ranks)} must be different ranks below {self.nranks} that "
+                f"include this rank, {self.rank}"
+            )
+        return ranks

@@ -9,25 +9,17 @@ only after it has read all of round k.
 
 from __future__ import annotations
 
-import re
 import struct
 import time
-from collections.abc import Callable, Mapping, Sequence
-from enum import IntEnum
+from collections.abc import Callable, Sequence
 from itertools import count
 
 from ringcoll.bootstrap.contract import named
-from ringcoll.errors import (
-    AbortedError,
-    DeadlineError,
-    Error,
-    MachineError,
-    MismatchError,
-    RankLostError,
-)
+from ringcoll.errors import MachineError, MismatchError
+from ringcoll.fabric.liveness import State
 from ringcoll.host.fence import Fence
 
-__all__ = ["CONTROL_BYTES", "Control", "Exchange", "Mailbox", "State", "sides"]
+__all__ = ["CONTROL_BYTES", "Control", "Exchange", "Mailbox", "Wait", "compare_calls"]
 
 _STATE, _SINCE, _REASON, _ALARM, _EXITING = 0, 8, 16, 24, 32  # words, a cache line each
 _TEXT, _TEXT_BYTES = 512, 3584
@@ -40,54 +32,6 @@ CONTROL_BYTES = _SUBSETS + 2 * _SUBSETS_SLOT
 _SLOT_HEADER = 16  # tag, length
 _FIRST = struct.Struct("<QH")  # length of the whole payload, length of `what`
 _WHAT_BYTES = 1024
-_TOLD = re.compile(r"rank \d+ aborted: ")
-
-
-class State(IntEnum):
-    """What a rank has said about itself; a rank that has said OPEN may yet be dead.
-
-    EXITED: it ended or dropped its fabric without closing it. From ABORTED on it has given up:
-    EXPIRED: a deadline has passed; UNLIKE: the ranks made different calls; BEREFT: it needs a rank
-    that is lost.
-    """
-
-    OPEN = 0
-    CLOSED = 1
-    EXITED = 2
-    ABORTED = 3
-    EXPIRED = 4
-    UNLIKE = 5
-    BEREFT = 6
-
-    @property
-    def given_up(self) -> bool:
-        """Whether the others must not wait for the rank, whatever it was to do."""
-        return self >= State.ABORTED
-
-    @property
-    def left(self) -> bool:
-        """Whether the rank takes part no more, without having given up."""
-        return self in (State.CLOSED, State.EXITED)
-
-    def error(self, who: str, reason: str) -> Error:
-        """What the others raise when ``who`` has given up."""
-        if _TOLD.match(reason):  # by another, of whom ``who`` had heard
-            return _ERRORS[self](reason)
-        verb = "aborted" if self is State.ABORTED else "gave up"
-        return _ERRORS[self](f"{who} {verb}: {reason}")
-
-    @staticmethod
-    def of(error: type[BaseException]) -> State:
-        """The state of a rank that gives up by an error of this class."""
-        return next((state for state, kind in _ERRORS.items() if kind is error), State.ABORTED)
-
-
-_ERRORS: Mapping[State, type[Error]] = {
-    State.ABORTED: AbortedError,
-    State.EXPIRED: DeadlineError,
-    State.UNLIKE: MismatchError,
-    State.BEREFT: RankLostError,
-}
 
 
 class Mailbox:
@@ -147,13 +91,13 @@ class Control:
 
     @property
     def state(self) -> State:
-        """What the rank has said."""
+        """What the rank has declared."""
         value = self.words[_STATE]
-        return State(value) if value <= State.BEREFT else State.ABORTED
+        return State(value) if value <= State.PEER_LOST else State.ABORTED
 
     @property
     def since(self) -> int:
-        """When it said so, in nanoseconds of the host's monotonic clock."""
+        """When it declared that, in nanoseconds of the host's monotonic clock."""
         return self.words[_SINCE]
 
     @property
@@ -164,8 +108,8 @@ class Control:
         length = min(self.words[_REASON], _TEXT_BYTES)
         return bytes(self._text[:length]).decode("utf-8", "replace")
 
-    def say(self, state: State, reason: str = "") -> None:
-        """Leave the open state; the first word counts."""
+    def declare(self, state: State, reason: str = "") -> None:
+        """Leave the open state; the first declaration counts."""
         if self.state is not State.OPEN:
             return
         text = reason.encode("utf-8", "replace")[:_TEXT_BYTES]
@@ -186,22 +130,18 @@ class Control:
         return self.words[_EXITING] != 0
 
     def exit(self) -> None:
-        """Say that this process is about to enter MPI_Finalize."""
+        """Declare that this process is about to enter MPI_Finalize."""
         self.words[_EXITING] = 1
 
 
-# Waits until a rank's slot is full: (ready, ranks still missing).
+# Waits for (ready, ranks still missing).
 Wait = Callable[[Callable[[], bool], Callable[[], list[int]]], None]
 
 
 class Exchange:
-    """Rounds of posts and reads among ranks that know each other's mailboxes.
+    """Rounds of posts and reads among ranks that map each other's mailboxes.
 
-    Args:
-        boxes: one per rank.
-        rank: this rank.
-        base: tags start above it; the same on every rank.
-
+    Tags start above ``base``, which is the same on every rank.
     """
 
     def __init__(self, boxes: Sequence[Mailbox], rank: int, base: int = 0) -> None:
@@ -210,12 +150,12 @@ class Exchange:
         self._tags = count(base + 1)  # they alternate between the slots and are never 0
 
     def allgather(self, payload: bytes, what: str, wait: Wait) -> list[bytes]:
-        """Every rank's payload, in rank order.
+        """Every rank's payload, in rank order; long ones go in several rounds.
 
         Args:
-            payload: any length; long ones go in several rounds.
+            payload: any length.
             what: the call, compared among the ranks.
-            wait: returns when its first argument does; raises on loss or deadline.
+            wait: raises on loss or deadline.
 
         Raises:
             MismatchError: the ranks came for different calls; on every rank alike.
@@ -235,8 +175,7 @@ class Exchange:
             lengths.append(length)
             calls.append(part[_FIRST.size : start].decode("utf-8", "replace"))
             received.append([part[start:]])
-        if len(set(calls)) > 1:
-            raise MismatchError(f"the ranks make different calls: {sides(calls)}")
+        compare_calls(calls)
         longest = max(lengths)
         for _ in range(-(-max(0, longest - room) // capacity)):
             for pieces, part in zip(received, self._round(rest[:capacity], wait), strict=True):
@@ -264,9 +203,16 @@ class Exchange:
         return [part for part in parts if part is not None]
 
 
-def sides(calls: Sequence[str]) -> str:
-    """Who makes which call, for messages."""
+def compare_calls(calls: Sequence[str]) -> None:
+    """Refuse an exchange to which the ranks, in order, came for different calls.
+
+    Raises:
+        MismatchError: showing which ranks make which call.
+
+    """
     groups: dict[str, list[int]] = {}
     for rank, call in enumerate(calls):
         groups.setdefault(call, []).append(rank)
-    return "; ".join(f"{named(ranks)}: {call!r}" for call, ranks in groups.items())
+    if len(groups) > 1:
+        sides = "; ".join(f"{named(ranks)}: {call!r}" for call, ranks in groups.items())
+        raise MismatchError(f"the ranks make different calls: {sides}")

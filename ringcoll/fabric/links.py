@@ -1,9 +1,9 @@
-"""Connections between processes of different nodes: frames in order, and the news of a death.
+"""Connections between processes of different nodes: frames in order, and detection of a death.
 
-MPI carries the data between nodes, but not the news: a process that dies leaves the others waiting
-in MPI for ever, and MPI has no deadline. So each rank has one TCP connection to each rank of
-another node. A process that ends closes its connections, whatever has killed it, and the kernel's
-own keep-alive finds a host that does not answer any more; no thread and no timer of ours is needed.
+MPI carries the data between nodes, but a process that dies leaves the others waiting in MPI for
+ever: MPI has no deadline. So each rank has one TCP connection to each rank of another node. A
+process that ends closes its connections, whatever has killed it, and the kernel's own keep-alive
+finds a host that does not answer any more; no thread and no timer of ours is needed.
 
 A frame is a kind, the number of the fabric that it belongs to, a length, and bytes. Several
 fabrics of the same processes share their connections.
@@ -28,12 +28,12 @@ _IDLE, _EVERY, _TIMES = 4, 2, 3  # seconds before a probe, between probes, probe
 
 
 class Frame(IntEnum):
-    """What a frame is about."""
+    """What a frame holds: JOIN and WITHDRAW a token of a rendezvous, STATE a rank's state."""
 
     GATHER = 1
     STATE = 2
-    MEET = 3
-    PART = 4
+    JOIN = 3
+    WITHDRAW = 4
     EXITING = 5
 
 
@@ -44,17 +44,14 @@ class Inbox:
     gathers: deque[bytes] = field(default_factory=deque)
     state: bytes | None = None
     since: int = 0
-    meetings: dict[bytes, bytes] = field(default_factory=dict)
+    tokens: dict[bytes, bytes] = field(default_factory=dict)
     over: bool = False  # nobody reads it any more
 
 
 class Link:
-    """This process's connection to one of another node.
+    """This process's connection to one of another node, whose identity is proven.
 
-    Args:
-        connection: to the peer's process, who is known to be it.
-        name: of the peer, for messages: its process and its host.
-
+    ``name`` is its process and its host, for messages.
     """
 
     def __init__(self, connection: socket.socket, name: str) -> None:
@@ -79,11 +76,11 @@ class Link:
 
     @property
     def dead(self) -> bool:
-        """Whether the peer is gone without having said that it would."""
+        """Whether the peer is gone without having announced its exit."""
         return bool(self.broken) and not self.exiting
 
     def inbox(self, fabric: int) -> Inbox:
-        """What has come for a fabric; :meth:`pump` fills it, whichever thread calls that."""
+        """What has come for a fabric; :meth:`pump` fills it, in whichever thread."""
         found = self._inboxes.get(fabric)
         return self._inboxes.setdefault(fabric, Inbox()) if found is None else found
 
@@ -98,7 +95,7 @@ class Link:
     def send(self, kind: Frame, fabric: int, payload: bytes = b"") -> None:
         """Send a frame; what does not fit the kernel's buffer goes with a later :meth:`pump`.
 
-        Waits for no lock: a finalizer may come by here while its own thread holds it.
+        Waits for no lock: a finalizer may run here while its own thread holds it.
         """
         self._outbox.append(_HEADER.pack(kind, fabric, len(payload)) + payload)
         self._send_rest()
@@ -115,7 +112,7 @@ class Link:
             self._send_rest()
 
     def _send_rest(self) -> None:
-        """Send what nobody who holds the lock has seen."""
+        """Send what was queued while another thread held the lock."""
         while self._outbox and self._lock.acquire(blocking=False):
             try:
                 self._flush()
@@ -131,7 +128,7 @@ class Link:
             except BlockingIOError:
                 return
             except OSError as error:
-                self._read()  # what the peer said last, perhaps that it leaves
+                self._read()  # the peer's last frames, perhaps that it leaves
                 self.broken = self.broken or str(error)
                 return
             del self._unsent[:sent]
@@ -152,7 +149,7 @@ class Link:
         while len(self._received) - at >= _HEADER.size:
             kind, fabric, length = _HEADER.unpack_from(self._received, at)
             if length > _LONGEST or kind not in Frame._value2member_map_:
-                self.broken = f"it sent a frame of kind {kind} and {length} bytes, which is none"
+                self.broken = f"it sent an invalid frame of kind {kind} and {length} bytes"
                 break
             if len(self._received) - at < _HEADER.size + length:
                 break
@@ -167,18 +164,18 @@ class Link:
             return
         inbox = self.inbox(fabric)
         if inbox.over:
-            if kind is Frame.STATE:  # the last word of the peer's side
+            if kind is Frame.STATE:  # the peer's last frame
                 del self._inboxes[fabric]
         elif kind is Frame.GATHER:
             inbox.gathers.append(payload)
         elif kind is Frame.STATE and inbox.state is None:
             inbox.state, inbox.since = payload, time.monotonic_ns()
-        elif kind in (Frame.MEET, Frame.PART):
+        elif kind in (Frame.JOIN, Frame.WITHDRAW):
             members, _, token = payload.partition(b" ")
-            if kind is Frame.MEET:
-                inbox.meetings[members] = token
-            elif inbox.meetings.get(members) == token:
-                del inbox.meetings[members]
+            if kind is Frame.JOIN:
+                inbox.tokens[members] = token
+            elif inbox.tokens.get(members) == token:
+                del inbox.tokens[members]
 
     def __del__(self) -> None:
         self._socket.close()

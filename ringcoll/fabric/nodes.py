@@ -1,8 +1,8 @@
 """Ranks on several nodes: shared memory inside each of them, connections between them.
 
 A fabric of several nodes is the fabric of this rank's own node and a :class:`Link` to each rank of
-the others. What is said to all goes both ways at once; no rank speaks for another, so that the end
-of any of them leaves the rest as they are. Memory is shared inside a node only.
+the others. What all ranks must get goes both ways at once; no rank relays for another, so that the
+end of any of them leaves the rest as they are. Memory is shared inside a node only.
 """
 
 from __future__ import annotations
@@ -17,31 +17,24 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 
 from ringcoll import finalize
-from ringcoll.bootstrap.contract import named
-from ringcoll.errors import (
-    AbortedError,
-    ClosedError,
-    DeadlineError,
-    MachineError,
-    MismatchError,
-    RankLostError,
-)
-from ringcoll.fabric.base import Fabric, chosen
-from ringcoll.fabric.control import State, sides
-from ringcoll.fabric.links import Frame, Link
+from ringcoll.errors import AbortedError, DeadlineError, MachineError
+from ringcoll.fabric.base import Fabric, Missing, Ready
+from ringcoll.fabric.control import compare_calls
+from ringcoll.fabric.links import Link
+from ringcoll.fabric.liveness import State, Status, raise_departed, raise_failed
 from ringcoll.fabric.mapping import outcome
 from ringcoll.fabric.mpi import Carrier, Messages
-from ringcoll.fabric.nodes_meeting import meet
-from ringcoll.fabric.nodes_news import News
-from ringcoll.fabric.poll import SPINS, Lookout, poll
+from ringcoll.fabric.poll import LivenessTimer, poll
 from ringcoll.fabric.process import ProcessFabric
+from ringcoll.fabric.remote import RemoteRanks
 
 __all__ = ["NodesFabric"]
 
 _ROUND = struct.Struct("<QI")  # number of the exchange, length of `what`
-_SOON, _LOOK = 1.0, 1e-3  # seconds until a loss shows everywhere, and between looks for it
-_HEARD = re.compile(r"^(?:rank \d+ gave up: )+")
-_serials = count(1)
+_SOON, _INTERVAL = 1.0, 1e-3  # seconds until a loss shows everywhere, and between checks for it
+_IN_FLIGHT = 2_000_000_000  # nanoseconds that a message may take
+_RELAYED = re.compile(r"^(?:rank \d+ gave up: )+")
+_exit_keys = count(1)
 
 
 class NodesFabric(Fabric):
@@ -72,28 +65,27 @@ class NodesFabric(Fabric):
         timeout: float,
     ) -> None:
         self.rank, self.nranks, self.nodes = rank, len(nodes), tuple(nodes)
+        self.names = range(self.nranks)
         self.timeout, self.fence = timeout, local.fence
         self.local, self.links = local, dict(sorted(links.items()))
         self.near = [peer for peer, node in enumerate(nodes) if node == nodes[rank]]
-        self.far = list(self.links)
         local.names = tuple(self.near)
         self._serial = serial
         self._carrier = carrier
         self._number = 0
-        self._ended = ""
-        self._owed = -next(_serials)  # to finalize; other fabrics' are positive
-        self._news = News(self.links, serial, self._owed)
-        self._lookout = Lookout()
+        self._exit_key = -next(_exit_keys)  # those of other fabrics are positive
+        self._remote = RemoteRanks(self.links, serial)
+        self._timer = LivenessTimer(local.alarm)
         self.messages: Messages | None = None
         self._held: list[Messages] = []
-        self._forget = weakref.finalize(self, _collected, self._news, os.getpid(), self._held)
+        self._forget = weakref.finalize(self, _collected, self._remote, os.getpid(), self._held)
         self._forget.atexit = False
 
     def start(self, what: str) -> None:
-        """Tell all by which tags messages come here, and find that all have come; collective."""
+        """Send all ranks the tags by which messages come here, and wait for theirs; collective."""
         ranges = self.allgather(b"%d" % self._carrier.reserve(), what=what)
         self.messages = self._carrier.messages([int(number) for number in ranges], self.rank)
-        self.messages.on_failure(self._await_news)
+        self.messages.on_failure(self._await_failure)
         self._held.append(self.messages)
         finalize.track(self)
 
@@ -107,184 +99,158 @@ class NodesFabric(Fabric):
             views = self.local.share(nbytes, what=what)
         except MachineError as error:
             failure = error
-        outcome(lambda text: self._texts(text, what), True, failure)
+        outcome(self.texts(what), True, failure)
         parts = [memoryview(bytearray(0)) for _ in range(self.nranks)]
         for rank, view in zip(self.near, views, strict=True):
             parts[rank] = view
         return parts
 
-    def expose(self, memory: memoryview, *, what: str) -> None:
-        """Nothing: no process reaches into another's own memory."""
-
-    def _texts(self, text: str, what: str) -> list[str]:
-        return [part.decode() for part in self.allgather(text.encode(), what=what)]
-
     def allgather(self, payload: bytes, *, what: str, timeout: float | None = None) -> list[bytes]:
         """Every rank's payload: through the mailboxes of the node, and a frame to each other."""
         self.check()
         self._number += 1
-        words, started, deadline = what.encode(), time.monotonic(), self.deadline(timeout)
-        frame = _ROUND.pack(self._number, len(words)) + words + payload
-        for rank in self.far:
-            self.links[rank].send(Frame.GATHER, self._serial, frame)
+        call, started, deadline = what.encode(), time.monotonic(), self.deadline(timeout)
+        frame = _ROUND.pack(self._number, len(call)) + call + payload
+        self._remote.gather(frame)
+        # Meanwhile a rank of another node may fail.
+        self.local.check_beyond = self._check_remote
         try:
-            nearby = self._nearby(frame, what, timeout)
-            boxes = {rank: self.links[rank].inbox(self._serial).gathers for rank in self.far}
-
-            def missing() -> list[int]:
-                return [rank for rank, box in boxes.items() if not box]
-
-            def describe() -> str:
-                waited = time.monotonic() - started
-                return f"{what}: rank {self.rank} waited {waited:.3g} s for {named(missing())}"
-
-            def arrived() -> bool:
-                for rank in self.far:
-                    self.links[rank].pump()
-                return not missing()
-
-            self.wait(arrived, deadline=deadline, describe=describe, peers=missing)
+            near = self.local.allgather(frame, what="exchange", timeout=timeout, call=what)
         except DeadlineError as error:
-            # The others may still come: they must not take this round for a success.
             self.abort(str(error), error=DeadlineError)
             raise
-        frames = dict(zip(self.near, nearby, strict=True))
-        frames |= {rank: box.popleft() for rank, box in boxes.items()}
-        calls, said = [""] * self.nranks, [b""] * self.nranks
-        for rank, frame in frames.items():
-            number, calls[rank], said[rank] = _unpacked(frame)
+        finally:
+            self.local.check_beyond = None
+        remote = self._remote
+        self._await_all(lambda: not remote.missing(), remote.missing, what, started, deadline)
+        calls, payloads = [""] * self.nranks, [b""] * self.nranks
+        for rank, frame in {**dict(zip(self.near, near, strict=True)), **remote.take()}.items():
+            number, calls[rank], payloads[rank] = _unpacked(frame)
             if number != self._number:
                 raise MachineError(
                     f"{what}: rank {rank} is at exchange {number}, rank {self.rank} at "
                     f"{self._number}"
                 )
-        if len(set(calls)) > 1:
-            raise MismatchError(f"the ranks make different calls: {sides(calls)}")
-        return said
-
-    def _nearby(self, frame: bytes, what: str, timeout: float | None) -> list[bytes]:
-        """The frames of this node's ranks; meanwhile the other nodes' news are listened to."""
-        self.local.beyond = self._news_from_afar
-        try:
-            return self.local.allgather(frame, what="exchange", timeout=timeout, call=what)
-        finally:
-            self.local.beyond = None
+        compare_calls(calls)
+        return payloads
 
     def wait(
         self,
-        ready: Callable[[], bool],
+        ready: Ready,
         *,
         deadline: float,
         describe: Callable[[], str],
-        peers: Callable[[], Sequence[int]] | None = None,
+        peers: Missing | None = None,
     ) -> None:
-        """As on one node; each look moves messages too."""
+        """As on one node, moving messages before each test."""
 
         def moved() -> bool:
             self.progress()
             return ready()
 
-        for _ in range(SPINS):
-            if moved():
-                return
-        self._usable()
-        poll(moved, deadline, describe, Lookout(self.local.alarm), lambda: self.look(peers))
+        super().wait(moved, deadline=deadline, describe=describe, peers=peers)
+
+    def _sleep(
+        self,
+        ready: Ready,
+        deadline: float,
+        describe: Callable[[], str],
+        check: Callable[[], None],
+        *,
+        alarmed: bool = True,
+    ) -> None:
+        poll(ready, deadline, describe, self._timer if alarmed else LivenessTimer(), check)
 
     def progress(self) -> None:
-        """Let messages move on; connections are read when it is time to look around."""
+        """Let messages move on; connections are read when liveness is checked."""
         if self.messages is not None:
             self.messages.progress()
 
-    # -- news ----------------------------------------------------------------------------------
+    # -- liveness ------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Look at this node's alarm, and every 20 ms at the connections."""
-        self._usable()
-        self.local.check()
-        self._lookout.glance(self._news_from_afar)
+        """Read this node's alarm, and every 20 ms who has died here or on another node."""
+        self._require_open()
+        self._timer.tick(self.check_failures)
 
-    def look(self, peers: Callable[[], Sequence[int]] | None) -> None:
-        """Read who has died, aborted or left, here and on the other nodes."""
-        awaited = None if peers is None else peers()
-        near = [] if awaited is None else [self.near.index(p) for p in awaited if p in self.near]
-        self.local.look(lambda: near)
-        self._news_from_afar()
-        left = self._news.left()
-        if awaited is None:
-            if len(left) + len(self.local.lost()) < self.nranks - 1:
-                return
-            awaited = list(left)
-        for rank, state in left.items():
-            if rank in awaited:
-                finalize.unresolved(self._owed)
-                how = "closed" if state is State.CLOSED else "left without closing"
-                raise RankLostError(f"rank {rank} {how} its communicator")
+    def check_failures(self) -> None:
+        """Raise if a rank has died or aborted; of this node's ranks more is known, so first."""
+        self._require_open()
+        self.local.check_failures()
+        self._check_remote()
 
-    def _usable(self) -> None:
-        if self._ended:
-            raise ClosedError(self._ended)
+    def _check_remote(self) -> None:
+        self._require_open()
+        raise_failed(self._remote.statuses(), None, self.names, self._note_failure)
 
-    def _news_from_afar(self) -> None:
-        """Raise if a rank of another node has died or aborted."""
-        self._usable()
-        self._news.read()
+    def check_peers(self, peers: Missing | None) -> None:
+        """Raise if a rank has failed, or one has left that a wait needs.
 
-    def _await_news(self) -> None:
-        """MPI has failed: if a rank has died, its connection says so soon, and this raises."""
+        A rank of another node counts as gone a little later: what it sent before may still be on
+        its way, as nothing orders MPI and the connections.
+        """
+        self.check_failures()
+        recent = time.monotonic_ns() - _IN_FLIGHT
+        statuses = {
+            rank: Status() if rank in self.links and status.since >= recent else status
+            for rank, status in self._statuses().items()
+            if rank != self.rank
+        }
+        raise_departed(statuses, self.names, peers, self._note_departure)
+
+    def _statuses(self) -> Mapping[int, Status]:
+        near = self.local._statuses()
+        return {self.near[i]: status for i, status in near.items()} | self._remote.statuses()
+
+    def _await_failure(self) -> None:
+        """MPI has failed: if a rank has died, its connection breaks soon, and this raises."""
         late = time.monotonic() + _SOON
         while time.monotonic() < late:
-            self._news_from_afar()
-            time.sleep(_LOOK)
+            self._check_remote()
+            time.sleep(_INTERVAL)
 
     def lost(self) -> tuple[int, ...]:
         """The other ranks that have died or closed.
 
-        Who has heard from a peer that somebody is lost waits a little until it sees so itself: the
-        end of a process shows on its connections before its own node sees it, or after.
+        A rank that a peer has told of a loss waits a little until it detects that itself: the end
+        of a process shows on its connections before its own node detects it, or after.
         """
         late = time.monotonic() + _SOON
-        gone = self._gone()
-        while not gone and self._bereft() and time.monotonic() < late:
-            time.sleep(_LOOK)
-            gone = self._gone()
-        return tuple(sorted(gone))
+        gone = super().lost()
+        while not gone and self._peer_lost() and time.monotonic() < late:
+            time.sleep(_INTERVAL)
+            gone = super().lost()
+        return gone
 
-    def _bereft(self) -> bool:
+    def _peer_lost(self) -> bool:
         """Whether a rank has given up because another is lost."""
-        near = (control.state for control in self.local.controls)
-        return self._news.bereft or State.BEREFT in near
-
-    def _gone(self) -> set[int]:
-        self._usable()
-        return {self.near[index] for index in self.local.lost()} | self._news.gone()
+        return State.PEER_LOST in [status.state for status in self._statuses().values()]
 
     def abort(self, reason: str, *, error: type[BaseException] = AbortedError) -> None:
         """Tell this node's ranks and all others."""
         if self._ended:
             return
-        # What was heard from others is passed on without all of their names.
-        reason = _HEARD.sub("", reason)
+        # A reason that came from others is passed on without all of their names.
+        reason = _RELAYED.sub("", reason)
         self.local.abort(reason, error=error)
-        self._news.say(State.of(error), reason)
+        self._remote.declare(State.of(error), reason)
 
     # -- the end -------------------------------------------------------------------------------
 
+    def _declare(self, state: State) -> None:
+        self._remote.declare(state)
+
     def leave(self) -> None:
         """Declare the orderly end."""
-        self._leave(State.CLOSED)
+        super().leave()
         self.local.leave()
 
     def exited(self) -> None:
-        """The process ends without having closed this fabric."""
-        self._leave(State.EXITED)
-        self._silence()
+        """The process ends without having closed this fabric; its node's does so for itself."""
+        super().exited()
+        self._close_messages()
 
-    def _leave(self, state: State) -> None:
-        if not self._ended:
-            self._news.say(state)
-            self._ended = f"rank {self.rank} has closed this communicator"
-
-    def _silence(self) -> None:
+    def _close_messages(self) -> None:
         if self.messages is not None:
             self.messages.close()
             self.messages = None
@@ -292,21 +258,15 @@ class NodesFabric(Fabric):
     def close(self) -> None:
         """Leave, and let go of messages and memory; connections serve other fabrics too."""
         self.leave()
-        finalize.resolve(self._owed)
-        self._silence()
+        finalize.resolve(self._exit_key)
+        self._close_messages()
         self._forget.detach()
-        for link in self.links.values():
-            link.forget(self._serial)
+        self._remote.forget()
         self.local.close()
-        self.links, self.far = {}, []
-        self._news = News({}, self._serial, self._owed)
+        self.links, self._remote = {}, RemoteRanks({}, self._serial)
+        self._timer = LivenessTimer()
 
-    def forked(self) -> None:
-        """This process is a child of the rank: connections and messages stay the parent's."""
-        self._ended = (
-            f"this process was forked from rank {self.rank}, to which the communicator belongs; "
-            "make a new one, or start processes by spawn"
-        )
+    def _release(self) -> None:
         for link in self.links.values():
             link.close()
         self.messages = None
@@ -316,29 +276,29 @@ class NodesFabric(Fabric):
 
     def subset(self, members: Sequence[int], *, what: str) -> Fabric:
         """Meet the members of this node over memory and the others over the connections."""
-        self._usable()
-        ranks = chosen(self, members, what)
+        ranks = self._members(members, what)
         near = [rank for rank in ranks if rank in self.near]
-        far = [rank for rank in ranks if rank not in self.near]
         local = self.local.subset([self.near.index(rank) for rank in near], what=what)
-        finalize.resolve(self._owed)
-        if not far:
+        finalize.resolve(self._exit_key)
+        if len(near) == len(ranks):
             return local
         if not isinstance(local, ProcessFabric):
             raise MachineError(f"{what}: ranks of several nodes are processes")
+        deadline = self.deadline()
+
+        def wait(ready: Ready, missing: Missing) -> None:
+            self._await_members(ready, missing, what, deadline)
+
         try:
-            tokens = meet(
-                self.links, self._serial, ranks, self.rank, self.lost, what, self.deadline()
-            )
-            own = dict(zip(near, local.allgather(tokens[self.rank], what=what), strict=True))
-            text = b" ".join(own[rank] if rank in own else tokens[rank] for rank in ranks)
-            serial = int.from_bytes(hashlib.sha256(text).digest()[:8], "little")
+            own, tokens = self._remote.swap_tokens(ranks, wait)
+            tokens |= dict(zip(near, local.allgather(own, what=what), strict=True))
+            text = b" ".join(tokens[rank] for rank in ranks)
             fabric = NodesFabric(
                 ranks.index(self.rank),
                 _renumbered([self.nodes[rank] for rank in ranks]),
                 local,
-                {ranks.index(rank): self.links[rank] for rank in far},
-                serial,
+                {ranks.index(rank): self.links[rank] for rank in ranks if rank in self.links},
+                int.from_bytes(hashlib.sha256(text).digest()[:8], "little"),
                 self._carrier.among(ranks),
                 self.timeout,
             )
@@ -361,9 +321,9 @@ def _renumbered(nodes: Sequence[int]) -> list[int]:
     return [numbers.setdefault(node, len(numbers)) for node in nodes]
 
 
-def _collected(news: News, pid: int, held: list[Messages]) -> None:
+def _collected(remote: RemoteRanks, pid: int, held: list[Messages]) -> None:
     """A fabric was collected without close(): nobody may wait for it for ever."""
     if os.getpid() == pid:
         for messages in held:
             messages.close()
-        news.say(State.EXITED)
+        remote.declare(State.EXITED)

@@ -18,13 +18,13 @@ from ringcoll.errors import Error, MachineError
 from ringcoll.fabric.base import Fabric
 from ringcoll.fabric.connect import connect
 from ringcoll.fabric.identity import compare, compare_versions, identity, nodes_of
+from ringcoll.fabric.liveness import Process, ProcessMonitor
 from ringcoll.fabric.mapping import outcome
 from ringcoll.fabric.mpi import Carrier
 from ringcoll.fabric.nodes import NodesFabric
-from ringcoll.fabric.nodes_exit import hold_exit
 from ringcoll.fabric.process import ProcessFabric, process_fabric
+from ringcoll.fabric.remote import hold_exit
 from ringcoll.fabric.thread import thread_fabrics
-from ringcoll.fabric.watch import Obituary, Process
 
 __all__ = ["open_fabric"]
 
@@ -33,7 +33,7 @@ def open_fabric(bootstrap: Bootstrap, *, timeout: float, node: str | None = None
     """The fabric of a bootstrap's ranks; a world of one needs no shared memory.
 
     Args:
-        bootstrap: who is who, and a first way to exchange bytes; collective among its ranks.
+        bootstrap: the ranks, and a first way to exchange bytes; collective among them.
         timeout: seconds that a wait may take.
         node: the name of this rank's node, where it is not the host's.
 
@@ -55,7 +55,7 @@ def open_fabric(bootstrap: Bootstrap, *, timeout: float, node: str | None = None
 
 
 def _opened(bootstrap: Bootstrap, found: Sequence[Mapping[str, str]], timeout: float) -> Fabric:
-    """The fabric of ranks that have said who they are."""
+    """The fabric of ranks whose identities are known."""
     nodes = nodes_of(found)
     compare_versions(found, "init")
     for number in range(max(nodes) + 1):
@@ -65,18 +65,17 @@ def _opened(bootstrap: Bootstrap, found: Sequence[Mapping[str, str]], timeout: f
     return _nodes_fabric(bootstrap, nodes, found, timeout)
 
 
-class _Mute:
-    """A rank that had no page yet to say anything on."""
+class _NoPage:
+    """Stands for the control page of a rank whose fabric was not made."""
 
     def exit(self) -> None:
-        """Nobody would hear it."""
+        """No peer could read it."""
 
 
 def _hold_exit(found: Sequence[Mapping[str, str]], rank: int) -> None:
     """No fabric was made, perhaps because a rank has died: MPI_Finalize would wait for it for ever.
 
-    The ranks whose processes this one can watch are looked at before that. Of another host's nobody
-    here knows.
+    The processes of this host are checked before that; those of another host cannot be watched.
     """
     keys = ("boot", "pidns")
     beside = {
@@ -84,9 +83,9 @@ def _hold_exit(found: Sequence[Mapping[str, str]], rank: int) -> None:
         for peer, other in enumerate(found)
         if peer != rank and all(other.get(key) == found[rank].get(key) for key in keys)
     }
-    with contextlib.suppress(MachineError):  # no process can be watched: what has failed says more
-        deaths = Obituary({peer: Process(pid) for peer, pid in beside.items()})
-        finalize.hold(frozenset(beside.items()), finalize.Exit(_Mute(), (), deaths))
+    with contextlib.suppress(MachineError):  # of the monitor: what has failed says more
+        deaths = ProcessMonitor({peer: Process(pid) for peer, pid in beside.items()})
+        finalize.hold(frozenset(beside.items()), finalize.Exit(_NoPage(), (), deaths))
         finalize.note_death()
 
 
@@ -104,8 +103,9 @@ def _nodes_fabric(
     local = _local_fabric(bootstrap, near, timeout)
     fabric = NodesFabric(bootstrap.rank, nodes, local, links, serial, carrier, timeout)
     keys = ("boot", "pidns", "pid")
-    places = zip(nodes, found, strict=True)
-    hold_exit(frozenset((node, *(other.get(key) for key in keys)) for node, other in places), links)
+    processes = zip(nodes, found, strict=True)
+    world = frozenset((node, *(other.get(key) for key in keys)) for node, other in processes)
+    hold_exit(world, tuple(links.values()))
     fabric.start("init")
     return fabric
 
@@ -136,6 +136,6 @@ def _part(bootstrap: Bootstrap, near: Sequence[int], timeout: float) -> Bootstra
     if isinstance(bootstrap, StoreBootstrap):
         return bootstrap.part(near, timeout)
     raise MachineError(
-        f"init: the ranks are on different nodes, and have met over a {type(bootstrap).__name__}, "
-        f"which has no part for the ranks of one: begin over MPI or a torch store"
+        f"init: a {type(bootstrap).__name__} cannot begin ranks on several nodes: start them with "
+        "mpiexec or torchrun, or pass init(bootstrap=) an mpi4py communicator or a torch Store"
     )

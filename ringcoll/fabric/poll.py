@@ -8,23 +8,24 @@ from collections.abc import Callable
 
 from ringcoll.errors import DeadlineError, MismatchError, RankLostError
 
-__all__ = ["SPINS", "Lookout", "poll"]
+__all__ = ["SPINS", "LivenessTimer", "poll"]
 
 SPINS = 2
-"""Looks before the processor is yielded. The executor has looked some dozens of times before, and
-looks here cost more: with 40, 5 ranks on 2 cores took 345 µs for 8 bytes, with 2 they took 203."""
+"""Tests of the flag before the processor is yielded. The executor has tested it some dozens of
+times before, and a test costs more here: with 40, 5 ranks on 2 cores took 345 µs for 8 bytes, with
+2 they took 203."""
 
-_LOOK = 0.02  # seconds between looks at who has died or closed
+_INTERVAL = 0.02  # seconds between checks of who has died or closed
 _YIELDS = 200  # yields before the waiter sleeps
 _FIRST_SLEEP, _LONGEST_SLEEP = 20e-6, 1e-3  # seconds
 _GROWTH = 1.25  # of a sleep to the next
 
 
-class Lookout:
-    """When a waiter looks around: at once when its alarm is raised, else every 20 ms.
+class LivenessTimer:
+    """Runs a check of the peers' liveness every 20 ms, and at once while an alarm is up.
 
     Args:
-        alarm: a word that is not zero when there is news.
+        alarm: a word that is not zero when a peer has failed.
 
     """
 
@@ -32,12 +33,12 @@ class Lookout:
         self._alarm = memoryview(bytes(8)).cast("Q") if alarm is None else alarm
         self._next = 0.0
 
-    def glance(self, look: Callable[[], None]) -> float:
-        """Call ``look`` if it is time; return the time."""
+    def tick(self, check: Callable[[], None]) -> float:
+        """Call ``check`` if it is due; return the time."""
         now = time.monotonic()
         if self._alarm[0] or now >= self._next:
-            self._next = now + _LOOK
-            look()
+            self._next = now + _INTERVAL
+            check()
         return now
 
 
@@ -45,29 +46,22 @@ def poll(
     ready: Callable[[], bool],
     deadline: float,
     describe: Callable[[], str],
-    lookout: Lookout,
-    look: Callable[[], None],
+    timer: LivenessTimer,
+    check: Callable[[], None],
 ) -> None:
-    """Return when ``ready()`` is true.
-
-    Args:
-        ready: reads flags.
-        deadline: value of ``time.monotonic()``.
-        describe: the message of the error.
-        lookout: when to look around.
-        look: raises what has become of the others when there is no more hope.
+    """Return when ``ready()`` is true; ``timer`` runs ``check``, which raises when it cannot be.
 
     Raises:
-        DeadlineError: the deadline has passed.
+        DeadlineError: the deadline has passed; ``describe`` gives the message.
 
     """
     yields, pause = 0, _FIRST_SLEEP
     while not ready():
         try:
-            if lookout.glance(look) >= deadline:
+            if timer.tick(check) >= deadline:
                 raise DeadlineError(describe())
         except (RankLostError, DeadlineError, MismatchError):
-            if ready():  # the flag came before the news
+            if ready():  # the flag came before the failure
                 return
             raise
         if yields < _YIELDS:

@@ -1,4 +1,4 @@
-"""Ranks that are processes of one host: memory by memfd, news by pidfd, waits that yield."""
+"""Ranks that are processes of one host: memory by memfd, deaths by pidfd, waits that yield."""
 
 from __future__ import annotations
 
@@ -6,35 +6,24 @@ import json
 import os
 import time
 import weakref
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 
 from ringcoll import finalize
-from ringcoll.bootstrap.contract import Bootstrap, named
-from ringcoll.errors import (
-    AbortedError,
-    ArgumentError,
-    ClosedError,
-    DeadlineError,
-    Error,
-    MachineError,
-    RankLostError,
-)
-from ringcoll.fabric.base import Fabric, chosen
-from ringcoll.fabric.control import CONTROL_BYTES, Control, Exchange, State
+from ringcoll.bootstrap.contract import Bootstrap
+from ringcoll.errors import AbortedError, Error, MachineError
+from ringcoll.fabric.base import Fabric, Ready
+from ringcoll.fabric.control import CONTROL_BYTES, Control, Exchange
 from ringcoll.fabric.identity import compare, identity
+from ringcoll.fabric.liveness import Process, ProcessMonitor, State, Status
 from ringcoll.fabric.mapping import map_all, outcome
-from ringcoll.fabric.meeting import Meeting
-from ringcoll.fabric.poll import SPINS, Lookout, poll
-from ringcoll.fabric.watch import Obituary, Process
+from ringcoll.fabric.poll import LivenessTimer, poll
+from ringcoll.fabric.rendezvous import Rendezvous
 from ringcoll.host.fence import fence_of
-from ringcoll.host.limits import Available, available, require
-from ringcoll.host.pages import PAGE, whole_pages
 
 __all__ = ["ProcessFabric", "process_fabric"]
 
-_serials = count(1)
+_exit_keys = count(1)
 
 
 class ProcessFabric(Fabric):
@@ -50,48 +39,33 @@ class ProcessFabric(Fabric):
         controls: Sequence[Control],
         processes: Sequence[Process],
     ) -> None:
-        self.rank = rank
-        self.nranks = len(controls)
+        self.rank, self.nranks = rank, len(controls)
         self.timeout = timeout
         self.fence = fence_of()
-        self.controls = tuple(controls)
-        self.processes = tuple(processes)
+        # Where these are the ranks of one of several nodes, messages call them otherwise, and the
+        # other nodes' ranks may fail too.
+        self.names = range(self.nranks)
+        self.check_beyond: Callable[[], None] | None = None
+        self.controls, self.processes = tuple(controls), tuple(processes)
         self._own = controls[rank]
-        others = {peer: process for peer, process in enumerate(processes) if peer != rank}
-        self._obituary = Obituary(others)
-        self._lookout = Lookout(self._own.alarm)
+        self._monitor = ProcessMonitor(self._others())
+        self._timer = LivenessTimer(self._own.alarm)
         self._exchange = Exchange([control.calls for control in controls], rank)
-        # Where these are the ranks of one of several nodes: what messages call them, and who else
-        # may have news.
-        self.names: Sequence[int] = range(self.nranks)
-        self.beyond: Callable[[], None] | None = None
         self._seen: dict[int, str] = {}
-        self._ended = ""
-        self._serial = next(_serials)
+        self._exit_key = next(_exit_keys)
         # Collected without close(): peers that wait for this rank must not wait for ever.
         self._forget = weakref.finalize(self, _collected, self._own, os.getpid())
         self._forget.atexit = False
+
+    def _others(self) -> dict[int, Process]:
+        return {rank: p for rank, p in enumerate(self.processes) if rank != self.rank}
 
     # -- memory and the control plane ----------------------------------------------------------
 
     def share(self, nbytes: int, *, what: str) -> list[memoryview]:
         """Contribute a segment and map everybody's; refused by all where memory is short."""
-        if nbytes < 0:
-            raise ArgumentError(f"{what}: cannot share {nbytes} bytes")
-        room = available()
-        sent = json.dumps([nbytes, room.nbytes, room.source]).encode()
-        said = [json.loads(text) for text in self.allgather(sent, what=what)]
-        need = sum(whole_pages(part) + PAGE for part, _, _ in said)
-        least = min(said, key=lambda answer: int(answer[1]))
-        require(need, Available(least[1], least[2]), f"{what} on {self.nranks} ranks")
-        gather = partial(self._texts, what=what)
-        return map_all(self.rank, nbytes, gather, self.deadline(), what)[0]
-
-    def expose(self, memory: memoryview, *, what: str) -> None:
-        """Nothing: no process reaches into another's own memory."""
-
-    def _texts(self, text: str, *, what: str) -> list[str]:
-        return [part.decode() for part in self.allgather(text.encode(), what=what)]
+        self._require_memory(nbytes, what)
+        return map_all(self.rank, nbytes, self.texts(what), self.deadline(), what)[0]
 
     def allgather(
         self, payload: bytes, *, what: str, timeout: float | None = None, call: str = ""
@@ -102,177 +76,102 @@ class ProcessFabric(Fabric):
         """
         self.check()
         started, deadline = time.monotonic(), self.deadline(timeout)
+        return self._exchange.allgather(
+            payload,
+            what,
+            lambda ready, missing: self._await_all(ready, missing, call or what, started, deadline),
+        )
 
-        def await_all(ready: Callable[[], bool], missing: Callable[[], list[int]]) -> None:
-            def describe() -> str:
-                waited = time.monotonic() - started
-                names = [self.names[rank] for rank in missing()]
-                who = f"{call or what}: rank {self.names[self.rank]}"
-                return f"{who} waited {waited:.3g} s for {named(names)}"
-
-            self.wait(ready, deadline=deadline, describe=describe, peers=missing)
-
-        try:
-            return self._exchange.allgather(payload, what, await_all)
-        except DeadlineError as error:
-            # The others may still come: they must not take this round for a success.
-            self.abort(str(error), error=DeadlineError)
-            raise
-
-    def wait(
+    def _sleep(
         self,
-        ready: Callable[[], bool],
-        *,
+        ready: Ready,
         deadline: float,
         describe: Callable[[], str],
-        peers: Callable[[], Sequence[int]] | None = None,
+        check: Callable[[], None],
+        *,
+        alarmed: bool = True,
     ) -> None:
-        """Spin a few dozen times, then yield, then sleep; look around every 20 ms."""
-        for _ in range(SPINS):
-            if ready():
-                return
-        self._usable()
-        poll(ready, deadline, describe, self._lookout, lambda: self.look(peers))
+        poll(ready, deadline, describe, self._timer if alarmed else LivenessTimer(), check)
 
-    # -- news ----------------------------------------------------------------------------------
-
-    def check(self) -> None:
-        """Read one word of this rank's memory, and every 20 ms who has died."""
-        if self._ended:
-            raise ClosedError(self._ended)
-        self._lookout.glance(self._news)
-
-    def look(self, peers: Callable[[], Sequence[int]] | None) -> None:
-        """Read who has died, aborted or left."""
-        if self.beyond is not None:
-            self.beyond()
-        self._news()
-        self._departed(peers)
+    # -- liveness ------------------------------------------------------------------------------
 
     @property
     def alarm(self) -> memoryview:
-        """The word of this rank that is not zero when there is news."""
+        """The word of this rank that is not zero when a rank has failed."""
         return self._own.alarm
 
-    def _usable(self) -> None:
-        if self._ended:
-            raise ClosedError(self._ended)
+    def check(self) -> None:
+        """Read one word of this rank's memory, and every 20 ms who has died."""
+        self._require_open()
+        self._timer.tick(self.check_failures)
 
-    def _news(self) -> None:
-        """Raise if somebody has died or aborted."""
-        self._usable()
-        dead = self._obituary.read()
-        # Read after the obituary: a rank says that it leaves before its process ends.
-        states = [control.state for control in self.controls]
-        given_up = [rank for rank, state in enumerate(states) if state.given_up]
-        killed = [rank for rank in dead if states[rank] is State.OPEN]
-        if given_up or killed:
-            finalize.unresolved(self._serial)
-            finalize.note_death()  # who has given up may soon be gone
-        if given_up:
-            first = min(given_up, key=lambda rank: self.controls[rank].since)
-            who = "this rank" if first == self.rank else named([self.names[first]])
-            raise states[first].error(who, self.controls[first].reason)
-        if killed:
-            graves = (
-                f"rank {self.names[rank]} died: its process {self.processes[rank].pid} is gone"
-                for rank in killed
-            )
-            raise RankLostError("; ".join(graves))
+    def check_failures(self) -> None:
+        """Raise if a rank has died or aborted, on another node too where one is waited for."""
+        if self.check_beyond is not None:
+            self.check_beyond()
+        super().check_failures()
 
-    def _departed(self, peers: Callable[[], Sequence[int]] | None) -> None:
-        """Raise if a rank has left that ``peers`` names; None: if all have."""
-        states = {rank: c.state for rank, c in enumerate(self.controls) if rank != self.rank}
-        # One that has given up since the news were read is in the next news, with its reason.
-        left = [rank for rank, state in states.items() if state.left]
-        if not left or (peers is None and len(left) < len(states)):
-            return
-        awaited = left if peers is None else peers()
-        for rank in left:
-            if rank in awaited:
-                finalize.unresolved(self._serial)
-                how = "closed" if states[rank] is State.CLOSED else "left without closing"
-                raise RankLostError(f"rank {self.names[rank]} {how} its communicator")
-
-    def lost(self) -> tuple[int, ...]:
-        """The other ranks that have died or closed."""
-        self._usable()
-        gone = set(self._obituary.read())
+    def _statuses(self) -> Mapping[int, Status]:
+        # Before the states: a rank declares that it leaves before its process ends.
+        dead = self._monitor.dead()
+        found = {}
         for rank, control in enumerate(self.controls):
-            if rank != self.rank and control.state in (State.CLOSED, State.EXITED):
-                gone.add(rank)
-        return tuple(sorted(gone))
+            state = control.state
+            reason = control.reason if state.failed else ""
+            death = f"its process {self.processes[rank].pid} is gone" if rank in dead else ""
+            found[rank] = Status(state, control.since, reason, death)
+        return found
 
     def abort(self, reason: str, *, error: type[BaseException] = AbortedError) -> None:
         """Store the reason in this rank's memory and raise everybody's alarm."""
         if self._ended:
             return
-        self._own.say(State.of(error), reason)
-        if self._own.state.given_up:
+        self._own.declare(State.of(error), reason)
+        if self._own.state.failed:
             for control in self.controls:
                 control.alert()
 
     # -- the end -------------------------------------------------------------------------------
 
-    def leave(self) -> None:
-        """Declare the orderly end; the memory stays mapped."""
-        self._leave(State.CLOSED)
-
-    def exited(self) -> None:
-        """The process ends without having closed this fabric."""
-        self._leave(State.EXITED)
-
-    def _leave(self, state: State) -> None:
-        if self._ended:
-            return
-        self._own.say(state)
-        self._ended = f"rank {self.rank} has closed this communicator"
+    def _declare(self, state: State) -> None:
+        self._own.declare(state)
 
     def close(self) -> None:
         """Leave and unmap the control segments; shared memory lives on in its views."""
         self.leave()
-        finalize.resolve(self._serial)
-        self._release()
-
-    def forked(self) -> None:
-        """This process is a child of the rank: the fabric stays the parent's."""
-        self._ended = (
-            f"this process was forked from rank {self.rank}, to which the communicator belongs; "
-            "make a new one, or start processes by spawn"
-        )
+        finalize.resolve(self._exit_key)
         self._release()
 
     def _release(self) -> None:
         self._forget.detach()
-        self.controls = ()
-        self.processes = ()
+        self.controls, self.processes = (), ()
         self._own = Control(memoryview(bytearray(CONTROL_BYTES)), None)
-        self._lookout = Lookout()
-        self._obituary = Obituary({})
+        self._timer = LivenessTimer()
+        self._monitor = ProcessMonitor({})
         self._exchange = Exchange([], 0)
 
     # -- children ------------------------------------------------------------------------------
 
     def subset(self, members: Sequence[int], *, what: str) -> Fabric:
         """Meet the members over the control segments, then begin anew among them."""
-        self._usable()
-        ranks = chosen(self, members, what)
+        ranks = self._members(members, what)
         processes = [self.processes[rank] for rank in ranks]
         deadline = self.deadline()
+
+        def wait(ready: Ready, missing: Callable[[], list[int]]) -> None:
+            self._await_members(ready, missing, what, deadline)
+
         try:
-            meeting = Meeting(
-                self.controls, ranks, self.rank, self.lost, self._seen, what, deadline
-            )
-            fabric = process_fabric(meeting, timeout=self.timeout, what=what, processes=processes)
+            met = Rendezvous(self.controls, ranks, self.rank, self._seen, what, wait)
+            fabric = process_fabric(met, timeout=self.timeout, what=what, processes=processes)
         finally:
             self._own.subsets.clear()
-        finalize.resolve(self._serial)
+        finalize.resolve(self._exit_key)
         return fabric
 
     def hold_exit(self) -> None:
-        """Under MPI, remember whom this process meets in MPI_Finalize."""
-        others = {rank: p for rank, p in enumerate(self.processes) if rank != self.rank}
-        meeting = finalize.Exit(self._own, self.controls, Obituary(others))
+        """Under MPI, remember the processes that this one meets in MPI_Finalize."""
+        meeting = finalize.Exit(self._own, self.controls, ProcessMonitor(self._others()))
         finalize.hold(frozenset(process.pid for process in self.processes), meeting)
 
 
@@ -287,9 +186,9 @@ def process_fabric(
     """A fabric among processes of one host; collective among the ranks of the bootstrap.
 
     Args:
-        bootstrap: who is who, and a first way to exchange bytes.
+        bootstrap: the ranks, and a first way to exchange bytes.
         timeout: seconds that later waits may take.
-        what: the call that asks, for messages.
+        what: the call that needs it, for messages.
         processes: the ranks' processes where they are watched already.
         compared: their identities are known to fit.
 
@@ -332,4 +231,4 @@ def process_fabric(
 
 def _collected(own: Control, pid: int) -> None:
     if os.getpid() == pid:
-        own.say(State.EXITED)
+        own.declare(State.EXITED)

@@ -7,31 +7,32 @@ from __future__ import annotations
 
 import math
 import sys
+import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from ringcoll import finalize
-from ringcoll.bootstrap.contract import named
 from ringcoll.errors import (
     AbortedError,
     ArgumentError,
-    ClosedError,
     DeadlineError,
     MachineError,
     MismatchError,
     RankLostError,
 )
-from ringcoll.fabric.base import Fabric, chosen
-from ringcoll.fabric.control import State, sides
+from ringcoll.fabric.base import Fabric, Ready
+from ringcoll.fabric.control import compare_calls
+from ringcoll.fabric.liveness import State, Status
 from ringcoll.fabric.world import World
 from ringcoll.host.fence import fence_of
-from ringcoll.host.limits import available, require
 from ringcoll.host.pages import whole_pages
 from ringcoll.host.shm import private
 
-__all__ = ["ThreadFabric", "thread_fabrics"]
+__all__ = ["ThreadFabric", "each", "thread_fabrics"]
+
+T = TypeVar("T")
 
 _NAP = 0.5  # seconds between looks at the clock of a waiter that nobody wakes
 
@@ -42,17 +43,17 @@ class ThreadFabric(Fabric):
     threads = True
 
     def __init__(self, world: World, rank: int, timeout: float) -> None:
-        self.rank = rank
-        self.nranks = world.nranks
+        self.rank, self.nranks = rank, world.nranks
+        self.names = range(world.nranks)
         self.timeout = timeout
         # The interpreter's own lock orders what threads store; without it a fence must.
         self.fence = None if getattr(sys, "_is_gil_enabled", lambda: True)() else fence_of()
         self._world = world
         self._condition = world.conditions[rank]
         self._round = 0
-        self._ended = ""
         self._forget = weakref.finalize(self, _collected, world, rank)
         self._forget.atexit = False
+        finalize.track(self)
 
     def notify(self, rank: int) -> None:
         """Wake ``rank``, which may wait for a flag that was just stored."""
@@ -62,12 +63,7 @@ class ThreadFabric(Fabric):
 
     def share(self, nbytes: int, *, what: str) -> list[memoryview]:
         """Contribute memory of this process and see everybody's."""
-        if nbytes < 0:
-            raise ArgumentError(f"{what}: cannot share {nbytes} bytes")
-        said = self._swap((nbytes, available()), what, None)
-        need = sum(whole_pages(part) for part, _ in said)
-        room = min((room for _, room in said), key=lambda room: int(room.nbytes))
-        require(need, room, f"{what} on {self.nranks} ranks")
+        self._require_memory(nbytes, what)
         mine: memoryview | MachineError
         try:
             mine = private(nbytes, what)[: whole_pages(nbytes)]
@@ -90,55 +86,34 @@ class ThreadFabric(Fabric):
     def _swap(self, value: Any, what: str, timeout: float | None) -> list[Any]:
         """Every rank's object, in rank order; collective."""
         self.check()
-        number, started = self._round, time.monotonic()
+        number = self._round
         self._round += 1
-        round_ = self._world.come(number, self.rank, what, value)
+        round_ = self._world.contribute(number, self.rank, what, value)
 
         def missing() -> list[int]:
             return [rank for rank in range(self.nranks) if rank not in round_.values]
 
-        def describe() -> str:
-            waited = time.monotonic() - started
-            return f"{what}: rank {self.rank} waited {waited:.3g} s for {named(missing())}"
-
         def full() -> bool:
             return len(round_.values) == self.nranks
 
-        try:
-            self.wait(full, deadline=self.deadline(timeout), describe=describe, peers=missing)
-        except DeadlineError as error:
-            # The others may still come: they must not take this round for a success.
-            self.abort(str(error), error=DeadlineError)
-            raise
-        return self._world.take(number, self.rank, round_)
-
-    def wait(
-        self,
-        ready: Callable[[], bool],
-        *,
-        deadline: float,
-        describe: Callable[[], str],
-        peers: Callable[[], Sequence[int]] | None = None,
-    ) -> None:
-        """Sleep on this rank's condition until a peer notifies it."""
-        if ready():
-            return
-        self._usable()
-        self._sleep(ready, deadline, describe, lambda: self.look(peers))
+        self._await_all(full, missing, what, time.monotonic(), self.deadline(timeout))
+        return self._world.collect(number, self.rank, round_)
 
     def _sleep(
         self,
-        ready: Callable[[], bool],
+        ready: Ready,
         deadline: float,
         describe: Callable[[], str],
-        look: Callable[[], None],
+        check: Callable[[], None],
+        *,
+        alarmed: bool = True,
     ) -> None:
         with self._condition:
             while not ready():
                 try:
-                    look()
+                    check()
                 except (RankLostError, DeadlineError, MismatchError):
-                    if ready():  # the flag came before the news
+                    if ready():  # the flag came before the failure
                         return
                     raise
                 left = deadline - time.monotonic()
@@ -146,73 +121,26 @@ class ThreadFabric(Fabric):
                     raise DeadlineError(describe())
                 self._condition.wait(min(left, _NAP))
 
+    def _statuses(self) -> Mapping[int, Status]:
+        return dict(enumerate(self._world.statuses))
+
     def check(self) -> None:
         """Read whether any rank has raised the alarm."""
-        if self._ended:
-            raise ClosedError(self._ended)
+        self._require_open()
         if self._world.alarm:
-            self._news()
-
-    def look(self, peers: Callable[[], Sequence[int]] | None) -> None:
-        """Read who has died, aborted or left."""
-        self._news()
-        self._departed(peers)
-
-    def _usable(self) -> None:
-        if self._ended:
-            raise ClosedError(self._ended)
-
-    def _news(self) -> None:
-        """Raise if a rank has died or aborted."""
-        self._usable()
-        statuses = self._world.statuses
-        given_up = [rank for rank, status in enumerate(statuses) if status.state.given_up]
-        if given_up:
-            first = min(given_up, key=lambda rank: statuses[rank].since)
-            status = statuses[first]
-            if status.died:
-                raise RankLostError(f"{named([first])} died: {status.reason}")
-            who = "this rank" if first == self.rank else named([first])
-            raise status.state.error(who, status.reason)
-
-    def _departed(self, peers: Callable[[], Sequence[int]] | None) -> None:
-        """Raise if a rank has left that ``peers`` names; None: if all have."""
-        states = {r: s.state for r, s in enumerate(self._world.statuses) if r != self.rank}
-        # One that has given up since the news were read is in the next news, with its reason.
-        left = [rank for rank, state in states.items() if state.left]
-        if not left or (peers is None and len(left) < len(states)):
-            return
-        awaited = left if peers is None else peers()
-        for rank in left:
-            if rank in awaited:
-                how = "closed" if states[rank] is State.CLOSED else "left without closing"
-                raise RankLostError(f"rank {rank} {how} its communicator")
-
-    def lost(self) -> tuple[int, ...]:
-        """The other ranks that have died or closed."""
-        self._usable()
-        return tuple(
-            rank
-            for rank, s in enumerate(self._world.statuses)
-            if rank != self.rank and (s.died or s.state in (State.CLOSED, State.EXITED))
-        )
+            self.check_failures()
 
     def abort(self, reason: str, *, error: type[BaseException] = AbortedError) -> None:
         """Give up, and wake all."""
-        self._say(State.of(error), reason)
+        self._declare(State.of(error), reason)
 
     def died(self, reason: str) -> None:
         """Abort, and count as lost: this rank's thread ends by an error."""
-        self._say(State.ABORTED, reason, died=True)
+        self._declare(State.DIED, reason)
 
-    def _say(self, state: State, reason: str = "", *, died: bool = False) -> None:
+    def _declare(self, state: State, reason: str = "") -> None:
         if not self._ended:
-            self._world.say(self.rank, state, reason, died=died)
-
-    def leave(self) -> None:
-        """Declare the orderly end, and wake all."""
-        self._say(State.CLOSED)
-        self._ended = self._ended or f"rank {self.rank} has closed this communicator"
+            self._world.declare(self.rank, state, reason)
 
     def exited(self) -> None:
         """The process ends, and all of its threads with it."""
@@ -220,46 +148,29 @@ class ThreadFabric(Fabric):
     def close(self) -> None:
         """Leave; shared memory lives on in its views."""
         self.leave()
-        self._forget.detach()
+        self._release()
 
-    def forked(self) -> None:
-        """This process is a child of the ranks' own: their fabric stays there."""
-        self._ended = (
-            f"this process was forked from the one of rank {self.rank}, to which the "
-            "communicator belongs; make a new one"
-        )
+    def _release(self) -> None:
         self._forget.detach()
 
     def subset(self, members: Sequence[int], *, what: str) -> Fabric:
         """Meet the members in the shared world, and make them a new one."""
-        self._usable()
-        ranks = chosen(self, members, what)
-        encounter = self._world.meet(ranks, self.rank, what)
+        ranks = self._members(members, what)
+        rendezvous = self._world.join(ranks, self.rank, what)
 
         def missing() -> list[int]:
-            return [rank for rank in ranks if rank not in encounter.calls]
+            return [rank for rank in ranks if rank not in rendezvous.calls]
 
-        def describe() -> str:
-            return f"{what}: rank {self.rank} waited for {named(missing())} in vain"
-
-        def look() -> None:
-            lost = [rank for rank in self.lost() if rank in missing()]
-            if lost:
-                raise RankLostError(f"{what}: {named(lost)} died or closed the communicator")
-
+        deadline = self.deadline()
         try:
-            self._sleep(lambda: encounter.world is not None, self.deadline(), describe, look)
+            self._await_members(lambda: rendezvous.world is not None, missing, what, deadline)
         except (RankLostError, DeadlineError):
-            self._world.part(encounter, self.rank)
+            self._world.withdraw(rendezvous, self.rank)
             raise
-        calls = [encounter.calls[rank] for rank in ranks]
-        if len(set(calls)) > 1:
-            raise MismatchError(f"the ranks make different calls: {sides(calls)}")
-        if encounter.world is None:
-            raise DeadlineError(describe())
-        fabric = ThreadFabric(encounter.world, ranks.index(self.rank), self.timeout)
-        finalize.track(fabric)
-        return fabric
+        compare_calls([rendezvous.calls[rank] for rank in ranks])
+        if rendezvous.world is None:
+            raise DeadlineError(f"{what}: rank {self.rank} met nobody")
+        return ThreadFabric(rendezvous.world, ranks.index(self.rank), self.timeout)
 
 
 def thread_fabrics(nranks: int, timeout: float = 60.0) -> list[Fabric]:
@@ -275,12 +186,37 @@ def thread_fabrics(nranks: int, timeout: float = 60.0) -> list[Fabric]:
     if not timeout > 0 or math.isnan(timeout):
         raise ArgumentError(f"timeout must be a positive number of seconds, not {timeout}")
     world = World(nranks)
-    fabrics: list[Fabric] = []
-    for rank in range(nranks):
-        fabric = ThreadFabric(world, rank, timeout)
-        finalize.track(fabric)
-        fabrics.append(fabric)
-    return fabrics
+    return [ThreadFabric(world, rank, timeout) for rank in range(nranks)]
+
+
+def each(fabrics: Sequence[Fabric], function: Callable[[Fabric], T]) -> list[T]:
+    """Call ``function`` for every fabric at once, one short-lived thread each.
+
+    It makes collective calls on behalf of ranks that take turns in one thread.
+
+    Returns:
+        The results in the order of ``fabrics``; the first failure in that order is raised.
+
+    """
+    results: dict[int, T] = {}
+    failures: dict[int, BaseException] = {}
+
+    def call(index: int) -> None:
+        try:
+            results[index] = function(fabrics[index])
+        except BaseException as error:
+            failures[index] = error
+
+    if len(fabrics) == 1:
+        return [function(fabrics[0])]
+    threads = [threading.Thread(target=call, args=(i,), daemon=True) for i in range(len(fabrics))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[min(failures)]
+    return [results[index] for index in range(len(fabrics))]
 
 
 def _collected(world: World, rank: int) -> None:

@@ -7,25 +7,15 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from ringcoll.errors import MismatchError
-from ringcoll.fabric.control import State, sides
+from ringcoll.fabric.control import compare_calls
+from ringcoll.fabric.liveness import State, Status
 
-__all__ = ["Encounter", "Round", "Status", "World"]
-
-
-@dataclass(slots=True)
-class Status:
-    """What a rank has said about itself, when, and why."""
-
-    state: State = State.OPEN
-    since: int = 0
-    reason: str = ""
-    died: bool = False
+__all__ = ["Rendezvous", "Round", "World"]
 
 
 @dataclass(slots=True)
 class Round:
-    """One exchange: who came for what, with which value."""
+    """One exchange: which rank came for which call, with which value."""
 
     values: dict[int, Any] = field(default_factory=dict)
     calls: dict[int, str] = field(default_factory=dict)
@@ -33,8 +23,8 @@ class Round:
 
 
 @dataclass(slots=True)
-class Encounter:
-    """Members of a subset on their way, and the world that they make when all have come."""
+class Rendezvous:
+    """The members of a subset that have come, and the world that they make when all have."""
 
     calls: dict[int, str] = field(default_factory=dict)
     world: World | None = None
@@ -50,7 +40,7 @@ class World:
         self.statuses = [Status() for _ in range(nranks)]
         self.alarm = False
         self._rounds: dict[int, Round] = {}
-        self._encounters: dict[tuple[int, ...], Encounter] = {}
+        self._rendezvous: dict[tuple[int, ...], Rendezvous] = {}
 
     def wake(self) -> None:
         """Wake every rank."""
@@ -58,18 +48,18 @@ class World:
             with condition:
                 condition.notify_all()
 
-    def say(self, rank: int, state: State, reason: str = "", *, died: bool = False) -> None:
-        """A rank leaves the open state; its first word counts."""
+    def declare(self, rank: int, state: State, reason: str = "") -> None:
+        """Take a rank out of the open state; its first declaration counts."""
         status = self.statuses[rank]
         with self.lock:
             if status.state is State.OPEN:
-                status.reason, status.since, status.died = reason, time.monotonic_ns(), died
+                status.reason, status.since = reason, time.monotonic_ns()
                 status.state = state
-                if state.given_up:
+                if state.failed:
                     self.alarm = True
         self.wake()
 
-    def come(self, number: int, rank: int, what: str, value: Any) -> Round:
+    def contribute(self, number: int, rank: int, what: str, value: Any) -> Round:
         """Bring a value to an exchange."""
         with self.lock:
             round_ = self._rounds.setdefault(number, Round())
@@ -80,7 +70,7 @@ class World:
             self.wake()
         return round_
 
-    def take(self, number: int, rank: int, round_: Round) -> list[Any]:
+    def collect(self, number: int, rank: int, round_: Round) -> list[Any]:
         """Everybody's values of an exchange to which all have come.
 
         Raises:
@@ -91,24 +81,22 @@ class World:
             round_.taken.add(rank)
             if len(round_.taken) == self.nranks:
                 del self._rounds[number]
-        calls = [round_.calls[peer] for peer in range(self.nranks)]
-        if len(set(calls)) > 1:
-            raise MismatchError(f"the ranks make different calls: {sides(calls)}")
+        compare_calls([round_.calls[peer] for peer in range(self.nranks)])
         return [round_.values[peer] for peer in range(self.nranks)]
 
-    def meet(self, members: tuple[int, ...], rank: int, what: str) -> Encounter:
-        """Come to a subset; the last to come makes its world."""
+    def join(self, members: tuple[int, ...], rank: int, what: str) -> Rendezvous:
+        """Come to a rendezvous; the last to come makes its world."""
         with self.lock:
-            encounter = self._encounters.setdefault(members, Encounter())
-            encounter.calls[rank] = what
-            if len(encounter.calls) == len(members):
-                del self._encounters[members]
-                encounter.world = World(len(members))
-        if encounter.world is not None:
+            rendezvous = self._rendezvous.setdefault(members, Rendezvous())
+            rendezvous.calls[rank] = what
+            if len(rendezvous.calls) == len(members):
+                del self._rendezvous[members]
+                rendezvous.world = World(len(members))
+        if rendezvous.world is not None:
             self.wake()
-        return encounter
+        return rendezvous
 
-    def part(self, encounter: Encounter, rank: int) -> None:
-        """Give a subset up."""
+    def withdraw(self, rendezvous: Rendezvous, rank: int) -> None:
+        """Leave a rendezvous that did not come about."""
         with self.lock:
-            encounter.calls.pop(rank, None)
+            rendezvous.calls.pop(rank, None)

@@ -184,14 +184,14 @@ def test_who_gives_up_between_two_looks_has_not_left():
     """The news are read first, then who has left: what was said in between is the next news."""
     fabrics: Any = thread_fabrics(2)
     first, second = fabrics
-    read = first._news
+    read = first.check_failures
 
     def news():
         read()
         second.abort("no more")
 
-    first._news = news
-    first.look(lambda: [1])
-    first._news = read
+    first.check_failures = news
+    first.check_peers(lambda: [1])
+    first.check_failures = read
     with pytest.raises(AbortedError, match="rank 1 aborted: no more"):
-        first.look(lambda: [1])
+        first.check_peers(lambda: [1])

@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ringcoll.errors import MachineError
+from ringcoll.errors import AbortedError, MachineError
 from ringcoll.executors.board import Board, Hello
 from ringcoll.executors.node_signals import Between
 from ringcoll.fabric import connect as connecting
 from ringcoll.fabric import handshake, thread_fabrics
 from ringcoll.fabric.connect import Known, connect
-from ringcoll.fabric.control import State
 from ringcoll.fabric.identity import nodes_of
 from ringcoll.fabric.links import Frame, Link
+from ringcoll.fabric.liveness import State, Status, raise_failed
 
 
 def pair():
@@ -88,20 +88,20 @@ def test_what_is_no_frame_ends_the_connection(linked, junk):
     link, there = linked
     there.sendall(junk)
     pumped(link, lambda: bool(link.broken))
-    assert "which is none" in link.broken
+    assert "invalid frame" in link.broken
     assert not link.inbox(0).gathers
 
 
-def test_a_meeting_that_was_given_up_is_forgotten(linked):
+def test_a_token_that_was_withdrawn_is_forgotten(linked):
     link, there = linked
     other = Link(there, "other")
-    other.send(Frame.MEET, 1, b"[0,1] old")
-    other.send(Frame.PART, 1, b"[0,1] old")
-    other.send(Frame.MEET, 1, b"[0,1] new")
-    other.send(Frame.PART, 1, b"[0,1] old")
+    other.send(Frame.JOIN, 1, b"[0,1] old")
+    other.send(Frame.WITHDRAW, 1, b"[0,1] old")
+    other.send(Frame.JOIN, 1, b"[0,1] new")
+    other.send(Frame.WITHDRAW, 1, b"[0,1] old")
     other.send(Frame.GATHER, 1, b"last")
     pumped(link, lambda: bool(link.inbox(1).gathers))
-    assert link.inbox(1).meetings == {b"[0,1]": b"new"}
+    assert link.inbox(1).tokens == {b"[0,1]": b"new"}
 
 
 def test_nothing_is_kept_of_a_fabric_that_both_sides_have_ended(linked):
@@ -375,7 +375,15 @@ def test_what_is_cut_off_is_refused(boards, length):
         boards[1][2].store(0, memoryview(whole[:length]))
 
 
-def test_what_was_heard_is_not_said_of_who_passes_it_on():
-    said = State.ABORTED.error("rank 1", "rank 0 aborted: no such file")
-    assert str(said) == "rank 0 aborted: no such file"
-    assert str(State.ABORTED.error("rank 1", "no such file")) == "rank 1 aborted: no such file"
+@pytest.mark.parametrize(
+    ("reason", "shown"),
+    [
+        ("rank 0 aborted: no such file", "rank 0 aborted: no such file"),
+        ("no such file", "rank 1 aborted: no such file"),
+    ],
+)
+def test_an_error_names_the_rank_that_aborted_not_the_one_that_relays_it(reason, shown):
+    statuses = {0: Status(), 1: Status(State.ABORTED, 1, reason)}
+    with pytest.raises(AbortedError) as caught:
+        raise_failed(statuses, 0, range(2), lambda: None)
+    assert str(caught.value) == shown

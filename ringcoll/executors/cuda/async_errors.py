@@ -63,7 +63,9 @@ class Verdicts:
             return None
         if report.kind in RELAYED:
             try:
-                self._fabric.look(None)  # a rank that died or aborted is the cause, and says more
+                self._fabric.check_peers(
+                    None
+                )  # a rank that died or aborted is the cause, and says more
             except Error as news:
                 return news
         if report.kind != DIFFERENT and self._different is None:

@@ -1,0 +1,78 @@
+"""How some of a fabric's ranks find each other on one host, whatever has become of the rest.
+
+Each member posts a fresh token in its control segment under a tag that stands for the list of
+members, and reads the others'. A token that a rank has seen before is left over from an earlier
+rendezvous. From then on the members exchange payloads under tags that stand for all their tokens.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from collections.abc import Callable, Sequence
+
+from ringcoll.fabric.control import Control, Exchange, Wait
+
+__all__ = ["Rendezvous"]
+
+
+class Rendezvous:
+    """A bootstrap among some ranks of a fabric.
+
+    Args:
+        controls: of all ranks of the fabric.
+        members: the ranks that meet, in the order of their new ranks.
+        own: this rank of the fabric.
+        seen: the last token that each rank has met this one by; updated.
+        what: the call that needs it.
+        wait: waits for ranks of the fabric; raises when one is lost or late.
+
+    """
+
+    def __init__(
+        self,
+        controls: Sequence[Control],
+        members: tuple[int, ...],
+        own: int,
+        seen: dict[int, str],
+        what: str,
+        wait: Wait,
+    ) -> None:
+        self.rank, self.nranks = members.index(own), len(members)
+        self._members = members
+        self._what = what
+        self._wait = wait
+        self._boxes = [controls[rank].subsets for rank in members]
+        tokens = self._swap_tokens(seen)
+        self._exchange = Exchange(self._boxes, self.rank, _digest(json.dumps(tokens)))
+
+    def allgather(self, payload: bytes) -> list[bytes]:
+        """Every member's bytes."""
+        return self._exchange.allgather(payload, self._what, self._await)
+
+    def _await(self, ready: Callable[[], bool], missing: Callable[[], list[int]]) -> None:
+        self._wait(ready, lambda: [self._members[index] for index in missing()])
+
+    def _swap_tokens(self, seen: dict[int, str]) -> list[str]:
+        tag = _digest(json.dumps(self._members)) or 2
+        tokens = {self.rank: secrets.token_hex(16)}
+        self._boxes[self.rank].post(tag, tokens[self.rank].encode())
+
+        def ready() -> bool:
+            for index, rank in enumerate(self._members):
+                if index not in tokens:
+                    token = (self._boxes[index].read(tag) or b"").decode("ascii", "replace")
+                    if token and token != seen.get(rank):
+                        tokens[index] = token
+            return len(tokens) == self.nranks
+
+        self._await(ready, lambda: [index for index in range(self.nranks) if index not in tokens])
+        for index, rank in enumerate(self._members):
+            seen[rank] = tokens[index]
+        return [tokens[index] for index in range(self.nranks)]
+
+
+def _digest(text: str) -> int:
+    """An even number of 62 bits that stands for a text."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 3 << 1
