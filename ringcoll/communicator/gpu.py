@@ -14,8 +14,8 @@ from ringcoll.communicator.selection import Choice, prove, wished_plan
 from ringcoll.communicator.topology import Topology
 from ringcoll.config import Config
 from ringcoll.cuda.arrays import device_array
-from ringcoll.cuda.capture import spared
 from ringcoll.cuda.device import Device
+from ringcoll.cuda.streams import outside_capture
 from ringcoll.dtypes import dtype_of
 from ringcoll.errors import ArgumentError, Error, LaunchRefused, MachineError
 from ringcoll.executors.contract import Joint
@@ -285,7 +285,7 @@ class CudaState(RankState):
         with ExitStack() as mode:
             try:
                 # To free memory would end whatever any thread captures meanwhile.
-                mode.enter_context(spared())
+                mode.enter_context(outside_capture())
                 # Until its kernels have ended a rank must hear of peers that died.
                 self.synchronize()
                 self.cuda.followed.forget()  # a capture that begins there now is none of its calls

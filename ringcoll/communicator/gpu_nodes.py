@@ -23,8 +23,8 @@ from ringcoll.communicator.rank import SCRATCH_BYTES, RankState, in_words, with_
 from ringcoll.communicator.topology import Topology
 from ringcoll.config import Config
 from ringcoll.cuda.arrays import device_array
-from ringcoll.cuda.capture import spared
 from ringcoll.cuda.device import Device
+from ringcoll.cuda.streams import outside_capture
 from ringcoll.dtypes import dtype_of, op_of
 from ringcoll.errors import ArgumentError, ClosedError, Error, MachineError, MismatchError
 from ringcoll.executors.contract import Executor, Joint, PairExecutor
@@ -406,7 +406,7 @@ class NodesState(RankState):
             try:
                 if not self.inherited:  # a child has no CUDA
                     # To free memory would end whatever any thread captures meanwhile.
-                    mode.enter_context(spared())
+                    mode.enter_context(outside_capture())
                 self.sending.close()
                 super().close()
             finally:

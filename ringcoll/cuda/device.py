@@ -1,13 +1,24 @@
-"""The GPUs that this process sees, and selecting one of them."""
+"""The GPUs that this process sees, selecting one of them, and whether NVLink joins them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["LEAST_CAPABILITY", "Device", "available", "devices", "on", "runtime"]
+__all__ = [
+    "LEAST_CAPABILITY",
+    "Device",
+    "available",
+    "devices",
+    "joined_by_nvlink",
+    "on",
+    "runtime",
+]
+
+_log = logging.getLogger("ringcoll")
 
 LEAST_CAPABILITY = 7
 """The first major compute capability with loads and stores of acquire and release order."""
@@ -111,3 +122,38 @@ def on(ordinal: int) -> Iterator[Any]:
     finally:
         if before != ordinal:
             cuda.setDevice(before)
+
+
+def joined_by_nvlink(pci: str, others: Sequence[str]) -> bool:
+    """Whether a GPU reaches all of some others over NVLink, through a switch or not.
+
+    GPUs are named by their bus addresses; its own among ``others`` counts as joined. False also
+    where nvidia-ml-py is not installed or the driver does not tell.
+    """
+    far = [other for other in others if other != pci]
+    if not far:
+        return True
+    try:
+        import pynvml
+    except ImportError:
+        _log.info("protocol LL128 is not used: nvidia-ml-py, which finds NVLinks, is not installed")
+        return False
+    try:
+        pynvml.nvmlInit()
+        try:
+            own = pynvml.nvmlDeviceGetHandleByPciBusId(pci)
+            for other in far:
+                peer = pynvml.nvmlDeviceGetHandleByPciBusId(other)
+                said = pynvml.nvmlDeviceGetP2PStatus(own, peer, pynvml.NVML_P2P_CAPS_INDEX_NVLINK)
+                if said != pynvml.NVML_P2P_STATUS_OK:
+                    return False
+        finally:
+            pynvml.nvmlShutdown()
+    except (pynvml.NVMLError, AttributeError) as error:  # an old nvidia-ml-py lacks functions
+        _log.info(
+            "protocol LL128 is not used: NVML cannot tell how device %s reaches its peers: %s",
+            pci,
+            error,
+        )
+        return False
+    return True

@@ -1,16 +1,19 @@
-"""Functions of the CUDA driver that CuPy does not offer."""
+"""Functions of the CUDA driver that CuPy does not offer, and the allocation around a pointer."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from ringcoll.errors import MachineError
 
-__all__ = ["call"]
+__all__ = ["Allocation", "allocation_of", "call", "number_of"]
 
+# CUpointer_attribute
+_NUMBER, _IPC_CAPABLE, _START, _SIZE = 7, 10, 11, 12
 _P, _I, _U64 = ctypes.c_void_p, ctypes.c_int, ctypes.c_uint64
 
 _ARGUMENTS: Mapping[str, tuple[Any, ...]] = {
@@ -56,3 +59,57 @@ def _driver() -> Any:
         if function is not None:
             function.argtypes, function.restype = arguments, _I
     return library
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """An allocation of device memory; CUDA's handles name whole allocations.
+
+    Args:
+        start: address of its first byte.
+        nbytes: its size.
+        exportable: whether other processes can map it by a handle of the legacy kind. Virtual
+            memory (torch's expandable segments) and stream-ordered pools cannot be exported so;
+            for virtual memory see :mod:`ringcoll.cuda.virtual_memory`.
+        number: unique in this process, also against a later allocation at the same address.
+
+    """
+
+    start: int
+    nbytes: int
+    exportable: bool
+    number: int
+
+
+def allocation_of(pointer: int) -> Allocation:
+    """The allocation around a device pointer.
+
+    Raises:
+        MachineError: the driver does not know the pointer.
+
+    """
+    exportable, number = ctypes.c_int(), ctypes.c_uint64()
+    start, nbytes = ctypes.c_void_p(), ctypes.c_size_t()
+    try:
+        for attribute, value in (
+            (_START, start),
+            (_SIZE, nbytes),
+            (_IPC_CAPABLE, exportable),
+            (_NUMBER, number),
+        ):
+            call("cuPointerGetAttribute", ctypes.byref(value), attribute, pointer)
+    except MachineError as error:
+        raise MachineError(
+            f"cannot query the allocation of {pointer:#x}: is it a CUDA pointer? ({error})"
+        ) from error
+    return Allocation(start.value or 0, nbytes.value, bool(exportable.value), number.value)
+
+
+def number_of(pointer: int) -> int:
+    """The number of the allocation around a device pointer; 0 where there is none."""
+    number = ctypes.c_uint64()
+    try:
+        call("cuPointerGetAttribute", ctypes.byref(number), _NUMBER, pointer)
+    except MachineError:
+        return 0
+    return number.value

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ringcoll.cuda.device import on, runtime
-from ringcoll.cuda.retired import sweep
+from ringcoll.cuda.quarantine import sweep
 from ringcoll.errors import ArgumentError, MachineError, OutOfMemory
 from ringcoll.host.limits import size
 

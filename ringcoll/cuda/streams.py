@@ -1,16 +1,38 @@
-"""Which CUDA stream a call goes to: the one it was given, or its array library's current one."""
+"""CUDA streams: which one a call goes to, events in them, and whether a graph captures them.
+
+A call goes to the stream that it was given, or to its array library's current one. A capture only
+records: it may take in nothing but what is part of it, and whatever waits for one of its streams
+ends it by an error. In a thread of the usual capture mode so does every wait for the device.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import os
 import sys
-from collections.abc import Mapping
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
+from ringcoll.cuda.device import on, runtime
+from ringcoll.cuda.driver import call
 from ringcoll.errors import ArgumentError, ArgumentTypeError
 
-__all__ = ["foreign_streams", "stream_of", "stream_pointer"]
+__all__ = [
+    "Event",
+    "capture_of",
+    "foreign_streams",
+    "outside_capture",
+    "stream_of",
+    "stream_pointer",
+    "waiting_ends_capture",
+]
+
+_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
+_IMPLICIT = 906  # cudaErrorStreamCaptureImplicit
 
 
 def stream_pointer(
@@ -125,3 +147,73 @@ def _refuse_foreign(stream: Any, ordinal: int | None, where: str) -> None:
         raise ArgumentError(
             f"{where}: stream belongs to device {home}, and this rank is on device {ordinal}"
         )
+
+
+class Event:
+    """The present end of a stream of device ``ordinal``, to be queried or waited for later."""
+
+    def __init__(self, ordinal: int, stream: int) -> None:
+        self._ordinal = ordinal
+        with on(ordinal) as cuda:
+            self._event = cuda.eventCreateWithFlags(cuda.eventDisableTiming)
+            cuda.eventRecord(self._event, stream)
+        weakref.finalize(self, _destroy, os.getpid(), ordinal, self._event).atexit = False
+
+    def done(self) -> bool:
+        """Whether the stream has come so far."""
+        with on(self._ordinal) as cuda:
+            return bool(cuda.eventQuery(self._event) == 0)
+
+    def synchronize(self) -> None:
+        """Wait until the stream has come so far."""
+        with on(self._ordinal) as cuda:
+            cuda.eventSynchronize(self._event)
+
+    def order(self, stream: int) -> None:
+        """Make what a stream is given from now on wait for it."""
+        with on(self._ordinal) as cuda:
+            cuda.streamWaitEvent(stream, self._event, 0)
+
+
+def _destroy(pid: int, ordinal: int, event: int) -> None:
+    if os.getpid() == pid:  # a forked child has no CUDA: to call it there fails or hangs
+        with on(ordinal) as cuda:
+            cuda.eventDestroy(event)
+
+
+def capture_of(stream: int) -> int:
+    """The number of the capture, in this process, that a stream is part of; 0: of none.
+
+    Raises:
+        RuntimeError: CUDA cannot tell: the stream is gone, or the default one beside a blocking
+            one that is being captured, or its capture is invalid.
+
+    """
+    if not runtime().streamIsCapturing(stream):
+        return 0
+    status, number = ctypes.c_int(), ctypes.c_uint64()
+    answers = ctypes.byref(status), ctypes.byref(number)
+    call("cuStreamGetCaptureInfo_v2", stream, *answers, None, None, None)
+    return number.value
+
+
+def waiting_ends_capture(stream: int) -> bool:
+    """Whether to wait for a stream would end a capture."""
+    cuda = runtime()
+    try:
+        return bool(cuda.streamIsCapturing(stream))
+    except cuda.CUDARuntimeError as error:  # else its owner has destroyed it
+        return bool(error.status == _IMPLICIT)
+    except RuntimeError:  # CuPy's error for an invalid capture
+        return True
+
+
+@contextmanager
+def outside_capture() -> Iterator[None]:
+    """Let this thread wait for streams and events that are part of no capture, during one."""
+    mode = ctypes.c_int(_RELAXED)
+    call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
+    try:
+        yield
+    finally:
+        call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))

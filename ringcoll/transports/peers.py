@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
-from ringcoll.cuda.allocation import allocation_of
+from ringcoll.cuda import quarantine
 from ringcoll.cuda.device import on
+from ringcoll.cuda.driver import allocation_of
 from ringcoll.cuda.memory import DeviceMemory, allocate
-from ringcoll.cuda.retired import retire
 from ringcoll.cuda.virtual_memory import grant, pieces_of
 from ringcoll.errors import MachineError
 from ringcoll.fabric.base import Fabric
@@ -76,7 +76,7 @@ class PeerMemory:
                 return False
             return all(word[0] or (pid is not None and _gone(pid)) for word, pid in others)
 
-        retire(unreachable, self._free)
+        quarantine.add(unreachable, self._free)
 
 
 def allocate_shared(fabric: Fabric, ordinal: int, nbytes: int, *, what: str) -> PeerMemory:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ringcoll.bootstrap import run_ranks
-from ringcoll.cuda import device, driver, retired
+from ringcoll.cuda import device, driver, quarantine
 from ringcoll.fabric import each, thread_fabrics
 from ringcoll.transports import handles, peers
 
@@ -35,7 +35,7 @@ def stand_in(monkeypatch):
         return runtime
 
     yield make
-    retired._waiting.clear()
+    quarantine._waiting.clear()
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from ringcoll.communicator.devices import loader
 from ringcoll.communicator.gpu import CudaState
 from ringcoll.communicator.public import Communicator
 from ringcoll.config import DEFAULTS
-from ringcoll.cuda import retired
+from ringcoll.cuda import quarantine
 from ringcoll.cuda.arrays import device_array
 from ringcoll.cuda.device import devices, on
 from ringcoll.cuda.memory import GRANULE
@@ -54,7 +54,7 @@ def shared(fabric, ordinal):
     fabric.allgather(b"", what="read")
     memory.close()
     fabric.allgather(b"", what="closed")
-    retired.sweep()
+    quarantine.sweep()
     return [sorted({*own[256 * rank : 256 * (rank + 1)].tolist()}) for rank in range(fabric.nranks)]
 
 
@@ -73,7 +73,7 @@ def hosted(fabric, ordinal):
     fabric.allgather(b"", what="read")
     memory.close()
     fabric.allgather(b"", what="closed")
-    retired.sweep()
+    quarantine.sweep()
     if any(part != seen[0] for part in seen):
         raise AssertionError(f"ranks have seen different things: {seen}")
     return [sorted({*seen[0][256 * r : 256 * (r + 1)]}) for r in range(fabric.nranks)]
@@ -121,8 +121,8 @@ def symmetric(fabric, ordinal):
     fabric.allgather(b"", what="closed")
     del again, half
     gc.collect()
-    retired.sweep()
-    return [seen, reused, ones, retired.waiting()]
+    quarantine.sweep()
+    return [seen, reused, ones, quarantine.waiting()]
 
 
 def registered(fabric, ordinal):
@@ -170,14 +170,14 @@ def virtual(fabric, ordinal):
         fabric.allgather(b"", what="read")
         memory.unregister(found)
         kept = memory.empty(1, "uint8")
-        retired.sweep()
+        quarantine.sweep()
         fabric.allgather(b"", what="swept")
         other = device_array(viewed(starts[1], nbytes, ordinal), argument="array", where="register")
         again = memory.register(other) and not fabric.threads
         cupy.cuda.Device(ordinal).synchronize()
         memory.close()
         fabric.allgather(b"", what="closed")
-        retired.sweep()
+        quarantine.sweep()
         fabric.allgather(b"", what="swept")
         del array, found, other
         for start in starts:
@@ -217,7 +217,7 @@ def repeated(fabric, ordinal):
         memory = allocate_shared(fabric, ordinal, 64 << 20, what="scratch")
         memory.close()
         fabric.allgather(b"", what="closed")
-        retired.sweep()
+        quarantine.sweep()
         fabric.allgather(b"", what="swept")
         room.append(free_bytes(ordinal))
         fabric.allgather(b"", what="looked")

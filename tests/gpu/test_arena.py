@@ -2,7 +2,7 @@
 
 import pytest
 
-from ringcoll.cuda import retired
+from ringcoll.cuda import quarantine
 from ringcoll.errors import MachineError
 from ringcoll.transports.arena import make_arena
 from ringcoll.transports.probe import SLOT
@@ -42,7 +42,7 @@ def test_a_pair_that_lies_is_an_error_on_every_rank_and_nothing_is_kept(ranks, s
     for error in ranks(3, work):
         assert error.startswith("init: devices report peer access")
         assert "does not arrive: from rank 0 to rank 2;" in error
-    retired.sweep()
+    quarantine.sweep()
     assert not runtime.memory
 
 

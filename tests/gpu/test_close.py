@@ -16,7 +16,7 @@ from ringcoll.executors.cuda.watch import Watch
 
 @pytest.fixture(autouse=True)
 def no_driver(monkeypatch):
-    monkeypatch.setattr(gpu, "spared", contextlib.nullcontext)
+    monkeypatch.setattr(gpu, "outside_capture", contextlib.nullcontext)
 
 
 class Waiting:

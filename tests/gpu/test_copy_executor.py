@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ringcoll.arguments.calls import prepare
-from ringcoll.cuda import retired
+from ringcoll.cuda import quarantine
 from ringcoll.cuda.device import devices
 from ringcoll.errors import DeadlineError, Error, MismatchError
 from ringcoll.executors.board import RECORDS
@@ -40,7 +40,7 @@ def machine(request, monkeypatch):
     monkeypatch.setattr("cupy.cuda.driver", types.SimpleNamespace(launchKernel=made.launchKernel))
     yield made
     made.close()
-    retired._waiting.clear()
+    quarantine._waiting.clear()
 
 
 class Rank:

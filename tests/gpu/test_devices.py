@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from ringcoll.cuda import device, retired
+from ringcoll.cuda import device, quarantine
 from ringcoll.cuda.memory import GRANULE, allocate, host_mapped, whole_granules
 from ringcoll.errors import ArgumentError, MachineError, OutOfMemory
 from tests.gpu.stand_in import CUDARuntimeError, read
@@ -118,17 +118,17 @@ def test_host_memory_for_kernels(stand_in):
 
 def test_memory_waits_until_nobody_can_reach_it(caplog):
     state, freed = {"out": False}, []
-    retired.retire(lambda: state["out"], lambda: freed.append(1))
-    retired.sweep()
-    assert (freed, retired.waiting()) == ([], 1)
+    quarantine.add(lambda: state["out"], lambda: freed.append(1))
+    quarantine.sweep()
+    assert (freed, quarantine.waiting()) == ([], 1)
     state["out"] = True
-    retired.sweep()
-    retired.sweep()
-    assert (freed, retired.waiting()) == ([1], 0)
+    quarantine.sweep()
+    quarantine.sweep()
+    assert (freed, quarantine.waiting()) == ([1], 0)
 
     def fails():
         raise RuntimeError("lost")
 
     with caplog.at_level("WARNING", "ringcoll"):
-        retired.retire(lambda: True, fails)
+        quarantine.add(lambda: True, fails)
     assert "could not be freed: lost" in caplog.text

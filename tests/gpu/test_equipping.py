@@ -6,7 +6,7 @@ import pytest
 
 import ringcoll
 from ringcoll.communicator import gpu
-from ringcoll.cuda import retired
+from ringcoll.cuda import quarantine
 from ringcoll.cuda.memory import host_mapped
 from ringcoll.errors import Error, MachineError
 from ringcoll.executors.cuda.arena import Arena
@@ -35,7 +35,7 @@ def test_what_fails_leaves_no_arena(part, failing, monkeypatch):
     monkeypatch.setattr(gpu, part, refuse)
     with pytest.raises(Error, match="no such kernel"):
         ringcoll.init_all([0, 1], device="cuda", timeout=20)
-    retired.sweep()
+    quarantine.sweep()
     arenas = [size for _, size, _ in gpus.memory.values() if size >= Arena(2).nbytes]
     gpus.close()
     assert not arenas

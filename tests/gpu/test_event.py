@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from ringcoll.cuda import event as module
-from ringcoll.cuda.event import Event
+from ringcoll.cuda import streams as module
+from ringcoll.cuda.streams import Event
 
 
 class Runtime:

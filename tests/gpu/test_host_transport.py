@@ -8,7 +8,7 @@ import pytest
 
 import ringcoll
 from ringcoll.bench.gpu import captured
-from ringcoll.cuda import retired
+from ringcoll.cuda import quarantine
 from ringcoll.cuda.arrays import device_array
 from ringcoll.cuda.device import devices
 from ringcoll.cuda.raw import from_pointer
@@ -55,7 +55,7 @@ def test_every_rank_reaches_every_part(ranks, stand_in):
         memory.close()
         memory.close()
         fabric.allgather(b"", what="closed")
-        retired.sweep()
+        quarantine.sweep()
         return before == bytes(4096), seen
 
     assert ranks(3, work) == [(True, [b"\1\2\3\0"] * 3)] * 3
@@ -70,7 +70,7 @@ def test_pages_stay_until_no_peer_uses_them(ranks, stand_in):
         memory = allocate_hosted(fabric, fabric.rank, 100, what="init")
         if fabric.rank == 0:
             memory.close()
-            retired.sweep()
+            quarantine.sweep()
         fabric.allgather(b"", what="rank 0 has closed")
         if fabric.rank == 1:
             for pointer in memory.pointers:
@@ -79,7 +79,7 @@ def test_pages_stay_until_no_peer_uses_them(ranks, stand_in):
             memory.close()
 
     ranks(2, work)
-    retired.sweep()
+    quarantine.sweep()
     assert not +runtime.pinned
 
 
@@ -119,7 +119,7 @@ def test_devices_without_peer_access_meet_on_the_host_and_it_is_said_once(ranks,
     assert "(rank 1)" in said.message
     for memory, _ in found:
         memory.close()
-    retired.sweep()
+    quarantine.sweep()
     assert not runtime.memory
     assert not +runtime.pinned
 
@@ -138,7 +138,7 @@ def test_a_pair_that_lies_is_demoted_and_it_is_said_once(ranks, stand_in, caplog
         found = ranks(3, arena)
     assert [transport for _, transport in found] == ["host"] * 3
     assert caplog.text.count("does not arrive: from rank 2 to rank 1") == 1
-    retired.sweep()
+    quarantine.sweep()
     assert not runtime.memory
 
 

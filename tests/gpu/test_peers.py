@@ -6,7 +6,7 @@ import weakref
 
 import pytest
 
-from ringcoll.cuda import retired
+from ringcoll.cuda import quarantine
 from ringcoll.cuda.memory import GRANULE, allocate
 from ringcoll.errors import ArgumentError, MachineError, OutOfMemory
 from ringcoll.fabric import mapping
@@ -43,7 +43,7 @@ def test_every_rank_reaches_every_part(ranks, stand_in):
         memory.close()
         memory.close()
         fabric.allgather(b"", what="closed")
-        retired.sweep()
+        quarantine.sweep()
         return seen
 
     assert ranks(3, work) == [[b"\1\0", b"\2\0", b"\3\0"]] * 3
@@ -88,7 +88,7 @@ def test_devices_without_peer_access_are_named_on_every_rank(ranks, stand_in):
     assert "has no peer access to device 1 (Stand-in 1, 0000:01:00.0)" in first
     assert "transport='host'" in first
     assert "has no peer access" in second
-    retired.sweep()
+    quarantine.sweep()
     assert not runtime.memory
 
 
@@ -138,7 +138,7 @@ def test_a_handle_that_does_not_open_is_an_error_on_all(apart, stand_in, monkeyp
     errors = apart(2, lambda fabric: told(lambda: allocate_shared(fabric, 0, 1, what="scratch")))
     assert all("cannot map memory of device 0" in error for error in errors)
     assert all("CUDA_VISIBLE_DEVICES" in error for error in errors)
-    retired.sweep()
+    quarantine.sweep()
     assert not runtime.memory
 
 
@@ -149,14 +149,14 @@ def test_own_memory_is_freed_when_the_last_peer_has_let_go(apart, stand_in):
         memory = allocate_shared(fabric, 0, 1, what="scratch")
         if fabric.rank == 0:
             memory.close()
-            retired.sweep()
+            quarantine.sweep()
             assert len(runtime.memory) == 2
         fabric.allgather(b"", what="rank 0 has closed")
         if fabric.rank == 1:
             memory.close()
 
     apart(2, work)
-    retired.sweep()
+    quarantine.sweep()
     assert not runtime.memory
 
 
@@ -167,7 +167,7 @@ def test_own_memory_is_freed_when_the_peer_is_dead(apart, stand_in):
     assert len(runtime.memory) == 2
     apart.dead.add(1001)
     runtime.opened.clear()  # the driver does so
-    retired.sweep()
+    quarantine.sweep()
     assert len(runtime.memory) == 1
 
 
@@ -183,7 +183,7 @@ def test_memory_that_is_held_outlives_its_closing(together, stand_in):
     memory.close()
     assert runtime.memory
     del lease
-    retired.sweep()
+    quarantine.sweep()
     assert not runtime.memory
 
 
@@ -215,7 +215,7 @@ def test_a_users_memory_is_mapped_where_it_lies_and_kept(apart, stand_in, monkey
         fabric.allgather(b"", what="read")
         memory.close()
         fabric.allgather(b"", what="closed")
-        retired.sweep()
+        quarantine.sweep()
         fabric.allgather(b"", what="swept")
         own.free()
         return seen

@@ -15,7 +15,7 @@ import pytest
 
 import ringcoll
 from ringcoll.cuda import memory as device_memory
-from ringcoll.cuda.allocation import Allocation
+from ringcoll.cuda.driver import Allocation
 from ringcoll.executors.cuda import auto_register, stream_order
 from ringcoll.executors.cuda.mappings import POSTS, Mappings
 from ringcoll.transports import mapping

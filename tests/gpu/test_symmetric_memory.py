@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from ringcoll.cuda import retired
+from ringcoll.cuda import quarantine
 from ringcoll.cuda.arrays import device_array, from_pointer
 from ringcoll.cuda.memory import GRANULE, allocate
 from ringcoll.errors import ArgumentError, ArgumentTypeError, ClosedError, MismatchError
@@ -136,7 +136,7 @@ def test_freed_blocks_of_another_size_are_unmapped_and_freed(ranks, stand_in):
         # The number of the block that is gone serves the next one.
         assert place(memory, small) == (2, 0)
         fabric.allgather(b"", what="here")
-        retired.sweep()
+        quarantine.sweep()
         fabric.allgather(b"", what="there")
         return place(memory, kept), sorted(
             size // GRANULE for _, size, _ in runtime.memory.values()
@@ -158,14 +158,14 @@ def test_all_is_freed_when_all_have_closed_and_no_array_is_left(ranks, stand_in)
 
     views = ranks(2, work)
     gc.collect()
-    retired.sweep()
+    quarantine.sweep()
     assert [read(view.data.ptr, 24) for view in views] == [bytes([7]) * 24] * 2
     assert len(runtime.memory) == 2
     views.pop()
-    retired.sweep()
+    quarantine.sweep()
     assert len(runtime.memory) == 1
     views.pop()
-    retired.sweep()
+    quarantine.sweep()
     assert not runtime.memory
     assert not +runtime.opened
 
@@ -199,7 +199,7 @@ def test_a_child_keeps_what_its_parent_has_closed(ranks, stand_in):
 
     assert ranks(3, work) == [True] * 3
     gc.collect()
-    retired.sweep()
+    quarantine.sweep()
     assert not runtime.memory
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ringcoll.cuda import retired
-from ringcoll.cuda.allocation import allocation_of
+from ringcoll.cuda import quarantine
+from ringcoll.cuda.driver import allocation_of
 from ringcoll.cuda.memory import allocate
 from ringcoll.cuda.virtual_memory import Piece, export, map_pieces, pieces_of
 from ringcoll.errors import MachineError
@@ -83,7 +83,7 @@ def test_ranks_of_other_processes_map_it(apart, stand_in):
         return seen
 
     assert apart(3, work) == [wanted(3)] * 3
-    retired.sweep()
+    quarantine.sweep()
     assert sorted(driver.reserved) == sorted(starts)
     assert len(driver.mappings) == 9
     assert not driver.handles
@@ -105,7 +105,7 @@ def test_beside_memory_of_another_kind(apart, stand_in):
         return seen
 
     assert apart(2, work) == [wanted(2)] * 2
-    retired.sweep()
+    quarantine.sweep()
     assert not +runtime.opened
     assert len(runtime.driver.mappings) == 3
 

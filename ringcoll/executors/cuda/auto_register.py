@@ -28,11 +28,10 @@ from typing import Any
 
 import numpy as np
 
-from ringcoll.cuda.allocation import Allocation, allocation_of, number_of
-from ringcoll.cuda.capture import spared
 from ringcoll.cuda.device import on
-from ringcoll.cuda.event import Event
+from ringcoll.cuda.driver import Allocation, allocation_of, number_of
 from ringcoll.cuda.memory import host_mapped
+from ringcoll.cuda.streams import Event, outside_capture
 from ringcoll.errors import MachineError
 from ringcoll.executors.cuda.mappings import POSTS, Mappings, posted
 from ringcoll.executors.cuda.signature import OFFSET_BITS
@@ -119,7 +118,7 @@ class Posts:
         self._search()
         number = self._posted
         try:
-            with on(self._ordinal) as cuda, spared():
+            with on(self._ordinal) as cuda, outside_capture():
                 whole = allocation_of(pointer)
                 if whole.number in self._own:
                     return True
@@ -203,7 +202,7 @@ class Posts:
 
         What cannot be mapped is tried again when the peer has news: it may say that it was freed.
         """
-        with on(self._ordinal) as cuda, spared():
+        with on(self._ordinal) as cuda, outside_capture():
             try:
                 while self._seen[peer] < last:
                     number = self._seen[peer]
@@ -228,7 +227,7 @@ class Posts:
 
     def _say(self) -> None:
         """Tell peers of their posts whose rows are written."""
-        with spared():
+        with outside_capture():
             while self._writing and self._writing[0][0].done():
                 _, peer, count = self._writing.popleft()
                 self._words[self._rank][_TAKEN + peer] = count
@@ -236,7 +235,7 @@ class Posts:
 
     def _unmap(self) -> None:
         """Unmap what its owner has freed: all calls with it have ended before it could."""
-        with spared():
+        with outside_capture():
             while self._stale:
                 unmap(self._ordinal, self._mapped.pop(self._stale.pop()))
 

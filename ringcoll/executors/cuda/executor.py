@@ -20,10 +20,9 @@ import numpy.typing as npt
 
 from ringcoll.arguments.calls import Call
 from ringcoll.collectives import COLLECTIVES
-from ringcoll.cuda.device import Device, on, runtime
-from ringcoll.cuda.event import Event
+from ringcoll.cuda.device import Device, joined_by_nvlink, on, runtime
 from ringcoll.cuda.memory import host_mapped
-from ringcoll.cuda.nvlink import joined_by_nvlink
+from ringcoll.cuda.streams import Event
 from ringcoll.errors import AbortedError, Error, MismatchError
 from ringcoll.executors.board import RECORDS, Board
 from ringcoll.executors.cuda.arena import MOST_BLOCKS, REPORT_BYTES, Arena

@@ -13,9 +13,8 @@ import threading
 from typing import Any, Protocol
 from weakref import WeakSet
 
-from ringcoll.cuda.capture import capture_of, spared, untouchable
 from ringcoll.cuda.device import on, runtime
-from ringcoll.cuda.event import Event
+from ringcoll.cuda.streams import Event, capture_of, outside_capture, waiting_ends_capture
 from ringcoll.errors import LaunchRefused, MachineError
 from ringcoll.executors.cuda.shared_launch import order
 
@@ -96,7 +95,7 @@ class Followed:
         A call that is captured now does so too: what came before the capture stays hidden by it.
         """
         kept = stream == self.stream and self._eager
-        if kept and _noticing and untouchable(stream):
+        if kept and _noticing and waiting_ends_capture(stream):
             self._replayed = True
         return kept
 
@@ -131,7 +130,7 @@ class Followed:
         try:
             return capture_of(stream)
         except runtime().CUDARuntimeError as error:
-            if not untouchable(stream):
+            if not waiting_ends_capture(stream):
                 raise
             raise LaunchRefused(
                 f"{self._who}: a call on the default stream would wait for a blocking stream that "
@@ -198,7 +197,7 @@ class Followed:
         if stream is None:
             return
         with on(self._ordinal):
-            if untouchable(stream):
+            if waiting_ends_capture(stream):
                 raise LaunchRefused(
                     f"{self._who}: {what} cannot wait for a stream that is being captured in a "
                     f"CUDA graph: a capture runs nothing; call it outside of the capture"
@@ -215,7 +214,7 @@ class Followed:
         end, stream = self._end, self.stream  # this rank's thread may go on while another waits
         self._refuse_capture(stream, "synchronize")
         self._eager = False  # of what has ended a capture hides nothing
-        with on(self._ordinal) as cuda, spared():
+        with on(self._ordinal) as cuda, outside_capture():
             try:
                 if end is not None:
                     end.synchronize()
@@ -234,13 +233,15 @@ class Followed:
         if last is None and end is None and stream is None:
             return True
         try:
-            with on(self._ordinal) as cuda, spared():
+            with on(self._ordinal) as cuda, outside_capture():
                 if last is not None and self.marking:
                     return last.done()
                 if end is not None and not end.done():
                     return False
                 # To ask a stream that is being captured would end the capture.
-                return stream is None or (not untouchable(stream) and cuda.streamQuery(stream) == 0)
+                return stream is None or (
+                    not waiting_ends_capture(stream) and cuda.streamQuery(stream) == 0
+                )
         except RuntimeError:  # a device that fails: its calls may never end
             return False
 
@@ -258,8 +259,8 @@ class Followed:
 
     def mark(self, stream: int) -> None:
         """Remember the end of a stream as it is now: all calls lie before it."""
-        with contextlib.suppress(RuntimeError), on(self._ordinal), spared():
-            self._last = None if untouchable(stream) else Event(self._ordinal, stream)
+        with contextlib.suppress(RuntimeError), on(self._ordinal), outside_capture():
+            self._last = None if waiting_ends_capture(stream) else Event(self._ordinal, stream)
 
     def forget(self) -> None:
         """Nothing is to be waited for any more."""

@@ -18,7 +18,7 @@ from functools import partial
 
 from ringcoll.arguments.calls import Call
 from ringcoll.cuda.device import Device, on, runtime
-from ringcoll.cuda.event import Event
+from ringcoll.cuda.streams import Event
 from ringcoll.errors import AbortedError, DeadlineError, Error, LaunchRefused, MachineError
 from ringcoll.executors.contract import Executor, Runnable
 from ringcoll.executors.cuda.ready import Enqueued

@@ -1,8 +1,8 @@
 """Memory whose owner is done with it, kept until nobody else can reach it.
 
 Freeing memory that a peer still has mapped is undefined, and a peer may close its communicator
-later than this rank does. So memory waits here, and is freed when the next is allocated or
-retired: at points where a synchronisation of the device, which freeing implies, does no harm.
+later than this rank does. So memory is quarantined, and freed when more is allocated or
+quarantined: at points where a synchronisation of the device, which freeing implies, does no harm.
 """
 
 from __future__ import annotations
@@ -11,21 +11,15 @@ import logging
 import threading
 from collections.abc import Callable
 
-__all__ = ["retire", "sweep", "waiting"]
+__all__ = ["add", "sweep", "waiting"]
 
 _log = logging.getLogger("ringcoll")
 _lock = threading.Lock()
 _waiting: list[tuple[Callable[[], bool], Callable[[], None]]] = []
 
 
-def retire(unreachable: Callable[[], bool], free: Callable[[], None]) -> None:
-    """Free something as soon as nobody can reach it.
-
-    Args:
-        unreachable: whether that is so; once true, always true.
-        free: is called once.
-
-    """
+def add(unreachable: Callable[[], bool], free: Callable[[], None]) -> None:
+    """Call ``free`` once, as soon as ``unreachable()`` is true; it must stay true from then on."""
     with _lock:
         _waiting.append((unreachable, free))
     sweep()
@@ -40,13 +34,13 @@ def sweep() -> None:
         _call(free)
 
 
-def waiting() -> int:
-    """How many pieces of memory wait."""
-    return len(_waiting)
-
-
 def _call(free: Callable[[], None]) -> None:
     try:
         free()
-    except RuntimeError as error:  # of a device that has failed: whoever uses it next is told
-        _log.warning("memory of a GPU could not be freed: %s", error)
+    except RuntimeError as error:  # of a device that has failed: its next user gets it too
+        _log.warning("cannot free quarantined memory of a GPU: %s", error)
+
+
+def waiting() -> int:
+    """How many pieces of memory are quarantined."""
+    return len(_waiting)
