@@ -131,4 +131,4 @@ def test_memory_waits_until_nobody_can_reach_it(caplog):
 
     with caplog.at_level("WARNING", "ringcoll"):
         quarantine.add(lambda: True, fails)
-    assert "could not be freed: lost" in caplog.text
+    assert "cannot free quarantined memory of a GPU: lost" in caplog.text
