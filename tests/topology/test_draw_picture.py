@@ -8,7 +8,7 @@ from itertools import combinations
 import pytest
 
 from ringcoll.errors import ArgumentError, MachineError
-from ringcoll.topology.draw.bands import LINK_COLOUR, ring_colour
+from ringcoll.topology.draw.edges import LINK_COLOUR, ring_colour
 from ringcoll.topology.draw.files import format_svg, write_picture
 from ringcoll.topology.draw.picture import picture
 from ringcoll.topology.draw.shapes import Arc, Box, Drawing, Straight, Stroke, Text, text_width
@@ -86,7 +86,33 @@ def test_known_machines_are_readable(name):
     found = preset(name)
     drawing = without_rings(found)
     assert_readable(drawing)
-    assert {f"GPU{i}" for i in range(len(found.gpus))} <= set(texts(drawing))
+    # Hosts that are alike are drawn once.
+    drawn = len(found.gpus) // len(found.hosts)
+    assert {f"GPU{i}" for i in range(drawn)} <= set(texts(drawing))
+    assert f"GPU{drawn}" not in texts(drawing)
+
+
+def test_hosts_that_are_alike_are_drawn_once():
+    said = texts(without_rings(preset("gb200-nvl72")))
+    assert {"host 0; hosts like it: 1-17", "NVSwitch of hosts 0-17", "network"} <= set(said)
+
+    def host(at: int, width: int) -> str:
+        return f"""<system version="1"><cpu numaid="0"><pci busid="0000:01:00.0" class="0x030200"
+            link_speed="16 GT/s" link_width="{width}"><gpu dev="0" sm="80" rank="{at}"/></pci>
+            <nic><net dev="0" name="ib"/></nic></cpu></system>"""
+
+    found = built(f"<systems>{host(0, 16)}{host(1, 8)}{host(2, 16)}{host(3, 16)}</systems>")
+    said = texts(without_rings(found))
+    assert {"host 0; hosts like it: 2-3", "host 1", "GPU0", "GPU1"} <= set(said)
+    assert "GPU2" not in said and said.count("network") == 2
+
+
+def test_links_are_labelled_with_their_bandwidth():
+    drawing = without_rings(mesh(SQUARE, 4))
+    assert_readable(drawing)
+    (single, double) = (str(40 * count // 2) for count in (1, 2))
+    assert texts(drawing).count(single) == texts(drawing).count(double) == 2
+    assert {f"{double}: NVLink x2", f"{single}: NVLink"} <= set(texts(drawing))
 
 
 def test_links_are_as_wide_as_their_bandwidth():
@@ -112,7 +138,7 @@ def test_a_ring_colours_its_share_of_a_link():
     assert all(stroke.width == pytest.approx(narrow / 2) for stroke in first)
     assert all(stroke.width == pytest.approx(narrow / 4) for stroke in second)
     assert wide == pytest.approx(2 * narrow)
-    assert "20 GB/s: 0 1 2 3" in texts(drawing) and "10 GB/s: 0 3 2 1" in texts(drawing)
+    assert "20 GB/s: 0 1 2 3 0" in texts(drawing) and "10 GB/s: 0 3 2 1 0" in texts(drawing)
     assert "2 rings, 30 GB/s together" in texts(drawing)
 
 
@@ -164,19 +190,19 @@ def test_more_rings_and_gpus_than_a_legend_holds():
     assert_readable(drawing)
     assert "and 8 more" in texts(drawing)
     assert any(
-        text.startswith("1 GB/s: 0 1 2") and text.endswith("… 19") for text in texts(drawing)
+        text.startswith("1 GB/s: 0 1 2") and text.endswith("… 19 0") for text in texts(drawing)
     )
 
 
 def test_parallel_lines_stay_apart():
     ways = Straight(0.0, 0.0, 10.0, 0.0), Straight(0.0, 10.0, 0.0, 0.0)
-    assert ways[0].line(2.0, 1.0, "").start == (0.0, 2.0)
-    assert ways[1].line(2.0, 1.0, "").start == (2.0, 10.0)
+    assert ways[0].stroke(2.0, 1.0, "").start == (0.0, 2.0)
+    assert ways[1].stroke(2.0, 1.0, "").start == (2.0, 10.0)
     valley, hill = Arc(0.0, 10.0, 0.0, 4.0), Arc(0.0, 10.0, 0.0, -4.0)
-    assert valley.line(1.0, 1.0, "").start == (-1.0, 0.0)
-    assert hill.line(1.0, 1.0, "").start == (1.0, 0.0)
-    assert valley.line(1.0, 1.0, "").curves[0][-1] == 5.0
-    assert hill.line(1.0, 1.0, "").curves[0][-1] == -3.0
+    assert valley.stroke(1.0, 1.0, "").start == (-1.0, 0.0)
+    assert hill.stroke(1.0, 1.0, "").start == (1.0, 0.0)
+    assert valley.stroke(1.0, 1.0, "").curves[0][-1] == 5.0
+    assert hill.stroke(1.0, 1.0, "").curves[0][-1] == -3.0
 
 
 ODD = {
@@ -224,7 +250,7 @@ def test_svg_is_well_formed_and_the_same_every_time():
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
     assert len(root.findall("{*}path")) > 16
     labels = {element.text for element in root.findall("{*}text")}
-    assert {"GPU0", "GPU7", "switch 03:00.0", "18 GB/s: 0 4 7 5 6 2 3 1"} <= labels
+    assert {"GPU0", "GPU7", "switch 03:00.0", "18 GB/s: 0 4 7 5 6 2 3 1 0"} <= labels
 
 
 def test_titles_are_escaped():

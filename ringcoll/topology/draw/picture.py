@@ -1,182 +1,249 @@
-"""The picture of a machine: its hosts side by side, its rings, and what the colours mean."""
+"""The picture of a machine: its hosts, its rings, and what widths and colours mean."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from ringcoll.topology.draw.bands import LINK_COLOUR, Scale, lanes_of, ring_colour, scale_of
-from ringcoll.topology.draw.host import Panel, host_panel
-from ringcoll.topology.draw.labels import labels_of, link_label, number
-from ringcoll.topology.draw.shapes import (
-    Box,
-    Drawing,
-    Shape,
-    Straight,
-    Stroke,
-    Text,
-    text_width,
+from ringcoll.topology.draw.edges import (
+    LINK_COLOUR,
+    RingsOfLinks,
+    arcs_above,
+    band_shapes,
+    edges_of,
+    label_shapes,
+    ring_colour,
+    rings_of_links,
+    scale_of,
+    width_of,
 )
+from ringcoll.topology.draw.labels import busid_of, labels_of, link_label, number
+from ringcoll.topology.draw.layout import Layout, place
+from ringcoll.topology.draw.shapes import Arc, Box, Drawing, Shape, Straight, Text, text_width
+from ringcoll.topology.draw.words import contents_of
 from ringcoll.topology.rings import Ring, RingSet
-from ringcoll.topology.system import LinkKind, System
+from ringcoll.topology.system import Cpu, Gpu, LinkKind, Nic, NvSwitch, System
 from ringcoll.topology.tables import LOCAL
 
 __all__ = ["picture"]
 
 _MARGIN = 24.0
 _PAD = 14.0
-"""Between a host's frame and what is in it."""
+"""Between the frame of a host and what is in it."""
 
 _LINE = 18.0
 """Height of a line of a legend."""
 
-_LEAST = 640.0
-"""Width of a page at least."""
+_TITLE = 60
+"""Letters of a title."""
 
 _RINGS, _MEMBERS, _LINKS = 32, 16, 10
 """Entries of the legends, and GPUs of a ring, that are spelled out."""
+
+_IDLE = "#f3f3f3"
+"""Fill of a GPU that is in no ring."""
+
+_GREY = "#555555"
 
 
 def picture(system: System, rings: RingSet) -> Drawing:
     """Draw the machine: CPUs on top, PCIe below them, NVLinks under the GPUs.
 
-    Links are as wide as their bandwidth, and a ring colours as much of them as it takes.
+    Links are as wide as their bandwidth, and a ring colours as much of them as it takes. Of hosts
+    that are alike, with rings that are alike, the first is drawn.
     """
-    labels, scale, lanes = labels_of(system), scale_of(system), lanes_of(system, rings)
-    panels = [
-        host_panel(system, host, rings, scale=scale, lanes=lanes, labels=labels)
-        for host in system.hosts
+    title = system.title or f"{len(system.gpus)} GPUs"
+    count, total = len(rings.rings), number(rings.bandwidth)
+    summary = f"{count} ring{'s' * (count > 1)}, {total} GB/s together"
+    shapes: list[Shape] = [
+        Text(_MARGIN, 28.0, textwrap.shorten(title, _TITLE, placeholder="…"), 16.0, bold=True),
+        Text(_MARGIN, 46.0, contents_of(system), 11.0, colour=_GREY),
+        Text(_MARGIN, 64.0, summary if count else f"no ring: {len(rings.gpus)} GPUs", 12.0),
     ]
-    shapes: list[Shape] = []
-    frame = len(panels) > 1
-    width, lower = _grid(panels, shapes, 62.0, frame=frame)
-    page = max(width + 2 * _MARGIN, _LEAST)
-    shapes[:0] = _head(system, rings, page)
-    top = lower + 30.0
-    x, lower = _links(system, scale, shapes, top)
-    lower = max(lower, _rings(system, rings, labels, shapes, (x, top), page))
-    texts = (shape for shape in shapes if isinstance(shape, Text) and shape.anchor == "start")
-    right = max((text.x + text_width(text.text, text.size) for text in texts), default=0.0)
-    page = max(page, right + _MARGIN)
+    used, scale = rings_of_links(system, rings), scale_of(system)
+    y, right = 80.0, 0.0
+    for alike in _alike_hosts(system, used):
+        host, edge = _host(system, alike, rings, used, scale, y)
+        shapes += host
+        y, right = edge.bottom + _MARGIN, max(right, edge.right)
+    x, lower = _links(system, scale, shapes, y + 6.0)
+    lower = max(lower, _rings(system, rings, shapes, (x, y + 6.0), right))
+    texts = (shape.right for shape in shapes if isinstance(shape, Text))
+    page = max(right, *texts) + _MARGIN
     return Drawing(page, lower + 12.0, tuple(shapes), system.title or "topology")
 
 
-def _head(system: System, rings: RingSet, page: float) -> list[Shape]:
-    title = system.title or f"{len(system.gpus)} GPUs"
-    if rings.rings:
-        count = len(rings.rings)
-        said = f"{count} ring{'s' * (count > 1)}, {number(rings.bandwidth)} GB/s together"
-    else:
-        said = f"no ring: {len(rings.gpus)} GPUs"
-    return [
-        Text(
-            _MARGIN, 28.0, textwrap.shorten(title, int(page / 12), placeholder="…"), 16.0, bold=True
-        ),
-        Text(_MARGIN, 46.0, said, 12.0, colour="#555555"),
-    ]
+def _alike_hosts(system: System, used: RingsOfLinks) -> list[list[int]]:
+    """The hosts in groups of the same nodes, links and rings, names apart."""
+    groups: dict[object, list[int]] = {}
+    for host in system.hosts:
+
+        def plain(name: str, host: int = host) -> str:
+            return name.replace(f"/{host}-", "/")
+
+        names = {node.name for node in system.nodes if node.host == host}
+        names -= {node.name for node in system.nodes if isinstance(node, NvSwitch)}
+        key = (
+            tuple(sorted(plain(name) for name in names)),
+            tuple(
+                (plain(link.src), plain(link.dst), link.kind, link.bandwidth)
+                for link in system.links
+                if link.src in names
+            ),
+            tuple(
+                (plain(a), plain(b), *users)
+                for (a, b), users in sorted(used.items())
+                if a in names or b in names
+            ),
+        )
+        groups.setdefault(key, []).append(host)
+    return list(groups.values())
 
 
-def _grid(
-    panels: Sequence[Panel], shapes: list[Shape], top: float, *, frame: bool
-) -> tuple[float, float]:
-    """Put the hosts in rows; the width of a row and the lowest y."""
-    pad = _PAD if frame else 0.0
-    wide = max((panel.width for panel in panels), default=0.0) + 2 * pad
-    high = max((panel.height for panel in panels), default=0.0) + 2 * pad
-    columns = _columns(len(panels), max(wide, 1.0), max(high, 1.0))
-    for i, panel in enumerate(panels):
-        x = _MARGIN + (i % columns) * (wide + _MARGIN)
-        y = top + (i // columns) * (high + _MARGIN)
-        if frame:
-            shapes.append(Box(x, y, wide, high, "#fcfcfd", "#b5b5bd"))
-        shapes += [_moved(shape, x + pad, y + pad) for shape in panel.shapes]
-    rows = -(-len(panels) // columns)
-    return columns * (wide + _MARGIN) - _MARGIN, top + rows * (high + _MARGIN) - _MARGIN
+def _host(
+    system: System,
+    alike: Sequence[int],
+    rings: RingSet,
+    used: RingsOfLinks,
+    scale: float,
+    top: float,
+) -> tuple[list[Shape], Box]:
+    """The first of some hosts that are alike, and its frame, which is drawn if there are others."""
+    host, framed = alike[0], len(system.hosts) > 1
+    pad = _PAD if framed else 0.0
+    above = arcs_above(system, host)
+    layout = place(system, host, _MARGIN + pad, top + pad + above + 24.0 * framed)
+    edges = list(edges_of(system, host, layout, scale, above))
+    boxes = list(_boxes(system, layout, rings))
+    # Links to the network run behind NVSwitches; those to one NVSwitch, in front of another.
+    behind: list[Shape] = []
+    shapes: list[Shape] = []
+    for joint, edge in edges:
+        band = band_shapes(system, joint, edge, scale, rings, used)
+        (behind if joint.kind is LinkKind.NET else shapes).extend(band)
+    switches = [shape for name, shape in boxes if isinstance(system.node(name), NvSwitch)]
+    behind += [shape for shape in switches if isinstance(shape, Box)]
+    shapes = [*behind, *shapes, *(shape for _, shape in boxes if shape not in behind)]
+    shapes += label_shapes(edges, scale)
+    arcs = [edge.y + edge.depth + 24.0 for _, edge in edges if isinstance(edge, Arc)]
+    lower = max([layout.bottom, *arcs]) + pad
+    frame = Box(_MARGIN, top, layout.right + pad - _MARGIN, lower - top, "#fcfcfd", "#b5b5bd")
+    if framed:
+        also = f"; hosts like it: {_ranges(alike[1:])}" if len(alike) > 1 else ""
+        heading = f"host {host}{also}"
+        shapes = [frame, Text(_MARGIN + pad, top + 22.0, heading, 13.0, bold=True), *shapes]
+    return shapes, frame
 
 
-def _columns(count: int, wide: float, high: float) -> int:
-    """So many hosts in a row that the page is nearest to 3 : 2."""
-
-    def stretch(columns: int) -> float:
-        ratio = columns * wide / (-(-count // columns) * high)
-        return max(ratio / 1.5, 1.5 / ratio)
-
-    return min(range(1, count + 1), key=stretch, default=1)
-
-
-def _moved(shape: Shape, dx: float, dy: float) -> Shape:
-    if not isinstance(shape, Stroke):
-        return replace(shape, x=shape.x + dx, y=shape.y + dy)
-    start = (shape.start[0] + dx, shape.start[1] + dy)
-    curves = tuple(
-        tuple(value + (dy if i % 2 else dx) for i, value in enumerate(curve))
-        for curve in shape.curves
-    )
-    return replace(shape, start=start, curves=curves)
+def _ranges(numbers: Sequence[int]) -> str:
+    """Numbers as text: 1, 2, 3 and 7 are "1-3, 7"."""
+    runs: list[list[int]] = []
+    for one in numbers:
+        if runs and one == runs[-1][-1] + 1:
+            runs[-1].append(one)
+        else:
+            runs.append([one])
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
 
 
-def _links(system: System, scale: Scale, shapes: list[Shape], y: float) -> tuple[float, float]:
-    """The legend of the links; its right edge and the lowest y."""
+def _boxes(system: System, layout: Layout, rings: RingSet) -> Iterator[tuple[str, Shape]]:
+    """The boxes of the nodes and the texts in them, with the name of the node."""
+    labels = labels_of(system)
+    active = {gpu.name for gpu in rings.gpus}
+    for name, box in layout.boxes.items():
+        node = system.node(name)
+        members = [labels[member] for member in layout.groups.get(name, (name,))]
+        idle = isinstance(node, Gpu) and name not in active
+        yield name, replace(box, fill=_IDLE) if idle else box
+        if isinstance(node, Gpu | Nic):
+            large = members[0] if len(members) == 1 else f"{len(members)} NICs"
+            small = busid_of(system, node) if isinstance(node, Gpu) else node.port
+            if len(members) > 1:
+                small = f"{members[0]}-{members[-1].removeprefix('NIC')}"
+            yield name, Text(box.centre, box.y + 16.0, large, 12.0, "middle", bold=True)
+            small = _fitting((small, small[:10] + "…"), box.width, 9.0)
+            yield name, Text(box.centre, box.y + 30.0, small, 9.0, "middle", _GREY)
+        else:
+            texts = [members[0], busid_of(system, node)]
+            if isinstance(node, Cpu):
+                kind = " ".join(word for word in (_vendor(node), node.arch) if word)
+                texts = [f"{members[0]} ({kind})" if kind else members[0], members[0]]
+            elif isinstance(node, NvSwitch):
+                hosts = sorted({system.node(link.dst).host for link in system.out[name]})
+                many = len(hosts) > 1
+                texts = [f"{members[0]} of hosts {_ranges(hosts)}" if many else members[0]]
+            text = _fitting([*texts, members[0]], box.width, 11.0)
+            yield name, Text(box.centre, box.y + 17.0, text, 11.0, "middle")
+
+
+def _vendor(cpu: Cpu) -> str:
+    return {"GenuineIntel": "Intel", "AuthenticAMD": "AMD"}.get(cpu.vendor, cpu.vendor)
+
+
+def _fitting(texts: Sequence[str], width: float, size: float) -> str:
+    """The first text that fits; none if none does."""
+    return next((text for text in texts if text_width(text, size) <= width), "")
+
+
+def _links(system: System, scale: float, shapes: list[Shape], y: float) -> tuple[float, float]:
+    """The legend of the links; where what stands beside it begins, and the lowest y."""
     kinds: dict[tuple[str, int, float], float] = {}
     for link in system.links:
-        # A limit as high as that is none.
-        if link.bandwidth >= LOCAL:
-            continue
-        if link.kind is not LinkKind.NET or len(system.hosts) > 1:
+        # ``LOCAL`` is no limit, and one host has no picture of the network.
+        if link.bandwidth < LOCAL and (link.kind is not LinkKind.NET or len(system.hosts) > 1):
             key = link_label(system, link), link.count, link.bandwidth
-            kinds.setdefault(key, scale.both(link, link))
+            kinds.setdefault(key, 2 * width_of(link, scale))
     if not kinds:
         return _MARGIN, y
-    heading = "Links, GB/s each way"
-    shapes.append(Text(_MARGIN, y, heading, 12.0, bold=True))
-    right = _MARGIN + text_width(heading, 12.0)
+    first = len(shapes)
+    shapes.append(Text(_MARGIN, y, "Links, GB/s each way", 12.0, bold=True))
     y += 8.0
     ordered = sorted(kinds.items(), key=lambda item: (-item[0][2], item[0]))
     for (name, count, bandwidth), width in ordered[:_LINKS]:
         high = max(_LINE, width + 6.0)
         middle = y + high / 2
-        line = Straight(_MARGIN, middle, _MARGIN + 40, middle).line(0.0, width, LINK_COLOUR)
-        text = f"{name}{f' x{count}' if count > 1 else ''}, {number(bandwidth)}"
+        line = Straight(_MARGIN, middle, _MARGIN + 40, middle).stroke(0.0, width, LINK_COLOUR)
+        text = f"{number(bandwidth)}: {name}{f' x{count}' if count > 1 else ''}"
         shapes += [line, Text(_MARGIN + 50, middle + 4.0, text)]
-        right = max(right, _MARGIN + 50 + text_width(text, 11.0))
         y += high
     if len(ordered) > _LINKS:
         y += _LINE
         shapes.append(Text(_MARGIN + 50, y - 5.0, f"and {len(ordered) - _LINKS} narrower kinds"))
-    return right + 36.0, y
+    return max(s.right for s in shapes[first:] if isinstance(s, Text)) + 36.0, y
 
 
 def _rings(
     system: System,
     rings: RingSet,
-    labels: Mapping[str, str],
     shapes: list[Shape],
     corner: tuple[float, float],
-    page: float,
+    right: float,
 ) -> float:
-    """The legend of the rings, to the right of that of the links; the lowest y."""
+    """The legend of the rings beside that of the links; the lowest y."""
     left, y = corner
     if not rings.rings:
         return y
-    shapes.append(Text(left, y, "Rings", 12.0, bold=True))
+    labels = labels_of(system)
+    shapes.append(Text(left, y, "Rings, and the order of their GPUs", 12.0, bold=True))
     y += 8.0 + _LINE
     texts = [_ring(ring, rings, labels) for ring in rings.rings[:_RINGS]]
     column = 60.0 + max(text_width(text, 11.0) for text in texts)
-    columns = max(1, min(int((page - _MARGIN - left) // column), len(texts)))
+    columns = max(1, min(int((right - left) // column), len(texts)))
     rows = -(-len(texts) // columns)
     for i, text in enumerate(texts):
         x, line = left + (i // rows) * column, y + (i % rows) * _LINE
-        shapes.append(Straight(x, line - 5, x + 28, line - 5).line(0.0, 6.0, ring_colour(i)))
+        shapes.append(Straight(x, line - 5, x + 28, line - 5).stroke(0.0, 6.0, ring_colour(i)))
         shapes.append(Text(x + 36, line - 1, text))
     y += rows * _LINE
-    said = ["Traffic keeps to the right; a link coloured all over is full."]
+    notes = [
+        "Both directions of a link lie side by side; traffic keeps to the right.",
+        "A stripe is as wide as its ring's share; a link without grey is full.",
+    ]
     if len(rings.rings) > len(texts):
-        said.insert(0, f"and {len(rings.rings) - len(texts)} more")
-    if len(system.hosts) > 1:
-        said.append("What leaves a NIC downwards goes to the network.")
-    for text in said:
-        shapes.append(Text(left, y, text, colour="#555555"))
+        notes.insert(0, f"and {len(rings.rings) - len(texts)} more")
+    for text in notes:
+        shapes.append(Text(left, y, text, colour=_GREY))
         y += _LINE
     return y
 
@@ -185,4 +252,4 @@ def _ring(ring: Ring, rings: RingSet, labels: Mapping[str, str]) -> str:
     members = [labels[rings.gpus[i].name].removeprefix("GPU") for i in ring.order]
     if len(members) > _MEMBERS:
         members = [*members[: _MEMBERS - 2], "…", members[-1]]
-    return f"{number(ring.bandwidth)} GB/s: {' '.join(members)}"
+    return f"{number(ring.bandwidth)} GB/s: {' '.join([*members, members[0]])}"

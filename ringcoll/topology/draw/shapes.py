@@ -1,7 +1,4 @@
-"""What a picture consists of, and lines that run side by side.
-
-Lengths are pixels; y points down.
-"""
+"""The shapes of a picture. Lengths are pixels; y points down."""
 
 from __future__ import annotations
 
@@ -9,13 +6,13 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Arc", "Box", "Drawing", "Shape", "Straight", "Stroke", "Text", "Way", "text_width"]
+__all__ = ["Arc", "Box", "Drawing", "Edge", "Shape", "Straight", "Stroke", "Text", "text_width"]
 
-_ROUND = 0.5522847498
-"""Where a cubic curve's handles are so that it is a quarter of an ellipse, as a share of it."""
+_QUARTER = 0.5522847498
+"""Length of the handles of a cubic curve that is a quarter of a circle of radius 1."""
 
-_WIDE = 0.64
-"""Width of a letter, as a share of its size: what DejaVu Sans has at most on average."""
+_LETTER = 0.64
+"""Width of a letter, as a share of its size: an upper bound of the average in DejaVu Sans."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,17 +28,17 @@ class Box:
 
     @property
     def centre(self) -> float:
-        """Its middle's x."""
+        """The x of the middle."""
         return self.x + self.width / 2
 
     @property
     def right(self) -> float:
-        """Its right edge's x."""
+        """The x of the right edge."""
         return self.x + self.width
 
     @property
     def bottom(self) -> float:
-        """Its lower edge's y."""
+        """The y of the lower edge."""
         return self.y + self.height
 
 
@@ -57,18 +54,19 @@ class Text:
     colour: str = "#222222"
     bold: bool = False
 
+    @property
+    def right(self) -> float:
+        """The x of the right edge, at most."""
+        share = {"start": 1.0, "middle": 0.5, "end": 0.0}[self.anchor]
+        return self.x + share * text_width(self.text, self.size)
+
 
 @dataclass(frozen=True, slots=True)
 class Stroke:
-    """A line.
+    """A line from ``start`` over ``curves``.
 
-    Args:
-        start: where it begins.
-        curves: each either a point (x, y) that a straight piece leads to, or the two handles and
-            the end of a cubic curve (x1, y1, x2, y2, x, y).
-        width: of the line.
-        colour: of the line.
-
+    A curve is a point (x, y) at the end of a straight piece, or two handles and the end of a cubic
+    curve (x1, y1, x2, y2, x, y).
     """
 
     start: tuple[float, float]
@@ -92,18 +90,18 @@ class Drawing:
 
 @dataclass(frozen=True, slots=True)
 class Straight:
-    """The straight way from (x1, y1) to (x2, y2)."""
+    """A straight edge from (x1, y1) to (x2, y2)."""
 
     x1: float
     y1: float
     x2: float
     y2: float
 
-    def line(self, aside: float, width: float, colour: str) -> Stroke:
-        """A line that runs so far to the right of the way, as one sees who goes along it."""
+    def stroke(self, offset: float, width: float, colour: str) -> Stroke:
+        """A line beside the edge, ``offset`` to the right of its direction."""
         length = math.hypot(self.x2 - self.x1, self.y2 - self.y1) or 1.0
-        dx = -aside * (self.y2 - self.y1) / length
-        dy = aside * (self.x2 - self.x1) / length
+        dx = -offset * (self.y2 - self.y1) / length
+        dy = offset * (self.x2 - self.x1) / length
         return Stroke((self.x1 + dx, self.y1 + dy), ((self.x2 + dx, self.y2 + dy),), width, colour)
 
 
@@ -116,22 +114,22 @@ class Arc:
     y: float
     depth: float
 
-    def line(self, aside: float, width: float, colour: str) -> Stroke:
-        """A line that runs so far to the right of the way, as one sees who goes along it."""
-        # Who goes left to right through a valley has its outside on the right, over a hill not.
-        out = aside if self.depth > 0 else -aside
+    def stroke(self, offset: float, width: float, colour: str) -> Stroke:
+        """A line beside the edge, ``offset`` to the right of its direction."""
+        # Left to right below y, the outside is on the right; above y, the inside.
+        out = offset if self.depth > 0 else -offset
         left, right = self.x1 - out, self.x2 + out
-        depth = self.depth + aside
-        middle, high, flat = (left + right) / 2, depth * _ROUND, (right - left) / 2 * _ROUND
+        depth = self.depth + offset
+        middle, high, flat = (left + right) / 2, depth * _QUARTER, (right - left) / 2 * _QUARTER
         bottom = self.y + depth
         first = (left, self.y + high, middle - flat, bottom, middle, bottom)
         second = (middle + flat, bottom, right, self.y + high, right, self.y)
         return Stroke((left, self.y), (first, second), width, colour)
 
 
-Way = Straight | Arc
+Edge = Straight | Arc
 
 
 def text_width(text: str, size: float) -> float:
-    """What the text takes at most."""
-    return _WIDE * size * len(text)
+    """Width of a text, at most."""
+    return _LETTER * size * len(text)

@@ -22,7 +22,7 @@ from ringcoll.topology.system import (
 )
 from ringcoll.topology.tables import LOCAL
 
-__all__ = ["format_machine", "format_notes", "format_rings", "format_search"]
+__all__ = ["contents_of", "format_machine", "format_notes", "format_rings", "format_search"]
 
 _SHOWN = 32
 """Up to so many rings are spelled out."""
@@ -31,13 +31,14 @@ _SHOWN = 32
 def format_machine(system: System) -> str:
     """What the machine consists of and how its GPUs are joined."""
     lines = [system.title] if system.title else []
-    lines.append(_contents(system))
+    lines.append(contents_of(system))
     lines += _nvlinks(system)
     lines += _widths(system)
     return "\n".join(lines) + "\n"
 
 
-def _contents(system: System) -> str:
+def contents_of(system: System) -> str:
+    """How many GPUs of which kind there are, and of everything else."""
     kinds = Counter(_kind(gpu) for gpu in system.gpus)
     gpus = ", ".join(f"{_many(count, 'GPU')}{kind}" for kind, count in kinds.items()) or "no GPUs"
     rest = [
