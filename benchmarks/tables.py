@@ -1,0 +1,267 @@
+"""Tables and plots of the records in ``benchmarks/results``, as the documentation shows them.
+
+::
+
+    python -m benchmarks.tables [NAME]... [--out FOLDER]
+
+Without ``--out`` the tables are printed as Markdown; with it each is written to ``FOLDER/NAME.md``
+and its plot, where it has one, to ``FOLDER/NAME.svg``. Under each stand device, date, commit and
+command of the run, as its record has them: nothing here is typed by hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.record import add_out
+from ringcoll.units import format_bytes
+
+__all__ = ["FIGURES", "main", "record", "table"]
+
+RESULTS = Path(__file__).parent / "results"
+
+LIBRARIES = {
+    "ringcoll": "ringcoll",
+    "nccl": "NCCL",
+    "nccl symmetric": "NCCL, symmetric windows",
+    "torch": "torch symmetric memory",
+    "yardstick": "kernel by hand",
+    "mpi": "MPI",
+}
+"""What records call a library, and its name in a table, in the order of the columns."""
+
+Record = Mapping[str, Any]
+Rows = list[list[str]]
+
+
+def record(name: str) -> Record:
+    """One file of ``benchmarks/results``."""
+    found: Record = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    return found
+
+
+def all_reduce(found: Record) -> dict[str, dict[int, float]]:
+    """Microseconds by library and bytes; of torch's kernels the faster, of calls those in place."""
+    times: dict[str, dict[int, float]] = {}
+    for row in found["rows"]:
+        if row["collective"] != "all_reduce" or (row["lib"] == "ringcoll" and not row["in_place"]):
+            continue
+        lib = "torch" if row["lib"].startswith("torch") else row["lib"]
+        of = times.setdefault(lib, {})
+        of[row["bytes"]] = min(row["us"], of.get(row["bytes"], row["us"]))
+    return {lib: times[lib] for lib in LIBRARIES if lib in times}
+
+
+def latency_table(name: str) -> tuple[str, Rows]:
+    """All_reduce among GPUs beside its peers."""
+    times = all_reduce(record(name))
+    rows = [["all_reduce, µs", *(LIBRARIES[lib] for lib in times)]]
+    for size in sorted(times["ringcoll"]):
+        rows.append([format_bytes(size), *(_number(times[lib].get(size)) for lib in times)])
+    return _source(record(name)), rows
+
+
+def parts_table(*names: str) -> tuple[str, Rows]:
+    """The other collectives: time as a part of NCCL's, by size."""
+    times: dict[tuple[str, int], dict[str, float]] = {}
+    for row in (row for name in names for row in record(name)["rows"]):
+        if row["collective"] != "all_reduce" and row["lib"] in ("ringcoll", "nccl"):
+            of = times.setdefault((row["collective"], row["bytes"]), {})
+            of[row["lib"]] = min(row["us"], of.get(row["lib"], row["us"]))
+    sizes = sorted({size for _, size in times})
+    rows = [["time / NCCL's", *map(format_bytes, sizes)]]
+    for collective in dict.fromkeys(collective for collective, _ in times):
+        of = [times.get((collective, size), {}) for size in sizes]
+        parts = [f"{t['ringcoll'] / t['nccl']:.2f}" if len(t) == 2 else "" for t in of]
+        rows.append([collective, *parts])
+    return "<br>".join(_source(record(name)) for name in names), rows
+
+
+def mpi_table(name: str) -> tuple[str, Rows]:
+    """CPU ranks beside MPI, on the same arrays in the same run."""
+    found = record(name)
+    rows = [["call", "size", "place", "ringcoll", "MPI", "as fast as MPI"]]
+    for call, measured in found["rows"].items():
+        of = {(row["bytes"], row["in_place"], row["lib"]): row["time_us"] for row in measured}
+        for size, in_place in dict.fromkeys(key[:2] for key in of):
+            us, theirs = of[size, in_place, "ringcoll"], of.get((size, in_place, "mpi"))
+            if theirs is not None:
+                place = "in place" if in_place else "out of place"
+                times = [f"{_number(us)} µs", f"{_number(theirs)} µs", f"{theirs / us:.1f} times"]
+                name_of = "all_reduce" if call[0].isdigit() else call
+                rows.append([name_of, format_bytes(size), place, *times])
+    return _source(found), rows
+
+
+def hosts_table(name: str) -> tuple[str, Rows]:
+    """CPU ranks on hosts that a network joins, beside MPI and the model."""
+    found = record(name)
+    rows = [["call", "size", "ringcoll", "of the line rate", "model", "MPI", "of the line rate"]]
+    mpi = {(r["collective"], r["bytes"]): r for r in found["lines"] if r["lib"] == "mpi"}
+    for row in (row for row in found["lines"] if row["lib"] == "ringcoll"):
+        peer = mpi[row["collective"], row["bytes"]]
+        times = [f"{row['ms']:.1f} ms", f"{row['of_the_rate']:.2f}", f"{row['model_ms']:.1f} ms"]
+        theirs = [f"{peer['ms']:.1f} ms", f"{peer['of_the_rate']:.2f}"]
+        rows.append([row["collective"], format_bytes(row["bytes"]), *times, *theirs])
+    return _source(found), rows
+
+
+def training_table(*names: str) -> tuple[str, Rows]:
+    """DDP: the time of a step as a part of NCCL's."""
+    rows = [["model, batch a GPU", "GPUs", "NCCL", "ringcoll", "ringcoll, by the hook", "losses"]]
+    for name in names:
+        found = record(name)
+        how = ", CUDA graph" if "--graphs" in found["command"] else ""
+        ways = {(r["model"], r["batch"], r["way"]): r for r in found["rows"]}
+        for model, batch in dict.fromkeys((r["model"], r["batch"]) for r in found["rows"]):
+            theirs, *ours = (
+                ways[model, batch, way] for way in ("nccl", "ringcoll", "ringcoll-hook")
+            )
+            rows.append(
+                [
+                    f"{model}, {batch}{how}",
+                    str(theirs["ranks"]),
+                    f"{theirs['step_ms']:.1f} ms",
+                    *(f"{row['step_ms']:.1f} ms ({row['of_peer']:.2f})" for row in ours),
+                    _differing(max(row["loss_differs"] for row in ours)),
+                ]
+            )
+    return "<br>".join(_source(record(name)) for name in names), rows
+
+
+def torch_table(name: str) -> tuple[str, Rows]:
+    """What a call of torch.distributed costs the host."""
+    found = record(name)
+    rows = [["call of dist, host µs", "NCCL", "ringcoll"]]
+    for what in ("all_reduce", "all_reduce async and wait"):
+        cells = [f"{found['us a call'][f'{lib} {what}']:.1f}" for lib in ("nccl", "ringcoll")]
+        rows.append([f"{what}, {format_bytes(found['bytes'])}", *cells])
+    return _source(found), rows
+
+
+def suite_table(*names: str) -> tuple[str, Rows]:
+    """PyTorch's own distributed tests."""
+    rows = [["torch", "ranks", "passed", "failed", "not for this backend"]]
+    sources = []
+    for run in (run for name in names for run in record(name)["runs"]):
+        counts = [str(run["counts"][key]) for key in ("passed", "failed", "excluded")]
+        kind = "GPU" if run["machine"]["device"] == "cuda" else "CPU"
+        rows.append([run["versions"]["torch"], kind, *counts])
+        sources.append(_source(run))
+    return "<br>".join(sources), rows
+
+
+def nodes_table(name: str) -> tuple[str, Rows]:
+    """GPU ranks on nodes that one machine plays."""
+    found = record(name)
+    rows = [["256 MiB, bfloat16", "ringcoll", "MPI, memory just written", "MPI, memory in caches"]]
+    of = {(row["collective"], row["name"]): row["seconds"] * 1e3 for row in found["rows"]}
+    for collective in dict.fromkeys(collective for collective, _ in of):
+        ways = (of[collective, way] for way in ("default", "mpi4py, fresh", "mpi4py"))
+        rows.append([collective, *(f"{ms:.0f} ms" for ms in ways)])
+    return _source(found), rows
+
+
+def model_table(name: str) -> tuple[str, Rows]:
+    """Chains of ranks, predicted and run: how far apart at worst."""
+    found = record(name)
+    points = found["rows"] if isinstance(found["points"], int) else found["points"]
+    rows = [["ranks of the chain", "S", "within", "fastest S, predicted", "fastest S, measured"]]
+    for ranks in dict.fromkeys(point["ranks"] for point in points):
+        of = [point for point in points if point["ranks"] == ranks]
+        fastest = [str(min(of, key=lambda p: p[key])["slices"]) for key in ("model", "seconds")]
+        slices = f"{of[0]['slices']} to {of[-1]['slices']}"
+        rows.append([str(ranks), slices, f"{max(abs(p['off']) for p in of):.1%}", *fastest])
+    return _source(found), rows
+
+
+Figure = Callable[..., tuple[str, Rows]]
+
+FIGURES: Mapping[str, tuple[Figure, tuple[str, ...]]] = {
+    "all_reduce_4_gpus": (latency_table, ("gpu_bars_4",)),
+    "all_reduce_2_gpus": (latency_table, ("gpu_bars_2",)),
+    "collectives_4_gpus": (parts_table, ("gpu_bars_4", "gpu_peers_4")),
+    "collectives_cpu": (mpi_table, ("collectives",)),
+    "hosts": (hosts_table, ("nodes",)),
+    "gpu_nodes": (nodes_table, ("gpu_nodes_4",)),
+    "training": (
+        training_table,
+        ("training_2", "training_4", "training_4_small", "training_graphs_4"),
+    ),
+    "torch_calls": (torch_table, ("torch_calls",)),
+    "torch_suite": (suite_table, ("torch_suite_cpu", "torch_suite_cuda")),
+    "model_cpu": (model_table, ("timing_model_paced",)),
+    "model_gpu": (model_table, ("gpu_timing_model_4_of_12_blocks",)),
+}
+"""Every table: what makes it, and the records that it is made from."""
+
+
+def table(name: str) -> str:
+    """One of :data:`FIGURES` as Markdown, its source under it."""
+    make, names = FIGURES[name]
+    source, rows = make(*names)
+    lines = [_row(rows[0]), _row("---" for _ in rows[0]), *map(_row, rows[1:])]
+    return "\n".join([*lines, "", f"<small>{source}</small>", ""])
+
+
+def _row(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _number(us: float | None) -> str:
+    if us is None:
+        return ""
+    return f"{us:.1f}" if us < 100 else f"{us:.0f}"
+
+
+def _differing(most: float) -> str:
+    return f"differ by {most:.0e}" if most else "equal"
+
+
+def _source(found: Record) -> str:
+    """Where a record comes from, in a sentence."""
+    gpus = found.get("gpus") or found.get("machine", {}).get("gpus")
+    if isinstance(gpus, Sequence) and not isinstance(gpus, str):
+        gpus = f"{len(gpus)} {gpus[0].partition(',')[0]}"
+    machine = found.get("machine", {})
+    if gpus is None and machine.get("device") == "cuda":
+        gpus = f"{machine['ranks']} GPUs"
+    device = gpus or f"{machine['cores']} cores of {machine['cpu']}"
+    peers = {"nccl": "NCCL", "torch": "torch", "mpich": "MPICH"}
+    versions = "".join(
+        f", {title} {found['versions'][key]}"
+        for key, title in peers.items()
+        if key in found["versions"]
+    )
+    where = f"{' '.join(device.split())}{versions}"
+    return f"{where}; {found['date'][:10]}, commit {found['commit']}: `{found['command']}`."
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the tables, or write them and the plots."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(FIGURES)}")
+    add_out(parser)
+    args = parser.parse_args(argv)
+    if unknown := set(args.names) - set(FIGURES):
+        parser.error(f"there is no figure {', '.join(sorted(unknown))}; see --help")
+    for name in args.names or FIGURES:
+        if args.out is None:
+            print(f"{name}\n\n{table(name)}")
+            continue
+        args.out.mkdir(parents=True, exist_ok=True)
+        (args.out / f"{name}.md").write_text(table(name), encoding="utf-8")
+    if args.out is not None:
+        from benchmarks.plots import draw
+
+        for name in args.names or FIGURES:
+            draw(name, args.out)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
