@@ -16,6 +16,7 @@ import io
 import re
 import sys
 from pathlib import Path
+from xml.sax.saxutils import escape
 
 from benchmarks import tables
 from ringcoll import cli
@@ -38,9 +39,11 @@ def main(folder: Path) -> None:
     tables.main(["--out", str(folder)])
     for name, command in PLANS.items():
         run(f"{command} --plot {folder / f'plan-{name}.svg'}")
-    machines = run("topo --preset list").split()
+    machines = [line.split()[0] for line in run("topo --preset list").splitlines()]
     for name in machines:
         run(f"topo --preset {name} --picture {folder / f'{name}.svg'}")
+    text = (HERE / "layers.txt").read_text(encoding="utf-8")
+    (folder / "layers.svg").write_text(layers(text), encoding="utf-8")
     (folder / "machines.md").write_text("".join(map(machine, machines)), encoding="utf-8")
 
 
@@ -60,6 +63,28 @@ def machine(name: str) -> str:
     worth = next(line for line in said.splitlines() if "GB/s together" in line)
     alt = f"The links of {name} and the rings along them"
     return f"### {name}\n\n{worth.strip()}.\n\n![{alt}](_generated/{name}.svg)\n\n"
+
+
+def layers(text: str) -> str:
+    """The picture of the layers: a row a line of ``layers.txt``, its units as boxes."""
+    rows = [line.partition("  ") for line in text.splitlines()]
+    height, style = 26, 'font-family="sans-serif" font-size="13"'
+    parts = []
+    for number, (units, _, about) in enumerate(rows):
+        top, left = number * height + 2, 2.0
+        for unit in units.split(" · "):
+            width = 9 * len(unit) + 16
+            shape = f'x="{left}" y="{top}" width="{width}" height="{height - 5}" rx="4"'
+            parts.append(f'<rect {shape} fill="#e8eef7" stroke="#5b7fb5"/>')
+            parts.append(f'<text x="{left + 8}" y="{top + 15}" font-weight="bold">{unit}</text>')
+            left += width + 6
+        parts.append(
+            f'<text x="{max(left + 8, 330)}" y="{top + 15}">{escape(about.strip())}</text>'
+        )
+    size = f'width="900" height="{len(rows) * height + 4}"'
+    back = '<rect width="100%" height="100%" fill="white"/>'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} {style}>{back}'
+    return "\n".join([head, *parts, "</svg>\n"])
 
 
 def options() -> str:

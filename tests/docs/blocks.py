@@ -2,7 +2,7 @@
 
 A comment before a block says what a reader does with it:
 
-- ``<!-- file: train.py -->``: the block is saved under that name, in the folder of the page's run;
+- ``<!-- file: train.py -->``: the block is saved under that name; a later block, sh, runs it;
 - ``<!-- continues -->``: it goes on where the page's last block of Python has ended;
 - ``<!-- needs: gpu -->``: it runs only where that is at hand, one of :data:`NEEDS`;
 - ``<!-- output varies -->``, ``<!-- any order -->``: what a block ``text`` after it shows is not
@@ -100,6 +100,9 @@ def run_page(page: Path, folder: Path, have: frozenset[str], only: frozenset[str
             program = program + block.text if "continues" in block.marks else block.text
         if (block.need is not None and block.need not in have) or (only and block.need not in only):
             continue
+        ran += 1
+        if "file" in block.marks:
+            continue
         words = [sys.executable, "-W", "error", "-c", program]
         if block.language == "sh":
             words = ["sh", "-eu", "-c", block.text]
@@ -115,7 +118,6 @@ def run_page(page: Path, folder: Path, have: frozenset[str], only: frozenset[str
         where = f"{page.name}, line {block.line}"
         assert result.returncode == 0, f"{where}: {result.stdout[-2000:]}\n{result.stderr[-4000:]}"
         _compare(where, block, result.stdout)
-        ran += 1
     return ran
 
 
@@ -147,6 +149,12 @@ def _environment(folder: Path) -> dict[str, str]:
         path = commands / name
         path.write_text(f'#!/bin/sh\nexec {words} "$@"\n', encoding="utf-8")
         path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    # torch finds the backend by the metadata of an installed package, which a checkout has not.
+    info = folder / ".installed" / "ringcoll-0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: ringcoll\nVersion: 0\n")
+    entry = "[torch.backends]\nringcoll = ringcoll.torch.register:register\n"
+    (info / "entry_points.txt").write_text(entry)
     dropped = ("PMI_", "OMPI_", "SLURM_", "RINGCOLL_", "TORCHELASTIC_", "MASTER_")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
     return {
@@ -156,7 +164,7 @@ def _environment(folder: Path) -> dict[str, str]:
         "MPLBACKEND": "agg",
         "OMP_NUM_THREADS": "1",
         "PATH": os.pathsep.join((str(commands), os.environ["PATH"])),
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": os.pathsep.join((str(ROOT), str(info.parent))),
         "RINGCOLL_CACHE_DIR": str(folder / ".cache"),
         "RINGCOLL_DEVICE": "cpu",
     }

@@ -13,7 +13,7 @@ import pytest
 from ringcoll.bootstrap.launcher import mpiexec
 from tests.docs.blocks import NEEDS, PAGES, Block, blocks_of, run_page
 
-NOT_RUN = {"cluster": 3, "gpu": 2}
+NOT_RUN = {"cluster": 3, "gpu": 2, "torch": 3}
 """How many blocks need what not every machine has; a new one is counted here on purpose."""
 
 ALL = [(page, block) for page in PAGES for block in blocks_of(page)]
@@ -70,6 +70,15 @@ def test_commands_that_are_not_run_are_understood(words: list[str]):
     parser = argparse.ArgumentParser(exit_on_error=False)
     importlib.import_module(f"ringcoll.cli.{words[0]}").add_arguments(parser)
     assert vars(parser.parse_args(words[1:]))
+
+
+def test_what_is_saved_is_run():
+    for page in PAGES:
+        blocks = blocks_of(page)
+        for number, block in enumerate(blocks):
+            if "file" in block.marks:
+                later = [b.text for b in blocks[number:] if b.language == "sh"]
+                assert any(block.marks["file"] in text for text in later), (page, block.line)
 
 
 def test_a_block_of_code_names_its_language():
