@@ -15,6 +15,7 @@ from ringcoll.version import __version__
 
 if TYPE_CHECKING:
     from ringcoll.collectives import Collective
+    from ringcoll.communicator.call_options import CallOptions
     from ringcoll.communicator.group import group
     from ringcoll.communicator.public import Communicator
     from ringcoll.communicator.start import init, init_all, spawn
@@ -48,6 +49,7 @@ __all__ = [
     "ArgumentTypeError",
     "Block",
     "Buffer",
+    "CallOptions",
     "Chunk",
     "ClosedError",
     "Collective",
@@ -79,6 +81,7 @@ __all__ = [
 
 _HOMES = {
     "Collective": "ringcoll.collectives",
+    "CallOptions": "ringcoll.communicator.call_options",
     "group": "ringcoll.communicator.group",
     "Communicator": "ringcoll.communicator.public",
     "init": "ringcoll.communicator.start",

@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, TypeVar
 
+from ringcoll.dtypes import Accumulate
 from ringcoll.errors import ArgumentError, ArgumentTypeError, UsageError
-from ringcoll.options import KINDS, check_fields
+from ringcoll.options import KINDS, AlgorithmName, Engine, Protocol, check_fields
 
 __all__ = [
     "DEFAULTS",
@@ -33,7 +34,7 @@ _T = TypeVar("_T")
 _PREFIX = "RINGCOLL_"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Config:
     """Options of a call, or of all calls of a communicator; None inherits.
 
@@ -59,17 +60,28 @@ class Config:
         ArgumentError: a value that the option does not have; the message lists them.
         ArgumentTypeError: a value of the wrong type.
 
+    Example:
+        >>> rings = ringcoll.Config(algorithm="ring", slices=4)
+        >>> rings
+        Config(algorithm='ring', slices=4)
+        >>> def work(comm):
+        ...     x = np.ones(2)
+        ...     comm.all_reduce(x, config=rings)
+        ...     return x.tolist()
+        >>> ringcoll.spawn(work, 2, deterministic=False)
+        [[2.0, 2.0], [2.0, 2.0]]
+
     """
 
-    algorithm: str | Callable[..., Any] | None = None
-    protocol: str | None = None
-    engine: str | None = None
+    algorithm: AlgorithmName | Callable[..., Any] | None = None
+    protocol: Protocol | None = None
+    engine: Engine | None = None
     channels: int | None = None
     slices: int | None = None
     max_sms: int | None = None
     timeout: float | None = None
     deterministic: bool | None = None
-    accumulate: str | None = None
+    accumulate: Accumulate | None = None
     verify: bool | None = None
     tag: str | None = None
 
@@ -80,6 +92,10 @@ class Config:
                 "verify=False with a function as algorithm: a plan that nobody has proven does "
                 "not run; leave verify out"
             )
+
+    def __repr__(self) -> str:
+        said = ((name, getattr(self, name)) for name in OPTIONS)
+        return f"Config({', '.join(f'{n}={_shown(v)}' for n, v in said if v is not None)})"
 
     def agreed(self) -> bytes:
         """The version and the options that ranks must share, as JSON."""
@@ -251,6 +267,10 @@ def starting(
         resolve(merge(DEFAULTS, inherited), config, given, "init"),
         Settings(**{**taken, "device": taken["device"] or "auto"}),
     )
+
+
+def _shown(value: object) -> str:
+    return getattr(value, "__qualname__", "a function") if callable(value) else repr(value)
 
 
 def _named(where: str, make: Callable[[], _T]) -> _T:

@@ -25,6 +25,7 @@ from ringcoll.communicator.public import Communicator
 from ringcoll.communicator.start import _communicator
 from ringcoll.config import starting
 from ringcoll.cuda.device import available
+from ringcoll.dtypes import Op
 from ringcoll.errors import ArgumentError, ArgumentTypeError
 from ringcoll.fabric import open_fabric
 
@@ -95,14 +96,12 @@ class RingcollBackend:
         """What carries the calls: for ``empty``, options of a call, and what cupyx lacks."""
         return self._comm
 
-    def all_reduce(
-        self, in_array: Any, out_array: Any, op: str = "sum", stream: Any = None
-    ) -> None:
+    def all_reduce(self, in_array: Any, out_array: Any, op: Op = "sum", stream: Any = None) -> None:
         """Combine every rank's ``in_array``; all ranks get the result. They may be the same."""
         self._comm.all_reduce(_memory(in_array), _memory(out_array), op, **_on(stream))
 
     def reduce(
-        self, in_array: Any, out_array: Any, root: int = 0, op: str = "sum", stream: Any = None
+        self, in_array: Any, out_array: Any, root: int = 0, op: Op = "sum", stream: Any = None
     ) -> None:
         """Combine every rank's ``in_array``; the ``out_array`` of ``root`` alone is written."""
         out = _memory(out_array) if self.rank == root else None
@@ -113,7 +112,7 @@ class RingcollBackend:
         self._comm.broadcast(_memory(in_out_array), None, root, **_on(stream))
 
     def reduce_scatter(
-        self, in_array: Any, out_array: Any, count: int, op: str = "sum", stream: Any = None
+        self, in_array: Any, out_array: Any, count: int, op: Op = "sum", stream: Any = None
     ) -> None:
         """Combine ``n_devices`` segments of ``count`` elements; rank r gets segment r."""
         send = _first(in_array, self._n_devices * count, "in_array")

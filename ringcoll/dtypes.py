@@ -7,9 +7,10 @@ once, when it is finished. float16, bfloat16 and float8 accumulate in float32.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias, get_args
 
 import ml_dtypes
 import numpy as np
@@ -17,12 +18,25 @@ import numpy.typing as npt
 
 from ringcoll.errors import ArgumentError, ArgumentTypeError
 
-__all__ = ["DTYPES", "OPS", "Accumulate", "DType", "ReduceOp", "dtype_of", "op_of", "premul_sum"]
+__all__ = [
+    "DTYPES",
+    "OPS",
+    "Accumulate",
+    "DType",
+    "Op",
+    "OpName",
+    "ReduceOp",
+    "dtype_of",
+    "op_of",
+    "premul_sum",
+]
 
 Array = npt.NDArray[Any]
 Category = Literal["bool", "int", "float", "complex"]
 Accumulate = Literal["wide", "dtype"]
 """How partial results are stored: in the accumulator's type, or rounded to the dtype."""
+OpName = Literal["sum", "prod", "min", "max", "avg", "band", "bor", "bxor", "land", "lor"]
+"""The operators that a name alone says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +130,7 @@ def dtype_of(spec: object) -> DType:
     return row
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class ReduceOp:
     """An operator by name; ``scalar`` is premul_sum's factor on this rank."""
 
@@ -128,6 +142,13 @@ class ReduceOp:
         if not isinstance(other, ReduceOp):
             return NotImplemented
         return (self.name, repr(self.scalar)) == (other.name, repr(other.scalar))
+
+    def __repr__(self) -> str:
+        return (
+            f"premul_sum({self.scalar!r})"
+            if self.scalar is not None
+            else f"ReduceOp({self.name!r})"
+        )
 
     def __str__(self) -> str:
         return self.name
@@ -264,12 +285,30 @@ _BOOL_UFUNCS: Mapping[str, np.ufunc] = {
     "lor": np.logical_or,
 }
 
-OPS: Mapping[str, ReduceOp] = {name: ReduceOp(name) for name in _LEGAL if name != "premul_sum"}
-"""Every operator that a name alone says."""
+OPS: Mapping[str, ReduceOp] = {name: ReduceOp(name) for name in get_args(OpName)}
+
+Op: TypeAlias = "OpName | ReduceOp"
+"""What calls take as ``op``."""
 
 
 def premul_sum(scalar: complex) -> ReduceOp:
-    """Sum of the contributions, each multiplied by its own rank's ``scalar`` first."""
+    """Return the operator that multiplies each contribution by its rank's ``scalar``, then sums.
+
+    Args:
+        scalar: of this rank; the others may have another. An integer for integer arrays.
+
+    Raises:
+        ArgumentTypeError: ``scalar`` is no number.
+
+    Example:
+        >>> def work(comm):
+        ...     x = np.ones(2)
+        ...     comm.all_reduce(x, op=ringcoll.premul_sum(comm.rank + 0.5))
+        ...     return x.tolist()
+        >>> ringcoll.spawn(work, 2)
+        [[2.0, 2.0], [2.0, 2.0]]
+
+    """
     if isinstance(scalar, bool) or not isinstance(scalar, (int, float, complex, np.number)):
         raise ArgumentTypeError(f"premul_sum(scalar={scalar!r}): scalar must be a number")
     number = scalar.item() if isinstance(scalar, np.number) else scalar
@@ -287,5 +326,27 @@ def op_of(spec: object) -> ReduceOp:
         return spec
     op = OPS.get(spec) if isinstance(spec, str) else None
     if op is None:
-        raise ArgumentError(f"op={spec!r} is not one of {', '.join(OPS)} or premul_sum(scalar)")
+        raise ArgumentError(
+            f"op={spec!r} is not one of {', '.join(OPS)} or premul_sum(scalar){_hint(spec)}"
+        )
     return op
+
+
+_OTHERS = {
+    **dict.fromkeys(("mean", "average"), "avg"),
+    **dict.fromkeys(("add", "+"), "sum"),
+    **dict.fromkeys(("mul", "multiply", "product", "*"), "prod"),
+    **dict.fromkeys(("minimum", "amin"), "min"),
+    **dict.fromkeys(("maximum", "amax"), "max"),
+    **{name: f"l{name}" for name in ("and", "or")},
+    "xor": "bxor",
+}
+"""What numpy, torch and MPI call these operators."""
+
+
+def _hint(spec: object) -> str:
+    """The operator that is meant: also by ``ReduceOp.SUM`` of torch and ``MPI.SUM``."""
+    word = str(spec).rpartition(".")[2].lower()
+    near = difflib.get_close_matches(word, OPS, n=1)
+    meant = _OTHERS.get(word) or (near[0] if near else None)
+    return "" if meant is None else f"; did you mean {meant!r}?"

@@ -8,14 +8,41 @@ import operator
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from ringcoll.algorithms import ALGORITHMS
+from ringcoll.dtypes import Accumulate
 from ringcoll.errors import ArgumentError, ArgumentTypeError
 
-__all__ = ["KINDS", "Kind", "check_fields"]
+__all__ = ["KINDS", "AlgorithmName", "Engine", "Kind", "Protocol", "check_fields"]
+
+AlgorithmName = Literal[
+    "ring",
+    "tree",
+    "chain",
+    "one_shot",
+    "one_shot_push",
+    "two_shot",
+    "two_shot_fused",
+    "all_pairs",
+    "all_pairs_fused",
+    "recursive_doubling",
+    "recursive_halving",
+    "halving_doubling",
+    "scatter_gather",
+    "scatter_gather_fused",
+    "scatter_gather_push",
+    "hierarchical",
+    "bruck",
+    "pair",
+    "dissemination",
+]
+"""For editors and type checkers; :data:`ringcoll.algorithms.ALGORITHMS` says what there is."""
+
+Protocol = Literal["LL", "LL128", "Simple"]
+Engine = Literal["sm", "copy", "host"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,14 +167,14 @@ _PATH = Kind("a path", _path)
 
 KINDS: Mapping[str, Kind] = {
     "algorithm": _algorithm(),
-    "protocol": _one_of("LL", "LL128", "Simple"),
-    "engine": _one_of("sm", "copy", "host"),
+    "protocol": _one_of(*get_args(Protocol)),
+    "engine": _one_of(*get_args(Engine)),
     "channels": _COUNT,
     "slices": _COUNT,
     "max_sms": _COUNT,
     "timeout": Kind("seconds > 0, or math.inf (inf in the environment)", _seconds, float),
     "deterministic": _FLAG,
-    "accumulate": _one_of("wide", "dtype"),
+    "accumulate": _one_of(*get_args(Accumulate)),
     "verify": _FLAG,
     "tag": _TEXT,
     "node": _TEXT,

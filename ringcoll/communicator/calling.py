@@ -98,7 +98,10 @@ class Calling:
         self, call: Call, config: Config, *, later: bool, alive: tuple[object, ...]
     ) -> Work | None:
         """A call whose buffers cannot be recognised next time."""
-        return self._launch([self._state.prepare(call, config)], later=later, alive=alive)
+        call = with_options(call, config)
+        name = call.tagged(call.describe()) if later else ""
+        ready = self._state.prepare(call, config)
+        return self._launch([ready], later=later, alive=alive, name=name)
 
     def _counted(self, call: VCall, how: dict[str, Any], alive: tuple[object, ...]) -> Work | None:
         """A plan with unequal segments; counts change from call to call, so nothing is kept."""
@@ -110,7 +113,7 @@ class Calling:
     ) -> Work | None:
         config, later = self._options(name, how)
         calls = [with_options(call, config) for call in calls]
-        return self._launch(calls, later=later, alive=alive, timeout=config.timeout)
+        return self._launch(calls, later=later, alive=alive, timeout=config.timeout, name=name)
 
     def _vector(self, call: VCall, how: dict[str, Any], alive: tuple[object, ...]) -> Work | None:
         return self._pairs(call.collective, as_pairs(call, self.nranks), how, alive)
@@ -136,6 +139,7 @@ class Calling:
         later: bool,
         alive: tuple[object, ...] = (),
         timeout: float | None = None,
+        name: str = "",
     ) -> Work | None:
         group = current()
         if group is not None:
@@ -143,7 +147,7 @@ class Calling:
                 group.add(self._state, call, timeout, alive)
             return group.work if later else None
         if later:
-            return self._state.submit(lambda: self._now(calls, timeout, alive), alive)
+            return self._state.submit(lambda: self._now(calls, timeout, alive), alive, name)
         self._now(calls, timeout, alive)
         return None
 

@@ -13,7 +13,6 @@ from typing import Any
 
 from ringcoll.arguments.calls import Call, prepare
 from ringcoll.arguments.vector import VCall
-from ringcoll.communicator.device_work import DeviceWork
 from ringcoll.communicator.gpu import CudaState
 from ringcoll.communicator.gpu_nodes import NodesState
 from ringcoll.communicator.group import Group, current, run_together
@@ -23,16 +22,54 @@ from ringcoll.communicator.vector import as_collective
 from ringcoll.communicator.work import Work
 from ringcoll.config import Config, resolve
 from ringcoll.cuda.arrays import device_array
-from ringcoll.cuda.streams import foreign_streams, stream_of
+from ringcoll.cuda.streams import foreign_streams, stream_of, stream_pointer
+from ringcoll.errors import Error
 from ringcoll.executors.contract import Joint
+from ringcoll.executors.cuda.executor import CudaExecutor
 from ringcoll.executors.cuda.params import factor_bytes, start_of
 from ringcoll.executors.cuda.ready import Enqueued
+from ringcoll.executors.cuda_nodes.executor import Staging
 from ringcoll.views import device_view
 
-__all__ = ["Enqueuer"]
+__all__ = ["DeviceWork", "Enqueuer"]
 
 KEPT = 128
 """Calls that a communicator keeps prepared; the oldest goes first."""
+
+
+class DeviceWork(Work):
+    """A call that was enqueued with ``async_op=True``: it ends where its stream is now.
+
+    ``like`` is a buffer of the call, whose library says what the current stream is.
+    """
+
+    def __init__(
+        self, executor: CudaExecutor | Staging, stream: int, like: object, call: str
+    ) -> None:
+        super().__init__(call)
+        self._executor, self._like = executor, like
+        self._event = executor.record(stream)
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Let the current stream come after the call; the host does not wait."""
+        error = self.exception()
+        if error is not None:
+            raise error
+        ordinal = self._executor.device.ordinal
+        self._event.order(stream_pointer(None, self._like, ordinal=ordinal))
+
+    def done(self) -> bool:
+        """Whether the call has finished, in success or failure."""
+        return self._event.done()
+
+    def exception(self) -> Error | None:
+        """Return what the call's kernels found wrong, as far as is known."""
+        self._seen = True
+        return self._executor.failure()
+
+    def __repr__(self) -> str:
+        state = "finished" if self._event.done() else "running"
+        return f"<ringcoll.Work {self._call}: {state}>"
 
 
 class Enqueuer:
@@ -102,7 +139,7 @@ class Enqueuer:
         alive = sendbuf, recvbuf
         pointer, owner = self._stream_of(stream, alive, where)
         enqueued = Enqueued(ready, pointer, owner is not None)
-        return self._enqueue(enqueued, pointer, alive, owner, later=later)
+        return self._enqueue(enqueued, pointer, alive, owner, later=later, name=name)
 
     def _stream_of(
         self, stream: Any, buffers: tuple[object, ...], where: str
@@ -118,6 +155,7 @@ class Enqueuer:
         owner: object,
         *,
         later: bool,
+        name: str,
     ) -> Work | None:
         group, state = current(), self._state
         if group is not None:
@@ -137,7 +175,7 @@ class Enqueuer:
             except BaseException:
                 self._keep(before)
                 raise
-        return DeviceWork(state.cuda, stream, _first(alive)) if later else None
+        return DeviceWork(state.cuda, stream, _first(alive), name) if later else None
 
     def _keep(self, before: dict[int, object]) -> None:
         """Where a call has not come to its stream: whose owner is still needed, of those before."""
@@ -168,7 +206,8 @@ class Enqueuer:
             ready = self._state.prepare(plain, config)
         self._counts[key] = ready
         enqueued = Enqueued(ready, pointer, owner is not None)
-        return self._enqueue(enqueued, pointer, alive, owner, later=later)
+        name = call.collective
+        return self._enqueue(enqueued, pointer, alive, owner, later=later, name=name)
 
     def pairs(
         self, name: str, calls: list[Call], how: dict[str, Any], alive: tuple[object, ...], /
@@ -182,7 +221,7 @@ class Enqueuer:
         owned = owner is not None
         made = tuple(with_options(call, config) for call in calls)
         paired = state.paired(made, pointer, timeout, owned=owned, most=config.max_sms)
-        return self._enqueue(paired, pointer, alive, owner, later=later)
+        return self._enqueue(paired, pointer, alive, owner, later=later, name=name)
 
     def _options(self, name: str, how: dict[str, Any]) -> tuple[Config, Any, bool]:
         """The options of a call, its stream, and whether it is waited for later."""

@@ -41,7 +41,7 @@ class Group:
     def __init__(self) -> None:
         self.items: list[Item] = []
         self.alive: list[object] = []
-        self.work = Work("the group that it belongs to has not ended")
+        self.work = Work("of a group", unlaunched="the group that it belongs to has not ended")
 
     def add(
         self, state: RankState, call: Runnable | Call, timeout: float | None, alive: object
@@ -61,8 +61,22 @@ def current() -> Group | None:
 def group() -> Iterator[None]:
     """Collect the calls of the body and run them together at its end; nests.
 
-    An exception in the body discards the group and aborts its communicators, so that the other
-    ranks do not wait for calls that never come.
+    Calls of several communicators, collectives, sends and receives may be mixed; those of one
+    communicator keep their order. An exception in the body discards the group and aborts its
+    communicators, so that the other ranks do not wait for calls that never come.
+
+    Raises:
+        Error: what one of the calls raises; none of them may be repeated alone.
+
+    Example:
+        >>> comms = ringcoll.init_all(2)
+        >>> arrays = [np.full(2, comm.rank + 1.0) for comm in comms]
+        >>> with ringcoll.group():
+        ...     for comm, x in zip(comms, arrays):
+        ...         comm.all_reduce(x)
+        >>> arrays
+        [array([3., 3.]), array([3., 3.])]
+
     """
     outer = current()
     if outer is not None:
@@ -94,9 +108,9 @@ def group() -> Iterator[None]:
         for state in states.values():
             state.fail(error)
             state.quarantine(tuple(mine.alive))
-        mine.work.fail(error)
+        mine.work._end(error)
         raise
-    mine.work.complete()
+    mine.work._end()
 
 
 def _discard(items: list[Item], first: int, error: BaseException) -> None:

@@ -216,14 +216,14 @@ class RankState:
             self.fail(error)
             raise
 
-    def submit(self, call: Callable[[], None], alive: tuple[object, ...]) -> Work:
+    def submit(self, call: Callable[[], None], alive: tuple[object, ...], name: str = "") -> Work:
         """Run a call on this rank's worker thread; ``alive`` is kept until it is done."""
         self.usable()
         if self._worker is None:
             self._worker = Worker(f"ringcoll rank {self.fabric.rank}")
             # The thread ends with the communicator, closed or only forgotten.
             weakref.finalize(self, self._worker.close, 0).atexit = False
-        return self._worker.submit(call, alive)
+        return self._worker.submit(call, alive, name)
 
     def yield_to_worker(self) -> None:
         """Calls keep their order: a blocking one waits for the asynchronous ones before it."""

@@ -47,15 +47,35 @@ def init(
         device: "cpu"; "cuda"; or "auto": GPUs where every rank has CuPy and a device, else CPU.
         timeout: seconds that a wait may take; None: 60, ``math.inf``: for ever.
         config: options of all calls.
-        options: fields of :class:`ringcoll.Config`, and settings of ``init`` alone such as
-            ``pace=(bytes_per_s, alpha_s)`` or ``topo_file="machine.xml"``.
+        options: fields of :class:`ringcoll.Config`, and settings of ``init`` alone:
+
+            - ``node``: name of this rank's node, where it is not the host's.
+            - ``topo_file``: path of a topology file in NCCL's XML format. What is detected of GPU
+              ranks completes it; CPU ranks play its GPUs, rank i the i-th.
+            - ``transport``: between GPU ranks "p2p", or "host" for pinned host memory.
+            - ``cache_dir``: where detected machines, measurements and compiled kernels are kept.
+            - ``pace``: what a directed link carries between CPU ranks: bytes/s, or (bytes/s,
+              seconds a message).
+            - ``debug``: True logs what was agreed and chosen; "trace" records executed rows.
+
+    Returns:
+        This rank's communicator; use it in a ``with`` block, or close it.
 
     Raises:
         ArgumentError: an option or its value does not exist, or ``topo_file`` is of no use.
         LauncherError: the launcher and the world that it made do not match.
         MachineError: ranks of one node cannot share memory, or those of several cannot meet.
         MismatchError: the ranks run different versions or settings.
-        DeadlineError: a rank did not come.
+        DeadlineError: a rank did not come within ``timeout``.
+
+    Example:
+        A program that runs as ``python program.py`` and as ``mpiexec -n 4 python program.py``:
+
+        >>> with ringcoll.init() as comm:
+        ...     x = np.full(3, comm.rank + 1.0)
+        ...     comm.all_reduce(x)
+        >>> x
+        array([1., 1., 1.])
 
     """
     from ringcoll.bootstrap import bootstrap_of
@@ -81,6 +101,21 @@ def init_all(
             is simulated on one GPU.
         device: "cpu"; "cuda"; or "auto": GPUs where there are any.
         options: as for :func:`init`.
+
+    Returns:
+        A communicator for each rank, in rank order.
+
+    Raises:
+        ArgumentError: an option does not exist, or there is no such device.
+        MachineError: ``device="cuda"`` where there is none.
+
+    Example:
+        >>> comms = ringcoll.init_all(2)
+        >>> with ringcoll.group():
+        ...     for comm in comms:
+        ...         comm.barrier()
+        >>> [comm.rank for comm in comms]
+        [0, 1]
 
     """
     _refuse_register("init_all", options)
@@ -110,6 +145,20 @@ def spawn(
         args: for every rank the same.
         device: as for :func:`init_all`.
         options: as for :func:`init`.
+
+    Returns:
+        What each rank's function has returned, in rank order.
+
+    Raises:
+        BaseException: the first failure, with a note that names its rank.
+
+    Example:
+        >>> def total(comm, factor):
+        ...     x = np.array([comm.rank * factor])
+        ...     comm.all_reduce(x)
+        ...     return int(x[0])
+        >>> ringcoll.spawn(total, 4, 10)
+        [60, 60, 60, 60]
 
     """
     comms = init_all(nranks, device=device, **options)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from html import escape
 
 from ringcoll.algorithms import ALGORITHMS
 from ringcoll.algorithms.channels import Channels
@@ -15,11 +16,12 @@ from ringcoll.topology.system import System
 __all__ = ["Topology"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Topology:
     """The machine that a communicator's ranks have found, the same on all of them.
 
-    ``str()`` of it is the matrix, the rings and their limits, as ``ringcoll topo`` prints them.
+    ``str()`` of it is the matrix, the rings and their limits, as ``ringcoll topo`` prints them. A
+    notebook shows the same as tables.
 
     Args:
         system: the machine with the ranks' GPUs alone, GPU i the i-th rank's; None: not known.
@@ -30,6 +32,11 @@ class Topology:
         reason: why the machine is not known, or not gone by; "" where it is.
         machine: what the choice of plans goes by.
 
+    Example:
+        >>> [comm] = ringcoll.init_all(1)
+        >>> comm.topology
+        <ringcoll.Topology: not known: CPU ranks, and no topo_file>
+
     """
 
     system: System | None = None
@@ -38,6 +45,28 @@ class Topology:
     links: Links | None = None
     reason: str = ""
     machine: Machine | None = field(default=None, repr=False, compare=False)
+
+    def __repr__(self) -> str:
+        if self.system is None or self.rings is None:
+            return f"<ringcoll.Topology: not known: {self.reason}>"
+        gpus, rings = len(self.system.gpus), self.rings
+        parts = [f"{gpus} GPUs", f"{_rings(len(rings.rings))}, {rings.bandwidth:.4g} GB/s"]
+        if self.reason:
+            parts.append(f"calls do not go along them: {self.reason}")
+        return f"<ringcoll.Topology: {'; '.join([self.system.title, *parts])}>"
+
+    def _repr_html_(self) -> str:
+        """The matrix and the rings as tables, for notebooks."""
+        if self.system is None or self.rings is None:
+            return f"<pre>{escape(repr(self))}</pre>"
+        from ringcoll.topology.draw.matrix import matrix
+
+        rows = [row for host in self.system.hosts for row in matrix(self.system, host)]
+        rings = [
+            ["ring of ranks", "GB/s"],
+            *([" → ".join(map(str, r.order)), f"{r.bandwidth:.4g}"] for r in self.rings.rings),
+        ]
+        return f"<p>{escape(repr(self)[1:-1])}</p>{_table(rows)}{_table(rings)}"
 
     def gone_by(self, collective: str, wanted: int | None = None) -> Iterator[str]:
         """How calls of a collective go by the machine, a line each: for ``explain``.
@@ -100,6 +129,13 @@ class Topology:
             yield format_rings(system, self.stored)
         yield format_machine(system)
         yield from filter(None, [format_notes(system)])
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    """Rows as HTML; the first is the head."""
+    head, *rest = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows)
+    body = "".join(f"<tr>{row}</tr>" for row in rest)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def _rings(count: int) -> str:

@@ -17,28 +17,42 @@ _log = logging.getLogger("ringcoll")
 class Work:
     """A call that was started with ``async_op=True``.
 
-    Args:
-        unlaunched: why the call has not started yet, as long as it has not: inside a group a wait
-            for it could never end.
+    Its buffers belong to the call until it has finished. An error that nobody asks for is raised by
+    the communicator's next call.
+
+    Example:
+        >>> def work(comm):
+        ...     x = np.ones(2)
+        ...     pending = comm.all_reduce(x, async_op=True)
+        ...     pending.wait()
+        ...     return x.tolist()
+        >>> ringcoll.spawn(work, 2)
+        [[2.0, 2.0], [2.0, 2.0]]
 
     """
 
-    def __init__(self, unlaunched: str = "") -> None:
+    def __init__(self, call: str = "", *, unlaunched: str = "") -> None:
+        self._call = call
+        self._unlaunched = unlaunched  # why it has not started: a wait for it would never end
         self._finished = threading.Event()
         self._error: BaseException | None = None
-        self._unlaunched = unlaunched
         self._seen = False
 
     def wait(self, timeout: float | None = None) -> None:
-        """Block until the result is there.
+        """Wait for the result: on CPU ranks the caller blocks, on GPU ranks its current stream.
 
         Args:
-            timeout: seconds; None: as long as the call itself may take, by its own timeout.
+            timeout: seconds; None: as long as the call itself may take, by its own timeout. Without
+                effect on GPU ranks, where the host does not wait.
 
         Raises:
             DeadlineError: ``timeout`` has passed; the call goes on.
-            UsageError: the call is still being collected by a group.
+            UsageError: the call belongs to a group that has not ended.
             Error: what the call itself raised.
+
+        Example:
+            >>> [comm] = ringcoll.init_all(1)
+            >>> comm.barrier(async_op=True).wait(timeout=5)
 
         """
         if self._unlaunched and not self._finished.is_set():
@@ -53,27 +67,51 @@ class Work:
             raise self._error
 
     def done(self) -> bool:
-        """Whether the call has finished, well or not."""
+        """Whether the call has finished, in success or failure; does not block.
+
+        Example:
+            >>> [comm] = ringcoll.init_all(1)
+            >>> work = comm.barrier(async_op=True)
+            >>> work.wait()
+            >>> work.done()
+            True
+
+        """
         return self._finished.is_set()
 
     def exception(self) -> BaseException | None:
-        """What the call raised; None while it runs and when all went well. Does not block."""
+        """Return what the call raised; None while it runs and after success. Does not block.
+
+        Example:
+            >>> [comm] = ringcoll.init_all(1)
+            >>> work = comm.barrier(async_op=True)
+            >>> work.wait()
+            >>> print(work.exception())
+            None
+
+        """
         if self._error is not None:
             self._seen = True
         return self._error
 
-    def complete(self) -> None:
-        """The call has finished well."""
-        self._finished.set()
+    def __repr__(self) -> str:
+        state = "finished" if self._finished.is_set() else "running"
+        if self._error is not None:
+            state = f"failed: {type(self._error).__name__}: {self._error}"
+        elif self._unlaunched and state == "running":
+            state = "not started"
+        return (
+            f"<ringcoll.Work {self._call}: {state}>" if self._call else f"<ringcoll.Work {state}>"
+        )
 
-    def fail(self, error: BaseException) -> None:
-        """The call has raised."""
+    def _end(self, error: BaseException | None = None) -> None:
+        """The call has finished, or raised ``error``."""
         self._error = error
         self._finished.set()
 
     @property
-    def unseen(self) -> BaseException | None:
-        """The error, if nobody has looked at it yet."""
+    def _unseen(self) -> BaseException | None:
+        """The error, if nobody has asked for it yet."""
         return None if self._seen else self._error
 
 
@@ -95,14 +133,14 @@ class Worker:
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
 
-    def submit(self, call: Callable[[], None], alive: object = None) -> Work:
+    def submit(self, call: Callable[[], None], alive: object = None, name: str = "") -> Work:
         """Run ``call`` after all before it; ``alive`` is kept until it has finished.
 
         Raises:
             ClosedError: the worker is closed.
 
         """
-        work = Work()
+        work = Work(name)
         with self._changed:
             if self._closed:
                 raise ClosedError(f"{self._name}: the communicator is closed; make a new one")
@@ -126,7 +164,7 @@ class Worker:
             self._changed.wait_for(lambda: not self._waiting and not self._running)
             while self._failed:
                 work = self._failed.popleft()
-                if work.unseen is not None:
+                if work._unseen is not None:
                     work.wait()
 
     def close(self, timeout: float | None = None) -> bool:
@@ -148,7 +186,7 @@ class Worker:
         if not self.is_current():
             self._thread.join(timeout)
         with self._changed:
-            lost = [work.unseen for work in self._failed if work.unseen is not None]
+            lost = [work._unseen for work in self._failed if work._unseen is not None]
             self._failed.clear()
         for error in lost:
             _log.error("%s: nobody waited for a call that failed: %r", self._name, error)
@@ -176,9 +214,7 @@ class Worker:
             del work, error
 
     def _finish(self, work: Work, error: BaseException | None) -> None:
-        if error is None:
-            work.complete()
-            return
-        self._failed = deque(kept for kept in self._failed if kept.unseen is not None)
-        self._failed.append(work)
-        work.fail(error)
+        if error is not None:
+            self._failed = deque(kept for kept in self._failed if kept._unseen is not None)
+            self._failed.append(work)
+        work._end(error)

@@ -84,6 +84,11 @@ def from_pointer(
         ArgumentTypeError: an argument of another type, or no such element type.
         ArgumentError: a negative length or ordinal, a null or misaligned pointer.
 
+    Example:
+        >>> x = ringcoll.from_pointer(0x7F0000000000, (2, 3), "float32", device="cuda:1")
+        >>> x.size, x.device
+        (6, 1)
+
     """
     row = dtype_of(dtype)
     lengths = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)

@@ -144,9 +144,9 @@ def test_a_call_may_close_its_own_worker():
 
 
 def test_a_wait_inside_the_group_that_collects_the_call_is_refused():
-    work = Work("it starts at the end of `with ringcoll.group():`")
+    work = Work(unlaunched="it starts at the end of `with ringcoll.group():`")
     with pytest.raises(UsageError, match=r"it starts at the end of .*; wait after that"):
         work.wait()
     assert not work.done()
-    work.complete()
+    work._end()
     work.wait()

@@ -17,7 +17,7 @@ from ringcoll.topology.system import (
     System,
 )
 
-__all__ = ["format_matrix"]
+__all__ = ["format_matrix", "matrix"]
 
 _NICS = 16
 """Up to so many NICs have a column each; of more, those that are alike share one."""
@@ -77,8 +77,24 @@ def _listed(hosts: Sequence[tuple[int, str]]) -> str:
     return ", ".join(str(host) for host, _ in hosts)
 
 
+def matrix(system: System, host: int) -> list[list[str]]:
+    """The rows of a host's table, the first of them its head."""
+    return _rows(system, host, labels_of(system))[0]
+
+
 def _table(system: System, host: int, labels: Mapping[str, str]) -> tuple[str, str, set[str]]:
     """The table of a host, the same without the names, and which cells it has."""
+    rows, gpus, nics = _rows(system, host, labels)
+    about = _about(gpus, nics, labels)
+    text = "\n\n".join([_aligned(rows), *(["\n".join(_wrapped(about))] if about else [])])
+    pattern = str([row[1:] for row in rows[1:]])
+    return text, pattern, {cell for row in rows[1:] for cell in row[1:-1]}
+
+
+def _rows(
+    system: System, host: int, labels: Mapping[str, str]
+) -> tuple[list[list[str]], list[Gpu], list[Nic]]:
+    """The table of a host, and the GPUs and NICs in it."""
     gpus = [gpu for gpu in system.gpus if gpu.host == host]
     nics = [node for node in system.nodes if isinstance(node, Nic) and node.host == host]
     nodes: list[Node] = [*gpus, *nics]
@@ -98,10 +114,7 @@ def _table(system: System, host: int, labels: Mapping[str, str]) -> tuple[str, s
     for name, head in heads.items():
         row = [cells[name, other] for other in shown]
         rows.append([head, *row, numas[name]])
-    about = _about(gpus, nics, labels)
-    text = "\n\n".join([_aligned(rows), *(["\n".join(_wrapped(about))] if about else [])])
-    pattern = str([row[1:] for row in rows[1:]])
-    return text, pattern, {cell for row in rows[1:] for cell in row[1:-1]}
+    return rows, gpus, nics
 
 
 def _about(gpus: Sequence[Gpu], nics: Sequence[Nic], labels: Mapping[str, str]) -> list[str]:

@@ -1,0 +1,57 @@
+"""The keywords that calls take, for type checkers and editors; at run time nobody reads this."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, TypedDict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from typing_extensions import Required
+
+    from ringcoll.config import Config
+    from ringcoll.dtypes import Accumulate
+    from ringcoll.options import AlgorithmName, Engine, Protocol
+    from ringcoll.plan import Plan
+
+__all__ = ["Asynchronous", "Blocking", "CallOptions", "Either"]
+
+
+class CallOptions(TypedDict, total=False):
+    """What every call takes by keyword, beside ``async_op``; left out or None: inherited.
+
+    For functions of yours that pass options on: ``def mean(comm, x, **how:
+    Unpack[ringcoll.CallOptions])``. The options are those of :class:`ringcoll.Config`.
+    """
+
+    stream: object
+    config: Config | None
+    algorithm: AlgorithmName | Callable[..., Plan] | None
+    protocol: Protocol | None
+    engine: Engine | None
+    channels: int | None
+    slices: int | None
+    max_sms: int | None
+    timeout: float | None
+    deterministic: bool | None
+    accumulate: Accumulate | None
+    verify: bool | None
+    tag: str | None
+
+
+class Blocking(CallOptions, total=False):
+    """Of a call that returns None."""
+
+    async_op: Literal[False]
+
+
+class Asynchronous(CallOptions, total=False):
+    """Of a call that returns a :class:`ringcoll.Work`."""
+
+    async_op: Required[Literal[True]]
+
+
+class Either(CallOptions, total=False):
+    """Of a call of which only the program knows, when it runs, whether it returns one."""
+
+    async_op: Required[bool]

@@ -1,0 +1,119 @@
+"""Memory that the ranks of a communicator reach without a copy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from ringcoll.communicator.calling import Calling
+from ringcoll.dtypes import dtype_of
+from ringcoll.errors import ArgumentTypeError, MachineError
+from ringcoll.symmetric.agreed import extent_of
+from ringcoll.symmetric.libraries import library_of
+
+__all__ = ["Memory"]
+
+
+class Memory(Calling):
+    """A communicator's symmetric memory."""
+
+    device: str
+
+    def empty(
+        self,
+        shape: int | Sequence[int],
+        dtype: object = "float32",
+        *,
+        like: Literal["numpy", "cupy", "torch"] | None = None,
+    ) -> Any:
+        """Make an array that all ranks reach without a copy; collective, same bytes on all ranks.
+
+        It outlives the communicator. Its memory is used again when all ranks have let go of theirs.
+
+        Args:
+            shape: lengths in C order.
+            dtype: numpy's, ml_dtypes' or torch's type, or a name.
+            like: whose array: "numpy" on CPU ranks, "cupy" on GPU ranks, "torch" on both; None:
+                that of ``comm.xp``. Each rank may choose its own.
+
+        Raises:
+            ArgumentError: a length is negative, or the library has no arrays on this device.
+            ArgumentTypeError: no such type, or a length is no integer.
+            MachineError: the library is not installed on some rank; raised on every rank.
+            MismatchError: the ranks ask for different numbers of bytes.
+            OutOfMemory: the message says how much is needed and how much is available.
+
+        Example:
+            >>> def work(comm):
+            ...     x = comm.empty((2, 2), "int32")
+            ...     x[:] = comm.rank
+            ...     comm.all_reduce(x)
+            ...     return x.tolist()
+            >>> ringcoll.spawn(work, 3)[0]
+            [[3, 3], [3, 3]]
+
+        """
+        where, missing, wrapped = f"empty on rank {self.rank}", None, None
+        try:
+            row, state = dtype_of(dtype), self._state
+        except ArgumentTypeError as error:
+            raise ArgumentTypeError(f"{where}: {error}") from None
+        extent = extent_of(shape, where)
+        try:
+            wrapped = library_of(like, row, self.device, where)
+        except MachineError as error:
+            missing = error  # raised by the exchange, so that no rank waits for this one
+        with self._lock:
+            made = state.together(lambda: state.symmetric.empty(extent, row.numpy, missing))
+        return made if wrapped is None else wrapped(made)
+
+    def register(self, array: object) -> bool:
+        """Let all ranks reach an array that exists; collective, same bytes on all ranks.
+
+        Threads of one process reach any array. CPU ranks that are processes reach arrays of
+        :meth:`empty` alone: calls copy all others. GPU ranks, threads or processes, reach memory of
+        cudaMalloc (the default pools of CuPy and torch) and virtual memory that can be exported by
+        descriptors (torch's expandable segments).
+
+        Args:
+            array: contiguous; the caller keeps it until :meth:`unregister`.
+
+        Returns:
+            Whether calls on this array are zero-copy from now on.
+
+        Raises:
+            UsageError: not an array, or not contiguous.
+            MismatchError: the ranks' arrays differ in bytes.
+            DeadlineError: a rank did not make the call within ``timeout``.
+
+        Example:
+            >>> def work(comm):
+            ...     x = np.full(100_000, comm.rank, "float32")
+            ...     zero_copy = comm.register(x)
+            ...     comm.all_reduce(x)
+            ...     comm.unregister(x)
+            ...     return zero_copy
+            >>> ringcoll.spawn(work, 2)
+            [True, True]
+
+        """
+        with self._lock:
+            self._forget()
+            return self._state.register(array)
+
+    def unregister(self, array: object) -> None:
+        """Undo :meth:`register`; memory from :meth:`empty` stays reachable until it is freed.
+
+        Args:
+            array: as it was registered.
+
+        Raises:
+            UsageError: not an array, or not registered.
+
+        Example:
+            See :meth:`register`.
+
+        """
+        with self._lock:
+            self._forget()
+            self._state.register(array, undo=True)
