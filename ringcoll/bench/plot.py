@@ -1,21 +1,75 @@
-"""Bandwidth over size as a picture; needs matplotlib, but no display."""
+"""Latency and bus bandwidth over size, side by side, a line a library; needs matplotlib alone.
+
+``ringcoll bench --plot`` draws what it has measured. :func:`draw_record` draws a record of
+``benchmarks/results`` in the same way.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from ringcoll.errors import MachineError
+from ringcoll.errors import ArgumentError, MachineError
+from ringcoll.model.closed_form import bus_factor
+from ringcoll.units import format_bytes
 
-__all__ = ["draw_rows"]
+__all__ = ["draw_record", "draw_rows"]
+
+Row = Mapping[str, Any]
+
+_TICKS = 8
+"""Sizes that an axis names, at most."""
 
 
-def draw_rows(rows: Sequence[Mapping[str, Any]], path: str) -> None:
-    """Draw busbw over bytes, a line for each library, algorithm and side.
+def draw_record(
+    record: Mapping[str, Any],
+    path: str | Path,
+    *,
+    collective: str = "all_reduce",
+    libraries: Sequence[str] = (),
+) -> None:
+    """Draw one collective of a record that a benchmark has written.
 
     Args:
-        rows: as in the JSON.
+        record: the JSON, with ``rows``, ``machine`` and ``date``.
         path: of the file; its ending decides the format.
+        collective: whose rows.
+        libraries: by name, in the order of the legend; (): all.
+
+    Raises:
+        ArgumentError: the record has no such rows.
+        MachineError: matplotlib is missing; the message says how to mend that.
+
+    """
+    machine, every = record["machine"], record["rows"]
+    if isinstance(every, Mapping):
+        every = every.get(collective, ())
+    rows = [
+        row
+        for row in every
+        if row["collective"] == collective and (not libraries or row["lib"] in libraries)
+    ]
+    if libraries:
+        rows.sort(key=lambda row: libraries.index(row["lib"]))
+    if not rows:
+        raise ArgumentError(f"{record.get('name', 'the record')} has no rows of {collective}")
+    where = machine.get("gpus") or machine.get("cpu", "")
+    title = f"{collective}, {machine['ranks']} ranks, {where}, {record['date'][:10]}"
+    draw_rows(rows, path, nranks=machine["ranks"], title=title)
+
+
+def draw_rows(
+    rows: Sequence[Row], path: str | Path, *, nranks: int = 0, title: str | None = None
+) -> None:
+    """Draw time and busbw over bytes: a line for each library, or for each algorithm compared.
+
+    Args:
+        rows: as in the JSON of ``--json`` (``time_us`` and ``busbw``) or of a record (``us``).
+        path: of the file; its ending decides the format.
+        nranks: of rows without ``busbw``.
+        title: above both; None names the collectives.
 
     Raises:
         MachineError: matplotlib is missing; the message says how to mend that.
@@ -23,26 +77,90 @@ def draw_rows(rows: Sequence[Mapping[str, Any]], path: str) -> None:
     """
     try:
         from matplotlib.figure import Figure
+        from matplotlib.ticker import FuncFormatter, NullLocator
     except ImportError as error:
         raise MachineError(
             f"--plot needs matplotlib ({error}); pip install 'ringcoll[plot]'"
         ) from error
-    lines: dict[str, list[tuple[int, float]]] = {}
+    figure = Figure(figsize=(11, 4.8), layout="constrained")
+    latency, bandwidth = figure.subplots(1, 2)
+    sizes = [row["bytes"] for row in rows if row["bytes"] > 0]
+    for at, (label, mine) in enumerate(_lines(rows).items()):
+        own = sorted(mine, key=lambda row: int(row["bytes"]))
+        # What the picture is about lies above what it is compared with.
+        look: dict[str, Any] = {"marker": "o", "markersize": 4, "color": f"C{at}", "label": label}
+        look |= {"linewidth": 2.2, "zorder": 3} if label.startswith("ringcoll") else {}
+        spots = [row["bytes"] for row in own]
+        latency.plot(spots, [_us(row) for row in own], **look)
+        bandwidth.plot(spots, [_busbw(row, nranks) for row in own], **look)
+        told = [(row["bytes"], row["predicted_us"]) for row in own if "predicted_us" in row]
+        if told:
+            dashes = {"linestyle": "--", "color": f"C{at}", "label": f"{label}, predicted"}
+            latency.plot(*zip(*told, strict=True), **dashes)
+    for axes, text in ((latency, "time of a call (µs)"), (bandwidth, "bus bandwidth (GB/s)")):
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(_ticks(sizes))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda size, _: format_bytes(size)))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.tick_params(axis="x", labelsize=8)
+        axes.set_xlabel("size")
+        axes.set_ylabel(text)
+        axes.grid(alpha=0.3)
+    latency.set_yscale("log")
+    bandwidth.set_ylim(bottom=0)
+    named = ", ".join(dict.fromkeys(str(row["collective"]) for row in rows))
+    figure.suptitle(named if title is None else title)
+    if sizes:
+        latency.legend(fontsize=8)
+    figure.savefig(path, dpi=150)
+
+
+def _ticks(sizes: Sequence[int]) -> list[int]:
+    """Powers of two, evenly spaced, from the first size to the last."""
+    if not sizes:
+        return []
+    first, last = min(sizes).bit_length() - 1, max(sizes).bit_length() - 1
+    step = max(1, -(-(last - first) // (_TICKS - 1)))
+    return [1 << power for power in range(first, last + 1, step)]
+
+
+def _lines(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """The rows of each line: each library on the side, in place or not, that most of them have."""
+    rows = [row for row in rows if row["bytes"] > 0]
+    sides = {lib: {row["in_place"] for row in rows if row["lib"] == lib} for lib in _libs(rows)}
+    common = Counter(side for found in sides.values() for side in found)
+    usual = max(common, key=lambda side: (common[side], not side)) if common else False
+    lines: dict[str, list[Row]] = {}
+    for lib, found in sides.items():
+        side = usual if usual in found else not usual
+        mine = [row for row in rows if (row["lib"], row["in_place"]) == (lib, side)]
+        note = "" if side == usual else ", in place" if side else ", out of place"
+        what = ("collective", "algorithm") if _compared(mine) else ("collective",)
+        several = len({row["collective"] for row in rows}) > 1
+        for row in mine:
+            words = [lib, *(str(row[key]) for key in what if key != "collective" or several)]
+            lines.setdefault(" ".join(dict.fromkeys(words)) + note, []).append(row)
+    return lines
+
+
+def _libs(rows: Sequence[Row]) -> dict[str, None]:
+    return dict.fromkeys(str(row["lib"]) for row in rows)
+
+
+def _compared(rows: Sequence[Row]) -> bool:
+    """Whether a size was measured with several algorithms, rather than by the library's choice."""
+    found: dict[tuple[object, ...], set[object]] = {}
     for row in rows:
-        if row["bytes"] > 0:
-            place = "in place" if row["in_place"] else "out of place"
-            name = " ".join(dict.fromkeys((row["lib"], row["algorithm"])))
-            lines.setdefault(f"{name}, {place}", []).append((row["bytes"], row["busbw"]))
-    figure = Figure(figsize=(8, 5), layout="constrained")
-    axes = figure.add_subplot()
-    for label, points in lines.items():
-        sizes, bandwidths = zip(*sorted(points), strict=True)
-        axes.plot(sizes, bandwidths, marker="o", markersize=3, label=label)
-    axes.set_xscale("log", base=2)
-    axes.set_xlabel("size (bytes)")
-    axes.set_ylabel("bus bandwidth (GB/s)")
-    axes.set_title(", ".join(dict.fromkeys(str(row["collective"]) for row in rows)))
-    axes.grid(alpha=0.3)
-    if lines:
-        axes.legend()
-    figure.savefig(path)
+        found.setdefault((row["collective"], row["bytes"]), set()).add(row.get("algorithm"))
+    return any(len(names) > 1 for names in found.values())
+
+
+def _us(row: Row) -> float:
+    return float(row["time_us"] if "time_us" in row else row["us"])
+
+
+def _busbw(row: Row, nranks: int) -> float:
+    """GB/s, as nccl-tests counts it."""
+    if "busbw" in row:
+        return float(row["busbw"])
+    return float(row["bytes"]) / _us(row) / 1e3 * bus_factor(str(row["collective"]), nranks)

@@ -181,15 +181,17 @@ class Report:
         self._ended = True
 
     def write(self, json_file: str | None, plot_file: str | None) -> None:
-        """Write what there is; None writes nothing."""
+        """Write what there is, and say so; None writes nothing."""
         if json_file == "-":
             print(self.as_json(), file=self.stdout, flush=True)
         elif json_file is not None:
             Path(json_file).write_text(self.as_json() + "\n", encoding="utf-8")
+            self.say(f"# wrote {json_file}")
         if plot_file is not None and self.rows:
             from ringcoll.bench.plot import draw_rows
 
             draw_rows([row.as_json() for row in self.rows], plot_file)
+            self.say(f"# wrote {plot_file}")
 
     def as_json(self) -> str:
         """Every row, the machine and the versions, a row a line."""

@@ -211,8 +211,8 @@ class Session:
                 libraries.append(library)
                 sides = ", out of place and in place" if self.settings.layout == "nccl" else ""
                 remarks.append(
-                    f"Lines of {library.name} begin with #; at their end its time over "
-                    f"ringcoll's{sides}"
+                    f"Rows of {library.name} begin with #; at their end its time divided by "
+                    f"ringcoll's{sides}: above 1.00x ringcoll is faster"
                 )
             else:
                 remarks.append(f"Without {library.name}: {reason}")

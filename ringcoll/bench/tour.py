@@ -1,24 +1,33 @@
 """``ringcoll bench`` without arguments: what there is to see, in less than a minute.
 
-An all_reduce beside MPI, or beside NCCL on GPUs, then the timing model beside the measurement, then
-where the numbers are and what to try next.
+An all_reduce beside MPI, or beside NCCL on GPUs, and who is faster at which size. Then a broadcast
+pipelined down a chain of four ranks over paced links beside the timing model: paced links need no
+cores, so that four ranks show it on any machine. Then where the files are and what to try next.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ringcoll.bench.paced import measure_chain
-from ringcoll.bench.report import Report
+from ringcoll.bench.launch import is_first
+from ringcoll.bench.paced import links_of, measure_chain
+from ringcoll.bench.report import Report, Row
 from ringcoll.bench.session import measure
 from ringcoll.bench.settings import Settings
 from ringcoll.bench.worlds import World
 from ringcoll.bootstrap.launcher import launcher_of
-from ringcoll.model.closed_form import Point, chain_best_slices, chain_time
+from ringcoll.model.closed_form import Point, chain_best_slices, chain_limits
+from ringcoll.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from ringcoll.communicator.public import Communicator
 
 __all__ = ["tour"]
 
@@ -26,10 +35,14 @@ FOLDER = "bench-results"
 """Where the files go: below the current folder, if it can be written."""
 
 MAX_BYTES = 64 << 20
+RANKS = 4
 NBYTES = 16 << 20
-SLICES = (1, 2, 4, 8, 16, 32, 64, 128)
-PACE = (200e6, 1e-3)
+SLICES = (1, 2, 4, 8, 16, 32, 64)
+PACE = (100e6, 2e-3)
 """B and α of the paced links: far below what memory carries, so that the pace decides."""
+
+_BAR = 40
+"""Characters of the longest bar."""
 
 
 def tour(world: World, settings: Settings, report: Report) -> bool:
@@ -40,31 +53,31 @@ def tour(world: World, settings: Settings, report: Report) -> bool:
 
     """
     peer = _peer(world, settings)
+    if is_first(os.environ):
+        beside = f" beside {peer.upper()}" if peer is not None else ""
+        report.say(
+            f"# 1. all_reduce of 16 bytes to {format_bytes(MAX_BYTES)} among this machine's ranks"
+            f"{beside}\n# 2. a pipelined broadcast over paced links beside the timing model\n#"
+        )
     report.settings = replace(settings, min_bytes=16, max_bytes=MAX_BYTES, step_factor=4, peer=peer)
     right = measure(world, report.settings, report)
     report.conclude()
     first = bool(report.rows)
-    if first and peer is None and not world.on_gpu():
+    if first and peer is not None:
+        report.say("\n".join(f"# {line}" for line in verdict(report.rows, peer)))
+    elif first and not world.on_gpu():
         report.say("# MPI is not here to compare with: pip install 'ringcoll[mpi]' brings it")
-    # The pace of a link is held by CPU ranks.
-    world = replace(world, device="cpu")
-    if first:
-        bandwidth, alpha = PACE
-        report.say(
-            f"#\n# The timing model: a broadcast of N = {NBYTES} bytes down a chain of k ranks in "
-            f"S slices, over\n# links of B = {bandwidth:g} bytes/s and α = {alpha:g} s takes\n"
-            f"#   T = (S + k - 2)·(N/(S·B) + α)\n"
-            f"# {'S':>8}  {'model (ms)':>12}  {'predict (ms)':>12}  {'measured (ms)':>13}  "
-            f"{'off (%)':>8}"
-        )
-    points = []
-    for point in measure_chain(world, NBYTES, SLICES, pace=PACE):
-        points.append(point)
-        if first:
-            report.say(_line(point))
-    if first:
-        _best(report, points)
-        _leave(report, points)
+    if world.threads > 1:
+        _pipeline(report)
+        return right
+
+    def one_of_us(control: Communicator, _: Communicator) -> None:
+        # The paced ranks are threads of the first process. The others wait without polling.
+        if control.rank == 0:
+            _pipeline(report)
+        control.barrier()
+
+    replace(world, device="cpu", timeout=math.inf).run(one_of_us)
     return right
 
 
@@ -79,53 +92,97 @@ def _peer(world: World, settings: Settings) -> str | None:
     return None if nccl_version() is None else "nccl"
 
 
-def _line(point: Point) -> str:
-    model = chain_time(point.nranks, NBYTES, point.slices, *PACE)
-    off = 100 * (point.seconds / model - 1)
-    return (
-        f"  {point.slices:8d}  {model * 1e3:12.1f}  {_clock(point) * 1e3:12.1f}  "
-        f"{point.seconds * 1e3:13.1f}  {off:8.1f}"
+def verdict(rows: Sequence[Row], peer: str) -> list[str]:
+    """Who is faster at which sizes, out of place, and by how much at most."""
+    times = {
+        (row.lib, row.case.nbytes): row.result.seconds
+        for row in rows
+        if not row.result.in_place and row.result.seconds
+    }
+    ratios = [
+        (nbytes, theirs / ours)
+        for (lib, nbytes), theirs in times.items()
+        if lib == peer and (ours := times.get(("ringcoll", nbytes)))
+    ]
+    lines = []
+    for ours, part in groupby(sorted(ratios), key=lambda pair: pair[1] >= 1):
+        found = list(part)
+        ends = dict.fromkeys(format_bytes(nbytes) for nbytes in (found[0][0], found[-1][0]))
+        most = max(ratio if ours else 1 / ratio for _, ratio in found)
+        name = "ringcoll" if ours else peer.upper()
+        lines.append(f"{name} is faster at {' to '.join(ends)}, by up to {most:.2f} times")
+    return lines
+
+
+def _pipeline(report: Report) -> None:
+    """Measure and show the broadcast; on the first rank, with ranks that are threads."""
+    bandwidth, alpha = PACE
+    limit = chain_limits(RANKS, NBYTES, bandwidth)
+    report.say(
+        f"#\n# The timing model: a broadcast of N = {format_bytes(NBYTES)} down a chain of "
+        f"k = {RANKS} ranks in S slices,\n# over links of B = {bandwidth / 1e6:g} MB/s and "
+        f"α = {format_seconds(alpha)} a message, takes\n"
+        f"#   T = (S + k - 2)·(N/(S·B) + α)\n"
+        f"# In one piece it crosses k - 1 links one after the other, {format_seconds(limit.one)}; "
+        f"in many slices the links\n# work at the same time, and N/B = "
+        f"{format_seconds(limit.many)} is the limit.\n"
+        f"# {'S':>8}  {'predicted (ms)':>14}  {'measured (ms)':>13}  {'off (%)':>8}  "
+        f"{'of N/B':>6}"
     )
+    points, paper = [], []
+    for point in measure_chain(World(RANKS, "cpu"), NBYTES, SLICES, pace=PACE, repeats=3):
+        points.append(point)
+        paper.append(_predicted(point.slices))
+        seconds, off = point.seconds, point.seconds / paper[-1] - 1
+        report.say(
+            f"  {point.slices:8d}  {paper[-1] * 1e3:14.1f}  {seconds * 1e3:13.1f}  "
+            f"{100 * off:8.1f}  {seconds / limit.many:6.2f}  "
+            f"{'#' * round(_BAR * seconds / points[0].seconds)}"
+        )
+    best = min(points, key=lambda point: point.seconds)
+    report.say(
+        f"# Best S: sqrt((k-2)·N/(α·B)) = {chain_best_slices(RANKS, NBYTES, *PACE):.1f} on paper, "
+        f"{best.slices} of those measured, {points[0].seconds / best.seconds:.2f} times as fast as "
+        f"S = 1"
+    )
+    _leave(report, points, paper)
 
 
-def _clock(point: Point) -> float:
+def _predicted(slices: int) -> float:
     """What the clock reads off the plan itself."""
     from ringcoll.algorithms import build
-    from ringcoll.model.links import Links
     from ringcoll.model.predict import predict
 
-    plan = build("broadcast", "chain", point.nranks)
-    links = Links(*PACE, topology="pairs")
-    return predict(plan, point.nbytes, links, slices=point.slices).seconds
+    plan = build("broadcast", "chain", RANKS)
+    return predict(plan, NBYTES, links_of(PACE), slices=slices).seconds
 
 
-def _best(report: Report, points: Sequence[Point]) -> None:
-    nranks = points[0].nranks
-    paper = chain_best_slices(nranks, NBYTES, *PACE)
-    found = min(points, key=lambda point: point.seconds)
-    gain = points[0].seconds / found.seconds
-    report.say(
-        f"# Best S: sqrt((k-2)·N/(α·B)) = {paper:.1f} on paper, {found.slices} of those measured, "
-        f"{gain:.2f} times as fast as S = 1"
-    )
-
-
-def _leave(report: Report, points: Sequence[Point]) -> None:
+def _leave(report: Report, points: Sequence[Point], paper: Iterable[float]) -> None:
     """Write the files, and say where they are and what comes next."""
     folder = results_folder()
-    rows, picture = folder / "all_reduce.json", folder / "all_reduce.png"
-    drawn: str | None = str(picture)
+    report.say("#")
     try:
         import matplotlib as _  # noqa: F401
     except ImportError:
-        drawn = None
-    report.write(str(rows), drawn)
-    report.say(f"#\n# Rows: {rows}")
+        report.write(str(folder / "all_reduce.json"), None)
+        report.say("# No pictures: pip install 'ringcoll[plot]' draws them")
+    else:
+        from ringcoll.model.plot import plot_curves
+
+        report.write(str(folder / "all_reduce.json"), str(folder / "all_reduce.png"))
+        bandwidth, alpha = PACE
+        title = (
+            f"broadcast of {format_bytes(NBYTES)} down a chain of {RANKS} ranks, "
+            f"B = {bandwidth / 1e6:g} MB/s, α = {format_seconds(alpha)}"
+        )
+        curve = [(point.slices, point.seconds) for point in points]
+        said = [(point.slices, seconds) for point, seconds in zip(points, paper, strict=True)]
+        picture = folder / "pipeline.png"
+        plot_curves({"chain": curve}, title, picture, paper={"chain": said})
+        report.say(f"# wrote {picture}")
     report.say(
-        f"# Picture: {picture}" if drawn else "# No picture: pip install 'ringcoll[plot]' draws it"
-    )
-    report.say(
-        "# Next: ringcoll bench broadcast -b 64K -e 64M -f 4 --algorithm chain --slices 1,4,16"
+        "# Next: ringcoll bench all_reduce -b 1M -e 1M --ranks 4 --algorithm ring,two_shot,tree "
+        "--pace 20M,1ms"
     )
 
 

@@ -9,10 +9,13 @@ import pytest
 
 from benchmarks.collectives import BARS, RUNS, Bar, judge
 from ringcoll.bench import tour
+from ringcoll.bench.cases import Section
 from ringcoll.bench.paced import measure_chain
-from ringcoll.bench.report import Report
+from ringcoll.bench.report import Report, Row
 from ringcoll.bench.settings import Settings
+from ringcoll.bench.table import Result
 from ringcoll.bench.worlds import World
+from ringcoll.dtypes import dtype_of
 from ringcoll.model.closed_form import chain_time
 
 
@@ -21,6 +24,7 @@ def test_tour(monkeypatch, tmp_path):
     monkeypatch.setattr(tour, "NBYTES", 1 << 16)
     monkeypatch.setattr(tour, "SLICES", (1, 4))
     monkeypatch.setattr(tour, "MAX_BYTES", 256)
+    monkeypatch.setattr(tour, "PACE", (20e6, 1e-3))
     monkeypatch.delenv("PMI_SIZE", raising=False)
     settings = Settings(tour=True, threads=3, iterations=2)
     out = io.StringIO()
@@ -28,18 +32,40 @@ def test_tour(monkeypatch, tmp_path):
     assert tour.tour(World(3), settings, report)
     report.end()
     text = out.getvalue()
+    assert text.startswith("# 1. all_reduce of 16 bytes to 256 B among this machine's ranks\n# 2. ")
     assert text.count("# Out of bounds values : 0 OK") == 1
     assert "# MPI is not here to compare with" in text
     lines = text.splitlines()
     head = next(at for at, line in enumerate(lines) if "measured (ms)" in line)
-    assert [line.split()[0] for line in lines[head + 1 : head + 3]] == ["1", "4"]
-    model = chain_time(3, 1 << 16, 4, *tour.PACE) * 1e3
-    assert lines[head + 2].split()[1:3] == [f"{model:.1f}"] * 2
+    shown = [line.split() for line in lines[head + 1 : head + 3]]
+    assert [words[0] for words in shown] == ["1", "4"]
+    # Four ranks, however many are measured before, on however many cores.
+    paper = [chain_time(4, 1 << 16, slices, *tour.PACE) * 1e3 for slices in (1, 4)]
+    assert [words[1] for words in shown] == [f"{seconds:.1f}" for seconds in paper]
+    assert shown[0][-1] == "#" * 40
     assert "# Best S: " in text
     folder = tmp_path / "bench-results"
     assert len(json.loads((folder / "all_reduce.json").read_text())["rows"]) == 6
+    for name in ("all_reduce.json", "all_reduce.png", "pipeline.png"):
+        assert f"# wrote {folder / name}" in text
     assert (folder / "all_reduce.png").stat().st_size > 5000
+    assert (folder / "pipeline.png").stat().st_size > 5000
     assert text.splitlines()[-1].startswith("# Next: ")
+
+
+def test_verdict_names_who_is_faster_where():
+    section = Section("all_reduce", 2, dtype_of("float32"), "sum")
+    times = {16: (4.0, 2.0), 1024: (4.0, 3.0), 65536: (10.0, 25.0)}
+    rows = [
+        Row(lib, "x", section.case(nbytes), Result(in_place, seconds))
+        for nbytes, pair in times.items()
+        for lib, seconds in zip(("ringcoll", "mpi"), pair, strict=True)
+        for in_place in (False, True)
+    ]
+    assert tour.verdict(rows, "mpi") == [
+        "MPI is faster at 16 B to 1 KiB, by up to 2.00 times",
+        "ringcoll is faster at 64 KiB, by up to 2.50 times",
+    ]
 
 
 def test_folder_that_cannot_be_written(monkeypatch, tmp_path):

@@ -1,0 +1,117 @@
+"""Pictures of rows: which lines there are, on which axes, from runs and from records."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from matplotlib.figure import Figure
+
+from ringcoll.bench.plot import draw_record, draw_rows
+from ringcoll.errors import ArgumentError
+
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+
+
+@pytest.fixture
+def figures(monkeypatch):
+    """The figures that are saved."""
+    saved = []
+    plain = Figure.savefig
+
+    def savefig(self, *arguments, **keywords):
+        saved.append(self)
+        return plain(self, *arguments, **keywords)
+
+    monkeypatch.setattr(Figure, "savefig", savefig)
+    return saved
+
+
+def row(lib: str, nbytes: int, seconds: float, *, in_place=False, algorithm="ring", **more):
+    made = {"lib": lib, "collective": "all_reduce", "bytes": nbytes, "in_place": in_place}
+    return {**made, "algorithm": algorithm, "time_us": seconds * 1e6, "busbw": 1.0, **more}
+
+
+def lines_of(figure: Any) -> list[dict[str, tuple[list[float], list[float]]]]:
+    """Of each panel the points of each line, by its label."""
+    return [
+        {line.get_label(): (list(line.get_xdata()), list(line.get_ydata())) for line in axes.lines}
+        for axes in figure.axes
+    ]
+
+
+def test_latency_and_bandwidth_side_by_side(figures, tmp_path):
+    rows = [row("ringcoll", 1 << 20, 2.0), row("ringcoll", 1 << 10, 1.0)]
+    rows += [row("mpi", 1 << 10, 3.0), row("mpi", 1 << 20, 4.0)]
+    draw_rows(rows, tmp_path / "rows.png")
+    latency, bandwidth = figures[0].axes
+    assert (latency.get_xscale(), latency.get_yscale()) == ("log", "log")
+    assert (bandwidth.get_xscale(), bandwidth.get_yscale()) == ("log", "linear")
+    times, bandwidths = lines_of(figures[0])
+    assert times == {
+        "ringcoll": ([1 << 10, 1 << 20], [1e6, 2e6]),
+        "mpi": ([1 << 10, 1 << 20], [3e6, 4e6]),
+    }
+    assert bandwidths["mpi"] == ([1 << 10, 1 << 20], [1.0, 1.0])
+    figures[0].draw_without_rendering()
+    sizes = [tick.get_text() for tick in latency.get_xticklabels()]
+    assert sizes[0] == "1 KiB"
+    assert sizes[-1] == "1 MiB"
+
+
+def test_a_library_has_one_line_though_its_algorithm_changes(figures, tmp_path):
+    rows = [row("ringcoll", 64, 1.0, algorithm="one_shot"), row("ringcoll", 128, 2.0)]
+    draw_rows(rows, tmp_path / "rows.png")
+    assert list(lines_of(figures[0])[0]) == ["ringcoll"]
+
+
+def test_algorithms_that_are_compared_have_a_line_each(figures, tmp_path):
+    rows = [row("ringcoll", 64, 1.0, algorithm=name) for name in ("ring", "tree")]
+    draw_rows(rows, tmp_path / "rows.png")
+    assert list(lines_of(figures[0])[0]) == ["ringcoll ring", "ringcoll tree"]
+
+
+def test_the_side_that_most_libraries_have(figures, tmp_path):
+    rows = [row("ringcoll", 64, 1.0), row("ringcoll", 64, 2.0, in_place=True)]
+    rows += [row("nccl", 64, 3.0, in_place=True), row("torch", 64, 4.0, in_place=True)]
+    rows += [row("mpi", 64, 5.0)]
+    draw_rows(rows, tmp_path / "rows.png")
+    times = lines_of(figures[0])[0]
+    assert {label: ys for label, (_, ys) in times.items()} == {
+        "ringcoll": [2e6],
+        "nccl": [3e6],
+        "torch": [4e6],
+        "mpi, out of place": [5e6],
+    }
+
+
+def test_a_prediction_is_dashed(figures, tmp_path):
+    draw_rows([row("ringcoll", 64, 1.0, predicted_us=9e5)], tmp_path / "rows.png")
+    assert lines_of(figures[0])[0]["ringcoll, predicted"] == ([64], [9e5])
+
+
+def test_records_are_drawn_in_the_same_way(figures, tmp_path):
+    record = json.loads((RESULTS / "gpu_bars_2.json").read_text(encoding="utf-8"))
+    draw_record(record, tmp_path / "bars.svg", libraries=("nccl", "ringcoll"))
+    times, bandwidths = lines_of(figures[0])
+    assert list(times) == ["nccl", "ringcoll"]
+    mine = {
+        r["bytes"]: r["us"]
+        for r in record["rows"]
+        if (r["lib"], r["collective"], r["in_place"]) == ("ringcoll", "all_reduce", True)
+    }
+    assert dict(zip(*times["ringcoll"], strict=True)) == mine
+    # busbw of two ranks is algbw.
+    most = max(mine)
+    assert bandwidths["ringcoll"][1][-1] == pytest.approx(most / mine[most] / 1e3)
+    assert figures[0].get_suptitle() == "all_reduce, 2 ranks, 2 NVIDIA H200, 2026-11-22"
+    draw_record(json.loads((RESULTS / "collectives.json").read_text()), tmp_path / "cpu.png")
+    assert list(lines_of(figures[1])[0]) == ["ringcoll", "mpi"]
+
+
+def test_a_record_without_such_rows(tmp_path):
+    record = {"name": "x", "machine": {"ranks": 2}, "date": "2026", "rows": []}
+    with pytest.raises(ArgumentError, match="x has no rows of all_reduce"):
+        draw_record(record, tmp_path / "none.png")
