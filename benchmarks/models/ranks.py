@@ -16,7 +16,7 @@ import torch.distributed as dist
 from benchmarks.gpu.processes import Link
 from benchmarks.models.figures import ALONE
 from benchmarks.models.replica import MODELS, WAYS, Batches, Replica
-from ringcoll.torch.register import register
+from ringcoll.torch_entry import register
 
 __all__ = ["Plan", "measure", "repeat"]
 
