@@ -31,7 +31,7 @@ from ringcoll.executors.cuda.watch import Watch
 from ringcoll.executors.rows import TraceEntry
 from ringcoll.fabric import Fabric
 from ringcoll.symmetric.device import CudaSymmetricMemory
-from ringcoll.transports.arena import Transport, make_arena
+from ringcoll.transports.scratch import Transport, allocate_scratch
 
 __all__ = ["CudaState"]
 
@@ -73,13 +73,13 @@ class CudaState(RankState):
     def _equip(self, parent: RankState | None, ranks: Sequence[int]) -> None:
         above = None if parent is None else parent.symmetric
         fabric, device = self.fabric, self.device
-        memory, self.transport = make_arena(
+        memory, self.transport = allocate_scratch(
             fabric,
             device.ordinal,
             Arena(fabric.nranks).nbytes,
-            what="the arena of a communicator",
+            what="SCRATCH of a communicator",
             wanted=self.transport,
-            tried=parent is not None,  # the parent's ranks have tried their pairs
+            probed=parent is not None,  # by the ranks of the parent
         )
         try:
             self.symmetric = CudaSymmetricMemory(

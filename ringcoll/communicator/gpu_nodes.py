@@ -40,7 +40,7 @@ from ringcoll.executors.point_to_point import Pairs
 from ringcoll.fabric import Fabric
 from ringcoll.symmetric.host import SymmetricMemory
 from ringcoll.symmetric.nodes import NodesMemory
-from ringcoll.transports.arena import Transport
+from ringcoll.transports.scratch import Transport
 
 __all__ = ["NodesState"]
 

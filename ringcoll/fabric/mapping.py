@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ringcoll.errors import Error, MachineError, OutOfMemory
-from ringcoll.host.fd_passing import Door, receive
+from ringcoll.host.fd_passing import FdServer, receive
 from ringcoll.host.shm import Denied, Handle, Segment, attach, create
 
 __all__ = ["Gather", "map_all", "outcome", "ranks_of"]
@@ -144,13 +144,13 @@ def _passed(
     """The memory of the peers that /proc has denied, by descriptors that they pass."""
     wanted = refused[rank]
     callers = sum(rank in denied for denied in refused)
-    door = Door()
+    server = FdServer()
     views: list[tuple[int, memoryview]] = []
     failure: Error | None = None
     try:
-        names = outcome(gather, door.name, None)
+        names = outcome(gather, server.name, None)
         try:
-            passed = receive([names[peer] for peer in wanted], deadline, door, [own.fd], callers)
+            passed = receive([names[peer] for peer in wanted], deadline, server, [own.fd], callers)
             for peer, (fd,) in zip(wanted, passed, strict=True):
                 views.append((peer, attach(handles[peer], f"{what}: rank {peer}", fd)))
         except Error as error:
@@ -159,5 +159,5 @@ def _passed(
             failure = MachineError(f"{what}: a descriptor could not be passed: {error}")
         outcome(gather, True, failure)
     finally:
-        door.close()
+        server.close()
     return views

@@ -1,8 +1,8 @@
-"""Passing descriptors over a socket, for peers that may not look into /proc.
+"""Passing descriptors over a socket, for peers that may not open them in /proc.
 
 Every rank of the exchange takes four steps that never wait for a later step of another: listen,
-connect and say for whom, accept and send the descriptor, receive. Names live in the abstract
-name space (no file), carry random bytes, and a caller must have the same user and know them.
+connect, accept and send the descriptors, receive. Names live in the abstract name space (no
+file) and carry random bytes; a caller must have the same user and know the name.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from collections.abc import Sequence
 
 from ringcoll.errors import DeadlineError, MachineError
 
-__all__ = ["MOST", "Door", "receive"]
+__all__ = ["MOST", "FdServer", "receive"]
 
 MOST = 250
-"""Descriptors behind a door; Linux passes 253 at once."""
+"""Descriptors of a server; Linux passes 253 at once."""
 
 _TOKEN = 16  # random bytes of a name
 _INT = struct.Struct("i")
 
 
-class Door:
+class FdServer:
     """A listening socket that hands descriptors to peers that know its name."""
 
     def __init__(self) -> None:
@@ -35,12 +35,7 @@ class Door:
         self._socket.listen(1024)
 
     def serve(self, fds: Sequence[int], callers: int, deadline: float) -> None:
-        """Hand descriptors to so many peers.
-
-        Args:
-            fds: the descriptors, at least 1 and at most :data:`MOST`; none without callers.
-            callers: how many peers have said that they will call.
-            deadline: value of ``time.monotonic()``.
+        """Hand descriptors, at most :data:`MOST`, to so many callers.
 
         Raises:
             DeadlineError: fewer have called.
@@ -66,16 +61,16 @@ class Door:
 
 
 def receive(
-    names: Sequence[str], deadline: float, serve: Door, fds: Sequence[int], callers: int
+    names: Sequence[str], deadline: float, server: FdServer, fds: Sequence[int], callers: int
 ) -> list[tuple[int, ...]]:
-    """The descriptors behind other ranks' doors, while serving one's own.
+    """The descriptors of other ranks' servers, while serving one's own.
 
     Args:
-        names: the doors to call at; all of them listen already.
+        names: of the servers to call; all of them listen already.
         deadline: value of ``time.monotonic()``.
-        serve: this rank's own door.
-        fds: the descriptors behind it.
-        callers: how many peers will call there.
+        server: this rank's own.
+        fds: its descriptors.
+        callers: how many peers will call it.
 
     Raises:
         DeadlineError: a peer did not answer.
@@ -90,14 +85,14 @@ def receive(
             calls.append(call)
             call.settimeout(_left(deadline, 1))
             call.connect(f"\0ringcoll-{name}")
-        serve.serve(fds, callers, deadline)
+        server.serve(fds, callers, deadline)
         for call in calls:
             call.settimeout(_left(deadline, 1))
             # Not socket.recv_fds, which drops its flags.
             room = socket.CMSG_LEN(_INT.size * MOST)
             _, passed, _, _ = call.recvmsg(1, room, socket.MSG_CMSG_CLOEXEC)
             if not passed or len(passed[0][2]) % _INT.size:
-                raise MachineError("a peer closed its door without passing a descriptor")
+                raise MachineError("a peer closed its connection without passing a descriptor")
             received.append(tuple(fd for (fd,) in _INT.iter_unpack(passed[0][2])))
     except BaseException as error:
         for fd in (fd for taken in received for fd in taken):

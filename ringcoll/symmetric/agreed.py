@@ -1,8 +1,8 @@
-"""Blocks of memory that the ranks take, free and use again together, whatever memory it is.
+"""Blocks of memory that the ranks allocate, free and reuse together, on the host or on devices.
 
 Every call here that exchanges anything is collective. When the last view of an array is gone, its
-owner notes so, and tells the others with its next collective call; a block that every rank has
-freed is used again for an array of its size, or let go.
+owner records that, and announces it with its next collective call; a block that every rank has
+freed is reused for an array of its size, or released.
 
 Blocks are numbered alike on all ranks. A communicator made from a part of another one's ranks
 sees the blocks of both: its own have odd numbers, its parent's are doubled.
@@ -14,7 +14,7 @@ import json
 import weakref
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from operator import index
 from typing import Generic, TypeVar
 
@@ -40,11 +40,8 @@ _TEXT_LIMIT = 1000
 class AgreedBlocks(ABC, Generic[P]):
     """The blocks of one communicator, as one of its ranks holds them.
 
-    Args:
-        fabric: what the ranks share.
-        parent: the blocks of the communicator that this one was made from.
-        ranks: the parent's rank of each of this communicator's ranks.
-
+    ``parent`` has those of the communicator that this one was made from, and ``ranks`` the
+    parent's rank of each of this communicator's ranks.
     """
 
     def __init__(
@@ -64,32 +61,26 @@ class AgreedBlocks(ABC, Generic[P]):
 
     @property
     def changes(self) -> int:
-        """Grows when memory comes or goes: what ``lookup`` and a peer's part were is void."""
+        """Grows when memory comes or goes, which makes earlier answers of ``lookup`` void."""
         return self._table.changes
 
     def lookup(self, address: int, nbytes: int) -> tuple[int, int] | None:
-        """Where this rank's memory at an address lies; None if it is not symmetric.
+        """The block (1 or more) in which this rank's memory lies, and the byte offset in it.
 
-        Args:
-            address: of the first byte.
-            nbytes: how many must lie in the block.
-
-        Returns:
-            Number of the block, at least 1, and byte offset in it.
-
+        None if the ``nbytes`` at ``address`` are not symmetric.
         """
         return self._table.lookup(address, nbytes)
 
     @abstractmethod
     def _whole(self, nbytes: int) -> int:
-        """The size of the block that an array of so many bytes gets."""
+        """The size of a block for an array of ``nbytes``."""
 
     @abstractmethod
     def _new(self, fabric: Fabric, nbytes: int) -> tuple[Sequence[P], int]:
         """Memory on every rank; collective. Every rank's part, and the address of this one's."""
 
     def _quiet(self) -> None:
-        """Called before this rank says that it has freed blocks: nothing may use them any more."""
+        """Called before this rank announces freed blocks: nothing may use them any more."""
 
     def _let_go(self, blocks: Sequence[Block[P]]) -> None:
         """Called when every rank has freed blocks and none will be used again."""
@@ -112,14 +103,10 @@ class AgreedBlocks(ABC, Generic[P]):
     def _take(
         self, fabric: Fabric, nbytes: int, about: str, lacks: MachineError | None = None
     ) -> Block[P] | None:
-        """A block for a new array, used again or made; collective. None for an array of 0 bytes.
+        """A block for a new array, reused or made; collective. None for an array of 0 bytes.
 
-        Args:
-            fabric: what the ranks share.
-            nbytes: of the array; the ranks must agree.
-            about: shape and type, for messages.
-            lacks: why this rank cannot have the array; raised once all ranks know.
-
+        ``about`` gives shape and type for messages; ``lacks``, why this rank cannot have the
+        array, is raised once all ranks know.
         """
         unused, _ = self._agree(fabric, "empty", nbytes, about, lacks=lacks)
         if not nbytes:
@@ -149,7 +136,7 @@ class AgreedBlocks(ABC, Generic[P]):
             The blocks that every rank has freed, and whether ``there`` is true on every rank.
 
         Raises:
-            MachineError: ``lacks``, or the words of another rank's.
+            MachineError: ``lacks``, or another rank's.
 
         """
         blocks = self._table.blocks
@@ -159,15 +146,15 @@ class AgreedBlocks(ABC, Generic[P]):
             number, serial = self._dropped.popleft()
             if number in blocks and blocks[number].serial == serial:
                 self._free.add(number)
-        words = "" if lacks is None else str(lacks)[:_TEXT_LIMIT]
-        sent = json.dumps([nbytes, about, sorted(self._free), there, words]).encode()
-        said = [json.loads(part) for part in fabric.allgather(sent, what=call)]
+        refusal = "" if lacks is None else str(lacks)[:_TEXT_LIMIT]
+        sent = json.dumps([nbytes, about, sorted(self._free), there, refusal])
+        received = [json.loads(text) for text in fabric.texts(call)(sent)]
         if lacks is not None:
             raise lacks
-        if refusals := [other[4] for other in said if other[4]]:
+        if refusals := [other[4] for other in received if other[4]]:
             raise MachineError(str(refusals[0])[:_TEXT_LIMIT])
-        first = said[0]
-        for rank, other in enumerate(said):
+        first = received[0]
+        for rank, other in enumerate(received):
             if other[0] != first[0]:
                 raise MismatchError(
                     f"{call}: rank 0 asks for {first[1]} ({first[0]} bytes) and rank {rank} for "
@@ -179,10 +166,33 @@ class AgreedBlocks(ABC, Generic[P]):
                     f"{call}: the array is symmetric already on rank {rank if other[3] else 0} "
                     f"and not on rank {0 if other[3] else rank}"
                 )
-        return sorted(self._free.intersection(*(map(int, other[2]) for other in said))), first[3]
+        return sorted(self._free.intersection(*(map(int, other[2]) for other in received))), first[
+            3
+        ]
+
+    def _register(
+        self,
+        fabric: Fabric,
+        address: int,
+        nbytes: int,
+        about: str,
+        expose: Callable[[], Sequence[P] | None],
+    ) -> bool:
+        """Enter a user's array, of which ``expose`` gives every rank's part; collective."""
+        there = nbytes == 0 or self.lookup(address, nbytes) is not None
+        unused, all_there = self._agree(fabric, "register", nbytes, about, there)
+        if all_there:
+            return True
+        parts = expose()
+        if parts is None:
+            return False
+        stale = [number for number in unused if self._table.blocks[number].registered]
+        self._forget(fabric, "register", stale)
+        self._table.add(parts, address, nbytes, registered=True)
+        return True
 
     def _forget(self, fabric: Fabric, call: str, numbers: Collection[int]) -> None:
-        """Let go of blocks that every rank has freed; collective if there are any."""
+        """Release blocks that every rank has freed; collective if there are any."""
         if not numbers:
             return
         gone = [self._table.blocks[number] for number in numbers]
@@ -190,27 +200,23 @@ class AgreedBlocks(ABC, Generic[P]):
         self._free.difference_update(numbers)
         self._let_go(gone)
         del gone
-        fabric.allgather(b"", what=call)  # all have: now see what is left
+        fabric.allgather(b"", what=call)  # only when all have is the memory available again
 
     def _withdraw(self, address: int) -> None:
-        """Look a registered block up no more; the others learn of it with the next call."""
+        """Hide a registered block here; the other ranks are informed by the next call."""
         block = self._table.at(address)
         if block is not None and block.registered:
             self._table.hide(block)
             self._dropped.append((block.number, block.serial))
 
     def _announce(self, owner: object, block: Block[P]) -> None:
-        """Note the end of ``owner``, to which all views of the block's array refer."""
+        """Record the end of ``owner``, to which all views of the block's array refer."""
         dropped = (block.number, block.serial)
         weakref.finalize(owner, self._dropped.append, dropped).atexit = False
 
 
 def extent_of(shape: Sequence[int] | int, where: str = "empty") -> tuple[int, ...]:
-    """The lengths of an array to be made.
-
-    Args:
-        shape: one length, or several.
-        where: the call and the rank, for messages.
+    """The lengths of an array to be made, from one length or several.
 
     Raises:
         ArgumentError: one is negative.

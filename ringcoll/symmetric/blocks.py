@@ -28,13 +28,8 @@ class Block(Generic[P]):
 class Table(Generic[P]):
     """The blocks of one communicator as one of its ranks sees them, and its parent's.
 
-    It outlives the communicator's close() as long as a child of it is open.
-
-    Args:
-        rank: this rank.
-        parent: the table of the communicator that this one was made from.
-        ranks: the parent's rank of each of this communicator's ranks.
-
+    It outlives the communicator's close() as long as a child of it is open. ``ranks`` are the
+    parent's ranks of this communicator's ranks.
     """
 
     def __init__(self, rank: int, parent: Table[P] | None, ranks: Sequence[int]) -> None:
@@ -55,15 +50,7 @@ class Table(Generic[P]):
     def add(
         self, parts: Sequence[P], start: int, nbytes: int, *, registered: bool = False
     ) -> Block[P]:
-        """A new block under the lowest number that is free.
-
-        Args:
-            parts: every rank's, in rank order.
-            start: address of this rank's part.
-            nbytes: size of each part.
-            registered: it is a user's own memory.
-
-        """
+        """A new block under the lowest free number; ``start`` is this rank's own address."""
         number = next(n for n in range(1, len(self.blocks) + 2) if n not in self.blocks)
         block = Block(number, parts, start, nbytes, registered=registered)
         self.blocks = {**self.blocks, number: block}

@@ -36,10 +36,7 @@ _lock = threading.Lock()  # of the tables' counts of users
 class Part:
     """One rank's part of a block.
 
-    Args:
-        pointer: its first byte as this rank's device addresses it.
-        memory: all parts of the block.
-
+    ``pointer`` is its first byte as this rank's device addresses it, ``memory`` all parts.
     """
 
     pointer: int
@@ -56,14 +53,14 @@ class CudaSymmetricMemory(AgreedBlocks[Part]):
     """The device arrays of a communicator that its ranks reach without a copy.
 
     Args:
-        fabric: what the ranks share.
+        fabric: the ranks.
         ordinal: this rank's device.
         parent: the memory of the communicator that this one was made from.
         ranks: the parent's rank of each of this communicator's ranks.
         settle: waits until nothing that this process has launched uses freed arrays any more;
             None waits for all that the device does.
         reached: whether devices reach each other's memory. If not, arrays are plain ones of the
-            rank's own device, and calls go through what the ranks share.
+            rank's own device, and calls go through pinned host memory.
 
     """
 
@@ -90,10 +87,7 @@ class CudaSymmetricMemory(AgreedBlocks[Part]):
     ) -> Any:
         """A CuPy array whose memory every rank can reach; collective, same bytes on all ranks.
 
-        Args:
-            shape: of the array.
-            dtype: one of :data:`ringcoll.dtypes.DTYPES`, in any spelling.
-            lacks: why this rank cannot have the array after all.
+        ``lacks`` says why this rank cannot have the array, if so: all ranks raise it.
 
         Raises:
             MismatchError: the ranks ask for different numbers of bytes.
@@ -121,16 +115,15 @@ class CudaSymmetricMemory(AgreedBlocks[Part]):
     def register(self, array: DeviceArray) -> bool:
         """Let peers reach an array that exists already; collective, the same bytes on all ranks.
 
-        Args:
-            array: of this rank's device; it lives until :meth:`unregister` or :meth:`close`.
+        It is kept until :meth:`unregister` or :meth:`close`.
 
         Returns:
             Whether peers reach it. Memory of stream-ordered pools and virtual memory that was not
             made to be exported cannot be mapped by others, and none at all where devices do not
-            reach each other: it stays what it was.
+            reach each other.
 
         Raises:
-            MismatchError: the ranks come with different numbers of bytes.
+            MismatchError: the ranks pass different numbers of bytes.
             ArgumentError: on another device, or symmetric already on some ranks only.
 
         """
@@ -140,36 +133,26 @@ class CudaSymmetricMemory(AgreedBlocks[Part]):
                 f"register: the array is on device {array.ordinal}, and this rank on device "
                 f"{self.ordinal}"
             )
-        there = array.nbytes == 0 or self.lookup(array.pointer, array.nbytes) is not None
+
+        def parts() -> Sequence[Part] | None:
+            if not self._reached:
+                return None
+            pointer, nbytes = array.pointer, array.nbytes
+            memory = expose(fabric, self.ordinal, pointer, nbytes, array.owner, what="register")
+            return None if memory is None else _parts(memory)
+
         about = f"{array.count} of {array.dtype}"
-        unused, all_there = self._agree(fabric, "register", array.nbytes, about, there)
-        if all_there or not self._reached:
-            return all_there
-        memory = expose(
-            fabric, self.ordinal, array.pointer, array.nbytes, array.owner, what="register"
-        )
-        if memory is None:
-            return False
-        stale = [number for number in unused if self._table.blocks[number].registered]
-        self._forget(fabric, "register", stale)
-        self._table.add(_parts(memory), array.pointer, array.nbytes, registered=True)
-        return True
+        return self._register(fabric, array.pointer, array.nbytes, about, parts)
 
     def unregister(self, array: DeviceArray) -> None:
-        """Let go of a registered array; not collective, its peers learn of it later."""
+        """Undo :meth:`register`; not collective, the peers are informed by the next call."""
         self._withdraw(array.pointer)
 
     def peer_pointer(self, rank: int, mapping: int, offset: int, nbytes: int = 0) -> int:
-        """Where this rank's device finds what another rank's ``lookup`` has found.
-
-        Args:
-            rank: whose memory.
-            mapping: number of the block.
-            offset: first byte.
-            nbytes: how many must lie in the block.
+        """A rank's memory, in the block and at the offset that its ``lookup`` has found.
 
         Raises:
-            ArgumentError: there is no such memory.
+            ArgumentError: there is no such memory, or fewer than ``nbytes`` in the block.
 
         """
         return self._part(rank, mapping, offset, nbytes).pointer + offset
@@ -182,7 +165,7 @@ class CudaSymmetricMemory(AgreedBlocks[Part]):
         }
 
     def close(self) -> None:
-        """Let go of all blocks that no open child sees; arrays keep what they use.
+        """Release all blocks that no open child sees; arrays keep what they use.
 
         Not collective, idempotent. No kernel of this communicator may be running.
         """

@@ -26,14 +26,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class SymmetricMemory(AgreedBlocks[memoryview]):
-    """The arrays of a communicator that its ranks reach without a copy.
-
-    Args:
-        fabric: what the ranks share.
-        parent: the memory of the communicator that this one was made from.
-        ranks: the parent's rank of each of this communicator's ranks.
-
-    """
+    """The arrays of a communicator that its ranks reach without a copy."""
 
     def empty(
         self,
@@ -43,10 +36,7 @@ class SymmetricMemory(AgreedBlocks[memoryview]):
     ) -> Array:
         """An array whose memory every rank can reach; collective, the same bytes on all ranks.
 
-        Args:
-            shape: of the array.
-            dtype: numpy's or ml_dtypes' type.
-            lacks: why this rank cannot have the array after all.
+        ``lacks`` says why this rank cannot have the array, if so: all ranks raise it.
 
         Raises:
             MismatchError: the ranks ask for different numbers of bytes.
@@ -71,46 +61,33 @@ class SymmetricMemory(AgreedBlocks[memoryview]):
     def register(self, array: Array) -> bool:
         """Let peers reach an array that exists already; collective, the same bytes on all ranks.
 
-        Args:
-            array: C-contiguous; it lives until :meth:`unregister` or :meth:`close`.
+        It is kept until :meth:`unregister` or :meth:`close`.
 
         Returns:
-            Whether peers reach it. Processes cannot look into each other's own memory: there
-            the array stays what it was, and only arrays of :meth:`empty` are reached.
+            Whether peers reach it. Processes cannot map each other's own memory: there only arrays
+            of :meth:`empty` are reached.
 
         Raises:
-            MismatchError: the ranks come with different numbers of bytes.
+            MismatchError: the ranks pass different numbers of bytes.
             ArgumentError: it is not contiguous, or symmetric already on some ranks only.
 
         """
         fabric = self._usable("register")
         if not array.flags.c_contiguous:
             raise ArgumentError("register: the array must be C-contiguous")
-        there = array.nbytes == 0 or self.lookup(array.ctypes.data, array.nbytes) is not None
+
+        def expose() -> Sequence[memoryview] | None:
+            return fabric.expose(array.reshape(-1).view(np.uint8).data, what="register")
+
         about = f"{array.shape} {array.dtype}"
-        unused, all_there = self._agree(fabric, "register", array.nbytes, about, there)
-        if all_there:
-            return True
-        views = fabric.expose(array.reshape(-1).view(np.uint8).data, what="register")
-        if views is None:
-            return False
-        stale = [number for number in unused if self._table.blocks[number].registered]
-        self._forget(fabric, "register", stale)
-        self._table.add(views, array.ctypes.data, array.nbytes, registered=True)
-        return True
+        return self._register(fabric, array.ctypes.data, array.nbytes, about, expose)
 
     def unregister(self, array: Array) -> None:
-        """Let go of a registered array; not collective, its peers learn of it later."""
+        """Undo :meth:`register`; not collective, the peers are informed by the next call."""
         self._withdraw(array.ctypes.data)
 
     def peer(self, rank: int, mapping: int, offset: int, nbytes: int) -> Bytes:
-        """A rank's memory: what that rank's ``lookup`` has found, as bytes.
-
-        Args:
-            rank: whose.
-            mapping: number of the block.
-            offset: first byte.
-            nbytes: how many.
+        """A rank's memory, in the block and at the offset that its ``lookup`` has found, as bytes.
 
         Raises:
             ArgumentError: there is no such memory.

@@ -18,16 +18,16 @@ _LIBRARIES = ("numpy", "cupy", "torch")
 
 
 def library_of(like: object, row: DType, device: str, where: str) -> Callable[[Any], Any]:
-    """What makes of a numpy or CuPy array the array that ``like`` asks for.
+    """The conversion of a numpy or CuPy array on ``device`` to the library that ``like`` names.
 
     Args:
         like: "numpy", "cupy" or "torch"; None: the array as it is.
         row: the element type.
-        device: "cpu", or "cuda:0" and so on: where the array lies.
+        device: "cpu", or "cuda:0" and so on.
         where: the call and the rank, for messages.
 
     Raises:
-        ArgumentTypeError: not a text, or the library has no such element type.
+        ArgumentTypeError: not a string, or the library has no such element type.
         ArgumentError: no such library, or it has no arrays there.
         MachineError: the library is not installed.
 
@@ -47,8 +47,8 @@ def library_of(like: object, row: DType, device: str, where: str) -> Callable[[A
         raise ArgumentError(f"{where}: like={like!r}, wanted one of {', '.join(_LIBRARIES)}")
     other = "cpu" if like == "numpy" else "cuda"
     raise ArgumentError(
-        f"{where}: like={like!r}, and this rank's arrays lie on {device}: pass like={own!r} or "
-        f"'torch', or make the communicator with device={other!r}"
+        f"{where}: like={like!r}, but this rank's arrays are on {device}: pass like={own!r} or "
+        f"like='torch', or make the communicator with device={other!r}"
     )
 
 
@@ -61,14 +61,15 @@ def _torch(where: str) -> ModuleType:
         return importlib.import_module("torch")
     except ImportError as error:
         raise MachineError(
-            f"{where}: like='torch', and torch cannot be imported: {error}"
+            f"{where}: like='torch' needs torch, which cannot be imported ({error}); "
+            "pip install torch"
         ) from error
 
 
 def _tensor(torch: Any, kind: Any, array: Any, device: str) -> Any:
     """A tensor of the array's memory, which keeps the array alive.
 
-    Through bytes, for which the exchange protocols have a name, as they have none for bfloat16.
+    It is viewed as bytes on the way: the exchange protocols have no name for bfloat16.
     """
     if not array.size:
         return torch.empty(array.shape, dtype=kind, device=device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
 from typing import Any
 
@@ -18,11 +19,11 @@ __all__ = ["NodesMemory"]
 
 
 class NodesMemory:
-    """What ``empty`` and ``register`` give; the ranks of a node reach it without a copy.
+    """Arrays of GPU ranks; the ranks of a node reach them without a copy.
 
     Args:
         fabric: of all ranks.
-        inside: of this node's.
+        inside: the memory of this node's ranks.
         host: of all ranks in host memory, closed with this.
 
     """
@@ -38,10 +39,7 @@ class NodesMemory:
     def empty(self, shape: Any, dtype: object, lacks: MachineError | None = None) -> Any:
         """A CuPy array; collective, the same bytes on all ranks.
 
-        Args:
-            shape: of the array.
-            dtype: one of :data:`ringcoll.dtypes.DTYPES`, in any spelling.
-            lacks: why this rank cannot have the array after all.
+        ``lacks`` says why this rank cannot have the array, if so: all ranks raise it.
 
         Raises:
             MismatchError: the ranks ask for different numbers of bytes.
@@ -49,46 +47,42 @@ class NodesMemory:
             MachineError: a rank lacks something, or another node's memory is exhausted.
 
         """
-        extent, row = extent_of(shape), dtype_of(dtype)
-        self._agree("empty", prod(extent) * row.itemsize)
-        made, failure = None, None
-        try:
-            made = self._inside.empty(shape, dtype, lacks)
-        except (MachineError, UsageError, MismatchError) as error:  # of this node's ranks alone
-            failure = error
-        outcome(lambda text: self._texts("empty", text), True, failure)
-        return made
+        nbytes = prod(extent_of(shape)) * dtype_of(dtype).itemsize
+        return self._on_each_node("empty", nbytes, lambda: self._inside.empty(shape, dtype, lacks))[
+            0
+        ]
 
     def register(self, array: DeviceArray) -> bool:
-        """Let the node's ranks reach an array; collective. Whether those of all nodes do now.
+        """Let the ranks of each node reach an array; collective. Whether those of all nodes do now.
 
         Raises:
-            MismatchError: the ranks come with different numbers of bytes.
+            MismatchError: the ranks pass different numbers of bytes.
             ArgumentError: symmetric already on some ranks of this node only.
-            MachineError: what has failed on another node.
+            MachineError: a rank of another node failed.
 
         """
-        self._agree("register", array.nbytes)
-        reached, failure = False, None
-        try:
-            reached = self._inside.register(array)
-        except (MachineError, UsageError, MismatchError) as error:  # of this node's ranks alone
-            failure = error
-        return all(outcome(lambda text: self._texts("register", text), reached, failure))
+        return self._on_each_node("register", array.nbytes, lambda: self._inside.register(array))[1]
 
     def unregister(self, array: DeviceArray) -> None:
-        """Let go of a registered array; not collective."""
+        """Undo :meth:`register`; not collective."""
         self._inside.unregister(array)
 
     def close(self) -> None:
-        """Let go of the host's; the node's belongs to its own communicator."""
+        """Close the host's; the node's belongs to its own communicator."""
         self._host.close()
 
-    def _texts(self, what: str, text: str) -> list[str]:
-        return [part.decode() for part in self._fabric.allgather(text.encode(), what=what)]
-
-    def _agree(self, what: str, nbytes: int) -> None:
-        said = self._texts(what, str(nbytes))
-        if len(set(said)) > 1:
-            sizes = ", ".join(f"rank {rank}: {size}" for rank, size in enumerate(said))
-            raise MismatchError(f"{what}: the ranks ask for different numbers of bytes: {sizes}")
+    def _on_each_node(
+        self, call: str, nbytes: int, function: Callable[[], Any]
+    ) -> tuple[Any, bool]:
+        """Call a function that is collective in a node; whether no node's has returned False."""
+        gather = self._fabric.texts(call)
+        asked = gather(str(nbytes))
+        if len(set(asked)) > 1:
+            sizes = ", ".join(f"rank {rank}: {size}" for rank, size in enumerate(asked))
+            raise MismatchError(f"{call}: the ranks ask for different numbers of bytes: {sizes}")
+        made, failure = None, None
+        try:
+            made = function()
+        except (MachineError, UsageError, MismatchError) as error:  # of this node's ranks alone
+            failure = error
+        return made, all(outcome(gather, made is not False, failure))

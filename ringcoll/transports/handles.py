@@ -1,4 +1,4 @@
-"""What a rank tells its peers about a part of its device's memory, as bytes of fixed layout."""
+"""Handles of device memory that ranks send each other, as bytes of fixed layout."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from typing import Any
 
 from ringcoll.errors import MachineError
 
-__all__ = ["HANDLE_BYTES", "REACH_BYTES", "Reach", "describe", "reaches_of"]
+__all__ = ["IPC_HANDLE_BYTES", "MEMORY_HANDLE_BYTES", "MemoryHandle", "decode_all", "handle_of"]
 
-HANDLE_BYTES = 64
-"""Length of CUDA's handle for another process."""
+IPC_HANDLE_BYTES = 64
+"""Length of CUDA's handle of an allocation for other processes."""
 
-# boot id, process, pointer, bytes, offset in the allocation, ordinal, bus address, name, handle
-_LAYOUT = struct.Struct(f"<16sQQQQi16s48s{HANDLE_BYTES}s")
-_NO_HANDLE = bytes(HANDLE_BYTES)
-REACH_BYTES = _LAYOUT.size
-"""Length of a :class:`Reach`; of its text it is twice that."""
+# boot id, process, pointer, bytes, offset in the allocation, ordinal, bus address, name, IPC handle
+_LAYOUT = struct.Struct(f"<16sQQQQi16s48s{IPC_HANDLE_BYTES}s")
+_NO_HANDLE = bytes(IPC_HANDLE_BYTES)
+MEMORY_HANDLE_BYTES = _LAYOUT.size
+"""Length of an encoded :class:`MemoryHandle`; of its text it is twice that."""
 _LARGEST = 1 << 48  # bytes: beyond any device, and any address that one has
 
 
 @dataclass(frozen=True, slots=True)
-class Reach:
-    """One rank's memory, and where it lives.
+class MemoryHandle:
+    """What other ranks need to map a rank's device memory.
 
     Args:
         boot: id of the host's boot.
         pid: the process.
-        pointer: the first byte, as that process sees it.
+        pointer: the first byte, as that process addresses it.
         nbytes: how many.
-        offset: of the first byte in the allocation that ``handle`` names.
+        offset: of the first byte in the allocation that ``ipc`` names.
         ordinal: of the device, as that process numbers it.
         pci: of the device, the same in all processes.
         name: of the device.
-        handle: for other processes; zeros where none was made.
+        ipc: CUDA's handle for other processes; zeros where none was made.
 
     """
 
@@ -50,7 +50,7 @@ class Reach:
     ordinal: int
     pci: str
     name: str
-    handle: bytes = _NO_HANDLE
+    ipc: bytes = _NO_HANDLE
 
     @property
     def process(self) -> tuple[bytes, int]:
@@ -59,30 +59,21 @@ class Reach:
 
     @property
     def exported(self) -> bool:
-        """Whether there is a handle for other processes."""
-        return self.handle != _NO_HANDLE
+        """Whether other processes can open it."""
+        return self.ipc != _NO_HANDLE
 
     def __str__(self) -> str:
         return f"device {self.ordinal} ({self.name}, {self.pci}) of process {self.pid}"
 
     def encode(self) -> str:
         """The fixed layout in hexadecimal digits."""
-        named = self.name.encode()[:48].decode(errors="ignore").encode()
-        return _LAYOUT.pack(
-            self.boot,
-            self.pid,
-            self.pointer,
-            self.nbytes,
-            self.offset,
-            self.ordinal,
-            self.pci.encode(),
-            named,
-            self.handle,
-        ).hex()
+        name = self.name.encode()[:48].decode(errors="ignore").encode()
+        numbers = self.pid, self.pointer, self.nbytes, self.offset, self.ordinal
+        return _LAYOUT.pack(self.boot, *numbers, self.pci.encode(), name, self.ipc).hex()
 
     @classmethod
-    def decode(cls, text: object) -> Reach:
-        """What a peer has encoded; nothing in it is believed before it was looked at.
+    def decode(cls, text: object) -> MemoryHandle:
+        """Decode what a peer has sent, checking every field.
 
         Raises:
             MachineError: wrong length, text that is none, or numbers out of bounds.
@@ -91,60 +82,43 @@ class Reach:
         try:
             if not isinstance(text, str):
                 raise ValueError("no text")
-            fields = _LAYOUT.unpack(bytes.fromhex(text))
-            boot, pid, pointer, nbytes, offset, ordinal, pci, name, handle = fields
-            said = cls(
-                boot,
-                pid,
-                pointer,
-                nbytes,
-                offset,
-                ordinal,
-                pci.rstrip(b"\0").decode("ascii"),
-                name.rstrip(b"\0").decode(),
-                handle,
+            boot, pid, pointer, nbytes, offset, ordinal, pci, name, ipc = _LAYOUT.unpack(
+                bytes.fromhex(text)
             )
+            pci, name = pci.rstrip(b"\0").decode("ascii"), name.rstrip(b"\0").decode()
+            found = cls(boot, pid, pointer, nbytes, offset, ordinal, pci, name, ipc)
         except (struct.error, ValueError) as error:
-            raise MachineError(f"a rank sent a malformed description of memory: {error}") from error
+            raise MachineError(f"a rank sent a malformed memory handle: {error}") from error
         if (
             not 0 < pointer < _LARGEST << 8
             or not (nbytes < _LARGEST and offset < _LARGEST)
             or ordinal < 0
             or not 0 < pid < 1 << 31
         ):
-            raise MachineError(f"a rank sent an impossible description of memory: {said}")
-        return said
+            raise MachineError(f"a rank sent a memory handle out of bounds: {found}")
+        return found
 
 
-def reaches_of(said: Sequence[object]) -> list[Reach]:
-    """What all ranks have encoded, in rank order.
+def decode_all(texts: Sequence[object]) -> list[MemoryHandle]:
+    """The handles that all ranks have encoded, in rank order.
 
     Raises:
         MachineError: a rank has sent something else; it is named.
 
     """
-    return [_of(rank, text) for rank, text in enumerate(said)]
+    return [_decode(rank, text) for rank, text in enumerate(texts)]
 
 
-def _of(rank: int, text: object) -> Reach:
+def _decode(rank: int, text: object) -> MemoryHandle:
     try:
-        return Reach.decode(text)
+        return MemoryHandle.decode(text)
     except MachineError as error:
         raise MachineError(f"rank {rank}: {error}") from error
 
 
-def describe(cuda: Any, ordinal: int, pointer: int, nbytes: int, offset: int = 0) -> Reach:
-    """This process's own memory, without a handle yet.
-
-    Args:
-        cuda: the CUDA runtime.
-        ordinal: of the device.
-        pointer: the first byte.
-        nbytes: how many.
-        offset: of the first byte in its allocation.
-
-    """
+def handle_of(cuda: Any, ordinal: int, pointer: int, nbytes: int, offset: int = 0) -> MemoryHandle:
+    """The handle of this process's own memory; ``offset`` is its place in the allocation."""
     boot = uuid.UUID(Path("/proc/sys/kernel/random/boot_id").read_text().strip()).bytes
     name = cuda.getDeviceProperties(ordinal)["name"].decode(errors="replace")
     pci = cuda.deviceGetPCIBusId(ordinal).lower()
-    return Reach(boot, os.getpid(), pointer, nbytes, offset, ordinal, pci, name)
+    return MemoryHandle(boot, os.getpid(), pointer, nbytes, offset, ordinal, pci, name)

@@ -1,8 +1,8 @@
 """Pinned host memory that all ranks' devices reach: for devices that do not reach each other.
 
-Its bytes are what CPU ranks share: of this process where ranks are threads, else memory of a
-descriptor that every process has mapped. Each process pins what it uses and gets device addresses;
-kernels then reach a peer's part over PCIe as they would reach it over a link between GPUs.
+Its pages are what CPU ranks share: of this process where ranks are threads, else of a descriptor
+that every process has mapped. Each process pins what it uses and gets device addresses; kernels
+then reach a peer's part over PCIe as they would reach it over a link between GPUs.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from ringcoll.fabric.base import Fabric
 from ringcoll.fabric.mapping import outcome
 from ringcoll.host.limits import size
 from ringcoll.host.pages import whole_pages
-from ringcoll.transports.handles import describe, reaches_of
-from ringcoll.transports.peers import PeerMemory, gathering
+from ringcoll.transports.handles import decode_all, handle_of
+from ringcoll.transports.peers import PeerMemory
 
 __all__ = ["allocate_hosted"]
 
@@ -30,35 +30,30 @@ _OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
 def allocate_hosted(fabric: Fabric, ordinal: int, nbytes: int, *, what: str) -> PeerMemory:
     """Zeroed, pinned host memory of every rank that all ranks' devices reach; collective.
 
-    Args:
-        fabric: what the ranks share.
-        ordinal: this rank's device.
-        nbytes: of each rank, the same on all; rounded up to whole pages.
-        what: the call that asks, the same text on every rank.
+    The ranks agree on ``nbytes``, which is rounded up to whole pages.
 
     Raises:
         OutOfMemory: need and available are named; on every rank.
         MachineError: CUDA refuses to pin the memory; on every rank.
 
     """
-    words = fabric.share(1, what=what)
+    released = fabric.share(1, what=what)
     parts = fabric.share(nbytes, what=what)
-    gather = gathering(fabric, what)
+    gather = fabric.texts(what)
     pinned = _Pinned(ordinal, parts)
     # Ranks of one process have the same pages, which can be pinned once only: each its own.
     others = fabric.nranks > 1 and not fabric.threads
     failure: MachineError | None = None
     text = ""
+    whole, rank = whole_pages(nbytes), fabric.rank
     try:
         with on(ordinal) as cuda:
-            pinned.pin(cuda, range(fabric.nranks) if others else (fabric.rank,))
-            own = describe(cuda, ordinal, pinned.addresses[fabric.rank], whole_pages(nbytes))
-            text = own.encode()
+            pinned.pin(cuda, range(fabric.nranks) if others else (rank,))
+            text = handle_of(cuda, ordinal, pinned.addresses[rank], whole).encode()
     except RuntimeError as error:
         failure = _refusal(error, nbytes, what)
     try:
-        said = outcome(gather, text, failure)
-        reaches = reaches_of(said)
+        handles = decode_all(outcome(gather, text, failure))
         pointers: tuple[int, ...] = ()
         try:
             with on(ordinal) as cuda:  # once all parts are pinned
@@ -69,8 +64,7 @@ def allocate_hosted(fabric: Fabric, ordinal: int, nbytes: int, *, what: str) -> 
     except BaseException:
         pinned.free()
         raise
-    whole, rank = whole_pages(nbytes), fabric.rank
-    return PeerMemory(pointers, whole, ordinal, rank, reaches, [], words, pinned.free)
+    return PeerMemory(pointers, whole, ordinal, rank, handles, [], released, pinned.free)
 
 
 class _Pinned:
@@ -83,7 +77,7 @@ class _Pinned:
 
     @property
     def addresses(self) -> list[int]:
-        """Where this process finds each part."""
+        """Where this process has mapped each part."""
         return [part.ctypes.data for part in self._parts]
 
     def pin(self, cuda: Any, ranks: Sequence[int]) -> None:
@@ -122,7 +116,6 @@ def _unpin(cuda: Any, address: int) -> RuntimeError | None:
 def _refusal(error: RuntimeError, nbytes: int, what: str) -> MachineError:
     kind = OutOfMemory if getattr(error, "status", None) == _OUT_OF_MEMORY else MachineError
     return kind(
-        f"{what}: {size(nbytes)} of host memory a rank, which the devices share, cannot be pinned: "
-        f"{error}; raise the limit of locked memory (ulimit -l, the container's), or use "
-        "device='cpu'"
+        f"{what}: cannot pin {size(nbytes)} of host memory for each rank: {error}; raise the limit "
+        "of locked memory (ulimit -l, the container's), or use device='cpu'"
     )

@@ -9,22 +9,22 @@ from typing import Any
 
 from ringcoll.cuda.device import on
 from ringcoll.errors import MachineError
-from ringcoll.transports.handles import Reach
+from ringcoll.transports.handles import MemoryHandle
 
-__all__ = ["Unreached", "pointer_to", "unmap"]
+__all__ = ["NoPeerAccess", "pointer_to", "unmap"]
 
 _log = logging.getLogger("ringcoll")
 # cudaErrorPeerAccessAlreadyEnabled and cudaErrorPeerAccessUnsupported, which CuPy does not name.
 _ALREADY_ENABLED, _UNSUPPORTED = 704, 217
 
 
-class Unreached(MachineError):
-    """A device does not reach another's memory; pinned host memory they both do."""
+class NoPeerAccess(MachineError):
+    """A device does not reach another's memory; both reach pinned host memory."""
 
 
 def pointer_to(
     cuda: Any,
-    reaches: Sequence[Reach] | Mapping[int, Reach],
+    handles: Sequence[MemoryHandle] | Mapping[int, MemoryHandle],
     rank: int,
     peer: int,
     opened: list[Callable[[], None]],
@@ -34,19 +34,19 @@ def pointer_to(
 
     Args:
         cuda: the CUDA runtime.
-        reaches: what the ranks have said, by rank.
+        handles: of the ranks' memory, by rank.
         rank: this rank.
         peer: whose memory; may be this rank.
         opened: gets what has to be given to :func:`unmap` at the end.
         what: the call, for messages.
 
     Raises:
-        Unreached: the devices have no access to each other.
-        MachineError: there is no way from here to there.
+        NoPeerAccess: the devices have no access to each other.
+        MachineError: the ranks are on different hosts, or the memory was not exported.
         RuntimeError: CUDA fails.
 
     """
-    mine, theirs = reaches[rank], reaches[peer]
+    mine, theirs = handles[rank], handles[peer]
     inside = theirs.process == mine.process
     if not inside and mine.boot != theirs.boot:
         raise MachineError(f"{what}: ranks {rank} and {peer} are on different hosts")
@@ -54,7 +54,7 @@ def pointer_to(
         number = theirs.ordinal if inside else _ordinal_of(cuda, theirs.pci)
         # Of a device that this process does not see only an attempt can tell.
         if number is not None and not cuda.deviceCanAccessPeer(mine.ordinal, number):
-            raise Unreached(
+            raise NoPeerAccess(
                 f"{what}: {mine} (rank {rank}) has no peer access to {theirs} (rank {peer}): see "
                 "`nvidia-smi topo -p2p r`; transport='host' needs none"
             )
@@ -63,15 +63,15 @@ def pointer_to(
     if inside:
         return theirs.pointer
     if not theirs.exported:
-        raise MachineError(f"{what}: rank {peer} is another process and sent no handle")
+        raise MachineError(f"{what}: rank {peer} is another process and sent no IPC handle")
     try:
-        start: int = cuda.ipcOpenMemHandle(theirs.handle)
+        start: int = cuda.ipcOpenMemHandle(theirs.ipc)
     except RuntimeError as error:
-        kind = Unreached if getattr(error, "status", None) == _UNSUPPORTED else MachineError
+        kind = NoPeerAccess if getattr(error, "status", None) == _UNSUPPORTED else MachineError
         raise kind(
             f"{what}: {mine} (rank {rank}) cannot map memory of {theirs} (rank {peer}): {error}; "
             "let every process see the same devices (CUDA_VISIBLE_DEVICES) in one container "
-            "with one IPC namespace, run the ranks as threads of one process, or take "
+            "with one IPC namespace, run the ranks as threads of one process, or pass "
             "transport='host'"
         ) from error
     opened.append(partial(_close, cuda, start))
@@ -91,7 +91,7 @@ def _close(cuda: Any, start: int) -> None:
     try:
         cuda.ipcCloseMemHandle(start)
     except RuntimeError as error:  # of a device that has failed, with all that it had mapped
-        _log.warning("memory of a peer could not be unmapped: %s", error)
+        _log.warning("cannot unmap memory of a peer: %s", error)
 
 
 def _ordinal_of(cuda: Any, pci: str) -> int | None:

@@ -1,6 +1,6 @@
-"""Whether what a rank writes to a peer's memory arrives there: tried once, before it is trusted.
+"""Probing, once, that what a rank writes to a peer's memory arrives there.
 
-Drivers and virtual machines have been seen that report peer access and lose the data.
+Some drivers and virtual machines report peer access and lose the data.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from ringcoll.cuda.device import on
 from ringcoll.errors import MachineError
 from ringcoll.fabric.base import Fabric
 from ringcoll.fabric.mapping import outcome, ranks_of
-from ringcoll.transports.mapping import Unreached
-from ringcoll.transports.peers import PeerMemory, gathering
+from ringcoll.transports.mapping import NoPeerAccess
+from ringcoll.transports.peers import PeerMemory
 
 __all__ = ["SLOT", "check_pairs"]
 
@@ -29,20 +29,16 @@ _PAIR = struct.Struct("<QQ")
 
 
 def check_pairs(fabric: Fabric, memory: PeerMemory, ordinal: int, *, what: str = "init") -> None:
-    """Write to every peer's memory from this rank's device, and see what has arrived; collective.
+    """Write to every peer's memory from this rank's device, and read what has arrived; collective.
 
-    Args:
-        fabric: what the ranks share.
-        memory: of every rank, :data:`SLOT` bytes for each rank at least; they are zero after it.
-        ordinal: this rank's device.
-        what: the call that asks, for messages.
+    ``memory`` has at least :data:`SLOT` bytes for each rank, which are zero afterwards.
 
     Raises:
-        Unreached: naming the pairs whose data did not arrive; on every rank.
+        NoPeerAccess: naming the pairs whose data did not arrive; on every rank.
         MachineError: a device fails to write or to read; on every rank.
 
     """
-    gather = gathering(fabric, what)
+    gather = fabric.texts(what)
     rank, nranks = fabric.rank, fabric.nranks
     if memory.nbytes < SLOT * nranks:
         raise MachineError(f"{what}: {memory.nbytes} bytes are too few to check {nranks} ranks")
@@ -70,13 +66,13 @@ def check_pairs(fabric: Fabric, memory: PeerMemory, ordinal: int, *, what: str =
         wrong = [w for w in range(nranks) if w != rank and slots[w] != _pattern(nonces, w, rank)]
     except RuntimeError as error:
         failure = MachineError(f"{what}: device {ordinal} fails to read its own memory: {error}")
-    said = ranks_of(outcome(gather, wrong, failure), nranks)
-    lost = [(w, reader) for reader, writers in enumerate(said) for w in writers]
+    missed = ranks_of(outcome(gather, wrong, failure), nranks)
+    lost = [(w, reader) for reader, writers in enumerate(missed) for w in writers]
     if lost:
         pairs = ", ".join(f"from rank {writer} to rank {reader}" for writer, reader in lost)
-        raise Unreached(
-            f"{what}: devices report peer access, and what one writes does not arrive: {pairs}; "
-            "this is seen in virtual machines and with the IOMMU on: see `nvidia-smi topo -p2p w`; "
+        raise NoPeerAccess(
+            f"{what}: devices report peer access, but writes to a peer do not arrive: {pairs}; "
+            "virtual machines and an enabled IOMMU cause this: see `nvidia-smi topo -p2p w`; "
             "transport='host' needs no peer access"
         )
 

@@ -109,7 +109,7 @@ def test_a_type_that_the_library_lacks_is_refused():
 
 def test_a_library_that_is_not_installed(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
-    assert "torch cannot be imported" in refused(MachineError, like="torch")
+    assert "torch, which cannot be imported" in refused(MachineError, like="torch")
 
 
 def test_a_library_that_one_rank_lacks_is_an_error_on_all(monkeypatch):
@@ -125,7 +125,7 @@ def test_a_library_that_one_rank_lacks_is_an_error_on_all(monkeypatch):
 
     (zero, one), (text, other) = ringcoll.spawn(work, 2, device="cpu", timeout=5)
     assert zero == text
-    assert zero.startswith("empty on rank 1: like='torch', and torch cannot be imported")
+    assert zero.startswith("empty on rank 1: like='torch' needs torch, which cannot be imported")
     assert one == other == [1, 1]
 
 

@@ -137,7 +137,7 @@ def begun(how, patch):
     gone: list[object] = []
     patch.setattr(start, "placed", lambda *_: Device(0, "none", "0000:01:00.0", 9, 0, 132))
     patch.setattr(start, "loader", gone.append)
-    patch.setattr(gpu, "make_arena", reached)
+    patch.setattr(gpu, "allocate_scratch", reached)
     try:
         ringcoll.init_all(1, **given)
     except Reached as stop:

@@ -9,7 +9,7 @@ import pytest
 
 from ringcoll.errors import DeadlineError, MachineError, OutOfMemory
 from ringcoll.host import fence, limits, shm
-from ringcoll.host.fd_passing import Door, receive
+from ringcoll.host.fd_passing import FdServer, receive
 
 
 @pytest.mark.parametrize("machine", ["x86_64", "AMD64"])
@@ -167,15 +167,15 @@ def test_a_malformed_handle_is_refused(text):
 
 
 def test_descriptors_pass_through_doors_in_a_ring():
-    """Every rank calls at its neighbour's door and serves at its own, in one thread each."""
-    doors = [Door() for _ in range(3)]
+    """Every rank calls at its neighbour's server and serves at its own, in one thread each."""
+    servers = [FdServer() for _ in range(3)]
     pipes = [os.pipe() for _ in range(3)]
     got = {}
 
     def rank(index):
-        names = [doors[(index + 1) % 3].name]
+        names = [servers[(index + 1) % 3].name]
         deadline = time.monotonic() + 20
-        ((got[index],),) = receive(names, deadline, doors[index], [pipes[index][1]], 1)
+        ((got[index],),) = receive(names, deadline, servers[index], [pipes[index][1]], 1)
 
     threads = [threading.Thread(target=rank, args=(index,)) for index in range(3)]
     for thread in threads:
@@ -187,17 +187,17 @@ def test_descriptors_pass_through_doors_in_a_ring():
         assert os.read(pipes[(index + 1) % 3][0], 1) == b"%d" % index
         assert not os.get_inheritable(fd)
         os.close(fd)
-    for door in doors:
-        door.close()
+    for server in servers:
+        server.close()
     for pair in pipes:
         for fd in pair:
             os.close(fd)
 
 
 def test_a_peer_that_never_calls_is_a_deadline():
-    door = Door()
+    server = FdServer()
     try:
         with pytest.raises(DeadlineError, match="1 peers did not answer"):
-            receive([], time.monotonic() + 0.1, door, [0], 1)
+            receive([], time.monotonic() + 0.1, server, [0], 1)
     finally:
-        door.close()
+        server.close()

@@ -14,8 +14,8 @@ from ringcoll.cuda.device import devices
 from ringcoll.cuda.raw import from_pointer
 from ringcoll.errors import MachineError, MismatchError, OutOfMemory
 from ringcoll.symmetric.device import CudaSymmetricMemory
-from ringcoll.transports.arena import make_arena
 from ringcoll.transports.host_memory import allocate_hosted
+from ringcoll.transports.scratch import allocate_scratch
 from tests.communicator.cases import ROOTED, SHAPES, Case
 from tests.gpu.conftest import Apart
 from tests.gpu.ranks import close, on, run_in_groups, together
@@ -37,7 +37,7 @@ def made(stand_in, ranks, *args, **kwargs):
 
 
 def arena(fabric, wanted=None):
-    return make_arena(fabric, fabric.rank, 100, what="init", wanted=wanted, tried=False)
+    return allocate_scratch(fabric, fabric.rank, 100, what="init", wanted=wanted, probed=False)
 
 
 def test_every_rank_reaches_every_part(ranks, stand_in):
@@ -137,7 +137,7 @@ def test_a_pair_that_lies_is_demoted_and_it_is_said_once(ranks, stand_in, caplog
     with caplog.at_level(logging.WARNING, logger="ringcoll"):
         found = ranks(3, arena)
     assert [transport for _, transport in found] == ["host"] * 3
-    assert caplog.text.count("does not arrive: from rank 2 to rank 1") == 1
+    assert caplog.text.count("do not arrive: from rank 2 to rank 1") == 1
     quarantine.sweep()
     assert not runtime.memory
 
@@ -171,7 +171,7 @@ def test_another_failure_is_no_reason_for_the_host(ranks, stand_in, monkeypatch)
 
     def work(fabric):
         with pytest.raises(OutOfMemory):
-            make_arena(fabric, fabric.rank, 64 << 20, what="init", wanted=None, tried=False)
+            allocate_scratch(fabric, fabric.rank, 64 << 20, what="init", wanted=None, probed=False)
 
     ranks(2, work)
     assert not +runtime.pinned
@@ -185,7 +185,7 @@ def test_memory_that_cannot_be_pinned_is_an_error_on_all(ranks, stand_in):
             allocate_hosted(fabric, fabric.rank, 4096, what="init")
         return str(caught.value)
 
-    assert all("4.0 KiB of host memory a rank" in error for error in ranks(2, work))
+    assert all("4.0 KiB of host memory for each rank" in error for error in ranks(2, work))
     assert not +runtime.pinned
 
 

@@ -11,7 +11,7 @@ from ringcoll.cuda.memory import GRANULE, allocate
 from ringcoll.errors import ArgumentError, MachineError, OutOfMemory
 from ringcoll.fabric import mapping
 from ringcoll.transports import peers
-from ringcoll.transports.handles import Reach, describe
+from ringcoll.transports.handles import MemoryHandle, handle_of
 from ringcoll.transports.peers import allocate_shared, expose, share
 from ringcoll.transports.probe import SLOT, check_pairs
 from tests.gpu.stand_in import read, write
@@ -127,7 +127,7 @@ def test_memory_without_a_handle_is_an_error_on_all(apart, stand_in, monkeypatch
     poisoned = []
     monkeypatch.setattr(runtime, "ipcGetMemHandle", lambda p: plain(p + 1 if p in poisoned else p))
     zero, one = apart(2, work)
-    assert "no handle of memory of device 0" in zero
+    assert "cannot export memory of device 0" in zero
     assert one == f"rank 0 failed: {zero}"
     assert not runtime.memory
 
@@ -234,36 +234,36 @@ def test_a_users_memory_is_mapped_where_it_lies_and_kept(apart, stand_in, monkey
 
 def test_a_description_survives_the_exchange(stand_in):
     cuda = stand_in(3)
-    said = describe(cuda, 2, 0x7F00_1234_0000, 4096, 512)
-    again = Reach.decode(said.encode())
+    said = handle_of(cuda, 2, 0x7F00_1234_0000, 4096, 512)
+    again = MemoryHandle.decode(said.encode())
     assert again == said
     assert (again.pid, again.pci, again.exported) == (os.getpid(), "0000:02:00.0", False)
-    long = Reach(said.boot, 1, 2, 3, 4, 5, "0000:02:00.0", "ü" * 60, b"\1" * 64)
-    assert Reach.decode(long.encode()).name == "ü" * 24
+    long = MemoryHandle(said.boot, 1, 2, 3, 4, 5, "0000:02:00.0", "ü" * 60, b"\1" * 64)
+    assert MemoryHandle.decode(long.encode()).name == "ü" * 24
 
 
 @pytest.mark.parametrize("text", [None, 7, "", "zz", "00" * 20, "00" * 300])
 def test_a_malformed_description_is_refused(text):
     with pytest.raises(MachineError, match="malformed"):
-        Reach.decode(text)
+        MemoryHandle.decode(text)
 
 
 @pytest.mark.parametrize(
     "change",
     [{"pointer": 0}, {"pointer": 1 << 60}, {"nbytes": 1 << 50}, {"ordinal": -1}, {"pid": 0}],
 )
-def test_an_impossible_description_is_refused(change):
+def test_a_handle_out_of_bounds_is_refused(change):
     fields = dict.fromkeys(("pid", "pointer", "nbytes", "offset", "ordinal"), 1) | change
-    said = Reach(bytes(16), pci="0000:00:00.0", name="x", **fields)
-    with pytest.raises(MachineError, match="impossible"):
-        Reach.decode(said.encode())
+    said = MemoryHandle(bytes(16), pci="0000:00:00.0", name="x", **fields)
+    with pytest.raises(MachineError, match="out of bounds"):
+        MemoryHandle.decode(said.encode())
 
 
 def test_a_malformed_answer_maps_nothing(apart, stand_in, monkeypatch):
     runtime = stand_in(1)
-    plain = Reach.encode
+    plain = MemoryHandle.encode
     monkeypatch.setattr(
-        Reach, "encode", lambda self: plain(self)[2:] if self.pid == 1001 else plain(self)
+        MemoryHandle, "encode", lambda self: plain(self)[2:] if self.pid == 1001 else plain(self)
     )
     errors = apart(2, lambda fabric: told(lambda: allocate_shared(fabric, 0, 1, what="scratch")))
     assert all("malformed" in error for error in errors)
@@ -318,7 +318,7 @@ def test_a_pair_that_loses_data_is_named_on_every_rank(ranks, stand_in):
         return told(lambda: check_pairs(fabric, memory, fabric.rank))
 
     for error in ranks(3, work):
-        assert "does not arrive: from rank 1 to rank 2;" in error
+        assert "do not arrive: from rank 1 to rank 2;" in error
 
 
 def test_memory_too_small_for_a_check_is_refused(together, stand_in):

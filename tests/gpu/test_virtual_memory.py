@@ -13,9 +13,9 @@ from ringcoll.cuda.driver import allocation_of
 from ringcoll.cuda.memory import allocate
 from ringcoll.cuda.virtual_memory import Piece, export, map_pieces, pieces_of
 from ringcoll.errors import MachineError
-from ringcoll.transports import vmm_exchange
+from ringcoll.transports import vmm
 from ringcoll.transports.peers import expose
-from ringcoll.transports.vmm_exchange import offer
+from ringcoll.transports.vmm import export_pieces
 from tests.gpu.stand_in import read, write
 from tests.gpu.stand_in_driver import PIECE
 
@@ -121,7 +121,7 @@ def test_what_cannot_be_passed_stays_what_it_was(apart, stand_in, broken, monkey
         driver.locked.add(1)
     else:
         monkeypatch.setattr(
-            "ringcoll.transports.vmm_exchange.pieces_of",
+            "ringcoll.transports.vmm.pieces_of",
             lambda *range_: [Piece(p.start, p.nbytes + PIECE) for p in pieces_of(*range_)],
         )
     with caplog.at_level(logging.INFO, logger="ringcoll"):
@@ -165,7 +165,7 @@ def test_memory_of_a_pool_stays_what_it_was(together, stand_in, monkeypatch):
 def test_a_malformed_offer_is_refused(answer, apart, stand_in, monkeypatch):
     driver = stand_in(2).driver
     starts = [driver.make(*SIZES) for _ in range(2)]
-    monkeypatch.setattr(vmm_exchange.Offer, "encode", lambda _self: answer)
+    monkeypatch.setattr(vmm.ExportedPieces, "encode", lambda _self: answer)
     assert apart(2, lambda fabric: exposed(fabric, starts[fabric.rank])) == [None, None]
     assert len(driver.mappings) == 6
 
@@ -173,7 +173,7 @@ def test_a_malformed_offer_is_refused(answer, apart, stand_in, monkeypatch):
 def test_descriptors_of_an_offer_are_closed(stand_in):
     driver = stand_in(1).driver
     start, before = driver.make(*SIZES), descriptors()
-    made = offer(start + INSIDE, NBYTES)
+    made = export_pieces(start + INSIDE, NBYTES)
     assert (made.sizes, made.offset) == (SIZES, INSIDE)
     made.close()
     assert descriptors() == before

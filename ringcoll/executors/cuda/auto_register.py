@@ -39,9 +39,8 @@ from ringcoll.executors.cuda.stream_order import notice_captures, quiet
 from ringcoll.fabric import Fabric
 from ringcoll.fabric.mapping import outcome
 from ringcoll.host.fence import fence_of
-from ringcoll.transports.handles import REACH_BYTES, Reach, describe
+from ringcoll.transports.handles import MEMORY_HANDLE_BYTES, MemoryHandle, handle_of
 from ringcoll.transports.mapping import pointer_to, unmap
-from ringcoll.transports.peers import gathering
 
 __all__ = ["Posts"]
 
@@ -80,7 +79,7 @@ class Posts:
         self._fence = fence_of()
         self._freed = _TAKEN + n
         self._records = (self._freed + POSTS) * 8
-        self._logs = fabric.share(self._records + POSTS * REACH_BYTES, what=_WHAT)
+        self._logs = fabric.share(self._records + POSTS * MEMORY_HANDLE_BYTES, what=_WHAT)
         self._words = [log[: self._records].cast("Q") for log in self._logs]
         self._own: dict[int, tuple[int, Allocation]] = {}  # post by number of the allocation
         self._posted = self._agreed = self._looks = 0
@@ -95,12 +94,12 @@ class Posts:
                 self._rows = host_mapped(POSTS * n * 8, ordinal=ordinal, what=_WHAT)
                 made.callback(self._rows.free)
                 with on(ordinal) as cuda:
-                    self._mine = describe(cuda, ordinal, 1, 1)
+                    self._mine = handle_of(cuda, ordinal, 1, 1)
                     self._stream = cuda.streamCreateWithFlags(cuda.streamNonBlocking)
                     made.callback(cuda.streamDestroy, self._stream)
             except (MachineError, RuntimeError) as error:
                 failure = MachineError(f"{_WHAT}: {error}")
-            outcome(gathering(fabric, _WHAT), True, failure)
+            outcome(fabric.texts(_WHAT), True, failure)
             made.pop_all()
         self._pointers = np.frombuffer(self._rows.host, np.uint64)
         notice_captures()
@@ -124,14 +123,14 @@ class Posts:
                     return True
                 if number == POSTS or not (whole.exportable and whole.number):
                     return False
-                reach = replace(self._mine, pointer=whole.start, nbytes=whole.nbytes)
+                handle = replace(self._mine, pointer=whole.start, nbytes=whole.nbytes)
                 if not self._fabric.threads:
-                    reach = replace(reach, handle=cuda.ipcGetMemHandle(whole.start))
+                    handle = replace(handle, ipc=cuda.ipcGetMemHandle(whole.start))
         except (MachineError, RuntimeError) as error:
             _log.info("%s has no handle: %s", _WHAT, error)
             return False
-        at = self._records + number * REACH_BYTES
-        self._logs[self._rank][at : at + REACH_BYTES] = bytes.fromhex(reach.encode())
+        at = self._records + number * MEMORY_HANDLE_BYTES
+        self._logs[self._rank][at : at + MEMORY_HANDLE_BYTES] = bytes.fromhex(handle.encode())
         self._posted = number + 1
         self._order()
         self._words[self._rank][_COUNT] = self._posted
@@ -216,12 +215,12 @@ class Posts:
         self._writing.append((event, peer, self._seen[peer]))
 
     def _map_one(self, cuda: Any, peer: int, number: int) -> None:
-        at = self._records + number * REACH_BYTES
-        reach = Reach.decode(self._logs[peer][at : at + REACH_BYTES].hex())
-        reaches = {self._rank: self._mine, peer: reach}
+        at = self._records + number * MEMORY_HANDLE_BYTES
+        handle = MemoryHandle.decode(self._logs[peer][at : at + MEMORY_HANDLE_BYTES].hex())
+        handles = {self._rank: self._mine, peer: handle}
         opened = self._mapped[peer, number] = []
         row = number * self._nranks + peer
-        self._pointers[row] = pointer_to(cuda, reaches, self._rank, peer, opened, _WHAT)
+        self._pointers[row] = pointer_to(cuda, handles, self._rank, peer, opened, _WHAT)
         source, target = self._pointers[row:].ctypes.data, self._mappings.row(posted(number), peer)
         cuda.memcpyAsync(target, source, 8, cuda.memcpyHostToDevice, self._stream)
 

@@ -48,8 +48,8 @@ from ringcoll.executors.drive import Pause, Task
 from ringcoll.fabric import Fabric
 from ringcoll.plan import Buffer
 from ringcoll.symmetric.device import CudaSymmetricMemory
-from ringcoll.transports.arena import Transport
 from ringcoll.transports.peers import PeerMemory
+from ringcoll.transports.scratch import Transport
 
 __all__ = ["CudaExecutor"]
 

@@ -1,4 +1,4 @@
-"""The memory in which the kernels of a communicator's ranks meet: made, and tried, at its init.
+"""SCRATCH of a communicator's ranks, through which their kernels exchange data, and its transport.
 
 It lies on the devices, where every pair of them reaches each other and loses nothing; else, for
 all ranks of the communicator, in pinned host memory.
@@ -12,11 +12,11 @@ from typing import Literal
 from ringcoll.errors import MachineError
 from ringcoll.fabric.base import Fabric
 from ringcoll.transports.host_memory import allocate_hosted
-from ringcoll.transports.mapping import Unreached
-from ringcoll.transports.peers import PeerMemory, allocate_shared, gathering
+from ringcoll.transports.mapping import NoPeerAccess
+from ringcoll.transports.peers import PeerMemory, allocate_shared
 from ringcoll.transports.probe import check_pairs
 
-__all__ = ["Transport", "make_arena"]
+__all__ = ["Transport", "allocate_scratch"]
 
 _log = logging.getLogger("ringcoll")
 
@@ -24,28 +24,28 @@ Transport = Literal["p2p", "host"]
 """How ranks of one host reach each other: device to device, or through pinned host memory."""
 
 
-def make_arena(
+def allocate_scratch(
     fabric: Fabric,
     ordinal: int,
     nbytes: int,
     *,
     what: str,
     wanted: Transport | None,
-    tried: bool,
+    probed: bool,
 ) -> tuple[PeerMemory, Transport]:
-    """Zeroed memory of every rank that all ranks' devices reach, and where it is; collective.
+    """Zeroed memory of every rank that all ranks' devices reach, and its transport; collective.
 
-    Nobody may have a kernel that uses it before all ranks have returned: the pairs are tried in its
-    first bytes, which are zero again before any rank returns.
+    No kernel may use it before all ranks have returned: pairs of devices are probed in its first
+    bytes, which are zero again before any rank returns.
 
     Args:
-        fabric: what the ranks share.
+        fabric: the ranks.
         ordinal: this rank's device.
         nbytes: of each rank's part.
-        what: it is for, for messages; the same text on every rank.
+        what: the call that needs it, the same text on every rank.
         wanted: the transport, the same on every rank; None is "p2p" where every pair can, else
-            "host", which is said once in the log.
-        tried: that every pair of these devices works is known already.
+            "host", with a warning in the log.
+        probed: every pair of these devices has been probed already.
 
     Raises:
         OutOfMemory: need and available are named; on every rank.
@@ -55,23 +55,27 @@ def make_arena(
     """
     if wanted != "host":
         try:
-            return _on_devices(fabric, ordinal, nbytes, what=what, tried=tried), "p2p"
+            return _on_devices(fabric, ordinal, nbytes, what=what, probed=probed), "p2p"
         except MachineError as error:
             if wanted is not None:
                 raise
-            # All ranks are here: one that fails tells the others. Not all know why.
-            mine = str(error) if isinstance(error, Unreached) else ""
-            reasons = [reason for reason in gathering(fabric, what)(mine) if reason]
+            # A failure is collective, so all ranks are here; not all know the reason.
+            reason = str(error) if isinstance(error, NoPeerAccess) else ""
+            reasons = [text for text in fabric.texts(what)(reason) if text]
             if not reasons:
                 raise
         if fabric.rank == 0:
-            _log.warning("all ranks go through pinned host memory, which is slow: %s", reasons[0])
+            _log.warning(
+                "all ranks use transport='host', pinned host memory, which is slow: %s", reasons[0]
+            )
     return allocate_hosted(fabric, ordinal, nbytes, what=what), "host"
 
 
-def _on_devices(fabric: Fabric, ordinal: int, nbytes: int, *, what: str, tried: bool) -> PeerMemory:
+def _on_devices(
+    fabric: Fabric, ordinal: int, nbytes: int, *, what: str, probed: bool
+) -> PeerMemory:
     memory = allocate_shared(fabric, ordinal, nbytes, what=what)
-    if not tried:
+    if not probed:
         try:
             check_pairs(fabric, memory, ordinal, what=what)
         except BaseException:

@@ -4,8 +4,8 @@ import pytest
 
 from ringcoll.cuda import quarantine
 from ringcoll.errors import MachineError
-from ringcoll.transports.arena import make_arena
 from ringcoll.transports.probe import SLOT
+from ringcoll.transports.scratch import allocate_scratch
 from tests.gpu.stand_in import read
 
 pytest.importorskip("cupy")
@@ -16,8 +16,8 @@ def ranks(request):
     return request.getfixturevalue(request.param)
 
 
-def arena(fabric, *, wanted=None, tried=False):
-    return make_arena(fabric, fabric.rank, 4096, what="init", wanted=wanted, tried=tried)
+def arena(fabric, *, wanted=None, probed=False):
+    return allocate_scratch(fabric, fabric.rank, 4096, what="init", wanted=wanted, probed=probed)
 
 
 def test_an_arena_is_zero_when_any_rank_has_it(ranks, stand_in):
@@ -41,7 +41,7 @@ def test_a_pair_that_lies_is_an_error_on_every_rank_and_nothing_is_kept(ranks, s
 
     for error in ranks(3, work):
         assert error.startswith("init: devices report peer access")
-        assert "does not arrive: from rank 0 to rank 2;" in error
+        assert "do not arrive: from rank 0 to rank 2;" in error
     quarantine.sweep()
     assert not runtime.memory
 
@@ -49,7 +49,7 @@ def test_a_pair_that_lies_is_an_error_on_every_rank_and_nothing_is_kept(ranks, s
 def test_pairs_that_were_tried_are_trusted(ranks, stand_in):
     runtime = stand_in(2)
     runtime.lying.add((0, 1))
-    found = ranks(2, lambda fabric: arena(fabric, wanted="p2p", tried=True))
+    found = ranks(2, lambda fabric: arena(fabric, wanted="p2p", probed=True))
     assert [transport for _, transport in found] == ["p2p"] * 2
     with pytest.raises(MachineError):
         ranks(2, lambda fabric: arena(fabric, wanted="p2p"))

@@ -1,4 +1,4 @@
-"""Passing virtual memory between processes: who has it offers descriptors, the others map them."""
+"""Passing virtual memory between processes: its owner exports descriptors, the peers map them."""
 
 from __future__ import annotations
 
@@ -13,47 +13,47 @@ from ringcoll.cuda.device import on
 from ringcoll.cuda.virtual_memory import export, map_pieces, pieces_of, unmap_pieces
 from ringcoll.errors import Error, MachineError
 from ringcoll.fabric.base import Fabric
-from ringcoll.fabric.mapping import Gather, outcome
-from ringcoll.host.fd_passing import MOST, Door, receive
-from ringcoll.transports.handles import Reach
+from ringcoll.fabric.mapping import outcome
+from ringcoll.host.fd_passing import MOST, FdServer, receive
+from ringcoll.transports.handles import MemoryHandle
 from ringcoll.transports.mapping import unmap
 
-__all__ = ["Offer", "fetch", "offer"]
+__all__ = ["ExportedPieces", "export_pieces", "import_pieces"]
 
 _log = logging.getLogger("ringcoll")
 _LARGEST = 1 << 48  # bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
-    """This rank's pieces, for peers that call at its door.
+class ExportedPieces:
+    """This rank's pieces of virtual memory, for peers that connect to its server.
 
     Args:
-        door: where they call.
+        server: hands out the descriptors.
         descriptors: of the pieces.
         sizes: bytes of each.
         offset: of the memory that is meant in the first one.
 
     """
 
-    door: Door
+    server: FdServer
     descriptors: tuple[int, ...]
     sizes: tuple[int, ...]
     offset: int
 
     def encode(self) -> tuple[str, list[int]]:
         """What peers must know, for JSON."""
-        return self.door.name, list(self.sizes)
+        return self.server.name, list(self.sizes)
 
     def close(self) -> None:
-        """Take it back; what was passed stays."""
-        self.door.close()
+        """Stop handing them out; what was passed stays mapped."""
+        self.server.close()
         for descriptor in self.descriptors:
             os.close(descriptor)
 
 
-def offer(pointer: int, nbytes: int) -> Offer:
-    """Offer virtual memory of the current device.
+def export_pieces(pointer: int, nbytes: int) -> ExportedPieces:
+    """Export virtual memory of the current device.
 
     Raises:
         MachineError: it is no virtual memory, or cannot be exported.
@@ -64,96 +64,91 @@ def offer(pointer: int, nbytes: int) -> Offer:
     try:
         for piece in pieces:
             descriptors.append(export(piece))
-        door = Door()
+        server = FdServer()
     except BaseException:
         for descriptor in descriptors:
             os.close(descriptor)
         raise
     sizes = tuple(piece.nbytes for piece in pieces)
-    return Offer(door, tuple(descriptors), sizes, pointer - pieces[0].start)
+    return ExportedPieces(server, tuple(descriptors), sizes, pointer - pieces[0].start)
 
 
-def fetch(
+def import_pieces(
     fabric: Fabric,
-    said: Sequence[tuple[Reach, object]],
-    own: Offer | None,
+    exports: Sequence[tuple[MemoryHandle, object]],
+    own: ExportedPieces | None,
     ordinal: int,
     opened: list[Callable[[], None]],
-    gather: Gather,
     what: str,
 ) -> dict[int, int] | None:
-    """Map what other ranks offer; collective.
+    """Map what other ranks export; collective.
 
     Args:
-        fabric: what the ranks share.
-        said: every rank's memory, and what it has encoded of its offer; None where it has none.
+        fabric: the ranks.
+        exports: every rank's memory, and its encoded pieces; None where it has none.
         own: this rank's.
         ordinal: this rank's device.
         opened: gets what undoes the mappings.
-        gather: the exchange to speak over.
         what: the call, for messages.
 
     Returns:
-        The address of the memory of each rank that offers; None if a rank fails to map some.
+        The address of the memory of each rank that exports; None if a rank fails to map some.
 
     """
     found: dict[int, int] = {}
     failure = ""
     try:
-        offers = {
-            peer: _decoded(reach, answer)
-            for peer, (reach, answer) in enumerate(said)
+        pieces = {
+            peer: _decoded(handle, answer)
+            for peer, (handle, answer) in enumerate(exports)
             if answer is not None
         }
-        offers.pop(fabric.rank, None)
-        received = _received(fabric, [name for name, _ in offers.values()], own)
+        pieces.pop(fabric.rank, None)
+        received = _received(fabric, [name for name, _ in pieces.values()], own)
         try:
             with on(ordinal):
-                for (peer, (_, sizes)), fds in zip(offers.items(), received, strict=True):
+                for (peer, (_, sizes)), fds in zip(pieces.items(), received, strict=True):
                     address = map_pieces(fds, sizes, ordinal)
                     opened.append(partial(unmap_pieces, address, sizes))
-                    found[peer] = address + said[peer][0].offset
+                    found[peer] = address + exports[peer][0].offset
         finally:
             for fds in received:
                 for descriptor in fds:
                     os.close(descriptor)
     except (Error, OSError, RuntimeError, ValueError) as error:
         failure = f"rank {fabric.rank}: {error}"
-    failures = [text for text in outcome(gather, failure[:1000], None) if text]
+    failures = [text for text in outcome(fabric.texts(what), failure[:1000], None) if text]
     if failures:
-        _log.info("%s: virtual memory cannot be mapped by peers: %s", what, failures[0])
+        _log.info("%s: peers cannot map virtual memory: %s", what, failures[0])
         unmap(ordinal, opened)
         return None
     return found
 
 
-def _received(fabric: Fabric, names: Sequence[str], own: Offer | None) -> list[tuple[int, ...]]:
-    door = Door() if own is None else own.door
+def _received(
+    fabric: Fabric, names: Sequence[str], own: ExportedPieces | None
+) -> list[tuple[int, ...]]:
+    server = FdServer() if own is None else own.server
     try:
         descriptors = () if own is None else own.descriptors
         callers = 0 if own is None else fabric.nranks - 1
-        return receive(names, fabric.deadline(), door, descriptors, callers)
+        return receive(names, fabric.deadline(), server, descriptors, callers)
     finally:
-        door.close()
+        server.close()
 
 
-def _decoded(reach: Reach, answer: Any) -> tuple[str, list[int]]:
-    """What a peer has encoded; nothing in it is believed before it was looked at.
-
-    Raises:
-        MachineError: it is no offer, or not of this memory.
-
-    """
+def _decoded(handle: MemoryHandle, answer: Any) -> tuple[str, list[int]]:
+    """The name of a peer's server and the sizes of its pieces, checked."""
     try:
         name, sizes = answer
         legal = (
             isinstance(name, str)
             and 0 < len(sizes) <= MOST
             and all(type(nbytes) is int and 0 < nbytes < _LARGEST for nbytes in sizes)
-            and reach.offset + reach.nbytes <= sum(sizes)
+            and handle.offset + handle.nbytes <= sum(sizes)
         )
     except (TypeError, ValueError):
         legal = False
     if not legal:
-        raise MachineError(f"a rank sent a malformed offer of memory: {str(answer)[:80]}")
+        raise MachineError(f"a rank sent a malformed export of memory: {str(answer)[:80]}")
     return name, sizes
