@@ -75,8 +75,8 @@ def parts_table(*names: str) -> tuple[str, Rows]:
     sizes = sorted({size for _, size in times})
     rows = [["time / NCCL's", *map(format_bytes, sizes)]]
     for collective in dict.fromkeys(collective for collective, _ in times):
-        of = [times.get((collective, size), {}) for size in sizes]
-        parts = [f"{t['ringcoll'] / t['nccl']:.2f}" if len(t) == 2 else "" for t in of]
+        pairs = [times.get((collective, size), {}) for size in sizes]
+        parts = [f"{t['ringcoll'] / t['nccl']:.2f}" if len(t) == 2 else "" for t in pairs]
         rows.append([collective, *parts])
     return "<br>".join(_source(record(name)) for name in names), rows
 

@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from benchmarks.gpu.processes import Link
 from benchmarks.models.figures import ALONE
+from benchmarks.models.on_nodes import Lines
 from benchmarks.models.replica import MODELS, WAYS, Batches, Replica
 from ringcoll.torch_entry import register
 
@@ -51,7 +52,7 @@ class Plan:
     graphs: bool = False
 
 
-def measure(link: Link, plan: Plan) -> None:
+def measure(link: Link | Lines, plan: Plan) -> None:
     """Losses and times of all cases by all ways.
 
     Sends ``{"curve": losses, "digest": of the weights after them}`` for each way of a case, and
@@ -91,7 +92,7 @@ def measure(link: Link, plan: Plan) -> None:
     _end(link)
 
 
-def repeat(link: Link, plan: Plan) -> None:
+def repeat(link: Link | Lines, plan: Plan) -> None:
     """Train each case by each way with every size of buckets, and send the weights' digests.
 
     Sends ``{"digest", "curve", "bucket"}`` with ``case`` and ``way``.
@@ -112,7 +113,7 @@ def repeat(link: Link, plan: Plan) -> None:
     _end(link)
 
 
-def _begin(link: Link, plan: Plan, *, deterministic: bool) -> tuple[Any, dict[str, Any]]:
+def _begin(link: Link | Lines, plan: Plan, *, deterministic: bool) -> tuple[Any, dict[str, Any]]:
     """This rank's device, and a group for each kind of backend."""
     torch.use_deterministic_algorithms(deterministic)  # only to warn lets attention differ
     torch.backends.cudnn.benchmark = not deterministic
@@ -135,7 +136,7 @@ def _begin(link: Link, plan: Plan, *, deterministic: bool) -> tuple[Any, dict[st
     return device, groups
 
 
-def _end(link: Link) -> None:
+def _end(link: Link | Lines) -> None:
     """Let nobody leave while others may still need it."""
     link.barrier()
     dist.destroy_process_group()
@@ -166,7 +167,7 @@ def _curve(replica: Replica, steps: int) -> list[float]:
     return [float(loss) / dist.get_world_size() for loss in losses]
 
 
-def _timed(link: Link, device: Any, step: Callable[[], object], steps: int) -> float:
+def _timed(link: Link | Lines, device: Any, step: Callable[[], object], steps: int) -> float:
     """Seconds of a step on this rank; all begin together."""
     wait = torch.cuda.synchronize if device.type == "cuda" else os.sched_yield
     wait()

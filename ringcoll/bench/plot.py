@@ -1,6 +1,6 @@
 """Latency and bus bandwidth over size, side by side, a line a library; needs matplotlib alone.
 
-``ringcoll bench --plot`` draws what it has measured. :func:`draw_record` draws a record of
+``ringcoll bench --plot`` draws what it has measured; :mod:`benchmarks.plots` draws records of
 ``benchmarks/results`` in the same way.
 """
 
@@ -11,53 +11,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ringcoll.errors import ArgumentError, MachineError
+from ringcoll.errors import MachineError
 from ringcoll.model.closed_form import bus_factor
 from ringcoll.units import format_bytes
 
-__all__ = ["draw_record", "draw_rows"]
+__all__ = ["draw_rows"]
 
 Row = Mapping[str, Any]
 
 _TICKS = 8
 """Sizes that an axis names, at most."""
-
-
-def draw_record(
-    record: Mapping[str, Any],
-    path: str | Path,
-    *,
-    collective: str = "all_reduce",
-    libraries: Sequence[str] = (),
-) -> None:
-    """Draw one collective of a record that a benchmark has written.
-
-    Args:
-        record: the JSON, with ``rows``, ``machine`` and ``date``.
-        path: of the file; its ending decides the format.
-        collective: whose rows.
-        libraries: by name, in the order of the legend; (): all.
-
-    Raises:
-        ArgumentError: the record has no such rows.
-        MachineError: matplotlib is missing; the message says how to mend that.
-
-    """
-    machine, every = record["machine"], record["rows"]
-    if isinstance(every, Mapping):
-        every = every.get(collective, ())
-    rows = [
-        row
-        for row in every
-        if row["collective"] == collective and (not libraries or row["lib"] in libraries)
-    ]
-    if libraries:
-        rows.sort(key=lambda row: libraries.index(row["lib"]))
-    if not rows:
-        raise ArgumentError(f"{record.get('name', 'the record')} has no rows of {collective}")
-    where = machine.get("gpus") or machine.get("cpu", "")
-    title = f"{collective}, {machine['ranks']} ranks, {where}, {record['date'][:10]}"
-    draw_rows(rows, path, nranks=machine["ranks"], title=title)
 
 
 def draw_rows(
@@ -112,7 +75,8 @@ def draw_rows(
     figure.suptitle(named if title is None else title)
     if sizes:
         latency.legend(fontsize=8)
-    figure.savefig(path, dpi=150)
+    # Of the same rows the same file, byte by byte: a date would change it.
+    figure.savefig(path, dpi=150, metadata={"Date": None} if Path(path).suffix == ".svg" else None)
 
 
 def _ticks(sizes: Sequence[int]) -> list[int]:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 from matplotlib.figure import Figure
 
-from ringcoll.bench.plot import draw_record, draw_rows
-from ringcoll.errors import ArgumentError
-
-RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+from benchmarks.plots import draw
+from benchmarks.tables import LIBRARIES, all_reduce, record
+from ringcoll.bench.plot import draw_rows
 
 
 @pytest.fixture
@@ -93,25 +90,17 @@ def test_a_prediction_is_dashed(figures, tmp_path):
 
 
 def test_records_are_drawn_in_the_same_way(figures, tmp_path):
-    record = json.loads((RESULTS / "gpu_bars_2.json").read_text(encoding="utf-8"))
-    draw_record(record, tmp_path / "bars.svg", libraries=("nccl", "ringcoll"))
+    assert draw("collectives_cpu", tmp_path) is None
+    path = draw("all_reduce_2_gpus", tmp_path)
+    assert path is not None
     times, bandwidths = lines_of(figures[0])
-    assert list(times) == ["nccl", "ringcoll"]
-    mine = {
-        r["bytes"]: r["us"]
-        for r in record["rows"]
-        if (r["lib"], r["collective"], r["in_place"]) == ("ringcoll", "all_reduce", True)
-    }
+    assert list(times) == [name for lib, name in LIBRARIES.items() if lib != "mpi"]
+    mine = all_reduce(record("gpu_bars_2"))["ringcoll"]
     assert dict(zip(*times["ringcoll"], strict=True)) == mine
     # busbw of two ranks is algbw.
     most = max(mine)
     assert bandwidths["ringcoll"][1][-1] == pytest.approx(most / mine[most] / 1e3)
-    assert figures[0].get_suptitle() == "all_reduce, 2 ranks, 2 NVIDIA H200, 2026-11-22"
-    draw_record(json.loads((RESULTS / "collectives.json").read_text()), tmp_path / "cpu.png")
-    assert list(lines_of(figures[1])[0]) == ["ringcoll", "mpi"]
-
-
-def test_a_record_without_such_rows(tmp_path):
-    record = {"name": "x", "machine": {"ranks": 2}, "date": "2026", "rows": []}
-    with pytest.raises(ArgumentError, match="x has no rows of all_reduce"):
-        draw_record(record, tmp_path / "none.png")
+    assert figures[0].get_suptitle().startswith("all_reduce on 2 NVIDIA H200, 2026-11-22: ")
+    once = path.read_bytes()
+    draw("all_reduce_2_gpus", tmp_path)
+    assert path.read_bytes() == once
