@@ -50,10 +50,11 @@ def main(folder: Path) -> None:
 def run(command: str) -> str:
     """What a command of ringcoll prints; SystemExit if it fails."""
     printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
+    said = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(said):
         status = cli.main(command.split())
     if status != 0:
-        raise SystemExit(f"ringcoll {command}: exit status {status}")
+        raise SystemExit(f"ringcoll {command}: exit status {status}\n{said.getvalue()}")
     return printed.getvalue()
 
 

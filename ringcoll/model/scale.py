@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-from ringcoll.algorithms import Algorithm, name_of
 from ringcoll.errors import ArgumentError
 from ringcoll.model.links import Links
 from ringcoll.model.predict import Clock
@@ -68,7 +67,7 @@ class Growth:
 
     Args:
         collective: its name.
-        algorithm: its name, or a function that returns a plan.
+        algorithm: its name.
         per_node: ranks of each node.
         links: the wires of so many nodes.
         root: the root's rank, where the collective has one.
@@ -79,7 +78,7 @@ class Growth:
     def __init__(
         self,
         collective: str,
-        algorithm: Algorithm,
+        algorithm: str,
         per_node: int,
         links: Callable[[int], Links],
         *,
@@ -125,7 +124,7 @@ class Growth:
             while best() == min(known) > 1:
                 time(best() // 2)
         ranks = nodes * self.per_node
-        return Point(name_of(self.algorithm), nodes, ranks, nbytes, best(), known[best()])
+        return Point(self.algorithm, nodes, ranks, nbytes, best(), known[best()])
 
     def _first_guess(self, nodes: int, nbytes: int) -> int:
         """Where the search for S begins: a tree of more levels has about the same best S."""

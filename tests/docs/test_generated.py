@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import ringcoll
 from benchmarks.tables import FIGURES, record, table
 from docs import generate
 from ringcoll.config import OPTIONS, SETTINGS
@@ -43,3 +44,9 @@ def test_pages_show_every_table_and_nothing_that_is_not_made(tmp_path):
     shown = set(re.findall(r"_generated/([\w.-]+)", pages))
     assert shown <= made
     assert {f"{name}.md" for name in FIGURES} <= shown
+
+
+def test_the_api_reference_has_every_public_name():
+    text = (ROOT / "docs" / "api.md").read_text("utf-8")
+    listed = set(re.findall(r"^\.\. auto\w+:: ringcoll\.(\w+)(?:\(\))?$", text, re.MULTILINE))
+    assert set(ringcoll.__all__) - {"__version__"} <= listed

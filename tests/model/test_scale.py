@@ -167,7 +167,7 @@ def test_the_command_says_how_times_grow_and_who_is_the_fastest(capsys):
 def test_the_command_writes_json_and_a_picture(capsys, tmp_path):
     picture = tmp_path / "scaling.svg"
     status, out, err = run(capsys, f"{FEW} {WIRES} --json - --plot {picture}")
-    assert (status, err) == (0, f"wrote {picture}\n")
+    assert (status, err) == (0, "")
     found = json.loads(out)
     assert set(found) == {"points", "fastest"}
     assert len(found["points"]) == 3 * 2 * 3
