@@ -89,7 +89,7 @@ class Forecast:
 
     def lines(self, results: Sequence[Result]) -> list[str]:
         """What to print below the measured row."""
-        predicted, own, term = self.terms.total, self.terms.transfer, self.terms.dominant
+        predicted, own, term = self.terms.total, self.terms.bandwidth, self.terms.dominant
         off, over, above = [], [], []
         for result in results:
             if result.seconds is not None:

@@ -36,7 +36,7 @@ class Row:
         said = self.forecast
         model = {}
         if said is not None:
-            model = {"predicted_us": said.terms.total * 1e6, "limit_us": said.terms.transfer * 1e6}
+            model = {"predicted_us": said.terms.total * 1e6, "limit_us": said.terms.bandwidth * 1e6}
             model["free_us"] = said.free * 1e6
         return {
             "lib": self.lib,

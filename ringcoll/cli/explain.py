@@ -80,7 +80,7 @@ def main(args: argparse.Namespace) -> int:
     )
     if args.json != "-":
         print(title)
-        print(f"over a {describe_links(links_of(args, args.ranks))}\n")
+        print(f"over {describe_links(links_of(args, args.ranks))}\n")
         width = args.width or shutil.get_terminal_size((100, 24)).columns
         print(space_time(launched.timed, args.ranks, width=width))
         print(f"{LEGEND}; t is the shortest transfer\n")

@@ -171,7 +171,7 @@ def _bandwidth(text: str) -> float | str:
 
 def describe_links(links: Links) -> str:
     """The figures in a line."""
-    text = f"{links.topology} of " + _wire(links.inside)
+    text = f"{_KINDS[links.topology]} of {_wire(links.inside)}"
     if links.nodes:
         text += f"; {len(set(links.nodes))} nodes"
         if links.network is not None:
@@ -181,11 +181,30 @@ def describe_links(links: Links) -> str:
     return text
 
 
-def free_messages(links: Links) -> tuple[str, ...]:
-    """A warning for people where messages in a node cost their bytes alone; none elsewhere."""
-    if links.alpha or links.latency:
+_KINDS: dict[Topology, str] = {
+    "switch": "a switch",
+    "pairs": "links between pairs",
+    "memory": "a shared memory",
+    "machine": "the links of a machine",
+}
+
+
+def free_messages(args: argparse.Namespace, links: Links) -> tuple[str, ...]:
+    """A warning for people where α or L is 0 since nobody knows it; none elsewhere."""
+    unknown = [
+        name
+        for name in ("alpha", "latency")
+        if getattr(args, name) is None and not getattr(links, name)
+    ]
+    if not unknown:
         return ()
-    return ("without --alpha and --latency small sizes and many slices look faster than they are",)
+    faster = {"alpha": "many slices", "latency": "small sizes"}
+    what = " and ".join(faster[name] for name in reversed(unknown))
+    options = " and ".join(f"--{name}" for name in unknown)
+    return (
+        f"no {' and no '.join(unknown)} known, 0 assumed: {what} look faster than they are "
+        f"({options})",
+    )
 
 
 def _wire(wire: Wire) -> str:

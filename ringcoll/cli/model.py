@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 
 from ringcoll.algorithms import ALGORITHMS
 from ringcoll.cli.links import (
@@ -21,15 +21,15 @@ from ringcoll.cli.output import say_written, write_json
 from ringcoll.errors import ArgumentError, PlanError
 from ringcoll.model.closed_form import (
     CHAINS,
-    Terms,
     bus_factor,
     chain_best_slices,
     chain_limits,
     closed_form,
 )
-from ringcoll.model.links import Links
+from ringcoll.model.limits import Answer, answer
+from ringcoll.model.links import KINDS, Links
 from ringcoll.model.plot import check_plot, plot_curves
-from ringcoll.model.predict import Clock, Prediction
+from ringcoll.model.predict import Clock
 from ringcoll.model.tuner import best_slices, plan_for
 from ringcoll.units import format_bytes, format_seconds, parse_ints, parse_sizes
 
@@ -54,9 +54,11 @@ class _Case:
 @dataclass(frozen=True, slots=True)
 class _Point:
     case: _Case
-    slices: int
-    prediction: Prediction
-    terms: Terms
+    answer: Answer
+
+    @property
+    def slices(self) -> int:
+        return self.answer.slices
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -127,10 +129,11 @@ def main(args: argparse.Namespace) -> int:
     points: list[_Point] = []
     if not quiet:
         links, figures = links_of_any(args), figures_of(args)
-        print(f"{args.collective} over a {describe_links(links)}")
+        print(f"{args.collective} over {describe_links(links)}")
         if figures is not None:
             print(f"measured {figures.date}, {figures.source}")
-        print(*free_messages(links), _HEAD, sep="\n")
+        print(f"{links.topology}: {KINDS[links.topology]} (--links takes {', '.join(_KINDS)})")
+        print(*free_messages(args, links), _HEAD, sep="\n")
     for case in _cases(args):
         few = _FEW_SLICES if case.nranks > _MANY_RANKS else _SLICES
         some = list(_points(case, args.slices or few))
@@ -141,10 +144,15 @@ def main(args: argparse.Namespace) -> int:
     if not points:
         raise ArgumentError(f"{args.collective}: there is nothing that these options predict")
     if not quiet:
-        for case in dict.fromkeys(point.case for point in points):
-            print("\n" + "\n".join(_summary(case)), flush=True)
+        print(_LEGEND)
+    best: dict[_Case, Answer] = {}
+    for case in dict.fromkeys(point.case for point in points):
+        if not quiet or args.plot is not None:
+            best[case] = _best(case)
+        if not quiet:
+            print("\n" + "\n".join(_summary(case, best[case])), flush=True)
     if args.plot is not None:
-        _plot(args, points)
+        _plot(args, points, best)
     write_json(args.json, {"points": [_as_json(point) for point in points]})
     return 0
 
@@ -188,15 +196,15 @@ def _cases(args: argparse.Namespace) -> Iterator[_Case]:
 def _points(case: _Case, slices: list[int]) -> Iterator[_Point]:
     for count in slices if _is_sliced(case) else [1]:
         try:
-            prediction = case.clock.predict(case.nbytes, count)
+            point = _Point(case, answer(case.clock, case.nbytes, count))
         except PlanError as error:
             print(f"{case}, {count} slices: left out: {error}", file=sys.stderr)
             continue
-        yield _Point(case, count, prediction, case.clock.terms(case.nbytes, count))
+        yield point
 
 
 def _is_sliced(case: _Case) -> bool:
-    """What is synchronised by hand has one slice, and so has nothing."""
+    """Plans with signals of their own have one slice, and so has a barrier."""
     return case.collective != "barrier" and not case.clock.plan.synchronised
 
 
@@ -212,13 +220,20 @@ _MOST_NODES = 500_000
 
 _HEAD = (
     f"{'algorithm':<20}{'ranks':>6}{'bytes':>10}{'slices':>7}{'time':>12}"
-    f"{'algbw':>9}{'busbw':>9}{'speed-up':>9}  dominated by\n"
-    f"{'':<55}{'(GB/s)':>9}{'(GB/s)':>9}{'of S = 1':>9}"
+    f"{'algbw':>9}{'busbw':>9}{'speed-up':>9}{'times':>10}  most costs,\n"
+    f"{'':<55}{'(GB/s)':>9}{'(GB/s)':>9}{'of S = 1':>9}{'its limit':>10}  beside bytes"
 )
+
+_LEGEND = (
+    "limit: the bytes of the busiest link at full rate; ramp: filling and draining the pipeline;\n"
+    "overhead: alpha of every message; latency: L of every hop"
+)
+
+_KINDS = tuple(kind for kind in KINDS if kind != "machine")
 
 
 def _row(point: _Point) -> str:
-    case, seconds = point.case, point.prediction.seconds
+    case, seconds = point.case, point.answer.seconds
     algbw = case.nbytes / seconds / 1e9 if seconds else math.nan
     once = case.clock.predict(case.nbytes).seconds
     text = (
@@ -226,27 +241,41 @@ def _row(point: _Point) -> str:
         f"{format_seconds(seconds):>12}"
     )
     if not seconds:
-        return f"{text}{'-':>9}{'-':>9}{'-':>9}  nothing"
+        return f"{text}{'-':>9}{'-':>9}{'-':>9}{'-':>10}  nothing"
     busbw = algbw * bus_factor(case.collective, case.nranks)
-    name = point.terms.dominant
-    share = getattr(point.terms, name) / seconds
-    return f"{text}{algbw:>9.3f}{busbw:>9.3f}{once / seconds:>9.2f}  {name} ({share:.0%})"
+    times = f"{point.answer.times:>10.3g}" if point.answer.limit else f"{'-':>10}"
+    text += f"{algbw:>9.3f}{busbw:>9.3f}{once / seconds:>9.2f}{times}"
+    return f"{text}  {point.answer.costs_text}"
 
 
-def _summary(case: _Case) -> Iterator[str]:
-    yield f"{case}:"
-    links, once = case.links, case.clock.predict(case.nbytes)
+def _best(case: _Case) -> Answer:
+    """The answer of the best S."""
+    slices = 1
     if _is_sliced(case):
         steps = len(case.clock.plan.order)
-        rough = steps > _FEW_STEPS
         most = 2 if case.nranks > _MANY_RANKS else max(64, _MOST_NODES // max(1, steps))
-        slices, seconds = best_slices(case.clock, case.nbytes, most=most, only_powers=rough)
-        among = "among powers of two" if rough else "searched"
-        yield f"  best S {among}: {slices} takes {format_seconds(seconds)}"
+        slices, _ = best_slices(case.clock, case.nbytes, most=most, only_powers=_is_rough(case))
+    return answer(case.clock, case.nbytes, slices)
+
+
+def _is_rough(case: _Case) -> bool:
+    return len(case.clock.plan.order) > _FEW_STEPS
+
+
+def _summary(case: _Case, best: Answer) -> Iterator[str]:
+    yield f"{case}:"
+    links = case.links
+    yield f"  limit: {best.limit_text}"
+    if _is_sliced(case):
+        among = "among powers of two" if _is_rough(case) else "searched"
+        text = f"  best S {among}: {best.slices} takes {format_seconds(best.seconds)}"
+        if best.limit:
+            text += f", {best.times:.2f} times the limit"
+        yield text + (f"; most costs {best.costs_text}" if best.costs else "")
     if (case.collective, case.algorithm) in CHAINS and not links.nodes and case.nranks > 1:
         figures = case.nranks, case.nbytes, links.bandwidth
-        best = chain_best_slices(*figures, links.alpha)
-        value = "infinite, as alpha = 0" if best == math.inf else f"{best:.1f}"
+        paper = chain_best_slices(*figures, links.alpha)
+        value = "infinite, as alpha = 0" if paper == math.inf else f"{paper:.1f}"
         yield f"  best S by sqrt((k - 2)*N/(alpha*B)), at least 1: {value}"
         limits = chain_limits(*figures)
         one, many = format_seconds(limits.one), format_seconds(limits.many)
@@ -256,17 +285,21 @@ def _summary(case: _Case) -> Iterator[str]:
         if form is not None:
             terms = f"{form.messages}*alpha + {form.share:.4g}*N/B + {form.hops}*L"
             yield f"  S = 1 takes {terms} on a switch"
-    if once.seconds:
-        share = once.occupied / once.seconds
-        yield f"  busiest at S = 1: {once.busiest}, {share:.0%} of the time"
 
 
-def _plot(args: argparse.Namespace, points: list[_Point]) -> None:
-    curves: dict[str, list[tuple[int, float]]] = {}
+def _plot(args: argparse.Namespace, points: list[_Point], best: Mapping[_Case, Answer]) -> None:
+    curves: dict[str, dict[int, float]] = {}
     for point in points:
-        curves.setdefault(str(point.case), []).append((point.slices, point.prediction.seconds))
+        curves.setdefault(str(point.case), {})[point.slices] = point.answer.seconds
+    for case, found in best.items():
+        curves[str(case)][found.slices] = found.seconds
     title = f"{args.collective}, {describe_links(links_of_any(args))}"
-    plot_curves({name: sorted(curve) for name, curve in curves.items()}, title, args.plot)
+    plot_curves(
+        {name: sorted(curve.items()) for name, curve in curves.items()},
+        title,
+        args.plot,
+        limits={a.limit_text.partition(",")[0]: a.limit for a in best.values() if a.limit},
+    )
     say_written(args.plot)
 
 
@@ -276,5 +309,8 @@ def _as_json(point: _Point) -> dict[str, object]:
         "ranks": point.case.nranks,
         "bytes": point.case.nbytes,
         "slices": point.slices,
-        "seconds": point.prediction.seconds,
+        "seconds": point.answer.seconds,
+        "limit": point.answer.limit,
+        "wire": point.answer.wire,
+        "terms": asdict(point.answer.terms),
     }

@@ -11,8 +11,8 @@ from ringcoll.cli.links import describe_links, figures_of, free_messages, links_
 from ringcoll.cli.output import say_written, write_json
 from ringcoll.errors import ArgumentError, PlanError
 from ringcoll.model.closed_form import bus_factor
-from ringcoll.model.cluster import node_figures
 from ringcoll.model.links import Links
+from ringcoll.model.machine import node_figures
 from ringcoll.model.scale import Growth, Point, Span, fastest, winners
 from ringcoll.topology.presets import preset
 from ringcoll.units import format_bytes, format_seconds
@@ -32,7 +32,7 @@ _Table = Mapping[tuple[int, int], tuple[Point, ...]]
 def main(args: argparse.Namespace) -> int:
     """Run ``ringcoll model --per-node``."""
     quiet = args.json == "-"
-    args = _completed(args)
+    args, sources = _completed(args)
     numbers, sizes = args.nodes or _NODES, sorted(set(args.bytes or _SIZES))
     if args.collective == "barrier":
         raise ArgumentError("--per-node: a barrier moves nothing")
@@ -40,16 +40,19 @@ def main(args: argparse.Namespace) -> int:
     if not quiet:
         # At once: the first table takes seconds.
         head = f"{args.collective} on nodes of {args.per_node}: {_figures(args)}"
-        print(head, *free_messages(_links(args, 2)), sep="\n", flush=True)
+        print(head, *sources, *free_messages(args, _links(args, 2)), sep="\n", flush=True)
         if args.network_latency is None and not figures_of(args) and max(numbers) > 1:
-            print("without --network-latency many nodes look faster than they are")
+            print(
+                "no latency between nodes known, that of a node assumed: many nodes look faster "
+                "than they are (--network-latency)"
+            )
     table: dict[tuple[int, int], tuple[Point, ...]] = {}
     refused: dict[str, str] = {}
     for nbytes in sizes:
         for nodes in numbers:
             table[nodes, nbytes] = _asked(growths, args, nodes, nbytes, refused)
         if not quiet:
-            print("\n" + "\n".join(_block(args, table, numbers, nbytes, list(growths))), flush=True)
+            print("\n" + "\n".join(_block(args, table, numbers, nbytes, growths)), flush=True)
     for text in refused.values():
         print(f"left out: {text}", file=sys.stderr)
     spans = {n: _spans(growths, args, n, sizes, table) for n in numbers}
@@ -62,8 +65,8 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def _completed(args: argparse.Namespace) -> argparse.Namespace:
-    """The options, with a preset's figures where none are given.
+def _completed(args: argparse.Namespace) -> tuple[argparse.Namespace, tuple[str, ...]]:
+    """The options, with a preset's figures where none are given, and where these are from.
 
     Raises:
         ArgumentError: they contradict each other, or there are no figures.
@@ -72,7 +75,7 @@ def _completed(args: argparse.Namespace) -> argparse.Namespace:
     if args.ranks is not None:
         raise ArgumentError("--ranks: --per-node and --nodes say how many ranks there are")
     if args.preset is None:
-        return args
+        return args, ()
     machine = node_figures(preset(args.preset))
     values = dict(vars(args))
     given = {
@@ -80,10 +83,25 @@ def _completed(args: argparse.Namespace) -> argparse.Namespace:
         "network_bandwidth": machine.network,
         "bandwidth": machine.bandwidth if args.figures is None else None,
     }
+    overheads = {
+        "alpha": (machine.alpha, "alpha"),
+        "latency": (machine.latency, "L"),
+        "network_alpha": (machine.network_alpha, "alpha between nodes"),
+        "network_latency": (machine.network_latency, "L between nodes"),
+    }
+    if figures_of(args) is not None:  # alpha and L were measured
+        overheads = {name: overheads[name] for name in ("network_alpha", "network_latency")}
+    sources = []
+    for name, (known, what) in overheads.items():
+        if values[name] is None and known.seconds is not None:
+            given[name] = known.seconds
+            sources.append(known.describe(what))
     values.update({name: value for name, value in given.items() if values[name] is None})
     if values["network_bandwidth"] is None:
-        raise ArgumentError(f"--preset {args.preset}: it names no network; --network-bandwidth")
-    return argparse.Namespace(**values)
+        raise ArgumentError(
+            f"--preset {args.preset}: this machine has no network ports; give --network-bandwidth"
+        )
+    return argparse.Namespace(**values), tuple(sources)
 
 
 def _figures(args: argparse.Namespace) -> str:
@@ -163,23 +181,28 @@ def _block(
     table: _Table,
     numbers: Sequence[int],
     nbytes: int,
-    names: Sequence[str],
+    growths: Mapping[str, Growth],
 ) -> Iterator[str]:
     """The lines of one size: a line a number of nodes, a column an algorithm."""
-    heads = "".join(f"{name:>14}" for name in names)
+    heads = "".join(f"{name:>14}" for name in growths)
+    columns = f"{'algbw':>9}{'busbw':>9}{'x limit':>9}  most costs, beside bytes"
     yield f"{format_bytes(nbytes)}, GB/s of the fastest"
-    yield f"{'nodes':>6}{'ranks':>7}{heads}  {'fastest':<20}{'algbw':>9}{'busbw':>9}"
+    yield f"{'nodes':>6}{'ranks':>7}{heads}  {'fastest':<20}{columns}"
     for nodes in numbers:
         points = {point.algorithm: point for point in table[nodes, nbytes]}
         times = "".join(
             f"{format_seconds(points[name].seconds) if name in points else '-':>14}"
-            for name in names
+            for name in growths
         )
         best = fastest(table[nodes, nbytes])
         algbw, busbw = _bandwidths(args.collective, best)
         what = best.algorithm + (f" S={best.slices}" if best.slices > 1 else "")
         shown = f"{nodes:>6}{best.nranks:>7}{times}  {what:<20}"
-        yield shown + (f"{algbw:>9.3f}{busbw:>9.3f}" if best.seconds else f"{'-':>9}{'-':>9}")
+        if not best.seconds:
+            yield f"{shown}{'-':>9}{'-':>9}{'-':>9}  -"
+            continue
+        answer = growths[best.algorithm].answer(best)
+        yield f"{shown}{algbw:>9.3f}{busbw:>9.3f}{answer.times:>9.3g}  {answer.costs_text}"
 
 
 def _bandwidths(collective: str, point: Point) -> tuple[float, float]:

@@ -105,22 +105,23 @@ class Terms:
     """The parts of a time, in seconds; they add up to it.
 
     Args:
-        transfer: the bytes through the busiest link at full rate; for a chain N/B.
-        fill: waiting for the pipeline to fill and drain; for a chain (k - 2)·N/(S·B).
-        messages: what α adds; for a chain (S + k - 2)·α.
-        flight: what L adds; for a chain (k - 1)·L.
+        bandwidth: the bytes through the busiest link at full rate, which no schedule of the plan
+            beats; for a chain N/B.
+        ramp: filling and draining the pipeline; for a chain (k - 2)·N/(S·B).
+        overhead: what α adds, once a slice and hop; for a chain (S + k - 2)·α.
+        latency: what L adds, once a hop; for a chain (k - 1)·L.
 
     """
 
-    transfer: float
-    fill: float
-    messages: float
-    flight: float
+    bandwidth: float
+    ramp: float
+    overhead: float
+    latency: float
 
     @property
     def total(self) -> float:
         """Seconds in all."""
-        return self.transfer + self.fill + self.messages + self.flight
+        return self.bandwidth + self.ramp + self.overhead + self.latency
 
     @property
     def dominant(self) -> str:

@@ -13,10 +13,18 @@ from typing import Literal, NamedTuple, get_args
 
 from ringcoll.errors import ArgumentError
 
-__all__ = ["Links", "Port", "Topology", "Wire", "equal_nodes"]
+__all__ = ["KINDS", "Links", "Port", "Topology", "Wire", "equal_nodes"]
 
 Topology = Literal["switch", "pairs", "memory", "machine"]
 """How ranks of one node are connected: see :class:`Links`."""
+
+KINDS: dict[Topology, str] = {
+    "switch": "each rank has one egress and one ingress port",
+    "pairs": "each ordered pair of ranks has a link of its own",
+    "memory": "all ranks share one memory",
+    "machine": "each pair of ranks takes its way over the links of the machine, which others share",
+}
+"""The kinds in a few words each."""
 
 
 class Port(NamedTuple):

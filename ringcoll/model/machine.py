@@ -16,13 +16,16 @@ from ringcoll.model.links import Links, Port, Wire
 from ringcoll.model.predict import predict
 from ringcoll.topology.paths import routes, stores
 from ringcoll.topology.rings import RingSet
-from ringcoll.topology.system import Gpu, System
+from ringcoll.topology.system import Gpu, Nic, NvSwitch, System
 
 __all__ = [
+    "Known",
     "Machine",
+    "NodeFigures",
     "format_gain",
     "machine_links",
     "machine_of",
+    "node_figures",
     "ring_gain",
     "ring_seconds",
     "times_as_long",
@@ -117,6 +120,79 @@ def machine_links(
             fastest = max(fastest, there[0].bandwidth)
         ways.append(tuple(row))
     return Links(fastest * _GB, alpha, latency, topology="machine", ways=tuple(ways))
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """Seconds that were measured or published, and by whom; None: by nobody that we know of."""
+
+    seconds: float | None
+    source: str = ""
+
+    def describe(self, name: str) -> str:
+        """A line for people."""
+        if self.seconds is None:
+            return f"no {name} known, 0 assumed"
+        return f"{name} = {self.seconds * 1e6:.4g} us: {self.source}"
+
+
+_NCCL = "NCCL 2.28's model, src/graph/tuning.cc: "
+
+_NVLINK_LATENCY = Known(3.4e-6, _NCCL + "a hop of a ring over NVLink, protocol Simple")
+_NETWORK_LATENCY = Known(14e-6, _NCCL + "a hop of a ring over the network, protocol Simple")
+_NETWORK_ALPHA = Known(1e-6, _NCCL + "to post a message, on Intel hosts")
+
+_ALPHAS = {
+    90: Known(
+        2.6e-6,
+        "measured on 4 H200, a chain of 12 thread blocks "
+        "(benchmarks/results/gpu_timing_model_4_of_12_blocks.json)",
+    )
+}
+"""α between GPUs of an NVSwitch, by compute capability."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFigures:
+    """What a machine is to a cluster of such machines.
+
+    Args:
+        gpus: how many it has.
+        bandwidth: bytes a second of a GPU to its switch, in each direction.
+        network: bytes a second of a GPU's share of the network ports; None where it has none.
+        alpha: seconds that a message occupies a GPU's port to the switch besides its bytes.
+
+    """
+
+    gpus: int
+    bandwidth: float
+    network: float | None
+    alpha: Known
+    latency: Known = _NVLINK_LATENCY
+    network_alpha: Known = _NETWORK_ALPHA
+    network_latency: Known = _NETWORK_LATENCY
+
+
+def node_figures(system: System) -> NodeFigures:
+    """The figures of a machine as a node of many.
+
+    A port is as fast as the slower of its cable and its bus; GPUs have equal shares of all ports.
+
+    Raises:
+        ArgumentError: its GPUs do not hang on switches.
+
+    """
+    if not any(isinstance(node, NvSwitch) for node in system.nodes):
+        raise ArgumentError(
+            f"{system.title}: its GPUs are not connected by NVSwitches, so one bandwidth does not "
+            f"describe them; give --per-node, --bandwidth and --network-bandwidth instead"
+        )
+    ports = [node for node in system.nodes if isinstance(node, Nic)]
+    together = sum(min(link.bandwidth for link in system.out[port.name]) for port in ports)
+    count = len(system.gpus)
+    alpha = _ALPHAS.get(system.gpus[0].sm or 0, Known(None))
+    share = together / count * _GB if ports else None
+    return NodeFigures(count, machine_links(system).bandwidth, share, alpha)
 
 
 def ring_seconds(

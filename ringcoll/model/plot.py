@@ -46,14 +46,16 @@ def plot_curves(
     path: str | Path,
     *,
     paper: Mapping[str, Sequence[tuple[int, float]]] | None = None,
+    limits: Mapping[str, float] | None = None,
 ) -> None:
-    """Draw time over the number of slices, both logarithmic, and mark each curve's best point.
+    """Draw time over the number of slices, both logarithmic, and mark each curve's best S.
 
     Args:
         curves: by name, the points (slices, seconds).
         title: what is shown.
         path: the file; its ending says the format, such as .png or .svg.
         paper: what the model says of measured curves, by the same names; dashed.
+        limits: seconds that no number of slices beats, by what is written beside; dotted.
 
     """
     figure = _figure((9.0, 5.0), path)
@@ -64,12 +66,29 @@ def plot_curves(
         (line,) = axes.plot(slices, times, marker=".", label=name)
         best = min(range(len(points)), key=times.__getitem__)
         axes.plot(slices[best], times[best], marker="o", markersize=9, color=line.get_color())
+        axes.annotate(
+            f"S = {slices[best]}",
+            (slices[best], times[best]),
+            textcoords="offset points",
+            xytext=(0, 8),
+            ha="center",
+            fontsize=7,
+            color=line.get_color(),
+        )
         said = (paper or {}).get(name, ())
         if said:
             figures = [s for s, _ in said], [seconds * 1e6 for _, seconds in said]
             axes.plot(*figures, linestyle="--", color=line.get_color(), label=f"{name}, model")
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
+    for text, seconds in (limits or {}).items():
+        axes.axhline(seconds * 1e6, linestyle=":", color="gray")
+        at = axes.get_yaxis_transform()
+        axes.text(0.01, seconds * 1e6, f"limit: {text}", transform=at, va="bottom", fontsize=7)
+    axes.xaxis.set_major_formatter("{x:g}")
+    low, high = axes.get_ylim()
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter("{x:g}" if high < 10 * low else "")
     axes.set_xlabel("slices S")
     axes.set_ylabel("time (us)")
     axes.set_title(title)

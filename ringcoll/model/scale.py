@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import NamedTuple
 
 from ringcoll.errors import ArgumentError
+from ringcoll.model.closed_form import Terms
+from ringcoll.model.limits import Answer
 from ringcoll.model.links import Links
 from ringcoll.model.predict import Clock
 from ringcoll.model.tuner import SLICES, SMALLEST, plan_for
@@ -38,6 +40,10 @@ _SLICES = (8, 12, 16)
 
 _EQUAL = 1e-9
 """By what part of the time the two differences may differ: what floats round."""
+
+
+_Folded = Callable[[int, float, int], float]
+"""A figure of the clock's, by nodes, bytes a chunk and slices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +97,7 @@ class Growth:
         self.links, self.root, self.window = links, root, window
         self._clocks: dict[int, Clock] = {}
         self._known: dict[tuple[int, float, int], float] = {}
+        self._terms: dict[tuple[int, float, int], Terms] = {}
 
     def best(self, nodes: int, nbytes: int, slices: Sequence[int] = ()) -> Point:
         """The number of slices that takes the least time, among powers of two or those given.
@@ -143,12 +150,29 @@ class Growth:
             PlanError: there are too many steps to fold.
 
         """
+        return self._grow(nodes, nbytes, slices, self._folded)
+
+    def answer(self, point: Point) -> Answer:
+        """A point of this algorithm beside its limit, with the terms of its time."""
+
+        def grow(term: str) -> float:
+            def folded(nodes: int, chunk: float, slices: int) -> float:
+                return float(getattr(self._folded_terms(nodes, chunk, slices), term))
+
+            return self._grow(point.nodes, point.nbytes, point.slices, folded)
+
+        terms = Terms(*(grow(field.name) for field in fields(Terms)))
+        wire = point.nbytes / self.links(point.nodes).bandwidth
+        return Answer(point.nranks, point.slices, terms, wire, "the busiest port")
+
+    def _grow(self, nodes: int, nbytes: float, slices: int, folded: _Folded) -> float:
+        """A figure for so many nodes, from small numbers of them where these tell."""
         chunk = nbytes / self._parts(nodes)
         for few in self._series(nodes):
-            grown = _grown([self._sliced(count, chunk, slices) for count in few])
+            grown = _grown([self._sliced(count, chunk, slices, folded) for count in few])
             if grown is not None:
                 return grown.last + grown.step * self._distance(few, nodes)
-        return self._sliced(nodes, chunk, slices)
+        return self._sliced(nodes, chunk, slices, folded)
 
     def _series(self, nodes: int) -> Iterator[tuple[int, int, int]]:
         """Numbers of nodes to fold instead, where they tell."""
@@ -171,15 +195,15 @@ class Growth:
             return more + (more - fewer) * self._distance(few, nodes)
         return self._clock(nodes).parts
 
-    def _sliced(self, nodes: int, chunk: float, slices: int) -> float:
-        """The time of so many bytes a chunk, on nodes that are all folded."""
+    def _sliced(self, nodes: int, chunk: float, slices: int, folded: _Folded) -> float:
+        """A figure of so many bytes a chunk, on nodes that are all folded."""
         *_, fewer, most = _SLICES
         if slices > most:
             part = chunk / slices
-            grown = _grown([self._folded(nodes, part * count, count) for count in _SLICES])
+            grown = _grown([folded(nodes, part * count, count) for count in _SLICES])
             if grown is not None:
                 return grown.last + grown.step * (slices - most) / (most - fewer)
-        return self._folded(nodes, chunk, slices)
+        return folded(nodes, chunk, slices)
 
     def _folded(self, nodes: int, chunk: float, slices: int) -> float:
         """The clock's answer."""
@@ -188,6 +212,13 @@ class Growth:
             clock = self._clock(nodes)
             self._known[key] = clock.predict(chunk * clock.parts, slices).seconds
         return self._known[key]
+
+    def _folded_terms(self, nodes: int, chunk: float, slices: int) -> Terms:
+        key = nodes, chunk, slices
+        if key not in self._terms:
+            clock = self._clock(nodes)
+            self._terms[key] = clock.terms(chunk * clock.parts, slices)
+        return self._terms[key]
 
     def _clock(self, nodes: int) -> Clock:
         if nodes not in self._clocks:

@@ -17,7 +17,7 @@ RESULTS = [Result(False, 0.11), Result(True, 0.12)]
 def test_lines_name_the_limits_and_what_costs_most():
     assert MADE.lines(RESULTS) == [
         "predicted 100 ms over a switch; measured +10.0 %, in place +20.0 %; largest term: "
-        "transfer (80%)",
+        "bandwidth (80%)",
         "limit of ring on this switch 80 ms, measured 1.38 and 1.50 times that; N/B 50 ms, 2.20 "
         "and 2.40 times",
     ]

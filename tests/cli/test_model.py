@@ -34,7 +34,10 @@ def test_the_chain_on_paper_is_the_formula(capsys):
     )
     assert len(found) == 4 * 2 * 3
     for point in found:
-        assert set(point) == {"algorithm", "ranks", "bytes", "slices", "seconds"}
+        names = {"algorithm", "ranks", "bytes", "slices", "seconds", "limit", "wire", "terms"}
+        assert set(point) == names
+        assert point["limit"] == point["wire"] == pytest.approx(point["bytes"] / 5e9)
+        assert sum(point["terms"].values()) == pytest.approx(point["seconds"])
         assert point["algorithm"] == "chain"
         wanted = chain_time(point["ranks"], point["bytes"], point["slices"], 5e9, 3e-6)
         assert point["seconds"] == pytest.approx(wanted, rel=1e-12)
@@ -73,20 +76,34 @@ def test_the_text_says_best_limits_and_what_dominates(capsys):
     assert f"at least 1: {best:.1f}" in out
     assert f"best S searched: {round(best)} takes" in out
     assert "S = 1 takes (k - 1)*N/B = 46.98 ms, S -> inf N/B = 6.711 ms" in out
-    assert "fill (86%)" in out and "transfer (" in out
+    assert "7.01  ramp (86%)" in out and "overhead (" in out
+    assert "limit: N/B = 6.711 ms, egress of rank 0 at full rate" in out
+    assert "1.20 times the limit; most costs overhead (9%)" in out
     _, out, _ = run(capsys, "model all_reduce --algorithm ring --ranks 4 --slices 1")
     assert "S = 1 takes 6*alpha + 1.5*N/B + 6*L on a switch" in out
     _, out, _ = run(capsys, "model broadcast --algorithm chain --ranks 4 --slices 1")
     assert "infinite, as alpha = 0" in out
 
 
-@pytest.mark.parametrize("words", ["--ranks 8", "--preset dgx-h100 --nodes 1"])
+@pytest.mark.parametrize("words", ["--ranks 8", "--per-node 8 --nodes 1 --bandwidth 100G"])
 def test_messages_that_cost_their_bytes_alone_are_warned_of(capsys, words):
     words = f"model all_reduce --algorithm ring --bytes 1K --slices 1 {words}"
-    warning = "without --alpha and --latency small sizes and many slices look faster than they are"
-    assert run(capsys, words)[1].splitlines()[1] == warning
-    for given in ("--alpha 1us", "--latency 1us", "--json -"):
-        assert warning not in run(capsys, f"{words} {given}")[1]
+    out = run(capsys, words)[1]
+    assert "no alpha and no latency known, 0 assumed: small sizes and many slices look" in out
+    assert "no latency known, 0 assumed: small" in run(capsys, f"{words} --alpha 1us")[1]
+    assert "no alpha known, 0 assumed: many" in run(capsys, f"{words} --latency 1us")[1]
+    for given in ("--alpha 0 --latency 0", "--json -"):
+        assert "assumed" not in run(capsys, f"{words} {given}")[1]
+
+
+def test_presets_say_where_alpha_and_latency_are_from(capsys):
+    words = "model all_reduce --algorithm ring --bytes 1K --slices 1 --nodes 1 --preset"
+    out = run(capsys, f"{words} dgx-h100")[1]
+    assert "alpha = 2.6 us: measured on 4 H200" in out
+    assert "L = 3.4 us: NCCL 2.28's model" in out
+    assert "assumed" not in out
+    assert "no alpha known, 0 assumed" in run(capsys, f"{words} dgx-a100")[1]
+    assert "L = 3.4 us: NCCL" not in run(capsys, f"{words} dgx-h100 --latency 2us")[1]
 
 
 def test_links_nodes_and_the_network_are_options(capsys):

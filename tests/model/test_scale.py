@@ -10,10 +10,11 @@ import pytest
 from ringcoll.algorithms import build, options
 from ringcoll.cli import main
 from ringcoll.errors import ArgumentError
-from ringcoll.model.cluster import node_figures
 from ringcoll.model.links import Links, Wire, equal_nodes
-from ringcoll.model.predict import predict
+from ringcoll.model.machine import node_figures
+from ringcoll.model.predict import Clock, predict
 from ringcoll.model.scale import Growth, Span, winners
+from ringcoll.model.tuner import plan_for
 from ringcoll.topology.presets import preset
 
 B, NIC = 400e9, 50e9
@@ -143,6 +144,21 @@ def test_presets_as_nodes():
         node_figures(preset("dgx1-v100"))
 
 
+def test_answers_of_many_nodes_are_those_of_the_clock():
+    def links(nodes):
+        one = tuple(node for node in range(nodes) for _ in range(2))
+        return Links(4e11, 1e-6, 2e-6, nodes=one, network=Wire(5e10, 2e-6, 5e-6))
+
+    growth = Growth("all_reduce", "hierarchical", 2, links)
+    point = growth.best(64, 1 << 20)
+    found = growth.answer(point)
+    clock = Clock(plan_for("all_reduce", "hierarchical", 128, nodes=links(64).nodes), links(64))
+    terms = clock.terms(1 << 20, point.slices)
+    for name in ("bandwidth", "ramp", "overhead", "latency"):
+        assert getattr(found.terms, name) == pytest.approx(getattr(terms, name), rel=1e-6, abs=1e-9)
+    assert found.seconds == pytest.approx(point.seconds)
+
+
 def run(capsys, words):
     status = main(words.split())
     printed = capsys.readouterr()
@@ -156,7 +172,7 @@ WIRES = "--bandwidth 400G --network-bandwidth 50G --network-alpha 2us --network-
 def test_the_command_says_how_times_grow_and_who_is_the_fastest(capsys):
     status, out, err = run(capsys, FEW + WIRES)
     assert (status, err) == (0, "")
-    assert "all_reduce on nodes of 2: switch of B = 400 GB/s" in out
+    assert "all_reduce on nodes of 2: a switch of B = 400 GB/s" in out
     assert "between them B = 50 GB/s, alpha = 2 us, L = 5 us" in out
     lines = [line for line in out.splitlines() if line.split()[:2] == ["2048", "4096"]]
     assert len(lines) == 3
@@ -167,7 +183,7 @@ def test_the_command_says_how_times_grow_and_who_is_the_fastest(capsys):
 def test_the_command_writes_json_and_a_picture(capsys, tmp_path):
     picture = tmp_path / "scaling.svg"
     status, out, err = run(capsys, f"{FEW} {WIRES} --json - --plot {picture}")
-    assert (status, err) == (0, "")
+    assert (status, err) == (0, f"wrote {picture}\n")
     found = json.loads(out)
     assert set(found) == {"points", "fastest"}
     assert len(found["points"]) == 3 * 2 * 3
@@ -187,11 +203,12 @@ def test_the_command_writes_json_and_a_picture(capsys, tmp_path):
 def test_a_preset_gives_the_figures_that_are_not_given(capsys):
     words = "model all_gather --preset dgx-h100 --nodes 4 --bytes 1M"
     _, out, _ = run(capsys, words)
-    assert "all_gather on nodes of 8: switch of B = 370.8 GB/s" in out
+    assert "all_gather on nodes of 8: a switch of B = 370.8 GB/s" in out
     assert "between them B = 48 GB/s" in out
-    assert "without --network-latency" in out
+    assert "L between nodes = 14 us: NCCL 2.28's model" in out
+    assert "B = 48 GB/s, alpha = 1 us, L = 14 us" in out
     _, out, _ = run(capsys, f"{words} --network-bandwidth 25G --bandwidth 100G --per-node 2")
-    assert "all_gather on nodes of 2: switch of B = 100 GB/s" in out
+    assert "all_gather on nodes of 2: a switch of B = 100 GB/s" in out
     assert "between them B = 25 GB/s" in out
 
 
