@@ -1,10 +1,10 @@
 """Rings through several hosts: into each by a NIC, through its GPUs, out by the same NIC.
 
-A ring keeps to one rail: the first NICs of all hosts, or the second ones, and so on, as networks
-are often built of parallel halves that do not meet (NCCL's crossNic=0). In a host a ring is a
-Hamiltonian path from the GPU that the NIC brings it to, to the one that sends it out: a Hamiltonian
-cycle of the GPUs and the NIC. One linear program decides over all rails and all hosts at once;
-hosts of the same structure are one in it, so that their number does not matter.
+A ring keeps to one rail: the first NICs of all hosts, or the second ones, and so on, because
+networks are often built of parallel halves that do not meet (NCCL's crossNic=0). In a host a ring
+is a Hamiltonian path from the GPU that receives from the NIC to the one that sends to it: with the
+NIC, a Hamiltonian cycle. One linear program covers all rails and all hosts; hosts of the same
+structure are one in it, so that their number does not matter.
 """
 
 from __future__ import annotations
@@ -16,83 +16,81 @@ import numpy as np
 
 from ringcoll.topology.paths import Route
 from ringcoll.topology.rings import Ring, RingSet
-from ringcoll.topology.search.few import SLIVER
-from ringcoll.topology.search.passages import LOCAL, Passage, Passages
-from ringcoll.topology.search.rails import Part, divided, parts_of
+from ringcoll.topology.search.domains import Domain, divide, domains_of
+from ringcoll.topology.search.host_paths import LOCAL, HostPath, HostPathProgram
 from ringcoll.topology.search.report import DIGITS, limits_of, many
-from ringcoll.topology.search.ways import Cycle
+from ringcoll.topology.search.select import MIN_SHARE
+from ringcoll.topology.search.table import Cycle
 from ringcoll.topology.system import Gpu, PathClass, System
 
 __all__ = ["between_hosts"]
 
 NEAR = 0.04
-"""The share of the sum that is given away for rings that keep near their NICs."""
+"""The share of bandwidth given up for rings whose GPUs are near their NICs."""
 
 
 def between_hosts(system: System, gpus: tuple[Gpu, ...], *, most: int) -> RingSet:
-    """The rings of GPUs on hosts that a network joins.
+    """The rings of GPUs on hosts that a network joins; at most ``most``, or one a rail.
 
-    First with ways that meet no CPU, so that a GPU sends by a NIC near it or by way of a GPU that
-    is (PXN); then, where that is worth more, with all.
-
-    Args:
-        system: all hosts.
-        gpus: those that take part, in the order that rings number them.
-        most: rings at most; if there are more rails, as many as rails, for a ring keeps to one.
-
+    First with routes that pass no CPU, so that a GPU sends by a NIC near it or through a GPU that
+    is near one (PXN); then, if that carries more, with all.
     """
-    near = _over(system, gpus, PathClass.PXN, most)
-    if near.rings and max(map(len, divided(system, gpus))) > LOCAL:
-        # So many GPUs in a part hang on a switch: their slots are enough for their NICs.
+    near = _rings_up_to(system, gpus, PathClass.PXN, most)
+    if near.rings and max(map(len, divide(system, gpus))) > LOCAL:
+        # So many GPUs of a domain are on a switch: their PCIe links are enough for their NICs.
         return near
-    far = _over(system, gpus, PathClass.SYS, most)
+    far = _rings_up_to(system, gpus, PathClass.SYS, most)
     if near.bandwidth >= (far.bound or far.bandwidth) * (1 - NEAR):
         return near
     return replace(far, tried=(*near.tried[1:2], *far.tried))
 
 
-def _over(system: System, gpus: tuple[Gpu, ...], worst: PathClass, most: int) -> RingSet:
-    """The rings with ways up to a class."""
-    parts = parts_of(system, gpus, worst)
-    lonely = ", ".join(str(gpus[part.members[0]].host) for part in parts if not part.lanes)
+def _rings_up_to(system: System, gpus: tuple[Gpu, ...], worst: PathClass, most: int) -> RingSet:
+    """The rings with routes up to a class."""
+    domains = domains_of(system, gpus, worst)
+    lonely = ", ".join(str(gpus[domain.members[0]].host) for domain in domains if not domain.nics)
     if lonely:
-        said = f"No ring: no NIC joins host {lonely} to the others."
-        return RingSet(gpus, (), bound=0.0, tried=(said,))
+        why = f"No ring: no NIC joins host {lonely} to the others."
+        return RingSet(gpus, (), bound=0.0, tried=(why,))
     kinds: dict[object, int] = {}
-    kind_of = [kinds.setdefault(part.signature, len(kinds)) for part in parts]
-    models = [parts[kind_of.index(kind)] for kind in range(len(kinds))]
-    rails = max(len(part.lanes) for part in parts)
-    program = Passages(models, rails)
+    kind_of = [kinds.setdefault(domain.signature, len(kinds)) for domain in domains]
+    models = [domains[kind_of.index(kind)] for kind in range(len(kinds))]
+    rails = max(len(domain.nics) for domain in domains)
+    program = HostPathProgram(models, rails)
     bound, rounds = program.solve()
-    paths = program.thinned(max(most, rails))
-    rings = _joined(parts, kind_of, rails, paths)
+    paths = program.selected(max(most, rails))
+    rings = _combined(domains, kind_of, rails, paths)
     total = sum(flow for flow, _ in rings)
-    rings = [ring for ring in rings if ring[0] >= SLIVER * total][: max(most, rails)]
+    rings = [ring for ring in rings if ring[0] >= MIN_SHARE * total][: max(most, rails)]
     tried = (
-        f"{len(parts)} hosts or NVLink domains of {len(models)} structures, {rails} rails; a ring "
-        "keeps to its rail, and passes the hosts in order.",
-        f"Rings with ways up to {worst.name} in the hosts: {program.value:.4g} GB/s, "
-        + ("which is proven to be the most" if bound else "without a proof that it is the most")
-        + f"; {many(program.made, 'path')} through hosts weighed in {many(rounds, 'round')}.",
-        f"Thinned out to {many(len(rings), 'ring')}: {sum(flow for flow, _ in rings):.4g} GB/s.",
+        f"{len(domains)} hosts or NVLink domains of {len(models)} structures, {rails} rails; a "
+        "ring keeps to its rail and visits the hosts in order.",
+        f"Rings over path classes up to {worst.name} in the hosts: {program.value:.4g} GB/s, "
+        + (
+            "which is proven to be the optimum"
+            if bound
+            else "without a proof that it is the optimum"
+        )
+        + f", by column generation ({many(program.made, 'path')}, {many(rounds, 'round')}).",
+        f"Reduced to {many(len(rings), 'ring')}: {sum(flow for flow, _ in rings):.4g} GB/s.",
     )
     found, uses = [], []
     for flow, cycles in rings:
-        ring, ways = _ring(parts, cycles, flow)
+        ring, used = _ring(domains, cycles, flow)
         found.append(ring)
-        uses += [(way, flow) for way in ways]
+        uses += [(route, flow) for route in used]
     found.sort(key=lambda ring: (-ring.bandwidth, ring.order, ring.paths))
     bound = None if bound is None else max(round(bound, 4), sum(flow for flow, _ in rings))
     return RingSet(gpus, tuple(found), limits_of(uses), bound, False, tried)
 
 
-def _joined(
-    parts: Sequence[Part],
+def _combined(
+    domains: Sequence[Domain],
     kind_of: Sequence[int],
     rails: int,
-    paths: Sequence[tuple[Passage, float]],
+    paths: Sequence[tuple[HostPath, float]],
 ) -> list[tuple[float, list[Cycle]]]:
-    """Rings: for each rail, the paths of the parts side by side, cut where one of them ends."""
+    """Rings: for each rail, a path of each domain, with the bandwidth of the narrowest of them."""
     rings = []
     for rail in range(rails):
         queues = []
@@ -113,22 +111,24 @@ def _joined(
     return sorted(cut, key=lambda ring: -ring[0])
 
 
-def _ring(parts: Sequence[Part], cycles: Sequence[Cycle], flow: float) -> tuple[Ring, list[Route]]:
-    """The ring through all parts, and the routes it takes, those to and from NICs apart."""
+def _ring(
+    domains: Sequence[Domain], cycles: Sequence[Cycle], flow: float
+) -> tuple[Ring, list[Route]]:
+    """The ring through all domains, and the routes that it uses."""
     order: list[int] = []
     hops: list[PathClass] = []
     paths: list[tuple[str, ...]] = []
     taken: list[Route] = []
-    for at, (part, cycle) in enumerate(zip(parts, cycles, strict=True)):
-        follower, after = parts[(at + 1) % len(parts)], cycles[(at + 1) % len(parts)]
-        routes = [part.ways.routes[way] for way in cycle.ways]
+    for at, (domain, cycle) in enumerate(zip(domains, cycles, strict=True)):
+        follower, after = domains[(at + 1) % len(domains)], cycles[(at + 1) % len(domains)]
+        routes = [domain.table.routes[at] for at in cycle.routes]
         taken += routes
-        order += [part.members[node] for node in cycle.order[1:]]
+        order += [domain.members[node] for node in cycle.order[1:]]
         hops += [route.path_class for route in routes[1:-1]]
         paths += [route.nodes for route in routes[1:-1]]
         hops.append(PathClass.NET)
-        entry = follower.ways.routes[after.ways[0]].nodes
-        # Both ends name the network between them, if the system does.
+        entry = follower.table.routes[after.routes[0]].nodes
+        # The routes of both NICs contain the network, if the system has it.
         paths.append(routes[-1].nodes + (entry[1:] if entry[0] == routes[-1].nodes[-1] else entry))
     start = order.index(0)
     ring = Ring(

@@ -1,4 +1,4 @@
-"""What a search says of its result: round bandwidths, and the links that are full."""
+"""The result of a search for people: round bandwidths, and the links that are full."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from ringcoll.topology.paths import Route
 from ringcoll.topology.rings import Limit
-from ringcoll.topology.search.ways import Cycle, Ways
+from ringcoll.topology.search.table import Cycle, RouteTable
 from ringcoll.topology.system import Link
 
 __all__ = ["DIGITS", "limits_of", "loads", "many", "rounded"]
@@ -17,17 +17,17 @@ FULL = 1e-6
 """A link within this share of its bandwidth is full."""
 
 ROUNDING = 2e-5
-"""GB/s that a link may lack because bandwidths are cut to ``DIGITS``."""
+"""GB/s that a full link may lack because bandwidths are cut to ``DIGITS``."""
 
 NAMED = 16
-"""Full links that are named at most; the others follow from the symmetry of the machine."""
+"""Full links that are named; the others follow from the symmetry of the machine."""
 
 DIGITS = 6
-"""Digits of GB/s that a bandwidth keeps: more than any constant or measurement has."""
+"""Decimals of GB/s of a bandwidth: more than any constant or measurement has."""
 
 
 def many(count: int, name: str) -> str:
-    """A number of things."""
+    """A count with its noun."""
     return f"{count} {name}" if count == 1 else f"{count} {name}s"
 
 
@@ -41,7 +41,7 @@ def loads(uses: Sequence[tuple[Route, float]]) -> dict[Link, float]:
 
 
 def limits_of(uses: Sequence[tuple[Route, float]]) -> tuple[Limit, ...]:
-    """The full links, the fullest first, then the narrowest."""
+    """The full links: the fullest first, then the narrowest."""
     full = [
         (link, used)
         for link, used in loads(uses).items()
@@ -54,11 +54,11 @@ def limits_of(uses: Sequence[tuple[Route, float]]) -> tuple[Limit, ...]:
     )
 
 
-def rounded(ways: Ways, rings: Sequence[tuple[Cycle, float]]) -> list[tuple[Cycle, float]]:
-    """The rings with bandwidths cut to round figures, and none beyond what a link carries."""
+def rounded(table: RouteTable, rings: Sequence[tuple[Cycle, float]]) -> list[tuple[Cycle, float]]:
+    """The rings with rounded bandwidths whose sum exceeds no link."""
     near = [(cycle, round(flow, DIGITS)) for cycle, flow in rings]
-    used = loads([(ways.routes[way], flow) for cycle, flow in near for way in cycle.ways])
+    used = loads([(table.routes[at], flow) for cycle, flow in near for at in cycle.routes])
     if any(load > link.bandwidth * (1 + 1e-12) for link, load in used.items()):
         scale = 10.0**DIGITS
         near = [(cycle, float(np.floor(flow * scale)) / scale) for cycle, flow in rings]
-    return sorted(near, key=lambda pair: (-pair[1], pair[0].order, pair[0].ways))
+    return sorted(near, key=lambda pair: (-pair[1], pair[0].order, pair[0].routes))

@@ -1,4 +1,4 @@
-"""The cheapest Hamiltonian cycles of a matrix of costs, exactly or by local search.
+"""The cheapest Hamiltonian cycles of a matrix of costs (tours), exactly or by local search.
 
 Held and Karp's dynamic program (1962) over subsets, a layer of equally many cities at a time in
 numpy: n = 8 takes a thousand additions, n = 16 four million. Beyond that, nearest neighbour and
@@ -23,10 +23,10 @@ EXACT = 16
 """The most nodes for which the dynamic program is run: 2^15 subsets by 15 last nodes."""
 
 PIECE = 4096
-"""Rows that are worked on at once: more would not stay in the cache."""
+"""Rows that are computed at once: more would not stay in the cache."""
 
 STARTS = 8
-"""From so many nodes the local search begins."""
+"""Nodes from which the local search begins."""
 
 DIGITS = 12
 """Decimals by which costs are compared."""
@@ -44,7 +44,7 @@ def cheapest_tours(costs: Array, *, widest: bool = False) -> list[tuple[float, t
     """The cheapest cycle for each successor of node 0, the cheapest first.
 
     Args:
-        costs: n by n, 2 ≤ n ≤ ``EXACT``; ``costs[a, b]`` from a to b, inf if there is no way.
+        costs: n by n, 2 ≤ n ≤ ``EXACT``; ``costs[a, b]`` from a to b, inf if there is no route.
         widest: take the greatest cost of a hop for the cost of a cycle, instead of the sum.
 
     Returns:
@@ -61,9 +61,9 @@ def cheapest_tours(costs: Array, *, widest: bool = False) -> list[tuple[float, t
     between = costs[1:, 1:].copy()
     np.fill_diagonal(between, np.inf)
     for first, masks, before in _layers(rest):
-        ways = best.take(before, axis=0)
-        step(ways, between.take(first, axis=0), out=ways)
-        best[masks, first] = ways.min(axis=1)
+        onward = best.take(before, axis=0)
+        step(onward, between.take(first, axis=0), out=onward)
+        best[masks, first] = onward.min(axis=1)
     full = (1 << rest) - 1
     found = []
     for second in range(rest):
@@ -84,8 +84,8 @@ def cheapest_tours(costs: Array, *, widest: bool = False) -> list[tuple[float, t
 def tour_through(costs: Array) -> tuple[int, ...] | None:
     """A cycle of finite cost, or None; beyond ``EXACT`` nodes None is no proof."""
     if len(costs) <= EXACT:
-        open_ways = np.where(np.isfinite(costs), 1.0, np.inf)
-        tours = cheapest_tours(open_ways, widest=True)
+        passable = np.where(np.isfinite(costs), 1.0, np.inf)
+        tours = cheapest_tours(passable, widest=True)
         return tours[0][1] if tours else None
     tours = improved_tours(costs)
     return tours[0][1] if tours else None
@@ -110,8 +110,8 @@ def _nearest(costs: Array, start: int) -> list[int]:
     left = np.ones(len(costs), dtype=bool)
     left[start] = False
     while left.any():
-        ways = np.where(left, costs[order[-1]], np.inf)
-        at = int(np.argmin(ways))
+        onward = np.where(left, costs[order[-1]], np.inf)
+        at = int(np.argmin(onward))
         order.append(at)
         left[at] = False
     return order
@@ -127,7 +127,7 @@ def _moved(costs: Array, order: list[int]) -> list[int]:
         after = np.roll(ring, -1)
         hops = costs[ring, after]
         for length in range(1, min(3, n - 2) + 1):
-            # Row p moves the segment that begins at p, column q puts it behind ring[q].
+            # Row p moves the segment that begins at p; column q puts it behind ring[q].
             first, last = ring, np.roll(ring, 1 - length)
             before, behind = np.roll(ring, 1), np.roll(ring, -length)
             taken = costs[before, behind] - costs[before, first] - costs[last, behind]

@@ -1,4 +1,4 @@
-"""The routes of a set of nodes as a matrix: which share of which link each takes."""
+"""The routes between a set of nodes as a matrix: the share of each link that a route uses."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from ringcoll.topology.paths import Route
 from ringcoll.topology.search.simplex import times
 from ringcoll.topology.system import Link
 
-__all__ = ["NOTHING", "TASTE", "Cycle", "Ways"]
+__all__ = ["BIAS", "NOTHING", "Cycle", "RouteTable"]
 
 Array = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 NOTHING = 1e-9
-"""What is left of a link that is full."""
+"""What is left of a full link."""
 
 DIGITS = 12
 """Decimals by which prices are compared."""
 
-TASTE = 1e-10
-"""A price so low that it decides only between cycles that cost the same."""
+BIAS = 1e-10
+"""A price so low that it decides only between cycles of equal cost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +33,15 @@ class Cycle:
 
     Args:
         order: nodes, beginning with 0.
-        ways: indices into ``Ways.routes``, from each node to its successor.
+        routes: indices into ``RouteTable.routes``, from each node to its successor.
 
     """
 
     order: tuple[int, ...]
-    ways: tuple[int, ...]
+    routes: tuple[int, ...]
 
 
-class Ways:
+class RouteTable:
     """Routes between the nodes 0 … n-1 and the links they share.
 
     Args:
@@ -50,10 +50,10 @@ class Ways:
 
     Attributes:
         n: number of nodes.
-        unit: GB/s; everything here counts in it.
-        routes: all of them; ``pairs`` gives the two ends of each.
-        links: one for each row of ``shares``: those that can run full before all others do.
-        shares: (links, routes) the share of the link that a hop of one unit takes.
+        unit: GB/s; the unit of everything here.
+        routes: all routes; ``pairs`` has the two ends of each.
+        links: one for each row of ``shares``: those that can be full before all others are.
+        shares: (links, routes): the share of the link that a hop of one unit uses.
 
     """
 
@@ -84,40 +84,40 @@ class Ways:
         self._classes = np.array([float(route.path_class) for route in self.routes])
         self._columns: dict[Cycle, Array] = {}
 
-    def cheapest(self, duals: Array, limits: Array, taste: float = TASTE) -> tuple[Array, Ints]:
+    def cheapest(self, duals: Array, limits: Array, bias: float = BIAS) -> tuple[Array, Ints]:
         """The costs (n, n) of the cheapest routes, and which they are; inf and -1 without one.
 
         Args:
             duals: price of each link.
             limits: what is left of each link; routes over links without anything left are closed.
-            taste: what a route costs besides for each class that it is worse than the best.
+            bias: added to the cost of a route for each class that it is worse than the best.
 
         """
         costs = np.full((self.n, self.n), np.inf)
         chosen = np.full((self.n, self.n), -1, dtype=np.int64)
         # Rounded, so that another order of summation on another machine changes no choice.
         priced = np.maximum(times(duals.round(DIGITS), self.shares), 0.0).round(DIGITS)
-        priced += taste * self._classes
+        priced += bias * self._classes
         full = np.flatnonzero(limits <= NOTHING)
         if len(full):
             priced = np.where(self.shares[full].any(axis=0), np.inf, priced)
-        for pair, ways in self._of_pair.items():
-            at = int(np.argmin(priced[ways]))
-            costs[pair] = priced[ways[at]]
-            chosen[pair] = ways[at]
+        for pair, own in self._of_pair.items():
+            at = int(np.argmin(priced[own]))
+            costs[pair] = priced[own[at]]
+            chosen[pair] = own[at]
         return costs, chosen
 
     def column(self, cycle: Cycle) -> Array:
-        """What a cycle of one unit takes of each link."""
+        """The share of each link that a cycle of one unit uses."""
         column = self._columns.get(cycle)
         if column is None:
-            column = self.shares[:, list(cycle.ways)].sum(axis=1)
+            column = self.shares[:, list(cycle.routes)].sum(axis=1)
             self._columns[cycle] = column
         return column
 
 
 def _tightest(shares: Array) -> set[int]:
-    """The rows that no other row stands above in every column: the others never run full first."""
+    """The rows that no other row exceeds in every column: the others are never full first."""
     kept = set(range(len(shares)))
     for row, share in enumerate(shares):
         used = np.flatnonzero(share)

@@ -1,9 +1,10 @@
-"""The linear program of rings through several hosts: rails, and paths that lead them through each.
+"""The linear program of rings through several hosts, by rails and by paths through each host.
 
-Every rail r has a variable y, what its rings are worth; every path through a host of a structure
-one for its flow. On each structure the flows of a rail's paths sum to at least y, and all paths
-together stay within its links. Paths are made as they gain, like the cycles of ``optimum``: what a
-structure's duals pay for a rail against the cheapest Hamiltonian cycle of its GPUs and the NIC.
+Every rail has a variable y, the sum of its rings; every path through a domain has one, its flow.
+Domains of the same structure share their paths. In each structure the flows of a rail's paths sum
+to at least y, and all paths together stay within its links. Paths are columns that are generated as
+in ``optimum``: a path enters if the cheapest Hamiltonian cycle of the GPUs and the NIC costs less
+than the dual of its rail.
 """
 
 from __future__ import annotations
@@ -14,38 +15,34 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ringcoll.topology.search.few import SLIVER, needed
-from ringcoll.topology.search.rails import Part
+from ringcoll.topology.search.domains import Domain
+from ringcoll.topology.search.select import MIN_SHARE, prune
 from ringcoll.topology.search.simplex import Simplex
+from ringcoll.topology.search.table import NOTHING, Cycle
 from ringcoll.topology.search.tours import EXACT, cheapest_tours, cost_of, improved_tours
-from ringcoll.topology.search.ways import NOTHING, Cycle
 
-__all__ = ["LOCAL", "Passage", "Passages"]
+__all__ = ["LOCAL", "HostPath", "HostPathProgram"]
 
 Array = NDArray[np.float64]
 
 ROUNDS = 60
-"""The budget: how often the links are priced."""
+"""Rounds of pricing at most."""
 
 COLUMNS = 3
-"""Paths taken in for a rail of a host in one round."""
+"""Paths that enter for a rail and a structure in one round."""
 
 LOCAL = 40
-"""Up to so many nodes the local search looks for paths; beyond, the index order is taken."""
+"""The most nodes of the local search; beyond, the GPUs keep the order of their indices."""
 
 GAIN = 1e-7
-"""A path gains if it is cheaper by this."""
+"""A path enters if it is cheaper by this."""
 
 
 @dataclass(frozen=True, slots=True)
-class Passage:
-    """A way through a part.
+class HostPath:
+    """A path through the domains of a structure (``kind``), in and out by a rail.
 
-    Args:
-        kind: index of the structure.
-        rail: in and out.
-        cycle: of nodes of the part, beginning with the rail's NIC.
-
+    ``cycle`` begins with the node of the rail's NIC.
     """
 
     kind: int
@@ -53,50 +50,50 @@ class Passage:
     cycle: Cycle
 
 
-class Passages:
+class HostPathProgram:
     """The linear program and its solution.
 
     Args:
-        models: a part of each structure.
-        rails: how many there are.
+        models: a domain of each structure.
+        rails: their number.
 
     Attributes:
-        paths: all that were made.
+        paths: all columns.
         flows: GB/s of each of them.
         value: GB/s of all rails together.
 
     """
 
-    def __init__(self, models: Sequence[Part], rails: int) -> None:
+    def __init__(self, models: Sequence[Domain], rails: int) -> None:
         self.models = models
         self.rails = rails
-        self.unit = max(model.ways.unit for model in models)
-        self.paths: list[Passage] = []
+        self.unit = max(model.table.unit for model in models)
+        self.paths: list[HostPath] = []
         self.value = 0.0
         self.flows: Array = np.zeros(0)
         self._first: list[int] = []
         at = 0
         for model in models:
             self._first.append(at)
-            at += len(model.ways.links)
+            at += len(model.table.links)
         self._links = at
 
     @property
     def made(self) -> int:
-        """How many paths there are."""
+        """The number of paths."""
         return len(self.paths)
 
     def solve(self) -> tuple[float | None, int]:
-        """Make paths until none gains; the bound (None without proof) and the number of rounds."""
+        """Generate paths until none enters; the bound (None without proof) and the rounds."""
         simplex = self._simplex([])
-        known: set[Passage] = set()
+        known: set[HostPath] = set()
         exact = all(len(model.members) < EXACT for model in self.models)
         done = False
         rounds = 0
         even = np.ones(self._links + len(self.models) * self.rails)
         while rounds < ROUNDS and not done:
             duals = simplex.duals if rounds else even / self._links
-            found = self._gaining(np.maximum(duals, 0.0), first=not rounds)
+            found = self._entering(np.maximum(duals, 0.0), first=not rounds)
             rounds += 1
             done = True
             for path in found:
@@ -110,25 +107,27 @@ class Passages:
         self.flows = simplex.solution[self.rails :] * self.unit
         return self.value * (1 + 10 * GAIN) if done and exact else None, rounds
 
-    def thinned(self, most: int) -> list[tuple[Passage, float]]:
-        """The paths that are needed, at most so many in a structure, with their GB/s."""
+    def selected(self, most: int) -> list[tuple[HostPath, float]]:
+        """The paths that are needed, at most ``most`` in a structure, with their GB/s."""
         used = [path for path, flow in zip(self.paths, self.flows, strict=True) if flow > NOTHING]
-        kept, flows = needed(used, self._worth)
+        kept, flows = prune(used, self._flows)
         while kept and self._crowded(kept, flows, most):
             del kept[int(np.argmin(flows.round(9)))]
-            flows = self._worth(kept)[1]
+            flows = self._flows(kept)[1]
         return [(path, float(flow)) for path, flow in zip(kept, flows, strict=True)]
 
-    def _worth(self, paths: Sequence[Passage]) -> tuple[float, Array]:
-        """GB/s of these paths alone, all and each."""
+    def _flows(self, paths: Sequence[HostPath]) -> tuple[float, Array]:
+        """GB/s of these paths alone: their sum, and each."""
         simplex = self._simplex(paths)
         return simplex.value * self.unit, simplex.solution[self.rails :] * self.unit
 
-    def _crowded(self, paths: Sequence[Passage], flows: Array, most: int) -> bool:
+    def _crowded(self, paths: Sequence[HostPath], flows: Array, most: int) -> bool:
         counts = [sum(path.kind == kind for path in paths) for kind in range(len(self.models))]
-        return max(counts) > most or float(flows.min()) < SLIVER * float(flows.sum()) / len(counts)
+        return max(counts) > most or float(flows.min()) < MIN_SHARE * float(flows.sum()) / len(
+            counts
+        )
 
-    def _simplex(self, paths: Sequence[Passage]) -> Simplex:
+    def _simplex(self, paths: Sequence[HostPath]) -> Simplex:
         """The program over these paths, solved; the rails are its first columns."""
         kinds = len(self.models)
         simplex = Simplex(np.concatenate([np.ones(self._links), np.zeros(kinds * self.rails)]))
@@ -141,33 +140,33 @@ class Passages:
         simplex.optimise()
         return simplex
 
-    def _column(self, path: Passage) -> Array:
-        ways = self.models[path.kind].ways
+    def _column(self, path: HostPath) -> Array:
+        table = self.models[path.kind].table
         column = np.zeros(self._links + len(self.models) * self.rails)
         at = self._first[path.kind]
-        column[at : at + len(ways.links)] = ways.column(path.cycle) * (self.unit / ways.unit)
+        column[at : at + len(table.links)] = table.column(path.cycle) * (self.unit / table.unit)
         column[self._links + path.kind * self.rails + path.rail] = -1.0
         return column
 
-    def _gaining(self, duals: Array, *, first: bool) -> list[Passage]:
-        """The cheapest paths of each structure and rail that cost less than the rail pays."""
+    def _entering(self, duals: Array, *, first: bool) -> list[HostPath]:
+        """The cheapest paths of each structure and rail that cost less than the rail's dual."""
         found = []
         for kind, model in enumerate(self.models):
-            ways, at = model.ways, self._first[kind]
-            prices = duals[at : at + len(ways.links)] * (self.unit / ways.unit)
-            costs, chosen = ways.cheapest(prices, np.ones(len(ways.links)))
+            table, at = model.table, self._first[kind]
+            prices = duals[at : at + len(table.links)] * (self.unit / table.unit)
+            costs, chosen = table.cheapest(prices, np.ones(len(table.links)))
             gpus = list(range(len(model.members)))
             for rail in range(self.rails):
-                pays = duals[self._links + kind * self.rails + rail]
-                nic = model.lanes[rail % len(model.lanes)]
+                dual = duals[self._links + kind * self.rails + rail]
+                nic = model.nics[rail % len(model.nics)]
                 nodes = [nic, *gpus]
                 tours = _tours(costs[np.ix_(nodes, nodes)])
                 for cost, order in tours[:COLUMNS]:
-                    if first or cost < pays - GAIN:
+                    if first or cost < dual - GAIN:
                         cycle = tuple(nodes[at] for at in order)
                         hops = zip(cycle, (*cycle[1:], cycle[0]), strict=True)
                         taken = tuple(int(chosen[hop]) for hop in hops)
-                        found.append(Passage(kind, rail, Cycle(cycle, taken)))
+                        found.append(HostPath(kind, rail, Cycle(cycle, taken)))
         return found
 
 
@@ -178,7 +177,7 @@ def _tours(costs: Array) -> list[tuple[float, tuple[int, ...]]]:
         return cheapest_tours(costs)
     if n <= LOCAL:
         return improved_tours(costs)
-    # On a switch the order inside is free: only where the ring comes in and goes out is not.
+    # On a switch any order is equal, but for the GPUs by which the ring enters and leaves.
     pairs = costs[0, 1:, None] + costs[None, 1:, 0].reshape(1, -1)
     np.fill_diagonal(pairs, np.inf)
     enter, leave = (int(at) + 1 for at in np.unravel_index(int(pairs.argmin()), pairs.shape))
