@@ -16,7 +16,8 @@ template <class T, class Op, bool RAW_IN, bool RAW_OUT, bool FINAL>
 RC_DEVICE void run(const Args& args) {
     using Raw = typename T::Raw;
     using Acc = typename T::Acc;
-    constexpr u32 IN = RAW_IN ? sizeof(Raw) : sizeof(Acc), OUT = RAW_OUT ? sizeof(Raw) : sizeof(Acc);
+    constexpr u32 IN = RAW_IN ? sizeof(Raw) : sizeof(Acc),
+                  OUT = RAW_OUT ? sizeof(Raw) : sizeof(Acc);
     const u64* words = args.local[0].words;
     const u64 sources = words[0], first = words[1], stride = words[2], to = words[3];
     const u64 count = words[4], nranks = words[5];

@@ -39,12 +39,10 @@ struct Share {
         const u64 at = words[0] + first * bytes, meta = words[1];
         const u64 stride = meta >> 16;
         switch (static_cast<Where>(meta & 3)) {
-            case Where::SCRATCH:
-                return at + call.half() + slot * stride;
+            case Where::SCRATCH: return at + call.half() + slot * stride;
             case Where::PEER:
                 return bases.at[meta >> 2 & 1][meta >> 3 & 0x1fff] + at + slice * stride;
-            default:
-                return at + slice * stride;
+            default: return at + slice * stride;
         }
     }
 };
@@ -76,11 +74,11 @@ struct Move {
     using Raw = typename T::Raw;
     using Acc = typename T::Acc;
     static constexpr bool WIDE = WIDE_SRCS != 0 || WIDE_DST;
-    // Elements that a thread takes at once: 16 bytes of the largest type in memory, so that what the
-    // threads of a warp store by one instruction has no gaps, which links do not bear.
+    // Elements that a thread takes at once: 16 bytes of the largest type in memory, so that what
+    // the threads of a warp store by one instruction has no gaps, which links do not bear.
     static constexpr u32 LANES = 16 / (WIDE ? sizeof(Acc) : sizeof(Raw));
-    // How often a thread loads before it stores. 4 H200, all_reduce of 8 MiB: four sources once 48.2
-    // us, twice 49.5.
+    // How often a thread loads before it stores. 4 H200, all_reduce of 8 MiB: four sources
+    // once 48.2 us, twice 49.5.
     static constexpr u32 UNROLL = WIDE ? (SRCS == 1 ? 8 : SRCS <= 2 ? 4 : 2) : SRCS <= 2 ? 4 : 1;
 
     RC_DEVICE static constexpr u32 size(bool wide) { return wide ? sizeof(Acc) : sizeof(Raw); }
@@ -152,8 +150,7 @@ struct Move {
         }
     }
 
-    RC_DEVICE static Acc operand(const Loaded& from, u32 source, u32 lane,
-                                 const Factors& factors) {
+    RC_DEVICE static Acc operand(const Loaded& from, u32 source, u32 lane, const Factors& factors) {
         if (wide(source)) return from.acc.value[lane];
         return widened(from.raw.value[lane], source, factors);
     }
@@ -196,8 +193,7 @@ struct Move {
             } else {
                 Raws narrow;
 #pragma unroll
-                for (u32 lane = 0; lane < LANES; ++lane)
-                    narrow.value[lane] = rounded(totals[lane]);
+                for (u32 lane = 0; lane < LANES; ++lane) narrow.value[lane] = rounded(totals[lane]);
 #pragma unroll
                 for (u32 d = 0; d < DSTS; ++d)
                     store(chunks[SRCS + d] + at * sizeof(Raws), narrow.bits);

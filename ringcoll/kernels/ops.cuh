@@ -92,7 +92,7 @@ struct Operator {
     using Raw = typename T::Raw;
     using Acc = typename T::Acc;
     using Values = Algebra<Acc>;
-    static constexpr bool SCALES = false;  // whether `load` looks at the factor
+    static constexpr bool SCALES = false;  // whether `load` uses the factor
     RC_DEVICE static Acc load(Raw raw, Acc /*factor*/) { return T::widen(raw); }
     RC_DEVICE static Acc finish(Acc total, u32 /*nranks*/) { return total; }
 };

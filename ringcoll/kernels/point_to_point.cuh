@@ -5,14 +5,16 @@
 // Call x of a pair may write to the peer when both have entered call x - 1. Words of a rank:
 //
 //     number of halves, then for each where its words begin
-//     of a half: {peer 16, sends 1, calls 15, first CUDA block 16, CUDA blocks 16}, the sequence
-//         numbers (0: a plain copy, which has no peer), the lines it hears, the lines it says
-//     of each of its calls: {signature 32, record 32}, {replicas 32, words 32}, and so many words of
-//         its block, see simple.cuh; they count bytes, and the kind of a row is how wide it may move
+//     of a half: {peer 16, sends 1, calls 15, first CUDA block 16, CUDA blocks 16}, addresses of
+//     its sequence numbers (0: a plain copy, which has no peer), of the peer's hellos, and of its
+//     own at the peer
+//     of each of its calls: {signature 32, record 32}, {replicas 32, words 32}, and so many words
+//     of its block, see simple.cuh; they count bytes, and the kind of a row is the width of its
+//     elements
 //
-// A call is cut into `replicas` as both ends know; how many CUDA blocks of a rank share them is its
-// own affair. A block takes its replicas in order, so the lowest one that has not ended on both ends
-// is always under way on both.
+// Both ends cut a call into the same `replicas`; the CUDA blocks that share them may differ. A
+// block takes its replicas in order, so the lowest one that has not ended on both ends is always
+// under way on both: no deadlock.
 #pragma once
 
 #include "simple.cuh"
@@ -27,7 +29,7 @@ using simple::Shared;
 struct Half : Call {
     u32 peer, calls, mine, blocks;
     bool sends;
-    u64 sequence, hears, says;
+    u64 sequence, inbound, outbound;
     u32 signature, record;
 
     RC_DEVICE Half(const Args& a, const Local& l, const u64* words, u32 block)
@@ -38,14 +40,14 @@ struct Half : Call {
           blocks(words[0] >> 48),
           sends(words[0] >> 16 & 1),
           sequence(words[1]),
-          hears(words[2]),
-          says(words[3]),
+          inbound(words[2]),
+          outbound(words[3]),
           signature(0),
           record(0) {
-        if (sequence != 0) epoch = look_wide(sequence + mine * 8);
+        if (sequence != 0) epoch = ld_relaxed_sys_u64(sequence + mine * 8);
     }
 
-    RC_DEVICE bool alone() const { return sequence == 0; }
+    RC_DEVICE bool local_copy() const { return sequence == 0; }
     RC_DEVICE u32 step(u32 more) const { return STEP_PAIR | (sends ? PAIR_SENDS : 0) | more; }
 
     // Go on to the next call of the pair.
@@ -55,58 +57,61 @@ struct Half : Call {
         record = static_cast<u32>(word);
     }
 
-    // Leave the first report of this rank: who was waited for, in which call, and both records.
-    RC_DEVICE void note(u32 kind, u32 more, u32 theirs) const {
-        if (look(local.report) != 0 || !claim(local.own + CLAIMED)) return;
-        tell(local.report + 4, peer);
-        tell_wide(local.report + 8, epoch);
-        tell(local.report + 16, step(more));
-        tell(local.report + 20, theirs);
-        tell(local.report + 28, record);
-        fence();
-        tell(local.report, kind);
+    // Write the first report of this rank: the peer, the call and both records.
+    RC_DEVICE void report(u32 kind, u32 more, u32 theirs) const {
+        if (ld_relaxed_sys_u32(local.report) != 0 ||
+            atom_exch_relaxed_gpu_u32(local.own + CLAIMED, 1) != 0)
+            return;
+        st_relaxed_sys_u32(local.report + 4, peer);
+        st_relaxed_sys_u64(local.report + 8, epoch);
+        st_relaxed_sys_u32(local.report + 16, step(more));
+        st_relaxed_sys_u32(local.report + 20, theirs);
+        st_relaxed_sys_u32(local.report + 28, record);
+        fence_acq_rel_sys();
+        st_relaxed_sys_u32(local.report, kind);
     }
 
-    // Who finds that calls differ lets the peer see so too: block 0, which says hello, may not have
-    // come so far, and would no more.
+    // On a mismatch the peer gets this rank's hello, so that it finds the same cause: block 0,
+    // which sends hellos, may not have come so far and will not after this.
     RC_DEVICE void fail(u32 kind, u32 more, u32 theirs = 0) const {
-        note(kind, more, theirs);
-        if (kind == DIFFERENT) say_hello();
-        fence();
-        for (u32 p = 0; p < RC_RANKS; ++p) tell(local.peers[p] + BROKEN, 1);
+        report(kind, more, theirs);
+        if (kind == MISMATCH) send_hello();
+        fence_acq_rel_sys();
+        for (u32 p = 0; p < RC_RANKS; ++p) st_relaxed_sys_u32(local.peers[p] + BROKEN, 1);
     }
 
-    // Both ends' hellos of this call are seen before a peer, or another block of this rank, tells
-    // that they differ: whoever is told compares them then, or it would not know why.
+    // Whether a call has failed here or at a peer. Who found a mismatch stored both hellos before
+    // it set BROKEN: compared again here, they give the cause.
     RC_DEVICE bool broken() const {
-        if (look(local.own + BROKEN) == 0) return false;
-        fence();
-        Vector said;
-        if (!alone() && arrived(ll_load(line(says, epoch)), flag()) && other(said))
-            note(DIFFERENT, 0, said.z);
+        if (ld_relaxed_sys_u32(local.own + BROKEN) == 0) return false;
+        fence_acq_rel_sys();
+        Vector hello;
+        if (!local_copy() && arrived(ld_relaxed_sys_v4_u32(line(outbound, epoch)), flag()) &&
+            peer_differs(hello))
+            report(MISMATCH, 0, hello.z);
         else
-            note(TOLD, 0, 0);
+            report(PEER_FAILED, 0, 0);
         return true;
     }
 
-    // As Call's; simple.cuh knows neither the peer nor the half.
-    RC_DEVICE bool reach(u64 at, u64 wanted, u32, u32) {
-        for (u32 looks = 1; look_wide(at) < wanted; ++looks) {
-            if (rare(looks % LOOKS == 0) && tired(looks, 0)) return false;
+    // As Call's; the peer is known.
+    RC_DEVICE bool await_flag(u64 at, u64 wanted, u32, u32) {
+        for (u32 polls = 1; ld_relaxed_sys_u64(at) < wanted; ++polls) {
+            if (unlikely(polls % POLLS_PER_CHECK == 0) && check_abort(polls, 0)) return false;
             pause();
         }
-        fence();
+        fence_acq_rel_sys();
         return true;
     }
 
-    // Asked by whoever waits, every LOOKS looks; see Call's `late`.
-    RC_DEVICE bool tired(u32& looks, u32 more) {
+    // As Call's.
+    RC_DEVICE bool check_abort(u32& polls, u32 more) {
         if (broken() || differs()) return true;
-        const u64 time = now();
-        if (looks == LOOKS) began = time;
-        looks = LOOKS;
-        if (look(local.report + 24) != 0) {
-            fail(GIVEN_UP, more);
+        const u64 time = globaltimer_ns();
+        if (polls == POLLS_PER_CHECK) began = time;
+        polls = POLLS_PER_CHECK;
+        if (ld_relaxed_sys_u32(local.report + 24) != 0) {
+            fail(ABORTED, more);
             return true;
         }
         if (time - began < args.timeout) return false;
@@ -118,90 +123,94 @@ struct Half : Call {
         return lines + (static_cast<u32>(when) & (HELLO_SLOTS - 1)) * 16;
     }
 
-    // Tell the peer that this rank has entered, and which call it makes.
-    RC_DEVICE void say_hello() const {
-        ll_store(line(says, epoch), static_cast<u64>(record) << 32 | signature, flag());
+    // Store this rank's hello at the peer: that it has entered and which call it makes.
+    RC_DEVICE void send_hello() const {
+        st_relaxed_sys_ll(line(outbound, epoch), static_cast<u64>(record) << 32 | signature,
+                          flag());
     }
 
-    // Whether the peer has entered this call and makes another one of it, as `said`.
-    RC_DEVICE bool other(Vector& said) const {
-        said = ll_load(line(hears, epoch));
-        return arrived(said, flag()) && said.x != signature;
+    // Whether the peer's hello of this call is there and differs.
+    RC_DEVICE bool peer_differs(Vector& hello) const {
+        hello = ld_relaxed_sys_v4_u32(line(inbound, epoch));
+        return arrived(hello, flag()) && hello.x != signature;
     }
 
     RC_DEVICE bool differs() const {
-        Vector said;
-        if (!other(said)) return false;
-        fail(DIFFERENT, 0, said.z);
+        Vector hello;
+        if (!peer_differs(hello)) return false;
+        fail(MISMATCH, 0, hello.z);
         return true;
     }
 
-    // Wait until the peer has entered call `when` of the pair; false: gave up.
-    RC_DEVICE bool hear(u64 when) {
-        const u64 at = line(hears, when);
-        for (u32 looks = 1; !arrived(ll_load(at), static_cast<u32>(when)); ++looks) {
-            if (rare(looks % LOOKS == 0) && tired(looks, PAIR_ENTRY)) return false;
+    // Wait until the peer has entered call `when` of the pair; false: aborted.
+    RC_DEVICE bool await_hello(u64 when) {
+        const u64 at = line(inbound, when);
+        for (u32 polls = 1; !arrived(ld_relaxed_sys_v4_u32(at), static_cast<u32>(when)); ++polls) {
+            if (unlikely(polls % POLLS_PER_CHECK == 0) && check_abort(polls, PAIR_ENTRY))
+                return false;
             pause();
         }
         return true;
     }
 
-    // Every thread. Whoever receives has nothing to do before the sender is there, so it compares at
-    // once; whoever sends needs to know only that the call before last has left the zone.
+    // Every thread. A receiver waits for the sender's hello anyway and compares it at once; a
+    // sender needs to know only that the peer has entered the call before: then the half of the
+    // zone that it writes, last used two calls ago, is free.
     RC_DEVICE bool enter() {
-        bool met = true;
+        bool same = true;
         if (thread_index() == 0) {
             if (flag() == 0) {  // lines of 2^32 calls ago would be taken for this call's
-                fail(WORN, PAIR_ENTRY);
-                met = false;
+                fail(EPOCH_WRAPPED, PAIR_ENTRY);
+                same = false;
             } else {
-                if (mine == 0) say_hello();
+                if (mine == 0) send_hello();
                 const u64 when = sends ? epoch - 1 : epoch;
-                met = (when == 0 || hear(when)) && !differs();
+                same = (when == 0 || await_hello(when)) && !differs();
             }
         }
-        return !block_any(!met);
+        return !block_barrier_or(!same);
     }
 
-    // Every thread, between two calls of one launch: all blocks of the half have ended the call.
-    RC_DEVICE bool settle() {
-        bool settled = true;
-        ended();
+    // Every thread, between two calls of one launch: wait until all blocks of the half have ended.
+    RC_DEVICE bool await_blocks() {
+        bool ok = true;
+        count_call();
         for (u32 b = thread_index(); b < blocks; b += block_threads())
-            settled = settled && reach(sequence + b * 8, epoch, peer, 0);
-        return !block_any(!settled);
+            ok = ok && await_flag(sequence + b * 8, epoch, peer, 0);
+        return !block_barrier_or(!ok);
     }
 
-    RC_DEVICE void ended() const {
+    RC_DEVICE void count_call() const {
         block_barrier();
         if (thread_index() != 0) return;
-        fence();
-        tell_wide(sequence + mine * 8, epoch);
+        fence_acq_rel_sys();
+        st_relaxed_sys_u64(sequence + mine * 8, epoch);
     }
 
-    // Every thread: the last thing that a block does. A failed call is never counted.
+    // Every thread, at the end of a block. A failed call is not counted.
     RC_DEVICE void leave(bool done) const {
         if (thread_index() == 0 && mine == 0 && done && sends) done = !differs();
-        if (block_any(!done)) return;
-        ended();
-        // Blocks that this launch does not have must not fall behind.
+        if (block_barrier_or(!done)) return;
+        count_call();
+        // The next launch may have more blocks: they must find the same epoch.
         if (mine == 0)
             for (u32 b = blocks + thread_index(); b < args.replicas; b += block_threads())
-                tell_wide(sequence + b * 8, epoch);
+                st_relaxed_sys_u64(sequence + b * 8, epoch);
     }
 };
 
-// A share of bytes as one of wider elements; all of it is a multiple of their size.
+// A share in bytes as one in wider elements, whose size divides all of it.
 template <class Type>
 RC_DEVICE Share elements(const Share& share) {
     constexpr u32 width = sizeof(typename Type::Raw);
-    return {share.call, share.bases, share.slice, share.slot, share.first / width, share.count / width};
+    return {share.call, share.bases,         share.slice,
+            share.slot, share.first / width, share.count / width};
 }
 
 // This block's replicas of a call.
 template <class Program>
 RC_DEVICE bool moved(Half& half, u32 replicas, const u64* words) {
-    Shared& shared = *block_memory<Shared>();  // without bases: nobody reaches a peer's arrays
+    Shared& shared = *block_memory<Shared>();  // without bases: no step touches a peer's arrays
     for (u32 replica = half.mine; replica < replicas; replica += half.blocks) {
         Runner<Half> runner{half, shared, replica, replicas};
         if (!runner.template run<UInt8, Program>(words)) return false;
@@ -215,17 +224,17 @@ RC_DEVICE void run_half(Half& half, const u64* call) {
     bool done = true;
     block_memory<Shared>()->clear();
     for (u32 number = 0; done && number < half.calls; ++number) {
-        if (number != 0 && !half.alone()) done = half.settle();
+        if (number != 0 && !half.local_copy()) done = half.await_blocks();
         half.next(call[0]);
-        if (number == 0) done = !block_any(thread_index() == 0 && half.broken());
-        if (done && !half.alone()) done = half.enter();
+        if (number == 0) done = !block_barrier_or(thread_index() == 0 && half.broken());
+        if (done && !half.local_copy()) done = half.enter();
         done = done && moved<Program>(half, static_cast<u32>(call[1]), call + 2);
         call += 2 + (call[1] >> 32);
     }
-    if (!half.alone()) half.leave(done);
+    if (!half.local_copy()) half.leave(done);
 }
 
-// All halves of one rank; every CUDA block belongs to one of them, or to none.
+// All halves of one rank; a CUDA block works on one of them, or on none.
 template <class Program>
 RC_DEVICE void run(const Args& args, const Local& local) {
     for (u32 number = 0; number < local.words[0]; ++number) {

@@ -1,4 +1,4 @@
-// Calls whose signals are words of their own: protocol Simple.
+// Protocol Simple: signals are flags of their own, posted behind a fence.
 //
 // A block of the program is run by `replicas` CUDA blocks, each on its own share of every slice and
 // with flags of its own, so that no two of them ever wait for each other. Words of a rank:
@@ -12,9 +12,9 @@
 // After a block's rows, which every slice repeats, stand two that run once and move nothing: the
 // last signals and the last waits.
 //
-// All warps of a CUDA block but two move data. One of these waits for the signals of the next row
-// meanwhile, the other posts those of the row before: until what a block has stored is there, which its
-// fence waits for, a microsecond or more goes by.
+// All warps of a CUDA block but two move data. Meanwhile one of these waits for the signals of the
+// next row, and the last posts those of the row before: its fence waits until the block's stores
+// have arrived at the peers, a microsecond or more in which the others move the next slice.
 #pragma once
 
 #include "move.cuh"
@@ -46,10 +46,9 @@ struct Counts {
     }
 };
 
-// What the warps of a CUDA block tell each other, of even turns and of odd ones: who waits has given up;
-// who moves has seen so.
+// Of even turns and of odd ones: the waiting warp has aborted; the moving warps have seen so.
 struct Turns {
-    u32 over[2], left[2];
+    u32 aborted[2], seen[2];
 };
 
 // What the threads of a CUDA block share.
@@ -65,11 +64,12 @@ struct Shared {
 
 // One CUDA block at work on its share of a program's block. `Calling`: a Call, or what is one.
 //
-// Each row is a turn. Who moves begins it with who waits, at the gate BEGUN of its turn, and so when
-// all movers have ended the turn before; it ends it at the gate ENDED, where who posts waits. Gates
-// and words are used again two turns later: who posts comes to a turn's BEGUN as soon as the turn before
-// the last is posted, so that nobody is more than two turns ahead. The wait for a row begins while the
-// row before is still moving: its timeout covers both.
+// Each row is a turn. Moving and waiting warps meet at its named barrier BEGUN, so a turn begins
+// when its signals are there and all movers have ended the turn before; movers arrive at its
+// barrier ENDED, where the posting warp waits. Barriers and Turns are used again two turns later:
+// the posting warp arrives at a turn's BEGUN only when the turn before the last is posted, so that
+// no warp is more than two turns ahead. The wait for a row begins while the row before is still
+// moving: its timeout covers both.
 template <class Calling>
 struct Runner {
     static constexpr u32 BEGUN = 0, ENDED = 2;
@@ -82,14 +82,14 @@ struct Runner {
 
     RC_DEVICE u64 value(u64 count) const { return call.epoch << 32 | count; }
 
-    // Wait for a signal; false: gave up.
+    // Wait for a signal; false: aborted.
     RC_DEVICE bool await(const u64* words, u64 slice, u32 step, u32 number) {
         const Counts counts{words[1]};
         const bool guard = slice >= window;
         if (counts.credit_only() && !guard) return true;
         const u64 wanted = value(counts.at(slice, guard ? slice - window : 0, guard));
         const u64 at = words[0] + replica * 8;
-        return call.reach(at, wanted, SOURCE | number, step);
+        return call.await_flag(at, wanted, SOURCE | number, step);
     }
 
     RC_DEVICE void post(const u64* words, u64 slice) const {
@@ -97,19 +97,20 @@ struct Runner {
         const u64 granted = slices > window ? slices - window : 0;
         const bool guard = slice < granted;
         if (counts.credit_only() && !guard) return;
-        fence();
-        tell_wide(words[0] + replica * 8, value(counts.at(slice, guard ? slice : granted, guard)));
+        fence_acq_rel_sys();
+        st_relaxed_sys_u64(words[0] + replica * 8,
+                           value(counts.at(slice, guard ? slice : granted, guard)));
     }
 
-    // Runs the words of a block; Program::move(kind, share, chunks) does a row's work. False on all
-    // threads: gave up.
+    // Run the words of a block; Program::move(kind, share, chunks) does a row's work. False on all
+    // threads: aborted.
     template <class T, class Program>
     RC_DEVICE bool run(const u64* words) {
         const u32 rows = static_cast<u32>(words[0]);
         slices = words[1];
         window = words[2];
         width = words[3];
-        if (posts()) gate_arrive(BEGUN, block_threads());
+        if (posts()) barrier_arrive(BEGUN, block_threads());
         const u64 *body = words + 4, *row = body;
         for (u64 slice = 0; slice < slices; ++slice) {
             row = body;
@@ -125,7 +126,7 @@ struct Runner {
     }
     RC_DEVICE static bool posts() { return thread_index() >= movers() + WARP; }
 
-    // Take part in a row; then stand at the next one.
+    // Take part in a row and advance to the next.
     template <class T, class Program>
     RC_DEVICE bool advance(const u64*& row, u64 slice, u32 step, bool last) {
         const Head head(row[0]);
@@ -150,36 +151,35 @@ struct Runner {
         for (u32 k = thread_index() % WARP; k < count; k += WARP)
             alive = await(words + 2 * k, slice, step, k) && alive;
         alive = !warp_any(!alive);
-        if (!alive && thread_index() % WARP == 0) shared.turns.over[odd] = 1;
-        gate_meet(BEGUN + odd, block_threads());
+        if (!alive && thread_index() % WARP == 0) shared.turns.aborted[odd] = 1;
+        barrier_sync(BEGUN + odd, block_threads());
         return alive;
     }
 
-    // Do a row's work. Movers see the data that was waited for, and what the others have made of the
-    // last row's.
+    // Do a row's work. BEGUN orders it behind the acquired data and the other movers' last row.
     template <class T, class Program>
     RC_DEVICE bool move(const Head& head, const u64* row, u64 slice, u32 step, u32 odd) {
-        gate_meet(BEGUN + odd, block_threads());
-        const bool alive = shared.turns.over[odd] == 0;
+        barrier_sync(BEGUN + odd, block_threads());
+        const bool alive = shared.turns.aborted[odd] == 0;
         const u64 moved = alive && head.srcs != 0 ? work<T, Program>(head, row, slice) : 0;
         if (alive && thread_index() == 0 && row[0] != 0) trace(call, step, slice, moved);
-        if (!alive && thread_index() == 0) shared.turns.left[odd] = 1;
-        gate_arrive(ENDED + odd, movers() + WARP);
+        if (!alive && thread_index() == 0) shared.turns.seen[odd] = 1;
+        barrier_arrive(ENDED + odd, movers() + WARP);
         return alive;
     }
 
-    // Post a row's signals once it is done. That the one before is posted is known by now.
+    // Post a row's signals once it is done.
     RC_DEVICE bool signal(const u64* words, u32 count, u64 slice, u32 odd, bool last) {
-        if (!last) gate_arrive(BEGUN + 1 - odd, block_threads());
-        gate_meet(ENDED + odd, movers() + WARP);
-        if (shared.turns.left[odd] != 0) return false;
+        if (!last) barrier_arrive(BEGUN + 1 - odd, block_threads());
+        barrier_sync(ENDED + odd, movers() + WARP);
+        if (shared.turns.seen[odd] != 0) return false;
         for (u32 k = thread_index() % WARP; k < count; k += WARP) post(words + 2 * k, slice);
         return true;
     }
 
-    // Blocks share a slice in pieces of 512 bytes, so that no two write to one cache line. Whatever
-    // lies in a slot, all of it or the short end of a chunk, is shared like the widest slice: a
-    // block's credits are for its own part of the slot. Elements of this one's part.
+    // Blocks share a slice in pieces of 512 bytes, so that no two write to one cache line. Shorter
+    // slices are shared like the widest one: a block's credits are for its own part of the slot.
+    // Returns the elements of this block's part.
     template <class T, class Program>
     RC_DEVICE u64 work(const Head& head, const u64* row, u64 slice) const {
         constexpr u64 GRAIN = 512 / sizeof(typename T::Raw);
@@ -195,66 +195,68 @@ struct Runner {
     }
 };
 
-// Read all ranks' hellos: what call they make, and where their buffers are.
-RC_DEVICE bool meet(Call& call, Bases& bases) {
-    bool met = true;
+// Read all ranks' hellos: what call they make, and where their buffers lie.
+RC_DEVICE bool read_hellos(Call& call, Bases& bases) {
+    bool same = true;
     for (u32 p = thread_index(); p < RC_RANKS; p += block_threads()) {
         if (p == call.local.rank) {
             bases.at[0][p] = call.local.user[0];
             bases.at[1][p] = call.local.user[1];
             continue;
         }
-        met = call.agree(p) && met;
-        for (u32 buffer = 0; met && buffer < 2; ++buffer) {
-            u64 said = 0;
-            met = call.hear(p, call.epoch, 1 + buffer, said);
-            const u64 mapping = said >> 48, offset = said & 0xffffffffffffull;
+        same = call.await_same_call(p) && same;
+        for (u32 buffer = 0; same && buffer < 2; ++buffer) {
+            u64 hello = 0;
+            same = call.await_hello(p, call.epoch, 1 + buffer, hello);
+            const u64 mapping = hello >> 48, offset = hello & 0xffffffffffffull;
             const u64 table = call.local.mappings + (mapping * RC_RANKS + p) * 8;
-            // Rows of one line are written at different times: never one that was read before.
-            bases.at[buffer][p] = said == 0 || !met ? 0 : look_wide(table) + offset;
+            // A relaxed load, not a plain one: rows of one cache line are written at different
+            // times, and L1 could hold an older row.
+            bases.at[buffer][p] = hello == 0 || !same ? 0 : ld_relaxed_sys_u64(table) + offset;
         }
     }
-    // Hellos order nothing: what a peer's stream wrote into INPUT before its call is read after this.
-    if (thread_index() < RC_RANKS) fence();
-    return !block_any(!met);
+    // Hellos are relaxed: without the fence a peer's INPUT could be read as it was before the
+    // peer's stream wrote it.
+    if (thread_index() < RC_RANKS) fence_acq_rel_sys();
+    return !block_barrier_or(!same);
 }
 
 // Read the factors of all ranks' contributions.
-RC_DEVICE bool hear_factors(Call& call, Bases& bases) {
-    bool heard = true;
+RC_DEVICE bool read_factors(Call& call, Bases& bases) {
+    bool ok = true;
     for (u32 p = thread_index(); p < RC_RANKS; p += block_threads())
         for (u32 k = 0; k < FACTOR_LINES; ++k)
-            heard = heard && call.hear(p, call.epoch, HELLO_LINES + k, bases.factors[p][k]);
-    return !block_any(!heard);
+            ok = ok && call.await_hello(p, call.epoch, HELLO_LINES + k, bases.factors[p][k]);
+    return !block_barrier_or(!ok);
 }
 
 // The blocks of a call that gates enter and leave (copy_gates.cuh); their words hold all addresses.
 template <class T, class Program>
-RC_DEVICE void run_between(const Args& args, const Local& local) {
+RC_DEVICE void run_gated(const Args& args, const Local& local) {
     Call call(args, local);
     const u32 number = block_index() / args.replicas;
     Shared& shared = *block_memory<Shared>();
     shared.clear();
-    if (block_any(call.barred()) || number >= local.words[0]) return;
+    if (block_barrier_or(call.must_not_begin()) || number >= local.words[0]) return;
     Runner<Call> runner{call, shared, block_index() % args.replicas, args.replicas};
     runner.template run<T, Program>(local.words + local.words[1 + number]);
 }
 
-// A call has two programs where the ranks cannot know ahead which buffers peers reach: of a rooted one
-// the root's own, or all of all ranks. Hellos say it: if they are reached the second runs, on all
-// ranks. Before the words of both stand
+// A launch carries two programs where the ranks cannot know ahead which buffers their peers can
+// map: the root's own of a rooted call, or all. If the hellos name all of these buffers the second
+// program runs, on all ranks. Before the words of both programs stand
 //
-//     where each begins, replicas of each, which buffers are asked for: {first 32, end 32} of all
+//     where each begins, replicas of each, and the buffers that decide: {first 32, end 32} of all
 //     ranks' INPUT and OUTPUT in turns
-struct Asked {
+struct ProgramChoice {
     const u64* words;
     u32 replicas, second;
 
     // The one program of most calls.
-    RC_DEVICE Asked(const Args& args, const Local& local)
+    RC_DEVICE ProgramChoice(const Args& args, const Local& local)
         : words(local.words), replicas(args.replicas), second(0) {}
 
-    // Once this rank has met the others; of its own buffers its own hello speaks.
+    // After read_hellos.
     RC_DEVICE void choose(const Local& local, const Bases& bases) {
         const u64 first = words[4] & 0xffffffff, end = words[4] >> 32;
         second = 1;
@@ -269,40 +271,40 @@ struct Asked {
 };
 
 // The whole call of one rank.
-template <class T, class Program, bool EITHER = false>
+template <class T, class Program, bool DUAL = false>
 RC_DEVICE void run(const Args& args, const Local& local) {
     Call call(args, local);
     Shared& shared = *block_memory<Shared>();
     Bases& bases = shared.bases;
     shared.clear();
-    bool done = !block_any(!call.enter(true));
+    bool done = !block_barrier_or(!call.enter(true));
     if (done && block_index() == 0)
         for (u32 p = thread_index(); p < RC_RANKS; p += block_threads())
-            call.say_hello(p, HELLO_LINES);
+            call.send_hello(p, HELLO_LINES);
     if constexpr (Program::Op::SCALES) {
         if (done && block_index() == 0)
-            for (u32 p = thread_index(); p < RC_RANKS; p += block_threads()) call.say_factor(p);
-        if (done) done = hear_factors(call, bases);
+            for (u32 p = thread_index(); p < RC_RANKS; p += block_threads()) call.send_factor(p);
+        if (done) done = read_factors(call, bases);
     }
-    if (done && args.mapped) done = meet(call, bases);
-    Asked asked(args, local);
-    if constexpr (EITHER)
-        if (done) asked.choose(local, bases);
-    const u32 replicas = asked.replicas, number = block_index() / replicas;
-    if (done && number < asked.words[0]) {
-        if (thread_index() == 0 && args.mapped) trace(call, STEP_HELLO, asked.second, 0);
+    if (done && args.mapped) done = read_hellos(call, bases);
+    ProgramChoice choice(args, local);
+    if constexpr (DUAL)
+        if (done) choice.choose(local, bases);
+    const u32 replicas = choice.replicas, number = block_index() / replicas;
+    if (done && number < choice.words[0]) {
+        if (thread_index() == 0 && args.mapped) trace(call, STEP_HELLO, choice.second, 0);
         Runner<Call> runner{call, shared, block_index() % replicas, replicas};
-        done = runner.template run<T, Program>(asked.words + asked.words[1 + number]);
+        done = runner.template run<T, Program>(choice.words + choice.words[1 + number]);
     }
     if (done && args.total && !args.mapped)
         for (u32 p = thread_index(); p < RC_RANKS; p += block_threads())
-            if (p != local.rank) done = call.agree(p) && done;
-    if (!block_any(!done)) call.leave(0, block_threads());
+            if (p != local.rank) done = call.await_same_call(p) && done;
+    if (!block_barrier_or(!done)) call.leave(0, block_threads());
 }
 
 // The same of a call with two programs.
 template <class T, class Program>
-RC_DEVICE void run_either(const Args& args, const Local& local) {
+RC_DEVICE void run_dual(const Args& args, const Local& local) {
     run<T, Program, true>(args, local);
 }
 

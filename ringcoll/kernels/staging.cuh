@@ -1,54 +1,53 @@
-// A stream and the host hand pinned memory to each other: kernels of one thread between the copies.
+// Pinned memory changes hands between a stream and the host: kernels of one thread between copies.
 //
-// A piece is copied from the device to the host; SAY tells the host that it is there. The host works
-// on it meanwhile, and AWAIT lets the copy back to the device come after that. The words lie in
-// host-mapped memory, and the kernels count themselves, so that all pieces share one parameter.
+// A piece is copied from the device to the host, and POST counts it up for the host. AWAIT waits
+// until the host has counted it as done, and the copy back to the device follows. The counts lie in
+// host-mapped memory, and the kernels keep them, so that all pieces share one parameter.
 //
-// Copies before SAY are complete when it starts, so its fence puts them before the word. The copy
-// after AWAIT starts when it has ended, after the fence that follows the look that found the word.
+// Copies before POST are complete when it starts, so its fence orders them before the count. The
+// copy after AWAIT starts when it has ended, after its fence.
 //
-// Words: what; addresses of said, done, taken, failed (see executors/cuda_nodes/lane.py).
+// Words: what; addresses of posted, done, taken, failed (see executors/cuda_nodes/lane.py).
 #pragma once
 
 #include "program.cuh"
 
 namespace rc::staging {
 
-constexpr u32 SAY = 1, AWAIT = 2;
-constexpr u32 LOOKS = 1024;  // looks at the host's memory between two looks at the clock
+constexpr u32 POST = 1, AWAIT = 2;
+constexpr u32 POLLS_PER_CHECK = 1024;  // polls of the host's memory between two of the clock
 
 // One more piece is in the host's memory.
-RC_DEVICE void say(u64 said) {
-    fence();
-    tell_wide(said, look_wide(said) + 1);
+RC_DEVICE void post(u64 posted) {
+    fence_acq_rel_sys();
+    st_relaxed_sys_u64(posted, ld_relaxed_sys_u64(posted) + 1);
 }
 
-// Wait until the host has done one more piece. The host answers, whatever has gone wrong; the
-// deadline is for a host that stands still: then `failed` holds the number of the piece, and no
-// later wait begins.
+// Wait until the host has done one more piece. The host counts it even after an error; the deadline
+// is for a host that hangs: then `failed` holds the number of the piece, and no later wait begins.
 RC_DEVICE void await(const Args& args, u64 done, u64 taken, u64 failed) {
-    const u64 wanted = look_wide(taken) + 1;
+    const u64 wanted = ld_relaxed_sys_u64(taken) + 1;
     u64 began = 0;
-    for (u32 looks = 1; look_wide(done) < wanted; ++looks) {
-        if (rare(looks % LOOKS == 0)) {
-            if (look_wide(failed) != 0) break;
-            const u64 time = now();
+    for (u32 polls = 1; ld_relaxed_sys_u64(done) < wanted; ++polls) {
+        if (unlikely(polls % POLLS_PER_CHECK == 0)) {
+            if (ld_relaxed_sys_u64(failed) != 0) break;
+            const u64 time = globaltimer_ns();
             if (began == 0) began = time;
             if (time - began >= args.timeout) {
-                tell_wide(failed, wanted);
+                st_relaxed_sys_u64(failed, wanted);
                 break;
             }
         }
         pause();
     }
-    fence();
-    tell_wide(taken, wanted);
+    fence_acq_rel_sys();
+    st_relaxed_sys_u64(taken, wanted);
 }
 
 RC_DEVICE void run(const Args& args) {
     const u64* words = args.local[0].words;
     if (thread_index() != 0) return;
-    if (words[0] == SAY) say(words[1]);
+    if (words[0] == POST) post(words[1]);
     if (words[0] == AWAIT) await(args, words[2], words[3], words[4]);
 }
 

@@ -1,15 +1,16 @@
-// What the kernels need of the machine, as whole verbs: the only file with PTX.
+// The only file with PTX. A function is named after its instruction: operation, memory order, scope
+// and width, as in ld_relaxed_sys_u32.
 //
-// Names state order and scope. A peer's memory may belong to another GPU, so whatever orders ranks
-// does so at system scope. cpu/system.cuh offers the same verbs to a C++ compiler.
+// A peer's memory may belong to another GPU or to the host, so whatever orders ranks has system
+// scope. The tests compile the kernels for a CPU with a file of the same functions in its place.
 #pragma once
 
 #define RC_DEVICE __device__ __forceinline__
-// A function that stands in a kernel once, with registers of its own.
+// Not inlined: the code of a slow path stands in a kernel once and takes no registers of the loop.
 #define RC_APART __device__ __noinline__
-// THREADS and, if it matters, how many such blocks find room side by side on a multiprocessor and share
-// its registers. Left to itself NVRTC took 64 for protocol Simple, and spilled: all_reduce of 64 and 512
-// MiB on 4 H200 took 6 and 7 % longer.
+// Launch bounds: threads, and optionally resident blocks a multiprocessor. Without these NVRTC
+// gave protocol Simple 64 registers and spilled: all_reduce of 64 and 512 MiB on 4 H200 took 6 and
+// 7 % longer.
 #define RC_KERNEL(...) extern "C" __global__ void __launch_bounds__(__VA_ARGS__)
 #define RC_PARAMETER const __grid_constant__
 
@@ -39,55 +40,54 @@ RC_DEVICE u32 grid_blocks() { return gridDim.x; }
 RC_DEVICE u32 local_index() { return blockIdx.y; }
 
 // Nanoseconds of a clock that all blocks of a GPU share.
-RC_DEVICE u64 now() {
+RC_DEVICE u64 globaltimer_ns() {
     u64 time;
     asm volatile("mov.u64 %0, %globaltimer;" : "=l"(time));
     return time;
 }
 
-// All threads of the block have come; what any wrote before, all see after.
+// A barrier of all threads of the block, which also orders their memory accesses.
 RC_DEVICE void block_barrier() { __syncthreads(); }
 
-// The same, and whether any thread says yes.
-RC_DEVICE bool block_any(bool yes) { return __syncthreads_or(yes); }
+// The same, and whether `yes` holds on any thread.
+RC_DEVICE bool block_barrier_or(bool yes) { return __syncthreads_or(yes); }
 
-// Once a launch: each thread but the last SYNC_THREADS says that it has come so far, and goes on;
-// the last wait for all of them.
+// Once a launch: all threads but the last SYNC_THREADS arrive and go on; the last wait for them.
 RC_DEVICE void block_arrive() { asm volatile("bar.arrive 1, %0;" ::"r"(blockDim.x) : "memory"); }
 RC_DEVICE void block_await() { asm volatile("bar.sync 1, %0;" ::"r"(blockDim.x) : "memory"); }
 
-// Barriers of some of a block's warps, GATES of them: who meets waits until `count` threads have come,
-// who arrives does not; what any of them wrote before, those who meet see after.
-constexpr u32 GATES = 4;
-RC_DEVICE void gate_arrive(u32 gate, u32 count) {
+// Barriers of some of a block's warps, NAMED_BARRIERS of them: who meets waits until `count`
+// threads have come, who arrives does not; what any of them wrote before, those who meet see after.
+constexpr u32 NAMED_BARRIERS = 4;
+RC_DEVICE void barrier_arrive(u32 number, u32 count) {
     __syncwarp();
-    asm volatile("bar.arrive %0, %1;" ::"r"(2 + gate), "r"(count) : "memory");
+    asm volatile("bar.arrive %0, %1;" ::"r"(2 + number), "r"(count) : "memory");
 }
-RC_DEVICE void gate_meet(u32 gate, u32 count) {
+RC_DEVICE void barrier_sync(u32 number, u32 count) {
     __syncwarp();
-    asm volatile("bar.sync %0, %1;" ::"r"(2 + gate), "r"(count) : "memory");
+    asm volatile("bar.sync %0, %1;" ::"r"(2 + number), "r"(count) : "memory");
 }
 
-// The threads of a warp, which all ask: whether any says yes.
+// Whether `yes` holds on any thread of the warp; all of them call it.
 constexpr u32 WARP = 32;
 RC_DEVICE bool warp_any(bool yes) { return __any_sync(0xffffffffu, yes); }
 
-// Memory that the threads of a block share; nothing is in it at first.
+// Shared memory of the block, not initialised.
 template <class T>
 RC_DEVICE T* block_memory() {
     __shared__ T memory;
     return &memory;
 }
 
-// What a thread does between two looks at memory that a peer will write.
+// Between two polls. Nothing: __nanosleep would add its granularity to every latency.
 RC_DEVICE void pause() {}
 
-// That a condition seldom holds: what it guards moves out of the way.
-RC_DEVICE bool rare(bool condition) { return __builtin_expect(condition, false); }
+// Moves the code of a rare case out of the loop.
+RC_DEVICE bool unlikely(bool condition) { return __builtin_expect(condition, false); }
 
 // -- memory of this rank alone, or ordered by other means ---------------------------------------
 
-// An address is always one of global memory: the compiler need not ask.
+// All addresses are of global memory: ld.global instead of the generic load.
 template <class T>
 RC_DEVICE T* global(u64 at) {
     T* pointer = reinterpret_cast<T*>(at);
@@ -105,8 +105,8 @@ RC_DEVICE void store(u64 at, T value) {
     *global<T>(at) = value;
 }
 
-// 8 bytes, or 0: a predicate and no branch, so that several loads travel at once.
-RC_DEVICE u64 load_if(bool wanted, u64 at) {
+// 8 bytes, or 0: a predicate and no branch, so that several loads are in flight at once.
+RC_DEVICE u64 ld_u64_if(bool wanted, u64 at) {
     u64 value = 0;
     asm volatile(
         "{\n\t"
@@ -120,59 +120,63 @@ RC_DEVICE u64 load_if(bool wanted, u64 at) {
     return value;
 }
 
-// Adds one to a word that the threads of a rank share; what was there before.
-RC_DEVICE u64 count_up(u64 at) { return atomicAdd(reinterpret_cast<u64*>(at), 1ull); }
+// The value before the addition.
+RC_DEVICE u64 atom_add_relaxed_gpu_u64(u64 at, u64 value) {
+    return atomicAdd(reinterpret_cast<u64*>(at), value);
+}
 
 // -- words that ranks and the host share --------------------------------------------------------
 
-// Relaxed, system scope: the newest value, which orders nothing.
-RC_DEVICE u32 look(u64 at) {
+// Relaxed at system scope: never from L1, and orders nothing.
+RC_DEVICE u32 ld_relaxed_sys_u32(u64 at) {
     u32 value;
     asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
     return value;
 }
 
-RC_DEVICE u64 look_wide(u64 at) {
+RC_DEVICE u64 ld_relaxed_sys_u64(u64 at) {
     u64 value;
     asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
     return value;
 }
 
-RC_DEVICE void tell(u64 at, u32 value) {
+RC_DEVICE void st_relaxed_sys_u32(u64 at, u32 value) {
     asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(at), "r"(value) : "memory");
 }
 
-RC_DEVICE void tell_wide(u64 at, u64 value) {
+RC_DEVICE void st_relaxed_sys_u64(u64 at, u64 value) {
     asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
 }
 
-// Whether no thread of this GPU has asked for this word before.
-RC_DEVICE bool claim(u64 at) {
+// The value before the exchange.
+RC_DEVICE u32 atom_exch_relaxed_gpu_u32(u64 at, u32 value) {
     u32 before;
-    asm volatile("atom.relaxed.gpu.global.exch.b32 %0, [%1], 1;"
+    asm volatile("atom.relaxed.gpu.global.exch.b32 %0, [%1], %2;"
                  : "=r"(before)
-                 : "l"(at)
+                 : "l"(at), "r"(value)
                  : "memory");
-    return before == 0;
+    return before;
 }
 
-// Acquire and release, system scope. After a look that found what it wanted: what the writer wrote
-// before is seen from here on. Before a tell: what this thread wrote, and, after a block_barrier,
-// what its block wrote, is seen by whoever finds the word.
-RC_DEVICE void fence() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
+// After a relaxed load that found its value it acquires, before a relaxed store it releases; after
+// a block_barrier one thread's fence covers what its whole block wrote, because fences are
+// cumulative. Not __threadfence_system(): that is fence.sc.sys, which also puts all such fences
+// into one order, which nothing here needs, and costs more. Not ld.acquire in a polling loop: it
+// would order every poll, the fence orders once.
+RC_DEVICE void fence_acq_rel_sys() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
 
 // -- lines that carry their own signal (LL) -----------------------------------------------------
 
-// {low, flag, high, flag}: 8-byte halves arrive whole, so equal flags in both say that both words
-// of data are there. No fence anywhere.
-RC_DEVICE void ll_store(u64 line, u64 data, u32 flag) {
+// {low, flag, high, flag}: each half of 8 bytes arrives whole, so the data have arrived when both
+// flags have. No fence, and no assumption on the order of the two halves.
+RC_DEVICE void st_relaxed_sys_ll(u64 line, u64 data, u32 flag) {
     asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1, %2, %3, %2};" ::"l"(line),
                  "r"(static_cast<u32>(data)), "r"(flag), "r"(static_cast<u32>(data >> 32))
                  : "memory");
 }
 
-// The line as it is now; `arrived` tells whether it is the one wanted.
-RC_DEVICE Vector ll_load(u64 line) {
+// A line as it is now; `arrived` checks its flags.
+RC_DEVICE Vector ld_relaxed_sys_v4_u32(u64 line) {
     Vector v;
     asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
@@ -183,8 +187,9 @@ RC_DEVICE Vector ll_load(u64 line) {
 
 RC_DEVICE bool arrived(const Vector& line, u32 flag) { return line.y == flag && line.w == flag; }
 
-// Look again unless it has arrived: a predicate and no branch, so that several looks travel at once.
-RC_DEVICE void ll_look(Vector& v, u64 line, u32 flag) {
+// Load a line again unless it has arrived: a predicate and no branch, so that several loads are in
+// flight at once.
+RC_DEVICE void ld_relaxed_sys_v4_u32_if_missing(Vector& v, u64 line, u32 flag) {
     asm volatile(
         "{\n\t"
         ".reg .pred missing;\n\t"
@@ -202,10 +207,10 @@ RC_DEVICE u64 data_of(const Vector& line) { return static_cast<u64>(line.z) << 3
 // -- lines of 128 bytes that carry one signal (LL128) ---------------------------------------------
 
 // 16 bytes a thread, the last 8 of a line its flag. What the threads of a warp store by one
-// instruction goes over NVLink as whole lines of 128 bytes, in ascending order of address: who sees
-// the flag can load the rest. PCIe splits them. All threads of the warp call it; `there`: whether
-// this thread has a part in a line.
-RC_DEVICE void line_store(bool there, u64 at, u64 low, u64 high) {
+// instruction crosses NVLink as whole lines of 128 bytes, in ascending order of address: once the
+// flag is seen the rest can be loaded. PCIe splits lines. All threads of the warp call it, those
+// whose part of a line exists with `there`.
+RC_DEVICE void st_relaxed_sys_v2_u64_if(bool there, u64 at, u64 low, u64 high) {
     __syncwarp();
     asm volatile(
         "{\n\t"

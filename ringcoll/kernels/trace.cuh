@@ -1,7 +1,5 @@
-// A record of every executed row, in builds that ask for one; empty in all others.
-//
-// RC_TRACE is the number of the word that holds the address of the rank's record. ringcoll/executors/
-// cuda/trace.py makes such texts and reads such records.
+// A record of every executed row, in builds that define RC_TRACE: the number of the word that holds
+// the address of the rank's record. See executors/cuda/trace.py.
 #pragma once
 
 #include "call.cuh"
@@ -14,8 +12,8 @@ struct Record {
     u64 room;
 };
 
-// `step` is a row of the program, or STEP_HELLO. Words count the slice in `at`; in lines a row is
-// executed once for each place, and `at` is the place. With STEP_HELLO it is the program that runs.
+// `step` is a row of the program, or STEP_HELLO. `at` is the slice with protocol Simple; with LL,
+// which executes a row once for each pack, the pack; with STEP_HELLO the program that runs.
 struct Executed {
     u32 block;  // of the grid
     u32 step;
@@ -27,7 +25,7 @@ struct Executed {
 RC_DEVICE void trace(const Call& call, u32 step, u64 at, u64 count) {
     const u64 record = call.local.words[RC_TRACE];
     if (record == 0) return;
-    const u64 row = count_up(record);
+    const u64 row = atom_add_relaxed_gpu_u64(record, 1);
     if (row >= load<u64>(record + 8)) return;
     const Executed executed = {block_index(), step, at, count};
     store(record + sizeof(Record) + row * sizeof(Executed), executed);

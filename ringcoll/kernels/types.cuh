@@ -5,7 +5,7 @@
 // and ml_dtypes' astype do. The table of ringcoll.dtypes is the definition.
 #pragma once
 
-// In angle brackets, so that the include path chooses: the device's verbs, or those of cpu/.
+// In angle brackets, so that the include path chooses: this folder's file, or the tests' for a CPU.
 #include <system.cuh>
 
 namespace rc {

@@ -37,7 +37,7 @@ def build(command, folder):
     source, library = folder / "arithmetic.cpp", folder / "arithmetic.so"
     source.write_text("\n".join(lines) + "\n")
     flags = ["-std=c++17", "-O1", "-Wall", "-Wextra", "-ffp-contract=off", "-fPIC", "-shared"]
-    paths = [f"-I{path}" for path in (KERNELS / "cpu", KERNELS, HERE)]
+    paths = [f"-I{path}" for path in (HERE / "cpu", KERNELS, HERE)]
     done = subprocess.run(
         [*command, *flags, *paths, str(source), "-o", str(library)],
         capture_output=True,

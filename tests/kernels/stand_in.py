@@ -21,6 +21,8 @@ import pytest
 import ringcoll
 
 KERNELS = Path(ringcoll.__file__).parent / "kernels"
+CPU = Path(__file__).parent / "cpu"
+"""The folder of ``system.cuh`` for a CPU."""
 
 # Blocks and ranks of one launch run side by side; `calls` of them follow each other as on a stream.
 RUNNER = """
@@ -124,8 +126,9 @@ needs_compiler = pytest.mark.skipif(compiler() is None, reason="needs a C++ comp
 
 
 def includes(kernels: Path) -> tuple[str, str]:
-    """The folders of headers, the stand-in's verbs first."""
-    return f"-I{kernels / 'cpu'}", f"-I{kernels}"
+    """The folders of headers: ``system.cuh`` of the kernels' own CPU folder, or of ours, first."""
+    own = kernels / "cpu"
+    return f"-I{own if own.exists() else CPU}", f"-I{kernels}"
 
 
 def library(text: str, kernels: Path = KERNELS) -> ctypes.CDLL:

@@ -13,7 +13,7 @@ from ringcoll.launch import Launch
 from tests.kernels.apart import run_apart
 from tests.kernels.cases import LL, LL128, STAGED, Case
 from tests.kernels.sanitizer import THREADS, needs_sanitizer
-from tests.kernels.stand_in import KERNELS, needs_compiler
+from tests.kernels.stand_in import CPU, KERNELS, needs_compiler
 
 pytestmark = [needs_compiler, pytest.mark.slow, pytest.mark.alone]
 
@@ -68,7 +68,7 @@ class Mutant:
     machine: tuple[str, str] | None = None
 
 
-LINES = "ll_look(lines[r][s][i], line(t, words, r, s, i)"
+LINES = "ld_relaxed_sys_v4_u32_if_missing(lines[r][s][i], line(t, words, r, s, i)"
 
 WRONG = [
     Mutant("half a line is enough", "cpu/system.cuh", " && line.w == flag", "", PAIRS, 1, SLOW),
@@ -96,8 +96,8 @@ WRONG = [
     Mutant(
         "a line's last word is another's first",
         "ll.cuh",
-        "place / LANES * LINE_WORDS * 8",
-        "place / LANES * LANES * 16",
+        "pack / LANES * LINE_WORDS * 8",
+        "pack / LANES * LANES * 16",
         WIDE,
     ),
     Mutant(
@@ -111,21 +111,21 @@ WRONG = [
     Mutant(
         "a partial has one line",
         "ll.cuh",
-        "place / LANES * lines + i",
-        "place / LANES + 0 * lines + i",
+        "pack / LANES * lines + i",
+        "pack / LANES + 0 * lines + i",
         RING,
     ),
     Mutant(
         "the last place is full",
         "ll.cuh",
         "if (count <= first) return 0;",
-        "return Place<T>::COUNT;",
+        "return Pack<T>::COUNT;",
         PAIRS,
     ),
     Mutant(
         "nobody waits for the last",
         "call.cuh",
-        "if (rare(known + 1 < epoch)) {",
+        "if (unlikely(known + 1 < epoch)) {",
         "if (false) {",
         BROADCAST,
         500,
@@ -207,9 +207,9 @@ RACES = [
     Mutant(
         "posted before all have written",
         "simple.cuh",
-        "gate_meet(ENDED + odd, movers() + WARP);",
+        "barrier_sync(ENDED + odd, movers() + WARP);",
         "for (u32 k = 0; k < count; ++k) post(words + 2 * k, slice);\n"
-        "        gate_meet(ENDED + odd, movers() + WARP);",
+        "        barrier_sync(ENDED + odd, movers() + WARP);",
         STAGED_RING,
     ),
     Mutant(
@@ -240,9 +240,9 @@ RACES = [
     Mutant(
         "moved before all has come",
         "simple.cuh",
-        "gate_meet(BEGUN + odd, block_threads());\n        const bool",
+        "barrier_sync(BEGUN + odd, block_threads());\n        const bool",
         "if (head.srcs != 0) work<T, Program>(head, row, slice);\n"
-        "        gate_meet(BEGUN + odd, block_threads());\n        const bool",
+        "        barrier_sync(BEGUN + odd, block_threads());\n        const bool",
         STAGED_RING,
     ),
 ]
@@ -258,6 +258,7 @@ def changed(folder: Path, file: str, old: str, new: str) -> None:
 def copied(folder: Path) -> Path:
     """The kernels in a folder where they may be changed."""
     shutil.copytree(KERNELS, folder)
+    shutil.copytree(CPU, folder / "cpu")
     return folder
 
 

@@ -296,7 +296,7 @@ def test_both_programs_are_words_of_one_text(name, options):
     alone = [body_of(replace(kind, reached=None), call, Arena(4), (at,)) for kind in found.variants]
     moves = [re.findall(r"Move<.*?>", one.text) for one in (*alone, body)]
     assert moves[2] == list(dict.fromkeys(moves[0] + moves[1]))
-    assert "run_either<Type" in body.text and all("run<Type" in one.text for one in alone)
+    assert "run_dual<Type" in body.text and all("run<Type" in one.text for one in alone)
     words = body.words[0]
     for number, (kind, one) in enumerate(zip(found.variants, alone, strict=True)):
         begin, own = words[number], one.words[0]

@@ -18,7 +18,7 @@ from ringcoll.executors.cuda_nodes.fold import fold_text
 from ringcoll.executors.cuda_nodes.lane import staging_text
 from ringcoll.launch import Launch
 from tests.kernels.cases import LL, STAGED, Case, launches
-from tests.kernels.stand_in import KERNELS, compile_all, headers_of, needs_compiler
+from tests.kernels.stand_in import CPU, KERNELS, compile_all, headers_of, needs_compiler
 from tests.kernels.world import World
 
 pytestmark = needs_compiler
@@ -183,4 +183,4 @@ def test_only_the_machine_is_stood_in_for() -> None:
     kind, op = dtype_of("bfloat16"), op_of("sum")
     used |= headers_of(fold_text(kind, op, raw_in=True, raw_out=False, final=False))
     package = {path.resolve() for path in KERNELS.glob("*.cuh")}
-    assert used == package - {KERNELS / "system.cuh"} | {KERNELS / "cpu" / "system.cuh"}
+    assert used == package - {KERNELS / "system.cuh"} | {CPU / "system.cuh"}

@@ -36,7 +36,7 @@ SOME = {
     "reduce": ("all_pairs",),
 }
 """Algorithms for tests that are quick."""
-EXPIRED, DIFFERENT, GIVEN_UP, TOLD = 1, 2, 3, 4
+EXPIRED, MISMATCH, ABORTED, PEER_FAILED = 1, 2, 3, 4
 HELLO = 0xFFFFFFFF
 AT_ONCE = 30.0
 """Seconds within which everything ends, on a machine that is busy."""
@@ -253,7 +253,7 @@ def test_a_rank_that_never_comes(absent: int) -> None:
     present = [[rank] for rank in range(3) if rank != absent]
     assert 0.3 <= seconds(devices(world, case, arrays, present, timeout=0.3)) < AT_ONCE
     reports = [world.report(rank) for (rank,) in present]
-    assert {report.kind for report in reports if report is not None} <= {EXPIRED, TOLD}
+    assert {report.kind for report in reports if report is not None} <= {EXPIRED, PEER_FAILED}
     expired = [report for report in reports if report is not None and report.kind == EXPIRED]
     assert expired
     assert all((report.peer, report.step) == (absent, HELLO) for report in expired)
@@ -263,7 +263,7 @@ def test_a_rank_that_never_comes(absent: int) -> None:
     assert seconds(devices(world, case, arrays, [[absent]])) < AT_ONCE
     late = world.report(absent)
     assert late is not None
-    assert late.kind == TOLD
+    assert late.kind == PEER_FAILED
 
 
 def test_a_row_that_never_comes_names_rank_and_step() -> None:
@@ -291,7 +291,7 @@ def test_ranks_that_make_different_calls() -> None:
     found = [
         (rank, report)
         for rank, report in enumerate(world.reports())
-        if report is not None and report.kind == DIFFERENT
+        if report is not None and report.kind == MISMATCH
     ]
     assert found
     assert all((r.peer, r.launch, r.step) == (1 - rank, 41 - rank, HELLO) for rank, r in found)
@@ -311,4 +311,4 @@ def test_the_host_gives_up() -> None:
     host.join()
     report = world.report(1)
     assert report is not None
-    assert report.kind == GIVEN_UP
+    assert report.kind == ABORTED

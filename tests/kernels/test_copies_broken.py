@@ -54,7 +54,11 @@ WRONG = [
     Mutant("nobody signals", "if (done) signal(", "if (!done) signal(", CHAIN),
     Mutant("signals of the last call", "call.epoch << 32 | (", "(", CHAIN),
     Mutant(
-        "nobody meets", "what & MEET) done = meet(call)", "what & MEET) done = true", CHAIN, True
+        "nobody meets",
+        "what & WAIT_ALL) done = await_all(call)",
+        "what & WAIT_ALL) done = true",
+        CHAIN,
+        True,
     ),
     Mutant("replicas share a flag", "at = pair[0] + replica * 8;", "at = pair[0];", REDUCE),
     Mutant("one word for all", "replica < (pair[1] >> 32 & 0xffff)", "replica == 0", REDUCE),

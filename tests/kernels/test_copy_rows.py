@@ -10,7 +10,7 @@ from ringcoll.algorithms import build
 from ringcoll.dtypes import dtype_of
 from ringcoll.encode import encode
 from ringcoll.executors.cuda.copies import Copy, between, copied_blocks, schedule
-from ringcoll.executors.cuda.copy_gates import ENTER, LEAVE, MEET, Gate
+from ringcoll.executors.cuda.copy_gates import ENTER, LEAVE, WAIT_ALL, Gate
 from ringcoll.executors.cuda.params import Addresses
 from ringcoll.executors.cuda.simple import Writer
 from ringcoll.launch import Launch
@@ -203,7 +203,7 @@ def test_the_rows_are_the_lowered_plans(groups, name, launch):
                 parts[-1][1].update(waits)
             if numbers:
                 assert parts == wanted.lane(numbers[lane])
-        assert done == len(ranks) * (ENTER | MEET | LEAVE)
+        assert done == len(ranks) * (ENTER | WAIT_ALL | LEAVE)
 
 
 def test_the_other_side_of_a_kernel_has_a_word_a_replica():

@@ -16,7 +16,7 @@ from tests.kernels.world import ABORT, Ready, World
 
 pytestmark = [needs_compiler, pytest.mark.alone]
 
-EXPIRED, DIFFERENT, GIVEN_UP, TOLD, WORN = 1, 2, 3, 4, 5
+EXPIRED, MISMATCH, ABORTED, PEER_FAILED, EPOCH_WRAPPED = 1, 2, 3, 4, 5
 HELLO = 0xFFFFFFFF
 SOURCE = 0x80000000
 AT_ONCE = 30.0
@@ -53,7 +53,7 @@ def test_a_rank_that_never_comes(absent: int, launch: Launch) -> None:
     assert world.report(absent) is None
     reports = [report for report in world.reports() if report is not None]
     assert len(reports) == 2
-    assert {report.kind for report in reports} <= {EXPIRED, TOLD}
+    assert {report.kind for report in reports} <= {EXPIRED, PEER_FAILED}
     assert any(report.kind == EXPIRED for report in reports)
     for report in reports:
         assert report.epoch == 1
@@ -95,7 +95,7 @@ def test_the_next_call_returns_at_once_and_touches_nothing(launch: Launch) -> No
     assert seconds([again]) < AT_ONCE
     late = world.report(2)
     assert late is not None
-    assert late.kind == TOLD
+    assert late.kind == PEER_FAILED
     world.words(2)[:] = 0
     world.arena_of(2)[4:8] = 0  # the claim to the report
     world.hellos(2)[1, 2, 0] = 0  # what it would have said
@@ -116,9 +116,9 @@ def test_ranks_that_make_different_calls(launch: Launch) -> None:
     )
     assert took < AT_ONCE
     reports = world.reports()
-    assert any(report is not None and report.kind == DIFFERENT for report in reports)
+    assert any(report is not None and report.kind == MISMATCH for report in reports)
     for rank, report in enumerate(reports):
-        if report is not None and report.kind == DIFFERENT:
+        if report is not None and report.kind == MISMATCH:
             assert (report.peer, report.launch, report.step) == (1 - rank, 41 - rank, HELLO)
             assert report.epoch == 1
     assert world.broken(0)
@@ -137,7 +137,7 @@ def test_ranks_of_one_launch_have_numbers_of_their_own(launch: Launch) -> None:
         ]
     )
     reports = world.reports()
-    different = [rank for rank in range(3) if (r := reports[rank]) and r.kind == DIFFERENT]
+    different = [rank for rank in range(3) if (r := reports[rank]) and r.kind == MISMATCH]
     assert different
     for rank in different:
         report = reports[rank]
@@ -163,9 +163,9 @@ def test_the_host_gives_up(launch: Launch) -> None:
     host.join()
     report, other = world.report(1), world.report(0)
     assert report is not None
-    assert report.kind == GIVEN_UP
+    assert report.kind == ABORTED
     assert other is not None
-    assert other.kind == TOLD
+    assert other.kind == PEER_FAILED
 
 
 def test_a_late_rank_is_waited_for() -> None:
@@ -222,6 +222,6 @@ def test_flags_that_would_begin_anew_are_refused(launch: Launch) -> None:
     case = ring(launch)
     assert seconds([world.ready(case, world.arrays(case), timeout=60.0)]) < AT_ONCE
     kinds = {report.kind for report in world.reports() if report is not None}
-    assert WORN in kinds
-    assert kinds <= {TOLD, WORN}
+    assert EPOCH_WRAPPED in kinds
+    assert kinds <= {PEER_FAILED, EPOCH_WRAPPED}
     assert all(world.broken(rank) for rank in range(3))

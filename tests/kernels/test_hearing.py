@@ -35,10 +35,13 @@ COUNTING = [
         "RC_DEVICE void block_barrier() {\n"
         "    if (heard) __atomic_fetch_add(&unordered, 1u, __ATOMIC_RELAXED);\n   ",
     ),
-    ("RC_DEVICE void fence() {", "RC_DEVICE void fence() {\n    heard = false;"),
     (
-        "RC_DEVICE Vector ll_load(u64 line) {",
-        "RC_DEVICE Vector ll_load(u64 line) {\n    heard = true;\n   ",
+        "RC_DEVICE void fence_acq_rel_sys() {",
+        "RC_DEVICE void fence_acq_rel_sys() {\n    heard = false;",
+    ),
+    (
+        "RC_DEVICE Vector ld_relaxed_sys_v4_u32(u64 line) {",
+        "RC_DEVICE Vector ld_relaxed_sys_v4_u32(u64 line) {\n    heard = true;\n   ",
     ),
 ]
 
@@ -60,7 +63,7 @@ def unordered(text: str, kernels: Path) -> int:
 @pytest.mark.parametrize("fenced", [True, False])
 def test_kernels_that_read_peers_arrays(algorithm: str, fenced: bool, counting: Path) -> None:
     if not fenced:
-        changed(counting, "simple.cuh", "if (thread_index() < RC_RANKS) fence();", "")
+        changed(counting, "simple.cuh", "if (thread_index() < RC_RANKS) fence_acq_rel_sys();", "")
     world = World(3)
     case = Case(build("all_reduce", algorithm, 3), Launch(), 200)
     arrays = world.arrays(case)
@@ -73,7 +76,9 @@ def test_kernels_that_read_peers_arrays(algorithm: str, fenced: bool, counting: 
 @pytest.mark.parametrize("fenced", [True, False])
 def test_copies_that_read_peers_arrays(fenced: bool, counting: Path) -> None:
     if not fenced:
-        changed(counting, "copy_gates.cuh", "if (thread_index() < RC_RANKS) fence();", "")
+        changed(
+            counting, "copy_gates.cuh", "if (thread_index() < RC_RANKS) fence_acq_rel_sys();", ""
+        )
     world = World(3)
     case = Case(build("broadcast", "chain", 3), Launch(slices=4), 500, dtype="int32")
     arrays = world.arrays(case)

@@ -11,18 +11,18 @@ from threading import Thread
 import pytest
 
 from ringcoll.algorithms import build
-from ringcoll.executors.cuda.hellos import differing
-from ringcoll.executors.cuda.reports import DIFFERENT, HELLO, Report
+from ringcoll.executors.cuda.hellos import find_mismatch
+from ringcoll.executors.cuda.reports import HELLO, MISMATCH, Report
 from ringcoll.launch import Launch
 from tests.kernels.apart import ADDRESS, run_apart
 from tests.kernels.cases import LL, STAGED, Case
 from tests.kernels.sanitizer import THREADS, needs_sanitizer
-from tests.kernels.stand_in import KERNELS, compile_all, needs_compiler
+from tests.kernels.stand_in import CPU, KERNELS, compile_all, needs_compiler
 from tests.kernels.world import Ready, World
 
 pytestmark = [needs_compiler, pytest.mark.alone]
 
-TOLD = 4
+PEER_FAILED = 4
 AT_ONCE = 30.0
 """Seconds, where the kernels' deadline is 60."""
 
@@ -65,7 +65,7 @@ def total(nranks: int, launch: Launch) -> Case:
 
 def known(world: World, rank: int) -> Report | None:
     """What the host of a rank finds when it compares."""
-    return differing(world.hellos(rank).tobytes(), world.nranks, rank)
+    return find_mismatch(world.hellos(rank).tobytes(), world.nranks, rank)
 
 
 def told(world: World) -> int:
@@ -74,13 +74,13 @@ def told(world: World) -> int:
     for rank in range(world.nranks):
         report, compared = world.report(rank), known(world, rank)
         for each in (report, compared):
-            if each is not None and each.kind == DIFFERENT:
+            if each is not None and each.kind == MISMATCH:
                 assert (each.epoch, each.step) == (1, HELLO)
                 assert each.peer != rank
                 assert (each.own, each.launch) == (40 + rank, 40 + each.peer)
         if compared is None:  # it makes the call of all that have come
             assert report is not None
-            assert report.kind == TOLD
+            assert report.kind == PEER_FAILED
         else:
             found += 1
     return found
@@ -99,13 +99,13 @@ def test_every_rank_takes_itself_for_the_root(nranks: int, launch: Launch) -> No
     calls(world, [total(nranks, launch)] * nranks)
     reports = [report for report in world.reports() if report is not None]
     assert len(reports) == nranks
-    assert {report.kind for report in reports} <= {DIFFERENT, TOLD}
-    assert any(report.kind == DIFFERENT for report in reports)
+    assert {report.kind for report in reports} <= {MISMATCH, PEER_FAILED}
+    assert any(report.kind == MISMATCH for report in reports)
     assert told(world) >= 2
 
 
 def test_the_hellos_of_the_call_before_are_what_tells(tmp_path: Path) -> None:
-    blind = ("static_cast<u32>(said) == signature", "static_cast<u32>(said) + signature != 0")
+    blind = ("static_cast<u32>(hello) == signature", "static_cast<u32>(hello) + signature != 0")
     kernels = machine(tmp_path, blind, file="call.cuh")
     world = World(2)
     calls(world, [rooted("broadcast", 2, rank, LL) for rank in range(2)], kernels)
@@ -151,7 +151,7 @@ def test_only_what_has_come_is_compared() -> None:
     world.hellos(0)[1, :, 0] = [(7, 5, 40, 5), (8, 1, 41, 1), (9, 5, 42, 4)]
     assert known(world, 0) is None, "an older call, and half a line"
     world.hellos(0)[1, 1, 0] = (8, 5, 41, 5)
-    assert known(world, 0) == Report(DIFFERENT, 1, 5, HELLO, 41, 40)
+    assert known(world, 0) == Report(MISMATCH, 1, 5, HELLO, 41, 40)
     world.hellos(0)[0, :2, 0] = [(7, 4, 38, 4), (6, 4, 39, 4)]
     found = known(world, 0)
     assert found is not None
@@ -166,7 +166,10 @@ SLOW = (
     "timespec time{0, 2000000}; nanosleep(&time, nullptr);"
     " __atomic_store_n(reinterpret_cast<u32*>(at), value, RELEASE);",
 )
-EVERYBODY = ("1u, __ATOMIC_RELAXED) == 0;", "1u, __ATOMIC_RELAXED) < 2;")
+EVERYBODY = (
+    "__atomic_exchange_n(reinterpret_cast<u32*>(at), value, __ATOMIC_RELAXED)",
+    "0 * __atomic_exchange_n(reinterpret_cast<u32*>(at), value, __ATOMIC_RELAXED)",
+)
 
 
 def surrounded(world: World) -> World:
@@ -180,6 +183,7 @@ def machine(folder: Path, *changes: tuple[str, str], file: str = "cpu/system.cuh
     """The kernels with some text changed."""
     kernels = folder / "kernels"
     shutil.copytree(KERNELS, kernels)
+    shutil.copytree(CPU, kernels / "cpu")
     path = kernels / file
     text = path.read_text()
     for old, new in changes:
@@ -207,7 +211,7 @@ def test_the_first_report_stays(tmp_path: Path) -> None:
     first, last = first_and_last(kernels)
     assert first is not None
     assert first == last
-    assert (first.kind, first.launch) == (DIFFERENT, 40 + first.peer)
+    assert (first.kind, first.launch) == (MISMATCH, 40 + first.peer)
 
 
 def test_a_report_that_everybody_writes_is_seen_to_change(tmp_path: Path) -> None:
@@ -223,4 +227,4 @@ def test_reports_of_many_threads_leave_no_race(tmp_path: Path) -> None:
     assert (outcome.verdict(), outcome.said) == ("report", "")
     report = outcome.world.report(0)
     assert report is not None
-    assert (report.kind, report.epoch, report.launch) == (DIFFERENT, 1, 40 + report.peer)
+    assert (report.kind, report.epoch, report.launch) == (MISMATCH, 1, 40 + report.peer)

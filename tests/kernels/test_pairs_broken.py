@@ -65,7 +65,7 @@ MUTANTS = [
     Mutant(
         "blocks go on alone between two calls",
         "point_to_point.cuh",
-        "reach(sequence + b * 8, epoch, peer, 0)",
+        "await_flag(sequence + b * 8, epoch, peer, 0)",
         "true",
         (200_000,) * 12,
         together=True,
@@ -81,7 +81,7 @@ MUTANTS = [
     Mutant(
         "blocks that a launch has not are forgotten",
         "point_to_point.cuh",
-        "tell_wide(sequence + b * 8, epoch);\n    }",
+        "st_relaxed_sys_u64(sequence + b * 8, epoch);\n    }",
         "{}\n    }",
         (1000, 200_000),
         blocks=(8, 2),

@@ -104,13 +104,14 @@ def test_ends_that_do_not_agree(lengths):
 
 def nap(seconds: float) -> str:
     """Text of a kernel that does nothing for so long."""
-    return f"for (u64 begun = now(); now() - begun < {seconds * 1e9:.0f}u;) {{ pause(); }}"
+    wait = f"globaltimer_ns() - begun < {seconds * 1e9:.0f}u"
+    return f"for (u64 begun = globaltimer_ns(); {wait};) {{ pause(); }}"
 
 
 BEGINS = "Half half(args, local, words, block_index() - first);"
 ENTERS = "if (flag() == 0) {"
 ENTERED = "const u64 when = sends ? epoch - 1 : epoch;"
-TOLD = "RC_DEVICE bool broken() const {"
+BREAKS = "RC_DEVICE bool broken() const {"
 
 SLOW_RANK = {
     "hello comes last": [(ENTERS, f"if (peer == 1 && mine == 0) {nap(0.5)}\n{ENTERS}")],
@@ -118,7 +119,7 @@ SLOW_RANK = {
         (BEGINS, f"{BEGINS} if (half.peer == 1 && half.mine != 0) {nap(0.5)}"),
         (ENTERED, f"if (peer == 1 && mine == 0) {nap(1)}\n{ENTERED}"),
     ],
-    "hello and break come at once": [(TOLD, f"{TOLD} if (peer == 1 && began != 0) {nap(1)}")],
+    "hello and break come at once": [(BREAKS, f"{BREAKS} if (peer == 1 && began != 0) {nap(1)}")],
 }
 """Changes of the kernel by which rank 0 for a while misses what rank 1 does, or does it late."""
 

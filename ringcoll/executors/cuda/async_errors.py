@@ -12,7 +12,7 @@ from ringcoll.executors.board import RECORDS, Board
 from ringcoll.executors.cuda.hellos import Hellos
 from ringcoll.executors.cuda.ready import Ready
 from ringcoll.executors.cuda.reports import (
-    DIFFERENT,
+    MISMATCH,
     RELAYED,
     Report,
     error_of,
@@ -41,7 +41,7 @@ class Verdicts:
         self._report, self._hellos, self._board = report, hellos, board
         self._prepared: dict[int, Ready] = {}  # by slot of its record
         self._partial = False  # whether calls were made that end before their hellos are compared
-        self._different: Report | None = None
+        self._mismatch: Report | None = None
         self.last: Ready | None = None
         self.pair_timeout = 0.0
 
@@ -68,19 +68,19 @@ class Verdicts:
                 )  # a rank that died or aborted is the cause, and says more
             except Error as news:
                 return news
-        if report.kind != DIFFERENT and self._different is None:
+        if report.kind != MISMATCH and self._mismatch is None:
             # Ranks may wait for each other because they make different calls.
             with suppress(runtime().CUDARuntimeError):
-                self._different = self._hellos.differing()
-        return self._error(self._different or report)
+                self._mismatch = self._hellos.find_mismatch()
+        return self._error(self._mismatch or report)
 
     def compare_last(self) -> None:
         """Raise what a kernel has found wrong, or what none has compared."""
         self.check()
         if self._partial:
-            self._different = self._hellos.differing()
-            if self._different is not None:
-                raise self._error(self._different)
+            self._mismatch = self._hellos.find_mismatch()
+            if self._mismatch is not None:
+                raise self._error(self._mismatch)
 
     def _error(self, report: Report) -> Error:
         last = self.last

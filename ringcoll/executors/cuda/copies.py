@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from ringcoll.dtypes import DType
 from ringcoll.encode import BlockProgram, Program, Row
 from ringcoll.executors.cuda.arena import Arena
-from ringcoll.executors.cuda.copy_gates import ENTER, LEAVE, MEET, Gate, joined
+from ringcoll.executors.cuda.copy_gates import ENTER, LEAVE, WAIT_ALL, Gate, joined
 from ringcoll.executors.cuda.params import Addresses
 from ringcoll.executors.cuda.simple import Between, Writer
 from ringcoll.labels import Label
@@ -165,13 +165,13 @@ def _bounded(
     """The rows with the gates that enter and leave; these join the rows' own where they may."""
     if len(local) > 1:
         # Ranks of one device say hello before any of them waits for the others'.
-        enter = [Gate(0, at, (what,)) for what in (ENTER, MEET) for at in local]
+        enter = [Gate(0, at, (what,)) for what in (ENTER, WAIT_ALL) for at in local]
         return Schedule(lanes, tuple(enter), rows, tuple(Gate(0, at, (LEAVE,)) for at in local))
-    first, last = Gate(0, local[0], (ENTER | MEET,)), Gate(0, local[0], (LEAVE,))
+    first, last = Gate(0, local[0], (ENTER | WAIT_ALL,)), Gate(0, local[0], (LEAVE,))
     if alone and rows and isinstance(rows[-1], Gate):
         last, rows = joined(rows[-1], LEAVE), rows[:-1]
     if alone and rows and isinstance(rows[0], Gate):
-        first, rows = joined(rows[0], ENTER | MEET), rows[1:]
+        first, rows = joined(rows[0], ENTER | WAIT_ALL), rows[1:]
     return Schedule(lanes, (first,), rows, (last,))
 
 

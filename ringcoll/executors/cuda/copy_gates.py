@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 
 from ringcoll.executors.cuda.params import Addresses, Body, padded
 
-__all__ = ["ENTER", "GATE_THREADS", "LEAVE", "MEET", "Gate", "gate_body", "gate_text", "joined"]
+__all__ = ["ENTER", "GATE_THREADS", "LEAVE", "WAIT_ALL", "Gate", "gate_body", "gate_text", "joined"]
 
-ENTER, MEET, LEAVE = 1, 2, 4
+ENTER, WAIT_ALL, LEAVE = 1, 2, 4
 """What gates do besides: see ``kernels/copy_gates.cuh``."""
 GATE_THREADS = 128
 """Of a gate."""

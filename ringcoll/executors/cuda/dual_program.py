@@ -99,7 +99,7 @@ def either_body(
 
     rows = padded([words(at) for at in local])
     text = simple_text(
-        names_of(dtype, op), collective.nranks, len(rows[0]), len(local), moves, "run_either"
+        names_of(dtype, op), collective.nranks, len(rows[0]), len(local), moves, "run_dual"
     )
     return Body(text, rows, (0,) * len(local), 0, arena.scratch_half)
 

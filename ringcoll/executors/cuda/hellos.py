@@ -13,9 +13,9 @@ import numpy as np
 from ringcoll.cuda.device import on
 from ringcoll.cuda.memory import host_mapped
 from ringcoll.executors.cuda.arena import HELLO_LINES, HELLO_SLOTS, HELLOS, Arena
-from ringcoll.executors.cuda.reports import DIFFERENT, HELLO, Report
+from ringcoll.executors.cuda.reports import HELLO, MISMATCH, Report
 
-__all__ = ["Hellos", "differing"]
+__all__ = ["Hellos", "find_mismatch"]
 
 
 class Hellos:
@@ -42,14 +42,14 @@ class Hellos:
             self._copy.free()
             raise
 
-    def differing(self) -> Report | None:
+    def find_mismatch(self) -> Report | None:
         """The oldest call of which a rank that has come makes another; None: none is known."""
         with self._lock, on(self._ordinal) as cuda:
             target = np.frombuffer(self._copy.host, np.uint32)
             kind = cuda.memcpyDeviceToHost
             cuda.memcpyAsync(target.ctypes.data, self._source, self._nbytes, kind, self._stream)
             cuda.streamSynchronize(self._stream)
-            return differing(target.tobytes(), self._nranks, self._rank)
+            return find_mismatch(target.tobytes(), self._nranks, self._rank)
 
     def close(self) -> None:
         """Let go of stream and memory; idempotent."""
@@ -60,7 +60,7 @@ class Hellos:
         self._copy.free()
 
 
-def differing(data: bytes, nranks: int, rank: int) -> Report | None:
+def find_mismatch(data: bytes, nranks: int, rank: int) -> Report | None:
     """What a kernel would report if it compared the hellos.
 
     Args:
@@ -80,5 +80,5 @@ def differing(data: bytes, nranks: int, rank: int) -> Report | None:
         if others.size:
             peer = int(others[0])
             theirs = int(slot[peer, 2])
-            found.append(Report(DIFFERENT, peer, epoch, HELLO, theirs, launch))
+            found.append(Report(MISMATCH, peer, epoch, HELLO, theirs, launch))
     return min(found, key=lambda report: report.epoch, default=None)

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 
 from ringcoll.errors import AbortedError, ClosedError, DeadlineError, Error, MismatchError
 
-__all__ = ["ABORT", "DIFFERENT", "HELLO", "RELAYED", "Report", "error_of", "read", "with_peers"]
+__all__ = ["ABORT", "HELLO", "MISMATCH", "RELAYED", "Report", "error_of", "read", "with_peers"]
 
 _REPORT = struct.Struct("<IIQIIII")  # Report of kernels/program.cuh
-_EXPIRED, DIFFERENT, _GIVEN_UP, _TOLD, _WORN = range(1, 6)
-RELAYED = _GIVEN_UP, _TOLD
+_EXPIRED, MISMATCH, _ABORTED, _PEER_FAILED, _EPOCH_WRAPPED = range(1, 6)
+RELAYED = _ABORTED, _PEER_FAILED
 """Kinds of reports whose cause lies elsewhere: with the host, or with a peer."""
 HELLO = 0xFFFFFFFF
 _SOURCE = 0x80000000
@@ -96,14 +96,14 @@ def error_of(
     where = f"call {report.epoch} on rank {rank}"
     # What was enqueued last need not be what has failed.
     mine = text_of(rank, report.own) if report.own else last
-    if report.kind == DIFFERENT:
+    if report.kind == MISMATCH:
         theirs = text_of(report.peer, report.launch)
         return MismatchError(
             f"{where}: the ranks made different calls\n  rank {rank}: {mine}\n"
             f"  rank {report.peer}: {theirs}\n  make the same call with the same count, dtype, op, "
             f"root and options on every rank, and pass symmetric buffers on all or on none"
         )
-    if report.kind == _WORN:
+    if report.kind == _EPOCH_WRAPPED:
         return ClosedError(f"{where}: the communicator has made 2**32 calls; make a new one")
     if report.step == HELLO:
         waited = f"rank {report.peer} to enter it"
@@ -114,7 +114,7 @@ def error_of(
         waited = f"rank {report.peer} at step {report.step}"
     if report.kind == _EXPIRED:
         return DeadlineError(f"{where}: waited {timeout:g} s for {waited}; {mine}")
-    if report.kind == _GIVEN_UP:
+    if report.kind == _ABORTED:
         return AbortedError(f"{where}: given up while it waited for {waited}; {mine}")
     return AbortedError(f"{where}: another rank's call has failed, and this one with it; {mine}")
 
@@ -127,18 +127,18 @@ def _error_of_pair(
     verb, to, other = ("send", "to", "recv") if sends else ("recv", "from", "send")
     mine = text_of(rank, report.own)
     where = f"{verb} {to} rank {peer} on rank {rank} (call {report.epoch} of this pair, {mine})"
-    if report.kind == DIFFERENT:
+    if report.kind == MISMATCH:
         theirs = text_of(peer, report.launch)
         return MismatchError(
             f"{verb} on rank {rank}, call {report.epoch} of its pair with rank {peer}: {mine}; "
             f"{other} on rank {peer}: {theirs}; count and dtype must be equal"
         )
-    if report.kind == _WORN:
+    if report.kind == _EPOCH_WRAPPED:
         return ClosedError(f"{where}: the pair has made 2**32 calls; make a new communicator")
     before = "the one before" if sends and report.step & _PAIR_ENTRY else "it"
     waited = f"rank {peer} made no {other} that matches {before}, or stopped inside it"
     if report.kind == _EXPIRED:
         return DeadlineError(f"{where}: waited {timeout:g} s; {waited}")
-    if report.kind == _GIVEN_UP:
+    if report.kind == _ABORTED:
         return AbortedError(f"{where}: given up while {waited}")
     return AbortedError(f"{where}: another rank's call has failed, and this one with it")

@@ -157,7 +157,7 @@ def simple_body(
         len(words[0]),
         len(local),
         writer.moves,
-        "run" if between is None else "run_between",
+        "run" if between is None else "run_gated",
     )
     return Body(text, words, (0,) * len(local), 0, arena.scratch_half if between is None else 0)
 

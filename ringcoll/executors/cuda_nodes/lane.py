@@ -2,7 +2,7 @@
 
 The words are counts that only grow: how many pieces the stream has *said* to be in host memory, how
 many the host has *done*, how many of these the stream has *taken* back; and which one it has waited
-for in vain (*failed*). Each has one writer, so nobody blocks: the stream looks from a kernel of one
+for in vain (*failed*). Each has one writer, so nobody blocks: the stream polls from a kernel of one
 thread, the host between other things. See ``kernels/staging.cuh``.
 """
 

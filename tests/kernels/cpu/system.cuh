@@ -1,6 +1,6 @@
-// The verbs of ../system.cuh for a C++ compiler: a CUDA thread is an OS thread, a block is a group of
-// them with a barrier, a grid is all of them at once. For tests without a GPU, also under
-// ThreadSanitizer, which knows no fences: there looks acquire and tells release.
+// The functions of the kernels' system.cuh for a C++ compiler: a CUDA thread is an OS thread, a
+// block is a group of them with a barrier, a grid is all of them at once. Under ThreadSanitizer,
+// which knows no fences, loads acquire and stores release.
 #pragma once
 
 #include <pthread.h>
@@ -48,15 +48,15 @@ struct Warp {
     u32 votes[2];
 };
 
-struct Gate {
+struct NamedBarrier {
     u32 come, round;
 };
-constexpr u32 GATES = 4;
+constexpr u32 NAMED_BARRIERS = 4;
 
 struct Group {
     pthread_barrier_t barrier;
     Warp warps[16];
-    Gate gates[GATES];
+    NamedBarrier named[NAMED_BARRIERS];
     u32 votes[2];
     u32 arrivals;
     u64 memory[512];
@@ -77,7 +77,7 @@ RC_DEVICE u32 block_index() { return where.block; }
 RC_DEVICE u32 grid_blocks() { return where.blocks; }
 RC_DEVICE u32 local_index() { return where.local; }
 
-RC_DEVICE u64 now() {
+RC_DEVICE u64 globaltimer_ns() {
     timespec time;
     clock_gettime(CLOCK_MONOTONIC, &time);
     return static_cast<u64>(time.tv_sec) * 1000000000ull + static_cast<u64>(time.tv_nsec);
@@ -85,7 +85,7 @@ RC_DEVICE u64 now() {
 
 RC_DEVICE void block_barrier() { pthread_barrier_wait(&where.group->barrier); }
 
-RC_DEVICE bool block_any(bool yes) {
+RC_DEVICE bool block_barrier_or(bool yes) {
     u32* vote = &where.group->votes[where.round++ & 1];
     if (yes) __atomic_store_n(vote, 1u, __ATOMIC_RELAXED);
     block_barrier();
@@ -138,18 +138,18 @@ RC_DEVICE void block_await() {
     __atomic_store_n(arrivals, 0u, __ATOMIC_RELAXED);  // for the next launch
 }
 
-RC_DEVICE u32 gate_arrive(u32 number, u32 count) {
-    Gate& gate = where.group->gates[number];
-    const u32 round = __atomic_load_n(&gate.round, __ATOMIC_ACQUIRE);
-    if (__atomic_add_fetch(&gate.come, 1u, __ATOMIC_ACQ_REL) == count) {
-        __atomic_store_n(&gate.come, 0u, __ATOMIC_RELAXED);
-        __atomic_store_n(&gate.round, round + 1, __ATOMIC_RELEASE);
+RC_DEVICE u32 barrier_arrive(u32 number, u32 count) {
+    NamedBarrier& named = where.group->named[number];
+    const u32 round = __atomic_load_n(&named.round, __ATOMIC_ACQUIRE);
+    if (__atomic_add_fetch(&named.come, 1u, __ATOMIC_ACQ_REL) == count) {
+        __atomic_store_n(&named.come, 0u, __ATOMIC_RELAXED);
+        __atomic_store_n(&named.round, round + 1, __ATOMIC_RELEASE);
     }
     return round;
 }
-RC_DEVICE void gate_meet(u32 number, u32 count) {
-    const u32 round = gate_arrive(number, count);
-    while (__atomic_load_n(&where.group->gates[number].round, __ATOMIC_ACQUIRE) == round) pause();
+RC_DEVICE void barrier_sync(u32 number, u32 count) {
+    const u32 round = barrier_arrive(number, count);
+    while (__atomic_load_n(&where.group->named[number].round, __ATOMIC_ACQUIRE) == round) pause();
 }
 
 template <class T>
@@ -158,7 +158,7 @@ RC_DEVICE T* block_memory() {
     return reinterpret_cast<T*>(where.group->memory);
 }
 
-RC_DEVICE bool rare(bool condition) { return condition; }
+RC_DEVICE bool unlikely(bool condition) { return condition; }
 
 // -- memory of this rank alone, or ordered by other means ---------------------------------------
 
@@ -172,28 +172,30 @@ RC_DEVICE void store(u64 at, T value) {
     *reinterpret_cast<T*>(at) = value;
 }
 
-RC_DEVICE u64 load_if(bool wanted, u64 at) { return wanted ? load<u64>(at) : 0; }
+RC_DEVICE u64 ld_u64_if(bool wanted, u64 at) { return wanted ? load<u64>(at) : 0; }
 
-RC_DEVICE u64 count_up(u64 at) {
-    return __atomic_fetch_add(reinterpret_cast<u64*>(at), 1ull, __ATOMIC_RELAXED);
+RC_DEVICE u64 atom_add_relaxed_gpu_u64(u64 at, u64 value) {
+    return __atomic_fetch_add(reinterpret_cast<u64*>(at), value, __ATOMIC_RELAXED);
 }
 
 // -- words that ranks and the host share --------------------------------------------------------
 
-RC_DEVICE u32 look(u64 at) { return __atomic_load_n(reinterpret_cast<const u32*>(at), ACQUIRE); }
-RC_DEVICE u64 look_wide(u64 at) {
+RC_DEVICE u32 ld_relaxed_sys_u32(u64 at) {
+    return __atomic_load_n(reinterpret_cast<const u32*>(at), ACQUIRE);
+}
+RC_DEVICE u64 ld_relaxed_sys_u64(u64 at) {
     return __atomic_load_n(reinterpret_cast<const u64*>(at), ACQUIRE);
 }
-RC_DEVICE void tell(u64 at, u32 value) {
+RC_DEVICE void st_relaxed_sys_u32(u64 at, u32 value) {
     __atomic_store_n(reinterpret_cast<u32*>(at), value, RELEASE);
 }
-RC_DEVICE void tell_wide(u64 at, u64 value) {
+RC_DEVICE void st_relaxed_sys_u64(u64 at, u64 value) {
     __atomic_store_n(reinterpret_cast<u64*>(at), value, RELEASE);
 }
-RC_DEVICE bool claim(u64 at) {
-    return __atomic_exchange_n(reinterpret_cast<u32*>(at), 1u, __ATOMIC_RELAXED) == 0;
+RC_DEVICE u32 atom_exch_relaxed_gpu_u32(u64 at, u32 value) {
+    return __atomic_exchange_n(reinterpret_cast<u32*>(at), value, __ATOMIC_RELAXED);
 }
-RC_DEVICE void fence() {
+RC_DEVICE void fence_acq_rel_sys() {
 #if !defined(__SANITIZE_THREAD__)
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
 #endif
@@ -201,14 +203,14 @@ RC_DEVICE void fence() {
 
 // -- lines that carry their own signal (LL) -----------------------------------------------------
 
-RC_DEVICE void ll_store(u64 line, u64 data, u32 flag) {
+RC_DEVICE void st_relaxed_sys_ll(u64 line, u64 data, u32 flag) {
     u64* halves = reinterpret_cast<u64*>(line);
     const u64 high = static_cast<u64>(flag) << 32;
     __atomic_store_n(halves, high | (data & 0xffffffffu), __ATOMIC_RELAXED);
     __atomic_store_n(halves + 1, high | data >> 32, __ATOMIC_RELAXED);
 }
 
-RC_DEVICE Vector ll_load(u64 line) {
+RC_DEVICE Vector ld_relaxed_sys_v4_u32(u64 line) {
     const u64* halves = reinterpret_cast<const u64*>(line);
     const u64 low = __atomic_load_n(halves, __ATOMIC_RELAXED);
     const u64 high = __atomic_load_n(halves + 1, __ATOMIC_RELAXED);
@@ -218,15 +220,16 @@ RC_DEVICE Vector ll_load(u64 line) {
 
 RC_DEVICE bool arrived(const Vector& line, u32 flag) { return line.y == flag && line.w == flag; }
 
-RC_DEVICE void ll_look(Vector& v, u64 line, u32 flag) {
-    if (!arrived(v, flag)) v = ll_load(line);
+RC_DEVICE void ld_relaxed_sys_v4_u32_if_missing(Vector& v, u64 line, u32 flag) {
+    if (!arrived(v, flag)) v = ld_relaxed_sys_v4_u32(line);
 }
 
 RC_DEVICE u64 data_of(const Vector& line) { return static_cast<u64>(line.z) << 32 | line.x; }
 
-// -- lines that carry one signal (LL128): the flag goes last, when the others' parts are there ------
+// -- lines that carry one signal (LL128): the flag goes last, when the others' parts are there
+// ------
 
-RC_DEVICE void line_store(bool there, u64 at, u64 low, u64 high) {
+RC_DEVICE void st_relaxed_sys_v2_u64_if(bool there, u64 at, u64 low, u64 high) {
     u64* words = reinterpret_cast<u64*>(at);
     const bool last = where.thread % WARP == WARP - 1;
     if (there) __atomic_store_n(words, low, __ATOMIC_RELAXED);
