@@ -8,7 +8,7 @@ from ringcoll.arguments.calls import prepare
 from ringcoll.collectives import Kind
 from ringcoll.errors import ArgumentError, LaunchRefused
 from ringcoll.executors.cuda.choose import choose
-from ringcoll.executors.cuda.limits import Wishes
+from ringcoll.executors.cuda.limits import CallOptions
 from ringcoll.plan import Buffer
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def chosen_name(
         root=keywords.get("root", 0),
     )
     config, cuda = state.config, state.cuda
-    wishes = Wishes(
+    options = CallOptions(
         section.algorithm,
         config.protocol,
         section.slices,
@@ -65,7 +65,7 @@ def chosen_name(
             call,
             cuda.resources,
             mapped=_mapped(section.kind) if symmetric and case.count else frozenset(),
-            wishes=wishes,
+            options=options,
         )
     except (ArgumentError, LaunchRefused):
         return section.algorithm or "none"  # the call itself will say why

@@ -24,11 +24,11 @@ from ringcoll.config import Config, resolve
 from ringcoll.cuda.arrays import device_array
 from ringcoll.cuda.streams import foreign_streams, stream_of, stream_pointer
 from ringcoll.errors import Error
-from ringcoll.executors.contract import Joint
+from ringcoll.executors.contract import GroupCall
+from ringcoll.executors.cuda.cuda_call import StreamCall
 from ringcoll.executors.cuda.executor import CudaExecutor
 from ringcoll.executors.cuda.params import factor_bytes, start_of
-from ringcoll.executors.cuda.ready import Enqueued
-from ringcoll.executors.cuda_nodes.executor import Staging
+from ringcoll.executors.cuda_nodes.executor import CudaNodesExecutor
 from ringcoll.views import device_view
 
 __all__ = ["DeviceWork", "Enqueuer"]
@@ -44,7 +44,7 @@ class DeviceWork(Work):
     """
 
     def __init__(
-        self, executor: CudaExecutor | Staging, stream: int, like: object, call: str
+        self, executor: CudaExecutor | CudaNodesExecutor, stream: int, like: object, call: str
     ) -> None:
         super().__init__(call)
         self._executor, self._like = executor, like
@@ -138,7 +138,7 @@ class Enqueuer:
             ready = self._prepared(key, name, sendbuf, recvbuf, op, root, options, where)
         alive = sendbuf, recvbuf
         pointer, owner = self._stream_of(stream, alive, where)
-        enqueued = Enqueued(ready, pointer, owner is not None)
+        enqueued = StreamCall(ready, pointer, owner is not None)
         return self._enqueue(enqueued, pointer, alive, owner, later=later, name=name)
 
     def _stream_of(
@@ -149,7 +149,7 @@ class Enqueuer:
 
     def _enqueue(
         self,
-        call: Enqueued | Joint,
+        call: StreamCall | GroupCall,
         stream: int,
         alive: tuple[object, ...],
         owner: object,
@@ -168,7 +168,7 @@ class Enqueuer:
         with state.lock:
             before, self._owners = self._owners, {stream: owner}
             try:
-                if isinstance(call, Joint):
+                if isinstance(call, GroupCall):
                     run_together([(state, call, None)])
                 else:
                     state.run(call)
@@ -179,7 +179,7 @@ class Enqueuer:
 
     def _keep(self, before: dict[int, object]) -> None:
         """Where a call has not come to its stream: whose owner is still needed, of those before."""
-        followed = self._state.cuda.followed.stream
+        followed = self._state.cuda.stream_order.stream
         if followed in before:
             self._owners.setdefault(followed, before[followed])
 
@@ -205,7 +205,7 @@ class Enqueuer:
                 self._counts.pop(next(iter(self._counts)))
             ready = self._state.prepare(plain, config)
         self._counts[key] = ready
-        enqueued = Enqueued(ready, pointer, owner is not None)
+        enqueued = StreamCall(ready, pointer, owner is not None)
         name = call.collective
         return self._enqueue(enqueued, pointer, alive, owner, later=later, name=name)
 

@@ -14,8 +14,8 @@ from ringcoll.communicator.topology import Topology
 from ringcoll.dtypes import dtype_of, op_of
 from ringcoll.errors import Error
 from ringcoll.executors.cuda.choose import choose
-from ringcoll.executors.cuda.chosen import Chosen
-from ringcoll.executors.cuda.limits import Resources, Wishes
+from ringcoll.executors.cuda.kernel_choice import KernelChoice
+from ringcoll.executors.cuda.limits import CallOptions, Resources
 from ringcoll.launch import ALL_MAPPED, Launch
 from ringcoll.plan import Buffer, Plan
 
@@ -26,7 +26,7 @@ _MOST_BYTES = 1 << 36
 
 _DTYPE = dtype_of("float32")
 
-Chooser = Callable[[int], Chosen]
+Chooser = Callable[[int], KernelChoice]
 """What runs for so many units of the smallest size that all ranks can share."""
 
 
@@ -36,8 +36,8 @@ def explained(
     resources: Resources,
     *,
     topology: Topology,
-    wishes: Wishes,
-    check: Callable[[Chosen], None],
+    options: CallOptions,
+    check: Callable[[KernelChoice], None],
 ) -> str:
     """Algorithm, protocol, slices and blocks for buffers of both kinds, in lines of text.
 
@@ -46,7 +46,7 @@ def explained(
         nbytes: of the larger buffer; what is no whole number of float32 for each rank is left out.
         resources: what the ranks have.
         topology: what they know of their machine.
-        wishes: the communicator's options.
+        options: the communicator's options.
         check: raises where the options refuse what was chosen.
 
     """
@@ -58,13 +58,13 @@ def explained(
         f"{collective}, {nbytes} bytes (as float32), {nranks} GPU ranks, "
         f"at most {resources.blocks} CUDA blocks each"
     ]
-    lines += topology.gone_by(collective, wishes.channels)
-    lines += _settings(wishes)
+    lines += topology.gone_by(collective, options.channels)
+    lines += _settings(options)
     rooted = COLLECTIVES[collective].rooted
     shared = frozenset(b for b in ALL_MAPPED if units and b.name.lower() != rooted)
     said = []
     for mapped in (shared, frozenset[Buffer]()):
-        asked = _asking(collective, unit, resources, wishes, mapped)
+        asked = _asking(collective, unit, resources, options, mapped)
         try:
             found = asked(units)
             check(found)
@@ -80,17 +80,17 @@ def explained(
     return "\n".join(lines)
 
 
-def _settings(wishes: Wishes) -> Iterator[str]:
+def _settings(options: CallOptions) -> Iterator[str]:
     """The options that go before the library's own choice."""
     given = {
-        "algorithm": wishes.algorithm,
-        "protocol": wishes.protocol,
-        "slices": wishes.slices,
-        "channels": wishes.channels,
-        "max_sms": wishes.blocks,
-        "engine": wishes.engine,
+        "algorithm": options.algorithm,
+        "protocol": options.protocol,
+        "slices": options.slices,
+        "channels": options.channels,
+        "max_sms": options.blocks,
+        "engine": options.engine,
     }
-    if wishes.plan is not None:
+    if options.plan is not None:
         given["algorithm"] = "a function of yours"
     for name, value in given.items():
         if value is not None:
@@ -101,21 +101,21 @@ def _asking(
     collective: str,
     unit: int,
     resources: Resources,
-    wishes: Wishes,
+    options: CallOptions,
     mapped: frozenset[Buffer],
 ) -> Chooser:
     """What a call of so many units would run, of buffers that peers can reach or not."""
     op = op_of("sum") if COLLECTIVES[collective].reduces else None
 
-    def asked(units: int) -> Chosen:
+    def asked(units: int) -> KernelChoice:
         nbytes = units * unit
         call = Call(collective, 0, None, None, units, _DTYPE, op, nbytes=nbytes)
-        return choose(call, resources, mapped=mapped, wishes=wishes)
+        return choose(call, resources, mapped=mapped, options=options)
 
     return asked
 
 
-def _lines(found: Chosen, asked: Chooser, units: int, unit: int) -> Iterator[str]:
+def _lines(found: KernelChoice, asked: Chooser, units: int, unit: int) -> Iterator[str]:
     """What runs, how, and from where to where."""
     launch = found.launch
     blocks = f"{found.blocks} {'block' if found.blocks == 1 else 'blocks'}"
@@ -129,8 +129,8 @@ def _lines(found: Chosen, asked: Chooser, units: int, unit: int) -> Iterator[str
         yield "signals ride in the data, so the call has one slice"
     elif launch.mapped:
         yield f"signals are words of their own; {_reached(found)}"
-        if found.reached is not None:
-            other, kind = found.reached, found.plan.collective.kind
+        if found.direct is not None:
+            other, kind = found.direct, found.plan.collective.kind
             yield (
                 f"if the root's {kind.rooted.upper()} is of comm.empty too, as its hello says: "
                 f"S = {other.launch.slices}, {other.blocks} of the blocks; {_reached(other)}"
@@ -156,13 +156,13 @@ def _lines(found: Chosen, asked: Chooser, units: int, unit: int) -> Iterator[str
                 yield (f"{side}: {_name(other)} by {_means(other)}, S = {other.launch.slices}")
 
 
-def _reached(found: Chosen) -> str:
+def _reached(found: KernelChoice) -> str:
     """What nobody copies for its peers."""
     names = " and ".join(sorted(buffer.name for buffer in found.launch.mapped))
     return f"peers reach {names} without a copy"
 
 
-def _means(found: Chosen) -> str:
+def _means(found: KernelChoice) -> str:
     """The protocol, or what moves data instead of kernels."""
     return "copy engines" if found.engine == "copy" else found.launch.protocol
 
@@ -173,7 +173,7 @@ def _edge(asked: Chooser, units: int, limit: int) -> int:
     Distances double until something else is chosen; the edge between is found by halving.
     """
 
-    def kind(found: Chosen) -> list[tuple[Launch, Plan]]:
+    def kind(found: KernelChoice) -> list[tuple[Launch, Plan]]:
         return [(variant.launch, variant.plan) for variant in found.variants]
 
     wanted = kind(asked(units))
@@ -201,7 +201,7 @@ def _edge(asked: Chooser, units: int, limit: int) -> int:
     return inside
 
 
-def _name(found: Chosen) -> str:
+def _name(found: KernelChoice) -> str:
     """The algorithm whose plan it is, and on how many rings."""
     source = found.source
     if source is None or not source.algorithm:

@@ -18,16 +18,16 @@ from ringcoll.cuda.device import Device
 from ringcoll.cuda.streams import outside_capture
 from ringcoll.dtypes import dtype_of
 from ringcoll.errors import ArgumentError, Error, LaunchRefused, MachineError
-from ringcoll.executors.contract import Joint
-from ringcoll.executors.cuda.arena import Arena
-from ringcoll.executors.cuda.chosen import Chosen
+from ringcoll.executors.contract import GroupCall
+from ringcoll.executors.cuda.cuda_call import CudaCall
 from ringcoll.executors.cuda.executor import CudaExecutor
-from ringcoll.executors.cuda.limits import Wishes
+from ringcoll.executors.cuda.kernel_choice import KernelChoice
+from ringcoll.executors.cuda.limits import CallOptions
 from ringcoll.executors.cuda.loader import Loader
-from ringcoll.executors.cuda.ready import Ready
 from ringcoll.executors.cuda.recorder import Recorder
-from ringcoll.executors.cuda.sending import CudaPairs, Paired
+from ringcoll.executors.cuda.sending import CudaPairs, PairCalls
 from ringcoll.executors.cuda.watch import Watch
+from ringcoll.executors.cuda.workspace import Workspace
 from ringcoll.executors.rows import TraceEntry
 from ringcoll.fabric import Fabric
 from ringcoll.symmetric.device import CudaSymmetricMemory
@@ -76,7 +76,7 @@ class CudaState(RankState):
         memory, self.transport = allocate_scratch(
             fabric,
             device.ordinal,
-            Arena(fabric.nranks).nbytes,
+            Workspace(fabric.nranks).nbytes,
             what="SCRATCH of a communicator",
             wanted=self.transport,
             probed=parent is not None,  # by the ranks of the parent
@@ -116,7 +116,7 @@ class CudaState(RankState):
             ranks=ranks,
         )
 
-    def prepare(self, call: Call, config: Config, *, asked: bool = False) -> Ready:
+    def prepare(self, call: Call, config: Config, *, asked: bool = False) -> CudaCall:
         """Bind a checked call and its options to this rank's executor.
 
         Args:
@@ -144,18 +144,18 @@ class CudaState(RankState):
             bool(config.verify),
         )
         timeout = config.timeout if config.timeout is not None else self.fabric.timeout
-        wishes = self._wishes(call, config, choice)
+        options = self._options(call, config, choice)
         if asked and config.engine != "copy":  # the host tells copy engines where everything lies
-            wishes = replace(wishes, asked=True)
-        ready = self.cuda.prepare(call, wishes, timeout)
-        _prove(ready.chosen, choice)
+            options = replace(options, hellos_decide=True)
+        ready = self.cuda.prepare(call, options, timeout)
+        _prove(ready.choice, choice)
         if self.debug:
             self.log_choice(call.tagged(ready.terms))
         return ready
 
-    def _wishes(self, call: Call, config: Config, choice: Choice) -> Wishes:
+    def _options(self, call: Call, config: Config, choice: Choice) -> CallOptions:
         """The options that decide what runs; a user's algorithm is proven."""
-        return Wishes(
+        return CallOptions(
             algorithm=choice.algorithm if isinstance(choice.algorithm, str) else None,
             protocol=config.protocol,
             slices=config.slices,
@@ -168,10 +168,10 @@ class CudaState(RankState):
 
     def paired(
         self, calls: tuple[Call, ...], stream: int, timeout: float, *, owned: bool, most: int | None
-    ) -> Joint:
+    ) -> GroupCall:
         """Sends and receives that are launched together; ``most``: CUDA blocks."""
         most = None if most is None else min(most, self.cuda.resources.blocks)
-        return Paired(self.sending, calls, stream, timeout, owned, most)
+        return PairCalls(self.sending, calls, stream, timeout, owned, most)
 
     def run(self, prepared: Any, stream: int | None = None) -> None:
         """Enqueue one call of this rank alone."""
@@ -203,7 +203,7 @@ class CudaState(RankState):
         before a replay nothing is prepared.
         """
         made = super().together(call)
-        if self.cuda.posts is not None:
+        if self.cuda.auto_register is not None:
             self.cuda.mappings.update()
         return made
 
@@ -213,7 +213,7 @@ class CudaState(RankState):
         call = Call(collective, self.fabric.rank, None, None, 0, dtype_of("float32"))
         choice = Choice(self._algorithm(call, config), deterministic=bool(config.deterministic))
 
-        def check(chosen: Chosen) -> None:
+        def check(chosen: KernelChoice) -> None:
             if chosen.engine == "copy":
                 _check_alone(self.cuda, f"{collective} on rank {self.fabric.rank}")
             _prove(chosen, choice)
@@ -223,7 +223,7 @@ class CudaState(RankState):
             nbytes,
             self.cuda.resources,
             topology=self.topology,
-            wishes=self._wishes(call, config, choice),
+            options=self._options(call, config, choice),
             check=check,
         )
 
@@ -249,10 +249,10 @@ class CudaState(RankState):
     def traced(self) -> list[TraceEntry]:
         """The rows of the last call, which must be the only one since this was last asked."""
         self.synchronize()
-        recorder, last = self.cuda.recorder, self.cuda.verdicts.last
+        recorder, last = self.cuda.recorder, self.cuda.async_errors.last
         if recorder is None or last is None:
             return []
-        return recorder.rows(self.fabric.rank, last.chosen, last.call.dtype)
+        return recorder.rows(self.fabric.rank, last.choice, last.call.dtype)
 
     def fail(self, error: BaseException, *, begun: bool = False) -> None:
         """Remember that a call failed; kernels of this rank that wait are asked to stop."""
@@ -281,14 +281,15 @@ class CudaState(RankState):
         if self.closed or self.inherited:
             self._let_go()
             return
-        self.cuda.followed.refuse_capture("close")
+        self.cuda.stream_order.refuse_capture("close")
         with ExitStack() as mode:
             try:
                 # To free memory would end whatever any thread captures meanwhile.
                 mode.enter_context(outside_capture())
                 # Until its kernels have ended a rank must hear of peers that died.
                 self.synchronize()
-                self.cuda.followed.forget()  # a capture that begins there now is none of its calls
+                # A capture that begins on that stream now has none of its calls.
+                self.cuda.stream_order.forget()
                 if self.broken is None and self.cuda.failure() is not None:
                     self.check()
             finally:
@@ -302,7 +303,7 @@ class CudaState(RankState):
             self.cuda.recorder.close()
 
 
-def _prove(chosen: Chosen, choice: Choice) -> None:
+def _prove(chosen: KernelChoice, choice: Choice) -> None:
     """Prove all that may run, in as many slices as show how they repeat."""
     for found in chosen.variants:
         prove(found.plan, replace(found.launch, slices=min(found.launch.slices, 6)), choice)

@@ -27,14 +27,20 @@ from ringcoll.cuda.device import Device
 from ringcoll.cuda.streams import outside_capture
 from ringcoll.dtypes import dtype_of, op_of
 from ringcoll.errors import ArgumentError, ClosedError, Error, MachineError, MismatchError
-from ringcoll.executors.contract import Executor, Joint, PairExecutor
+from ringcoll.executors.contract import Executor, GroupCall, PairExecutor
 from ringcoll.executors.cpu import CpuExecutor
-from ringcoll.executors.cuda.loader import Loader, Quiet
+from ringcoll.executors.cuda.loader import DeferredLoader, Loader
 from ringcoll.executors.cuda_nodes.carry import on_one_core
 from ringcoll.executors.cuda_nodes.exchange import Exchanges, Figures
-from ringcoll.executors.cuda_nodes.executor import PIECE_BYTES, Owner, Staged, Staging, settle
+from ringcoll.executors.cuda_nodes.executor import (
+    PIECE_BYTES,
+    CudaNodesCall,
+    CudaNodesExecutor,
+    Owner,
+    settle,
+)
 from ringcoll.executors.cuda_nodes.layers import LEAST_BYTES, Layers
-from ringcoll.executors.cuda_nodes.point_to_point import StagedPairs, StagingPairs
+from ringcoll.executors.cuda_nodes.point_to_point import CudaNodesPairCalls, CudaNodesPairs
 from ringcoll.executors.cuda_nodes.steps import Steps
 from ringcoll.executors.point_to_point import Pairs
 from ringcoll.fabric import Fabric
@@ -91,7 +97,9 @@ class NodesState(RankState):
         topology: Topology | None = None,
     ) -> None:
         self.device, self._transport = device, transport
-        self.loader = loader if isinstance(loader, Quiet) else Quiet(loader, settle)
+        self.loader = (
+            loader if isinstance(loader, DeferredLoader) else DeferredLoader(loader, settle)
+        )
         self._cache_dir = cache_dir
         super().__init__(fabric, config, parent=parent, ranks=ranks, topology=topology)
 
@@ -113,22 +121,24 @@ class NodesState(RankState):
             made.callback(host_memory.close)
             self._host = CpuExecutor(fabric, host_memory, scratch=SCRATCH_BYTES)
             made.callback(self._host.close)
-            pairs = Pairs(fabric, self._host.board, None, self._host.between)
+            pairs = Pairs(fabric, self._host.shared_state, None, self._host.node_signals)
             side = _Host(fabric, self._host, pairs)
             owner = Owner(
                 lambda job: self.submit(job, ()),
                 lambda error: self.fail(error, begun=True),
                 lambda: self.broken,
             )
-            self.cuda = Staging(fabric, device, self._load, self._host, owner, self._failure)
+            self.cuda = CudaNodesExecutor(
+                fabric, device, self._load, self._host, owner, self._failure
+            )
             made.callback(self.cuda.close)
             # Calls inside a node are parts of those that are followed here, on their streams.
-            self.inside.cuda.followed = self.cuda.followed
+            self.inside.cuda.stream_order = self.cuda.stream_order
 
             def wait(ready: Callable[[], bool], timeout: float) -> None:
                 wait_for([side], ready, timeout)
 
-            self.sending = StagingPairs(self.cuda, pairs, wait)
+            self.sending = CudaNodesPairs(self.cuda, pairs, wait)
             self.cut_by(Figures())
         except BaseException:
             self.inside.abort("the rest of the communicator could not be made")
@@ -216,7 +226,7 @@ class NodesState(RankState):
             self.fail(error)
             raise
 
-    def _layered(self, call: Call, config: Config) -> Staged:
+    def _layered(self, call: Call, config: Config) -> CudaNodesCall:
         """A call in two layers, after a barrier by which all ranks hear that they make it."""
         terms = f"{call.describe()} in two layers"
         if call.collective == "all_to_all":
@@ -237,7 +247,7 @@ class NodesState(RankState):
             config.max_sms,
         )
 
-    def _staged(self, call: Call, config: Config) -> Staged:
+    def _staged(self, call: Call, config: Config) -> CudaNodesCall:
         """A call as CPU ranks make it, piece by piece."""
         return self.cuda.prepare(
             call,
@@ -270,9 +280,9 @@ class NodesState(RankState):
 
     def paired(
         self, calls: tuple[Call, ...], stream: int, timeout: float, *, owned: bool, most: int | None
-    ) -> Joint:
+    ) -> GroupCall:
         """Sends and receives that are launched together; ``most``: nothing here."""
-        return StagedPairs(self.sending, calls, stream, timeout, owned)
+        return CudaNodesPairCalls(self.sending, calls, stream, timeout, owned)
 
     def run(self, prepared: Any, stream: int | None = None) -> None:
         """Enqueue one call of this rank alone."""
@@ -381,7 +391,7 @@ class NodesState(RankState):
         """
         if not (self.closed or self.inherited):
             # Before the thread ends: without it no call could follow.
-            self.cuda.followed.refuse_capture("close")
+            self.cuda.stream_order.refuse_capture("close")
             with contextlib.suppress(Error):  # which the end will tell
                 self.synchronize()
         super().stop()
@@ -397,7 +407,7 @@ class NodesState(RankState):
         if self.closed:
             return
         if not self.inherited:
-            self.cuda.followed.refuse_capture("close")
+            self.cuda.stream_order.refuse_capture("close")
         if self.broken is not None and self.fabric.messages is not None:
             # What MPI may still write to stays pinned for ever.
             self.cuda.quarantined = not self.fabric.messages.give_up(())

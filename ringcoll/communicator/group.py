@@ -17,7 +17,7 @@ from ringcoll.arguments.calls import Call
 from ringcoll.communicator.rank import RankState, in_words
 from ringcoll.communicator.work import Work
 from ringcoll.errors import DeadlineError
-from ringcoll.executors.contract import Executor, Joint, PairExecutor, Runnable
+from ringcoll.executors.contract import Executor, GroupCall, PairExecutor, Runnable
 from ringcoll.executors.drive import Task, drive
 from ringcoll.fabric import Fabric
 
@@ -133,7 +133,7 @@ def run_together(items: list[Item]) -> None:
             state.fabric.check()
         begun = len(items) > 1  # one call alone may be refused, and leave nothing behind
         drive(_tasks(items), lambda ready: wait_for(states, ready, timeout))
-        joint = [call for _, call, _ in items if isinstance(call, Joint)]
+        joint = [call for _, call, _ in items if isinstance(call, GroupCall)]
         for first in {type(call): call for call in joint}.values():
             tasks = first.tasks([call for call in joint if type(call) is type(first)])
             drive(tasks, lambda ready: wait_for(states, ready, timeout))
@@ -155,7 +155,7 @@ def _tasks(items: list[Item]) -> list[Task]:
     pairs: dict[tuple[int, int, bool], tuple[RankState, list[Call], float]] = {}
     for item in items:
         state, call, _ = item
-        if isinstance(call, Joint):
+        if isinstance(call, GroupCall):
             continue
         if not isinstance(call, Call):
             calls.setdefault(id(state), (state, []))[1].append(call)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ringcoll.cuda.raw import RawArray
-from ringcoll.executors.cuda.ready import Ready
-from ringcoll.executors.cuda_nodes.executor import Staged
+from ringcoll.executors.cuda.cuda_call import CudaCall
+from ringcoll.executors.cuda_nodes.executor import CudaNodesCall
 
 __all__ = ["Kept", "is_cupy", "place_of", "reference"]
 
@@ -22,7 +22,7 @@ class Kept:
     send: Callable[[], Any]
     recv: Callable[[], Any]
     places: tuple[object, object]
-    ready: Ready | Staged
+    ready: CudaCall | CudaNodesCall
     by_cupy: bool
     """Whether the arrays are CuPy's, whose current stream the call then takes."""
 

@@ -40,9 +40,9 @@ from ringcoll.errors import (
 )
 from ringcoll.executors.contract import Executor, PairExecutor, Runnable
 from ringcoll.executors.cpu import CpuExecutor
+from ringcoll.executors.cpu_call import CpuChoice
 from ringcoll.executors.pace import Pace, pacer
 from ringcoll.executors.point_to_point import Pairs
-from ringcoll.executors.prepared import Selection
 from ringcoll.executors.rows import TraceEntry
 from ringcoll.fabric import Fabric
 from ringcoll.plan import Buffer
@@ -118,7 +118,7 @@ class RankState:
         make = None if pace is None else (lambda board: pacer(pace, board))
         host = CpuExecutor(self.fabric, self.symmetric, scratch=SCRATCH_BYTES, pacer=make)
         self._host, self.executor = host, host
-        self.pairs = Pairs(self.fabric, host.board, host.pacer, host.between)
+        self.pairs = Pairs(self.fabric, host.shared_state, host.pacer, host.node_signals)
 
     def _child(self, fabric: Fabric, ranks: Sequence[int]) -> RankState:
         """The state of this rank in a communicator of some of these ranks."""
@@ -147,9 +147,9 @@ class RankState:
             "machine": self.topology.machine,
         }
 
-        logged: list[Selection] = []
+        logged: list[CpuChoice] = []
 
-        def chosen(call: Call, mapped: frozenset[Buffer], in_place: bool, half: int) -> Selection:
+        def chosen(call: Call, mapped: frozenset[Buffer], in_place: bool, half: int) -> CpuChoice:
             found = select(call, mapped, in_place, half, **known)
             if self.debug and found not in logged:
                 logged.append(found)

@@ -21,7 +21,7 @@ from ringcoll.dtypes import Accumulate
 from ringcoll.encode import encode
 from ringcoll.errors import ArgumentError, LaunchRefused
 from ringcoll.executors.binder import slot_bytes
-from ringcoll.executors.prepared import Selection
+from ringcoll.executors.cpu_call import CpuChoice
 from ringcoll.launch import ALL_MAPPED, Launch, Layout
 from ringcoll.lower import place
 from ringcoll.model import tuner
@@ -110,7 +110,7 @@ def select(
     choice: Choice,
     nodes: tuple[int, ...] = (),
     machine: Machine | None = None,
-) -> Selection:
+) -> CpuChoice:
     """The plan, launch and layout of a call.
 
     Args:
@@ -141,7 +141,7 @@ def _selected(
     channels: Channels | None,
     choice: Choice,
     nodes: tuple[int, ...],
-) -> Selection:
+) -> CpuChoice:
     if callable(choice.algorithm):
         # As it is written, so that what is wrong is said in the user's own chunks.
         prove(plan, Launch(), choice)
@@ -167,7 +167,7 @@ def _selected(
             )
         slices *= 2
     prove(plan, replace(launch, slices=min(slices, 2 * _WINDOW + 2)), choice)
-    return Selection(plan, launch, layout)
+    return CpuChoice(plan, launch, layout)
 
 
 def _plan(
@@ -210,7 +210,7 @@ def _tuned_for(
 
 def format_selection(
     call: Call,
-    found: Selection,
+    found: CpuChoice,
     *,
     nranks: int,
     choice: Choice,

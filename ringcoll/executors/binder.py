@@ -14,10 +14,9 @@ import numpy.typing as npt
 from ringcoll.arguments.calls import Call
 from ringcoll.dtypes import OPS, ReduceOp
 from ringcoll.encode import Program, encode
-from ringcoll.executors.board import FLAGS, Board, Hello
+from ringcoll.executors.cpu_call import ActiveCall, BoundRows, CpuChoice
 from ringcoll.executors.mapped import agreed
-from ringcoll.executors.node_signals import Between
-from ringcoll.executors.prepared import Bound, Selection, Ticket
+from ringcoll.executors.node_signals import NodeSignals
 from ringcoll.executors.rows import (
     Binding,
     Pacer,
@@ -28,6 +27,7 @@ from ringcoll.executors.rows import (
     lane_rows,
     senders,
 )
+from ringcoll.executors.shared_state import FLAGS, Hello, SharedState
 from ringcoll.fabric import Fabric
 from ringcoll.fabric.mpi import FIRST
 from ringcoll.launch import Layout
@@ -50,8 +50,8 @@ class Binder:
     Args:
         fabric: the ranks.
         symmetric: the memory that peers can reach.
-        board: flags and SCRATCH.
-        between: what crosses nodes; None where there is one.
+        shared_state: flags and SCRATCH.
+        node_signals: what crosses nodes; None where there is one.
         pacer: wraps the work of rows that cross ranks; None: links run free.
 
     """
@@ -60,15 +60,15 @@ class Binder:
         self,
         fabric: Fabric,
         symmetric: SymmetricMemory,
-        board: Board,
-        between: Between | None,
+        shared_state: SharedState,
+        node_signals: NodeSignals | None,
         pacer: Pacer | None,
     ) -> None:
         self.rank, self.nranks, self.nodes = fabric.rank, fabric.nranks, fabric.nodes
-        self.symmetric, self.board = symmetric, board
-        self.between, self.pacer = between, pacer
+        self.symmetric, self.shared_state = symmetric, shared_state
+        self.node_signals, self.pacer = node_signals, pacer
 
-    def reach(self, array: Array | None) -> int:
+    def mapped_address(self, array: Array | None) -> int:
         """An array as peers reach it: mapping << 48 | offset, 0 if they cannot."""
         if array is None or not array.size:
             return 0
@@ -76,12 +76,12 @@ class Binder:
         return 0 if found is None else found[0] << _MAPPING_BITS | found[1]
 
     def bind(
-        self, ticket: Ticket, hellos: Sequence[Hello], trace: list[TraceEntry] | None
-    ) -> Bound:
+        self, active: ActiveCall, hellos: Sequence[Hello], trace: list[TraceEntry] | None
+    ) -> BoundRows:
         """The lanes of this rank.
 
         Args:
-            ticket: the call under way.
+            active: the call under way.
             hellos: of all ranks; none where they are not awaited.
             trace: where executed rows are noted; None: nowhere.
 
@@ -90,41 +90,43 @@ class Binder:
             PlanError: a user's plan is wrong.
 
         """
-        call = ticket.prepared.call
-        rank, nranks, alike = self.rank, self.nranks, ticket.prepared.alike
+        call = active.prepared.call
+        rank, nranks, alike = self.rank, self.nranks, active.prepared.alike
         mapped, in_place = agreed(call, hellos, rank=rank, nranks=nranks, alike=alike)
-        chosen = ticket.prepared.select(call, mapped, in_place, self.board.half_bytes)
-        program = encode(chosen.plan, chosen.launch)
-        user = self._user(call, chosen, hellos)
+        choice = active.prepared.select(call, mapped, in_place, self.shared_state.half_bytes)
+        program = encode(choice.plan, choice.launch)
+        user = self._user(call, choice, hellos)
         loads = [call.op or OPS["sum"]] * self.nranks
         if call.op is not None and call.op.scalar is not None:
             loads = [ReduceOp(call.op.name, hello.scalar) for hello in hellos]
         binding = Binding(
-            layout=chosen.layout,
+            layout=choice.layout,
             user=user,
-            scratch=self._scratch(ticket.epoch & 1),
-            slot_bytes=slot_bytes(call, program, chosen.layout),
+            scratch=self._scratch(active.epoch & 1),
+            slot_bytes=slot_bytes(call, program, choice.layout),
             slots=program.slots,
             ranks=range(self.nranks),
             flag=self._flags(program),
-            entered=[(words, self.board.entered) for words in self.board.words],
+            entered=[(words, self.shared_state.entered) for words in self.shared_state.words],
             dtype=call.dtype,
             op=call.op,
             loads=loads,
             pacer=self.pacer,
             trace=trace,
-            nodes=chosen.launch.nodes,
-            streams=None if self.between is None else Streams(self.between.messages, FIRST),
-            senders=senders(program) if self.between is not None else {},
+            nodes=choice.launch.nodes,
+            streams=None
+            if self.node_signals is None
+            else Streams(self.node_signals.messages, FIRST),
+            senders=senders(program) if self.node_signals is not None else {},
         )
         own = [n for n, block in enumerate(program.programs) if block.block.rank == self.rank]
         lanes = [self._lane(program, number, binding) for number in own]
         carried = [at for at, number in enumerate(own) if program.programs[number].messages]
         sources = {rank for message, rank in binding.senders.items() if message.rank == self.rank}
-        return Bound(program.total, lanes, frozenset(carried), frozenset(sources))
+        return BoundRows(program.total, lanes, frozenset(carried), frozenset(sources))
 
     def _user(
-        self, call: Call, chosen: Selection, hellos: Sequence[Hello]
+        self, call: Call, choice: CpuChoice, hellos: Sequence[Hello]
     ) -> dict[tuple[int, Buffer], Array]:
         """The arrays of the call, and those of peers that are read or written where they lie."""
         user: dict[tuple[int, Buffer], Array] = {}
@@ -132,15 +134,15 @@ class Binder:
             user[self.rank, Buffer.INPUT] = call.send
         if call.recv is not None:
             user[self.rank, Buffer.OUTPUT] = call.recv
-        collective = chosen.plan.collective
-        for buffer in chosen.launch.mapped if hellos else ():
+        collective = choice.plan.collective
+        for buffer in choice.launch.mapped if hellos else ():
             for rank, hello in enumerate(hellos):
                 here = rank != self.rank and self._near(rank)
                 if not (here and collective.has(buffer.name, rank)):
                     continue
                 word = hello.send if buffer is Buffer.INPUT else hello.recv
                 ends = [
-                    sum(chosen.layout.segment(buffer, rank, number))
+                    sum(choice.layout.segment(buffer, rank, number))
                     for number in range(collective.segments(buffer.name))
                 ]
                 nbytes = max(ends) * call.dtype.itemsize
@@ -154,20 +156,23 @@ class Binder:
         return not self.nodes or self.nodes[rank] == self.nodes[self.rank]
 
     def _scratch(self, half: int) -> list[Array]:
-        start = self.board.scratch + half * self.board.half_bytes
-        return [memory[start : start + self.board.half_bytes] for memory in self.board.bytes]
+        start = self.shared_state.scratch + half * self.shared_state.half_bytes
+        return [
+            memory[start : start + self.shared_state.half_bytes]
+            for memory in self.shared_state.bytes
+        ]
 
     def _flags(self, program: Program) -> Callable[[int, int], tuple[Any, int]]:
         slots, blocks = flag_slots(program), program.blocks
 
         def flag(src: int, dst: int) -> tuple[Any, int]:
             at, rank = (
-                self.board.flags + blocks[src].rank * FLAGS + slots[src, dst],
+                self.shared_state.flags + blocks[src].rank * FLAGS + slots[src, dst],
                 blocks[dst].rank,
             )
-            if self.between is not None and not self._near(rank):
-                return self.between.signals[rank], at
-            return self.board.words[rank], at
+            if self.node_signals is not None and not self._near(rank):
+                return self.node_signals.signals[rank], at
+            return self.shared_state.words[rank], at
 
         return flag
 

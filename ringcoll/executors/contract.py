@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from ringcoll.executors.drive import Task
 
-__all__ = ["Executor", "Joint", "PairExecutor", "Runnable"]
+__all__ = ["Executor", "GroupCall", "PairExecutor", "Runnable"]
 
 
 class Runnable(Protocol):
@@ -20,7 +20,7 @@ class Runnable(Protocol):
         ...
 
 
-class Joint(ABC):
+class GroupCall(ABC):
     """A call that is launched with all others of its kind in a group, whatever their ranks."""
 
     timeout: float
@@ -28,7 +28,7 @@ class Joint(ABC):
 
     @staticmethod
     @abstractmethod
-    def tasks(calls: Sequence[Joint]) -> list[Task]:
+    def tasks(calls: Sequence[GroupCall]) -> list[Task]:
         """All of a group."""
 
 
@@ -46,7 +46,7 @@ class Executor(Protocol):
         """Several calls of this rank, one after the other, beside those of others in a group."""
         ...
 
-    def compare(self, ticket: Any) -> None:
+    def compare(self, active: Any) -> None:
         """Raise if the ranks made different calls, as far as is known."""
         ...
 
@@ -54,11 +54,11 @@ class Executor(Protocol):
         """The same for the last call."""
         ...
 
-    def late(self, ticket: Any, timeout: float) -> str:
+    def late(self, active: Any, timeout: float) -> str:
         """Who waited for whom: the message of a deadline."""
         ...
 
-    def absent(self, ticket: Any) -> list[int]:
+    def absent(self, active: Any) -> list[int]:
         """The ranks that have not entered a call."""
         ...
 
@@ -83,10 +83,10 @@ class PairExecutor(Protocol):
         """Raise if the two ends differ."""
         ...
 
-    def late(self, ticket: Any) -> str:
+    def late(self, active: Any) -> str:
         """The message of a deadline."""
         ...
 
-    def absent(self, ticket: Any) -> list[int]:
+    def absent(self, active: Any) -> list[int]:
         """The other end, if it has not come."""
         ...

@@ -18,12 +18,12 @@ from ringcoll.bootstrap.contract import named
 from ringcoll.collectives import COLLECTIVES
 from ringcoll.errors import MismatchError, PlanError, UsageError
 from ringcoll.executors.binder import Binder
-from ringcoll.executors.board import Board, Hello, Words
+from ringcoll.executors.cpu_call import ActiveCall, BoundRows, CpuCall, Select
 from ringcoll.executors.drive import Lane, Pause, Task, drive, run_paced_rows, run_rows, steps
-from ringcoll.executors.lanes import MessageLane
-from ringcoll.executors.node_signals import open_between
-from ringcoll.executors.prepared import Bound, Prepared, Select, Ticket
+from ringcoll.executors.message_lane import MessageLane
+from ringcoll.executors.node_signals import open_node_signals
 from ringcoll.executors.rows import Pacer, TraceEntry
+from ringcoll.executors.shared_state import Hello, SharedState, Words
 from ringcoll.fabric import Fabric
 from ringcoll.plan import Buffer
 from ringcoll.symmetric.host import SymmetricMemory
@@ -48,22 +48,22 @@ class CpuExecutor:
         symmetric: SymmetricMemory,
         *,
         scratch: int,
-        pacer: Callable[[Board], Pacer] | None = None,
+        pacer: Callable[[SharedState], Pacer] | None = None,
     ) -> None:
         self.fabric, self.symmetric = fabric, symmetric
         self.rank, self.nranks = fabric.rank, fabric.nranks
-        self.board = Board(fabric, scratch)
-        self.between = open_between(fabric, self.board)
-        if self.between is not None:
-            self.between.messages.on_doubt(self._doubt)
-        self.pacer = pacer(self.board) if pacer is not None else None
-        self.binder = Binder(fabric, symmetric, self.board, self.between, self.pacer)
+        self.shared_state = SharedState(fabric, scratch)
+        self.node_signals = open_node_signals(fabric, self.shared_state)
+        if self.node_signals is not None:
+            self.node_signals.messages.on_doubt(self._doubt)
+        self.pacer = pacer(self.shared_state) if pacer is not None else None
+        self.binder = Binder(fabric, symmetric, self.shared_state, self.node_signals, self.pacer)
         self.peers = [rank for rank in range(self.nranks) if rank != self.rank]
-        self.entered: list[Words] = [self.board.words[rank] for rank in self.peers]
+        self.entered: list[Words] = [self.shared_state.words[rank] for rank in self.peers]
         self.epoch = self.known = 0
-        self.uncompared: Ticket | None = None
+        self.uncompared: ActiveCall | None = None
         self.trace: list[TraceEntry] | None = None
-        self.running: Ticket | None = None
+        self.running: ActiveCall | None = None
 
     # -- a call, in three parts; a group runs the parts of several ranks together -----------
 
@@ -76,7 +76,7 @@ class CpuExecutor:
         alike: bool,
         options: str,
         timeout: float,
-    ) -> Prepared:
+    ) -> CpuCall:
         """Bind a checked call to this executor.
 
         Args:
@@ -92,23 +92,23 @@ class CpuExecutor:
         terms = f"{call.describe()} {options}".rstrip()
         digest = hashlib.blake2b(terms.encode(), digest_size=8).digest()
         signature = int.from_bytes(digest, "little") or 1
-        number = next(self.board.numbers)
+        number = next(self.shared_state.numbers)
         hello = Hello(
             signature,
             number,
-            self.binder.reach(call.send),
-            self.binder.reach(call.recv),
+            self.binder.mapped_address(call.send),
+            self.binder.mapped_address(call.recv),
             call.in_place,
             _factor(call),
         )
         if options:
             # What is wrong with them is better said before the others hear of the call.
-            reach = {Buffer.INPUT: hello.send, Buffer.OUTPUT: hello.recv}
-            mapped = frozenset(buffer for buffer, word in reach.items() if word and agrees)
+            mapped_address = {Buffer.INPUT: hello.send, Buffer.OUTPUT: hello.recv}
+            mapped = frozenset(buffer for buffer, word in mapped_address.items() if word and agrees)
             in_place = call.in_place if agrees else COLLECTIVES[call.collective].reduces
-            select(call, mapped, in_place, self.board.half_bytes)
+            select(call, mapped, in_place, self.shared_state.half_bytes)
         changes = self.symmetric.changes
-        return Prepared(
+        return CpuCall(
             call,
             select,
             signature,
@@ -120,60 +120,62 @@ class CpuExecutor:
             changes=changes,
         )
 
-    def run(self, prepared: Prepared) -> None:
+    def run(self, prepared: CpuCall) -> None:
         """The whole call of this rank."""
-        ticket = self.enter(prepared)
-        bound = self.bind(ticket)
-        base = ticket.epoch << 32
+        active = self.enter(prepared)
+        bound = self.bind(active)
+        base = active.epoch << 32
         if len(bound.lanes) == 1 and not bound.messages:
             run_lane = run_rows if self.pacer is None else run_paced_rows
             run_lane(bound.lanes[0](), base, self.idle, self.fabric.notify, self.fabric.fence)
         elif bound.lanes:
-            drive([steps(self.lanes(ticket))], self.idle)
-        self.finish(ticket)
+            drive([steps(self.lanes(active))], self.idle)
+        self.finish(active)
 
-    def task(self, calls: Sequence[Prepared]) -> Task:
+    def task(self, calls: Sequence[CpuCall]) -> Task:
         """Several calls of this rank, one after the other, beside those of others in a group."""
         for prepared in calls:
-            ticket = self.enter(prepared)
-            for epoch in (ticket.epoch - 1, ticket.epoch if prepared.agrees else 0):
+            active = self.enter(prepared)
+            for epoch in (active.epoch - 1, active.epoch if prepared.agrees else 0):
                 while not self._all_entered(epoch):
                     yield Pause(lambda epoch=epoch: self._all_entered(epoch))  # type: ignore[misc]
-            self.bind(ticket)
-            yield from steps(self.lanes(ticket))
-            self.finish(ticket)
+            self.bind(active)
+            yield from steps(self.lanes(active))
+            self.finish(active)
 
-    def enter(self, prepared: Prepared) -> Ticket:
+    def enter(self, prepared: CpuCall) -> ActiveCall:
         """Say hello. Nothing waits here."""
         if prepared.agrees and prepared.changes != self.symmetric.changes:
-            self._reach_anew(prepared)
+            self._refresh_mappings(prepared)
         self.epoch += 1
-        ticket = self.running = Ticket(prepared, self.epoch)
+        active = self.running = ActiveCall(prepared, self.epoch)
         number = prepared.hello.record
-        told = self.board.recording(number)
+        told = self.shared_state.recording(number)
         if not told:
-            self.board.record(number, prepared.call.tagged(prepared.terms))
-        self.board.enter(self.epoch, prepared.hello)
-        if self.between is not None:
-            self.between.announce(self.epoch, None if told else number)
+            self.shared_state.record(number, prepared.call.tagged(prepared.terms))
+        self.shared_state.enter(self.epoch, prepared.hello)
+        if self.node_signals is not None:
+            self.node_signals.announce(self.epoch, None if told else number)
         notify = self.fabric.notify
         if notify is not None:
             for rank in self.peers:
                 notify(rank)
-        return ticket
+        return active
 
-    def _reach_anew(self, prepared: Prepared) -> None:
+    def _refresh_mappings(self, prepared: CpuCall) -> None:
         """Memory has come or gone since the last call with these arrays, here or at a peer."""
         call = prepared.call
         prepared.changes = self.symmetric.changes
         prepared.bound.clear()
         prepared.hello = replace(
-            prepared.hello, send=self.binder.reach(call.send), recv=self.binder.reach(call.recv)
+            prepared.hello,
+            send=self.binder.mapped_address(call.send),
+            recv=self.binder.mapped_address(call.recv),
         )
 
-    def bind(self, ticket: Ticket) -> Bound:
+    def bind(self, active: ActiveCall) -> BoundRows:
         """Wait for what must be known before the first byte moves; return the rows to run."""
-        prepared, epoch = ticket.prepared, ticket.epoch
+        prepared, epoch = active.prepared, active.epoch
         if self.known < epoch - 1:
             self.await_entered(epoch - 1)
             if self.uncompared is not None:
@@ -182,53 +184,59 @@ class CpuExecutor:
         key: tuple[object, ...]
         if prepared.agrees:
             self.await_entered(epoch)
-            self.compare(ticket)
-            key = (epoch & 1, *self.board.terms(epoch, scaled=prepared.hello.scalar is not None))
+            self.compare(active)
+            key = (
+                epoch & 1,
+                *self.shared_state.terms(epoch, scaled=prepared.hello.scalar is not None),
+            )
         else:
             key = (epoch & 1,)
         bound = prepared.bound.get(key)
         if bound is None or self.trace is not None:
             ranks = range(self.nranks) if prepared.agrees else ()
-            hellos = [self.board.hello(rank, epoch) for rank in ranks]
+            hellos = [self.shared_state.hello(rank, epoch) for rank in ranks]
             try:
-                bound = self.binder.bind(ticket, hellos, self.trace)
+                bound = self.binder.bind(active, hellos, self.trace)
             except (UsageError, PlanError):
                 # All ranks find the same, and nothing has moved: for all of them it is over.
-                self.finish(ticket)
+                self.finish(active)
                 raise
             if len(prepared.bound) < 8 and self.trace is None:
                 prepared.bound[key] = bound
-        ticket.bound = bound
+        active.bound = bound
         return bound
 
-    def lanes(self, ticket: Ticket) -> list[Lane]:
+    def lanes(self, active: ActiveCall) -> list[Lane]:
         """The lanes of a bound call, for :func:`ringcoll.executors.drive.drive`."""
-        bound = ticket.bound
+        bound = active.bound
         if bound is None:
             return []
-        base, notify, fence = ticket.epoch << 32, self.fabric.notify, self.fabric.fence
+        base, notify, fence = active.epoch << 32, self.fabric.notify, self.fabric.fence
         return [
             (MessageLane if at in bound.messages else Lane)(iter(rows()), base, notify, fence)
             for at, rows in enumerate(bound.lanes)
         ]
 
-    def finish(self, ticket: Ticket) -> None:
+    def finish(self, active: ActiveCall) -> None:
         """What a call does last: a total one has met all ranks, so it compares their hellos."""
-        if self.between is not None and ticket.bound is not None:
-            between, met = self.between, self.peers if ticket.bound.total else ticket.bound.sources
-            self.idle(lambda: between.settled(ticket.epoch, met))
-            self.compare(ticket)
-        if ticket.bound is not None and ticket.bound.total:
-            self.known = ticket.epoch
-            self.compare(ticket)
-        elif self.known < ticket.epoch:
-            self.uncompared = ticket
+        if self.node_signals is not None and active.bound is not None:
+            node_signals, met = (
+                self.node_signals,
+                self.peers if active.bound.total else active.bound.sources,
+            )
+            self.idle(lambda: node_signals.settled(active.epoch, met))
+            self.compare(active)
+        if active.bound is not None and active.bound.total:
+            self.known = active.epoch
+            self.compare(active)
+        elif self.known < active.epoch:
+            self.uncompared = active
         self.running = None
 
     def _doubt(self, rank: int) -> None:
         """A message of ``rank`` does not fit: its hello, which came before, tells why."""
-        if self.between is not None and self.running is not None:
-            self.between.await_hello(rank, self.running.epoch)
+        if self.node_signals is not None and self.running is not None:
+            self.node_signals.await_hello(rank, self.running.epoch)
             self.compare(self.running)
 
     # -- hellos ------------------------------------------------------------------------------
@@ -236,7 +244,7 @@ class CpuExecutor:
     def await_entered(self, epoch: int) -> None:
         """Wait until all ranks have entered ``epoch``."""
         base = epoch << 32
-        at = self.board.entered
+        at = self.shared_state.entered
         for words in self.entered:
             if words[at] < base:
                 for _ in range(40 if self.fabric.notify is None else 0):
@@ -247,22 +255,26 @@ class CpuExecutor:
         self.known = epoch
 
     def _all_entered(self, epoch: int) -> bool:
-        at, base = self.board.entered, epoch << 32
+        at, base = self.shared_state.entered, epoch << 32
         return all(words[at] >= base for words in self.entered)
 
-    def compare(self, ticket: Ticket) -> None:
+    def compare(self, active: ActiveCall) -> None:
         """Compare this rank's hello with those that have arrived.
 
         Raises:
             MismatchError: the ranks made different calls; all that are known are shown.
 
         """
-        epoch, mine = ticket.epoch, ticket.prepared.signature
-        at, base, entered = self.board.signature_at(epoch), epoch << 32, self.board.entered
+        epoch, mine = active.epoch, active.prepared.signature
+        at, base, entered = (
+            self.shared_state.signature_at(epoch),
+            epoch << 32,
+            self.shared_state.entered,
+        )
         for words in self.entered:
             # In this order: the slot holds an older signature until the rank has entered.
             if words[entered] >= base and words[at] != mine:
-                raise MismatchError(self._disagreement(ticket))
+                raise MismatchError(self._disagreement(active))
 
     def compare_last(self) -> None:
         """The same for the last call, which may have ended here before all had come."""
@@ -270,13 +282,13 @@ class CpuExecutor:
             self.fabric.progress()
             self.compare(self.uncompared)
 
-    def _disagreement(self, ticket: Ticket) -> str:
-        epoch = ticket.epoch
+    def _disagreement(self, active: ActiveCall) -> str:
+        epoch = active.epoch
         lines = [f"call {epoch} on rank {self.rank}: the ranks made different calls"]
         for rank in range(self.nranks):
-            if self.board.words[rank][self.board.entered] >= epoch << 32:
-                said = self.board.hello(rank, epoch)
-                lines.append(f"  rank {rank}: {self.board.recorded(rank, said.record)}")
+            if self.shared_state.words[rank][self.shared_state.entered] >= epoch << 32:
+                said = self.shared_state.hello(rank, epoch)
+                lines.append(f"  rank {rank}: {self.shared_state.recorded(rank, said.record)}")
             else:
                 lines.append(f"  rank {rank}: has not entered it yet")
         lines.append(
@@ -288,8 +300,8 @@ class CpuExecutor:
 
     def idle(self, ready: Callable[[], bool]) -> None:
         """Wait the long way: naps, deadline, lost ranks, ranks that made another call."""
-        ticket = self.running
-        if ticket is None:
+        active = self.running
+        if active is None:
             self.fabric.wait(ready, deadline=self.fabric.deadline(), describe=lambda: "no call")
             return
         began = time.monotonic()
@@ -302,26 +314,26 @@ class CpuExecutor:
             # Comparing costs more than looking: ten looks are some µs at first, some ms later.
             # Ranks that wake each other look only when there is news.
             if next(looks) % every == 0:
-                self.compare(ticket)
+                self.compare(active)
             return False
 
-        timeout = ticket.prepared.timeout
+        timeout = active.prepared.timeout
         self.fabric.wait(
             watched,
             deadline=began + timeout,
-            describe=lambda: self.late(ticket, timeout),
-            peers=lambda: self.absent(ticket),
+            describe=lambda: self.late(active, timeout),
+            peers=lambda: self.absent(active),
         )
 
-    def absent(self, ticket: Ticket) -> list[int]:
+    def absent(self, active: ActiveCall) -> list[int]:
         """The ranks that have not entered a call: it cannot end if one of them has left."""
-        base, at = ticket.epoch << 32, self.board.entered
-        return [rank for rank in self.peers if self.board.words[rank][at] < base]
+        base, at = active.epoch << 32, self.shared_state.entered
+        return [rank for rank in self.peers if self.shared_state.words[rank][at] < base]
 
-    def late(self, ticket: Ticket, timeout: float) -> str:
+    def late(self, active: ActiveCall, timeout: float) -> str:
         """Who waited for whom: the message of a deadline."""
-        epoch, call = ticket.epoch, ticket.prepared.call
-        absent = self.absent(ticket)
+        epoch, call = active.epoch, active.prepared.call
+        absent = self.absent(active)
         what = f"{call.collective} (call {epoch}) on rank {self.rank}: waited {timeout:g} s"
         mine = call.tagged(call.describe())
         if absent:
@@ -332,7 +344,7 @@ class CpuExecutor:
         """Let go of the board; not collective."""
         self.entered = []
         self.uncompared = self.running = None
-        self.board.close()
+        self.shared_state.close()
 
 
 def _factor(call: Call) -> complex | None:

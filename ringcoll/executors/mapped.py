@@ -8,7 +8,7 @@ from ringcoll.arguments.calls import Call
 from ringcoll.bootstrap.contract import named
 from ringcoll.collectives import Collective
 from ringcoll.errors import MismatchError
-from ringcoll.executors.board import Hello
+from ringcoll.executors.shared_state import Hello
 from ringcoll.plan import Buffer
 
 __all__ = ["agreed"]

@@ -17,11 +17,11 @@ from collections.abc import Iterable
 import numpy as np
 
 from ringcoll.errors import MachineError
-from ringcoll.executors.board import FLAGS, HELLO_WORDS, Board
+from ringcoll.executors.shared_state import FLAGS, HELLO_WORDS, SharedState
 from ringcoll.fabric import Fabric
 from ringcoll.fabric.mpi import Messages
 
-__all__ = ["Between", "Signals", "open_between"]
+__all__ = ["NodeSignals", "RemoteFlags", "open_node_signals"]
 
 _COPY, _SIGNAL = 0, 1
 _HELLO_SECONDS = 1.0
@@ -30,7 +30,7 @@ _PIECE = struct.Struct("<IIQ")  # offset, bytes; padded to a word
 _WORD = struct.Struct("=Q")
 
 
-class Signals:
+class RemoteFlags:
     """The words of a rank of another node, for signals: storing posts, reading is not for them.
 
     Args:
@@ -47,40 +47,40 @@ class Signals:
         self._messages.post(self._rank, head + _WORD.pack(value))
 
 
-class Between:
+class NodeSignals:
     """One rank's board as the other nodes see it, and theirs as it sees them.
 
     Args:
         fabric: ranks on several nodes.
-        board: of this rank.
+        shared_state: of this rank.
         messages: of the communicator.
 
     """
 
-    def __init__(self, fabric: Fabric, board: Board, messages: Messages) -> None:
-        self.messages, self._board = messages, board
+    def __init__(self, fabric: Fabric, shared_state: SharedState, messages: Messages) -> None:
+        self.messages, self._board = messages, shared_state
         nodes, self._rank = fabric.nodes, fabric.rank
         self.nodes = nodes
-        self.far = [rank for rank in range(fabric.nranks) if nodes[rank] != nodes[fabric.rank]]
-        self.signals = {rank: Signals(messages, rank) for rank in self.far}
-        messages.listen(self.far, self._store)
+        self.remote = [rank for rank in range(fabric.nranks) if nodes[rank] != nodes[fabric.rank]]
+        self.signals = {rank: RemoteFlags(messages, rank) for rank in self.remote}
+        messages.listen(self.remote, self._store)
 
     def announce(self, epoch: int, record: int | None) -> None:
         """Post the hello of a call to the other nodes; ``record``: with the text of that number."""
-        board = self._board
-        hello = board.hellos + (epoch & 3) * HELLO_WORDS
+        shared_state = self._board
+        hello = shared_state.hellos + (epoch & 3) * HELLO_WORDS
         payload = self._copied(
-            ([] if record is None else [board.place(record)])
-            + [(8 * hello, 8 * HELLO_WORDS), (8 * board.entered, 8)]
+            ([] if record is None else [shared_state.place(record)])
+            + [(8 * hello, 8 * HELLO_WORDS), (8 * shared_state.entered, 8)]
         )
-        for rank in self.far:
+        for rank in self.remote:
             self.messages.post(rank, payload)
 
     def announce_pair(self, peer: int, epoch: int, record: int, *, sends: bool) -> None:
         """The same for a call of two ranks, to the one that it is for."""
-        board, at = self._board, self._board.pair(peer, sends=sends)
+        shared_state, at = self._board, self._board.pair(peer, sends=sends)
         hello = at + 8 + (epoch & 3) * HELLO_WORDS
-        places = [board.place(record), (8 * hello, 8 * HELLO_WORDS), (8 * at, 8)]
+        places = [shared_state.place(record), (8 * hello, 8 * HELLO_WORDS), (8 * at, 8)]
         self.messages.post(peer, self._copied(places))
 
     def settled(self, epoch: int, ranks: Iterable[int]) -> bool:
@@ -103,17 +103,17 @@ class Between:
 
     def _store(self, rank: int, payload: memoryview) -> None:
         """Store what ``rank`` has posted: in the copy of its words, or as signals to this rank."""
-        board = self._board
-        if not board.words:
+        shared_state = self._board
+        if not shared_state.words:
             return  # closed meanwhile
         if len(payload) < _HEAD.size:
             raise MachineError(f"rank {rank} posted {len(payload)} bytes, which mean nothing")
         (kind,) = _HEAD.unpack_from(payload)
-        low, high = 0, board.scratch
+        low, high = 0, shared_state.scratch
         if kind == _SIGNAL:
-            low = 8 * (board.flags + rank * FLAGS)
+            low = 8 * (shared_state.flags + rank * FLAGS)
             high = low + 8 * FLAGS
-        memory = board.bytes[rank if kind == _COPY else self._rank]
+        memory = shared_state.bytes[rank if kind == _COPY else self._rank]
         at = _HEAD.size
         while at < len(payload):
             if len(payload) - at < _PIECE.size:
@@ -127,8 +127,8 @@ class Between:
             at += length
 
 
-def open_between(fabric: Fabric, board: Board) -> Between | None:
+def open_node_signals(fabric: Fabric, shared_state: SharedState) -> NodeSignals | None:
     """What crosses nodes on this board; None where there is one node."""
     if not fabric.nodes or fabric.messages is None:
         return None
-    return Between(fabric, board, fabric.messages)
+    return NodeSignals(fabric, shared_state, fabric.messages)

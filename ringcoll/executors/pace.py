@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from ringcoll.errors import ArgumentError
-from ringcoll.executors.board import Board, Times
+from ringcoll.executors.shared_state import SharedState, Times
 
 __all__ = ["Pace", "PacedLinks", "Transfer", "pacer"]
 
@@ -96,8 +96,12 @@ class _Lock:
     Several ranks change the word of a port: those that read from its rank, and the rank itself.
     """
 
-    def __init__(self, board: Board) -> None:
-        self._words, self._rank, self._at = board.words, board.rank, board.ports + board.nranks
+    def __init__(self, shared_state: SharedState) -> None:
+        self._words, self._rank, self._at = (
+            shared_state.words,
+            shared_state.rank,
+            shared_state.ports + shared_state.nranks,
+        )
         self._fence = threading.Lock()
 
     def _order(self) -> None:
@@ -128,15 +132,18 @@ class _Lock:
 
 
 def pacer(
-    pace: Pace, board: Board
+    pace: Pace, shared_state: SharedState
 ) -> Callable[[Callable[[], None], Sequence[tuple[int, int]], int], Transfer]:
     """A wrapper for the work of a row: does it, and says when its links are done with it."""
-    lock = _Lock(board)
+    lock = _Lock(shared_state)
 
     def ports(src: int, dst: int) -> tuple[Word, ...]:
         if pace.links == "pairs":
-            return ((board.times[dst], board.ports + src),)
-        return (board.times[src], board.ports), (board.times[dst], board.ports + 1)
+            return ((shared_state.times[dst], shared_state.ports + src),)
+        return (shared_state.times[src], shared_state.ports), (
+            shared_state.times[dst],
+            shared_state.ports + 1,
+        )
 
     def wrap(work: Callable[[], None], links: Sequence[tuple[int, int]], nbytes: int) -> Transfer:
         busy: dict[tuple[int, int], tuple[Word, float]] = {}

@@ -19,10 +19,9 @@ from ringcoll.arguments.calls import Call
 from ringcoll.collectives import Collective
 from ringcoll.encode import Program, encode
 from ringcoll.errors import MismatchError
-from ringcoll.executors.board import Board, Hello, Words
 from ringcoll.executors.drive import Lane, Pause, Task, steps
-from ringcoll.executors.lanes import MessageLane
-from ringcoll.executors.node_signals import Between
+from ringcoll.executors.message_lane import MessageLane
+from ringcoll.executors.node_signals import NodeSignals
 from ringcoll.executors.rows import (
     Binding,
     Pacer,
@@ -32,12 +31,13 @@ from ringcoll.executors.rows import (
     lane_rows,
     senders,
 )
+from ringcoll.executors.shared_state import Hello, SharedState, Words
 from ringcoll.fabric import Fabric
 from ringcoll.fabric.mpi import PAIRS
 from ringcoll.launch import Launch, Layout
 from ringcoll.plan import Buffer
 
-__all__ = ["PairTicket", "Pairs"]
+__all__ = ["ActivePairCall", "Pairs"]
 
 WINDOW = 2
 MESSAGE_BYTES = 64 << 20
@@ -47,7 +47,7 @@ SENDER, RECEIVER = 0, 1
 
 
 @dataclass(slots=True)
-class PairTicket:
+class ActivePairCall:
     """One half of a pair's call under way on this rank."""
 
     call: Call
@@ -62,39 +62,48 @@ class Pairs:
 
     Args:
         fabric: the ranks on this host.
-        board: the communicator's board, with a landing zone for each peer.
+        shared_state: the communicator's board, with a landing zone for each peer.
         pacer: wraps rows that cross ranks; None: links run free.
-        between: what crosses nodes, where there are several.
+        node_signals: what crosses nodes, where there are several.
 
     """
 
     def __init__(
-        self, fabric: Fabric, board: Board, pacer: Pacer | None, between: Between | None = None
+        self,
+        fabric: Fabric,
+        shared_state: SharedState,
+        pacer: Pacer | None,
+        node_signals: NodeSignals | None = None,
     ) -> None:
-        self.fabric, self.board, self.pacer, self.between = fabric, board, pacer, between
+        self.fabric, self.shared_state, self.pacer, self.node_signals = (
+            fabric,
+            shared_state,
+            pacer,
+            node_signals,
+        )
         self.rank = fabric.rank
-        self.running: list[PairTicket] = []
+        self.running: list[ActivePairCall] = []
         self.trace: list[TraceEntry] | None = None
         self._epochs: defaultdict[tuple[int, bool], int] = defaultdict(int)
 
-    def enter(self, call: Call, timeout: float) -> PairTicket:
+    def enter(self, call: Call, timeout: float) -> ActivePairCall:
         """Say this half's hello to the peer. Nothing waits here."""
         sends = call.send is not None
         self._epochs[call.peer, sends] += 1
         epoch = self._epochs[call.peer, sends]
         digest = hashlib.blake2b(self._terms(call).encode(), digest_size=8).digest()
         signature = int.from_bytes(digest, "little") or 1
-        number = next(self.board.numbers)
-        self.board.record(number, self._terms(call))
+        number = next(self.shared_state.numbers)
+        self.shared_state.record(number, self._terms(call))
         hello = Hello(signature, number)
-        self.board.enter_pair(call.peer, epoch, hello, sends=sends)
-        if self.between is not None and call.peer in self.between.far:
-            self.between.announce_pair(call.peer, epoch, number, sends=sends)
+        self.shared_state.enter_pair(call.peer, epoch, hello, sends=sends)
+        if self.node_signals is not None and call.peer in self.node_signals.remote:
+            self.node_signals.announce_pair(call.peer, epoch, number, sends=sends)
         if self.fabric.notify is not None:
             self.fabric.notify(call.peer)
-        ticket = PairTicket(call, sends, epoch, signature, timeout)
-        self.running.append(ticket)
-        return ticket
+        active = ActivePairCall(call, sends, epoch, signature, timeout)
+        self.running.append(active)
+        return active
 
     def task(self, calls: Sequence[Call], timeout: float) -> Task:
         """Several calls of one pair and direction, one after the other.
@@ -106,21 +115,21 @@ class Pairs:
             if call.send is not None and call.recv is not None:
                 call.recv[...] = call.send  # both ends are here, in one call: nobody else hears
                 continue
-            ticket = self.enter(call, timeout)
-            epoch = ticket.epoch - 1 if ticket.sends else ticket.epoch
-            yield from self._await(ticket, epoch)
-            self.compare(ticket)
-            yield from steps(self.lanes(ticket))
-            self.compare(ticket)
-            self.running.remove(ticket)
+            active = self.enter(call, timeout)
+            epoch = active.epoch - 1 if active.sends else active.epoch
+            yield from self._await(active, epoch)
+            self.compare(active)
+            yield from steps(self.lanes(active))
+            self.compare(active)
+            self.running.remove(active)
 
-    def lanes(self, ticket: PairTicket) -> list[Lane]:
+    def lanes(self, active: ActivePairCall) -> list[Lane]:
         """The lanes of this half."""
-        call, base = ticket.call, ticket.epoch << 32
-        me = SENDER if ticket.sends else RECEIVER
-        ranks = (self.rank, call.peer) if ticket.sends else (call.peer, self.rank)
-        far = self.between is not None and call.peer in self.between.far
-        slot, launch = self._message(call) if far else self._launch(call)
+        call, base = active.call, active.epoch << 32
+        me = SENDER if active.sends else RECEIVER
+        ranks = (self.rank, call.peer) if active.sends else (call.peer, self.rank)
+        remote = self.node_signals is not None and call.peer in self.node_signals.remote
+        slot, launch = self._message(call) if remote else self._launch(call)
         program = encode(build("send", "pair", 2), launch)
         layout = Layout(
             Collective("send", 2),
@@ -128,8 +137,13 @@ class Pairs:
             launch.slices,
             align=max(1, 64 // call.dtype.itemsize),
         )
-        zone = self.board.zones + (2 * ranks[SENDER] + (ticket.epoch & 1)) * self.board.zone_bytes
-        landing = self.board.bytes[ranks[RECEIVER]][zone : zone + self.board.zone_bytes]
+        zone = (
+            self.shared_state.zones
+            + (2 * ranks[SENDER] + (active.epoch & 1)) * self.shared_state.zone_bytes
+        )
+        landing = self.shared_state.bytes[ranks[RECEIVER]][
+            zone : zone + self.shared_state.zone_bytes
+        ]
         user: dict[tuple[int, Buffer], Any] = {}
         if call.send is not None:
             user[SENDER, Buffer.INPUT] = call.send
@@ -150,7 +164,9 @@ class Pairs:
             pacer=self.pacer,
             trace=self.trace,
             nodes=launch.nodes,
-            streams=Streams(self.between.messages, PAIRS) if far and self.between else None,
+            streams=Streams(self.node_signals.messages, PAIRS)
+            if remote and self.node_signals
+            else None,
             senders=senders(program),
         )
         return [
@@ -161,70 +177,82 @@ class Pairs:
             if block.block.rank == me
         ]
 
-    def compare(self, ticket: PairTicket) -> None:
+    def compare(self, active: ActivePairCall) -> None:
         """Compare the peer's hello with this half's, if it is there.
 
         Raises:
             MismatchError: the ends disagree on count or dtype; both are shown.
 
         """
-        peer, epoch = ticket.call.peer, ticket.epoch
-        words, at = self.board.words[peer], self.board.pair(self.rank, sends=not ticket.sends)
+        peer, epoch = active.call.peer, active.epoch
+        words, at = (
+            self.shared_state.words[peer],
+            self.shared_state.pair(self.rank, sends=not active.sends),
+        )
         if words[at] < epoch << 32:
             return
-        said = self.board.pair_hello(peer, self.rank, epoch, sends=not ticket.sends)
-        if said.signature != ticket.signature:
-            here, there = ("send", "recv") if ticket.sends else ("recv", "send")
+        said = self.shared_state.pair_hello(peer, self.rank, epoch, sends=not active.sends)
+        if said.signature != active.signature:
+            here, there = ("send", "recv") if active.sends else ("recv", "send")
             raise MismatchError(
                 f"{here} on rank {self.rank}, call {epoch} of its pair with rank {peer}: "
-                f"{ticket.call.tagged(self._terms(ticket.call))}; {there} on rank {peer}: "
-                f"{self.board.recorded(peer, said.record)}; count and dtype must be equal"
+                f"{active.call.tagged(self._terms(active.call))}; {there} on rank {peer}: "
+                f"{self.shared_state.recorded(peer, said.record)}; count and dtype must be equal"
             )
 
-    def absent(self, ticket: PairTicket) -> list[int]:
+    def absent(self, active: ActivePairCall) -> list[int]:
         """The peer, if it has not entered the call."""
-        peer = ticket.call.peer
-        words, at = self.board.words[peer], self.board.pair(self.rank, sends=not ticket.sends)
-        return [peer] if words[at] < ticket.epoch << 32 and peer != self.rank else []
+        peer = active.call.peer
+        words, at = (
+            self.shared_state.words[peer],
+            self.shared_state.pair(self.rank, sends=not active.sends),
+        )
+        return [peer] if words[at] < active.epoch << 32 and peer != self.rank else []
 
-    def late(self, ticket: PairTicket) -> str:
+    def late(self, active: ActivePairCall) -> str:
         """Who waited for whom: the message of a deadline."""
-        call, terms = ticket.call, ticket.call.tagged(self._terms(ticket.call))
-        verb, other = ("send to", "recv") if ticket.sends else ("recv from", "send")
+        call, terms = active.call, active.call.tagged(self._terms(active.call))
+        verb, other = ("send to", "recv") if active.sends else ("recv from", "send")
         return (
-            f"{verb} rank {call.peer} on rank {self.rank} (call {ticket.epoch} of this pair, "
-            f"{terms}): waited {ticket.timeout:g} s; rank {call.peer} made no matching {other}, or "
+            f"{verb} rank {call.peer} on rank {self.rank} (call {active.epoch} of this pair, "
+            f"{terms}): waited {active.timeout:g} s; rank {call.peer} made no matching {other}, or "
             f"stopped inside it"
         )
 
     def announced(self, peer: int) -> str | None:
         """The terms of the next message from ``peer``, which has sent it; None if it has not."""
         epoch = self._epochs[peer, False] + 1
-        if self.board.words[peer][self.board.pair(self.rank, sends=True)] < epoch << 32:
+        if (
+            self.shared_state.words[peer][self.shared_state.pair(self.rank, sends=True)]
+            < epoch << 32
+        ):
             return None
         if self.fabric.fence is not None:
             self.fabric.fence()
-        said = self.board.pair_hello(peer, self.rank, epoch, sends=True)
-        return self.board.recorded(peer, said.record)
+        said = self.shared_state.pair_hello(peer, self.rank, epoch, sends=True)
+        return self.shared_state.recorded(peer, said.record)
 
     @staticmethod
     def _terms(call: Call) -> str:
         return call.terms or f"count={call.count} dtype={call.dtype.name}"
 
-    def _await(self, ticket: PairTicket, epoch: int) -> Task:
-        peer = ticket.call.peer
-        words, at = self.board.words[peer], self.board.pair(self.rank, sends=not ticket.sends)
+    def _await(self, active: ActivePairCall, epoch: int) -> Task:
+        peer = active.call.peer
+        words, at = (
+            self.shared_state.words[peer],
+            self.shared_state.pair(self.rank, sends=not active.sends),
+        )
         if words[at] < epoch << 32:
             yield Pause(lambda: words[at] >= epoch << 32)
 
     def compare_running(self) -> None:
         """Compare the hellos of all halves that wait."""
-        for ticket in self.running:
-            self.compare(ticket)
+        for active in self.running:
+            self.compare(active)
 
     def _launch(self, call: Call) -> tuple[int, Launch]:
         """Bytes of a slot, and slices such that a window of them fits the landing zone."""
-        slot = self.board.zone_bytes // WINDOW // 64 * 64
+        slot = self.shared_state.zone_bytes // WINDOW // 64 * 64
         per_slot = slot // call.dtype.itemsize
         slices = max(1, -(-call.count // per_slot))
         return slot, Launch(slices=slices, window=WINDOW, mapped=frozenset())
@@ -242,12 +270,12 @@ class Pairs:
         def flag(src: int, dst: int) -> tuple[Words, int]:
             # The words lie with the side that waits, in its set for this pair and direction.
             side = blocks[dst].rank
-            at = self.board.pair_flags(ranks[1 - side], sends=side == SENDER)
+            at = self.shared_state.pair_flags(ranks[1 - side], sends=side == SENDER)
             inside = blocks[src].rank == side
-            return self.board.words[ranks[side]], at + slots[src, dst] + (4 if inside else 0)
+            return self.shared_state.words[ranks[side]], at + slots[src, dst] + (4 if inside else 0)
 
         return flag
 
     def _entered(self, ranks: tuple[int, int], side: int) -> tuple[Words, int]:
-        at = self.board.pair(ranks[1 - side], sends=side == SENDER)
-        return self.board.words[ranks[side]], at
+        at = self.shared_state.pair(ranks[1 - side], sends=side == SENDER)
+        return self.shared_state.words[ranks[side]], at

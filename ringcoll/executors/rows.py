@@ -20,7 +20,7 @@ from ringcoll.dtypes import DType, ReduceOp
 from ringcoll.encode import BlockProgram, Program
 from ringcoll.encode import Row as ProgramRow
 from ringcoll.errors import LaunchRefused
-from ringcoll.executors.board import FLAGS, Words
+from ringcoll.executors.shared_state import FLAGS, Words
 from ringcoll.fabric.mpi import Messages
 from ringcoll.labels import Label
 from ringcoll.launch import Layout

@@ -63,7 +63,7 @@ class Returning:
         state: CudaState,
         capturing: Callable[[], bool] = torch.cuda.is_current_stream_capturing,
     ) -> None:
-        self._posts = state.together(state.cuda.open_posts)
+        self._posts = state.together(state.cuda.open_auto_register)
         self._symmetric, self._capturing = state.symmetric, capturing
         self._seen: dict[Place, _Seen] = {}
 
@@ -78,9 +78,9 @@ class Returning:
             How hellos name it: what is prepared for another name does not hold.
 
         """
-        self._posts.look()
+        self._posts.poll()
         place = tensor.data_ptr(), tensor.nbytes
-        word = self._posts.word(*place)
+        word = self._posts.mapped_address(*place)
         if word or not lasting or self._capturing() or self._symmetric.lookup(*place) is not None:
             return word
         self._count(place, tensor)
@@ -97,6 +97,6 @@ class Returning:
         seen.times += 1
         if seen.times > TIMES:
             seen.times = 0  # should it be named no more, it is counted anew
-            if not self._posts.post(place[0]):
+            if not self._posts.register(place[0]):
                 _log.info("all_reduce: a tensor that comes back stays staged: peers cannot map it")
                 seen.times = _NEVER

@@ -14,7 +14,7 @@ import torch
 from ringcoll.communicator.public import Communicator
 from ringcoll.cuda.raw import RawArray, from_pointer
 from ringcoll.dtypes import ReduceOp
-from ringcoll.executors.cuda.ready import Enqueued
+from ringcoll.executors.cuda.cuda_call import StreamCall
 from ringcoll.torch.batch import Batch
 from ringcoll.torch.calls import Calls
 from ringcoll.torch.device_work import DeviceWork
@@ -79,7 +79,7 @@ class Device:
         borrowed = number == stream != 0
         if not borrowed:
             self._lasting.add(stream)
-        self._state.run(Enqueued(ready, stream, owned=not borrowed))
+        self._state.run(StreamCall(ready, stream, owned=not borrowed))
 
     def alone(self) -> Any:
         """A context in which one thread at a time makes calls of the group."""

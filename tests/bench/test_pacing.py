@@ -74,7 +74,7 @@ def rows(arrivals, time: Time, nbytes: int = 100, links=None, pace=None):
     done: list[float] = []
     posted: list[float] = []
 
-    class Posts(list):
+    class AutoRegister(list):
         def __setitem__(self, at, value) -> None:
             posted.append(time.now)
 
@@ -82,7 +82,7 @@ def rows(arrivals, time: Time, nbytes: int = 100, links=None, pace=None):
         (
             ((words, at, 1),),
             wrap(lambda: done.append(time.now), links[at], nbytes),
-            ((Posts(), 0, 1, 1),),
+            ((AutoRegister(), 0, 1, 1),),
         )
         for at in range(len(arrivals))
     ]

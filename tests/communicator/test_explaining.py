@@ -19,14 +19,14 @@ from ringcoll.communicator.selection import Choice
 from ringcoll.communicator.topology import Topology
 from ringcoll.config import Config
 from ringcoll.dtypes import dtype_of, op_of
-from ringcoll.executors.cuda.arena import Arena
 from ringcoll.executors.cuda.choose import choose
-from ringcoll.executors.cuda.limits import Resources, Wishes
+from ringcoll.executors.cuda.limits import CallOptions, Resources
+from ringcoll.executors.cuda.workspace import Workspace
 from ringcoll.launch import ALL_MAPPED
 from tests.communicator.known import known
 
 RANKS = 4
-RESOURCES = Resources(Arena(RANKS), 132, nvlink=True)
+RESOURCES = Resources(Workspace(RANKS), 132, nvlink=True)
 NAMES = [name for name in COLLECTIVES if name != "send"]
 
 
@@ -43,7 +43,7 @@ def explain(collective, nbytes, *, alone=True, topology=NOWHERE, **options):
         ),
         topology=topology,
     )
-    for name in ("_algorithm", "_channels", "_wishes"):
+    for name in ("_algorithm", "_channels", "_options"):
         setattr(state, name, types.MethodType(getattr(CudaState, name), state))
     return CudaState.explain(state, collective, nbytes)
 
@@ -55,7 +55,7 @@ def chosen(name, units, mapped=ALL_MAPPED):
     call = Call(name, 0, None, None, units, dtype_of("float32"), op, nbytes=nbytes)
     rooted = COLLECTIVES[name].rooted
     reached = frozenset(b for b in mapped if b.name.lower() != rooted)
-    return choose(call, RESOURCES, mapped=reached, wishes=Wishes())
+    return choose(call, RESOURCES, mapped=reached, options=CallOptions())
 
 
 @pytest.mark.parametrize("nbytes", [0, 5, 256, 1 << 20, 512 << 20])
@@ -131,7 +131,7 @@ def test_a_rooted_call_says_what_runs_where_the_root_is_reached():
     part, _, plain = explain("reduce", 64 << 20).partition("buffers of plain")
     assert f"by Simple, S = {found.launch.slices}, {found.blocks} blocks" in part
     (line,) = (line for line in part.splitlines() if "hello" in line)
-    other = found.reached
+    other = found.direct
     assert line.startswith("  if the root's OUTPUT is of comm.empty too, as its hello says: S = 1,")
     assert f" {other.blocks} of the blocks; peers reach INPUT and OUTPUT without a copy" in line
     assert "hello" not in plain

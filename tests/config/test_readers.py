@@ -22,9 +22,9 @@ from ringcoll.config import OPTIONS, SETTINGS, Config, merge, starting
 from ringcoll.cuda.device import Device
 from ringcoll.dtypes import dtype_of, op_of
 from ringcoll.errors import Error
-from ringcoll.executors.cuda.arena import Arena
 from ringcoll.executors.cuda.choose import choose
 from ringcoll.executors.cuda.limits import Resources
+from ringcoll.executors.cuda.workspace import Workspace
 from ringcoll.launch import ALL_MAPPED
 
 ROOT = Path(__file__).parents[2]
@@ -107,8 +107,10 @@ def on_gpus(how, patch):
     call = Call(
         "all_reduce", 0, None, None, nbytes // 4, dtype_of("float32"), op_of("sum"), nbytes=nbytes
     )
-    wishes = CudaState._wishes(state, call, config, Choice())  # type: ignore[arg-type]
-    found = choose(call, Resources(Arena(4), 132, nvlink=True), mapped=ALL_MAPPED, wishes=wishes)
+    options = CudaState._options(state, call, config, Choice())  # type: ignore[arg-type]
+    found = choose(
+        call, Resources(Workspace(4), 132, nvlink=True), mapped=ALL_MAPPED, options=options
+    )
     return found.launch.protocol, found.engine, found.blocks
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from ringcoll.cuda.raw import from_pointer
-from ringcoll.executors.cuda.arena import Arena
+from ringcoll.executors.cuda.workspace import Workspace
 from tests.gpu.messages import Buffer
 from tests.gpu.stand_in import Runtime
 from tests.kernels.stand_in import library
@@ -166,8 +166,8 @@ def fake(monkeypatch: Any, ndevices: int, sms: int) -> Gpus:
     monkeypatch.setattr("cupy.cuda.Device", lambda ordinal: FakeDevice(gpus, ordinal))
     monkeypatch.setattr("cupy.cuda.get_current_stream", lambda *_ordinal: gpus.current)
     monkeypatch.setattr("ringcoll.communicator.start.loader", lambda _cache_dir: gpus)
-    arena = partial(Arena, zone_bytes=256 << 10)
-    monkeypatch.setattr("ringcoll.executors.cuda.executor.Arena", arena)
+    workspace = partial(Workspace, zone_bytes=256 << 10)
+    monkeypatch.setattr("ringcoll.executors.cuda.executor.Workspace", workspace)
     for module in ("cuda.executor", "cuda.sending", "cuda_nodes.lane", "cuda_nodes.fold"):
         monkeypatch.setattr(f"ringcoll.executors.{module}.Launchable", gpus.launchable)
     return gpus

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 from ringcoll.cuda import driver
-from ringcoll.executors.cuda.stream_order import Followed
+from ringcoll.executors.cuda.stream_order import StreamOrder
 
 cuda = pytest.importorskip("cupy").cuda
 
@@ -151,7 +151,7 @@ def runtime(monkeypatch):
 
 
 @pytest.fixture
-def followed(runtime):
-    made = Followed(0, "rank 1: cuda:0")
+def stream_order(runtime):
+    made = StreamOrder(0, "rank 1: cuda:0")
     yield made
     made.forget()  # while there is a runtime to destroy its event

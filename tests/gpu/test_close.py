@@ -10,6 +10,7 @@ import pytest
 
 from ringcoll.communicator import gpu
 from ringcoll.communicator.gpu import CudaState
+from ringcoll.config import Config
 from ringcoll.errors import AbortedError, MachineError, RankLostError
 from ringcoll.executors.cuda.watch import Watch
 
@@ -22,7 +23,7 @@ def no_driver(monkeypatch):
 class Waiting:
     """An executor with a kernel that waits until it is asked to give up."""
 
-    followed = SimpleNamespace(refuse_capture=lambda _what: None, forget=int)
+    stream_order = SimpleNamespace(refuse_capture=lambda _what: None, forget=int)
 
     def __init__(self, failure=None) -> None:
         self.asked, self.found = threading.Event(), failure
@@ -70,7 +71,7 @@ def closing(cuda) -> CudaState:
     state = object.__new__(CudaState)
     values = {"fabric": Lonely(), "cuda": cuda, "executor": cuda, "broken": None}
     values |= {"pairs": SimpleNamespace(running=[]), "symmetric": SimpleNamespace(close=int)}
-    values |= {"closed": False, "inherited": False, "settled": False}
+    values |= {"closed": False, "inherited": False, "settled": False, "config": Config()}
     vars(state).update(values)
     cuda.running = cuda.recorder = None
     state._watch = Watch(state.fabric, cuda)

@@ -13,12 +13,12 @@ from ringcoll.arguments.calls import prepare
 from ringcoll.cuda import quarantine
 from ringcoll.cuda.device import devices
 from ringcoll.errors import DeadlineError, Error, MismatchError
-from ringcoll.executors.board import RECORDS
-from ringcoll.executors.cuda.arena import Arena
+from ringcoll.executors.cuda.cuda_call import StreamCall
 from ringcoll.executors.cuda.executor import CudaExecutor
-from ringcoll.executors.cuda.limits import Wishes
-from ringcoll.executors.cuda.ready import Enqueued
+from ringcoll.executors.cuda.limits import CallOptions
+from ringcoll.executors.cuda.workspace import Workspace
 from ringcoll.executors.drive import drive
+from ringcoll.executors.shared_state import RECORDS
 from ringcoll.symmetric.device import CudaSymmetricMemory
 from ringcoll.transports.peers import allocate_shared
 from tests.kernels.stand_in import needs_compiler
@@ -52,7 +52,7 @@ class Rank:
         device = devices()[ordinal]
         machine.setDevice(ordinal)
         self.symmetric = CudaSymmetricMemory(fabric, ordinal)
-        nbytes = Arena(fabric.nranks).nbytes
+        nbytes = Workspace(fabric.nranks).nbytes
         memory = allocate_shared(fabric, ordinal, nbytes, what="a test")
         self.executor = CudaExecutor(fabric, device, self.symmetric, machine, memory)
         self.kept: list[object] = []
@@ -76,13 +76,13 @@ class Rank:
 
     def task(self, name, send, recv=None, *, timeout=20.0, **options):
         """What enqueues a call."""
-        wishes = Wishes(engine="copy", **options)
+        given = CallOptions(engine="copy", **options)
         call = prepare(
             name, rank=self.rank, nranks=self.n, sendbuf=send, recvbuf=recv, op="sum", root=0
         )
-        ready = self.executor.prepare(call, wishes, timeout)
-        assert ready.chosen.engine == "copy"
-        return self.executor.task([Enqueued(ready, self.stream)])
+        ready = self.executor.prepare(call, given, timeout)
+        assert ready.choice.engine == "copy"
+        return self.executor.task([StreamCall(ready, self.stream)])
 
     def ended(self) -> None:
         """Wait for the end, and hear of errors."""
@@ -186,14 +186,14 @@ def test_a_thread_of_several_gpus_that_take_little_ahead(machine, together):
 
 def test_a_call_says_what_it_is_again_if_later_ones_have_overwritten_it(machine, together):
     def work(rank):
-        board, array = rank.executor.board, rank.array(2 * COUNT)
+        shared_state, array = rank.executor.shared_state, rank.array(2 * COUNT)
         call = prepare("all_gather", rank=rank.rank, nranks=rank.n, recvbuf=array)
-        ready = rank.executor.prepare(call, Wishes(engine="copy"), 20.0)
-        board.record(ready.number + RECORDS, "a later call")
-        assert not board.recording(ready.number)
-        drive([rank.executor.task([Enqueued(ready, rank.stream)])], rank._idle)
+        ready = rank.executor.prepare(call, CallOptions(engine="copy"), 20.0)
+        shared_state.record(ready.number + RECORDS, "a later call")
+        assert not shared_state.recording(ready.number)
+        drive([rank.executor.task([StreamCall(ready, rank.stream)])], rank._idle)
         rank.ended()
-        return board.recording(ready.number)
+        return shared_state.recording(ready.number)
 
     assert everywhere(machine, together, (0, 1), work) == [True, True]
 

@@ -14,12 +14,12 @@ import pytest
 from ringcoll.arguments.calls import Call
 from ringcoll.dtypes import dtype_of, op_of
 from ringcoll.errors import ArgumentError
-from ringcoll.executors.cuda.arena import Arena
 from ringcoll.executors.cuda.choose import choose
-from ringcoll.executors.cuda.lanes import Streams, copy_launch
-from ringcoll.executors.cuda.limits import Resources, Wishes
+from ringcoll.executors.cuda.copy_launch import Streams, copy_launch
+from ringcoll.executors.cuda.limits import CallOptions, Resources
 from ringcoll.executors.cuda.params import Addresses, Header
-from ringcoll.executors.cuda.signature import OFFSET_BITS, terms_of, touched
+from ringcoll.executors.cuda.signature import OFFSET_BITS, copied_buffers, signature_text
+from ringcoll.executors.cuda.workspace import Workspace
 from ringcoll.launch import ALL_MAPPED
 
 CALLER = 77
@@ -104,23 +104,23 @@ def call_of(name: str, *, in_place: bool = False) -> Call:
 
 def prepared(cuda, name, ranks=(0,), nranks=2, *, streams=None, in_place=False, **options):
     """A call of 1000 elements of 4 bytes a segment; rank r has its buffers at 10 + r and 20 + r."""
-    arena, call = Arena(nranks), call_of(name, in_place=in_place)
-    wishes = Wishes(engine="copy", **options)
-    chosen = choose(call, Resources(arena, 132, nvlink=True), mapped=ALL_MAPPED, wishes=wishes)
+    workspace, call = Workspace(nranks), call_of(name, in_place=in_place)
+    given = CallOptions(engine="copy", **options)
+    choice = choose(call, Resources(workspace, 132, nvlink=True), mapped=ALL_MAPPED, options=given)
     send, recv = (tuple((10 * k + r) << 32 for r in range(nranks)) for k in (1, 2))
     if in_place:
         send = tuple(at + 4000 * rank for rank, at in enumerate(recv))
-    arenas = tuple(rank << 40 for rank in range(1, nranks + 1))
+    workspaces = tuple(rank << 40 for rank in range(1, nranks + 1))
     local = [
-        Addresses(rank, arenas, 0, user=(send[rank], recv[rank]), reached=(send, recv))
+        Addresses(rank, workspaces, 0, user=(send[rank], recv[rank]), peer_buffers=(send, recv))
         for rank in ranks
     ]
-    header = Header(60.0, 1, False, True, chosen.replicas)
+    header = Header(60.0, 1, False, True, choice.replicas)
     return copy_launch(
-        chosen,
+        choice,
         call,
         header,
-        arena,
+        workspace,
         local,
         lambda text: GATE if "copy_gates.cuh" in text else BESIDE,
         cuda.take() if streams is None else streams,
@@ -234,15 +234,15 @@ def test_a_thread_of_several_gpus_serves_them_slice_by_slice(cuda):
 
 def terms(known_at: int, **options) -> str:
     call = call_of("all_gather")
-    chosen = choose(
+    choice = choose(
         call,
-        Resources(Arena(2), 132, nvlink=True),
+        Resources(Workspace(2), 132, nvlink=True),
         mapped=ALL_MAPPED,
-        wishes=Wishes(**options),
+        options=CallOptions(**options),
     )
-    send, recv = touched(chosen, (3 << OFFSET_BITS | 64, 5 << OFFSET_BITS | known_at))
+    send, recv = copied_buffers(choice, (3 << OFFSET_BITS | 64, 5 << OFFSET_BITS | known_at))
     assert send == 0, "nobody reads a peer's sendbuf"
-    return terms_of(chosen, call, (send, recv))
+    return signature_text(choice, call, (send, recv))
 
 
 def test_ranks_agree_on_where_their_peers_copy_to():
@@ -253,11 +253,11 @@ def test_ranks_agree_on_where_their_peers_copy_to():
 
 
 def test_the_parameter_of_a_gate_is_that_of_every_kernel(cuda):
-    from ringcoll.executors.cuda.copy_gates import Gate, gate_body
+    from ringcoll.executors.cuda.copy_gates import CopyGate, gate_body
     from ringcoll.executors.cuda.params import pack
 
     at = Addresses(1, (1 << 40, 2 << 40), 9)
-    body = gate_body(Gate(0, at, (5, 6, 7)), 2)
+    body = gate_body(CopyGate(0, at, (5, 6, 7)), 2)
     packed = pack(body, Header(60.0, 1, True, False, 3), 4096, [at])
     assert struct.unpack_from("<3Q", packed, len(packed) - 8 * len(body.words[0])) == (5, 6, 7)
     assert f"#define RC_WORDS {len(body.words[0])}" in body.text

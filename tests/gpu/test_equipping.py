@@ -9,8 +9,8 @@ from ringcoll.communicator import gpu
 from ringcoll.cuda import quarantine
 from ringcoll.cuda.memory import host_mapped
 from ringcoll.errors import Error, MachineError
-from ringcoll.executors.cuda.arena import Arena
-from ringcoll.executors.cuda.lanes import Streams
+from ringcoll.executors.cuda.copy_launch import Streams
+from ringcoll.executors.cuda.workspace import Workspace
 from tests.gpu.stand_in import read, write
 
 pytest.importorskip("cupy")
@@ -36,9 +36,9 @@ def test_what_fails_leaves_no_arena(part, failing, monkeypatch):
     with pytest.raises(Error, match="no such kernel"):
         ringcoll.init_all([0, 1], device="cuda", timeout=20)
     quarantine.sweep()
-    arenas = [size for _, size, _ in gpus.memory.values() if size >= Arena(2).nbytes]
+    workspaces = [size for _, size, _ in gpus.memory.values() if size >= Workspace(2).nbytes]
     gpus.close()
-    assert not arenas
+    assert not workspaces
 
 
 def test_a_copy_to_pinned_memory_is_warmed_too(stand_in):

@@ -12,11 +12,11 @@ import pytest
 from ringcoll.arguments.calls import prepare
 from ringcoll.cuda.device import Device
 from ringcoll.errors import MismatchError, OutOfMemory
-from ringcoll.executors.board import RECORDS
 from ringcoll.executors.cuda import executor as executing
-from ringcoll.executors.cuda.arena import Arena
 from ringcoll.executors.cuda.executor import CudaExecutor
-from ringcoll.executors.cuda.limits import Wishes
+from ringcoll.executors.cuda.limits import CallOptions
+from ringcoll.executors.cuda.workspace import Workspace
+from ringcoll.executors.shared_state import RECORDS
 from ringcoll.symmetric.device import CudaSymmetricMemory
 from ringcoll.transports.peers import allocate_shared
 from tests.kernels.stand_in import library, needs_compiler
@@ -68,7 +68,7 @@ class Rank:
         self.fabric = fabric
         device = Device(fabric.rank, "stand-in", f"0000:{fabric.rank:02x}:00.0", 9, 0, 4)
         symmetric = CudaSymmetricMemory(fabric, fabric.rank)
-        nbytes = Arena(fabric.nranks).nbytes
+        nbytes = Workspace(fabric.nranks).nbytes
         memory = allocate_shared(fabric, fabric.rank, nbytes, what="a test")
         self.cuda = CudaExecutor(fabric, device, symmetric, texts, memory)
 
@@ -76,7 +76,7 @@ class Rank:
         op = "sum" if "reduce" in name else None
         rank, nranks = self.fabric.rank, self.fabric.nranks
         call = prepare(name, rank=rank, nranks=nranks, sendbuf=x, recvbuf=None, op=op, root=root)
-        return self.cuda.prepare(call, Wishes(), TIMEOUT)
+        return self.cuda.prepare(call, CallOptions(), TIMEOUT)
 
     def reduce(self, x, y, root: int):
         """A reduce by words, out of place at the root."""
@@ -84,7 +84,7 @@ class Rank:
         call = prepare(
             "reduce", rank=rank, nranks=nranks, sendbuf=x, recvbuf=y, op="sum", root=root
         )
-        return self.cuda.prepare(call, Wishes(protocol="Simple", slices=3), TIMEOUT)
+        return self.cuda.prepare(call, CallOptions(protocol="Simple", slices=3), TIMEOUT)
 
     def empty(self, count: int):
         """An array that peers reach, and the numpy view of it."""
@@ -93,8 +93,8 @@ class Rank:
 
     def scratch(self):
         """Both halves of this rank's SCRATCH."""
-        arena, start = self.cuda.arena, self.cuda.memory.pointers[self.fabric.rank]
-        return at(start + arena.scratch, 2 * arena.scratch_half)
+        workspace, start = self.cuda.workspace, self.cuda.memory.pointers[self.fabric.rank]
+        return at(start + workspace.scratch, 2 * workspace.scratch_half)
 
     def meet(self) -> None:
         self.fabric.allgather(b"", what="the test")
@@ -166,12 +166,12 @@ def test_a_kept_call_is_recorded_again(stand_in, texts, together):
         x, other = np.zeros(100, "float32"), np.zeros(7, "int32")
         kept = rank.ready("broadcast", x, root=fabric.rank)
         for _ in range(RECORDS):
-            rank.cuda.board.record(next(rank.cuda.board.numbers), "another call")
-        assert not rank.cuda.board.recording(kept.number)
+            rank.cuda.shared_state.record(next(rank.cuda.shared_state.numbers), "another call")
+        assert not rank.cuda.shared_state.recording(kept.number)
         rank.cuda.run(kept, 0)
-        assert rank.cuda.board.recording(kept.number)
+        assert rank.cuda.shared_state.recording(kept.number)
         # What has failed is shown, not what was prepared or enqueued since.
-        rank.cuda.verdicts.last = rank.ready("broadcast", other)
+        rank.cuda.async_errors.last = rank.ready("broadcast", other)
         rank.meet()
         with pytest.raises(MismatchError) as told:
             rank.cuda.compare_last()
@@ -198,7 +198,7 @@ def test_the_root_alone_knows_whether_its_buffer_is_reached(stand_in, texts, tog
         for number, y in enumerate((there, plain, there, plain, plain, there, x)):
             x[:] = np.arange(count) + fabric.rank + number
             ready = rank.reduce(x, y if mine else None, root)
-            assert ready.chosen.reached is not None
+            assert ready.choice.direct is not None
             assert bool(ready.at.hello[1]) == (mine and y is not plain)
             scratch = rank.scratch()
             scratch[:] = 0
@@ -217,7 +217,7 @@ def test_the_root_alone_knows_whether_its_buffer_is_reached(stand_in, texts, tog
     said = together(3, work)
     assert len({terms for terms, _ in said}) == 1
     assert said[root][1] == [True] * 7
-    assert all("run_either<Type" in text for text in texts.all)
+    assert all("run_dual<Type" in text for text in texts.all)
 
 
 def test_more_blocks_of_memory_than_kernels_know_are_refused_each_time(

@@ -31,7 +31,7 @@ def test_what_is_explained_is_what_runs(name, nbytes):
     for comm in comms:
         comm.synchronize()
     state: Any = comms[1]._state
-    ran = state.executor.verdicts.last.chosen
+    ran = state.executor.async_errors.last.choice
     text = comms[1].explain(name, nbytes)
     said = text.partition("buffers of plain")[0]
     assert f" by {ran.launch.protocol}, S = {ran.launch.slices}, {ran.blocks} block" in said

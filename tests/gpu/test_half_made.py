@@ -8,11 +8,11 @@ import pytest
 
 from ringcoll.cuda.device import Device
 from ringcoll.errors import MachineError
-from ringcoll.executors.board import Board
-from ringcoll.executors.cuda.arena import Arena
+from ringcoll.executors.cuda.copy_launch import Streams
 from ringcoll.executors.cuda.executor import CudaExecutor
-from ringcoll.executors.cuda.lanes import Streams
 from ringcoll.executors.cuda.mappings import Mappings
+from ringcoll.executors.cuda.workspace import Workspace
+from ringcoll.executors.shared_state import SharedState
 from ringcoll.symmetric.device import CudaSymmetricMemory
 from ringcoll.transports.peers import allocate_shared
 
@@ -29,20 +29,20 @@ def refuse(*_words, **_names):
 def test_what_was_made_is_closed(stand_in, together, monkeypatch, kind, step):
     runtime = stand_in(1)
     boards = []
-    close = Board.close
+    close = SharedState.close
 
-    def noted(board):
-        boards.append(board)
-        close(board)
+    def noted(shared_state):
+        boards.append(shared_state)
+        close(shared_state)
 
-    monkeypatch.setattr(Board, "close", noted)
+    monkeypatch.setattr(SharedState, "close", noted)
     monkeypatch.setattr(kind, step, refuse)
 
     def work(fabric):
         device = Device(0, "stand-in", "0000:00:00.0", 9, 0, 4)
         texts: Any = None  # no kernel is loaded
         symmetric = CudaSymmetricMemory(fabric, 0)
-        memory = allocate_shared(fabric, 0, Arena(1).nbytes, what="a test")
+        memory = allocate_shared(fabric, 0, Workspace(1).nbytes, what="a test")
         before = set(runtime.memory), set(runtime.host)
         with pytest.raises(MachineError, match="on purpose"):
             CudaExecutor(fabric, device, symmetric, texts, memory)
@@ -60,7 +60,7 @@ def test_hellos_without_a_stream_let_go_of_their_copy(stand_in, together, monkey
     def work(fabric):
         device = Device(0, "stand-in", "0000:00:00.0", 9, 0, 4)
         texts: Any = None  # no kernel is loaded
-        memory = allocate_shared(fabric, 0, Arena(1).nbytes, what="a test")
+        memory = allocate_shared(fabric, 0, Workspace(1).nbytes, what="a test")
         before = set(runtime.memory), set(runtime.host)
         with pytest.raises(MachineError, match="on purpose"):
             CudaExecutor(fabric, device, CudaSymmetricMemory(fabric, 0), texts, memory)

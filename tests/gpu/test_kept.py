@@ -46,7 +46,7 @@ class State:
         self.lock = threading.RLock()
         self.fabric, self.device = SimpleNamespace(rank=0), SimpleNamespace(ordinal=0)
         self.symmetric, self.config = SimpleNamespace(changes=0), Config()
-        self.cuda = SimpleNamespace(followed=SimpleNamespace(stream=None))
+        self.cuda = SimpleNamespace(stream_order=SimpleNamespace(stream=None))
         self.refuses = False
 
     def prepare(self, call, _config):
@@ -63,7 +63,7 @@ class State:
         if self.refuses:
             raise LaunchRefused("no")
         self.ran.append(enqueued.ready.count)
-        self.cuda.followed.stream = enqueued.stream
+        self.cuda.stream_order.stream = enqueued.stream
 
 
 @pytest.fixture
@@ -168,7 +168,7 @@ def test_a_group_keeps_all_its_streams_until_the_next_call(state, enqueuer):
         enqueuer.collective("all_reduce", Tensor(8), None, "sum", 0, {"stream": second})
     del first, second
     gc.collect()
-    state.cuda.followed.stream = 7
+    state.cuda.stream_order.stream = 7
     assert None not in [ref() for ref in kept]
     with group():
         enqueuer.collective("all_reduce", Tensor(8), None, "sum", 0, {"stream": Stream(9)})

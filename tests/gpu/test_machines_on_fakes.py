@@ -20,12 +20,12 @@ from tests.gpu.fake_gpus import FakeBuffer, fake
 pytestmark = needs_compiler
 
 
-def with_bus_ids(name: str, chosen: list[int]) -> Element:
+def with_bus_ids(name: str, choice: list[int]) -> Element:
     """A machine some of whose GPUs have the bus ids of fake devices 0, 1, …"""
     document = preset_document(name)
     text, new = write(document), {}
     busids = [pci.get("busid") for pci in document.walk() if [*pci.named("gpu")]]
-    for ordinal, gpu in enumerate(chosen):
+    for ordinal, gpu in enumerate(choice):
         new[busids[gpu]] = f"0000:{ordinal:02x}:00.0"
     for at, old in enumerate(busids):
         new.setdefault(old, f"0000:{0x70 + at:02x}:00.0")

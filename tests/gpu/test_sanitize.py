@@ -9,9 +9,9 @@ import pytest
 from ringcoll.arguments.calls import Call
 from ringcoll.collectives import COLLECTIVES
 from ringcoll.dtypes import dtype_of, op_of
-from ringcoll.executors.cuda.arena import Arena
 from ringcoll.executors.cuda.choose import choose
-from ringcoll.executors.cuda.limits import Resources, Wishes
+from ringcoll.executors.cuda.limits import CallOptions, Resources
+from ringcoll.executors.cuda.workspace import Workspace
 from ringcoll.launch import ALL_MAPPED
 from tests.communicator.cases import SHAPES
 from tests.gpu import sanitize
@@ -115,11 +115,11 @@ def test_the_calls_can_be_made():
             call = Call(
                 case.collective, 0, None, None, case.count, row, op, root=case.root, nbytes=nbytes
             )
-            wishes = Wishes(
+            options = CallOptions(
                 case.options.get("algorithm"), case.options["protocol"], case.options.get("slices")
             )
             mapped = ALL_MAPPED if case.symmetric else frozenset()
-            resources = Resources(Arena(nranks), 16, nvlink=True)
-            found = choose(call, resources, mapped=mapped, wishes=wishes)
+            resources = Resources(Workspace(nranks), 16, nvlink=True)
+            found = choose(call, resources, mapped=mapped, options=options)
             seen.add((case.collective, found.launch.protocol))
     assert seen == {(name, how) for name in SHAPES for how in ("LL", "LL128", "Simple")}

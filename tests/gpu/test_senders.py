@@ -8,69 +8,71 @@ import pytest
 
 from ringcoll.arguments.calls import Call
 from ringcoll.dtypes import dtype_of, op_of, premul_sum
-from ringcoll.executors.cuda.arena import Arena
 from ringcoll.executors.cuda.choose import choose
-from ringcoll.executors.cuda.chosen import Chosen
-from ringcoll.executors.cuda.limits import Resources, Wishes
+from ringcoll.executors.cuda.kernel_choice import KernelChoice
+from ringcoll.executors.cuda.limits import CallOptions, Resources
 from ringcoll.executors.cuda.ll import batches
-from ringcoll.executors.cuda.ll_layout import LANES, Places
-from ringcoll.executors.cuda.senders import senders
+from ringcoll.executors.cuda.ll_layout import LANES, LLLayout
+from ringcoll.executors.cuda.senders import awaited_ranks
+from ringcoll.executors.cuda.workspace import Workspace
 
 N = 4
 
 
-def chosen(protocol: str, algorithm: str, **wishes) -> tuple[Chosen, Call]:
+def choice(protocol: str, algorithm: str, **options) -> tuple[KernelChoice, Call]:
     call = Call("all_reduce", 0, None, None, 4096, dtype_of("float32"), op_of("sum"), nbytes=16384)
-    resources = Resources(Arena(N), 64, nvlink=True)
-    wished = Wishes(algorithm, protocol, **wishes)
-    return choose(call, resources, mapped=frozenset(), wishes=wished), call
+    resources = Resources(Workspace(N), 64, nvlink=True)
+    wished = CallOptions(algorithm, protocol, **options)
+    return choose(call, resources, mapped=frozenset(), options=wished), call
 
 
 @pytest.mark.parametrize("protocol", ["LL", "LL128"])
 @pytest.mark.parametrize("rank", range(N))
 def test_lines_of_a_ring_come_from_the_rank_before(protocol, rank):
-    found, call = chosen(protocol, "ring")
-    of_rank = batches(found.program, rank, Places(call.dtype, LANES[protocol]))
+    found, call = choice(protocol, "ring")
+    of_rank = batches(found.program, rank, LLLayout(call.dtype, LANES[protocol]))
     named = set()
     for step, batch in enumerate(of_rank):
         for number in range(batch.rows * len(batch.srcs)):
-            named.update(senders(found, call, rank, step, number))
+            named.update(awaited_ranks(found, call, rank, step, number))
     assert named == {(rank - 1) % N}
 
 
 @pytest.mark.parametrize("rank", range(N))
 def test_lines_of_everyone_come_from_everyone(rank):
-    found, call = chosen("LL", "one_shot_push")
-    of_rank = batches(found.program, rank, Places(call.dtype, LANES["LL"]))
+    found, call = choice("LL", "one_shot_push")
+    of_rank = batches(found.program, rank, LLLayout(call.dtype, LANES["LL"]))
     first, last = 0, len(of_rank) - 1
-    assert senders(found, call, rank, first, 0) == []  # its own INPUT
-    named = [senders(found, call, rank, last, number) for number in range(N)]
+    assert awaited_ranks(found, call, rank, first, 0) == []  # its own INPUT
+    named = [awaited_ranks(found, call, rank, last, number) for number in range(N)]
     assert named == [[q] if q != rank else [] for q in range(N)]
 
 
 @pytest.mark.parametrize("rank", range(N))
 def test_signals_of_a_ring_come_from_its_neighbours(rank):
-    found, call = chosen("Simple", "ring", slices=3)
+    found, call = choice("Simple", "ring", slices=3)
     before, after = (rank - 1) % N, (rank + 1) % N
     most = max(len(block.rows) for block in found.program.of(rank))
-    named = [senders(found, call, rank, step, 0) for step in range(most + 2)]
+    named = [awaited_ranks(found, call, rank, step, 0) for step in range(most + 2)]
     assert {before} in [set(peers) for peers in named]
     assert {peer for peers in named for peer in peers} <= {before, after}
-    assert senders(found, call, rank, 0, 99) == []
+    assert awaited_ranks(found, call, rank, 0, 99) == []
 
 
 def test_a_factor_comes_from_whose_contribution_it_is_for():
-    found, call = chosen("LL", "ring")
+    found, call = choice("LL", "ring")
     scaled = replace(call, op=premul_sum(2))
     (last,) = [
         step
-        for step, batch in enumerate(batches(found.program, 0, Places(call.dtype, 1), scales=True))
+        for step, batch in enumerate(
+            batches(found.program, 0, LLLayout(call.dtype, 1), scales=True)
+        )
         if batch.reduces and batch.final
     ]
-    assert senders(found, scaled, 0, last, 0) == [3]
-    assert senders(found, scaled, 0, 99, 0) == []
+    assert awaited_ranks(found, scaled, 0, last, 0) == [3]
+    assert awaited_ranks(found, scaled, 0, 99, 0) == []
 
 
 def test_blocks_of_several_rings_leave_a_choice():
-    found, call = chosen("Simple", "ring", channels=2)
-    assert [1, 3] in [senders(found, call, 0, step, 0) for step in range(8)]
+    found, call = choice("Simple", "ring", channels=2)
+    assert [1, 3] in [awaited_ranks(found, call, 0, step, 0) for step in range(8)]

@@ -10,7 +10,7 @@ import pytest
 
 import ringcoll
 from ringcoll.errors import ArgumentError, DeadlineError, Error, LaunchRefused, MismatchError
-from ringcoll.executors.cuda.stream_order import Followed
+from ringcoll.executors.cuda.stream_order import StreamOrder
 from ringcoll.fabric.thread import ThreadFabric
 from tests.gpu.messages import (
     all_gather_v,
@@ -278,7 +278,7 @@ def test_a_stream_that_takes_no_call_leaves_the_communicator_usable(ranks, monke
             comm.all_reduce(FakeBuffer(comm, np.full(50, comm.rank)).array)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Followed, "_graph", beside_a_capture)
+        patch.setattr(StreamOrder, "_graph", beside_a_capture)
         assert in_threads(ranks, refused) == []
 
     def again(comm) -> None:

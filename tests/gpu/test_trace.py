@@ -14,7 +14,7 @@ from ringcoll.collectives import Collective
 from ringcoll.dtypes import dtype_of
 from ringcoll.encode import encode
 from ringcoll.errors import OutOfMemory
-from ringcoll.executors.cuda.chosen import Chosen
+from ringcoll.executors.cuda.kernel_choice import KernelChoice
 from ringcoll.executors.cuda.recorder import Recorder
 from ringcoll.executors.cuda.trace import HEAD, ROW
 from ringcoll.launch import Launch, Layout
@@ -50,21 +50,21 @@ def test_kernels_execute_the_lowered_plan(ranks, collective):
         assert run_in_groups(ranks, [case]) == 1
         found = [comm._state.traced() for comm in ranks]
         # Root and others alike have arrays that peers reach, or none has.
-        chosen = ranks[0]._state.cuda.verdicts.last.chosen.variants[-1]
-        lowered = lower(chosen.plan, chosen.launch)
-        check_rows([row for own in found for row in own], lowered, chosen.layout)
-        kinds["in lines"] += chosen.launch.in_band
-        kinds["mapped"] += bool(chosen.launch.mapped)
-        kinds["credits"] += chosen.launch.slices > chosen.launch.window
-        kinds["replicas"] += chosen.replicas > 1
+        choice = ranks[0]._state.cuda.async_errors.last.choice.variants[-1]
+        lowered = lower(choice.plan, choice.launch)
+        check_rows([row for own in found for row in own], lowered, choice.layout)
+        kinds["in lines"] += choice.launch.in_band
+        kinds["mapped"] += bool(choice.launch.mapped)
+        kinds["credits"] += choice.launch.slices > choice.launch.window
+        kinds["replicas"] += choice.replicas > 1
     assert min(kinds.values()) >= 1
 
 
-def chosen() -> Chosen:
+def choice() -> KernelChoice:
     """A broadcast to one other rank."""
     plan, launch = build("broadcast", "all_pairs", 2), Launch(protocol="LL", mapped=frozenset())
     layout = Layout(Collective("broadcast", 2), (6,))
-    return Chosen(plan, encode(plan, launch), launch, layout, 1, 1, 64)
+    return KernelChoice(plan, encode(plan, launch), launch, layout, 1, 1, 64)
 
 
 def left(recorder: Recorder, rows: list[tuple[int, int, int, int]], more: int = 0) -> None:
@@ -75,7 +75,7 @@ def left(recorder: Recorder, rows: list[tuple[int, int, int, int]], more: int = 
 
 def test_a_record_is_read_once(stand_in):
     stand_in()
-    recorder, what = Recorder(0, 4096), chosen()
+    recorder, what = Recorder(0, 4096), choice()
     dtype = dtype_of("float32")
     assert recorder.rows(0, what, dtype) == []
     left(recorder, [(0, 0, 1, 2), (0, 0, 2, 2), (0, 0, 0, 2)])  # three places of row 0
@@ -89,6 +89,6 @@ def test_a_record_that_is_full_says_so(stand_in):
     recorder = Recorder(0, 4096)
     left(recorder, [(0, 0, 1, 2)], more=1 << 20)
     with pytest.raises(OutOfMemory, match="room for 87380 rows, 1048577 were executed"):
-        recorder.rows(0, chosen(), dtype_of("float32"))
-    assert recorder.rows(0, chosen(), dtype_of("float32")) == []
+        recorder.rows(0, choice(), dtype_of("float32"))
+    assert recorder.rows(0, choice(), dtype_of("float32")) == []
     recorder.close()

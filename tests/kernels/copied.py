@@ -10,8 +10,8 @@ from threading import Thread
 
 from ringcoll.dtypes import dtype_of, op_of
 from ringcoll.encode import encode
-from ringcoll.executors.cuda.copies import Copy, Schedule, between, schedule
-from ringcoll.executors.cuda.copy_gates import Gate, gate_body
+from ringcoll.executors.cuda.copies import Copy, Schedule, kernel_part, schedule
+from ringcoll.executors.cuda.copy_gates import CopyGate, gate_body
 from ringcoll.executors.cuda.params import Addresses, Header, pack
 from ringcoll.executors.cuda.simple import simple_body
 from ringcoll.plan import Buffer
@@ -43,12 +43,12 @@ class Device:
     flat: bool = False
     kernels: Path = KERNELS
 
-    def gate(self, gate: Gate) -> Ready:
+    def gate(self, gate: CopyGate) -> Ready:
         body = gate_body(gate, self.world.nranks)
-        parameter = pack(body, self.header, self.world.arena.progress, [gate.at])
+        parameter = pack(body, self.header, self.world.workspace.progress, [gate.at])
         return Ready(body.text, parameter, 1, 1, GATE_THREADS)
 
-    def row(self, row: Gate | Copy) -> None:
+    def row(self, row: CopyGate | Copy) -> None:
         if isinstance(row, Copy):
             ctypes.memmove(row.dst, row.src, row.nbytes)
         else:
@@ -98,21 +98,23 @@ def devices(
     dtype = dtype_of(case.dtype)
     op = op_of(case.op) if case.plan.collective.reduces else None
     header = Header(timeout, signature, True, False, case.replicas)
-    others = between(program, world.arena)
+    others = kernel_part(program, world.workspace)
     made = []
     for ranks in groups:
         local = [replace(known(world, case, arrays, rank), launch=number) for rank in ranks]
         found = schedule(
-            case.plan, case.launch, program, layout, dtype, world.arena, local, case.replicas
+            case.plan, case.launch, program, layout, dtype, world.workspace, local, case.replicas
         )
         kernel = None
         if any(program.blocks[block].rank in ranks for block in others.blocks):
-            body = simple_body(program, layout, dtype, op, world.arena, local, between=others)
+            body = simple_body(
+                program, layout, dtype, op, world.workspace, local, kernel_part=others
+            )
             blocks = max(
                 sum(program.blocks[block].rank == rank for block in others.blocks)
                 for rank in range(world.nranks)
             )
-            parameter = pack(body, header, world.arena.progress, local)
+            parameter = pack(body, header, world.workspace.progress, local)
             kernel = Ready(body.text, parameter, blocks * case.replicas, len(local), case.threads)
         made.append(Device(found, world, header, kernel, flat))
     return made
@@ -127,7 +129,7 @@ def known(world: World, case: Case, arrays: Arrays, rank: int) -> Addresses:
         else ()
         for buffer in (Buffer.INPUT, Buffer.OUTPUT)
     )
-    return replace(at[rank], mappings=0, hello=(0, 0), reached=(send, recv))
+    return replace(at[rank], mappings=0, hello=(0, 0), peer_buffers=(send, recv))
 
 
 def run(calls: Sequence[Device]) -> None:

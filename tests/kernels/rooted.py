@@ -9,7 +9,7 @@ from ringcoll.arguments.calls import Call
 from ringcoll.dtypes import dtype_of
 from ringcoll.encode import encode
 from ringcoll.executors.cuda.body import body_of
-from ringcoll.executors.cuda.chosen import Chosen
+from ringcoll.executors.cuda.kernel_choice import KernelChoice
 from ringcoll.executors.cuda.params import Addresses, Header, pack
 from ringcoll.launch import ALL_MAPPED, Launch
 from ringcoll.plan import Buffer, Plan
@@ -72,18 +72,20 @@ class Rooted:
         )
 
     @property
-    def chosen(self) -> Chosen:
+    def choice(self) -> KernelChoice:
         """What runs."""
         first, second = (self._chosen(number) for number in range(2))
-        return replace(first, blocks=max(first.blocks, second.blocks), reached=second)
+        return replace(first, blocks=max(first.blocks, second.blocks), direct=second)
 
-    def _chosen(self, number: int) -> Chosen:
+    def _chosen(self, number: int) -> KernelChoice:
         case = self._case(number, in_place=self.plan.collective.reduces or self.in_place)
         program = encode(case.plan, case.launch)
         lanes = max(len(program.of(rank)) for rank in range(case.plan.nranks))
         layout = case.layout(sliced=True)
         blocks = lanes * case.replicas
-        return Chosen(case.plan, program, case.launch, layout, case.replicas, blocks, case.threads)
+        return KernelChoice(
+            case.plan, program, case.launch, layout, case.replicas, blocks, case.threads
+        )
 
 
 def addresses(world: World, call: Rooted, arrays: Arrays, rank: int, *, there: bool) -> Addresses:
@@ -107,14 +109,14 @@ def launch(
     timeout: float = 60.0,
 ) -> Ready:
     """The launch of ``ranks``, by default of all; ``there``: peers reach all buffers."""
-    chosen, case = call.chosen, call.case
+    choice, case = call.choice, call.case
     at = tuple(
         replace(addresses(world, call, arrays, rank, there=there), launch=7)
         for rank in (range(world.nranks) if ranks is None else ranks)
     )
     op = case.op_of(0) if call.plan.collective.reduces else None
     made = Call(call.plan.collective.name, 0, None, None, case.count, dtype_of(case.dtype), op)
-    body = roomy(body_of(chosen, made, world.arena, at))
-    header = Header(timeout, 1234, chosen.total, chosen.meets, chosen.replicas)
-    parameter = pack(body, header, world.arena.progress, at)
-    return Ready(body.text, parameter, chosen.blocks, len(at), chosen.threads)
+    body = roomy(body_of(choice, made, world.workspace, at))
+    header = Header(timeout, 1234, choice.total, choice.meets, choice.replicas)
+    parameter = pack(body, header, world.workspace.progress, at)
+    return Ready(body.text, parameter, choice.blocks, len(at), choice.threads)

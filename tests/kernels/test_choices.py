@@ -14,13 +14,13 @@ from ringcoll.collectives import COLLECTIVES
 from ringcoll.dtypes import dtype_of, op_of
 from ringcoll.errors import ArgumentError, LaunchRefused
 from ringcoll.executors.cuda import dual_program
-from ringcoll.executors.cuda.arena import Arena
 from ringcoll.executors.cuda.body import body_of
 from ringcoll.executors.cuda.choose import choose
 from ringcoll.executors.cuda.copies import copied_blocks, crosses
-from ringcoll.executors.cuda.dual_program import fits
-from ringcoll.executors.cuda.limits import Resources, Wishes
+from ringcoll.executors.cuda.dual_program import fits_dual
+from ringcoll.executors.cuda.limits import CallOptions, Resources
 from ringcoll.executors.cuda.params import Addresses, Header, pack
+from ringcoll.executors.cuda.workspace import Workspace
 from ringcoll.launch import ALL_MAPPED
 from ringcoll.plan import Buffer
 
@@ -37,76 +37,76 @@ def test_every_call_has_a_kernel(nranks, nvlink, name, count, in_place, mapped):
     reduces = COLLECTIVES[name].reduces
     count = 0 if name == "barrier" else count
     op = op_of("sum") if reduces else None
-    arena = Arena(nranks)
+    workspace = Workspace(nranks)
     nbytes = 4 * count * nranks
     call = Call(name, 0, None, None, count, dtype_of("float32"), op, 0, in_place, nbytes)
-    chosen = choose(call, Resources(arena, 132, nvlink), mapped=mapped, wishes=Wishes())
-    body = body_of(chosen, call, arena, (Addresses(0, (0,) * nranks, 0),))
+    choice = choose(call, Resources(workspace, 132, nvlink), mapped=mapped, options=CallOptions())
+    body = body_of(choice, call, workspace, (Addresses(0, (0,) * nranks, 0),))
     assert "ringcoll_kernel" in body.text
-    assert 1 <= chosen.blocks <= 132
+    assert 1 <= choice.blocks <= 132
     assert len(body.words) == len(body.programs) == 1
 
 
-def chosen(name, nbytes=256, nvlink=True, dtype="float32", **options):
+def choice(name, nbytes=256, nvlink=True, dtype="float32", **options):
     row = dtype_of(dtype)
     op = op_of("sum") if COLLECTIVES[name].reduces else None
     wide = "all" in (COLLECTIVES[name].input, COLLECTIVES[name].output)
     count = nbytes // row.itemsize // (4 if wide else 1)
     call = Call(name, 0, None, None, count, row, op, nbytes=nbytes)
-    resources = Resources(Arena(4), 132, nvlink)
-    return choose(call, resources, mapped=frozenset(), wishes=Wishes(**options))
+    resources = Resources(Workspace(4), 132, nvlink)
+    return choose(call, resources, mapped=frozenset(), options=CallOptions(**options))
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if n not in ("barrier", "gather", "scatter")])
 def test_lines_grow_wider_and_then_end(name):
-    protocols = [chosen(name, 1 << k).launch.protocol for k in range(8, 27)]
+    protocols = [choice(name, 1 << k).launch.protocol for k in range(8, 27)]
     assert list(dict.fromkeys(protocols)) == ["LL", "LL128", "Simple"]
-    without = [chosen(name, 1 << k, nvlink=False).launch.protocol for k in range(8, 27)]
+    without = [choice(name, 1 << k, nvlink=False).launch.protocol for k in range(8, 27)]
     assert list(dict.fromkeys(without)) == ["LL", "Simple"]
 
 
 def test_wide_lines_want_nvlink():
     with pytest.raises(LaunchRefused, match=r"LL128.*needs NVLink"):
-        chosen("all_gather", protocol="LL128", nvlink=False)
+        choice("all_gather", protocol="LL128", nvlink=False)
 
 
 def test_wide_lines_carry_elements_of_eight_bytes_at_most():
-    assert chosen("all_gather", 1 << 20, dtype="complex64").launch.protocol == "LL128"
-    assert chosen("all_gather", 1 << 20, dtype="complex128").launch.protocol == "LL"
+    assert choice("all_gather", 1 << 20, dtype="complex64").launch.protocol == "LL128"
+    assert choice("all_gather", 1 << 20, dtype="complex128").launch.protocol == "LL"
     with pytest.raises(LaunchRefused, match="at most 8 bytes"):
-        chosen("all_gather", protocol="LL128", dtype="complex128")
+        choice("all_gather", protocol="LL128", dtype="complex128")
 
 
 def test_lines_have_one_slice():
     with pytest.raises(ArgumentError, match="protocol='LL' has one slice"):
-        chosen("all_gather", protocol="LL", slices=4)
+        choice("all_gather", protocol="LL", slices=4)
 
 
 def test_a_barrier_has_signals_of_its_own_whatever_the_protocol():
-    assert chosen("barrier", protocol="LL").launch.protocol == "Simple"
+    assert choice("barrier", protocol="LL").launch.protocol == "Simple"
 
 
 def test_an_unknown_protocol_is_refused():
     with pytest.raises(ArgumentError, match="protocol='LL64'"):
-        chosen("all_gather", protocol="LL64")
+        choice("all_gather", protocol="LL64")
 
 
 @pytest.mark.parametrize("nranks", [2, 4])
 def test_slices_are_words_and_no_text(nranks):
     """Whoever measures many numbers of slices compiles one kernel a rank."""
-    arena, row = Arena(nranks), dtype_of("uint32")
+    workspace, row = Workspace(nranks), dtype_of("uint32")
     for rank in range(nranks):
         call = Call("broadcast", rank, None, None, 128 << 20, row, None, nbytes=512 << 20)
         texts, words = set(), set()
         for slices in (1, 2, 4, 64, 256):
-            chosen = choose(
+            choice = choose(
                 call,
-                Resources(arena, 132, nvlink=True),
+                Resources(workspace, 132, nvlink=True),
                 mapped=frozenset({Buffer.OUTPUT}),
-                wishes=Wishes("chain", "Simple", slices),
+                options=CallOptions("chain", "Simple", slices),
             )
-            assert (chosen.launch.slices, chosen.blocks) == (slices, arena.replicas)
-            body = body_of(chosen, call, arena, (Addresses(rank, (0,) * nranks, 0),))
+            assert (choice.launch.slices, choice.blocks) == (slices, workspace.replicas)
+            body = body_of(choice, call, workspace, (Addresses(rank, (0,) * nranks, 0),))
             texts.add(body.text)
             words.add(tuple(body.words[0]))
         assert len(texts) == 1 and len(words) == 5
@@ -121,9 +121,9 @@ def test_every_collective_has_lanes_of_copies(nranks, name, mapped):
     call = Call(name, 0, None, None, 1 << 22, dtype_of("float32"), op, nbytes=nbytes)
     found = choose(
         call,
-        Resources(Arena(nranks), 132, nvlink=True),
+        Resources(Workspace(nranks), 132, nvlink=True),
         mapped=mapped,
-        wishes=Wishes(engine="copy"),
+        options=CallOptions(engine="copy"),
     )
     assert found.engine == "copy"
     programs = found.program.programs
@@ -137,30 +137,32 @@ def test_every_collective_has_lanes_of_copies(nranks, name, mapped):
 
 
 def test_copy_engines_have_nothing_to_do_for_a_barrier_or_one_rank():
-    assert chosen("barrier", engine="copy").engine == "sm"
+    assert choice("barrier", engine="copy").engine == "sm"
     call = Call("all_gather", 0, None, None, 64, dtype_of("float32"), None, nbytes=256)
-    wishes = Wishes(engine="copy")
-    alone = choose(call, Resources(Arena(1), 132, nvlink=True), mapped=frozenset(), wishes=wishes)
+    options = CallOptions(engine="copy")
+    alone = choose(
+        call, Resources(Workspace(1), 132, nvlink=True), mapped=frozenset(), options=options
+    )
     assert alone.engine == "sm"
 
 
 def test_copy_engines_carry_no_lines():
     with pytest.raises(ArgumentError, match="engine='copy' copies no signals inside the data"):
-        chosen("all_gather", engine="copy", protocol="LL")
+        choice("all_gather", engine="copy", protocol="LL")
 
 
 def test_an_algorithm_without_a_lane_of_copies_is_refused():
     call = Call("all_reduce", 1, None, None, 64, dtype_of("float32"), op_of("sum"), nbytes=256)
-    wishes = Wishes(engine="copy", algorithm="one_shot")
+    options = CallOptions(engine="copy", algorithm="one_shot")
     with pytest.raises(LaunchRefused, match="all_reduce on rank 1: engine='copy': no lane"):
-        choose(call, Resources(Arena(2), 132, nvlink=True), mapped=ALL_MAPPED, wishes=wishes)
+        choose(call, Resources(Workspace(2), 132, nvlink=True), mapped=ALL_MAPPED, options=options)
 
 
 def test_more_lanes_than_blocks_that_run_together_are_refused():
     call = Call("all_reduce", 0, None, None, 1 << 22, dtype_of("float32"), op_of("sum"))
-    wishes = Wishes(protocol="Simple", algorithm="all_pairs", slices=4)
+    options = CallOptions(protocol="Simple", algorithm="all_pairs", slices=4)
     with pytest.raises(LaunchRefused, match="lanes on a rank, and 1 CUDA blocks"):
-        choose(call, Resources(Arena(4), 1, nvlink=True), mapped=ALL_MAPPED, wishes=wishes)
+        choose(call, Resources(Workspace(4), 1, nvlink=True), mapped=ALL_MAPPED, options=options)
 
 
 @pytest.mark.parametrize(
@@ -192,9 +194,9 @@ def rooted(name, nranks=4, nbytes=64 << 20, mapped=None, together=1, **options):
     own = frozenset(buffer for buffer in Buffer if buffer.name.lower() == kind.rooted)
     count = nbytes // 4 // (nranks if "all" in (kind.input, kind.output) else 1)
     call = Call(name, 0, None, None, count, dtype_of("float32"), op, nbytes=nbytes)
-    resources = Resources(Arena(nranks), 132, nvlink=True, together=together)
+    resources = Resources(Workspace(nranks), 132, nvlink=True, together=together)
     mapped = ALL_MAPPED - own if mapped is None else mapped
-    return choose(call, resources, mapped=mapped, wishes=Wishes(**options))
+    return choose(call, resources, mapped=mapped, options=CallOptions(**options))
 
 
 EITHER = [
@@ -204,7 +206,7 @@ EITHER = [
     ("scatter", {"algorithm": "one_shot"}),
     ("broadcast", {"algorithm": "one_shot"}),
 ]
-ASKED = ("all_reduce", {"mapped": frozenset(), "asked": True})
+ASKED = ("all_reduce", {"mapped": frozenset(), "hellos_decide": True})
 
 
 @pytest.mark.parametrize("nranks", [2, 3, 4, 8, 16])
@@ -214,13 +216,13 @@ def test_where_hellos_tell_of_all_buffers_both_ways_are_carried(nranks, ordered)
     found = rooted(name, nranks, **options, ordered=ordered)
     reached = rooted(name, nranks, mapped=ALL_MAPPED, ordered=ordered)
     staged = rooted(name, nranks, mapped=frozenset(), ordered=ordered, blocks=reached.blocks)
-    assert found == replace(staged, blocks=reached.blocks, reached=reached)
+    assert found == replace(staged, blocks=reached.blocks, direct=reached)
     assert found.meets and reached.meets and not staged.meets
 
 
 def test_lines_ask_for_nothing():
-    found = rooted("all_reduce", nbytes=4096, mapped=frozenset(), asked=True)
-    assert found.launch.in_band and found.reached is None and not found.meets
+    found = rooted("all_reduce", nbytes=4096, mapped=frozenset(), hellos_decide=True)
+    assert found.launch.in_band and found.direct is None and not found.meets
 
 
 @pytest.mark.parametrize(("name", "options"), EITHER)
@@ -228,7 +230,7 @@ def test_lines_ask_for_nothing():
 def test_a_rooted_call_carries_what_runs_where_the_root_is_reached(nranks, name, options):
     found = rooted(name, nranks, **options)
     other = rooted(name, nranks, mapped=ALL_MAPPED, **options)
-    assert found.reached == other and other.reached is None
+    assert found.direct == other and other.direct is None
     assert found.program != other.program and found.plan == other.plan
     assert other.launch.mapped == ALL_MAPPED and other.launch.slices < found.launch.slices
     assert found.blocks == max(other.blocks, rooted(name, nranks, **options).blocks) <= 132
@@ -239,7 +241,7 @@ def test_a_rooted_call_carries_what_runs_where_the_root_is_reached(nranks, name,
 def test_a_reduce_whose_sums_go_to_the_root_at_once_has_one_slice():
     found = rooted("reduce")
     assert (found.launch.slices, found.program.scratch) == (32, 3)
-    assert (found.reached.launch.slices, found.reached.program.scratch) == (1, 0)
+    assert (found.direct.launch.slices, found.direct.program.scratch) == (1, 0)
 
 
 @pytest.mark.parametrize(
@@ -256,7 +258,7 @@ def test_a_reduce_whose_sums_go_to_the_root_at_once_has_one_slice():
 )
 def test_where_nobody_else_touches_the_roots_buffer_there_is_one_program(name, options):
     found = rooted(name, **options)
-    assert found.reached is None and found.variants == (found,)
+    assert found.direct is None and found.variants == (found,)
     assert found.total == found.program.total
 
 
@@ -268,22 +270,22 @@ def test_what_fits_is_what_a_launch_carries(monkeypatch, nranks, name, options):
     op = op_of("sum") if COLLECTIVES[name].reduces else None
     call = Call(name, 0, None, None, found.layout.counts[0], dtype_of("float32"), op)
     at = tuple(Addresses(rank, (0,) * nranks, 0, trace=1) for rank in range(nranks))
-    body = body_of(found, call, Arena(nranks), at)
-    carried = len(pack(body, Header(1.0, 0, True, True, 1), 0, at))
-    programs = found.program, found.reached.program
-    for room, wanted in ((carried + 8 * 32 * nranks, True), (carried - 1, False)):
+    body = body_of(found, call, Workspace(nranks), at)
+    fits_one = len(pack(body, Header(1.0, 0, True, True, 1), 0, at))
+    programs = found.program, found.direct.program
+    for room, wanted in ((fits_one + 8 * 32 * nranks, True), (fits_one - 1, False)):
         monkeypatch.setattr(dual_program, "LARGEST", room)
-        fits.cache_clear()
-        assert fits(*programs, scales=False, together=nranks) is wanted
+        fits_dual.cache_clear()
+        assert fits_dual(*programs, scales=False, together=nranks) is wanted
     monkeypatch.undo()
-    fits.cache_clear()
+    fits_dual.cache_clear()
 
 
 def test_two_programs_that_no_launch_could_carry_are_one():
     # Eight ranks of one GPU are one launch, which has less room for each.
-    assert rooted("reduce", 8, together=8).reached is not None
-    assert rooted("reduce", 16).reached is not None
-    assert rooted("reduce", 16, together=16).reached is None
+    assert rooted("reduce", 8, together=8).direct is not None
+    assert rooted("reduce", 16).direct is not None
+    assert rooted("reduce", 16, together=16).direct is None
 
 
 @pytest.mark.parametrize(("name", "options"), [*EITHER, ASKED])
@@ -292,8 +294,10 @@ def test_both_programs_are_words_of_one_text(name, options):
     op = op_of("sum") if COLLECTIVES[name].reduces else None
     call = Call(name, 1, None, None, found.layout.counts[0], dtype_of("float32"), op)
     at = Addresses(1, (0,) * 4, 0)
-    body = body_of(found, call, Arena(4), (at,))
-    alone = [body_of(replace(kind, reached=None), call, Arena(4), (at,)) for kind in found.variants]
+    body = body_of(found, call, Workspace(4), (at,))
+    alone = [
+        body_of(replace(kind, direct=None), call, Workspace(4), (at,)) for kind in found.variants
+    ]
     moves = [re.findall(r"Move<.*?>", one.text) for one in (*alone, body)]
     assert moves[2] == list(dict.fromkeys(moves[0] + moves[1]))
     assert "run_dual<Type" in body.text and all("run<Type" in one.text for one in alone)
@@ -315,7 +319,7 @@ def test_both_programs_are_words_of_one_text(name, options):
 @pytest.mark.parametrize(("name", "algorithm"), [("all_reduce", None), ("broadcast", "chain")])
 @pytest.mark.parametrize("nbytes", [256, 64 << 20])
 def test_channels_are_rings_by_turns_in_both_directions(name, algorithm, nbytes):
-    found = chosen(name, nbytes, algorithm=algorithm, channels=3)
+    found = choice(name, nbytes, algorithm=algorithm, channels=3)
     wished = build(name, algorithm or "ring", 4, rings=alternating(4, 3))
     assert found.plan == wished
     assert alternating(4, 3) == [(0, 1, 2, 3), (3, 2, 1, 0), (0, 1, 2, 3)]
@@ -324,4 +328,4 @@ def test_channels_are_rings_by_turns_in_both_directions(name, algorithm, nbytes)
 @pytest.mark.parametrize(("name", "algorithm"), [("all_reduce", "all_pairs"), ("gather", None)])
 def test_channels_of_what_has_no_rings_are_refused(name, algorithm):
     with pytest.raises(ArgumentError, match=f"{name} on rank 0: channels=2.*no rings"):
-        chosen(name, algorithm=algorithm, channels=2)
+        choice(name, algorithm=algorithm, channels=2)

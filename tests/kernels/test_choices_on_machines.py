@@ -14,10 +14,10 @@ from ringcoll.collectives import COLLECTIVES
 from ringcoll.dtypes import dtype_of, op_of
 from ringcoll.errors import LaunchRefused
 from ringcoll.executors.cuda import dual_program
-from ringcoll.executors.cuda.arena import Arena
 from ringcoll.executors.cuda.choose import choose
-from ringcoll.executors.cuda.limits import Resources, Wishes
-from ringcoll.executors.cuda.signature import terms_of
+from ringcoll.executors.cuda.limits import CallOptions, Resources
+from ringcoll.executors.cuda.signature import signature_text
+from ringcoll.executors.cuda.workspace import Workspace
 from ringcoll.launch import ALL_MAPPED
 from ringcoll.model import tuner
 from ringcoll.plan import Buffer
@@ -37,7 +37,7 @@ def mapped_of(name: str) -> frozenset[Buffer]:
     return frozenset(b for b in ALL_MAPPED if b.name.lower() != COLLECTIVES[name].rooted)
 
 
-def chosen(
+def choice(
     name: str,
     nbytes: int,
     machine: Any,
@@ -47,12 +47,12 @@ def chosen(
     nvlink: bool = False,
     blocks: int = 80,
     most: int | None = None,
-    **wishes: Any,
+    **options: Any,
 ) -> Any:
-    resources = Resources(Arena(nranks), blocks, nvlink, machine=machine)
+    resources = Resources(Workspace(nranks), blocks, nvlink, machine=machine)
     reached = mapped_of(name) if mapped else frozenset[Buffer]()
     call = call_of(name, nbytes, nranks)
-    return choose(call, resources, mapped=reached, wishes=Wishes(blocks=most, **wishes))
+    return choose(call, resources, mapped=reached, options=CallOptions(blocks=most, **options))
 
 
 @pytest.mark.parametrize("name", [name for name in ALGORITHMS if name != "send"])
@@ -61,34 +61,34 @@ def test_on_a_switch_everything_stays_as_it_is(name):
     assert machine.all_pairs and machine.channels is None
     for nbytes, mapped in product(SIZES if name != "barrier" else (0,), (False, True)):
         how: dict[str, Any] = {"mapped": mapped, "nvlink": True, "blocks": 132}
-        found = chosen(name, nbytes, machine, **how)
-        assert found == chosen(name, nbytes, None, **how) and not found.why
+        found = choice(name, nbytes, machine, **how)
+        assert found == choice(name, nbytes, None, **how) and not found.why
     if "ring" in ALGORITHMS[name]:
         for wish in ({"algorithm": "ring"}, {"channels": 3}):
-            found = chosen(name, 1 << 24, machine, **wish)
-            assert found == chosen(name, 1 << 24, None, **wish)
+            found = choice(name, 1 << 24, machine, **wish)
+            assert found == choice(name, 1 << 24, None, **wish)
 
 
 @pytest.mark.parametrize("name", ["all_reduce", "all_gather", "reduce_scatter"])
 @pytest.mark.parametrize("mapped", [False, True])
 def test_a_machine_of_unlike_pairs_goes_along_its_rings(name, mapped):
     machine = machine_on("dgx1-v100")
-    small = chosen(name, 256, machine, mapped=mapped)
-    assert small == chosen(name, 256, None, mapped=mapped)
+    small = choice(name, 256, machine, mapped=mapped)
+    assert small == choice(name, 256, None, mapped=mapped)
     assert small.why[1].startswith("ring, S = 1: ")
     for nbytes in (1 << 20, 64 << 20):
-        found = chosen(name, nbytes, machine, mapped=mapped)
+        found = choice(name, nbytes, machine, mapped=mapped)
         assert found.source.algorithm == "ring" and found.source.channels == machine.channels
         assert found.layout.shares == (2, 2, 1, 1) and found.plan == found.source.plan
         assert found.plan == build(name, "ring", 8, rings=machine.channels.rings)
-        assert " shares=2:2:1:1 " in terms_of(found, call_of(name, nbytes, 8), (0, 0))
+        assert " shares=2:2:1:1 " in signature_text(found, call_of(name, nbytes, 8), (0, 0))
         assert found.why[0].startswith("ring, S = 1: ")
         assert found.why[1].endswith("times as long)")
 
 
 @pytest.mark.parametrize("name", ["broadcast", "reduce"])
 def test_a_rooted_call_goes_along_chains_in_slices(name):
-    found = chosen(name, 256 << 20, machine_on("dgx1-v100"), mapped=False)
+    found = choice(name, 256 << 20, machine_on("dgx1-v100"), mapped=False)
     assert found.source.algorithm == "chain" and found.launch.slices >= 32
     assert found.layout.shares == (2, 2, 1, 1)
 
@@ -96,41 +96,41 @@ def test_a_rooted_call_goes_along_chains_in_slices(name):
 @pytest.mark.parametrize("name", ["all_to_all", "gather", "scatter", "barrier"])
 def test_what_has_no_rings_stays(name):
     nbytes = 0 if name == "barrier" else 1 << 24
-    assert chosen(name, nbytes, machine_on("dgx1-v100")) == chosen(name, nbytes, None)
+    assert choice(name, nbytes, machine_on("dgx1-v100")) == choice(name, nbytes, None)
 
 
 def test_options_go_before_the_clock():
     machine = machine_on("dgx1-v100")
-    assert chosen("all_reduce", 1 << 26, machine, algorithm="tree").source.algorithm == "tree"
-    ordered = chosen("all_reduce", 1 << 26, machine, ordered=True)
-    assert ordered == chosen("all_reduce", 1 << 26, None, ordered=True)
-    copied = chosen("all_gather", 1 << 26, machine, ordered=True)
+    assert choice("all_reduce", 1 << 26, machine, algorithm="tree").source.algorithm == "tree"
+    ordered = choice("all_reduce", 1 << 26, machine, ordered=True)
+    assert ordered == choice("all_reduce", 1 << 26, None, ordered=True)
+    copied = choice("all_gather", 1 << 26, machine, ordered=True)
     assert copied.source.algorithm == "ring", "nothing is summed"
-    two = chosen("all_reduce", 1 << 26, machine, channels=2)
+    two = choice("all_reduce", 1 << 26, machine, channels=2)
     assert two.source.channels.rings == machine.channels.rings[:2]
     assert two.layout.shares == (1,)
-    lines = chosen("all_reduce", 4096, machine, algorithm="ring", protocol="LL")
+    lines = choice("all_reduce", 4096, machine, algorithm="ring", protocol="LL")
     assert lines.launch.protocol == "LL" and lines.layout.shares == (2, 2, 1, 1)
     plan = build("all_reduce", "tree", 8)
-    assert chosen("all_reduce", 1 << 26, machine, plan=plan).plan is plan
-    engine = chosen("all_gather", 1 << 26, machine, engine="copy")
-    assert engine == chosen("all_gather", 1 << 26, None, engine="copy")
+    assert choice("all_reduce", 1 << 26, machine, plan=plan).plan is plan
+    engine = choice("all_gather", 1 << 26, machine, engine="copy")
+    assert engine == choice("all_gather", 1 << 26, None, engine="copy")
 
 
 def test_fewer_rings_where_not_all_can_run():
     machine = machine_on("dgx1-v100")
     for blocks, rings in ((4, 4), (3, 2), (1, 1)):
-        found = chosen("all_gather", 1 << 26, machine, blocks=blocks)
+        found = choice("all_gather", 1 << 26, machine, blocks=blocks)
         assert found.source.channels.rings == machine.channels.rings[:rings]
 
 
 def test_fewer_rings_where_the_user_spares_blocks():
     machine = machine_on("dgx1-v100")
     for spared, rings in ((4, 4), (3, 2), (1, 1)):
-        found = chosen("all_gather", 1 << 26, machine, blocks=80, most=spared)
+        found = choice("all_gather", 1 << 26, machine, blocks=80, most=spared)
         assert found.source.channels.rings == machine.channels.rings[:rings]
         assert found.blocks <= spared and found.why
-    wanted = chosen("all_gather", 1 << 26, machine, most=1, channels=4)
+    wanted = choice("all_gather", 1 << 26, machine, most=1, channels=4)
     assert len(wanted.source.channels.rings) == 4, "asked for"
 
 
@@ -144,7 +144,7 @@ def test_ranks_that_are_threads_compare_once(monkeypatch):
 
     monkeypatch.setattr(tuner, "choose", counted)
     with ThreadPoolExecutor(8) as ranks:
-        found = [*ranks.map(lambda _rank: chosen("reduce", 1 << 21, machine), range(8))]
+        found = [*ranks.map(lambda _rank: choice("reduce", 1 << 21, machine), range(8))]
     assert all(one == found[0] for one in found) and len(asked) == 1
 
 
@@ -152,17 +152,17 @@ def test_ranks_that_are_threads_compare_once(monkeypatch):
 def small_launches(monkeypatch):
     """A launch carries the steps of two rings among 8 ranks, and not of four."""
     monkeypatch.setattr(dual_program, "LARGEST", 5000)
-    dual_program.carried.cache_clear()
+    dual_program.fits_one.cache_clear()
     yield
-    dual_program.carried.cache_clear()
+    dual_program.fits_one.cache_clear()
 
 
 def test_fewer_rings_where_a_launch_does_not_carry_all(small_launches):
     machine = machine_on("dgx1-v100")
-    found = chosen("all_reduce", 1 << 26, machine)
+    found = choice("all_reduce", 1 << 26, machine)
     assert found.source.channels.rings == machine.channels.rings[:2]
     with pytest.raises(LaunchRefused, match="does not carry the steps of 4 rings; use fewer"):
-        chosen("all_reduce", 1 << 26, machine, channels=4)
+        choice("all_reduce", 1 << 26, machine, channels=4)
 
 
 @pytest.mark.parametrize("name", ["all_reduce", "broadcast", "reduce", "all_gather"])
@@ -171,26 +171,26 @@ def test_two_ranks_are_as_on_a_switch(name):
     assert machine.all_pairs
     for nbytes in SIZES:
         how: dict[str, Any] = {"nranks": 2, "mapped": False}
-        assert chosen(name, nbytes, machine, **how) == chosen(name, nbytes, None, **how)
+        assert choice(name, nbytes, machine, **how) == choice(name, nbytes, None, **how)
 
 
 def test_a_mesh_has_as_many_rings_as_its_links_carry():
-    mesh = chosen("all_reduce", 1 << 26, machine_on("a100-mesh-4"), nranks=4)
+    mesh = choice("all_reduce", 1 << 26, machine_on("a100-mesh-4"), nranks=4)
     assert mesh.source.algorithm == "ring" and len(mesh.source.channels.rings) == 6
 
 
 @pytest.mark.parametrize("mapped", [False, True])
 def test_a_broadcast_goes_along_chains_whatever_is_reached(mapped):
     how: dict[str, Any] = {"nranks": 4, "blocks": 132, "nvlink": True, "mapped": mapped}
-    mesh = chosen("broadcast", 64 << 20, machine_on("a100-mesh-4"), **how)
+    mesh = choice("broadcast", 64 << 20, machine_on("a100-mesh-4"), **how)
     assert mesh.source.algorithm == "chain" and len(mesh.source.channels.rings) == 6
     if mapped:  # where all pairs are alike there is no need to
-        alike = chosen("broadcast", 64 << 20, None, **how)
+        alike = choice("broadcast", 64 << 20, None, **how)
         assert alike.source.algorithm == "scatter_gather_fused"
 
 
 def test_a_pcie_tree_crosses_between_its_switches_once():
     machine = machine_on("pcie-8-dual-socket")
     assert not machine.all_pairs and machine.channels is None
-    found = chosen("all_reduce", 1 << 26, machine)
+    found = choice("all_reduce", 1 << 26, machine)
     assert found.plan == build("all_reduce", "ring", 8) and "two_shot" in found.why[1]

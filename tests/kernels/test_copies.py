@@ -135,7 +135,7 @@ def test_in_the_order_of_the_plan_nothing_waits(name: str) -> None:
 @pytest.mark.parametrize("count", [1, 7, 1000])
 def test_sizes_and_element_types(dtype: str, count: int) -> None:
     world = World(2)
-    chosen = [
+    choice = [
         ("all_gather", "all_pairs", Launch()),
         ("broadcast", "chain", Launch(slices=3)),
         ("all_to_all", "all_pairs", Launch(mapped=frozenset())),
@@ -143,7 +143,7 @@ def test_sizes_and_element_types(dtype: str, count: int) -> None:
         ("all_reduce", "ring", Launch(slices=2)),
     ]
     calls = 0
-    for name, algorithm, launch in chosen:
+    for name, algorithm, launch in choice:
         op = "lor" if dtype == "bool" else "sum"
         case = Case(build(name, algorithm, 2), launch, count, dtype, op, shift=count % 2)
         if not carries(case):

@@ -9,8 +9,8 @@ import pytest
 from ringcoll.algorithms import build
 from ringcoll.dtypes import dtype_of
 from ringcoll.encode import encode
-from ringcoll.executors.cuda.copies import Copy, between, copied_blocks, schedule
-from ringcoll.executors.cuda.copy_gates import ENTER, LEAVE, WAIT_ALL, Gate
+from ringcoll.executors.cuda.copies import Copy, copied_blocks, kernel_part, schedule
+from ringcoll.executors.cuda.copy_gates import ENTER, LEAVE, WAIT_ALL, CopyGate
 from ringcoll.executors.cuda.params import Addresses
 from ringcoll.executors.cuda.simple import Writer
 from ringcoll.launch import Launch
@@ -55,7 +55,7 @@ def addresses(rank: int, launch: Launch) -> Addresses:
         tuple(USER * (100 + peer) for peer in range(N)),
         0,
         user=(send[rank], recv[rank]),
-        reached=(
+        peer_buffers=(
             send if Buffer.INPUT in launch.mapped else (),
             recv if Buffer.OUTPUT in launch.mapped else (),
         ),
@@ -74,9 +74,9 @@ class Wanted:
             self.program,
             self.layout,
             self.dtype,
-            world.arena,
+            world.workspace,
             local,
-            between(self.program, world.arena),
+            kernel_part(self.program, world.workspace),
         )
         self.lowered = lower(case.plan, launch)
         self.number = {block: k for k, block in enumerate(self.program.blocks)}
@@ -98,12 +98,12 @@ class Wanted:
     def place(self, chunk, rank: int) -> int:
         """The address of a chunk of the lowered plan."""
         if chunk.buffer is Buffer.SCRATCH:
-            region = self.at[rank].arenas[chunk.rank] + self.writer.carried.scratch
+            region = self.at[rank].workspaces[chunk.rank] + self.writer.carried.scratch
             return region + chunk.index * self.writer.width
         start, _ = self.layout.span(chunk.buffer, chunk.rank, chunk.index)
         output = chunk.buffer is Buffer.OUTPUT
         mine = self.at[rank]
-        base = mine.user[output] if chunk.rank == rank else mine.reached[output][chunk.rank]
+        base = mine.user[output] if chunk.rank == rank else mine.peer_buffers[output][chunk.rank]
         return base + start * self.dtype.itemsize
 
     def copies(self) -> list[tuple[int, int, bool]]:
@@ -146,7 +146,7 @@ class Wanted:
         return parts
 
 
-def decoded(gate: Gate) -> tuple[int, Counter[int], Counter[int]]:
+def decoded(gate: CopyGate) -> tuple[int, Counter[int], Counter[int]]:
     """What else a gate does; flags and counts of its signals and waits."""
     head, pairs = gate.words[0], gate.words[1:]
     signals, waits = head >> 32 & 0xFFFF, head >> 48
@@ -174,7 +174,7 @@ def test_the_rows_are_the_lowered_plans(groups, name, launch):
             wanted.program,
             wanted.layout,
             wanted.dtype,
-            world.arena,
+            world.workspace,
             local,
             REPLICAS,
         )
@@ -212,12 +212,19 @@ def test_the_other_side_of_a_kernel_has_a_word_a_replica():
     world, local = World(N), [addresses(0, launch)]
     wanted = Wanted(case, world, local)
     found = schedule(
-        case.plan, launch, wanted.program, wanted.layout, wanted.dtype, world.arena, local, REPLICAS
+        case.plan,
+        launch,
+        wanted.program,
+        wanted.layout,
+        wanted.dtype,
+        world.workspace,
+        local,
+        REPLICAS,
     )
     words = {
         word >> 32 & 0xFFFF
         for row in found.rows
-        if isinstance(row, Gate)
+        if isinstance(row, CopyGate)
         for word in row.words[2::2]
     }
     assert words == {1, REPLICAS}

@@ -97,7 +97,7 @@ def test_the_next_call_returns_at_once_and_touches_nothing(launch: Launch) -> No
     assert late is not None
     assert late.kind == PEER_FAILED
     world.words(2)[:] = 0
-    world.arena_of(2)[4:8] = 0  # the claim to the report
+    world.workspace_of(2)[4:8] = 0  # the claim to the report
     world.hellos(2)[1, 2, 0] = 0  # what it would have said
     assert (world.memory == before).all()
 

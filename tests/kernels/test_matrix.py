@@ -11,14 +11,14 @@ import pytest
 from ringcoll.algorithms import build
 from ringcoll.dtypes import DTYPES, OPS, dtype_of, op_of, premul_sum
 from ringcoll.encode import encode
-from ringcoll.executors.cuda.arena import Arena
 from ringcoll.executors.cuda.cache import KernelCache
-from ringcoll.executors.cuda.copies import between
+from ringcoll.executors.cuda.copies import kernel_part
 from ringcoll.executors.cuda.copy_gates import gate_text
-from ringcoll.executors.cuda.ll import lines_body
+from ringcoll.executors.cuda.ll import ll_body
 from ringcoll.executors.cuda.params import Addresses
 from ringcoll.executors.cuda.point_to_point import pairs_text
 from ringcoll.executors.cuda.simple import simple_body
+from ringcoll.executors.cuda.workspace import Workspace
 from ringcoll.executors.cuda_nodes.standard import standard_sources
 from ringcoll.launch import Launch, Layout
 from tests.kernels import cuda12
@@ -73,9 +73,9 @@ def operators() -> tuple[str, ...]:
             op = premul_sum(1) if name == "premul_sum" else OPS[name]
             if launch.in_band:
                 lanes = 8 if dtype.itemsize <= 8 and number % 2 == 0 else 1
-                body = lines_body(program, layout, dtype, op, Arena(2), at, lanes=lanes)
+                body = ll_body(program, layout, dtype, op, Workspace(2), at, lanes=lanes)
             else:
-                body = simple_body(program, layout, dtype, op, Arena(2), at)
+                body = simple_body(program, layout, dtype, op, Workspace(2), at)
             found.append(body.text)
     return tuple(found)
 
@@ -112,8 +112,8 @@ def test_there_is_something_of_everything() -> None:
 @pytest.mark.parametrize("arch", ARCHS)
 def test_standard_kernels(arch: str) -> None:
     # NVRTC takes a second for each: every generation sees a fifth, all of them see all.
-    chosen = shapes()[ARCHS.index(arch) :: len(ARCHS)]
-    cubins = KernelCache(None).compile_all(chosen, arch)
+    choice = shapes()[ARCHS.index(arch) :: len(ARCHS)]
+    cubins = KernelCache(None).compile_all(choice, arch)
     assert all(cubin.startswith(ELF) for cubin in cubins)
 
 
@@ -121,16 +121,16 @@ def test_standard_kernels(arch: str) -> None:
 def test_kernels_of_calls_of_copy_engines(arch: str) -> None:
     launch = Launch(slices=2, mapped=frozenset())
     program = encode(build("all_reduce", "all_pairs", 2), launch)
-    arena, at = Arena(2), (Addresses(0, (0, 0), 0),)
+    workspace, at = Workspace(2), (Addresses(0, (0, 0), 0),)
     layout = Layout(program.collective, (64,), slices=2)
     beside = simple_body(
         program,
         layout,
         dtype_of("bfloat16"),
         op_of("sum"),
-        arena,
+        workspace,
         at,
-        between=between(program, arena),
+        kernel_part=kernel_part(program, workspace),
     )
     cubins = KernelCache(None).compile_all([gate_text(3), beside.text], arch)
     assert all(cubin.startswith(ELF) for cubin in cubins)

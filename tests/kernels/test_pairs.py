@@ -15,8 +15,8 @@ from ringcoll.executors.cuda.point_to_point import (
     shared_out,
     window_bytes,
 )
-from tests.kernels.pairs import Traffic, side_by_side
 from tests.kernels.stand_in import needs_compiler
+from tests.kernels.traffic import Traffic, side_by_side
 from tests.kernels.world import World
 
 pytestmark = needs_compiler
@@ -110,7 +110,7 @@ def test_messages_of_one_launch_and_of_several_are_the_same_calls():
 
 def test_a_small_send_ends_before_its_receive_begins():
     world = World(2)
-    small = window_bytes(world.arena)
+    small = window_bytes(world.workspace)
     traffic = Traffic([(0, 1, small)])
     side_by_side([[traffic.ready(world, (0,), timeout=5.0)]])
     traffic.sent[0][:], wanted = 0, traffic.sent[0].copy()
@@ -145,9 +145,9 @@ def test_any_pattern_in_any_order(nranks):
 def test_too_many_halves_are_refused():
     world = World(2)
     halves = [Half(peer, False, (Message(0, 100_000),)) for peer in range(3)]
-    assert shared_out(halves, world.arena, 3, "rank 0") == [1, 1, 1]
+    assert shared_out(halves, world.workspace, 3, "rank 0") == [1, 1, 1]
     with pytest.raises(LaunchRefused, match=r"rank 0: 3 sends and receives .* 2 thread blocks"):
-        shared_out(halves, world.arena, 2, "rank 0")
+        shared_out(halves, world.workspace, 2, "rank 0")
 
 
 def test_a_few_texts_serve_all_patterns():

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.kernels.pairs import Traffic, side_by_side
 from tests.kernels.stand_in import KERNELS, needs_compiler
 from tests.kernels.test_broken import changed, copied
+from tests.kernels.traffic import Traffic, side_by_side
 from tests.kernels.world import World
 
 pytestmark = [needs_compiler, pytest.mark.alone]

@@ -12,9 +12,9 @@ import pytest
 from ringcoll.errors import AbortedError, ClosedError, DeadlineError, Error, MismatchError
 from ringcoll.executors.cuda.point_to_point import window_bytes
 from ringcoll.executors.cuda.reports import error_of
-from tests.kernels.pairs import Traffic, side_by_side
 from tests.kernels.stand_in import library, needs_compiler
 from tests.kernels.test_broken import changed, copied
+from tests.kernels.traffic import Traffic, side_by_side
 from tests.kernels.world import ABORT, World
 
 pytestmark = [needs_compiler, pytest.mark.alone]
@@ -59,7 +59,7 @@ def test_a_sender_whose_receiver_never_comes():
 
 def test_a_small_send_too_many():
     world = World(2)
-    small = window_bytes(world.arena)
+    small = window_bytes(world.workspace)
     traffic = Traffic([(0, 1, small)] * 2)
     side_by_side([[traffic.ready(world, (0,), timeout=0.3)]])
     told = error(world, 0)
@@ -155,7 +155,7 @@ def test_an_arena_that_is_broken_is_left_alone():
     assert late is not None
     assert isinstance(error(world, 1), AbortedError)
     world.words(1)[:] = 0
-    world.arena_of(1)[4:8] = 0  # who wrote the report
+    world.workspace_of(1)[4:8] = 0  # who wrote the report
     assert (world.memory == before).all()
 
 
@@ -179,8 +179,8 @@ def test_the_host_gives_up():
 @pytest.mark.parametrize("sends", [False, True])
 def test_flags_that_would_begin_anew_are_refused(sends):
     world = World(2)
-    at = world.arena.pair(1, sends=sends) + world.arena.pair_sequence
-    world.arena_of(0)[at:][: 8 * world.arena.replicas].view("u8")[:] = (1 << 32) - 1
+    at = world.workspace.pair(1, sends=sends) + world.workspace.pair_sequence
+    world.workspace_of(0)[at:][: 8 * world.workspace.replicas].view("u8")[:] = (1 << 32) - 1
     messages = [(0, 1, 100)] if sends else [(1, 0, 100)]
     side_by_side([[Traffic(messages).ready(world, (0,))]])
     told = error(world, 0)

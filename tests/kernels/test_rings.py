@@ -9,7 +9,7 @@ import pytest
 
 from ringcoll.algorithms import build, options
 from ringcoll.algorithms.channels import Channels
-from ringcoll.executors.cuda.dual_program import carried
+from ringcoll.executors.cuda.dual_program import fits_one
 from ringcoll.launch import ALL_MAPPED, Launch
 from ringcoll.model.links import Wire
 from ringcoll.model.machine import machine_of
@@ -78,7 +78,7 @@ def test_found_rings(gpus: tuple[int, ...], launch: Launch) -> None:
     channels = channels_of("dgx1-v100", *gpus)
     world = World(len(gpus))
     case = case_of("all_reduce", "ring", channels, launch, 777)
-    if not carried(case.plan, launch, scales=False, together=1):
+    if not fits_one(case.plan, launch, scales=False, together=1):
         raise AssertionError("a launch does not carry it")
     world.call(case, 1).check(case)
 

@@ -11,8 +11,8 @@ from ringcoll.launch import Launch
 from ringcoll.plan import Buffer
 from tests.kernels.apart import ADDRESS, run_apart, run_image
 from tests.kernels.cases import LL, LL128, STAGED, Case
-from tests.kernels.pairs import Traffic
 from tests.kernels.sanitizer import THREADS, needs_sanitizer
+from tests.kernels.traffic import Traffic
 from tests.kernels.world import World
 
 pytestmark = [needs_sanitizer, pytest.mark.slow]

@@ -16,7 +16,7 @@ from ringcoll.dtypes import dtype_of
 from ringcoll.encode import encode
 from ringcoll.errors import LaunchRefused, OutOfMemory, PlanError
 from ringcoll.executors.cuda.compile import compile_kernel
-from ringcoll.executors.cuda.ll_layout import Places
+from ringcoll.executors.cuda.ll_layout import LLLayout
 from ringcoll.executors.cuda.params import Addresses, Body
 from ringcoll.executors.cuda.trace import Executed, executed, head, summed, traced
 from ringcoll.launch import Launch
@@ -56,7 +56,7 @@ class Recorded:
         self.records[:, :16] = np.frombuffer(head(self.records.shape[1]), np.uint8)
         self.world.call(case, kernels=kernels).check(case)
         program = encode(case.plan, case.launch)
-        places = Places(dtype_of(case.dtype), lanes_of(case.launch))
+        places = LLLayout(dtype_of(case.dtype), lanes_of(case.launch))
         return [
             row
             for rank, record in enumerate(self.records)

@@ -13,13 +13,19 @@ import numpy as np
 
 from ringcoll.dtypes import dtype_of
 from ringcoll.encode import encode
-from ringcoll.executors.cuda.arena import HELLO_LINES, HELLOS, MOST_BLOCKS, REPORT_BYTES, Arena
-from ringcoll.executors.cuda.ll import lines_body
+from ringcoll.executors.cuda.ll import ll_body
 from ringcoll.executors.cuda.ll_layout import LANES
 from ringcoll.executors.cuda.params import Addresses, Body, Header, factor_bytes, pack
 from ringcoll.executors.cuda.reports import Report, read
 from ringcoll.executors.cuda.simple import simple_body
 from ringcoll.executors.cuda.trace import traced
+from ringcoll.executors.cuda.workspace import (
+    HELLO_LINES,
+    HELLOS,
+    MOST_BLOCKS,
+    REPORT_BYTES,
+    Workspace,
+)
 from ringcoll.launch import Launch
 from ringcoll.run import run
 from tests.kernels.cases import POISON, Array, Arrays, Case, joined, values
@@ -72,10 +78,10 @@ class World:
 
     def __init__(self, nranks: int, address: int | None = None, zone: int = 8 << 10) -> None:
         self.nranks, half = nranks, 1 << 20
-        self.arena = Arena(
+        self.workspace = Workspace(
             nranks, half, half, half, replicas=4, copied=half, zone_bytes=zone * nranks
         )
-        self._report = nranks * self.arena.nbytes
+        self._report = nranks * self.workspace.nbytes
         self._user = -(-(self._report + nranks * REPORT_BYTES) // 4096) * 4096
         size = self._user + USER_BYTES
         held = np.zeros(size + 4096, np.uint8)
@@ -84,23 +90,23 @@ class World:
         self.traces = [0] * nranks  # addresses of records of executed rows
         self._taken = 0
         for rank in range(nranks):  # SCRATCH of protocol Simple may hold anything
-            self.arena_of(rank)[self.arena.scratch :][: 2 * half] = POISON
-            self.arena_of(rank)[self.arena.zone(0) :] = POISON
+            self.workspace_of(rank)[self.workspace.scratch :][: 2 * half] = POISON
+            self.workspace_of(rank)[self.workspace.zone(0) :] = POISON
 
-    def arena_of(self, rank: int) -> Array:
-        return self.memory[rank * self.arena.nbytes :][: self.arena.nbytes]
+    def workspace_of(self, rank: int) -> Array:
+        return self.memory[rank * self.workspace.nbytes :][: self.workspace.nbytes]
 
     def broken(self, rank: int) -> bool:
-        return bool(self.arena_of(rank)[:4].any())
+        return bool(self.workspace_of(rank)[:4].any())
 
     def progress(self, rank: int) -> Array:
         """Epoch and known of every block."""
-        found = self.arena_of(rank)[self.arena.progress :][: MOST_BLOCKS * 16]
+        found = self.workspace_of(rank)[self.workspace.progress :][: MOST_BLOCKS * 16]
         return found.view(np.uint64).reshape(MOST_BLOCKS, 2)
 
     def hellos(self, rank: int) -> Array:
         """What all ranks have said to one: words of slot, source rank and line."""
-        found = self.arena_of(rank)[HELLOS:][: self.arena.hello_bytes]
+        found = self.workspace_of(rank)[HELLOS:][: self.workspace.hello_bytes]
         return found.view(np.uint32).reshape(-1, self.nranks, HELLO_LINES, 4)
 
     def words(self, rank: int) -> Array:
@@ -181,7 +187,7 @@ class World:
         ]
         body = self.body(case, at)
         header = Header(timeout, signature, program.total, bool(case.launch.mapped), case.replicas)
-        parameter = pack(body, header, self.arena.progress, at)
+        parameter = pack(body, header, self.workspace.progress, at)
         lanes = 1 if case.launch.in_band else max(len(program.of(r)) for r in range(self.nranks))
         return Ready(body.text, parameter, lanes * case.replicas, len(at), case.threads)
 
@@ -195,9 +201,9 @@ class World:
         program, layout = encode(case.plan, case.launch), case.layout(sliced=True)
         if case.launch.in_band:
             lanes = lanes_of(case.launch)
-            body = lines_body(program, layout, dtype, op, self.arena, at, lanes=lanes)
+            body = ll_body(program, layout, dtype, op, self.workspace, at, lanes=lanes)
         else:
-            body = simple_body(program, layout, dtype, op, self.arena, at)
+            body = simple_body(program, layout, dtype, op, self.workspace, at)
         return traced(roomy(body), at)
 
     def call(self, case: Case, seed: int = 0, kernels: Path = KERNELS, **options: Any) -> Arrays:
@@ -225,8 +231,8 @@ class World:
 
     def place(self, rank: int) -> Addresses:
         """Where a rank finds the arenas and its report."""
-        arenas = tuple(self.address + r * self.arena.nbytes for r in range(self.nranks))
-        return Addresses(rank, arenas, self.address + self._report + rank * REPORT_BYTES)
+        workspaces = tuple(self.address + r * self.workspace.nbytes for r in range(self.nranks))
+        return Addresses(rank, workspaces, self.address + self._report + rank * REPORT_BYTES)
 
     def seen(self, array: Array) -> int:
         """Where the kernels find an array."""

@@ -31,10 +31,10 @@ def test_mpi_for_one_thread_at_a_time(nodes):
 
 
 def test_a_rank_that_never_comes_is_named(nodes):
-    said = nodes("begin", "a,b,b", "absent").word("error")
+    posted = nodes("begin", "a,b,b", "absent").word("error")
     for rank in (0, 1):
-        assert said[rank].startswith(f"DeadlineError: init: rank {rank} of 3 waited 0.5")
-        assert "rank 2" in said[rank]
+        assert posted[rank].startswith(f"DeadlineError: init: rank {rank} of 3 waited 0.5")
+        assert "rank 2" in posted[rank]
 
 
 @pytest.mark.parametrize("names", ["a,b,b", "a,a,a"])
@@ -55,18 +55,18 @@ def test_many_communicators_leave_nothing_open(nodes):
 def test_a_communicator_that_is_dropped_leaves_nothing_to_mpi(nodes):
     outcome = nodes("begin", "a,b,b", "forgotten")
     assert outcome.errors == ""
-    said = outcome.word("error")
-    assert said[1] == "1 0 True"
+    posted = outcome.word("error")
+    assert posted[1] == "1 0 True"
     for rank in (0, 2):
-        assert said[rank].startswith("RankLostError: ")
-        assert "rank 1 left without closing its communicator" in said[rank]
+        assert posted[rank].startswith("RankLostError: ")
+        assert "rank 1 left without closing its communicator" in posted[rank]
     assert outcome.word("sum") == dict.fromkeys(range(3), 6.0)
 
 
 def test_explain_says_what_crosses(nodes):
-    said = nodes("begin", "a,b,b", "explained").word("said")
-    assert said[0] == said[1] == said[2]
-    first, second, third, *_ = said[0].splitlines()
+    posted = nodes("begin", "a,b,b", "explained").word("said")
+    assert posted[0] == posted[1] == posted[2]
+    first, second, third, *_ = posted[0].splitlines()
     assert "3 CPU ranks on 2 nodes (1+2), messages between them by MPI" in first
     assert "assumed, not measured" in second
     assert third.endswith(" us")
@@ -81,7 +81,7 @@ def test_threads_that_make_communicators_at_once_do_not_share_tags(nodes):
 def test_a_node_that_has_no_room_is_not_waited_for(nodes):
     outcome = nodes("begin", "a,a,b", "full")
     assert outcome.errors == ""
-    found, far = outcome.word("error"), "rank 2 failed: "
-    assert found == {rank: f"OutOfMemory: {far * (rank < 2)}no room" for rank in range(3)}
+    found, remote = outcome.word("error"), "rank 2 failed: "
+    assert found == {rank: f"OutOfMemory: {remote * (rank < 2)}no room" for rank in range(3)}
     assert outcome.word("sums") == {rank: [6.0, 6.0] for rank in range(3)}
     assert outcome.word("early") == dict.fromkeys(range(3), True)

@@ -35,7 +35,7 @@ class Lane:
         self.ended: list[int] = []
         self.brought = brought
 
-    def said(self, number: int) -> bool:
+    def posted(self, number: int) -> bool:
         return number < self.brought
 
     def done(self, number: int) -> None:

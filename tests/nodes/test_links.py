@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from ringcoll.errors import AbortedError, MachineError
-from ringcoll.executors.board import Board, Hello
-from ringcoll.executors.node_signals import Between
+from ringcoll.executors.node_signals import NodeSignals
+from ringcoll.executors.shared_state import Hello, SharedState
 from ringcoll.fabric import connect as connecting
 from ringcoll.fabric import handshake, thread_fabrics
 from ringcoll.fabric.connect import Known, connect
@@ -278,7 +278,7 @@ def test_a_node_is_a_name_or_a_host_with_its_processes():
     assert nodes_of([{**a, "node": ""}, a]) == [0, 0]
 
 
-class Posts:
+class AutoRegister:
     """Stands for the messages of one rank: what is posted is kept."""
 
     def __init__(self):
@@ -311,17 +311,17 @@ def boards():
     found = []
     for rank in range(3):
         fabric: Any = Apart(rank)
-        posts: Any = Posts()
-        board = Board(fabric, 1 << 16)
-        found.append((board, Between(fabric, board, posts), posts))
+        posts: Any = AutoRegister()
+        shared_state = SharedState(fabric, 1 << 16)
+        found.append((shared_state, NodeSignals(fabric, shared_state, posts), posts))
     return found
 
 
 def test_a_hello_is_heard_on_the_other_nodes_with_its_text(boards):
-    (board, crossing, posts), (there, *_), _ = boards
-    board.record(5, "all_reduce count=3")
+    (shared_state, crossing, posts), (there, *_), _ = boards
+    shared_state.record(5, "all_reduce count=3")
     hello = Hello(77, 5, 1 << 48, 2 << 48, True, 2.5)
-    board.enter(9, hello)
+    shared_state.enter(9, hello)
     crossing.announce(9, 5)
     assert [rank for rank, _ in posts.posted] == [1, 2]
     boards[1][2].store(0, memoryview(posts.posted[0][1]))
@@ -332,9 +332,9 @@ def test_a_hello_is_heard_on_the_other_nodes_with_its_text(boards):
 
 
 def test_a_hello_of_two_ranks_goes_to_the_other_one(boards):
-    (board, crossing, posts), (there, *_), _ = boards
-    board.record(6, "count=3")
-    board.enter_pair(1, 2, Hello(78, 6), sends=True)
+    (shared_state, crossing, posts), (there, *_), _ = boards
+    shared_state.record(6, "count=3")
+    shared_state.enter_pair(1, 2, Hello(78, 6), sends=True)
     crossing.announce_pair(1, 2, 6, sends=True)
     ((rank, payload),) = posts.posted
     assert rank == 1
@@ -357,15 +357,15 @@ def test_a_signal_is_stored_in_the_words_of_the_rank_that_waits(boards):
     ("offset", "length"), [(1 << 31, 8), (1, 8), (0, 4096), (8, 7), (0, 8), (4, 8)]
 )
 def test_what_is_posted_for_no_such_place_is_refused(boards, kind, offset, length):
-    board, _, posts = boards[1]
-    before = [memory.copy() for memory in board.bytes]
+    shared_state, _, posts = boards[1]
+    before = [memory.copy() for memory in shared_state.bytes]
     payload = struct.pack("<QIIQ", kind, offset, length, 0) + b"\1" * min(length, 1000)
     if (kind, offset, length) == (0, 0, 8):
         posts.store(0, memoryview(payload))  # a copy of its own first word: that may be
         return
     with pytest.raises(MachineError, match="rank 0 posted"):
         posts.store(0, memoryview(payload))
-    assert all(np.array_equal(a, b) for a, b in zip(before, board.bytes, strict=True))
+    assert all(np.array_equal(a, b) for a, b in zip(before, shared_state.bytes, strict=True))
 
 
 @pytest.mark.parametrize("length", [0, 7, 12, 20])

@@ -46,7 +46,7 @@ def test_no_stream_waits_for_a_lane_that_is_made_after_all_was_given_up(monkeypa
     monkeypatch.setattr(executor, "Lane", NotedLane)
     fabric, device = SimpleNamespace(rank=0, fence=None), SimpleNamespace(ordinal=0)
     words: list[Any] = [fabric, device, None, None, None]
-    staging: Any = executor.Staging(*words)
+    staging: Any = executor.CudaNodesExecutor(*words)
     executor._alive.discard(staging)
     assert not staging.lanes[0].over
     staging.give_up()

@@ -14,7 +14,7 @@ import torch
 from ringcoll.torch.auto_register import LEAST, TIMES, Returning
 
 
-class Posts:
+class AutoRegister:
     """One rank's; a post is reached as soon as it is looked for again."""
 
     def __init__(self, mapped: bool = True) -> None:
@@ -55,7 +55,7 @@ def steps(returning, tensors, times, *, lasting=True):
 
 @pytest.mark.parametrize("count", [1, 5, 20])
 def test_buckets_are_posted_when_they_come_for_the_third_time(count):
-    posts, tensors = Posts(), buckets(count)
+    posts, tensors = AutoRegister(), buckets(count)
     returning = made(posts)
     assert steps(returning, tensors, TIMES) == [0] * count
     assert posts.posted == []
@@ -66,7 +66,7 @@ def test_buckets_are_posted_when_they_come_for_the_third_time(count):
 
 
 def test_copies_are_not_posted_but_named_where_they_lie_in_what_was():
-    posts, tensors = Posts(), buckets(2)
+    posts, tensors = AutoRegister(), buckets(2)
     returning = made(posts)
     assert steps(returning, tensors, 9, lasting=False) == [0, 0]
     assert posts.posted == [] and posts.looks == 18
@@ -75,7 +75,7 @@ def test_copies_are_not_posted_but_named_where_they_lie_in_what_was():
 
 
 def test_nothing_is_posted_during_a_capture():
-    posts, tensors = Posts(), buckets(2)
+    posts, tensors = AutoRegister(), buckets(2)
     capturing = [True]
     returning = made(posts, capturing)
     steps(returning, tensors, 9)
@@ -86,20 +86,20 @@ def test_nothing_is_posted_during_a_capture():
 
 
 def test_symmetric_memory_is_not_posted():
-    posts = Posts()
+    posts = AutoRegister()
     steps(made(posts, symmetric=True), buckets(3), 9)
     assert posts.posted == []
 
 
 def test_memory_that_cannot_be_mapped_is_tried_once_each():
-    posts = Posts(mapped=False)
+    posts = AutoRegister(mapped=False)
     steps(made(posts), buckets(3), 9)
     assert len(posts.posted) == 3
 
 
 def test_memory_that_is_named_no_more_is_posted_again_when_it_has_come_again():
     """Its storage was resized, and CUDA has given it another allocation."""
-    posts, (tensor,) = Posts(), buckets(1)
+    posts, (tensor,) = AutoRegister(), buckets(1)
     returning = made(posts)
     steps(returning, [tensor], 5)
     tensor.untyped_storage().resize_(0)
@@ -111,7 +111,7 @@ def test_memory_that_is_named_no_more_is_posted_again_when_it_has_come_again():
 
 def test_temporaries_that_come_to_lie_at_one_place_do_not_come_back():
     """As torch's allocator gives them out: other memory at the same address, in every step."""
-    posts, memory = Posts(), buckets(2)
+    posts, memory = AutoRegister(), buckets(2)
     returning = made(posts)
     for number in range(40):
         array = memory[number % 2].numpy()  # each wrapped anew: storages of their own
@@ -120,7 +120,7 @@ def test_temporaries_that_come_to_lie_at_one_place_do_not_come_back():
 
 
 def test_a_tensor_is_kept_by_nobody():
-    posts, (tensor,) = Posts(), buckets(1)
+    posts, (tensor,) = AutoRegister(), buckets(1)
     returning = made(posts)
     before = torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
     steps(returning, [tensor], 5)

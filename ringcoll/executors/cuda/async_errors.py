@@ -8,9 +8,8 @@ from functools import partial
 from ringcoll.cuda.device import runtime
 from ringcoll.cuda.memory import HostMapped
 from ringcoll.errors import Error
-from ringcoll.executors.board import RECORDS, Board
+from ringcoll.executors.cuda.cuda_call import CudaCall
 from ringcoll.executors.cuda.hellos import Hellos
-from ringcoll.executors.cuda.ready import Ready
 from ringcoll.executors.cuda.reports import (
     MISMATCH,
     RELAYED,
@@ -19,36 +18,39 @@ from ringcoll.executors.cuda.reports import (
     read,
     with_peers,
 )
-from ringcoll.executors.cuda.senders import senders
+from ringcoll.executors.cuda.senders import awaited_ranks
+from ringcoll.executors.shared_state import RECORDS, SharedState
 from ringcoll.fabric import Fabric
 
-__all__ = ["Verdicts"]
+__all__ = ["AsyncErrors"]
 
 
-class Verdicts:
+class AsyncErrors:
     """Of one rank.
 
     Args:
         fabric: the ranks on this host.
         report: what kernels write when they give up.
         hellos: what the ranks have said to this one; closed with this.
-        board: where ranks read what calls the others make.
+        shared_state: where ranks read what calls the others make.
 
     """
 
-    def __init__(self, fabric: Fabric, report: HostMapped, hellos: Hellos, board: Board) -> None:
+    def __init__(
+        self, fabric: Fabric, report: HostMapped, hellos: Hellos, shared_state: SharedState
+    ) -> None:
         self._fabric, self._rank = fabric, fabric.rank
-        self._report, self._hellos, self._board = report, hellos, board
-        self._prepared: dict[int, Ready] = {}  # by slot of its record
+        self._report, self._hellos, self._board = report, hellos, shared_state
+        self._prepared: dict[int, CudaCall] = {}  # by slot of its record
         self._partial = False  # whether calls were made that end before their hellos are compared
         self._mismatch: Report | None = None
-        self.last: Ready | None = None
+        self.last: CudaCall | None = None
         self.pair_timeout = 0.0
 
-    def prepared(self, ready: Ready) -> None:
+    def prepared(self, ready: CudaCall) -> None:
         """Remember a call that may be launched."""
         self._prepared[ready.slot] = ready
-        self._partial = self._partial or not ready.chosen.total
+        self._partial = self._partial or not ready.choice.total
 
     def check(self) -> None:
         """Raise what a kernel has found wrong."""
@@ -89,7 +91,9 @@ class Verdicts:
         timeout = self.pair_timeout if report.of_pair else timeout
         failed = self._prepared.get(report.own % RECORDS)
         if failed is not None and failed.number == report.own:
-            report = with_peers(report, partial(senders, failed.chosen, failed.call, self._rank))
+            report = with_peers(
+                report, partial(awaited_ranks, failed.choice, failed.call, self._rank)
+            )
         return error_of(report, self._rank, terms, timeout, self._board.recorded)
 
     def close(self) -> None:

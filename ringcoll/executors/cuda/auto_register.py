@@ -33,16 +33,16 @@ from ringcoll.cuda.driver import Allocation, allocation_of, number_of
 from ringcoll.cuda.memory import host_mapped
 from ringcoll.cuda.streams import Event, outside_capture
 from ringcoll.errors import MachineError
-from ringcoll.executors.cuda.mappings import POSTS, Mappings, posted
+from ringcoll.executors.cuda.mappings import MAX_REGISTRATIONS, Mappings, registration_row
 from ringcoll.executors.cuda.signature import OFFSET_BITS
-from ringcoll.executors.cuda.stream_order import notice_captures, quiet
+from ringcoll.executors.cuda.stream_order import all_idle, track_captures
 from ringcoll.fabric import Fabric
 from ringcoll.fabric.mapping import outcome
 from ringcoll.host.fence import fence_of
 from ringcoll.transports.handles import MEMORY_HANDLE_BYTES, MemoryHandle, handle_of
 from ringcoll.transports.mapping import pointer_to, unmap
 
-__all__ = ["Posts"]
+__all__ = ["AutoRegister"]
 
 _log = logging.getLogger("ringcoll")
 
@@ -57,7 +57,7 @@ _OFTEN = 16
 _WHAT = "memory that a rank posts"
 
 
-class Posts:
+class AutoRegister:
     """What the ranks of one communicator have posted; making one is collective.
 
     Its methods are called under the communicator's lock.
@@ -78,11 +78,13 @@ class Posts:
         self._ordinal, self._mappings = ordinal, mappings
         self._fence = fence_of()
         self._freed = _TAKEN + n
-        self._records = (self._freed + POSTS) * 8
-        self._logs = fabric.share(self._records + POSTS * MEMORY_HANDLE_BYTES, what=_WHAT)
+        self._records = (self._freed + MAX_REGISTRATIONS) * 8
+        self._logs = fabric.share(
+            self._records + MAX_REGISTRATIONS * MEMORY_HANDLE_BYTES, what=_WHAT
+        )
         self._words = [log[: self._records].cast("Q") for log in self._logs]
         self._own: dict[int, tuple[int, Allocation]] = {}  # post by number of the allocation
-        self._posted = self._agreed = self._looks = 0
+        self._registered = self._agreed = self._polls = 0
         self._news, self._seen = [0] * n, [0] * n  # of each peer: what is known
         self._peers = [peer for peer in range(n) if peer != self._rank]
         self._mapped: dict[tuple[int, int], list[Callable[[], None]]] = {}
@@ -91,7 +93,7 @@ class Posts:
         failure: MachineError | None = None
         with ExitStack() as made:
             try:
-                self._rows = host_mapped(POSTS * n * 8, ordinal=ordinal, what=_WHAT)
+                self._rows = host_mapped(MAX_REGISTRATIONS * n * 8, ordinal=ordinal, what=_WHAT)
                 made.callback(self._rows.free)
                 with on(ordinal) as cuda:
                     self._mine = handle_of(cuda, ordinal, 1, 1)
@@ -102,11 +104,11 @@ class Posts:
             outcome(fabric.texts(_WHAT), True, failure)
             made.pop_all()
         self._pointers = np.frombuffer(self._rows.host, np.uint64)
-        notice_captures()
+        track_captures()
 
     # -- this rank's memory ---------------------------------------------------------------------
 
-    def post(self, pointer: int) -> bool:
+    def register(self, pointer: int) -> bool:
         """Let peers map the allocation around a pointer when they come by.
 
         Returns:
@@ -114,14 +116,14 @@ class Posts:
             have no handle, and a log has room for POSTS.
 
         """
-        self._search()
-        number = self._posted
+        self._find_freed()
+        number = self._registered
         try:
             with on(self._ordinal) as cuda, outside_capture():
                 whole = allocation_of(pointer)
                 if whole.number in self._own:
                     return True
-                if number == POSTS or not (whole.exportable and whole.number):
+                if number == MAX_REGISTRATIONS or not (whole.exportable and whole.number):
                     return False
                 handle = replace(self._mine, pointer=whole.start, nbytes=whole.nbytes)
                 if not self._fabric.threads:
@@ -131,67 +133,71 @@ class Posts:
             return False
         at = self._records + number * MEMORY_HANDLE_BYTES
         self._logs[self._rank][at : at + MEMORY_HANDLE_BYTES] = bytes.fromhex(handle.encode())
-        self._posted = number + 1
-        self._order()
-        self._words[self._rank][_COUNT] = self._posted
+        self._registered = number + 1
+        self._memory_fence()
+        self._words[self._rank][_COUNT] = self._registered
         self._own[whole.number] = number, whole
-        self._tell()
+        self._publish()
         return True
 
-    def word(self, pointer: int, nbytes: int) -> int:
+    def mapped_address(self, pointer: int, nbytes: int) -> int:
         """Memory as hellos name it now; 0 where not all peers reach it."""
         if not self._agreed:
             return 0
-        number, whole = self._own.get(number_of(pointer), (POSTS, None))
+        number, whole = self._own.get(number_of(pointer), (MAX_REGISTRATIONS, None))
         if whole is None or number >= self._agreed:
             return 0
         offset = pointer - whole.start
-        return posted(number) << OFFSET_BITS | offset if offset + nbytes <= whole.nbytes else 0
+        return (
+            registration_row(number) << OFFSET_BITS | offset
+            if offset + nbytes <= whole.nbytes
+            else 0
+        )
 
-    def _order(self) -> None:
+    def _memory_fence(self) -> None:
         """Between what is told and the word that tells of it, on both sides."""
         if self._fence is not None:
             self._fence()
 
-    def _tell(self) -> None:
+    def _publish(self) -> None:
         """Let peers see that there is something new."""
-        self._order()
+        self._memory_fence()
         self._words[self._rank][_NEWS] += 1
 
-    def _search(self) -> None:
+    def _find_freed(self) -> None:
         """Note what has been freed since it was posted."""
         gone = [key for key, (_, whole) in self._own.items() if number_of(whole.start) != key]
         for key in gone:
             number, _ = self._own.pop(key)
             self._words[self._rank][self._freed + number] = 1
         if gone:
-            self._tell()
+            self._publish()
 
     # -- the others' ----------------------------------------------------------------------------
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Map what peers have posted since, and see how far they have come; waits for nothing."""
         for peer in self._peers:
             news = self._words[peer][_NEWS]
             if news != self._news[peer]:
                 self._news[peer] = news
-                self._order()
-                self._take(peer)
+                self._memory_fence()
+                self._read_log(peer)
         if self._writing:
-            self._say()
-        if self._stale and quiet():
+            self._acknowledge()
+        if self._stale and all_idle():
             self._unmap()
-        self._looks += 1
-        if self._looks % _OFTEN == 0:
-            self._search()
+        self._polls += 1
+        if self._polls % _OFTEN == 0:
+            self._find_freed()
 
-    def _take(self, peer: int) -> None:
+    def _read_log(self, peer: int) -> None:
         """Look through what a peer has written."""
         words = self._words[peer]
         self._agreed = min(self._words[other][_TAKEN + self._rank] for other in self._peers)
-        last = min(words[_COUNT], POSTS)
+        last = min(words[_COUNT], MAX_REGISTRATIONS)
         if last > self._seen[peer]:
-            self._order()
+            self._memory_fence()
             self._map(peer, last)
         freed = (key for key in self._mapped if key[0] == peer and words[self._freed + key[1]])
         self._stale += [key for key in freed if key not in self._stale]
@@ -221,16 +227,19 @@ class Posts:
         opened = self._mapped[peer, number] = []
         row = number * self._nranks + peer
         self._pointers[row] = pointer_to(cuda, handles, self._rank, peer, opened, _WHAT)
-        source, target = self._pointers[row:].ctypes.data, self._mappings.row(posted(number), peer)
+        source, target = (
+            self._pointers[row:].ctypes.data,
+            self._mappings.row(registration_row(number), peer),
+        )
         cuda.memcpyAsync(target, source, 8, cuda.memcpyHostToDevice, self._stream)
 
-    def _say(self) -> None:
+    def _acknowledge(self) -> None:
         """Tell peers of their posts whose rows are written."""
         with outside_capture():
             while self._writing and self._writing[0][0].done():
                 _, peer, count = self._writing.popleft()
                 self._words[self._rank][_TAKEN + peer] = count
-                self._tell()
+                self._publish()
 
     def _unmap(self) -> None:
         """Unmap what its owner has freed: all calls with it have ended before it could."""

@@ -16,12 +16,12 @@ from ringcoll.algorithms.channels import Channels
 from ringcoll.arguments.calls import Call
 from ringcoll.collectives import COLLECTIVES
 from ringcoll.errors import ArgumentError, LaunchRefused
-from ringcoll.executors.cuda.choose_copies import by_copies
-from ringcoll.executors.cuda.choose_ll import in_lines, lines_algorithm, lines_by_size
-from ringcoll.executors.cuda.choose_simple import USUAL, in_words, slices_of
-from ringcoll.executors.cuda.chosen import Chosen
-from ringcoll.executors.cuda.crossover import compared
-from ringcoll.executors.cuda.limits import Resources, Wishes
+from ringcoll.executors.cuda.choose_copies import choose_copies
+from ringcoll.executors.cuda.choose_ll import choose_ll, ll_algorithm, ll_protocol
+from ringcoll.executors.cuda.choose_simple import DEFAULT_ALGORITHMS, choose_simple, slices_of
+from ringcoll.executors.cuda.crossover import faster_algorithm
+from ringcoll.executors.cuda.kernel_choice import KernelChoice
+from ringcoll.executors.cuda.limits import CallOptions, Resources
 from ringcoll.executors.cuda.ll_layout import LANES
 from ringcoll.launch import PROTOCOLS
 from ringcoll.model.machine import Machine
@@ -31,15 +31,15 @@ __all__ = ["choose"]
 
 
 def choose(
-    call: Call, resources: Resources, *, mapped: frozenset[Buffer], wishes: Wishes
-) -> Chosen:
+    call: Call, resources: Resources, *, mapped: frozenset[Buffer], options: CallOptions
+) -> KernelChoice:
     """The plan, launch and grid of a call.
 
     Args:
         call: checked.
         resources: what the ranks have.
         mapped: the buffers that all ranks can reach.
-        wishes: the options.
+        options: the options.
 
     Raises:
         LaunchRefused: the options cannot carry the call.
@@ -48,37 +48,41 @@ def choose(
     """
     machine = resources.machine
     if machine is None or (machine.all_pairs and machine.channels is None):
-        return _choose(call, resources, mapped, wishes)
-    asked, why = _by_machine(call, resources, machine, mapped, wishes)
-    most = resources.blocks if wishes.blocks is None or wishes.channels else wishes.blocks
+        return _choose(call, resources, mapped, options)
+    hellos_decide, why = _by_machine(call, resources, machine, mapped, options)
+    most = resources.blocks if options.blocks is None or options.channels else options.blocks
     for channels in _narrower(machine.channels):
         with contextlib.suppress(LaunchRefused):
             there = replace(resources, machine=replace(machine, channels=channels))
-            found = _choose(call, there, mapped, asked)
+            found = _choose(call, there, mapped, hellos_decide)
             if found.blocks <= most or channels is None or len(channels.rings) == 1:
                 return replace(found, why=why)
-    return _choose(call, resources, mapped, wishes)
+    return _choose(call, resources, mapped, options)
 
 
 def _by_machine(
-    call: Call, resources: Resources, machine: Machine, mapped: frozenset[Buffer], wishes: Wishes
-) -> tuple[Wishes, tuple[str, ...]]:
+    call: Call,
+    resources: Resources,
+    machine: Machine,
+    mapped: frozenset[Buffer],
+    options: CallOptions,
+) -> tuple[CallOptions, tuple[str, ...]]:
     """The options with the algorithm that the machine's links ask for, and why."""
     kind = COLLECTIVES[call.collective]
-    asked = (wishes.algorithm, wishes.plan, wishes.channels) != (None, None, None)
-    if asked or wishes.engine == "copy" or (wishes.ordered and kind.reduces):
-        return wishes, ()
-    lines = wishes.protocol
-    if lines is None and (wishes.slices or 1) == 1:
-        lines = lines_by_size(call, resources.nvlink)
-    usual = USUAL[call.collective][bool(mapped)]
+    hellos_decide = (options.algorithm, options.plan, options.channels) != (None, None, None)
+    if hellos_decide or options.engine == "copy" or (options.ordered and kind.reduces):
+        return options, ()
+    lines = options.protocol
+    if lines is None and (options.slices or 1) == 1:
+        lines = ll_protocol(call, resources.nvlink)
+    default = DEFAULT_ALGORITHMS[call.collective][bool(mapped)]
     if lines in LANES:
-        usual = lines_algorithm(call, resources.nranks, lines)
-    slices = wishes.slices or slices_of(call, wishes, "chain")
-    algorithm, why = compared(
-        machine, call.collective, resources.nranks, call.nbytes, call.root, usual, slices
+        default = ll_algorithm(call, resources.nranks, lines)
+    slices = options.slices or slices_of(call, options, "chain")
+    algorithm, why = faster_algorithm(
+        machine, call.collective, resources.nranks, call.nbytes, call.root, default, slices
     )
-    return wishes if algorithm == usual else replace(wishes, algorithm=algorithm), why
+    return options if algorithm == default else replace(options, algorithm=algorithm), why
 
 
 def _narrower(channels: Channels | None) -> Iterator[Channels | None]:
@@ -89,33 +93,35 @@ def _narrower(channels: Channels | None) -> Iterator[Channels | None]:
         yield channels
 
 
-def _choose(call: Call, resources: Resources, mapped: frozenset[Buffer], wishes: Wishes) -> Chosen:
-    name, protocol = call.collective, wishes.protocol
+def _choose(
+    call: Call, resources: Resources, mapped: frozenset[Buffer], options: CallOptions
+) -> KernelChoice:
+    name, protocol = call.collective, options.protocol
     where = f"{name} on rank {call.rank}"
     if protocol not in (None, *PROTOCOLS):
         raise ArgumentError(
             f"{where}: protocol={protocol!r}; GPU ranks run {', '.join(map(repr, PROTOCOLS))}"
         )
-    if wishes.engine == "copy" and name != "barrier" and resources.nranks > 1:
-        return by_copies(call, resources, mapped, wishes)
+    if options.engine == "copy" and name != "barrier" and resources.nranks > 1:
+        return choose_copies(call, resources, mapped, options)
     if protocol == "LL128" and not resources.nvlink:
         raise LaunchRefused(
             f"{where}: protocol='LL128' needs NVLink between all ranks, or its lines come in "
             f"pieces; nvidia-ml-py tells of none here: leave protocol out"
         )
-    sliced = (wishes.slices or 1) > 1
+    sliced = (options.slices or 1) > 1
     if protocol in LANES and sliced and name != "barrier":
         raise ArgumentError(
-            f"{where}: slices={wishes.slices}, but protocol={protocol!r} has one slice; leave "
+            f"{where}: slices={options.slices}, but protocol={protocol!r} has one slice; leave "
             f"slices out or take protocol='Simple'"
         )
     if name == "barrier" or sliced or protocol == "Simple":
-        return in_words(call, resources, mapped, wishes)
+        return choose_simple(call, resources, mapped, options)
     if protocol:
-        return in_lines(call, resources, wishes, protocol)
-    lines = lines_by_size(call, resources.nvlink)
+        return choose_ll(call, resources, options, protocol)
+    lines = ll_protocol(call, resources.nvlink)
     if lines:
         # A plan whose signals cannot ride, or too many lines for some other dtype or algorithm.
         with contextlib.suppress(LaunchRefused):
-            return in_lines(call, resources, wishes, lines)
-    return in_words(call, resources, mapped, wishes)
+            return choose_ll(call, resources, options, lines)
+    return choose_simple(call, resources, mapped, options)

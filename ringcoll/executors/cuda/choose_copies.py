@@ -5,22 +5,22 @@ from __future__ import annotations
 from ringcoll.arguments.calls import Call
 from ringcoll.collectives import COLLECTIVES
 from ringcoll.errors import ArgumentError, LaunchRefused
-from ringcoll.executors.cuda.choose_simple import BLOCK_BYTES, USUAL, sliced
-from ringcoll.executors.cuda.chosen import Chosen
+from ringcoll.executors.cuda.choose_simple import BLOCK_BYTES, DEFAULT_ALGORITHMS, sliced
 from ringcoll.executors.cuda.copies import copied_blocks, crosses
-from ringcoll.executors.cuda.limits import Resources, Wishes
-from ringcoll.executors.cuda.planned import planned
+from ringcoll.executors.cuda.kernel_choice import KernelChoice
+from ringcoll.executors.cuda.limits import CallOptions, Resources
+from ringcoll.executors.cuda.planned import named_plan
 from ringcoll.executors.cuda.simple import THREADS
 from ringcoll.plan import Buffer
 
-__all__ = ["by_copies"]
+__all__ = ["choose_copies"]
 
 BESIDE_BLOCKS = 32
 """The most CUDA blocks for each block that reduces beside copy engines: it only reads memory of its
 own GPU, which is much faster than the links."""
 
-_COPIED = {
-    **USUAL,
+_COPY_ALGORITHMS = {
+    **DEFAULT_ALGORITHMS,
     "all_reduce": ("all_pairs", "all_pairs"),
     "reduce": ("all_pairs", "all_pairs"),
     "all_gather": ("all_pairs", "all_pairs"),
@@ -30,9 +30,9 @@ _COPIED = {
 and of those that all ranks can reach."""
 
 
-def by_copies(
-    call: Call, resources: Resources, mapped: frozenset[Buffer], wishes: Wishes
-) -> Chosen:
+def choose_copies(
+    call: Call, resources: Resources, mapped: frozenset[Buffer], options: CallOptions
+) -> KernelChoice:
     """What runs if copy engines are asked for; arguments are those of ``choose``.
 
     Raises:
@@ -40,30 +40,30 @@ def by_copies(
         ArgumentError: a protocol that copies cannot speak, or an algorithm that there is not.
 
     """
-    arena, nranks = resources.arena, resources.nranks
+    workspace, nranks = resources.workspace, resources.nranks
     where = f"{call.collective} on rank {call.rank}: engine='copy'"
-    if wishes.protocol not in (None, "Simple"):
+    if options.protocol not in (None, "Simple"):
         raise ArgumentError(
-            f"{where} copies no signals inside the data; leave protocol={wishes.protocol!r} out"
+            f"{where} copies no signals inside the data; leave protocol={options.protocol!r} out"
         )
     if call.op is not None and call.op.scales:
         raise LaunchRefused(f"{where} serves no {call.op}: leave engine out")
-    source = planned(call, resources, wishes, _COPIED[call.collective][bool(mapped)])
+    default = _COPY_ALGORITHMS[call.collective][bool(mapped)]
+    source = named_plan(call, resources, options, default)
     # Lanes that do different things are one block where there is nothing to overlap.
-    slices = wishes.slices or (2 if COLLECTIVES[call.collective].reduces else 1)
-    launch, layout, program = sliced(call, source, mapped, slices, arena.copied)
+    slices = options.slices or (2 if COLLECTIVES[call.collective].reduces else 1)
+    launch, layout, program = sliced(call, source, mapped, slices, workspace.copied)
     copied = copied_blocks(program)
     if not any(crosses(program.programs[number]) for number in copied):
         raise LaunchRefused(
             f"{where}: no lane of this algorithm only copies with slices={launch.slices}; use "
-            f"algorithm={_COPIED[call.collective][bool(mapped)]!r} with slices=2 or more, or leave "
-            f"engine out"
+            f"algorithm={default!r} with slices=2 or more, or leave engine out"
         )
     others = [number for number in range(len(program.blocks)) if number not in copied]
     lanes = max(sum(program.blocks[n].rank == rank for n in others) for rank in range(nranks))
     # Half of the multiprocessors are left for the gates that these blocks wait for.
-    most = min(wishes.blocks or resources.blocks, resources.blocks) // (2 * max(1, lanes))
+    most = min(options.blocks or resources.blocks, resources.blocks) // (2 * max(1, lanes))
     nbytes = layout.width() * call.dtype.itemsize
-    replicas = max(1, min(arena.replicas, most, BESIDE_BLOCKS, -(-nbytes // BLOCK_BYTES)))
+    replicas = max(1, min(workspace.replicas, most, BESIDE_BLOCKS, -(-nbytes // BLOCK_BYTES)))
     sizes = replicas, replicas * lanes, THREADS
-    return Chosen(source.plan, program, launch, layout, *sizes, "copy", source=source)
+    return KernelChoice(source.plan, program, launch, layout, *sizes, "copy", source=source)

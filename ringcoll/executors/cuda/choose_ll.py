@@ -8,14 +8,14 @@ from __future__ import annotations
 from ringcoll.arguments.calls import Call
 from ringcoll.encode import encode
 from ringcoll.errors import LaunchRefused
-from ringcoll.executors.cuda.chosen import Chosen
-from ringcoll.executors.cuda.limits import Resources, Wishes
-from ringcoll.executors.cuda.ll import WORKERS, line_bytes
-from ringcoll.executors.cuda.ll_layout import LANES, Places
-from ringcoll.executors.cuda.planned import in_place, planned
+from ringcoll.executors.cuda.kernel_choice import KernelChoice
+from ringcoll.executors.cuda.limits import CallOptions, Resources
+from ringcoll.executors.cuda.ll import WORKERS, ll_scratch_bytes
+from ringcoll.executors.cuda.ll_layout import LANES, LLLayout
+from ringcoll.executors.cuda.planned import in_place, named_plan
 from ringcoll.launch import Launch
 
-__all__ = ["in_lines", "lines_algorithm", "lines_by_size"]
+__all__ = ["choose_ll", "ll_algorithm", "ll_protocol"]
 
 SYNC_THREADS = 32
 
@@ -34,7 +34,7 @@ LL128_BYTES = {"broadcast": 8 << 20}
 """Bytes up to which LL128 is chosen; else 4 MiB. 4 H200, 4 MiB, LL128 and Simple: all_reduce 24.0
 and 28.7 µs, all_gather 13.7 and 17.8, reduce_scatter 13.9 and 20.1, broadcast 16.4 and 43.1."""
 
-LINES_BYTES = {"all_reduce": 1 << 20}
+LL_ALONE_BYTES = {"all_reduce": 1 << 20}
 """Bytes up to which LL is chosen where LL128 is not legal; else 2 MiB. 4 H200, LL and Simple:
 all_reduce of 1 MiB took 11.9 and 14.7 µs, 2 MiB 23.0 and 18.9; all_gather of 2 MiB 13.1 and
 13.5."""
@@ -47,7 +47,7 @@ DIRECT_BYTES = {
 broadcast of 256 KiB took 4.32 and 4.48 µs, 512 KiB 6.69 and 5.20; reduce of 512 KiB 4.87 and 5.38,
 1 MiB 9.12 and 7.10."""
 
-LINE_WORKERS, LINE_BLOCKS = (64, 128, 256, WORKERS), 72
+LL_WORKERS, LL_BLOCKS = (64, 128, 256, WORKERS), 72
 """Threads of a block that carry lines: the fewest that do in so many blocks. 2 H200, all_reduce in
 lines of LL by blocks of 32, 64, 128, 256 and 480: 4 KiB took 2.31, 2.27, 2.25, 2.38 and 2.52 µs,
 32 KiB 2.74, 2.67, 2.69, 2.71 and 2.81, 128 KiB 3.36, 3.36, 3.31, 3.28 and 3.36; of LL128 64 KiB
@@ -56,17 +56,19 @@ lines of LL by blocks of 32, 64, 128, 256 and 480: 4 KiB took 2.31, 2.27, 2.25, 
 _WORD = 8
 
 
-def lines_by_size(call: Call, nvlink: bool) -> str | None:
+def ll_protocol(call: Call, nvlink: bool) -> str | None:
     """The lines to take before words; None where these are quicker."""
     name, nbytes = call.collective, call.nbytes
     if not nvlink or call.dtype.itemsize > _WORD:
-        return "LL" if nbytes <= LINES_BYTES.get(name, 2 << 20) else None
+        return "LL" if nbytes <= LL_ALONE_BYTES.get(name, 2 << 20) else None
     if nbytes <= LL_BYTES.get(name, 192 << 10):
         return "LL"
     return "LL128" if nbytes <= LL128_BYTES.get(name, 4 << 20) else None
 
 
-def in_lines(call: Call, resources: Resources, wishes: Wishes, protocol: str) -> Chosen:
+def choose_ll(
+    call: Call, resources: Resources, options: CallOptions, protocol: str
+) -> KernelChoice:
     """What runs in lines of this protocol; the other arguments are those of ``choose``.
 
     Raises:
@@ -75,33 +77,33 @@ def in_lines(call: Call, resources: Resources, wishes: Wishes, protocol: str) ->
 
     """
     nranks = resources.nranks
-    source = planned(call, resources, wishes, lines_algorithm(call, nranks, protocol))
+    source = named_plan(call, resources, options, ll_algorithm(call, nranks, protocol))
     launch = Launch(protocol=protocol, mapped=frozenset(), in_place=in_place(call))
     program, layout = encode(source.plan, launch), source.layout(call)
-    places = Places(call.dtype, LANES[protocol])
-    if places.lanes > 1 and call.dtype.itemsize > _WORD:
+    ll_layout = LLLayout(call.dtype, LANES[protocol])
+    if ll_layout.lanes > 1 and call.dtype.itemsize > _WORD:
         raise LaunchRefused(
             f"{call.collective} on rank {call.rank}: protocol={protocol!r} carries elements of at "
             f"most 8 bytes, {call.dtype.name} has {call.dtype.itemsize}; use protocol='LL'"
         )
-    need = line_bytes(program, layout, places)
-    there = resources.arena.half_of(protocol)
+    need = ll_scratch_bytes(program, layout, ll_layout)
+    there = resources.workspace.half_of(protocol)
     if need > there:
         raise LaunchRefused(
             f"{call.collective} on rank {call.rank}: protocol={protocol!r} would need {need} bytes "
             f"of lines, {there} are there; use protocol='Simple'"
         )
-    pieces = max(1, places.number(layout))
-    most = min(wishes.blocks or resources.blocks, resources.blocks)
-    few = min(most, LINE_BLOCKS)
-    fitting = (width for width in LINE_WORKERS if -(-pieces // width) <= few)
+    pieces = max(1, ll_layout.number(layout))
+    most = min(options.blocks or resources.blocks, resources.blocks)
+    few = min(most, LL_BLOCKS)
+    fitting = (width for width in LL_WORKERS if -(-pieces // width) <= few)
     workers = next(fitting, WORKERS)
     blocks = min(most, -(-pieces // workers))
     threads = workers + SYNC_THREADS
-    return Chosen(source.plan, program, launch, layout, 1, blocks, threads, source=source)
+    return KernelChoice(source.plan, program, launch, layout, 1, blocks, threads, source=source)
 
 
-def lines_algorithm(call: Call, nranks: int, protocol: str) -> str:
+def ll_algorithm(call: Call, nranks: int, protocol: str) -> str:
     """The algorithm of a call whose signals ride in the data."""
     name, n = call.collective, nranks
     if name == "all_reduce":

@@ -12,17 +12,17 @@ from ringcoll.arguments.calls import Call
 from ringcoll.collectives import COLLECTIVES
 from ringcoll.encode import Program, encode
 from ringcoll.errors import LaunchRefused
-from ringcoll.executors.cuda.chosen import Chosen
-from ringcoll.executors.cuda.dual_program import carried, fits
-from ringcoll.executors.cuda.limits import Resources, Wishes
-from ringcoll.executors.cuda.planned import Planned, in_place, planned
+from ringcoll.executors.cuda.dual_program import fits_dual, fits_one
+from ringcoll.executors.cuda.kernel_choice import KernelChoice
+from ringcoll.executors.cuda.limits import CallOptions, Resources
+from ringcoll.executors.cuda.planned import NamedPlan, in_place, named_plan
 from ringcoll.executors.cuda.simple import THREADS, scratch_bytes
 from ringcoll.launch import ALL_MAPPED, Launch, Layout
 from ringcoll.plan import Buffer
 
-__all__ = ["BLOCK_BYTES", "USUAL", "in_words", "sliced", "slices_of"]
+__all__ = ["BLOCK_BYTES", "DEFAULT_ALGORITHMS", "choose_simple", "sliced", "slices_of"]
 
-USUAL = {
+DEFAULT_ALGORITHMS = {
     "all_reduce": ("all_pairs", "two_shot"),
     "broadcast": ("scatter_gather", "chain"),
     "reduce": ("all_pairs", "scatter_gather"),
@@ -43,7 +43,7 @@ FUSED_BYTES, FUSED_BLOCKS = 128 << 20, 32
 CUDA blocks are there for each lane of the root. 4 H200, so and by chain: 16 MiB took 75 and 94 µs,
 32 MiB 128 and 148, 64 MiB 229 and 247, 128 MiB 431 and 429, 512 MiB 1622 and 1556."""
 
-SLICES = {"chain": (4 << 20, 8, 64), "scatter_gather_fused": (2 << 20, 4, 24)}
+PIPELINED = {"chain": (4 << 20, 8, 64), "scatter_gather_fused": (2 << 20, 4, 24)}
 """Bytes of a slice of what is pipelined, and how many slices there are at least and at most.
 Broadcast by chain, 4 H200: 16 MiB took 97.8 µs with 4 slices, 94.7 with 8; 64 MiB 250 with 8, 248
 with 16, 266 with 32; 512 MiB 1566 with 64, 1590 with 128; several rings side by side changed
@@ -51,7 +51,7 @@ nothing. By scatter_gather_fused: 16 MiB 76.2 with 4, 75.2 with 8, 80.2 with 16;
 232 with 16, 229 with 24."""
 
 BLOCK_BYTES = 16 << 10
-"""Bytes of a slice that a CUDA block moves at least; ``Arena.replicas`` blocks share one at most.
+"""Bytes of a slice that a CUDA block moves at least; at most ``Workspace.replicas`` share one.
 all_reduce on 4 H200 by 48, 64, 96 and 128 blocks: 8 MiB took 48.6, 48.2, 49.0 and 50.8 µs, 64 MiB
 320, 313, 307 and 309, 512 MiB 2470, 2388, 2368 and 2345. The last two percent are left: of 64
 blocks four communicators' calls fit a GPU at the same time, of 128 two."""
@@ -59,7 +59,9 @@ blocks four communicators' calls fit a GPU at the same time, of 128 two."""
 _WINDOW = 2
 
 
-def in_words(call: Call, resources: Resources, mapped: frozenset[Buffer], wishes: Wishes) -> Chosen:
+def choose_simple(
+    call: Call, resources: Resources, mapped: frozenset[Buffer], options: CallOptions
+) -> KernelChoice:
     """What runs by protocol Simple; arguments are those of ``choose``.
 
     Raises:
@@ -67,14 +69,14 @@ def in_words(call: Call, resources: Resources, mapped: frozenset[Buffer], wishes
         ArgumentError: an algorithm that there is not.
 
     """
-    if wishes.asked and not COLLECTIVES[call.collective].has_root:
-        return _asked(call, resources, wishes)
-    arena, nranks = resources.arena, resources.nranks
-    most = min(wishes.blocks or resources.blocks, resources.blocks)
-    default = _usual(call, resources, mapped, wishes, most)
-    source = planned(call, resources, wishes, default)
-    slices = wishes.slices or slices_of(call, wishes, default)
-    launch, layout, program = sliced(call, source, mapped, slices, arena.scratch_half)
+    if options.hellos_decide and not COLLECTIVES[call.collective].has_root:
+        return _choose_dual(call, resources, options)
+    workspace, nranks = resources.workspace, resources.nranks
+    most = min(options.blocks or resources.blocks, resources.blocks)
+    default = _default_algorithm(call, resources, mapped, options, most)
+    source = named_plan(call, resources, options, default)
+    slices = options.slices or slices_of(call, options, default)
+    launch, layout, program = sliced(call, source, mapped, slices, workspace.scratch_half)
     lanes = max(1, *(len(program.of(rank)) for rank in range(nranks)))
     if lanes > resources.blocks:  # a block would wait for one that cannot start
         raise LaunchRefused(
@@ -83,33 +85,37 @@ def in_words(call: Call, resources: Resources, mapped: frozenset[Buffer], wishes
         )
     scales = call.op is not None and call.op.scales
     together = resources.together
-    if source.channels and not carried(source.plan, launch, scales=scales, together=together):
+    if source.channels and not fits_one(source.plan, launch, scales=scales, together=together):
         raise LaunchRefused(
             f"{call.collective} on rank {call.rank}: a launch does not carry the steps of "
             f"{len(source.channels.rings)} rings; use fewer channels"
         )
     nbytes = layout.width() * call.dtype.itemsize
-    replicas = max(1, min(arena.replicas, most // lanes, -(-nbytes // BLOCK_BYTES)))
+    replicas = max(1, min(workspace.replicas, most // lanes, -(-nbytes // BLOCK_BYTES)))
     sizes = replicas, replicas * lanes, THREADS
-    found = Chosen(source.plan, program, launch, layout, *sizes, source=source)
-    return _either(found, call, resources, mapped, wishes)
+    found = KernelChoice(source.plan, program, launch, layout, *sizes, source=source)
+    return _with_direct(found, call, resources, mapped, options)
 
 
-def _usual(
-    call: Call, resources: Resources, mapped: frozenset[Buffer], wishes: Wishes, blocks: int
+def _default_algorithm(
+    call: Call, resources: Resources, mapped: frozenset[Buffer], options: CallOptions, blocks: int
 ) -> str:
     """The algorithm where no option names one."""
     lanes, machine = resources.nranks - 1, resources.machine
-    alike = wishes.channels is None and (machine is None or machine.all_pairs)
+    alike = options.channels is None and (machine is None or machine.all_pairs)
     fused = lanes > 1 and blocks >= FUSED_BLOCKS * lanes and call.nbytes < FUSED_BYTES
     if call.collective == "broadcast" and mapped and alike and fused:
         return "scatter_gather_fused"
-    return USUAL[call.collective][bool(mapped)]
+    return DEFAULT_ALGORITHMS[call.collective][bool(mapped)]
 
 
-def _either(
-    found: Chosen, call: Call, resources: Resources, mapped: frozenset[Buffer], wishes: Wishes
-) -> Chosen:
+def _with_direct(
+    found: KernelChoice,
+    call: Call,
+    resources: Resources,
+    mapped: frozenset[Buffer],
+    options: CallOptions,
+) -> KernelChoice:
     """The same with what runs where peers reach the root's own buffer, if that is another program.
 
     Only kernels that look at the hellos first can choose between two.
@@ -121,41 +127,43 @@ def _either(
     with contextlib.suppress(LaunchRefused):
         if encode(found.plan, replace(found.launch, mapped=every)) == found.program:
             return found
-        other = in_words(call, resources, every, wishes)
-        return _both(found, other, call, resources)
+        other = choose_simple(call, resources, every, options)
+        return _combined(found, other, call, resources)
     return found
 
 
-def _asked(call: Call, resources: Resources, wishes: Wishes) -> Chosen:
+def _choose_dual(call: Call, resources: Resources, options: CallOptions) -> KernelChoice:
     """What runs where peers reach all buffers, and what runs instead where hellos deny it.
 
     The latter is the exception, and takes no more blocks: all of a launch have to find a place.
     """
-    wishes = replace(wishes, asked=False)
-    reached = in_words(call, resources, ALL_MAPPED, wishes)
-    staged = in_words(call, resources, frozenset(), replace(wishes, blocks=reached.blocks))
-    return _both(staged, reached, call, resources)
+    options = replace(options, hellos_decide=False)
+    direct = choose_simple(call, resources, ALL_MAPPED, options)
+    staged = choose_simple(call, resources, frozenset(), replace(options, blocks=direct.blocks))
+    return _combined(staged, direct, call, resources)
 
 
-def _both(staged: Chosen, reached: Chosen, call: Call, resources: Resources) -> Chosen:
+def _combined(
+    staged: KernelChoice, direct: KernelChoice, call: Call, resources: Resources
+) -> KernelChoice:
     """One launch for both, if it carries so much; else the first."""
     scales, together = call.op is not None and call.op.scales, resources.together
-    if not fits(staged.program, reached.program, scales=scales, together=together):
+    if not fits_dual(staged.program, direct.program, scales=scales, together=together):
         return staged
-    return replace(staged, blocks=max(staged.blocks, reached.blocks), reached=reached)
+    return replace(staged, blocks=max(staged.blocks, direct.blocks), direct=direct)
 
 
-def slices_of(call: Call, wishes: Wishes, default: str) -> int:
+def slices_of(call: Call, options: CallOptions, default: str) -> int:
     """How finely what is handed on is pipelined; elsewhere all ranks move data at once."""
-    algorithm = wishes.algorithm or default
-    if wishes.plan is not None or algorithm not in SLICES:
+    algorithm = options.algorithm or default
+    if options.plan is not None or algorithm not in PIPELINED:
         return 1
-    nbytes, least, most = SLICES[algorithm]
+    nbytes, least, most = PIPELINED[algorithm]
     return max(least, min(most, call.nbytes // nbytes))
 
 
 def sliced(
-    call: Call, source: Planned, mapped: frozenset[Buffer], slices: int, room: int
+    call: Call, source: NamedPlan, mapped: frozenset[Buffer], slices: int, room: int
 ) -> tuple[Launch, Layout, Program]:
     """Launch, layout and program of at least so many slices: as many as SCRATCH asks for."""
     while True:

@@ -19,16 +19,24 @@ from dataclasses import dataclass, field
 
 from ringcoll.dtypes import DType
 from ringcoll.encode import BlockProgram, Program, Row
-from ringcoll.executors.cuda.arena import Arena
-from ringcoll.executors.cuda.copy_gates import ENTER, LEAVE, WAIT_ALL, Gate, joined
+from ringcoll.executors.cuda.copy_gates import ENTER, LEAVE, WAIT_ALL, CopyGate, merged
 from ringcoll.executors.cuda.params import Addresses
-from ringcoll.executors.cuda.simple import Between, Writer
+from ringcoll.executors.cuda.simple import KernelPart, Writer
+from ringcoll.executors.cuda.workspace import Workspace
 from ringcoll.labels import Label
 from ringcoll.launch import Launch, Layout
 from ringcoll.lower import place
 from ringcoll.plan import Buffer, Chunk, Plan
 
-__all__ = ["Copy", "Schedule", "between", "copied_blocks", "crosses", "reached", "schedule"]
+__all__ = [
+    "Copy",
+    "Schedule",
+    "copied_blocks",
+    "crosses",
+    "kernel_part",
+    "remote_buffers",
+    "schedule",
+]
 
 Pair = tuple[int, int]
 """A signal or wait as a gate's words have it."""
@@ -58,9 +66,9 @@ class Schedule:
     """
 
     lanes: int
-    enter: tuple[Gate, ...]
-    rows: tuple[Gate | Copy, ...]
-    leave: tuple[Gate, ...]
+    enter: tuple[CopyGate, ...]
+    rows: tuple[CopyGate | Copy, ...]
+    leave: tuple[CopyGate, ...]
 
 
 def copied_blocks(program: Program) -> frozenset[int]:
@@ -84,7 +92,7 @@ def crosses(block: BlockProgram) -> bool:
     )
 
 
-def reached(program: Program) -> frozenset[Buffer]:
+def remote_buffers(program: Program) -> frozenset[Buffer]:
     """The buffers of users that ranks touch at their peers: all must lie at known addresses."""
     return frozenset(
         chunk.buffer
@@ -95,10 +103,10 @@ def reached(program: Program) -> frozenset[Buffer]:
     )
 
 
-def between(program: Program, arena: Arena) -> Between:
+def kernel_part(program: Program, workspace: Workspace) -> KernelPart:
     """What the kernel beside the lanes runs: the blocks that copy engines do not."""
     others = frozenset(range(len(program.blocks))) - copied_blocks(program)
-    return Between(others, arena.copies, arena.copied)
+    return KernelPart(others, workspace.copies, workspace.copied)
 
 
 def schedule(
@@ -107,7 +115,7 @@ def schedule(
     program: Program,
     layout: Layout,
     dtype: DType,
-    arena: Arena,
+    workspace: Workspace,
     local: Sequence[Addresses],
     replicas: int,
 ) -> Schedule:
@@ -119,15 +127,15 @@ def schedule(
         program: of plan and launch.
         layout: of INPUT and OUTPUT, sliced.
         dtype: of the call.
-        arena: where flags and SCRATCH lie.
-        local: of the ranks on the device; ``reached`` is known.
+        workspace: where flags and SCRATCH lie.
+        local: of the ranks on the device; ``remote_buffers`` is known.
         replicas: CUDA blocks for each block of the kernel beside the lanes.
 
     Raises:
         LaunchRefused: its slices do not fit SCRATCH, or too many blocks signal.
 
     """
-    writer = Writer(program, layout, dtype, arena, local, between(program, arena))
+    writer = Writer(program, layout, dtype, workspace, local, kernel_part(program, workspace))
     here = {at.rank: at for at in local}
     lanes = [
         number for number in sorted(copied_blocks(program)) if program.blocks[number].rank in here
@@ -160,18 +168,18 @@ def schedule(
 
 
 def _bounded(
-    local: Sequence[Addresses], lanes: int, rows: tuple[Gate | Copy, ...], *, alone: bool
+    local: Sequence[Addresses], lanes: int, rows: tuple[CopyGate | Copy, ...], *, alone: bool
 ) -> Schedule:
     """The rows with the gates that enter and leave; these join the rows' own where they may."""
     if len(local) > 1:
         # Ranks of one device say hello before any of them waits for the others'.
-        enter = [Gate(0, at, (what,)) for what in (ENTER, WAIT_ALL) for at in local]
-        return Schedule(lanes, tuple(enter), rows, tuple(Gate(0, at, (LEAVE,)) for at in local))
-    first, last = Gate(0, local[0], (ENTER | WAIT_ALL,)), Gate(0, local[0], (LEAVE,))
-    if alone and rows and isinstance(rows[-1], Gate):
-        last, rows = joined(rows[-1], LEAVE), rows[:-1]
-    if alone and rows and isinstance(rows[0], Gate):
-        first, rows = joined(rows[0], ENTER | WAIT_ALL), rows[1:]
+        enter = [CopyGate(0, at, (what,)) for what in (ENTER, WAIT_ALL) for at in local]
+        return Schedule(lanes, tuple(enter), rows, tuple(CopyGate(0, at, (LEAVE,)) for at in local))
+    first, last = CopyGate(0, local[0], (ENTER | WAIT_ALL,)), CopyGate(0, local[0], (LEAVE,))
+    if alone and rows and isinstance(rows[-1], CopyGate):
+        last, rows = merged(rows[-1], LEAVE), rows[:-1]
+    if alone and rows and isinstance(rows[0], CopyGate):
+        first, rows = merged(rows[0], ENTER | WAIT_ALL), rows[1:]
     return Schedule(lanes, (first,), rows, (last,))
 
 
@@ -271,7 +279,7 @@ class _Open:
     signals: dict[int, int] = field(default_factory=dict)
     waits: dict[int, int] = field(default_factory=dict)
 
-    def parts(self, most: int) -> Iterator[Gate]:
+    def parts(self, most: int) -> Iterator[CopyGate]:
         """Gates of at most so many pairs each."""
         pairs = [*self.signals.items(), *self.waits.items()]
         for first in range(0, len(pairs), most):
@@ -279,7 +287,7 @@ class _Open:
             signals = max(0, min(len(some), len(self.signals) - first))
             head = self.step << 8 | signals << 32 | len(some) - signals << 48
             words = (head, *(word for pair in some for word in pair))
-            yield Gate(self.lane.lane, self.lane.at, words, self.slice)
+            yield CopyGate(self.lane.lane, self.lane.at, words, self.slice)
 
 
 class _Rows:
@@ -308,7 +316,7 @@ class _Rows:
             gate.waits.update(lane.waits(numbers))
             gate.step = step
 
-    def finished(self, most: int) -> Iterator[Gate | Copy]:
+    def finished(self, most: int) -> Iterator[CopyGate | Copy]:
         for item in self.items:
             if isinstance(item, Copy):
                 yield item

@@ -10,7 +10,16 @@ from dataclasses import dataclass, replace
 
 from ringcoll.executors.cuda.params import Addresses, Body, padded
 
-__all__ = ["ENTER", "GATE_THREADS", "LEAVE", "WAIT_ALL", "Gate", "gate_body", "gate_text", "joined"]
+__all__ = [
+    "ENTER",
+    "GATE_THREADS",
+    "LEAVE",
+    "WAIT_ALL",
+    "CopyGate",
+    "gate_body",
+    "gate_text",
+    "merged",
+]
 
 ENTER, WAIT_ALL, LEAVE = 1, 2, 4
 """What gates do besides: see ``kernels/copy_gates.cuh``."""
@@ -19,7 +28,7 @@ GATE_THREADS = 128
 
 
 @dataclass(frozen=True, slots=True)
-class Gate:
+class CopyGate:
     """A kernel of one block that waits and signals.
 
     Args:
@@ -36,12 +45,12 @@ class Gate:
     slice: int = 0
 
 
-def joined(gate: Gate, what: int) -> Gate:
+def merged(gate: CopyGate, what: int) -> CopyGate:
     """A gate that also enters, meets or leaves."""
     return replace(gate, words=(gate.words[0] | what, *gate.words[1:]))
 
 
-def gate_body(gate: Gate, nranks: int) -> Body:
+def gate_body(gate: CopyGate, nranks: int) -> Body:
     """Text and words of a gate."""
     return Body(gate_text(nranks), (_padded(gate.words, nranks),), (0,), 0, 0)
 

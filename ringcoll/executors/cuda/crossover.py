@@ -13,7 +13,7 @@ from functools import lru_cache
 from ringcoll.model import tuner
 from ringcoll.model.machine import Machine
 
-__all__ = ["HOP", "compared"]
+__all__ = ["HOP", "faster_algorithm"]
 
 HOP = 1.8e-6
 """Seconds that one more hop between GPUs takes: by so much all_reduce in two hops took longer than
@@ -31,8 +31,14 @@ _RINGED = {
 }
 
 
-def compared(
-    machine: Machine, collective: str, nranks: int, nbytes: int, root: int, usual: str, slices: int
+def faster_algorithm(
+    machine: Machine,
+    collective: str,
+    nranks: int,
+    nbytes: int,
+    root: int,
+    default: str,
+    slices: int,
 ) -> tuple[str, tuple[str, ...]]:
     """The algorithm that the clock finds faster on these links, and why.
 
@@ -42,24 +48,30 @@ def compared(
         nranks: of the communicator.
         nbytes: bytes of the larger buffer; sizes go by powers of two.
         root: the root's rank, where the collective has one.
-        usual: what runs where every pair is one switch hop apart.
+        default: what runs where every pair is one switch hop apart.
         slices: S of a chain.
 
     Returns:
-        ``usual``, or the algorithm along rings; the reasons, none where there is no other.
+        ``default``, or the algorithm along rings; the reasons, none where there is no other.
 
     """
-    ringed = _RINGED.get(collective, usual)
-    if ringed == usual or machine.all_pairs:
-        return usual, ()
+    ringed = _RINGED.get(collective, default)
+    if ringed == default or machine.all_pairs:
+        return default, ()
     size = 1 << max(0, nbytes - 1).bit_length()
     with _COMPARING:
-        return _compared(machine, collective, nranks, size, root, usual, slices)
+        return _faster_algorithm(machine, collective, nranks, size, root, default, slices)
 
 
 @lru_cache(maxsize=1024)
-def _compared(
-    machine: Machine, collective: str, nranks: int, nbytes: int, root: int, usual: str, slices: int
+def _faster_algorithm(
+    machine: Machine,
+    collective: str,
+    nranks: int,
+    nbytes: int,
+    root: int,
+    default: str,
+    slices: int,
 ) -> tuple[str, tuple[str, ...]]:
     candidates = tuple(
         tuner.candidate_for(
@@ -70,7 +82,7 @@ def _compared(
             channels=machine.channels,
             slices=slices if algorithm == "chain" else 1,
         )
-        for algorithm in (usual, _RINGED[collective])
+        for algorithm in (default, _RINGED[collective])
     )
     found = tuner.choose(
         collective, nranks, nbytes, links=machine.links, root=root, candidates=candidates

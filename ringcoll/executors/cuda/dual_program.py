@@ -16,14 +16,14 @@ from functools import lru_cache
 from ringcoll.dtypes import DType, ReduceOp, dtype_of
 from ringcoll.encode import Program, encode
 from ringcoll.errors import LaunchRefused
-from ringcoll.executors.cuda.arena import Arena
 from ringcoll.executors.cuda.names import names_of
 from ringcoll.executors.cuda.params import LARGEST, Addresses, Body, launch_bytes, padded
 from ringcoll.executors.cuda.simple import Writer, simple_text
+from ringcoll.executors.cuda.workspace import Workspace
 from ringcoll.launch import Launch, Layout
 from ringcoll.plan import Plan
 
-__all__ = ["Variant", "carried", "either_body", "fits"]
+__all__ = ["Variant", "dual_body", "fits_dual", "fits_one"]
 
 _HEAD = 5
 """Words before both programs': see ``Asked`` of ``kernels/simple.cuh``."""
@@ -48,12 +48,12 @@ class Variant:
     replicas: int
 
 
-def either_body(
+def dual_body(
     staged: Variant,
-    reached: Variant,
+    direct: Variant,
     dtype: DType,
     op: ReduceOp | None,
-    arena: Arena,
+    workspace: Workspace,
     local: Sequence[Addresses],
 ) -> Body:
     """Text and words of both programs for the ranks of one launch.
@@ -61,10 +61,10 @@ def either_body(
     Args:
         staged: runs where peers cannot reach what is asked for: of a rooted call the buffer that
             only the root has, else all of all ranks.
-        reached: runs where they can.
+        direct: runs where they can.
         dtype: of the call.
         op: of the call; None where nothing is reduced.
-        arena: where flags and SCRATCH lie.
+        workspace: where flags and SCRATCH lie.
         local: of the ranks that the launch carries.
 
     Raises:
@@ -73,8 +73,8 @@ def either_body(
     """
     scales = op is not None and op.scales
     writers = [
-        Writer(kind.program, kind.layout, dtype, arena, local, scales=scales)
-        for kind in (staged, reached)
+        Writer(kind.program, kind.layout, dtype, workspace, local, scales=scales)
+        for kind in (staged, direct)
     ]
     moves = tuple(dict.fromkeys(move for writer in writers for move in writer.moves))
     for writer in writers:
@@ -91,7 +91,7 @@ def either_body(
         return [
             *begins,
             staged.replicas,
-            reached.replicas,
+            direct.replicas,
             asked.stop << 32 | asked.start,
             *one,
             *two,
@@ -101,22 +101,22 @@ def either_body(
     text = simple_text(
         names_of(dtype, op), collective.nranks, len(rows[0]), len(local), moves, "run_dual"
     )
-    return Body(text, rows, (0,) * len(local), 0, arena.scratch_half)
+    return Body(text, rows, (0,) * len(local), 0, workspace.scratch_half)
 
 
 @lru_cache(maxsize=256)
-def fits(staged: Program, reached: Program, *, scales: bool, together: int) -> bool:
+def fits_dual(staged: Program, direct: Program, *, scales: bool, together: int) -> bool:
     """Whether a launch can carry both programs, whichever ranks it is for.
 
     Args:
         staged: one of the programs.
-        reached: the other.
+        direct: the other.
         scales: whether every rank has a factor.
         together: ranks that one launch carries, at most.
 
     """
     try:
-        longest = _longest((staged, reached), scales)
+        longest = _longest((staged, direct), scales)
     except LaunchRefused:  # too many blocks signal
         return False
     words = _HEAD + longest + 2 * _PADDING
@@ -124,8 +124,8 @@ def fits(staged: Program, reached: Program, *, scales: bool, together: int) -> b
 
 
 @lru_cache(maxsize=256)
-def carried(plan: Plan, launch: Launch, *, scales: bool, together: int) -> bool:
-    """Whether a launch can carry a plan, whichever ranks it is for; the others as of `fits`.
+def fits_one(plan: Plan, launch: Launch, *, scales: bool, together: int) -> bool:
+    """Whether a launch can carry a plan, whichever ranks it is for; the others as of `fits_dual`.
 
     It is known again by the plan, which keeps its hash, and not by the long program.
 
@@ -141,7 +141,9 @@ def _longest(programs: tuple[Program, ...], scales: bool) -> int:
     """Words of the rank that has the most, of all programs together."""
     # Neither sizes nor addresses make words more or fewer.
     nothing, nranks = Layout(programs[0].collective, (0,)), programs[0].collective.nranks
-    arena, dtype = Arena(nranks), dtype_of("float32")
+    workspace, dtype = Workspace(nranks), dtype_of("float32")
     local = [Addresses(rank, (0,) * nranks, 0) for rank in range(nranks)]
-    writers = [Writer(program, nothing, dtype, arena, local, scales=scales) for program in programs]
+    writers = [
+        Writer(program, nothing, dtype, workspace, local, scales=scales) for program in programs
+    ]
     return max(sum(len(writer.rank(at)) for writer in writers) for at in local)

@@ -24,27 +24,32 @@ from ringcoll.cuda.device import Device, joined_by_nvlink, on, runtime
 from ringcoll.cuda.memory import host_mapped
 from ringcoll.cuda.streams import Event
 from ringcoll.errors import AbortedError, Error, MismatchError
-from ringcoll.executors.board import RECORDS, Board
-from ringcoll.executors.cuda.arena import MOST_BLOCKS, REPORT_BYTES, Arena
-from ringcoll.executors.cuda.async_errors import Verdicts
-from ringcoll.executors.cuda.auto_register import Posts
+from ringcoll.executors.cuda.async_errors import AsyncErrors
+from ringcoll.executors.cuda.auto_register import AutoRegister
 from ringcoll.executors.cuda.body import body_of
 from ringcoll.executors.cuda.choose import choose
+from ringcoll.executors.cuda.copy_launch import CopyLaunch, Streams, copy_launch
+from ringcoll.executors.cuda.cuda_call import CudaCall, StreamCall
 from ringcoll.executors.cuda.hellos import Hellos
-from ringcoll.executors.cuda.lanes import CopyLaunch, Streams, copy_launch
-from ringcoll.executors.cuda.limits import Resources, Wishes
+from ringcoll.executors.cuda.limits import CallOptions, Resources
 from ringcoll.executors.cuda.loader import Launchable, Loader
 from ringcoll.executors.cuda.mappings import Mappings
 from ringcoll.executors.cuda.params import Addresses, Header, factor_bytes, pack, start_of
-from ringcoll.executors.cuda.ready import Enqueued, Ready
 from ringcoll.executors.cuda.recorder import Recorder
 from ringcoll.executors.cuda.reports import (
     ABORT,
 )
-from ringcoll.executors.cuda.shared_launch import Gate, Offer
-from ringcoll.executors.cuda.signature import OFFSET_BITS, places, terms_of, touched
-from ringcoll.executors.cuda.stream_order import Followed
+from ringcoll.executors.cuda.shared_launch import PendingLaunch, SharedLaunch
+from ringcoll.executors.cuda.signature import (
+    OFFSET_BITS,
+    copied_buffers,
+    peer_addresses,
+    signature_text,
+)
+from ringcoll.executors.cuda.stream_order import StreamOrder
+from ringcoll.executors.cuda.workspace import MOST_BLOCKS, REPORT_BYTES, Workspace
 from ringcoll.executors.drive import Pause, Task
+from ringcoll.executors.shared_state import RECORDS, SharedState
 from ringcoll.fabric import Fabric
 from ringcoll.plan import Buffer
 from ringcoll.symmetric.device import CudaSymmetricMemory
@@ -56,7 +61,7 @@ __all__ = ["CudaExecutor"]
 _SEAT = struct.Struct("<QQiiii16s")
 """Process, number of its gate, device, multiprocessors, capability, bus address."""
 
-_gates: dict[int, Gate[Ready]] = {}
+_shared_launches: dict[int, SharedLaunch[CudaCall]] = {}
 _numbers = itertools.count(1)
 
 
@@ -70,7 +75,7 @@ class CudaExecutor:
         device: this rank's.
         symmetric: the memory that peers can reach.
         loader: of kernels.
-        memory: of an :class:`Arena` on every rank; closed with the executor.
+        memory: of an :class:`Workspace` on every rank; closed with the executor.
         transport: where that memory is.
 
     """
@@ -87,31 +92,31 @@ class CudaExecutor:
         self.fabric, self.device, self.symmetric, self.loader = fabric, device, symmetric, loader
         self.memory, self.transport = memory, transport
         self.rank, self.nranks = fabric.rank, fabric.nranks
-        self.arena = Arena(self.nranks)
+        self.workspace = Workspace(self.nranks)
         self.recorder: Recorder | None = None
-        self.posts: Posts | None = None
-        self.running: Ready | None = None
-        self.followed = Followed(device.ordinal, f"rank {fabric.rank}: {device}")
+        self.auto_register: AutoRegister | None = None
+        self.running: CudaCall | None = None
+        self.stream_order = StreamOrder(device.ordinal, f"rank {fabric.rank}: {device}")
         self._device: Callable[[], int] = runtime().getDevice
         self._threads = threading.local()  # whether a thread has been bound to a context
-        self._merged: dict[tuple[int, ...], tuple[Sequence[Ready], Launchable | CopyLaunch]] = {}
+        self._merged: dict[tuple[int, ...], tuple[Sequence[CudaCall], Launchable | CopyLaunch]] = {}
         ordinal, pointers = device.ordinal, memory.pointers
         with ExitStack() as made:  # but the memory, which is its maker's until this is whole
-            self.board = made.enter_context(closing(Board(fabric, 0)))
-            self._records = self.board.kept
+            self.shared_state = made.enter_context(closing(SharedState(fabric, 0)))
+            self._records = self.shared_state.kept
             self.report = host_mapped(REPORT_BYTES, ordinal=ordinal)
             made.callback(self.report.free)
-            hellos = Hellos(self.arena, self.rank, ordinal, pointers[self.rank])
+            hellos = Hellos(self.workspace, self.rank, ordinal, pointers[self.rank])
             made.enter_context(closing(hellos))
-            self.verdicts = Verdicts(fabric, self.report, hellos, self.board)
+            self.async_errors = AsyncErrors(fabric, self.report, hellos, self.shared_state)
             self.mappings = made.enter_context(closing(Mappings(self.nranks, ordinal, symmetric)))
             self.streams = made.enter_context(closing(Streams(ordinal)))
-            copies = [pointer + self.arena.copies for pointer in pointers]
+            copies = [pointer + self.workspace.copies for pointer in pointers]
             self.streams.warm(copies[self.rank], [pointer + 256 for pointer in copies])
-            self.gate, self.resources = self._seated()
+            self.shared_launch, self.resources = self._seated()
             made.pop_all()
 
-    def _seated(self) -> tuple[Gate[Ready], Resources]:
+    def _seated(self) -> tuple[SharedLaunch[CudaCall], Resources]:
         """The gate of the ranks that share this rank's device, and what a rank has for a call."""
         device, mine = self.device, next(_numbers)
         capability = device.major, device.minor
@@ -130,56 +135,61 @@ class CudaExecutor:
         self.alone = len(drivers) == len({pid for pid, _ in drivers})
         first = int(said[ranks[0]][1])
         if self.rank == ranks[0]:
-            _gates[first] = Gate(ranks, device.ordinal, self._launch_all, self.fabric.notify)
+            _shared_launches[first] = SharedLaunch(
+                ranks, device.ordinal, self._launch_all, self.fabric.notify
+            )
         # Lines of 128 bytes stay whole between GPUs of one kind, or of those from Hopper on.
         kinds = {(int(seat[4]), int(seat[5])) for seat in said}
         alike = len(kinds) == 1 or min(kinds) >= (9, 0)
         peers = [bytes(address).rstrip(b"\0").decode() for address in addresses]
         nvlink = alike and self.transport == "p2p" and joined_by_nvlink(device.pci, peers)
         agreed = self.fabric.allgather(bytes([nvlink]), what="seats")
-        gate = _gates[first]
+        shared_launch = _shared_launches[first]
         self.fabric.allgather(b"", what="seats")
-        _gates.pop(first, None)
+        _shared_launches.pop(first, None)
         blocks = max(1, min(most, MOST_BLOCKS))
-        return gate, Resources(self.arena, blocks, all(map(any, agreed)), crowd)
+        return shared_launch, Resources(self.workspace, blocks, all(map(any, agreed)), crowd)
 
     # -- a call --------------------------------------------------------------------------------
 
-    def prepare(self, call: Call, wishes: Wishes, timeout: float) -> Ready:
+    def prepare(self, call: Call, options: CallOptions, timeout: float) -> CudaCall:
         """Choose, compile and load; nothing of it is left for the launch.
 
         Args:
             call: checked; its arrays are views of device memory that nobody reads here.
-            wishes: the options of the call.
+            options: the options of the call.
             timeout: seconds that a wait of its kernels may take.
 
         """
-        hello = self._reach(call.send, wishes.asked), self._reach(call.recv, wishes.asked)
-        mapped = frozenset[Buffer]() if wishes.asked else self._mapped(call, hello)
-        chosen = choose(call, self.resources, mapped=mapped, wishes=wishes)
-        known = touched(chosen, hello)
-        terms = terms_of(chosen, call, known)
+        hello = (
+            self._reach(call.send, options.hellos_decide),
+            self._reach(call.recv, options.hellos_decide),
+        )
+        mapped = frozenset[Buffer]() if options.hellos_decide else self._mapped(call, hello)
+        choice = choose(call, self.resources, mapped=mapped, options=options)
+        known = copied_buffers(choice, hello)
+        terms = signature_text(choice, call, known)
         digest = hashlib.blake2b(terms.encode(), digest_size=4).digest()
-        number = next(self.board.numbers)
-        self.board.record(number, terms)
-        if chosen.meets:
+        number = next(self.shared_state.numbers)
+        self.shared_state.record(number, terms)
+        if choice.meets:
             self.mappings.update()
         at = Addresses(
             self.rank,
             self.memory.pointers,
             self.report.device,
             self.mappings.pointer,
-            hello if chosen.meets else (0, 0),
+            hello if choice.meets else (0, 0),
             (start_of(call.send), start_of(call.recv)),
             factor_bytes(call.op, call.dtype),
-            places(known, self.symmetric, self.nranks),
+            peer_addresses(known, self.symmetric, self.nranks),
             trace=0 if self.recorder is None else self.recorder.address,
             launch=number,
         )
         signature = int.from_bytes(digest, "little")
-        ready = Ready(
+        ready = CudaCall(
             call,
-            chosen,
+            choice,
             terms,
             signature,
             number,
@@ -189,8 +199,8 @@ class CudaExecutor:
             self.symmetric.changes,
             None,
         )
-        self.verdicts.prepared(ready)
-        if len(self.gate.ranks) == 1:
+        self.async_errors.prepared(ready)
+        if len(self.shared_launch.ranks) == 1:
             ready.launchable = self._launchable([ready])
         return ready
 
@@ -201,13 +211,17 @@ class CudaExecutor:
         start, nbytes = start_of(array), array.nbytes
         found = self.symmetric.lookup(start, nbytes)
         if found is None:
-            return self.posts.word(start, nbytes) if asked and self.posts is not None else 0
+            return (
+                self.auto_register.mapped_address(start, nbytes)
+                if asked and self.auto_register is not None
+                else 0
+            )
         return found[0] << OFFSET_BITS | found[1]
 
-    def open_posts(self) -> Posts:
-        """Let ranks post memory for calls that ask hellos; collective."""
-        self.posts = Posts(self.fabric, self.device.ordinal, self.mappings)
-        return self.posts
+    def open_auto_register(self) -> AutoRegister:
+        """Let peers map repeated tensors; collective."""
+        self.auto_register = AutoRegister(self.fabric, self.device.ordinal, self.mappings)
+        return self.auto_register
 
     def _mapped(self, call: Call, hello: tuple[int, int]) -> frozenset[Buffer]:
         """The buffers that peers may reach: this rank's stand for all, or the call fails.
@@ -231,33 +245,33 @@ class CudaExecutor:
             and not (call.counts and segments != "all")
         )
 
-    def _launchable(self, calls: Sequence[Ready]) -> Launchable | CopyLaunch:
+    def _launchable(self, calls: Sequence[CudaCall]) -> Launchable | CopyLaunch:
         """The launch of one rank, or of all that share the device."""
         ready = calls[0]
-        chosen = ready.chosen
+        choice = ready.choice
         local = tuple(each.at for each in calls)
         header = Header(
             ready.timeout,
             ready.signature,
-            chosen.total,
-            chosen.meets,
-            chosen.replicas,
+            choice.total,
+            choice.meets,
+            choice.replicas,
         )
-        if chosen.engine == "copy":
+        if choice.engine == "copy":
             return copy_launch(
-                chosen, ready.call, header, self.arena, local, self._load, self.streams
+                choice, ready.call, header, self.workspace, local, self._load, self.streams
             )
-        body = body_of(chosen, ready.call, self.arena, local)
-        parameter = pack(body, header, self.arena.progress, local)
+        body = body_of(choice, ready.call, self.workspace, local)
+        parameter = pack(body, header, self.workspace.progress, local)
         function = self._load(body.text)
-        return Launchable(function, chosen.blocks, len(local), chosen.threads, parameter)
+        return Launchable(function, choice.blocks, len(local), choice.threads, parameter)
 
     def _load(self, text: str) -> int:
         """The function of a source text on this rank's device."""
         device = self.device
         return self.loader.function(text, device.ordinal, (device.major, device.minor))
 
-    def run(self, prepared: Ready | Enqueued, stream: int | None = None) -> None:
+    def run(self, prepared: CudaCall | StreamCall, stream: int | None = None) -> None:
         """Enqueue the whole call of this rank.
 
         Args:
@@ -265,23 +279,23 @@ class CudaExecutor:
             stream: of a call without.
 
         """
-        if isinstance(prepared, Enqueued):
+        if isinstance(prepared, StreamCall):
             self.run(prepared.ready, prepared.stream)
-            self.followed.leave(prepared)
+            self.stream_order.release(prepared)
             return
         ready, stream = prepared, stream or 0
         launchable = ready.launchable
         if launchable is None:
-            self.meet(self.offer(ready, stream))
+            self.meet(self.submit(ready, stream))
             return
         if self.report.host[0]:
-            self.verdicts.check()
-        if not self.followed.is_by(stream):
-            self.followed.by(stream)
+            self.async_errors.check()
+        if not self.stream_order.is_on(stream):
+            self.stream_order.switch_to(stream)
         self._tell(ready)
-        marking = self.followed.marking
+        marking = self.stream_order.marking
         if marking:
-            self.followed.unmark()
+            self.stream_order.unmark()
         if self._device() == self.device.ordinal and getattr(self._threads, "bound", False):
             launchable.launch(stream)
         else:
@@ -289,64 +303,66 @@ class CudaExecutor:
                 launchable.launch(stream)
             self._threads.bound = True
         if marking:
-            self.followed.mark(stream)
-        self.verdicts.last = ready
+            self.stream_order.mark(stream)
+        self.async_errors.last = ready
 
-    def task(self, calls: Sequence[Enqueued]) -> Task:
+    def task(self, calls: Sequence[StreamCall]) -> Task:
         """Several calls of this rank, beside those of others in a group."""
         for prepared in calls:
             launchable = prepared.ready.launchable
             if isinstance(launchable, CopyLaunch):
-                self.verdicts.check()
-                self.followed.by(prepared.stream)
+                self.async_errors.check()
+                self.stream_order.switch_to(prepared.stream)
                 self._tell(prepared.ready)
                 for part in launchable.parts(prepared.stream):
                     with on(self.device.ordinal):
                         part()
                     yield Pause(lambda: True)  # now the other devices of this thread
-                self.verdicts.last = prepared.ready
-                self.followed.leave(prepared)
+                self.async_errors.last = prepared.ready
+                self.stream_order.release(prepared)
                 continue
             if launchable is not None:
                 self.run(prepared)
                 continue
-            offer = self.offer(prepared.ready, prepared.stream)
-            while not offer.launched.is_set():
-                yield Pause(offer.launched.is_set)
-            self.done(offer)
-            self.followed.leave(prepared)
+            submit = self.submit(prepared.ready, prepared.stream)
+            while not submit.launched.is_set():
+                yield Pause(submit.launched.is_set)
+            self.done(submit)
+            self.stream_order.release(prepared)
 
-    def _tell(self, ready: Ready) -> None:
+    def _tell(self, ready: CudaCall) -> None:
         """Let peers read what this call is, if later ones have overwritten it."""
         if self._records[ready.slot] != ready.number:
-            self.board.record(ready.number, ready.call.tagged(ready.terms))
+            self.shared_state.record(ready.number, ready.call.tagged(ready.terms))
 
-    def offer(self, ready: Ready, stream: int) -> Offer[Ready]:
+    def submit(self, ready: CudaCall, stream: int) -> PendingLaunch[CudaCall]:
         """Bring a call to the gate; the last rank of the device launches for all."""
-        self.verdicts.check()
-        self.followed.by(stream)  # first: where it refuses the stream, nothing has happened
+        self.async_errors.check()
+        self.stream_order.switch_to(
+            stream
+        )  # first: where it refuses the stream, nothing has happened
         self._tell(ready)
-        self.running = self.verdicts.last = ready
-        return self.gate.offer(self.rank, ready, stream)
+        self.running = self.async_errors.last = ready
+        return self.shared_launch.submit(self.rank, ready, stream)
 
-    def meet(self, offer: Offer[Ready]) -> None:
+    def meet(self, submit: PendingLaunch[CudaCall]) -> None:
         """Wait until an offered call is launched."""
-        timeout = offer.ready.timeout
+        timeout = submit.ready.timeout
         self.fabric.wait(
-            offer.launched.is_set,
+            submit.launched.is_set,
             deadline=self.fabric.deadline(timeout),
-            describe=lambda: self.late(offer.ready, timeout),
-            peers=lambda: self.absent(offer.ready),
+            describe=lambda: self.late(submit.ready, timeout),
+            peers=lambda: self.absent(submit.ready),
         )
-        self.done(offer)
+        self.done(submit)
 
-    def done(self, offer: Offer[Ready]) -> None:
+    def done(self, submit: PendingLaunch[CudaCall]) -> None:
         """What an offered call does last."""
         self.running = None
-        if offer.error is not None:
-            raise offer.error
+        if submit.error is not None:
+            raise submit.error
 
-    def _launch_all(self, calls: Sequence[Ready], stream: int) -> None:
+    def _launch_all(self, calls: Sequence[CudaCall], stream: int) -> None:
         """Launch for all ranks of the device."""
         for other in calls[1:]:
             if other.signature != calls[0].signature:
@@ -368,26 +384,26 @@ class CudaExecutor:
 
     def failure(self) -> Error | None:
         """What a kernel of this rank has found wrong; None if nothing."""
-        return self.verdicts.failure()
+        return self.async_errors.failure()
 
-    def compare(self, ticket: Ready) -> None:
+    def compare(self, active: CudaCall) -> None:
         """Nothing: kernels compare the hellos."""
 
     def compare_last(self) -> None:
         """Raise what a kernel has found wrong, or what none has compared."""
-        self.verdicts.compare_last()
+        self.async_errors.compare_last()
 
-    def late(self, ticket: Ready, timeout: float) -> str:
+    def late(self, active: CudaCall, timeout: float) -> str:
         """A call that was never launched, because ranks of the same device made none."""
         return (
-            f"{ticket.call.collective} on rank {self.rank}: waited {timeout:g} s for the other "
+            f"{active.call.collective} on rank {self.rank}: waited {timeout:g} s for the other "
             f"ranks of {self.device}, with which it shares a launch; "
-            f"{ticket.call.tagged(ticket.terms)}"
+            f"{active.call.tagged(active.terms)}"
         )
 
-    def absent(self, ticket: Ready) -> list[int]:
+    def absent(self, active: CudaCall) -> list[int]:
         """The ranks whose going would leave a call unlaunched."""
-        return [rank for rank in self.gate.ranks if rank != self.rank]
+        return [rank for rank in self.shared_launch.ranks if rank != self.rank]
 
     def record(self, stream: int) -> Event:
         """The end of a stream as it is now."""
@@ -397,7 +413,7 @@ class CudaExecutor:
         """Ask the kernels of this rank to stop waiting."""
         if self.report.nbytes and self.report.host:
             struct.pack_into("<I", self.report.host, ABORT, 1)
-        self.gate.withdraw(
+        self.shared_launch.withdraw(
             AbortedError(
                 f"rank {self.rank} gave up, and with it the launch that the ranks of {self.device} "
                 f"share; look at that rank"
@@ -411,7 +427,7 @@ class CudaExecutor:
             MachineError: the device has failed.
 
         """
-        self.followed.synchronize()
+        self.stream_order.synchronize()
 
     def close(self) -> None:
         """Let go of memory once the kernels have ended; not collective."""
@@ -419,11 +435,11 @@ class CudaExecutor:
         self._merged.clear()
         self.streams.close()
         self.running = None
-        self.verdicts.close()
-        self.followed.forget()
-        if self.posts is not None:
-            self.posts.close()
+        self.async_errors.close()
+        self.stream_order.forget()
+        if self.auto_register is not None:
+            self.auto_register.close()
         self.mappings.close()
         self.memory.close()
         self.report.free()
-        self.board.close()
+        self.shared_state.close()

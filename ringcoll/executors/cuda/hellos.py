@@ -12,8 +12,8 @@ import numpy as np
 
 from ringcoll.cuda.device import on
 from ringcoll.cuda.memory import host_mapped
-from ringcoll.executors.cuda.arena import HELLO_LINES, HELLO_SLOTS, HELLOS, Arena
 from ringcoll.executors.cuda.reports import HELLO, MISMATCH, Report
+from ringcoll.executors.cuda.workspace import HELLO_LINES, HELLO_SLOTS, HELLOS, Workspace
 
 __all__ = ["Hellos", "find_mismatch"]
 
@@ -22,16 +22,16 @@ class Hellos:
     """Reads a rank's hellos while its kernels may run.
 
     Args:
-        arena: where they lie in it.
+        workspace: where they lie in it.
         rank: whose.
         ordinal: of its device.
         pointer: of its part of the arena.
 
     """
 
-    def __init__(self, arena: Arena, rank: int, ordinal: int, pointer: int) -> None:
-        self._nranks, self._rank, self._ordinal = arena.nranks, rank, ordinal
-        self._source, self._nbytes = pointer + HELLOS, arena.hello_bytes
+    def __init__(self, workspace: Workspace, rank: int, ordinal: int, pointer: int) -> None:
+        self._nranks, self._rank, self._ordinal = workspace.nranks, rank, ordinal
+        self._source, self._nbytes = pointer + HELLOS, workspace.hello_bytes
         self._lock = Lock()  # the watch looks too
         # Made ahead: neither a stream nor pinned memory is to be had while a kernel waits.
         self._copy = host_mapped(self._nbytes, ordinal=ordinal, what="a copy of the hellos")
@@ -64,7 +64,7 @@ def find_mismatch(data: bytes, nranks: int, rank: int) -> Report | None:
     """What a kernel would report if it compared the hellos.
 
     Args:
-        data: the hellos of an :class:`Arena`; a line is {signature, epoch, launch, epoch}.
+        data: the hellos of an :class:`Workspace`; a line is {signature, epoch, launch, epoch}.
         nranks: of the communicator.
         rank: whose hello the others are compared with.
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ringcoll.executors.cuda.arena import Arena
+from ringcoll.executors.cuda.workspace import Workspace
 from ringcoll.model.machine import Machine
 from ringcoll.plan import Plan
 
-__all__ = ["Resources", "Wishes"]
+__all__ = ["CallOptions", "Resources"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +16,7 @@ class Resources:
     """What the ranks of a communicator have for a call, the same on all of them.
 
     Args:
-        arena: what must hold lines and SCRATCH.
+        workspace: what must hold lines and SCRATCH.
         blocks: CUDA blocks a rank that are sure to run at the same time.
         nvlink: whether all ranks reach each other over it: only there is LL128 right.
         together: ranks that may share a launch, at most.
@@ -24,7 +24,7 @@ class Resources:
 
     """
 
-    arena: Arena
+    workspace: Workspace
     blocks: int
     nvlink: bool
     together: int = 1
@@ -33,11 +33,11 @@ class Resources:
     @property
     def nranks(self) -> int:
         """Of the communicator."""
-        return self.arena.nranks
+        return self.workspace.nranks
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class CallOptions:
     """The options of a call that decide what runs; None leaves it to the library.
 
     Args:
@@ -49,7 +49,7 @@ class Wishes:
         engine: "sm" or "copy".
         channels: rings side by side.
         ordered: only algorithms that sum in rank order.
-        asked: each rank knows only of its own buffers whether peers reach them: hellos tell.
+        hellos_decide: the launch carries two programs, and the hellos say which one runs.
 
     """
 
@@ -61,4 +61,4 @@ class Wishes:
     engine: str | None = None
     channels: int | None = None
     ordered: bool = False
-    asked: bool = False
+    hellos_decide: bool = False

@@ -13,15 +13,15 @@ from dataclasses import dataclass, replace
 from ringcoll.dtypes import DType, ReduceOp
 from ringcoll.encode import Program, Row
 from ringcoll.errors import LaunchRefused
-from ringcoll.executors.cuda.arena import Arena
-from ringcoll.executors.cuda.ll_layout import Kind, Places
+from ringcoll.executors.cuda.ll_layout import Kind, LLLayout
 from ringcoll.executors.cuda.names import names_of
 from ringcoll.executors.cuda.params import Addresses, Body, padded
+from ringcoll.executors.cuda.workspace import Workspace
 from ringcoll.labels import Label
 from ringcoll.launch import Layout
 from ringcoll.plan import Buffer, Chunk
 
-__all__ = ["WORKERS", "Batch", "batches", "line_bytes", "lines_body"]
+__all__ = ["WORKERS", "Batch", "batches", "ll_body", "ll_scratch_bytes"]
 
 WORKERS = 480
 """Threads a CUDA block that move data; with the warp beside them, which talks to peers, they are
@@ -65,16 +65,16 @@ class Batch:
 
 
 def batches(
-    program: Program, rank: int, places: Places, *, scales: bool = False
+    program: Program, rank: int, ll_layout: LLLayout, *, scales: bool = False
 ) -> tuple[Batch, ...]:
     """The rows of a rank as batches, in order; ``scales``: every rank has a factor."""
     cell = program.collective.cell
     found: list[Batch] = []
     fresh: set[tuple[int, str, int]] = set()  # cells that the last batch writes
     for row, alone in zip(
-        _rows(program, rank), _alone(program, rank, places.dtype, scales=scales), strict=True
+        _rows(program, rank), _alone(program, rank, ll_layout.dtype, scales=scales), strict=True
     ):
-        lines = sum(map(places.lines, alone.srcs))
+        lines = sum(map(ll_layout.lines, alone.srcs))
         last = found[-1] if found else None
         if (
             last is not None
@@ -132,10 +132,10 @@ def _kind(chunk: Chunk, label: Label, dtype: DType) -> Kind:
     return Kind.PARTIAL if wide else Kind.LINES
 
 
-def _slot_bytes(program: Program, layout: Layout, places: Places) -> int:
+def _slot_bytes(program: Program, layout: Layout, ll_layout: LLLayout) -> int:
     """Bytes of a SCRATCH chunk in lines, of the widest type that the program keeps there."""
     kinds = {
-        _kind(chunk, label, places.dtype)
+        _kind(chunk, label, ll_layout.dtype)
         for block in program.programs
         for row in block.rows
         for chunk, label in zip(
@@ -144,20 +144,20 @@ def _slot_bytes(program: Program, layout: Layout, places: Places) -> int:
             strict=True,
         )
     }
-    return places.nbytes(layout, kinds)
+    return ll_layout.nbytes(layout, kinds)
 
 
-def line_bytes(program: Program, layout: Layout, places: Places) -> int:
+def ll_scratch_bytes(program: Program, layout: Layout, ll_layout: LLLayout) -> int:
     """Bytes of lines that the program needs on a rank, of each half."""
-    return program.scratch * _slot_bytes(program, layout, places)
+    return program.scratch * _slot_bytes(program, layout, ll_layout)
 
 
-def lines_body(
+def ll_body(
     program: Program,
     layout: Layout,
     dtype: DType,
     op: ReduceOp | None,
-    arena: Arena,
+    workspace: Workspace,
     local: Sequence[Addresses],
     *,
     lanes: int,
@@ -169,7 +169,7 @@ def lines_body(
         layout: of INPUT and OUTPUT.
         dtype: of the call.
         op: of the call; None where nothing is reduced.
-        arena: where the lines lie.
+        workspace: where the lines lie.
         local: of the ranks that the launch carries.
         lanes: threads that share a line.
 
@@ -177,19 +177,21 @@ def lines_body(
         LaunchRefused: its steps are too wide, or its lines do not fit.
 
     """
-    places = Places(dtype, lanes)
-    need = line_bytes(program, layout, places)
-    half = arena.line_half if lanes == 1 else arena.wide_half
+    ll_layout = LLLayout(dtype, lanes)
+    need = ll_scratch_bytes(program, layout, ll_layout)
+    half = workspace.line_half if lanes == 1 else workspace.wide_half
     if need > half:
         raise LaunchRefused(
             f"{program.collective}: {need} bytes of lines, {half} are there; "
             f"protocol='Simple' carries messages of any size"
         )
     scales = op is not None and op.scales
-    of_rank = [batches(program, at.rank, places, scales=scales) for at in local]
+    of_rank = [batches(program, at.rank, ll_layout, scales=scales) for at in local]
     programs = tuple(dict.fromkeys(of_rank))
-    words = padded([_words(program, layout, places, arena, at, scales=scales) for at in local])
-    whole = all(_whole(program, layout, places, arena, at) for at in local)
+    words = padded(
+        [_words(program, layout, ll_layout, workspace, at, scales=scales) for at in local]
+    )
+    whole = all(_whole(program, layout, ll_layout, workspace, at) for at in local)
     constants = {
         "RANKS": program.collective.nranks,
         "LOCAL": len(local),
@@ -199,27 +201,27 @@ def lines_body(
     }
     text = _text(names_of(dtype, op), constants, programs)
     numbers = tuple(programs.index(found) for found in of_rank)
-    return Body(text, words, numbers, places.number(layout), half)
+    return Body(text, words, numbers, ll_layout.number(layout), half)
 
 
 def _words(
     program: Program,
     layout: Layout,
-    places: Places,
-    arena: Arena,
+    ll_layout: LLLayout,
+    workspace: Workspace,
     at: Addresses,
     *,
     scales: bool = False,
 ) -> list[int]:
     """The words of one rank, row by row: see :attr:`Batch.words`."""
-    width = _slot_bytes(program, layout, places)
-    first = arena.lines if places.lanes == 1 else arena.wide_lines
+    width = _slot_bytes(program, layout, ll_layout)
+    first = workspace.lines if ll_layout.lanes == 1 else workspace.wide_lines
 
     def address(chunk: Chunk) -> int:
         if chunk.buffer is Buffer.SCRATCH:
-            return at.arenas[chunk.rank] + first + chunk.index * width
+            return at.workspaces[chunk.rank] + first + chunk.index * width
         offset, _ = layout.span(chunk.buffer, chunk.rank, chunk.index)
-        return at.user[chunk.buffer is Buffer.OUTPUT] + offset * places.dtype.itemsize
+        return at.user[chunk.buffer is Buffer.OUTPUT] + offset * ll_layout.dtype.itemsize
 
     found: list[int] = []
     for row in _rows(program, at.rank):
@@ -231,10 +233,12 @@ def _words(
     return found
 
 
-def _whole(program: Program, layout: Layout, places: Places, arena: Arena, at: Addresses) -> bool:
+def _whole(
+    program: Program, layout: Layout, ll_layout: LLLayout, workspace: Workspace, at: Addresses
+) -> bool:
     """Whether every chunk in the user's memory begins at 8 bytes and ends with 8 whole ones."""
-    item = places.dtype.itemsize
-    words = iter(_words(program, layout, places, arena, at))
+    item = ll_layout.dtype.itemsize
+    words = iter(_words(program, layout, ll_layout, workspace, at))
     for row in _rows(program, at.rank):
         count = next(words)
         for chunk in (*row.srcs, *row.dsts):

@@ -13,7 +13,7 @@ from enum import IntEnum
 from ringcoll.dtypes import DType
 from ringcoll.launch import Layout
 
-__all__ = ["LANES", "Kind", "Places"]
+__all__ = ["LANES", "Kind", "LLLayout"]
 
 LANES = {"LL": 1, "LL128": 8}
 """Threads that share a line, by protocol."""
@@ -33,7 +33,7 @@ class Kind(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class LLLayout:
     """Elements of one type as threads hold them.
 
     Args:

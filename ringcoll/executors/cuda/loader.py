@@ -12,7 +12,7 @@ from typing import Any
 from ringcoll.executors.cuda.cache import KernelCache
 from ringcoll.executors.cuda.compile import arch_of
 
-__all__ = ["Launchable", "Loader", "Quiet"]
+__all__ = ["DeferredLoader", "Launchable", "Loader"]
 
 ENTRY = "ringcoll_kernel"
 
@@ -77,7 +77,7 @@ def _touch(function: Any) -> None:
     driver.funcGetAttribute(driver.CU_FUNC_ATTRIBUTE_NUM_REGS, function.ptr)
 
 
-class Quiet(Loader):
+class DeferredLoader(Loader):
     """Loads nothing while calls are under way that a thread of this process must carry on.
 
     Loading may wait for the device without letting go of Python's lock, which that thread needs.

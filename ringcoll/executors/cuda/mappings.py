@@ -9,15 +9,15 @@ from ringcoll.cuda.memory import allocate
 from ringcoll.errors import OutOfMemory
 from ringcoll.symmetric.device import CudaSymmetricMemory
 
-__all__ = ["POSTS", "Mappings", "posted"]
+__all__ = ["MAX_REGISTRATIONS", "Mappings", "registration_row"]
 
 _MAPPINGS = 1 << 12
 
-POSTS = 1 << 10
+MAX_REGISTRATIONS = 1 << 10
 """Rows after those of symmetric memory: each is a post of every rank, numbered by it alone."""
 
 
-def posted(number: int) -> int:
+def registration_row(number: int) -> int:
     """The row of a rank's post."""
     return _MAPPINGS + number
 
@@ -34,7 +34,7 @@ class Mappings:
 
     def __init__(self, nranks: int, ordinal: int, symmetric: CudaSymmetricMemory) -> None:
         self._symmetric, self._nranks, self._changes = symmetric, nranks, -1
-        nbytes = (_MAPPINGS + POSTS) * nranks * 8
+        nbytes = (_MAPPINGS + MAX_REGISTRATIONS) * nranks * 8
         self._memory = allocate(ordinal, nbytes, what="the table of mappings")
 
     @property

@@ -38,27 +38,27 @@ class Addresses:
 
     Args:
         rank: whose.
-        arenas: every rank's arena, its own too.
+        workspaces: every rank's arena, its own too.
         report: its ``Report``, host-mapped.
         mappings: table of the blocks of symmetric memory; 0 where a call reaches none.
         hello: its INPUT and OUTPUT as peers reach them: mapping << 48 | offset, 0 if they cannot.
         user: its own INPUT and OUTPUT; 0 where it has none.
         factor: bytes of what its contributions are multiplied by, in the accumulator's type;
             empty where the operator has none.
-        reached: every rank's INPUT, and OUTPUT, where the host must know them: for copy engines.
+        peer_buffers: every rank's INPUT, and OUTPUT, for copy engines; else empty.
         trace: its record of executed rows; 0 where none is kept.
         launch: the number under which the host keeps this rank's call, 32 bits.
 
     """
 
     rank: int
-    arenas: tuple[int, ...]
+    workspaces: tuple[int, ...]
     report: int
     mappings: int = 0
     hello: tuple[int, int] = (0, 0)
     user: tuple[int, int] = (0, 0)
     factor: bytes = b""
-    reached: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+    peer_buffers: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
     trace: int = 0
     launch: int = 0
 
@@ -71,7 +71,7 @@ class Body:
         text: what NVRTC compiles.
         words: of each rank, all of one length.
         programs: which of the text's programs each rank runs.
-        places: see ``Args``.
+        packs: see ``Args``.
         half: bytes between the halves of the protocol's SCRATCH.
 
     """
@@ -79,7 +79,7 @@ class Body:
     text: str
     words: tuple[tuple[int, ...], ...]
     programs: tuple[int, ...]
-    places: int
+    packs: int
     half: int
 
 
@@ -149,7 +149,7 @@ def pack(body: Body, header: Header, progress: int, local: Sequence[Addresses]) 
     parts = [
         _HEAD.pack(
             1 << 62 if forever else int(header.timeout * 1e9),
-            body.places,
+            body.packs,
             body.half,
             header.signature,
             header.total,
@@ -159,8 +159,8 @@ def pack(body: Body, header: Header, progress: int, local: Sequence[Addresses]) 
     ]
     for at, words, program in zip(local, body.words, body.programs, strict=True):
         parts += [
-            _LOCAL.pack(at.arenas[at.rank] + progress, at.report, at.arenas[at.rank]),
-            struct.pack(f"<{len(at.arenas)}Q", *at.arenas),
+            _LOCAL.pack(at.workspaces[at.rank] + progress, at.report, at.workspaces[at.rank]),
+            struct.pack(f"<{len(at.workspaces)}Q", *at.workspaces),
             _BUFFERS.pack(
                 at.mappings, *at.hello, at.factor, *at.user, at.rank, program, at.launch, 0
             ),

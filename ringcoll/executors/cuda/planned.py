@@ -9,18 +9,18 @@ from ringcoll.algorithms.channels import Channels, channelled
 from ringcoll.arguments.calls import Call
 from ringcoll.collectives import COLLECTIVES
 from ringcoll.errors import ArgumentError
-from ringcoll.executors.cuda.limits import Resources, Wishes
+from ringcoll.executors.cuda.limits import CallOptions, Resources
 from ringcoll.launch import Layout
 from ringcoll.plan import Plan
 
-__all__ = ["Planned", "in_place", "planned"]
+__all__ = ["NamedPlan", "in_place", "named_plan"]
 
 _ALIGN = 16
 """Bytes on whose multiples chunks begin."""
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class NamedPlan:
     """An algorithm's plan.
 
     Args:
@@ -42,31 +42,31 @@ class Planned:
         return Layout(self.plan.collective, counts, slices, shares, align, displs)
 
 
-def planned(call: Call, resources: Resources, wishes: Wishes, usual: str) -> Planned:
+def named_plan(call: Call, resources: Resources, options: CallOptions, default: str) -> NamedPlan:
     """The plan of a user's algorithm, or of one of ours.
 
     Args:
         call: checked.
         resources: what the ranks have; of their machine, its rings.
-        wishes: the options.
-        usual: the algorithm where no option names one.
+        options: the options.
+        default: the algorithm where no option names one.
 
     Raises:
         ArgumentError: the collective has no such algorithm, or the algorithm no rings.
 
     """
-    if wishes.plan is not None:
-        return Planned(wishes.plan)
+    if options.plan is not None:
+        return NamedPlan(options.plan)
     where, names = f"{call.collective} on rank {call.rank}", ALGORITHMS[call.collective]
-    algorithm, channels = wishes.algorithm, wishes.channels
+    algorithm, channels = options.algorithm, options.channels
     if algorithm not in (None, *names):
         raise ArgumentError(f"{where}: algorithm={algorithm!r} is not one of {', '.join(names)}")
     nranks, machine = resources.nranks, resources.machine
-    wished = algorithm or (usual if channels is None else None)
+    wished = algorithm or (default if channels is None else None)
     found = None if machine is None else machine.channels
     name, along = channelled(where, call.collective, wished, nranks, channels, found)
     rings = None if along is None else along.rings
-    return Planned(build(call.collective, name, nranks, root=call.root, rings=rings), name, along)
+    return NamedPlan(build(call.collective, name, nranks, root=call.root, rings=rings), name, along)
 
 
 def in_place(call: Call) -> bool:

@@ -16,9 +16,9 @@ from ringcoll.collectives import Collective
 from ringcoll.dtypes import dtype_of
 from ringcoll.encode import Program, Row, encode
 from ringcoll.errors import LaunchRefused
-from ringcoll.executors.cuda.arena import Arena
 from ringcoll.executors.cuda.params import LARGEST, Addresses, Body, padded
-from ringcoll.executors.cuda.simple import RESIDENT, THREADS, Between, Move, Writer, move_of
+from ringcoll.executors.cuda.simple import RESIDENT, THREADS, KernelPart, Move, Writer, move_of
+from ringcoll.executors.cuda.workspace import Workspace
 from ringcoll.launch import Launch, Layout
 
 __all__ = ["WINDOW", "Half", "Message", "pairs_body", "pairs_text", "shared_out", "window_bytes"]
@@ -89,31 +89,31 @@ class Half:
         return max(message.nbytes for message in self.messages)
 
 
-def window_bytes(arena: Arena) -> int:
+def window_bytes(workspace: Workspace) -> int:
     """Bytes up to which a message fits the zone: its sender waits for nothing of this call."""
-    return WINDOW * _slot(arena)
+    return WINDOW * _slot(workspace)
 
 
-def _slot(arena: Arena) -> int:
-    return arena.zone_half // WINDOW // _PIECE * _PIECE
+def _slot(workspace: Workspace) -> int:
+    return workspace.zone_half // WINDOW // _PIECE * _PIECE
 
 
-def _slices(nbytes: int, arena: Arena) -> int:
-    return max(1, -(-nbytes // _slot(arena)), min(WINDOW, nbytes // SLICE_BYTES))
+def _slices(nbytes: int, workspace: Workspace) -> int:
+    return max(1, -(-nbytes // _slot(workspace)), min(WINDOW, nbytes // SLICE_BYTES))
 
 
-def _replicas(nbytes: int, arena: Arena) -> int:
+def _replicas(nbytes: int, workspace: Workspace) -> int:
     """Shares of a slice, each with flags of its own."""
-    piece = -(-nbytes // _slices(nbytes, arena))
-    return min(arena.replicas, max(1, -(-piece // BLOCK_BYTES)))
+    piece = -(-nbytes // _slices(nbytes, workspace))
+    return min(workspace.replicas, max(1, -(-piece // BLOCK_BYTES)))
 
 
-def shared_out(halves: Sequence[Half], arena: Arena, most: int, where: str) -> list[int]:
+def shared_out(halves: Sequence[Half], workspace: Workspace, most: int, where: str) -> list[int]:
     """CUDA blocks of each half: as many as it has replicas, if there are enough for all.
 
     Args:
         halves: of one rank.
-        arena: of the rank.
+        workspace: of the rank.
         most: CUDA blocks that are sure to run at the same time.
         where: the rank, for messages.
 
@@ -121,7 +121,7 @@ def shared_out(halves: Sequence[Half], arena: Arena, most: int, where: str) -> l
         LaunchRefused: more halves than blocks.
 
     """
-    wanted = [_replicas(half.nbytes, arena) for half in halves]
+    wanted = [_replicas(half.nbytes, workspace) for half in halves]
     left = most - len(halves)
     if left < 0:
         raise LaunchRefused(
@@ -138,7 +138,7 @@ def shared_out(halves: Sequence[Half], arena: Arena, most: int, where: str) -> l
 
 
 def pairs_body(
-    arena: Arena,
+    workspace: Workspace,
     local: Sequence[Addresses],
     halves: Sequence[Sequence[Half]],
     blocks: Sequence[Sequence[int]],
@@ -146,18 +146,19 @@ def pairs_body(
     """Text and words for the ranks of one launch.
 
     Args:
-        arena: where hellos, flags and zones lie.
+        workspace: where hellos, flags and zones lie.
         local: of the ranks that the launch carries.
         halves: of each of them.
         blocks: CUDA blocks of each half, from :func:`shared_out`.
 
     """
     rows = [
-        _rank(arena, at, own, given) for at, own, given in zip(local, halves, blocks, strict=True)
+        _rank(workspace, at, own, given)
+        for at, own, given in zip(local, halves, blocks, strict=True)
     ]
-    words = _padded(rows, len(local[0].arenas))
-    text = pairs_text(len(local[0].arenas), len(local), len(words[0]))
-    return Body(text, words, (0,) * len(local), 0, arena.zone_half)
+    words = _padded(rows, len(local[0].workspaces))
+    text = pairs_text(len(local[0].workspaces), len(local), len(words[0]))
+    return Body(text, words, (0,) * len(local), 0, workspace.zone_half)
 
 
 def _padded(rows: Sequence[list[int]], nranks: int) -> tuple[tuple[int, ...], ...]:
@@ -169,49 +170,51 @@ def _padded(rows: Sequence[list[int]], nranks: int) -> tuple[tuple[int, ...], ..
     return tuple((*row, *(0,) * (wide - len(row))) for row in rows)
 
 
-def _rank(arena: Arena, at: Addresses, halves: Sequence[Half], blocks: Sequence[int]) -> list[int]:
+def _rank(
+    workspace: Workspace, at: Addresses, halves: Sequence[Half], blocks: Sequence[int]
+) -> list[int]:
     words = [len(halves), *(0 for _ in halves)]
     first = 0
     for number, (half, given) in enumerate(zip(halves, blocks, strict=True), 1):
         words[number] = len(words)
-        words += _half(arena, at, half, first, given)
+        words += _half(workspace, at, half, first, given)
         first += given
     return words
 
 
-def _half(arena: Arena, at: Addresses, half: Half, first: int, blocks: int) -> list[int]:
+def _half(workspace: Workspace, at: Addresses, half: Half, first: int, blocks: int) -> list[int]:
     head = half.peer | half.sends << 16 | len(half.messages) << 17 | first << 32 | blocks << 48
     if len(half.messages) >= 1 << 15:
         raise LaunchRefused(f"{len(half.messages)} messages to one rank in a group; make fewer")
     words = [head, 0, 0, 0]
     if not half.copies:
-        here = at.arenas[at.rank] + arena.pair(half.peer, sends=half.sends)
-        there = at.arenas[half.peer] + arena.pair(at.rank, sends=not half.sends)
-        words[1:] = here + arena.pair_sequence, here, there
+        here = at.workspaces[at.rank] + workspace.pair(half.peer, sends=half.sends)
+        there = at.workspaces[half.peer] + workspace.pair(at.rank, sends=not half.sends)
+        words[1:] = here + workspace.pair_sequence, here, there
     for message in half.messages:
-        replicas = blocks if half.copies else _replicas(message.nbytes, arena)
-        block = list(_block(arena, at, half, message))
+        replicas = blocks if half.copies else _replicas(message.nbytes, workspace)
+        block = list(_block(workspace, at, half, message))
         words.append(message.signature << 32 | message.record & 0xFFFFFFFF)
         words.append(replicas | len(block) << 32)
         words += block
     return words
 
 
-def _block(arena: Arena, at: Addresses, half: Half, message: Message) -> Iterator[int]:
+def _block(workspace: Workspace, at: Addresses, half: Half, message: Message) -> Iterator[int]:
     """The words of the block that is the half in the plan."""
     nbytes, user = message.nbytes, (message.address, message.target)
     if half.copies:
         own = Addresses(0, (0,), 0, user=user)
         layout = Layout(Collective("all_to_all", 1), (nbytes,))
-        return _HalfWriter(_copy(), layout, arena, own).block(0, own)
-    slices = _slices(nbytes, arena)
+        return _HalfWriter(_copy(), layout, workspace, own).block(0, own)
+    slices = _slices(nbytes, workspace)
     layout = Layout(Collective("send", 2), (nbytes,), slices, align=_PIECE)
     ranks = (at.rank, half.peer) if half.sends else (half.peer, at.rank)
-    ends = tuple(at.arenas[rank] for rank in ranks)
+    ends = tuple(at.workspaces[rank] for rank in ranks)
     role = _SENDER if half.sends else _RECEIVER
     user = (message.address, 0) if half.sends else (0, message.address)
     own = Addresses(role, ends, 0, user=user)
-    return _HalfWriter(_program(slices), layout, arena, own, ranks).block(role, own)
+    return _HalfWriter(_program(slices), layout, workspace, own, ranks).block(role, own)
 
 
 class _HalfWriter(Writer):
@@ -220,7 +223,7 @@ class _HalfWriter(Writer):
     Args:
         program: of the pair, or of a copy.
         layout: in bytes.
-        arena: where flags and zones lie.
+        workspace: where flags and zones lie.
         own: of the rank, as the plan counts it.
         ranks: the communicator's, of the plan's two.
 
@@ -230,13 +233,13 @@ class _HalfWriter(Writer):
         self,
         program: Program,
         layout: Layout,
-        arena: Arena,
+        workspace: Workspace,
         own: Addresses,
         ranks: tuple[int, ...] = (),
     ) -> None:
-        zone = arena.zone(ranks[_SENDER]) if ranks else 0
-        carried = Between(frozenset(range(len(program.blocks))), zone, arena.zone_half)
-        super().__init__(program, layout, _BYTE, arena, (own,), carried)
+        zone = workspace.zone(ranks[_SENDER]) if ranks else 0
+        carried = KernelPart(frozenset(range(len(program.blocks))), zone, workspace.zone_half)
+        super().__init__(program, layout, _BYTE, workspace, (own,), carried)
         self.ranks, self.kind = ranks, 0
 
     def block(self, number: int, at: Addresses) -> Iterator[int]:
@@ -263,8 +266,8 @@ class _HalfWriter(Writer):
         side = self.program.blocks[dst].rank
         if self.slots[src, dst] or self.program.blocks[src].rank == side:
             raise LaunchRefused("send: a pair's plan has one block at each end")
-        words = self.arena.pair(self.ranks[1 - side], sends=side == _SENDER)
-        return at.arenas[side] + words + self.arena.pair_flags
+        words = self.workspace.pair(self.ranks[1 - side], sends=side == _SENDER)
+        return at.workspaces[side] + words + self.workspace.pair_flags
 
 
 def _program(slices: int) -> Program:

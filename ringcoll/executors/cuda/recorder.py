@@ -7,8 +7,8 @@ import numpy as np
 from ringcoll.cuda.device import on
 from ringcoll.cuda.memory import allocate
 from ringcoll.dtypes import DType
-from ringcoll.executors.cuda.chosen import Chosen
-from ringcoll.executors.cuda.ll_layout import LANES, Places
+from ringcoll.executors.cuda.kernel_choice import KernelChoice
+from ringcoll.executors.cuda.ll_layout import LANES, LLLayout
 from ringcoll.executors.cuda.trace import HEAD, ROW, executed, head, ran, summed
 from ringcoll.executors.rows import TraceEntry
 
@@ -36,12 +36,12 @@ class Recorder:
         """Where kernels find it."""
         return self._memory.pointer
 
-    def rows(self, rank: int, chosen: Chosen, dtype: DType) -> list[TraceEntry]:
+    def rows(self, rank: int, choice: KernelChoice, dtype: DType) -> list[TraceEntry]:
         """The rows of the one call that has ended since this was last asked; then they are gone.
 
         Args:
             rank: whose record it is.
-            chosen: what the call has run.
+            choice: what the call has run.
             dtype: of the call.
 
         Raises:
@@ -52,9 +52,11 @@ class Recorder:
         number, room = np.frombuffer(self._read(HEAD.itemsize), HEAD)[0].tolist()
         record = self._read(HEAD.itemsize + min(number, room) * ROW.itemsize)
         self._clear()
-        found = chosen.variants[ran(record, rank)]
-        places = Places(dtype, LANES.get(found.launch.protocol, 1))
-        return summed(executed(record, rank, found.program, found.launch, places, found.replicas))
+        found = choice.variants[ran(record, rank)]
+        ll_layout = LLLayout(dtype, LANES.get(found.launch.protocol, 1))
+        return summed(
+            executed(record, rank, found.program, found.launch, ll_layout, found.replicas)
+        )
 
     def close(self) -> None:
         """Give the memory back; no kernel may use it any more."""

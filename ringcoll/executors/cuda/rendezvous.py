@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
-__all__ = ["Bundle", "End", "Meeting"]
+__all__ = ["Bundle", "End", "Rendezvous"]
 
 M = TypeVar("M")
 _Pair = tuple[int, int]
@@ -62,7 +62,7 @@ class Bundle(Generic[M]):
     error: BaseException | None = None
 
 
-class Meeting(Generic[M]):
+class Rendezvous(Generic[M]):
     """The ranks of one communicator that live on one device of this process.
 
     Args:
@@ -75,7 +75,7 @@ class Meeting(Generic[M]):
         self._waiting: list[Bundle[M]] = []
         self._sent, self._received = Counter[_Pair](), Counter[_Pair]()
 
-    def offer(self, bundle: Bundle[M], launch: Callable[[Sequence[M]], None]) -> None:
+    def submit(self, bundle: Bundle[M], launch: Callable[[Sequence[M]], None]) -> None:
         """Bring a bundle; all that can end with what is here are launched at once.
 
         Args:

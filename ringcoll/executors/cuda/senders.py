@@ -6,30 +6,30 @@ from collections.abc import Iterator
 
 from ringcoll.arguments.calls import Call
 from ringcoll.encode import BlockProgram, Program
-from ringcoll.executors.cuda.chosen import Chosen
+from ringcoll.executors.cuda.kernel_choice import KernelChoice
 from ringcoll.executors.cuda.ll import batches
-from ringcoll.executors.cuda.ll_layout import LANES, Places
+from ringcoll.executors.cuda.ll_layout import LANES, LLLayout
 
-__all__ = ["senders"]
+__all__ = ["awaited_ranks"]
 
 
-def senders(chosen: Chosen, call: Call, rank: int, step: int, number: int) -> list[int]:
+def awaited_ranks(choice: KernelChoice, call: Call, rank: int, step: int, number: int) -> list[int]:
     """The other ranks that may be meant: several where blocks of a rank run different programs.
 
     There are none where blocks of one rank wait for each other: the cause is elsewhere.
 
     Args:
-        chosen: what runs.
+        choice: what runs.
         call: that it was chosen for.
         rank: whose kernel waited.
         step: where in its program.
         number: Simple: of the signal that the step awaits; else of the source that it reads.
 
     """
-    if chosen.launch.in_band:
-        return sorted({*_of_lines(chosen, call, rank, step, number)} - {rank})
+    if choice.launch.in_band:
+        return sorted({*_ll_senders(choice, call, rank, step, number)} - {rank})
     found: set[int] = set()
-    for variant in chosen.variants:
+    for variant in choice.variants:
         blocks = variant.program.blocks
         for block in variant.program.of(rank):
             awaited = _awaited(block, step)
@@ -48,11 +48,13 @@ def _awaited(block: BlockProgram, step: int) -> list[int]:
     return list(dict.fromkeys((*row.waits, *row.awaits)))
 
 
-def _of_lines(chosen: Chosen, call: Call, rank: int, step: int, number: int) -> Iterator[int]:
+def _ll_senders(
+    choice: KernelChoice, call: Call, rank: int, step: int, number: int
+) -> Iterator[int]:
     """Who writes the lines that a batch of rows reads, or sends the factor of what it reads raw."""
-    program: Program = chosen.program
-    places = Places(call.dtype, LANES[chosen.launch.protocol])
-    found = batches(program, rank, places, scales=call.op is not None and call.op.scales)
+    program: Program = choice.program
+    ll_layout = LLLayout(call.dtype, LANES[choice.launch.protocol])
+    found = batches(program, rank, ll_layout, scales=call.op is not None and call.op.scales)
     if step >= len(found) or not found[step].srcs:
         return
     place, source = divmod(number, len(found[step].srcs))

@@ -1,8 +1,8 @@
 """Sends and receives of GPU ranks: from checked calls to one launch for all that belong together.
 
 All halves of a rank go into one kernel: two that were queued on one stream would wait for each
-other. Where ranks share a GPU their halves may have to share the launch too; :mod:`.meeting` says
-which.
+other. Where ranks share a GPU their halves may have to share the launch too: see
+:mod:`.rendezvous`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 from ringcoll.arguments.calls import Call
 from ringcoll.cuda.device import on
-from ringcoll.executors.board import Board
-from ringcoll.executors.contract import Joint
+from ringcoll.executors.contract import GroupCall
 from ringcoll.executors.cuda.loader import Launchable
 from ringcoll.executors.cuda.params import Addresses, Header, pack, start_of
 from ringcoll.executors.cuda.point_to_point import (
@@ -28,20 +27,21 @@ from ringcoll.executors.cuda.rendezvous import Bundle, End
 from ringcoll.executors.cuda.shared_launch import order
 from ringcoll.executors.cuda.simple import THREADS
 from ringcoll.executors.drive import Pause, Task
+from ringcoll.executors.shared_state import SharedState
 
 if TYPE_CHECKING:
     from ringcoll.executors.cuda.executor import CudaExecutor
 
-__all__ = ["CudaPairs", "Member", "Paired"]
+__all__ = ["CudaPairs", "Member", "PairCalls"]
 
 KEPT = 128
 """Launches that a rank keeps; the oldest goes first."""
 
-_Record = tuple[Board, int, str]
+_Record = tuple[SharedState, int, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Paired(Joint):
+class PairCalls(GroupCall):
     """Sends and receives of one rank that are launched together.
 
     Args:
@@ -62,16 +62,16 @@ class Paired(Joint):
     most: int | None = None
 
     @staticmethod
-    def tasks(calls: Sequence[Joint]) -> list[Task]:
+    def tasks(calls: Sequence[GroupCall]) -> list[Task]:
         """Of all ranks of this process: what shares a GPU shares a launch."""
-        members: dict[int, list[Paired]] = {}
+        members: dict[int, list[PairCalls]] = {}
         for call in calls:
-            if isinstance(call, Paired):
+            if isinstance(call, PairCalls):
                 members.setdefault(id(call.pairs), []).append(call)
         gates: dict[int, list[Member]] = {}
         for own in members.values():
-            gate = own[0].pairs.executor.gate
-            gates.setdefault(id(gate), []).append(Member(own[0].pairs, tuple(own)))
+            shared_launch = own[0].pairs.executor.shared_launch
+            gates.setdefault(id(shared_launch), []).append(Member(own[0].pairs, tuple(own)))
         groups = [sorted(group, key=lambda member: member.rank) for group in gates.values()]
         # Loaded before anything is launched: loading may wait for a device whose kernel waits.
         for group in groups:
@@ -84,7 +84,7 @@ class Member:
     """What one rank does in a launch."""
 
     pairs: CudaPairs
-    paired: tuple[Paired, ...]
+    paired: tuple[PairCalls, ...]
 
     @property
     def rank(self) -> int:
@@ -112,13 +112,14 @@ class Member:
     def ends(self) -> list[End]:
         """Those of messages whose other end shares the device."""
         executor = self.pairs.executor
-        most = window_bytes(executor.arena)
+        most = window_bytes(executor.workspace)
         return [
             End(self.rank, call.peer, True, call.count * call.dtype.itemsize > most)
             if call.send is not None
             else End(call.peer, self.rank, False)
             for call in self.calls
-            if call.peer in executor.gate.ranks and (call.send is None or call.recv is None)
+            if call.peer in executor.shared_launch.ranks
+            and (call.send is None or call.recv is None)
         ]
 
 
@@ -135,37 +136,37 @@ class CudaPairs:
         self.running: list[Bundle[Member]] = []
         self._kept: dict[tuple[object, ...], tuple[Launchable, list[_Record]]] = {}
 
-    def task(self, calls: Sequence[Paired], _timeout: float) -> Task:
+    def task(self, calls: Sequence[PairCalls], _timeout: float) -> Task:
         """All that this rank does in one launch."""
-        for task in Paired.tasks(calls):
+        for task in PairCalls.tasks(calls):
             yield from task
 
     def compare_running(self) -> None:
         """Nothing: kernels compare the hellos."""
 
-    def late(self, ticket: Bundle[Member]) -> str:
+    def late(self, active: Bundle[Member]) -> str:
         """The message of calls that were not launched, because ranks of the same device made none.
 
         Args:
-            ticket: a bundle that waits.
+            active: a bundle that waits.
 
         """
         missing = [
             f"{'send to' if end.sends else 'recv from'} rank {end.other}"
-            for end in self.executor.gate.meeting.missing(ticket)
+            for end in self.executor.shared_launch.rendezvous.missing(active)
             if (end.sender if end.sends else end.receiver) == self.rank
         ]
-        waited = max(paired.timeout for member in ticket.members for paired in member.paired)
+        waited = max(paired.timeout for member in active.members for paired in member.paired)
         return (
             f"{', '.join(missing) or 'send and recv'} on rank {self.rank}: waited {waited:g} s for "
             f"the other end, which shares {self.executor.device} and the launch; each send needs "
             f"its recv, in one group or by the rank's own thread"
         )
 
-    def absent(self, ticket: Bundle[Member]) -> list[int]:
+    def absent(self, active: Bundle[Member]) -> list[int]:
         """The ranks whose going would leave a bundle unlaunched."""
-        missing = self.executor.gate.meeting.missing(ticket)
-        own = {member.rank for member in ticket.members}
+        missing = self.executor.shared_launch.rendezvous.missing(active)
+        own = {member.rank for member in active.members}
         return sorted({end.other for end in missing} - own)
 
     def launchable(self, members: Sequence[Member], timeout: float) -> Launchable:
@@ -177,25 +178,25 @@ class CudaPairs:
                 self._kept.pop(next(iter(self._kept)))
             found = self._made(members, timeout)
         self._kept[key] = found
-        for board, number, text in found[1]:
-            if not board.recording(number):
-                board.record(number, text)
+        for shared_state, number, text in found[1]:
+            if not shared_state.recording(number):
+                shared_state.record(number, text)
         return found[0]
 
     def _made(self, members: Sequence[Member], timeout: float) -> tuple[Launchable, list[_Record]]:
         executor, records = self.executor, list[_Record]()
         halves = [_halves(member, records) for member in members]
         blocks = [
-            shared_out(own, executor.arena, member.most, f"rank {member.rank}")
+            shared_out(own, executor.workspace, member.most, f"rank {member.rank}")
             for member, own in zip(members, halves, strict=True)
         ]
         local = [
             Addresses(each.rank, each.memory.pointers, each.report.device)
             for each in (member.pairs.executor for member in members)
         ]
-        body = pairs_body(executor.arena, local, halves, blocks)
-        header = Header(timeout, 0, False, False, executor.arena.replicas)
-        parameter = pack(body, header, executor.arena.progress, local)
+        body = pairs_body(executor.workspace, local, halves, blocks)
+        header = Header(timeout, 0, False, False, executor.workspace.replicas)
+        parameter = pack(body, header, executor.workspace.progress, local)
         device = executor.device
         function = executor.loader.function(body.text, device.ordinal, (device.major, device.minor))
         grid = max(1, *map(sum, blocks))
@@ -204,7 +205,7 @@ class CudaPairs:
 
 def _halves(member: Member, records: list[_Record]) -> list[Half]:
     """The calls of a rank by peer and direction; what their ends are to agree on is recorded."""
-    board = member.pairs.executor.board
+    shared_state = member.pairs.executor.shared_state
     found: dict[tuple[int, bool, bool], list[Message]] = {}
     for call in member.calls:
         copies = call.send is not None and call.recv is not None
@@ -214,8 +215,8 @@ def _halves(member: Member, records: list[_Record]) -> list[Half]:
             message = Message(start_of(call.send), nbytes, target=start_of(call.recv))
         else:
             address = start_of(call.recv if call.send is None else call.send)
-            number = next(board.numbers)
-            records.append((board, number, call.tagged(terms)))
+            number = next(shared_state.numbers)
+            records.append((shared_state, number, call.tagged(terms)))
             message = Message(address, nbytes, terms, number)
         found.setdefault((call.peer, call.send is not None, copies), []).append(message)
     return [
@@ -226,15 +227,15 @@ def _halves(member: Member, records: list[_Record]) -> list[Half]:
 
 def _task(members: Sequence[Member]) -> Task:
     """Launch for ranks of one device as soon as the launch can end; some may be elsewhere."""
-    gate = members[0].pairs.executor.gate
-    if len(gate.ranks) == 1:
+    shared_launch = members[0].pairs.executor.shared_launch
+    if len(shared_launch.ranks) == 1:
         _launch(members)
         return
     ends = [end for member in members for end in member.ends()]
     bundle = Bundle(tuple(members), tuple(ends))
     for member in members:
         member.pairs.running.append(bundle)
-    gate.meeting.offer(bundle, _launch)
+    shared_launch.rendezvous.submit(bundle, _launch)
     while not bundle.launched.is_set():
         yield Pause(bundle.launched.is_set)
     for member in members:
@@ -261,8 +262,8 @@ def _launch(members: Sequence[Member]) -> None:
     for other in others:
         order(ordinal, other, stream)
     for member in members:
-        member.pairs.executor.followed.by(stream)
-        member.pairs.executor.verdicts.pair_timeout = timeout
+        member.pairs.executor.stream_order.switch_to(stream)
+        member.pairs.executor.async_errors.pair_timeout = timeout
     with on(ordinal):
         launchable.launch(stream)
     for other in others:
@@ -270,5 +271,5 @@ def _launch(members: Sequence[Member]) -> None:
     for member in members:
         # By its own stream: another rank's may be gone when this rank makes its next call.
         own = member.paired[-1]
-        member.pairs.executor.followed.stream = own.stream
-        member.pairs.executor.followed.leave(own)
+        member.pairs.executor.stream_order.stream = own.stream
+        member.pairs.executor.stream_order.release(own)

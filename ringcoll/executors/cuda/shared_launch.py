@@ -11,15 +11,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from ringcoll.executors.cuda.rendezvous import Meeting
+from ringcoll.executors.cuda.rendezvous import Rendezvous
 
-__all__ = ["Gate", "Offer", "order"]
+__all__ = ["PendingLaunch", "SharedLaunch", "order"]
 
 R = TypeVar("R")
 
 
 @dataclass(slots=True, eq=False)
-class Offer(Generic[R]):
+class PendingLaunch(Generic[R]):
     """A rank's call at the gate."""
 
     rank: int
@@ -29,7 +29,7 @@ class Offer(Generic[R]):
     error: BaseException | None = None
 
 
-class Gate(Generic[R]):
+class SharedLaunch(Generic[R]):
     """The ranks of one communicator that live on one device of this process.
 
     Args:
@@ -50,47 +50,47 @@ class Gate(Generic[R]):
         self.ranks, self.ordinal = tuple(ranks), ordinal
         self._launch, self._wake = launch, wake
         self._lock = threading.Lock()
-        self._waiting: dict[int, list[Offer[R]]] = {rank: [] for rank in ranks}
-        self.meeting: Meeting[Any] = Meeting(wake)
+        self._waiting: dict[int, list[PendingLaunch[R]]] = {rank: [] for rank in ranks}
+        self.rendezvous: Rendezvous[Any] = Rendezvous(wake)
 
-    def offer(self, rank: int, ready: R, stream: int) -> Offer[R]:
+    def submit(self, rank: int, ready: R, stream: int) -> PendingLaunch[R]:
         """Bring a rank's call; it is launched when every rank of the gate has brought one."""
-        offer = Offer(rank, ready, stream)
+        submit = PendingLaunch(rank, ready, stream)
         with self._lock:
-            self._waiting[rank].append(offer)
+            self._waiting[rank].append(submit)
             while all(self._waiting.values()):
                 self._go([self._waiting[each].pop(0) for each in self.ranks])
-        if self._wake is not None and offer.launched.is_set():
+        if self._wake is not None and submit.launched.is_set():
             # Not under the lock: a waiter looks here while it holds what it is woken by.
             for other in self.ranks:
                 if other != rank:
                     self._wake(other)
-        return offer
+        return submit
 
     def withdraw(self, error: BaseException) -> None:
         """No call that waits here will be launched any more."""
         with self._lock:
             for offers in self._waiting.values():
-                for offer in offers:
-                    offer.error = error
-                    offer.launched.set()
+                for submit in offers:
+                    submit.error = error
+                    submit.launched.set()
                 offers.clear()
-        self.meeting.withdraw(error)
+        self.rendezvous.withdraw(error)
 
-    def _go(self, offers: list[Offer[R]]) -> None:
+    def _go(self, offers: list[PendingLaunch[R]]) -> None:
         stream = offers[-1].stream
-        others = {offer.stream for offer in offers} - {stream}
+        others = {submit.stream for submit in offers} - {stream}
         try:
             for other in others:
                 order(self.ordinal, other, stream)
-            self._launch([offer.ready for offer in offers], stream)
+            self._launch([submit.ready for submit in offers], stream)
             for other in others:
                 order(self.ordinal, stream, other)
         except BaseException as error:
-            for offer in offers:
-                offer.error = error
-        for offer in offers:
-            offer.launched.set()
+            for submit in offers:
+                submit.error = error
+        for submit in offers:
+            submit.launched.set()
 
 
 def order(ordinal: int, first: int, then: int) -> None:

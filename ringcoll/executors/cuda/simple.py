@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from ringcoll.dtypes import DType, ReduceOp
 from ringcoll.encode import BlockProgram, Program, Row
 from ringcoll.errors import LaunchRefused
-from ringcoll.executors.cuda.arena import FLAGS, Arena
 from ringcoll.executors.cuda.names import names_of
 from ringcoll.executors.cuda.params import Addresses, Body, padded
+from ringcoll.executors.cuda.workspace import FLAGS, Workspace
 from ringcoll.executors.rows import flag_slots
 from ringcoll.labels import Label
 from ringcoll.launch import Layout
@@ -25,7 +25,7 @@ from ringcoll.plan import Buffer, Chunk
 __all__ = [
     "RESIDENT",
     "THREADS",
-    "Between",
+    "KernelPart",
     "Move",
     "Writer",
     "move_of",
@@ -73,7 +73,7 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True)
-class Between:
+class KernelPart:
     """What a kernel carries of a call that gates enter and leave: see :mod:`.copies`.
 
     Args:
@@ -128,10 +128,10 @@ def simple_body(
     layout: Layout,
     dtype: DType,
     op: ReduceOp | None,
-    arena: Arena,
+    workspace: Workspace,
     local: Sequence[Addresses],
     *,
-    between: Between | None = None,
+    kernel_part: KernelPart | None = None,
 ) -> Body:
     """Text and words for the ranks of one launch.
 
@@ -140,16 +140,16 @@ def simple_body(
         layout: of INPUT and OUTPUT, sliced.
         dtype: of the call.
         op: of the call; None where nothing is reduced.
-        arena: where flags and SCRATCH lie.
+        workspace: where flags and SCRATCH lie.
         local: of the ranks that the launch carries.
-        between: None: the whole call.
+        kernel_part: None: the whole call.
 
     Raises:
         LaunchRefused: its slices do not fit SCRATCH, or too many blocks signal.
 
     """
     scales = op is not None and op.scales
-    writer = Writer(program, layout, dtype, arena, local, between, scales=scales)
+    writer = Writer(program, layout, dtype, workspace, local, kernel_part, scales=scales)
     words = padded([writer.rank(at) for at in local])
     text = simple_text(
         names_of(dtype, op),
@@ -157,9 +157,11 @@ def simple_body(
         len(words[0]),
         len(local),
         writer.moves,
-        "run" if between is None else "run_gated",
+        "run" if kernel_part is None else "run_gated",
     )
-    return Body(text, words, (0,) * len(local), 0, arena.scratch_half if between is None else 0)
+    return Body(
+        text, words, (0,) * len(local), 0, workspace.scratch_half if kernel_part is None else 0
+    )
 
 
 class Writer:
@@ -169,9 +171,9 @@ class Writer:
         program: encoded for protocol Simple.
         layout: of INPUT and OUTPUT, sliced.
         dtype: of the call.
-        arena: where flags and SCRATCH lie.
+        workspace: where flags and SCRATCH lie.
         local: of the ranks that the launch carries.
-        between: None: the whole call.
+        kernel_part: None: the whole call.
         scales: whether every rank has a factor.
 
     Raises:
@@ -184,21 +186,23 @@ class Writer:
         program: Program,
         layout: Layout,
         dtype: DType,
-        arena: Arena,
+        workspace: Workspace,
         local: Sequence[Addresses],
-        between: Between | None = None,
+        kernel_part: KernelPart | None = None,
         *,
         scales: bool = False,
     ) -> None:
-        whole = Between(frozenset(range(len(program.blocks))), arena.scratch, arena.scratch_half)
-        self.carried = whole if between is None else between
+        whole = KernelPart(
+            frozenset(range(len(program.blocks))), workspace.scratch, workspace.scratch_half
+        )
+        self.carried = whole if kernel_part is None else kernel_part
         need = scratch_bytes(program, layout, dtype)
         if need > self.carried.room:
             raise LaunchRefused(
                 f"{program.collective}: slices of {layout.width()} elements need {need} bytes of "
                 f"SCRATCH, {self.carried.room} are there; use more slices"
             )
-        self.program, self.layout, self.dtype, self.arena = program, layout, dtype, arena
+        self.program, self.layout, self.dtype, self.workspace = program, layout, dtype, workspace
         self.scales = scales
         self.slots = flag_slots(program, FLAGS)
         self.width = _slot_bytes(program, layout, dtype)
@@ -281,7 +285,7 @@ class Writer:
         layout, item = self.layout, self.dtype.itemsize
         if chunk.buffer is Buffer.SCRATCH:
             index = chunk.index * self.program.slots
-            first = at.arenas[chunk.rank] + self.carried.scratch + index * self.width
+            first = at.workspaces[chunk.rank] + self.carried.scratch + index * self.width
             return first, _SCRATCH | self.width << 16
         start, _ = layout.span(chunk.buffer, chunk.rank, chunk.index * layout.slices)
         number, within = divmod(chunk.index, layout.collective.chunks)
@@ -290,15 +294,15 @@ class Writer:
         output = chunk.buffer is Buffer.OUTPUT
         if chunk.rank == at.rank:
             return at.user[output] + start * item, _HERE | stride << 16
-        if at.reached[output]:
-            return at.reached[output][chunk.rank] + start * item, _HERE | stride << 16
+        if at.peer_buffers[output]:
+            return at.peer_buffers[output][chunk.rank] + start * item, _HERE | stride << 16
         return start * item, _PEER | output << 2 | chunk.rank << 3 | stride << 16
 
     def flag(self, src: int, dst: int, at: Addresses) -> int:
         """Where block ``src`` posts to block ``dst``."""
-        blocks, arena = self.program.blocks, self.arena
+        blocks, workspace = self.program.blocks, self.workspace
         row = blocks[src].rank * FLAGS + self.slots[src, dst]
-        return at.arenas[blocks[dst].rank] + arena.flags + row * arena.replicas * 8
+        return at.workspaces[blocks[dst].rank] + workspace.flags + row * workspace.replicas * 8
 
 
 class _Pairs:

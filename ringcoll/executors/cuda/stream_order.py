@@ -18,7 +18,7 @@ from ringcoll.cuda.streams import Event, capture_of, outside_capture, waiting_en
 from ringcoll.errors import LaunchRefused, MachineError
 from ringcoll.executors.cuda.shared_launch import order
 
-__all__ = ["Followed", "Goes", "notice_captures", "quiet"]
+__all__ = ["OnStream", "StreamOrder", "all_idle", "track_captures"]
 
 _FOR_EVER = (0, 1, 2)
 """Handles of the default streams: the current one's, the one of all threads, the one of each."""
@@ -27,21 +27,21 @@ _MOST = 64
 """Captures that are remembered: far more than go on at a time."""
 
 
-_all: WeakSet[Followed] = WeakSet()
+_all: WeakSet[StreamOrder] = WeakSet()
 """Of all communicators of this process; :data:`_lock` is held to add to them and to list them."""
 _lock = threading.Lock()
 
-_noticing = False
-"""Whether :func:`quiet` is asked in this process: then each call looks whether it is captured."""
+_tracking = False
+"""Whether this process calls :func:`all_idle`: then every call checks whether it is captured."""
 
 
-def notice_captures() -> None:
+def track_captures() -> None:
     """Look from now on whether calls are captured, also on the stream of the call before."""
-    global _noticing
-    _noticing = True
+    global _tracking
+    _tracking = True
 
 
-def quiet() -> bool:
+def all_idle() -> bool:
     """Whether no call of this process can be running, as far as that is known without waiting.
 
     Of calls that were captured it is not known: their graphs may be replayed at any time. Where
@@ -49,13 +49,13 @@ def quiet() -> bool:
     """
     with _lock:
         there = list(_all)
-    ended = all(followed.ended() for followed in there)
-    for followed in there:
-        followed.watch(marking=not ended)
+    ended = all(stream_order.ended() for stream_order in there)
+    for stream_order in there:
+        stream_order.watch(marking=not ended)
     return ended
 
 
-class Goes(Protocol):
+class OnStream(Protocol):
     """A call that goes to a stream."""
 
     @property
@@ -67,7 +67,7 @@ class Goes(Protocol):
         """Whether somebody keeps the stream alive until it is followed no more."""
 
 
-class Followed:
+class StreamOrder:
     """What the next call must come after.
 
     Args:
@@ -89,17 +89,17 @@ class Followed:
         with _lock:
             _all.add(self)
 
-    def is_by(self, stream: int) -> bool:
+    def is_on(self, stream: int) -> bool:
         """Whether what a stream is given comes after all calls anyway.
 
         A call that is captured now does so too: what came before the capture stays hidden by it.
         """
         kept = stream == self.stream and self._eager
-        if kept and _noticing and waiting_ends_capture(stream):
+        if kept and _tracking and waiting_ends_capture(stream):
             self._replayed = True
         return kept
 
-    def by(self, stream: int) -> None:
+    def switch_to(self, stream: int) -> None:
         """Let the next call go to a stream, after all calls before.
 
         In a capture that is all calls of the same capture: a graph waits for nothing outside of it,
@@ -112,7 +112,7 @@ class Followed:
 
         """
         self._last = None
-        if self.is_by(stream):
+        if self.is_on(stream):
             return
         graph, before = self._graph(stream), self.stream
         if before is not None and before != stream:
@@ -160,7 +160,7 @@ class Followed:
                 )
             self._remember(before, its)
 
-    def leave(self, call: Goes) -> None:
+    def release(self, call: OnStream) -> None:
         """After a call: where nobody keeps its stream, remember an event in place of the handle."""
         stream = call.stream
         if not (call.owned or stream in _FOR_EVER):

@@ -18,7 +18,7 @@ import numpy as np
 from ringcoll.encode import Program
 from ringcoll.errors import OutOfMemory, PlanError
 from ringcoll.executors.cuda.ll import batches
-from ringcoll.executors.cuda.ll_layout import Places
+from ringcoll.executors.cuda.ll_layout import LLLayout
 from ringcoll.executors.cuda.params import Addresses, Body, padded
 from ringcoll.executors.rows import TraceEntry
 from ringcoll.launch import Launch
@@ -87,7 +87,7 @@ def ran(record: bytes, rank: int) -> int:
 
 
 def executed(
-    record: bytes, rank: int, program: Program, launch: Launch, places: Places, replicas: int
+    record: bytes, rank: int, program: Program, launch: Launch, ll_layout: LLLayout, replicas: int
 ) -> list[Executed]:
     """The rows of one call of a rank, in the order in which they ended.
 
@@ -96,7 +96,7 @@ def executed(
         rank: whose.
         program: that was executed.
         launch: of the call.
-        places: as which threads hold elements in lines.
+        ll_layout: as which threads hold elements in lines.
         replicas: CUDA blocks for each block of the program.
 
     Raises:
@@ -111,8 +111,8 @@ def executed(
         )
     found = _rows(record)
     if launch.in_band:
-        return _of_lines(found, rank, program, places)
-    return _of_words(found, rank, program, launch, replicas)
+        return _rows_of_ll(found, rank, program, ll_layout)
+    return _rows_of_simple(found, rank, program, launch, replicas)
 
 
 Raw = Sequence[tuple[int, int, int, int]]
@@ -125,9 +125,9 @@ def _rows(record: bytes) -> Raw:
     return found
 
 
-def _of_lines(found: Raw, rank: int, program: Program, places: Places) -> list[Executed]:
+def _rows_of_ll(found: Raw, rank: int, program: Program, ll_layout: LLLayout) -> list[Executed]:
     """Kernels name a row by its batch and its number there, and the place instead of the slice."""
-    sizes = [batch.rows for batch in batches(program, rank, places)]
+    sizes = [batch.rows for batch in batches(program, rank, ll_layout)]
     first = [0, *itertools.accumulate(sizes)]
     return [
         Executed(mine.block, place, first[step >> 16] + (step & 0xFFFF), 0, count)
@@ -136,7 +136,7 @@ def _of_lines(found: Raw, rank: int, program: Program, places: Places) -> list[E
     ]
 
 
-def _of_words(
+def _rows_of_simple(
     found: Raw, rank: int, program: Program, launch: Launch, replicas: int
 ) -> list[Executed]:
     """Kernels count the rows of a slice; the last signals and the last waits come after them."""

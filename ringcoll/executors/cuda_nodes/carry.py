@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from ringcoll.bootstrap.contract import named
 from ringcoll.errors import AbortedError, ClosedError, Error
-from ringcoll.executors.cuda_nodes.executor import Staging, await_stream
+from ringcoll.executors.cuda_nodes.executor import CudaNodesExecutor, await_stream
 from ringcoll.executors.cuda_nodes.lane import Lane
 from ringcoll.executors.cuda_nodes.pieces import Move
 from ringcoll.fabric.mpi import Transfer
@@ -86,9 +86,9 @@ class Flow:
     under_way: deque[list[tuple[int, Transfer]]] = field(default_factory=deque)
     """Of each exchange that has begun and not ended, messages with their peers."""
 
-    def said(self) -> bool:
+    def posted(self) -> bool:
         """Whether the stream has brought an exchange that has not begun."""
-        return self.begun < len(self.exchanges) and self.lane.said(self.base + self.begun)
+        return self.begun < len(self.exchanges) and self.lane.posted(self.base + self.begun)
 
     def over(self) -> bool:
         """Whether all exchanges have ended."""
@@ -96,7 +96,10 @@ class Flow:
 
 
 def carry(
-    staging: Staging, failure: Callable[[], Error | None], flows: Sequence[Flow], timeout: float
+    executor: CudaNodesExecutor,
+    failure: Callable[[], Error | None],
+    flows: Sequence[Flow],
+    timeout: float,
 ) -> None:
     """Carry out the exchanges of a call, on the communicator's thread.
 
@@ -104,7 +107,7 @@ def carry(
     timeout.
 
     Args:
-        staging: of the communicator.
+        executor: of the communicator.
         failure: what has gone wrong inside the node.
         flows: one of each lane.
         timeout: seconds.
@@ -115,20 +118,20 @@ def carry(
         Error: a rank has died or given up, or the device has failed.
 
     """
-    fabric = staging.fabric
+    fabric = executor.fabric
     last = time.monotonic()  # when something moved
     looks, pause = _LOOKS, os.sched_yield
     if on_one_core():
         looks, pause = 1, partial(time.sleep, _NAP_SECONDS)
 
     def moved() -> bool:
-        over = staging.owner.over()
+        over = executor.owner.over()
         if over is not None:
             raise AbortedError(f"rank {fabric.rank}: given up") from over
-        some = any(flow.said() for flow in flows)
+        some = any(flow.posted() for flow in flows)
         if some:
-            _usable(staging, failure)
-            _begin(flows, staging)
+            _usable(executor, failure)
+            _begin(flows, executor)
         for flow in flows:
             some = _end(flow) or some
         return some
@@ -147,7 +150,7 @@ def carry(
         if moved():
             last = time.monotonic()
         elif not any(flow.under_way for flow in flows):
-            await_stream(lambda: any(flow.said() for flow in flows), fabric, staging.owner)
+            await_stream(lambda: any(flow.posted() for flow in flows), fabric, executor.owner)
         elif time.monotonic() - last < _SPIN_SECONDS:
             if not any(_stirs(flow) for _ in range(looks) for flow in flows):
                 pause()
@@ -161,26 +164,26 @@ def on_one_core() -> bool:
     return len(os.sched_getaffinity(0)) == 1
 
 
-def _usable(staging: Staging, failure: Callable[[], Error | None]) -> None:
+def _usable(executor: CudaNodesExecutor, failure: Callable[[], Error | None]) -> None:
     """Before messages begin: raise what has gone wrong on the device or with other ranks."""
     error = failure()
     if error is not None:
         raise error
-    staging.fabric.check()
+    executor.fabric.check()
 
 
-def _begin(flows: Sequence[Flow], staging: Staging) -> None:
+def _begin(flows: Sequence[Flow], executor: CudaNodesExecutor) -> None:
     """Send and receive the messages of all that the stream has brought.
 
     Sends first: where processes read each other's memory, a receive whose message is announced
     copies all of it before it returns, and the peer is to have something to read meanwhile.
     """
-    messages = staging.fabric.messages
+    messages = executor.fabric.messages
     if messages is None:
-        raise ClosedError(f"rank {staging.fabric.rank} has closed this communicator")
+        raise ClosedError(f"rank {executor.fabric.rank} has closed this communicator")
     begun = []
     for flow in flows:
-        while flow.said():
+        while flow.posted():
             exchange = flow.exchanges[flow.begun]
             sent = [
                 (peer, messages.send(array, peer, flow.channel)) for peer, array in exchange.sends
@@ -206,7 +209,7 @@ def _awaited(flows: Sequence[Flow]) -> list[int]:
 
 def _stirs(flow: Flow) -> bool:
     """Whether there is something to begin or to end; moves messages."""
-    if flow.said():
+    if flow.posted():
         return True
     if not flow.under_way:
         return False

@@ -23,7 +23,7 @@ from ringcoll.arguments.calls import Call
 from ringcoll.errors import Error
 from ringcoll.executors.cuda.params import start_of
 from ringcoll.executors.cuda_nodes.carry import Exchange, Flow, carry
-from ringcoll.executors.cuda_nodes.executor import Staging
+from ringcoll.executors.cuda_nodes.executor import CudaNodesExecutor
 from ringcoll.executors.cuda_nodes.lane import Lane
 from ringcoll.executors.cuda_nodes.pieces import ALIGN, Move
 from ringcoll.fabric.mpi import KINDS, SLICES
@@ -81,18 +81,18 @@ class Exchanges:
     """One rank's messages along its rail.
 
     Args:
-        staging: of the communicator.
+        executor: of the communicator.
         failure: what has gone wrong inside the node.
         figures: how calls are cut.
 
     """
 
     def __init__(
-        self, staging: Staging, failure: Callable[[], Error | None], figures: Figures
+        self, executor: CudaNodesExecutor, failure: Callable[[], Error | None], figures: Figures
     ) -> None:
         self.figures = figures
-        self._staging, self._failure = staging, failure
-        self._slot = 2 * figures.share + 2 * ALIGN * staging.fabric.nranks
+        self._staging, self._failure = executor, failure
+        self._slot = 2 * figures.share + 2 * ALIGN * executor.fabric.nranks
         self._lanes: list[Lane] = []
 
     def _lane(self, kind: int) -> Lane:

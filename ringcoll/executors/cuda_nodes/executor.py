@@ -21,8 +21,8 @@ from ringcoll.cuda.device import Device, on, runtime
 from ringcoll.cuda.streams import Event
 from ringcoll.errors import AbortedError, DeadlineError, Error, LaunchRefused, MachineError
 from ringcoll.executors.contract import Executor, Runnable
-from ringcoll.executors.cuda.ready import Enqueued
-from ringcoll.executors.cuda.stream_order import Followed
+from ringcoll.executors.cuda.cuda_call import StreamCall
+from ringcoll.executors.cuda.stream_order import StreamOrder
 from ringcoll.executors.cuda_nodes.lane import Lane
 from ringcoll.executors.cuda_nodes.pieces import ALIGN, Piece, cut, piece_of
 from ringcoll.executors.drive import Task
@@ -31,9 +31,9 @@ from ringcoll.fabric import Fabric
 __all__ = [
     "PIECE_BYTES",
     "SLOTS",
+    "CudaNodesCall",
+    "CudaNodesExecutor",
     "Owner",
-    "Staged",
-    "Staging",
     "await_stream",
     "refuse_capture",
     "settle",
@@ -54,7 +54,7 @@ _SPINS = 50
 
 
 @dataclass(slots=True, eq=False)
-class Staged:
+class CudaNodesCall:
     """A checked call of one rank that is ready to be enqueued.
 
     Args:
@@ -100,25 +100,25 @@ class Owner:
         self.submit(guarded)
 
 
-_alive: weakref.WeakSet[Staging] = weakref.WeakSet()
+_alive: weakref.WeakSet[CudaNodesExecutor] = weakref.WeakSet()
 
 
 def settle() -> None:
     """Wait until no stream waits for a thread of this process; errors are for their own ranks."""
-    for staging in _all():
+    for executor in _all():
         with suppress(MachineError):
-            staging.synchronize()
+            executor.synchronize()
 
 
-def _all() -> list[Staging]:
-    found: list[Staging] | None = None
+def _all() -> list[CudaNodesExecutor]:
+    found: list[CudaNodesExecutor] | None = None
     while found is None:
         with suppress(RuntimeError):  # another thread has made one, or let go of one, meanwhile
             found = list(_alive)
     return found
 
 
-class Staging:
+class CudaNodesExecutor:
     """One rank's side of the collectives of one communicator of GPU ranks on several nodes.
 
     Args:
@@ -148,8 +148,8 @@ class Staging:
             owner,
         )
         self._inside = inside
-        self.running: Staged | None = None
-        self.followed = Followed(device.ordinal, f"rank {fabric.rank}: {device}")
+        self.running: CudaNodesCall | None = None
+        self.stream_order = StreamOrder(device.ordinal, f"rank {fabric.rank}: {device}")
         self.lanes: list[Lane] = []
         self._given_up = False
         self.quarantined = False  # whether MPI may still write to pinned memory
@@ -172,7 +172,7 @@ class Staging:
 
     def prepare(
         self, call: Call, bind: Callable[[Call], Runnable], timeout: float, changes: int
-    ) -> Staged:
+    ) -> CudaNodesCall:
         """Cut a call, and prepare its pieces.
 
         Args:
@@ -193,9 +193,11 @@ class Staging:
             pieces.append(piece)
             prepared.append(kept[key])
         lane.launches(timeout)
-        return Staged(call, partial(self._enqueue, pieces, prepared, timeout), timeout, changes)
+        return CudaNodesCall(
+            call, partial(self._enqueue, pieces, prepared, timeout), timeout, changes
+        )
 
-    def run(self, prepared: Staged | Enqueued, stream: int | None = None) -> None:
+    def run(self, prepared: CudaNodesCall | StreamCall, stream: int | None = None) -> None:
         """Enqueue the whole call of this rank.
 
         Args:
@@ -203,16 +205,16 @@ class Staging:
             stream: of a call without.
 
         """
-        if isinstance(prepared, Enqueued):
+        if isinstance(prepared, StreamCall):
             self.run(prepared.ready, prepared.stream)
-            self.followed.leave(prepared)
+            self.stream_order.release(prepared)
             return
         stream = stream or 0
         refuse_capture(stream, f"{prepared.call.collective} on rank {self.fabric.rank}")
         self.check()
         with on(self.device.ordinal):
-            if not self.followed.is_by(stream):
-                self.followed.by(stream)
+            if not self.stream_order.is_on(stream):
+                self.stream_order.switch_to(stream)
             self.running = prepared  # from here on an error leaves something behind
             prepared.enqueue(stream)
         self.running = None
@@ -225,24 +227,24 @@ class Staging:
         lane.enqueued += len(pieces)
         # First: a stream takes only so much ahead of what the host has done.
         self.owner.job(lambda: self._carry(calls, base))
-        say, wait = lane.launches(timeout)
+        post, wait = lane.launches(timeout)
         for number, piece in enumerate(pieces):
             if number >= lane.slots:
                 free = number - lane.slots
                 lane.take(free, pieces[free].out, wait, stream)
-            lane.put(number, piece.into, say, stream)
+            lane.put(number, piece.into, post, stream)
         for number in range(max(0, len(pieces) - lane.slots), len(pieces)):
             lane.take(number, pieces[number].out, wait, stream)
 
     def _carry(self, calls: Sequence[Runnable], base: int) -> None:
         """The host's part, on the communicator's thread."""
         for number, prepared in enumerate(calls, base):
-            await_stream(partial(self._lane.said, number), self.fabric, self.owner)
+            await_stream(partial(self._lane.posted, number), self.fabric, self.owner)
             self.fabric.check()
             self.host.run(prepared)
             self._lane.done(number)
 
-    def task(self, calls: Sequence[Enqueued]) -> Task:
+    def task(self, calls: Sequence[StreamCall]) -> Task:
         """Several calls of this rank, one after the other; enqueuing them waits for nobody."""
         for prepared in calls:
             self.run(prepared)
@@ -268,18 +270,18 @@ class Staging:
             )
         return self._inside()
 
-    def compare(self, ticket: Staged) -> None:
+    def compare(self, active: CudaNodesCall) -> None:
         """Nothing: the host's calls compare the hellos."""
 
     def compare_last(self) -> None:
         """Raise what has gone wrong; what ranks call is compared call by call."""
         self.check()
 
-    def late(self, ticket: Staged, timeout: float) -> str:
+    def late(self, active: CudaNodesCall, timeout: float) -> str:
         """Never asked for: enqueuing waits for nobody."""
-        return f"{ticket.call.collective} on rank {self.fabric.rank}: waited {timeout:g} s"
+        return f"{active.call.collective} on rank {self.fabric.rank}: waited {timeout:g} s"
 
-    def absent(self, ticket: Staged) -> list[int]:
+    def absent(self, active: CudaNodesCall) -> list[int]:
         """Nobody: enqueuing waits for no rank."""
         return []
 
@@ -300,7 +302,7 @@ class Staging:
             MachineError: the device has failed.
 
         """
-        self.followed.synchronize()
+        self.stream_order.synchronize()
 
     def close(self) -> None:
         """Let go of the host's executor, and of pinned memory once the streams have ended.
@@ -316,7 +318,7 @@ class Staging:
             ended = True
         finally:
             _alive.discard(self)
-            self.followed.forget()
+            self.stream_order.forget()
             if not ended:  # nobody carries any more what they wait for
                 self.give_up()
             # Of streams that nobody could wait for it stays pinned for ever: they may still copy.
@@ -326,11 +328,11 @@ class Staging:
             self.host.close()
 
 
-def await_stream(said: Callable[[], bool], fabric: Fabric, owner: Owner) -> None:
+def await_stream(posted: Callable[[], bool], fabric: Fabric, owner: Owner) -> None:
     """Wait until a stream has brought a piece: as long as it takes, what is before it takes time.
 
     Args:
-        said: whether it has.
+        posted: whether it has.
         fabric: the ranks.
         owner: the communicator.
 
@@ -340,10 +342,10 @@ def await_stream(said: Callable[[], bool], fabric: Fabric, owner: Owner) -> None
 
     """
     for _ in range(_SPINS):
-        if said():
+        if posted():
             return
     began, look_at = time.monotonic(), 0.0
-    while not said():
+    while not posted():
         over = owner.over()
         if over is not None:
             raise AbortedError(f"rank {fabric.rank}: given up before the call began") from over

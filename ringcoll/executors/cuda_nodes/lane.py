@@ -23,8 +23,8 @@ from ringcoll.host.fence import Fence
 
 __all__ = ["Lane", "staging_text"]
 
-_SAY, _AWAIT = 1, 2
-_SAID, _DONE, _TAKEN, _FAILED = 0, 8, 16, 24
+_POST, _AWAIT = 1, 2
+_POSTED, _DONE, _TAKEN, _FAILED = 0, 8, 16, 24
 """Words, on cache lines of their own: the host writes one of them, the device the others."""
 _LINE = 64
 _WORDS = 32
@@ -82,26 +82,26 @@ class Lane:
         found = self._launches.get(timeout)
         if found is None:
             found = self._launches[timeout] = (
-                self._launch(_SAY, timeout),
+                self._launch(_POST, timeout),
                 self._launch(_AWAIT, timeout),
             )
         return found
 
     def _launch(self, what: int, timeout: float) -> Launchable:
         at = self._memory.device
-        words = (what, *(at + 8 * word for word in (_SAID, _DONE, _TAKEN, _FAILED)))
+        words = (what, *(at + 8 * word for word in (_POSTED, _DONE, _TAKEN, _FAILED)))
         times, more = _PATIENCE
         header = Header(timeout * times + more, 0, False, False, 1)
         body = Body(staging_text(), padded([words]), (0,), 0, 0)
         parameter = pack(body, header, 0, [Addresses(0, (0,), 0)])
         return Launchable(self._function, 1, 1, 1, parameter)
 
-    def put(self, number: int, moves: Sequence[Move], say: Launchable, stream: int) -> None:
+    def put(self, number: int, moves: Sequence[Move], post: Launchable, stream: int) -> None:
         """Enqueue a piece's way to its slot."""
         slot = self.slot(number).ctypes.data
         for move in moves:
             self._copy(slot + move.slot, move.device, move.nbytes, self._kinds[0], stream)
-        say.launch(stream)
+        post.launch(stream)
 
     def take(self, number: int, moves: Sequence[Move], wait: Launchable, stream: int) -> None:
         """Enqueue a piece's way back, once the host has done it."""
@@ -112,9 +112,9 @@ class Lane:
 
     # -- the host's side -----------------------------------------------------------------------
 
-    def said(self, number: int) -> bool:
+    def posted(self, number: int) -> bool:
         """Whether the stream has brought a piece, by its number among all, from 0."""
-        return bool(self._words[_SAID] > number)
+        return bool(self._words[_POSTED] > number)
 
     def done(self, number: int) -> None:
         """The stream may take a piece back."""

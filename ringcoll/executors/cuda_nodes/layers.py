@@ -26,10 +26,10 @@ from functools import partial
 
 from ringcoll.arguments.calls import Call
 from ringcoll.dtypes import DType, dtype_of
-from ringcoll.executors.cuda_nodes.executor import Staged
+from ringcoll.executors.cuda_nodes.executor import CudaNodesCall
 from ringcoll.executors.cuda_nodes.pieces import ALIGN
-from ringcoll.executors.cuda_nodes.slices import SLICES
-from ringcoll.executors.cuda_nodes.steps import Enqueue, Steps, Task
+from ringcoll.executors.cuda_nodes.slices import SLICE_MAKERS
+from ringcoll.executors.cuda_nodes.steps import Enqueue, LayeredCall, Steps
 
 __all__ = ["LEAST_BYTES", "Layers"]
 
@@ -65,7 +65,7 @@ class Layers:
         """Whether a call may run in layers, by what all ranks know of it."""
         scaled = call.op is not None and call.op.scales
         joined = self._steps.alike or call.collective in _DIRECT
-        return call.collective in SLICES and joined and not (call.counts or scaled)
+        return call.collective in SLICE_MAKERS and joined and not (call.counts or scaled)
 
     def words(self, call: Call) -> list[str]:
         """How a call of ``nbytes`` runs, in lines for people."""
@@ -93,11 +93,11 @@ class Layers:
     def prepare(
         self,
         call: Call,
-        hello: Staged,
-        rest: Callable[[Call], Staged],
+        hello: CudaNodesCall,
+        rest: Callable[[Call], CudaNodesCall],
         timeout: float,
         blocks: int | None,
-    ) -> Staged:
+    ) -> CudaNodesCall:
         """Cut a call into slices, and prepare what each of them enqueues.
 
         Args:
@@ -110,12 +110,12 @@ class Layers:
         """
         partials = call.op is not None and self._steps.width > 1
         wire = dtype_of(call.dtype.partial) if partials else call.dtype
-        task = Task(call, wire, timeout, blocks)
+        layered = LayeredCall(call, wire, timeout, blocks)
         share = self._share(call, wire)
         whole = call.count // share.unit * share.unit
-        make = SLICES[call.collective]
+        make = SLICE_MAKERS[call.collective]
         slices = [
-            make(self._steps, task, number, first, min(whole, first + share.step))
+            make(self._steps, layered, number, first, min(whole, first + share.step))
             for number, first in enumerate(range(0, whole, share.step))
         ]
         after = []
@@ -129,7 +129,7 @@ class Layers:
             for part in parts:
                 part(stream)
 
-        return Staged(call, enqueue, timeout, hello.changes)
+        return CudaNodesCall(call, enqueue, timeout, hello.changes)
 
     def _share(self, call: Call, wire: DType) -> _Share:
         """How many elements of a segment a slice has, and which multiples can be shared out."""

@@ -13,18 +13,18 @@ from functools import partial
 from ringcoll.arguments.calls import Call
 from ringcoll.cuda.device import on, runtime
 from ringcoll.errors import AbortedError
-from ringcoll.executors.contract import Joint
-from ringcoll.executors.cuda.lanes import Streams
+from ringcoll.executors.contract import GroupCall
+from ringcoll.executors.cuda.copy_launch import Streams
 from ringcoll.executors.cuda.loader import Launchable
 from ringcoll.executors.cuda.params import start_of
 from ringcoll.executors.cuda.shared_launch import order
-from ringcoll.executors.cuda_nodes.executor import Staging, await_stream, refuse_capture
+from ringcoll.executors.cuda_nodes.executor import CudaNodesExecutor, await_stream, refuse_capture
 from ringcoll.executors.cuda_nodes.lane import Lane
 from ringcoll.executors.cuda_nodes.pieces import ALIGN, Piece, cut, piece_of
 from ringcoll.executors.drive import Pause, Task, drive
 from ringcoll.executors.point_to_point import Pairs
 
-__all__ = ["StagedPairs", "StagingPairs"]
+__all__ = ["CudaNodesPairCalls", "CudaNodesPairs"]
 
 _SLOTS = 2
 _PIECE_BYTES = 2 << 20
@@ -36,7 +36,7 @@ Wait = Callable[[Callable[[], bool], float], None]
 
 
 @dataclass(frozen=True, slots=True)
-class StagedPairs(Joint):
+class CudaNodesPairCalls(GroupCall):
     """Sends and receives of one rank that are launched together.
 
     Args:
@@ -48,18 +48,18 @@ class StagedPairs(Joint):
 
     """
 
-    pairs: StagingPairs
+    pairs: CudaNodesPairs
     calls: tuple[Call, ...]
     stream: int
     timeout: float
     owned: bool = True
 
     @staticmethod
-    def tasks(calls: Sequence[Joint]) -> list[Task]:
+    def tasks(calls: Sequence[GroupCall]) -> list[Task]:
         """Of all ranks of this process."""
-        members: dict[int, list[StagedPairs]] = {}
+        members: dict[int, list[CudaNodesPairCalls]] = {}
         for call in calls:
-            if isinstance(call, StagedPairs):
+            if isinstance(call, CudaNodesPairCalls):
                 members.setdefault(id(call.pairs), []).append(call)
         return [own[0].pairs.launch(own) for own in members.values()]
 
@@ -74,47 +74,47 @@ class _Half:
     """Each with its slot."""
 
 
-class StagingPairs:
+class CudaNodesPairs:
     """One rank's sends and receives.
 
     Args:
-        staging: of the rank's collectives, whose streams these share.
+        executor: of the rank's collectives, whose streams these share.
         host: the same ranks' pairs in host memory; the communicator's thread alone runs them.
         wait: of these.
 
     """
 
-    def __init__(self, staging: Staging, host: Pairs, wait: Wait) -> None:
-        self._staging, self._host, self._wait = staging, host, wait
-        self.running: list[StagedPairs] = []
+    def __init__(self, executor: CudaNodesExecutor, host: Pairs, wait: Wait) -> None:
+        self._staging, self._host, self._wait = executor, host, wait
+        self.running: list[CudaNodesPairCalls] = []
         self._lanes: dict[tuple[int, bool], Lane] = {}
-        self._streams = Streams(staging.device.ordinal)
+        self._streams = Streams(executor.device.ordinal)
 
-    def task(self, calls: Sequence[StagedPairs], _timeout: float) -> Task:
+    def task(self, calls: Sequence[CudaNodesPairCalls], _timeout: float) -> Task:
         """All that this rank does in one launch."""
-        for task in StagedPairs.tasks(calls):
+        for task in CudaNodesPairCalls.tasks(calls):
             yield from task
 
     def compare_running(self) -> None:
         """Nothing: the host's calls compare the hellos."""
 
-    def late(self, ticket: StagedPairs) -> str:
+    def late(self, active: CudaNodesPairCalls) -> str:
         """Never asked for: enqueuing waits for nobody."""
-        return f"send and recv on rank {self._staging.fabric.rank}: waited {ticket.timeout:g} s"
+        return f"send and recv on rank {self._staging.fabric.rank}: waited {active.timeout:g} s"
 
-    def absent(self, ticket: StagedPairs) -> list[int]:
+    def absent(self, active: CudaNodesPairCalls) -> list[int]:
         """Nobody: enqueuing waits for no rank."""
         return []
 
-    def launch(self, members: Sequence[StagedPairs]) -> Task:
+    def launch(self, members: Sequence[CudaNodesPairCalls]) -> Task:
         """Enqueue all that belongs together."""
-        staging = self._staging
-        ordinal, cuda = staging.device.ordinal, runtime()
+        executor = self._staging
+        ordinal, cuda = executor.device.ordinal, runtime()
         for stream in {member.stream for member in members}:
-            refuse_capture(stream, f"send and recv on rank {staging.fabric.rank}")
-        staging.check()
+            refuse_capture(stream, f"send and recv on rank {executor.fabric.rank}")
+        executor.check()
         *others, stream = dict.fromkeys(member.stream for member in members)
-        staging.followed.by(stream)
+        executor.stream_order.switch_to(stream)
         halves = self._halves([call for member in members for call in member.calls])
         timeout = min(member.timeout for member in members)
         launches = [half.lane.launches(timeout) for half in halves]
@@ -127,7 +127,7 @@ class StagingPairs:
                     to, by = start_of(call.recv), start_of(call.send)
                     cuda.memcpyAsync(to, by, call.send.nbytes, cuda.memcpyDeviceToDevice, stream)
             if halves:
-                staging.owner.job(lambda: self._carry(halves, timeout))
+                executor.owner.job(lambda: self._carry(halves, timeout))
             parted = self._streams.take(len(halves) if len(halves) > 1 else 0)
             for _, event in parted[:1]:
                 cuda.eventRecord(event, stream)
@@ -136,8 +136,8 @@ class StagingPairs:
             streams = [part for part, _ in parted] or [stream]
             # By turns: a device takes only so much ahead, and each lane may wait for another's end.
             lanes = [
-                _enqueued(half, say, wait, part)
-                for half, (say, wait), part in zip(halves, launches, streams, strict=False)
+                _enqueued(half, post, wait, part)
+                for half, (post, wait), part in zip(halves, launches, streams, strict=False)
             ]
             while lanes:
                 lanes = [lane for lane in lanes if next(lane, None) is not None]
@@ -147,8 +147,8 @@ class StagingPairs:
             for other in others:
                 order(ordinal, stream, other)
         own = members[-1]
-        staging.followed.stream = own.stream
-        staging.followed.leave(own)
+        executor.stream_order.stream = own.stream
+        executor.stream_order.release(own)
         for member in members:
             self.running.remove(member)
         yield from ()
@@ -176,9 +176,9 @@ class StagingPairs:
     # -- the host's part, on the communicator's thread ---------------------------------------------
 
     def _carry(self, halves: Sequence[_Half], timeout: float) -> None:
-        staging = self._staging
+        executor = self._staging
         for half in halves:
-            await_stream(partial(half.lane.said, half.base), staging.fabric, staging.owner)
+            await_stream(partial(half.lane.posted, half.base), executor.fabric, executor.owner)
         try:
             tasks = [self._half(half, timeout) for half in halves]
             drive(tasks, lambda ready: self._wait(ready, timeout))
@@ -188,15 +188,15 @@ class StagingPairs:
     def _half(self, half: _Half, timeout: float) -> Iterator[Pause]:
         lane, owner = half.lane, self._staging.owner
 
-        def said(number: int) -> bool:
+        def posted(number: int) -> bool:
             over = owner.over()
             if over is not None:
                 raise AbortedError(f"rank {self._staging.fabric.rank}: given up") from over
-            return lane.said(number)
+            return lane.posted(number)
 
         for number, (_, piece) in enumerate(half.pieces, half.base):
-            if not said(number):
-                yield Pause(lambda number=number: said(number))  # type: ignore[misc]
+            if not posted(number):
+                yield Pause(lambda number=number: posted(number))  # type: ignore[misc]
             yield from self._host.task([piece.call], timeout)
             lane.done(number)
 
@@ -205,14 +205,14 @@ class StagingPairs:
         self._streams.close()
 
 
-def _enqueued(half: _Half, say: Launchable, wait: Launchable, stream: int) -> Iterator[bool]:
+def _enqueued(half: _Half, post: Launchable, wait: Launchable, stream: int) -> Iterator[bool]:
     """Enqueue a half on a stream, a piece for each time that this is asked."""
     lane, pieces = half.lane, half.pieces
     for number, piece in pieces:
         if number >= lane.slots:
             free, before = pieces[number - lane.slots]
             lane.take(free, before.out, wait, stream)
-        lane.put(number, piece.into, say, stream)
+        lane.put(number, piece.into, post, stream)
         yield True
     for number, piece in pieces[-lane.slots :]:
         lane.take(number, piece.out, wait, stream)

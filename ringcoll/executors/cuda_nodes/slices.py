@@ -13,9 +13,9 @@ from ringcoll.arguments.calls import Call
 from ringcoll.errors import PlanError
 from ringcoll.executors.cuda.params import start_of
 from ringcoll.executors.cuda_nodes.carry import Exchange
-from ringcoll.executors.cuda_nodes.steps import Array, Enqueue, Steps, Task
+from ringcoll.executors.cuda_nodes.steps import Array, Enqueue, LayeredCall, Steps
 
-__all__ = ["SLICES", "Slice"]
+__all__ = ["SLICE_MAKERS", "Slice"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +38,15 @@ class Slice:
     outside: tuple[Enqueue, ...] = ()
 
 
-def all_reduce(steps: Steps, task: Task, number: int, first: int, last: int) -> Slice:
+def all_reduce(steps: Steps, layered: LayeredCall, number: int, first: int, last: int) -> Slice:
     """Shares go round in the node, along the rail, and both ways back."""
-    call, (send, recv) = task.call, _both(task.call)
+    call, (send, recv) = layered.call, _both(layered.call)
     share = (last - first) // steps.width
     piece = share // steps.nodes
     own, whole = steps.node, recv[first:last]
     mine = whole[steps.local * share : (steps.local + 1) * share]
     inside, partials, folded = steps.folded(
-        task, number, send[first:last], mine[own * piece : (own + 1) * piece]
+        layered, number, send[first:last], mine[own * piece : (own + 1) * piece]
     )
     results = steps.exchanges.exchange(
         1,
@@ -57,17 +57,17 @@ def all_reduce(steps: Steps, task: Task, number: int, first: int, last: int) -> 
     )
     outside: tuple[Enqueue, ...] = ()
     if steps.width > 1:
-        outside = (steps.gathered(whole, mine, task, in_place=True),)
+        outside = (steps.gathered(whole, mine, layered, in_place=True),)
     return Slice(inside, partials, folded, results, outside)
 
 
-def reduce(steps: Steps, task: Task, number: int, first: int, last: int) -> Slice:
+def reduce(steps: Steps, layered: LayeredCall, number: int, first: int, last: int) -> Slice:
     """The same, but what is done goes to the root's node alone, and there to the root.
 
     What a rank has of it lies in scratch memory also where it is the root's: kernels want the same
     kind of memory of all ranks of a node.
     """
-    call, own = task.call, steps.node
+    call, own = layered.call, steps.node
     send, whole = _sent(call), None if call.recv is None else call.recv[first:last]
     share = (last - first) // steps.width
     piece = share // steps.nodes
@@ -76,20 +76,20 @@ def reduce(steps: Steps, task: Task, number: int, first: int, last: int) -> Slic
     else:
         mine = steps.scratch(1, share, call.dtype, number)
     done = mine[own * piece : (own + 1) * piece]
-    inside, partials, folded = steps.folded(task, number, send[first:last], done)
+    inside, partials, folded = steps.folded(layered, number, send[first:last], done)
     if call.root not in steps.members[own]:
         target = next(peer for peer in steps.peers() if steps.near(peer, call.root))
         results = steps.exchanges.exchange(1, number, call, [(target, done)], [])
         return Slice(inside, partials, folded, results)
     come = [(steps.rail[n], mine[n * piece : (n + 1) * piece]) for n in steps.others()]
     results = steps.exchanges.exchange(1, number, call, [], come)
-    outside = (steps.collected(whole, mine, task),) if steps.width > 1 else ()
+    outside = (steps.collected(whole, mine, layered),) if steps.width > 1 else ()
     return Slice(inside, partials, folded, results, outside)
 
 
-def reduce_scatter(steps: Steps, task: Task, number: int, first: int, last: int) -> Slice:
+def reduce_scatter(steps: Steps, layered: LayeredCall, number: int, first: int, last: int) -> Slice:
     """What is for the ranks of one rail lies together, and goes there."""
-    call, (send, recv) = task.call, _both(task.call)
+    call, (send, recv) = layered.call, _both(layered.call)
     length, item = last - first, call.dtype.itemsize
     packed = steps.scratch(1, len(send) // call.count * length, call.dtype)
     # Of rank l of a node: what is for rank l of every node.
@@ -103,13 +103,13 @@ def reduce_scatter(steps: Steps, task: Task, number: int, first: int, last: int)
         )
     ]
     pack = partial(steps.copies, tuple(moves), length * item)
-    inside, partials, folded = steps.folded(task, number, packed, recv[first:last])
+    inside, partials, folded = steps.folded(layered, number, packed, recv[first:last])
     return Slice((pack, *inside), partials, folded)
 
 
-def all_gather(steps: Steps, task: Task, number: int, first: int, last: int) -> Slice:
+def all_gather(steps: Steps, layered: LayeredCall, number: int, first: int, last: int) -> Slice:
     """The rail's segments come first, then those of the node's other ranks."""
-    call, (send, recv) = task.call, _both(task.call)
+    call, (send, recv) = layered.call, _both(layered.call)
     length, item = last - first, call.dtype.itemsize
     own = send[first:last]
     into = steps.scratch(1, steps.nodes * length, call.dtype)
@@ -129,7 +129,7 @@ def all_gather(steps: Steps, task: Task, number: int, first: int, last: int) -> 
     outside: list[Enqueue] = [keep]
     if steps.width > 1:
         spread = steps.scratch(0, steps.width * into.size, call.dtype)
-        outside.append(steps.gathered(spread, into, task, in_place=False))
+        outside.append(steps.gathered(spread, into, layered, in_place=False))
     moves = [
         (
             start_of(recv) + (rank * call.count + first) * item,
@@ -143,31 +143,31 @@ def all_gather(steps: Steps, task: Task, number: int, first: int, last: int) -> 
     return Slice(results=results, outside=tuple(outside))
 
 
-def broadcast(steps: Steps, task: Task, number: int, first: int, last: int) -> Slice:
+def broadcast(steps: Steps, layered: LayeredCall, number: int, first: int, last: int) -> Slice:
     """The root's node has all of it, and sends each rail its share."""
-    call, (send, recv) = task.call, (task.call.send, _received(task.call))
+    call, (send, recv) = layered.call, (layered.call.send, _received(layered.call))
     share = (last - first) // steps.width
     whole = recv[first:last]
     mine = whole[steps.local * share : (steps.local + 1) * share]
     peers = steps.peers()
     if call.root in steps.members[steps.node]:
-        inside = steps.spread(None if send is None else send[first:last], whole, task)
+        inside = steps.spread(None if send is None else send[first:last], whole, layered)
         results = steps.exchanges.exchange(1, number, call, [(peer, mine) for peer in peers], [])
         return Slice(inside=inside, results=results)
     source = next(peer for peer in peers if steps.near(peer, call.root))
     results = steps.exchanges.exchange(1, number, call, [], [(source, mine)])
     if steps.width == 1:
         return Slice(results=results)
-    gathered = steps.gathered(whole, mine, task, in_place=True)
+    gathered = steps.gathered(whole, mine, layered, in_place=True)
     return Slice(results=results, outside=(gathered,))
 
 
-def all_to_all(steps: Steps, task: Task, number: int, first: int, last: int) -> Slice:
+def all_to_all(steps: Steps, layered: LayeredCall, number: int, first: int, last: int) -> Slice:
     """Ranks of different nodes exchange segments directly.
 
     Those of the node's own ranks go whole, while slices after the first are on the network.
     """
-    call, (send, recv) = task.call, _both(task.call)
+    call, (send, recv) = layered.call, _both(layered.call)
 
     def part(array: Array, rank: int) -> Array:
         return array[rank * call.count + first : rank * call.count + last]
@@ -179,7 +179,7 @@ def all_to_all(steps: Steps, task: Task, number: int, first: int, last: int) -> 
         [(peer, part(send, peer)) for peer in steps.foreign(1)],
         [(peer, part(recv, peer)) for peer in steps.foreign(-1)],
     )
-    return Slice(results=results, outside=(steps.swapped(task),) if number == 0 else ())
+    return Slice(results=results, outside=(steps.swapped(layered),) if number == 0 else ())
 
 
 def _sent(call: Call) -> Array:
@@ -202,7 +202,7 @@ def _there(call: Call, buffer: Array | None) -> Array:
     return buffer
 
 
-SLICES: Mapping[str, Callable[[Steps, Task, int, int, int], Slice]] = {
+SLICE_MAKERS: Mapping[str, Callable[[Steps, LayeredCall, int, int, int], Slice]] = {
     "all_reduce": all_reduce,
     "reduce": reduce,
     "reduce_scatter": reduce_scatter,

@@ -8,13 +8,13 @@ from itertools import product
 from ringcoll.arguments.calls import Call
 from ringcoll.collectives import COLLECTIVES
 from ringcoll.dtypes import dtype_of, op_of
-from ringcoll.executors.cuda.arena import Arena
 from ringcoll.executors.cuda.body import body_of
 from ringcoll.executors.cuda.choose import choose
 from ringcoll.executors.cuda.copy_gates import gate_text
-from ringcoll.executors.cuda.limits import Resources, Wishes
+from ringcoll.executors.cuda.limits import CallOptions, Resources
 from ringcoll.executors.cuda.params import Addresses, Body
 from ringcoll.executors.cuda.point_to_point import pairs_text
+from ringcoll.executors.cuda.workspace import Workspace
 from ringcoll.executors.cuda_nodes.fold import fold_text
 from ringcoll.executors.cuda_nodes.lane import staging_text
 from ringcoll.launch import ALL_MAPPED
@@ -54,19 +54,19 @@ def _folds() -> Iterator[str]:
 def _bodies() -> Iterator[Body]:
     names = [name for name in COLLECTIVES if name not in ("send", "barrier")]
     for nranks, name, dtype, nbytes in product(_RANKS, names, _DTYPES, _BYTES):
-        arena, row = Arena(nranks), dtype_of(dtype)
+        workspace, row = Workspace(nranks), dtype_of(dtype)
         op = op_of("sum") if COLLECTIVES[name].reduces else None
         wide = "all" in (COLLECTIVES[name].input, COLLECTIVES[name].output)
         count = nbytes // row.itemsize // (nranks if wide else 1)
         call = Call(name, 0, None, None, count, row, op, nbytes=nbytes)
         rooted = COLLECTIVES[name].rooted  # which the ranks cannot know to be reached
         shared = frozenset(buffer for buffer in ALL_MAPPED if buffer.name.lower() != rooted)
-        ways = [(_UNMAPPED, Wishes()), (shared, Wishes())]
+        ways = [(_UNMAPPED, CallOptions()), (shared, CallOptions())]
         if name == "all_reduce":
-            ways.append((_UNMAPPED, Wishes(asked=True)))  # of torch's buckets
-        for mapped, wishes in ways:
-            resources = Resources(arena, _BLOCKS, nvlink=True)
-            chosen = choose(call, resources, mapped=mapped, wishes=wishes)
+            ways.append((_UNMAPPED, CallOptions(hellos_decide=True)))  # of torch's buckets
+        for mapped, options in ways:
+            resources = Resources(workspace, _BLOCKS, nvlink=True)
+            choice = choose(call, resources, mapped=mapped, options=options)
             for rank in range(nranks):
                 at = Addresses(rank, (0,) * nranks, 0)
-                yield body_of(chosen, call, arena, (at,))
+                yield body_of(choice, call, workspace, (at,))

@@ -15,15 +15,15 @@ from ringcoll.cuda.memory import DeviceMemory, allocate
 from ringcoll.dtypes import DType
 from ringcoll.errors import PlanError
 from ringcoll.executors.cuda.executor import CudaExecutor
-from ringcoll.executors.cuda.limits import Wishes
+from ringcoll.executors.cuda.limits import CallOptions
 from ringcoll.executors.cuda.params import start_of
 from ringcoll.executors.cuda_nodes.carry import Exchange
 from ringcoll.executors.cuda_nodes.exchange import Exchanges
-from ringcoll.executors.cuda_nodes.executor import Staging, settle
+from ringcoll.executors.cuda_nodes.executor import CudaNodesExecutor, settle
 from ringcoll.executors.cuda_nodes.fold import fold
 from ringcoll.views import device_view
 
-__all__ = ["Array", "Enqueue", "Steps", "Task"]
+__all__ = ["Array", "Enqueue", "LayeredCall", "Steps"]
 
 Array = npt.NDArray[Any]
 
@@ -32,7 +32,7 @@ Enqueue = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class LayeredCall:
     """A call, the type of its partial sums, seconds of a wait, and CUDA blocks inside the node."""
 
     call: Call
@@ -45,7 +45,7 @@ class Steps:
     """One rank's place among the nodes, and what it can enqueue there.
 
     Args:
-        staging: of the communicator.
+        executor: of the communicator.
         exchanges: with ranks of other nodes.
         inside: the executor of this node's ranks.
         members: the ranks of each node. There are rails where all nodes have as many.
@@ -54,17 +54,17 @@ class Steps:
 
     def __init__(
         self,
-        staging: Staging,
+        executor: CudaNodesExecutor,
         exchanges: Exchanges,
         inside: CudaExecutor,
         members: Sequence[Sequence[int]],
     ) -> None:
-        self._staging, self.exchanges, self._inside = staging, exchanges, inside
-        self.members, rank = members, staging.fabric.rank
+        self._staging, self.exchanges, self._inside = executor, exchanges, inside
+        self.members, rank = members, executor.fabric.rank
         self.node = next(n for n, ranks in enumerate(members) if rank in ranks)
         self.local = members[self.node].index(rank)
         self.nodes, self.width = len(members), len(members[self.node])
-        self.nranks, widths = staging.fabric.nranks, {len(ranks) for ranks in members}
+        self.nranks, widths = executor.fabric.nranks, {len(ranks) for ranks in members}
         self.alike, self.abroad = len(widths) == 1, self.nranks - min(widths)
         self.rail = [ranks[self.local] for ranks in members] if self.alike else []
         self._memory: DeviceMemory | None = None
@@ -72,13 +72,13 @@ class Steps:
         self._kind: int = runtime().memcpyDeviceToDevice
 
     def folded(
-        self, task: Task, number: int, send: Array, target: Array
+        self, layered: LayeredCall, number: int, send: Array, target: Array
     ) -> tuple[tuple[Enqueue, ...], Exchange, tuple[Enqueue, ...]]:
         """What ``send`` of all ranks comes to in ``target``: before, along the rail, and after.
 
         ``send`` has an equal part for each rank of the node, and in that for each node.
         """
-        call, wire = task.call, task.wire
+        call, wire = layered.call, layered.wire
         share = send.size // self.width
         piece = share // self.nodes
         part = self.scratch(2, share, wire, number)
@@ -98,7 +98,7 @@ class Steps:
                 call.dtype,
                 nbytes=send.nbytes,
             )
-            ready = self._inside.prepare(swap, Wishes(blocks=task.blocks), task.timeout)
+            ready = self._inside.prepare(swap, CallOptions(blocks=layered.blocks), layered.timeout)
             source = self.width, start_of(come), share * call.dtype.itemsize
             sums = self._fold(call, source, part, share, raw_in=True, raw_out=raw, whole=False)
             inside = (partial(self._inside.run, ready), sums)
@@ -139,7 +139,9 @@ class Steps:
         )
         return launch.launch
 
-    def gathered(self, whole: Array, mine: Array, task: Task, *, in_place: bool) -> Enqueue:
+    def gathered(
+        self, whole: Array, mine: Array, layered: LayeredCall, *, in_place: bool
+    ) -> Enqueue:
         """All ranks of the node get what each of them has."""
         gather = Call(
             "all_gather",
@@ -147,14 +149,14 @@ class Steps:
             mine,
             whole,
             mine.size,
-            task.call.dtype,
+            layered.call.dtype,
             in_place=in_place,
             nbytes=whole.nbytes,
         )
-        ready = self._inside.prepare(gather, Wishes(blocks=task.blocks), task.timeout)
+        ready = self._inside.prepare(gather, CallOptions(blocks=layered.blocks), layered.timeout)
         return partial(self._inside.run, ready)
 
-    def collected(self, whole: Array | None, mine: Array, task: Task) -> Enqueue:
+    def collected(self, whole: Array | None, mine: Array, layered: LayeredCall) -> Enqueue:
         """The root gets what each rank of its node has; it alone has something to receive in."""
         gather = Call(
             "gather",
@@ -162,16 +164,16 @@ class Steps:
             mine,
             whole,
             mine.size,
-            task.call.dtype,
-            root=self.members[self.node].index(task.call.root),
+            layered.call.dtype,
+            root=self.members[self.node].index(layered.call.root),
             nbytes=self.width * mine.nbytes,
         )
-        ready = self._inside.prepare(gather, Wishes(blocks=task.blocks), task.timeout)
+        ready = self._inside.prepare(gather, CallOptions(blocks=layered.blocks), layered.timeout)
         return partial(self._inside.run, ready)
 
-    def spread(self, send: Array | None, whole: Array, task: Task) -> tuple[Enqueue, ...]:
+    def spread(self, send: Array | None, whole: Array, layered: LayeredCall) -> tuple[Enqueue, ...]:
         """All ranks of the root's node get what the root has; it alone has something to send."""
-        call = task.call
+        call = layered.call
         if self.width == 1:
             moves = () if send is None else ((start_of(whole), start_of(send)),)
             return (partial(self.copies, moves, whole.nbytes),)
@@ -186,12 +188,12 @@ class Steps:
             in_place=call.in_place,
             nbytes=whole.nbytes,
         )
-        ready = self._inside.prepare(spread, Wishes(blocks=task.blocks), task.timeout)
+        ready = self._inside.prepare(spread, CallOptions(blocks=layered.blocks), layered.timeout)
         return (partial(self._inside.run, ready),)
 
-    def swapped(self, task: Task) -> Enqueue:
+    def swapped(self, layered: LayeredCall) -> Enqueue:
         """Ranks of the node get each other's segments, which stay where the whole call has them."""
-        call, ranks = task.call, self.members[self.node]
+        call, ranks = layered.call, self.members[self.node]
         nbytes = call.count * call.dtype.itemsize
         if self.width == 1:
             at = self._staging.fabric.rank * nbytes
@@ -209,7 +211,7 @@ class Steps:
             counts=(call.count,) * self.width,
             displs=tuple(rank * call.count for rank in ranks),
         )
-        ready = self._inside.prepare(swap, Wishes(blocks=task.blocks), task.timeout)
+        ready = self._inside.prepare(swap, CallOptions(blocks=layered.blocks), layered.timeout)
         return partial(self._inside.run, ready)
 
     def copies(self, moves: Sequence[tuple[int, int]], nbytes: int, stream: int) -> None:

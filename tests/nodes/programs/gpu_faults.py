@@ -225,8 +225,8 @@ def cut_off(_gpus) -> dict:
     def end(comm, call) -> None:
         begin, begun = carry._begin, []
 
-        def half(flows, staging) -> None:
-            begin(flows, staging)
+        def half(flows, executor) -> None:
+            begin(flows, executor)
             begun.append(flows)
             if len(begun) == 2:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -312,7 +312,7 @@ def captured(gpus) -> dict:
                 seen["call"] = told(child.all_reduce, x, stream=Stream())
                 seen["again"] = finished(comm, child.close)
             else:  # the capture begins when the end has begun
-                child._state.cuda.followed.refuse_capture = lambda what: None
+                child._state.cuda.stream_order.refuse_capture = lambda what: None
                 lanes, messages = list(child._state.cuda.lanes), child._state.fabric.messages
                 seen[name] = told(child.close)
                 seen["pinned"] = all(lane._memory.host for lane in lanes)
@@ -330,7 +330,7 @@ class Other:
 
 def elsewhere(gpus) -> dict:
     """A stream is captured that large calls have been on before those of another stream."""
-    followed: Any = import_module("ringcoll.executors.cuda.stream_order")
+    stream_order: Any = import_module("ringcoll.executors.cuda.stream_order")
     seen: dict[str, object] = {}
     with begin() as comm:
         child, x, small = comm.split(0), numbers(comm, LARGE), numbers(comm, 3)
@@ -339,7 +339,7 @@ def elsewhere(gpus) -> dict:
         child.all_reduce(small, stream=then)
         child.synchronize()
         gpus.streamIsCapturing = lambda stream: stream == 7
-        followed.capture_of = lambda stream: 77 * (stream == 7)
+        stream_order.capture_of = lambda stream: 77 * (stream == 7)
         seen["large"] = told(child.all_reduce, x, stream=then)
         seen["close"] = finished(comm, child.close)
         seen["inside"] = child._state.inside.closed

@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ringcoll.executors.cuda.ready import Enqueued
+from ringcoll.executors.cuda.cuda_call import StreamCall
 from ringcoll.torch import device as module
 from ringcoll.torch import hooks
 from ringcoll.torch.device import Device
@@ -64,7 +64,7 @@ class State:
         return getattr(self._state, name)
 
     def run(self, ready, stream=None):
-        if isinstance(ready, Enqueued):
+        if isinstance(ready, StreamCall):
             lasts = "" if ready.owned else ", which may go"
             ready, stream = ready.ready, f"{ready.stream}{lasts}"
         self._noted.append(f"{ready.call.collective} on {stream}")

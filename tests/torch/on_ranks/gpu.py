@@ -280,7 +280,7 @@ def tensors_that_come_back(rank, n):
     for number in range(1, 8):
         for x in buckets:
             reduced(x, number, later=number % 2 == 0)
-    posts = group._device.comm._state.cuda.posts
+    posts = group._device.comm._state.cuda.auto_register
     assert all(posts.word(x.data_ptr(), x.nbytes) for x in buckets)
     # Other collectives know nothing of it: a rank may come with a tensor of another kind.
     x = buckets[1]
@@ -329,7 +329,7 @@ def memory_that_is_given_back(rank, n):
             x.fill_(number)
             dist.all_reduce(x, group=group)
             assert int((x != number * n % 256).sum()) == 0
-        posts = group._device.comm._state.cuda.posts
+        posts = group._device.comm._state.cuda.auto_register
         assert posts.word(x.data_ptr(), x.nbytes) != 0
         del x
         dist.barrier()
@@ -357,7 +357,7 @@ def a_message_between_calls(rank, n):
         if rank < n - 1:
             dist.send(news, rank + 1)
         assert int((x != number * n).sum()) == 0
-    posts = group._device.comm._state.cuda.posts
+    posts = group._device.comm._state.cuda.auto_register
     assert posts.word(x.data_ptr(), x.nbytes) != 0
     dist.barrier()
     dist.destroy_process_group(group)

@@ -26,7 +26,7 @@ __all__ = [
     "HELLO_SLOTS",
     "MOST_BLOCKS",
     "REPORT_BYTES",
-    "Arena",
+    "Workspace",
 ]
 
 MOST_BLOCKS = 160
@@ -43,7 +43,7 @@ _PAGE = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Arena:
+class Workspace:
     """Offsets in bytes.
 
     Args:

@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from ringcoll.fabric import Fabric
 
-__all__ = ["FLAGS", "HELLO_WORDS", "RECORDS", "Board", "Hello", "Words"]
+__all__ = ["FLAGS", "HELLO_WORDS", "RECORDS", "Hello", "SharedState", "Words"]
 
 Words: TypeAlias = "memoryview[int]"
 """Words of 8 bytes: a memoryview of format "Q"."""
@@ -57,7 +57,7 @@ class Hello:
     scalar: complex | None = None
 
 
-class Board:
+class SharedState:
     """The segments of all ranks, and where everything lies in them.
 
     Args:

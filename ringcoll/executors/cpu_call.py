@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ringcoll.arguments.calls import Call
-from ringcoll.executors.board import Hello
+from ringcoll.executors.shared_state import Hello
 from ringcoll.launch import Launch, Layout
 from ringcoll.plan import Buffer, Plan
 
-__all__ = ["Bound", "Prepared", "Select", "Selection", "Ticket"]
+__all__ = ["ActiveCall", "BoundRows", "CpuCall", "CpuChoice", "Select"]
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
+class CpuChoice:
     """What a call runs: the algorithm's plan, its launch and where its elements lie."""
 
     plan: Plan
@@ -23,12 +23,12 @@ class Selection:
     layout: Layout
 
 
-Select = Callable[[Call, frozenset[Buffer], bool, int], Selection]
+Select = Callable[[Call, frozenset[Buffer], bool, int], CpuChoice]
 """(call, mapped, in place, bytes of a SCRATCH half) -> selection; pure, equal on all ranks."""
 
 
 @dataclass(slots=True)
-class Bound:
+class BoundRows:
     """A program bound to memory for one half of SCRATCH."""
 
     total: bool
@@ -41,7 +41,7 @@ class Bound:
 
 
 @dataclass(slots=True)
-class Prepared:
+class CpuCall:
     """A checked call of this rank, and what is kept between two calls with the same arrays."""
 
     call: Call
@@ -51,15 +51,15 @@ class Prepared:
     agrees: bool
     hello: Hello
     alike: bool = False
-    bound: dict[tuple[object, ...], Bound] = field(default_factory=dict)
+    bound: dict[tuple[object, ...], BoundRows] = field(default_factory=dict)
     timeout: float = 60.0
     changes: int = 0
 
 
 @dataclass(slots=True)
-class Ticket:
+class ActiveCall:
     """A call under way."""
 
-    prepared: Prepared
+    prepared: CpuCall
     epoch: int
-    bound: Bound | None = None
+    bound: BoundRows | None = None

@@ -6,15 +6,15 @@ from dataclasses import dataclass, field
 
 from ringcoll.encode import Program
 from ringcoll.executors.cuda.dual_program import Variant
-from ringcoll.executors.cuda.planned import Planned
+from ringcoll.executors.cuda.planned import NamedPlan
 from ringcoll.launch import Launch, Layout
 from ringcoll.plan import Plan
 
-__all__ = ["Chosen"]
+__all__ = ["KernelChoice"]
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class KernelChoice:
     """What runs.
 
     Args:
@@ -26,7 +26,7 @@ class Chosen:
         blocks: CUDA blocks a rank.
         threads: of each.
         engine: "copy": lanes of copies go to copy engines; the CUDA blocks run the others.
-        reached: what runs instead where peers reach the buffers of which the hellos tell; None
+        direct: what runs instead where peers reach the buffers of which the hellos tell; None
             where that changes nothing.
         source: the plan with its name and its rings; None: the plan alone is known.
         why: what the clock says of it and of others, where a machine's links decide.
@@ -41,19 +41,19 @@ class Chosen:
     blocks: int
     threads: int
     engine: str = "sm"
-    reached: Chosen | None = None
-    source: Planned | None = None
+    direct: KernelChoice | None = None
+    source: NamedPlan | None = None
     why: tuple[str, ...] = field(default=(), compare=False)
 
     @property
-    def variants(self) -> tuple[Chosen, ...]:
+    def variants(self) -> tuple[KernelChoice, ...]:
         """What may run: one of these, by a number that kernels say in their record."""
-        return (self,) if self.reached is None else (self, self.reached)
+        return (self,) if self.direct is None else (self, self.direct)
 
     @property
     def meets(self) -> bool:
         """Whether the ranks read all hellos before they move anything."""
-        return bool(self.launch.mapped) or self.reached is not None
+        return bool(self.launch.mapped) or self.direct is not None
 
     @property
     def sides(self) -> tuple[Variant, Variant]:

@@ -17,11 +17,11 @@ import ringcoll
 from ringcoll.cuda import memory as device_memory
 from ringcoll.cuda.driver import Allocation
 from ringcoll.executors.cuda import auto_register, stream_order
-from ringcoll.executors.cuda.mappings import POSTS, Mappings
+from ringcoll.executors.cuda.mappings import MAX_REGISTRATIONS, Mappings
 from ringcoll.transports import mapping
 from tests.gpu.ranks import close, on, together
 from tests.gpu.stand_in import read
-from tests.gpu.test_asked import reduced
+from tests.gpu.test_dual_by_hello import reduced
 from tests.kernels.stand_in import needs_compiler
 
 pytest.importorskip("cupy")
@@ -83,7 +83,7 @@ def memory(monkeypatch):
     monkeypatch.setattr(auto_register, "number_of", known.number_of)
     # Communicators of other tests are none of these, and may not have been collected.
     monkeypatch.setattr(stream_order, "_all", WeakSet())
-    monkeypatch.setattr(stream_order, "_noticing", False)
+    monkeypatch.setattr(stream_order, "_tracking", False)
     return known
 
 
@@ -103,12 +103,12 @@ def comms(gpus):
 
 def opened() -> Any:
     made = ringcoll.init_all([0, 1, 2], device="cuda", timeout=30)
-    together(made, lambda comm: (comm._settle(), comm._state.cuda.open_posts()))
+    together(made, lambda comm: (comm._settle(), comm._state.cuda.open_auto_register()))
     return made
 
 
-def of(comm: Any) -> auto_register.Posts:
-    return comm._state.cuda.posts
+def of(comm: Any) -> auto_register.AutoRegister:
+    return comm._state.cuda.auto_register
 
 
 def numbers(rank: int, seed: int) -> np.ndarray:
@@ -122,7 +122,7 @@ def place(buffer: Any) -> tuple[int, int]:
 def settled(comm: Any) -> None:
     """Look until nothing is to be seen any more; no rank waits for another."""
     for _ in range(5):
-        of(comm).look()
+        of(comm).poll()
         comm._state.fabric.allgather(b"", what="looked")
         time.sleep(0.05)
 
@@ -142,11 +142,11 @@ def test_calls_run_zero_copy_once_all_ranks_have_posted(comms, memory, posting):
             buffer = FakeBuffer(comm, numbers(comm.rank, seed))
             at = memory.made(buffer)
             if comm.rank in posting:
-                assert of(comm).post(at)
-                assert of(comm).word(*place(buffer)) == 0  # nobody has looked
+                assert of(comm).register(at)
+                assert of(comm).mapped_address(*place(buffer)) == 0  # nobody has looked
             settled(comm)
-            assert (of(comm).word(*place(buffer)) != 0) == (comm.rank in posting)
-            assert of(comm).word(at, 1 << 20) == 0  # more than lies there
+            assert (of(comm).mapped_address(*place(buffer)) != 0) == (comm.rank in posting)
+            assert of(comm).mapped_address(at, 1 << 20) == 0  # more than lies there
             ready = right(comm, buffer, seed)
             assert bool(ready.at.hello[0]) == (comm.rank in posting)
             memory.free(buffer)
@@ -159,16 +159,16 @@ def test_other_memory_at_the_same_place_is_not_named(comms, memory):
 
     def work(comm):
         buffer = FakeBuffer(comm, numbers(comm.rank, 0))
-        of(comm).post(memory.made(buffer))
+        of(comm).register(memory.made(buffer))
         settled(comm)
-        assert of(comm).word(*place(buffer)) != 0
+        assert of(comm).mapped_address(*place(buffer)) != 0
         memory.free(buffer)
-        assert of(comm).word(*place(buffer)) == 0
+        assert of(comm).mapped_address(*place(buffer)) == 0
         at = memory.made(buffer)
-        assert of(comm).word(*place(buffer)) == 0
-        assert of(comm).post(at)
+        assert of(comm).mapped_address(*place(buffer)) == 0
+        assert of(comm).register(at)
         settled(comm)
-        assert of(comm).word(*place(buffer)) != 0
+        assert of(comm).mapped_address(*place(buffer)) != 0
         right(comm, buffer, 0)
 
     together(comms, work)
@@ -176,14 +176,14 @@ def test_other_memory_at_the_same_place_is_not_named(comms, memory):
 
 def test_what_was_freed_is_unmapped_when_no_call_can_be_running(comms, memory, monkeypatch):
     busy: set[int] = {0, 1, 2}
-    monkeypatch.setattr(auto_register, "quiet", lambda: not busy and stream_order.quiet())
+    monkeypatch.setattr(auto_register, "all_idle", lambda: not busy and stream_order.all_idle())
     monkeypatch.setattr(auto_register, "_OFTEN", 1)
 
     def work(comm):
         fabric, mine = comm._state.fabric, of(comm)
         buffers = [FakeBuffer(comm, numbers(comm.rank, seed)) for seed in range(2)]
         for buffer in buffers:
-            mine.post(memory.made(buffer))
+            mine.register(memory.made(buffer))
         settled(comm)
         right(comm, buffers[0], 0)
         memory.free(buffers[0])
@@ -203,10 +203,10 @@ def test_no_call_can_be_running_once_all_have_ended_unless_one_was_captured(comm
     def work(comm):
         right(comm, FakeBuffer(comm, numbers(comm.rank, 0)), 0)
         comm._state.fabric.allgather(b"", what="ended")
-        assert stream_order.quiet()
+        assert stream_order.all_idle()
         comm._state.fabric.allgather(b"", what="asked")
-        comm._state.cuda.followed._replayed = True
-        assert not stream_order.quiet()
+        comm._state.cuda.stream_order._replayed = True
+        assert not stream_order.all_idle()
 
     together(comms, work)
 
@@ -223,9 +223,9 @@ def test_a_rank_that_cannot_map_leaves_calls_staged(comms, memory, monkeypatch, 
 
     def work(comm):
         buffer = FakeBuffer(comm, numbers(comm.rank, 0))
-        of(comm).post(memory.made(buffer))
+        of(comm).register(memory.made(buffer))
         settled(comm)
-        assert (of(comm).word(*place(buffer)) != 0) == (comm.rank != 2)
+        assert (of(comm).mapped_address(*place(buffer)) != 0) == (comm.rank != 2)
         right(comm, buffer, 0)
 
     together(comms, work)
@@ -239,13 +239,13 @@ def test_memory_that_has_no_handle_is_not_posted(comms, memory, monkeypatch, why
     if why == "kind":
         memory.there = [replace(known, exportable=False) for known in memory.there]
     if why == "full":
-        assert mine.post(at) and mine.post(at)  # once is enough
-        for _ in range(1, POSTS):
+        assert mine.register(at) and mine.register(at)  # once is enough
+        for _ in range(1, MAX_REGISTRATIONS):
             memory.free(buffer)
-            assert mine.post(memory.made(buffer))
+            assert mine.register(memory.made(buffer))
         memory.free(buffer)
         at = memory.made(buffer)
-    assert not mine.post(at)
+    assert not mine.register(at)
 
 
 def test_calls_are_marked_while_something_waits_for_their_end(comms, gpus):
@@ -253,7 +253,7 @@ def test_calls_are_marked_while_something_waits_for_their_end(comms, gpus):
     go = threading.Event()
 
     def work(comm):
-        mine = comm._state.cuda.followed
+        mine = comm._state.cuda.stream_order
         mine.watch(marking=True)
         right(comm, FakeBuffer(comm, numbers(comm.rank, 0)), 0)
         with on(comm):
@@ -294,7 +294,7 @@ def test_a_rank_without_memory_for_it_is_told_to_all(gpus, monkeypatch):
 
     def work(comm):
         with pytest.raises(ringcoll.MachineError, match="nothing to pin"):
-            comm._state.together(comm._state.cuda.open_posts)
+            comm._state.together(comm._state.cuda.open_auto_register)
 
     together(made, work)
     close(made)
@@ -305,7 +305,7 @@ def test_after_the_end_nothing_is_mapped(gpus, memory):
     found = [of(comm) for comm in made]
     buffers = [FakeBuffer(comm, numbers(comm.rank, 0)) for comm in made]
     for comm, buffer in zip(made, buffers, strict=True):
-        of(comm).post(memory.made(buffer))
+        of(comm).register(memory.made(buffer))
     together(made, settled)
     assert all(mine._mapped for mine in found)
     close(made)
@@ -318,13 +318,13 @@ class Alone:
     def __init__(self, apart: Any, memory: Memory, runtime: Any) -> None:
         self.apart, self.memory, self.runtime = apart, memory, runtime
 
-    def made(self, nranks: int) -> tuple[list[auto_register.Posts], list[Mappings]]:
+    def made(self, nranks: int) -> tuple[list[auto_register.AutoRegister], list[Mappings]]:
         """Of each rank its posts and its table; each has an allocation."""
         nothing: Any = SimpleNamespace(changes=0)
 
-        def work(fabric: Any) -> tuple[auto_register.Posts, Mappings]:
+        def work(fabric: Any) -> tuple[auto_register.AutoRegister, Mappings]:
             table = Mappings(nranks, fabric.rank, nothing)
-            return auto_register.Posts(fabric, fabric.rank, table), table
+            return auto_register.AutoRegister(fabric, fabric.rank, table), table
 
         found = self.apart(nranks, work)
         for rank in range(nranks):
@@ -341,9 +341,9 @@ def alone(apart, stand_in, memory, monkeypatch):
     return Alone(apart, memory, stand_in(3))
 
 
-def looks(*ranks: auto_register.Posts) -> None:
+def looks(*ranks: auto_register.AutoRegister) -> None:
     for mine in ranks:
-        mine.look()
+        mine.poll()
 
 
 def test_ranks_of_other_processes_open_handles(alone, memory):
@@ -351,10 +351,10 @@ def test_ranks_of_other_processes_open_handles(alone, memory):
     ranks, tables = alone.made(2)
     starts = [whole.start for whole in memory.there]
     for mine, start in zip(ranks, starts, strict=True):
-        assert mine.post(start + 512)
+        assert mine.register(start + 512)
     looks(*ranks, *ranks, *ranks)
     for rank, mine in enumerate(ranks):
-        word = mine.word(starts[rank] + 512, 1000)
+        word = mine.mapped_address(starts[rank] + 512, 1000)
         assert word & (1 << 48) - 1 == 512
         row = tables[1 - rank].row(word >> 48, rank)
         assert int.from_bytes(read(row, 8), "little") == starts[rank]
@@ -369,10 +369,10 @@ def test_memory_is_named_only_once_all_have_looked_and_their_rows_are_written(al
     at = memory.there[0].start
 
     def named() -> bool:
-        one.look()
-        return one.word(at, 8) != 0
+        one.poll()
+        return one.mapped_address(at, 8) != 0
 
-    assert one.post(at)
+    assert one.register(at)
     looks(two, two)
     assert not named()
     Passed.passed = False
@@ -381,21 +381,21 @@ def test_memory_is_named_only_once_all_have_looked_and_their_rows_are_written(al
     Passed.passed = True
     assert not named()
     looks(three)
-    assert not one.word(at, 8)
+    assert not one.mapped_address(at, 8)
     assert named()
 
 
 def test_memory_that_is_freed_before_a_peer_has_looked_costs_nothing_else(alone, memory):
     (one, two), _ = alone.made(2)
     first, second = (whole.start for whole in memory.there)
-    assert one.post(first)
+    assert one.register(first)
     alone.runtime.setDevice(0)
     alone.runtime.free(first)
     memory.there.pop(0)
     looks(two)  # there is nothing to be opened any more, and nobody has said so yet
     memory.there.append(Allocation(second, 1 << 16, True, 99))
     memory.there.pop(0)
-    assert one.post(second)
+    assert one.register(second)
     looks(two, two, one)
-    assert one.word(second, 8) != 0
+    assert one.mapped_address(second, 8) != 0
     assert sum(alone.runtime.opened.values()) == 1

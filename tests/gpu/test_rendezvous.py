@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ringcoll.executors.cuda.rendezvous import Bundle, End, Meeting
-from ringcoll.executors.cuda.shared_launch import Gate
+from ringcoll.executors.cuda.rendezvous import Bundle, End, Rendezvous
+from ringcoll.executors.cuda.shared_launch import SharedLaunch
 
 
 def send(sender: int, receiver: int) -> End:
@@ -27,11 +27,11 @@ class Room:
     def __init__(self) -> None:
         self.launched: list[str] = []
         self.woken: list[int] = []
-        self.meeting: Meeting[str] = Meeting(self.woken.append)
+        self.meeting: Rendezvous[str] = Rendezvous(self.woken.append)
 
     def bring(self, name: str, *ends: End) -> Bundle[str]:
         bundle = Bundle((name,), ends)
-        self.meeting.offer(bundle, lambda members: self.launched.append("".join(members)))
+        self.meeting.submit(bundle, lambda members: self.launched.append("".join(members)))
         return bundle
 
 
@@ -63,14 +63,14 @@ def test_who_waits_is_woken_once_it_is_launched():
 def test_the_last_at_a_gate_wakes_the_others():
     woken: list[int] = []
     launched: list[list[str]] = []
-    gate: Gate[str] = Gate(
+    gate: SharedLaunch[str] = SharedLaunch(
         (1, 2, 4), 0, lambda calls, _: launched.append(list(calls)), woken.append
     )
-    gate.offer(2, "b", 7)
-    gate.offer(2, "b again", 7)
-    gate.offer(4, "c", 7)
+    gate.submit(2, "b", 7)
+    gate.submit(2, "b again", 7)
+    gate.submit(4, "c", 7)
     assert woken == []
-    gate.offer(1, "a", 7)
+    gate.submit(1, "a", 7)
     assert launched == [["a", "b", "c"]]
     assert sorted(woken) == [2, 4]
 
@@ -127,14 +127,14 @@ def test_a_bundle_waits_for_all_its_ends():
 
 
 def test_an_error_of_the_launch_is_everybodys():
-    meeting: Meeting[str] = Meeting()
+    meeting: Rendezvous[str] = Rendezvous()
 
     def refuse(_members: object) -> None:
         raise ValueError("no")
 
     first, second = Bundle(("a",), (send(0, 1),)), Bundle(("b",), (recv(1, 0),))
-    meeting.offer(first, refuse)
-    meeting.offer(second, refuse)
+    meeting.submit(first, refuse)
+    meeting.submit(second, refuse)
     assert isinstance(first.error, ValueError)
     assert first.error is second.error
     # Nothing was launched: the next pair is the first.

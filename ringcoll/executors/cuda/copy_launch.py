@@ -15,13 +15,13 @@ from itertools import groupby
 from ringcoll.arguments.calls import Call
 from ringcoll.cuda.device import on, runtime
 from ringcoll.errors import ArgumentError
-from ringcoll.executors.cuda.arena import Arena
-from ringcoll.executors.cuda.chosen import Chosen
-from ringcoll.executors.cuda.copies import Copy, Schedule, between, schedule
-from ringcoll.executors.cuda.copy_gates import GATE_THREADS, Gate, gate_body
+from ringcoll.executors.cuda.copies import Copy, Schedule, kernel_part, schedule
+from ringcoll.executors.cuda.copy_gates import GATE_THREADS, CopyGate, gate_body
+from ringcoll.executors.cuda.kernel_choice import KernelChoice
 from ringcoll.executors.cuda.loader import Launchable
 from ringcoll.executors.cuda.params import Addresses, Header, pack
 from ringcoll.executors.cuda.simple import simple_body
+from ringcoll.executors.cuda.workspace import Workspace
 
 __all__ = ["CopyLaunch", "Streams", "copy_launch"]
 
@@ -99,7 +99,7 @@ class CopyLaunch:
     def __init__(
         self,
         found: Schedule,
-        gate: Callable[[Gate], Launchable],
+        gate: Callable[[CopyGate], Launchable],
         kernel: Launchable | None,
         streams: Streams,
         *,
@@ -113,8 +113,8 @@ class CopyLaunch:
         others = found.lanes - 1 + (kernel is not None)
         self._streams, self._others = streams, streams.take(others)
 
-        def bound(row: Gate | Copy) -> Callable[[int], None]:
-            if isinstance(row, Gate):
+        def bound(row: CopyGate | Copy) -> Callable[[int], None]:
+            if isinstance(row, CopyGate):
                 return gate(row).launch
             kind = cuda.memcpyDeviceToDevice
             return partial(cuda.memcpyAsync, row.dst, row.src, row.nbytes, kind)
@@ -187,10 +187,10 @@ class CopyLaunch:
 
 
 def copy_launch(
-    chosen: Chosen,
+    choice: KernelChoice,
     call: Call,
     header: Header,
-    arena: Arena,
+    workspace: Workspace,
     local: Sequence[Addresses],
     load: Callable[[str], int],
     streams: Streams,
@@ -198,11 +198,11 @@ def copy_launch(
     """The launch of a call of copy engines.
 
     Args:
-        chosen: with ``engine="copy"``.
+        choice: with ``engine="copy"``.
         call: of one of the ranks.
         header: of its kernels.
-        arena: where flags and SCRATCH lie.
-        local: of the ranks of the device; ``reached`` is known.
+        workspace: where flags and SCRATCH lie.
+        local: of the ranks of the device; ``peer_buffers`` are known.
         load: gives the function of a source text.
         streams: of the device.
 
@@ -210,21 +210,23 @@ def copy_launch(
         LaunchRefused: a kernel would carry too much.
 
     """
-    program, layout, nranks = chosen.program, chosen.layout, chosen.plan.nranks
+    program, layout, nranks = choice.program, choice.layout, choice.plan.nranks
     header = replace(header, total=True)  # the first gates have heard that all have entered
     found = schedule(
-        chosen.plan, chosen.launch, program, layout, call.dtype, arena, local, chosen.replicas
+        choice.plan, choice.launch, program, layout, call.dtype, workspace, local, choice.replicas
     )
 
-    def gate(row: Gate) -> Launchable:
+    def gate(row: CopyGate) -> Launchable:
         body = gate_body(row, nranks)
-        parameter = pack(body, header, arena.progress, [row.at])
+        parameter = pack(body, header, workspace.progress, [row.at])
         return Launchable(load(body.text), 1, 1, GATE_THREADS, parameter)
 
-    kernel, others = None, between(program, arena)
+    kernel, others = None, kernel_part(program, workspace)
     if any(program.blocks[number].rank == at.rank for number in others.blocks for at in local):
-        body = simple_body(program, layout, call.dtype, call.op, arena, local, between=others)
-        parameter = pack(body, header, arena.progress, local)
-        kernel = Launchable(load(body.text), chosen.blocks, len(local), chosen.threads, parameter)
+        body = simple_body(
+            program, layout, call.dtype, call.op, workspace, local, kernel_part=others
+        )
+        parameter = pack(body, header, workspace.progress, local)
+        kernel = Launchable(load(body.text), choice.blocks, len(local), choice.threads, parameter)
     where = f"{call.collective} on rank {call.rank}"
     return CopyLaunch(found, gate, kernel, streams, shared=len(local) > 1, where=where)

@@ -11,7 +11,7 @@ import ringcoll
 from ringcoll.arguments.calls import prepare
 from ringcoll.config import Config, resolve
 from ringcoll.errors import MismatchError
-from ringcoll.executors.cuda.ready import Enqueued
+from ringcoll.executors.cuda.cuda_call import StreamCall
 from tests.gpu.ranks import close, together
 from tests.kernels.stand_in import needs_compiler
 
@@ -42,7 +42,7 @@ def reduced(comm: Any, buffer: FakeBuffer, *, asked: bool = True, **options: Any
     call = prepare("all_reduce", rank=comm.rank, nranks=comm.nranks, sendbuf=view, op="sum")
     config = resolve(state.config, Config(protocol="Simple", **options), {}, "here")
     ready = state.prepare(call, config, asked=asked)
-    state.run(Enqueued(ready, 0))
+    state.run(StreamCall(ready, 0))
     return ready
 
 
@@ -63,7 +63,7 @@ def test_ranks_whose_memory_differs_find_one_way(comms, deterministic):
             plain = FakeBuffer(comm, numbers(comm.rank, seed))
             buffer = there if comm.rank in symmetric else plain
             ready = reduced(comm, buffer, deterministic=deterministic)
-            assert ready.chosen.reached is not None and ready.chosen.meets
+            assert ready.choice.direct is not None and ready.choice.meets
             comm.synchronize()
             buffer.check(wanted)
 

@@ -105,12 +105,12 @@ class Traffic:
         at = [world.place(rank) for rank in ranks]
         halves = [self.halves(rank) for rank in ranks]
         given = [
-            shared_out(own, world.arena, blocks, f"rank {r}")
+            shared_out(own, world.workspace, blocks, f"rank {r}")
             for r, own in zip(ranks, halves, strict=True)
         ]
-        body = pairs_body(world.arena, at, halves, given)
-        header = Header(timeout, 0, False, False, world.arena.replicas)
-        parameter = pack(body, header, world.arena.progress, at)
+        body = pairs_body(world.workspace, at, halves, given)
+        header = Header(timeout, 0, False, False, world.workspace.replicas)
+        parameter = pack(body, header, world.workspace.progress, at)
         return Ready(body.text, parameter, max(1, *map(sum, given)), len(at), threads)
 
     def check(self) -> None:

@@ -15,7 +15,7 @@ from ringcoll.algorithms import build
 from ringcoll.collectives import COLLECTIVES
 from ringcoll.dtypes import dtype_of
 from ringcoll.errors import PlanError
-from ringcoll.executors.cuda.ll_layout import Places
+from ringcoll.executors.cuda.ll_layout import LLLayout
 from ringcoll.executors.cuda.params import launch_bytes
 from ringcoll.executors.cuda.trace import HEAD, ROW, executed, head, ran, summed
 from ringcoll.executors.rows import TraceEntry
@@ -159,12 +159,12 @@ class Recorded:
         launch(self.world, call, arrays, there=there)(kernels)
         arrays.check(call)
         programs, rows = set(), []
-        places = Places(dtype_of(call.case.dtype), 1)
+        places = LLLayout(dtype_of(call.case.dtype), 1)
         for rank, record in enumerate(self.records):
             data = record.tobytes()
             number = ran(data, rank)
             programs.add(number)
-            found = call.chosen.variants[number]
+            found = call.choice.variants[number]
             rows += executed(data, rank, found.program, found.launch, places, found.replicas)
         return programs, summed(rows)
 
@@ -182,7 +182,7 @@ class Recorded:
 def test_what_runs_is_the_plan_of_its_variant(call: Rooted, there: bool) -> None:
     programs, rows = Recorded(3).rows(call, there=there)
     assert programs == {int(there)}
-    found, other = call.chosen.variants[there], call.chosen.variants[not there]
+    found, other = call.choice.variants[there], call.choice.variants[not there]
     check_rows(rows, lower(found.plan, found.launch), found.layout)
     with pytest.raises(AssertionError):
         check_rows(rows, lower(other.plan, other.launch), other.layout)
@@ -203,7 +203,7 @@ def test_a_kernel_that_takes_the_other_program_is_noticed(tmp_path: Path) -> Non
     kernels = edited(tmp_path, "if (at == 0) second = 0;", "if (at != 0) second = 0;")
     programs, rows = Recorded(3).rows(REDUCE, there=True, kernels=kernels)
     assert programs == {0}
-    found = REDUCE.chosen.variants[1]
+    found = REDUCE.choice.variants[1]
     with pytest.raises(AssertionError):
         check_rows(rows, lower(found.plan, found.launch), found.layout)
 

@@ -6,21 +6,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from ringcoll.arguments.calls import Call
-from ringcoll.executors.cuda.chosen import Chosen
-from ringcoll.executors.cuda.lanes import CopyLaunch
+from ringcoll.executors.cuda.copy_launch import CopyLaunch
+from ringcoll.executors.cuda.kernel_choice import KernelChoice
 from ringcoll.executors.cuda.loader import Launchable
 from ringcoll.executors.cuda.params import Addresses
 
-__all__ = ["Enqueued", "Ready"]
+__all__ = ["CudaCall", "StreamCall"]
 
 
 @dataclass(slots=True, eq=False)
-class Ready:
+class CudaCall:
     """A checked call of one rank, and all that its launch needs but the stream.
 
     Args:
         call: checked.
-        chosen: what runs.
+        choice: what runs.
         terms: what ranks must agree on, in words.
         signature: of the terms, 32 bits.
         number: of the record of the terms.
@@ -33,7 +33,7 @@ class Ready:
     """
 
     call: Call
-    chosen: Chosen
+    choice: KernelChoice
     terms: str
     signature: int
     number: int
@@ -45,7 +45,7 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
-class Enqueued:
+class StreamCall:
     """A call and the stream that it goes to.
 
     Args:

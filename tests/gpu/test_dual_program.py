@@ -89,8 +89,8 @@ def alternate(ranks: list) -> None:
         reduced(calls, there)
         assert [each.wrong(number, there) for each in calls] == [0] * len(calls)
         rows = [row for comm in ranks for row in comm._state.traced()]
-        found = ranks[0]._state.cuda.verdicts.last.chosen
-        assert found.reached is not None
+        found = ranks[0]._state.cuda.async_errors.last.choice
+        assert found.direct is not None
         ran = found.variants[there]
         check_rows(rows, lower(ran.plan, ran.launch), ran.layout)
 
