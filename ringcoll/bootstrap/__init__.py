@@ -1,4 +1,10 @@
-"""Finding out which rank this process is, and a first way to exchange bytes with the others."""
+"""Finding this process's rank, and a first way to exchange bytes with the others.
+
+Without an argument the world is, in this order: that of :func:`run_ranks`, which starts the
+processes of ``ringcoll bench -n``; that of an MPI launcher of several processes (PMI_SIZE,
+OMPI_COMM_WORLD_SIZE, SLURM_STEP_NUM_TASKS); an MPI world of several that the program has
+initialized; torchrun's (WORLD_SIZE and MASTER_ADDR, RANK, MASTER_PORT); else this process alone.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +12,9 @@ import math
 import os
 from typing import cast
 
-from ringcoll.bootstrap.contract import Bootstrap
+from ringcoll.bootstrap.contract import Bootstrap, SingleBootstrap
 from ringcoll.bootstrap.launcher import launcher_of, torch_world
 from ringcoll.bootstrap.mpi import MpiBootstrap, is_mpi_communicator, mpi_running
-from ringcoll.bootstrap.single import SingleBootstrap
 from ringcoll.bootstrap.sockets import adopted, run_ranks
 from ringcoll.bootstrap.store import StoreBootstrap, is_store, store_bootstrap
 from ringcoll.bootstrap.torchrun import torchrun_bootstrap
@@ -19,7 +24,7 @@ __all__ = ["Bootstrap", "SingleBootstrap", "StoreBootstrap", "bootstrap_of", "ru
 
 
 def bootstrap_of(given: object = None, *, timeout: float) -> Bootstrap:
-    """The bootstrap that ``init`` was given, or the one that the environment speaks of.
+    """The bootstrap that ``init`` was given, or the one that the environment names.
 
     Args:
         given: an mpi4py communicator, a torch Store (with RANK and WORLD_SIZE in the
@@ -32,8 +37,8 @@ def bootstrap_of(given: object = None, *, timeout: float) -> Bootstrap:
         ArgumentTypeError: ``given`` is none of these.
         ArgumentError: a Store, but RANK and WORLD_SIZE are not set.
         LauncherError: the launcher and the MPI library do not match, or two launchers do not.
-        MachineError: an MPI launcher but no MPI library, torchrun but no torch, or the store
-            failed.
+        MachineError: an MPI launcher without an MPI library, torchrun without torch, or a store
+            that failed.
         DeadlineError: a rank did not come.
 
     """
@@ -52,7 +57,7 @@ def bootstrap_of(given: object = None, *, timeout: float) -> Bootstrap:
             f"nranks and allgather(bytes) -> list[bytes], not {type(given).__name__}"
         )
     if not 0 <= rank < nranks:
-        raise ArgumentError(f"bootstrap says rank {rank} of {nranks}")
+        raise ArgumentError(f"bootstrap has rank {rank} of {nranks}: wanted 0 <= rank < nranks")
     return _Checked(cast(Bootstrap, given))
 
 
@@ -71,7 +76,7 @@ def _found(timeout: float) -> Bootstrap:
 
 
 class _Checked:
-    """A user's bootstrap whose answers are looked at before they are believed."""
+    """A user's bootstrap whose answers are checked."""
 
     def __init__(self, given: Bootstrap) -> None:
         self._given = given
@@ -79,10 +84,10 @@ class _Checked:
         self.nranks = given.nranks
 
     def allgather(self, payload: bytes) -> list[bytes]:
-        """What the user's object answers.
+        """Every rank's bytes.
 
         Raises:
-            ArgumentTypeError: it is not one ``bytes`` for each rank.
+            ArgumentTypeError: the user's object returned something else.
 
         """
         answer = list(self._given.allgather(payload))

@@ -1,21 +1,15 @@
-"""What ringcoll needs in order to begin: who is who, and one way to exchange a few bytes."""
+"""What ringcoll needs in order to begin: a rank, their number, and one way to exchange bytes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Protocol
 
-__all__ = ["Bootstrap", "named"]
+__all__ = ["Bootstrap", "SingleBootstrap", "named"]
 
 
 class Bootstrap(Protocol):
-    """Any object with these three is a bootstrap.
-
-    Args:
-        rank: this rank.
-        nranks: how many there are.
-
-    """
+    """Any object with these three is a bootstrap."""
 
     @property
     def rank(self) -> int:
@@ -27,6 +21,17 @@ class Bootstrap(Protocol):
 
     def allgather(self, payload: bytes) -> list[bytes]:
         """Every rank's bytes in rank order; collective; lengths may differ."""
+
+
+class SingleBootstrap:
+    """The bootstrap of a process that is alone."""
+
+    rank = 0
+    nranks = 1
+
+    def allgather(self, payload: bytes) -> list[bytes]:
+        """The payload itself."""
+        return [payload]
 
 
 def named(ranks: Sequence[int]) -> str:

@@ -1,4 +1,4 @@
-"""What bootstraps over sockets share: bytes of a known number, and many ranks' bytes as one."""
+"""What bootstraps over sockets share: reading a number of bytes, and framing many ranks' bytes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def left(deadline: float) -> float | None:
 
 
 def exactly(link: socket.socket, length: int, deadline: float) -> bytes:
-    """So many bytes of a socket.
+    """Read ``length`` bytes of a socket.
 
     Raises:
         OSError: it was closed before, or the deadline has passed (a ``TimeoutError``).
@@ -43,12 +43,7 @@ def joined(parts: Sequence[bytes]) -> bytes:
 
 
 def split(answer: bytes, nranks: int, who: str) -> list[bytes]:
-    """What :func:`joined` was given.
-
-    Args:
-        answer: what came.
-        nranks: how many parts there must be.
-        who: sent it, for the message.
+    """Undo :func:`joined`; ``who`` sent it, for the message.
 
     Raises:
         MachineError: it ends too early.

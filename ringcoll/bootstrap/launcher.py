@@ -1,4 +1,4 @@
-"""What a launcher has said in the environment about the world it started."""
+"""What a launcher has set in the environment about the world that it started."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from ringcoll.errors import LauncherError
 
 __all__ = ["Launcher", "TorchWorld", "check_world", "launcher_of", "mpiexec", "torch_world"]
 
-# In order of trust: a launcher that was itself started by srun leaves both kinds. The size of a
-# Slurm job (SLURM_NTASKS) says nothing of this process; that of its step does.
+# In order of trust: a launcher that was itself started by srun leaves both kinds. A Slurm job's
+# size (SLURM_NTASKS) is also set for a process that runs alone in the job; its step's size is not.
 _SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 
 
@@ -27,16 +27,10 @@ class Launcher:
 
 @dataclass(frozen=True, slots=True)
 class TorchWorld:
-    """What torchrun has told this process.
+    """The world of torchrun's environment, or of one set by hand.
 
-    Args:
-        rank: this process's.
-        nranks: how many there are.
-        host: where the store is served.
-        port: at which it is.
-        agent: the store is torchrun's own; else rank 0 serves it.
-        attempt: how many times torchrun has started the ranks before.
-
+    ``host`` and ``port`` are the store's, which torchrun's agent serves, else rank 0; ``attempt``
+    is how many times torchrun has started the ranks before.
     """
 
     rank: int
@@ -59,12 +53,8 @@ def launcher_of(environ: Mapping[str, str]) -> Launcher | None:
 def torch_world(environ: Mapping[str, str], launcher: Launcher | None) -> TorchWorld | None:
     """The world of several that torchrun has started; None if it has started none.
 
-    Args:
-        environ: the environment.
-        launcher: what :func:`launcher_of` says of it.
-
     Raises:
-        LauncherError: a variable of torchrun's is missing, or an MPI launcher speaks of another
+        LauncherError: a variable of torchrun's is missing, or ``launcher``, MPI's, started another
             world.
 
     """
@@ -73,16 +63,20 @@ def torch_world(environ: Mapping[str, str], launcher: Launcher | None) -> TorchW
         return None
     if launcher is not None and 1 < launcher.nranks != int(size):
         raise LauncherError(
-            f"two launchers speak of two worlds: {launcher.variable}={launcher.nranks} and "
-            f"WORLD_SIZE={size}; unset the variable of the one that is not meant, or pass "
-            "init(bootstrap) the world that is: an mpi4py communicator, or torch's Store"
+            f"the environment names two worlds: {launcher.variable}={launcher.nranks} and "
+            f"WORLD_SIZE={size}; unset one of these variables, or pass init(bootstrap=...) the "
+            "world that is meant: an mpi4py communicator or a torch Store"
         )
     rank, port = environ.get("RANK", ""), environ.get("MASTER_PORT", "")
     if not rank.isdigit() or int(rank) >= int(size):
-        raise LauncherError(f"WORLD_SIZE={size} and MASTER_ADDR are set, but RANK is {rank!r}")
+        raise LauncherError(
+            f"WORLD_SIZE={size} and MASTER_ADDR are set, but RANK is {rank!r}: start the ranks "
+            f"with torchrun, set RANK to 0 … {int(size) - 1}, or unset WORLD_SIZE"
+        )
     if not port.isdigit() or int(port) > 65535:
         raise LauncherError(
-            f"WORLD_SIZE={size} and MASTER_ADDR are set, but MASTER_PORT is {port!r}"
+            f"WORLD_SIZE={size} and MASTER_ADDR are set, but MASTER_PORT is {port!r}: start the "
+            "ranks with torchrun, or set it to one free port of MASTER_ADDR on all ranks"
         )
     return TorchWorld(
         int(rank),
@@ -101,12 +95,7 @@ def mpiexec() -> str | None:
 
 
 def check_world(launcher: Launcher | None, size: int, library: str) -> None:
-    """Refuse a world that is not the one that the launcher has started.
-
-    Args:
-        launcher: what the environment says.
-        size: of MPI's COMM_WORLD.
-        library: the MPI library's name.
+    """Refuse a COMM_WORLD of another size than the launcher's.
 
     Raises:
         LauncherError: they differ; the message names the remedy.
@@ -115,9 +104,12 @@ def check_world(launcher: Launcher | None, size: int, library: str) -> None:
     if launcher is None or launcher.nranks == size:
         return
     own = mpiexec() or "the mpiexec of that library"
+    srun = ""
+    if launcher.variable.startswith("SLURM"):
+        srun = ", pass srun the --mpi= of that library (see srun --mpi=list)"
     raise LauncherError(
         f"the launcher started {launcher.nranks} processes ({launcher.variable}="
         f"{launcher.nranks}), but the MPI library made a world of {size}: the launcher and the "
-        f"library ({library}) belong to different MPIs; start with {own}, or name the "
+        f"library ({library}) belong to different MPIs; start with {own}{srun}, or name the "
         "launcher's own library: MPI4PY_LIBMPI=/path/to/libmpi.so"
     )

@@ -1,10 +1,9 @@
-"""Beginning over MPI: a few exchanges on a private communicator, each under a deadline.
+"""Bootstrap over MPI: a few exchanges on a private communicator, each under a deadline.
 
 Only buffers travel, nothing is pickled. MPI's collectives have no deadline, so they are started
-and polled. A rank that never comes is named by its silence: each rank first sends every other a
-tiny hello, and after expiry those are absent whose hello has not come. Once the fabric stands
-MPI is used again only for messages between nodes, so that no rank is caught in it when another
-dies.
+and polled. Each rank first sends every other a one-byte hello: after the deadline those ranks are
+absent whose hello has not come. Once the fabric is open MPI is used again only for messages between
+nodes, so that no rank hangs in it when another dies.
 """
 
 from __future__ import annotations
@@ -12,18 +11,20 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import count
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ringcoll.bootstrap.contract import named
 from ringcoll.bootstrap.launcher import check_world, launcher_of, mpiexec
 from ringcoll.errors import ArgumentTypeError, DeadlineError, MachineError
 
-__all__ = ["MpiBootstrap", "is_mpi_communicator", "load_mpi", "mpi_running"]
+__all__ = ["MpiBootstrap", "PartOfMpi", "is_mpi_communicator", "load_mpi", "mpi_running"]
 
-_HELLO = 32749  # the reserved tag; MPI promises tags up to 32767
+_HELLO, _PART = 32749, 32748  # the reserved tags; MPI promises tags up to 32767
 _YIELDS = 200  # polls that yield before a poll sleeps
 _SLEEP = 1e-3  # seconds
 
@@ -43,13 +44,13 @@ def load_mpi() -> Any:
     except (ImportError, RuntimeError) as error:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise MachineError(
-            f"no MPI to begin with ({first}); pip install 'ringcoll[mpi]' brings mpi4py and an "
-            "MPI library, pip install 'ringcoll[mpi-system]' uses the system's"
+            f"cannot load MPI through mpi4py ({first}): pip install 'ringcoll[mpi]' for mpi4py "
+            "with an MPI library, or 'ringcoll[mpi-system]' for mpi4py with the system's library"
         ) from error
     if not MPI.Is_initialized():
-        raise MachineError("MPI is not initialised: call MPI.Init() first")
+        raise MachineError("MPI is not initialized: call MPI.Init() before making a communicator")
     if MPI.Is_finalized():
-        raise MachineError("MPI is finalized already: make communicators before MPI.Finalize()")
+        raise MachineError("MPI is finalized: make communicators before MPI.Finalize()")
     return MPI
 
 
@@ -68,16 +69,11 @@ def is_mpi_communicator(candidate: object) -> bool:
 
 
 class MpiBootstrap:
-    """The ranks of an MPI communicator.
-
-    Args:
-        communicator: mpi4py's; None takes the world.
-        timeout: seconds for each exchange.
-        environ: where the launcher has left its word.
+    """The ranks of an MPI communicator, mpi4py's; None takes the world.
 
     Raises:
-        LauncherError: launcher and world disagree.
-        DeadlineError: a rank did not come; it is named.
+        LauncherError: the launcher in ``environ`` and the world disagree.
+        DeadlineError: a rank did not come within ``timeout`` seconds; it is named.
 
     """
 
@@ -88,7 +84,7 @@ class MpiBootstrap:
         given = mpi.COMM_WORLD if communicator is None else communicator
         if given == mpi.COMM_NULL or not isinstance(given, mpi.Intracomm):
             raise ArgumentTypeError(
-                f"bootstrap must be an intracommunicator that this process belongs to, not {given}"
+                f"bootstrap must be an MPI intracommunicator with this process in it, not {given}"
             )
         library = mpi.Get_library_version().splitlines()[0].strip("\0 ")
         check_world(launcher_of(environ), mpi.COMM_WORLD.Get_size(), library)
@@ -109,7 +105,7 @@ class MpiBootstrap:
 
     @property
     def communicator(self) -> Any:
-        """The private duplicate, on which ranks of several nodes go on to send messages."""
+        """The private duplicate, which carries the messages between nodes too."""
         return self._private
 
     def allgather(self, payload: bytes) -> list[bytes]:
@@ -141,28 +137,24 @@ class MpiBootstrap:
         self._hellos = {
             rank: communicator.Irecv(box, rank, _HELLO) for rank, box in self._heard.items()
         }
-        self._said = [communicator.Isend(self._word, rank, _HELLO) for rank in others]
+        self._sent = [communicator.Isend(self._word, rank, _HELLO) for rank in others]
 
     def _finish(self, request: Any, *buffers: object) -> None:
         """Poll a request, and the hellos, until done or too late."""
         started = time.monotonic()
-        polls = 0
+        polls = count()
         while not (request.Test() and self._greeted()):
             if time.monotonic() - started > self._timeout:
-                _kept.append((request, buffers, self._said, self._word))
-                raise DeadlineError(self._silence(time.monotonic() - started))
-            polls += 1
-            if polls < _YIELDS:
-                os.sched_yield()
-            else:
-                time.sleep(_SLEEP)
+                _kept.append((request, buffers, self._sent, self._word))
+                raise DeadlineError(self._absence(time.monotonic() - started))
+            _pause(next(polls))
 
     def _greeted(self) -> bool:
         self._hellos = {rank: call for rank, call in self._hellos.items() if not call.Test()}
-        self._said = [call for call in self._said if not call.Test()]
-        return not self._hellos and not self._said
+        self._sent = [call for call in self._sent if not call.Test()]
+        return not self._hellos and not self._sent
 
-    def _silence(self, waited: float) -> str:
+    def _absence(self, waited: float) -> str:
         self._greeted()
         absent = sorted(self._hellos)
         for call in self._hellos.values():
@@ -170,6 +162,69 @@ class MpiBootstrap:
             call.Wait()
         start = f"init: rank {self.rank} of {self.nranks} waited {waited:.3g} s over MPI for "
         if absent:
-            return f"{start}{named(absent)}: not one word came from there; did it call init()?"
+            return f"{start}{named(absent)}: no message came; did every rank call init()?"
         own = mpiexec() or "mpiexec"
-        return f"{start}the others: all came, but one has stopped since (see {own}'s output)"
+        return f"{start}the others: all began, but one has stopped since (see {own}'s output)"
+
+
+class PartOfMpi:
+    """Some ranks of a bootstrap, this one among them, without a communicator of their own.
+
+    MPI makes a smaller communicator only in a call that has no deadline. So these ranks exchange
+    point to point; the messages of a pair keep their order, and with it the exchanges.
+    """
+
+    def __init__(self, whole: MpiBootstrap, members: Sequence[int], timeout: float) -> None:
+        self.rank, self.nranks = members.index(whole.rank), len(members)
+        self._members, self._timeout = tuple(members), timeout
+        self._communicator = whole.communicator
+        self._mpi = load_mpi()
+        self._unsent: list[tuple[Any, npt.NDArray[np.uint8]]] = []
+
+    def allgather(self, payload: bytes) -> list[bytes]:
+        """Every member's bytes.
+
+        Raises:
+            DeadlineError: a member did not take part.
+
+        """
+        deadline = time.monotonic() + self._timeout
+        sent = np.frombuffer(payload or b"\0", np.uint8)
+        found: dict[int, bytes] = {self.rank: payload}
+        others = [index for index in range(self.nranks) if index != self.rank]
+        for index in others:
+            message = [sent, len(payload), self._mpi.BYTE]
+            request = self._communicator.Isend(message, self._members[index], _PART)
+            self._unsent.append((request, sent))
+        polls = count()
+        while len(found) < self.nranks or self._unsent:
+            for index in others:
+                if index not in found:
+                    self._take(index, found)
+            self._unsent = [(call, array) for call, array in self._unsent if not call.Test()]
+            if time.monotonic() > deadline:
+                absent = [self._members[index] for index in others if index not in found]
+                raise DeadlineError(
+                    f"init: rank {self._members[self.rank]} waited {self._timeout:.3g} s over MPI "
+                    f"for {named(absent) if absent else 'the others'}"
+                )
+            _pause(next(polls))
+        return [found[index] for index in range(self.nranks)]
+
+    def _take(self, index: int, found: dict[int, bytes]) -> None:
+        status = self._mpi.Status()
+        message = self._communicator.Improbe(self._members[index], _PART, status)
+        if message is None:
+            return
+        length = status.Get_count(self._mpi.BYTE)
+        received = np.zeros(length + 1, np.uint8)
+        message.Recv([received, length, self._mpi.BYTE])
+        found[index] = received[:length].tobytes()
+
+
+def _pause(polls: int) -> None:
+    """Yield the processor between the first polls, then sleep."""
+    if polls < _YIELDS:
+        os.sched_yield()
+    else:
+        time.sleep(_SLEEP)

@@ -1,7 +1,7 @@
-"""Ranks without MPI: one process starts the others and relays what they say to each other.
+"""Ranks without MPI: one process starts the others and relays their exchanges.
 
-The parent makes a socket pair for each rank and starts it as a fresh interpreter, so nothing that
-the parent has loaded or threaded matters. It then relays exchanges and collects exit statuses.
+The parent makes a socket pair for each rank and starts it as a fresh interpreter, so that the
+parent's modules and threads do not matter. It then relays exchanges and collects exit statuses.
 """
 
 from __future__ import annotations
@@ -28,23 +28,15 @@ _FRAME = struct.Struct("<cQ")  # kind, length of what follows
 _WORD = struct.Struct("<Q")
 _GATHER, _WHO, _LOST = b"G", b"W", b"L"
 _LONGEST = 1 << 30  # bytes of a frame
-_ANSWER = 2.0  # seconds for the parent to say who is missing
-_PATIENCE = 50  # milliseconds between looks at which ranks have ended
+_ANSWER = 2.0  # seconds for the parent to name the missing ranks
+_PATIENCE = 50  # milliseconds between checks of which ranks have ended
 _PR_SET_PDEATHSIG = 1
 
 _adopted: list[SocketBootstrap] = []
 
 
 class SocketBootstrap:
-    """One of the ranks that :func:`run_ranks` has started.
-
-    Args:
-        link: socket to the parent.
-        rank: this rank.
-        nranks: how many there are.
-        timeout: seconds for each exchange.
-
-    """
+    """One of the ranks that :func:`run_ranks` has started, with its socket to the parent."""
 
     def __init__(self, link: socket.socket, rank: int, nranks: int, timeout: float) -> None:
         self.rank = rank
@@ -95,7 +87,7 @@ class SocketBootstrap:
     def _receive(self, deadline: float) -> tuple[bytes, bytes]:
         kind, length = _FRAME.unpack(exactly(self._link, _FRAME.size, deadline))
         if length > _LONGEST:
-            raise MachineError(f"a frame of {length} bytes came from the parent")
+            raise MachineError(f"the parent sent a frame of {length} bytes")
         return kind, exactly(self._link, length, deadline)
 
 
@@ -103,10 +95,10 @@ def adopted(timeout: float) -> SocketBootstrap | None:
     """The bootstrap that this process was started with by :func:`run_ranks`, if it was."""
     if not _adopted:
         # Taken out of the environment: a child of this process is no rank.
-        said = os.environ.pop(_VARIABLE, "").split()
-        if len(said) != 4 or not all(word.isdigit() for word in said):
+        words = os.environ.pop(_VARIABLE, "").split()
+        if len(words) != 4 or not all(word.isdigit() for word in words):
             return None
-        fd, rank, nranks, parent = map(int, said)
+        fd, rank, nranks, parent = map(int, words)
         os.set_inheritable(fd, False)
         # A rank ends with the process that started it, however that ends.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
@@ -122,9 +114,9 @@ def adopted(timeout: float) -> SocketBootstrap | None:
 def run_ranks(
     argv: Sequence[str], nranks: int, *, env: Mapping[str, str] | None = None, grace: float = 5.0
 ) -> list[int]:
-    """Run ``nranks`` processes whose ``init()`` finds them together; until all have ended.
+    """Run ``nranks`` processes that ``init()`` connects; returns when all have ended.
 
-    Ctrl-C is passed on once; who has not ended ``grace`` seconds later is killed.
+    Ctrl-C is passed on once; a process that runs ``grace`` seconds later is killed.
 
     Args:
         argv: the command of every rank.
@@ -214,7 +206,7 @@ class _Relay:
         if not self._round:
             return
         if not self._lost:
-            # Whom that makes fail, and end, is not to blame.
+            # Those that end later may do so because these did.
             links, round_ = self._links, self._round
             self._lost = [r for r in range(self._nranks) if r not in links and r not in round_]
         if len(self._round) == self._nranks:

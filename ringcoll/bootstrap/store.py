@@ -1,8 +1,8 @@
-"""Beginning over a key-value store: torch's TCPStore, FileStore, HashStore, or a prefix of one.
+"""Bootstrap over a key-value store: torch's TCPStore, FileStore, HashStore or PrefixStore.
 
-torch itself is never loaded here: whatever has ``set``, ``get``, ``check`` and ``add`` is a store.
-Bytes are written as they are behind their length, nothing is pickled. A store may outlive the
-ranks' communicators (that of torchrun's agent does), so each communicator has keys of its own.
+torch itself is never imported here: any object with ``set``, ``get``, ``check`` and ``add`` is a
+store. Bytes are written behind their length, nothing is pickled. A store may outlive the ranks'
+communicators (that of torchrun's agent does), so each communicator has keys of its own.
 """
 
 from __future__ import annotations
@@ -24,42 +24,19 @@ _VERBS = ("set", "get", "check", "add")
 
 
 class Store(Protocol):
-    """What is asked of a store; ``delete_key(key)`` is used where it is there."""
+    """The methods that a store needs; ``delete_key(key)`` is used where it exists."""
 
     def set(self, key: str, value: bytes, /) -> object:
         """Keep ``value``."""
 
     def get(self, key: str, /) -> bytes:
-        """The value of a key that is there."""
+        """The value of a key that exists."""
 
     def check(self, keys: list[str], /) -> bool:
-        """Whether all the keys are there; returns at once."""
+        """Whether all the keys exist; returns at once."""
 
     def add(self, key: str, amount: int, /) -> int:
         """Add to a counter that begins at 0; its new value."""
-
-
-class _Prefixed:
-    """A store whose keys begin with a prefix; what torch's PrefixStore is."""
-
-    def __init__(self, store: Store, prefix: str) -> None:
-        self._store, self._prefix = store, prefix
-
-    def set(self, key: str, value: bytes, /) -> object:
-        """Keep ``value``."""
-        return self._store.set(self._prefix + key, value)
-
-    def get(self, key: str, /) -> bytes:
-        """The value of a key that is there."""
-        return self._store.get(self._prefix + key)
-
-    def check(self, keys: list[str], /) -> bool:
-        """Whether all the keys are there."""
-        return self._store.check([self._prefix + key for key in keys])
-
-    def add(self, key: str, amount: int, /) -> int:
-        """Add to a counter."""
-        return self._store.add(self._prefix + key, amount)
 
 
 def is_store(candidate: object) -> TypeGuard[Store]:
@@ -71,13 +48,13 @@ def store_bootstrap(store: Store, timeout: float, environ: Mapping[str, str]) ->
     """The ranks that meet over ``store``, by RANK and WORLD_SIZE, as torchrun sets them.
 
     Raises:
-        ArgumentError: these are not set: a store does not know which rank asks.
+        ArgumentError: these are not set: a store does not number its clients.
 
     """
     rank, nranks = environ.get("RANK", ""), environ.get("WORLD_SIZE", "")
     if not rank.isdigit() or not nranks.isdigit():
         raise ArgumentError(
-            "a store does not say which rank this is: set RANK and WORLD_SIZE, as torchrun does, "
+            "a store does not number its clients: set RANK and WORLD_SIZE, as torchrun does, "
             "or pass ringcoll.bootstrap.StoreBootstrap(store, rank, nranks, timeout)"
         )
     return StoreBootstrap(store, int(rank), int(nranks), timeout)
@@ -94,6 +71,7 @@ class StoreBootstrap:
         rank: this rank.
         nranks: how many there are.
         timeout: seconds for each exchange; may be ``math.inf``.
+        prefix: of all keys.
 
     Raises:
         ArgumentTypeError: ``store`` is none.
@@ -102,7 +80,9 @@ class StoreBootstrap:
 
     """
 
-    def __init__(self, store: Store, rank: int, nranks: int, timeout: float) -> None:
+    def __init__(
+        self, store: Store, rank: int, nranks: int, timeout: float, *, prefix: str = ""
+    ) -> None:
         if not is_store(store):
             raise ArgumentTypeError(
                 f"store must have {', '.join(_VERBS)}, as torch's have, not {type(store).__name__}"
@@ -115,8 +95,9 @@ class StoreBootstrap:
         self._store = store
         self._exchange = 0
         self._broken = ""
-        with self._watched():
-            self._generation = int(store.add(f"ringcoll/generation/{rank}", 1))
+        prefix += "ringcoll"
+        with self._errors():
+            self._prefix = f"{prefix}/{int(store.add(f'{prefix}/generation/{rank}', 1))}"
 
     def allgather(self, payload: bytes) -> list[bytes]:
         """Every rank's bytes.
@@ -129,9 +110,9 @@ class StoreBootstrap:
         if self._broken:
             raise MachineError(self._broken)
         self._exchange += 1
-        folder = f"ringcoll/{self._generation}/{self._exchange}"
+        folder = f"{self._prefix}/{self._exchange}"
         keys = [f"{folder}/{rank}" for rank in range(self.nranks)]
-        with self._watched():
+        with self._errors():
             self._store.set(keys[self.rank], _LENGTH.pack(len(payload)) + payload)
             self._wait(keys)
             answer = [self._unpacked(rank, self._store.get(key)) for rank, key in enumerate(keys)]
@@ -139,20 +120,14 @@ class StoreBootstrap:
         return answer
 
     def part(self, members: Sequence[int], timeout: float) -> StoreBootstrap:
-        """Some of the ranks, of which this is one; other parts may go their own way meanwhile.
-
-        Args:
-            members: who takes part, in order.
-            timeout: seconds for each exchange.
-
-        """
-        prefix = f"ringcoll/{self._generation}/part/{'-'.join(map(str, members))}/"
-        store = _Prefixed(self._store, prefix)
-        return StoreBootstrap(store, members.index(self.rank), len(members), timeout)
+        """Some of the ranks, this one among them; other parts may begin at the same time."""
+        prefix = f"{self._prefix}/part/{'-'.join(map(str, members))}/"
+        rank, nranks = members.index(self.rank), len(members)
+        return StoreBootstrap(self._store, rank, nranks, timeout, prefix=prefix)
 
     def _wait(self, keys: list[str]) -> None:
-        # A wait inside the store would hold its client's lock, and with it back every other
-        # thread's call: among them those that another rank is waiting for.
+        # A wait inside the store would hold its client's lock and block the calls of every other
+        # thread, among them those that another rank is waiting for.
         started, pause = time.monotonic(), _FIRST
         while not self._store.check(keys):
             if time.monotonic() - started > self.timeout:
@@ -162,8 +137,8 @@ class StoreBootstrap:
                 self._broken = "an earlier exchange among the ranks has failed"
                 raise DeadlineError(
                     f"init: rank {self.rank} of {self.nranks} waited {self.timeout:.3g} s over the "
-                    f"store for {named(absent)}: did it make the same communicators as this rank, "
-                    "in the same order?"
+                    f"store for {named(absent)}: did every rank make the same communicators in "
+                    "the same order?"
                 )
             time.sleep(pause)
             pause = min(pause * 1.5, _LAST)
@@ -172,24 +147,25 @@ class StoreBootstrap:
         size = _LENGTH.size
         if len(value) < size or len(value) - size != _LENGTH.unpack_from(value)[0]:
             self._broken = (
-                f"what the store gave for rank {rank} is not what a rank of ringcoll says"
+                f"the store's value for rank {rank} was not written by ringcoll; give each program "
+                "a store of its own, or torch's PrefixStore of it"
             )
             raise MachineError(self._broken)
         return bytes(value[size:])
 
     def _tidy(self, folder: str, keys: list[str]) -> None:
-        """The last to have read removes what all have read, if this store can."""
+        """The last rank to have read deletes the keys, if this store can."""
         delete = getattr(self._store, "delete_key", None)
         if delete is None or self._store.add(f"{folder}/read", 1) < self.nranks:
             return
-        # A store that cannot says so by one of these; keys that are left do no harm.
+        # Stores that cannot delete raise one of these; keys that are left do no harm.
         with contextlib.suppress(NotImplementedError, RuntimeError):
             for key in (*keys, f"{folder}/read"):
                 delete(key)
 
     @contextlib.contextmanager
-    def _watched(self) -> Iterator[None]:
-        """Says whose failure it is; torch's stores raise RuntimeError."""
+    def _errors(self) -> Iterator[None]:
+        """Raise failures of the store as this library's; torch's stores raise RuntimeError."""
         try:
             yield
         except DeadlineError:

@@ -1,7 +1,7 @@
-"""Ranks that meet at an address which all know: rank 0 listens there, the others connect.
+"""Bootstrap over TCP: rank 0 listens at an address that all ranks know, the others connect.
 
-Rank 0 collects what all say and answers each. Lengths are checked and nothing is unpickled, but
-whoever reaches the port first as a rank is taken for it: use an address of a trusted network.
+Rank 0 collects the payloads and answers each. Lengths are checked and nothing is unpickled, but
+nothing is authenticated either: use an address of a trusted network.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MAGIC = b"ringcoll"
 _LENGTH = struct.Struct("<Q")
 _LONGEST = 1 << 30  # bytes of a frame
 _AGAIN = 0.02  # seconds between two attempts to reach rank 0
-_STRANGER = 1.0  # seconds that a new connection has to say which rank it is
+_PATIENCE = 1.0  # seconds that a new connection has to name its rank
 
 
 class TcpBootstrap:
@@ -71,12 +71,12 @@ class TcpBootstrap:
         """
         deadline = time.monotonic() + self.timeout
         if self.rank:
-            self._say(0, payload, deadline)
-            return split(self._hear(0, deadline), self.nranks, "init: rank 0")
-        parts = [payload, *(self._hear(peer, deadline) for peer in range(1, self.nranks))]
+            self._send(0, payload, deadline)
+            return split(self._receive(0, deadline), self.nranks, "init: rank 0")
+        parts = [payload, *(self._receive(peer, deadline) for peer in range(1, self.nranks))]
         answer = joined(parts)
         for peer in self._links:
-            self._say(peer, answer, deadline)
+            self._send(peer, answer, deadline)
         return parts
 
     def close(self) -> None:
@@ -86,32 +86,32 @@ class TcpBootstrap:
 
     def _gather_ranks(self, host: str, port: int, deadline: float) -> None:
         try:
-            door = socket.create_server((host, port), backlog=max(1, self.nranks))
+            listener = socket.create_server((host, port), backlog=max(1, self.nranks))
         except OSError as error:
             raise MachineError(
-                f"init: rank 0 cannot listen at {self._place} ({error}); name another host or port"
+                f"init: rank 0 cannot listen at {self._place} ({error}): pass another host or port"
             ) from error
-        with door:
+        with listener:
             while len(self._links) < self.nranks - 1:
                 try:
-                    door.settimeout(left(deadline))
-                    link, _ = door.accept()
+                    listener.settimeout(left(deadline))
+                    link, _ = listener.accept()
                 except TimeoutError:
                     missing = [r for r in range(1, self.nranks) if r not in self._links]
                     raise DeadlineError(
                         f"init: rank 0 waited {self.timeout:.3g} s at {self._place} for "
                         f"{named(missing)}"
                     ) from None
-                peer = self._introduced(link, deadline)
+                peer = self._rank_of(link, deadline)
                 if peer is None:
                     link.close()
                 else:
                     self._links[peer] = link
 
-    def _introduced(self, link: socket.socket, deadline: float) -> int | None:
-        """Which rank a connection is; None: a stranger, or one that is here already."""
+    def _rank_of(self, link: socket.socket, deadline: float) -> int | None:
+        """The rank at the other end; None: no rank of ours, or one that is connected already."""
         with contextlib.suppress(OSError):
-            soon = min(deadline, time.monotonic() + _STRANGER)
+            soon = min(deadline, time.monotonic() + _PATIENCE)
             magic, peer, nranks = _HELLO.unpack(exactly(link, _HELLO.size, soon))
             known = magic == _MAGIC and nranks == self.nranks
             if known and 0 < peer < nranks and peer not in self._links:
@@ -133,7 +133,7 @@ class TcpBootstrap:
             link.sendall(_HELLO.pack(_MAGIC, self.rank, self.nranks))
             return link
 
-    def _say(self, peer: int, payload: bytes, deadline: float) -> None:
+    def _send(self, peer: int, payload: bytes, deadline: float) -> None:
         link = self._link(peer)
         try:
             link.settimeout(left(deadline))
@@ -141,12 +141,12 @@ class TcpBootstrap:
         except OSError as error:
             raise self._failed(peer, error) from error
 
-    def _hear(self, peer: int, deadline: float) -> bytes:
+    def _receive(self, peer: int, deadline: float) -> bytes:
         link = self._link(peer)
         try:
             (length,) = _LENGTH.unpack(exactly(link, _LENGTH.size, deadline))
             if length > _LONGEST:
-                raise MachineError(f"init: a frame of {length} bytes came from rank {peer}")
+                raise MachineError(f"init: rank {peer} sent a frame of {length} bytes")
             return exactly(link, length, deadline)
         except OSError as error:
             raise self._failed(peer, error) from error
@@ -158,7 +158,7 @@ class TcpBootstrap:
         return link
 
     def _failed(self, peer: int, error: OSError) -> DeadlineError | RankLostError:
-        """After a broken exchange nobody knows what the next frame is: all links are closed."""
+        """Close all links: after a broken exchange the next frame's meaning is unknown."""
         self.close()
         if isinstance(error, TimeoutError):
             return DeadlineError(
@@ -166,5 +166,5 @@ class TcpBootstrap:
             )
         return RankLostError(
             f"init: rank {peer} has closed its connection to rank {self.rank} ({error}): it "
-            f"failed, or is not one of {self.nranks} ranks that began together"
+            f"failed, or was not started as one of {self.nranks} ranks"
         )

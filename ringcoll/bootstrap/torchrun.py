@@ -1,6 +1,6 @@
-"""Beginning under torchrun: a client of the store that its environment names.
+"""Bootstrap under torchrun: a client of the store that its environment names.
 
-Only here does beginning load torch, and only for a process that torchrun has started.
+Only here is torch imported, and only in a process that torchrun has started.
 """
 
 from __future__ import annotations
@@ -21,11 +21,7 @@ _kept: dict[tuple[int, TorchWorld], Store] = {}
 
 
 def torchrun_bootstrap(world: TorchWorld, timeout: float) -> StoreBootstrap:
-    """The ranks that torchrun has started.
-
-    Args:
-        world: what its environment says.
-        timeout: seconds for the store to answer, and for each exchange.
+    """The ranks that torchrun has started, given seconds for the store and for each exchange.
 
     Raises:
         MachineError: torch cannot be loaded, or the store cannot be made.
@@ -43,15 +39,15 @@ def _client(world: TorchWorld, timeout: float) -> Store:
         from torch.distributed import DistNetworkError, DistStoreError, PrefixStore, TCPStore
     except ImportError as error:
         raise MachineError(
-            f"torchrun has started {world.nranks} processes, and torch, over whose store they "
-            f"meet, cannot be imported here ({error}): pip install torch, or start them by "
-            "mpiexec with pip install 'ringcoll[mpi]'"
+            f"ranks started by torchrun (WORLD_SIZE={world.nranks}) need torch's store, but torch "
+            f"cannot be imported ({error}): pip install torch, or start them with mpiexec after "
+            "pip install 'ringcoll[mpi]'"
         ) from error
     serves = world.rank == 0 and not world.agent
     seconds = min(timeout, _LONGEST)
     try:
         # As torch's own env:// does, so that both share one server. The exchange waits for the
-        # ranks; here nobody is counted.
+        # ranks, so the store need not.
         store = TCPStore(
             world.host,
             world.port,
@@ -65,11 +61,14 @@ def _client(world: TorchWorld, timeout: float) -> Store:
         where = f"torchrun's store at {world.host}:{world.port}"
         first = str(error).splitlines()[0]
         if serves:
-            raise MachineError(f"init: rank 0 cannot serve {where}: {first}") from error
+            raise MachineError(
+                f"init: rank 0 cannot serve {where}: {first}; set MASTER_PORT to a free port"
+            ) from error
         server = "torchrun's agent" if world.agent else "rank 0"
         raise DeadlineError(
-            f"init: rank {world.rank} of {world.nranks} waited {timeout:.3g} s for {server}, who "
-            f"serves {where}: {first}"
+            f"init: rank {world.rank} of {world.nranks} waited {timeout:.3g} s for {server} to "
+            f"serve {where}: {first}; does MASTER_ADDR name the host of rank 0, and is the port "
+            "open to this host?"
         ) from error
     # The agent's store outlives ranks that it starts again.
     kept: Store = PrefixStore(f"ringcoll/attempt/{world.attempt}", store)

@@ -10,10 +10,9 @@ from collections.abc import Mapping, Sequence
 
 from ringcoll import finalize
 from ringcoll.bootstrap.contract import Bootstrap
-from ringcoll.bootstrap.mpi import MpiBootstrap
-from ringcoll.bootstrap.part import PartOfMpi
+from ringcoll.bootstrap.mpi import MpiBootstrap, PartOfMpi
+from ringcoll.bootstrap.mpi_world import in_mpi_world
 from ringcoll.bootstrap.store import StoreBootstrap
-from ringcoll.bootstrap.world import in_mpi_world
 from ringcoll.errors import Error, MachineError
 from ringcoll.fabric.base import Fabric
 from ringcoll.fabric.connect import connect

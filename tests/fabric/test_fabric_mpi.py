@@ -15,7 +15,7 @@ def test_beginnings_leave_no_message_behind(mpi_ranks):
 def test_a_rank_that_never_begins_is_named(mpi_ranks):
     results = mpi_ranks("mpi_absent").results
     assert results[0].startswith("DeadlineError: init: rank 0 of 3 waited")
-    assert "over MPI for rank 1: not one word came" in results[0]
+    assert "over MPI for rank 1: no message came" in results[0]
     assert "for rank 1:" in results[2]
 
 

@@ -1,8 +1,8 @@
-"""MPI for ranks that have met over something else: which of its processes they are.
+"""MPI for ranks that began over something else: their processes in MPI's world.
 
-Whatever ranks begin over, between nodes their data goes by MPI. Where it runs among the same
-processes (torch's groups under mpiexec), each rank says which process of MPI's world it is, and
-they take a communicator of MPI's for themselves.
+Whatever ranks begin over, their data goes by MPI between nodes. Where MPI runs among the same
+processes (torch's groups under mpiexec), each rank sends its number in MPI's world, and they make
+an MPI communicator of their own.
 """
 
 from __future__ import annotations
@@ -20,16 +20,13 @@ from ringcoll.errors import Error, MachineError
 __all__ = ["in_mpi_world"]
 
 _TAG = 32747  # MPI promises tags up to 32767
-# Those that this process has, and their processes of the world. Who is in two of them has both in
-# the order of the others there: they are made in the order of the calls that need them.
+# This process's communicators, and their processes of the world. All members of two of them have
+# both in the same order: they are made in the order of the calls that need them.
 _made: list[tuple[Any, tuple[int, ...]]] = []
 
 
 def in_mpi_world(bootstrap: Bootstrap) -> tuple[Any, list[int]]:
     """A private MPI communicator with these ranks, and its number of each; collective.
-
-    Args:
-        bootstrap: the ranks, on several nodes.
 
     Raises:
         MachineError: they are not processes of one MPI world; on every rank.
@@ -40,26 +37,25 @@ def in_mpi_world(bootstrap: Bootstrap) -> tuple[Any, list[int]]:
         own = _own_number()
     except Error as error:
         why = str(error)
-    said = [
-        json.loads(part) for part in bootstrap.allgather(json.dumps([own, _size(), why]).encode())
-    ]
-    for rank, (_, _, lacking) in enumerate(said):
+    sent = json.dumps([own, _size(), why]).encode()
+    received = [json.loads(part) for part in bootstrap.allgather(sent)]
+    for rank, (_, _, lacking) in enumerate(received):
         if lacking:
             raise MachineError(
-                f"init: the ranks are on different nodes, between which MPI carries data, and "
-                f"rank {rank} has none: {lacking}; start with mpiexec"
+                f"init: ranks on several nodes need MPI to carry their data, and rank {rank} has "
+                f"none: {lacking}; start with mpiexec"
             )
-    world, sizes = [number for number, _, _ in said], {size for _, size, _ in said}
+    world, sizes = [number for number, _, _ in received], {size for _, size, _ in received}
     if len({*world}) < len(world) or len(sizes) > 1:
         raise MachineError(
-            f"init: the ranks are on different nodes, between which MPI carries data, and are not "
+            f"init: ranks on several nodes need MPI to carry their data, and these are not "
             f"processes of one MPI world (numbers {world}): start all of them with one mpiexec"
         )
     return _communicator(world)
 
 
 def _own_number() -> int:
-    """This process's in MPI's world; a launcher must have made one, or the program has."""
+    """This process's number in MPI's world, which a launcher or the program has made."""
     if mpi_running() is None and launcher_of(os.environ) is None:
         raise MachineError("no MPI launcher has started it")
     mpi = load_mpi()
@@ -78,8 +74,8 @@ def _communicator(world: Sequence[int]) -> tuple[Any, list[int]]:
         if {*world} <= {*members}:
             return made, [members.index(number) for number in world]
     everybody = load_mpi().COMM_WORLD
-    # Of all that makes communicators this alone asks nobody but the members. It has no deadline:
-    # they have all just answered.
+    # The only way to make a communicator that is collective among its members alone. It has no
+    # deadline, but all of them have just answered.
     made = everybody.Create_group(everybody.Get_group().Incl(list(world)), _TAG)
     _made.append((made, tuple(world)))
     return made, list(range(len(world)))
