@@ -13,7 +13,8 @@ from ringcoll.errors import ArgumentError
 from ringcoll.launch import Launch
 from ringcoll.lower import lower
 from ringcoll.model.explain import LEGEND, space_time
-from ringcoll.model.plot import check_plot, plot_space_time
+from ringcoll.model.picture import plot_space_time
+from ringcoll.model.plot import check_plot
 from ringcoll.model.predict import Clock, Timed
 from ringcoll.model.tuner import Choice, best_slices, choose, plan_for
 from ringcoll.plan import format_plan

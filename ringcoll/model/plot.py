@@ -1,4 +1,4 @@
-"""Pictures of the model: time over slices, and who moves what when. No display is needed.
+"""Plots of the model: time over slices and over nodes. No display is needed.
 
 matplotlib is loaded here and nowhere else in the package's model; figures are made without pyplot,
 so no state of the caller's is touched.
@@ -12,16 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ringcoll.errors import ArgumentError, MachineError
-from ringcoll.model.explain import cell, naming, transfers
-from ringcoll.model.predict import Timed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["check_plot", "plot_curves", "plot_scaling", "plot_space_time"]
-
-_LABELLED = 400
-"""Up to so many bars carry their text."""
+__all__ = ["check_plot", "new_figure", "plot_curves", "plot_scaling", "save_figure"]
 
 
 def check_plot(path: str | Path) -> None:
@@ -35,7 +30,7 @@ def check_plot(path: str | Path) -> None:
         MachineError: matplotlib is missing.
 
     """
-    _figure((1.0, 1.0), path)
+    new_figure((1.0, 1.0), path)
     if not Path(path).absolute().parent.is_dir():
         raise ArgumentError(f"plot={str(path)!r}: there is no such folder")
 
@@ -58,7 +53,7 @@ def plot_curves(
         limits: seconds that no number of slices beats, by what is written beside; dotted.
 
     """
-    figure = _figure((9.0, 5.0), path)
+    figure = new_figure((9.0, 5.0), path)
     axes = figure.add_subplot()
     for name, points in curves.items():
         slices = [s for s, _ in points]
@@ -95,7 +90,7 @@ def plot_curves(
     axes.grid(True, which="both", alpha=0.3)
     if curves:
         figure.legend(loc="outside right upper", fontsize=8)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def plot_scaling(
@@ -112,7 +107,7 @@ def plot_scaling(
         path: the file; its ending says the format, such as .png or .svg.
 
     """
-    figure = _figure((11.0, 5.0), path)
+    figure = new_figure((11.0, 5.0), path)
     times, bandwidths = figure.subplots(1, 2)
     colours = {name: f"C{at}" for at, name in enumerate(dict.fromkeys(name for name, _ in curves))}
     sizes = dict.fromkeys(size for _, size in curves)
@@ -131,61 +126,17 @@ def plot_scaling(
     figure.suptitle(title, fontsize=10)
     if curves:
         figure.legend(loc="outside right upper", fontsize=8)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
-def plot_space_time(timed: Sequence[Timed], nranks: int, title: str, path: str | Path) -> None:
-    """Draw a bar for each transfer: a row a rank, a strip a block, a colour a slice.
+def new_figure(size: tuple[float, float], path: str | Path) -> Figure:
+    """An empty figure of so many inches, for a file whose ending matplotlib knows.
 
-    Args:
-        timed: the steps of a call, from :meth:`ringcoll.model.predict.Clock.trace`.
-        nranks: how many rows there are.
-        title: what is shown.
-        path: the file; its ending says the format, such as .png or .svg.
+    Raises:
+        ArgumentError: it knows no such format.
+        MachineError: matplotlib is missing.
 
     """
-    moved = transfers(timed)
-    end = max((t.end for t in moved), default=0.0) * 1e6
-    figure = _figure((10.0, 1.5 + 0.45 * min(nranks, 60)), path)
-    axes = figure.add_subplot()
-    from matplotlib import colormaps
-
-    colours = colormaps["viridis"]
-    slices = 1 + max((t.slice for t in moved), default=0)
-    sliced, chunked = naming(moved)
-    strips = {
-        rank: sorted({t.block for t in moved if t.block.rank == rank}) for rank in range(nranks)
-    }
-    for t in moved:
-        blocks = strips[t.block.rank]
-        height = 0.8 / len(blocks)
-        bottom = t.block.rank - 0.4 + height * blocks.index(t.block)
-        colour = colours(t.slice / slices)
-        width = (t.end - t.start) * 1e6
-        axes.broken_barh(
-            [(t.start * 1e6, width)],
-            (bottom, height),
-            facecolors=[colour],
-            edgecolors="white",
-        )
-        if len(moved) <= _LABELLED and width > end / 20:
-            axes.text(
-                t.start * 1e6 + width / 2,
-                bottom + height / 2,
-                cell(t, sliced=sliced, chunked=chunked),
-                ha="center",
-                va="center",
-                fontsize=7,
-                color="white" if t.slice < 0.7 * slices else "black",
-            )
-    axes.set_ylim(nranks - 0.5, -0.5)
-    axes.set_yticks(range(nranks), [f"rank {rank}" for rank in range(nranks)])
-    axes.set_xlabel("time (us)")
-    axes.set_title(title)
-    _save(figure, path)
-
-
-def _figure(size: tuple[float, float], path: str | Path) -> Figure:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -199,8 +150,18 @@ def _figure(size: tuple[float, float], path: str | Path) -> Figure:
     return figure
 
 
-def _save(figure: Figure, path: str | Path) -> None:
+def save_figure(figure: Figure, path: str | Path) -> None:
+    """Write a figure; the same figure gives the same bytes, so that a repository can keep it.
+
+    Raises:
+        ArgumentError: the file cannot be written.
+
+    """
+    from matplotlib import rc_context
+
+    svg = Path(path).suffix.lower() == ".svg"
     try:
-        figure.savefig(path, dpi=150)
+        with rc_context({"svg.hashsalt": "ringcoll"}):
+            figure.savefig(path, dpi=150, metadata={"Date": None} if svg else None)
     except OSError as error:
         raise ArgumentError(f"plot={str(path)!r}: {error.strerror or error}") from None

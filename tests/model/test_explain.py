@@ -6,12 +6,14 @@ import sys
 
 import pytest
 
-from ringcoll.algorithms import build
+from ringcoll.algorithms import ALGORITHMS, build
 from ringcoll.errors import ArgumentError, MachineError
 from ringcoll.model.explain import space_time
 from ringcoll.model.links import Links
-from ringcoll.model.plot import plot_curves, plot_space_time
+from ringcoll.model.picture import draw_transfers, plot_space_time
+from ringcoll.model.plot import plot_curves
 from ringcoll.model.predict import Clock
+from ringcoll.plan import Buffer
 
 N = 1 << 20
 
@@ -67,6 +69,68 @@ def test_one_rank_moves_nothing():
 
 def test_copies_within_a_rank_show_where_they_take_time():
     assert "all" in table("broadcast", "chain", 1, links=Links(1e9, local_bandwidth=1e9))
+
+
+def drawn(collective, algorithm, nranks, slices=1):
+    clock = Clock(build(collective, algorithm, nranks), Links(1e9))
+    return draw_transfers(clock.trace(N, slices))
+
+
+def test_a_drawing_knows_chunks_sums_and_directions():
+    bars, held = drawn("all_reduce", "ring", 4)
+    first = next(bar for bar in bars if bar.timed.block.rank == 1)
+    assert (first.chunks, first.sources, first.targets) == ((0,), (), (2,))
+    assert first.contributions == {1}
+    onwards = [bar for bar in bars if bar.chunks == (0,)]
+    ranks = [bar.timed.block.rank for bar in onwards]
+    assert ranks == [1, 2, 3, 0, 1, 2]
+    assert [len(bar.contributions) for bar in onwards] == [1, 2, 3, 4, 4, 4]
+    outputs = {part: has for (part, _), has in held.items() if part.buffer is Buffer.OUTPUT}
+    assert len(outputs) == 16 and set(outputs.values()) == {frozenset(range(4))}
+
+
+def test_a_drawing_follows_a_chunk_through_scratch_and_names_slices():
+    bars, _ = drawn("all_reduce", "hierarchical", 4, slices=2)
+    assert {bar.timed.slice for bar in bars} == {0, 1}
+    assert {bar.chunks for bar in bars} == {(0,), (1,), (2,), (3,)}
+    reading = [bar for bar in bars if bar.sources]
+    assert {(bar.timed.block.rank, *bar.sources) for bar in reading} == {
+        (0, 1),
+        (1, 0),
+        (2, 3),
+        (3, 2),
+    }
+
+
+def test_what_is_only_moved_is_no_sum():
+    bars, _ = drawn("all_to_all", "bruck", 5)
+    assert all(len(bar.contributions) <= 1 for bar in bars)
+
+
+def test_a_picture_says_what_it_shows_and_is_the_same_every_time(tmp_path, monkeypatch):
+    import matplotlib as mpl
+
+    monkeypatch.setitem(mpl.rcParams, "svg.fonttype", "none")
+    clock = Clock(build("all_reduce", "ring", 4), Links(1e9))
+    pictures = []
+    for name in ("a.svg", "b.svg"):
+        plot_space_time(clock.trace(N), 4, "all_reduce by ring", tmp_path / name)
+        pictures.append((tmp_path / name).read_text(encoding="utf-8"))
+    assert pictures[0] == pictures[1]
+    for said in ("all_reduce by ring", "rank 3", "chunk 0", "0+1+2+3", "of rank 1", "input"):
+        assert f">{said}<" in pictures[0], said
+
+
+@pytest.mark.parametrize("collective", ALGORITHMS)
+def test_every_algorithm_has_a_picture(tmp_path, collective):
+    nranks = 2 if collective == "send" else 5
+    for algorithm in ALGORITHMS[collective]:
+        bars, _ = drawn(collective, algorithm, nranks)
+        assert all(bar.sources or bar.targets for bar in bars)
+        assert bool(bars) == (collective != "barrier")
+    clock = Clock(build(collective, algorithm, nranks), Links(1e9))
+    plot_space_time(clock.trace(N, 1), nranks, "title", tmp_path / "a.svg")
+    assert (tmp_path / "a.svg").stat().st_size > 1000
 
 
 @pytest.mark.parametrize("name", ["a.png", "a.svg"])
