@@ -35,7 +35,7 @@ BLOCKS, CALLS = 21, 200
 
 def ranks_figures(rank: int, nranks: int, nbytes: int, device: str, store: str) -> None:
     """One rank: times the calls; rank 0 leaves the figures beside the store."""
-    from ringcoll.torch.register import register
+    from ringcoll.torch_entry import register
 
     register()
     where = torch.device(device, rank) if device == "cuda" else torch.device("cpu")

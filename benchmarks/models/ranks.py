@@ -17,7 +17,7 @@ from benchmarks.gpu.processes import Link
 from benchmarks.models.figures import ALONE
 from benchmarks.models.on_nodes import Lines
 from benchmarks.models.replica import MODELS, WAYS, Batches, Replica
-from ringcoll.torch.register import register
+from ringcoll.torch_entry import register
 
 __all__ = ["Plan", "measure", "repeat"]
 

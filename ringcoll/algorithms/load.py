@@ -16,14 +16,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ringcoll.algorithms import ALGORITHMS, Builder, name_of, unknown_algorithm
+from ringcoll.algorithms import ALGORITHMS, Algorithm, Builder, unknown_algorithm
 from ringcoll.errors import ArgumentError
 from ringcoll.plan import Plan
 
 __all__ = ["find", "find_all", "load"]
 
 
-def find(collective: str, name: str) -> str | Builder:
+def find(collective: str, name: str) -> Algorithm:
     """An algorithm of a collective, as :func:`ringcoll.algorithms.build` takes it.
 
     Args:
@@ -41,7 +41,7 @@ def find(collective: str, name: str) -> str | Builder:
     return name
 
 
-def find_all(collective: str, names: str) -> tuple[str | Builder, ...]:
+def find_all(collective: str, names: str) -> tuple[Algorithm, ...]:
     """The algorithms that a list such as ``ring,star.py:star`` names, as :func:`find` does."""
     return tuple(find(collective, name.strip()) for name in names.split(","))
 
@@ -79,6 +79,9 @@ class _Loaded:
 
     def __init__(self, text: str, function: Builder) -> None:
         functools.update_wrapper(self, function)
+        place, _, name = text.rpartition(":")
+        # With the colon that no name of ours has: nobody takes it for the built-in one.
+        self.__qualname__ = f"{_last(place)}:{name}"
         self.text, self.function = text, function
 
     def __call__(self, nranks: int, **options: Any) -> Plan:
@@ -89,12 +92,12 @@ class _Loaded:
                 [str(nranks), *(f"{key}={value!r}" for key, value in options.items())]
             )
             raise ArgumentError(
-                f"algorithm {self.text!r}: {name_of(self)}({given}) raised {_reason(error)}; "
-                f"mend it there, or try other numbers of ranks"
+                f"algorithm {self.text!r}: {self.function.__name__}({given}) raised "
+                f"{_reason(error)}; mend it there, or try another number of ranks"
             ) from error
         if not isinstance(plan, Plan):
             raise ArgumentError(
-                f"algorithm {self.text!r}: {name_of(self)}({nranks}) returned a "
+                f"algorithm {self.text!r}: {self.function.__name__}({nranks}) returned a "
                 f"{type(plan).__name__}; it must return a ringcoll.Plan"
             )
         return plan
@@ -104,6 +107,11 @@ class _Loaded:
 
     def __repr__(self) -> str:
         return f"<algorithm {self.text}>"
+
+
+def _last(place: str) -> str:
+    """``star.py`` of ``/home/me/star.py``, ``star`` of ``mine.star``."""
+    return Path(place).name if _is_file(place) else place.rpartition(".")[2]
 
 
 def _is_file(place: str) -> bool:

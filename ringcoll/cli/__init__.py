@@ -23,6 +23,7 @@ COMMANDS: Mapping[str, str] = {
     "bench": "measure collectives, check every element, compare with MPI",
     "topo": "what joins the GPUs of a machine, and the rings it is worth",
     "model": "how long a collective takes, on paper",
+    "algorithms": "list the algorithms of each collective, and draw them",
     "verify": "prove the plans of the algorithms",
     "explain": "show what a plan moves where and when",
     "kernels": "compile ahead for GPUs",

@@ -6,7 +6,8 @@ import argparse
 import shutil
 from dataclasses import dataclass
 
-from ringcoll.algorithms import ALGORITHMS
+from ringcoll.algorithms import ALGORITHMS, Algorithm, name_of
+from ringcoll.algorithms.load import find
 from ringcoll.cli.links import add_link_arguments, describe_links, links_of, typed
 from ringcoll.cli.output import say_written, write_json
 from ringcoll.errors import ArgumentError
@@ -16,8 +17,15 @@ from ringcoll.model.explain import LEGEND, space_time
 from ringcoll.model.picture import plot_space_time
 from ringcoll.model.plot import check_plot
 from ringcoll.model.predict import Clock, Timed
-from ringcoll.model.tuner import Choice, best_slices, choose, plan_for
-from ringcoll.plan import format_plan
+from ringcoll.model.tuner import (
+    Choice,
+    best_slices,
+    candidate_for,
+    candidates_for,
+    choose,
+    plan_for,
+)
+from ringcoll.plan import Plan, format_plan
 from ringcoll.units import format_bytes, format_seconds, parse_bytes
 
 __all__ = ["add_arguments", "main"]
@@ -27,7 +35,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``ringcoll explain``."""
     parser.add_argument("collective", choices=list(ALGORITHMS), metavar="COLLECTIVE")
     option = parser.add_argument
-    option("--algorithm", metavar="NAME", help="default: the one that the model finds fastest")
+    option(
+        "--algorithm",
+        metavar="NAME",
+        help="a name, FILE.py:FUNCTION or MODULE:FUNCTION (default: the fastest by the model)",
+    )
     option("--ranks", type=int, default=None, metavar="N", help="how many ranks (default 4)")
     option("--slices", type=int, metavar="S", help="default: the best by the model")
     option(
@@ -55,6 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 @dataclass(frozen=True, slots=True)
 class _Launched:
     algorithm: str
+    plan: Plan
     slices: int
     seconds: float
     reasons: tuple[str, ...]
@@ -70,9 +83,6 @@ def main(args: argparse.Namespace) -> int:
     for name in ("ranks", "window"):
         if getattr(args, name) < 1:
             raise ArgumentError(f"--{name} {getattr(args, name)}: at least 1")
-    if args.algorithm is not None and args.algorithm not in ALGORITHMS[args.collective]:
-        names = ", ".join(ALGORITHMS[args.collective])
-        raise ArgumentError(f"--algorithm {args.algorithm}: {args.collective} has {names}")
     launched = _launch(args)
     title = (
         f"{args.collective} of {format_bytes(args.bytes)} by {launched.algorithm}, "
@@ -83,19 +93,15 @@ def main(args: argparse.Namespace) -> int:
         print(title)
         print(f"over {describe_links(links_of(args, args.ranks))}\n")
         width = args.width or shutil.get_terminal_size((100, 24)).columns
-        print(space_time(launched.timed, args.ranks, width=width))
+        panels = space_time(launched.timed, args.ranks, width=width).split("\n\n")
+        print("\n\n".join(panels[:_PANELS]).rstrip() + "\n")
+        if len(panels) > _PANELS:
+            print(f"... {len(panels) - _PANELS} more such; --slices 4 draws a whole one\n")
         print(f"{LEGEND}; t is the shortest transfer\n")
         print("\n".join(launched.reasons))
         if args.lowered:
-            plan = plan_for(
-                args.collective,
-                launched.algorithm,
-                args.ranks,
-                root=args.root,
-                nodes=links_of(args, args.ranks).nodes,
-            )
             launch = Launch(slices=launched.slices, window=args.window)
-            print("\n" + format_plan(lower(plan, launch)), end="")
+            print("\n" + format_plan(lower(launched.plan, launch)), end="")
     if args.plot is not None:
         plot_space_time(launched.timed, args.ranks, title, args.plot)
         say_written(args.plot)
@@ -106,6 +112,9 @@ def main(args: argparse.Namespace) -> int:
 _MOST = 64
 """Ranks that a table is made for."""
 
+_PANELS = 4
+"""The table is cut into panels as wide as the terminal; so many are printed."""
+
 
 def _launch(args: argparse.Namespace) -> _Launched:
     """The launch that the options ask for, or that the model chooses, and why."""
@@ -114,11 +123,17 @@ def _launch(args: argparse.Namespace) -> _Launched:
             f"--ranks {args.ranks}: at most {_MOST} fit a table; `ringcoll model` takes any number"
         )
     links = links_of(args, args.ranks)
-    choice = choose(
-        args.collective, args.ranks, args.bytes, links=links, root=args.root, window=args.window
-    )
-    algorithm = args.algorithm or choice.algorithm
-    plan = plan_for(args.collective, algorithm, args.ranks, root=args.root, nodes=links.nodes)
+    call = args.collective, args.ranks
+    options = {"root": args.root, "nodes": links.nodes, "per_port": links.per_port}
+    candidates = candidates_for(*call, **options)
+    algorithm: Algorithm | None = None
+    if args.algorithm is not None:
+        algorithm = find(args.collective, args.algorithm)
+    if callable(algorithm):
+        candidates += (candidate_for(args.collective, algorithm, args.ranks, **options),)
+    choice = choose(*call, args.bytes, links=links, candidates=candidates, window=args.window)
+    algorithm = algorithm or choice.algorithm
+    plan = plan_for(args.collective, algorithm, args.ranks, **options)
     clock = Clock(plan, links, window=args.window)
     if args.slices is not None:
         slices = args.slices
@@ -129,8 +144,9 @@ def _launch(args: argparse.Namespace) -> _Launched:
     if plan.synchronised and slices > 1:
         raise ArgumentError(f"--slices {slices}: {algorithm} is synchronised by hand, it takes 1")
     seconds = clock.predict(args.bytes, slices).seconds
-    reasons = _reasons(args, choice, algorithm, slices, seconds)
-    return _Launched(algorithm, slices, seconds, reasons, clock.trace(args.bytes, slices))
+    reasons = _reasons(args, choice, name_of(algorithm), slices, seconds)
+    timed = clock.trace(args.bytes, slices)
+    return _Launched(name_of(algorithm), plan, slices, seconds, reasons, timed)
 
 
 def _reasons(

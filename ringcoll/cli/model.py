@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from ringcoll.algorithms import ALGORITHMS
+from ringcoll.algorithms import ALGORITHMS, Algorithm, name_of
+from ringcoll.algorithms.load import find_all
 from ringcoll.cli.links import (
     add_link_arguments,
     describe_links,
@@ -68,7 +69,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(
         "--algorithm",
         metavar="LIST",
-        help="names, separated by commas (default: all that the collective has)",
+        help="names, FILE.py:FUNCTION or MODULE:FUNCTION, separated by commas (default: all that "
+        "the collective has)",
     )
     option(
         "--ranks",
@@ -125,6 +127,8 @@ def main(args: argparse.Namespace) -> int:
         from ringcoll.cli.scale import main as scale
 
         return scale(args)
+    names = args.algorithm or ",".join(ALGORITHMS[args.collective])
+    algorithms = find_all(args.collective, names)
     quiet = args.json == "-"
     points: list[_Point] = []
     if not quiet:
@@ -134,7 +138,7 @@ def main(args: argparse.Namespace) -> int:
             print(f"measured {figures.date}, {figures.source}")
         print(f"{links.topology}: {KINDS[links.topology]} (--links takes {', '.join(_KINDS)})")
         print(*free_messages(args, links), _HEAD, sep="\n")
-    for case in _cases(args):
+    for case in _cases(args, algorithms):
         few = _FEW_SLICES if case.nranks > _MANY_RANKS else _SLICES
         some = list(_points(case, args.slices or few))
         points += some
@@ -162,17 +166,12 @@ def links_of_any(args: argparse.Namespace) -> Links:
     return links_of(argparse.Namespace(**{**vars(args), "nodes": [1]}), 1)
 
 
-def _cases(args: argparse.Namespace) -> Iterator[_Case]:
-    known = ALGORITHMS[args.collective]
-    chosen = list(known) if args.algorithm is None else args.algorithm.split(",")
-    for name in chosen:
-        if name not in known:
-            raise ArgumentError(f"--algorithm {name}: {args.collective} has {', '.join(known)}")
-    for algorithm in chosen:
+def _cases(args: argparse.Namespace, algorithms: Sequence[Algorithm]) -> Iterator[_Case]:
+    for algorithm in algorithms:
         for nranks in args.ranks or [4]:
             if args.collective == "send" and nranks != 2:
                 raise ArgumentError(f"--ranks {nranks}: a send has 2 ranks")
-            links = links_of(args, nranks)
+            links, name = links_of(args, nranks), name_of(algorithm)
             try:
                 plan = plan_for(
                     args.collective,
@@ -185,12 +184,12 @@ def _cases(args: argparse.Namespace) -> Iterator[_Case]:
                 clock = Clock(plan, links, window=args.window)
                 clock.graph(1)
             except PlanError as error:
-                print(f"{algorithm}, {nranks} ranks: left out: {error}", file=sys.stderr)
+                print(f"{name}, {nranks} ranks: left out: {error}", file=sys.stderr)
                 continue
             # A barrier moves nothing, whatever --bytes says.
             sizes = args.bytes or (64 << 20,)
             for nbytes in sizes if args.collective != "barrier" else (0,):
-                yield _Case(args.collective, algorithm, nranks, nbytes, links, clock)
+                yield _Case(args.collective, name, nranks, nbytes, links, clock)
 
 
 def _points(case: _Case, slices: list[int]) -> Iterator[_Point]:

@@ -6,7 +6,8 @@ import argparse
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 
-from ringcoll.algorithms import ALGORITHMS
+from ringcoll.algorithms import ALGORITHMS, name_of
+from ringcoll.algorithms.load import find_all
 from ringcoll.cli.links import describe_links, figures_of, free_messages, links_of
 from ringcoll.cli.output import say_written, write_json
 from ringcoll.errors import ArgumentError, PlanError
@@ -114,25 +115,22 @@ def _links(args: argparse.Namespace, nodes: int) -> Links:
 
 
 def _growths(args: argparse.Namespace) -> dict[str, Growth]:
-    known = ALGORITHMS[args.collective]
-    wanted = [name for name in _ALGORITHMS if name in known]
-    if args.algorithm is not None:
-        wanted = args.algorithm.split(",")
-    for name in wanted:
-        if name not in known:
-            raise ArgumentError(f"--algorithm {name}: {args.collective} has {', '.join(known)}")
-    if not wanted:
-        raise ArgumentError(f"{args.collective} has none of {', '.join(_ALGORITHMS)}: --algorithm")
+    usual = [name for name in _ALGORITHMS if name in ALGORITHMS[args.collective]]
+    names = args.algorithm or ",".join(usual)
+    if not names:
+        raise ArgumentError(
+            f"{args.collective} has none of {', '.join(_ALGORITHMS)}; name one by --algorithm"
+        )
     growths = {
-        name: Growth(
+        name_of(algorithm): Growth(
             args.collective,
-            name,
+            algorithm,
             args.per_node,
             lambda nodes: _links(args, nodes),
             root=args.root,
             window=args.window,
         )
-        for name in wanted
+        for algorithm in find_all(args.collective, names)
     }
     most = max(args.nodes or _NODES) * args.per_node
     if most > _MOST:

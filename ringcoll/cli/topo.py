@@ -7,12 +7,18 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
+from ringcoll.algorithms import build as build_plan
+from ringcoll.algorithms import name_of
+from ringcoll.algorithms.load import find_all
 from ringcoll.cli.links import typed
 from ringcoll.cli.output import say_written, write_json, write_text
 from ringcoll.config import from_environment
 from ringcoll.errors import ArgumentError, MachineError
-from ringcoll.model.machine import format_gain, times_as_long
+from ringcoll.model.machine import format_gain, machine_links, times_as_long
+from ringcoll.model.predict import Clock
+from ringcoll.model.tuner import best_slices
 from ringcoll.topology.build import build
 from ringcoll.topology.document import Element, write
 from ringcoll.topology.draw.files import check_picture, write_picture
@@ -35,12 +41,14 @@ from ringcoll.topology.presets import format_presets, preset_document
 from ringcoll.topology.rings import RingSet
 from ringcoll.topology.search import find_rings
 from ringcoll.topology.system import Gpu, System
-from ringcoll.units import parse_ints
+from ringcoll.units import format_bytes, format_seconds, parse_ints
 
 __all__ = ["add_arguments", "main"]
 
 _LIST = "list"
 """In place of a preset's name."""
+
+_TIMED_BYTES = 64 << 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -73,6 +81,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--measure",
         action="store_true",
         help="time copies between this machine's GPUs, which must be idle, and go by that",
+    )
+    option(
+        "--algorithm",
+        metavar="LIST",
+        help="also predict 64 MiB by these on the machine's links: algorithms of all_reduce, or "
+        "your own as FILE.py:FUNCTION or MODULE:FUNCTION, separated by commas",
     )
     output = parser.add_argument_group("output").add_argument
     output("--matrix", action="store_true", help="only the matrix of who reaches whom how")
@@ -108,7 +122,7 @@ def main(args: argparse.Namespace) -> int:
     texts = [f"--{name}" for name in ("matrix", "notes") if getattr(args, name)]
     wanted = [*(f"--{name} -" for name in on_stdout), *texts]
     if on_stdout and len(wanted) > 1:
-        raise ArgumentError(f"{wanted[0]} {wanted[1]}: one of them fits stdout")
+        raise ArgumentError(f"{wanted[0]} {wanted[1]}: only one option may write to stdout")
     if args.measure and args.xml is not None:
         raise ArgumentError(
             f"--measure --xml {args.xml}: NCCL's form has no place for what was measured; leave "
@@ -125,9 +139,12 @@ def main(args: argparse.Namespace) -> int:
     if args.graph is not None and not rings.rings:
         raise ArgumentError(f"--graph {args.graph}: no ring joins these {len(gpus)} GPUs")
     compared = None if args.compare is None else _compare(system, rings, args.compare)
+    timed = tuple(_timed(args.algorithm, system, gpus)) if args.algorithm else ()
     if not on_stdout:
-        print("\n".join(_texts(args, system, rings, compared)), end="")
-    write_json(args.json, _as_json(system, rings, compared))
+        texts = [*_texts(args, system, rings, compared), *map(_format_timed, timed)]
+        print("\n".join(texts), end="")
+    found = _as_json(system, rings, compared)
+    write_json(args.json, {**found, "algorithms": timed} if timed else found)
     write_text("--xml", args.xml, write(document))
     if args.graph is not None:
         write_text("--graph", args.graph, write(graphs_document([graph_of_rings(rings)])))
@@ -228,6 +245,33 @@ def _compare(system: System, found: RingSet, path: str) -> _Compared:
         why = "leave --gpus out" if found.rings else "no ring joins the GPUs of this machine"
         raise ArgumentError(f"--compare {path}: it is compared with rings of all GPUs; {why}")
     return _Compared(path, rings, times_as_long(system, found, rings))
+
+
+def _timed(names: str, system: System, gpus: Sequence[Gpu]) -> Iterator[dict[str, Any]]:
+    """What the clock says of each algorithm, a rank on each GPU, in the best number of slices."""
+    links, count = machine_links(system, gpus), len(gpus)
+    for algorithm in find_all("all_reduce", names):
+        collective = "all_reduce"
+        if callable(algorithm):
+            collective = algorithm(count).collective.name
+        clock = Clock(build_plan(collective, algorithm, count), links)
+        slices, seconds = best_slices(clock, _TIMED_BYTES, only_powers=True)
+        yield {
+            "collective": collective,
+            "algorithm": name_of(algorithm),
+            "bytes": _TIMED_BYTES,
+            "slices": slices,
+            "seconds": seconds,
+            "busiest": clock.predict(_TIMED_BYTES, slices).busiest,
+        }
+
+
+def _format_timed(timed: dict[str, Any]) -> str:
+    return (
+        f"{timed['collective']} of {format_bytes(timed['bytes'])} by {timed['algorithm']}: "
+        f"{format_seconds(timed['seconds'])} on paper (S = {timed['slices']}), busiest "
+        f"{timed['busiest']}\n"
+    )
 
 
 def _texts(

@@ -5,15 +5,16 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import os
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
-from ringcoll.algorithms import ALGORITHMS
+from ringcoll.algorithms import ALGORITHMS, Algorithm, name_of
+from ringcoll.algorithms.load import load
 from ringcoll.cli.links import typed
 from ringcoll.cli.output import write_json
+from ringcoll.errors import ArgumentError, did_you_mean
 from ringcoll.units import parse_ints
 from ringcoll.verifier.examine import Case, Outcome, examine
 
@@ -24,7 +25,6 @@ DEFAULT_RANKS = "1-8"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``ringcoll verify``."""
-    algorithms = sorted({name for builders in ALGORITHMS.values() for name in builders})
     either = parser.add_mutually_exclusive_group()
     either.add_argument(
         "--ranks",
@@ -50,9 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--algorithm",
         action="append",
-        choices=algorithms,
         metavar="NAME",
-        help="only this algorithm; may be repeated",
+        help="only this algorithm: a name, FILE.py:FUNCTION or MODULE:FUNCTION; may be repeated",
     )
     parser.add_argument(
         "--mutants",
@@ -78,10 +77,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Run ``ringcoll verify``; 0 if everything is proven and every mutant is accounted for."""
-    cases = list(_cases(args))
+    cases = [
+        Case(collective, algorithm, nranks, tuple(args.slices), args.mutants, args.seed, nodes)
+        for nranks, nodes in _sizes(args)
+        for collective, algorithm in _algorithms(args, nranks)
+    ]
     if not cases:
-        print("no algorithm fits --collective and --algorithm", file=sys.stderr)
-        return 2
+        raise ArgumentError("no algorithm fits --collective and --algorithm")
+    # Together what belongs together, few ranks first, as the tables list it.
+    order = list(dict.fromkeys((case.collective, case.algorithm) for case in cases))
+    cases.sort(key=lambda case: order.index((case.collective, case.algorithm)))
     quiet = args.json == "-"
     if not quiet:
         print(_row("collective", "algorithm", "ranks", *_COLUMNS), flush=True)
@@ -90,7 +95,10 @@ def main(args: argparse.Namespace) -> int:
         for case, outcome in zip(cases, run(cases), strict=True):
             total = total.join(outcome)
             if not quiet and outcome.plans:
-                print(_report(case.collective, case.algorithm, case.nranks, outcome), flush=True)
+                print(
+                    _report(case.collective, name_of(case.algorithm), case.nranks, outcome),
+                    flush=True,
+                )
     if not quiet:
         print(_report("total", "", "", total))
         for failure in total.failures:
@@ -99,19 +107,30 @@ def main(args: argparse.Namespace) -> int:
     return 1 if total.failures else 0
 
 
-def _cases(args: argparse.Namespace) -> Iterator[Case]:
+def _sizes(args: argparse.Namespace) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """How many ranks, and the node of each where there are several."""
+    if args.nodes:
+        nodes = tuple(n for n, ranks in enumerate(args.nodes) for _ in range(ranks))
+        yield len(nodes), nodes
+    else:
+        yield from ((nranks, ()) for nranks in args.ranks)
+
+
+def _algorithms(args: argparse.Namespace, nranks: int) -> Iterator[tuple[str, Algorithm]]:
+    """The algorithms to prove, each with its collective."""
+    wanted = args.algorithm
+    known = {name for builders in ALGORITHMS.values() for name in builders}
+    for name in wanted or ():
+        if ":" not in name and name not in known:
+            hint = did_you_mean(name, known)
+            raise ArgumentError(f"--algorithm {name}: `ringcoll algorithms` lists them{hint}")
     for collective, builders in ALGORITHMS.items():
-        if args.collective and collective not in args.collective:
-            continue
-        for algorithm in builders:
-            if args.algorithm and algorithm not in args.algorithm:
-                continue
-            slices = tuple(args.slices)
-            nodes: tuple[int, ...] = ()
-            if args.nodes:
-                nodes = tuple(n for n, ranks in enumerate(args.nodes) for _ in range(ranks))
-            for nranks in [len(nodes)] if nodes else args.ranks:
-                yield Case(collective, algorithm, nranks, slices, args.mutants, args.seed, nodes)
+        if not args.collective or collective in args.collective:
+            yield from ((collective, name) for name in builders if not wanted or name in wanted)
+    for name in wanted or ():
+        if ":" in name:
+            builder = load(name)
+            yield builder(nranks).collective.name, builder
 
 
 @contextmanager

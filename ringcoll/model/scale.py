@@ -16,6 +16,7 @@ from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import NamedTuple
 
+from ringcoll.algorithms import Algorithm, name_of
 from ringcoll.errors import ArgumentError
 from ringcoll.model.closed_form import Terms
 from ringcoll.model.limits import Answer
@@ -73,7 +74,7 @@ class Growth:
 
     Args:
         collective: its name.
-        algorithm: its name.
+        algorithm: its name, or a function that returns a plan.
         per_node: ranks of each node.
         links: the wires of so many nodes.
         root: the root's rank, where the collective has one.
@@ -84,7 +85,7 @@ class Growth:
     def __init__(
         self,
         collective: str,
-        algorithm: str,
+        algorithm: Algorithm,
         per_node: int,
         links: Callable[[int], Links],
         *,
@@ -131,7 +132,7 @@ class Growth:
             while best() == min(known) > 1:
                 time(best() // 2)
         ranks = nodes * self.per_node
-        return Point(self.algorithm, nodes, ranks, nbytes, best(), known[best()])
+        return Point(name_of(self.algorithm), nodes, ranks, nbytes, best(), known[best()])
 
     def _first_guess(self, nodes: int, nbytes: int) -> int:
         """Where the search for S begins: a tree of more levels has about the same best S."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
 
-from ringcoll.algorithms import ALGORITHMS, build, options
+from ringcoll.algorithms import ALGORITHMS, Algorithm, build, name_of, options
 from ringcoll.algorithms.channels import Channels
 from ringcoll.errors import ArgumentError, LaunchRefused, PlanError
 from ringcoll.model.links import Links
@@ -100,7 +100,7 @@ class Choice:
 
 def plan_for(
     collective: str,
-    algorithm: str,
+    algorithm: Algorithm,
     nranks: int,
     *,
     root: int = 0,
@@ -175,7 +175,7 @@ def candidates_for(
 
 def candidate_for(
     collective: str,
-    algorithm: str,
+    algorithm: Algorithm,
     nranks: int,
     *,
     root: int = 0,
@@ -201,13 +201,13 @@ def candidate_for(
     """
     along = channels if "rings" in options(collective, algorithm) else None
     make = _builder(collective, algorithm, nranks, root, nodes, along, per_port)
-    return Candidate(algorithm, make, slices, refusal, along.shares if along else (1,))
+    return Candidate(name_of(algorithm), make, slices, refusal, along.shares if along else (1,))
 
 
 @lru_cache(maxsize=1024)
 def _builder(
     collective: str,
-    algorithm: str,
+    algorithm: Algorithm,
     nranks: int,
     root: int,
     nodes: tuple[int, ...],

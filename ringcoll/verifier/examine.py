@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
-from ringcoll.algorithms import build, options
+from ringcoll.algorithms import Algorithm, build, name_of, options
 from ringcoll.errors import ArgumentError, LaunchRefused, PlanError
 from ringcoll.launch import Launch
 from ringcoll.lower import lower
@@ -43,7 +43,7 @@ class Case:
     """
 
     collective: str
-    algorithm: str
+    algorithm: Algorithm
     nranks: int
     slices: tuple[int, ...] = (1, WINDOW + 1)
     mutants: Mode = "sample"
@@ -142,7 +142,7 @@ def _lowered(case: Case, plan: Plan) -> dict[Launch, Plan]:
 def _failure(case: Case, plan: Plan, how: str, error: object, kind: str = "") -> Outcome:
     what = {
         "collective": case.collective,
-        "algorithm": case.algorithm,
+        "algorithm": name_of(case.algorithm),
         "ranks": case.nranks,
         "root": plan.collective.root,
         "launch": how,

@@ -148,10 +148,10 @@ def test_stdout_is_for_one(capsys):
     status, out, _ = run(capsys, "--file", DGX1, "--graph", "-")
     assert status == 0 and out.startswith("<graphs")
     status, out, err = run(capsys, "--file", DGX1, "--graph", "-", "--json", "-")
-    assert status == 2 and out == "" and "one of them" in err
+    assert status == 2 and out == "" and "only one option may write to stdout" in err
     for text in ("--matrix", "--notes"):
         status, out, err = run(capsys, "--file", DGX1, text, "--json", "-")
-        assert status == 2 and out == "" and f"--json - {text}: one of them" in err
+        assert status == 2 and out == "" and f"--json - {text}: only one option" in err
 
 
 def test_the_names_of_known_machines(capsys):
@@ -268,3 +268,23 @@ def test_a_virtual_machine_that_hides_its_switch(capsys, monkeypatch, count):
     assert "nominal 478.116 = 18 x 26.562" in out
     assert "note: " in out and "low confidence" in out
     check(answer(capsys))
+
+
+def test_algorithms_are_timed_on_the_machine(capsys, tmp_path):
+    mine = tmp_path / "mine.py"
+    mine.write_text("from ringcoll.algorithms.ring import all_gather as mine\n")
+    words = ["--preset", "dgx-h100", "--algorithm", f"ring,two_shot,{mine}:mine"]
+    status, out, err = run(capsys, *words)
+    assert (status, err) == (0, "")
+    assert "all_reduce of 64 MiB by ring: " in out and "on paper (S = " in out
+    found = answer(capsys, *words)["algorithms"]
+    assert [f"{one['collective']} by {one['algorithm']}" for one in found] == [
+        "all_reduce by ring",
+        "all_reduce by two_shot",
+        "all_gather by mine.py:mine",
+    ]
+    # 2 (n - 1)/n of the buffer over a GPU's way into the switch.
+    ring, *_ = found
+    assert ring["seconds"] == pytest.approx(2 * 7 / 8 * (64 << 20) / 370.8e9, rel=0.01)
+    status, _, err = run(capsys, "--preset", "dgx-h100", "--algorithm", "rings")
+    assert status == 2 and "did you mean ring?" in err

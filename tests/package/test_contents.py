@@ -28,12 +28,8 @@ MODULES = [
     if path.name != "__main__.py"
 ]
 OPTIONAL = ("cupy", "matplotlib", "mpi4py", "torch")
-# The backend of torch needs torch; how torch hears of it does not.
-OF_TORCH = [
-    name
-    for name in MODULES
-    if name.startswith("ringcoll.torch.") and name != "ringcoll.torch.register"
-]
+# The backend of torch needs torch; its entry point does not.
+OF_TORCH = [name for name in MODULES if f"{name}.".startswith("ringcoll.torch.")]
 
 
 def relative(path: Path) -> str:
@@ -82,7 +78,7 @@ def test_import_needs_only_the_dependencies():
 
 
 def test_what_torch_loads_in_every_process_is_next_to_nothing():
-    assert added_by("import ringcoll.torch.register") == {"ringcoll"}
+    assert added_by("import ringcoll.torch_entry") == {"ringcoll"}
 
 
 def test_no_module_loads_an_optional_library():

@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import ringcoll
 from ringcoll.torch import hooks
-from ringcoll.torch.register import register
+from ringcoll.torch_entry import register
 
 STEPS = 4
 FOLDER, DEVICE = Path(sys.argv[1]), sys.argv[2]

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from ringcoll.torch import hooks
-from ringcoll.torch.register import register
+from ringcoll.torch_entry import register
 
 
 def collectives(rank: int, n: int, where: torch.device) -> None:

@@ -87,7 +87,7 @@ def suite(
     import torch.distributed as dist
 
     if backend == BACKEND:
-        from ringcoll.torch.register import register
+        from ringcoll.torch_entry import register
 
         register()  # where ringcoll is not installed, its entry point was not found
         import_module("ringcoll.torch.composite")  # which ranks would import at their beginning

@@ -8,7 +8,7 @@ START = """
 import os, sys
 import torch, torch.distributed as dist
 from datetime import timedelta
-from ringcoll.torch.register import register
+from ringcoll.torch_entry import register
 register()
 rank = int(sys.argv[1])
 store = dist.TCPStore("127.0.0.1", int(sys.argv[2]), 2, rank == 0, wait_for_workers=False)

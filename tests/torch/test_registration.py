@@ -77,7 +77,7 @@ def test_a_broken_dependency_does_not_break_torch(installed, tmp_path, broken):
 def test_registering_raises_never_and_twice_is_once(tmp_path):
     code = (
         "import logging, torch.distributed as dist\n"
-        "from ringcoll.torch.register import register\n"
+        "from ringcoll.torch_entry import register\n"
         "register(); register()\n"
         "assert dist.Backend.backend_list.count('ringcoll') == 1\n"
         "dist.Backend.backend_list.remove('ringcoll')\n"
@@ -92,7 +92,7 @@ def test_registering_raises_never_and_twice_is_once(tmp_path):
 COMPOSITE = """
 import sys
 import torch, torch.distributed as dist
-from ringcoll.torch.register import register
+from ringcoll.torch_entry import register
 register()
 dist.init_process_group(
     "cpu:gloo,cuda:ringcoll",
@@ -144,7 +144,7 @@ NAMED_DEVICE = """
 import sys
 from unittest import mock
 import torch, torch.distributed as dist
-from ringcoll.torch.register import register
+from ringcoll.torch_entry import register
 register()
 device = torch.device("cuda", 0)
 has = {"current_accelerator": lambda *_: device, "device_count": lambda: 1}

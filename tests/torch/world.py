@@ -42,7 +42,7 @@ def serve(
     import torch
     import torch.distributed as dist
 
-    from ringcoll.torch.register import register
+    from ringcoll.torch_entry import register
 
     torch.set_num_threads(1)
     register()
