@@ -137,6 +137,9 @@ class DeadlineError(Error, TimeoutError):
 class RankLostError(Error):
     """A rank died or left while others still need it."""
 
+    left: int | None = None
+    """The rank, where it has left in order without having made the call."""
+
 
 class AbortedError(RankLostError):
     """A rank aborted the communicator."""

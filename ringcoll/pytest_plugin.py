@@ -13,7 +13,8 @@
     @pytest.mark.ringcoll(nranks=[2, 3, 4])
     def test_sum(comm): ...  # runs once a number of ranks, on every rank
 
-A test with the marker is run by one thread a rank; it takes the fixture ``comm``.
+A test with the marker is run by one thread a rank; it takes the fixture ``comm``. The marker takes
+``device`` (here "cpu") and all other options of :func:`ringcoll.spawn`, such as ``timeout=5``.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Register the marker."""
     config.addinivalue_line(
         "markers",
-        "ringcoll(nranks, device='cpu'): run the test on every rank of a communicator, "
-        "once for each number of ranks",
+        "ringcoll(nranks, device='cpu', **options): run the test on every rank of a communicator, "
+        "once for each number of ranks; options are those of ringcoll.spawn, such as timeout=5",
     )
 
 
@@ -45,12 +46,17 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     if _COMM not in metafunc.fixturenames:
         raise pytest.UsageError(f"{metafunc.function.__name__}: @ringcoll needs the argument comm")
-    nranks = marker.kwargs.get("nranks", marker.args[0] if marker.args else 2)
+    options = dict(marker.kwargs)
+    if len(marker.args) > (0 if "nranks" in options else 1):
+        raise pytest.UsageError(
+            f"{metafunc.function.__name__}: @ringcoll takes nranks and options by name, as "
+            f"@pytest.mark.ringcoll(nranks=[2, 4], timeout=5)"
+        )
+    nranks = options.pop("nranks", marker.args[0] if marker.args else 2)
     counts = list(nranks) if isinstance(nranks, Sequence) else [nranks]
-    device = marker.kwargs.get("device", "cpu")
-    metafunc.parametrize(
-        _COMM, [(n, device) for n in counts], ids=[f"{n}ranks" for n in counts], indirect=True
-    )
+    device = options.pop("device", "cpu")
+    worlds = [(count, device, options) for count in counts]
+    metafunc.parametrize(_COMM, worlds, ids=[f"{n}ranks" for n in counts], indirect=True)
 
 
 @pytest.fixture
@@ -74,15 +80,15 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """Run a marked test on every rank; the first failure is the test's."""
     if pyfuncitem.get_closest_marker("ringcoll") is None:
         return None
-    import ringcoll
+    from ringcoll.communicator.start import run_ranks
 
     names = pyfuncitem._fixtureinfo.argnames
     values = {name: pyfuncitem.funcargs[name] for name in names if name != _COMM}
-    nranks, device = cast("tuple[int, str]", pyfuncitem.funcargs[_COMM])
+    nranks, device, options = cast("tuple[int, str, dict[str, Any]]", pyfuncitem.funcargs[_COMM])
     test = pyfuncitem.obj
 
     def work(rank_comm: Any) -> None:
         test(**values, **{_COMM: rank_comm})
 
-    ringcoll.spawn(work, nranks, device=device)
+    run_ranks(work, nranks, device, options, "left the test")
     return True

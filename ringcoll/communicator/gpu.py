@@ -260,6 +260,10 @@ class CudaState(RankState):
         if self.broken is not None:
             self.cuda.give_up()
 
+    def missed_call(self, rank: int) -> str | None:
+        """Nothing: kernels wait, and their report names the call."""
+        return None
+
     def abort(self, reason: str) -> None:
         """Give up, and tell the others."""
         super().abort(reason)

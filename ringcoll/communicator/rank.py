@@ -42,7 +42,7 @@ from ringcoll.executors.contract import Executor, PairExecutor, Runnable
 from ringcoll.executors.cpu import CpuExecutor
 from ringcoll.executors.cpu_call import CpuChoice
 from ringcoll.executors.pace import Pace, pacer
-from ringcoll.executors.point_to_point import Pairs
+from ringcoll.executors.point_to_point import Pairs, PairTicket
 from ringcoll.executors.rows import TraceEntry
 from ringcoll.fabric import Fabric
 from ringcoll.plan import Buffer
@@ -288,9 +288,28 @@ class RankState:
         if isinstance(error, (UsageError, PlanError)) and not begun:
             return
         if self.broken is None:
+            self._name_missed_call(error)
             self.broken = error
             _log.error("%s: %s", self, in_words(error))
             self.fabric.abort(_reason(error), error=type(error))
+
+    def _name_missed_call(self, error: BaseException) -> None:
+        """Where a rank has left, add to the message which call it has not made."""
+        left = error.left if isinstance(error, RankLostError) else None
+        missed = None if left is None else self.missed_call(left)
+        if missed is not None:
+            error.args = (f"{error} without making {missed}",)
+
+    def missed_call(self, rank: int) -> str | None:
+        """The call under way that ``rank`` has not entered, None where it is not known."""
+        ticket, host = self._host.running, self._host
+        if ticket is not None and rank in host.absent(ticket):
+            call = ticket.prepared.call
+            return f"call {ticket.epoch}, {call.tagged(call.describe())}"
+        for half in self.pairs.running:
+            if isinstance(half, PairTicket) and half.call.peer == rank:
+                return f"its {'recv from' if half.sends else 'send to'} rank {self.fabric.rank}"
+        return None
 
     def quarantine(self, alive: tuple[object, ...]) -> None:
         """After a failure: what messages between nodes may still touch is kept for ever."""

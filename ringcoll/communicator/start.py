@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ringcoll.communicator.devices import loader, ordinals, placed
@@ -24,7 +24,7 @@ from ringcoll.errors import (
 from ringcoll.executors.pace import Pace
 from ringcoll.fabric import Fabric, each, open_fabric, thread_fabrics
 
-__all__ = ["init", "init_all", "spawn"]
+__all__ = ["init", "init_all", "run_ranks", "spawn"]
 
 _log = logging.getLogger("ringcoll")
 
@@ -161,15 +161,29 @@ def spawn(
         [60, 60, 60, 60]
 
     """
+    left = "returned from its function"
+    return run_ranks(lambda comm: function(comm, *args), nranks, device, options, left)
+
+
+def run_ranks(
+    function: Callable[[Communicator], Any],
+    nranks: int,
+    device: str,
+    options: Mapping[str, Any],
+    left: str,
+) -> list[Any]:
+    """Run a function as :func:`spawn` does; errors of other ranks say how one has ``left``."""
     comms = init_all(nranks, device=device, **options)
+    returned: list[int] = []
     results: list[Any] = [None] * nranks
     failures: list[tuple[int, BaseException]] = []
 
     def work(comm: Communicator) -> None:
         try:
             comm._settle()
-            results[comm.rank] = function(comm, *args)
+            results[comm.rank] = function(comm)
             comm._conclude()
+            returned.append(comm.rank)
             comm._state.leave()
         except BaseException as error:
             failures.append((comm.rank, error))
@@ -189,6 +203,9 @@ def spawn(
         # A rank that was aborted, or waited in vain, only reports somebody else's failure.
         failures.sort(key=lambda failure: _consequence(failure[1]))
         rank, error = failures[0]
+        for other in returned if isinstance(error, RankLostError) else ():
+            name = f"rank {other}"
+            error.args = (str(error).replace(f"{name} closed its communicator", f"{name} {left}"),)
         error.add_note(f"raised on rank {rank} of {nranks}") if hasattr(error, "add_note") else None
         raise error
     return results

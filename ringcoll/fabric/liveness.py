@@ -149,7 +149,9 @@ def raise_departed(
         if rank in awaited:
             note()
             how = "closed" if statuses[rank].state is State.CLOSED else "left without closing"
-            raise RankLostError(f"rank {names[rank]} {how} its communicator")
+            error = RankLostError(f"rank {names[rank]} {how} its communicator")
+            error.left = names[rank]
+            raise error
 
 
 class Process:

@@ -109,6 +109,46 @@ def test_a_failure_of_one_rank_is_the_tests_and_the_others_do_not_wait(outcomes)
     lines.fnmatch_lines(["*AssertionError: this one*"])
 
 
+def test_marker_takes_every_option_of_spawn(outcomes):
+    counts, lines = outcomes(
+        """
+        import time
+        import numpy as np
+        import pytest
+
+        @pytest.mark.ringcoll(nranks=2, timeout=0.05, tag="mine")
+        def test_late(comm):
+            if comm.rank == 0:
+                comm.barrier()
+            while True:
+                comm.check()
+
+        @pytest.mark.ringcoll(3, algorithm="ring", slices=2)
+        def test_options(comm):
+            assert comm._state.config.slices == 2
+
+        @pytest.mark.ringcoll(nranks=2, timout=5)
+        def test_misspelled(comm): ...
+
+        @pytest.mark.ringcoll(nranks=3)
+        def test_skips_a_call(comm):
+            x = np.ones(4)
+            comm.barrier()
+            comm.all_reduce(x)
+            if comm.rank != 2:
+                comm.all_reduce(x)
+        """,
+    )
+    assert counts == {"failed": 3, "passed": 1}
+    lines.fnmatch_lines_random(
+        [
+            "*DeadlineError: barrier (call 1) on rank 0: waited 0.05 s for rank 1*tag=mine",
+            "*ArgumentTypeError: init: there is no option 'timout'; did you mean 'timeout'?",
+            "*RankLostError: *rank 2 left the test without making call 3, all_reduce count=4 *",
+        ]
+    )
+
+
 def test_fixture_runs_a_function_on_ranks(outcomes):
     counts, _ = outcomes(
         """
@@ -158,6 +198,15 @@ def test_fixture_runs_a_function_on_ranks(outcomes):
             """,
             "*nranks=0*",
         ),
+        (
+            """
+            import pytest
+
+            @pytest.mark.ringcoll(2, "cuda")
+            def test_by_position(comm): ...
+            """,
+            "*test_by_position: @ringcoll takes nranks and options by name*",
+        ),
     ],
 )
 def test_misuse_is_told(outcomes, source, said):
@@ -170,5 +219,5 @@ def test_misuse_is_told(outcomes, source, said):
 def test_marker_is_listed(pytester):
     lines = pytester.runpytest_inprocess(*PLUGIN, "--markers").stdout
     lines.fnmatch_lines(
-        ["@pytest.mark.ringcoll(nranks, device='cpu'): run the test on every rank*"]
+        ["@pytest.mark.ringcoll(nranks, device='cpu', ?*options): run the test on every rank*"]
     )
