@@ -1,4 +1,4 @@
-"""The user's cache folder: only what this user alone has written is ever read from it."""
+"""The user's cache folder, of which only what this user alone has written is read; the checkout."""
 
 from __future__ import annotations
 
@@ -7,7 +7,16 @@ import stat
 import tempfile
 from pathlib import Path
 
-__all__ = ["contents", "own_folder", "user_folder", "write_aside"]
+__all__ = ["contents", "own_folder", "pip_install", "user_folder", "write_aside"]
+
+
+def pip_install(extra: str) -> str:
+    """The command that adds an extra such as "mpi" to this package, however it was installed."""
+    checkout = Path(__file__).resolve().parents[1]
+    if not (checkout / "pyproject.toml").is_file():
+        return f"pip install 'ringcoll[{extra}]'"
+    folder = "." if Path.cwd() == checkout else str(checkout)
+    return f"pip install -e '{folder}[{extra}]'"
 
 
 def user_folder(cache_dir: str | None, name: str) -> Path | None:

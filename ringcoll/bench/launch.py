@@ -20,6 +20,7 @@ from ringcoll.bench.settings import Settings
 from ringcoll.bootstrap.launcher import launcher_of, mpiexec
 from ringcoll.bootstrap.sockets import run_ranks
 from ringcoll.errors import ArgumentError
+from ringcoll.folders import pip_install
 
 __all__ = [
     "Start",
@@ -123,7 +124,7 @@ def decide(
         return Start("mpiexec", ranks, found)
     if settings.peer == "mpi":
         missing = "mpi4py" if not has_mpi else "mpiexec"
-        raise ArgumentError(f"--peer mpi: there is no {missing}; pip install 'ringcoll[mpi]'")
+        raise ArgumentError(f"--peer mpi: there is no {missing}; {pip_install('mpi')}")
     return Start("sockets", ranks) if ranks > 1 else Start("here", 1)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ringcoll.errors import MachineError
+from ringcoll.folders import pip_install
 from ringcoll.model.closed_form import bus_factor
 from ringcoll.units import format_bytes
 
@@ -42,9 +43,7 @@ def draw_rows(
         from matplotlib.figure import Figure
         from matplotlib.ticker import FuncFormatter, NullLocator
     except ImportError as error:
-        raise MachineError(
-            f"--plot needs matplotlib ({error}); pip install 'ringcoll[plot]'"
-        ) from error
+        raise MachineError(f"--plot needs matplotlib ({error}); {pip_install('plot')}") from error
     figure = Figure(figsize=(11, 4.8), layout="constrained")
     latency, bandwidth = figure.subplots(1, 2)
     sizes = [row["bytes"] for row in rows if row["bytes"] > 0]

@@ -13,6 +13,7 @@ from pathlib import Path
 from ringcoll.bench.environment import gpus, wanted_device
 from ringcoll.bench.settings import Pace, Settings
 from ringcoll.errors import ArgumentError
+from ringcoll.folders import pip_install
 from ringcoll.units import parse_bandwidth, parse_bytes, parse_seconds
 
 __all__ = ["read"]
@@ -159,7 +160,7 @@ def _check_file(flag: str, path: str | None) -> None:
     if flag == "--plot" and where.suffix not in _PICTURES:
         raise ArgumentError(f"{what}: the name ends in one of {', '.join(_PICTURES)}")
     if flag == "--plot" and importlib.util.find_spec("matplotlib") is None:
-        raise ArgumentError(f"{what}: there is no matplotlib; pip install 'ringcoll[plot]'")
+        raise ArgumentError(f"{what}: there is no matplotlib; {pip_install('plot')}")
 
 
 def _sizes(args: argparse.Namespace) -> tuple[int, int, int]:

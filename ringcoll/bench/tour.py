@@ -23,6 +23,7 @@ from ringcoll.bench.session import measure
 from ringcoll.bench.settings import Settings
 from ringcoll.bench.worlds import World
 from ringcoll.bootstrap.launcher import launcher_of
+from ringcoll.folders import pip_install
 from ringcoll.model.closed_form import Point, chain_best_slices, chain_limits
 from ringcoll.units import format_bytes, format_seconds
 
@@ -66,7 +67,7 @@ def tour(world: World, settings: Settings, report: Report) -> bool:
     if first and peer is not None:
         report.say("\n".join(f"# {line}" for line in verdict(report.rows, peer)))
     elif first and not world.on_gpu():
-        report.say("# MPI is not here to compare with: pip install 'ringcoll[mpi]' brings it")
+        report.say(f"# MPI is not here to compare with: {pip_install('mpi')} brings it")
     if world.threads > 1:
         _pipeline(report)
         return right
@@ -165,7 +166,7 @@ def _leave(report: Report, points: Sequence[Point], paper: Iterable[float]) -> N
         import matplotlib as _  # noqa: F401
     except ImportError:
         report.write(str(folder / "all_reduce.json"), None)
-        report.say("# No pictures: pip install 'ringcoll[plot]' draws them")
+        report.say(f"# No pictures: {pip_install('plot')} draws them")
     else:
         from ringcoll.model.plot import plot_curves
 

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from ringcoll.bootstrap.contract import named
 from ringcoll.bootstrap.launcher import check_world, launcher_of, mpiexec
 from ringcoll.errors import ArgumentTypeError, DeadlineError, MachineError
+from ringcoll.folders import pip_install
 
 __all__ = ["MpiBootstrap", "PartOfMpi", "is_mpi_communicator", "load_mpi", "mpi_running"]
 
@@ -44,8 +45,8 @@ def load_mpi() -> Any:
     except (ImportError, RuntimeError) as error:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise MachineError(
-            f"cannot load MPI through mpi4py ({first}): pip install 'ringcoll[mpi]' for mpi4py "
-            "with an MPI library, or 'ringcoll[mpi-system]' for mpi4py with the system's library"
+            f"cannot load MPI through mpi4py ({first}): {pip_install('mpi')} for mpi4py with an "
+            f"MPI library, {pip_install('mpi-system')} for mpi4py with the system's library"
         ) from error
     if not MPI.Is_initialized():
         raise MachineError("MPI is not initialized: call MPI.Init() before making a communicator")

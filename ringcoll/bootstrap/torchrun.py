@@ -11,6 +11,7 @@ from datetime import timedelta
 from ringcoll.bootstrap.launcher import TorchWorld
 from ringcoll.bootstrap.store import Store, StoreBootstrap
 from ringcoll.errors import DeadlineError, MachineError
+from ringcoll.folders import pip_install
 
 __all__ = ["torchrun_bootstrap"]
 
@@ -41,7 +42,7 @@ def _client(world: TorchWorld, timeout: float) -> Store:
         raise MachineError(
             f"ranks started by torchrun (WORLD_SIZE={world.nranks}) need torch's store, but torch "
             f"cannot be imported ({error}): pip install torch, or start them with mpiexec after "
-            "pip install 'ringcoll[mpi]'"
+            f"{pip_install('mpi')}"
         ) from error
     serves = world.rank == 0 and not world.agent
     seconds = min(timeout, _LONGEST)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import warnings
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 
 from ringcoll.cuda.device import Device, available, devices
 from ringcoll.errors import ArgumentError, MachineError
@@ -33,18 +36,32 @@ def placed(fabric: Fabric, wanted: str, ordinal: int | None) -> Device | None:
     """
     if wanted == "cpu":
         return None
-    why = available()
-    said = [json.loads(part) for part in fabric.allgather(json.dumps(why).encode(), what="init")]
-    lacking = [(rank, reason) for rank, reason in enumerate(said) if reason is not None]
-    if lacking:
-        rank, reason = lacking[0]
+    own = json.dumps([available(), _has_driver()]).encode()
+    said = [json.loads(part) for part in fabric.allgather(own, what="init")]
+    without = [(rank, reason, driver) for rank, (reason, driver) in enumerate(said) if reason]
+    if without:
+        rank, reason, driver = without[0]
         if wanted == "cuda":
             raise MachineError(f"init: device='cuda', but rank {rank} has no GPU: {reason}")
         if fabric.rank == 0:
-            _log.info("init: device='auto' is the CPU: rank %d has no GPU (%s)", rank, reason)
+            text = f"init: device='auto' is the CPU: rank {rank} has no GPU ({reason})"
+            _log.info("%s", text)
+            if driver:
+                warnings.warn(
+                    f"{text}, though its host has an NVIDIA driver; pass device='cpu' if that is "
+                    f"what you want",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
         return None
     found = devices()
     return found[_place(fabric) % len(found) if ordinal is None else ordinal]
+
+
+def _has_driver() -> bool:
+    """Whether the host has NVIDIA's driver and GPUs, and nobody has hidden these."""
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    return not hidden and any(Path("/proc/driver/nvidia/gpus").glob("*"))
 
 
 def _place(fabric: Fabric) -> int:

@@ -42,7 +42,7 @@ from ringcoll.executors.contract import Executor, PairExecutor, Runnable
 from ringcoll.executors.cpu import CpuExecutor
 from ringcoll.executors.cpu_call import CpuChoice
 from ringcoll.executors.pace import Pace, pacer
-from ringcoll.executors.point_to_point import Pairs, PairTicket
+from ringcoll.executors.point_to_point import ActivePairCall, Pairs
 from ringcoll.executors.rows import TraceEntry
 from ringcoll.fabric import Fabric
 from ringcoll.plan import Buffer
@@ -307,7 +307,7 @@ class RankState:
             call = ticket.prepared.call
             return f"call {ticket.epoch}, {call.tagged(call.describe())}"
         for half in self.pairs.running:
-            if isinstance(half, PairTicket) and half.call.peer == rank:
+            if isinstance(half, ActivePairCall) and half.call.peer == rank:
                 return f"its {'recv from' if half.sends else 'send to'} rank {self.fabric.rank}"
         return None
 

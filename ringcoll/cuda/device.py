@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from ringcoll.folders import pip_install
+
 __all__ = [
     "LEAST_CAPABILITY",
     "Device",
@@ -78,7 +80,7 @@ def _probe() -> tuple[tuple[Device, ...], str | None]:
     except ImportError as error:
         # CuPy explains a missing toolkit in a page of text; its first line says what is missing.
         why = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        advice = "pip install 'ringcoll[cu12]' or 'ringcoll[cu13]', as the driver has CUDA 12 or 13"
+        advice = f"{pip_install('cu13')}, or with a driver before 580 {pip_install('cu12')}"
         return (), f"CuPy cannot be imported ({why}): {advice}"
     if cuda.is_hip:
         return (), "this CuPy was built for ROCm; CUDA ranks need cupy-cuda12x or cupy-cuda13x"

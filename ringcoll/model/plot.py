@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ringcoll.errors import ArgumentError, MachineError
+from ringcoll.folders import pip_install
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -140,9 +141,7 @@ def new_figure(size: tuple[float, float], path: str | Path) -> Figure:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise MachineError(
-            f"a plot needs matplotlib ({error}); pip install 'ringcoll[plot]'"
-        ) from error
+        raise MachineError(f"a plot needs matplotlib ({error}); {pip_install('plot')}") from error
     figure = Figure(figsize=size, layout="constrained")
     formats = figure.canvas.get_supported_filetypes()
     if Path(path).suffix.lstrip(".").lower() not in formats:

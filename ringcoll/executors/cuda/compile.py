@@ -15,14 +15,18 @@ from pathlib import Path
 from typing import Any
 
 from ringcoll.errors import MachineError
+from ringcoll.folders import pip_install
 
 __all__ = ["arch_of", "compile_kernel", "flags", "nvrtc_version", "read_headers"]
 
 _KERNELS = Path(__file__).parents[2] / "kernels"
 _LOG_LINES = 40
-_EXTRAS = "pip install 'ringcoll[cu13]', or with a driver before 580 'ringcoll[cu12]'"
 
 _log = logging.getLogger("ringcoll")
+
+
+def _advice() -> str:
+    return f"{pip_install('cu13')}, or with a driver before 580 {pip_install('cu12')}"
 
 
 def arch_of(major: int, minor: int) -> str:
@@ -120,13 +124,13 @@ def _nvrtc() -> Any:
     try:
         from cupy.cuda import nvrtc
     except ImportError as error:
-        raise MachineError(f"ranks on GPUs need CuPy ({error}): {_EXTRAS}") from error
+        raise MachineError(f"ranks on GPUs need CuPy ({error}): {_advice()}") from error
     try:
         nvrtc.getVersion()
     except (OSError, RuntimeError) as error:
         why = str(error).partition("\n")[0]
         raise MachineError(
-            f"kernels are compiled by NVRTC, which CuPy does not find ({why}): {_EXTRAS}"
+            f"kernels are compiled by NVRTC, which CuPy does not find ({why}): {_advice()}"
         ) from error
     return nvrtc
 
@@ -144,7 +148,7 @@ def _check_arch(nvrtc: Any, arch: str) -> None:
         return
     message = f"{_title(nvrtc)} compiles for sm_{', sm_'.join(map(str, known))}; not for {arch!r}"
     if number is not None and number < known[0]:
-        message += ": GPUs before it need CUDA 12, pip install 'ringcoll[cu12]'"
+        message += f": GPUs before it need CUDA 12, {pip_install('cu12')}"
     elif number is not None and number > known[-1]:
         message += ": a newer GPU needs a newer NVRTC, pip install -U nvidia-cuda-nvrtc"
     raise MachineError(message)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ringcoll.errors import MachineError
+from ringcoll.folders import pip_install
 from ringcoll.topology.detect.rates import Rates, with_rates
 from ringcoll.topology.system import Gpu, System
 
@@ -49,7 +50,8 @@ def measure(system: System) -> System:
         from cupy.cuda import runtime
     except ImportError:
         raise MachineError(
-            "measure: it needs CuPy: pip install 'ringcoll[cu12]' or 'ringcoll[cu13]'"
+            f"measure: it needs CuPy: {pip_install('cu13')}, or with a driver before 580 "
+            f"{pip_install('cu12')}"
         ) from None
     try:
         return _measure(system, runtime)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from xml.sax.saxutils import escape
 
 from ringcoll.errors import ArgumentError, MachineError
+from ringcoll.folders import pip_install
 from ringcoll.topology.draw.picture import picture
 from ringcoll.topology.draw.shapes import Box, Drawing, Shape, Stroke, Text
 from ringcoll.topology.draw.tree import format_tree
@@ -117,7 +118,7 @@ def _figure(width: float = 72.0, height: float = 72.0) -> Figure:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise MachineError(
-            f"a PNG needs matplotlib ({error}): pip install 'ringcoll[plot]', or write .svg or .txt"
+            f"a PNG needs matplotlib ({error}): {pip_install('plot')}, or write .svg or .txt"
         ) from error
     return Figure(figsize=(width / 72, height / 72))
 
