@@ -153,7 +153,7 @@ def _environment(folder: Path) -> dict[str, str]:
     info = folder / ".installed" / "ringcoll-0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: ringcoll\nVersion: 0\n")
-    entry = "[torch.backends]\nringcoll = ringcoll.torch.register:register\n"
+    entry = "[torch.backends]\nringcoll = ringcoll.torch_entry:register\n"
     (info / "entry_points.txt").write_text(entry)
     dropped = ("PMI_", "OMPI_", "SLURM_", "RINGCOLL_", "TORCHELASTIC_", "MASTER_")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
