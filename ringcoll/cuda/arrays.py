@@ -1,4 +1,4 @@
-"""Every device array a user may hold, as a pointer and a count. Never a copy.
+"""Device arrays of any library as a pointer and a count, without a copy.
 
 CuPy's and torch's are recognised by their classes, without importing either; all others by
 ``__cuda_array_interface__`` or DLPack.
@@ -18,7 +18,7 @@ from ringcoll.errors import ArgumentError, ArgumentTypeError
 
 __all__ = ["DeviceArray", "device_array", "from_pointer", "stream_pointer"]
 
-_TORCH_ROWS: dict[object, DType] = {}  # torch's types as they are met
+_TORCH_ROWS: dict[object, DType] = {}  # by torch's dtype, filled when one is first used
 
 
 def device_array(
@@ -54,37 +54,37 @@ def device_array(
         raise type(error)(f"{where}: {argument} {error}") from None
     if writable and found.readonly:
         raise ArgumentError(
-            f"{where}: {argument} is read-only and would be written; pass a writable array, such "
-            f"as a copy, or use it as sendbuf with another recvbuf"
+            f"{where}: {argument} is read-only, but the call writes to it; pass a writable array, "
+            "or this one as sendbuf with another recvbuf"
         )
     if ordinal is not None and found.ordinal != ordinal and found.nbytes:
         raise ArgumentError(
-            f"{where}: {argument} is on device {found.ordinal}, and this rank on device "
-            f"{ordinal}; pass an array of this rank's device, such as one of comm.empty"
+            f"{where}: {argument} is on device {found.ordinal}, but this rank is on device "
+            f"{ordinal}; pass an array on this rank's device, such as one of comm.empty"
         )
     return found
 
 
 def _of_torch(torch: Any, tensor: Any, writable: bool) -> DeviceArray:
     if not tensor.is_cuda:
-        raise on_host(f"a tensor on {tensor.device}", ".cuda() of it")
+        raise on_host(f"a tensor on {tensor.device}", "tensor.cuda()")
     kind = tensor.dtype
     row = _TORCH_ROWS.get(kind)
     if row is None:
         row = _TORCH_ROWS[kind] = row_of(kind)
     if tensor.layout is not torch.strided:
-        raise ArgumentTypeError(f"is a tensor of {tensor.layout}; pass a dense one (.to_dense())")
+        raise ArgumentTypeError(f"is a tensor of layout {tensor.layout}; pass tensor.to_dense()")
     if not tensor.is_contiguous():
-        raise strided(tuple(tensor.shape), tensor.stride(), "its .contiguous()")
+        raise strided(tuple(tensor.shape), tensor.stride(), "tensor.contiguous()")
     if tensor.is_conj() or tensor.is_neg():
         raise ArgumentError(
-            "is a view whose conjugate or sign is not in memory yet; pass .resolve_conj() or "
-            ".resolve_neg() of it"
+            "is a lazily conjugated or negated view; pass tensor.resolve_conj() or "
+            "tensor.resolve_neg()"
         )
     if writable and tensor.requires_grad:
         raise ArgumentError(
-            "is a tensor that requires grad, and autograd does not see what a collective writes; "
-            "pass .detach() of it"
+            "is a tensor that requires grad, but autograd does not record what a collective "
+            "writes; pass tensor.detach()"
         )
     count = tensor.numel()
     ordinal = tensor.device.index

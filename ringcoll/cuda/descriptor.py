@@ -1,6 +1,6 @@
-"""What a call needs to know of a device array, and the refusals that all ways to one share.
+"""The description of a device array, and the errors for arrays that no call takes.
 
-A refusal begins after the argument's name: who calls puts that, the call and the rank before it.
+An error's text begins after the argument's name: the caller prefixes that, the call and the rank.
 """
 
 from __future__ import annotations
@@ -21,20 +21,10 @@ _ROWS: Mapping[np.dtype[Any], DType] = {row.numpy: row for row in DTYPES}
 
 @dataclass(slots=True, eq=False)
 class DeviceArray:
-    """A contiguous array on a device. Nobody writes to it.
+    """A contiguous array of ``count`` elements on a device; ``owner`` keeps its memory alive.
 
-    It is not frozen because every call makes one or two, and a frozen one takes five times as
-    long to make.
-
-    Args:
-        pointer: the first byte; anything where ``nbytes`` is 0.
-        count: elements.
-        dtype: their type.
-        nbytes: bytes of all.
-        ordinal: of the device.
-        readonly: the owner forbids writing.
-        owner: keeps the memory alive.
-
+    ``pointer`` is arbitrary where ``nbytes`` is 0. Nobody assigns to the fields, but the class is
+    not frozen: every call makes one or two, and a frozen one takes five times as long to make.
     """
 
     pointer: int
@@ -47,7 +37,7 @@ class DeviceArray:
 
 
 def row_of(kind: object) -> DType:
-    """The row of an element type, the common spelling first.
+    """The row of an element type in the table of dtypes, the common spelling first.
 
     Raises:
         ArgumentTypeError: no collective carries it.
@@ -60,20 +50,19 @@ def row_of(kind: object) -> DType:
     try:
         return dtype_of(kind)
     except ArgumentTypeError as error:
-        raise ArgumentTypeError(f"cannot be carried: {error}") from None
+        raise ArgumentTypeError(f"has an unsupported dtype: {error}") from None
 
 
 def strided(shape: tuple[int, ...], strides: tuple[int, ...], remedy: str) -> ArgumentError:
-    """The refusal of an array with gaps, or in another order; ``remedy`` is what to pass."""
+    """The error for an array with gaps or in another order; ``remedy`` is what to pass."""
     return ArgumentError(
-        f"of shape {shape} with strides {strides} is not contiguous in C order; pass {remedy}"
+        f"of shape {shape} with strides {strides} is not C-contiguous; pass {remedy}"
     )
 
 
 def on_host(kind: str, remedy: str) -> ArgumentError:
-    """The refusal of an array in host memory; ``remedy`` is what to pass."""
+    """The error for an array in host memory; ``remedy`` is what to pass."""
     return ArgumentError(
-        f"is {kind}: this communicator's ranks are GPUs, and nothing is copied unasked; pass a "
-        f"device array (comm.xp is cupy here, or {remedy}), or make the communicator with "
-        "device='cpu'"
+        f"is {kind}, but this communicator's ranks are GPUs; pass a device array (comm.xp is cupy "
+        f"here; {remedy} makes a copy), or make the communicator with device='cpu'"
     )

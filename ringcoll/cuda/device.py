@@ -28,17 +28,7 @@ LEAST_CAPABILITY = 7
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One GPU as this process sees it.
-
-    Args:
-        ordinal: CUDA's number of it in this process.
-        name: the product, such as "NVIDIA H200".
-        pci: its address on the bus: the same in every process, whatever that process calls it.
-        major: of the compute capability.
-        minor: of the compute capability.
-        sms: multiprocessors.
-
-    """
+    """One GPU; ``ordinal`` is CUDA's number in this process, ``pci`` the same in every process."""
 
     ordinal: int
     name: str
@@ -69,12 +59,12 @@ def devices() -> tuple[Device, ...]:
 
 
 def available() -> str | None:
-    """Why ranks cannot live on GPUs here, in words; None if they can."""
+    """Why ranks cannot use GPUs here; None if they can."""
     return _probe()[1]
 
 
 def _probe() -> tuple[tuple[Device, ...], str | None]:
-    """The GPUs, and what is wrong with them or with their absence."""
+    """The GPUs, and why ranks cannot use them."""
     try:
         cuda = runtime()
     except ImportError as error:
@@ -83,38 +73,33 @@ def _probe() -> tuple[tuple[Device, ...], str | None]:
         advice = f"{pip_install('cu13')}, or with a driver before 580 {pip_install('cu12')}"
         return (), f"CuPy cannot be imported ({why}): {advice}"
     if cuda.is_hip:
-        return (), "this CuPy was built for ROCm; CUDA ranks need cupy-cuda12x or cupy-cuda13x"
+        return (), "this CuPy was built for ROCm: install cupy-cuda12x or cupy-cuda13x in its place"
     try:
         found = tuple(_device(cuda, ordinal) for ordinal in range(cuda.getDeviceCount()))
     except RuntimeError as error:
         return (), f"no CUDA device can be used ({error})"
     if not found:
-        return (), "there is no CUDA device: see nvidia-smi and CUDA_VISIBLE_DEVICES"
+        return (), "CUDA finds no device: see nvidia-smi and CUDA_VISIBLE_DEVICES"
     old = [device for device in found if device.major < LEAST_CAPABILITY]
     if len(old) == len(found):
         listed = ", ".join(f"{device} of {device.major}.{device.minor}" for device in old)
-        return found, f"compute capability {LEAST_CAPABILITY}.0 is needed; there is {listed}"
+        return found, f"ranks need compute capability {LEAST_CAPABILITY}.0; this host has {listed}"
     return found, None
 
 
 def _device(cuda: Any, ordinal: int) -> Device:
-    said = cuda.getDeviceProperties(ordinal)
-    return Device(
-        ordinal,
-        said["name"].decode(errors="replace"),
-        cuda.deviceGetPCIBusId(ordinal).lower(),
-        said["major"],
-        said["minor"],
-        said["multiProcessorCount"],
-    )
+    found = cuda.getDeviceProperties(ordinal)
+    name, pci = found["name"].decode(errors="replace"), cuda.deviceGetPCIBusId(ordinal).lower()
+    sms = found["multiProcessorCount"]
+    return Device(ordinal, name, pci, found["major"], found["minor"], sms)
 
 
 @contextmanager
 def on(ordinal: int) -> Iterator[Any]:
-    """Make a device this thread's current one for a while; gives the CUDA runtime.
+    """Make a device this thread's current one; gives the CUDA runtime.
 
-    It is made so also where it is said to be: a new thread is told that its device is 0, and has no
-    context, which the driver's functions need, until it sets one.
+    It is set even where it is current already: a new thread's device is 0, but without a context,
+    which the driver's functions need, until it is set.
     """
     cuda = runtime()
     before = cuda.getDevice()

@@ -42,10 +42,10 @@ def call(name: str, *arguments: Any) -> None:
     try:
         function = getattr(_driver(), name)
     except AttributeError as error:
-        raise MachineError(f"the CUDA driver is too old: it has no {name}") from error
+        raise MachineError(f"the CUDA driver lacks {name}: install a newer one") from error
     status = function(*arguments)
     if status:
-        raise MachineError(f"the CUDA driver's {name} fails ({status})")
+        raise MachineError(f"{name} of the CUDA driver returned error {status}")
 
 
 @cache
@@ -68,9 +68,8 @@ class Allocation:
     Args:
         start: address of its first byte.
         nbytes: its size.
-        exportable: whether other processes can map it by a handle of the legacy kind. Virtual
-            memory (torch's expandable segments) and stream-ordered pools cannot be exported so;
-            for virtual memory see :mod:`ringcoll.cuda.virtual_memory`.
+        exportable: whether it has a CUDA IPC handle. Virtual memory (torch's expandable segments,
+            see :mod:`ringcoll.cuda.virtual_memory`) and stream-ordered pools have none.
         number: unique in this process, also against a later allocation at the same address.
 
     """

@@ -21,49 +21,36 @@ _DEVICE, _MANAGED = 2, 3
 
 
 def of_cupy(array: Any) -> DeviceArray:
-    """A CuPy array.
-
-    Raises:
-        ArgumentTypeError: of an element type that no collective carries.
-        ArgumentError: not contiguous.
-
-    """
+    """The description of a CuPy array, whose class is known."""
     row = row_of(array.dtype)
     if not array.flags.c_contiguous:
-        raise strided(array.shape, array.strides, "cupy.ascontiguousarray of it")
+        raise strided(array.shape, array.strides, "cupy.ascontiguousarray(array)")
     memory = array.data
     return DeviceArray(memory.ptr, array.size, row, array.nbytes, memory.device_id, False, array)
 
 
 def of_protocol(obj: Any) -> DeviceArray:
-    """Any array that is neither CuPy's nor torch's.
-
-    Raises:
-        ArgumentTypeError: not an array, or of an element type that no collective carries.
-        ArgumentError: on the host, not contiguous.
-
-    """
+    """The description of an array that is neither CuPy's nor torch's."""
     if isinstance(obj, (np.generic, str, int, float, complex, list, tuple)) or obj is None:
         name = "None" if obj is None else f"a {type(obj).__name__}"
         raise ArgumentTypeError(
-            f"is {name}, wanted an array: a collective reads and writes memory in place; pass "
-            "cupy.array(...) or comm.empty"
+            f"is {name}, wanted a device array, such as one of comm.empty or cupy.array(...)"
         )
-    said = _offered(obj, "__cuda_array_interface__")
+    said = _attribute(obj, "__cuda_array_interface__")
     if isinstance(said, Mapping):
         return _of_interface(obj, said)
-    if _offered(obj, "__dlpack_device__") is not None:
+    if _attribute(obj, "__dlpack_device__") is not None:
         return _of_dlpack(obj)
-    if _offered(obj, "__array_interface__") is None and not _has_buffer(obj):
+    if _attribute(obj, "__array_interface__") is None and not _has_buffer(obj):
         raise ArgumentTypeError(
             f"is a {type(obj).__name__}, wanted a device array: CuPy's, torch's, or one with "
             "__cuda_array_interface__ or DLPack; see ringcoll.from_pointer for raw pointers"
         )
-    raise on_host(f"a {_kind(obj)} on the host", "cupy.asarray of it")
+    raise on_host(f"a {_kind(obj)} on the host", "cupy.asarray(array)")
 
 
 def _of_interface(obj: Any, said: Mapping[str, Any]) -> DeviceArray:
-    """By version 2 or 3 of the protocol, looking at every field before it is believed."""
+    """Read version 2 or 3 of the protocol, checking every field."""
     try:
         version, shape, (pointer, readonly) = said["version"], said["shape"], said["data"]
         typestr, strides = said["typestr"], said.get("strides")
@@ -75,38 +62,40 @@ def _of_interface(obj: Any, said: Mapping[str, Any]) -> DeviceArray:
             f"is a {type(obj).__name__} with a malformed __cuda_array_interface__ ({error!r})"
         ) from None
     if version not in (2, 3):
-        raise ArgumentTypeError(f"has __cuda_array_interface__ {version!r}; 2 and 3 are read")
+        raise ArgumentTypeError(
+            f"has __cuda_array_interface__ of version {version!r}, wanted 2 or 3"
+        )
     if said.get("mask") is not None:
-        raise ArgumentTypeError("has a mask, which no collective carries; pass its data alone")
+        raise ArgumentTypeError("has a mask, which no collective supports; pass its data alone")
     row = _row(obj, typestr)
     if any(length < 0 for length in extent):
-        raise ArgumentTypeError(f"has the impossible shape {extent}")
+        raise ArgumentTypeError(f"has the shape {extent} with a negative length")
     if strides is not None and not _contiguous(extent, strides, row.itemsize):
-        raise strided(extent, strides, "cupy.ascontiguousarray of it")
+        raise strided(extent, strides, "cupy.ascontiguousarray(array)")
     count = prod(extent)
     ordinal = _ordinal_of(obj, pointer, count)
     return DeviceArray(pointer, count, row, count * row.itemsize, ordinal, bool(readonly), obj)
 
 
 def _of_dlpack(obj: Any) -> DeviceArray:
-    """Through CuPy, which reads capsules."""
+    """Import a DLPack capsule through CuPy."""
     number = int(obj.__dlpack_device__()[0])
     if number in _DLPACK_HOST:
-        raise on_host(f"a {_kind(obj)} on the host", "cupy.asarray of it")
+        raise on_host(f"a {_kind(obj)} on the host", "cupy.asarray(array)")
     if number not in _DLPACK_CUDA:
-        raise ArgumentError(f"is a buffer of DLPack's device type {number}, wanted CUDA's")
+        raise ArgumentError(f"is on a device of DLPack's type {number}, wanted CUDA's")
     import cupy
 
     try:
         array = cupy.from_dlpack(obj)
     except (BufferError, TypeError, ValueError, RuntimeError) as error:
         raise ArgumentTypeError(
-            f"is a {type(obj).__name__} whose memory CuPy cannot view ({error})"
+            f"is a {type(obj).__name__} that CuPy cannot import by DLPack ({error})"
         ) from error
     return of_cupy(array)
 
 
-def _offered(obj: Any, name: str) -> Any:
+def _attribute(obj: Any, name: str) -> Any:
     """An attribute, or None; some libraries raise on host arrays instead of lacking it."""
     try:
         return getattr(obj, name, None)
@@ -127,18 +116,18 @@ def _kind(obj: Any) -> str:
 
 
 def _row(obj: Any, typestr: object) -> DType:
-    """The protocol has no name for bfloat16 and float8: there the array itself says what it is."""
+    """The element type: the array's own for bfloat16 and float8, which the protocol cannot name."""
     try:
         kind = np.dtype(typestr)  # type: ignore[call-overload]
         plain = kind.kind != "V"
     except TypeError:
         kind, plain = typestr, False
-    named = None if plain else _offered(obj, "dtype")
+    named = None if plain else _attribute(obj, "dtype")
     if named is None:
         return row_of(kind)
     row = row_of(named)
     if str(typestr)[2:] != str(row.itemsize):
-        raise ArgumentTypeError(f"has the dtype {named} and the typestr {typestr!r}: which is it?")
+        raise ArgumentTypeError(f"has contradictory dtype {named} and typestr {typestr!r}")
     return row
 
 
@@ -163,8 +152,8 @@ def _ordinal_of(obj: Any, pointer: int, count: int) -> int:
     try:
         attributes = cuda.pointerGetAttributes(pointer)
     except RuntimeError as error:
-        raise ArgumentError(f"points to {pointer:#x}, which CUDA does not know: {error}") from error
+        raise ArgumentError(f"points to {pointer:#x}, which is no CUDA pointer: {error}") from error
     if attributes.type not in (_DEVICE, _MANAGED):
-        raise on_host(f"a {_kind(obj)} in host memory ({pointer:#x})", "cupy.asarray of it")
+        raise on_host(f"a {_kind(obj)} in host memory ({pointer:#x})", "cupy.asarray(array)")
     ordinal: int = attributes.device
     return ordinal

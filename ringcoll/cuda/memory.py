@@ -1,7 +1,7 @@
 """Memory of one device that peers may map, and host memory that kernels write to.
 
 It comes from cudaMalloc itself: CUDA's handles for other processes name whole allocations of that
-kind, so neither CuPy's pool nor cudaMallocAsync will do.
+kind, which CuPy's pool and cudaMallocAsync do not give.
 """
 
 from __future__ import annotations
@@ -30,21 +30,14 @@ def whole_granules(nbytes: int) -> int:
 
 @dataclass(slots=True, eq=False)
 class DeviceMemory:
-    """One allocation of a device; made by :func:`allocate`.
-
-    Args:
-        ordinal: of the device.
-        pointer: its first byte.
-        nbytes: whole granules.
-
-    """
+    """One allocation of a device, in whole granules; made by :func:`allocate`."""
 
     ordinal: int
     pointer: int
     nbytes: int
 
     def free(self) -> None:
-        """Give it back; idempotent. Waits for the device, so no kernel may wait for this thread."""
+        """Free it; idempotent. Waits for the device, so no kernel may wait for this thread."""
         pointer, self.pointer = self.pointer, 0
         if pointer:
             with on(self.ordinal) as cuda:
@@ -52,12 +45,7 @@ class DeviceMemory:
 
 
 def allocate(ordinal: int, nbytes: int, *, what: str = "memory") -> DeviceMemory:
-    """Zeroed memory of a device, and of nothing else in its granules.
-
-    Args:
-        ordinal: of the device.
-        nbytes: at least 0; rounded up to whole granules.
-        what: it is for, for messages.
+    """Zeroed memory of a device, rounded up to whole granules; ``what`` it is for, for messages.
 
     Raises:
         OutOfMemory: need and available are named.
@@ -89,7 +77,7 @@ def _malloc(cuda: Any, nbytes: int) -> int:
     except RuntimeError as error:
         if getattr(error, "status", None) != _OUT_OF_MEMORY:
             raise
-        # What CuPy keeps for later may be all that is missing.
+        # The memory that CuPy's pool keeps may be enough.
         import cupy
 
         cupy.get_default_memory_pool().free_all_blocks()
@@ -99,24 +87,20 @@ def _malloc(cuda: Any, nbytes: int) -> int:
 
 def _refusal(cuda: Any, error: RuntimeError, ordinal: int, nbytes: int, what: str) -> MachineError:
     if getattr(error, "status", None) != _OUT_OF_MEMORY:
-        return MachineError(f"{what}: device {ordinal} refuses {size(nbytes)}: {error}")
+        return MachineError(f"{what}: cannot allocate {size(nbytes)} on device {ordinal}: {error}")
     free, total = cuda.memGetInfo()
     return OutOfMemory(
-        f"{what} needs {size(nbytes)} ({nbytes} bytes) on device {ordinal}, and {size(free)} "
-        f"({free} bytes) of its {size(total)} are free; use smaller arrays, free others, or give "
-        "the device to fewer processes (see nvidia-smi)"
+        f"{what} needs {size(nbytes)} ({nbytes} bytes) on device {ordinal}, but only {size(free)} "
+        f"({free} bytes) of its {size(total)} are free; use smaller arrays, free others, or run "
+        "fewer processes on the device (see nvidia-smi)"
     )
 
 
 @dataclass(slots=True, eq=False)
 class HostMapped:
-    """Pinned host memory that kernels of every device of this process reach.
+    """Pinned host memory that kernels of every device of this process reach, at ``device``.
 
-    Args:
-        nbytes: how many.
-        host: the bytes as this process sees them; use no view of it after :meth:`free`.
-        device: the address for kernels.
-
+    Use no view of ``host``, its bytes for this process, after :meth:`free`.
     """
 
     nbytes: int
@@ -125,7 +109,7 @@ class HostMapped:
     _pointer: int
 
     def free(self) -> None:
-        """Give it back; idempotent. No kernel may use it any more."""
+        """Free it; idempotent. No kernel may use it any more."""
         pointer, self._pointer = self._pointer, 0
         if pointer:
             self.host = memoryview(b"")
@@ -133,12 +117,7 @@ class HostMapped:
 
 
 def host_mapped(nbytes: int, *, ordinal: int, what: str = "records") -> HostMapped:
-    """Zeroed host memory that kernels write and the host reads without any call.
-
-    Args:
-        nbytes: at least 1.
-        ordinal: the device of the kernels.
-        what: it is for, for messages.
+    """Zeroed host memory that kernels of a device write and the host reads without any call.
 
     Raises:
         OutOfMemory: the system has no such memory to pin.
@@ -154,7 +133,7 @@ def host_mapped(nbytes: int, *, ordinal: int, what: str = "records") -> HostMapp
         except RuntimeError as error:
             short = getattr(error, "status", None) == _OUT_OF_MEMORY
             kind = OutOfMemory if short else MachineError
-            raise kind(f"{what}: {size(nbytes)} of host memory not pinned: {error}") from error
+            raise kind(f"{what}: cannot pin {size(nbytes)} of host memory: {error}") from error
     ctypes.memset(pointer, 0, nbytes)
     host = memoryview((ctypes.c_char * nbytes).from_address(pointer)).cast("B")
     return HostMapped(nbytes, host, device, pointer)

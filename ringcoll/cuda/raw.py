@@ -1,4 +1,4 @@
-"""Device memory that a program holds by its address alone, as an array."""
+"""Arrays around raw device pointers."""
 
 from __future__ import annotations
 
@@ -19,16 +19,9 @@ _DLPACK_CUDA = 2  # kDLCUDA
 
 @dataclass(frozen=True)  # without slots, which would forbid the weak references of kept calls
 class RawArray:
-    """A contiguous array around a pointer; made by :func:`from_pointer`.
+    """A C-contiguous array around a pointer; made by :func:`from_pointer`.
 
     Other libraries read it by ``__cuda_array_interface__`` and, where CuPy is installed, by DLPack.
-
-    Args:
-        pointer: the first byte.
-        shape: in C order.
-        dtype: of the elements.
-        device: CUDA's ordinal.
-
     """
 
     pointer: int
@@ -59,9 +52,7 @@ class RawArray:
         try:
             import cupy
         except ImportError as error:
-            raise BufferError(
-                f"from_pointer's arrays offer DLPack through CuPy: {error}"
-            ) from error
+            raise BufferError(f"DLPack of a from_pointer array needs CuPy: {error}") from error
         memory = cupy.cuda.UnownedMemory(
             self.pointer, self.size * self.dtype.itemsize, self, self.device
         )
@@ -95,11 +86,11 @@ def from_pointer(
     extent = tuple(_whole("shape", length) for length in lengths)
     pointer = _whole("ptr", ptr)
     if prod(extent) and not pointer:
-        raise ArgumentError("from_pointer: ptr=0 is no memory")
+        raise ArgumentError("from_pointer: ptr=0 is a null pointer")
     if pointer % row.itemsize:
         raise ArgumentError(
-            f"from_pointer: ptr={pointer:#x} is not a multiple of {row.itemsize}, the bytes of an "
-            f"element of {row}"
+            f"from_pointer: ptr={pointer:#x} is not aligned to {row.itemsize} bytes, the size of "
+            f"{row}"
         )
     return RawArray(pointer, extent, row, _ordinal(device))
 

@@ -55,11 +55,11 @@ def stream_of(
         where: the call and the rank, for messages.
 
     Returns:
-        The handle; the object that owns it, or None where the handle is all that is known: who
-        gave it may destroy the stream as soon as the call has returned.
+        The handle; the object that owns it, or None where only the handle is known: then the
+        caller may destroy the stream as soon as the call has returned.
 
     Raises:
-        ArgumentTypeError: no stream.
+        ArgumentTypeError: not a stream.
         ArgumentError: a stream of another device, or a negative handle.
 
     """
@@ -80,16 +80,16 @@ def stream_of(
 
 
 def foreign_streams() -> type | None:
-    """CuPy's class for streams that others own and which it keeps not alive; None: none."""
+    """CuPy's class for streams of other libraries, which it does not keep alive; None: none."""
     cupy = sys.modules.get("cupy")
     found: type | None = getattr(cupy.cuda, "ExternalStream", None) if cupy is not None else None
     return found
 
 
 def _owner(stream: Any) -> object | None:
-    """A stream, unless others own it and nobody here keeps it alive.
+    """A stream, unless it is another library's that this object does not keep alive.
 
-    Torch numbers its own streams, and for others' takes the handle; numba says so.
+    Torch numbers its own streams and takes the handle for others'; numba has an attribute.
     """
     handle = getattr(stream, "cuda_stream", None)
     foreign = (
@@ -106,9 +106,9 @@ def _current(like: Any, ordinal: int | None) -> tuple[int, object | None]:
         stream = torch.cuda.current_stream(ordinal)
         return int(stream.cuda_stream), _owner(stream)
     if like is not None and (cupy is None or not isinstance(like, cupy.ndarray)):
-        # What numba and others say of the stream on which their data will be ready.
-        said = getattr(like, "__cuda_array_interface__", None)
-        ready = said.get("stream") if isinstance(said, Mapping) else None
+        # The stream on which data of numba and others will be ready.
+        interface = getattr(like, "__cuda_array_interface__", None)
+        ready = interface.get("stream") if isinstance(interface, Mapping) else None
         if ready is not None:
             return int(ready), None
     from cupy.cuda import get_current_stream
@@ -118,16 +118,16 @@ def _current(like: Any, ordinal: int | None) -> tuple[int, object | None]:
 
 
 def _handle(stream: Any) -> int | None:
-    """By CuPy's attribute, torch's, the protocol, and numba's, whose handle is a ctypes object."""
+    """The handle by CuPy's attribute, torch's, the protocol, or numba's, which is of ctypes."""
     for name in ("ptr", "cuda_stream"):
         handle = getattr(stream, name, None)
         if isinstance(handle, int):
             return handle
     protocol = getattr(stream, "__cuda_stream__", None)
     if protocol is not None:
-        said = protocol() if callable(protocol) else protocol
-        if isinstance(said, tuple) and len(said) == 2 and isinstance(said[1], int):
-            return said[1]
+        pair = protocol() if callable(protocol) else protocol
+        if isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[1], int):
+            return pair[1]
         return None
     handle = getattr(stream, "handle", None)
     value = getattr(handle, "value", handle)
@@ -137,7 +137,7 @@ def _handle(stream: Any) -> int | None:
 
 
 def _refuse_foreign(stream: Any, ordinal: int | None, where: str) -> None:
-    """A stream of another device; CuPy's default and foreign ones belong to none (-1)."""
+    """Refuse a stream of another device; CuPy's default and foreign ones have none (-1)."""
     if ordinal is None:
         return
     home = getattr(stream, "device_id", None)
@@ -145,7 +145,7 @@ def _refuse_foreign(stream: Any, ordinal: int | None, where: str) -> None:
         home = getattr(getattr(stream, "device", None), "index", None)
     if isinstance(home, int) and home not in (-1, ordinal):
         raise ArgumentError(
-            f"{where}: stream belongs to device {home}, and this rank is on device {ordinal}"
+            f"{where}: stream is on device {home}, but this rank is on device {ordinal}"
         )
 
 

@@ -1,8 +1,8 @@
-"""The driver's virtual memory, such as torch's expandable segments, as descriptors that peers map.
+"""CUDA's virtual memory, such as torch's expandable segments, as descriptors that peers map.
 
-A range of it is made of pieces that were mapped one after the other, each a whole allocation of its
-own. Those that were made to be exported as POSIX descriptors can be mapped by other processes,
-which put them one after the other too.
+A range of it consists of pieces, each a whole allocation, mapped one after the other. Other
+processes can map, again one after the other, those that were created for export as POSIX
+descriptors.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def pieces_of(pointer: int, nbytes: int) -> list[Piece]:
     """The mappings in which a range of virtual memory lies, in order.
 
     Raises:
-        MachineError: it is no virtual memory, is not mapped everywhere, or has too many pieces.
+        MachineError: it is no virtual memory, is not mapped throughout, or has too many pieces.
 
     """
     found: list[Piece] = []
@@ -56,7 +56,8 @@ def pieces_of(pointer: int, nbytes: int) -> list[Piece]:
         piece = Piece(start.value, size.value)
         if not piece.start <= at < piece.start + piece.nbytes or len(found) == MOST:
             raise MachineError(
-                f"virtual memory at {at:#x} lies in {piece}, after {len(found)} more"
+                f"cannot export virtual memory at {at:#x}: it lies in {piece}, after {len(found)} "
+                f"pieces of at most {MOST}"
             )
         found.append(piece)
         at = piece.start + piece.nbytes
@@ -67,7 +68,7 @@ def export(piece: Piece) -> int:
     """A descriptor of a piece; the caller closes it.
 
     Raises:
-        MachineError: it was not made to be exported so.
+        MachineError: the piece was not created for export.
 
     """
     handle, descriptor = _handle(piece.start), ctypes.c_int(-1)
@@ -79,15 +80,10 @@ def export(piece: Piece) -> int:
 
 
 def map_pieces(descriptors: Sequence[int], sizes: Sequence[int], ordinal: int) -> int:
-    """Map pieces one after the other, for a device that is the current one.
-
-    Args:
-        descriptors: of the pieces.
-        sizes: their bytes.
-        ordinal: of the device.
+    """Map pieces one after the other for the current device, which is ``ordinal``.
 
     Returns:
-        The address of the first byte, to be given to :func:`unmap_pieces`.
+        The address of the first byte, for :func:`unmap_pieces`.
 
     Raises:
         MachineError: the device does not reach the memory, or a size is not the piece's.
@@ -118,12 +114,7 @@ def unmap_pieces(address: int, sizes: Sequence[int]) -> None:
 
 
 def grant(pieces: Sequence[Piece], ordinals: Sequence[int]) -> None:
-    """Let kernels of other devices of this process use pieces.
-
-    Raises:
-        MachineError: a device cannot.
-
-    """
+    """Let kernels of other devices of this process use pieces; raises if one cannot."""
     for piece in pieces:
         _grant(piece.start, piece.nbytes, ordinals)
 
@@ -147,4 +138,4 @@ def _unmap(address: int, sizes: Sequence[int], total: int) -> None:
             at += nbytes
         call("cuMemAddressFree", address, total)
     except MachineError as error:
-        _log.warning("memory of a peer could not be unmapped: %s", error)
+        _log.warning("cannot unmap memory of a peer: %s", error)

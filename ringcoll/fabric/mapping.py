@@ -12,7 +12,7 @@ from typing import Any
 
 from ringcoll.errors import Error, MachineError, OutOfMemory
 from ringcoll.host.fd_passing import FdServer, receive
-from ringcoll.host.shm import Denied, Handle, Segment, attach, create
+from ringcoll.host.shm import ProcAccessDenied, Segment, SegmentHandle, attach, create
 
 __all__ = ["Gather", "map_all", "outcome", "ranks_of"]
 
@@ -23,7 +23,7 @@ _TEXT_LIMIT = 2000
 
 def map_all(
     rank: int, nbytes: int, gather: Gather, deadline: float, what: str
-) -> tuple[list[memoryview], list[Handle]]:
+) -> tuple[list[memoryview], list[SegmentHandle]]:
     """Make one segment per rank and map all of them; collective.
 
     Args:
@@ -48,7 +48,7 @@ def map_all(
         failure = error
     try:
         said = outcome(gather, own.handle.encode() if own else None, failure)
-        handles = [Handle.decode(text) for text in said]
+        handles = [SegmentHandle.decode(text) for text in said]
         if own is None:
             raise MachineError(f"{what}: no memory was made")
         views = _attach(rank, own, handles, gather, deadline, what)
@@ -110,7 +110,12 @@ def ranks_of(said: Sequence[Sequence[object]], nranks: int) -> list[list[int]]:
 
 
 def _attach(
-    rank: int, own: Segment, handles: Sequence[Handle], gather: Gather, deadline: float, what: str
+    rank: int,
+    own: Segment,
+    handles: Sequence[SegmentHandle],
+    gather: Gather,
+    deadline: float,
+    what: str,
 ) -> list[memoryview]:
     views: list[memoryview | None] = [None] * len(handles)
     views[rank] = own.body
@@ -121,7 +126,7 @@ def _attach(
             continue
         try:
             views[peer] = attach(handle, f"{what}: rank {peer}")
-        except Denied:
+        except ProcAccessDenied:
             denied.append(peer)
         except MachineError as error:
             failure = error
@@ -135,7 +140,7 @@ def _attach(
 def _passed(
     rank: int,
     own: Segment,
-    handles: Sequence[Handle],
+    handles: Sequence[SegmentHandle],
     refused: Sequence[Sequence[int]],
     gather: Gather,
     deadline: float,

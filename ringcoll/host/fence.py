@@ -1,9 +1,9 @@
-"""What must stand between data and the flag that announces it.
+"""The memory fence between data and the flag that announces it.
 
 A rank writes data, then an aligned 8-byte flag; its peer reads the flag, then the data. x86-64
 keeps stores in order and loads in order, and numpy's copies end with the fence that streaming
-stores need, so there plain stores suffice. Every other processor may swap them: there a real
-fence is called between the two, on both sides, or the machine is refused.
+stores need, so there plain stores suffice. Any other processor may reorder them: there a fence is
+called between the two, on both sides, or the machine is refused.
 """
 
 from __future__ import annotations
@@ -25,12 +25,8 @@ _SEQ_CST = 5  # memory_order_seq_cst of C11's <stdatomic.h>
 def fence_of(machine: str | None = None, library: str = "libatomic.so.1") -> Fence | None:
     """The fence to call between data and flag on this machine; None where none is needed.
 
-    Args:
-        machine: the processor's name; None asks ``platform.machine()``.
-        library: the shared library that holds C11's ``atomic_thread_fence``.
-
     Raises:
-        MachineError: the processor needs a fence and the library is not there.
+        MachineError: the processor needs a fence, and ``library`` with C11's is not there.
 
     """
     name = (platform.machine() if machine is None else machine).lower()

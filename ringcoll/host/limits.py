@@ -1,8 +1,8 @@
-"""How much memory may still be taken: by the machine, and by the control groups around us.
+"""Available memory: of the machine, and of the control groups that contain this process.
 
-Shared memory that is reserved beyond a control group's limit ends in a killed process, not in an
-error; so the limits are read first. What the kernel can give back at once (the page cache of
-files) counts as available.
+Reserving shared memory beyond a control group's limit kills the process instead of raising an
+error; so the limits are read first. What the kernel can reclaim at once (the page cache of files)
+counts as available.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _UNLIMITED = 1 << 60
 
 @dataclass(frozen=True, slots=True)
 class Available:
-    """Bytes that may still be taken, and who says so."""
+    """Bytes that may still be allocated, and the limit's source."""
 
     nbytes: int
     source: str
@@ -42,9 +42,7 @@ def size(nbytes: int) -> str:
 def available(root: Path = Path("/")) -> Available:
     """The least that the machine and every control group around this process still allow.
 
-    Args:
-        root: where ``proc`` and ``sys`` are looked for; a test gives a folder of its own.
-
+    ``root`` has ``proc`` and ``sys``; a test passes a folder of its own.
     """
     rooms = [*_machine(root), *_groups(root)]
     if not rooms:
@@ -54,15 +52,10 @@ def available(root: Path = Path("/")) -> Available:
 
 
 def require(need: int, room: Available, what: str) -> None:
-    """Refuse to take more memory than there is.
-
-    Raises:
-        OutOfMemory: ``need`` exceeds ``room``; both are named.
-
-    """
+    """Raise :class:`OutOfMemory`, with both numbers, if ``need`` bytes exceed ``room``."""
     if need > room.nbytes:
         raise OutOfMemory(
-            f"{what} needs {size(need)} ({need} bytes) of shared memory, and "
+            f"{what} needs {size(need)} ({need} bytes) of shared memory, but only "
             f"{size(room.nbytes)} ({room.nbytes} bytes) are available ({room.source}); "
             "use smaller arrays or fewer ranks, or raise that limit"
         )
@@ -93,7 +86,7 @@ def _groups(root: Path) -> Iterator[Available]:
         else:
             continue
         top = root / point.lstrip("/")
-        # Inside a container the group may be the mount's own root, or lie outside what we see.
+        # Inside a container the group may be the mount's own root, or lie outside the mount.
         inside = path[len(mounted) :] if mounted != "/" and path.startswith(mounted) else path
         folder = top / inside.strip("/")
         if ".." in folder.parts or not folder.is_dir():

@@ -1,4 +1,4 @@
-"""Mapping pages so that they live as long as anything that looks at them.
+"""Mapping pages that live as long as any view of them.
 
 Python's own ``mmap`` keeps a copy of the descriptor open for each mapping before 3.13, and a
 communicator of many ranks has more mappings than a process commonly has descriptors. So shared
@@ -27,12 +27,7 @@ def whole_pages(nbytes: int) -> int:
 
 
 def map_shared(fd: int, nbytes: int) -> memoryview:
-    """The first bytes of a file, writable and shared; the descriptor may be closed afterwards.
-
-    Raises:
-        OSError: the kernel refuses.
-
-    """
+    """The first bytes of a file, writable and shared; the descriptor may be closed afterwards."""
     library = _library()
     # Page tables are filled now, not by a fault on every page of the first collective.
     flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
@@ -47,12 +42,7 @@ def map_shared(fd: int, nbytes: int) -> memoryview:
 
 
 def map_private(nbytes: int) -> memoryview:
-    """Zeroed, page-aligned memory of this process alone.
-
-    Raises:
-        OSError: the kernel refuses.
-
-    """
+    """Zeroed, page-aligned memory of this process alone."""
     memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if nbytes >= _HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):

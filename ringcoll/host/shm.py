@@ -1,10 +1,10 @@
 """Shared memory without a name: created by one process, opened by its peers through /proc.
 
 A segment is a ``memfd`` whose pages are all reserved when it is made, so that no later access
-can fail, and sealed, so that no owner can cut it under a peer. It has no name: nothing is left
-behind after a kill −9, and the size of /dev/shm does not matter. Its first page is a header with
-random bytes that the owner also sends by other means: a peer that opened something else (a
-recycled process id) notices.
+can fail, and sealed, so that its owner cannot shrink it under a peer. It has no name: a kill −9
+leaves nothing behind, and the size of /dev/shm does not matter. Its first page is a header with
+random bytes that the owner also sends by other means, by which a peer detects that it has opened
+something else (of a recycled process id).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ringcoll.errors import MachineError, OutOfMemory
 from ringcoll.host.limits import available, size
 from ringcoll.host.pages import PAGE, map_private, map_shared, whole_pages
 
-__all__ = ["Denied", "Handle", "Segment", "attach", "create", "private"]
+__all__ = ["ProcAccessDenied", "Segment", "SegmentHandle", "attach", "create", "private"]
 
 _MAGIC = b"ringcoll"
 _NONCE = 24  # random bytes; with the magic 32 bytes at the start of the header page
@@ -30,12 +30,12 @@ _PIECE = 64 << 20
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
-class Denied(MachineError):
-    """A peer's descriptor cannot be opened through /proc; it has to be passed."""
+class ProcAccessDenied(MachineError):
+    """A peer's descriptor cannot be opened through /proc and has to be passed over a socket."""
 
 
 @dataclass(frozen=True, slots=True)
-class Handle:
+class SegmentHandle:
     """What a peer needs to open a segment: process, descriptor, size of the body, nonce."""
 
     pid: int
@@ -48,8 +48,8 @@ class Handle:
         return json.dumps([self.pid, self.fd, self.nbytes, self.nonce])
 
     @staticmethod
-    def decode(text: str) -> Handle:
-        """Read what a peer has sent.
+    def decode(text: str) -> SegmentHandle:
+        """Decode what a peer has sent, checking every field.
 
         Raises:
             MachineError: the text is no handle.
@@ -63,7 +63,7 @@ class Handle:
         legal = all(type(n) is int and n >= 0 for n in numbers) and isinstance(nonce, str)
         if not legal or len(nonce) != 2 * _NONCE:
             raise MachineError(f"a peer sent a malformed handle: {text[:80]!r}")
-        return Handle(pid, fd, nbytes, nonce)
+        return SegmentHandle(pid, fd, nbytes, nonce)
 
 
 @dataclass(slots=True)
@@ -71,7 +71,7 @@ class Segment:
     """Memory that this process owns; ``body`` starts at a page and is zeroed."""
 
     body: memoryview
-    handle: Handle
+    handle: SegmentHandle
     fd: int
 
     def seal(self) -> None:
@@ -108,19 +108,16 @@ def create(nbytes: int, what: str) -> Segment:
         raise
     nonce = secrets.token_bytes(_NONCE)
     memory[: len(_MAGIC) + _NONCE] = _MAGIC + nonce
-    return Segment(memory[PAGE:], Handle(os.getpid(), fd, total - PAGE, nonce.hex()), fd)
+    return Segment(memory[PAGE:], SegmentHandle(os.getpid(), fd, total - PAGE, nonce.hex()), fd)
 
 
-def attach(handle: Handle, what: str, descriptor: int | None = None) -> memoryview:
+def attach(handle: SegmentHandle, what: str, descriptor: int | None = None) -> memoryview:
     """The body of a peer's segment, mapped into this process.
 
-    Args:
-        handle: what the peer has sent.
-        what: the call that maps, for messages.
-        descriptor: the peer's descriptor where it was passed; else /proc is asked for it.
+    ``descriptor`` is the peer's where it was passed; else it is opened through /proc.
 
     Raises:
-        Denied: /proc does not let this process open the descriptor.
+        ProcAccessDenied: /proc does not let this process open the descriptor.
         MachineError: what was opened is not the segment that the peer has made.
 
     """
@@ -133,7 +130,7 @@ def attach(handle: Handle, what: str, descriptor: int | None = None) -> memoryvi
             except OSError as error:
                 if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
                     raise
-                raise Denied(f"{what}: {error}") from error
+                raise ProcAccessDenied(f"{what}: {error}") from error
         found = os.fstat(fd).st_size
         if found < total:
             raise MachineError(
@@ -148,18 +145,13 @@ def attach(handle: Handle, what: str, descriptor: int | None = None) -> memoryvi
     if memory[: len(_MAGIC) + _NONCE] != _MAGIC + bytes.fromhex(handle.nonce):
         raise MachineError(
             f"{what}: the memory opened from process {handle.pid} does not start with the "
-            "random bytes that its owner has sent; another process may have taken its id"
+            "random bytes that its owner has sent: another process may have its id now"
         )
     return memory[PAGE:]
 
 
 def private(nbytes: int, what: str) -> memoryview:
-    """Zeroed, page-aligned memory of this process alone, for ranks that are threads.
-
-    Raises:
-        OutOfMemory: the kernel refuses.
-
-    """
+    """Zeroed, page-aligned memory of this process alone, for ranks that are threads."""
     total = max(PAGE, whole_pages(nbytes))
     try:
         return map_private(total)
@@ -170,13 +162,13 @@ def private(nbytes: int, what: str) -> memoryview:
 def _explained(error: Exception, total: int, what: str) -> MachineError:
     code = getattr(error, "errno", None)
     if isinstance(error, AttributeError):
-        return MachineError(f"{what}: CPU ranks as processes need Linux's memfd_create ({error})")
+        return MachineError(f"{what}: CPU ranks in processes need Linux's memfd_create ({error})")
     if code in (errno.EMFILE, errno.ENFILE):
-        return MachineError(f"{what}: no file descriptor is left ({error}); raise ulimit -n")
+        return MachineError(f"{what}: no file descriptor is left ({error}): raise ulimit -n")
     if code in (errno.ENOMEM, errno.ENOSPC, errno.EFBIG) or code is None:
         room = available()
         return OutOfMemory(
-            f"{what} needs {size(total)} ({total} bytes) of memory and the kernel refused "
+            f"{what} needs {size(total)} ({total} bytes) of memory, but the kernel refused "
             f"({error}); {size(room.nbytes)} ({room.nbytes} bytes) are available ({room.source})"
         )
     return MachineError(f"{what}: {error}")

@@ -130,7 +130,7 @@ class CudaSymmetricMemory(AgreedBlocks[Part]):
         fabric = self._usable("register")
         if array.ordinal != self.ordinal:
             raise ArgumentError(
-                f"register: the array is on device {array.ordinal}, and this rank on device "
+                f"register: the array is on device {array.ordinal}, but this rank is on device "
                 f"{self.ordinal}"
             )
 

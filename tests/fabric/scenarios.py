@@ -20,7 +20,7 @@ from ringcoll.bootstrap import bootstrap_of
 from ringcoll.errors import MachineError
 from ringcoll.fabric import Fabric, identity, mapping, open_fabric
 from ringcoll.host import shm
-from ringcoll.host.shm import Denied
+from ringcoll.host.shm import ProcAccessDenied
 from ringcoll.symmetric.host import SymmetricMemory
 from tests.fabric.mpi_messages import mpi_truncated  # noqa: F401  # found by its name
 from tests.processes.programs.verdict import told
@@ -239,7 +239,7 @@ def passed():
 
     def denied(handle, what, descriptor=None):
         if descriptor is None:
-            raise Denied(f"{what}: denied")
+            raise ProcAccessDenied(f"{what}: denied")
         return attach(handle, what, descriptor)
 
     vars(mapping)["attach"] = denied
@@ -484,6 +484,6 @@ def main():
 
 
 if __name__ == "__main__":
-    if not issubclass(Denied, MachineError):
+    if not issubclass(ProcAccessDenied, MachineError):
         raise SystemExit("the tests stand on this")
     main()

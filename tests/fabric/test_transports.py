@@ -142,18 +142,20 @@ def test_a_segment_is_private_sealed_and_marked():
         assert len(segment.body) == segment.handle.nbytes == 8192
         with pytest.raises(OSError, match="not permitted"):
             os.ftruncate(segment.fd, 0)
-        other = shm.attach(shm.Handle.decode(segment.handle.encode()), "test")
+        other = shm.attach(shm.SegmentHandle.decode(segment.handle.encode()), "test")
         segment.body[17] = 5
         assert other[17] == 5
-        wrong = shm.Handle(os.getpid(), segment.fd, 8192, "00" * 24)
+        wrong = shm.SegmentHandle(os.getpid(), segment.fd, 8192, "00" * 24)
         with pytest.raises(MachineError, match="random bytes"):
             shm.attach(wrong, "test")
         with pytest.raises(MachineError, match="not 1052672"):
-            shm.attach(shm.Handle(os.getpid(), segment.fd, 1 << 20, segment.handle.nonce), "test")
+            shm.attach(
+                shm.SegmentHandle(os.getpid(), segment.fd, 1 << 20, segment.handle.nonce), "test"
+            )
     finally:
         segment.seal()
         segment.seal()
-    with pytest.raises(shm.Denied):
+    with pytest.raises(shm.ProcAccessDenied):
         shm.attach(segment.handle, "test")
 
 
@@ -163,7 +165,7 @@ def test_a_segment_is_private_sealed_and_marked():
 )
 def test_a_malformed_handle_is_refused(text):
     with pytest.raises(MachineError, match="malformed"):
-        shm.Handle.decode(text)
+        shm.SegmentHandle.decode(text)
 
 
 def test_descriptors_pass_through_doors_in_a_ring():

@@ -74,14 +74,14 @@ def test_cupy_arrays(memory, dtype, shape):
 def test_parts_of_cupy_arrays(memory):
     x = made(memory, (4, 6), "float32")
     assert view(x[2:]).pointer == memory + 48
-    assert "pass cupy.ascontiguousarray of it" in refusal(x[:, 1])
+    assert "pass cupy.ascontiguousarray(array)" in refusal(x[:, 1])
     assert "of shape (6, 4) with strides (4, 24) is not contiguous" in refusal(x.T)
     assert "is not one of int8" in refusal(made(memory, 3, "f4,i4"), ArgumentTypeError)
 
 
 def test_another_device_is_refused(memory):
     x = made(memory, 4, "float32")
-    assert "is on device 1, and this rank on device 0" in refusal(x, ordinal=0)
+    assert "is on device 1, but this rank is on device 0" in refusal(x, ordinal=0)
     assert view(made(memory, 0, "float32"), ordinal=0).count == 0
 
 
@@ -109,10 +109,10 @@ def test_raw_pointers(memory, dtype):
 @pytest.mark.parametrize(
     ("arguments", "kind", "message"),
     [
-        ((0, 3, "float32"), ArgumentError, "no memory"),
+        ((0, 3, "float32"), ArgumentError, "null pointer"),
         ((-1, 3, "float32"), ArgumentError, "ptr=-1"),
         (("a", 3, "float32"), ArgumentTypeError, "ptr='a'"),
-        ((4098, 3, "float32"), ArgumentError, "not a multiple of 4"),
+        ((4098, 3, "float32"), ArgumentError, "not aligned to 4 bytes"),
         ((4096, -3, "float32"), ArgumentError, "shape=-3"),
         ((4096, (1, 2.5), "float32"), ArgumentTypeError, "shape=2.5"),
         ((4096, 3, "float99"), ArgumentTypeError, "not one of"),
@@ -139,16 +139,16 @@ def test_the_protocol(memory):
 def test_read_only_arrays_are_send_buffers_only(memory):
     x = Foreign(memory, data=(memory, True))
     assert view(x).readonly
-    assert "is read-only and would be written" in refusal(x, writable=True)
+    assert "is read-only, but the call writes to it" in refusal(x, writable=True)
 
 
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"version": 1}, "__cuda_array_interface__ 1"),
-        ({"version": 4}, "__cuda_array_interface__ 4"),
+        ({"version": 1}, "of version 1"),
+        ({"version": 4}, "of version 4"),
         ({"shape": None}, "malformed"),
-        ({"shape": (2, -3)}, "impossible shape"),
+        ({"shape": (2, -3)}, "with a negative length"),
         ({"data": 5}, "malformed"),
         ({"data": ("x", False)}, "malformed"),
         ({"strides": 5}, "malformed"),
@@ -177,12 +177,12 @@ def test_types_that_the_protocol_cannot_name(memory):
     x.dtype = np.dtype(ml_dtypes.float8_e5m2)
     assert view(x).dtype is dtype_of("float8_e5m2")
     x.dtype = np.dtype("float32")
-    assert "which is it?" in refusal(x, ArgumentTypeError)
+    assert "contradictory dtype" in refusal(x, ArgumentTypeError)
 
 
 def test_strides_with_gaps_are_refused(memory):
-    assert "is not contiguous" in refusal(Foreign(memory, (2, 3), strides=(16, 4)))
-    assert "is not contiguous" in refusal(Foreign(memory, (2, 3), strides=(4,)))
+    assert "is not C-contiguous" in refusal(Foreign(memory, (2, 3), strides=(16, 4)))
+    assert "is not C-contiguous" in refusal(Foreign(memory, (2, 3), strides=(4,)))
 
 
 @pytest.mark.parametrize(
@@ -221,8 +221,8 @@ class Capsule:
 
 def test_dlpack(memory, monkeypatch):
     assert "on the host" in refusal(Capsule(1))
-    assert "device type 10" in refusal(Capsule(10))
-    assert "whose memory CuPy cannot view" in refusal(Capsule(2), ArgumentTypeError)
+    assert "DLPack's type 10" in refusal(Capsule(10))
+    assert "that CuPy cannot import by DLPack" in refusal(Capsule(2), ArgumentTypeError)
     x = made(memory, 5, "int16")
     monkeypatch.setattr(cupy, "from_dlpack", lambda _obj: x)
     seen = view(Capsule(2))
@@ -278,7 +278,7 @@ def test_torch_tensors():
         1,
     )
     assert "tensor on cpu" in refusal(Tensor(is_cuda=False, device="cpu"))
-    assert "pass its .contiguous()" in refusal(Tensor(contiguous=False))
+    assert "pass tensor.contiguous()" in refusal(Tensor(contiguous=False))
     assert "to_dense" in refusal(Tensor(layout="torch.sparse_coo"), ArgumentTypeError)
     assert "resolve_conj" in refusal(Tensor(conj=True))
     assert view(Tensor(requires_grad=True)).count == 6

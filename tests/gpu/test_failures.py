@@ -202,7 +202,7 @@ def test_a_refusal_leaves_the_communicator_usable(two):
 def test_another_device_is_refused(apart):
     with on(apart[1]):
         elsewhere = apart[1].xp.ones(4, "float32")
-    with pytest.raises(ArgumentError, match="is on device 1, and this rank on device 0"):
+    with pytest.raises(ArgumentError, match="is on device 1, but this rank is on device 0"):
         apart[0].all_reduce(elsewhere)
 
 

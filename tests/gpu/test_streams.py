@@ -82,7 +82,7 @@ def test_streams_of_other_devices_are_refused():
         stream_pointer(-1)
     of_one = types.SimpleNamespace(ptr=8, device_id=1)
     assert stream_pointer(of_one) == stream_pointer(of_one, ordinal=1) == 8
-    with pytest.raises(ArgumentError, match="belongs to device 1, and this rank is on device 0"):
+    with pytest.raises(ArgumentError, match="is on device 1, but this rank is on device 0"):
         stream_pointer(of_one, ordinal=0)
     torchs = types.SimpleNamespace(cuda_stream=8, device=types.SimpleNamespace(index=1))
     with pytest.raises(ArgumentError, match="device 1"):

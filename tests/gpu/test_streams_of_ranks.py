@@ -213,7 +213,7 @@ def test_a_stream_of_another_device_is_refused():
             foreign = cupy.cuda.Stream(non_blocking=True)
         with on(comm):
             x = comm.empty(4, "float32")
-            with pytest.raises(ArgumentError, match="stream belongs to device"):
+            with pytest.raises(ArgumentError, match="stream is on device"):
                 comm.all_reduce(x, stream=foreign)
             comm.barrier()
             comm.synchronize()

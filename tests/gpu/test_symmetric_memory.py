@@ -239,7 +239,7 @@ def test_an_array_of_another_device_is_not_registered(together, stand_in):
 
     def work(fabric):
         memory = CudaSymmetricMemory(fabric, 0)
-        with pytest.raises(ArgumentError, match="on device 1, and this rank on device 0"):
+        with pytest.raises(ArgumentError, match="on device 1, but this rank is on device 0"):
             memory.register(viewed(from_pointer(4096, 1, "float32", "cuda:1")))
         return memory.register(viewed(from_pointer(0, 0, "float32")))
 
