@@ -101,7 +101,7 @@ def test_another_failure_is_told_and_leaks_nothing(stand_in, monkeypatch):
         allocate(0, 1)
     assert not runtime.memory
     monkeypatch.setattr(runtime, "malloc", fails)
-    with pytest.raises(MachineError, match="cannot allocate 2.0 MiB on device 0"):
+    with pytest.raises(MachineError, match=r"cannot allocate 2\.0 MiB on device 0"):
         allocate(0, 1)
 
 
