@@ -31,9 +31,7 @@ def device_view(pointer: int, nbytes: int, dtype: npt.DTypeLike) -> npt.NDArray[
     """A flat view of device memory, writable; it keeps nothing alive.
 
     Args:
-        pointer: the first byte.
         nbytes: a multiple of the elements' size; without any there is no address either.
-        dtype: numpy's.
 
     """
     if not nbytes:

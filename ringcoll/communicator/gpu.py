@@ -19,14 +19,14 @@ from ringcoll.cuda.streams import outside_capture
 from ringcoll.dtypes import dtype_of
 from ringcoll.errors import ArgumentError, Error, LaunchRefused, MachineError
 from ringcoll.executors.contract import GroupCall
+from ringcoll.executors.cuda.async_errors import Watchdog
 from ringcoll.executors.cuda.cuda_call import CudaCall
 from ringcoll.executors.cuda.executor import CudaExecutor
 from ringcoll.executors.cuda.kernel_choice import KernelChoice
 from ringcoll.executors.cuda.limits import CallOptions
 from ringcoll.executors.cuda.loader import Loader
-from ringcoll.executors.cuda.recorder import Recorder
 from ringcoll.executors.cuda.sending import CudaPairs, PairCalls
-from ringcoll.executors.cuda.watch import Watch
+from ringcoll.executors.cuda.trace import Recorder
 from ringcoll.executors.cuda.workspace import Workspace
 from ringcoll.executors.rows import TraceEntry
 from ringcoll.fabric import Fabric
@@ -103,7 +103,7 @@ class CudaState(RankState):
                 self.topology, stored=None, links=None, machine=None, reason=why
             )
         self.cuda.resources = replace(self.cuda.resources, machine=self.topology.machine)
-        self._watch = Watch(self.fabric, self.cuda)
+        self._watch = Watchdog(self.fabric, self.cuda)
 
     def _child(self, fabric: Fabric, ranks: Sequence[int]) -> RankState:
         return CudaState(

@@ -19,7 +19,7 @@ from pathlib import Path
 from ringcoll.communicator.across import HOST, links_of
 from ringcoll.communicator.topology import Topology
 from ringcoll.errors import ArgumentError, MachineError
-from ringcoll.executors.cuda.crossover import HOP
+from ringcoll.executors.cuda.choose import HOP
 from ringcoll.fabric import Fabric
 from ringcoll.model.links import Wire
 from ringcoll.model.machine import machine_of

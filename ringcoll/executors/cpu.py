@@ -35,8 +35,6 @@ class CpuExecutor:
     """One rank's side of the collectives of one communicator.
 
     Args:
-        fabric: the ranks on this host.
-        symmetric: the memory that peers can reach.
         scratch: bytes of SCRATCH.
         pacer: made from the board, or None for free links.
 
@@ -80,7 +78,6 @@ class CpuExecutor:
         """Bind a checked call to this executor.
 
         Args:
-            call: the checked arguments.
             select: the tuner's choice, once it is known which buffers the ranks can reach.
             agrees: whether the ranks wait for all hellos before they choose a launch.
             alike: whether a call that does not reduce must be in place on all ranks or on none.

@@ -36,11 +36,8 @@ def run_rows(
     """Run one lane to its end.
 
     Args:
-        rows: from :func:`ringcoll.executors.rows.lane_rows`.
         base: the call's epoch << 32, added to every count.
-        idle: waits where polling a little did not help.
         notify: wakes a rank after its flag was set; None where it polls.
-        fence: orders data and flags on machines that need it.
 
     """
     spins = SPINS if notify is None else 0

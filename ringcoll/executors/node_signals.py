@@ -31,13 +31,7 @@ _WORD = struct.Struct("=Q")
 
 
 class RemoteFlags:
-    """The words of a rank of another node, for signals: storing posts, reading is not for them.
-
-    Args:
-        messages: of the communicator.
-        rank: whose.
-
-    """
+    """The words of a rank of another node, for signals: storing posts, reading is not for them."""
 
     def __init__(self, messages: Messages, rank: int) -> None:
         self._messages, self._rank = messages, rank
@@ -48,14 +42,7 @@ class RemoteFlags:
 
 
 class NodeSignals:
-    """One rank's board as the other nodes see it, and theirs as it sees them.
-
-    Args:
-        fabric: ranks on several nodes.
-        shared_state: of this rank.
-        messages: of the communicator.
-
-    """
+    """One rank's board as the other nodes see it, and theirs as it sees them."""
 
     def __init__(self, fabric: Fabric, shared_state: SharedState, messages: Messages) -> None:
         self.messages, self._board = messages, shared_state

@@ -37,7 +37,6 @@ class Pace:
     Args:
         bandwidth: B, bytes/s of each port or link.
         alpha: seconds that each message occupies it beside its bytes.
-        links: "switch" or "pairs".
 
     """
 
@@ -62,9 +61,7 @@ class Transfer:
     """The work of a row over paced links: called, it does it and says when the row is over.
 
     Args:
-        work: does it.
         busy: of each port, for how many seconds the row occupies it.
-        lock: held while the words of the ports change.
         ready: when the row could have begun, if that was before it is called.
 
     """

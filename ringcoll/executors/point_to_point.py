@@ -61,10 +61,7 @@ class Pairs:
     """One rank's halves of all its pairs.
 
     Args:
-        fabric: the ranks on this host.
-        shared_state: the communicator's board, with a landing zone for each peer.
         pacer: wraps rows that cross ranks; None: links run free.
-        node_signals: what crosses nodes, where there are several.
 
     """
 

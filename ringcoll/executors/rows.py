@@ -62,22 +62,15 @@ class Binding:
     """Where the chunks and the flags of one call lie for one rank.
 
     Args:
-        layout: of INPUT and OUTPUT.
         user: the flat arrays of INPUT and OUTPUT by (plan rank, buffer), own and peers'.
         scratch: the bytes of each plan rank's SCRATCH region.
         slot_bytes: bytes a SCRATCH slot.
-        slots: W'.
-        ranks: the communicator's rank of each plan rank.
         flag: the words and index where block ``src`` posts to block ``dst`` (their numbers).
-        entered: the words and index of each plan rank's *entered* word.
-        dtype: of the call.
         op: of the call on this rank, None where nothing is reduced.
         loads: each plan rank's own operator (premul_sum).
         pacer: wraps the work of a row that crosses ranks; None: links run free.
         trace: where executed rows are noted; None: nowhere.
         nodes: the node of each plan rank where there are several; else empty.
-        streams: where there are, what carries messages.
-        senders: and the plan rank that sends each message.
 
     """
 

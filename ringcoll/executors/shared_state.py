@@ -61,7 +61,6 @@ class SharedState:
     """The segments of all ranks, and where everything lies in them.
 
     Args:
-        fabric: the ranks; sharing the memory is collective.
         scratch: bytes of SCRATCH a rank, at most 16 MiB by contract.
 
     """

@@ -8,7 +8,6 @@ import pytest
 import ringcoll
 from ringcoll import ArgumentError, ArgumentTypeError, ClosedError
 from ringcoll.executors import binder
-from ringcoll.executors import mapped as hellos
 
 
 def test_split_by_color_and_key():
@@ -60,7 +59,7 @@ def test_nested_splits_and_calls_of_all_generations_in_turn():
 def mapped(monkeypatch):
     """Whether each large call could reach the peers' INPUT and OUTPUT."""
     found = []
-    honest = hellos.agreed
+    honest = binder.agreed
 
     def agreed(call, hellos, **ranks):
         buffers, in_place = honest(call, hellos, **ranks)

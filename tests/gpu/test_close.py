@@ -12,7 +12,7 @@ from ringcoll.communicator import gpu
 from ringcoll.communicator.gpu import CudaState
 from ringcoll.config import Config
 from ringcoll.errors import AbortedError, MachineError, RankLostError
-from ringcoll.executors.cuda.watch import Watch
+from ringcoll.executors.cuda.async_errors import Watchdog
 
 
 @pytest.fixture(autouse=True)
@@ -74,7 +74,7 @@ def closing(cuda) -> CudaState:
     values |= {"closed": False, "inherited": False, "settled": False, "config": Config()}
     vars(state).update(values)
     cuda.running = cuda.recorder = None
-    state._watch = Watch(state.fabric, cuda)
+    state._watch = Watchdog(state.fabric, cuda)
     return state
 
 

@@ -8,12 +8,12 @@ import pytest
 
 from ringcoll.arguments.calls import Call
 from ringcoll.dtypes import dtype_of, op_of, premul_sum
+from ringcoll.executors.cuda.async_errors import awaited_ranks
 from ringcoll.executors.cuda.choose import choose
 from ringcoll.executors.cuda.kernel_choice import KernelChoice
 from ringcoll.executors.cuda.limits import CallOptions, Resources
 from ringcoll.executors.cuda.ll import batches
 from ringcoll.executors.cuda.ll_layout import LANES, LLLayout
-from ringcoll.executors.cuda.senders import awaited_ranks
 from ringcoll.executors.cuda.workspace import Workspace
 
 N = 4

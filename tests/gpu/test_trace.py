@@ -15,8 +15,7 @@ from ringcoll.dtypes import dtype_of
 from ringcoll.encode import encode
 from ringcoll.errors import OutOfMemory
 from ringcoll.executors.cuda.kernel_choice import KernelChoice
-from ringcoll.executors.cuda.recorder import Recorder
-from ringcoll.executors.cuda.trace import HEAD, ROW
+from ringcoll.executors.cuda.trace import HEAD, ROW, Recorder
 from ringcoll.launch import Launch, Layout
 from ringcoll.lower import lower
 from ringcoll.plan import Block

@@ -11,8 +11,8 @@ import numpy as np
 import ringcoll
 from ringcoll.dtypes import DTYPES, OPS, op_of, premul_sum
 from ringcoll.errors import ArgumentError
-from ringcoll.executors.cuda.names import OPERATORS as OPERATORS
-from ringcoll.executors.cuda.names import TYPES as TYPES
+from ringcoll.executors.cuda.source import OPERATORS as OPERATORS
+from ringcoll.executors.cuda.source import TYPES as TYPES
 
 KERNELS = Path(ringcoll.__file__).parent / "kernels"
 HERE = Path(__file__).parent

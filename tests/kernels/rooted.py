@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from ringcoll.arguments.calls import Call
 from ringcoll.dtypes import dtype_of
 from ringcoll.encode import encode
-from ringcoll.executors.cuda.body import body_of
-from ringcoll.executors.cuda.kernel_choice import KernelChoice
+from ringcoll.executors.cuda.kernel_choice import KernelChoice, body_of
 from ringcoll.executors.cuda.params import Addresses, Header, pack
 from ringcoll.launch import ALL_MAPPED, Launch
 from ringcoll.plan import Buffer, Plan

@@ -14,10 +14,10 @@ from ringcoll.collectives import COLLECTIVES
 from ringcoll.dtypes import dtype_of, op_of
 from ringcoll.errors import ArgumentError, LaunchRefused
 from ringcoll.executors.cuda import dual_program
-from ringcoll.executors.cuda.body import body_of
 from ringcoll.executors.cuda.choose import choose
 from ringcoll.executors.cuda.copies import copied_blocks, crosses
 from ringcoll.executors.cuda.dual_program import fits_dual
+from ringcoll.executors.cuda.kernel_choice import body_of
 from ringcoll.executors.cuda.limits import CallOptions, Resources
 from ringcoll.executors.cuda.params import Addresses, Header, pack
 from ringcoll.executors.cuda.workspace import Workspace

@@ -1,15 +1,30 @@
-"""What has gone wrong on a rank, as its kernels have left it and the host can say it."""
+"""Asynchronous errors: what kernels report to the host after a call has returned.
+
+A kernel that aborts writes a report into host-mapped memory. The next call reads one word of it; a
+watchdog thread looks ten times a second, logs the error and tells kernels of ranks that have died,
+which they cannot see.
+"""
 
 from __future__ import annotations
 
+import logging
+import threading
+import weakref
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
+from typing import TYPE_CHECKING
 
+from ringcoll.arguments.calls import Call
 from ringcoll.cuda.device import runtime
 from ringcoll.cuda.memory import HostMapped
+from ringcoll.encode import BlockProgram, Program
 from ringcoll.errors import Error
 from ringcoll.executors.cuda.cuda_call import CudaCall
 from ringcoll.executors.cuda.hellos import Hellos
+from ringcoll.executors.cuda.kernel_choice import KernelChoice
+from ringcoll.executors.cuda.ll import batches
+from ringcoll.executors.cuda.ll_layout import LANES, LLLayout
 from ringcoll.executors.cuda.reports import (
     MISMATCH,
     RELAYED,
@@ -18,21 +33,25 @@ from ringcoll.executors.cuda.reports import (
     read,
     with_peers,
 )
-from ringcoll.executors.cuda.senders import awaited_ranks
 from ringcoll.executors.shared_state import RECORDS, SharedState
 from ringcoll.fabric import Fabric
 
-__all__ = ["AsyncErrors"]
+if TYPE_CHECKING:
+    from ringcoll.executors.cuda.executor import CudaExecutor
+
+__all__ = ["AsyncErrors", "Watchdog", "awaited_ranks"]
+
+_log = logging.getLogger("ringcoll")
+
+_EVERY = 0.1
+"""Seconds between checks; a kernel that waits for a dead rank aborts within twice that."""
 
 
 class AsyncErrors:
     """Of one rank.
 
     Args:
-        fabric: the ranks on this host.
-        report: what kernels write when they give up.
         hellos: what the ranks have said to this one; closed with this.
-        shared_state: where ranks read what calls the others make.
 
     """
 
@@ -101,3 +120,96 @@ class AsyncErrors:
         self.last = None
         self._prepared.clear()
         self._hellos.close()
+
+
+def awaited_ranks(choice: KernelChoice, call: Call, rank: int, step: int, number: int) -> list[int]:
+    """The ranks for which a kernel may have waited; several where a launch carries two programs.
+
+    None where blocks of one rank wait for each other: the cause is elsewhere.
+
+    Args:
+        number: of the signal that the step awaits (Simple) or of the source that it reads (LL).
+
+    """
+    if choice.launch.in_band:
+        return sorted({*_ll_senders(choice, call, rank, step, number)} - {rank})
+    found: set[int] = set()
+    for variant in choice.variants:
+        blocks = variant.program.blocks
+        for block in variant.program.of(rank):
+            awaited = _awaited(block, step)
+            if number < len(awaited):
+                found.add(blocks[awaited[number]].rank)
+    return sorted(found - {rank})
+
+
+def _awaited(block: BlockProgram, step: int) -> list[int]:
+    """The blocks whose signals a step awaits, in order; the last step awaits the exit signals."""
+    if step == len(block.rows) + 1:
+        return list(dict.fromkeys(block.exit_waits))
+    if step >= len(block.rows):
+        return []
+    row = block.rows[step]
+    return list(dict.fromkeys((*row.waits, *row.awaits)))
+
+
+def _ll_senders(
+    choice: KernelChoice, call: Call, rank: int, step: int, number: int
+) -> Iterator[int]:
+    """The ranks that write the lines of a batch's source, or send its factor."""
+    program: Program = choice.program
+    ll_layout = LLLayout(call.dtype, LANES[choice.launch.protocol])
+    found = batches(program, rank, ll_layout, scales=call.op is not None and call.op.scales)
+    if step >= len(found) or not found[step].srcs:
+        return
+    place, source = divmod(number, len(found[step].srcs))
+    first = sum(batch.rows for batch in found[:step])
+    (block,) = program.of(rank)
+    for row in block.rows[first + place : first + place + 1]:
+        if found[step].owned and row.labels.owners[source] >= 0:
+            yield row.labels.owners[source]
+        for other in program.programs:
+            if any(row.srcs[source] in theirs.dsts for theirs in other.rows):
+                yield other.block.rank
+
+
+class Watchdog:
+    """A thread that checks for errors and dead ranks until it is stopped or the executor is gone.
+
+    It logs the first error and aborts the kernels of this rank.
+    """
+
+    def __init__(self, fabric: Fabric, executor: CudaExecutor) -> None:
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(
+            target=_check_often,
+            args=(fabric, weakref.ref(executor), self._stopped),
+            name=f"ringcoll watch {fabric.rank}",
+            daemon=True,
+        )
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._stopped.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+
+def _check_often(
+    fabric: Fabric, executor: weakref.ref[CudaExecutor], stopped: threading.Event
+) -> None:
+    while not stopped.wait(_EVERY):
+        known = executor()
+        if known is None:
+            return
+        try:
+            fabric.check()
+            error: Error | None = known.failure()
+        except Error as news:
+            error = news
+        if error is not None:
+            _log.error("rank %d: %s", fabric.rank, error)
+            known.give_up()
+            return
+        del known

@@ -62,11 +62,6 @@ class AutoRegister:
 
     Its methods are called under the communicator's lock.
 
-    Args:
-        fabric: the ranks on this host.
-        ordinal: of this rank's device.
-        mappings: the table in which kernels find the peers' memory.
-
     Raises:
         MachineError: there is no memory for it; on every rank.
 

@@ -76,7 +76,6 @@ class KernelCache:
 
         Args:
             source: as for :func:`~ringcoll.executors.cuda.compile.compile_kernel`.
-            arch: "sm_90" and so on.
 
         Raises:
             MachineError: it cannot be compiled here.

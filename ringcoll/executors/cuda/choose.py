@@ -9,8 +9,10 @@ option of the call goes before them.
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import lru_cache
 
 from ringcoll.algorithms.channels import Channels
 from ringcoll.arguments.calls import Call
@@ -19,27 +21,36 @@ from ringcoll.errors import ArgumentError, LaunchRefused
 from ringcoll.executors.cuda.choose_copies import choose_copies
 from ringcoll.executors.cuda.choose_ll import choose_ll, ll_algorithm, ll_protocol
 from ringcoll.executors.cuda.choose_simple import DEFAULT_ALGORITHMS, choose_simple, slices_of
-from ringcoll.executors.cuda.crossover import faster_algorithm
 from ringcoll.executors.cuda.kernel_choice import KernelChoice
 from ringcoll.executors.cuda.limits import CallOptions, Resources
 from ringcoll.executors.cuda.ll_layout import LANES
 from ringcoll.launch import PROTOCOLS
+from ringcoll.model import tuner
 from ringcoll.model.machine import Machine
 from ringcoll.plan import Buffer
 
-__all__ = ["choose"]
+__all__ = ["HOP", "choose", "faster_algorithm"]
+
+HOP = 1.8e-6
+"""Seconds that one more hop between GPUs takes: by so much all_reduce in two hops took longer than
+in one on 4 H200. It only has to say from which size on rings are worth their hops."""
+
+_COMPARING = threading.Lock()
+"""Ranks that are threads ask the same at the same time: one compares, the others find it."""
+
+_RINGED = {
+    "all_reduce": "ring",
+    "all_gather": "ring",
+    "reduce_scatter": "ring",
+    "broadcast": "chain",
+    "reduce": "chain",
+}
 
 
 def choose(
     call: Call, resources: Resources, *, mapped: frozenset[Buffer], options: CallOptions
 ) -> KernelChoice:
     """The plan, launch and grid of a call.
-
-    Args:
-        call: checked.
-        resources: what the ranks have.
-        mapped: the buffers that all ranks can reach.
-        options: the options.
 
     Raises:
         LaunchRefused: the options cannot carry the call.
@@ -125,3 +136,56 @@ def _choose(
         with contextlib.suppress(LaunchRefused):
             return choose_ll(call, resources, options, lines)
     return choose_simple(call, resources, mapped, options)
+
+
+def faster_algorithm(
+    machine: Machine,
+    collective: str,
+    nranks: int,
+    nbytes: int,
+    root: int,
+    default: str,
+    slices: int,
+) -> tuple[str, tuple[str, ...]]:
+    """The algorithm that the clock finds faster on these links, and why.
+
+    Args:
+        nbytes: bytes of the larger buffer; sizes go by powers of two.
+
+    Returns:
+        ``default``, or the algorithm along rings; the reasons, none where there is no other.
+
+    """
+    ringed = _RINGED.get(collective, default)
+    if ringed == default or machine.all_pairs:
+        return default, ()
+    size = 1 << max(0, nbytes - 1).bit_length()
+    with _COMPARING:
+        return _faster_algorithm(machine, collective, nranks, size, root, default, slices)
+
+
+@lru_cache(maxsize=1024)
+def _faster_algorithm(
+    machine: Machine,
+    collective: str,
+    nranks: int,
+    nbytes: int,
+    root: int,
+    default: str,
+    slices: int,
+) -> tuple[str, tuple[str, ...]]:
+    candidates = tuple(
+        tuner.candidate_for(
+            collective,
+            algorithm,
+            nranks,
+            root=root,
+            channels=machine.channels,
+            slices=slices if algorithm == "chain" else 1,
+        )
+        for algorithm in (default, _RINGED[collective])
+    )
+    found = tuner.choose(
+        collective, nranks, nbytes, links=machine.links, root=root, candidates=candidates
+    )
+    return found.algorithm, found.reasons

@@ -7,9 +7,8 @@ from ringcoll.collectives import COLLECTIVES
 from ringcoll.errors import ArgumentError, LaunchRefused
 from ringcoll.executors.cuda.choose_simple import BLOCK_BYTES, DEFAULT_ALGORITHMS, sliced
 from ringcoll.executors.cuda.copies import copied_blocks, crosses
-from ringcoll.executors.cuda.kernel_choice import KernelChoice
+from ringcoll.executors.cuda.kernel_choice import KernelChoice, named_plan
 from ringcoll.executors.cuda.limits import CallOptions, Resources
-from ringcoll.executors.cuda.planned import named_plan
 from ringcoll.executors.cuda.simple import THREADS
 from ringcoll.plan import Buffer
 

@@ -8,11 +8,10 @@ from __future__ import annotations
 from ringcoll.arguments.calls import Call
 from ringcoll.encode import encode
 from ringcoll.errors import LaunchRefused
-from ringcoll.executors.cuda.kernel_choice import KernelChoice
+from ringcoll.executors.cuda.kernel_choice import KernelChoice, in_place, named_plan
 from ringcoll.executors.cuda.limits import CallOptions, Resources
 from ringcoll.executors.cuda.ll import WORKERS, ll_scratch_bytes
 from ringcoll.executors.cuda.ll_layout import LANES, LLLayout
-from ringcoll.executors.cuda.planned import in_place, named_plan
 from ringcoll.launch import Launch
 
 __all__ = ["choose_ll", "ll_algorithm", "ll_protocol"]

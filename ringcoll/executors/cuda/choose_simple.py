@@ -13,9 +13,8 @@ from ringcoll.collectives import COLLECTIVES
 from ringcoll.encode import Program, encode
 from ringcoll.errors import LaunchRefused
 from ringcoll.executors.cuda.dual_program import fits_dual, fits_one
-from ringcoll.executors.cuda.kernel_choice import KernelChoice
+from ringcoll.executors.cuda.kernel_choice import KernelChoice, NamedPlan, in_place, named_plan
 from ringcoll.executors.cuda.limits import CallOptions, Resources
-from ringcoll.executors.cuda.planned import NamedPlan, in_place, named_plan
 from ringcoll.executors.cuda.simple import THREADS, scratch_bytes
 from ringcoll.launch import ALL_MAPPED, Launch, Layout
 from ringcoll.plan import Buffer

@@ -38,7 +38,6 @@ def flags(arch: str, *, debug: bool = False) -> tuple[str, ...]:
     """What NVRTC is told: IEEE 754 arithmetic, nothing fused and no denormal flushed.
 
     Args:
-        arch: "sm_90" and so on.
         debug: keep line numbers, for profilers.
 
     """
@@ -80,9 +79,6 @@ def compile_kernel(
     """Compile a kernel; other threads run meanwhile.
 
     Args:
-        source: CUDA C++ that includes the package's headers by their names.
-        arch: "sm_90" and so on, as :func:`arch_of` returns it.
-        name: of the source, for messages.
         headers: as :func:`read_headers` returns them; None reads them.
         debug: keep line numbers, for profilers.
 

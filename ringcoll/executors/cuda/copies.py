@@ -58,10 +58,7 @@ class Schedule:
     """What a device is given for a call.
 
     Args:
-        lanes: streams, the caller's among them.
-        enter: gates on the caller's stream, before the other lanes begin.
         rows: gates and copies in the order of the plan.
-        leave: gates on the caller's stream, after all lanes.
 
     """
 
@@ -122,13 +119,6 @@ def schedule(
     """What one device is given for a call.
 
     Args:
-        plan: the algorithm's.
-        launch: of protocol Simple.
-        program: of plan and launch.
-        layout: of INPUT and OUTPUT, sliced.
-        dtype: of the call.
-        workspace: where flags and SCRATCH lie.
-        local: of the ranks on the device; ``remote_buffers`` is known.
         replicas: CUDA blocks for each block of the kernel beside the lanes.
 
     Raises:
@@ -203,7 +193,6 @@ class _Aside:
 
     Args:
         program: whose copies.
-        lane: theirs.
 
     """
 

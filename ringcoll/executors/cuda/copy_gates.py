@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ringcoll.executors.cuda.params import Addresses, Body, padded
+from ringcoll.executors.cuda.source import kernel_text
 
 __all__ = [
     "ENTER",
@@ -33,9 +34,6 @@ class CopyGate:
 
     Args:
         lane: the stream; 0 is the caller's.
-        at: the rank.
-        words: what it does.
-        slice: with which it is enqueued.
 
     """
 
@@ -61,17 +59,8 @@ def _padded(words: Sequence[int], nranks: int) -> tuple[int, ...]:
 
 
 def gate_text(nranks: int) -> str:
-    """What NVRTC compiles: one kernel for all gates of so many ranks."""
-    return "\n".join(
-        [
-            f"#define RC_RANKS {nranks}",
-            "#define RC_LOCAL 1",
-            f"#define RC_WORDS {len(_padded((), nranks))}",
-            '#include "copy_gates.cuh"',
-            "using namespace rc;",
-            f"RC_KERNEL({GATE_THREADS}) ringcoll_kernel(RC_PARAMETER Args args) {{",
-            "    gates::run(args, args.local[0]);",
-            "}",
-            "",
-        ]
+    """The source text of all gates of so many ranks."""
+    constants = {"RANKS": nranks, "LOCAL": 1, "WORDS": len(_padded((), nranks))}
+    return kernel_text(
+        "copy_gates", constants, f"{GATE_THREADS}", "gates::run(args, args.local[0]);"
     )

@@ -33,12 +33,7 @@ _HIGHEST = -5
 
 
 class Streams:
-    """Streams of one device; more are made as they are needed.
-
-    Args:
-        ordinal: of the device.
-
-    """
+    """Streams of one device; more are made as they are needed."""
 
     def __init__(self, ordinal: int) -> None:
         self._ordinal = ordinal
@@ -51,7 +46,6 @@ class Streams:
 
         Args:
             source: of 256 bytes, of this device.
-            targets: for as many, one at every rank.
 
         """
         with on(self._ordinal) as cuda:
@@ -87,12 +81,7 @@ class CopyLaunch:
     """A call of the ranks of one device, ready to be enqueued.
 
     Args:
-        found: what is enqueued.
-        gate: makes the launch of a gate.
         kernel: of the blocks that are no lanes; None: there are none.
-        streams: of the device.
-        shared: whether several ranks live on the device.
-        where: the call, for messages.
 
     """
 
@@ -196,15 +185,6 @@ def copy_launch(
     streams: Streams,
 ) -> CopyLaunch:
     """The launch of a call of copy engines.
-
-    Args:
-        choice: with ``engine="copy"``.
-        call: of one of the ranks.
-        header: of its kernels.
-        workspace: where flags and SCRATCH lie.
-        local: of the ranks of the device; ``peer_buffers`` are known.
-        load: gives the function of a source text.
-        streams: of the device.
 
     Raises:
         LaunchRefused: a kernel would carry too much.

@@ -19,15 +19,9 @@ class CudaCall:
     """A checked call of one rank, and all that its launch needs but the stream.
 
     Args:
-        call: checked.
-        choice: what runs.
         terms: what ranks must agree on, in words.
         signature: of the terms, 32 bits.
-        number: of the record of the terms.
-        slot: of the record.
         timeout: seconds that a wait of its kernels may take.
-        at: where the rank finds everything.
-        changes: of the symmetric memory, when this was made.
         launchable: None where ranks share a launch.
 
     """
@@ -49,7 +43,6 @@ class StreamCall:
     """A call and the stream that it goes to.
 
     Args:
-        ready: the call, as the communicator's executor has prepared it.
         stream: its handle.
         owned: whether somebody keeps the stream alive until it is followed no more.
 

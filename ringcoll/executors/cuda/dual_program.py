@@ -16,9 +16,9 @@ from functools import lru_cache
 from ringcoll.dtypes import DType, ReduceOp, dtype_of
 from ringcoll.encode import Program, encode
 from ringcoll.errors import LaunchRefused
-from ringcoll.executors.cuda.names import names_of
 from ringcoll.executors.cuda.params import LARGEST, Addresses, Body, launch_bytes, padded
 from ringcoll.executors.cuda.simple import Writer, simple_text
+from ringcoll.executors.cuda.source import names_of
 from ringcoll.executors.cuda.workspace import Workspace
 from ringcoll.launch import Launch, Layout
 from ringcoll.plan import Plan
@@ -37,8 +37,6 @@ class Variant:
     """One of the programs.
 
     Args:
-        program: encoded for protocol Simple.
-        layout: of INPUT and OUTPUT, sliced.
         replicas: CUDA blocks for each block of it.
 
     """
@@ -61,11 +59,7 @@ def dual_body(
     Args:
         staged: runs where peers cannot reach what is asked for: of a rooted call the buffer that
             only the root has, else all of all ranks.
-        direct: runs where they can.
-        dtype: of the call.
         op: of the call; None where nothing is reduced.
-        workspace: where flags and SCRATCH lie.
-        local: of the ranks that the launch carries.
 
     Raises:
         LaunchRefused: slices do not fit SCRATCH, or too many blocks signal.
@@ -109,9 +103,6 @@ def fits_dual(staged: Program, direct: Program, *, scales: bool, together: int) 
     """Whether a launch can carry both programs, whichever ranks it is for.
 
     Args:
-        staged: one of the programs.
-        direct: the other.
-        scales: whether every rank has a factor.
         together: ranks that one launch carries, at most.
 
     """

@@ -26,16 +26,15 @@ from ringcoll.cuda.streams import Event
 from ringcoll.errors import AbortedError, Error, MismatchError
 from ringcoll.executors.cuda.async_errors import AsyncErrors
 from ringcoll.executors.cuda.auto_register import AutoRegister
-from ringcoll.executors.cuda.body import body_of
 from ringcoll.executors.cuda.choose import choose
 from ringcoll.executors.cuda.copy_launch import CopyLaunch, Streams, copy_launch
 from ringcoll.executors.cuda.cuda_call import CudaCall, StreamCall
 from ringcoll.executors.cuda.hellos import Hellos
+from ringcoll.executors.cuda.kernel_choice import body_of
 from ringcoll.executors.cuda.limits import CallOptions, Resources
 from ringcoll.executors.cuda.loader import Launchable, Loader
 from ringcoll.executors.cuda.mappings import Mappings
 from ringcoll.executors.cuda.params import Addresses, Header, factor_bytes, pack, start_of
-from ringcoll.executors.cuda.recorder import Recorder
 from ringcoll.executors.cuda.reports import (
     ABORT,
 )
@@ -47,6 +46,7 @@ from ringcoll.executors.cuda.signature import (
     signature_text,
 )
 from ringcoll.executors.cuda.stream_order import StreamOrder
+from ringcoll.executors.cuda.trace import Recorder
 from ringcoll.executors.cuda.workspace import MOST_BLOCKS, REPORT_BYTES, Workspace
 from ringcoll.executors.drive import Pause, Task
 from ringcoll.executors.shared_state import RECORDS, SharedState
@@ -71,12 +71,7 @@ class CudaExecutor:
     Making one is collective.
 
     Args:
-        fabric: the ranks on this host.
-        device: this rank's.
-        symmetric: the memory that peers can reach.
-        loader: of kernels.
         memory: of an :class:`Workspace` on every rank; closed with the executor.
-        transport: where that memory is.
 
     """
 
@@ -157,7 +152,6 @@ class CudaExecutor:
 
         Args:
             call: checked; its arrays are views of device memory that nobody reads here.
-            options: the options of the call.
             timeout: seconds that a wait of its kernels may take.
 
         """
@@ -272,13 +266,7 @@ class CudaExecutor:
         return self.loader.function(text, device.ordinal, (device.major, device.minor))
 
     def run(self, prepared: CudaCall | StreamCall, stream: int | None = None) -> None:
-        """Enqueue the whole call of this rank.
-
-        Args:
-            prepared: the call, or the call with its stream.
-            stream: of a call without.
-
-        """
+        """Enqueue the whole call of this rank."""
         if isinstance(prepared, StreamCall):
             self.run(prepared.ready, prepared.stream)
             self.stream_order.release(prepared)

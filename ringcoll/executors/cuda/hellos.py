@@ -19,15 +19,7 @@ __all__ = ["Hellos", "find_mismatch"]
 
 
 class Hellos:
-    """Reads a rank's hellos while its kernels may run.
-
-    Args:
-        workspace: where they lie in it.
-        rank: whose.
-        ordinal: of its device.
-        pointer: of its part of the arena.
-
-    """
+    """Reads a rank's hellos while its kernels may run."""
 
     def __init__(self, workspace: Workspace, rank: int, ordinal: int, pointer: int) -> None:
         self._nranks, self._rank, self._ordinal = workspace.nranks, rank, ordinal
@@ -65,8 +57,6 @@ def find_mismatch(data: bytes, nranks: int, rank: int) -> Report | None:
 
     Args:
         data: the hellos of an :class:`Workspace`; a line is {signature, epoch, launch, epoch}.
-        nranks: of the communicator.
-        rank: whose hello the others are compared with.
 
     """
     lines = np.frombuffer(data, np.uint32).reshape(HELLO_SLOTS, nranks, HELLO_LINES, 4)[:, :, 0]

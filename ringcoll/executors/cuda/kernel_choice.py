@@ -1,35 +1,99 @@
-"""What a call on GPUs runs, as :func:`ringcoll.executors.cuda.choose.choose` has found it."""
+"""What a call on GPUs runs: an algorithm's plan, and with its launch, layout and grid the choice.
+
+The chooser (:func:`ringcoll.executors.cuda.choose.choose`) makes a :class:`KernelChoice`;
+:func:`body_of` turns it into source text and words, and alone knows all protocols.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ringcoll.algorithms import ALGORITHMS, build
+from ringcoll.algorithms.channels import Channels, channelled
+from ringcoll.arguments.calls import Call
+from ringcoll.collectives import COLLECTIVES
 from ringcoll.encode import Program
-from ringcoll.executors.cuda.dual_program import Variant
-from ringcoll.executors.cuda.planned import NamedPlan
+from ringcoll.errors import ArgumentError
+from ringcoll.executors.cuda.dual_program import Variant, dual_body
+from ringcoll.executors.cuda.limits import CallOptions, Resources
+from ringcoll.executors.cuda.ll import ll_body
+from ringcoll.executors.cuda.ll_layout import LANES
+from ringcoll.executors.cuda.params import Addresses, Body
+from ringcoll.executors.cuda.simple import simple_body
+from ringcoll.executors.cuda.trace import traced
+from ringcoll.executors.cuda.workspace import Workspace
 from ringcoll.launch import Launch, Layout
 from ringcoll.plan import Plan
 
-__all__ = ["KernelChoice"]
+__all__ = ["KernelChoice", "NamedPlan", "body_of", "in_place", "named_plan"]
+
+_ALIGN = 16
+"""Bytes on whose multiples chunks begin."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamedPlan:
+    """An algorithm's plan with its name, "" for a user's, and the rings along which it runs.
+
+    ``channels`` is None where the algorithm takes no rings, or one in rank order.
+    """
+
+    plan: Plan
+    algorithm: str = ""
+    channels: Channels | None = None
+
+    def layout(self, call: Call, slices: int = 1) -> Layout:
+        """Where the elements of a call's chunks lie."""
+        counts, displs = call.counts or (call.count,), call.displs or None
+        align = max(1, _ALIGN // call.dtype.itemsize)
+        shares = (1,) if self.channels is None else self.channels.shares
+        return Layout(self.plan.collective, counts, slices, shares, align, displs)
+
+
+def named_plan(call: Call, resources: Resources, options: CallOptions, default: str) -> NamedPlan:
+    """The plan of a user's algorithm, or of a built-in one.
+
+    Raises:
+        ArgumentError: the collective has no such algorithm, or the algorithm no rings.
+
+    """
+    if options.plan is not None:
+        return NamedPlan(options.plan)
+    where, names = f"{call.collective} on rank {call.rank}", ALGORITHMS[call.collective]
+    algorithm, channels = options.algorithm, options.channels
+    if algorithm not in (None, *names):
+        raise ArgumentError(f"{where}: algorithm={algorithm!r} is not one of {', '.join(names)}")
+    nranks, machine = resources.nranks, resources.machine
+    wanted = algorithm or (default if channels is None else None)
+    found = None if machine is None else machine.channels
+    name, along = channelled(where, call.collective, wanted, nranks, channels, found)
+    rings = None if along is None else along.rings
+    return NamedPlan(build(call.collective, name, nranks, root=call.root, rings=rings), name, along)
+
+
+def in_place(call: Call) -> bool:
+    """Whether the launch is in place.
+
+    Of a rooted call only the root could know. In place adds order to a plan that reduces, which is
+    right for all ranks; the other plans at most copy the root's input to its output, which does no
+    harm where both are one.
+    """
+    kind = COLLECTIVES[call.collective]
+    return kind.reduces if kind.has_root else call.in_place
 
 
 @dataclass(frozen=True, slots=True)
 class KernelChoice:
-    """What runs.
+    """The plan, launch, layout and grid of a call.
 
     Args:
-        plan: the algorithm's.
-        program: encoded.
-        launch: protocol, slices, mapped buffers.
-        layout: where the elements of INPUT and OUTPUT lie.
         replicas: CUDA blocks for each block of the program.
         blocks: CUDA blocks a rank.
-        threads: of each.
-        engine: "copy": lanes of copies go to copy engines; the CUDA blocks run the others.
-        direct: what runs instead where peers reach the buffers of which the hellos tell; None
-            where that changes nothing.
+        engine: "copy": copy engines run the lanes of copies, the CUDA blocks the others.
+        direct: runs instead if the hellos name all buffers that decide; see
+            :mod:`ringcoll.executors.cuda.dual_program`.
         source: the plan with its name and its rings; None: the plan alone is known.
-        why: what the clock says of it and of others, where a machine's links decide.
+        why: the timing model's reasons, where a machine's links decide.
 
     """
 
@@ -47,7 +111,7 @@ class KernelChoice:
 
     @property
     def variants(self) -> tuple[KernelChoice, ...]:
-        """What may run: one of these, by a number that kernels say in their record."""
+        """The choices of which one runs; the kernel's trace holds its index."""
         return (self,) if self.direct is None else (self, self.direct)
 
     @property
@@ -57,7 +121,7 @@ class KernelChoice:
 
     @property
     def sides(self) -> tuple[Variant, Variant]:
-        """Both programs of a launch that carries two."""
+        """Both programs of a dual launch."""
         first, last = (
             Variant(found.program, found.layout, found.replicas)
             for found in (self.variants[0], self.variants[-1])
@@ -66,5 +130,20 @@ class KernelChoice:
 
     @property
     def total(self) -> bool:
-        """Whether a rank ends only after all have entered, whatever runs."""
+        """Whether a rank ends only after all have entered, whichever variant runs."""
         return all(found.program.total for found in self.variants)
+
+
+def body_of(
+    choice: KernelChoice, call: Call, workspace: Workspace, local: tuple[Addresses, ...]
+) -> Body:
+    """Source text and words for the ranks that one launch carries."""
+    program, layout, dtype, op = choice.program, choice.layout, call.dtype, call.op
+    if choice.launch.in_band:
+        lanes = LANES[choice.launch.protocol]
+        body = ll_body(program, layout, dtype, op, workspace, local, lanes=lanes)
+    elif choice.direct is not None:
+        body = dual_body(*choice.sides, dtype, op, workspace, local)
+    else:
+        body = simple_body(program, layout, dtype, op, workspace, local)
+    return traced(body, local)

@@ -41,14 +41,7 @@ class CallOptions:
     """The options of a call that decide what runs; None leaves it to the library.
 
     Args:
-        algorithm: a name.
-        protocol: "LL", "LL128" or "Simple".
-        slices: S.
         blocks: CUDA blocks a rank, at most.
-        plan: of a user's algorithm.
-        engine: "sm" or "copy".
-        channels: rings side by side.
-        ordered: only algorithms that sum in rank order.
         hellos_decide: the launch carries two programs, and the hellos say which one runs.
 
     """

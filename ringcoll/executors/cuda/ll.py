@@ -14,8 +14,8 @@ from ringcoll.dtypes import DType, ReduceOp
 from ringcoll.encode import Program, Row
 from ringcoll.errors import LaunchRefused
 from ringcoll.executors.cuda.ll_layout import Kind, LLLayout
-from ringcoll.executors.cuda.names import names_of
 from ringcoll.executors.cuda.params import Addresses, Body, padded
+from ringcoll.executors.cuda.source import kernel_text, names_of
 from ringcoll.executors.cuda.workspace import Workspace
 from ringcoll.labels import Label
 from ringcoll.launch import Layout
@@ -39,13 +39,7 @@ class Batch:
     """Consecutive rows of one shape, none of which needs another.
 
     Args:
-        rows: how many.
-        reduces: whether the operator is applied.
-        final: whether the result is complete.
         raw: bit k says that source k is a contribution yet to be loaded.
-        srcs: the sources' kinds, in order.
-        dsts: the destinations' kinds, in order.
-        owned: whether a word for each source says whose contribution it is.
 
     """
 
@@ -165,12 +159,7 @@ def ll_body(
     """Text and words for the ranks of one launch.
 
     Args:
-        program: encoded for protocol LL or LL128.
-        layout: of INPUT and OUTPUT.
-        dtype: of the call.
         op: of the call; None where nothing is reduced.
-        workspace: where the lines lie.
-        local: of the ranks that the launch carries.
         lanes: threads that share a line.
 
     Raises:
@@ -252,14 +241,7 @@ def _text(
     names: tuple[str, str], constants: Mapping[str, int], programs: Sequence[Sequence[Batch]]
 ) -> str:
     dtype, op = names
-    lines = [
-        *(f"#define RC_{name} {value}" for name, value in constants.items()),
-        '#include "ll.cuh"',
-        "using namespace rc;",
-        "using namespace rc::ll;",
-        f"using Type = {dtype};",
-        f"using Op = {op}<Type>;",
-    ]
+    lines = ["using namespace rc::ll;", f"using Type = {dtype};", f"using Op = {op}<Type>;"]
     for number, program in enumerate(programs):
         lines += [
             f"struct Program{number} {{",
@@ -274,21 +256,13 @@ def _text(
         f"        case {number}: return run<Type, Program{number}>(args, local);"
         for number in range(len(programs))
     ]
-    # A launch that carries one rank takes everything from where the compiler knows it to be.
+    # With one rank the compiler knows where the parameters lie.
     which = "local_index()" if constants["LOCAL"] > 1 else "0"
     body = ["    switch (local.program) {", *cases, "    }"]
     if len(programs) == 1:
         body = ["    run<Type, Program0>(args, local);"]
-    return "\n".join(
-        [
-            *lines,
-            f"RC_KERNEL({WORKERS} + SYNC_THREADS) ringcoll_kernel(RC_PARAMETER Args args) {{",
-            f"    const Local& local = args.local[{which}];",
-            *body,
-            "}",
-            "",
-        ]
-    )
+    run = "\n".join([f"const Local& local = args.local[{which}];", *body])
+    return kernel_text("ll", constants, f"{WORKERS} + SYNC_THREADS", run, lines)
 
 
 def _calls(program: Sequence[Batch]) -> Iterator[str]:

@@ -37,7 +37,6 @@ class LLLayout:
     """Elements of one type as threads hold them.
 
     Args:
-        dtype: of the call.
         lanes: threads that share a line.
 
     """

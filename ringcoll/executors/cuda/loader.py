@@ -23,9 +23,6 @@ class Loader:
     A module is loaded when a call is prepared, never when it is launched: loading may wait for the
     device, on which a kernel may already wait for this rank.
 
-    Args:
-        cache: of the cubins.
-
     """
 
     def __init__(self, cache: KernelCache) -> None:
@@ -39,14 +36,7 @@ class Loader:
             return _key(text, ordinal) in self._functions
 
     def function(self, text: str, ordinal: int, capability: tuple[int, int]) -> int:
-        """The kernel of a source on a device, as the driver names it.
-
-        Args:
-            text: what NVRTC compiles.
-            ordinal: of the device.
-            capability: of the device, major and minor.
-
-        """
+        """The kernel of a source on a device, as the driver names it."""
         from cupy.cuda import Device
         from cupy.cuda.function import Module
 
@@ -82,10 +72,6 @@ class DeferredLoader(Loader):
 
     Loading may wait for the device without letting go of Python's lock, which that thread needs.
 
-    Args:
-        loader: what loads.
-        settle: waits until no such call is under way.
-
     """
 
     def __init__(self, loader: Loader, settle: Callable[[], None]) -> None:
@@ -107,10 +93,7 @@ class Launchable:
     """A kernel with its grid and parameter: everything but the stream.
 
     Args:
-        function: from :meth:`Loader.function`.
         blocks: CUDA blocks a rank.
-        locals: ranks that the launch carries.
-        threads: a block.
         parameter: the bytes of ``Args``.
 
     """

@@ -23,14 +23,7 @@ def registration_row(number: int) -> int:
 
 
 class Mappings:
-    """The table by which kernels find a peer's memory: blocks of symmetric memory, then posts.
-
-    Args:
-        nranks: of the communicator.
-        ordinal: of this rank's device.
-        symmetric: the memory.
-
-    """
+    """The table by which kernels find a peer's memory: blocks of symmetric memory, then posts."""
 
     def __init__(self, nranks: int, ordinal: int, symmetric: CudaSymmetricMemory) -> None:
         self._symmetric, self._nranks, self._changes = symmetric, nranks, -1

@@ -37,9 +37,6 @@ class Addresses:
     """Where a rank finds everything, as device addresses on its own GPU.
 
     Args:
-        rank: whose.
-        workspaces: every rank's arena, its own too.
-        report: its ``Report``, host-mapped.
         mappings: table of the blocks of symmetric memory; 0 where a call reaches none.
         hello: its INPUT and OUTPUT as peers reach them: mapping << 48 | offset, 0 if they cannot.
         user: its own INPUT and OUTPUT; 0 where it has none.
@@ -68,10 +65,6 @@ class Body:
     """What a protocol makes of a program for the ranks that one launch carries.
 
     Args:
-        text: what NVRTC compiles.
-        words: of each rank, all of one length.
-        programs: which of the text's programs each rank runs.
-        packs: see ``Args``.
         half: bytes between the halves of the protocol's SCRATCH.
 
     """
@@ -90,7 +83,6 @@ class Header:
     Args:
         timeout: seconds that a wait may take.
         signature: of the call, 32 bits.
-        total: whether a rank ends only after all have entered.
         mapped: whether peers' INPUT or OUTPUT may be reached: then all hellos are read first.
         replicas: CUDA blocks for each block of the program.
 
@@ -121,14 +113,7 @@ def padded(words: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
 
 
 def launch_bytes(nranks: int, words: int, local: int) -> int:
-    """Bytes that a launch carries.
-
-    Args:
-        nranks: of the communicator.
-        words: of each rank's program.
-        local: ranks that it is for.
-
-    """
+    """Bytes that a launch carries."""
     return _HEAD.size + local * (_LOCAL.size + _BUFFERS.size + 8 * (nranks + words))
 
 
@@ -136,8 +121,6 @@ def pack(body: Body, header: Header, progress: int, local: Sequence[Addresses]) 
     """``Args`` of ``kernels/program.cuh``.
 
     Args:
-        body: text and words.
-        header: the rest.
         progress: offset of the ``Progress`` words in an arena.
         local: of the ranks that the launch carries, in the order of ``body.words``.
 

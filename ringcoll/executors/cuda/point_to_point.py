@@ -18,6 +18,7 @@ from ringcoll.encode import Program, Row, encode
 from ringcoll.errors import LaunchRefused
 from ringcoll.executors.cuda.params import LARGEST, Addresses, Body, padded
 from ringcoll.executors.cuda.simple import RESIDENT, THREADS, KernelPart, Move, Writer, move_of
+from ringcoll.executors.cuda.source import kernel_text
 from ringcoll.executors.cuda.workspace import Workspace
 from ringcoll.launch import Launch, Layout
 
@@ -46,7 +47,6 @@ class Message:
 
     Args:
         address: where the bytes are, or are to be.
-        nbytes: how many.
         terms: what both ends must agree on, in words.
         record: the number under which the host keeps them.
         target: of a plain copy: where the bytes go.
@@ -68,15 +68,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Half:
-    """What a rank sends to a peer, or receives from it, in one launch.
-
-    Args:
-        peer: the other end; the rank itself is an end like any other.
-        sends: whether the rank is the sender.
-        messages: in order.
-        copies: both ends are here, in each message: nobody else hears of it.
-
-    """
+    """What a rank sends to a peer, or receives from it, in one launch."""
 
     peer: int
     sends: bool
@@ -112,10 +104,7 @@ def shared_out(halves: Sequence[Half], workspace: Workspace, most: int, where: s
     """CUDA blocks of each half: as many as it has replicas, if there are enough for all.
 
     Args:
-        halves: of one rank.
-        workspace: of the rank.
         most: CUDA blocks that are sure to run at the same time.
-        where: the rank, for messages.
 
     Raises:
         LaunchRefused: more halves than blocks.
@@ -146,9 +135,6 @@ def pairs_body(
     """Text and words for the ranks of one launch.
 
     Args:
-        workspace: where hellos, flags and zones lie.
-        local: of the ranks that the launch carries.
-        halves: of each of them.
         blocks: CUDA blocks of each half, from :func:`shared_out`.
 
     """
@@ -221,11 +207,7 @@ class _HalfWriter(Writer):
     """Writes the words of one end of a pair, whose ranks are 0 and 1 in the plan.
 
     Args:
-        program: of the pair, or of a copy.
         layout: in bytes.
-        workspace: where flags and zones lie.
-        own: of the rank, as the plan counts it.
-        ranks: the communicator's, of the plan's two.
 
     """
 
@@ -291,21 +273,13 @@ def _move() -> Move:
 
 
 def pairs_text(nranks: int, local: int, words: int) -> str:
-    """The kernel for so many words a rank.
-
-    Args:
-        nranks: of the communicator.
-        local: ranks that a launch carries.
-        words: of each of them.
-
-    """
-    return "\n".join(
+    """The kernel for so many words a rank."""
+    return kernel_text(
+        "point_to_point",
+        {"RANKS": nranks, "LOCAL": local, "WORDS": words},
+        f"{THREADS}, {RESIDENT}",
+        f"pairs::run<Program>(args, args.local[{'local_index()' if local > 1 else '0'}]);",
         [
-            f"#define RC_RANKS {nranks}",
-            f"#define RC_LOCAL {local}",
-            f"#define RC_WORDS {words}",
-            '#include "point_to_point.cuh"',
-            "using namespace rc;",
             "using namespace rc::simple;",
             "template <class Type>",
             "RC_DEVICE void moved(const Share& share, const u64* words) {",
@@ -323,9 +297,5 @@ def pairs_text(nranks: int, local: int, words: int) -> str:
             "        }",
             "    }",
             "};",
-            f"RC_KERNEL({THREADS}, {RESIDENT}) ringcoll_kernel(RC_PARAMETER Args args) {{",
-            f"    pairs::run<Program>(args, args.local[{'local_index()' if local > 1 else '0'}]);",
-            "}",
-            "",
-        ]
+        ],
     )

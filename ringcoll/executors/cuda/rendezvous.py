@@ -23,9 +23,6 @@ class End(NamedTuple):
     """One rank's end of a message between two ranks that share a GPU.
 
     Args:
-        sender: its rank.
-        receiver: its rank.
-        sends: whether it is the sender's end.
         waits: whether it is a send that cannot end before its receive begins.
 
     """
@@ -48,13 +45,7 @@ class End(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Bundle(Generic[M]):
-    """What is launched together or not at all.
-
-    Args:
-        members: what each of its ranks launches.
-        ends: in the order of the calls of each pair.
-
-    """
+    """What is launched together or not at all."""
 
     members: tuple[M, ...]
     ends: tuple[End, ...]
@@ -80,7 +71,6 @@ class Rendezvous(Generic[M]):
 
         Args:
             bundle: of one rank, or of several by one thread; a rank waits for its last one.
-            launch: launches members together.
 
         """
         launched: list[Bundle[M]] = []

@@ -30,10 +30,8 @@ class Report:
         kind: why the kernel gave up; 0: it did not.
         peer: who was waited for, or the number of the source or signal that did not come.
         epoch: the call's number.
-        step: row or batch of the program; all ones: the hellos.
         launch: the peer's number of the call that it makes instead.
         own: this rank's number of the call; 0 where it is not known.
-        peers: who may have to send that, where the host has looked it up.
 
     """
 
@@ -69,7 +67,6 @@ def with_peers(report: Report, senders: Callable[[int, int], Sequence[int]]) -> 
     """A report that names ranks where the kernel could only count what did not come.
 
     Args:
-        report: what the kernel has left.
         senders: (step, number) -> the ranks that send it.
 
     """
@@ -84,9 +81,6 @@ def error_of(
     """The error to raise.
 
     Args:
-        report: what the kernel has left.
-        rank: of the kernel.
-        last: this rank's last call, in words.
         timeout: seconds that it could wait.
         text_of: (rank, launch) -> that rank's call, in words.
 

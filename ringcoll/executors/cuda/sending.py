@@ -45,9 +45,7 @@ class PairCalls(GroupCall):
     """Sends and receives of one rank that are launched together.
 
     Args:
-        pairs: of the rank.
         calls: checked; their arrays are views of device memory that nobody reads here.
-        stream: they come after what it has been given.
         timeout: seconds that a wait of their kernel may take.
         owned: whether somebody keeps the stream alive until it is followed no more.
         most: CUDA blocks, at most; None: what the device has for a rank.
@@ -145,12 +143,7 @@ class CudaPairs:
         """Nothing: kernels compare the hellos."""
 
     def late(self, active: Bundle[Member]) -> str:
-        """The message of calls that were not launched, because ranks of the same device made none.
-
-        Args:
-            active: a bundle that waits.
-
-        """
+        """The message of a deadline before the launch: ranks of the same device made no call."""
         missing = [
             f"{'send to' if end.sends else 'recv from'} rank {end.other}"
             for end in self.executor.shared_launch.rendezvous.missing(active)

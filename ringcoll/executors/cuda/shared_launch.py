@@ -33,9 +33,6 @@ class SharedLaunch(Generic[R]):
     """The ranks of one communicator that live on one device of this process.
 
     Args:
-        ranks: which.
-        ordinal: of the device.
-        launch: enqueues the calls of all of them on a stream.
         wake: wakes the thread of a rank that waits for its launch; None where waits poll.
 
     """

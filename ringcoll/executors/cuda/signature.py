@@ -34,8 +34,6 @@ def peer_addresses(
 
     Args:
         known: from :func:`copied_buffers`; ranks agree on it before anything is copied.
-        symmetric: where they lie.
-        nranks: how many.
 
     """
     send, recv = (
@@ -49,14 +47,7 @@ def peer_addresses(
 
 
 def signature_text(choice: KernelChoice, call: Call, known: tuple[int, int]) -> str:
-    """A call and what is chosen for it, as ranks must agree on it.
-
-    Args:
-        choice: what runs.
-        call: checked.
-        known: from :func:`copied_buffers`.
-
-    """
+    """A call and what is chosen for it, as ranks must agree on it."""
     launch = choice.launch
     mapped = "+".join(sorted(buffer.name for buffer in launch.mapped)) or "nothing"
     plan = hashlib.blake2b(format_plan(choice.plan).encode(), digest_size=4).hexdigest()

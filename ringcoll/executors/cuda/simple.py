@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from ringcoll.dtypes import DType, ReduceOp
 from ringcoll.encode import BlockProgram, Program, Row
 from ringcoll.errors import LaunchRefused
-from ringcoll.executors.cuda.names import names_of
 from ringcoll.executors.cuda.params import Addresses, Body, padded
+from ringcoll.executors.cuda.source import kernel_text, names_of
 from ringcoll.executors.cuda.workspace import FLAGS, Workspace
 from ringcoll.executors.rows import flag_slots
 from ringcoll.labels import Label
@@ -48,13 +48,8 @@ class Move:
     """What a row does with its data.
 
     Args:
-        reduces: whether the operator is applied.
-        final: whether the result is complete.
         raw: bit k says that source k is a contribution yet to be loaded.
         wide: bit k says that source k is kept in the accumulator's type.
-        wide_dst: whether the destinations are.
-        srcs: how many sources.
-        dsts: how many destinations.
 
     """
 
@@ -136,12 +131,7 @@ def simple_body(
     """Text and words for the ranks of one launch.
 
     Args:
-        program: encoded for protocol Simple.
-        layout: of INPUT and OUTPUT, sliced.
-        dtype: of the call.
         op: of the call; None where nothing is reduced.
-        workspace: where flags and SCRATCH lie.
-        local: of the ranks that the launch carries.
         kernel_part: None: the whole call.
 
     Raises:
@@ -168,13 +158,7 @@ class Writer:
     """Writes the words of ranks.
 
     Args:
-        program: encoded for protocol Simple.
-        layout: of INPUT and OUTPUT, sliced.
-        dtype: of the call.
-        workspace: where flags and SCRATCH lie.
-        local: of the ranks that the launch carries.
         kernel_part: None: the whole call.
-        scales: whether every rank has a factor.
 
     Raises:
         LaunchRefused: its slices do not fit SCRATCH, or too many blocks signal.
@@ -344,22 +328,16 @@ def simple_text(
     """What NVRTC compiles.
 
     Args:
-        names: of the type and the operator in the kernels.
-        nranks: of the communicator.
-        words: of each rank.
-        local: ranks that the launch carries.
         moves: of all rows, in the order in which the rows number them.
-        entry: of ``kernels/simple.cuh``: "run", or a kin of it.
 
     """
     (dtype, op), at = names, "local_index()" if local > 1 else "0"
-    return "\n".join(
+    return kernel_text(
+        "simple",
+        {"RANKS": nranks, "LOCAL": local, "WORDS": words},
+        f"{THREADS}, {RESIDENT}",
+        f"{entry}<Type, Program>(args, args.local[{at}]);",
         [
-            f"#define RC_RANKS {nranks}",
-            f"#define RC_LOCAL {local}",
-            f"#define RC_WORDS {words}",
-            '#include "simple.cuh"',
-            "using namespace rc;",
             "using namespace rc::simple;",
             f"using Type = {dtype};",
             f"using Op = {op}<Type>;",
@@ -372,9 +350,5 @@ def simple_text(
             "        }",
             "    }",
             "};",
-            f"RC_KERNEL({THREADS}, {RESIDENT}) ringcoll_kernel(RC_PARAMETER Args args) {{",
-            f"    {entry}<Type, Program>(args, args.local[{at}]);",
-            "}",
-            "",
-        ]
+        ],
     )

@@ -68,13 +68,7 @@ class OnStream(Protocol):
 
 
 class StreamOrder:
-    """What the next call must come after.
-
-    Args:
-        ordinal: of the rank's device.
-        who: the rank and its device, for messages.
-
-    """
+    """What the next call must come after."""
 
     def __init__(self, ordinal: int, who: str) -> None:
         self._ordinal, self._who = ordinal, who
@@ -183,9 +177,6 @@ class StreamOrder:
 
     def refuse_capture(self, what: str) -> None:
         """Refuse to wait for a stream that is being captured: that would end the capture.
-
-        Args:
-            what: would wait, for the message.
 
         Raises:
             LaunchRefused: the last call's stream is; nothing has happened to it.

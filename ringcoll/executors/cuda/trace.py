@@ -12,25 +12,34 @@ import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ringcoll.cuda.device import on
+from ringcoll.cuda.memory import allocate
+from ringcoll.dtypes import DType
 from ringcoll.encode import Program
 from ringcoll.errors import OutOfMemory, PlanError
 from ringcoll.executors.cuda.ll import batches
-from ringcoll.executors.cuda.ll_layout import LLLayout
+from ringcoll.executors.cuda.ll_layout import LANES, LLLayout
 from ringcoll.executors.cuda.params import Addresses, Body, padded
 from ringcoll.executors.rows import TraceEntry
 from ringcoll.launch import Launch
 from ringcoll.plan import Block
 
-__all__ = ["HEAD", "ROW", "Executed", "executed", "head", "ran", "summed", "traced"]
+if TYPE_CHECKING:
+    from ringcoll.executors.cuda.kernel_choice import KernelChoice
+
+__all__ = ["HEAD", "ROW", "Executed", "Recorder", "executed", "head", "ran", "summed", "traced"]
 
 HEAD = np.dtype([("rows", "<u8"), ("room", "<u8")])
 """``Record`` of ``kernels/trace.cuh``."""
 ROW = np.dtype([("block", "<u4"), ("step", "<u4"), ("at", "<u8"), ("count", "<u8")])
 """``Executed`` of ``kernels/trace.cuh``."""
 _HELLO = 0xFFFFFFFF
+_BYTES = 32 << 20
+"""Room for 1.4 million rows: by LL, those of 10 steps of a call of 1 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +47,7 @@ class Executed:
     """A row that a part of a block has executed.
 
     Args:
-        block: of the plan.
         part: which of the CUDA blocks that share its work; in lines the place.
-        step: of the block in the lowered plan.
-        at: the slice.
         count: elements that this part has moved.
 
     """
@@ -74,7 +80,6 @@ def ran(record: bytes, rank: int) -> int:
 
     Args:
         record: its bytes.
-        rank: whose.
 
     Raises:
         PlanError: CUDA blocks of the rank have run different ones.
@@ -93,9 +98,6 @@ def executed(
 
     Args:
         record: its bytes.
-        rank: whose.
-        program: that was executed.
-        launch: of the call.
         ll_layout: as which threads hold elements in lines.
         replicas: CUDA blocks for each block of the program.
 
@@ -182,3 +184,48 @@ def summed(rows: Sequence[Executed]) -> list[TraceEntry]:
             (*entry[:3], entry[3] + more[3]) for entry, more in zip(total, seen, strict=True)
         ]
     return [entry for total in totals.values() for entry in total]
+
+
+class Recorder:
+    """Device memory in which kernels note what they execute."""
+
+    def __init__(self, ordinal: int, nbytes: int = _BYTES) -> None:
+        self._memory = allocate(ordinal, nbytes, what="a rank's trace")
+        self._clear()
+
+    @property
+    def address(self) -> int:
+        """Where kernels find it."""
+        return self._memory.pointer
+
+    def rows(self, rank: int, choice: KernelChoice, dtype: DType) -> list[TraceEntry]:
+        """The rows of the one call that has ended since this was last asked; then they are gone.
+
+        Raises:
+            OutOfMemory: rows found no room.
+            PlanError: CUDA blocks or threads that share rows have not executed the same.
+
+        """
+        number, room = np.frombuffer(self._read(HEAD.itemsize), HEAD)[0].tolist()
+        record = self._read(HEAD.itemsize + min(number, room) * ROW.itemsize)
+        self._clear()
+        found = choice.variants[ran(record, rank)]
+        ll_layout = LLLayout(dtype, LANES.get(found.launch.protocol, 1))
+        return summed(
+            executed(record, rank, found.program, found.launch, ll_layout, found.replicas)
+        )
+
+    def close(self) -> None:
+        """Give the memory back; no kernel may use it any more."""
+        self._memory.free()
+
+    def _read(self, nbytes: int) -> bytes:
+        found = np.empty(nbytes, np.uint8)
+        with on(self._memory.ordinal) as cuda:
+            cuda.memcpy(found.ctypes.data, self.address, nbytes, cuda.memcpyDefault)
+        return found.tobytes()
+
+    def _clear(self) -> None:
+        empty = np.frombuffer(head(self._memory.nbytes), np.uint8)
+        with on(self._memory.ordinal) as cuda:
+            cuda.memcpy(self.address, empty.ctypes.data, empty.size, cuda.memcpyDefault)

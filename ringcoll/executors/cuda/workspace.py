@@ -47,13 +47,11 @@ class Workspace:
     """Offsets in bytes.
 
     Args:
-        nranks: of the communicator.
         line_half: bytes of one half of LL's lines.
         wide_half: bytes of one half of LL128's lines.
         scratch_half: bytes of one half of SCRATCH.
         replicas: the most CUDA blocks that a block of a program may have.
         copied: bytes of the SCRATCH of calls of copy engines.
-        zone_bytes: of all ranks' zones, into which peers send.
 
     """
 
@@ -111,13 +109,7 @@ class Workspace:
         return max(1, self.zone_bytes // (2 * self.nranks * _PAGE)) * _PAGE
 
     def pair(self, peer: int, *, sends: bool) -> int:
-        """What a rank keeps for its half of a pair: hellos, flags, and the sequence numbers.
-
-        Args:
-            peer: the other end, which writes the hellos and the flags.
-            sends: whether the rank is the sender.
-
-        """
+        """What a rank keeps for its half of a pair: hellos, flags, and the sequence numbers."""
         return _up(self.copies + self.copied) + (2 * peer + sends) * self._pair_bytes
 
     @property

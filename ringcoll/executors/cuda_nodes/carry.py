@@ -50,9 +50,7 @@ class Exchange:
     """Messages to other ranks and from them, by way of a slot.
 
     Args:
-        what: the call that they belong to, in words.
         sends: to whom, and which bytes of the slot.
-        recvs: from whom, and to where in the slot.
         into: copies from the device, before them.
         out: copies to the device, after them.
 
@@ -70,10 +68,7 @@ class Flow:
     """The exchanges of one lane in a call, and how far they have come.
 
     Args:
-        lane: theirs.
-        channel: of their messages.
         base: the number of the first one among all that the lane has ever had.
-        exchanges: in order.
 
     """
 
@@ -107,9 +102,6 @@ def carry(
     timeout.
 
     Args:
-        executor: of the communicator.
-        failure: what has gone wrong inside the node.
-        flows: one of each lane.
         timeout: seconds.
 
     Raises:

@@ -45,7 +45,6 @@ class Figures:
     Args:
         share: the most bytes that a rank sends along its rail in a slice, to all other nodes
             together.
-        slots: slices of a lane that are under way at once.
 
     """
 
@@ -78,14 +77,7 @@ class Parts(Protocol):
 
 
 class Exchanges:
-    """One rank's messages along its rail.
-
-    Args:
-        executor: of the communicator.
-        failure: what has gone wrong inside the node.
-        figures: how calls are cut.
-
-    """
+    """One rank's messages along its rail."""
 
     def __init__(
         self, executor: CudaNodesExecutor, failure: Callable[[], Error | None], figures: Figures
@@ -117,10 +109,7 @@ class Exchanges:
 
         Args:
             kind: 0: of partial sums; 1: of results.
-            number: of the slice in its call.
-            call: whose they are, for messages of errors.
             sends: to whom, and which elements of the device; the same may go to several.
-            recvs: from whom, and to where.
 
         """
         slot, at = self._lane(kind).slot(number), 0

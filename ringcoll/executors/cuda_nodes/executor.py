@@ -58,10 +58,7 @@ class CudaNodesCall:
     """A checked call of one rank that is ready to be enqueued.
 
     Args:
-        call: checked; of device memory.
-        enqueue: takes the stream; the device is current.
         timeout: seconds that a wait of the host may take.
-        changes: of the symmetric memory, when this was made.
 
     """
 
@@ -76,8 +73,6 @@ class Owner:
     """What the communicator does for its executors.
 
     Args:
-        submit: runs a job on its thread after those before it.
-        fail: remembers an error, and tells the other ranks.
         over: why nothing goes on any more; None as long as all is well.
 
     """
@@ -122,11 +117,7 @@ class CudaNodesExecutor:
     """One rank's side of the collectives of one communicator of GPU ranks on several nodes.
 
     Args:
-        fabric: the ranks.
-        device: this rank's.
-        load: gives the function of a source text.
         host: the executor of the same ranks' host memory; the communicator's thread alone runs it.
-        owner: the communicator.
         inside: what has gone wrong inside the node, where calls have a part there.
 
     """
@@ -177,9 +168,7 @@ class CudaNodesExecutor:
 
         Args:
             call: checked; its arrays are views of device memory that nobody reads here.
-            bind: prepares the call of a piece for the host's executor.
             timeout: seconds that a wait of the host may take.
-            changes: of the symmetric memory.
 
         """
         nranks, lane = self.fabric.nranks, self._lane
@@ -198,13 +187,7 @@ class CudaNodesExecutor:
         )
 
     def run(self, prepared: CudaNodesCall | StreamCall, stream: int | None = None) -> None:
-        """Enqueue the whole call of this rank.
-
-        Args:
-            prepared: the call, or the call with its stream.
-            stream: of a call without.
-
-        """
+        """Enqueue the whole call of this rank."""
         if isinstance(prepared, StreamCall):
             self.run(prepared.ready, prepared.stream)
             self.stream_order.release(prepared)
@@ -330,11 +313,6 @@ class CudaNodesExecutor:
 
 def await_stream(posted: Callable[[], bool], fabric: Fabric, owner: Owner) -> None:
     """Wait until a stream has brought a piece: as long as it takes, what is before it takes time.
-
-    Args:
-        posted: whether it has.
-        fabric: the ranks.
-        owner: the communicator.
 
     Raises:
         AbortedError: the communicator is broken or aborted.

@@ -18,6 +18,7 @@ from ringcoll.cuda.device import runtime
 from ringcoll.cuda.memory import HostMapped, host_mapped
 from ringcoll.executors.cuda.loader import Launchable
 from ringcoll.executors.cuda.params import Addresses, Body, Header, pack, padded
+from ringcoll.executors.cuda.source import kernel_text
 from ringcoll.executors.cuda_nodes.pieces import Move
 from ringcoll.host.fence import Fence
 
@@ -38,10 +39,6 @@ class Lane:
     """Pieces that go to host memory and back in one order, through a few slots.
 
     Args:
-        ordinal: of the device.
-        load: gives the function of a source text.
-        slots: how many.
-        nbytes: of a slot.
         fence: what to call between data and word; None where nothing is needed.
 
     """
@@ -143,17 +140,6 @@ class Lane:
 
 
 def staging_text() -> str:
-    """What NVRTC compiles: one kernel for all that streams say and await."""
-    return "\n".join(
-        [
-            "#define RC_RANKS 1",
-            "#define RC_LOCAL 1",
-            f"#define RC_WORDS {len(padded([()])[0])}",
-            '#include "staging.cuh"',
-            "using namespace rc;",
-            "RC_KERNEL(1) ringcoll_kernel(RC_PARAMETER Args args) {",
-            "    staging::run(args);",
-            "}",
-            "",
-        ]
-    )
+    """The source text of both kernels."""
+    constants = {"RANKS": 1, "LOCAL": 1, "WORDS": len(padded([()])[0])}
+    return kernel_text("staging", constants, "1", "staging::run(args);")

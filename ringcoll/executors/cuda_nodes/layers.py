@@ -51,12 +51,7 @@ _DIRECT = ("all_to_all",)
 
 
 class Layers:
-    """One rank's side of the calls that run in two layers.
-
-    Args:
-        steps: what their slices are made of.
-
-    """
+    """One rank's side of the calls that run in two layers."""
 
     def __init__(self, steps: Steps) -> None:
         self._steps = steps
@@ -102,7 +97,6 @@ class Layers:
 
         Args:
             call: checked; its arrays are views of device memory that nobody reads here.
-            hello: runs first: by it all ranks hear that they make this call.
             rest: prepares what is too short to be shared out, as a call without layers.
             timeout: seconds that a wait may take.
             blocks: CUDA blocks of the calls inside the node, at most.

@@ -48,7 +48,6 @@ class Piece:
     """What is copied to a slot, the call that runs there, and what is copied from it.
 
     Args:
-        call: on views of the slot.
         into: copies from the device, before the call.
         out: copies to the device, after it.
 
@@ -63,8 +62,6 @@ def cut(call: Call, nranks: int, most: int) -> list[tuple[int, int]]:
     """First and last + 1 element of each piece, in every segment; at least one piece.
 
     Args:
-        call: the call; only what all ranks know of it counts.
-        nranks: ranks of the communicator.
         most: bytes that a piece may have in either buffer.
 
     """
@@ -83,10 +80,6 @@ def piece_of(call: Call, nranks: int, first: int, last: int, slot: Bytes) -> Pie
 
     Args:
         call: the whole; its arrays are views of device memory that nobody reads here.
-        nranks: ranks of the communicator.
-        first: element of each segment.
-        last: the one after the last.
-        slot: pinned memory for both buffers.
 
     """
     name = call.collective

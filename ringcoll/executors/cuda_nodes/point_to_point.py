@@ -40,9 +40,7 @@ class CudaNodesPairCalls(GroupCall):
     """Sends and receives of one rank that are launched together.
 
     Args:
-        pairs: of the rank.
         calls: checked; their arrays are views of device memory that nobody reads here.
-        stream: they come after what it has been given.
         timeout: seconds that a wait of the host may take.
         owned: whether somebody keeps the stream alive until it is followed no more.
 
@@ -78,9 +76,7 @@ class CudaNodesPairs:
     """One rank's sends and receives.
 
     Args:
-        executor: of the rank's collectives, whose streams these share.
         host: the same ranks' pairs in host memory; the communicator's thread alone runs them.
-        wait: of these.
 
     """
 

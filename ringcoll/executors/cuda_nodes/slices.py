@@ -24,8 +24,6 @@ class Slice:
 
     Args:
         inside: what comes before the first exchange: exchanged and folded inside the node.
-        partials: along the rail: what is to be folded.
-        fold: of what has come.
         results: along the rail, or with all ranks of other nodes: what is done.
         outside: what comes after the last exchange: what is done goes round in the node.
 

@@ -8,15 +8,15 @@ from itertools import product
 from ringcoll.arguments.calls import Call
 from ringcoll.collectives import COLLECTIVES
 from ringcoll.dtypes import dtype_of, op_of
-from ringcoll.executors.cuda.body import body_of
 from ringcoll.executors.cuda.choose import choose
 from ringcoll.executors.cuda.copy_gates import gate_text
+from ringcoll.executors.cuda.kernel_choice import body_of
 from ringcoll.executors.cuda.limits import CallOptions, Resources
 from ringcoll.executors.cuda.params import Addresses, Body
 from ringcoll.executors.cuda.point_to_point import pairs_text
 from ringcoll.executors.cuda.workspace import Workspace
-from ringcoll.executors.cuda_nodes.fold import fold_text
 from ringcoll.executors.cuda_nodes.lane import staging_text
+from ringcoll.executors.cuda_nodes.steps import fold_text
 from ringcoll.launch import ALL_MAPPED
 from ringcoll.plan import Buffer
 

@@ -12,15 +12,16 @@ import numpy.typing as npt
 from ringcoll.arguments.calls import Call
 from ringcoll.cuda.device import runtime
 from ringcoll.cuda.memory import DeviceMemory, allocate
-from ringcoll.dtypes import DType
+from ringcoll.dtypes import DType, ReduceOp
 from ringcoll.errors import PlanError
 from ringcoll.executors.cuda.executor import CudaExecutor
 from ringcoll.executors.cuda.limits import CallOptions
-from ringcoll.executors.cuda.params import start_of
+from ringcoll.executors.cuda.loader import Launchable
+from ringcoll.executors.cuda.params import Addresses, Body, Header, pack, padded, start_of
+from ringcoll.executors.cuda.source import kernel_text, names_of
 from ringcoll.executors.cuda_nodes.carry import Exchange
 from ringcoll.executors.cuda_nodes.exchange import Exchanges
 from ringcoll.executors.cuda_nodes.executor import CudaNodesExecutor, settle
-from ringcoll.executors.cuda_nodes.fold import fold
 from ringcoll.views import device_view
 
 __all__ = ["Array", "Enqueue", "LayeredCall", "Steps"]
@@ -45,9 +46,6 @@ class Steps:
     """One rank's place among the nodes, and what it can enqueue there.
 
     Args:
-        executor: of the communicator.
-        exchanges: with ranks of other nodes.
-        inside: the executor of this node's ranks.
         members: the ranks of each node. There are rails where all nodes have as many.
 
     """
@@ -267,3 +265,47 @@ class Steps:
         if self._memory is not None:
             self._memory.free()
             self._memory = None
+
+
+_THREADS, _BLOCKS = 512, 64
+
+
+def fold(
+    load: Callable[[str], int],
+    dtype: DType,
+    op: ReduceOp,
+    source: tuple[int, int, int],
+    target: int,
+    count: int,
+    *,
+    raw_in: bool,
+    raw_out: bool,
+    nranks: int,
+) -> Launchable:
+    """The launch that folds arrays into one.
+
+    Args:
+        dtype: of the elements.
+        source: how many arrays, the first one's address, bytes from one to the next.
+        target: address of the result.
+        count: elements of each.
+        raw_in: whether the arrays are of the dtype itself, not of its accumulator.
+        nranks: contributions in a result that is the whole; 0: it is a part of one.
+
+    """
+    text = fold_text(dtype, op, raw_in=raw_in, raw_out=raw_out, final=nranks > 0)
+    words = padded([(*source, target, count, nranks)])
+    parameter = pack(
+        Body(text, words, (0,), 0, 0), Header(0, 0, False, False, 1), 0, [Addresses(0, (0,), 0)]
+    )
+    blocks = max(1, min(_BLOCKS, -(-count // _THREADS)))
+    return Launchable(load(text), blocks, 1, _THREADS, parameter)
+
+
+def fold_text(dtype: DType, op: ReduceOp, *, raw_in: bool, raw_out: bool, final: bool) -> str:
+    """The source text of ``kernels/fold.cuh``: sums what a rank has received from others."""
+    kind, operator = names_of(dtype, op)
+    flags = ", ".join("true" if flag else "false" for flag in (raw_in, raw_out, final))
+    constants = {"RANKS": 1, "LOCAL": 1, "WORDS": len(padded([()])[0])}
+    run = f"fold::run<{kind}, {operator}<{kind}>, {flags}>(args);"
+    return kernel_text("fold", constants, f"{_THREADS}", run)
