@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.fit import Fit, fit_chain
 from ringcoll.errors import ArgumentError
-from ringcoll.model.closed_form import Fit, Point, fit_chain
+from ringcoll.model.closed_form import Point
 from ringcoll.model.plot import plot_curves
 
 __all__ = ["BEST", "NEAR", "WANTED", "draw", "halves", "judged", "rows_of"]

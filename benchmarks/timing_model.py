@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.chains import NEAR, WANTED, draw, halves
+from benchmarks.fit import Fit, fit_chain, residuals
 from benchmarks.record import add_out, now, save
 from ringcoll.algorithms import build
 from ringcoll.bench.environment import cores
@@ -34,7 +35,7 @@ from ringcoll.bench.paced import measure_chain
 from ringcoll.bench.worlds import World
 from ringcoll.bootstrap import run_ranks
 from ringcoll.config import from_environment
-from ringcoll.model.closed_form import Fit, Point, chain_time, fit_chain, residuals
+from ringcoll.model.closed_form import Point, chain_time
 from ringcoll.model.figures import keep_figures
 from ringcoll.model.links import Links
 from ringcoll.model.predict import predict

@@ -1,6 +1,6 @@
 """The only arithmetic of the library: reduce sources into destinations, by what they hold.
 
-The numpy definition and the CPU executor both call this. A source or destination is *raw* (a
+The CPU executor and the definition in the tests both call this. A source or destination is *raw* (a
 contribution in its element type), *partial* (combined so far, in ``dtype.partial``) or *final*
 (complete, rounded once to the element type). Sources are combined as a left fold in the order
 written, tile by tile so that what is in between stays in the second-level cache.
@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from ringcoll.dtypes import OPS, DType, ReduceOp
 
-__all__ = ["TILE", "compile_reduce", "reduce_into"]
+__all__ = ["TILE", "compile_reduce"]
 
 Array = npt.NDArray[Any]
 Closure = Callable[[], None]
@@ -42,7 +42,7 @@ _QUIET.run(np.seterr, all="ignore")
 _local = threading.local()
 
 
-def reduce_into(
+def compile_reduce(
     srcs: Sequence[Array],
     dsts: Sequence[Array],
     *,
@@ -52,11 +52,12 @@ def reduce_into(
     raw: Sequence[bool] = (),
     final: bool = True,
     loads: Sequence[ReduceOp] = (),
-) -> None:
-    """Combine ``srcs`` in the order written and store the result in each of ``dsts``.
+) -> Closure:
+    """A closure that combines ``srcs`` in the order written and stores the result in each ``dsts``.
 
-    All arrays are flat, of equal length and aligned. A destination may be the very memory of a
-    source, also when their types differ in width; it may not overlap one otherwise.
+    It is called again and again, by one thread at a time. All arrays are flat, of equal length and
+    aligned. A destination may be the very memory of a source, also when their types differ in
+    width; it may not overlap one otherwise.
 
     Args:
         srcs: raw ones and copies in the element type, partial ones in ``dtype.partial``.
@@ -71,26 +72,6 @@ def reduce_into(
         loads: for each source the operator of the rank that contributed it: premul_sum's factor
             is its own on every rank; empty: ``op``.
 
-    """
-    compile_reduce(
-        srcs, dsts, op=op, dtype=dtype, nranks=nranks, raw=raw, final=final, loads=loads
-    )()
-
-
-def compile_reduce(
-    srcs: Sequence[Array],
-    dsts: Sequence[Array],
-    *,
-    op: ReduceOp | None,
-    dtype: DType,
-    nranks: int,
-    raw: Sequence[bool] = (),
-    final: bool = True,
-    loads: Sequence[ReduceOp] = (),
-) -> Closure:
-    """:func:`reduce_into` as a closure over these arrays, to be called again and again.
-
-    A closure is run by one thread at a time. Arguments as in :func:`reduce_into`.
     """
     if dsts[0].size == 0:
         return _nothing

@@ -23,7 +23,7 @@ from ringcoll.collectives import Collective
 from ringcoll.errors import LaunchRefused
 from ringcoll.labels import StepLabels, labels
 from ringcoll.launch import Launch
-from ringcoll.lower import carried, lower, place
+from ringcoll.lower import lower, place, without_signals
 from ringcoll.plan import HELLO, Block, Buffer, Chunk, Plan, Step
 
 __all__ = ["BlockProgram", "Program", "Row", "encode", "expand"]
@@ -109,7 +109,7 @@ def _encode(plan: Plan, launch: Launch) -> Program:
     placed, lowered = place(plan, launch), lower(plan, launch)
     total = _is_total(lowered)
     if launch.in_band:
-        lowered = carried(lowered)
+        lowered = without_signals(lowered)
     count = launch.slices
     blocks = list(lowered.steps)
     number = {block: i for i, block in enumerate(blocks)}

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.chains import draw, judged, rows_of
+from benchmarks.fit import Fit
 from benchmarks.gpu.chain import Wish, a_gpu_each, one_gpu
 from benchmarks.gpu.processes import Message, run_ranks
 from benchmarks.gpu.report import Report
@@ -34,7 +35,7 @@ from benchmarks.needs import require
 from benchmarks.record import add_out, now
 from ringcoll.config import from_environment
 from ringcoll.errors import MachineError
-from ringcoll.model.closed_form import Fit, Point
+from ringcoll.model.closed_form import Point
 from ringcoll.model.figures import keep_figures
 from ringcoll.units import format_bytes, format_seconds, parse_bytes, parse_ints
 

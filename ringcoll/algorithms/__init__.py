@@ -20,7 +20,6 @@ from ringcoll.algorithms import (
     hierarchical,
     hierarchical_rooted,
     one_shot,
-    pair,
     ring,
     rooted,
     scatter_gather,
@@ -105,7 +104,7 @@ ALGORITHMS: Mapping[str, Mapping[str, Builder]] = {
     },
     "gather": {"one_shot": one_shot.gather, "all_pairs": rooted.gather},
     "scatter": {"one_shot": one_shot.scatter, "all_pairs": rooted.scatter},
-    "send": {"pair": pair.send},
+    "send": {"pair": chain.send},
     "barrier": {"all_pairs": barrier.all_pairs, "dissemination": barrier.dissemination},
 }
 """The builders: collective, then algorithm."""

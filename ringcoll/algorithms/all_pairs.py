@@ -42,7 +42,7 @@ def all_gather(nranks: int, *, only: Only = None) -> Plan:
 
 
 def all_gather_fused(nranks: int, *, only: Only = None) -> Plan:
-    """One step a rank: read its segment once, write it to all OUTPUTs."""
+    """Each rank reads its segment once and writes it to all OUTPUTs, in one step."""
     n = nranks
     ranks = chosen(range(n), only)
 
@@ -55,7 +55,10 @@ def all_gather_fused(nranks: int, *, only: Only = None) -> Plan:
 
 
 def reduce_scatter(nranks: int, *, only: Only = None) -> Plan:
-    """Lane 0 writes to each rank its segment, lane 1 sums what has come: n - 1 segments out."""
+    """Each rank writes to each its segment, then sums what has come: n - 1 segments out.
+
+    Lane 0 writes, lane 1 sums.
+    """
     n = nranks
     ranks = chosen(range(n), only)
 
@@ -71,9 +74,10 @@ def reduce_scatter(nranks: int, *, only: Only = None) -> Plan:
 
 
 def all_reduce(nranks: int, *, only: Only = None) -> Plan:
-    """Lane 0 writes pieces, lane 1 sums its own, lane 2 writes that to all.
+    """Each rank writes pieces to their owners, sums its own piece and writes the sum to all.
 
-    The two-shot that reads nothing remotely: 2(n - 1)/n of a buffer out.
+    The two-shot that reads nothing remotely: 2(n - 1)/n of a buffer out. Each of the three is a
+    lane, so that they overlap in slices.
     """
     n = nranks
     ranks = chosen(range(n), only)

@@ -10,7 +10,7 @@ __all__ = ["all_pairs", "dissemination"]
 
 
 def all_pairs(nranks: int, *, only: Only = None) -> Plan:
-    """Everyone signals everyone: one hop, n - 1 signals a rank."""
+    """Each rank signals all others: one hop, n - 1 signals a rank."""
     n = nranks
     ranks = chosen(range(n), only)
 
@@ -27,7 +27,7 @@ def all_pairs(nranks: int, *, only: Only = None) -> Plan:
 
 
 def dissemination(nranks: int, *, only: Only = None) -> Plan:
-    """In round k everyone signals the rank 2^k after it: ⌈log2 n⌉ hops and signals a rank.
+    """In round k each rank signals the one 2^k after it: ⌈log2 n⌉ hops and signals a rank.
 
     Hensgen, Finkel and Manber, *Two algorithms for barrier synchronization* (1988).
     """

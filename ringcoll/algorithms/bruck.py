@@ -16,7 +16,8 @@ __all__ = ["all_gather", "all_to_all"]
 def all_gather(nranks: int, *, only: Only = None) -> Plan:
     """In round k each rank sends the 2^k segments from its own on to the rank 2^k before it.
 
-    Each rank sends (n - 1)/n of its OUTPUT. Segments that run over the end take two messages.
+    ⌈log2 n⌉ hops; each rank sends (n - 1)/n of its OUTPUT. Segments that run over the end take two
+    messages. Bruck et al. (1997).
     """
     n = nranks
     strides = [1 << k for k in range((n - 1).bit_length())]
@@ -39,7 +40,8 @@ def all_gather(nranks: int, *, only: Only = None) -> Plan:
 def all_to_all(nranks: int, *, only: Only = None) -> Plan:
     """A segment that has d ranks to go moves on by 2^k in round k if bit k of d is set.
 
-    Each rank packs what moves into one message a round, of about half a buffer.
+    Each rank packs what moves into one message a round, of about half a buffer: ⌈log2 n⌉ hops.
+    Bruck et al. (1997).
     """
     n = nranks
     ranks = chosen(range(n), only)

@@ -12,13 +12,13 @@ from ringcoll.algorithms.parts import Only, Program, Rings, as_rings, assemble, 
 from ringcoll.collectives import Collective
 from ringcoll.plan import Block, Chunk, Plan, Step
 
-__all__ = ["broadcast", "reduce"]
+__all__ = ["broadcast", "reduce", "send"]
 
 
 def broadcast(nranks: int, *, root: int = 0, rings: Rings = None, only: Only = None) -> Plan:
-    """Each rank hands on to the next in the ring what it has got, beginning with the root.
+    """Each rank hands the buffer on to the next, in slices, beginning with the root: n - 1 hops.
 
-    n - 1 hops; each rank but the last sends the buffer once.
+    Each rank but the last sends the buffer once. Watts and van de Geijn (1995).
     """
     n = nranks
     cycles = as_rings(n, rings)
@@ -42,9 +42,9 @@ def broadcast(nranks: int, *, root: int = 0, rings: Rings = None, only: Only = N
 
 
 def reduce(nranks: int, *, root: int = 0, rings: Rings = None, only: Only = None) -> Plan:
-    """Each rank adds its own contribution to what comes along the ring, which ends at the root.
+    """Each rank adds its contribution to the sum that comes by, on its way to the root: n - 1 hops.
 
-    n - 1 hops; each rank but the root sends the buffer once. With the root n - 1 and the ring in
+    Each rank but the root sends the buffer once. With the root n - 1 and the ring in
     the order of the ranks, contributions are summed in rank order.
     """
     n = nranks
@@ -63,6 +63,15 @@ def reduce(nranks: int, *, root: int = 0, rings: Rings = None, only: Only = None
                 yield Block(rank, c), Step(srcs, (dst,))
 
     return assemble(collective, program(), only=only)
+
+
+def send(nranks: int = 2, *, only: Only = None) -> Plan:
+    """Rank 0 writes its INPUT to the OUTPUT of rank 1, as every point-to-point call does."""
+
+    def program() -> Program:
+        yield Block(0), Step((inp(0, 0),), (out(1, 0),))
+
+    return assemble(Collective("send", nranks), program(), only=only)
 
 
 def _from(ring: tuple[int, ...], root: int) -> tuple[int, ...]:

@@ -18,9 +18,10 @@ __all__ = ["all_gather", "all_reduce", "gather_by_doubling", "span", "teams_of"]
 
 
 def all_reduce(nranks: int, *, only: Only = None) -> Plan:
-    """In each round partners exchange what they have summed: log2 p hops of a whole buffer.
+    """In each round two partners exchange all that they have summed: log2 p hops of a buffer.
 
-    The sum of the lower ranks stands first, so that both partners get the same bits.
+    The sum of the lower ranks stands first, so that both partners get the same bits. Thakur,
+    Rabenseifner and Gropp (2005).
     """
     teams = teams_of(nranks)
     rounds = (len(teams) - 1).bit_length()
@@ -49,9 +50,10 @@ def all_reduce(nranks: int, *, only: Only = None) -> Plan:
 
 
 def all_gather(nranks: int, *, only: Only = None) -> Plan:
-    """In each round partners exchange all segments that they have: log2 p hops.
+    """In each round two partners exchange all segments that they have: log2 p hops.
 
-    A rank sends (p - 1)/p of its OUTPUT; who acts for two sends nearly all of it once more.
+    A rank sends (p - 1)/p of its OUTPUT; one that acts for two sends nearly all of it once more.
+    Thakur, Rabenseifner and Gropp (2005).
     """
     n, teams = nranks, teams_of(nranks)
 

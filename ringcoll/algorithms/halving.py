@@ -18,9 +18,9 @@ __all__ = ["all_reduce", "reduce_scatter"]
 
 
 def reduce_scatter(nranks: int, *, only: Only = None) -> Plan:
-    """Halve the segments until each team has summed its own: log2 p hops.
+    """In each round two partners exchange the half that the other must sum: log2 p hops.
 
-    Each rank sends (p - 1)/p of its INPUT.
+    Each rank sends (p - 1)/p of its INPUT. Thakur, Rabenseifner and Gropp (2005).
     """
     n, teams = nranks, teams_of(nranks)
     firsts = [*(team[0] for team in teams), n]
@@ -36,9 +36,9 @@ def reduce_scatter(nranks: int, *, only: Only = None) -> Plan:
 
 
 def all_reduce(nranks: int, *, only: Only = None) -> Plan:
-    """Reduce-scatter by halving, then all-gather by doubling: 2 log2 p hops.
+    """Partners exchange ever smaller halves to sum them, then ever larger sums: 2 log2 p hops.
 
-    Each rank sends 2(p - 1)/p of the buffer; who acts for two hands on the whole of it besides.
+    Each rank sends 2(p - 1)/p of the buffer; one that acts for two sends the whole of it besides.
     Rabenseifner, *Optimization of collective reduction operations* (2004).
     """
     teams = teams_of(nranks)

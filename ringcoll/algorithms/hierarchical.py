@@ -8,7 +8,7 @@ learning on heterogeneous network hierarchy* (2019).
 
 from __future__ import annotations
 
-from ringcoll.algorithms.nodes import Nodes, local_sum, rails_of, seats_of, symmetry_of
+from ringcoll.algorithms.nodes import Nodes, local_sum, positions_of, rails_of, symmetry_of
 from ringcoll.algorithms.parts import Only, Program, as_nodes, assemble, inp, out, scratch, slots
 from ringcoll.collectives import Collective
 from ringcoll.plan import Block, Chunk, Plan, Step
@@ -17,17 +17,18 @@ __all__ = ["all_gather", "all_reduce", "reduce_scatter"]
 
 
 def all_reduce(nranks: int, *, nodes: Nodes = None, only: Only = None) -> Plan:
-    """Reduce-scatter in each node, ring all-reduce on each rail, all-gather in each node.
+    """Each node sums pieces, a ring a rail sums them among nodes, each node hands them out.
 
-    With m nodes, 2(m - 1) hops between nodes; a rail carries 2(m - 1)/m of its share.
+    With m nodes, 2(m - 1) hops between nodes; a rail carries 2(m - 1)/m of its share. Cho et al.
+    (2019).
     """
     members = as_nodes(nranks, nodes)
     m, rails = len(members), rails_of(members)
-    seats, arrivals = seats_of(members, only), slots(m - 1)
+    positions, arrivals = positions_of(members, only), slots(m - 1)
 
     def program() -> Program:
         for t in range(m):
-            for node, rail, rank, right, _ in seats:
+            for node, rail, rank, right, _ in positions:
                 piece = (node - 1 - t) % m * rails + rail
                 local = scratch(rank, arrivals + t % slots(m))
                 own = yield from local_sum(rank, members[node], piece, local, alone=m == 1)
@@ -39,7 +40,7 @@ def all_reduce(nranks: int, *, nodes: Nodes = None, only: Only = None) -> Plan:
                     dsts = tuple(out(p, piece) for p in sorted({rank, right}))
                 yield Block(rank, lane=1), Step(own, dsts)
         for t in range(m):
-            for node, rail, rank, right, peers in seats:
+            for node, rail, rank, right, peers in positions:
                 piece = (node - t) % m * rails + rail
                 if 0 < t < m - 1:
                     yield Block(rank, lane=1), Step((out(rank, piece),), (out(right, piece),))
@@ -51,18 +52,18 @@ def all_reduce(nranks: int, *, nodes: Nodes = None, only: Only = None) -> Plan:
 
 
 def reduce_scatter(nranks: int, *, nodes: Nodes = None, only: Only = None) -> Plan:
-    """Each segment is summed in each node and gathers the nodes' sums along its owner's rail.
+    """Each node sums every segment; a ring along the owner's rail adds up the nodes' sums.
 
     m - 1 hops between nodes; a rail carries (m - 1)/m of its share of INPUT.
     """
     members = as_nodes(nranks, nodes)
     m, rails = len(members), rails_of(members)
-    seats, arrivals = seats_of(members, only), slots(m - 1)
+    positions, arrivals = positions_of(members, only), slots(m - 1)
     widest = max(len(ranks[::rails]) for ranks in members)
 
     def program() -> Program:
         for t in range(m):
-            for node, rail, rank, right, _ in seats:
+            for node, rail, rank, right, _ in positions:
                 for i, owner in enumerate(members[(node - 1 - t) % m][rail::rails]):
                     local = scratch(rank, (arrivals + t % slots(m)) * widest + i)
                     own = yield from local_sum(rank, members[node], owner, local, alone=m == 1)
@@ -78,13 +79,13 @@ def reduce_scatter(nranks: int, *, nodes: Nodes = None, only: Only = None) -> Pl
 
 
 def all_gather(nranks: int, *, nodes: Nodes = None, only: Only = None) -> Plan:
-    """Each segment goes to all of its node and along a rail, from which each node hands it on.
+    """Each segment goes to all of its node, and along a ring a rail to the other nodes.
 
     m - 1 hops between nodes; a rail carries (m - 1)/m of its share of OUTPUT.
     """
     members = as_nodes(nranks, nodes)
     m, rails = len(members), rails_of(members)
-    seats = seats_of(members, only)
+    positions = positions_of(members, only)
 
     def program() -> Program:
         for d in range(max(map(len, members))):
@@ -94,7 +95,7 @@ def all_gather(nranks: int, *, nodes: Nodes = None, only: Only = None) -> Plan:
                         peer = ranks[(i + d) % len(ranks)]
                         yield Block(rank), Step((inp(rank, 0),), (out(peer, rank),))
         for t in range(m):
-            for node, rail, rank, right, peers in seats:
+            for node, rail, rank, right, peers in positions:
                 for owner in members[(node - t) % m][rail::rails]:
                     here = out(rank, owner)
                     if t < m - 1:

@@ -6,7 +6,7 @@ algorithms without a root.
 
 from __future__ import annotations
 
-from ringcoll.algorithms.nodes import Nodes, local_sum, rails_of, seats_of
+from ringcoll.algorithms.nodes import Nodes, local_sum, positions_of, rails_of
 from ringcoll.algorithms.parts import Only, Program, as_nodes, assemble, inp, out, scratch
 from ringcoll.collectives import Collective
 from ringcoll.plan import Block, Plan, Step
@@ -15,7 +15,7 @@ __all__ = ["broadcast", "reduce"]
 
 
 def broadcast(nranks: int, *, root: int = 0, nodes: Nodes = None, only: Only = None) -> Plan:
-    """Scatter in the root's node, a chain on each rail, all-gather in each node.
+    """The root's node shares out pieces, a chain a rail takes them to all nodes, which gather.
 
     With m nodes, m - 1 hops between nodes; each rail carries its share once.
     """
@@ -23,7 +23,7 @@ def broadcast(nranks: int, *, root: int = 0, nodes: Nodes = None, only: Only = N
     m, rails = len(members), rails_of(members)
     collective = Collective("broadcast", nranks, rails, root)
     home = next(node for node, ranks in enumerate(members) if root in ranks)
-    chain = sorted(seats_of(members, None), key=lambda seat: (seat.node - home) % m)
+    chain = sorted(positions_of(members, None), key=lambda position: (position.node - home) % m)
 
     def program() -> Program:
         for rail in range(rails):
@@ -41,7 +41,7 @@ def broadcast(nranks: int, *, root: int = 0, nodes: Nodes = None, only: Only = N
 
 
 def reduce(nranks: int, *, root: int = 0, nodes: Nodes = None, only: Only = None) -> Plan:
-    """Reduce-scatter in each node, a chain on each rail, the last of which write to the root.
+    """Each node sums pieces, and a chain a rail adds up the nodes' sums on their way to the root.
 
     With m nodes, m - 1 hops between nodes; each rail carries its share once.
     """
@@ -49,7 +49,7 @@ def reduce(nranks: int, *, root: int = 0, nodes: Nodes = None, only: Only = None
     m, rails = len(members), rails_of(members)
     collective = Collective("reduce", nranks, rails, root)
     home = next(node for node, ranks in enumerate(members) if root in ranks)
-    chain = sorted(seats_of(members, None), key=lambda seat: (seat.node - home - 1) % m)
+    chain = sorted(positions_of(members, None), key=lambda position: (position.node - home - 1) % m)
 
     def program() -> Program:
         for node, rail, rank, right, _ in chain:

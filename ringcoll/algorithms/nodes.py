@@ -1,20 +1,31 @@
-"""How the ranks of several nodes sit on rails: what the two-level algorithms share."""
+"""How the ranks of several nodes sit on rails, and plans for ranks that are not node by node."""
 
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from ringcoll.algorithms.parts import Only, inp
-from ringcoll.plan import Block, Chunk, Step, Symmetry
+from ringcoll.errors import ArgumentError
+from ringcoll.lower.slices import split
+from ringcoll.plan import Block, Chunk, Plan, Step, Symmetry
 
-__all__ = ["Nodes", "Seat", "local_sum", "rails_of", "seats_of", "symmetry_of"]
+__all__ = [
+    "Nodes",
+    "Position",
+    "local_sum",
+    "positions_of",
+    "rails_of",
+    "renumbered",
+    "symmetry_of",
+]
 
 Nodes = Sequence[int] | None
 """How many ranks each node has, in rank order; None is the squarest split."""
 
 
-class Seat(NamedTuple):
+class Position(NamedTuple):
     """A rank on a rail, the next one on its rail, and the others of its node from the next on."""
 
     node: int
@@ -29,10 +40,10 @@ def rails_of(members: Sequence[range]) -> int:
     return min(map(len, members))
 
 
-def seats_of(members: Sequence[range], only: Only) -> list[Seat]:
+def positions_of(members: Sequence[range], only: Only) -> list[Position]:
     """Every rank that is on a rail, rail by rail within node by node."""
     return [
-        Seat(
+        Position(
             node,
             rail,
             ranks[rail],
@@ -66,3 +77,45 @@ def symmetry_of(members: Sequence[range], *, shifts_chunks: bool = False) -> Sym
     if any(len(ranks) != rails for ranks in members):
         return None
     return Symmetry((m, rails), (m, rails) if shifts_chunks else ())
+
+
+def renumbered(plan: Plan, order: Sequence[int]) -> Plan:
+    """The plan in which what was rank i is rank ``order[i]``.
+
+    Segments of INPUT and OUTPUT that belong to a rank go with it, and so does the root. Sums keep
+    the order that the plan gives them. A symmetry of the plan is not one of the new numbers.
+
+    Raises:
+        ArgumentError: ``order`` does not name every rank once.
+
+    """
+    if sorted(order) != list(range(plan.nranks)):
+        raise ArgumentError(f"order={list(order)}: each of {plan.nranks} ranks once")
+    if list(order) == list(range(plan.nranks)):
+        return plan
+    old = plan.collective
+    new = replace(old, root=order[old.root]) if old.kind.has_root else old
+
+    def chunk(was: Chunk) -> Chunk:
+        index = was.index
+        if was.buffer.given and old.segments(was.buffer.name) > 1:
+            segment, within = divmod(index, old.chunks)
+            index = order[segment] * old.chunks + within
+        return Chunk(order[was.rank], was.buffer, index)
+
+    def block(was: Block) -> Block:
+        return replace(was, rank=order[was.rank])
+
+    steps = tuple(
+        (
+            block(where),
+            Step(
+                tuple(map(chunk, step.srcs)),
+                tuple(map(chunk, step.dsts)),
+                tuple(map(block, step.waits)),
+                tuple(map(block, step.signals)),
+            ),
+        )
+        for where, step in split(plan).order
+    )
+    return Plan(new, steps)

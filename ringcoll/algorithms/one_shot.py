@@ -39,7 +39,7 @@ def all_reduce(nranks: int, *, only: Only = None) -> Plan:
 
 
 def all_reduce_push(nranks: int, *, only: Only = None) -> Plan:
-    """Each rank writes its buffer to the SCRATCH of all, then sums what has come: n - 1 out."""
+    """Each rank writes its buffer to all others, then sums what has come: n - 1 buffers out."""
     n = nranks
     ranks = chosen(range(n), only)
 

@@ -26,16 +26,17 @@ __all__ = ["all_gather", "all_reduce", "broadcast", "reduce", "reduce_scatter"]
 
 
 def all_reduce(nranks: int, *, rings: Rings = None, only: Only = None) -> Plan:
-    """Reduce-scatter once around the ring, then all-gather once around.
+    """Pieces travel the ring twice: once around they are summed, once more the sums are handed on.
 
-    2(n - 1) hops; each rank sends 2(n - 1)/n of the buffer, in pieces of 1/n.
+    2(n - 1) hops; each rank sends 2(n - 1)/n of the buffer, in pieces of 1/n. Patarasuk and Yuan
+    (2009).
     """
     n, paths = nranks, as_rings(nranks, rings)
-    seats = _seats(paths, only)
+    positions = _positions(paths, only)
 
     def program() -> Program:
         for t in range(n):
-            for c, ring, i, rank, right in seats:
+            for c, ring, i, rank, right in positions:
                 piece = c * n + ring[(i - 1 - t) % n]
                 srcs: tuple[Chunk, ...] = (inp(rank, piece),)
                 if t > 0:
@@ -45,7 +46,7 @@ def all_reduce(nranks: int, *, rings: Rings = None, only: Only = None) -> Plan:
                 else:
                     yield Block(rank, c), Step(srcs, _both(rank, right, piece))
         for t in range(n, 2 * n - 2):
-            for c, ring, i, rank, right in seats:
+            for c, ring, i, rank, right in positions:
                 piece = c * n + ring[(i - 1 - t) % n]
                 yield Block(rank, c), Step((out(rank, piece),), (out(right, piece),))
 
@@ -59,11 +60,11 @@ def reduce_scatter(nranks: int, *, rings: Rings = None, only: Only = None) -> Pl
     n - 1 hops; each rank sends (n - 1)/n of its INPUT.
     """
     n, paths = nranks, as_rings(nranks, rings)
-    seats, chunks = _seats(paths, only), len(paths)
+    positions, chunks = _positions(paths, only), len(paths)
 
     def program() -> Program:
         for t in range(n):
-            for c, ring, i, rank, right in seats:
+            for c, ring, i, rank, right in positions:
                 segment = ring[(i - 1 - t) % n]
                 srcs: tuple[Chunk, ...] = (inp(rank, segment * chunks + c),)
                 if t > 0:
@@ -81,11 +82,11 @@ def all_gather(nranks: int, *, rings: Rings = None, only: Only = None) -> Plan:
     n - 1 hops; each rank sends (n - 1)/n of its OUTPUT.
     """
     n, paths = nranks, as_rings(nranks, rings)
-    seats, chunks = _seats(paths, only), len(paths)
+    positions, chunks = _positions(paths, only), len(paths)
 
     def program() -> Program:
         for t in range(max(1, n - 1)):
-            for c, ring, i, rank, right in seats:
+            for c, ring, i, rank, right in positions:
                 at = ring[(i - t) % n] * chunks + c
                 if t == 0:
                     yield Block(rank, c), Step((inp(rank, c),), _both(rank, right, at))
@@ -97,16 +98,16 @@ def all_gather(nranks: int, *, rings: Rings = None, only: Only = None) -> Plan:
 
 
 def broadcast(nranks: int, *, root: int = 0, rings: Rings = None, only: Only = None) -> Plan:
-    """The chain that the ring is when it is cut to the left of the root."""
+    """The ring, cut to the left of the root, is a chain: the buffer goes down it in slices."""
     return chain.broadcast(nranks, root=root, rings=rings, only=only)
 
 
 def reduce(nranks: int, *, root: int = 0, rings: Rings = None, only: Only = None) -> Plan:
-    """The chain that the ring is when it is cut to the right of the root."""
+    """The ring, cut to the right of the root, is a chain: sums go down it in slices."""
     return chain.reduce(nranks, root=root, rings=rings, only=only)
 
 
-def _seats(
+def _positions(
     rings: tuple[tuple[int, ...], ...], only: Only
 ) -> list[tuple[int, tuple[int, ...], int, int, int]]:
     """Channel, ring, position in it, rank and right neighbour of every rank in every ring."""

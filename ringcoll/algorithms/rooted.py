@@ -1,4 +1,4 @@
-"""All pairs with a root: everyone writes to the root, or the root to everyone. One hop.
+"""All pairs with a root: all ranks write to the root, or the root to all. One hop.
 
 The root's link carries everything. Ranks take their turns beginning next to the root.
 """
@@ -14,7 +14,7 @@ __all__ = ["broadcast", "gather", "reduce", "scatter"]
 
 
 def reduce(nranks: int, *, root: int = 0, only: Only = None) -> Plan:
-    """Everyone writes its buffer to the root, which sums them: n - 1 buffers in."""
+    """Each rank writes its buffer to the root, which sums them: n - 1 buffers in."""
     n = nranks
 
     def program() -> Program:
@@ -38,7 +38,7 @@ def broadcast(nranks: int, *, root: int = 0, only: Only = None) -> Plan:
 
 
 def gather(nranks: int, *, root: int = 0, only: Only = None) -> Plan:
-    """Everyone writes its segment to the root: n - 1 segments in."""
+    """Each rank writes its segment to the root: n - 1 segments in."""
     n = nranks
 
     def program() -> Program:

@@ -19,7 +19,10 @@ __all__ = ["all_reduce", "broadcast", "reduce"]
 
 
 def all_reduce(nranks: int, *, only: Only = None) -> Plan:
-    """Sums go up each tree (lane 0), results come down it (lane 1): about 2 log2 n hops."""
+    """Sums go up two binary trees, half the buffer each, and results come down: 2 log2 n hops.
+
+    Lane 0 sends up, lane 1 down. Sanders, Speck and Träff (2009).
+    """
     nodes = _two_trees(range(nranks))
 
     def program() -> Program:
@@ -40,7 +43,10 @@ def all_reduce(nranks: int, *, only: Only = None) -> Plan:
 
 
 def broadcast(nranks: int, *, root: int = 0, only: Only = None) -> Plan:
-    """The root writes a half to the top of each tree of the others: about log2 n + 1 hops."""
+    """The root writes half the buffer to the top of each of two trees: about log2 n + 1 hops.
+
+    The trees are of the other ranks. Sanders, Speck and Träff (2009).
+    """
     others = [(root + d) % nranks for d in range(1, nranks)]
     nodes = _two_trees(others)
 
@@ -59,7 +65,10 @@ def broadcast(nranks: int, *, root: int = 0, only: Only = None) -> Plan:
 
 
 def reduce(nranks: int, *, root: int = 0, only: Only = None) -> Plan:
-    """The top of each tree of the others writes a half to the root: about log2 n + 1 hops."""
+    """Two trees sum half the buffer each, and their tops write to the root: log2 n + 1 hops.
+
+    The trees are of the other ranks. Sanders, Speck and Träff (2009).
+    """
     others = [(root + d) % nranks for d in range(1, nranks)]
     nodes = _two_trees(others)
 

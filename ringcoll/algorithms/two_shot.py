@@ -14,9 +14,10 @@ __all__ = ["all_reduce", "all_reduce_fused"]
 
 
 def all_reduce(nranks: int, *, only: Only = None) -> Plan:
-    """Lane 0 reads and reduces; lane 1 writes the results to the others, the next rank first.
+    """Each rank reads and sums its piece of all buffers, then writes the sum to all: two hops.
 
-    While lane 1 writes one slice, lane 0 reads the next.
+    Lane 0 reads and reduces, lane 1 writes, to the next rank first: while lane 1 writes one slice,
+    lane 0 reads the next.
     """
     n = nranks
     ranks = chosen(range(n), only)
@@ -33,9 +34,9 @@ def all_reduce(nranks: int, *, only: Only = None) -> Plan:
 
 
 def all_reduce_fused(nranks: int, *, only: Only = None) -> Plan:
-    """One step a rank, no lanes: read piece r of all inputs, write the sum to all outputs.
+    """Each rank reads its piece of all inputs and writes the sum to all outputs, in one step.
 
-    Results never pass through memory between the two shots.
+    Sums stay in registers between the two hops; there are no lanes.
     """
     n = nranks
     ranks = chosen(range(n), only)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from ringcoll.algorithms import ALGORITHMS, build, options
-from ringcoll.algorithms.renumber import renumbered
+from ringcoll.algorithms.nodes import renumbered
 from ringcoll.collectives import COLLECTIVES
 from ringcoll.dtypes import Accumulate
 from ringcoll.launch import Launch

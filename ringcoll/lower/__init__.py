@@ -1,24 +1,22 @@
 """From the algorithm to what runs: pure passes over a plan.
 
 ``alias`` and ``stage`` decide which memory a step really touches, ``network`` splits what crosses
-nodes into a send and a receive, ``split`` and ``slices`` cut
-the steps into the pieces that are pipelined, ``fuse`` joins lanes that cannot overlap,
-``by_hops`` lets nothing wait that need not where data carry their own signals, ``sync`` derives
-every wait and signal. Each pass keeps the order, so the meaning stays sequential.
+nodes into a send and a receive, ``split`` and ``slices`` cut the steps into the pieces that are
+pipelined, ``fuse`` joins lanes that cannot overlap, ``by_hops`` sorts the steps where signals ride
+in the data, ``sync`` derives every wait and signal. Each pass keeps the meaning of the order.
 """
 
 from ringcoll.errors import LaunchRefused
 from ringcoll.launch import Launch
 from ringcoll.lower.alias import alias
-from ringcoll.lower.carried import carried
-from ringcoll.lower.hops import by_hops
+from ringcoll.lower.in_band import by_hops, without_signals
 from ringcoll.lower.network import check_messages, network
 from ringcoll.lower.slices import fuse, slices, split
 from ringcoll.lower.stage import stage
 from ringcoll.lower.sync import sync
 from ringcoll.plan import Plan, check_steps
 
-__all__ = ["carried", "lower", "place"]
+__all__ = ["lower", "place", "without_signals"]
 
 
 def place(plan: Plan, launch: Launch) -> Plan:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from ringcoll.model.links import Links, Port
 from ringcoll.model.loads import Load, Ports, Sizes, widths
 from ringcoll.model.order import by_conflicts, by_programs, by_signals
-from ringcoll.model.speakers import Torus
+from ringcoll.model.symmetry import Torus
 from ringcoll.plan import Block, Buffer, Plan, Step
 
 __all__ = ["TICKS", "Edge", "Graph", "build_graph", "without_flight"]
@@ -65,7 +65,7 @@ def build_graph(
     *,
     window: int | None = None,
     sizes: Sizes | None = None,
-    speakers: int | None = None,
+    representatives: int | None = None,
 ) -> Graph:
     """The graph of a plan on these links.
 
@@ -74,12 +74,13 @@ def build_graph(
         links: the wires; bandwidths and α enter later, flights here.
         window: after how many slices a SCRATCH slot is used again; None: never.
         sizes: bytes of a chunk; None: every chunk counts as 1.
-        speakers: fold the first so many ranks for all (:mod:`ringcoll.model.speakers`); None: fold
-            all.
+        representatives: fold the first so many ranks for all; None: fold all.
 
     """
-    torus = Torus(plan, speakers) if speakers is not None else None
-    steps = tuple(entry for entry in plan.order if torus is None or torus.speaks(entry[0].rank))
+    torus = Torus(plan, representatives) if representatives is not None else None
+    steps = tuple(
+        entry for entry in plan.order if torus is None or torus.is_representative(entry[0].rank)
+    )
     pairs: Iterable[tuple[int, int, int, int, int]]
     if plan.synchronised:
         pairs = by_signals(steps, torus)
@@ -110,7 +111,7 @@ def build_graph(
         shared,
         tuple(table.ports),
         tuple(tuple(_lands(block, step, links)) for block, step in steps),
-        plan.nranks // torus.speakers if torus is not None else 1,
+        plan.nranks // torus.representatives if torus is not None else 1,
     )
 
 

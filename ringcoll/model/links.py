@@ -104,7 +104,7 @@ class Links:
     ways: tuple[tuple[tuple[tuple[Port, Wire], ...], ...], ...] = ()
     per_port: int = 1
     inside: Wire = field(init=False, repr=False, compare=False)
-    doors: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    port_ranks: tuple[int, ...] = field(init=False, repr=False, compare=False)
     """Of each rank the first one that shares its port to other nodes."""
 
     def __post_init__(self) -> None:
@@ -119,7 +119,7 @@ class Links:
             raise ArgumentError(f"per_port={self.per_port}: at least 1 rank for each port")
         wire = Wire(self.bandwidth, self.alpha, self.latency)
         object.__setattr__(self, "inside", wire)
-        object.__setattr__(self, "doors", tuple(_doors(self.nodes, self.per_port)))
+        object.__setattr__(self, "port_ranks", tuple(_port_ranks(self.nodes, self.per_port)))
 
     def wire(self, src: int, dst: int) -> Wire:
         """The wire that carries a message from one rank to another."""
@@ -141,7 +141,7 @@ class Links:
             return self.ways[src][dst]
         wire = self.wire(src, dst)
         if self.nodes and self.nodes[src] != self.nodes[dst]:
-            out, into = self.doors[src], self.doors[dst]
+            out, into = self.port_ranks[src], self.port_ranks[dst]
             return (Port("network egress", out), wire), (Port("network ingress", into), wire)
         if self.topology == "pairs":
             return ((Port("link", src, dst), wire),)
@@ -150,13 +150,13 @@ class Links:
         return (Port("egress", src), wire), (Port("ingress", dst), wire)
 
 
-def _doors(nodes: tuple[int, ...], per_port: int) -> Iterator[int]:
-    open_doors: dict[int, tuple[int, int]] = {}
+def _port_ranks(nodes: tuple[int, ...], per_port: int) -> Iterator[int]:
+    filling: dict[int, tuple[int, int]] = {}
     for rank, node in enumerate(nodes):
-        first, through = open_doors.get(node, (rank, 0))
-        if through == per_port:
-            first, through = rank, 0
-        open_doors[node] = first, through + 1
+        first, sharing = filling.get(node, (rank, 0))
+        if sharing == per_port:
+            first, sharing = rank, 0
+        filling[node] = first, sharing + 1
         yield first
 
 

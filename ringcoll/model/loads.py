@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from ringcoll.model.links import Links, Port, Wire
-from ringcoll.model.speakers import Torus
+from ringcoll.model.symmetry import Torus
 from ringcoll.plan import Block, Buffer, Chunk, Plan, Step
 
 __all__ = ["Load", "Ports", "Sizes", "widths"]
@@ -31,7 +31,7 @@ class Ports:
     def __init__(self, links: Links, torus: Torus | None) -> None:
         self.links, self.torus = links, torus
         # The memory serves all the ranks that one stands for.
-        self.shared = 1 if torus is None else torus.collective.nranks // torus.speakers
+        self.shared = 1 if torus is None else torus.collective.nranks // torus.representatives
         self.ports: list[Port] = []
         self.numbers: dict[Port, int] = {}
         self.core = Wire(links.local_bandwidth)
@@ -68,7 +68,7 @@ class Ports:
         return tuple(Load(*key, count) for key, count in times.items() if count)
 
     def number(self, port: Port) -> int:
-        """The port's number; on a torus all ports of a speaker's kind and distance have one."""
+        """The port's number; on a torus all ports of one kind and distance have one."""
         if self.torus is not None and port.first >= 0:
             second = port.second
             if second >= 0:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from ringcoll.errors import PlanError
-from ringcoll.model.speakers import Access, Cell, Torus
+from ringcoll.model.symmetry import Access, Cell, Torus
 from ringcoll.plan import HELLO, Block, Plan, Step
 
 __all__ = ["by_conflicts", "by_programs", "by_signals"]
@@ -42,8 +42,8 @@ def by_signals(
 ) -> Iterator[tuple[int, int, int, int, int]]:
     """The m-th signal between two blocks is taken by the m-th wait.
 
-    On a torus the signals that a speaker takes from rank p are those that p's speaker posts to
-    where the first one goes when p is moved to its speaker.
+    On a torus the signals that a representative takes from rank p are those that the representative
+    of p posts to where the first one goes when p is moved to it.
     """
     posted: defaultdict[tuple[Block, Block], list[int]] = defaultdict(list)
     for at, (block, step) in enumerate(steps):
@@ -59,8 +59,8 @@ def by_signals(
             if torus is None:
                 signals = posted[of, block]
             else:
-                speaker, taker = torus.home(of.rank), torus.moved(block.rank, of.rank)
-                signals = posted[replace(of, rank=speaker), replace(block, rank=taker)]
+                representative, taker = torus.home(of.rank), torus.moved(block.rank, of.rank)
+                signals = posted[replace(of, rank=representative), replace(block, rank=taker)]
             # A wait that no signal answers comes after itself: it never starts.
             yield (signals[number] if number < len(signals) else at), at, 0, of.rank, block.rank
 
@@ -112,7 +112,7 @@ def _accesses(
 ) -> tuple[list[Access], list[Access]]:
     """The cells that a step reads and writes, each with the rank that does it.
 
-    On a torus all is moved so that the chunk lies on a speaker.
+    On a torus all is moved so that the chunk lies on a representative.
     """
     if torus is not None:
         rank = block.rank

@@ -27,7 +27,7 @@ from ringcoll.model.fold import NEVER, Costs, fold, port_totals, stretch
 from ringcoll.model.graph import TICKS, Graph, build_graph, without_flight
 from ringcoll.model.links import Links, Port
 from ringcoll.model.loads import Load, Sizes
-from ringcoll.model.speakers import speakers_of
+from ringcoll.model.symmetry import representatives_of
 from ringcoll.plan import Block, Plan, Step, walk
 
 __all__ = ["Clock", "Prediction", "Timed", "parts_of", "predict"]
@@ -36,7 +36,7 @@ MANY_STEPS = 150_000
 """Steps of a slice above which only one slice is folded."""
 
 MANY = 64
-"""Above so many ranks a symmetric plan is folded for its speakers alone unless told otherwise."""
+"""Above so many ranks the representatives of a symmetric plan alone are folded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +83,8 @@ class Clock:
         window: W, how many slices of a SCRATCH chunk exist at once.
         sizes: bytes of a chunk where chunks are unequal; None: nbytes divided evenly.
         shares: weight of each channel's part of the bytes, as a ``Layout`` has them; (): equal.
-        symmetry: fold the speakers for all (:func:`ringcoll.model.speakers.speakers_of`); None: if
-            the plan declares it and has more than 64 ranks, or holds the speakers' steps only.
+        symmetry: fold the representatives for all; None: if the plan declares a symmetry and has
+            more than 64 ranks, or holds the steps of its representatives only.
 
     """
 
@@ -108,23 +108,27 @@ class Clock:
             raise ArgumentError(
                 f"shares={shares}: not with sizes, and they divide {plan.collective.chunks} chunks"
             )
-        speakers = speakers_of(plan.symmetry, links.nodes, plan.nranks, per_port=links.per_port)
+        representatives = representatives_of(
+            plan.symmetry, links.nodes, plan.nranks, per_port=links.per_port
+        )
         if links.topology == "machine":
-            speakers = plan.nranks  # its ranks have different links
+            representatives = plan.nranks  # its ranks have different links
         if symmetry is None:
             there = {block.rank for block, _ in plan.order}
-            if there == {0} and plan.symmetry is not None and 1 < speakers < plan.nranks:
+            if there == {0} and plan.symmetry is not None and 1 < representatives < plan.nranks:
                 raise PlanError(
                     f"{plan.collective}: this plan has rank 0 alone; on these links the first "
-                    f"{speakers} ranks speak for all"
+                    f"{representatives} ranks represent all"
                 )
-            alone = max(there, default=0) < speakers
+            alone = max(there, default=0) < representatives
             large = plan.nranks > MANY and not plan.synchronised
-            symmetry = speakers < plan.nranks and (alone or large)
+            symmetry = representatives < plan.nranks and (alone or large)
         elif symmetry and plan.symmetry is None:
             raise PlanError(f"{plan.collective}: this plan declares no symmetry; fold all ranks")
         self.plan, self.links, self.window = plan, links, window
-        self.speakers = speakers if symmetry and speakers < plan.nranks else None
+        self.representatives = (
+            representatives if symmetry and representatives < plan.nranks else None
+        )
         self.given = sizes is not None  # in bytes, else in chunks of the mean size
         self.sizes = _weighted(plan.collective, shares) if len(shares) > 1 else sizes
         self.parts = parts_of(plan.collective)
@@ -145,7 +149,7 @@ class Clock:
                 self.links,
                 window=self.window if slices > self.window else None,
                 sizes=self.sizes,
-                speakers=self.speakers,
+                representatives=self.representatives,
             )
         return self._graphs[shape]
 
@@ -174,9 +178,11 @@ class Clock:
         )
 
     def _port_name(self, port: Port) -> str:
-        if self.speakers is None or port.first < 0:
+        if self.representatives is None or port.first < 0:
             return str(port)
-        return f"{port.kind} of every rank" if self.speakers == 1 else f"{port}, in every node"
+        return (
+            f"{port.kind} of every rank" if self.representatives == 1 else f"{port}, in every node"
+        )
 
     def occupied(self, nbytes: float, slices: int = 1) -> float:
         """Seconds that the busiest port needs for its messages alone: no call is faster."""
@@ -287,7 +293,7 @@ def predict(
         window: W, for an algorithm's plan.
         sizes: bytes of each chunk where they differ.
         shares: weight of each channel's part of the bytes; (): equal.
-        symmetry: fold the speakers for all ranks of a symmetric plan; None: above 64 ranks.
+        symmetry: fold the representatives for all ranks of a symmetric plan; None: above 64 ranks.
 
     Raises:
         Deadlock: a step waits for a signal that never comes.

@@ -1,7 +1,7 @@
 """Which algorithm in how many slices: the argmin of the clock over what is allowed.
 
-Pure: ranks that ask with the same arguments get the same answer without a word. A choice is
-cached, and so are the graphs it was made from.
+Pure: ranks that call with the same arguments get the same choice and exchange nothing. A choice is
+cached, and so are the graphs that it was made from.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ringcoll.algorithms.channels import Channels
 from ringcoll.errors import ArgumentError, LaunchRefused, PlanError
 from ringcoll.model.links import Links
 from ringcoll.model.predict import MANY, Clock
-from ringcoll.model.speakers import speakers_of
+from ringcoll.model.symmetry import representatives_of
 from ringcoll.plan import Plan
 
 __all__ = [
@@ -108,28 +108,21 @@ def plan_for(
     channels: Channels | None = None,
     per_port: int = 1,
 ) -> Plan:
-    """A plan to predict: that of its speakers alone where there are very many ranks.
+    """A plan to predict: that of its representatives alone where there are very many ranks.
 
-    Args:
-        collective: its name.
-        algorithm: its name.
-        nranks: how many ranks take part.
-        root: the root's rank, where the collective has one.
-        nodes: the node of each rank, for the algorithms that care.
-        channels: the rings, for the algorithms that go along rings.
-        per_port: how many ranks of a node share a port to other nodes.
-
+    ``nodes`` is the node of each rank, ``channels`` are the rings, for the algorithms that take
+    them; ``per_port`` ranks of a node share a port to other nodes.
     """
     sizes = tuple(len(list(ranks)) for _, ranks in groupby(nodes))
     given = sizes if sizes and "nodes" in options(collective, algorithm) else None
     rings = channels.rings if channels and "rings" in options(collective, algorithm) else None
     if nranks > MANY and rings is None:
         alone = build(collective, algorithm, nranks, root=root, nodes=given, only=frozenset({0}))
-        speakers = speakers_of(alone.symmetry, nodes, nranks, per_port=per_port)
-        if speakers == 1:
+        representatives = representatives_of(alone.symmetry, nodes, nranks, per_port=per_port)
+        if representatives == 1:
             return alone
-        if speakers < nranks:
-            few = frozenset(range(speakers))
+        if representatives < nranks:
+            few = frozenset(range(representatives))
             return build(collective, algorithm, nranks, root=root, nodes=given, only=few)
     return build(collective, algorithm, nranks, root=root, nodes=given, rings=rings)
 
@@ -144,17 +137,9 @@ def candidates_for(
     per_port: int = 1,
     refuse: Callable[[str], str] | None = None,
 ) -> tuple[Candidate, ...]:
-    """Every algorithm of a collective.
+    """Every algorithm of a collective, as :func:`plan_for` makes it.
 
-    Args:
-        collective: its name.
-        nranks: how many ranks take part.
-        root: the root's rank, where the collective has one.
-        nodes: the node of each rank.
-        channels: the rings of the machine; None: one in the order of the ranks.
-        per_port: how many ranks of a node share a port to other nodes.
-        refuse: tells why an algorithm is not allowed, or "".
-
+    ``refuse`` says why an algorithm is not allowed, or "".
     """
     if collective not in ALGORITHMS:
         raise ArgumentError(f"collective={collective!r}: one of {', '.join(ALGORITHMS)}")
@@ -185,20 +170,7 @@ def candidate_for(
     slices: int | None = None,
     refusal: str = "",
 ) -> Candidate:
-    """One algorithm of a collective.
-
-    Args:
-        collective: its name.
-        algorithm: its name.
-        nranks: how many ranks take part.
-        root: the root's rank, where the collective has one.
-        nodes: the node of each rank.
-        channels: the rings of the machine; None: one in the order of the ranks.
-        per_port: how many ranks of a node share a port to other nodes.
-        slices: S, where it is given; None: to be searched.
-        refusal: why it is not allowed; "" where it is.
-
-    """
+    """One algorithm of a collective, as :func:`plan_for` makes it; ``slices`` None: searched."""
     along = channels if "rings" in options(collective, algorithm) else None
     make = _builder(collective, algorithm, nranks, root, nodes, along, per_port)
     return Candidate(name_of(algorithm), make, slices, refusal, along.shares if along else (1,))

@@ -155,7 +155,7 @@ class _Breaker:
     def __init__(self, plan: Plan, seed: int) -> None:
         self.plan, self.seed = plan, seed
         self.blocks = list(plan.steps)
-        self.between = {Buffer.SCRATCH: plan.scratch(), Buffer.WIRE: plan.messages()}
+        self.sizes = {Buffer.SCRATCH: plan.scratch(), Buffer.WIRE: plan.messages()}
 
     def all(self) -> Iterator[Mutant]:
         """Every mutant, lazily."""
@@ -204,7 +204,7 @@ class _Breaker:
 
     def _exists(self, chunk: Chunk) -> bool:
         collective = self.plan.collective
-        limit = self.between.get(chunk.buffer)
+        limit = self.sizes.get(chunk.buffer)
         if limit is None:
             limit = collective.chunks_in(chunk.buffer.name, chunk.rank)
         return chunk.index >= 0 and chunk.index + chunk.size <= limit

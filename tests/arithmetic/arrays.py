@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ringcoll.arithmetic import compile_reduce
 from ringcoll.dtypes import OPS, premul_sum
 
 
@@ -17,6 +18,11 @@ def values(dtype, n, seed):
     if dtype.category == "bool":
         return rng.integers(0, 2, n).astype(bool)
     return (rng.standard_normal(n) * rng.integers(0, 2, n)).astype(dtype.numpy)
+
+
+def reduce_into(srcs, dsts, **how):
+    """Combine once."""
+    compile_reduce(srcs, dsts, **how)()
 
 
 def operator_of(name, scalar=3):

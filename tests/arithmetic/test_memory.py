@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringcoll import arithmetic
-from ringcoll.arithmetic import reduce_into
 from ringcoll.dtypes import OPS, dtype_of
-from tests.arithmetic.arrays import operator_of, same_bits, values
+from tests.arithmetic.arrays import operator_of, reduce_into, same_bits, values
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ringcoll.arithmetic import TILE, compile_reduce, reduce_into
+from ringcoll.arithmetic import TILE, compile_reduce
 from ringcoll.dtypes import DTYPES, OPS, ReduceOp, dtype_of, op_of, premul_sum
 from ringcoll.errors import ArgumentError, ArgumentTypeError
-from tests.arithmetic.arrays import operator_of, same_bits, values
+from tests.arithmetic.arrays import operator_of, reduce_into, same_bits, values
 
 NAMES = [*OPS, "premul_sum"]
 SIZES = [0, 1, 2, 7, 100]

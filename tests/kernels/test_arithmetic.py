@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ringcoll.arithmetic import reduce_into
 from ringcoll.dtypes import DTYPES, OPS, premul_sum
-from tests.arithmetic.arrays import operator_of, same_bits
+from tests.arithmetic.arrays import operator_of, reduce_into, same_bits
 from tests.kernels.harness import LEGAL, OPERATORS, TYPES, build
 from tests.kernels.samples import arbitrary, contributions, every, partials, special, to_round
 from tests.kernels.stand_in import compiler

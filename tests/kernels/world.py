@@ -27,7 +27,7 @@ from ringcoll.executors.cuda.workspace import (
     Workspace,
 )
 from ringcoll.launch import Launch
-from ringcoll.run import run
+from tests.definition import run
 from tests.kernels.cases import POISON, Array, Arrays, Case, joined, values
 from tests.kernels.stand_in import KERNELS, library
 

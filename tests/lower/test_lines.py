@@ -12,11 +12,11 @@ from ringcoll.collectives import Collective
 from ringcoll.encode import encode
 from ringcoll.errors import ArgumentError, LaunchRefused, Race
 from ringcoll.launch import ALL_MAPPED, Launch
-from ringcoll.lower import carried, lower, place
-from ringcoll.lower.hops import by_hops
+from ringcoll.lower import lower, place, without_signals
+from ringcoll.lower.in_band import by_hops
 from ringcoll.plan import Block, Buffer, Chunk, Plan, Step
-from ringcoll.run import run
 from ringcoll.verifier.prover import verify
+from tests.definition import run
 from tests.lower.plans import every_plan
 
 IN, OUT, TMP = Buffer.INPUT, Buffer.OUTPUT, Buffer.SCRATCH
@@ -178,7 +178,7 @@ def test_the_second_write_of_a_line_is_refused() -> None:
     )
     reused = Plan(Collective("send", 2, chunks=2), order)
     with pytest.raises(LaunchRefused, match=r"writes 1\.S\[0\] for the second time"):
-        carried(reused)
+        without_signals(reused)
     with pytest.raises(Race):
         verify(reused, protocol="LL")
 

@@ -6,7 +6,7 @@ from itertools import product
 import pytest
 
 from ringcoll.algorithms import ALGORITHMS, build
-from ringcoll.algorithms.renumber import renumbered
+from ringcoll.algorithms.nodes import renumbered
 from ringcoll.encode import encode, expand
 from ringcoll.errors import IllegalStep, LaunchRefused, PlanError, Race
 from ringcoll.launch import ALL_MAPPED, Launch

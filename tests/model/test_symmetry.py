@@ -1,4 +1,4 @@
-"""A few ranks speak for all: one where ranks are alike, a node's where nodes are."""
+"""A few ranks represent all: one where ranks are alike, a node's where nodes are."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ringcoll.algorithms import ALGORITHMS, build, options
 from ringcoll.errors import ArgumentError, PlanError
 from ringcoll.model.links import Links, Wire, equal_nodes
 from ringcoll.model.predict import predict
-from ringcoll.model.speakers import speakers_of
+from ringcoll.model.symmetry import representatives_of
 from ringcoll.model.tuner import plan_for
 from ringcoll.plan import Symmetry
 
@@ -25,17 +25,25 @@ SYMMETRIC = [
 SHAPES = [(2, 4), (3, 3), (5, 2), (12, 1)]
 
 
-def test_who_speaks_for_all():
+def test_which_ranks_represent_all():
     ring, torus = Symmetry((12,)), Symmetry((3, 4))
-    assert speakers_of(ring, (), 12) == speakers_of(torus, (), 12) == 1
-    assert speakers_of(None, (), 12) == 12
+    assert representatives_of(ring, (), 12) == representatives_of(torus, (), 12) == 1
+    assert representatives_of(None, (), 12) == 12
     threes, fours = equal_nodes(12, 4), equal_nodes(12, 3)
-    assert (speakers_of(ring, threes, 12), speakers_of(ring, fours, 12)) == (3, 4)
+    assert (representatives_of(ring, threes, 12), representatives_of(ring, fours, 12)) == (3, 4)
     # The nodes of the plan are those of the links, or they are not.
-    assert (speakers_of(torus, threes, 12), speakers_of(torus, fours, 12)) == (12, 1)
-    assert speakers_of(ring, (0,) * 5 + (1,) * 7, 12) == 12
-    assert speakers_of(ring, (0, 1) * 6, 12) == speakers_of(torus, (0, 1, 2, 3) * 3, 12) == 12
-    assert speakers_of(ring, equal_nodes(12, 1), 12) == speakers_of(ring, tuple(range(12)), 12) == 1
+    assert (representatives_of(torus, threes, 12), representatives_of(torus, fours, 12)) == (12, 1)
+    assert representatives_of(ring, (0,) * 5 + (1,) * 7, 12) == 12
+    assert (
+        representatives_of(ring, (0, 1) * 6, 12)
+        == representatives_of(torus, (0, 1, 2, 3) * 3, 12)
+        == 12
+    )
+    assert (
+        representatives_of(ring, equal_nodes(12, 1), 12)
+        == representatives_of(ring, tuple(range(12)), 12)
+        == 1
+    )
 
 
 @pytest.mark.parametrize(
@@ -46,15 +54,15 @@ def test_who_speaks_for_all():
         ("all_reduce", "hierarchical", 8, 8),
     ],
 )
-def test_speakers_take_the_time_of_all_ranks(collective, algorithm, nodes, size):
+def test_representatives_take_the_time_of_all_ranks(collective, algorithm, nodes, size):
     nranks = nodes * size
     given: dict[str, Any] = (
         {"nodes": [size] * nodes} if "nodes" in options(collective, algorithm) else {}
     )
     full = build(collective, algorithm, nranks, **given)
-    speakers = speakers_of(full.symmetry, equal_nodes(nranks, nodes), nranks)
-    assert speakers == (1 if given or size == 1 else size)
-    few = build(collective, algorithm, nranks, only=frozenset(range(speakers)), **given)
+    representatives = representatives_of(full.symmetry, equal_nodes(nranks, nodes), nranks)
+    assert representatives == (1 if given or size == 1 else size)
+    few = build(collective, algorithm, nranks, only=frozenset(range(representatives)), **given)
     for topology in ("switch", "pairs"):
         places = equal_nodes(nranks, nodes)
         links = Links(B, 1e-6, 2e-6, topology, nodes=places, network=NETWORK)
@@ -68,13 +76,13 @@ def test_speakers_take_the_time_of_all_ranks(collective, algorithm, nodes, size)
 
 @pytest.mark.parametrize("algorithm", ["ring", "hierarchical", "all_pairs"])
 @pytest.mark.parametrize(("nodes", "size", "per_port"), [(3, 4, 2), (4, 3, 3), (2, 5, 2)])
-def test_speakers_of_shared_ports(algorithm, nodes, size, per_port):
+def test_representatives_of_shared_ports(algorithm, nodes, size, per_port):
     nranks = nodes * size
     given: dict[str, Any] = {"nodes": [size] * nodes} if algorithm == "hierarchical" else {}
     places = equal_nodes(nranks, nodes)
     links = Links(B, 1e-6, 2e-6, nodes=places, network=NETWORK, per_port=per_port)
     full = build("all_reduce", algorithm, nranks, **given)
-    assert speakers_of(full.symmetry, places, nranks, per_port=per_port) == size
+    assert representatives_of(full.symmetry, places, nranks, per_port=per_port) == size
     few = build("all_reduce", algorithm, nranks, only=frozenset(range(size)), **given)
     for slices in (1, 4):
         whole = predict(full, N, links, slices=slices, symmetry=False)
@@ -98,10 +106,10 @@ def test_ranks_that_share_a_port_take_turns():
         Links(1.0, per_port=0)
 
 
-def test_doors_are_those_of_a_node_in_any_order():
+def test_shared_ports_are_those_of_a_node_in_any_order():
     links = Links(1.0, nodes=(0, 1, 0, 0, 1, 0, 0), per_port=2)
-    assert links.doors == (0, 1, 0, 3, 1, 3, 6)
-    assert Links(1.0, nodes=(0, 0, 1)).doors == (0, 1, 2)
+    assert links.port_ranks == (0, 1, 0, 3, 1, 3, 6)
+    assert Links(1.0, nodes=(0, 0, 1)).port_ranks == (0, 1, 2)
 
 
 def test_many_ranks_are_not_predicted_without_their_network():
@@ -113,5 +121,5 @@ def test_many_ranks_are_not_predicted_without_their_network():
     assert predicted.busiest == "network egress of rank 7, in every node"
     assert predicted.seconds > 2 * 95 / 96 * N / NETWORK.bandwidth
     alone = build("all_reduce", "ring", 96, only=frozenset({0}))
-    with pytest.raises(PlanError, match="first 8 ranks speak for all"):
+    with pytest.raises(PlanError, match="first 8 ranks represent all"):
         predict(alone, N, links)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ringcoll.arithmetic import reduce_into
+from ringcoll.arithmetic import compile_reduce
 from ringcoll.dtypes import Accumulate, ReduceOp, dtype_of, op_of
 from ringcoll.errors import ArgumentError, IllegalStep
 from ringcoll.labels import Label, labels
@@ -62,11 +62,11 @@ def run(
             )
         layout = Layout(collective, (first.size // segments,))
     buffers = _buffers(plan, inputs, layout, dtype.numpy)
-    between: dict[tuple[int, Buffer, int], Array] = {}
+    written: dict[tuple[int, Buffer, int], Array] = {}
 
     def view(chunk: Chunk) -> Array:
         if not chunk.buffer.given:
-            held = between.get((chunk.rank, chunk.buffer, chunk.index))
+            held = written.get((chunk.rank, chunk.buffer, chunk.index))
             if held is None:
                 raise IllegalStep(f"{collective}: {chunk} is read before it is written")
             return held
@@ -82,8 +82,8 @@ def run(
         width = dtype.partial if label.dst is Label.PARTIAL else dtype.numpy
         for dst in step.dsts:
             if not dst.buffer.given:
-                between[dst.rank, dst.buffer, dst.index] = np.empty(len(srcs[0]), width)
-        reduce_into(
+                written[dst.rank, dst.buffer, dst.index] = np.empty(len(srcs[0]), width)
+        compile_reduce(
             srcs,
             [view(dst) for dst in step.dsts],
             op=ops[block.rank] if label.reduces else None,
@@ -92,7 +92,7 @@ def run(
             raw=[kind is Label.RAW for kind in label.srcs],
             final=label.dst is Label.FINAL,
             loads=[ops[owner] for owner in label.owners],
-        )
+        )()
     return [buffers.get((rank, Buffer.OUTPUT)) for rank in range(plan.nranks)]
 
 

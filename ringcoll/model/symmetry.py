@@ -1,8 +1,9 @@
-"""Who speaks for all ranks of a symmetric plan, and where it stands when others are moved to it.
+"""Which ranks represent all ranks of a symmetric plan, and how steps of others are mapped to them.
 
-A plan that declares a symmetry needs the steps of a few ranks only, its speakers: what another rank
-does to a chunk of its own at step t, its speaker does at step t to the chunk of the same place on
-the torus. Rank 0 speaks for all where the links are alike too, else the ranks of the first node.
+A plan that declares a symmetry needs the steps of a few ranks only, its representatives: what
+another rank does to a chunk of its own at step t, its representative does at step t to the chunk of
+the same place on the torus. Rank 0 represents all where the links are alike too, else the ranks of
+the first node do.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from itertools import groupby
 from ringcoll.errors import PlanError
 from ringcoll.plan import Buffer, Chunk, Plan, Symmetry
 
-__all__ = ["Access", "Cell", "Torus", "speakers_of"]
+__all__ = ["Access", "Cell", "Torus", "representatives_of"]
 
 Cell = tuple[object, ...]
 """Letter of the buffer, rank and index; in place INPUT and OUTPUT share cells."""
@@ -22,22 +23,14 @@ Access = tuple[Cell, int]
 """A cell, and the rank that reads or writes it."""
 
 
-def speakers_of(
+def representatives_of(
     symmetry: Symmetry | None, nodes: Sequence[int], nranks: int, *, per_port: int = 1
 ) -> int:
-    """How many ranks speak for all: those whom neither the plan nor the links tell apart.
+    """How many ranks represent all: those that neither the plan nor the links tell apart.
 
-    Args:
-        symmetry: of the plan; None: there is none.
-        nodes: the node of each rank; empty: all share one.
-        nranks: how many ranks there are.
-        per_port: how many ranks of a node share a port to other nodes.
-
-    Returns:
-        1 where shifting a rank to any other changes nothing; the ranks of a node where shifting
-        whole nodes does not; ``nranks`` where every rank must be folded, as where nodes are unequal
-        or their ranks do not follow one another.
-
+    1 where shifting a rank to any other changes nothing; the ranks of a node where shifting whole
+    nodes does not; ``nranks`` where every rank must be folded, as where nodes are unequal or their
+    ranks do not follow one another. ``per_port`` ranks of a node share a port to other nodes.
     """
     if symmetry is None:
         return nranks
@@ -49,7 +42,7 @@ def speakers_of(
     for extent in (1, *reversed(symmetry.shape)):
         inner *= extent
         if inner == size:
-            # Whose port is shared is not like the one who shares it.
+            # The rank that a port is named by is not like those that share it.
             if per_port == 1 or size == nranks:
                 return 1
             alike = True
@@ -57,32 +50,32 @@ def speakers_of(
 
 
 class Torus:
-    """Moves what ranks do and have to their speakers, by the symmetry of a plan."""
+    """Maps what ranks do and have to their representatives, by the symmetry of a plan."""
 
-    def __init__(self, plan: Plan, speakers: int) -> None:
+    def __init__(self, plan: Plan, representatives: int) -> None:
         if plan.symmetry is None:
             raise PlanError(f"{plan.collective}: this plan declares no symmetry; fold all ranks")
         self.symmetry: Symmetry = plan.symmetry
         self.collective = plan.collective
-        self.speakers = speakers
+        self.representatives = representatives
         self.period = 1
         for size in self.symmetry.chunks:
             self.period *= size
 
-    def speaks(self, rank: int) -> bool:
-        """Whether a rank is a speaker."""
-        return rank < self.speakers
+    def is_representative(self, rank: int) -> bool:
+        """Whether a rank is a representative."""
+        return rank < self.representatives
 
     def home(self, rank: int) -> int:
-        """Its speaker."""
-        return rank % self.speakers
+        """Its representative."""
+        return rank % self.representatives
 
     def moved(self, rank: int, other: int) -> int:
-        """Where ``rank`` goes when ``other`` is moved to its speaker."""
+        """Where ``rank`` goes when ``other`` is moved to its representative."""
         return _shift(self.symmetry.shape, rank, other - self.home(other))
 
     def accesses(self, rank: int, chunks: tuple[Chunk, ...]) -> Iterator[Access]:
-        """The cells of speakers for chunks that ``rank`` accesses, with who does it there."""
+        """The cells that stand for what ``rank`` accesses, and the rank that does it there."""
         for chunk in chunks:
             who, home = self.moved(rank, chunk.rank), self.home(chunk.rank)
             for unit in chunk.units():
@@ -91,7 +84,7 @@ class Torus:
                 yield (letter, home, index), who
 
     def index(self, chunk: Chunk) -> int:
-        """The index of a chunk once its rank is moved to its speaker; SCRATCH stays where it is."""
+        """The index of a chunk once its rank is moved to its representative; SCRATCH stays put."""
         by = chunk.rank - self.home(chunk.rank)
         if by == 0 or chunk.buffer is Buffer.SCRATCH:
             return chunk.index
