@@ -2,8 +2,8 @@
 
 A document is a ``<system>`` of ``<cpu>`` elements, one a NUMA node, each with the tree of its PCI
 devices. A switch or bridge, a CPU and a port become nodes; a ``<gpu>`` takes the place of its
-``<pci>``. Where files of real machines break the rules, they are read as NCCL would, and what had
-to be guessed or dropped is said in the notes of the system.
+``<pci>``. Files of real machines that break the rules are read as NCCL reads them; the notes of the
+system say what was assumed or ignored.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ringcoll.topology.system import (
     System,
 )
 from ringcoll.topology.values import (
-    Device,
+    PciClass,
     broadcom,
     device_class,
     gfx,
@@ -50,8 +50,8 @@ def build(document: Element, *, title: str = "") -> System:
         title: of the machine; left out, the document's ``name``.
 
     Raises:
-        ArgumentError: not such a document, a number that is none, a bridge below itself, or one
-            rank, or one GPU of a host, twice; file and line are named.
+        ArgumentError: another root, a value that is no number, a bridge below itself, or a rank, or
+            a GPU of a host, twice; the message has file and line.
 
     """
     places = _cpus(document)
@@ -78,7 +78,7 @@ def _cpus(document: Element) -> list[tuple[int, Element]]:
     elif document.tag == "systems":
         systems = list(document.named("system"))
     else:
-        document.refuse("a topology begins with <system>; this is something else")
+        document.refuse("the root of a topology file is <system>")
     return [(index, cpu) for index, one in enumerate(systems) for cpu in one.named("cpu")]
 
 
@@ -88,15 +88,9 @@ def _hash(cpu: Element) -> str:
 
 @dataclass(slots=True)
 class _Place:
-    """What lies above a device.
+    """What is above a device: its host, CPU and parent node, and the bus ids of all bridges.
 
-    Args:
-        host: its number.
-        cpu: name of the NUMA node.
-        parent: name of the node that the device hangs on.
-        above: bus ids of all bridges above.
-        known: whether the NUMA node is.
-
+    ``known`` is whether the NUMA node is.
     """
 
     host: int
@@ -108,7 +102,7 @@ class _Place:
 
 @dataclass(slots=True)
 class _Builder:
-    """Walks a document, one CPU after the other."""
+    """Reads a document, one CPU after the other."""
 
     assembly: Assembly
     ranked: bool
@@ -124,7 +118,7 @@ class _Builder:
         self.ports = PortReader(self.assembly)
 
     def cpu(self, element: Element, host: int) -> None:
-        """A NUMA node with all below it; one that comes twice is one."""
+        """A NUMA node with all below it; two of the same number are one."""
         numa = max(-1, integer(element, "numaid", -1))
         name = self.assembly.name("CPU", host, str(numa) if numa >= 0 else "?")
         found = self.cpus.setdefault(host, {})
@@ -137,7 +131,7 @@ class _Builder:
             )
         if numa < 0:
             self.assembly.note(
-                f"{name}: the NUMA node is unknown, so what is near to what on PCIe is too"
+                f"{name}: the NUMA node is unknown, so PCIe paths below it are uncertain"
             )
         place = _Place(host, name, name, known=numa >= 0)
         for child in element.children:
@@ -149,7 +143,7 @@ class _Builder:
     def pci(self, element: Element, place: _Place) -> None:
         """A PCI device with all below it."""
         if not element.get("busid"):
-            element.refuse("busid is missing")
+            element.refuse('busid is missing; give one such as busid="0000:1b:00.0"')
         busid = bus_id(element.get("busid"))
         gpu = next(element.named("gpu"), None)
         if gpu is not None:
@@ -168,28 +162,30 @@ class _Builder:
         host = place.host
         if (host, busid) in self.assembly.gpus:
             pci.refuse(
-                f"GPU {busid} is there twice; CPUs of several hosts need host_hash to tell them "
-                f"apart"
+                f"GPU {busid} appears twice; if the <cpu> elements belong to several hosts, give "
+                f"those of each host a host_hash of their own"
             )
         rank = rank_of(element)
         if rank is not None and rank in self.ranks:
-            element.refuse(f"rank {rank} is there twice")
+            element.refuse(f"rank {rank} appears twice; give each GPU a rank of its own")
         if rank is not None:
             self.ranks.add(rank)
         amd = bool(element.get("gcn")) or any(True for _ in element.named("xgmi"))
         dev = self.dev(element, busid, host)
         name = self.assembly.name("GPU", host, str(dev))
         if name in self.assembly.nodes:
-            self.assembly.note(f"dev {dev} is there twice on host {host}; {busid} is the second")
+            self.assembly.note(f"dev {dev} appears twice on host {host}; {busid} is the second")
             name = self.assembly.name("GPU", host, busid)
         sm = gfx(element) if amd else sm_of(element, pci)
         node = Gpu(name, host, busid, dev, rank, sm, amd)
         self.assembly.add(node)
         self.assembly.gpus[host, busid] = FoundGpu(node, element, place.cpu)
         if sm is None:
-            self.assembly.note(f"{name}: its generation is unknown, so its links are guessed")
+            self.assembly.note(
+                f"{name}: its compute capability is unknown, so link rates are assumed"
+            )
         if sum(1 for _ in pci.named("gpu")) > 1:
-            self.assembly.note(f"{name}: several ranks share {busid}; only the first is used")
+            self.assembly.note(f"{name}: several <gpu> share {busid}; only the first is used")
         bandwidth, confidence = self.width(pci, place)
         self.assembly.join(name, place.parent, LinkKind.PCI, bandwidth, confidence=confidence)
 
@@ -202,17 +198,17 @@ class _Builder:
             while dev in taken:
                 dev += 1
             self.free[host] = dev + 1
-            self.assembly.note(f"GPU {busid} has no dev; {dev} is taken")
+            self.assembly.note(f"GPU {busid} has no dev; it is numbered {dev}")
         taken.add(dev)
         return dev
 
     def bridge(self, element: Element, busid: str, place: _Place) -> None:
-        """A switch or bridge; the two levels of Broadcom's switches become one."""
+        """A switch or bridge; the two levels of Broadcom switches become one."""
         if busid in place.above:
             element.refuse(f"bridge {busid} is below itself")
         name = self.assembly.name("PCI", place.host, busid)
         if name in self.assembly.nodes:
-            self.assembly.note(f"{name} is there twice; taken for two bridges")
+            self.assembly.note(f"{name} appears twice and counts as two bridges")
             name = f"{name}#{len(self.assembly.nodes)}"
         self.assembly.add(PciSwitch(name, place.host, busid))
         self.bridges.setdefault((place.host, busid), name)
@@ -231,7 +227,7 @@ class _Builder:
                 self.pci(child, inside)
 
     def lower(self, element: Element, place: _Place) -> None:
-        """The lower level of a Broadcom switch: what hangs on it hangs on the upper one."""
+        """The lower level of a Broadcom switch: its devices become those of the upper one."""
         busid = bus_id(element.get("busid"))
         if busid in place.above:
             element.refuse(f"bridge {busid} is below itself")
@@ -244,7 +240,7 @@ class _Builder:
                 self.pcilinks.append((place.host, place.parent, child))
 
     def width(self, element: Element, place: _Place) -> tuple[float, Confidence]:
-        """GB/s of the link above a PCI device, and how sure that is."""
+        """GB/s of the link above a PCI device, with its confidence."""
         speed, lanes = element.get("link_speed"), integer(element, "link_width", 0)
         bandwidth = tables.pci(speed, lanes)
         if not place.known:
@@ -254,13 +250,15 @@ class _Builder:
         return bandwidth, Confidence.HIGH
 
     def finish(self) -> None:
-        """What can be joined only when all nodes are there."""
+        """Add the links that need all nodes."""
         joined: set[frozenset[str]] = set()
         for host, name, element in self.pcilinks:
             target = bus_id(element.get("target"))
             other = self.bridges.get((host, target))
             if other is None or other == name:
-                self.assembly.note(f"{name}: its link to bridge {target} leads nowhere; dropped")
+                self.assembly.note(
+                    f"{name}: its <pcilink> to {target}, which is no other bridge, is ignored"
+                )
             elif frozenset((name, other)) not in joined:
                 joined.add(frozenset((name, other)))
                 self.assembly.join(name, other, LinkKind.PCI, tables.LOCAL)
@@ -282,8 +280,8 @@ class _Builder:
         confidence = Confidence.HIGH
         if bandwidth is None:
             self.assembly.note(
-                f"{name}: nobody knows what CPUs of arch={element.get('arch')!r} "
-                f"vendor={element.get('vendor')!r} send to each other; taken as no limit"
+                f"{name}: no bandwidth is known between CPUs of arch={element.get('arch')!r} "
+                f"vendor={element.get('vendor')!r}; they count as unlimited"
             )
             bandwidth, confidence = tables.LOCAL, Confidence.LOW
         for other in others:
@@ -293,6 +291,6 @@ class _Builder:
 def _is_bridge(pci: Element) -> bool:
     """Whether a PCI device without GPU and NIC is a bridge: by its class, or by what is below."""
     text = pci.get("class")
-    if text and device_class(text) is Device.BRIDGE:
+    if text and device_class(text) is PciClass.BRIDGE:
         return True
     return any(True for _ in pci.named("pci"))

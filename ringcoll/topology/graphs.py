@@ -1,4 +1,4 @@
-"""NCCL's graph files: what its search has found, or what it is told to use by NCCL_GRAPH_FILE.
+"""NCCL's graph files: the result of its search, or what NCCL_GRAPH_FILE tells it to use.
 
 ``<graphs>`` holds a ``<graph>`` for rings (id 0), trees (1) and others, each with its channels; a
 channel lists the GPUs in order, by NVML's index in hexadecimal. All channels of a graph carry the
@@ -32,7 +32,7 @@ RING = 0
 """``id`` of the graph of rings; 1 is that of trees."""
 
 MAX_CHANNELS = 32
-"""How many channels NCCL's own search makes at most; it doubles them afterwards."""
+"""The most channels of NCCL's own search; it doubles them afterwards."""
 
 # A channel is a thread block: NCCL's table of speeds begins here up to Ampere.
 _MAX_SPEED = 40.0
@@ -82,18 +82,20 @@ def read_graphs(document: Element) -> tuple[Graph, ...]:
     """The graphs of a ``<graphs>`` element.
 
     Raises:
-        ArgumentError: it is something else, or a value that is none; file and line are named.
+        ArgumentError: another root, or a malformed value; the message has file and line.
 
     """
     if document.tag != "graphs":
-        document.refuse("a graph file begins with <graphs>; this is something else")
+        document.refuse("the root of a graph file is <graphs>")
     return tuple(_read(element) for element in document.named("graph"))
 
 
 def _read(element: Element) -> Graph:
     channels = tuple(_channel(child) for child in element.named("channel"))
     if integer(element, "nchannels", len(channels)) != len(channels):
-        element.refuse(f"nchannels={element.get('nchannels')}, but {len(channels)} are there")
+        element.refuse(
+            f"nchannels={element.get('nchannels')}, but the graph has {len(channels)} <channel>"
+        )
     return Graph(
         id=integer(element, "id", -1),
         pattern=integer(element, "pattern", 0),
@@ -128,7 +130,7 @@ def _hexadecimal(element: Element) -> int:
 def _path_class(element: Element, name: str) -> PathClass:
     text = element.get(name, "LOC").strip()
     if text not in PathClass.__members__:
-        element.refuse(f"{name}={text[:40]!r}: wanted {', '.join(PathClass.__members__)}")
+        element.refuse(f"{name}={text[:40]!r}: expected one of {', '.join(PathClass.__members__)}")
     return PathClass[text]
 
 
@@ -165,16 +167,17 @@ def _lines(channel: Channel) -> Element:
 def graph_of_rings(rings: RingSet) -> Graph:
     """Rings as NCCL takes them: channels that all carry the same.
 
-    The speed of a channel is chosen so that no ring is asked for more than it has and the sum is
-    greatest; what a ring has beyond a multiple of it is lost, and so are rings after the strongest
-    MAX_CHANNELS.
+    The speed of a channel is the one of the greatest sum at which no ring exceeds its bandwidth;
+    what a ring has beyond a multiple of it is lost, and so are rings after the widest MAX_CHANNELS.
 
     Raises:
         ArgumentError: there is no ring, or one of no bandwidth.
 
     """
     if not rings.rings or any(ring.bandwidth <= 0 for ring in rings.rings):
-        raise ArgumentError("rings: NCCL needs one channel at least, and all of some bandwidth")
+        raise ArgumentError(
+            "rings: a graph file needs one ring or more, each with a bandwidth above 0"
+        )
     strongest = sorted(rings.rings, key=lambda ring: -ring.bandwidth)[:MAX_CHANNELS]
     speed = _channel_speed([ring.bandwidth for ring in strongest])
     several = len({gpu.host for gpu in rings.gpus}) > 1
@@ -218,9 +221,9 @@ def _channel_speed(bandwidths: list[float]) -> float:
 
 
 def rings_of_graph(graph: Graph, system: System) -> RingSet:
-    """What NCCL has found, as rings of this system; equal channels are one ring.
+    """The channels of a graph as rings of this system; equal channels are one ring.
 
-    Every hop is said to be of the graph's class, and to pass nothing but its ends.
+    Every hop has the graph's class, and a path of its two ends only.
 
     Raises:
         ArgumentError: a channel does not name every GPU of the system once.
@@ -232,7 +235,7 @@ def rings_of_graph(graph: Graph, system: System) -> RingSet:
         order = _order(channel, gpus)
         if sorted(order) != list(range(len(gpus))):
             raise ArgumentError(
-                f"graph {graph.id}, channel {place}: wanted each of the {len(gpus)} GPUs of the "
+                f"graph {graph.id}, channel {place}: expected each of the {len(gpus)} GPUs of the "
                 f"system once, got dev {', '.join(map(str, channel.devs))}"
             )
         first = order.index(0)

@@ -1,8 +1,8 @@
-"""A provider's template completed with what was detected, as NCCL completes NCCL_TOPO_FILE.
+"""A provider's topology file completed with what was detected, as NCCL completes NCCL_TOPO_FILE.
 
-A template says how a virtual machine's devices hang together, which the guest cannot see; what it
-leaves out, GPUs and NVLinks above all, is detected and put in by bus id. Where both speak, the
-template is believed, save that only detected GPUs are there, under their detected numbers.
+The file (template) has the PCI tree of a virtual machine, which the guest cannot see; what it
+leaves out, GPUs and NVLinks above all, is detected and added by bus id. Where both have a value,
+the template's is used; but only detected GPUs are in the result, with their detected numbers.
 """
 
 from __future__ import annotations
@@ -44,24 +44,18 @@ class _Node:
 
 
 def merge(template: Element, detected: Element) -> Element:
-    """One document of both.
+    """The template's CPUs and bridges with every detected GPU and card.
 
-    Args:
-        template: ``<system>``, as a provider has written it.
-        detected: ``<system>`` of this host.
-
-    Returns:
-        The template's CPUs and bridges, with every detected GPU and card in its place: at its bus
-        id if the template has that, else below its nearest bridge that the template has, else at
-        the CPU of its NUMA node. GPUs of the template that were not detected are gone.
+    A device is put at its bus id if the template has that, else below its nearest bridge that the
+    template has, else at the CPU of its NUMA node. GPUs that were not detected are left out.
 
     Raises:
-        ArgumentError: one of them is no ``<system>``.
+        ArgumentError: one of the documents is no ``<system>``.
 
     """
     for document in (template, detected):
         if document.tag != "system":
-            document.refuse("a topology begins with <system>; this is something else")
+            document.refuse("the root of a topology file is <system>")
     merged, found = _thaw(template), _thaw(detected)
     _fill_cpus(merged, found)
     devices = _devices(merged)
@@ -99,7 +93,7 @@ def _add_gpu(pci: _Node, known: _Node) -> None:
         if not present:
             known.children.append(gpu)
         for old in present:
-            # Numbers are this process's business: a file's are those of where it was written.
+            # Ranks and devs of the file are those of the process that wrote it.
             old.attributes.pop("rank", None)
             if "dev" in gpu.attributes:
                 old.attributes["dev"] = gpu.attributes["dev"]
@@ -109,7 +103,7 @@ def _add_gpu(pci: _Node, known: _Node) -> None:
 
 
 def _graft(pci: _Node, above: Sequence[_Node], merged: _Node, devices: dict[str, _Node]) -> None:
-    """Put a device that the template does not have below the nearest thing that it has."""
+    """Put a device that the template lacks below the nearest bridge or CPU that it has."""
     missing: list[_Node] = []
     parent = _home(above[0], merged)
     for bridge in reversed(above[1:]):
@@ -130,10 +124,10 @@ def _graft(pci: _Node, above: Sequence[_Node], merged: _Node, devices: dict[str,
 
 
 def _home(cpu: _Node, merged: _Node) -> _Node:
-    """The CPU of the merged tree that a detected one stands for.
+    """The CPU of the merged tree for a detected one.
 
-    That of the same NUMA node; where the node is unknown, the only one there is; else the detected
-    one itself, which says that nothing is known.
+    That of the same NUMA node; if the node is unknown, the only one; else a copy of the detected
+    one.
     """
     cpus = merged.named("cpu")
     numa = _numa(cpu)
@@ -148,14 +142,14 @@ def _home(cpu: _Node, merged: _Node) -> _Node:
 
 
 def _add_card(nic: _Node, cpu: _Node) -> None:
-    """Put in a card without a bus id, if its ports are not there."""
+    """Add a card without a bus id, if the CPU does not have its ports."""
     names = {net.attributes.get("name") for known in cpu.named("nic") for net in known.children}
     if not any(net.attributes.get("name") in names for net in nic.children):
         cpu.children.append(nic)
 
 
 def _fill_cpus(merged: _Node, found: _Node) -> None:
-    """Complete the template's CPUs: from the same NUMA node; their kind from any."""
+    """Complete the template's CPUs from the same NUMA node, their kind from any."""
     detected = found.named("cpu")
     by_numa = {_numa(cpu): cpu for cpu in reversed(detected)}
     kind: dict[str, str] = {}

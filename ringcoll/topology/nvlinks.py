@@ -1,7 +1,7 @@
-"""NVLink, XGMI and C2C rows of GPUs, checked against each other and turned into links.
+"""The NVLink, XGMI and C2C rows of GPUs, checked against each other, as links.
 
 NVLink runs both ways, so a row counts as far as the other end confirms it. All NVSwitches of a host
-are one node; so are those of all hosts of an NVLink domain, which no host can see.
+are one node; so are those of an NVLink domain of several hosts, which no host sees.
 """
 
 from __future__ import annotations
@@ -14,23 +14,17 @@ from ringcoll.topology.assembly import Assembly, FoundGpu
 from ringcoll.topology.busid import all_ones, bus_id
 from ringcoll.topology.document import Element
 from ringcoll.topology.system import Confidence, Cpu, Link, LinkKind, NvSwitch, Source
-from ringcoll.topology.values import Device, device_class, integer, number
+from ringcoll.topology.values import PciClass, device_class, integer, number
 
 __all__ = ["connect"]
 
-# What begins the name of a fabric that a file names itself.
+# Begins the name of a fabric that the file names.
 _PARTITION = "fabric "
 
 
 @dataclass(slots=True)
 class _Sum:
-    """Links of a GPU to one other end.
-
-    Args:
-        count: how many.
-        nominal: GB/s that they are sold as, None if that is unknown of any.
-
-    """
+    """Links of a GPU to one other end; ``nominal`` GB/s are None if unknown of any."""
 
     count: int = 0
     nominal: float | None = 0.0
@@ -41,7 +35,7 @@ class _Sum:
         self.nominal = (self.nominal or 0.0) + (nominal or 0.0) if both else None
 
     def part(self, count: int) -> float | None:
-        """What ``count`` of them are sold as."""
+        """The nominal GB/s of ``count`` of them."""
         return None if self.nominal is None else self.nominal * count / self.count
 
 
@@ -59,11 +53,11 @@ def connect(assembly: Assembly) -> None:
                 continue
             nominal = _nominal(row, found, count)
             device = _target(row, found, assembly)
-            if device is Device.GPU:
+            if device is PciClass.GPU:
                 peer = _peer(row, found, assembly)
                 if peer is not None:
                     pairs.setdefault((me, peer), _Sum()).add(count, nominal)
-            elif device is Device.CPU:
+            elif device is PciClass.CPU:
                 cpus.setdefault(me, _Sum()).add(count, nominal)
             else:
                 fabric = _fabric(row, found, assembly)
@@ -94,24 +88,24 @@ def connect(assembly: Assembly) -> None:
         without = [name for host in hosts for name in on_host[host] if name not in ends]
         if without:
             assembly.note(
-                f"{', '.join(without)}: no link to {switch.name}, unlike the others; kept out of "
-                f"its fabric"
+                f"{', '.join(without)}: no NVLink to {switch.name}, unlike other GPUs of the host; "
+                f"left out of its fabric"
             )
 
 
 def _pairs(
     assembly: Assembly, nodes: dict[str, FoundGpu], pairs: dict[tuple[str, str], _Sum]
 ) -> None:
-    """The links between two GPUs each, as many as both ends name."""
-    told: set[frozenset[str]] = set()
+    """The links between two GPUs each, as many as both ends report."""
+    noted: set[frozenset[str]] = set()
     for (me, peer), mine in pairs.items():
         theirs = pairs.get((peer, me), _Sum())
         count = min(mine.count, theirs.count)
-        if mine.count != theirs.count and frozenset((me, peer)) not in told:
-            told.add(frozenset((me, peer)))
+        if mine.count != theirs.count and frozenset((me, peer)) not in noted:
+            noted.add(frozenset((me, peer)))
             assembly.note(
-                f"{me} names {mine.count} links to {peer}, which names {theirs.count} back; "
-                f"{count} are used"
+                f"{me} reports {mine.count} links to {peer}, which reports {theirs.count}; "
+                f"{count} used"
             )
         if count:
             rate, confidence = _rate(nodes[me])
@@ -158,14 +152,14 @@ def _both(assembly: Assembly, found: FoundGpu, other: str, total: _Sum) -> None:
 
 
 def _rate(found: FoundGpu) -> tuple[float, Confidence]:
-    """GB/s of payload of one link, and how sure that is."""
+    """GB/s of payload of one link, with its confidence."""
     gpu = found.node
     rate = tables.xgmi(gpu.sm) if gpu.amd else tables.nvlink(gpu.sm)
     return rate, Confidence.MEDIUM if gpu.sm is None else Confidence.HIGH
 
 
 def _nominal(row: Element, found: FoundGpu, count: int) -> float | None:
-    """What a row's links are sold as: ``speed``, our own attribute, is MB/s a link."""
+    """The nominal GB/s of a row: ``speed``, ringcoll's own attribute, is MB/s a link."""
     speed = number(row, "speed", 0.0)
     if speed > 0:
         return count * speed / 1000
@@ -173,40 +167,40 @@ def _nominal(row: Element, found: FoundGpu, count: int) -> float | None:
     return None if each is None else count * each
 
 
-def _target(row: Element, found: FoundGpu, assembly: Assembly) -> Device:
-    """What is at the other end. What no one can see is an NVSwitch, as NCCL takes it."""
+def _target(row: Element, found: FoundGpu, assembly: Assembly) -> PciClass:
+    """What is at the other end: an NVSwitch if it is on no bus, as for NCCL."""
     if all_ones(row.get("target")):
-        return Device.SWITCH
+        return PciClass.SWITCH
     text = row.get("tclass")
     if text:
         return device_class(text)
     target = bus_id(row.get("target"))
-    return Device.GPU if (found.node.host, target) in assembly.gpus else Device.SWITCH
+    return PciClass.GPU if (found.node.host, target) in assembly.gpus else PciClass.SWITCH
 
 
 def _peer(row: Element, found: FoundGpu, assembly: Assembly) -> str | None:
     """The name of the GPU at the other end; None if that is no other GPU of the system."""
     target = bus_id(row.get("target"))
     if target == found.node.busid:
-        assembly.note(f"{found.node.name} names itself as the other end of a link; dropped")
+        assembly.note(f"{found.node.name}: a link whose target is the GPU itself is ignored")
         return None
     peer = assembly.gpus.get((found.node.host, target))
     if peer is None:
-        assembly.note(f"{found.node.name}: its link to {target}, which is not there, is dropped")
+        assembly.note(f"{found.node.name}: its link to {target}, which is no GPU here, is ignored")
         return None
     return peer.node.name
 
 
 def _fabric(row: Element, found: FoundGpu, assembly: Assembly) -> str:
-    """Which switches a row leads to.
+    """Which fabric of switches a row leads to.
 
-    ``fabric``, our own attribute, tells partitions of a host, or joins hosts. Without it, switches
-    that a host sees are its own. Those that nobody sees are in NCCL's files those of a domain of
-    several hosts, all with Grace CPUs so far; hosts with x86 CPUs have hidden ones of their own.
+    ``fabric``, ringcoll's own attribute, names partitions of a host, or fabrics of several hosts.
+    Without it, switches on a host's bus are its own. Hidden switches are, in NCCL's files, those of
+    a domain of several hosts if these have Grace CPUs; hosts with x86 CPUs have their own.
     """
-    said = row.get("fabric").strip()
-    if said:
-        return f"{_PARTITION}{said}"
+    name = row.get("fabric").strip()
+    if name:
+        return f"{_PARTITION}{name}"
     cpu = assembly.nodes[found.cpu]
     grace = isinstance(cpu, Cpu) and cpu.arch == "arm64"
     if assembly.hosts > 1 and grace and all_ones(row.get("target")):

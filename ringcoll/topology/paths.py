@@ -104,7 +104,7 @@ def routes(system: System, gpus: Sequence[Gpu]) -> dict[tuple[int, int], tuple[R
     """
     names = [gpu.name for gpu in gpus]
     if len(set(names)) < len(names):
-        raise ArgumentError("gpus: the same GPU is there twice; name each once")
+        raise ArgumentError("gpus: the same GPU is given twice; give each once")
     n = len(gpus)
     direct = {
         (i, j): nvlink_routes(system, names[i], names[j])

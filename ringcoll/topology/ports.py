@@ -10,12 +10,12 @@ from ringcoll.topology.values import integer, number
 
 __all__ = ["PortReader"]
 
-# NCCL writes rails that it has made up itself with a high bit set.
+# NCCL sets a high bit in rails that it has assigned itself.
 _MAX_RAIL = 1 << 16
 
 
 class PortReader:
-    """Turns every ``<net>`` into a node and, at the end, joins all of them to the network."""
+    """Makes a node of every ``<net>`` and, at the end, joins all of them to the network."""
 
     def __init__(self, assembly: Assembly) -> None:
         self.assembly = assembly
@@ -25,18 +25,10 @@ class PortReader:
     def read(
         self, element: Element, parent: str, host: int, bandwidth: float, confidence: Confidence
     ) -> None:
-        """The ports of a card.
+        """The ports of a ``<nic>`` below the node ``parent``; ``bandwidth`` is that of its slot.
 
-        A port that is named at several places, as sockets are under every CPU, is one, joined to
-        each. Ports that together are faster than the card's slot share it by their speeds.
-
-        Args:
-            element: ``<nic>``.
-            parent: name of the node that the card hangs on.
-            host: its number.
-            bandwidth: of the card's slot.
-            confidence: in that.
-
+        A port at several places, as socket interfaces are under every CPU, is one node, joined to
+        each. Ports that together are faster than the slot share it in proportion to their speeds.
         """
         # Physical ports that are fused into a virtual one are marked net="0"; without dev, unused.
         nets = [net for net in element.named("net") if net.get("dev") and integer(net, "net", 1)]
@@ -65,7 +57,9 @@ class PortReader:
             return name
         name = self.assembly.name("NIC", host, str(dev))
         if name in self.assembly.nodes:
-            self.assembly.note(f"{name} names several ports; {port} is another one")
+            self.assembly.note(
+                f"{name}: several ports have its number; {port} counts as another one"
+            )
             name = f"{name}#{len(self.assembly.nodes)}"
         rail = integer(net, "rail", -1)
         known = rail if 0 <= rail < _MAX_RAIL else None

@@ -1,4 +1,4 @@
-"""What the attributes of a topology file mean: numbers, classes of devices, GPU generations."""
+"""The values of attributes of a topology file: numbers, PCI classes, GPU generations."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from enum import Enum
 from ringcoll.topology.document import Element
 from ringcoll.topology.tables import sm_of_device
 
-__all__ = ["Device", "broadcom", "device_class", "gfx", "integer", "number", "rank_of", "sm_of"]
+__all__ = ["PciClass", "broadcom", "device_class", "gfx", "integer", "number", "rank_of", "sm_of"]
 
 _INTEGER = re.compile(r"[+-]?(?:0[xX][0-9a-fA-F]{1,16}|[0-9]{1,18})", re.ASCII)
 _NUMBER = re.compile(r"[+-]?[0-9]{1,18}(?:\.[0-9]{0,18})?", re.ASCII)
 
 
-class Device(Enum):
-    """What a PCI class stands for."""
+class PciClass(Enum):
+    """A PCI class, as NCCL distinguishes them."""
 
     BRIDGE = "bridge"
     SWITCH = "NVSwitch"
@@ -26,12 +26,12 @@ class Device(Enum):
 
 # Matched by prefix, in this order; NCCL's and RCCL's. Any other class is taken for a bridge.
 _CLASSES = (
-    ("0x060400", Device.BRIDGE),
-    ("0x068000", Device.SWITCH),
-    ("0x068001", Device.CPU),
-    ("0x03", Device.GPU),
-    ("0x02", Device.NIC),
-    ("0x120000", Device.GPU),
+    ("0x060400", PciClass.BRIDGE),
+    ("0x068000", PciClass.SWITCH),
+    ("0x068001", PciClass.CPU),
+    ("0x03", PciClass.GPU),
+    ("0x02", PciClass.NIC),
+    ("0x120000", PciClass.GPU),
 )
 
 _GEN4_SWITCH = 0x1000_C010_1000_A000
@@ -68,24 +68,18 @@ def number(element: Element, name: str, default: float) -> float:
     return float(text)
 
 
-def device_class(text: str) -> Device:
-    """What a ``class`` or ``tclass`` stands for."""
+def device_class(text: str) -> PciClass:
+    """The kind of device of a ``class`` or ``tclass``."""
     lower = text.strip().lower()
-    return next((what for prefix, what in _CLASSES if lower.startswith(prefix)), Device.BRIDGE)
+    return next((what for prefix, what in _CLASSES if lower.startswith(prefix)), PciClass.BRIDGE)
 
 
 def broadcom(pci: Element, level: int) -> int:
-    """Generation of a Broadcom switch that shows itself as two levels of bridges, or 0.
-
-    Args:
-        pci: the bridge.
-        level: 0 asks for the upper one, 1 for the lower.
-
-    """
-    whole = 0
+    """PCIe generation of a Broadcom switch of two levels of bridges, or 0; level 0 is the upper."""
+    ids = 0
     for name in ("vendor", "device", "subsystem_vendor", "subsystem_device"):
-        whole = whole << 16 | integer(pci, name, 0) & 0xFFFF
-    family = whole & ~0xFFF
+        ids = ids << 16 | integer(pci, name, 0) & 0xFFFF
+    family = ids & ~0xFFF
     if family == _GEN4_SWITCH:
         return 4
     return 5 if family == _GEN5_SWITCH[level] else 0

@@ -61,10 +61,10 @@ def test_rings_that_claim_too_much_are_judged_by_the_links(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("text", "words", "says"),
     [
-        (INDEX, ["--preset", "minsky"], "wanted each of the 4 GPUs"),
+        (INDEX, ["--preset", "minsky"], "expected each of the 4 GPUs"),
         (INDEX, ["--preset", "dgx1-p100", "--gpus", "0-3"], "leave --gpus out"),
         ("<graphs/>", ["--preset", "minsky"], "the file has no rings"),
-        ("<system/>", ["--preset", "minsky"], "begins with <graphs>"),
+        ("<system/>", ["--preset", "minsky"], "the root of a graph file is <graphs>"),
         (None, ["--preset", "minsky"], "cannot be read"),
     ],
 )

@@ -178,7 +178,7 @@ def test_the_title():
 
 def test_what_is_no_topology_is_refused():
     graph = (MACHINES / "graphs" / "simllm-perlmutter-a100-graph.xml").read_text()
-    with pytest.raises(ArgumentError, match=r"test\.xml, line 1: <graphs>: a topology begins with"):
+    with pytest.raises(ArgumentError, match=r"test\.xml, line 1: <graphs>: the root of a topology"):
         built(graph)
 
 
@@ -193,13 +193,13 @@ def test_what_is_no_topology_is_refused():
             '<pci busid="0:1:0.0"><gpu dev="0" rank="0"/></pci>\n'
             '<pci busid="0:2:0.0"><gpu dev="1" rank="0"/></pci>',
             4,
-            "rank 0 is there twice",
+            "rank 0 appears twice",
         ),
         (
             '<pci busid="0:1:0.0"><gpu dev="0"/></pci>\n'
             '<pci busid="0000:01:00.0"><gpu dev="1"/></pci>',
             4,
-            "GPU 0000:01:00.0 is there twice",
+            "GPU 0000:01:00.0 appears twice",
         ),
         (
             '<pci busid="0:1:0.0" class="0x060400">\n<pci busid="0:2:0.0" class="0x060400">\n'

@@ -72,7 +72,7 @@ def test_peers_that_cuda_denies(cuda, tmp_path):
     cuda(BUSIDS, access=False)
     system = build(document_of(collect(tmp_path)))
     assert not any(link.dst.startswith("NVS/") for link in system.links)
-    assert any("CUDA that the one cannot reach" in note for note in system.notes)
+    assert any("but CUDA reports no peer access" in note for note in system.notes)
     assert any("and 53 more pairs" in note for note in system.notes)
 
 
@@ -85,7 +85,7 @@ def test_cuda_that_fails_is_a_note(cuda, monkeypatch):
     monkeypatch.setattr(runtime, "getDeviceCount", fail, raising=False)
     said = read_cuda()
     assert said.devices == ()
-    assert said.notes == ("CUDA cannot be used (cudaErrorInsufficientDriver)",)
+    assert said.notes == ("cannot query CUDA devices: cudaErrorInsufficientDriver",)
 
 
 def test_cupy_of_rocm_has_nothing_to_say(cuda, monkeypatch):
@@ -96,4 +96,4 @@ def test_cupy_of_rocm_has_nothing_to_say(cuda, monkeypatch):
 def test_no_gpu_at_all(cuda, monkeypatch, tmp_path):
     cuda([])
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert collect(tmp_path).notes[0] == "no NVIDIA GPU is seen here"
+    assert collect(tmp_path).notes[0] == "this machine shows no NVIDIA GPU"

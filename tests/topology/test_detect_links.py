@@ -70,7 +70,7 @@ def test_a_link_that_only_one_end_names():
     left = {pair: count for pair, count in both(CUBE).items() if set(pair) != {0, 4}}
     assert joins(document) == left
     (note,) = notes(document)
-    assert "GPU 0 (0000:06:00.0) names 0 NVLinks to GPU 4 (0000:85:00.0), which names 1" in note
+    assert "GPU 0 (0000:06:00.0) reports 0 NVLinks to GPU 4 (0000:85:00.0), which reports 1" in note
 
 
 def test_a_far_end_that_one_end_does_not_tell_but_the_other_names():
@@ -102,7 +102,7 @@ def test_a_gpu_that_names_itself():
     document = document_of(facts)
     assert joins(document) == {}
     assert len(notes(document)) == 2
-    assert "4 NVLinks lead to itself" in notes(document)[0]
+    assert "4 NVLinks whose remote end is the GPU itself; not used" in notes(document)[0]
 
 
 @pytest.mark.parametrize("kind", [0, None])
@@ -113,7 +113,7 @@ def test_a_gpu_that_is_not_here(kind):
         fewer = edit_links(fewer, index, lambda _n, link: replace(link, remote_type=kind))
     document = document_of(fewer)
     assert joins(document) == both({pair: n for pair, n in CUBE.items() if max(pair) < 4})
-    assert "1 NVLinks lead to a GPU that cannot be used here (0000:85:00.0)" in notes(document)[0]
+    assert "1 NVLink to GPU 0000:85:00.0, which this machine does not show" in notes(document)[0]
 
 
 def test_a_pair_that_the_driver_keeps_apart():
@@ -123,7 +123,7 @@ def test_a_pair_that_the_driver_keeps_apart():
     document = document_of(facts)
     assert (0, 1) not in joins(document)
     assert len(joins(document)) == 2 * len(CUBE) - 2
-    assert "1 NVLinks join GPU 0" in notes(document)[0]
+    assert "1 NVLink between GPU 0" in notes(document)[0]
 
 
 def test_nvml_and_sysfs_on_who_shares_a_switch():
@@ -132,7 +132,7 @@ def test_nvml_and_sysfs_on_who_shares_a_switch():
     def far(a, b):
         return replace(facts.pair(facts.gpus[a].busid, facts.gpus[b].busid), ancestor=ancestor)
 
-    for ancestor, said in ((10, "a PCIe switch is shared by"), (30, "no PCIe switch is shared by")):
+    for ancestor, said in ((10, "a common PCIe switch"), (30, "no common PCIe switch")):
         (note,) = notes(document_of(edit_pairs(facts, far)))
         assert said in note
         assert ("and 21 more pairs" in note) == (ancestor == 10)

@@ -255,7 +255,7 @@ def test_gpus_that_the_process_does_not_see(clock):
     system = vm(3)
     clock([gpu.busid for gpu in system.gpus[1:]], lambda *_: 100.0)
     found = measure(system)
-    assert "only 2 of 3 GPUs" in found.notes[-1]
+    assert "measured: 2 of 3 GPUs" in found.notes[-1]
     assert link(found, "GPU/0", "NVS/0").source is Source.TABLE
     assert link(found, "GPU/2", "NVS/0").source is Source.MEASURED
     runtime = clock([system.gpus[0].busid], lambda *_: 100.0)

@@ -60,7 +60,7 @@ def test_without_a_driver(nvml):
     nvml(nvmlInit=refuse(12))
     said = read_nvml()
     assert said.gpus == ()
-    assert said.notes == ("NVML cannot be used (code 12): NVLink is not seen",)
+    assert said.notes == ("cannot initialise NVML, so NVLinks are unknown: code 12",)
 
 
 def test_everything_may_be_refused(nvml):
@@ -145,8 +145,8 @@ def test_a_gpu_without_an_address_is_left_out(nvml):
     )
     said = read_nvml()
     assert [gpu.index for gpu in said.gpus] == [0, 1, 3, 4, 6, 7]
-    assert "GPU 2 has no address (return code 15)" in said.notes[0]
-    assert "GPU 5 has no address (return code 4)" in said.notes[1]
+    assert "no PCI address of GPU 2 (return code 15)" in said.notes[0]
+    assert "no PCI address of GPU 5 (return code 4)" in said.notes[1]
 
 
 def test_mig_is_told_by_the_mode_of_now(nvml):

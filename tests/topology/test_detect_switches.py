@@ -87,9 +87,9 @@ def test_a_gpu_without_links_stays_out(how):
     assert set(found.values()) == {("NVS/0", 18)}
     assert len(found) == 7
     said = " ".join(system.notes)
-    assert "GPU/5: no link to NVS/0, unlike the others; kept out of its fabric" in said
+    assert "GPU/5: no NVLink to NVS/0, unlike other GPUs of the host; left out" in said
     assert ("carry no P2P" in said) == (how == "no P2P")
-    assert ("does not tell" in said) == (how == "unknown")
+    assert ("does not report its NVLinks" in said) == (how == "unknown")
 
 
 def seen(facts, but=()):
@@ -142,7 +142,7 @@ def test_far_ends_that_nvml_does_not_name():
     document = document_of(facts)
     assert set(counts(build(document)).values()) == {("NVS/0", 18)}
     assert len(notes(document)) == 8
-    assert "taken to lead to switches" in notes(document)[0]
+    assert "count as links to NVSwitches" in notes(document)[0]
 
 
 def test_a_far_end_without_a_name_that_is_a_switch():
@@ -161,7 +161,7 @@ def test_far_ends_without_a_name_need_the_word_of_every_pair(status):
     assert "GPU/2" not in found
     assert len(found) == 7
     assert any(
-        "nobody tells where 18 NVLinks lead; they are not used" in n for n in notes(document)
+        "does not report the remote end of 18 NVLinks; not used" in n for n in notes(document)
     )
 
 
@@ -181,11 +181,11 @@ def test_two_cliques_are_two_fabrics():
     found = counts(build(document))
     assert [found[f"GPU/{n}"] for n in range(8)] == [("NVS/0", 18)] * 4 + [("NVS/1", 18)] * 4
     (note,) = notes(document)
-    assert note.startswith("the NVSwitches are divided into 2 fabrics: GPU 0 (0000:00:06.0), GPU 1")
+    assert note.startswith("the NVSwitches form 2 partitions: GPU 0 (0000:00:06.0), GPU 1")
     assert note in build(document).notes
     without = document_of(edit_links(facts, 2, lambda _n, _link: None))
     assert counts(build(without)).keys() == {f"GPU/{n}" for n in (0, 1, 3, 4, 5, 6, 7)}
-    said = "GPU 2 (0000:00:08.0) has no usable NVLink where others have 18; it is kept out"
+    said = "GPU 2 (0000:00:08.0) has no usable NVLink, others have 18; it is left out"
     assert any(said in note for note in notes(without))
 
 
@@ -231,8 +231,10 @@ def test_cliques_against_the_word_of_pairs():
     assert "GPU/7" not in found
     assert len(found) == 7
     said = " ".join(notes(document))
-    assert "in different cliques" in said
-    assert "GPU 7 (0000:00:0d.0): 18 NVLinks lead to switches, but join it to no other" in said
+    assert "their fabric cliques differ" in said
+    assert (
+        "GPU 7 (0000:00:0d.0): its 18 NVLinks lead to NVSwitches, but P2P reaches no other" in said
+    )
 
 
 def test_cuda_has_the_last_word_of_a_pair():
@@ -243,7 +245,7 @@ def test_cuda_has_the_last_word_of_a_pair():
     found = counts(build(document))
     assert "GPU/1" not in found
     assert len(found) == 7
-    assert any("NVML says that NVLink joins GPU 0" in note for note in notes(document))
+    assert any("NVML reports NVLink between GPU 0" in note for note in notes(document))
 
 
 def test_a_fabric_of_which_one_pair_is_not_joined():
@@ -275,7 +277,7 @@ def test_instances_of_mig_have_no_nvlink():
     found = counts(build(document))
     assert "GPU/0" not in found
     assert len(found) == 7
-    assert "GPU 0 (0000:00:06.0) is divided by MIG" in notes(document)[0]
+    assert "GPU 0 (0000:00:06.0) is in MIG mode" in notes(document)[0]
 
 
 def test_links_of_several_speeds_run_at_the_slowest():

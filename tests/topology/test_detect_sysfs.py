@@ -136,7 +136,10 @@ def test_lanes_that_are_down(tree):
     document = document_of(collect(tree.root))
     (pci,) = next(document.named("cpu")).named("pci")
     assert pci.get("link_width") == "4"
-    assert "4 lanes up of 16" in [note.get("text") for note in document.named("note")][-1]
+    assert (
+        "its PCIe link runs on 4 of 16 lanes"
+        in [note.get("text") for note in document.named("note")][-1]
+    )
 
 
 @pytest.mark.parametrize(("speed", "width"), [("Unknown", "0"), ("Unknown speed", "255"), ("", "")])

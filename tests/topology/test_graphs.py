@@ -151,23 +151,26 @@ def test_too_wide_for_so_many_blocks_loses_nothing():
     "rings", [RingSet((), ()), rings_of("minsky", 10.0, 0.0)], ids=["none", "empty"]
 )
 def test_no_ring_is_no_graph(rings):
-    with pytest.raises(ArgumentError, match="NCCL needs one channel"):
+    with pytest.raises(ArgumentError, match="a graph file needs one ring or more"):
         graph_of_rings(rings)
 
 
 @pytest.mark.parametrize("devs", [(0, 1, 2), (0, 1, 2, 2), (0, 1, 2, 3, 3), (0, 1, 2, 9)], ids=str)
 def test_a_ring_names_every_gpu_once(devs):
     graph = Graph(RING, 4, (Channel((0, 1, 2, 3)), Channel(devs)), speedintra=1.0)
-    with pytest.raises(ArgumentError, match="channel 1: wanted each of the 4 GPUs"):
+    with pytest.raises(ArgumentError, match="channel 1: expected each of the 4 GPUs"):
         rings_of_graph(graph, preset("minsky"))
 
 
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("<system/>", "begins with <graphs>"),
-        ('<graphs>\n<graph nchannels="2"/></graphs>', "nchannels=2, but 0 are there"),
-        ('<graphs>\n<graph typeintra="NVX"/></graphs>', "typeintra='NVX': wanted LOC, NVL"),
+        ("<system/>", "the root of a graph file is <graphs>"),
+        ('<graphs>\n<graph nchannels="2"/></graphs>', "nchannels=2, but the graph has 0 <channel>"),
+        (
+            '<graphs>\n<graph typeintra="NVX"/></graphs>',
+            "typeintra='NVX': expected one of LOC",
+        ),
         ('<graphs>\n<graph speedintra="x"/></graphs>', "speedintra='x' is not a number"),
         ('<graphs><graph><channel>\n<gpu dev="0xz"/></channel></graph></graphs>', "hexadecimal"),
         ("<graphs><graph><channel>\n<gpu/></channel></graph></graphs>", "hexadecimal"),

@@ -70,7 +70,7 @@ def test_a_missing_dev_is_the_lowest_free():
 def test_the_same_dev_twice_is_said():
     found = machine(host(gpu(1, rank=False, bus="0a"), gpu(1, rank=False, bus="0b")))
     assert {one.name for one in found.gpus} == {"GPU/1", "GPU/0000:0b:00.0"}
-    assert "dev 1 is there twice" in found.notes[0]
+    assert "dev 1 appears twice" in found.notes[0]
 
 
 def test_a_generation_that_nothing_tells_is_guessed():
@@ -78,22 +78,22 @@ def test_a_generation_that_nothing_tells_is_guessed():
     found = machine(host(unknown))
     one = link(found, "GPU/0", "NVS/0", LinkKind.NVLINK)
     assert (one.bandwidth, one.nominal, one.confidence) == (80.0, None, Confidence.MEDIUM)
-    assert "generation is unknown" in found.notes[0]
+    assert "compute capability is unknown" in found.notes[0]
 
 
 def test_a_gpu_that_names_itself():
     found = machine(host(gpu(0, row("0000:00:00.0", 12)), gpu(1, row("0000:01:00.0", 12))))
     assert linked(found, LinkKind.NVLINK) == set()
     assert found.notes == (
-        "GPU/0 names itself as the other end of a link; dropped",
-        "GPU/1 names itself as the other end of a link; dropped",
+        "GPU/0: a link whose target is the GPU itself is ignored",
+        "GPU/1: a link whose target is the GPU itself is ignored",
     )
 
 
 def test_a_gpu_that_is_not_there():
     found = machine(host(gpu(0, row("0000:0f:00.0", 2)), gpu(1)))
     assert linked(found, LinkKind.NVLINK) == set()
-    assert found.notes == ("GPU/0: its link to 0000:0f:00.0, which is not there, is dropped",)
+    assert found.notes == ("GPU/0: its link to 0000:0f:00.0, which is no GPU here, is ignored",)
 
 
 @pytest.mark.parametrize(("theirs", "used"), [(1, 1), (3, 2), (0, 0)])
@@ -103,7 +103,7 @@ def test_a_row_counts_as_far_as_the_other_end_confirms_it(theirs, used):
     pairs = {("GPU/0", "GPU/1", used), ("GPU/1", "GPU/0", used)} if used else set()
     assert linked(found, LinkKind.NVLINK) == pairs
     assert len(found.notes) == 1
-    assert f"{used} are used" in found.notes[0]
+    assert f"{used} used" in found.notes[0]
 
 
 def test_bus_ids_are_the_same_in_any_spelling():
@@ -148,7 +148,9 @@ def test_degraded_links_are_said():
 
 def test_a_gpu_whose_links_are_missing_is_kept_out():
     found = machine(host(gpu(0, to_switch()), gpu(1), gpu(2, to_switch())))
-    assert found.notes == ("GPU/1: no link to NVS/0, unlike the others; kept out of its fabric",)
+    assert found.notes == (
+        "GPU/1: no NVLink to NVS/0, unlike other GPUs of the host; left out of its fabric",
+    )
     assert all(one.kind is not LinkKind.NVLINK for one in found.out["GPU/1"])
 
 
@@ -227,7 +229,7 @@ def test_a_bridge_that_is_there_twice():
     found = machine(host(twice.format(gpu(0)), twice.format(gpu(1))))
     switches = [node.name for node in found.nodes if isinstance(node, PciSwitch)]
     assert len(switches) == len(set(switches)) == 2
-    assert "is there twice" in found.notes[0]
+    assert "appears twice" in found.notes[0]
 
 
 def test_links_between_switches():
@@ -239,7 +241,7 @@ def test_links_between_switches():
     one = link(found, "PCI/0000:a0:00.0", "PCI/0000:a1:00.0", LinkKind.PCI)
     assert (one.bandwidth, one.count) == (5000.0, 1)
     assert found.notes == (
-        "PCI/0000:a2:00.0: its link to bridge 0000:a2:00.0 leads nowhere; dropped",
+        "PCI/0000:a2:00.0: its <pcilink> to 0000:a2:00.0, which is no other bridge, is ignored",
     )
 
 
@@ -360,4 +362,4 @@ def test_ranks_that_share_a_device_are_said():
     shared = gpu(0).replace("</pci>", '<gpu dev="0" sm="90" rank="1"/></pci>')
     found = machine(host(shared, gpu(2)))
     assert [one.rank for one in found.gpus] == [0, 2]
-    assert "several ranks share" in found.notes[0]
+    assert "several <gpu> share" in found.notes[0]

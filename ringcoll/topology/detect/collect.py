@@ -22,14 +22,9 @@ __all__ = ["collect"]
 
 
 def collect(root: Path = Path("/")) -> Facts:
-    """Read everything; what is missing is missing, never an error.
+    """Read everything below ``root``; a fact that is missing is None, never an error.
 
-    CUDA's driver is started where CuPy is installed: do not fork a process that goes on with CUDA
-    in the child.
-
-    Args:
-        root: of the tree of /sys and /proc.
-
+    With CuPy this starts the CUDA driver: do not fork afterwards and use CUDA in the child.
     """
     return _joined(read_nvml(), read_cuda(), root)
 
@@ -41,7 +36,7 @@ def _joined(nvml: NvmlFacts, cuda: CudaFacts, root: Path) -> Facts:
     for gpu in gpus:
         far = (link.remote for link in gpu.links or ())
         wanted.update(remote for remote in far if remote is not None and not all_ones(remote))
-    none = () if gpus else ("no NVIDIA GPU is seen here",)
+    none = () if gpus else ("this machine shows no NVIDIA GPU",)
     return Facts(
         gpus=gpus,
         pairs=_pairs(nvml, cuda),
@@ -55,7 +50,7 @@ def _joined(nvml: NvmlFacts, cuda: CudaFacts, root: Path) -> Facts:
 
 
 def _gpus(nvml: NvmlFacts, cuda: CudaFacts, root: Path) -> tuple[GpuFacts, ...]:
-    """NVML's GPUs, which are all there are; without NVML those of CUDA and of the bus."""
+    """NVML's GPUs, which are all; without NVML, those of CUDA, or of the bus."""
     known = {gpu.busid: gpu for gpu in nvml.gpus}
     if not known:
         seen = {device.busid for device in cuda.devices} or set(nvidia_gpus(root))

@@ -1,7 +1,7 @@
-"""What CUDA says of the GPUs of this process, through CuPy where it is installed.
+"""The GPUs that CUDA shows to this process, through CuPy where it is installed.
 
-No context is created; the driver is started, though, and a process that has started it must not
-fork and use CUDA in the child.
+No context is created, but the driver starts: a process must not fork afterwards and use CUDA in the
+child.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from typing import Any
 
 from ringcoll.topology.busid import bus_id
 
-__all__ = ["CudaDevice", "CudaFacts", "read_cuda"]
+__all__ = ["CudaFacts", "VisibleGpu", "read_cuda"]
 
 
 @dataclass(frozen=True, slots=True)
-class CudaDevice:
+class VisibleGpu:
     """A GPU as this process sees it.
 
     Args:
         ordinal: CUDA's number, which CUDA_VISIBLE_DEVICES changes.
-        busid: what NVML and sysfs know it by.
+        busid: as NVML and sysfs have it.
         sm: compute capability, 90 for 9.0.
 
     """
@@ -32,16 +32,9 @@ class CudaDevice:
 
 @dataclass(frozen=True)
 class CudaFacts:
-    """What CUDA has told.
+    """CUDA's devices in its order, and by bus ids whether one can access another's memory."""
 
-    Args:
-        devices: in CUDA's order; none without CuPy or without a GPU.
-        access: by bus ids, whether the first can reach the second's memory.
-        notes: what is missing, a sentence each.
-
-    """
-
-    devices: tuple[CudaDevice, ...] = ()
+    devices: tuple[VisibleGpu, ...] = ()
     access: dict[tuple[str, str], bool] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
@@ -68,11 +61,11 @@ def _read(runtime: Any) -> CudaFacts:
             if a.busid != b.busid
         }
     except RuntimeError as error:  # CuPy's errors are such
-        return CudaFacts(notes=(f"CUDA cannot be used ({error})",))
+        return CudaFacts(notes=(f"cannot query CUDA devices: {error}",))
     return CudaFacts(devices, access)
 
 
-def _device(runtime: Any, ordinal: int) -> CudaDevice:
-    said = runtime.getDeviceProperties(ordinal)
-    sm = int(said["major"]) * 10 + int(said["minor"])
-    return CudaDevice(ordinal, bus_id(runtime.deviceGetPCIBusId(ordinal)), sm)
+def _device(runtime: Any, ordinal: int) -> VisibleGpu:
+    properties = runtime.getDeviceProperties(ordinal)
+    sm = int(properties["major"]) * 10 + int(properties["minor"])
+    return VisibleGpu(ordinal, bus_id(runtime.deviceGetPCIBusId(ordinal)), sm)

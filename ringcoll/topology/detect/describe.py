@@ -1,7 +1,7 @@
 """From facts to a document in NCCL's form; nothing is read here.
 
-What is ours is ignored by NCCL: ``name`` of ``<system>``, ``speed`` and ``fabric`` of ``<nvlink>``,
-and ``<note text="..."/>`` for what was strange.
+NCCL ignores what ringcoll adds: ``name`` of ``<system>``, ``speed`` and ``fabric`` of ``<nvlink>``,
+and ``<note text="..."/>`` for contradictions and missing facts.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from ringcoll.topology.detect.ends import label
+from ringcoll.topology.detect.endpoints import label
 from ringcoll.topology.detect.fabric import Row, nvlink_rows
 from ringcoll.topology.detect.facts import CpuFacts, Facts, GpuFacts, NicFacts
 from ringcoll.topology.detect.pcie import ancestor_notes, pci_trees
@@ -21,17 +21,17 @@ _EXTENDED_FAMILY = 15
 
 
 def document_of(facts: Facts) -> Element:
-    """The ``<system>`` that the facts make, with a ``<note>`` for everything strange in them.
+    """The ``<system>`` of the facts, with a ``<note>`` for every contradiction in them.
 
-    GPUs carry no rank: that is a communicator's to give. ``dev`` is NVML's index, or the place in
-    the order of bus ids where NVML is missing.
+    GPUs carry no rank, which a communicator gives. ``dev`` is NVML's index or, without NVML, the
+    place in the order of bus ids.
     """
     rows, link_notes = nvlink_rows(facts)
     notes = [*facts.notes, *link_notes]
     leaves: dict[str, Element] = {}
     for dev, gpu in _numbered(facts.gpus):
         if gpu.links is None and not gpu.mig and facts.driver is not None:
-            notes.append(f"{label(gpu)}: the driver does not tell its NVLinks")
+            notes.append(f"{label(gpu)}: the driver does not report its NVLinks")
         leaves[gpu.busid] = _gpu(gpu, dev, rows.get(gpu.busid, ()))
     cards, loose = _nics(facts.nics)
     leaves |= {busid: card for busid, card in cards.items() if busid not in leaves}
@@ -41,21 +41,21 @@ def document_of(facts: Facts) -> Element:
     if loose:
         first = cpus[0] if cpus else _cpu(facts, -1, ())
         cpus[:1] = [Element(first.tag, first.attributes, (*first.children, *loose))]
-    said = [Element("note", {"text": _clean(note)}) for note in dict.fromkeys(notes)]
+    written = [Element("note", {"text": _clean(note)}) for note in dict.fromkeys(notes)]
     attributes = {"version": "1"}
     if title := _title(facts.gpus):
         attributes["name"] = title
-    return Element("system", attributes, (*cpus, *said))
+    return Element("system", attributes, (*cpus, *written))
 
 
 def _title(gpus: Sequence[GpuFacts]) -> str:
-    """For people: "8 NVIDIA H200"; empty if NVML does not name them."""
+    """A name for people: "8 NVIDIA H200"; empty if NVML does not report names."""
     counts = Counter(_clean(gpu.name) for gpu in gpus if gpu.name)
     return ", ".join(f"{count} {name}" for name, count in counts.items())
 
 
 def _numbered(gpus: Sequence[GpuFacts]) -> list[tuple[int, GpuFacts]]:
-    """GPUs with their ``dev``: those that NVML does not show come after those that it does."""
+    """GPUs with their ``dev``: those that NVML does not show come last."""
     known = [(gpu.index, gpu) for gpu in gpus if gpu.index is not None]
     others = sorted((gpu for gpu in gpus if gpu.index is None), key=lambda gpu: gpu.busid)
     start = 1 + max((index for index, _ in known), default=-1)
@@ -121,8 +121,8 @@ def _cpu(facts: Facts, numa: int, devices: Sequence[Element]) -> Element:
         "familyid": "" if cpu.family is None else str(_family(cpu)),
         "modelid": "" if cpu.model is None else str(cpu.model),
     }
-    told = {name: value for name, value in attributes.items() if value}
-    return Element("cpu", told, tuple(devices))
+    known = {name: value for name, value in attributes.items() if value}
+    return Element("cpu", known, tuple(devices))
 
 
 def _family(cpu: CpuFacts) -> int:

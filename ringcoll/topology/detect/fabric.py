@@ -1,8 +1,8 @@
-"""Which NVLinks can be used: direct links that both ends name, and the fabrics of NVSwitches.
+"""The usable NVLinks: direct links that both ends report, and fabrics of NVSwitches.
 
-In a virtual machine the switches are hidden, and what is said of links, pairs and fabrics may
-contradict itself. A pair counts as joined only if nobody denies it; what is dropped is said in a
-sentence.
+In a virtual machine the switches are hidden, and NVML's links, P2P status and fabric state and
+CUDA's peer access may contradict each other. A pair counts as joined only if no source denies it;
+every link that is dropped is noted.
 """
 
 from __future__ import annotations
@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ringcoll.topology.detect.ends import (
+from ringcoll.topology.detect.endpoints import (
     CPU_CLASS,
     HIDDEN,
     SWITCH_CLASS,
-    Ends,
-    ends_of,
+    LinkEnds,
+    counted,
     label,
-    some,
+    link_ends,
+    listed,
 )
 from ringcoll.topology.detect.facts import Facts, GpuFacts
 
@@ -30,7 +31,7 @@ _GPU_CLASS = "0x030200"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Some NVLinks of a GPU that lead to the same place.
+    """The NVLinks of a GPU to one target.
 
     Args:
         target: bus id, or ``HIDDEN``.
@@ -50,13 +51,8 @@ class Row:
 
 
 def nvlink_rows(facts: Facts) -> tuple[Mapping[str, tuple[Row, ...]], tuple[str, ...]]:
-    """The usable NVLinks of every GPU, by bus id.
-
-    Returns:
-        Them, and what is strange, a sentence each.
-
-    """
-    ends, notes = ends_of(facts)
+    """The usable NVLinks of every GPU by bus id, and notes."""
+    ends, notes = link_ends(facts)
     work = _Fabric(facts, ends, list(notes))
     work.join_pairs()
     work.resolve_unknown()
@@ -65,16 +61,9 @@ def nvlink_rows(facts: Facts) -> tuple[Mapping[str, tuple[Row, ...]], tuple[str,
 
 
 class _Fabric:
-    """The evidence of one machine while it is weighed.
+    """The links of one machine while they are checked; ``ends`` is changed in place."""
 
-    Args:
-        facts: everything that was read.
-        ends: far ends by bus id; changed in place.
-        notes: sentences; added to.
-
-    """
-
-    def __init__(self, facts: Facts, ends: Mapping[str, Ends], notes: list[str]) -> None:
+    def __init__(self, facts: Facts, ends: Mapping[str, LinkEnds], notes: list[str]) -> None:
         self.notes = notes
         self._facts = facts
         self._ends = ends
@@ -82,7 +71,7 @@ class _Fabric:
         self._names = {busid: label(gpu) for busid, gpu in self._gpus.items()}
 
     def join_pairs(self) -> None:
-        """Keep of direct links those that both ends know of, between GPUs that may be joined."""
+        """Keep the direct links that both ends report, between GPUs that may reach each other."""
         for a, mine in self._ends.items():
             for b, theirs in self._ends.items():
                 if a >= b or not (mine.gpus[b] or theirs.gpus[a]):
@@ -92,26 +81,26 @@ class _Fabric:
                 count = min(mine.gpus[b], theirs.gpus[a])
                 if mine.gpus[b] != theirs.gpus[a]:
                     self.notes.append(
-                        f"{self._names[a]} names {mine.gpus[b]} NVLinks to {self._names[b]}, "
-                        f"which names {theirs.gpus[a]} back; {count} are used"
+                        f"{self._names[a]} reports {counted(mine.gpus[b], 'NVLink')} to "
+                        f"{self._names[b]}, which reports {theirs.gpus[a]}; {count} used"
                     )
                 if count and not self._joined(a, b):
                     self.notes.append(
-                        f"{count} NVLinks join {self._names[a]} and {self._names[b]}, but the "
-                        f"driver does not let them reach each other; they are not used"
+                        f"{counted(count, 'NVLink')} between {self._names[a]} and "
+                        f"{self._names[b]}: the driver denies P2P between them; not used"
                     )
                     count = 0
                 mine.gpus[b] = theirs.gpus[a] = count
 
     def _take_unknown(self, a: str, b: str) -> None:
-        """Links of ``a`` whose far end is not told are those by which ``b`` says it reaches a."""
+        """Count unreported remote ends of ``a`` as the links that ``b`` reports to it."""
         mine = self._ends[a]
         taken = max(0, min(mine.unknown, self._ends[b].gpus[a] - mine.gpus[b]))
         mine.unknown -= taken
         mine.gpus[b] += taken
 
     def resolve_unknown(self) -> None:
-        """Links whose far end nobody tells lead to switches if NVLink joins the GPU to all."""
+        """Links without a reported remote end lead to switches if NVLink joins the GPU to all."""
         for busid, mine in self._ends.items():
             if not mine.unknown:
                 continue
@@ -119,11 +108,12 @@ class _Fabric:
             sure = all(self._surely(busid, other) for other in others)
             if sure and not mine.gpus.total() and not mine.cpus.total():
                 mine.switches[HIDDEN] += mine.unknown
-                why = "NVLink joins it to all others, so they are taken to lead to switches"
+                how = "NVLink joins it to all others, so they count as links to NVSwitches"
             else:
-                why = "they are not used"
+                how = "not used"
             self.notes.append(
-                f"{self._names[busid]}: nobody tells where {mine.unknown} NVLinks lead; {why}"
+                f"{self._names[busid]}: NVML does not report the remote end of "
+                f"{counted(mine.unknown, 'NVLink')}; {how}"
             )
             mine.unknown = 0
 
@@ -136,16 +126,17 @@ class _Fabric:
             if len(group) == 1 and len(members) > 1:
                 (alone,) = group
                 self.notes.append(
-                    f"{self._names[alone]}: {self._ends[alone].switches.total()} NVLinks lead to "
-                    f"switches, but join it to no other GPU; it is kept out of the fabric"
+                    f"{self._names[alone]}: its {self._ends[alone].switches.total()} NVLinks lead "
+                    f"to NVSwitches, but P2P reaches no other GPU; it is left out of the fabric: "
+                    f"check the fabric manager (nvidia-smi -q)"
                 )
                 continue
             groups.append(group)
         if len(groups) > 1:
             parts = "; ".join(self._list(group) for group in groups)
-            self.notes.append(f"the NVSwitches are divided into {len(groups)} fabrics: {parts}")
+            self.notes.append(f"the NVSwitches form {len(groups)} partitions: {parts}")
         named = self._named(groups)
-        # Of a host's only fabric, ``build`` says it, as it does of unequal numbers of links.
+        # ``build`` notes it for the only fabric of a host, and unequal numbers of links too.
         if any(name is not None for name in named.values()):
             self._note_linkless(groups)
         return named
@@ -166,7 +157,7 @@ class _Fabric:
         return named
 
     def _domain(self, busid: str) -> str | None:
-        """Cluster and clique of a GPU that has joined one of several hosts."""
+        """Cluster and clique of a GPU whose cluster spans several hosts."""
         fabric = self._gpus[busid].fabric
         if fabric is None or fabric.state != _COMPLETED or not (fabric.cluster or "").strip("0"):
             return None
@@ -178,7 +169,8 @@ class _Fabric:
             if fabric is not None and fabric.state in _STARTING:
                 self.notes.append(
                     f"{self._names[busid]} has not joined its fabric (state {fabric.state}, "
-                    f"status {fabric.status}): is the fabric manager running?"
+                    f"status {fabric.status}): is the fabric manager running? Check `systemctl "
+                    f"status nvidia-fabricmanager`"
                 )
         denied, apart = [], []
         for a in members:
@@ -190,12 +182,13 @@ class _Fabric:
                 elif a < b and pair.nvlink == 0 and self._apart(a, b):
                     apart.append(names)
         for pairs, why in (
-            (denied, "CUDA that the one cannot reach the other"),
-            (apart, "that they are in different cliques"),
+            (denied, "CUDA reports no peer access"),
+            (apart, "their fabric cliques differ"),
         ):
             if pairs:
                 self.notes.append(
-                    f"NVML says that NVLink joins {some(pairs)}, and {why}; they are kept apart"
+                    f"NVML reports NVLink between {listed(pairs)}, but {why}; they count as not "
+                    f"joined"
                 )
 
     def _note_linkless(self, groups: Sequence[Sequence[str]]) -> None:
@@ -203,15 +196,15 @@ class _Fabric:
         for busid, mine in self._ends.items():
             if mine.count == 0:
                 self.notes.append(
-                    f"{self._names[busid]} has no usable NVLink where others have {most}; it is "
-                    f"kept out of the fabric"
+                    f"{self._names[busid]} has no usable NVLink, others have {most}; it is left "
+                    f"out of the fabric: check `nvidia-smi nvlink -s`"
                 )
 
     def _list(self, group: Sequence[str]) -> str:
         return ", ".join(self._names[busid] for busid in group)
 
     def rows(self, busid: str, fabrics: Mapping[str, str | None]) -> list[Row]:
-        """What the document says of a GPU's NVLinks."""
+        """The ``<nvlink>`` rows of a GPU."""
         mine = self._ends[busid]
         rows = []
         for target, count in mine.gpus.items():
@@ -233,12 +226,12 @@ class _Fabric:
         return (one.cluster, one.clique) != (other.cluster, other.clique)
 
     def _surely(self, a: str, b: str) -> bool:
-        """Whether NVML says so, both ways, and nobody denies it."""
+        """Whether NVML reports NVLink in both directions, and no source denies it."""
         both = self._facts.pair(a, b), self._facts.pair(b, a)
         return self._joined(a, b) and all(pair.nvlink == 0 for pair in both)
 
     def _joined(self, a: str, b: str) -> bool:
-        """Whether nobody denies that NVLink joins two GPUs."""
+        """Whether no source denies NVLink between two GPUs."""
         if self._apart(a, b):
             return False
         for pair in (self._facts.pair(a, b), self._facts.pair(b, a)):
@@ -254,7 +247,7 @@ def _starting(gpu: GpuFacts) -> bool:
 
 
 def _cliques(members: Sequence[str], joined: Callable[[str, str], bool]) -> list[list[str]]:
-    """Groups of which all are joined to all, the largest that dropping the worst leaves."""
+    """Groups in which all are joined: of each component, what is left without its worst members."""
     left = list(members)
     groups = []
     while left:

@@ -1,7 +1,7 @@
-"""Timing copies between the GPUs of this process, to correct what links are taken for.
+"""Timed copies between the GPUs of this process, to correct the bandwidths of links.
 
-Single pairs hide what they share, so all GPUs send at once, too. The GPUs should be idle; it takes
-some tens of milliseconds and, for the while, 128 MiB of each.
+Copies of one pair do not show what pairs share, so all GPUs send at once, too. The GPUs should be
+idle; it takes some tens of milliseconds, and 128 MiB of each GPU meanwhile.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["measure"]
 
 _BUFFER = 64 << 20
 _FIRST = 4 << 20
-"""Bytes of the copy that finds out how fast a pair is about, and of the one before that."""
+"""Bytes of the first copy of a pair, and of the second, which estimates its rate."""
 
 _ALONE, _TOGETHER = 0.4e-3, 1e-3
 """Seconds that a pair's copies should take, alone and with all others."""
@@ -30,33 +30,33 @@ _TIMES = 2
 """How often all send at once; the faster time counts."""
 
 _HEAD_START = 16
-"""Copies within a GPU that hold up all others until the host has enqueued them."""
+"""Copies within a GPU that delay all others until the host has enqueued them."""
 
 _PEER_ACCESS_ALREADY_ENABLED = 704
 
 
 def measure(system: System) -> System:
-    """The system with measured bandwidths where they differ from what is known by over 10 %.
+    """The system with measured bandwidths where they differ from the assumed ones by over 10 %.
 
     Args:
         system: this machine, as detected or from a file with the right bus ids. GPUs that this
-            process does not see, and pairs that cannot reach each other's memory, are left out.
+            process does not see, and pairs without peer access, are left out.
 
     Raises:
-        MachineError: CuPy is not installed, or CUDA fails.
+        MachineError: CuPy is not installed, or a CUDA call failed.
 
     """
     try:
         from cupy.cuda import runtime
     except ImportError:
         raise MachineError(
-            f"measure: it needs CuPy: {pip_install('cu13')}, or with a driver before 580 "
+            f"measure needs CuPy: {pip_install('cu13')}, or with a driver before 580 "
             f"{pip_install('cu12')}"
         ) from None
     try:
         return _measure(system, runtime)
     except RuntimeError as error:  # CuPy's errors are such
-        raise MachineError(f"measure: CUDA fails: {error}") from error
+        raise MachineError(f"measure: a CUDA call failed: {error}") from error
 
 
 def _measure(system: System, runtime: Any) -> System:
@@ -66,11 +66,12 @@ def _measure(system: System, runtime: Any) -> System:
     notes = []
     if len(here) < len(system.gpus):
         notes.append(
-            f"measured: only {len(here)} of {len(system.gpus)} GPUs, as this process sees no others"
+            f"measured: {len(here)} of {len(system.gpus)} GPUs, because this process sees no "
+            f"others; check CUDA_VISIBLE_DEVICES"
         )
     if len(here) < 2:
         return replace(system, notes=(*system.notes, *notes))
-    with _at_work(here, runtime) as bench:
+    with _allocated(here, runtime) as bench:
         rates = bench.rates()
     measured = with_rates(system, rates)
     return replace(measured, notes=(*measured.notes, *notes))
@@ -89,19 +90,10 @@ def _here(gpus: Sequence[Gpu], runtime: Any) -> Iterator[tuple[str, int]]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Device:
-    """A GPU at work.
+class _Endpoint:
+    """A GPU with its buffers to send from and receive into, its stream and its events.
 
-    Args:
-        name: in the system.
-        ordinal: CUDA's.
-        source: address of what it sends.
-        target: address of where it receives.
-        stream: what it sends on.
-        ready: event behind which all copies wait if it is the first to send.
-        start: event before its copies.
-        end: event after them.
-
+    Copies of all GPUs wait for ``ready`` of the first; ``start`` and ``end`` enclose its own.
     """
 
     name: str
@@ -116,17 +108,17 @@ class _Device:
 
 @dataclass(frozen=True, slots=True)
 class _Copy:
-    """So many copies of so many bytes from one GPU to another."""
+    """``times`` copies of ``nbytes`` from one GPU to another."""
 
-    sender: _Device
-    receiver: _Device
+    sender: _Endpoint
+    receiver: _Endpoint
     nbytes: int
     times: int = 1
 
 
 @contextmanager
-def _at_work(here: Sequence[tuple[str, int]], runtime: Any) -> Iterator[_Bench]:
-    """Memory, streams and events of some GPUs, for a while."""
+def _allocated(here: Sequence[tuple[str, int]], runtime: Any) -> Iterator[_Bench]:
+    """Memory, streams and events of these GPUs, freed at the end."""
     with ExitStack() as stack:
         stack.callback(runtime.setDevice, runtime.getDevice())
         devices = []
@@ -139,7 +131,7 @@ def _at_work(here: Sequence[tuple[str, int]], runtime: Any) -> Iterator[_Bench]:
                 return thing
 
             devices.append(
-                _Device(
+                _Endpoint(
                     name,
                     ordinal,
                     own(runtime.malloc(_BUFFER), runtime.free),
@@ -155,15 +147,9 @@ def _at_work(here: Sequence[tuple[str, int]], runtime: Any) -> Iterator[_Bench]:
 
 
 class _Bench:
-    """Times copies.
+    """Times copies between these GPUs, by CuPy's wrapper of CUDA's runtime."""
 
-    Args:
-        runtime: CuPy's wrapper of CUDA's.
-        devices: who copies.
-
-    """
-
-    def __init__(self, runtime: Any, devices: Sequence[_Device]) -> None:
+    def __init__(self, runtime: Any, devices: Sequence[_Endpoint]) -> None:
         self._runtime = runtime
         self._devices = devices
 
@@ -182,8 +168,8 @@ class _Bench:
                 shifts.append(max((self._time(copies) for _ in range(_TIMES)), key=_total))
         return Rates(alone, shifts)
 
-    def _reaches(self, a: _Device, b: _Device) -> bool:
-        """Whether one can write to the other's memory; from now on it may."""
+    def _reaches(self, a: _Endpoint, b: _Endpoint) -> bool:
+        """Whether one can access the other's memory; enables it."""
         if a is b or not self._runtime.deviceCanAccessPeer(a.ordinal, b.ordinal):
             return False
         self._runtime.setDevice(a.ordinal)
@@ -194,8 +180,8 @@ class _Bench:
                 raise
         return True
 
-    def _alone(self, a: _Device, b: _Device) -> float:
-        """GB/s; the first copy sets things up, the second tells how much to copy."""
+    def _alone(self, a: _Endpoint, b: _Endpoint) -> float:
+        """GB/s; the first copy sets up the path, the second estimates how much to copy."""
         pair = a.name, b.name
         self._time([_Copy(a, b, _FIRST)])
         about = self._time([_Copy(a, b, _FIRST)])[pair]
@@ -231,7 +217,7 @@ class _Bench:
         return rates
 
 
-def _sized(a: _Device, b: _Device, rate: float, seconds: float) -> _Copy:
+def _sized(a: _Endpoint, b: _Endpoint, rate: float, seconds: float) -> _Copy:
     """Copies that take about so long at a rate in GB/s."""
     nbytes = max(_FIRST, int(rate * 1e9 * seconds))
     times = math.ceil(nbytes / _BUFFER)

@@ -1,8 +1,8 @@
-"""What NVML says of GPUs and of what joins them, through nvidia-ml-py.
+"""GPUs and their links as NVML reports them, through nvidia-ml-py.
 
-Any call may be refused, by an old driver, a virtual machine or a container: then that one fact is
-None. Numbers are passed where nvidia-ml-py's names cannot be relied on: its
-``NVML_P2P_CAPS_INDEX_READ`` is a tuple, and an old one lacks the newer names.
+An old driver, a virtual machine or a container may refuse any call: then that one fact is None.
+Numbers are passed where nvidia-ml-py's names cannot be relied on: its ``NVML_P2P_CAPS_INDEX_READ``
+is a tuple, and old releases lack the newer names.
 """
 
 from __future__ import annotations
@@ -36,23 +36,15 @@ _UP = (1, 2)
 """Of field 165: active, and asleep until it is used."""
 
 _HOPPER = 90
-"""From here on NCCL goes by field 165."""
+"""From this compute capability on NCCL uses field 165."""
 
 _MOST_LINKS = 36
-"""NVML_NVLINK_MAX_LINKS: no GPU has more, whatever a driver answers for higher numbers."""
+"""NVML_NVLINK_MAX_LINKS: some drivers answer for higher numbers, which no GPU has."""
 
 
 @dataclass(frozen=True)
 class NvmlFacts:
-    """What NVML has told.
-
-    Args:
-        gpus: all that it shows, in its order; none without NVML.
-        pairs: by bus ids, both directions.
-        driver: its version.
-        notes: what is missing, a sentence each.
-
-    """
+    """NVML's GPUs in its order, pairs by bus ids in both directions, the driver's version."""
 
     gpus: tuple[GpuFacts, ...] = ()
     pairs: dict[tuple[str, str], PairFacts] = field(default_factory=dict)
@@ -61,25 +53,20 @@ class NvmlFacts:
 
 
 def read_nvml() -> NvmlFacts:
-    """Everything that NVML tells of the GPUs of this machine; never an error."""
+    """Everything that NVML reports of this machine; never an error."""
     try:
         import pynvml
     except ImportError:
         return NvmlFacts(
             notes=(
-                "nvidia-ml-py is not installed, so NVLink is not seen: pip install nvidia-ml-py",
+                "nvidia-ml-py is not installed, so NVLinks are unknown: pip install nvidia-ml-py",
             )
         )
     return _Reader(pynvml).read()
 
 
 class _Reader:
-    """Asks one thing at a time, and keeps the code of what was refused.
-
-    Args:
-        nvml: the module pynvml, or what stands in for it.
-
-    """
+    """Calls ``nvml``, the module pynvml, and keeps the return codes of refused calls."""
 
     def __init__(self, nvml: Any) -> None:
         self._nvml = nvml
@@ -89,7 +76,7 @@ class _Reader:
         try:
             self._nvml.nvmlInit()
         except self._nvml.NVMLError as error:
-            return NvmlFacts(notes=(f"NVML cannot be used ({error}): NVLink is not seen",))
+            return NvmlFacts(notes=(f"cannot initialise NVML, so NVLinks are unknown: {error}",))
         try:
             handles: dict[str, Any] = {}
             gpus: list[GpuFacts] = []
@@ -101,7 +88,8 @@ class _Reader:
                     busid, code = self._ask("nvmlDeviceGetPciInfo", handle, then=_address)
                 if handle is None or busid is None:
                     self._notes.append(
-                        f"NVML's GPU {index} has no address (return code {code}): it is left out"
+                        f"NVML reports no PCI address of GPU {index} (return code {code}); the GPU "
+                        f"is left out"
                     )
                     continue
                 handles[busid] = handle
@@ -112,7 +100,7 @@ class _Reader:
             self._ask("nvmlShutdown")
 
     def _ask(
-        self, name: str, *args: object, then: Callable[[Any], _T | None] = lambda said: said
+        self, name: str, *args: object, then: Callable[[Any], _T | None] = lambda value: value
     ) -> tuple[_T | None, int]:
         """What a call returns, or None, and NVML's return code."""
         call = getattr(self._nvml, name, None)
@@ -155,7 +143,7 @@ class _Reader:
         )
 
     def _links(self, handle: Any, sm: int | None) -> tuple[LinkFacts, ...] | None:
-        """All links, none of them perhaps; None if NVML tells the state of not one."""
+        """All links, possibly none; None if NVML reports the state of no link."""
         found = []
         for link in range(_MOST_LINKS):
             active, code = self._active(handle, link, sm)
@@ -194,11 +182,11 @@ class _Reader:
         """A whole number among the field values; each has a return code of its own."""
 
         def one(values: Any) -> int | None:
-            said = values[0]
-            if said.nvmlReturn != 0:
+            value = values[0]
+            if value.nvmlReturn != 0:
                 return None
-            name = _VALUES.get(said.valueType)
-            return None if name is None else int(getattr(said.value, name))
+            name = _VALUES.get(value.valueType)
+            return None if name is None else int(getattr(value.value, name))
 
         return self._ask("nvmlDeviceGetFieldValues", handle, [(number, scope)], then=one)[0]
 
@@ -245,8 +233,8 @@ class _Reader:
         return found
 
 
-def _word(said: str | bytes) -> str:
-    return said.decode(errors="replace") if isinstance(said, bytes) else said
+def _word(value: str | bytes) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
 def _address(info: Any) -> str | None:

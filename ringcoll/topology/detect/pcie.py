@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from ringcoll.topology.detect.ends import label, some
+from ringcoll.topology.detect.endpoints import label, listed
 from ringcoll.topology.detect.facts import Facts, GpuFacts, PciFacts
 from ringcoll.topology.document import Element
 
@@ -23,40 +23,27 @@ _SEVERAL_SWITCHES = 20
 
 
 @dataclass
-class _Device:
-    """An element while the tree grows.
-
-    Args:
-        busid: of the device.
-        inside: what it is: a ``<gpu>`` or ``<nic>``.
-        below: devices, by bus id.
-
-    """
+class _PciNode:
+    """A ``<pci>`` while the tree grows; ``inside`` is a ``<gpu>`` or ``<nic>``."""
 
     busid: str
     inside: list[Element] = field(default_factory=list)
-    below: dict[str, _Device] = field(default_factory=dict)
+    below: dict[str, _PciNode] = field(default_factory=dict)
 
 
 def pci_trees(
     facts: Facts, leaves: Mapping[str, Element]
 ) -> tuple[Mapping[int, tuple[Element, ...]], tuple[str, ...]]:
-    """The ``<pci>`` elements right below each NUMA node; -1 is the unknown one.
+    """The ``<pci>`` elements right below each NUMA node (-1: unknown), and notes.
 
-    Args:
-        facts: everything that was read.
-        leaves: ``<gpu>`` and ``<nic>`` by bus id.
-
-    Returns:
-        Them, by bus id, and what is strange, a sentence each.
-
+    ``leaves`` are the ``<gpu>`` and ``<nic>`` elements by bus id.
     """
-    roots: dict[int, dict[str, _Device]] = {}
+    roots: dict[int, dict[str, _PciNode]] = {}
     for busid, inside in leaves.items():
         chain = (*_bridges(facts, busid), busid)
         at = roots.setdefault(_numa(facts, chain), {})
         for step in chain:
-            device = at.setdefault(step, _Device(step))
+            device = at.setdefault(step, _PciNode(step))
             at = device.below
         device.inside.append(inside)
     gpus = {gpu.busid: gpu for gpu in facts.gpus}
@@ -69,22 +56,22 @@ def pci_trees(
 
 
 def ancestor_notes(facts: Facts) -> Iterator[str]:
-    """Where NVML's word on which GPUs share a PCIe switch is not that of sysfs."""
+    """A note where NVML and sysfs differ on which GPUs share a PCIe switch."""
     above = {gpu.busid: set(_bridges(facts, gpu.busid)) for gpu in facts.gpus}
     names = {gpu.busid: label(gpu) for gpu in facts.gpus}
     wrong: dict[bool, list[str]] = {True: [], False: []}
     for (a, b), pair in facts.pairs.items():
         if a >= b or pair.ancestor is None or not {a, b} <= facts.device.keys() & above.keys():
             continue
-        told = pair.ancestor <= _SEVERAL_SWITCHES
-        if told != bool(above[a] & above[b]):
-            wrong[told].append(f"{names[a]} and {names[b]}")
-    for told, pairs in wrong.items():
+        reported = pair.ancestor <= _SEVERAL_SWITCHES
+        if reported != bool(above[a] & above[b]):
+            wrong[reported].append(f"{names[a]} and {names[b]}")
+    for reported, pairs in wrong.items():
         if pairs:
-            what = "a PCIe switch" if told else "no PCIe switch"
+            what = "a common" if reported else "no common"
             yield (
-                f"NVML says that {what} is shared by {some(pairs)}, sysfs the opposite; sysfs is "
-                f"believed"
+                f"NVML reports {what} PCIe switch, sysfs the opposite, for {listed(pairs)}; sysfs "
+                f"is used"
             )
 
 
@@ -96,20 +83,20 @@ def _bridges(facts: Facts, busid: str) -> tuple[str, ...]:
 
 
 def _numa(facts: Facts, chain: tuple[str, ...]) -> int:
-    """Of the outermost bridge that tells it; -1 if none does."""
-    said = (facts.device[busid].numa for busid in chain if busid in facts.device)
-    return next((numa for numa in said if numa is not None and numa >= 0), -1)
+    """The NUMA node of the outermost bridge that has one; -1 if none does."""
+    numas = (facts.device[busid].numa for busid in chain if busid in facts.device)
+    return next((numa for numa in numas if numa is not None and numa >= 0), -1)
 
 
-def _sorted(devices: Mapping[str, _Device]) -> list[_Device]:
-    def place(device: _Device) -> tuple[int, str]:
+def _sorted(devices: Mapping[str, _PciNode]) -> list[_PciNode]:
+    def place(device: _PciNode) -> tuple[int, str]:
         return len(device.busid), device.busid  # domains above ffff have more digits
 
     return sorted(devices.values(), key=place)
 
 
 def _element(
-    device: _Device, facts: Facts, gpus: Mapping[str, GpuFacts], notes: list[str]
+    device: _PciNode, facts: Facts, gpus: Mapping[str, GpuFacts], notes: list[str]
 ) -> Element:
     pci = facts.device.get(device.busid, PciFacts(device.busid))
     gpu = gpus.get(device.busid)
@@ -119,7 +106,10 @@ def _element(
     lanes = pci.width if _lanes(pci.width) else None
     if width and lanes is not None and lanes < width:
         what = label(gpu) if gpu is not None else f"PCI device {device.busid}"
-        notes.append(f"{what}: its PCIe link has {lanes} lanes up of {width}; {lanes} are counted")
+        notes.append(
+            f"{what}: its PCIe link runs on {lanes} of {width} lanes, which are counted; check "
+            f"slot and card"
+        )
         width = lanes
     attributes = {
         "busid": device.busid,
@@ -131,14 +121,14 @@ def _element(
         "link_speed": speed,
         "link_width": str(width) if width else "",
     }
-    told = {name: value for name, value in attributes.items() if value}
-    return Element("pci", told, (*device.inside, *children))
+    known = {name: value for name, value in attributes.items() if value}
+    return Element("pci", known, (*device.inside, *children))
 
 
 def _link(pci: PciFacts, gpu: GpuFacts | None) -> tuple[str, int]:
-    """Speed and lanes of the link above a device: what both its ends can do; "" and 0 if unknown.
+    """Speed and lanes of the link above a device, as both ends support; "" and 0 if unknown.
 
-    An idle link slows down, so the speed of the moment says nothing.
+    An idle link slows down, so its current speed is not used.
     """
     speeds = [s for s in (pci.max_speed, pci.port_max_speed) if s and _SPEED.match(s)]
     widths = [w for w in (pci.max_width, pci.port_max_width) if w and _lanes(w)]
@@ -151,7 +141,7 @@ def _link(pci: PciFacts, gpu: GpuFacts | None) -> tuple[str, int]:
 
 
 def _lanes(width: int | None) -> bool:
-    """Whether it is a width; ports that carry nothing say 0 or 255."""
+    """Whether it is a width; unused ports report 0 or 255."""
     return width is not None and 0 < width <= _MOST_LANES
 
 

@@ -17,17 +17,14 @@ from ringcoll.topology.system import Confidence, Link, LinkKind, NvSwitch, Sourc
 __all__ = ["Rates", "with_rates"]
 
 _AGREES = 0.1
-"""Share by which a measured bandwidth may differ from the known one and confirm it."""
+"""Share by which a measured bandwidth may differ from the assumed one and confirm it."""
 
 
 @dataclass(frozen=True)
 class Rates:
-    """What copies between GPUs carried; GPUs by their names in the system, GB/s.
+    """GB/s of copies between GPUs, by their names in the system.
 
-    Args:
-        alone: of one pair at a time.
-        shifts: of all pairs of a shift at once, a mapping each.
-
+    ``alone`` is of one pair at a time, ``shifts`` of all pairs of a shift at once.
     """
 
     alone: Mapping[tuple[str, str], float] = field(default_factory=dict)
@@ -35,15 +32,9 @@ class Rates:
 
 
 def with_rates(system: System, rates: Rates) -> System:
-    """The system with measured bandwidths where they differ from what is known by over 10 %.
+    """The system with measured bandwidths where they differ from the assumed ones by over 10 %.
 
-    Args:
-        system: the machine that was measured.
-        rates: what was measured; links that no copy used stay as they are.
-
-    Returns:
-        A system whose changed links say ``Source.MEASURED``, and whose notes say what was found.
-
+    Changed links have ``Source.MEASURED``; links that no copy used stay as they are.
     """
     found = _bandwidths(system, rates)
     ratios = []
@@ -57,15 +48,15 @@ def with_rates(system: System, rates: Rates) -> System:
     notes = list(system.notes)
     if ratios:
         notes.append(
-            f"measured: {len(ratios)} of {len(found)} directed links carry something else than was "
-            f"taken for granted, {min(ratios):.2f} to {max(ratios):.2f} of it"
+            f"measured: the bandwidths of {len(ratios)} of {len(found)} directed links are "
+            f"{min(ratios):.2f} to {max(ratios):.2f} of the assumed ones"
         )
     notes += _sharing(rates)
     return replace(system, links=tuple(links), notes=tuple(notes))
 
 
 def _bandwidths(system: System, rates: Rates) -> dict[tuple[str, str, LinkKind], float]:
-    """What each directed link carried."""
+    """GB/s of each directed link."""
     totals: dict[tuple[str, str, LinkKind], list[float]] = {}
     for shift in rates.shifts:
         carried: dict[tuple[str, str, LinkKind], float] = {}
@@ -82,7 +73,7 @@ def _bandwidths(system: System, rates: Rates) -> dict[tuple[str, str, LinkKind],
 
 
 def _sharing(rates: Rates) -> list[str]:
-    """How much slower pairs are when all send."""
+    """A note of how much slower pairs are when all send."""
     shares = [
         rate / rates.alone[pair]
         for shift in rates.shifts
@@ -94,7 +85,7 @@ def _sharing(rates: Rates) -> list[str]:
         return []
     return [
         f"measured: {len(slow)} of {len(shares)} pairs of GPUs are slower when all send at once, "
-        f"down to {min(slow):.2f} of their own rate"
+        f"down to {min(slow):.2f} of their rate alone"
     ]
 
 

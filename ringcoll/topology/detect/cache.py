@@ -1,8 +1,8 @@
-"""The detected document of this boot of this machine, kept in the user's cache folder.
+"""The detected document of this boot of this machine, in the user's cache folder.
 
-One JSON file a host: what it was detected under, and the document as XML, which is read with the
-limits of any topology file. Nothing about the folder is ever an error: what cannot be read or
-trusted is detected again.
+One JSON file a host: a key of what the document depends on, and the document as XML, which is read
+with the limits of any topology file. A file that cannot be read or trusted is a warning, and the
+machine is detected again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ringcoll.folders import contents, own_folder, user_folder, write_aside
 from ringcoll.topology.detect.sysfs import driver_version, nvidia_gpus, text
 from ringcoll.topology.document import Element, parse, write
 
-__all__ = ["keep", "kept", "under"]
+__all__ = ["cache_key", "read_cached", "write_cached"]
 
 _log = logging.getLogger("ringcoll")
 
@@ -30,16 +30,11 @@ _MOST_BYTES = 1 << 22
 _FORMAT = 1
 
 
-def under(root: Path, template: Path | None) -> Mapping[str, object]:
-    """What a detected document depends on; cheap to read, and equal as long as it holds.
+def cache_key(root: Path, template: Path | None) -> Mapping[str, object]:
+    """What a detected document depends on: cheap to read, and equal as long as it is valid.
 
     That is the boot, the driver, the GPUs and their MIG instances, the packages that read them, and
-    the file that completes them.
-
-    Args:
-        root: of the tree of /sys and /proc.
-        template: the file that is completed, None if there is none.
-
+    the topology file that is completed (``template``).
     """
     instances = (root / "proc/driver/nvidia/capabilities").glob("gpu*/mig/gi*")
     stamp: list[object] = []
@@ -60,53 +55,40 @@ def under(root: Path, template: Path | None) -> Mapping[str, object]:
     }
 
 
-def kept(key: Mapping[str, object], cache_dir: str | None) -> Element | None:
-    """The document that was kept under the same circumstances; None if there is none.
-
-    Args:
-        key: of :func:`under`.
-        cache_dir: the setting.
-
-    """
+def read_cached(key: Mapping[str, object], cache_dir: str | None) -> Element | None:
+    """The cached document of that key; None if there is none."""
     path = _path(cache_dir)
     if path is None:
         return None
     try:
-        said = json.loads(contents(path, _MOST_BYTES))
-        if not isinstance(said, dict) or said.get("key") != key:
+        content = json.loads(contents(path, _MOST_BYTES))
+        if not isinstance(content, dict) or content.get("key") != key:
             return None
-        document = said.get("document")
+        document = content.get("document")
         if not isinstance(document, str):
             raise ArgumentError("it holds no document")
         found = parse(document.encode(), str(path))
         if found.tag != "system":
-            found.refuse("a topology begins with <system>")
+            found.refuse("the root of a topology file is <system>")
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as error:  # ArgumentError is a ValueError
-        _log.warning("%s is left out, the machine is detected again: %s", path, error)
+        _log.warning("cannot use %s, so the machine is detected again: %s", path, error)
         return None
     return found
 
 
-def keep(key: Mapping[str, object], document: Element, cache_dir: str | None) -> None:
-    """Keep a document; it replaces the host's older one.
-
-    Args:
-        key: of :func:`under`.
-        document: what was detected.
-        cache_dir: the setting.
-
-    """
+def write_cached(key: Mapping[str, object], document: Element, cache_dir: str | None) -> None:
+    """Write a document to the cache, in place of the host's older one."""
     path = _path(cache_dir)
     if path is None:
         return
-    said = {"key": dict(key), "document": write(document)}
+    content = {"key": dict(key), "document": write(document)}
     try:
         own_folder(path.parent)
-        write_aside(path, json.dumps(said, indent=1).encode() + b"\n")
+        write_aside(path, json.dumps(content, indent=1).encode() + b"\n")
     except OSError as error:
-        _log.warning("the detected topology is not kept in %s: %s", path.parent, error)
+        _log.warning("cannot keep the detected topology in %s: %s", path.parent, error)
 
 
 def _path(cache_dir: str | None) -> Path | None:
