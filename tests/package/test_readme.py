@@ -1,49 +1,51 @@
-"""The README's Python examples run as they stand."""
+"""The README is short, its code runs as it stands, its figures are those of a record."""
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from benchmarks import tables
+from ringcoll.bootstrap.launcher import mpiexec
+from tests.docs.blocks import blocks_of, run_page
+
 ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-EXAMPLES = re.findall(r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
-SECTIONS = [
-    "Ten lines that run",
-    "Two commands",
-    "torch",
-    "Bench",
-    "Topology",
-    "Your own algorithm",
-    "The timing model",
-    "Test your own distributed code",
-    "Clusters",
-    "Environment",
-    "Errors and remedies",
-    "Limits",
-]
+PATH = ROOT / "README.md"
+README = PATH.read_text(encoding="utf-8")
+FIGURES = re.findall(
+    r"<!-- python -m benchmarks\.tables (\w+) -->\n\n(.*?</small>)", README, re.DOTALL
+)
+LINKS = dict.fromkeys(re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", README))
 
 
-def test_sections_stand_in_order():
-    assert re.findall(r"^## (.+)$", README, re.MULTILINE) == SECTIONS
+def test_a_reader_has_five_minutes():
+    assert len(README.splitlines()) <= 180
+    assert len(README.split()) <= 1500
 
 
-@pytest.mark.parametrize("example", EXAMPLES)
-def test_example_runs(example, tmp_path):
-    if "import torch" in example:
-        pytest.skip("needs ranks and an installed ringcoll; tests/torch has them")
-    result = subprocess.run(
-        [sys.executable, "-W", "error", "-c", example],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=100,
-    )
-    assert result.returncode == 0, result.stderr
+@pytest.mark.mpi
+@pytest.mark.skipif(mpiexec() is None, reason="no mpiexec beside the interpreter or on the path")
+def test_every_block_runs(tmp_path):
+    blocks = blocks_of(PATH)
+    elsewhere = [block for block in blocks if block.need is not None]
+    assert [block.text.split()[0] for block in elsewhere] == ["scripts/bench"]
+    assert run_page(PATH, tmp_path, frozenset(), frozenset()) == len(blocks) - 1 >= 3
+
+
+def test_the_example_of_the_readme_is_in_examples():
+    (shown,) = (block.text for block in blocks_of(PATH) if block.marks.get("file"))
+    example = (ROOT / "examples" / "ten_lines.py").read_text(encoding="utf-8")
+    assert example.endswith(shown)
+
+
+def test_figures_are_those_of_the_record():
+    assert len(FIGURES) == 1
+    for name, shown in FIGURES:
+        assert shown.strip() == tables.table(name).strip()
+
+
+@pytest.mark.parametrize("target", LINKS)
+def test_what_the_readme_links_to_exists(target):
+    assert (ROOT / target).exists()
