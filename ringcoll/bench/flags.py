@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("nccl", "osu"),
         default="nccl",
         dest="layout",
-        help="of the table; osu measures in OMB's loop, 4 or 1 to 1M bytes if nothing is said",
+        help="of the table (nccl); osu measures in OMB's loop, 4 or 1 byte to 1M without -b and -e",
     )
     flag(
         "--device",

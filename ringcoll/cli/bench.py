@@ -28,7 +28,16 @@ from ringcoll.bench.settings import Settings
 from ringcoll.bootstrap.launcher import launcher_of
 from ringcoll.errors import AbortedError, Error, UsageError
 
-__all__ = ["add_arguments", "main"]
+__all__ = ["EXAMPLES", "add_arguments", "main"]
+
+EXAMPLES = """\
+ringcoll bench                                    a tour of the common collectives
+ringcoll bench all_reduce -b 1K -e 64M -f 4       sizes, as nccl-tests takes them
+ringcoll bench all_reduce --algorithm ring,two_shot --slices 1,4
+ringcoll bench broadcast --pace 20M,1ms           slow links, as the model assumes them
+ringcoll bench all_reduce --peer mpi --json rows.json --plot rows.svg
+mpiexec -n 4 ringcoll bench all_gather            ranks that a launcher starts
+"""
 
 _FINALIZES = weakref.finalize.__call__.__code__
 _AGAIN_SECONDS = 10e-3

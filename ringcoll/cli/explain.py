@@ -28,12 +28,21 @@ from ringcoll.model.tuner import (
 from ringcoll.plan import Plan, format_plan
 from ringcoll.units import format_bytes, format_seconds, parse_bytes
 
-__all__ = ["add_arguments", "main"]
+__all__ = ["EXAMPLES", "add_arguments", "main"]
+
+EXAMPLES = """\
+ringcoll explain all_reduce                       the fastest algorithm, and why
+ringcoll explain all_reduce --algorithm ring --slices 1 --plot ring.svg
+ringcoll explain broadcast --algorithm chain --ranks 4 --slices 4
+ringcoll explain all_reduce --algorithm star.py:star --lowered
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``ringcoll explain``."""
-    parser.add_argument("collective", choices=list(ALGORITHMS), metavar="COLLECTIVE")
+    parser.add_argument(
+        "collective", choices=list(ALGORITHMS), metavar="COLLECTIVE", help=", ".join(ALGORITHMS)
+    )
     option = parser.add_argument
     option(
         "--algorithm",
@@ -103,10 +112,23 @@ def main(args: argparse.Namespace) -> int:
             launch = Launch(slices=launched.slices, window=args.window)
             print("\n" + format_plan(lower(launched.plan, launch)), end="")
     if args.plot is not None:
-        plot_space_time(launched.timed, args.ranks, title, args.plot)
-        say_written(args.plot)
+        _plot(args, launched)
     write_json(args.json, _as_json(args, launched))
     return 0
+
+
+def _plot(args: argparse.Namespace, launched: _Launched) -> None:
+    """Draw the table, and say how long it takes over which links."""
+    slices = "1 slice" if launched.slices == 1 else f"{launched.slices} slices"
+    plot_space_time(
+        launched.timed,
+        args.ranks,
+        f"{args.collective} by {launched.algorithm} on {args.ranks} ranks",
+        args.plot,
+        subtitle=f"{format_bytes(args.bytes)} in {slices}: {format_seconds(launched.seconds)} over "
+        f"{describe_links(links_of(args, args.ranks))}",
+    )
+    say_written(args.plot)
 
 
 _MOST = 64

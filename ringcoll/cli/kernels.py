@@ -10,7 +10,12 @@ import time
 from ringcoll.config import from_environment
 from ringcoll.errors import MachineError
 
-__all__ = ["add_arguments", "main"]
+__all__ = ["EXAMPLES", "add_arguments", "main"]
+
+EXAMPLES = """\
+ringcoll kernels sm_90                            for H100 and H200
+ringcoll kernels sm_80 sm_90 sm_100
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -34,7 +34,14 @@ from ringcoll.model.predict import Clock
 from ringcoll.model.tuner import best_slices, plan_for
 from ringcoll.units import format_bytes, format_seconds, parse_ints, parse_sizes
 
-__all__ = ["add_arguments", "main"]
+__all__ = ["EXAMPLES", "add_arguments", "main"]
+
+EXAMPLES = """\
+ringcoll model all_reduce --ranks 8 --alpha 2us --latency 1us
+ringcoll model broadcast --algorithm chain --ranks 2-8 --slices 1-64 --plot chain.svg
+ringcoll model all_reduce --algorithm ring,star.py:star --bytes 1K-1G
+ringcoll model all_reduce --preset dgx-h100 --nodes 1,16,2048
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +71,9 @@ class _Point:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``ringcoll model``."""
-    parser.add_argument("collective", choices=list(ALGORITHMS), metavar="COLLECTIVE")
+    parser.add_argument(
+        "collective", choices=list(ALGORITHMS), metavar="COLLECTIVE", help=", ".join(ALGORITHMS)
+    )
     option = parser.add_argument
     option(
         "--algorithm",

@@ -43,7 +43,15 @@ from ringcoll.topology.search import find_rings
 from ringcoll.topology.system import Gpu, System
 from ringcoll.units import format_bytes, format_seconds, parse_ints
 
-__all__ = ["add_arguments", "main"]
+__all__ = ["EXAMPLES", "add_arguments", "main"]
+
+EXAMPLES = """\
+ringcoll topo                                     this machine
+ringcoll topo --preset dgx-h100                   a known machine; --preset list names them
+ringcoll topo --file topo.xml --picture topo.svg  a file of NCCL_TOPO_DUMP_FILE, drawn
+ringcoll topo --preset dgx2 --gpus 0-3 --json -   rings of four GPUs, for programs
+ringcoll topo --preset dgx-h100 --algorithm ring,star.py:star
+"""
 
 _LIST = "list"
 """In place of a preset's name."""

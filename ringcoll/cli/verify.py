@@ -18,7 +18,15 @@ from ringcoll.errors import ArgumentError, did_you_mean
 from ringcoll.units import parse_ints
 from ringcoll.verifier.examine import Case, Outcome, examine
 
-__all__ = ["add_arguments", "main"]
+__all__ = ["EXAMPLES", "add_arguments", "main"]
+
+EXAMPLES = """\
+ringcoll verify                                   every algorithm, 1 to 8 ranks
+ringcoll verify --ranks 2-4 --collective all_reduce
+ringcoll verify --ranks 3 --algorithm ring --mutants all
+ringcoll verify --algorithm star.py:star          the function `star` of your own file
+ringcoll verify --nodes 2,2 --json -              two nodes of two ranks, for programs
+"""
 
 DEFAULT_RANKS = "1-8"
 

@@ -195,7 +195,7 @@ def test_what_cannot_be_drawn_is_said_before_anything_else(capsys, tmp_path, mon
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     status, out, err = run(capsys, f"{words} --plot {tmp_path / 'a.png'}")
     assert status and out == ""
-    assert "ringcoll[plot]" in err and err.count("\n") == 1
+    assert "[plot]'" in err and err.count("\n") == 1
 
 
 def test_explain_shows_the_table_and_the_launch(capsys):
