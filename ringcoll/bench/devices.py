@@ -1,6 +1,7 @@
-"""What differs between ranks on the CPU and ranks on GPUs: memory, clocks and facts.
+"""The device of a rank as the benchmark uses it: its memory, its clock and its peers.
 
-All else of the benchmark is the same: numpy makes the inputs and judges the outputs.
+All else of the benchmark is the same on every device: numpy makes the inputs and judges the
+outputs.
 """
 
 from __future__ import annotations
@@ -8,27 +9,28 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ringcoll.bench import checking
 from ringcoll.bench.environment import cpu_name
-from ringcoll.bench.library import Library
-from ringcoll.bench.timing import Stopwatch, Watching, Wish
+from ringcoll.bench.timing import Stopwatch, Timing
+from ringcoll.errors import ArgumentError
 
 if TYPE_CHECKING:
+    from ringcoll.bench.library import Library
     from ringcoll.communicator.public import Communicator
 
-__all__ = ["CpuDevice", "Device", "Seat"]
+__all__ = ["Address", "Device", "device_of"]
 
 Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
-    """Where a rank sits, as nccl-tests says it.
+class Address:
+    """Where a rank's device is, as nccl-tests prints it.
 
     Args:
         ordinal: of the device in the rank's process; 0 on the CPU.
@@ -42,73 +44,31 @@ class Seat:
     name: str
 
 
-class Device(Protocol):
-    """One rank's device as the benchmark uses it. Arrays are numpy's or CuPy's."""
+class Device:
+    """The host itself, whose calls block; :class:`ringcoll.bench.gpu.GpuDevice` overrides all."""
 
-    seat: Seat
+    def __init__(self) -> None:
+        self.address = Address(0, "0000:00:00", cpu_name())
 
     def active(self) -> AbstractContextManager[object]:
         """While it is entered, this thread's calls go to this device and its stream."""
-
-    def empty(self, nbytes: int) -> Any:
-        """Plain memory: bytes."""
-
-    def write(self, target: Any, source: Array) -> None:
-        """Copy from the host into an array of the same size and type."""
-
-    def read(self, array: Any) -> Array:
-        """An array as the host sees it."""
-
-    def clear(self, array: Any) -> None:
-        """Make every byte 0."""
-
-    def poison(self, array: Any) -> None:
-        """Fill an output with what no result is likely to be."""
-
-    def finish(self) -> None:
-        """Wait for this rank's calls, and raise what they found wrong."""
-
-    def once(self, call: Callable[[], object]) -> None:
-        """Make one call as it is timed, to its end."""
-
-    def watch(self, barrier: Callable[[], object], wish: Wish) -> Watching:
-        """A clock for calls."""
-
-    def peer(self, name: str, control: Communicator) -> Library | None:
-        """A peer that only this kind of device has; collective. None: there is no such."""
-
-    def facts(self) -> Mapping[str, str]:
-        """What else belongs to the machine."""
-
-    def versions(self) -> Mapping[str, str]:
-        """The versions of what this kind of device alone needs."""
-
-
-class CpuDevice:
-    """The host itself: calls block until they have ended."""
-
-    def __init__(self) -> None:
-        self.seat = Seat(0, "0000:00:00", cpu_name())
-
-    def active(self) -> AbstractContextManager[object]:
-        """Nothing has to be chosen."""
         return nullcontext()
 
     def empty(self, nbytes: int) -> Any:
-        """A numpy array."""
+        """Plain memory: bytes."""
         return np.empty(nbytes, np.uint8)
 
     def write(self, target: Any, source: Array) -> None:
-        """Copy."""
+        """Copy from the host into an array of the same size and type."""
         target[:] = source
 
     def read(self, array: Any) -> Array:
-        """The array itself."""
+        """An array as the host sees it."""
         found: Array = array
         return found
 
     def clear(self, array: Any) -> None:
-        """Make every element 0."""
+        """Make every byte 0."""
         array[:] = 0
 
     def poison(self, array: Any) -> None:
@@ -116,26 +76,51 @@ class CpuDevice:
         checking.poison(array)
 
     def finish(self) -> None:
-        """Calls have ended when they return."""
+        """Wait for this rank's calls, and raise what they found wrong."""
 
     def once(self, call: Callable[[], object]) -> None:
-        """Call."""
+        """Make one call as it is timed, to its end."""
         call()
 
-    def watch(self, barrier: Callable[[], object], wish: Wish) -> Watching:
-        """The clock of the host."""
-        return Stopwatch(
-            barrier, wish.clock, wish.aggregate, wish.single, barrier if wish.blocking else None
-        )
+    def watch(self, barrier: Callable[[], object], timing: Timing) -> Stopwatch:
+        """A clock for calls."""
+        return Stopwatch(barrier, timing)
 
-    def peer(self, _name: str, _control: Communicator) -> Library | None:
-        """None of its own: those of the CPU are in :mod:`ringcoll.bench.peers`."""
-        return None
+    def peer(self, name: str, control: Communicator) -> Library:
+        """A peer that works where the buffers are; collective.
+
+        Raises:
+            ArgumentError: there is none of this name.
+
+        """
+        from ringcoll.bench.peers import open_peer
+
+        return open_peer(name, control)
 
     def facts(self) -> Mapping[str, str]:
-        """Nothing."""
+        """What the device adds to the description of the machine."""
         return {}
 
     def versions(self) -> Mapping[str, str]:
-        """Nothing."""
+        """The versions of what this kind of device alone needs."""
         return {}
+
+
+def device_of(comm: Communicator, graphs: int = 0) -> Device:
+    """The device of a communicator's rank.
+
+    Args:
+        comm: of the rank.
+        graphs: how often a CUDA graph of each block of calls is launched; 0: calls are eager.
+
+    Raises:
+        ArgumentError: graphs of CPU ranks.
+
+    """
+    if comm.device != "cpu":
+        from ringcoll.bench.gpu import GpuDevice
+
+        return GpuDevice(comm, graphs)
+    if graphs:
+        raise ArgumentError("-G: CPU ranks have no CUDA graphs; leave it out, or --device cuda")
+    return Device()

@@ -11,7 +11,6 @@ import contextlib
 import re
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,10 +18,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ringcoll.bench.devices import Seat
+from ringcoll.bench.devices import Address, Device
 from ringcoll.bench.library import Library
-from ringcoll.bench.timing import Watching, Wish
+from ringcoll.bench.timing import Stopwatch, Timing
 from ringcoll.cuda.device import devices, on
+from ringcoll.errors import ArgumentError
 
 if TYPE_CHECKING:
     from ringcoll.communicator.public import Communicator
@@ -34,7 +34,7 @@ Array = npt.NDArray[Any]
 _POISON, _TRUE = 0xA5, 1  # a bool of another byte would be no bool
 
 
-class GpuDevice:
+class GpuDevice(Device):
     """One rank's GPU.
 
     Args:
@@ -52,7 +52,7 @@ class GpuDevice:
         with cupy.cuda.Device(self.ordinal):
             self.stream = cupy.cuda.Stream(non_blocking=True)
         found = devices()[self.ordinal]
-        self.seat = Seat(self.ordinal, found.pci.rpartition(".")[0] or found.pci, found.name)
+        self.address = Address(self.ordinal, found.pci.rpartition(".")[0] or found.pci, found.name)
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
@@ -117,17 +117,20 @@ class GpuDevice:
             call()
         self.finish()
 
-    def watch(self, barrier: Callable[[], object], wish: Wish) -> Watching:
+    def watch(self, barrier: Callable[[], object], timing: Timing) -> Stopwatch:
         """The clock of the device."""
-        return EventWatch(barrier, self.stream, self.finish, wish, self.graphs)
+        return EventWatch(barrier, timing, self.stream, self.finish, self.graphs)
 
-    def peer(self, name: str, control: Communicator) -> Library | None:
+    def peer(self, name: str, control: Communicator) -> Library:
         """NCCL."""
         if name != "nccl":
-            return None
-        from ringcoll.bench.nccl import Nccl
+            raise ArgumentError(
+                f"--peer {name} works on host memory, and these ranks are GPUs; "
+                f"add --device cpu, or take --peer nccl"
+            )
+        from ringcoll.bench.torch_peers import Nccl
 
-        return Nccl(control, self.seat, self.stream.ptr)
+        return Nccl(control, self.address, self.stream.ptr)
 
     def facts(self) -> Mapping[str, str]:
         """The GPUs that this process sees, and their driver."""
@@ -149,33 +152,33 @@ class GpuDevice:
         return {"cupy": self._cupy.__version__, "cuda_runtime": runtime, "nvrtc": nvrtc}
 
 
-@dataclass(slots=True)
-class EventWatch:
-    """Times the calls of one rank on its stream.
+class EventWatch(Stopwatch):
+    """Times the calls of one rank by events on the stream that carries them.
 
     Args:
         barrier: meets the other ranks on the host.
-        stream: CuPy's, which carries the calls.
+        timing: how calls are timed.
+        stream: CuPy's.
         finish: waits for it and raises what went wrong.
-        wish: how calls are timed.
         graphs: launches of each block's graph; 0: calls are eager.
-        blocks: seconds an iteration of each block so far.
-        singles: seconds of each iteration, if they are timed.
 
     """
 
-    barrier: Callable[[], object]
-    stream: Any
-    finish: Callable[[], None]
-    wish: Wish
-    graphs: int = 0
-    blocks: list[float] = field(default_factory=list)
-    singles: list[float] = field(default_factory=list)
-    _captured: dict[int, Any] = field(default_factory=dict)
+    def __init__(
+        self,
+        barrier: Callable[[], object],
+        timing: Timing,
+        stream: Any,
+        finish: Callable[[], None],
+        graphs: int = 0,
+    ) -> None:
+        super().__init__(barrier, timing)
+        self.stream, self.finish, self.graphs = stream, finish, graphs
+        self._captured: dict[int, Any] = {}
 
     def block(self, call: Callable[[], object], iterations: int) -> None:
         """Measure one block; all of it has ended when this returns."""
-        calls = iterations * self.wish.aggregate
+        calls = iterations * self.timing.aggregate
         graph = self._graph(call, calls) if self.graphs else None
         self.barrier()
         call()
@@ -183,7 +186,7 @@ class EventWatch:
             seconds = self._timed(lambda: graph.launch(self.stream), self.graphs)
             self.blocks.append(sum(seconds) / (self.graphs * calls))
             return
-        if self.wish.blocking:
+        if self.timing.blocking:
             plain = call
 
             def call() -> None:
@@ -191,9 +194,9 @@ class EventWatch:
                 self.finish()
                 self.barrier()
 
-        if self.wish.single:
+        if self.timing.single:
             step = self._aggregated(call)
-            seconds = [s / self.wish.aggregate for s in self._timed(step, iterations, each=True)]
+            seconds = [s / self.timing.aggregate for s in self._timed(step, iterations, each=True)]
             self.singles += seconds
             self.blocks.append(sum(seconds) / iterations)
             return
@@ -208,7 +211,7 @@ class EventWatch:
         return self._captured[calls]
 
     def _aggregated(self, call: Callable[[], object]) -> Callable[[], object]:
-        count = self.wish.aggregate
+        count = self.timing.aggregate
 
         def step() -> None:
             for _ in range(count):
@@ -220,14 +223,14 @@ class EventWatch:
         """Seconds of all steps together, or of each."""
         from cupy.cuda import Event, get_elapsed_time
 
-        host: list[float] | None = [] if self.wish.cpu_time else None
+        host: list[float] | None = [] if self.timing.cpu_time else None
         marks: list[Any] = []
 
         def mark() -> None:
             marks.append(Event())
             marks[-1].record(self.stream)
             if host is not None:
-                host.append(self.wish.clock())
+                host.append(self.clock())
 
         mark()
         for _ in range(steps):

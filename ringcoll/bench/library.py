@@ -1,18 +1,32 @@
-"""A library whose calls are timed: ringcoll, or a peer beside it."""
+"""Libraries whose calls are timed: ringcoll itself here, its peers beside it.
+
+A library is given the arrays of a call (:class:`Place`) and returns the call to time.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
-from ringcoll.bench.cases import Case
+from ringcoll.arguments.calls import Call
+from ringcoll.bench.cases import Case, Section
+from ringcoll.bench.devices import Device
+from ringcoll.collectives import Kind
+from ringcoll.communicator.selection import tuned
+from ringcoll.errors import ArgumentError, LaunchRefused
+from ringcoll.plan import Buffer
 
-__all__ = ["Library", "Operation", "Place"]
+if TYPE_CHECKING:
+    from ringcoll.communicator.public import Communicator
+
+__all__ = ["Buffers", "Library", "Operation", "Place", "Ringcoll", "allocate"]
 
 Array = npt.NDArray[Any]
+
+_LINE = 64  # bytes of a cache line: ranks of nccl-tests' sizes begin at a whole one
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,22 +49,233 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """A call that is ready to be timed, and where its result will lie."""
+    """A call to time, and the array that holds its result."""
 
     call: Callable[[], object]
     output: Array | None
 
 
-class Library(Protocol):
-    """Something that runs collectives on a rank's buffers."""
+class Library:
+    """Runs collectives on a rank's buffers."""
 
-    name: str
+    name = ""
 
     def algorithm(self, case: Case) -> str:
-        """What runs it."""
-
-    def operation(self, case: Case, place: Place) -> Operation | None:
-        """The call; None where the library has no such call."""
+        """The algorithm that runs a case, where the library says which."""
+        return self.name
 
     def unable(self, case: Case) -> str | None:
-        """Why it has no call for this at all; None if it has one."""
+        """Why the library has no call for a case on either side; None if it has one."""
+        return None
+
+    def operation(self, case: Case, place: Place) -> Operation | None:
+        """The call on these arrays; None where the library has none, in place or out of place."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class Buffers:
+    """The two buffers of a rank, for every case of a sweep.
+
+    Args:
+        rank: the rank that owns them.
+        send: bytes; inputs of out-of-place calls.
+        recv: bytes; outputs of out-of-place calls, everything of in-place calls.
+        shift: elements that all arrays are shifted by.
+
+    """
+
+    rank: int
+    send: Array
+    recv: Array
+    shift: int = 0
+
+    def place(self, case: Case, in_place: bool) -> Place | None:
+        """The arrays of one call; None where the collective has none such."""
+        section, count, rank = case.section, case.count, self.rank
+        kind, n = section.kind, section.nranks
+        has_input = kind.rooted != "input" or rank == section.root
+        has_output = kind.rooted != "output" or rank == section.root
+        if section.collective == "barrier":
+            return None if in_place else Place(False, None, None)
+        wide_in = count * n if kind.input == "all" else count
+        wide_out = count * n if kind.output == "all" else count
+        if not in_place:
+            return Place(
+                False,
+                self._view(self.send, case, wide_in) if has_input else None,
+                self._view(self.recv, case, wide_out) if has_output else None,
+            )
+        if section.collective == "sendrecv":
+            return None
+        if not has_input:
+            return Place(True, None, self._view(self.recv, case, wide_out))
+        if not has_output:
+            return Place(True, self._view(self.recv, case, wide_in), None)
+        whole = self._view(self.recv, case, max(wide_in, wide_out))
+        own = slice(rank * count, (rank + 1) * count)
+        return Place(
+            True,
+            whole if wide_in == whole.size else whole[own],
+            whole if wide_out == whole.size else whole[own],
+            whole,
+        )
+
+    def _view(self, raw: Array, case: Case, elements: int) -> Array:
+        dtype = case.section.dtype
+        start = self.shift * dtype.itemsize
+        return raw[start : start + elements * dtype.itemsize].view(dtype.numpy)
+
+
+def allocate(
+    comm: Communicator,
+    nbytes: int,
+    *,
+    shift: int = 0,
+    register: int = 2,
+    device: Device | None = None,
+) -> Buffers:
+    """Buffers for cases of up to ``nbytes`` bytes; collective.
+
+    Args:
+        comm: of this rank.
+        nbytes: the largest size.
+        shift: elements that arrays are shifted by.
+        register: 2: memory that peers reach; 0: plain arrays; 1: plain ones that are registered,
+            which helps where ranks are threads.
+        device: of this rank; None is the CPU.
+
+    """
+    place = Device() if device is None else device
+    length = nbytes + 16 * shift + _LINE
+    if register == 2:
+        send, recv = comm.empty(length, "uint8"), comm.empty(length, "uint8")
+    else:
+        send, recv = place.empty(length), place.empty(length)
+        if register == 1:
+            comm.register(send)
+            comm.register(recv)
+    # Touched now: the first write to a page costs a page fault.
+    place.clear(send)
+    place.clear(recv)
+    return Buffers(comm.rank, send, recv, shift)
+
+
+class Ringcoll(Library):
+    """The library itself.
+
+    Args:
+        comm: of this rank.
+        symmetric: its peers reach the buffers.
+        options: of each call; None leaves an option out.
+
+    """
+
+    name = "ringcoll"
+
+    def __init__(
+        self,
+        comm: Communicator,
+        *,
+        symmetric: bool = True,
+        options: Mapping[str, object] | None = None,
+    ) -> None:
+        self.comm, self.symmetric = comm, symmetric
+        self.options = {k: v for k, v in (options or {}).items() if v is not None}
+
+    def algorithm(self, case: Case) -> str:
+        """The one that the user named, or the one that the tuner picks."""
+        section = case.section
+        if self.comm.device != "cpu":
+            return self._on_gpu(case)
+        name = section.algorithm
+        if name is None and section.collective == "sendrecv":
+            name = "pair"
+        if name is None:
+            links, machine = self.comm.topology.links, self.comm.topology.machine
+            nodes = links.nodes if links is not None else ()
+            name = tuned(
+                section.collective, section.nranks, case.nbytes, nodes=nodes, machine=machine
+            ).algorithm
+        return name if section.slices is None else f"{name} S={section.slices}"
+
+    def _on_gpu(self, case: Case) -> str:
+        """Algorithm, protocol and slices by the executor's own choice: ``"all_pairs LL"``."""
+        from ringcoll.communicator.gpu import CudaState
+        from ringcoll.executors.cuda.choose import choose
+        from ringcoll.executors.cuda.limits import CallOptions
+
+        section, state = case.section, self.comm._state
+        if section.collective == "sendrecv" or not isinstance(state, CudaState):
+            return section.algorithm or "pair"
+        op = None if section.op is None else section.operator(self.comm.rank)
+        root = max(section.root, 0)
+        call = Call(
+            section.collective,
+            self.comm.rank,
+            None,
+            None,
+            case.count,
+            section.dtype,
+            op,
+            root,
+            nbytes=case.nbytes,
+        )
+        config = state.config
+        options = CallOptions(
+            section.algorithm,
+            config.protocol,
+            section.slices,
+            config.max_sms,
+            engine=config.engine,
+            channels=config.channels,
+        )
+        mapped = _mapped(section.kind) if self.symmetric and case.count else frozenset[Buffer]()
+        try:
+            found = choose(call, state.cuda.resources, mapped=mapped, options=options)
+        except (ArgumentError, LaunchRefused):
+            return section.algorithm or "none"  # the call itself will say why
+        slices = found.variants[-1].launch.slices  # the root's own buffer is like the others
+        how = "copy" if found.engine == "copy" else found.launch.protocol
+        algorithm = found.source.algorithm if found.source is not None else ""
+        name = f"{algorithm or 'unnamed'} {how}"
+        return f"{name} S={slices}" if slices > 1 else name
+
+    def operation(self, case: Case, place: Place) -> Operation:
+        """The public call with the arguments that a user would write."""
+        arguments, keywords = self._arguments(case, place), self._keywords(case.section)
+        function = getattr(self.comm, case.section.collective)
+        if not keywords:
+            return Operation(lambda: function(*arguments), place.output)
+        return Operation(lambda: function(*arguments, **keywords), place.output)
+
+    def _keywords(self, section: Section) -> dict[str, Any]:
+        keywords: dict[str, Any] = {**self.options}
+        if section.op is not None and section.op != "sum":
+            keywords["op"] = section.operator(self.comm.rank)
+        if section.root > 0:
+            keywords["root"] = section.root
+        return keywords
+
+    def _arguments(self, case: Case, place: Place) -> tuple[Any, ...]:
+        section, rank, n = case.section, self.comm.rank, self.comm.nranks
+        if section.collective == "barrier":
+            return ()
+        if section.collective == "sendrecv":
+            return place.input, (rank + 1) % n, place.output, (rank - 1) % n
+        # In place the larger buffer stands alone, on the side to which it belongs.
+        if place.whole is None:
+            return place.input, place.output
+        if section.kind.input == "one" and section.kind.output == "all":
+            return None, place.whole
+        return place.whole, None
+
+
+def _mapped(kind: Kind) -> frozenset[Buffer]:
+    """The buffers that all ranks know to be reachable: not those that only the root has."""
+    sides = ((Buffer.INPUT, kind.input), (Buffer.OUTPUT, kind.output))
+    return frozenset(
+        buffer
+        for buffer, segments in sides
+        if segments != "none" and kind.rooted != buffer.name.lower()
+    )

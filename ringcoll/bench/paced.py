@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING
 from ringcoll.algorithms import build
 from ringcoll.bench.cases import Case, find_of
 from ringcoll.bench.environment import cores
-from ringcoll.bench.exchange import gather_numbers
 from ringcoll.bench.library import Operation
 from ringcoll.bench.settings import Pace
 from ringcoll.bench.table import Result
-from ringcoll.bench.worlds import World
-from ringcoll.model.closed_form import Point, Terms
-from ringcoll.model.links import Links
+from ringcoll.bench.worlds import World, gather_numbers
+from ringcoll.model.closed_form import Point
+from ringcoll.model.limits import Answer, answer
+from ringcoll.model.links import KINDS, Links, Topology
 from ringcoll.model.predict import Clock
 from ringcoll.units import format_seconds
 
@@ -55,14 +55,11 @@ def links_of(pace: Pace) -> Links:
 
 def describe_pace(pace: Pace) -> str:
     """The pace in a line."""
-    kinds = {
-        "switch": "a switch, one egress and one ingress port a rank (--links pairs: a link a pair)",
-        "pairs": "pairs, each ordered pair of ranks with a link of its own",
-    }
     links = links_of(pace)
+    other: Topology = "pairs" if links.topology == "switch" else "switch"
     return (
         f"Links are paced: {links.bandwidth:g} B/s and {links.alpha:g} s a message; "
-        f"{kinds[links.topology]}"
+        f"{links.topology}: {KINDS[links.topology]} (--links {other}: {KINDS[other]})"
     )
 
 
@@ -73,43 +70,36 @@ class Forecast:
     Args:
         name: of the algorithm.
         links: "switch" or "pairs".
-        terms: of the predicted time, in seconds.
-        wire: N/B, in seconds.
-        nranks: how many ranks take part.
+        answer: the model's.
         free: seconds that the call was measured to take without the pace.
 
     """
 
     name: str
     links: str
-    terms: Terms
-    wire: float
-    nranks: int
+    answer: Answer
     free: float = math.nan
 
     def lines(self, results: Sequence[Result]) -> list[str]:
         """What to print below the measured row."""
-        predicted, own, term = self.terms.total, self.terms.bandwidth, self.terms.dominant
-        off, over, above = [], [], []
+        answer, off = self.answer, []
+        times = [result.seconds for result in results if result.seconds is not None]
         for result in results:
             if result.seconds is not None:
-                where = "in place " if result.in_place and len(results) > 1 else ""
-                off.append(f"{where}{100 * (result.seconds / predicted - 1):+.1f} %")
-                over.append(f"{result.seconds / own:.2f}")
-                above.append(f"{result.seconds / self.wire:.2f}")
+                where = "in place " if result.in_place and len(times) > 1 else ""
+                off.append(f"{where}{100 * (result.seconds / answer.seconds - 1):+.1f} %")
+        limits = " and ".join(f"{seconds / answer.limit:.2f}" for seconds in times)
+        wires = " and ".join(f"{seconds / answer.wire:.2f}" for seconds in times)
         lines = [
-            f"predicted {format_seconds(predicted)} over a {self.links}; measured "
-            f"{', '.join(off)}; largest term: {term} ({getattr(self.terms, term) / predicted:.0%})",
-            f"limit of {self.name} on this {self.links} {format_seconds(own)}, measured "
-            f"{' and '.join(over)} times that; N/B {format_seconds(self.wire)}, "
-            f"{' and '.join(above)} times",
+            f"predicted over a {self.links}: {answer}",
+            f"measured {', '.join(off)}; {limits} times the limit of {self.name}, {wires} times "
+            f"N/B",
         ]
-        fastest = min(r.seconds for r in results if r.seconds is not None)
-        if self.free > TOO_MUCH * fastest:
+        if self.free > TOO_MUCH * min(times):
             lines.append(
                 f"warning: the cores cannot keep up: without the pace this call takes "
-                f"{format_seconds(self.free)}, {self.free / fastest:.0%} of the paced time "
-                f"({self.nranks} ranks on {cores()} cores); pace the links slower or use fewer "
+                f"{format_seconds(self.free)}, {self.free / min(times):.0%} of the paced time "
+                f"({answer.nranks} ranks on {cores()} cores); pace the links slower or use fewer "
                 f"ranks"
             )
         return lines
@@ -122,11 +112,8 @@ def forecast(case: Case, algorithm: str, pace: Pace) -> Forecast | None:
         return None
     links, builder = links_of(pace), find_of(section.collective, algorithm)
     plan = build(section.collective, builder, section.nranks, root=max(section.root, 0))
-    terms = Clock(plan, links).terms(case.nbytes, section.slices or 1)
-    if not terms.total:
-        return None
-    wire = case.nbytes / links.bandwidth
-    return Forecast(algorithm, links.topology, terms, wire, section.nranks)
+    made = answer(Clock(plan, links), case.nbytes, section.slices or 1)
+    return Forecast(algorithm, links.topology, made) if made.limit else None
 
 
 def free_seconds(control: Communicator, operation: Operation) -> float:

@@ -1,4 +1,4 @@
-"""Peers: other libraries on the same buffers in the same run.
+"""MPI on the same buffers in the same run, and which peers CPU ranks have.
 
 A peer counts only what it does in one call of its own. MPI_Bcast has no buffer of its own to
 receive in at the root, so an out-of-place broadcast is not measured for it, rather than being
@@ -7,22 +7,16 @@ charged with a copy.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ringcoll.bench.cases import Case
-from ringcoll.bench.exchange import gather_numbers
 from ringcoll.bench.library import Library, Operation, Place
-from ringcoll.bench.meeting import join
-from ringcoll.errors import ArgumentError, LauncherError, MachineError
+from ringcoll.errors import ArgumentError, LauncherError
 
 if TYPE_CHECKING:
     from ringcoll.communicator.public import Communicator
 
-__all__ = ["Gloo", "Mpi", "open_peer"]
+__all__ = ["Mpi", "open_peer"]
 
 _MPI_OPS = {
     "sum": "SUM",
@@ -56,11 +50,13 @@ def open_peer(name: str, comm: Communicator) -> Library:
     if name == "mpi":
         return Mpi(comm)
     if name == "gloo":
+        from ringcoll.bench.torch_peers import Gloo
+
         return Gloo(comm)
     raise ArgumentError(f"--peer {name}: CPU ranks have one of mpi, gloo; GPU ranks have nccl")
 
 
-class Mpi:
+class Mpi(Library):
     """mpi4py's upper-case calls, which take buffers as they are."""
 
     name = "mpi"
@@ -76,10 +72,6 @@ class Mpi:
                 f"started; rank {comm.rank} of {comm.nranks} is {self.world.Get_rank()} of "
                 f"{self.world.Get_size()} in MPI. Leave -g out, and start with mpiexec"
             )
-
-    def algorithm(self, case: Case) -> str:
-        """Not said by MPI."""
-        return "mpi"
 
     def unable(self, case: Case) -> str | None:
         """Types and operators that MPI does not have."""
@@ -132,89 +124,3 @@ class Mpi:
         return Operation(
             lambda: world.Sendrecv(place.input, after, recvbuf=target, source=before), place.output
         )
-
-
-class Gloo:
-    """torch.distributed's CPU backend; torch must be installed."""
-
-    name = "gloo"
-
-    def __init__(self, comm: Communicator) -> None:
-        try:
-            import torch
-            import torch.distributed as dist
-        except ImportError as error:
-            raise MachineError(f"--peer gloo needs torch ({error}); pip install torch") from error
-        if len({pid for (pid,) in gather_numbers(comm, [os.getpid()])}) < comm.nranks:
-            raise ArgumentError("--peer gloo needs each rank to be a process")
-        self.torch, self.dist = torch, dist
-        if not dist.is_initialized():
-            join(comm, dist, "gloo")
-
-    def algorithm(self, case: Case) -> str:
-        """Not said by gloo."""
-        return "gloo"
-
-    def unable(self, case: Case) -> str | None:
-        """What torch.distributed does not have on CPU."""
-        section = case.section
-        if section.dtype.name not in _GLOO_TYPES:
-            return f"gloo has no {section.dtype}"
-        if section.op not in (None, "sum", "prod", "min", "max"):
-            return f"gloo has no {section.op_name}"
-        if section.collective in ("all_to_all", "reduce_scatter", "sendrecv"):
-            return f"gloo has no {section.collective}"
-        return None
-
-    def operation(self, case: Case, place: Place) -> Operation | None:
-        """The call of torch.distributed, which is in place where gloo's own is."""
-        make = self._calls().get(case.section.collective)
-        if make is None or (place.in_place != (case.section.collective in _GLOO_IN_PLACE)):
-            return None
-        return Operation(make(case, place), place.output)
-
-    def _tensor(self, array: Any) -> Any:
-        if array.dtype.name == "bfloat16":
-            return self.torch.from_numpy(array.view(np.int16)).view(self.torch.bfloat16)
-        return self.torch.from_numpy(array)
-
-    def _calls(self) -> Mapping[str, Callable[[Case, Place], Callable[[], object]]]:
-        dist = self.dist
-
-        def op(case: Case) -> Any:
-            names = {"sum": "SUM", "prod": "PRODUCT", "min": "MIN", "max": "MAX"}
-            return getattr(dist.ReduceOp, names[case.section.op or "sum"])
-
-        def all_reduce(case: Case, place: Place) -> Callable[[], object]:
-            tensor = self._tensor(place.output)
-            return lambda: dist.all_reduce(tensor, op(case))
-
-        def reduce(case: Case, place: Place) -> Callable[[], object]:
-            tensor = self._tensor(place.input)
-            return lambda: dist.reduce(tensor, max(case.section.root, 0), op(case))
-
-        def broadcast(case: Case, place: Place) -> Callable[[], object]:
-            tensor = self._tensor(place.output)
-            return lambda: dist.broadcast(tensor, max(case.section.root, 0))
-
-        def all_gather(case: Case, place: Place) -> Callable[[], object]:
-            source, target = self._tensor(place.input), self._tensor(place.output)
-            return lambda: dist.all_gather_into_tensor(target, source)
-
-        def barrier(case: Case, place: Place) -> Callable[[], object]:
-            return lambda: dist.barrier()
-
-        return {
-            "all_reduce": all_reduce,
-            "reduce": reduce,
-            "broadcast": broadcast,
-            "all_gather": all_gather,
-            "barrier": barrier,
-        }
-
-
-_GLOO_TYPES = frozenset(
-    {"int8", "uint8", "int32", "int64", "float16", "bfloat16", "float32", "float64"}
-)
-# torch.distributed has one form of each: these take one tensor.
-_GLOO_IN_PLACE = frozenset({"all_reduce", "reduce", "broadcast"})

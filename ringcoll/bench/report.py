@@ -33,11 +33,11 @@ class Row:
     def as_json(self) -> dict[str, Any]:
         """The row as ``--json`` writes it."""
         section, seconds = self.case.section, self.result.seconds or 0.0
-        said = self.forecast
-        model = {}
-        if said is not None:
-            model = {"predicted_us": said.terms.total * 1e6, "limit_us": said.terms.bandwidth * 1e6}
-            model["free_us"] = said.free * 1e6
+        model: dict[str, float] = {}
+        if self.forecast is not None:
+            answer = self.forecast.answer
+            model = {"predicted_us": answer.seconds * 1e6, "limit_us": answer.limit * 1e6}
+            model["free_us"] = self.forecast.free * 1e6
         return {
             "lib": self.lib,
             "collective": section.collective,

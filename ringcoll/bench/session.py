@@ -15,25 +15,21 @@ from typing import TYPE_CHECKING, Any
 
 from ringcoll.bench import checking, environment, osu, table
 from ringcoll.bench.cases import Case, Section, find_of, sections, sizes
-from ringcoll.bench.device_of import device_of
-from ringcoll.bench.devices import Device
-from ringcoll.bench.exchange import agree, gather_bytes, gather_numbers
-from ringcoll.bench.library import Library, Operation, Place
-from ringcoll.bench.operations import Buffers, Ringcoll, allocate
+from ringcoll.bench.devices import Device, device_of
+from ringcoll.bench.library import Buffers, Library, Operation, Place, Ringcoll, allocate
 from ringcoll.bench.paced import Forecast, describe_pace, forecast, free_seconds
-from ringcoll.bench.peers import open_peer
 from ringcoll.bench.report import Report
 from ringcoll.bench.settings import Settings
 from ringcoll.bench.table import Result
 from ringcoll.bench.timing import (
-    Watching,
-    Wish,
+    Stopwatch,
+    Timing,
     blocks_of,
     iterations_for,
     median_over_ranks,
     spread,
 )
-from ringcoll.bench.worlds import World
+from ringcoll.bench.worlds import World, agree, gather_bytes, gather_numbers
 from ringcoll.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -91,8 +87,8 @@ def introduce(
     """
     from ringcoll.version import __version__
 
-    seat = device.seat
-    me = json.dumps([os.getpid(), platform.node(), seat.name, seat.ordinal, seat.bus])
+    address = device.address
+    me = json.dumps([os.getpid(), platform.node(), address.name, address.ordinal, address.bus])
     everyone = [json.loads(said) for said in gather_bytes(control, me.encode())]
     kind = comm.device.partition(":")[0]
     shared = kind != "cpu" and len({(said[1], said[4]) for said in everyone}) < len(everyone)
@@ -108,7 +104,7 @@ def introduce(
     report.machine = {**machine, **device.facts()}
     report.versions = {**environment.versions(__version__), **device.versions()}
     if settings.peer == "nccl":
-        from ringcoll.bench.nccl import nccl_version
+        from ringcoll.bench.torch_peers import nccl_version
 
         report.versions = {**report.versions, "nccl": nccl_version() or "missing"}
     ranks = [table.rank_line(rank, *said) for rank, said in enumerate(everyone)]
@@ -130,7 +126,7 @@ class _Entrant:
     library: Library
     place: Place
     operation: Operation
-    watch: Watching
+    watch: Stopwatch
     clears: bool
     device: Device
 
@@ -165,22 +161,10 @@ class Session:
         self.settings, self.report = settings, report
         self.libraries: list[Library] = [Ringcoll(comm, symmetric=settings.register > 0)]
         if settings.peer is not None:
-            self.libraries.append(self._peer(settings.peer))
+            self.libraries.append(device.peer(settings.peer, control))
         seed = secrets.randbits(48) if settings.seed is None else settings.seed
         self.seeds = itertools.count(agree(control, seed))
         self.free: Buffers | None = None  # of calls that are not paced, where others are
-
-    def _peer(self, name: str) -> Library:
-        """A peer that works where the buffers are."""
-        own = self.device.peer(name, self.control)
-        if own is not None:
-            return own
-        if self.comm.device != "cpu":
-            raise ArgumentError(
-                f"--peer {name} works on host memory, and these ranks are GPUs; "
-                f"add --device cpu, or take --peer nccl"
-            )
-        return open_peer(name, self.control)
 
     def sweep(self, algorithm: str | None, slices: int | None) -> int:
         """Every table of one choice of algorithm and slices; how many elements were wrong."""
@@ -263,7 +247,7 @@ class Session:
         self, case: Case, buffers: Buffers, libraries: Sequence[Library]
     ) -> list[_Entrant]:
         settings, entrants = self.settings, []
-        wish = Wish(
+        timing = Timing(
             settings.aggregate,
             settings.per_iteration,
             settings.blocking == 1,
@@ -279,7 +263,7 @@ class Session:
                 operation = library.operation(case, place)
                 if operation is None:
                     continue
-                watch = self.device.watch(self.control.barrier, wish)
+                watch = self.device.watch(self.control.barrier, timing)
                 clears = in_place and case.section.op is not None
                 entrants.append(_Entrant(library, place, operation, watch, clears, self.device))
         return entrants
@@ -314,7 +298,7 @@ class Session:
     def _time_like_omb(self, case: Case, entrants: Sequence[_Entrant]) -> None:
         """One library after the other: OMB knows no turns."""
         loop = osu.loop_of(case, self.settings)
-        clock = Wish(cpu_time=self.settings.cpu_time).clock
+        clock = Timing(cpu_time=self.settings.cpu_time).clock
         for entrant in entrants:
             call = entrant.operation.call
             if self.comm.device != "cpu":

@@ -12,16 +12,15 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import NamedTuple
 
 __all__ = [
     "Clock",
     "OverRanks",
     "Spread",
     "Stopwatch",
-    "Watching",
-    "Wish",
+    "Timing",
     "blocks_of",
     "iterations_for",
     "median_over_ranks",
@@ -56,8 +55,8 @@ def blocks_of(iterations: int) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """How calls are to be timed.
+class Timing:
+    """How calls are timed.
 
     Args:
         aggregate: calls an iteration.
@@ -78,55 +77,44 @@ class Wish:
         return time.thread_time if self.cpu_time else time.perf_counter
 
 
-class Watching(Protocol):
-    """Something that times the calls of one rank; seconds as :class:`Stopwatch` keeps them."""
-
-    blocks: list[float]
-    singles: list[float]
-
-    def block(self, call: Callable[[], object], iterations: int) -> None:
-        """Measure one block."""
-
-
-@dataclass(slots=True)
 class Stopwatch:
-    """Times the calls of one rank.
+    """Times the calls of one rank by the host's clock.
 
     Args:
         barrier: meets the other ranks without polling.
-        clock: seconds.
-        aggregate: calls an iteration.
-        single: time each iteration by itself too.
-        after: called after each timed call.
+        timing: how calls are timed.
+        clock: seconds; None takes that of ``timing``.
+
+    Attributes:
         blocks: seconds an iteration of each block so far.
         singles: seconds of each iteration, if they are timed.
 
     """
 
-    barrier: Callable[[], object]
-    clock: Clock = time.perf_counter
-    aggregate: int = 1
-    single: bool = False
-    after: Callable[[], object] | None = None
-    blocks: list[float] = field(default_factory=list)
-    singles: list[float] = field(default_factory=list)
+    def __init__(
+        self, barrier: Callable[[], object], timing: Timing, clock: Clock | None = None
+    ) -> None:
+        self.barrier, self.timing = barrier, timing
+        self.clock = clock or timing.clock
+        self.blocks: list[float] = []
+        self.singles: list[float] = []
 
     def block(self, call: Callable[[], object], iterations: int) -> None:
         """Measure one block."""
         self.barrier()
         call()
-        if self.after is not None:
-            plain, after = call, self.after
+        if self.timing.blocking:
+            plain, barrier = call, self.barrier
 
             def call() -> None:
                 plain()
-                after()
+                barrier()
 
-        if self.single:
+        if self.timing.single:
             seconds = sum(self._single(call) for _ in range(iterations))
             self.blocks.append(seconds / iterations)
             return
-        calls = range(iterations * self.aggregate)
+        calls = range(iterations * self.timing.aggregate)
         clock = self.clock
         started = clock()
         for _ in calls:
@@ -135,9 +123,9 @@ class Stopwatch:
 
     def _single(self, call: Callable[[], object]) -> float:
         started = self.clock()
-        for _ in range(self.aggregate):
+        for _ in range(self.timing.aggregate):
             call()
-        seconds = (self.clock() - started) / self.aggregate
+        seconds = (self.clock() - started) / self.timing.aggregate
         self.singles.append(seconds)
         return seconds
 

@@ -88,7 +88,7 @@ def _peer(world: World, settings: Settings) -> str | None:
         return "mpi" if launcher_of(os.environ) is not None else None
     if settings.threads > 1 or settings.device.isdecimal():
         return None  # NCCL wants a process for each rank
-    from ringcoll.bench.nccl import nccl_version
+    from ringcoll.bench.torch_peers import nccl_version
 
     return None if nccl_version() is None else "nccl"
 
@@ -179,7 +179,8 @@ def _leave(report: Report, points: Sequence[Point], paper: Iterable[float]) -> N
         curve = [(point.slices, point.seconds) for point in points]
         said = [(point.slices, seconds) for point, seconds in zip(points, paper, strict=True)]
         picture = folder / "pipeline.png"
-        plot_curves({"chain": curve}, title, picture, paper={"chain": said})
+        limits = {"N/B": NBYTES / bandwidth}
+        plot_curves({"chain": curve}, title, picture, paper={"chain": said}, limits=limits)
         report.say(f"# wrote {picture}")
     report.say(
         "# Next: ringcoll bench all_reduce -b 1M -e 1M --ranks 4 --algorithm ring,two_shot,tree "

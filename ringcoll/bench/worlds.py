@@ -1,18 +1,19 @@
-"""Where the ranks of this process come from, once it is known that it measures."""
+"""The communicators of this process's ranks, and what ranks exchange between measurements."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import numpy as np
+
 from ringcoll.bench.environment import gpus, wanted_device
-from ringcoll.bench.exchange import gather_numbers
 from ringcoll.communicator.public import Communicator
 from ringcoll.communicator.start import init, init_all, spawn
 
-__all__ = ["World"]
+__all__ = ["World", "agree", "gather_bytes", "gather_numbers"]
 
 T = TypeVar("T")
 
@@ -93,3 +94,29 @@ class World:
             for comm in comms:
                 comm.close()
         return results
+
+
+def gather_numbers(comm: Communicator, numbers: Sequence[float]) -> list[list[float]]:
+    """Every rank's numbers, in rank order; each rank brings equally many."""
+    mine = np.array(numbers, np.float64)
+    every = np.zeros((comm.nranks, mine.size), np.float64)
+    comm.all_gather(mine, every.reshape(-1))
+    rows: list[list[float]] = every.tolist()
+    return rows
+
+
+def gather_bytes(comm: Communicator, payload: bytes) -> list[bytes]:
+    """Every rank's bytes, in rank order; lengths may differ."""
+    lengths = [int(row[0]) for row in gather_numbers(comm, [len(payload)])]
+    longest = max(lengths)
+    mine = np.zeros(longest, np.uint8)
+    mine[: len(payload)] = np.frombuffer(payload, np.uint8)
+    every = np.zeros(comm.nranks * longest, np.uint8)
+    comm.all_gather(mine, every)
+    parts = every.reshape(comm.nranks, longest)
+    return [part[:length].tobytes() for part, length in zip(parts, lengths, strict=True)]
+
+
+def agree(comm: Communicator, number: int) -> int:
+    """What rank 0 says; below 2⁵³."""
+    return int(gather_numbers(comm, [number])[0][0])

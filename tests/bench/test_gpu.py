@@ -10,16 +10,15 @@ import numpy as np
 import pytest
 
 from ringcoll.algorithms import ALGORITHMS
-from ringcoll.bench import gpu, nccl, reading
+from ringcoll.bench import gpu, reading, torch_peers
 from ringcoll.bench.cases import Section
-from ringcoll.bench.device_of import device_of
-from ringcoll.bench.devices import Seat
+from ringcoll.bench.devices import Address, device_of
 from ringcoll.bench.gpu import EventWatch
 from ringcoll.bench.launch import Start, decide
-from ringcoll.bench.nccl import Nccl
-from ringcoll.bench.operations import Buffers, Ringcoll
+from ringcoll.bench.library import Buffers, Ringcoll
 from ringcoll.bench.settings import Settings
-from ringcoll.bench.timing import Wish
+from ringcoll.bench.timing import Timing
+from ringcoll.bench.torch_peers import Nccl
 from ringcoll.bench.worlds import World
 from ringcoll.communicator.gpu import CudaState
 from ringcoll.config import Config
@@ -134,7 +133,7 @@ def test_a_world_without_the_gpu_it_was_asked_for(monkeypatch):
 
 def test_graphs_of_cpu_ranks_are_refused():
     comm: Any = SimpleNamespace(device="cpu")
-    assert device_of(comm).seat.bus == "0000:00:00"
+    assert device_of(comm).address.bus == "0000:00:00"
     with pytest.raises(ArgumentError, match="no CUDA graphs"):
         device_of(comm, graphs=1)
 
@@ -182,11 +181,11 @@ def stream(monkeypatch) -> Stream:
     return Stream()
 
 
-def timed(stream: Stream, iterations: int, graphs: int = 0, **wish) -> EventWatch:
+def timed(stream: Stream, iterations: int, graphs: int = 0, **how) -> EventWatch:
     def note(word: str) -> Any:
         return lambda: stream.events.append(word)
 
-    made = EventWatch(note("barrier"), stream, note("finish"), Wish(**wish), graphs)
+    made = EventWatch(note("barrier"), Timing(**how), stream, note("finish"), graphs)
     made.block(stream.call, iterations)
     return made
 
@@ -304,7 +303,7 @@ class Plain(np.ndarray):
 @pytest.fixture
 def peer() -> Nccl:
     made = Nccl.__new__(Nccl)
-    made.dist, made.rank, made.nranks, made.device = FakeDist(), 0, 2, "cuda:0"
+    made.dist, made.nranks, made.device = FakeDist(), 2, "cuda:0"
     made.torch = SimpleNamespace(
         as_tensor=lambda array, device: Tensor(array), float32=np.float32, bfloat16=np.int16
     )
@@ -364,11 +363,11 @@ def test_nccl_that_is_not_there_is_said(monkeypatch):
     import ringcoll
 
     def start(comm) -> None:
-        Nccl(comm, Seat(comm.rank, f"0000:0{comm.rank}:00", "a GPU"), 1)
+        Nccl(comm, Address(comm.rank, f"0000:0{comm.rank}:00", "a GPU"), 1)
 
-    monkeypatch.setattr(nccl, "_missing", lambda: "there is no torch; pip install torch")
+    monkeypatch.setattr(torch_peers, "_missing", lambda: "there is no torch; pip install torch")
     with pytest.raises(MachineError, match="pip install torch"):
         ringcoll.spawn(start, 2, device="cpu")
-    monkeypatch.setattr(nccl, "_missing", lambda: None)
+    monkeypatch.setattr(torch_peers, "_missing", lambda: None)
     with pytest.raises(ArgumentError, match="a process of its own"):
         ringcoll.spawn(start, 2, device="cpu")

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from ringcoll.bench.cases import Section
-from ringcoll.bench.operations import Ringcoll
+from ringcoll.bench.library import Ringcoll
 from ringcoll.communicator.topology import Topology
 from ringcoll.dtypes import dtype_of
 from ringcoll.model.links import Links

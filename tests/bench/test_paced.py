@@ -9,23 +9,25 @@ from ringcoll.bench.paced import Forecast, forecast
 from ringcoll.bench.table import Result
 from ringcoll.dtypes import dtype_of
 from ringcoll.model.closed_form import Terms
+from ringcoll.model.limits import Answer
 
-MADE = Forecast("ring", "switch", Terms(0.08, 0.0, 0.02, 0.0), 0.05, 4, 0.001)
+ANSWER = Answer(4, 1, Terms(0.075, 0.0, 0.025, 0.0), 0.05, "every port")
 RESULTS = [Result(False, 0.11), Result(True, 0.12)]
 
 
 def test_lines_name_the_limits_and_what_costs_most():
-    assert MADE.lines(RESULTS) == [
-        "predicted 100 ms over a switch; measured +10.0 %, in place +20.0 %; largest term: "
-        "bandwidth (80%)",
-        "limit of ring on this switch 80 ms, measured 1.38 and 1.50 times that; N/B 50 ms, 2.20 "
-        "and 2.40 times",
+    assert Forecast("ring", "switch", ANSWER).lines(RESULTS) == [
+        "predicted over a switch: S = 1 takes 100 ms, 1.33 times its limit of 2(k-1)/k*N/B = "
+        "75 ms, every port at full rate; N/B = 50 ms; most costs overhead (25%)",
+        "measured +10.0 %, in place +20.0 %; 1.47 and 1.60 times the limit of ring, 2.20 and 2.40 "
+        "times N/B",
     ]
+    assert Forecast("ring", "switch", ANSWER).lines(RESULTS[1:])[1].startswith("measured +20.0 %;")
 
 
 @pytest.mark.parametrize(("free", "warned"), [(0.0109, False), (0.0111, True)])
 def test_cores_that_cannot_keep_up(free, warned):
-    lines = Forecast("ring", "switch", MADE.terms, 0.05, 4, free).lines(RESULTS)
+    lines = Forecast("ring", "switch", ANSWER, free).lines(RESULTS)
     assert any("the cores cannot keep up" in line for line in lines) is warned
     if warned:
         assert "this call takes 11.1 ms, 10% of the paced time (4 ranks on" in lines[-1]
@@ -45,8 +47,8 @@ def test_forecasts_are_those_of_the_model(algorithm, links, seconds):
     case = Section("all_reduce", 4, dtype_of("float32"), "sum").case(1_000_000)
     made = forecast(case, algorithm, (1e6, 0.1, *links))
     assert made is not None
-    assert made.terms.total == pytest.approx(seconds)
-    assert made.wire == 1.0
+    assert made.answer.seconds == pytest.approx(seconds)
+    assert made.answer.wire == 1.0
 
 
 @pytest.mark.parametrize(("collective", "nranks"), [("barrier", 4), ("sendrecv", 4), ("gather", 1)])

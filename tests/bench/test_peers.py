@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from ringcoll.bench.cases import Section
-from ringcoll.bench.operations import Buffers
-from ringcoll.bench.peers import Gloo, Mpi, open_peer
+from ringcoll.bench.library import Buffers
+from ringcoll.bench.peers import Mpi, open_peer
+from ringcoll.bench.torch_peers import Gloo
 from ringcoll.dtypes import dtype_of
 from ringcoll.errors import ArgumentError, MachineError
 

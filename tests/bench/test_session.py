@@ -10,15 +10,13 @@ import numpy as np
 import pytest
 
 import ringcoll
-from ringcoll.bench import checking, session
+from ringcoll.bench import checking, peers
 from ringcoll.bench.cases import Section
-from ringcoll.bench.exchange import agree, gather_bytes, gather_numbers
-from ringcoll.bench.library import Operation
-from ringcoll.bench.operations import allocate
+from ringcoll.bench.library import Operation, allocate
 from ringcoll.bench.report import Report
 from ringcoll.bench.session import measure
 from ringcoll.bench.settings import COLLECTIVES, Settings
-from ringcoll.bench.worlds import World
+from ringcoll.bench.worlds import World, agree, gather_bytes, gather_numbers
 from ringcoll.dtypes import dtype_of
 from ringcoll.errors import ArgumentError
 
@@ -164,11 +162,11 @@ def test_paced_links_are_slow():
     _, report = run(collective="broadcast", pace=(1e6, 0.0), min_bytes=20_000, max_bytes=20_000)
     assert all(row.result.seconds >= 0.02 for row in report.rows)
     text = report.stdout.getvalue()
-    assert "# Links are paced: 1e+06 B/s and 0 s a message; a switch" in text
+    assert "# Links are paced: 1e+06 B/s and 0 s a message; switch: each rank has one" in text
     # One hop of two ranks: N/B is all there is.
-    assert "#   predicted 20 ms over a switch; measured +" in text
-    assert "on this switch 20 ms, measured 1." in text
-    assert "; N/B 20 ms, 1." in text
+    assert "#   predicted over a switch: S = 1 takes 20 ms, 1.00 times its limit of N/B" in text
+    assert "#   measured +" in text
+    assert " times the limit of " in text
     for row in json.loads(report.as_json())["rows"]:
         assert row["predicted_us"] == row["limit_us"] == pytest.approx(20_000)
         assert 0 < row["free_us"] < row["time_us"]
@@ -187,7 +185,7 @@ def test_paced_and_predicted_links_are_the_same(links, seconds):
     for row in report.rows:
         # Two segments of 10,000 bytes through one ingress port, or each over its own link. Parts
         # of a call end at whole lines of memory, so that one may be a little shorter.
-        assert row.forecast.terms.total == pytest.approx(seconds, rel=0.01)
+        assert row.forecast.answer.seconds == pytest.approx(seconds, rel=0.01)
         assert row.result.seconds >= 0.97 * seconds
 
 
@@ -212,7 +210,7 @@ def test_an_algorithm_of_the_users_own(tmp_path):
     right, report = run(algorithms=(name,), pace=(1e6, 0.0))
     assert right
     assert {row.algorithm for row in report.rows} == {name}
-    assert report.rows[0].forecast.terms.total == pytest.approx(256e-6)
+    assert report.rows[0].forecast.answer.seconds == pytest.approx(256e-6)
 
 
 def test_an_algorithm_that_the_collective_lacks():
@@ -271,7 +269,7 @@ def test_a_peer_works_in_turns_on_the_same_buffers(monkeypatch):
         def run(self, function, **options):
             return super().run(lambda control, comm: function(control, Counting(comm, None)))
 
-    monkeypatch.setattr(session, "open_peer", lambda name, comm: Peer(comm))
+    monkeypatch.setattr(peers, "open_peer", lambda name, comm: Peer(comm))
     right, report = run(Counted(2), peer="peer", iterations=4)
     assert right
     assert [row.lib for row in report.rows] == ["ringcoll", "ringcoll", "peer"]
@@ -287,7 +285,7 @@ def test_a_peer_that_cannot_is_left_out(monkeypatch):
         def unable(self, case) -> str:
             return "peer has no such thing"
 
-    monkeypatch.setattr(session, "open_peer", lambda name, comm: Peer())
+    monkeypatch.setattr(peers, "open_peer", lambda name, comm: Peer())
     right, report = run(peer="peer")
     assert right
     assert {row.lib for row in report.rows} == {"ringcoll"}

@@ -7,6 +7,7 @@ import pytest
 from ringcoll.bench.timing import (
     Spread,
     Stopwatch,
+    Timing,
     blocks_of,
     iterations_for,
     median_over_ranks,
@@ -49,7 +50,7 @@ def test_blocks(iterations, blocks):
 
 def test_block_begins_with_a_barrier_and_an_untimed_call():
     clock = Clock()
-    watch = Stopwatch(clock.take("barrier", 7.0), clock)
+    watch = Stopwatch(clock.take("barrier", 7.0), Timing(), clock)
     watch.block(clock.take("call", 2.0), 3)
     assert clock.events == ["barrier", "call", "call", "call", "call"]
     assert watch.blocks == [2.0]
@@ -57,7 +58,7 @@ def test_block_begins_with_a_barrier_and_an_untimed_call():
 
 def test_time_is_that_of_one_call():
     clock = Clock()
-    watch = Stopwatch(clock.take("barrier", 0.0), clock, aggregate=4)
+    watch = Stopwatch(clock.take("barrier", 0.0), Timing(aggregate=4), clock)
     watch.block(clock.take("call", 2.0), 3)
     assert clock.events.count("call") == 1 + 12
     assert watch.blocks == [2.0]
@@ -65,9 +66,9 @@ def test_time_is_that_of_one_call():
 
 def test_barrier_after_each_call_is_timed():
     clock = Clock()
-    watch = Stopwatch(clock.take("barrier", 0.0), clock, after=clock.take("after", 1.0))
+    watch = Stopwatch(clock.take("barrier", 1.0), Timing(blocking=True), clock)
     watch.block(clock.take("call", 2.0), 2)
-    assert clock.events == ["barrier", "call", "call", "after", "call", "after"]
+    assert clock.events == ["barrier", "call", "call", "barrier", "call", "barrier"]
     assert watch.blocks == [3.0]
 
 
@@ -78,7 +79,7 @@ def test_single_iterations():
     def call() -> None:
         clock.now += next(durations)
 
-    watch = Stopwatch(lambda: None, clock, single=True)
+    watch = Stopwatch(lambda: None, Timing(single=True), clock)
     watch.block(call, 2)
     assert watch.singles == [1.0, 3.0]
     assert watch.blocks == [2.0]

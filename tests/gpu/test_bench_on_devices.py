@@ -18,10 +18,10 @@ from typing import Any
 
 import pytest
 
-from ringcoll.bench.nccl import nccl_version
 from ringcoll.bench.report import Report
 from ringcoll.bench.session import measure
 from ringcoll.bench.settings import Settings
+from ringcoll.bench.torch_peers import nccl_version
 from ringcoll.bench.worlds import World
 from ringcoll.cuda.device import devices
 from ringcoll.errors import ArgumentError

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import ringcoll
-from ringcoll.bench import meeting
+from ringcoll.bench import torch_group
 from ringcoll.errors import MachineError
 
 NRANKS = 3
@@ -63,7 +63,7 @@ def met(folder: Path, ends, fails: int | None = None) -> list[tuple[FakeDist, pa
 
     def rank(comm):
         dist = FakeDist(folder, fails=comm.rank == fails)
-        meeting.join(comm, dist, "gloo", timeout=7)
+        torch_group.join(comm, dist, "gloo", timeout=7)
         return dist, ends[threading.current_thread().name]
 
     return ringcoll.spawn(rank, NRANKS, device="cpu")
@@ -126,7 +126,7 @@ def test_what_torch_has_removed_is_not_missed(tmp_path, ends):
 
 @pytest.mark.parametrize("rank", range(NRANKS))
 def test_a_rank_that_cannot_come_is_named_by_all(tmp_path, ends, monkeypatch, rank):
-    plain = meeting._hold
+    plain = torch_group._hold
     lost: set[str] = set()
     said: list[str] = []
 
@@ -138,10 +138,10 @@ def test_a_rank_that_cannot_come_is_named_by_all(tmp_path, ends, monkeypatch, ra
         if comm.rank == rank:
             lost.add(threading.current_thread().name)
         with pytest.raises(MachineError) as caught:
-            meeting.join(comm, FakeDist(tmp_path), "gloo")
+            torch_group.join(comm, FakeDist(tmp_path), "gloo")
         said.append(str(caught.value))
 
-    monkeypatch.setattr(meeting, "_hold", hold)
+    monkeypatch.setattr(torch_group, "_hold", hold)
     ringcoll.spawn(come, NRANKS, device="cpu")
     (line,) = {*said}
     assert len(said) == NRANKS

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ringcoll.bench.exchange import gather_bytes
+from ringcoll.bench.worlds import gather_bytes
 from ringcoll.errors import MachineError
 
 if TYPE_CHECKING:
