@@ -25,11 +25,12 @@ from ringcoll.options import KINDS
 
 HERE = Path(__file__).parent
 
-PLANS = {
-    "ring": "explain all_reduce --algorithm ring --ranks 4 --bandwidth 10G",
-    "chain": "explain broadcast --algorithm chain --ranks 4 --slices 4 --bandwidth 10G",
+PICTURES = {
+    "plan-ring": "explain all_reduce --algorithm ring --ranks 4 --bandwidth 10G",
+    "plan-chain": "explain broadcast --algorithm chain --ranks 4 --slices 4 --bandwidth 10G",
+    "model-chain": "model broadcast --algorithm chain --bytes 8M --bandwidth 100M --alpha 1ms",
 }
-"""Pictures of plans, and the commands that draw them."""
+"""Pictures of plans and of the model, and the commands that draw them."""
 
 
 def main(folder: Path) -> None:
@@ -37,8 +38,8 @@ def main(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "options.md").write_text(options(), encoding="utf-8")
     tables.main(["--out", str(folder)])
-    for name, command in PLANS.items():
-        run(f"{command} --plot {folder / f'plan-{name}.svg'}")
+    for name, command in PICTURES.items():
+        run(f"{command} --plot {folder / f'{name}.svg'}")
     machines = [line.split()[0] for line in run("topo --preset list").splitlines()]
     for name in machines:
         run(f"topo --preset {name} --picture {folder / f'{name}.svg'}")
