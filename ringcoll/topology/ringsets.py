@@ -1,8 +1,7 @@
-"""What a search has found as JSON, and back: nothing in it is believed before it was looked at."""
+"""The result of a search as JSON, and back; every value is checked before it is used."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NoReturn, TypeVar
 
 from ringcoll.errors import MachineError
@@ -12,12 +11,12 @@ from ringcoll.topology.system import PathClass, System
 __all__ = ["as_json", "ring_set_of"]
 
 _MOST = 1 << 12
-"""Rings, limits or sentences that are taken."""
+"""Rings, limits or sentences at most."""
 
 _LARGEST = 1e12
 """GB/s beyond any machine."""
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
 def as_json(found: RingSet) -> dict[str, object]:
@@ -39,113 +38,87 @@ def as_json(found: RingSet) -> dict[str, object]:
     }
 
 
-def ring_set_of(said: object, system: System, what: str) -> RingSet:
-    """The rings of all GPUs of a system, as :func:`as_json` tells them.
-
-    Args:
-        said: what was read as JSON.
-        system: the machine.
-        what: is read, for messages.
+def ring_set_of(content: object, system: System, what: str) -> RingSet:
+    """The rings of all GPUs of a system from the JSON of :func:`as_json`.
 
     Raises:
-        MachineError: it is something else; the message says which part.
+        MachineError: a part is malformed; the message names it, after ``what``.
 
     """
-    fields = _Fields(said, what, {"rings", "limits", "bound", "all_pairs", "tried"})
-    bound = fields.said["bound"]
-    all_pairs = fields.said["all_pairs"]
-    if not isinstance(all_pairs, bool):
-        fields.refuse("all_pairs", all_pairs)
+    fields = _fields(content, {"rings", "limits", "bound", "all_pairs", "tried"}, what)
+    bound, tried = fields["bound"], f"{what}: tried"
+    names = frozenset(node.name for node in system.nodes)
     return RingSet(
         system.gpus,
-        tuple(fields.listed("rings", lambda one: _ring(one, system, f"{what}: rings"))),
-        tuple(fields.listed("limits", lambda one: _limit(one, f"{what}: limits"))),
+        tuple(_ring(ring, system, names, what) for ring in _list(fields["rings"], what, "rings")),
+        tuple(
+            _limit(limit, f"{what}: limits") for limit in _list(fields["limits"], what, "limits")
+        ),
         None if bound is None else _number(bound, f"{what}: bound"),
-        all_pairs,
-        tuple(fields.listed("tried", lambda one: _text(one, f"{what}: tried"))),
+        _typed(fields["all_pairs"], bool, f"{what}: all_pairs"),
+        tuple(_typed(sentence, str, tried) for sentence in _list(fields["tried"], what, "tried")),
     )
 
 
-def _ring(said: object, system: System, what: str) -> Ring:
-    fields = _Fields(said, what, {"order", "bandwidth", "hops", "paths"})
+def _ring(content: object, system: System, names: frozenset[str], what: str) -> Ring:
+    what = f"{what}: rings"
+    fields = _fields(content, {"order", "bandwidth", "hops", "paths"}, what)
     n = len(system.gpus)
-    order = tuple(fields.listed("order", lambda one: _index(one, f"{what}: order")))
+    order = [_typed(at, int, f"{what}: order") for at in _list(fields["order"], what, "order")]
     if sorted(order) != list(range(n)) or order[0] != 0:
-        fields.refuse("order", list(order))
-    hops = tuple(fields.listed("hops", lambda one: _class(one, f"{what}: hops")))
-    paths = tuple(fields.listed("paths", lambda one: _path(one, system, f"{what}: paths")))
+        _refuse(f"{what}: order", order)
+    hops = [_class(hop, f"{what}: hops") for hop in _list(fields["hops"], what, "hops")]
+    paths = [_list(path, what, "paths") for path in _list(fields["paths"], what, "paths")]
     if len(hops) != n or len(paths) != n:
-        fields.refuse("hops and paths", f"{len(hops)} and {len(paths)} of them for {n} GPUs")
+        _refuse(f"{what}: hops and paths", f"{len(hops)} and {len(paths)} of them for {n} GPUs")
     for i, path in enumerate(paths):
-        ends = system.gpus[order[i]].name, system.gpus[order[(i + 1) % n]].name
-        if (path[0], path[-1]) != ends:
-            fields.refuse("paths", list(path))
-    bandwidth = _number(fields.said["bandwidth"], f"{what}: bandwidth")
+        ends = [system.gpus[order[i]].name, system.gpus[order[(i + 1) % n]].name]
+        if [*path[:1], *path[1:][-1:]] != ends or any(
+            not isinstance(name, str) or name not in names for name in path
+        ):
+            _refuse(f"{what}: paths", path)
+    bandwidth = _number(fields["bandwidth"], f"{what}: bandwidth")
     if bandwidth <= 0:
-        fields.refuse("bandwidth", bandwidth)
-    return Ring(order, bandwidth, hops, paths)
+        _refuse(f"{what}: bandwidth", bandwidth)
+    return Ring(tuple(order), bandwidth, tuple(hops), tuple(tuple(map(str, p)) for p in paths))
 
 
-def _limit(said: object, what: str) -> Limit:
-    if not isinstance(said, list) or len(said) != 3:
-        _refuse(what, said)
-    return Limit(_text(said[0], what), _number(said[1], what), _number(said[2], what))
+def _limit(content: object, what: str) -> Limit:
+    if not isinstance(content, list) or len(content) != 3:
+        _refuse(what, content)
+    return Limit(_typed(content[0], str, what), *(_number(rate, what) for rate in content[1:]))
 
 
-def _path(said: object, system: System, what: str) -> tuple[str, ...]:
-    names = {node.name for node in system.nodes}
-    if not isinstance(said, list) or len(said) < 2:
-        _refuse(what, said)
-    for name in said:
-        if not isinstance(name, str) or name not in names:
-            _refuse(what, name)
-    return tuple(said)
+def _class(name: object, what: str) -> PathClass:
+    if not isinstance(name, str) or name not in PathClass.__members__:
+        _refuse(what, name)
+    return PathClass[name]
 
 
-def _class(said: object, what: str) -> PathClass:
-    if not isinstance(said, str) or said not in PathClass.__members__:
-        _refuse(what, said)
-    return PathClass[said]
+def _number(value: object, what: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        _refuse(what, value)
+    if not 0 <= value <= _LARGEST:  # neither NaN nor an integer beyond all floats
+        _refuse(what, value)
+    return value
 
 
-def _index(said: object, what: str) -> int:
-    if not isinstance(said, int) or isinstance(said, bool):
-        _refuse(what, said)
-    return said
+def _typed(value: object, kind: type[_T], what: str) -> _T:
+    if type(value) is not kind:  # a bool is no int
+        _refuse(what, value)
+    return value
 
 
-def _number(said: object, what: str) -> float:
-    if not isinstance(said, int | float) or isinstance(said, bool):
-        _refuse(what, said)
-    if not 0 <= said <= _LARGEST:  # neither NaN nor an integer beyond all floats
-        _refuse(what, said)
-    return said
+def _list(value: object, what: str, name: str) -> list[object]:
+    if not isinstance(value, list) or len(value) > _MOST:
+        _refuse(f"{what}: {name}", value)
+    return value
 
 
-def _text(said: object, what: str) -> str:
-    if not isinstance(said, str):
-        _refuse(what, said)
-    return said
-
-
-class _Fields:
-    """An object of JSON that has just these fields."""
-
-    def __init__(self, said: object, what: str, names: set[str]) -> None:
-        if not isinstance(said, dict) or set(said) != names:
-            _refuse(what, said)
-        self.said: dict[str, object] = said
-        self.what = what
-
-    def listed(self, name: str, read: Callable[[object], T]) -> list[T]:
-        """What is read of each item of a field that is a list."""
-        found = self.said[name]
-        if not isinstance(found, list) or len(found) > _MOST:
-            self.refuse(name, found)
-        return [read(one) for one in found]
-
-    def refuse(self, name: str, seen: object) -> NoReturn:
-        _refuse(f"{self.what}: {name}", seen)
+def _fields(content: object, names: set[str], what: str) -> dict[str, object]:
+    if not isinstance(content, dict) or set(content) != names:
+        _refuse(what, content)
+    return content
 
 
 def _refuse(what: str, seen: object) -> NoReturn:

@@ -54,6 +54,7 @@ def test_there_and_back(name):
         (said(paths=[["GPU/1"]] * 4), "paths: malformed"),
         (said(paths=[[SYSTEM.gpus[0].name] * 2] * 4), "paths: malformed"),
         (said(paths=[["GPU/1", "nowhere"]] * 4), "paths: malformed"),
+        (said(paths=[[SYSTEM.gpus[0].name, [], SYSTEM.gpus[1].name]] * 4), "paths: malformed"),
         (said(limits=[["a", 1]]), "limits: malformed"),
         (said(limits=[[1, 1, 1]]), "limits: malformed: 1"),
         (said(bound="much"), "bound: malformed: 'much'"),

@@ -1,4 +1,4 @@
-"""What the machine is, what its rings are worth and what limits them, in plain sentences."""
+"""What a machine consists of, what its rings carry and which links limit them, in sentences."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from ringcoll.topology.draw.labels import labels_of, link_label, number
-from ringcoll.topology.draw.limits import format_limits
-from ringcoll.topology.rings import Ring, RingSet
+from ringcoll.topology.rings import Limit, Ring, RingSet
 from ringcoll.topology.system import (
     Confidence,
     Cpu,
     Gpu,
     Link,
     LinkKind,
+    Network,
     Nic,
     NvSwitch,
     PciSwitch,
@@ -24,17 +24,17 @@ from ringcoll.topology.tables import LOCAL
 
 __all__ = ["contents_of", "format_machine", "format_notes", "format_rings", "format_search"]
 
-_SHOWN = 32
-"""Up to so many rings are spelled out."""
+_SHOWN, _NAMED = 32, 4
+"""Rings, and links of a kind, that are spelled out at most."""
+
+_FULL = 0.995
+"""From this share of its capacity on a link counts as full."""
 
 
 def format_machine(system: System) -> str:
     """What the machine consists of and how its GPUs are joined."""
     lines = [system.title] if system.title else []
-    lines.append(contents_of(system))
-    lines += _nvlinks(system)
-    lines += _widths(system)
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, contents_of(system), *_nvlinks(system), *_widths(system)]) + "\n"
 
 
 def contents_of(system: System) -> str:
@@ -60,7 +60,7 @@ def _kind(gpu: Gpu) -> str:
 
 def _nvlinks(system: System) -> Iterator[str]:
     """How NVLink joins the GPUs: through switches, in pairs, to CPUs, or not at all."""
-    switched: dict[tuple[int, float, float | None, Source], list[Link]] = {}
+    switched: dict[tuple[object, ...], list[Link]] = {}
     direct: list[Link] = []
     to_cpu: list[Link] = []
     for gpu in system.gpus:
@@ -73,11 +73,18 @@ def _nvlinks(system: System) -> Iterator[str]:
                 switched.setdefault(key, []).append(link)
             else:
                 (to_cpu if isinstance(other, Cpu) else direct).append(link)
-    for (count, *_), links in switched.items():
-        who = "every GPU has" if len(switched) == 1 else f"{_many(len(links), 'GPU')} with"
-        yield f"{who} {_many(count, 'NVLink')} to the NVSwitch: {_worth(system, links[0])}"
+    for links in switched.values():
+        which = "every GPU has" if len(switched) == 1 else f"{_many(len(links), 'GPU')} with"
+        count = _many(links[0].count, "NVLink")
+        yield f"{which} {count} to the NVSwitch: {_rate(system, links[0])}"
     if direct:
-        yield from _direct(system, direct)
+        pairs = len({frozenset((link.src, link.dst)) for link in direct})
+        hosts = Counter(gpu.host for gpu in system.gpus).values()
+        possible = sum(count * (count - 1) // 2 for count in hosts)
+        which = "every pair" if pairs == possible else f"{pairs} of {possible} pairs"
+        where = " of a host" if len(system.hosts) > 1 else ""
+        yield f"{which} of GPUs{where} joined directly by {link_label(system, direct[0])}:"
+        yield from _each(system, direct)
     if to_cpu:
         name = link_label(system, to_cpu[0])
         yield f"{_many(len(to_cpu), 'GPU')} with {name} to the CPU:"
@@ -86,59 +93,40 @@ def _nvlinks(system: System) -> Iterator[str]:
         yield "no NVLink between GPUs: they reach each other by PCIe and CPUs"
 
 
-def _direct(system: System, direct: Sequence[Link]) -> Iterator[str]:
-    """Of links between GPUs, how many pairs have how many."""
-    pairs = {frozenset((link.src, link.dst)) for link in direct}
-    hosts = Counter(gpu.host for gpu in system.gpus).values()
-    possible = sum(count * (count - 1) // 2 for count in hosts)
-    which = "every pair" if len(pairs) == possible else f"{len(pairs)} of {possible} pairs"
-    where = " of a host" if len(system.hosts) > 1 else ""
-    yield f"{which} of GPUs{where} joined directly by {link_label(system, direct[0])}:"
-    yield from _each(system, direct)
-
-
 def _each(system: System, links: Sequence[Link]) -> Iterator[str]:
     """A line for each width of links, the widest first."""
     kinds = {(link.count, link.bandwidth, link.nominal, link.source): link for link in links}
     for link in sorted(kinds.values(), key=lambda link: (-link.bandwidth, link.count)):
-        yield f"  {_many(link.count, 'link')}: {_worth(system, link)}"
+        yield f"  {_many(link.count, 'link')}: {_rate(system, link)}"
 
 
-def _worth(system: System, link: Link) -> str:
-    """Bandwidth and where it comes from, and what the links are sold as."""
+def _rate(system: System, link: Link) -> str:
+    """The bandwidth, its source, and the nominal rate."""
     table = "RCCL" if link_label(system, link) == "XGMI" else "NCCL"
-    said = [f"payload by {table}'s constants" if link.source is Source.TABLE else link.source.value]
+    how = [f"payload by {table}'s constants" if link.source is Source.TABLE else link.source.value]
     if link.nominal is not None:
         nominal = f"nominal {_exact(link.nominal)}"
         if link.count > 1:
             nominal += f" = {link.count} x {_exact(link.nominal / link.count)}"
-        said.append(nominal)
-    return f"{number(link.bandwidth)} GB/s each way ({'; '.join(said)})"
+        how.append(nominal)
+    return f"{number(link.bandwidth)} GB/s each way ({'; '.join(how)})"
 
 
 def _exact(bandwidth: float) -> str:
-    """With up to four decimals, as link rates have them."""
+    """GB/s with up to four decimals, as link rates have them."""
     return f"{bandwidth:.4f}".rstrip("0").rstrip(".")
 
 
 def _widths(system: System) -> Iterator[str]:
-    """PCIe of the GPUs, and what joins CPUs."""
-    gpus = {
-        link.bandwidth
-        for gpu in system.gpus
-        for link in system.out[gpu.name]
-        if link.kind is LinkKind.PCI
-    }
-    if gpus:
-        yield f"PCIe of the GPUs: {_list(gpus)} GB/s each way"
-    between = (link for link in system.links if link.kind is LinkKind.SYS)
-    cpus = {link.bandwidth for link in between if link.bandwidth < LOCAL}
-    if cpus:
-        yield f"between NUMA nodes: {_list(cpus)} GB/s each way"
-
-
-def _list(values: set[float]) -> str:
-    return " or ".join(number(value) for value in sorted(values, reverse=True))
+    """The bandwidths of the GPUs' PCIe links, and between CPUs."""
+    out = (link for gpu in system.gpus for link in system.out[gpu.name])
+    for what, rates in (
+        ("PCIe of the GPUs", {link.bandwidth for link in out if link.kind is LinkKind.PCI}),
+        ("between NUMA nodes", {x.bandwidth for x in system.links if x.kind is LinkKind.SYS}),
+    ):
+        limited = sorted((rate for rate in rates if rate < LOCAL), reverse=True)
+        if limited:
+            yield f"{what}: {' or '.join(map(number, limited))} GB/s each way"
 
 
 def format_rings(system: System, rings: RingSet) -> str:
@@ -160,11 +148,10 @@ def format_rings(system: System, rings: RingSet) -> str:
         lines.append(f"  and {len(rings.rings) - _SHOWN} more")
     if rings.all_pairs:
         lines.append(
-            "every pair is one switch hop apart: algorithms in which all GPUs talk to all at once "
-            "lose nothing"
+            "every pair is one switch hop apart: traffic of all GPUs to all others has the full "
+            "bandwidth, too"
         )
-    lines += format_limits(system, rings, labels)
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *_limits(system, rings, labels)]) + "\n"
 
 
 def _ring(ring: Ring, rings: RingSet, labels: Mapping[str, str]) -> str:
@@ -177,28 +164,86 @@ def _ring(ring: Ring, rings: RingSet, labels: Mapping[str, str]) -> str:
     return f"{text}  ({best.name})" if set(ring.hops) == {best} else f"{text}  (else {best.name})"
 
 
+def _limits(system: System, rings: RingSet, labels: Mapping[str, str]) -> Iterator[str]:
+    """A sentence for each kind of full link, and why it is the limit.
+
+    Links of the same kind, use and capacity go together. If none is full, the fullest is named.
+    """
+    full = [limit for limit in rings.limits if limit.used >= _FULL * limit.capacity]
+    known = {f"{link.src} -> {link.dst}": link for link in system.links}
+    known |= {f"{link.src} -> {link.dst} ({link.kind.value})": link for link in system.links}
+    groups: dict[tuple[str, str, str], list[tuple[Limit, Link | None]]] = {}
+    for limit in full or rings.limits[:1]:
+        link = known.get(limit.link) or known.get(limit.link.partition(" (")[0])
+        what, why = ("links", "") if link is None else _reason(system, link)
+        use = f"{number(limit.used)} of {number(limit.capacity)} GB/s"
+        groups.setdefault((what, why, use), []).append((limit, link))
+    for (what, why, use), members in groups.items():
+        names = _names(system, members, labels)
+        state = "full" if full else "the fullest"
+        yield f"limit: {what} ({names}): {use}, {state}{f' -- {why}' if why else ''}"
+
+
+def _names(
+    system: System, members: Sequence[tuple[Limit, Link | None]], labels: Mapping[str, str]
+) -> str:
+    """The ends of the links, in each direction that is full."""
+
+    def name(end: str) -> str:
+        node = system.node(end)
+        # Only these are numbered over all hosts.
+        plain = isinstance(node, Gpu | Nic | Network) or len(system.hosts) == 1
+        return labels[end] if plain else f"{labels[end]} of host {node.host}"
+
+    ends = [
+        limit.link if link is None else f"{name(link.src)} -> {name(link.dst)}"
+        for limit, link in members
+    ]
+    if len(ends) > _NAMED:
+        return f"{', '.join(ends[: _NAMED - 1])} and {len(ends) - _NAMED + 1} more"
+    return ", ".join(ends)
+
+
+def _reason(system: System, link: Link) -> tuple[str, str]:
+    """The kind of a link, and why rings need its bandwidth."""
+    name = link_label(system, link)
+    ends = (system.node(link.src), system.node(link.dst))
+    gpus = sum(isinstance(end, Gpu) for end in ends)
+    if link.kind is LinkKind.SYS:
+        return "link between CPUs", "a ring over both sides crosses it at least once each way"
+    if link.kind is LinkKind.NET:
+        return "network port", "a ring over all hosts leaves and enters each of them"
+    if any(isinstance(end, Nic) for end in ends):
+        return f"{name} of a NIC", "a ring over all hosts leaves and enters each by a NIC"
+    if gpus == 2:
+        return name, "every ring uses one such link into and one out of each GPU"
+    if any(isinstance(end, NvSwitch) for end in ends):
+        return f"{name} to the switch", "all that a GPU sends or receives passes it"
+    if gpus and any(isinstance(end, Cpu) for end in ends):
+        return f"{name} between GPU and CPU", "all traffic of the GPU through the CPU passes it"
+    if gpus:
+        return f"{name} of a GPU", "every ring passes it once each way"
+    return name, "all traffic between the GPUs below it and the others passes it"
+
+
 def format_notes(system: System) -> str:
-    """What was strange about the machine and what is not sure, a line each; "" if nothing."""
-    return "".join(f"note: {line}\n" for line in (*system.notes, *_unsure(system)))
+    """The notes of the machine, and the links of uncertain bandwidth, a line each; or ""."""
+    uncertain: dict[tuple[LinkKind, Confidence], set[frozenset[str]]] = {}
+    for link in system.links:
+        if link.confidence is not Confidence.HIGH:
+            ends = frozenset((link.src, link.dst))
+            uncertain.setdefault((link.kind, link.confidence), set()).add(ends)
+    sentences = [
+        f"{_many(len(links), 'link')} ({kind.value}) of {confidence.name.lower()} confidence: "
+        f"check the bandwidth by `ringcoll topo --measure`"
+        for (kind, confidence), links in uncertain.items()
+    ]
+    return "".join(f"note: {line}\n" for line in (*system.notes, *sentences))
 
 
 def format_search(rings: RingSet) -> str:
     """What the search did, a line each."""
     return "".join(f"search: {line}\n" for line in rings.tried)
-
-
-def _unsure(system: System) -> Iterator[str]:
-    """A sentence for each kind of link whose bandwidth is not sure."""
-    unsure: dict[tuple[LinkKind, Confidence], set[frozenset[str]]] = {}
-    for link in system.links:
-        if link.confidence is not Confidence.HIGH:
-            ends = frozenset((link.src, link.dst))
-            unsure.setdefault((link.kind, link.confidence), set()).add(ends)
-    for (kind, confidence), links in unsure.items():
-        yield (
-            f"{_many(len(links), 'link')} ({kind.value}) of {confidence.name.lower()} confidence: "
-            f"the bandwidth may not be so"
-        )
 
 
 def _many(count: int, name: str) -> str:
