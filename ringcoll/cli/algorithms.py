@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 
 from ringcoll.algorithms import ALGORITHMS, Builder, build
 from ringcoll.algorithms.load import load
+from ringcoll.cli.output import bold
 from ringcoll.errors import ArgumentError, did_you_mean
 from ringcoll.model.explain import LEGEND, space_time
 from ringcoll.model.links import Links
@@ -42,7 +43,7 @@ def main(args: argparse.Namespace) -> int:
     """Run ``ringcoll algorithms``."""
     if args.collective is None:
         for collective, builders in ALGORITHMS.items():
-            print(f"{collective}")
+            print(bold(collective))
             for name, builder in builders.items():
                 print(f"  {name:<22}{_sentence(builder)}")
         print("\n`ringcoll algorithms COLLECTIVE` draws them")
@@ -55,7 +56,7 @@ def main(args: argparse.Namespace) -> int:
         collective, drawn = args.collective, dict(_builders(args.collective))
     nranks = args.ranks or (2 if collective == "send" else 4)
     for name, builder in drawn.items():
-        print(f"{collective} by {name}: {_sentence(builder)}\n")
+        print(f"{bold(f'{collective} by {name}')}: {_sentence(builder)}\n")
         print("\n".join(_picture(collective, builder, nranks)) + "\n")
     print(LEGEND)
     return 0

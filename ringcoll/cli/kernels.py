@@ -6,9 +6,15 @@ import argparse
 import logging
 import os
 import time
+from functools import partial
+from typing import TYPE_CHECKING
 
+from ringcoll.cli.output import bold, progress
 from ringcoll.config import from_environment
 from ringcoll.errors import MachineError
+
+if TYPE_CHECKING:
+    from ringcoll.executors.cuda.cache import KernelCache
 
 __all__ = ["EXAMPLES", "add_arguments", "main"]
 
@@ -40,16 +46,21 @@ def main(args: argparse.Namespace) -> int:
     folder = kernel_folder(settings.cache_dir)
     sources = standard_sources()
     print(f"{len(sources)} kernels, kept in {folder}\n")
-    print(_row("arch", "compiled", "found", "seconds"), flush=True)
+    print(bold(_row("arch", "compiled", "found", "seconds")), flush=True)
     for arch in args.arch:
         cache = KernelCache(folder)
         if cache.folder is None:
             raise MachineError(f"{folder}: nothing can be kept there; set RINGCOLL_CACHE_DIR")
         start = time.perf_counter()
-        cache.compile_all(sources, arch)
+        with progress(f"compiling for {arch}", len(sources), partial(_ready, cache)):
+            cache.compile_all(sources, arch)
         seconds = f"{time.perf_counter() - start:.1f}"
         print(_row(arch, str(cache.compiled), str(cache.found), seconds), flush=True)
     return 0
+
+
+def _ready(cache: KernelCache) -> int:
+    return cache.compiled + cache.found
 
 
 def _row(arch: str, *cells: str) -> str:

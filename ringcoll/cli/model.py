@@ -18,7 +18,7 @@ from ringcoll.cli.links import (
     links_of,
     typed,
 )
-from ringcoll.cli.output import say_written, write_json
+from ringcoll.cli.output import Progress, bold, progress, say_written, write_json
 from ringcoll.errors import ArgumentError, PlanError
 from ringcoll.model.closed_form import (
     CHAINS,
@@ -146,24 +146,27 @@ def main(args: argparse.Namespace) -> int:
         if figures is not None:
             print(f"measured {figures.date}, {figures.source}")
         print(f"{links.topology}: {KINDS[links.topology]} (--links takes {', '.join(_KINDS)})")
-        print(*free_messages(args, links), _HEAD, sep="\n")
-    for case in _cases(args, algorithms):
-        few = _FEW_SLICES if case.nranks > _MANY_RANKS else _SLICES
-        some = list(_points(case, args.slices or few))
-        points += some
-        if not quiet:
-            for point in some:
-                print(_row(point), flush=True)
+        print(*free_messages(args, links), bold(_HEAD), sep="\n")
+    with progress("predicting") as shown:
+        for case in _cases(args, algorithms, shown):
+            few = _FEW_SLICES if case.nranks > _MANY_RANKS else _SLICES
+            some = list(_points(case, args.slices or few, shown))
+            points += some
+            if not quiet:
+                shown.print(*map(_row, some))
     if not points:
         raise ArgumentError(f"{args.collective}: there is nothing that these options predict")
     if not quiet:
         print(_LEGEND)
     best: dict[_Case, Answer] = {}
-    for case in dict.fromkeys(point.case for point in points):
-        if not quiet or args.plot is not None:
-            best[case] = _best(case)
-        if not quiet:
-            print("\n" + "\n".join(_summary(case, best[case])), flush=True)
+    cases = dict.fromkeys(point.case for point in points)
+    with progress("searching the best S", len(cases)) as shown:
+        for case in cases:
+            shown.step(str(case))
+            if not quiet or args.plot is not None:
+                best[case] = _best(case)
+            if not quiet:
+                shown.print("", *_summary(case, best[case]))
     if args.plot is not None:
         _plot(args, points, best)
     write_json(args.json, {"points": [_as_json(point) for point in points]})
@@ -175,12 +178,15 @@ def links_of_any(args: argparse.Namespace) -> Links:
     return links_of(argparse.Namespace(**{**vars(args), "nodes": [1]}), 1)
 
 
-def _cases(args: argparse.Namespace, algorithms: Sequence[Algorithm]) -> Iterator[_Case]:
+def _cases(
+    args: argparse.Namespace, algorithms: Sequence[Algorithm], shown: Progress
+) -> Iterator[_Case]:
     for algorithm in algorithms:
         for nranks in args.ranks or [4]:
             if args.collective == "send" and nranks != 2:
                 raise ArgumentError(f"--ranks {nranks}: a send has 2 ranks")
             links, name = links_of(args, nranks), name_of(algorithm)
+            shown.part = f"{name}, {nranks} ranks"
             try:
                 plan = plan_for(
                     args.collective,
@@ -193,7 +199,7 @@ def _cases(args: argparse.Namespace, algorithms: Sequence[Algorithm]) -> Iterato
                 clock = Clock(plan, links, window=args.window)
                 clock.graph(1)
             except PlanError as error:
-                print(f"{name}, {nranks} ranks: left out: {error}", file=sys.stderr)
+                shown.print(f"{name}, {nranks} ranks: left out: {error}", file=sys.stderr)
                 continue
             # A barrier moves nothing, whatever --bytes says.
             sizes = args.bytes or (64 << 20,)
@@ -201,12 +207,12 @@ def _cases(args: argparse.Namespace, algorithms: Sequence[Algorithm]) -> Iterato
                 yield _Case(args.collective, name, nranks, nbytes, links, clock)
 
 
-def _points(case: _Case, slices: list[int]) -> Iterator[_Point]:
+def _points(case: _Case, slices: list[int], shown: Progress) -> Iterator[_Point]:
     for count in slices if _is_sliced(case) else [1]:
         try:
             point = _Point(case, answer(case.clock, case.nbytes, count))
         except PlanError as error:
-            print(f"{case}, {count} slices: left out: {error}", file=sys.stderr)
+            shown.print(f"{case}, {count} slices: left out: {error}", file=sys.stderr)
             continue
         yield point
 
@@ -271,7 +277,7 @@ def _is_rough(case: _Case) -> bool:
 
 
 def _summary(case: _Case, best: Answer) -> Iterator[str]:
-    yield f"{case}:"
+    yield bold(f"{case}:")
     links = case.links
     yield f"  limit: {best.limit_text}"
     if _is_sliced(case):

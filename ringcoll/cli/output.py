@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from ringcoll.errors import ArgumentError
 
-__all__ = ["Progress", "progress", "say_written", "write_json", "write_text"]
+__all__ = ["Progress", "bold", "progress", "say_written", "write_json", "write_text"]
 
 _TICK_SECONDS = 0.2
 
@@ -51,8 +52,18 @@ def say_written(target: str | None) -> None:
         print(f"wrote {target}", file=sys.stderr)
 
 
+def bold(text: str) -> str:
+    """Text that stands out in a terminal, and is plain in a file or a pipe."""
+    plain = (
+        not sys.stdout.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    )
+    return text if plain else f"\x1b[1m{text}\x1b[0m"
+
+
 @contextmanager
-def progress(what: str, total: int = 0) -> Iterator[Progress]:
+def progress(
+    what: str, total: int = 0, done: Callable[[], int] | None = None
+) -> Iterator[Progress]:
     """Show on stderr how far a long work has come; nothing where stderr is no terminal.
 
     >>> with progress("proving", 3) as shown:
@@ -62,9 +73,10 @@ def progress(what: str, total: int = 0) -> Iterator[Progress]:
     Args:
         what: is done.
         total: how many parts it has; 0 if nobody knows.
+        done: counts the parts that are done; None: the steps that are told.
 
     """
-    shown = Progress(what, total)
+    shown = Progress(what, total, done)
     if sys.stderr is None or not sys.stderr.isatty():
         yield shown
         return
@@ -81,27 +93,28 @@ def progress(what: str, total: int = 0) -> Iterator[Progress]:
 class Progress:
     """How far a work has come."""
 
-    def __init__(self, what: str, total: int) -> None:
-        self.what, self.total, self.done, self.part = what, total, 0, ""
+    def __init__(self, what: str, total: int, done: Callable[[], int] | None = None) -> None:
+        self.what, self.total, self.part = what, total, ""
         self.live, self.over = False, threading.Event()
+        self._steps = 0
+        self._done = done or (lambda: self._steps)
         self._start = time.monotonic()
         self._lock = threading.Lock()
 
     def step(self, part: str = "") -> None:
-        """``part`` is done."""
-        self.done, self.part = self.done + 1, part
+        """One more part has come to its turn."""
+        self._steps, self.part = self._steps + 1, part
 
-    @contextmanager
-    def hidden(self) -> Iterator[None]:
-        """Take the line away while something is printed."""
+    def print(self, *lines: str, file: TextIO | None = None) -> None:
+        """Print lines, while the line of the progress is away."""
         with self._lock:
             self._write("")
-            yield
-            sys.stdout.flush()
+            for line in lines:
+                print(line, file=file or sys.stdout, flush=True)
 
     def line(self) -> str:
         """What is shown, such as ``proving 3/40, all_reduce by ring, 12 s``."""
-        count = f" {self.done}/{self.total}" if self.total else ""
+        count = f" {self._done()}/{self.total}" if self.total else ""
         part = f", {self.part}" if self.part else ""
         return f"{self.what}{count}{part}, {time.monotonic() - self._start:.0f} s"
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from ringcoll.algorithms import ALGORITHMS, name_of
 from ringcoll.algorithms.load import find_all
 from ringcoll.cli.links import describe_links, figures_of, free_messages, links_of
-from ringcoll.cli.output import say_written, write_json
+from ringcoll.cli.output import bold, progress, say_written, write_json
 from ringcoll.errors import ArgumentError, PlanError
 from ringcoll.model.closed_form import bus_factor
 from ringcoll.model.links import Links
@@ -49,14 +49,18 @@ def main(args: argparse.Namespace) -> int:
             )
     table: dict[tuple[int, int], tuple[Point, ...]] = {}
     refused: dict[str, str] = {}
-    for nbytes in sizes:
+    spans: dict[int, tuple[Span, ...]] = {}
+    with progress("predicting", len(sizes) * len(numbers) + len(numbers)) as shown:
+        for nbytes in sizes:
+            for nodes in numbers:
+                shown.step(f"{format_bytes(nbytes)} on {nodes * args.per_node} ranks")
+                table[nodes, nbytes] = _asked(growths, args, nodes, nbytes, refused)
+            if not quiet:
+                shown.print("", *_block(args, table, numbers, nbytes, growths))
+        shown.print(*(f"left out: {text}" for text in refused.values()), file=sys.stderr)
         for nodes in numbers:
-            table[nodes, nbytes] = _asked(growths, args, nodes, nbytes, refused)
-        if not quiet:
-            print("\n" + "\n".join(_block(args, table, numbers, nbytes, growths)), flush=True)
-    for text in refused.values():
-        print(f"left out: {text}", file=sys.stderr)
-    spans = {n: _spans(growths, args, n, sizes, table) for n in numbers}
+            shown.step(f"the fastest on {nodes * args.per_node} ranks")
+            spans[nodes] = _spans(growths, args, nodes, sizes, table)
     if not quiet and len(growths) > 1 and len(sizes) > 1:
         print("\n" + "\n".join(_crossovers(args, spans)))
     points = [point for found in table.values() for point in found]
@@ -185,7 +189,7 @@ def _block(
     heads = "".join(f"{name:>14}" for name in growths)
     columns = f"{'algbw':>9}{'busbw':>9}{'x limit':>9}  most costs, beside bytes"
     yield f"{format_bytes(nbytes)}, GB/s of the fastest"
-    yield f"{'nodes':>6}{'ranks':>7}{heads}  {'fastest':<20}{columns}"
+    yield bold(f"{'nodes':>6}{'ranks':>7}{heads}  {'fastest':<20}{columns}")
     for nodes in numbers:
         points = {point.algorithm: point for point in table[nodes, nbytes]}
         times = "".join(

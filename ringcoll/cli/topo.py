@@ -13,7 +13,7 @@ from ringcoll.algorithms import build as build_plan
 from ringcoll.algorithms import name_of
 from ringcoll.algorithms.load import find_all
 from ringcoll.cli.links import typed
-from ringcoll.cli.output import say_written, write_json, write_text
+from ringcoll.cli.output import progress, say_written, write_json, write_text
 from ringcoll.config import from_environment
 from ringcoll.errors import ArgumentError, MachineError
 from ringcoll.model.machine import format_gain, machine_links, times_as_long
@@ -143,7 +143,8 @@ def main(args: argparse.Namespace) -> int:
     if args.measure:
         system = _measured(args, system)
     gpus = _members(system, args.gpus)
-    rings = find_rings(system, gpus, mixed=args.mixed)
+    with progress("searching rings"):
+        rings = find_rings(system, gpus, mixed=args.mixed)
     if args.graph is not None and not rings.rings:
         raise ArgumentError(f"--graph {args.graph}: no ring joins these {len(gpus)} GPUs")
     compared = None if args.compare is None else _compare(system, rings, args.compare)
@@ -172,7 +173,8 @@ def _document(args: argparse.Namespace) -> Element:
 
     _, settings = from_environment(os.environ)
     # Who asks wants to see a link that has failed since the last time.
-    document = detect(fresh=True, cache_dir=settings.cache_dir)
+    with progress("detecting the GPUs and their links"):
+        document = detect(fresh=True, cache_dir=settings.cache_dir)
     if not any(element.tag == "gpu" for element in document.walk()):
         raise MachineError(
             "no GPU was found on this machine; --file FILE.xml takes a machine from a file, "
@@ -187,7 +189,8 @@ def _measured(args: argparse.Namespace, system: System) -> System:
         raise ArgumentError("--measure times copies on this machine; leave --preset out")
     from ringcoll.topology.detect import measure
 
-    return measure(system)
+    with progress("timing copies between the GPUs"):
+        return measure(system)
 
 
 def _title(args: argparse.Namespace, document: Element) -> str:

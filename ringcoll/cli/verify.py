@@ -13,7 +13,7 @@ from typing import Any
 from ringcoll.algorithms import ALGORITHMS, Algorithm, name_of
 from ringcoll.algorithms.load import load
 from ringcoll.cli.links import typed
-from ringcoll.cli.output import write_json
+from ringcoll.cli.output import bold, progress, write_json
 from ringcoll.errors import ArgumentError, did_you_mean
 from ringcoll.units import parse_ints
 from ringcoll.verifier.examine import Case, Outcome, examine
@@ -97,18 +97,17 @@ def main(args: argparse.Namespace) -> int:
     cases.sort(key=lambda case: order.index((case.collective, case.algorithm)))
     quiet = args.json == "-"
     if not quiet:
-        print(_row("collective", "algorithm", "ranks", *_COLUMNS), flush=True)
+        print(bold(_row("collective", "algorithm", "ranks", *_COLUMNS)), flush=True)
     total = Outcome()
-    with _pool(args.jobs, len(cases)) as run:
+    with progress("proving", len(cases)) as shown, _pool(args.jobs, len(cases)) as run:
         for case, outcome in zip(cases, run(cases), strict=True):
             total = total.join(outcome)
+            name = name_of(case.algorithm)
             if not quiet and outcome.plans:
-                print(
-                    _report(case.collective, name_of(case.algorithm), case.nranks, outcome),
-                    flush=True,
-                )
+                shown.print(_report(case.collective, name, case.nranks, outcome))
+            shown.step(f"{case.collective} by {name}, {case.nranks} ranks")
     if not quiet:
-        print(_report("total", "", "", total))
+        print(bold(_report("total", "", "", total)))
         for failure in total.failures:
             print("FAILED " + ", ".join(f"{key} {value}" for key, value in failure.items()))
     write_json(args.json, total.as_json())

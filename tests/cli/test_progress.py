@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ringcoll.cli.output import progress
+from ringcoll.cli.output import bold, progress
 
 
 class Terminal(io.StringIO):
@@ -44,8 +44,8 @@ def test_a_terminal_sees_parts_and_seconds(terminal):
 def test_what_is_printed_meanwhile_takes_the_line_away(terminal):
     with progress("detecting the GPUs") as shown:
         wait_for(terminal, r"\rdetecting the GPUs, \d+ s")
-        with shown.hidden():
-            assert terminal.getvalue().endswith("\r\x1b[K")
+        shown.print("a row")
+        assert "\r\x1b[Ka row\n" in terminal.getvalue()
 
 
 def test_the_line_goes_when_the_work_fails(terminal):
@@ -57,6 +57,23 @@ def test_the_line_goes_when_the_work_fails(terminal):
 def test_a_pipe_sees_nothing(capsys):
     with progress("proving", 3) as shown:
         shown.step("ring")
-        with shown.hidden():
-            print("row")
+        shown.print("row")
     assert capsys.readouterr() == ("row\n", "")
+
+
+def test_what_counts_itself_is_counted(terminal):
+    done = [7]
+    with progress("compiling", 9, lambda: done[0]):
+        wait_for(terminal, r"\rcompiling 7/9, \d+ s")
+        done[0] = 8
+        wait_for(terminal, r"\rcompiling 8/9, \d+ s")
+
+
+def test_headings_stand_out_in_terminals_alone(monkeypatch):
+    for name in ("NO_COLOR", "TERM"):
+        monkeypatch.delenv(name, raising=False)
+    assert bold("head") == "head"
+    monkeypatch.setattr("ringcoll.cli.output.sys", SimpleNamespace(stdout=Terminal()))
+    assert bold("head") == "\x1b[1mhead\x1b[0m"
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert bold("head") == "head"

@@ -153,5 +153,5 @@ def test_pictures_of_no_kind_or_nowhere_are_refused(tmp_path):
 
 def test_without_matplotlib_the_remedy_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(MachineError, match=r"ringcoll\[plot\]"):
+    with pytest.raises(MachineError, match=r"\[plot\]"):
         plot_curves({}, "title", tmp_path / "a.png")
