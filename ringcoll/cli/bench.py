@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from types import FrameType
 
-from ringcoll.bench.flags import add_arguments
+from ringcoll.bench.flags import add_arguments, read
 from ringcoll.bench.launch import (
     become_mpiexec,
     decide,
@@ -23,7 +23,6 @@ from ringcoll.bench.launch import (
     own_command,
     run_sockets,
 )
-from ringcoll.bench.reading import read
 from ringcoll.bench.settings import Settings
 from ringcoll.bootstrap.launcher import launcher_of
 from ringcoll.errors import AbortedError, Error, UsageError

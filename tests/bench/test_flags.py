@@ -7,8 +7,7 @@ import math
 
 import pytest
 
-from ringcoll.bench.flags import add_arguments
-from ringcoll.bench.reading import read
+from ringcoll.bench.flags import add_arguments, read
 from ringcoll.bench.settings import Settings
 from ringcoll.errors import ArgumentError
 

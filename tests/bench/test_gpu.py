@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ringcoll.algorithms import ALGORITHMS
-from ringcoll.bench import gpu, reading, torch_peers
+from ringcoll.bench import flags, gpu, torch_peers
 from ringcoll.bench.cases import Section
 from ringcoll.bench.devices import Address, device_of
 from ringcoll.bench.gpu import EventWatch
@@ -65,7 +65,7 @@ def test_flags_that_exclude_each_other(words, says):
 
 
 def test_graphs_need_gpus(monkeypatch):
-    monkeypatch.setattr(reading, "gpus", lambda: 2)
+    monkeypatch.setattr(flags, "gpus", lambda: 2)
     assert settings("-G", "3").graphs == 3
     monkeypatch.setenv("RINGCOLL_DEVICE", "cpu")
     with pytest.raises(ArgumentError, match="no CUDA graphs"):

@@ -11,8 +11,7 @@ import pytest
 
 from ringcoll.bench import osu
 from ringcoll.bench.cases import Section
-from ringcoll.bench.flags import add_arguments
-from ringcoll.bench.reading import read
+from ringcoll.bench.flags import add_arguments, read
 from ringcoll.bench.report import Report
 from ringcoll.bench.session import measure
 from ringcoll.bench.settings import COLLECTIVES, Settings
