@@ -56,7 +56,7 @@ class Call:
         peer: the other end of a send or recv, else -1.
         counts: elements of every rank's segment where they differ, else empty.
         displs: where each of these segments begins in the buffer that holds all.
-        terms: what ranks must agree on, where the fields above do not say it all.
+        custom_signature: what ranks must agree on, where the fields above do not say it all.
         tag: the option, which ranks need not share.
 
     """
@@ -75,13 +75,13 @@ class Call:
     peer: int = -1
     counts: tuple[int, ...] = ()
     displs: tuple[int, ...] = ()
-    terms: str = ""
+    custom_signature: str = ""
     tag: str = ""
 
-    def describe(self) -> str:
-        """What ranks must agree on, in words: two calls belong together if this is equal."""
-        if self.terms:
-            return self.terms
+    def signature(self) -> str:
+        """What ranks must agree on: two calls belong together if this is equal."""
+        if self.custom_signature:
+            return self.custom_signature
         text = f"{self.collective} count={self.count} dtype={self.dtype.name}"
         if self.op is not None:
             text += f" op={self.op.name}"
@@ -90,10 +90,6 @@ class Call:
     def tagged(self, text: str) -> str:
         """A text about this call, with its tag where it has one."""
         return f"{text} tag={self.tag}" if self.tag else text
-
-    def signature(self) -> bytes:
-        """:meth:`describe` in bytes, for the comparison of ranks."""
-        return self.describe().encode()
 
 
 def prepare(

@@ -69,8 +69,8 @@ class VCall:
         """Bytes of the larger buffer: what a bandwidth is computed from."""
         return max(0 if b is None else b.nbytes for b in (self.send, self.recv))
 
-    def describe(self) -> str:
-        """What ranks must agree on, in words: two calls belong together if this is equal.
+    def signature(self) -> str:
+        """What ranks must agree on: two calls belong together if this is equal.
 
         all_gather_v and reduce_scatter_v know every rank's count, so all ranks name the same
         counts and displacements; what only two ends know is left to their pair.
@@ -81,10 +81,6 @@ class VCall:
         if self.op is not None:
             return f"{text} counts={_text(self.sendcounts)} op={self.op.name}"
         return text if self.collective == "all_to_all_v" else f"{text} root={self.root}"
-
-    def signature(self) -> bytes:
-        """:meth:`describe` in bytes, for the comparison of ranks."""
-        return self.describe().encode()
 
 
 def prepare_all_gather_v(

@@ -99,7 +99,7 @@ class Calling:
     ) -> Work | None:
         """A call whose buffers cannot be recognised next time."""
         call = with_options(call, config)
-        name = call.tagged(call.describe()) if later else ""
+        name = call.tagged(call.signature()) if later else ""
         ready = self._state.prepare(call, config)
         return self._launch([ready], later=later, alive=alive, name=name)
 

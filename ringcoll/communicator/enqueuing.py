@@ -198,7 +198,7 @@ class Enqueuer:
         pointer, owner = self._stream_of(stream, alive, f"{call.collective} on rank {self._rank}")
         plain = replace(as_collective(call), in_place=call.op is not None)
         factor = factor_bytes(plain.op, plain.dtype)
-        key = (plain.describe(), start_of(plain.send), start_of(plain.recv), factor, config)
+        key = (plain.signature(), start_of(plain.send), start_of(plain.recv), factor, config)
         ready = self._counts.pop(key, None)
         if ready is None or ready.changes != self._state.symmetric.changes:
             while len(self._counts) >= KEPT:

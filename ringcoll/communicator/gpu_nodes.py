@@ -228,16 +228,18 @@ class NodesState(RankState):
 
     def _layered(self, call: Call, config: Config) -> CudaNodesCall:
         """A call in two layers, after a barrier by which all ranks hear that they make it."""
-        terms = f"{call.describe()} in two layers"
+        signature = f"{call.signature()} in two layers"
         if call.collective == "all_to_all":
             # The kernels of a node must agree on it, and so it is said who differs.
-            terms += f" in_place={call.in_place}"
+            signature += f" in_place={call.in_place}"
         if config.accumulate == "dtype":
-            terms += " accumulate=dtype"
+            signature += " accumulate=dtype"
         call = with_options(call, config)
         if self.debug:
-            self.log_choice(call.tagged(terms))
-        hello = Call("barrier", call.rank, None, None, 0, dtype_of("uint8"), terms=terms)
+            self.log_choice(call.tagged(signature))
+        hello = Call(
+            "barrier", call.rank, None, None, 0, dtype_of("uint8"), custom_signature=signature
+        )
         plain = replace(config, algorithm=None, accumulate=None)
         return self.layers.prepare(
             call,

@@ -162,7 +162,7 @@ class RankState:
             # What a user's plan does with memory is not known: all ranks are in place, or none.
             agrees=agrees(call) or callable(choice.algorithm),
             alike=callable(choice.algorithm) or call.collective == "all_to_all",
-            options=choice.describe(call, nranks),
+            options=choice.signature(call, nranks),
             timeout=config.timeout if config.timeout is not None else self.fabric.timeout,
         )
 
@@ -302,10 +302,10 @@ class RankState:
 
     def missed_call(self, rank: int) -> str | None:
         """The call under way that ``rank`` has not entered, None where it is not known."""
-        ticket, host = self._host.running, self._host
-        if ticket is not None and rank in host.absent(ticket):
-            call = ticket.prepared.call
-            return f"call {ticket.epoch}, {call.tagged(call.describe())}"
+        host, active = self._host, self._host.running
+        if active is not None and rank in host.absent(active):
+            call = active.prepared.call
+            return f"call {active.epoch}, {call.tagged(call.signature())}"
         for half in self.pairs.running:
             if isinstance(half, ActivePairCall) and half.call.peer == rank:
                 return f"its {'recv from' if half.sends else 'send to'} rank {self.fabric.rank}"

@@ -80,8 +80,8 @@ class Choice:
     accumulate: Accumulate = "wide"
     verify: bool = False
 
-    def describe(self, call: Call, nranks: int) -> str:
-        """What ranks must share of a call's options, in words; "" where all is left open."""
+    def signature(self, call: Call, nranks: int) -> str:
+        """What ranks must share of a call's options; "" where all are left to the library."""
         said = {
             field.name: getattr(self, field.name)
             for field in fields(self)
@@ -228,7 +228,9 @@ def format_selection(
     launch = found.launch
     reached = " and ".join(sorted(buffer.name for buffer in launch.mapped))
     data = f"peers reach {reached}" if reached else "staged"
-    return f"{call.tagged(call.describe())}, {call.nbytes} bytes: {by}, S = {launch.slices}, {data}"
+    return (
+        f"{call.tagged(call.signature())}, {call.nbytes} bytes: {by}, S = {launch.slices}, {data}"
+    )
 
 
 def tuned(

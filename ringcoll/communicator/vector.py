@@ -36,7 +36,7 @@ def as_collective(call: VCall) -> Call:
         nbytes=sum(counts) * call.dtype.itemsize,
         counts=counts,
         displs=call.recvdispls if gathers else call.senddispls,
-        terms=call.describe(),
+        custom_signature=call.signature(),
     )
 
 

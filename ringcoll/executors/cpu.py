@@ -86,7 +86,7 @@ class CpuExecutor:
             timeout: seconds that a wait of this call may take.
 
         """
-        terms = f"{call.describe()} {options}".rstrip()
+        terms = f"{call.signature()} {options}".rstrip()
         digest = hashlib.blake2b(terms.encode(), digest_size=8).digest()
         signature = int.from_bytes(digest, "little") or 1
         number = next(self.shared_state.numbers)
@@ -332,7 +332,7 @@ class CpuExecutor:
         epoch, call = active.epoch, active.prepared.call
         absent = self.absent(active)
         what = f"{call.collective} (call {epoch}) on rank {self.rank}: waited {timeout:g} s"
-        mine = call.tagged(call.describe())
+        mine = call.tagged(call.signature())
         if absent:
             return f"{what} for {named(absent)}, which made no such call; this rank's call: {mine}"
         return f"{what}; all ranks entered it, one of them has stopped inside; {mine}"

@@ -231,7 +231,7 @@ class Pairs:
 
     @staticmethod
     def _terms(call: Call) -> str:
-        return call.terms or f"count={call.count} dtype={call.dtype.name}"
+        return call.custom_signature or f"count={call.count} dtype={call.dtype.name}"
 
     def _await(self, active: ActivePairCall, epoch: int) -> Task:
         peer = active.call.peer

@@ -314,7 +314,7 @@ class Messages:
             row,
             nbytes=array.nbytes,
             peer=_RECEIVER if sends else _SENDER,
-            terms=f"count={array.size} dtype={row.name} tag={tag}",
+            custom_signature=f"count={array.size} dtype={row.name} tag={tag}",
         )
         with state.lock:
             run_together([(state, call, self._timeout)])

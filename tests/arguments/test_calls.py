@@ -258,7 +258,7 @@ def test_a_needed_buffer_that_is_missing_is_named(name):
 
 def test_ranks_agree_by_what_they_say():
     x, y = np.zeros(8, np.float32), np.zeros(8, np.float32)
-    assert call("all_reduce", x).describe() == "all_reduce count=8 dtype=float32 op=sum"
+    assert call("all_reduce", x).signature() == "all_reduce count=8 dtype=float32 op=sum"
     assert call("all_reduce", x).signature() == call("all_reduce", x, y, rank=0).signature()
     assert call("reduce", x, root=0).signature() == call("reduce", x, y, rank=0).signature()
     one, two = premul_sum(1), premul_sum(2)

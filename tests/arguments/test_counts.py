@@ -173,12 +173,12 @@ def test_ranks_agree_by_what_all_of_them_know():
     one = prepare_all_gather_v(x(3), x(5), COUNTS, rank=0, nranks=3)
     assert one.signature() == prepare_all_gather_v(x(2), x(5), COUNTS, **ME).signature()
     assert one.signature() != prepare_all_gather_v(x(2), x(5), (2, 1, 2), **ME).signature()
-    assert one.describe() == "all_gather_v dtype=float32 counts=3,0,2 displs=0,3,3"
+    assert one.signature() == "all_gather_v dtype=float32 counts=3,0,2 displs=0,3,3"
     root = prepare_gather_v(x(2), x(5), COUNTS, None, 2, **ME)
     other = prepare_gather_v(x(3), None, None, None, 2, rank=0, nranks=3)
     assert root.signature() == other.signature()
     scattered = prepare_reduce_scatter_v(x(5), x(2), COUNTS, "max", **ME)
-    assert scattered.describe() == "reduce_scatter_v dtype=float32 counts=3,0,2 op=max"
+    assert scattered.signature() == "reduce_scatter_v dtype=float32 counts=3,0,2 op=max"
 
 
 @given(data=st.data(), nranks=st.integers(1, 5))

@@ -70,7 +70,9 @@ def test_every_byte_goes_once(name, dtype, monkeypatch):
             for rank in range(nranks):
                 call = call_of(name, rank, nranks, count, dtype)
                 found = pieces_of(call, nranks)
-                numbers.add(tuple((p.call.count, p.call.nbytes, p.call.terms) for p in found))
+                numbers.add(
+                    tuple((p.call.count, p.call.nbytes, p.call.custom_signature) for p in found)
+                )
                 for array, side in ((call.send, "into"), (call.recv, "out")):
                     if array is not None:
                         moves = [move for piece in found for move in getattr(piece, side)]
@@ -97,4 +99,4 @@ def test_a_barrier_is_one_piece():
     call = Call("barrier", 0, None, None, 0, dtype_of("uint8"))
     (piece,) = pieces_of(call, 4)
     assert piece.into == piece.out == ()
-    assert piece.call.describe() == call.describe()
+    assert piece.call.signature() == call.signature()

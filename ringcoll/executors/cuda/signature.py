@@ -65,4 +65,4 @@ def signature_text(choice: KernelChoice, call: Call, known: tuple[int, int]) -> 
     for name, word in zip(("sendbuf", "recvbuf"), known, strict=True):
         if word:
             text += f" {name}=byte {word & OFFSETS} of symmetric array {word >> OFFSET_BITS}"
-    return f"{call.describe()} {text} plan={plan}"
+    return f"{call.signature()} {text} plan={plan}"

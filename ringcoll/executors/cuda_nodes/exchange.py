@@ -124,7 +124,7 @@ class Exchanges:
                 begin = found[start].slot
                 way.append((peer, slot[begin : begin + array.nbytes]))
         into, out = (tuple(found.values()) for found in moves)
-        return Exchange(call.describe(), tuple(ways[0]), tuple(ways[1]), into, out)
+        return Exchange(call.signature(), tuple(ways[0]), tuple(ways[1]), into, out)
 
     # -- the stream's side -------------------------------------------------------------------------
 

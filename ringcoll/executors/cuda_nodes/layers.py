@@ -162,5 +162,5 @@ def _part(call: Call, first: int) -> Call:
         recv=None if call.recv is None else call.recv[first:],
         count=count,
         nbytes=count * item,
-        terms=call.describe(),
+        custom_signature=call.signature(),
     )

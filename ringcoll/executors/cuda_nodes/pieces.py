@@ -131,8 +131,8 @@ def piece_of(call: Call, nranks: int, first: int, last: int, slot: Bytes) -> Pie
 def _terms(call: Call) -> str:
     """What the ranks, or the two ends, must agree on: of the whole call, whichever piece it is."""
     if call.collective != "send":
-        return call.describe()
-    return call.terms or f"count={call.count} dtype={call.dtype.name}"
+        return call.signature()
+    return call.custom_signature or f"count={call.count} dtype={call.dtype.name}"
 
 
 def _merged(moves: list[Move]) -> Iterator[Move]:
