@@ -170,10 +170,6 @@ SETTINGS = tuple(field.name for field in fields(Settings))
 def from_options(where: str, /, **options: Any) -> Config:
     """A configuration from the keywords of a call.
 
-    Args:
-        where: the call, for messages.
-        options: fields of :class:`Config`.
-
     Raises:
         ArgumentTypeError: there is no such option; the message names the nearest.
 
@@ -240,15 +236,7 @@ def from_environment(environ: Mapping[str, str]) -> tuple[Config, Settings]:
 def starting(
     config: Config | None, timeout: float | None, device: str, options: Mapping[str, Any]
 ) -> tuple[Config, Settings]:
-    """What ``init`` starts with: its keywords, its ``config``, the environment, the defaults.
-
-    Args:
-        config: as given to ``init``.
-        timeout: as given to ``init``: seconds, or None.
-        device: as given to ``init``; "auto" leaves it to the environment.
-        options: fields of :class:`Config` and :class:`Settings`.
-
-    """
+    """What ``init`` starts with: its keywords, its ``config``, the environment, the defaults."""
     _refuse_unknown("init", options, (*OPTIONS, *SETTINGS))
     given = {name: value for name, value in options.items() if name in OPTIONS}
     if timeout is not None:

@@ -70,14 +70,7 @@ class Deaths(Protocol):
 
 
 class Exit:
-    """The ranks that meet in MPI_Finalize.
-
-    Args:
-        own: this rank's control page.
-        pages: everybody's.
-        deaths: of the others.
-
-    """
+    """The ranks that wait for each other before MPI_Finalize."""
 
     def __init__(self, own: OwnPage, pages: Sequence[Page], deaths: Deaths) -> None:
         self.own = own
@@ -115,12 +108,9 @@ def resolve(serial: int) -> None:
 
 
 def hold(processes: frozenset[object], meeting: Exit) -> None:
-    """Wait for these ranks before MPI_Finalize, if they share an MPI world.
+    """Wait for these processes before MPI_Finalize, if they share an MPI world.
 
-    Args:
-        processes: what tells them from others.
-        meeting: kept to the end, unless there is one of the same processes.
-
+    An earlier ``meeting`` of the same processes stays.
     """
     mpi = mpi_running()
     if mpi is None or mpi.COMM_WORLD.Get_size() == 1:

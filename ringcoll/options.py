@@ -49,12 +49,8 @@ Engine = Literal["sm", "copy", "host"]
 class Kind:
     """What values an option has.
 
-    Args:
-        legal: what they are, in words.
-        check: a value in the form in which it is kept; TypeError or ValueError if it is not legal.
-        read: a value from the text of an environment variable.
-        names: the values, where they can be listed.
-
+    ``check`` returns a value in the form in which it is kept, and raises TypeError or ValueError
+    for what is not legal. ``read`` reads the text of an environment variable.
     """
 
     legal: str

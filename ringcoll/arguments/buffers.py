@@ -26,12 +26,7 @@ _TORCH_INTEGERS = {"bfloat16": "int16", "float8_e4m3fn": "uint8", "float8_e5m2":
 def flat(obj: object, *, argument: str, where: str, writable: bool) -> Array:
     """A flat view of an array's memory, in the order in which it lies there.
 
-    Args:
-        obj: a numpy array, or anything on the host with the buffer protocol,
-            ``__array_interface__`` or DLPack: torch, JAX, numba.
-        argument: the argument's name, for messages.
-        where: the call and the rank, such as "all_reduce on rank 2".
-        writable: whether the call writes to it.
+    ``where`` is the call and the rank, such as "all_reduce on rank 2".
 
     Raises:
         ArgumentTypeError: not an array, or of an element type that no collective carries.

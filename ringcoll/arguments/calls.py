@@ -36,27 +36,22 @@ Array = npt.NDArray[Any]
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """A call of one rank, ready to run. Nobody writes to it.
+    """A checked call of one rank. Nobody writes to it.
 
     It is not frozen because every call makes one: 0.4 µs, where a frozen one takes 2.1 µs.
 
     Args:
-        collective: its name in :data:`ringcoll.collectives.COLLECTIVES`; both ends of a pair are
-            "send".
-        rank: the rank that calls.
+        collective: both ends of a message are "send".
         send: flat view of what the rank contributes; None where it contributes nothing.
         recv: flat view of what the rank receives; None where it receives nothing.
         count: elements a segment.
-        dtype: the element type.
-        op: the operator of a reducing collective.
-        root: the root of a rooted collective, else 0.
-        in_place: ``send`` and ``recv`` share memory: they are the same, or the smaller one is
-            this rank's slot of the larger.
-        nbytes: the size in bytes by nccl-tests' convention: the larger of the two buffers.
-        peer: the other end of a send or recv, else -1.
+        in_place: ``send`` and ``recv`` are the same, or the smaller one is this rank's slot of the
+            larger.
+        nbytes: by nccl-tests' convention, of the larger of the two buffers.
+        peer: the other end of a message, else -1.
         counts: elements of every rank's segment where they differ, else empty.
         displs: where each of these segments begins in the buffer that holds all.
-        custom_signature: what ranks must agree on, where the fields above do not say it all.
+        custom_signature: what ranks must agree on, where the fields do not say it all.
         tag: the option, which ranks need not share.
 
     """
@@ -102,16 +97,7 @@ def prepare(
     op: object = "sum",
     root: object = 0,
 ) -> Call:
-    """Check one rank's arguments of a collective.
-
-    Args:
-        collective: a key of :data:`ringcoll.collectives.COLLECTIVES` other than "send".
-        rank: the rank that calls.
-        nranks: ranks of the communicator.
-        sendbuf: as the user passed it; None where the rank needs none, or in place.
-        recvbuf: as the user passed it; None where the rank needs none, or in place.
-        op: name or operator; ignored unless the collective reduces.
-        root: ignored unless the collective is rooted.
+    """Check one rank's arguments of a collective, as the user passed them.
 
     Raises:
         ArgumentError: a value that the call cannot take.

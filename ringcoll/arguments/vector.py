@@ -33,22 +33,10 @@ Array = npt.NDArray[Any]
 
 @dataclass(slots=True, eq=False)
 class VCall:
-    """A call with counts of one rank, ready to run. Nobody writes to it.
+    """A checked call of one rank with a count for each rank. Nobody writes to it.
 
-    Args:
-        collective: such as "all_gather_v".
-        rank: the rank that calls.
-        send: flat view of what the rank contributes; None where it contributes nothing.
-        recv: flat view of what the rank receives; None where it receives nothing.
-        dtype: the element type.
-        sendcounts: elements of ``send`` for each rank; empty where ``send`` is one segment.
-        senddispls: where each of them begins.
-        recvcounts: elements of ``recv`` from each rank; empty where ``recv`` is one segment.
-        recvdispls: where each of them begins.
-        op: the operator of reduce_scatter_v.
-        root: the root of gather_v and scatter_v, else 0.
-        in_place: the smaller buffer is this rank's slot of the larger.
-
+    Counts and displacements are empty where the buffer is one segment. ``in_place``: the smaller
+    buffer is this rank's slot of the larger.
     """
 
     collective: str

@@ -203,7 +203,7 @@ class Ringcoll(Library):
         """Algorithm, protocol and slices by the executor's own choice: ``"all_pairs LL"``."""
         from ringcoll.communicator.gpu import CudaState
         from ringcoll.executors.cuda.choose import choose
-        from ringcoll.executors.cuda.limits import CallOptions
+        from ringcoll.executors.cuda.limits import KernelOptions
 
         section, state = case.section, self.comm._state
         if section.collective == "sendrecv" or not isinstance(state, CudaState):
@@ -222,7 +222,7 @@ class Ringcoll(Library):
             nbytes=case.nbytes,
         )
         config = state.config
-        options = CallOptions(
+        options = KernelOptions(
             section.algorithm,
             config.protocol,
             section.slices,

@@ -17,12 +17,7 @@ _LARGEST = (1 << 63) - 1
 
 
 def said_color(color: int | None, key: int, rank: int) -> bytes:
-    """What a rank tells the others in a split.
-
-    Args:
-        color: the argument; None: the rank goes nowhere.
-        key: the argument.
-        rank: this rank.
+    """A rank's colour and key as bytes.
 
     Raises:
         ArgumentError: one of them is out of bounds.
@@ -44,16 +39,10 @@ def of_color(said: Sequence[bytes], rank: int) -> list[int]:
 
 
 def remaining(exclude: Sequence[int], lost: set[int], rank: int, nranks: int) -> list[int]:
-    """The ranks that shrink into a communicator of their own.
-
-    Args:
-        exclude: the argument.
-        lost: ranks that are known to have died or closed.
-        rank: this rank.
-        nranks: how many there are.
+    """The ranks that are left without those that are ``lost`` or excluded.
 
     Raises:
-        ArgumentError: ``exclude`` names what is no rank, or this one.
+        ArgumentError: ``exclude`` names no rank of the communicator, or this one.
         ArgumentTypeError: it is no list of ranks.
 
     """

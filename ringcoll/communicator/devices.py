@@ -23,15 +23,10 @@ _log = logging.getLogger("ringcoll")
 
 
 def placed(fabric: Fabric, wanted: str, ordinal: int | None) -> Device | None:
-    """The device of this rank, None for a CPU rank; collective.
-
-    Args:
-        fabric: the ranks on this host.
-        wanted: "cpu"; "cuda"; or "auto": GPUs where every rank has one.
-        ordinal: of the device, where the caller has chosen it.
+    """The device of this rank, None for a CPU rank; collective. ``ordinal``: the caller's choice.
 
     Raises:
-        MachineError: "cuda" was asked for and a rank has none; on every rank.
+        MachineError: ``wanted`` is "cuda" and a rank has no GPU; on every rank.
 
     """
     if wanted == "cpu":
@@ -73,16 +68,7 @@ def _place(fabric: Fabric) -> int:
 
 
 def ordinals(ranks: int | Sequence[int], wanted: str) -> tuple[int, list[int] | None]:
-    """How many ranks ``init_all`` makes, and on which devices.
-
-    Args:
-        ranks: how many, or the device of each.
-        wanted: "cpu", "cuda" or "auto".
-
-    Returns:
-        The number of ranks, and their devices; None where they are not given and none are there.
-
-    """
+    """How many ranks ``init_all`` makes, and on which devices; None where it may be the CPU."""
     if isinstance(ranks, (bool, str)) or not isinstance(ranks, (int, Sequence)):
         raise ArgumentError(
             f"init_all: nranks={ranks!r}, wanted an integer >= 1, or a list of devices, one a rank"

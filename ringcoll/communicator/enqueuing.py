@@ -217,7 +217,7 @@ class Enqueuer:
         state.usable()
         config, stream, later = self._options(name, how)
         pointer, owner = self._stream_of(stream, alive, f"{name} on rank {self._rank}")
-        timeout = config.timeout if config.timeout is not None else state.fabric.timeout
+        timeout = state.timeout_of(config)
         owned = owner is not None
         made = tuple(with_options(call, config) for call in calls)
         paired = state.paired(made, pointer, timeout, owned=owned, most=config.max_sms)

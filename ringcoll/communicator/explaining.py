@@ -15,7 +15,7 @@ from ringcoll.dtypes import dtype_of, op_of
 from ringcoll.errors import Error
 from ringcoll.executors.cuda.choose import choose
 from ringcoll.executors.cuda.kernel_choice import KernelChoice
-from ringcoll.executors.cuda.limits import CallOptions, Resources
+from ringcoll.executors.cuda.limits import KernelOptions, Resources
 from ringcoll.launch import ALL_MAPPED, Launch
 from ringcoll.plan import Buffer, Plan
 
@@ -36,19 +36,13 @@ def explained(
     resources: Resources,
     *,
     topology: Topology,
-    options: CallOptions,
+    options: KernelOptions,
     check: Callable[[KernelChoice], None],
 ) -> str:
     """Algorithm, protocol, slices and blocks for buffers of both kinds, in lines of text.
 
-    Args:
-        collective: its name.
-        nbytes: of the larger buffer; what is no whole number of float32 for each rank is left out.
-        resources: what the ranks have.
-        topology: what they know of their machine.
-        options: the communicator's options.
-        check: raises where the options refuse what was chosen.
-
+    ``nbytes`` is rounded down to a whole number of float32 for each rank. ``check`` raises where
+    the options refuse what was chosen.
     """
     nranks = resources.nranks
     kind = Collective(collective, nranks)
@@ -80,7 +74,7 @@ def explained(
     return "\n".join(lines)
 
 
-def _settings(options: CallOptions) -> Iterator[str]:
+def _settings(options: KernelOptions) -> Iterator[str]:
     """The options that go before the library's own choice."""
     given = {
         "algorithm": options.algorithm,
@@ -101,7 +95,7 @@ def _asking(
     collective: str,
     unit: int,
     resources: Resources,
-    options: CallOptions,
+    options: KernelOptions,
     mapped: frozenset[Buffer],
 ) -> Chooser:
     """What a call of so many units would run, of buffers that peers can reach or not."""

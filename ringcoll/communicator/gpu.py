@@ -23,7 +23,7 @@ from ringcoll.executors.cuda.async_errors import Watchdog
 from ringcoll.executors.cuda.cuda_call import CudaCall
 from ringcoll.executors.cuda.executor import CudaExecutor
 from ringcoll.executors.cuda.kernel_choice import KernelChoice
-from ringcoll.executors.cuda.limits import CallOptions
+from ringcoll.executors.cuda.limits import KernelOptions
 from ringcoll.executors.cuda.loader import Loader
 from ringcoll.executors.cuda.sending import CudaPairs, PairCalls
 from ringcoll.executors.cuda.trace import Recorder
@@ -41,16 +41,7 @@ T = TypeVar("T")
 class CudaState(RankState):
     """What one rank of a communicator on GPUs holds.
 
-    Args:
-        fabric: the ranks on this host.
-        config: the communicator's options.
-        device: this rank's.
-        loader: of kernels, shared by the communicators of a process.
-        transport: "p2p", "host", or None where the devices decide; a parent's is its own.
-        parent: the communicator's parent, whose symmetric memory it shares.
-        ranks: the parent's rank of each of its ranks.
-        topology: what the ranks know of their machine; of a child it is found among its ranks.
-
+    The communicators of a process share a ``loader``. A child has its parent's ``transport``.
     """
 
     on_gpu = True
@@ -117,13 +108,9 @@ class CudaState(RankState):
         )
 
     def prepare(self, call: Call, config: Config, *, asked: bool = False) -> CudaCall:
-        """Bind a checked call and its options to this rank's executor.
+        """Prepare a checked call for this rank's executor.
 
-        Args:
-            call: checked.
-            config: the options.
-            asked: the ranks need not agree on whether peers reach their buffers: hellos tell.
-
+        With ``asked`` each hello says whether peers reach the buffers: ranks need not agree.
         """
         self.usable()
         where = f"{call.collective} on rank {self.fabric.rank}"
@@ -135,27 +122,19 @@ class CudaState(RankState):
         if config.engine == "copy":
             _check_alone(self.cuda, where)
         call = with_options(call, config)
-        choice = Choice(
-            self._algorithm(call, config),
-            config.slices,
-            None,
-            bool(config.deterministic),
-            "dtype" if config.accumulate == "dtype" else "wide",
-            bool(config.verify),
-        )
-        timeout = config.timeout if config.timeout is not None else self.fabric.timeout
+        choice = self._choice(call, config)
         options = self._options(call, config, choice)
         if asked and config.engine != "copy":  # the host tells copy engines where everything lies
             options = replace(options, hellos_decide=True)
-        ready = self.cuda.prepare(call, options, timeout)
+        ready = self.cuda.prepare(call, options, self.timeout_of(config))
         _prove(ready.choice, choice)
         if self.debug:
             self.log_choice(call.tagged(ready.terms))
         return ready
 
-    def _options(self, call: Call, config: Config, choice: Choice) -> CallOptions:
+    def _options(self, call: Call, config: Config, choice: Choice) -> KernelOptions:
         """The options that decide what runs; a user's algorithm is proven."""
-        return CallOptions(
+        return KernelOptions(
             algorithm=choice.algorithm if isinstance(choice.algorithm, str) else None,
             protocol=config.protocol,
             slices=config.slices,
@@ -184,17 +163,9 @@ class CudaState(RankState):
             self.fail(error)
             raise
 
-    def register(self, array: object, *, undo: bool = False) -> bool:
-        """Let peers reach an array that exists, or no longer; the first is collective."""
-        self.usable()
-        verb = "unregister" if undo else "register"
-        where = f"{verb} on rank {self.fabric.rank}"
+    def _memory_of(self, array: object, where: str) -> Any:
         ordinal = self.device.ordinal
-        found = device_array(array, argument="array", where=where, ordinal=ordinal)
-        if undo:
-            self.symmetric.unregister(found)
-            return False
-        return bool(self.together(lambda: self.symmetric.register(found)))
+        return device_array(array, argument="array", where=where, ordinal=ordinal)
 
     def together(self, call: Callable[[], T]) -> T:
         """As any rank's; memory that the call has made is known to kernels before it returns.

@@ -19,7 +19,7 @@ from ringcoll.collectives import COLLECTIVES
 from ringcoll.communicator.gpu import CudaState
 from ringcoll.communicator.group import wait_for
 from ringcoll.communicator.machine import agree
-from ringcoll.communicator.rank import SCRATCH_BYTES, RankState, in_words, with_options
+from ringcoll.communicator.rank import SCRATCH_BYTES, RankState, error_text, with_options
 from ringcoll.communicator.topology import Topology
 from ringcoll.config import Config
 from ringcoll.cuda.arrays import device_array
@@ -66,20 +66,7 @@ class _Host:
 
 
 class NodesState(RankState):
-    """What one rank of a communicator of GPUs on several nodes holds.
-
-    Args:
-        fabric: the ranks.
-        config: the communicator's options.
-        device: this rank's.
-        loader: of kernels, shared by the communicators of a process.
-        transport: how the ranks of a node reach each other; None where the devices decide.
-        cache_dir: where detected machines are kept; the setting.
-        parent: the communicator's parent, whose symmetric memory it shares.
-        ranks: the parent's rank of each of its ranks.
-        topology: what the ranks know of their machine.
-
-    """
+    """What one rank of a communicator of GPUs on several nodes holds."""
 
     on_gpu = True
 
@@ -245,7 +232,7 @@ class NodesState(RankState):
             call,
             self._staged(hello, plain),
             lambda rest: self._staged(rest, config),
-            config.timeout if config.timeout is not None else self.fabric.timeout,
+            self.timeout_of(config),
             config.max_sms,
         )
 
@@ -254,7 +241,7 @@ class NodesState(RankState):
         return self.cuda.prepare(
             call,
             lambda piece: RankState.prepare(self, piece, config),
-            config.timeout if config.timeout is not None else self.fabric.timeout,
+            self.timeout_of(config),
             self.symmetric.changes,
         )
 
@@ -302,17 +289,9 @@ class NodesState(RankState):
     def yield_to_worker(self) -> None:
         """Nothing: what this rank's thread still does, streams wait for."""
 
-    def register(self, array: object, *, undo: bool = False) -> bool:
-        """Let the node's ranks reach an array, or no longer; the first is collective."""
-        self.usable()
-        verb = "unregister" if undo else "register"
-        where = f"{verb} on rank {self.fabric.rank}"
+    def _memory_of(self, array: object, where: str) -> Any:
         ordinal = self.device.ordinal
-        found = device_array(array, argument="array", where=where, ordinal=ordinal)
-        if undo:
-            self.symmetric.unregister(found)
-            return False
-        return bool(self.together(lambda: self.symmetric.register(found)))
+        return device_array(array, argument="array", where=where, ordinal=ordinal)
 
     def explain(self, collective: str, nbytes: int) -> str:
         """Which algorithm runs between the ranks' host memory, and how bytes get there."""
@@ -345,7 +324,7 @@ class NodesState(RankState):
         if self.broken is None:
             return
         self.cuda.give_up()
-        self.inside.abort(in_words(error))
+        self.inside.abort(error_text(error))
         if half and not (self._worker is not None and self._worker.is_current()):
             # The caller hears of it now, and may let go of arrays that the stream still copies to.
             with contextlib.suppress(Error):

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Protocol
 
 from ringcoll.arguments.calls import Call
-from ringcoll.communicator.rank import RankState, in_words
+from ringcoll.communicator.rank import RankState, error_text
 from ringcoll.communicator.work import Work
 from ringcoll.errors import DeadlineError
 from ringcoll.executors.contract import Executor, GroupCall, PairExecutor, Runnable
@@ -116,7 +116,7 @@ def group() -> Iterator[None]:
 def _discard(items: list[Item], first: int, error: BaseException) -> None:
     """Drop the calls of a body that raised, and tell the ranks that would wait for them."""
     for state, _, _ in items[first:]:
-        state.abort(f"a group was left by {in_words(error)}")
+        state.abort(f"a group was left by {error_text(error)}")
     del items[first:]
 
 
@@ -195,9 +195,9 @@ def wait_for(states: Sequence[Waiting], ready: Callable[[], bool], timeout: floa
             return True
         for state in states:
             state.fabric.progress()
-            ticket = state.executor.running
-            if ticket is not None:
-                state.executor.compare(ticket)
+            active = state.executor.running
+            if active is not None:
+                state.executor.compare(active)
             state.pairs.compare_running()
         return False
 
@@ -206,7 +206,7 @@ def wait_for(states: Sequence[Waiting], ready: Callable[[], bool], timeout: floa
         for state in states:
             if state.executor.running is not None:
                 lines.append(state.executor.late(state.executor.running, timeout))
-            lines += [state.pairs.late(ticket) for ticket in state.pairs.running]
+            lines += [state.pairs.late(active) for active in state.pairs.running]
         return "\n".join(lines)
 
     deadline = time.monotonic() + timeout
@@ -231,6 +231,6 @@ def wait_for(states: Sequence[Waiting], ready: Callable[[], bool], timeout: floa
 
 def _absent(state: Waiting) -> list[int]:
     """The ranks that have not entered a call under way: it cannot end if one of them has left."""
-    ticket, halves = state.executor.running, state.pairs.running
+    active, halves = state.executor.running, state.pairs.running
     missing = {rank for half in halves for rank in state.pairs.absent(half)}
-    return sorted(missing.union(state.executor.absent(ticket) if ticket else ()))
+    return sorted(missing.union(state.executor.absent(active) if active else ()))

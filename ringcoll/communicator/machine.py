@@ -52,18 +52,12 @@ def agree(
 ) -> Topology:
     """What the ranks know of their machine; collective.
 
-    Ranks on GPUs are where their bus ids say. CPU ranks play the GPUs of a file, rank i the i-th;
-    without one there is nothing to detect, and nothing is exchanged.
-
-    Args:
-        fabric: the ranks on this host.
-        busid: of this rank's GPU; None for CPU ranks.
-        topo_file: the setting, the same on every rank.
-        cache_dir: where detected machines and their rings are kept; the setting.
+    Ranks on GPUs are where their bus ids say. CPU ranks (``busid`` None) play the GPUs of a file,
+    rank i the i-th; without a file nothing is exchanged.
 
     Raises:
-        ArgumentError: the file is not there or of no use; on every rank.
-        MachineError: what rank 0 said is malformed; on every rank.
+        ArgumentError: the file does not exist or does not fit the ranks; on every rank.
+        MachineError: the text of rank 0 is malformed; on every rank.
 
     """
     if fabric.nodes:
@@ -93,14 +87,8 @@ def agree_among(
 ) -> Topology:
     """The same for some ranks of a communicator that knows its machine; collective among them.
 
-    Args:
-        fabric: of these ranks.
-        parent: what the communicator knows.
-        ranks: the parent's rank of each.
-        on_gpu: whether they are GPU ranks.
-
     Raises:
-        MachineError: what rank 0 said is malformed; on every rank.
+        MachineError: the text of rank 0 is malformed; on every rank.
 
     """
     if parent.system is None:

@@ -14,7 +14,7 @@ from ringcoll.communicator.counts import CountedCollectives
 from ringcoll.communicator.hints import hint
 from ringcoll.communicator.memory import Memory
 from ringcoll.communicator.messages import Messages
-from ringcoll.communicator.rank import RankState, in_words
+from ringcoll.communicator.rank import RankState, error_text
 from ringcoll.communicator.topology import Topology
 from ringcoll.errors import ArgumentError, ArgumentTypeError, did_you_mean
 
@@ -264,7 +264,7 @@ class Communicator(Collectives, CountedCollectives, Messages, Memory):
         _trace: TracebackType | None,
     ) -> None:
         if error is not None:
-            self.abort(in_words(error))
+            self.abort(error_text(error))
             self.close()
             return
         try:

@@ -48,7 +48,7 @@ from ringcoll.fabric import Fabric
 from ringcoll.plan import Buffer
 from ringcoll.symmetric.host import SymmetricMemory
 
-__all__ = ["SCRATCH_BYTES", "RankState", "in_words", "with_options"]
+__all__ = ["SCRATCH_BYTES", "RankState", "error_text", "with_options"]
 
 SCRATCH_BYTES = 15 << 20
 """SCRATCH a rank; with the board's words and records it stays below the promised 16 MiB."""
@@ -61,14 +61,7 @@ T = TypeVar("T")
 class RankState:
     """What one rank of a communicator holds.
 
-    Args:
-        fabric: the ranks.
-        config: the communicator's options.
-        pace: of its links, or None.
-        parent: the communicator's parent, whose symmetric memory it shares.
-        ranks: the parent's rank of each of its ranks.
-        topology: what the ranks know of their machine; of a child it is found among its ranks.
-
+    A child uses the symmetric memory of its ``parent``, in which ``ranks`` are its ranks.
     """
 
     def __init__(
@@ -130,14 +123,7 @@ class RankState:
         """Bind a checked call and its options to this rank's executor."""
         self.usable()
         self._refuse_gpu_options(call, config)
-        choice = Choice(
-            self._algorithm(call, config),
-            config.slices,
-            self._channels(call, config),
-            bool(config.deterministic),
-            "dtype" if config.accumulate == "dtype" else "wide",
-            bool(config.verify),
-        )
+        choice = replace(self._choice(call, config), channels=self._channels(call, config))
         call = with_options(call, config)
         nranks = self.fabric.nranks
         known: dict[str, Any] = {
@@ -163,7 +149,7 @@ class RankState:
             agrees=agrees(call) or callable(choice.algorithm),
             alike=callable(choice.algorithm) or call.collective == "all_to_all",
             options=choice.signature(call, nranks),
-            timeout=config.timeout if config.timeout is not None else self.fabric.timeout,
+            timeout=self.timeout_of(config),
         )
 
     def log_choice(self, text: str) -> None:
@@ -182,6 +168,21 @@ class RankState:
             return []
         self._host.trace = []
         return found
+
+    def timeout_of(self, config: Config) -> float:
+        """Seconds that a wait of a call may take."""
+        return self.fabric.timeout if config.timeout is None else config.timeout
+
+    def _choice(self, call: Call, config: Config) -> Choice:
+        """The options that decide what runs, but for the channels."""
+        return Choice(
+            self._algorithm(call, config),
+            config.slices,
+            None,
+            bool(config.deterministic),
+            "dtype" if config.accumulate == "dtype" else "wide",
+            bool(config.verify),
+        )
 
     def _algorithm(self, call: Call, config: Config) -> Algorithm | None:
         """The option; one for all calls is left out where the collective has no such algorithm."""
@@ -240,12 +241,14 @@ class RankState:
         """Let peers reach an array that exists, or no longer; the first is collective."""
         self.usable()
         verb = "unregister" if undo else "register"
-        where = f"{verb} on rank {self.fabric.rank}"
-        view = flat(array, argument="array", where=where, writable=False)
+        memory = self._memory_of(array, f"{verb} on rank {self.fabric.rank}")
         if undo:
-            self.symmetric.unregister(view)
+            self.symmetric.unregister(memory)
             return False
-        return bool(self.together(lambda: self.symmetric.register(view)))
+        return bool(self.together(lambda: self.symmetric.register(memory)))
+
+    def _memory_of(self, array: object, where: str) -> Any:
+        return flat(array, argument="array", where=where, writable=False)
 
     def explain(self, collective: str, nbytes: int) -> str:
         """Which algorithm a size gets, and why."""
@@ -273,7 +276,7 @@ class RankState:
         if self.broken is not None:
             raise ClosedError(
                 f"{self}: the communicator is broken by an earlier error, "
-                f"{in_words(self.broken)}; shrink() it or make a new one"
+                f"{error_text(self.broken)}; shrink() it or make a new one"
             ) from self.broken
 
     def fail(self, error: BaseException, *, begun: bool = False) -> None:
@@ -290,7 +293,7 @@ class RankState:
         if self.broken is None:
             self._name_missed_call(error)
             self.broken = error
-            _log.error("%s: %s", self, in_words(error))
+            _log.error("%s: %s", self, error_text(error))
             self.fabric.abort(_reason(error), error=type(error))
 
     def _name_missed_call(self, error: BaseException) -> None:
@@ -418,9 +421,9 @@ def _reason(error: BaseException) -> str:
     """Why a rank gives up; where the others raise the same class, without its name."""
     if type(error) in (AbortedError, DeadlineError, MismatchError, RankLostError):
         return str(error)
-    return in_words(error)
+    return error_text(error)
 
 
-def in_words(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """Class and message of an error."""
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

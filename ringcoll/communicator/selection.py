@@ -60,18 +60,7 @@ _MAKING = threading.RLock()
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The options of a call that decide what runs; None leaves it to the library.
-
-    Args:
-        algorithm: a name of :data:`ringcoll.algorithms.ALGORITHMS`, or a user's function of
-            ``nranks`` (and ``root``, for a rooted collective) that returns a Plan.
-        slices: S.
-        channels: how many rings work in parallel, by turns in both directions.
-        deterministic: only left folds in rank order.
-        accumulate: "dtype" rounds at every hop; "wide" once.
-        verify: prove a built-in plan before its first use, as a user's always is.
-
-    """
+    """The options of a call that decide what runs; None leaves one to the library."""
 
     algorithm: Algorithm | None = None
     slices: int | None = None
@@ -111,17 +100,9 @@ def select(
     nodes: tuple[int, ...] = (),
     machine: Machine | None = None,
 ) -> CpuChoice:
-    """The plan, launch and layout of a call.
+    """The plan, launch and layout of a call whose counts are equal on all ranks.
 
-    Args:
-        call: the checked call, its counts equal on all ranks.
-        mapped: the buffers that all ranks can reach.
-        in_place: whether the launch is in place.
-        half: bytes of SCRATCH that a call may use.
-        nranks: ranks of the communicator.
-        choice: the options.
-        nodes: the node of each rank where there are several; else empty.
-        machine: whose GPUs the ranks play, on one node; None: they are what they are.
+    ``half`` is the bytes of SCRATCH that one call may use; calls take the two halves by turns.
 
     Raises:
         LaunchRefused: the options cannot carry the call; the message says which.
@@ -243,17 +224,9 @@ def tuned(
     nodes: tuple[int, ...] = (),
     machine: Machine | None = None,
 ) -> tuner.Choice:
-    """The algorithm that the clock finds fastest for a size, and why; sizes go by powers of two.
+    """The algorithm that the model finds fastest for a size, rounded up to a power of 2.
 
-    Args:
-        collective: its name.
-        nranks: ranks of the communicator.
-        nbytes: bytes of the larger buffer.
-        deterministic: only algorithms that sum in rank order.
-        accumulate: how partials are stored, which decides whether their order shows.
-        nodes: the node of each rank where there are several; else empty.
-        machine: by whose links and rings, on one node; None: :data:`HOST`.
-
+    ``accumulate`` matters because only rounding at every hop shows the order of a sum.
     """
     size = 1 << max(0, nbytes - 1).bit_length()
     ordered = deterministic and COLLECTIVES[collective].reduces

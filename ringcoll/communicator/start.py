@@ -11,7 +11,7 @@ from typing import Any
 from ringcoll.communicator.devices import loader, ordinals, placed
 from ringcoll.communicator.machine import agree
 from ringcoll.communicator.public import Communicator
-from ringcoll.communicator.rank import RankState, in_words
+from ringcoll.communicator.rank import RankState, error_text
 from ringcoll.config import Config, Settings, starting
 from ringcoll.errors import (
     AbortedError,
@@ -187,7 +187,7 @@ def run_ranks(
             comm._state.leave()
         except BaseException as error:
             failures.append((comm.rank, error))
-            comm.abort(in_words(error))
+            comm.abort(error_text(error))
 
     threads = [
         threading.Thread(target=work, args=(comm,), name=f"ringcoll rank {comm.rank}", daemon=True)

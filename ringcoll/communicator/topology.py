@@ -69,13 +69,7 @@ class Topology:
         return f"<p>{escape(repr(self)[1:-1])}</p>{_table(rows)}{_table(rings)}"
 
     def gone_by(self, collective: str, wanted: int | None = None) -> Iterator[str]:
-        """How calls of a collective go by the machine, a line each: for ``explain``.
-
-        Args:
-            collective: its name.
-            wanted: how many channels are asked for.
-
-        """
+        """How calls of a collective use the machine, a line each: for ``explain``."""
         if self.system is None or self.rings is None:
             yield f"the machine is not known: {self.reason}"
             return

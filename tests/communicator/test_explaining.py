@@ -20,7 +20,7 @@ from ringcoll.communicator.topology import Topology
 from ringcoll.config import Config
 from ringcoll.dtypes import dtype_of, op_of
 from ringcoll.executors.cuda.choose import choose
-from ringcoll.executors.cuda.limits import CallOptions, Resources
+from ringcoll.executors.cuda.limits import KernelOptions, Resources
 from ringcoll.executors.cuda.workspace import Workspace
 from ringcoll.launch import ALL_MAPPED
 from tests.communicator.known import known
@@ -55,7 +55,7 @@ def chosen(name, units, mapped=ALL_MAPPED):
     call = Call(name, 0, None, None, units, dtype_of("float32"), op, nbytes=nbytes)
     rooted = COLLECTIVES[name].rooted
     reached = frozenset(b for b in mapped if b.name.lower() != rooted)
-    return choose(call, RESOURCES, mapped=reached, options=CallOptions())
+    return choose(call, RESOURCES, mapped=reached, options=KernelOptions())
 
 
 @pytest.mark.parametrize("nbytes", [0, 5, 256, 1 << 20, 512 << 20])

@@ -15,7 +15,7 @@ from ringcoll.cuda.device import devices
 from ringcoll.errors import DeadlineError, Error, MismatchError
 from ringcoll.executors.cuda.cuda_call import StreamCall
 from ringcoll.executors.cuda.executor import CudaExecutor
-from ringcoll.executors.cuda.limits import CallOptions
+from ringcoll.executors.cuda.limits import KernelOptions
 from ringcoll.executors.cuda.workspace import Workspace
 from ringcoll.executors.drive import drive
 from ringcoll.executors.shared_state import RECORDS
@@ -76,7 +76,7 @@ class Rank:
 
     def task(self, name, send, recv=None, *, timeout=20.0, **options):
         """What enqueues a call."""
-        given = CallOptions(engine="copy", **options)
+        given = KernelOptions(engine="copy", **options)
         call = prepare(
             name, rank=self.rank, nranks=self.n, sendbuf=send, recvbuf=recv, op="sum", root=0
         )
@@ -188,7 +188,7 @@ def test_a_call_says_what_it_is_again_if_later_ones_have_overwritten_it(machine,
     def work(rank):
         shared_state, array = rank.executor.shared_state, rank.array(2 * COUNT)
         call = prepare("all_gather", rank=rank.rank, nranks=rank.n, recvbuf=array)
-        ready = rank.executor.prepare(call, CallOptions(engine="copy"), 20.0)
+        ready = rank.executor.prepare(call, KernelOptions(engine="copy"), 20.0)
         shared_state.record(ready.number + RECORDS, "a later call")
         assert not shared_state.recording(ready.number)
         drive([rank.executor.task([StreamCall(ready, rank.stream)])], rank._idle)

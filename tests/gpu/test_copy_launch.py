@@ -16,7 +16,7 @@ from ringcoll.dtypes import dtype_of, op_of
 from ringcoll.errors import ArgumentError
 from ringcoll.executors.cuda.choose import choose
 from ringcoll.executors.cuda.copy_launch import Streams, copy_launch
-from ringcoll.executors.cuda.limits import CallOptions, Resources
+from ringcoll.executors.cuda.limits import KernelOptions, Resources
 from ringcoll.executors.cuda.params import Addresses, Header
 from ringcoll.executors.cuda.signature import OFFSET_BITS, copied_buffers, signature_text
 from ringcoll.executors.cuda.workspace import Workspace
@@ -105,7 +105,7 @@ def call_of(name: str, *, in_place: bool = False) -> Call:
 def prepared(cuda, name, ranks=(0,), nranks=2, *, streams=None, in_place=False, **options):
     """A call of 1000 elements of 4 bytes a segment; rank r has its buffers at 10 + r and 20 + r."""
     workspace, call = Workspace(nranks), call_of(name, in_place=in_place)
-    given = CallOptions(engine="copy", **options)
+    given = KernelOptions(engine="copy", **options)
     choice = choose(call, Resources(workspace, 132, nvlink=True), mapped=ALL_MAPPED, options=given)
     send, recv = (tuple((10 * k + r) << 32 for r in range(nranks)) for k in (1, 2))
     if in_place:
@@ -238,7 +238,7 @@ def terms(known_at: int, **options) -> str:
         call,
         Resources(Workspace(2), 132, nvlink=True),
         mapped=ALL_MAPPED,
-        options=CallOptions(**options),
+        options=KernelOptions(**options),
     )
     send, recv = copied_buffers(choice, (3 << OFFSET_BITS | 64, 5 << OFFSET_BITS | known_at))
     assert send == 0, "nobody reads a peer's sendbuf"

@@ -14,7 +14,7 @@ from ringcoll.cuda.device import Device
 from ringcoll.errors import MismatchError, OutOfMemory
 from ringcoll.executors.cuda import executor as executing
 from ringcoll.executors.cuda.executor import CudaExecutor
-from ringcoll.executors.cuda.limits import CallOptions
+from ringcoll.executors.cuda.limits import KernelOptions
 from ringcoll.executors.cuda.workspace import Workspace
 from ringcoll.executors.shared_state import RECORDS
 from ringcoll.symmetric.device import CudaSymmetricMemory
@@ -76,7 +76,7 @@ class Rank:
         op = "sum" if "reduce" in name else None
         rank, nranks = self.fabric.rank, self.fabric.nranks
         call = prepare(name, rank=rank, nranks=nranks, sendbuf=x, recvbuf=None, op=op, root=root)
-        return self.cuda.prepare(call, CallOptions(), TIMEOUT)
+        return self.cuda.prepare(call, KernelOptions(), TIMEOUT)
 
     def reduce(self, x, y, root: int):
         """A reduce by words, out of place at the root."""
@@ -84,7 +84,7 @@ class Rank:
         call = prepare(
             "reduce", rank=rank, nranks=nranks, sendbuf=x, recvbuf=y, op="sum", root=root
         )
-        return self.cuda.prepare(call, CallOptions(protocol="Simple", slices=3), TIMEOUT)
+        return self.cuda.prepare(call, KernelOptions(protocol="Simple", slices=3), TIMEOUT)
 
     def empty(self, count: int):
         """An array that peers reach, and the numpy view of it."""

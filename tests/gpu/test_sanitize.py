@@ -10,7 +10,7 @@ from ringcoll.arguments.calls import Call
 from ringcoll.collectives import COLLECTIVES
 from ringcoll.dtypes import dtype_of, op_of
 from ringcoll.executors.cuda.choose import choose
-from ringcoll.executors.cuda.limits import CallOptions, Resources
+from ringcoll.executors.cuda.limits import KernelOptions, Resources
 from ringcoll.executors.cuda.workspace import Workspace
 from ringcoll.launch import ALL_MAPPED
 from tests.communicator.cases import SHAPES
@@ -115,7 +115,7 @@ def test_the_calls_can_be_made():
             call = Call(
                 case.collective, 0, None, None, case.count, row, op, root=case.root, nbytes=nbytes
             )
-            options = CallOptions(
+            options = KernelOptions(
                 case.options.get("algorithm"), case.options["protocol"], case.options.get("slices")
             )
             mapped = ALL_MAPPED if case.symmetric else frozenset()

@@ -11,7 +11,7 @@ from ringcoll.dtypes import dtype_of, op_of, premul_sum
 from ringcoll.executors.cuda.async_errors import awaited_ranks
 from ringcoll.executors.cuda.choose import choose
 from ringcoll.executors.cuda.kernel_choice import KernelChoice
-from ringcoll.executors.cuda.limits import CallOptions, Resources
+from ringcoll.executors.cuda.limits import KernelOptions, Resources
 from ringcoll.executors.cuda.ll import batches
 from ringcoll.executors.cuda.ll_layout import LANES, LLLayout
 from ringcoll.executors.cuda.workspace import Workspace
@@ -22,7 +22,7 @@ N = 4
 def choice(protocol: str, algorithm: str, **options) -> tuple[KernelChoice, Call]:
     call = Call("all_reduce", 0, None, None, 4096, dtype_of("float32"), op_of("sum"), nbytes=16384)
     resources = Resources(Workspace(N), 64, nvlink=True)
-    wished = CallOptions(algorithm, protocol, **options)
+    wished = KernelOptions(algorithm, protocol, **options)
     return choose(call, resources, mapped=frozenset(), options=wished), call
 
 

@@ -18,7 +18,7 @@ from ringcoll.executors.cuda.choose import choose
 from ringcoll.executors.cuda.copies import copied_blocks, crosses
 from ringcoll.executors.cuda.dual_program import fits_dual
 from ringcoll.executors.cuda.kernel_choice import body_of
-from ringcoll.executors.cuda.limits import CallOptions, Resources
+from ringcoll.executors.cuda.limits import KernelOptions, Resources
 from ringcoll.executors.cuda.params import Addresses, Header, pack
 from ringcoll.executors.cuda.workspace import Workspace
 from ringcoll.launch import ALL_MAPPED
@@ -40,7 +40,7 @@ def test_every_call_has_a_kernel(nranks, nvlink, name, count, in_place, mapped):
     workspace = Workspace(nranks)
     nbytes = 4 * count * nranks
     call = Call(name, 0, None, None, count, dtype_of("float32"), op, 0, in_place, nbytes)
-    choice = choose(call, Resources(workspace, 132, nvlink), mapped=mapped, options=CallOptions())
+    choice = choose(call, Resources(workspace, 132, nvlink), mapped=mapped, options=KernelOptions())
     body = body_of(choice, call, workspace, (Addresses(0, (0,) * nranks, 0),))
     assert "ringcoll_kernel" in body.text
     assert 1 <= choice.blocks <= 132
@@ -54,7 +54,7 @@ def choice(name, nbytes=256, nvlink=True, dtype="float32", **options):
     count = nbytes // row.itemsize // (4 if wide else 1)
     call = Call(name, 0, None, None, count, row, op, nbytes=nbytes)
     resources = Resources(Workspace(4), 132, nvlink)
-    return choose(call, resources, mapped=frozenset(), options=CallOptions(**options))
+    return choose(call, resources, mapped=frozenset(), options=KernelOptions(**options))
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if n not in ("barrier", "gather", "scatter")])
@@ -103,7 +103,7 @@ def test_slices_are_words_and_no_text(nranks):
                 call,
                 Resources(workspace, 132, nvlink=True),
                 mapped=frozenset({Buffer.OUTPUT}),
-                options=CallOptions("chain", "Simple", slices),
+                options=KernelOptions("chain", "Simple", slices),
             )
             assert (choice.launch.slices, choice.blocks) == (slices, workspace.replicas)
             body = body_of(choice, call, workspace, (Addresses(rank, (0,) * nranks, 0),))
@@ -123,7 +123,7 @@ def test_every_collective_has_lanes_of_copies(nranks, name, mapped):
         call,
         Resources(Workspace(nranks), 132, nvlink=True),
         mapped=mapped,
-        options=CallOptions(engine="copy"),
+        options=KernelOptions(engine="copy"),
     )
     assert found.engine == "copy"
     programs = found.program.programs
@@ -139,7 +139,7 @@ def test_every_collective_has_lanes_of_copies(nranks, name, mapped):
 def test_copy_engines_have_nothing_to_do_for_a_barrier_or_one_rank():
     assert choice("barrier", engine="copy").engine == "sm"
     call = Call("all_gather", 0, None, None, 64, dtype_of("float32"), None, nbytes=256)
-    options = CallOptions(engine="copy")
+    options = KernelOptions(engine="copy")
     alone = choose(
         call, Resources(Workspace(1), 132, nvlink=True), mapped=frozenset(), options=options
     )
@@ -153,14 +153,14 @@ def test_copy_engines_carry_no_lines():
 
 def test_an_algorithm_without_a_lane_of_copies_is_refused():
     call = Call("all_reduce", 1, None, None, 64, dtype_of("float32"), op_of("sum"), nbytes=256)
-    options = CallOptions(engine="copy", algorithm="one_shot")
+    options = KernelOptions(engine="copy", algorithm="one_shot")
     with pytest.raises(LaunchRefused, match="all_reduce on rank 1: engine='copy': no lane"):
         choose(call, Resources(Workspace(2), 132, nvlink=True), mapped=ALL_MAPPED, options=options)
 
 
 def test_more_lanes_than_blocks_that_run_together_are_refused():
     call = Call("all_reduce", 0, None, None, 1 << 22, dtype_of("float32"), op_of("sum"))
-    options = CallOptions(protocol="Simple", algorithm="all_pairs", slices=4)
+    options = KernelOptions(protocol="Simple", algorithm="all_pairs", slices=4)
     with pytest.raises(LaunchRefused, match="lanes on a rank, and 1 CUDA blocks"):
         choose(call, Resources(Workspace(4), 1, nvlink=True), mapped=ALL_MAPPED, options=options)
 
@@ -196,7 +196,7 @@ def rooted(name, nranks=4, nbytes=64 << 20, mapped=None, together=1, **options):
     call = Call(name, 0, None, None, count, dtype_of("float32"), op, nbytes=nbytes)
     resources = Resources(Workspace(nranks), 132, nvlink=True, together=together)
     mapped = ALL_MAPPED - own if mapped is None else mapped
-    return choose(call, resources, mapped=mapped, options=CallOptions(**options))
+    return choose(call, resources, mapped=mapped, options=KernelOptions(**options))
 
 
 EITHER = [

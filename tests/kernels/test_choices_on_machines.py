@@ -15,7 +15,7 @@ from ringcoll.dtypes import dtype_of, op_of
 from ringcoll.errors import LaunchRefused
 from ringcoll.executors.cuda import dual_program
 from ringcoll.executors.cuda.choose import choose
-from ringcoll.executors.cuda.limits import CallOptions, Resources
+from ringcoll.executors.cuda.limits import KernelOptions, Resources
 from ringcoll.executors.cuda.signature import signature_text
 from ringcoll.executors.cuda.workspace import Workspace
 from ringcoll.launch import ALL_MAPPED
@@ -52,7 +52,7 @@ def choice(
     resources = Resources(Workspace(nranks), blocks, nvlink, machine=machine)
     reached = mapped_of(name) if mapped else frozenset[Buffer]()
     call = call_of(name, nbytes, nranks)
-    return choose(call, resources, mapped=reached, options=CallOptions(blocks=most, **options))
+    return choose(call, resources, mapped=reached, options=KernelOptions(blocks=most, **options))
 
 
 @pytest.mark.parametrize("name", [name for name in ALGORITHMS if name != "send"])

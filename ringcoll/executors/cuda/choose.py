@@ -22,7 +22,7 @@ from ringcoll.executors.cuda.choose_copies import choose_copies
 from ringcoll.executors.cuda.choose_ll import choose_ll, ll_algorithm, ll_protocol
 from ringcoll.executors.cuda.choose_simple import DEFAULT_ALGORITHMS, choose_simple, slices_of
 from ringcoll.executors.cuda.kernel_choice import KernelChoice
-from ringcoll.executors.cuda.limits import CallOptions, Resources
+from ringcoll.executors.cuda.limits import KernelOptions, Resources
 from ringcoll.executors.cuda.ll_layout import LANES
 from ringcoll.launch import PROTOCOLS
 from ringcoll.model import tuner
@@ -48,7 +48,7 @@ _RINGED = {
 
 
 def choose(
-    call: Call, resources: Resources, *, mapped: frozenset[Buffer], options: CallOptions
+    call: Call, resources: Resources, *, mapped: frozenset[Buffer], options: KernelOptions
 ) -> KernelChoice:
     """The plan, launch and grid of a call.
 
@@ -76,8 +76,8 @@ def _by_machine(
     resources: Resources,
     machine: Machine,
     mapped: frozenset[Buffer],
-    options: CallOptions,
-) -> tuple[CallOptions, tuple[str, ...]]:
+    options: KernelOptions,
+) -> tuple[KernelOptions, tuple[str, ...]]:
     """The options with the algorithm that the machine's links ask for, and why."""
     kind = COLLECTIVES[call.collective]
     hellos_decide = (options.algorithm, options.plan, options.channels) != (None, None, None)
@@ -105,7 +105,7 @@ def _narrower(channels: Channels | None) -> Iterator[Channels | None]:
 
 
 def _choose(
-    call: Call, resources: Resources, mapped: frozenset[Buffer], options: CallOptions
+    call: Call, resources: Resources, mapped: frozenset[Buffer], options: KernelOptions
 ) -> KernelChoice:
     name, protocol = call.collective, options.protocol
     where = f"{name} on rank {call.rank}"

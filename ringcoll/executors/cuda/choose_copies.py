@@ -8,7 +8,7 @@ from ringcoll.errors import ArgumentError, LaunchRefused
 from ringcoll.executors.cuda.choose_simple import BLOCK_BYTES, DEFAULT_ALGORITHMS, sliced
 from ringcoll.executors.cuda.copies import copied_blocks, crosses
 from ringcoll.executors.cuda.kernel_choice import KernelChoice, named_plan
-from ringcoll.executors.cuda.limits import CallOptions, Resources
+from ringcoll.executors.cuda.limits import KernelOptions, Resources
 from ringcoll.executors.cuda.simple import THREADS
 from ringcoll.plan import Buffer
 
@@ -30,7 +30,7 @@ and of those that all ranks can reach."""
 
 
 def choose_copies(
-    call: Call, resources: Resources, mapped: frozenset[Buffer], options: CallOptions
+    call: Call, resources: Resources, mapped: frozenset[Buffer], options: KernelOptions
 ) -> KernelChoice:
     """What runs if copy engines are asked for; arguments are those of ``choose``.
 

@@ -9,7 +9,7 @@ from ringcoll.arguments.calls import Call
 from ringcoll.encode import encode
 from ringcoll.errors import LaunchRefused
 from ringcoll.executors.cuda.kernel_choice import KernelChoice, in_place, named_plan
-from ringcoll.executors.cuda.limits import CallOptions, Resources
+from ringcoll.executors.cuda.limits import KernelOptions, Resources
 from ringcoll.executors.cuda.ll import WORKERS, ll_scratch_bytes
 from ringcoll.executors.cuda.ll_layout import LANES, LLLayout
 from ringcoll.launch import Launch
@@ -66,7 +66,7 @@ def ll_protocol(call: Call, nvlink: bool) -> str | None:
 
 
 def choose_ll(
-    call: Call, resources: Resources, options: CallOptions, protocol: str
+    call: Call, resources: Resources, options: KernelOptions, protocol: str
 ) -> KernelChoice:
     """What runs in lines of this protocol; the other arguments are those of ``choose``.
 

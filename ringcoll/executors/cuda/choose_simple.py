@@ -14,7 +14,7 @@ from ringcoll.encode import Program, encode
 from ringcoll.errors import LaunchRefused
 from ringcoll.executors.cuda.dual_program import fits_dual, fits_one
 from ringcoll.executors.cuda.kernel_choice import KernelChoice, NamedPlan, in_place, named_plan
-from ringcoll.executors.cuda.limits import CallOptions, Resources
+from ringcoll.executors.cuda.limits import KernelOptions, Resources
 from ringcoll.executors.cuda.simple import THREADS, scratch_bytes
 from ringcoll.launch import ALL_MAPPED, Launch, Layout
 from ringcoll.plan import Buffer
@@ -59,7 +59,7 @@ _WINDOW = 2
 
 
 def choose_simple(
-    call: Call, resources: Resources, mapped: frozenset[Buffer], options: CallOptions
+    call: Call, resources: Resources, mapped: frozenset[Buffer], options: KernelOptions
 ) -> KernelChoice:
     """What runs by protocol Simple; arguments are those of ``choose``.
 
@@ -97,7 +97,7 @@ def choose_simple(
 
 
 def _default_algorithm(
-    call: Call, resources: Resources, mapped: frozenset[Buffer], options: CallOptions, blocks: int
+    call: Call, resources: Resources, mapped: frozenset[Buffer], options: KernelOptions, blocks: int
 ) -> str:
     """The algorithm where no option names one."""
     lanes, machine = resources.nranks - 1, resources.machine
@@ -113,7 +113,7 @@ def _with_direct(
     call: Call,
     resources: Resources,
     mapped: frozenset[Buffer],
-    options: CallOptions,
+    options: KernelOptions,
 ) -> KernelChoice:
     """The same with what runs where peers reach the root's own buffer, if that is another program.
 
@@ -131,7 +131,7 @@ def _with_direct(
     return found
 
 
-def _choose_dual(call: Call, resources: Resources, options: CallOptions) -> KernelChoice:
+def _choose_dual(call: Call, resources: Resources, options: KernelOptions) -> KernelChoice:
     """What runs where peers reach all buffers, and what runs instead where hellos deny it.
 
     The latter is the exception, and takes no more blocks: all of a launch have to find a place.
@@ -152,7 +152,7 @@ def _combined(
     return replace(staged, blocks=max(staged.blocks, direct.blocks), direct=direct)
 
 
-def slices_of(call: Call, options: CallOptions, default: str) -> int:
+def slices_of(call: Call, options: KernelOptions, default: str) -> int:
     """How finely what is handed on is pipelined; elsewhere all ranks move data at once."""
     algorithm = options.algorithm or default
     if options.plan is not None or algorithm not in PIPELINED:

@@ -31,7 +31,7 @@ from ringcoll.executors.cuda.copy_launch import CopyLaunch, Streams, copy_launch
 from ringcoll.executors.cuda.cuda_call import CudaCall, StreamCall
 from ringcoll.executors.cuda.hellos import Hellos
 from ringcoll.executors.cuda.kernel_choice import body_of
-from ringcoll.executors.cuda.limits import CallOptions, Resources
+from ringcoll.executors.cuda.limits import KernelOptions, Resources
 from ringcoll.executors.cuda.loader import Launchable, Loader
 from ringcoll.executors.cuda.mappings import Mappings
 from ringcoll.executors.cuda.params import Addresses, Header, factor_bytes, pack, start_of
@@ -147,7 +147,7 @@ class CudaExecutor:
 
     # -- a call --------------------------------------------------------------------------------
 
-    def prepare(self, call: Call, options: CallOptions, timeout: float) -> CudaCall:
+    def prepare(self, call: Call, options: KernelOptions, timeout: float) -> CudaCall:
         """Choose, compile and load; nothing of it is left for the launch.
 
         Args:

@@ -15,7 +15,7 @@ from ringcoll.collectives import COLLECTIVES
 from ringcoll.encode import Program
 from ringcoll.errors import ArgumentError
 from ringcoll.executors.cuda.dual_program import Variant, dual_body
-from ringcoll.executors.cuda.limits import CallOptions, Resources
+from ringcoll.executors.cuda.limits import KernelOptions, Resources
 from ringcoll.executors.cuda.ll import ll_body
 from ringcoll.executors.cuda.ll_layout import LANES
 from ringcoll.executors.cuda.params import Addresses, Body
@@ -50,7 +50,7 @@ class NamedPlan:
         return Layout(self.plan.collective, counts, slices, shares, align, displs)
 
 
-def named_plan(call: Call, resources: Resources, options: CallOptions, default: str) -> NamedPlan:
+def named_plan(call: Call, resources: Resources, options: KernelOptions, default: str) -> NamedPlan:
     """The plan of a user's algorithm, or of a built-in one.
 
     Raises:

@@ -8,7 +8,7 @@ from ringcoll.executors.cuda.workspace import Workspace
 from ringcoll.model.machine import Machine
 from ringcoll.plan import Plan
 
-__all__ = ["CallOptions", "Resources"]
+__all__ = ["KernelOptions", "Resources"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Resources:
 
 
 @dataclass(frozen=True, slots=True)
-class CallOptions:
+class KernelOptions:
     """The options of a call that decide what runs; None leaves it to the library.
 
     Args:

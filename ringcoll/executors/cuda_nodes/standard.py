@@ -11,7 +11,7 @@ from ringcoll.dtypes import dtype_of, op_of
 from ringcoll.executors.cuda.choose import choose
 from ringcoll.executors.cuda.copy_gates import gate_text
 from ringcoll.executors.cuda.kernel_choice import body_of
-from ringcoll.executors.cuda.limits import CallOptions, Resources
+from ringcoll.executors.cuda.limits import KernelOptions, Resources
 from ringcoll.executors.cuda.params import Addresses, Body
 from ringcoll.executors.cuda.point_to_point import pairs_text
 from ringcoll.executors.cuda.workspace import Workspace
@@ -61,9 +61,9 @@ def _bodies() -> Iterator[Body]:
         call = Call(name, 0, None, None, count, row, op, nbytes=nbytes)
         rooted = COLLECTIVES[name].rooted  # which the ranks cannot know to be reached
         shared = frozenset(buffer for buffer in ALL_MAPPED if buffer.name.lower() != rooted)
-        ways = [(_UNMAPPED, CallOptions()), (shared, CallOptions())]
+        ways = [(_UNMAPPED, KernelOptions()), (shared, KernelOptions())]
         if name == "all_reduce":
-            ways.append((_UNMAPPED, CallOptions(hellos_decide=True)))  # of torch's buckets
+            ways.append((_UNMAPPED, KernelOptions(hellos_decide=True)))  # of torch's buckets
         for mapped, options in ways:
             resources = Resources(workspace, _BLOCKS, nvlink=True)
             choice = choose(call, resources, mapped=mapped, options=options)

@@ -15,7 +15,7 @@ from ringcoll.cuda.memory import DeviceMemory, allocate
 from ringcoll.dtypes import DType, ReduceOp
 from ringcoll.errors import PlanError
 from ringcoll.executors.cuda.executor import CudaExecutor
-from ringcoll.executors.cuda.limits import CallOptions
+from ringcoll.executors.cuda.limits import KernelOptions
 from ringcoll.executors.cuda.loader import Launchable
 from ringcoll.executors.cuda.params import Addresses, Body, Header, pack, padded, start_of
 from ringcoll.executors.cuda.source import kernel_text, names_of
@@ -96,7 +96,9 @@ class Steps:
                 call.dtype,
                 nbytes=send.nbytes,
             )
-            ready = self._inside.prepare(swap, CallOptions(blocks=layered.blocks), layered.timeout)
+            ready = self._inside.prepare(
+                swap, KernelOptions(blocks=layered.blocks), layered.timeout
+            )
             source = self.width, start_of(come), share * call.dtype.itemsize
             sums = self._fold(call, source, part, share, raw_in=True, raw_out=raw, whole=False)
             inside = (partial(self._inside.run, ready), sums)
@@ -151,7 +153,7 @@ class Steps:
             in_place=in_place,
             nbytes=whole.nbytes,
         )
-        ready = self._inside.prepare(gather, CallOptions(blocks=layered.blocks), layered.timeout)
+        ready = self._inside.prepare(gather, KernelOptions(blocks=layered.blocks), layered.timeout)
         return partial(self._inside.run, ready)
 
     def collected(self, whole: Array | None, mine: Array, layered: LayeredCall) -> Enqueue:
@@ -166,7 +168,7 @@ class Steps:
             root=self.members[self.node].index(layered.call.root),
             nbytes=self.width * mine.nbytes,
         )
-        ready = self._inside.prepare(gather, CallOptions(blocks=layered.blocks), layered.timeout)
+        ready = self._inside.prepare(gather, KernelOptions(blocks=layered.blocks), layered.timeout)
         return partial(self._inside.run, ready)
 
     def spread(self, send: Array | None, whole: Array, layered: LayeredCall) -> tuple[Enqueue, ...]:
@@ -186,7 +188,7 @@ class Steps:
             in_place=call.in_place,
             nbytes=whole.nbytes,
         )
-        ready = self._inside.prepare(spread, CallOptions(blocks=layered.blocks), layered.timeout)
+        ready = self._inside.prepare(spread, KernelOptions(blocks=layered.blocks), layered.timeout)
         return (partial(self._inside.run, ready),)
 
     def swapped(self, layered: LayeredCall) -> Enqueue:
@@ -209,7 +211,7 @@ class Steps:
             counts=(call.count,) * self.width,
             displs=tuple(rank * call.count for rank in ranks),
         )
-        ready = self._inside.prepare(swap, CallOptions(blocks=layered.blocks), layered.timeout)
+        ready = self._inside.prepare(swap, KernelOptions(blocks=layered.blocks), layered.timeout)
         return partial(self._inside.run, ready)
 
     def copies(self, moves: Sequence[tuple[int, int]], nbytes: int, stream: int) -> None:
