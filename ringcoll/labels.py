@@ -28,9 +28,9 @@ class StepLabels(NamedTuple):
 
     ``srcs`` and ``dst`` are the labels of its sources and of what it writes. ``owners`` are the
     ranks whose contributions the raw sources are (premul_sum scales each by its own rank's
-    factor), -1 for the others. ``reduces`` tells whether the operator is applied; if not, the
+    factor), -1 for the others. ``reduces``: the operator is applied; if not, the
     step copies. ``extent`` is the INPUT or OUTPUT chunk that has as many elements as the step
-    moves: SCRATCH alone does not tell. None for a step without data.
+    moves: SCRATCH alone does not fix it. None for a step without data.
     """
 
     srcs: tuple[Label, ...]

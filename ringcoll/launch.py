@@ -1,7 +1,7 @@
 """What a plan does not say and a launch must: slices, window, memory that peers can reach, sizes.
 
 :class:`Launch` decides how :func:`ringcoll.lower.lower` turns an algorithm into the plan that
-runs. :class:`Layout` says where the elements of a chunk lie; it knows no bytes.
+runs. :class:`Layout` says where the elements of a chunk lie, in elements and never in bytes.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class Block:
 def hello(rank: int) -> Block:
     """The pseudo-block whose signal means "``rank`` has entered the call".
 
-    It is level-triggered: everybody may wait for it, nobody takes it, no step posts it.
+    It is level-triggered: any block may wait for it, none takes it, no step posts it.
     """
     return Block(rank, HELLO, 0)
 

@@ -42,7 +42,7 @@ def broadcast(nranks: int, *, root: int = 0, rings: Rings = None, only: Only = N
 
 
 def reduce(nranks: int, *, root: int = 0, rings: Rings = None, only: Only = None) -> Plan:
-    """Each rank adds its contribution to the sum that comes by, on its way to the root: n - 1 hops.
+    """Each rank adds its contribution to the sum on its way to the root: n - 1 hops.
 
     Each rank but the root sends the buffer once. With the root n - 1 and the ring in
     the order of the ranks, contributions are summed in rank order.

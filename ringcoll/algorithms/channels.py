@@ -19,13 +19,7 @@ _NEAR = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Channels:
-    """Rings that carry a call together.
-
-    Args:
-        rings: the ranks along each, one ring a channel.
-        shares: of the bytes, a weight for each ring; (1,) where all carry the same.
-
-    """
+    """Rings that carry a call together, one a channel; ``shares`` (1,): each carries the same."""
 
     rings: tuple[tuple[int, ...], ...]
     shares: tuple[int, ...] = (1,)
@@ -61,12 +55,7 @@ class Channels:
 def channels_along(orders: Sequence[Sequence[int]], bandwidths: Sequence[float]) -> Channels:
     """Channels along found rings, the strongest first, with shares like their bandwidths.
 
-    Rings of one order are one channel: a kernel's stores take what links they take.
-
-    Args:
-        orders: the ranks along each ring.
-        bandwidths: of each, in any unit.
-
+    Rings of one order are one channel: a kernel's stores take the same links.
     """
     summed: dict[tuple[int, ...], float] = {}
     for order, bandwidth in zip(orders, bandwidths, strict=True):
@@ -114,13 +103,13 @@ def channelled(
         collective: its name.
         algorithm: a name; None is "ring", because of the channels.
         nranks: of the communicator.
-        channels: how many rings; None: not asked for.
+        channels: how many rings; None: as many as there are.
         found: the rings of the machine, the strongest first; None: one in the order of the ranks.
 
     Returns:
         The algorithm, and the rings that it is to go along, None where it takes none or none are
-        known. So many channels as are asked for are as :meth:`Channels.taken` says, or by turns in
-        both directions; not asked, all that were found.
+        known. ``channels`` rings are chosen as in :meth:`Channels.taken`, or by turns in both
+        directions where no ring is known.
 
     Raises:
         ArgumentError: the algorithm has no rings.

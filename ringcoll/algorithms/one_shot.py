@@ -1,4 +1,4 @@
-"""One shot: every rank reads what it needs from everybody's INPUT itself. One hop, no SCRATCH.
+"""One shot: every rank reads what it needs from every INPUT itself. One hop, no SCRATCH.
 
 :func:`all_reduce_push` is its mirror image for memory that is written faster than it is read.
 

@@ -1,4 +1,4 @@
-"""Double binary trees: two trees, half the buffer each, and nobody has children in both.
+"""Double binary trees: two trees, half the buffer each, and no rank has children in both.
 
 In an in-order binary tree every other rank is a leaf. The second tree is the first one shifted by
 one rank, so that who forwards to two children in one is a leaf of the other: everyone sends and

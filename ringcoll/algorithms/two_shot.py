@@ -1,4 +1,4 @@
-"""Two shots: rank r reduces piece r of everybody's INPUT, then everybody gets it. Two hops.
+"""Two shots: rank r reduces piece r of every INPUT, then all ranks get it. Two hops.
 
 A direct reduce-scatter and a direct all-gather, for links between all pairs. Contributions are
 summed in rank order. Each rank reads and writes 2(n - 1)/n of a buffer in all.

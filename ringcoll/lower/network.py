@@ -59,7 +59,7 @@ def network(plan: Plan, launch: Launch) -> Plan:
 
 
 class _Carrier:
-    """One pass over the order; ``copies`` knows which nodes hold the content of a cell, and where.
+    """One pass over the order; ``copies`` is which nodes hold the content of a cell, and where.
 
     A copy is forgotten when either end is written again.
     """

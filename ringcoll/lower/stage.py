@@ -1,4 +1,4 @@
-"""Memory that peers cannot reach goes through SCRATCH, which everybody can.
+"""Memory that peers cannot reach goes through SCRATCH, which they can.
 
 The owner copies what others will read into SCRATCH in its *fill* lane, and what others have
 written for it out of SCRATCH in its *drain* lane. They are lanes of their own so that the fill of

@@ -5,9 +5,9 @@ first; where they belong to different blocks, that has to be enforced. The trans
 all such pairs is unique, hence minimal: whatever is implied by the rest is left out. A *credit* is
 nothing but the write-after-read wait that this finds on a SCRATCH slot.
 
-Two rules speak of the call as a whole. Nobody may touch rank p's INPUT or OUTPUT before p has
-entered: a wait for p's hello in the first row of a block. When p returns, nobody may still touch
-them: an access must come before the end of any one of p's blocks.
+Two rules concern the call as a whole. *Entry*: no other rank touches rank p's INPUT or OUTPUT
+before p has entered, so a block waits for p's hello in its first row. *Exit*: no other rank touches
+them after p has returned, so an access comes before the end of any one of p's blocks.
 
 Where signals ride in the data (LL, LL128), the edge from the writer of a SCRATCH line to its reader
 orders that line alone: nothing else is implied by it.
@@ -76,10 +76,8 @@ class _Clocks:
 def sync(plan: Plan, *, in_band: bool = False) -> Plan:
     """The plan with all the waits and signals that it needs, and no other.
 
-    Args:
-        plan: a placed plan without synchronisation.
-        in_band: whether a signal rides in the SCRATCH lines that it announces.
-
+    The plan is placed and has none yet. ``in_band``: a signal rides in the SCRATCH lines that it
+    announces.
     """
     blocks = list(plan.steps)
     for rank in range(plan.nranks):

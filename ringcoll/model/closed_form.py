@@ -132,14 +132,7 @@ def _check(nranks: int, nbytes: float, slices: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A time with one slice: messages·α + share·N/B + hops·L.
-
-    Args:
-        messages: α terms in sequence.
-        share: how many times N goes through the busiest port in sequence.
-        hops: L terms in sequence.
-
-    """
+    """A time with one slice: messages·α + share·N/B + hops·L."""
 
     messages: int
     share: float

@@ -56,14 +56,7 @@ def naming(moved: Iterable[Timed]) -> tuple[bool, bool]:
 
 
 def cell(timed: Timed, *, sliced: bool, chunked: bool) -> str:
-    """What a step moves where.
-
-    Args:
-        timed: the step.
-        sliced: whether to name the slice.
-        chunked: whether to name the chunk.
-
-    """
+    """What a step moves where, with its slice and chunk if those are to be named."""
     rank, step = timed.block.rank, timed.step
     if not step.dsts:
         return "!" + _ranks({to.rank for to in step.signals} - {rank})
@@ -94,17 +87,10 @@ def _ranks(ranks: set[int]) -> str:
 
 
 def space_time(timed: Sequence[Timed], nranks: int, *, width: int = 100) -> str:
-    """The table, in as many panels below each other as its width asks for.
+    """The table in panels of at most ``width`` characters a line, one below the other.
 
-    Args:
-        timed: the steps of a call, from :meth:`ringcoll.model.predict.Clock.trace`.
-        nranks: how many rows there are.
-        width: characters a line.
-
-    Returns:
-        Lines, the last one ended too. The head of a column is its time in units of the shortest
-        transfer where all times are whole multiples of it, else in microseconds.
-
+    The head of a column is its time in units of the shortest transfer where all times are whole
+    multiples of it, else in microseconds. The last line is ended too.
     """
     names, columns = _table(timed, nranks)
     if not columns:

@@ -1,8 +1,8 @@
-"""B, α and L as they were measured: by whom they are kept, and who takes them up again.
+"""Measured B, α and L: kept by benchmarks, read by the model.
 
 A benchmark keeps the figures that it has fitted in the user's cache folder, one file for each
-machine and kind of ranks; ``--bandwidth measured`` takes the newest of this machine. The recorded
-results of the same benchmarks have the same ``fit`` in them, so that they can be named too.
+machine and kind of ranks; ``--bandwidth measured`` takes the newest of this machine. Recorded
+results of the same benchmarks hold the same ``fit``: ``--figures FILE`` reads them.
 """
 
 from __future__ import annotations
@@ -36,17 +36,9 @@ _MOST_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What a timing run has fitted.
+    """What a timing run has fitted, in bytes a second and seconds; see :class:`Links`.
 
-    Args:
-        bandwidth: B, bytes a second; of ``memory``, of all ranks together.
-        alpha: α, seconds a message.
-        latency: L, seconds of flight.
-        topology: what the links are.
-        local_bandwidth: bytes a second of a rank's own copies.
-        date: when, in ISO 8601 and UTC, so that dates compare as text.
-        source: the file, for messages.
-
+    ``date`` is ISO 8601 in UTC, so that dates compare as text; ``source`` names the file.
     """
 
     bandwidth: float
@@ -67,16 +59,9 @@ def keep_figures(
 ) -> Path | None:
     """Keep the figures of a timing run for this machine; an older run of the kind is replaced.
 
-    Args:
-        kind: of ranks, "gpu" or "cpu".
-        fit: as in the results: ``bandwidth``, ``alpha`` and ``latency``, or ``memory_bandwidth``,
-            ``core_bandwidth`` and ``alpha``.
-        date: when it was measured, in ISO 8601 and UTC.
-        cache_dir: the setting.
-
-    Returns:
-        The file; None where nothing can be kept, which is logged.
-
+    ``kind`` is "gpu" or "cpu". ``fit`` holds ``bandwidth``, ``alpha`` and ``latency``, or
+    ``memory_bandwidth``, ``core_bandwidth`` and ``alpha``. Returns the file; None where nothing can
+    be kept, which is logged.
     """
     folder = user_folder(cache_dir, "figures")
     if folder is None:
@@ -96,12 +81,8 @@ def keep_figures(
 def measured_figures(cache_dir: str | None = None) -> Figures:
     """The newest figures that were measured on this machine.
 
-    Args:
-        cache_dir: the setting.
-
     Raises:
         ArgumentError: there are none; the message says which command makes them.
-
     """
     folder = user_folder(cache_dir, "figures")
     files = [] if folder is None else sorted(folder.glob("*.json"))

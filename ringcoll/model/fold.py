@@ -1,6 +1,6 @@
 """The clock's inner loop: run a graph of steps on its ports, in the order of events.
 
-Nothing here knows of plans or seconds: nodes, ports and ticks are integers.
+There are no plans and no seconds here: nodes, ports and ticks are integers.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def port_totals(graph: Graph, costs: Costs) -> list[int]:
 def stretch(
     graph: Graph, costs: Costs, slices: int, window: int, nranks: int
 ) -> tuple[list[int], int]:
-    """When each rank ends, and how many nodes were folded to know.
+    """When each rank ends, and how many nodes were folded.
 
     Slices are a pipeline: once it is full, what one period of slices does the next one repeats,
     the same number of ticks later. Fewer slices are folded until all steps are seen to do so; the

@@ -29,15 +29,14 @@ class Graph:
     """One slice of a plan as numbers; step t of slice s is node (s, t).
 
     Args:
-        steps: the steps, in an order that respects the edges within a slice.
+        steps: in an order that respects the edges within a slice.
         indices: of each step its number among the steps of its rank that move data.
         strides: of each step how many of those a slice has; it and the index break ties.
         edges: of each step the steps that come after it, its block's next one among them.
         loads: of each step the ports that it occupies; equal ones are one object.
-        ports: the ports, by number.
+        ports: by number.
         lands: of each step the ranks that end after it, with the ticks of flight.
         shared: how many ranks each node stands for; 1 where all are folded.
-
     """
 
     steps: tuple[tuple[Block, Step], ...]
@@ -67,15 +66,10 @@ def build_graph(
     sizes: Sizes | None = None,
     representatives: int | None = None,
 ) -> Graph:
-    """The graph of a plan on these links.
+    """The graph of a plan, lowered or an algorithm's; bandwidths and α enter later, flights here.
 
-    Args:
-        plan: lowered, or an algorithm's.
-        links: the wires; bandwidths and α enter later, flights here.
-        window: after how many slices a SCRATCH slot is used again; None: never.
-        sizes: bytes of a chunk; None: every chunk counts as 1.
-        representatives: fold the first so many ranks for all; None: fold all.
-
+    A SCRATCH slot is used again after ``window`` slices; None: never. Without ``sizes`` every chunk
+    counts as 1. With ``representatives`` the first so many ranks are folded for all.
     """
     torus = Torus(plan, representatives) if representatives is not None else None
     steps = tuple(

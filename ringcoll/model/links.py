@@ -75,7 +75,7 @@ class Links:
 
     ``topology`` is one of
 
-    - ``switch``: each rank has one egress and one ingress port of B, whoever the peer is;
+    - ``switch``: each rank has one egress and one ingress port of B for all its peers;
     - ``pairs``: each ordered pair of ranks has a wire of its own;
     - ``memory``: all hops share one memory of B bytes copied a second, the case of CPU ranks
       that nothing paces; α occupies the core of the rank that runs the step;

@@ -36,13 +36,11 @@ _GB = 1e9
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Machine:
-    """What the choice of a plan goes by; ranks of a process share one, which is known by itself.
+    """What the tuner knows of a machine; ranks of a process share one object.
 
-    Args:
-        links: between the ranks, as stores go.
-        channels: the rings that plans go along; None: one in the order of the ranks is as good.
-        all_pairs: whether every pair is one switch hop apart, or there is only one.
-
+    ``links`` are those that stores take. ``channels`` are the rings of plans; None: one in the
+    order of the ranks is as good. ``all_pairs``: every pair is one switch hop apart, or there is
+    only one.
     """
 
     links: Links
@@ -51,16 +49,12 @@ class Machine:
 
 
 def machine_of(system: System, stored: RingSet, overheads: Wire) -> Machine:
-    """The machine of ranks on all GPUs of a system, in their order.
+    """The machine of ranks on all GPUs of a system, two or more, in their order.
 
-    Args:
-        system: the ranks' GPUs, two or more.
-        stored: its rings for kernels that store, see ``find_rings``.
-        overheads: α and L of a message; its bandwidth is not used.
+    ``stored`` are its rings for kernels that store; of ``overheads`` α and L are used.
 
     Raises:
         ArgumentError: two of the GPUs do not reach each other.
-
     """
     links = machine_links(system, stored=True, alpha=overheads.alpha, latency=overheads.latency)
     rings = stored.rings
@@ -124,7 +118,7 @@ def machine_links(
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """Seconds that were measured or published, and by whom; None: by nobody that we know of."""
+    """Seconds with the measurement or publication that they are from; None: there is none."""
 
     seconds: float | None
     source: str = ""
@@ -156,12 +150,8 @@ _ALPHAS = {
 class NodeFigures:
     """What a machine is to a cluster of such machines.
 
-    Args:
-        gpus: how many it has.
-        bandwidth: bytes a second of a GPU to its switch, in each direction.
-        network: bytes a second of a GPU's share of the network ports; None where it has none.
-        alpha: seconds that a message occupies a GPU's port to the switch besides its bytes.
-
+    ``bandwidth`` is that of a GPU to its switch, ``network`` a GPU's share of the network ports,
+    None where there are none: bytes a second in each direction.
     """
 
     gpus: int
@@ -198,15 +188,7 @@ def node_figures(system: System) -> NodeFigures:
 def ring_seconds(
     links: Links, orders: Sequence[Sequence[int]], shares: Sequence[float], nbytes: int
 ) -> float:
-    """Seconds of an all_reduce that goes along several rings, each with its share of the bytes.
-
-    Args:
-        links: of the machine.
-        orders: the ranks along each ring.
-        shares: weight of each ring.
-        nbytes: of the buffer.
-
-    """
+    """Seconds of an all_reduce that goes along several rings, each with its share of the bytes."""
     plan = build("all_reduce", "ring", len(orders[0]), rings=orders)
     return predict(plan, nbytes, links, slices=1, shares=tuple(shares)).seconds
 
@@ -231,7 +213,7 @@ def ring_gain(
 def times_as_long(system: System, found: RingSet, other: RingSet, nbytes: int = 256 << 20) -> float:
     """How many times as long an all_reduce takes along other rings of the same GPUs.
 
-    Both are told the same links; what bandwidths the rings claim counts for their shares only.
+    Both run on the same links; the bandwidths of the rings decide about their shares only.
     """
     links = machine_links(system, found.gpus)
     return _along(links, other, nbytes) / _along(links, found, nbytes)

@@ -1,8 +1,8 @@
 """What each step of a plan must come after.
 
-A lowered plan says so by its signals. An algorithm's plan has none yet: there the conflicts of its
-accesses say it, as :func:`ringcoll.lower.sync.sync` would. Both tell it by rows of five numbers: a
-step, one that comes after it, how many slices later, and the ranks between which the news goes.
+In a lowered plan that follows from its signals. An algorithm's plan has none yet: there it follows
+from the conflicts of its accesses, as in :func:`ringcoll.lower.sync.sync`. Both yield five numbers:
+a step, one that comes after it, how many slices later, and the ranks between which the signal goes.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class Timed:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What the clock says.
+    """A predicted call.
 
     Args:
         seconds: when the last data have arrived and the last rank has returned.
@@ -61,7 +61,7 @@ class Prediction:
             all, "in every node" where one node was.
         occupied: seconds that it is occupied: no order of steps beats this bound.
         steps: steps of the plan, all slices, all ranks.
-        folded: steps that were folded to know.
+        folded: steps that were folded.
 
     """
 
@@ -74,7 +74,7 @@ class Prediction:
 
 
 class Clock:
-    """A plan on links, ready to be asked for many sizes and slices.
+    """A plan on links, for predictions of many sizes and slices.
 
     Args:
         plan: lowered, or an algorithm's: then ``slices`` and ``window`` stand for lowering it with
@@ -154,13 +154,9 @@ class Clock:
         return self._graphs[shape]
 
     def predict(self, nbytes: float, slices: int = 1) -> Prediction:
-        """How long a call takes.
+        """How long a call takes; N is that of the collective's larger buffer, as nccl-tests counts.
 
-        Args:
-            nbytes: N, the bytes of the collective's larger buffer, as nccl-tests counts; with
-                ``sizes`` it is not used.
-            slices: S; a lowered plan spells its slices out and takes 1.
-
+        With ``sizes`` N is not used. A lowered plan spells its slices out and takes ``slices=1``.
         """
         graph, costs = self.graph(slices), self.costs(nbytes, slices)
         ends, folded = stretch(graph, costs, slices, self.window, self.plan.nranks)
@@ -228,7 +224,7 @@ class Clock:
         return tuple(sorted(timed, key=lambda t: (t.start, t.end, t.slice)))
 
     def _explain_deadlock(self) -> None:
-        """``walk`` knows how to name who waits for whom."""
+        """Raise the error of ``walk``, which names the blocks that wait for each other."""
         for _ in walk(self.plan):
             pass
 
@@ -283,17 +279,7 @@ def predict(
     shares: tuple[float, ...] = (),
     symmetry: bool | None = None,
 ) -> Prediction:
-    """How long one call takes on these links: :class:`Clock` for one question.
-
-    Args:
-        plan: a lowered plan, or an algorithm's with ``slices`` and ``window``.
-        nbytes: bytes of the collective's larger buffer.
-        links: the wires.
-        slices: S, for an algorithm's plan.
-        window: W, for an algorithm's plan.
-        sizes: bytes of each chunk where they differ.
-        shares: weight of each channel's part of the bytes; (): equal.
-        symmetry: fold the representatives for all ranks of a symmetric plan; None: above 64 ranks.
+    """How long one call takes on these links: :meth:`Clock.predict` of a :class:`Clock`.
 
     Raises:
         Deadlock: a step waits for a signal that never comes.

@@ -49,17 +49,7 @@ _Folded = Callable[[int, float, int], float]
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A prediction.
-
-    Args:
-        algorithm: its name.
-        nodes: how many nodes there are.
-        nranks: how many ranks there are.
-        nbytes: bytes of the collective's larger buffer.
-        slices: S.
-        seconds: predicted.
-
-    """
+    """A prediction; ``nbytes`` are those of the collective's larger buffer."""
 
     algorithm: str
     nodes: int
@@ -70,17 +60,7 @@ class Point:
 
 
 class Growth:
-    """An algorithm on ever more nodes of equally many ranks.
-
-    Args:
-        collective: its name.
-        algorithm: its name, or a function that returns a plan.
-        per_node: ranks of each node.
-        links: the wires of so many nodes.
-        root: the root's rank, where the collective has one.
-        window: W.
-
-    """
+    """An algorithm on ever more nodes of ``per_node`` ranks; ``links`` gives those of n nodes."""
 
     def __init__(
         self,
@@ -142,14 +122,8 @@ class Growth:
     def seconds(self, nodes: int, nbytes: float, slices: int = 1) -> float:
         """How long a call takes.
 
-        Args:
-            nodes: how many nodes there are.
-            nbytes: bytes of the collective's larger buffer.
-            slices: S.
-
         Raises:
             PlanError: there are too many steps to fold.
-
         """
         return self._grow(nodes, nbytes, slices, self._folded)
 
@@ -167,7 +141,7 @@ class Growth:
         return Answer(point.nranks, point.slices, terms, wire, "the busiest port")
 
     def _grow(self, nodes: int, nbytes: float, slices: int, folded: _Folded) -> float:
-        """A figure for so many nodes, from small numbers of them where these tell."""
+        """A figure for so many nodes, extrapolated from small numbers of them where it can be."""
         chunk = nbytes / self._parts(nodes)
         for few in self._series(nodes):
             grown = _grown([self._sliced(count, chunk, slices, folded) for count in few])
@@ -176,7 +150,7 @@ class Growth:
         return self._sliced(nodes, chunk, slices, folded)
 
     def _series(self, nodes: int) -> Iterator[tuple[int, int, int]]:
-        """Numbers of nodes to fold instead, where they tell."""
+        """Numbers of nodes to fold instead, where an extrapolation is exact."""
         if self.algorithm in _ADDED:
             yield from (few for few in _SAMPLES if few[2] < nodes)
         ranks = nodes * self.per_node
@@ -266,16 +240,11 @@ def fastest(points: Sequence[Point]) -> Point:
 def winners(
     ask: Callable[[int], str], sizes: Sequence[int], known: Mapping[int, str]
 ) -> tuple[Span, ...]:
-    """Who is the fastest from which size on, to a factor of two.
+    """Which algorithm is the fastest from which size on, to a factor of two.
 
-    Between two sizes with different winners the interval is halved; between two with the same one
-    nobody else is looked for.
-
-    Args:
-        ask: names the fastest at a size.
-        sizes: increasing.
-        known: what is known already of some sizes.
-
+    ``ask`` names the fastest at a size, ``known`` holds the answers for some of the increasing
+    ``sizes``. Between two sizes with different winners the interval is halved; between two with the
+    same one no other is looked for.
     """
     found = dict(known)
 
@@ -285,7 +254,7 @@ def winners(
         return found[size]
 
     def between(low: int, high: int) -> Iterator[int]:
-        """The sizes from which somebody else is the fastest, after ``low`` up to ``high``."""
+        """The sizes from which another is the fastest, after ``low`` up to ``high``."""
         if at(low) == at(high):
             return
         middle = low << (high // low).bit_length() // 2

@@ -35,20 +35,16 @@ SLICES = 1 << 12
 """The most slices that a search tries."""
 
 SMALLEST = 1 << 12
-"""Bytes: a choice cuts no smaller slices, which would be all overhead that no model knows."""
+"""Bytes: a choice cuts no smaller slices, which would be all overhead."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """An algorithm that may be chosen.
 
-    Args:
-        algorithm: its name.
-        build: makes its plan; two candidates are the same only if this is the same function.
-        slices: S, where it is given; None: to be searched.
-        refusal: why it is not allowed; "" where it is.
-        shares: weight of each channel's part of the bytes.
-
+    ``build`` makes its plan: two candidates are the same only if this is the same function.
+    ``slices`` None is searched, ``refusal`` says why it is not allowed, ``shares`` is the weight of
+    each channel's part of the bytes.
     """
 
     algorithm: str
@@ -60,14 +56,10 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A candidate that was looked at.
+    """A candidate with its best S and predicted time.
 
-    Args:
-        algorithm: its name.
-        slices: its best S; 0: it was out before, ``seconds`` is a lower bound.
-        seconds: predicted.
-        note: why it is refused; "" where it is not.
-
+    S is 0 where it lost by its busiest link alone: ``seconds`` is a lower bound. ``note`` says why
+    it is refused.
     """
 
     algorithm: str
@@ -80,14 +72,8 @@ class Option:
 class Choice:
     """What to launch, and why.
 
-    Args:
-        algorithm: the fastest candidate.
-        slices: S.
-        window: W.
-        seconds: predicted.
-        options: all that was looked at, the choice first, then by time; refused ones last.
-        reasons: the same as lines of text.
-
+    ``options`` are all candidates, the choice first, then by time, refused ones last; ``reasons``
+    are the same as lines of text.
     """
 
     algorithm: str
@@ -210,15 +196,8 @@ def choose(
 ) -> Choice:
     """The algorithm that the clock finds fastest, and its number of slices.
 
-    Args:
-        collective: its name.
-        nranks: how many ranks take part.
-        nbytes: bytes of the collective's larger buffer.
-        links: the wires.
-        root: the root's rank, where the collective has one.
-        candidates: what may be chosen, of equally fast ones the first; None: every algorithm.
-        window: W.
-        smallest: bytes of the smallest slice that a search may cut.
+    Of equally fast ``candidates`` the first is chosen; None: every algorithm. ``smallest`` is the
+    bytes of the smallest slice that a search may cut.
 
     Raises:
         LaunchRefused: every candidate is refused; the message names each reason.
@@ -291,14 +270,8 @@ def best_slices(
     """The S at which the clock's time is least, and that time.
 
     The time falls and then rises with S, up to small steps: powers of two are tried until two in
-    a row are worse than the best, then the numbers around the best one, by halving intervals.
-
-    Args:
-        clock: of the plan.
-        nbytes: bytes of the collective's larger buffer.
-        most: the largest S to try; a plan with signals has one slice.
-        only_powers: leave out the second part.
-
+    a row are worse than the best, then (unless ``only_powers``) the numbers around the best one,
+    by halving intervals. A plan with signals has one slice.
     """
     if clock.plan.synchronised:
         return 1, clock.predict(nbytes).seconds

@@ -1,8 +1,8 @@
 """Calls in a row: proof that one call's memory is free before the next ones use it again.
 
 The halves of SCRATCH alternate from call to call, and each rank announces by its *hello* that it
-has entered. ``known`` is the newest call that a rank knows all to have entered. Two rules are all
-there is:
+has entered. ``known`` is the newest call that a rank knows all to have entered. There are two
+rules:
 
 - call y touches SCRATCH or another rank's memory, and ends, only when ``known >= y - 1``;
 - a total plan, at whose end all are known to have entered, sets ``known = y``; after any other
@@ -33,15 +33,13 @@ def verify_calls(
 ) -> Proof:
     """Prove that calls may follow each other on the same buffers.
 
-    Args:
-        plans: lowered plans of one number of ranks, each proven by itself, in the order called.
-        halves: how many parts SCRATCH has, used by turns.
-        hello_slots: how many lines for hellos each pair of ranks has, used by turns.
+    ``plans`` are lowered, of one number of ranks, each proven by itself, in the order called.
+    SCRATCH has ``halves`` parts that are used by turns, each pair of ranks ``hello_slots`` lines
+    for hellos.
 
     Raises:
         Race: memory of an earlier call is used again too early.
         Deadlock: a call waits for a later one.
-
     """
     joined = join_calls(plans, halves=halves, hello_slots=hello_slots)
     return Prover(joined.collective, data=False).prove(joined)
@@ -50,7 +48,7 @@ def verify_calls(
 def join_calls(
     plans: Sequence[Plan], *, halves: int = HALVES, hello_slots: int = HELLO_SLOTS
 ) -> Plan:
-    """The plan of several calls in a row; arguments as for :func:`verify_calls`."""
+    """The plan of several calls in a row; see :func:`verify_calls`."""
     if not plans or len({plan.nranks for plan in plans}) > 1:
         raise ArgumentError("plans: at least one, and all of one number of ranks")
     joiner = _Joiner(plans, halves, hello_slots)
@@ -91,8 +89,8 @@ class _Joiner:
         slot = self.halves * self.half + sender * self.hello_slots + call % self.hello_slots
         return Chunk(receiver, Buffer.SCRATCH, slot)
 
-    def nowhere(self, rank: int) -> Chunk:
-        """A chunk that nothing else uses: what is polled has to go somewhere."""
+    def unused_chunk(self, rank: int) -> Chunk:
+        """A chunk that nothing else uses: what is polled needs a destination."""
         self.extra += 1
         first = self.halves * self.half + len(self.ranks) * self.hello_slots
         return Chunk(rank, Buffer.SCRATCH, first + self.extra)
@@ -129,14 +127,14 @@ class _Joiner:
                 for buffer in (Buffer.INPUT, Buffer.OUTPUT)
                 for i in range(self.collective.chunks_in(buffer.name, rank))
             ]
-            host, new = self.host(rank), (self.nowhere(rank),)
+            host, new = self.host(rank), (self.unused_chunk(rank),)
             self.order.append((host, Step(new, tuple(own), waits)))
             if call == len(self.plans):
                 continue
             others = [other for other in self.ranks if other != rank]
             lines = tuple(self.hello_line(call, rank, other) for other in others)
             if lines:
-                self.order.append((host, Step((self.nowhere(rank),), lines)))
+                self.order.append((host, Step((self.unused_chunk(rank),), lines)))
             plan = self.plans[call]
             signals = [self.block(call, block) for block in plan.blocks(rank)]
             for block, step in plan.order:
@@ -154,7 +152,7 @@ class _Joiner:
             if self.polls(call) and others:
                 lines = tuple(self.hello_line(call - 1, other, rank) for other in others)
                 waits = tuple(self.host(other) for other in others)
-                self.order.append((host, Step(lines, (self.nowhere(rank),), waits)))
+                self.order.append((host, Step(lines, (self.unused_chunk(rank),), waits)))
             blocks = self.plans[call].blocks(rank)
             go = [self.block(call, b) for b in blocks if self.guarded(call, b) is not None]
             self.order.append((host, Step(signals=tuple(go))))
@@ -173,7 +171,7 @@ class _Joiner:
             if heard:
                 lines = tuple(self.hello_line(call, rank, block.rank) for rank in heard)
                 hosts = tuple(self.host(rank) for rank in heard)
-                self.order.append((name, Step(lines, (self.nowhere(block.rank),), hosts)))
+                self.order.append((name, Step(lines, (self.unused_chunk(block.rank),), hosts)))
             if gates[block] == at:
                 self.order.append((name, Step(waits=(self.host(block.rank),))))
             self.order.append((name, self.step(call, step)))

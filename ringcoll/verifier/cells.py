@@ -41,16 +41,10 @@ class Row(NamedTuple):
 class Numbers:
     """The numbering of one collective's memory and of the steps seen so far.
 
-    Args:
-        collective: what the plans to be numbered implement.
-        nodes: the node of every rank, if steps across nodes are to be checked.
-
-    Attributes:
-        home: for every cell the rank whose INPUT or OUTPUT it is, or :data:`NOBODY`.
-        guard: for every cell what may be written there.
-        before: (cell, contribution) for all of INPUT.
-        after: (cell, chunk, contributions) for all of OUTPUT.
-
+    Of every cell: ``home`` is the rank whose INPUT or OUTPUT it is, or :data:`NOBODY`; ``guard``
+    says what may be written there. ``before`` lists (cell, contribution) for all of INPUT,
+    ``after`` (cell, chunk, contributions) for all of OUTPUT. With ``nodes`` steps across nodes are
+    checked.
     """
 
     def __init__(self, collective: Collective, nodes: Sequence[int] | None = None) -> None:
@@ -184,7 +178,7 @@ def _flaw_of_signals(block: Block, step: Step, nranks: int) -> str:
         if wait.rank == block.rank or not 0 <= wait.rank < nranks:
             return f"seen a wait for the {wait}, wanted that of another of {nranks} ranks"
     if any(signal.channel == HELLO for signal in step.signals):
-        return "seen a hello among the signals, wanted a block: a rank says hello by entering"
+        return "seen a hello among the signals, wanted a block: entering a call posts the hello"
     if block in step.signals or block in step.waits:
         return "seen a signal between a block and itself, wanted another block"
     return ""

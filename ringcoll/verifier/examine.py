@@ -253,14 +253,7 @@ def judge(
 ) -> Verdict:
     """Whether the verifier rejects a mutant, and if not, whether independent code lets it pass.
 
-    Args:
-        kind: of the mutant; not every kind may be equivalent.
-        mutant: the broken plan.
-        before: the history of the plan that was broken.
-        prover: for plans of ``before.plan.collective``.
-        rules: what the verifier looks at.
-        seed: of the random schedules.
-
+    ``before`` is the history of the plan that was broken, ``seed`` that of the random schedules.
     """
     if mutant.collective != before.plan.collective:
         prover = Prover(mutant.collective, nodes=prover.numbers.nodes)

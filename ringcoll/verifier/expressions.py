@@ -25,11 +25,8 @@ class Flaw(Exception):
 class Expressions:
     """All trees of one proof; an expression is a number.
 
-    Args:
-        nranks: how many contributions make a result final.
-        rounds: whether a stored partial is rounded to the dtype (``accumulate="dtype"``).
-        overlap: whether a contribution counted twice is a flaw. Only tests say no.
-
+    ``rounds``: a stored partial is rounded to the dtype (``accumulate="dtype"``). ``overlap``: a
+    contribution counted twice is a flaw; only tests say no.
     """
 
     def __init__(self, nranks: int, *, rounds: bool = False, overlap: bool = True) -> None:
@@ -66,7 +63,7 @@ class Expressions:
         return self.stored(total)
 
     def stored(self, whole: int) -> int:
-        """What a reducing step leaves in memory: finished if complete, rounded if asked."""
+        """What a reducing step stores: finished if complete, rounded where ``rounds`` is set."""
         found = self._stored.get(whole)
         if found is None:
             found = self._stored[whole] = self._store(whole)

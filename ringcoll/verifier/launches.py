@@ -1,6 +1,6 @@
 """The proof of an algorithm in every launch that may run it: what a user asks for.
 
-A plan says only what moves where. How it runs is the launch's business: in place or not, with
+A plan says only what moves where. The launch decides how it runs: in place or not, with
 buffers that peers reach (mapped) or through SCRATCH (staged), in S slices, with signals in words of
 their own or inside the data. :func:`prove` lowers the plan for each of these and proves what comes
 out, so that a plan that it accepts is right wherever it runs.
@@ -40,13 +40,9 @@ __all__ = [
 class ProvenLaunch:
     """What was proven of one way to run a plan, or why it cannot run so.
 
-    Args:
-        launch: the way, with the fewest slices that were proven.
-        slices: S that were proven; empty: every S.
-        proof: of the fewest slices; None where the launch cannot carry the plan.
-        signals: how many signals order its steps, entry rule included.
-        refusal: why it cannot run so; "" where it was proven.
-
+    ``slices`` are the S that were proven, empty for every S; ``proof`` and ``signals`` (how many
+    there are) are of the fewest slices. Where the launch cannot carry the plan there is no proof,
+    and ``refusal`` says why.
     """
 
     launch: Launch
@@ -71,13 +67,9 @@ class ProvenLaunch:
 class ProofReport:
     """What :func:`prove` has proven; ``print`` it.
 
-    Args:
-        plan: the algorithm's plan.
-        hops: the longest way of a contribution, in transfers between ranks.
-        proof: of the plan as it is written: mapped, out of place, one slice.
-        launches: every way to run it, those that cannot carry the plan too.
-        calls: whether calls in a row were proven, with other collectives before and after.
-
+    ``hops`` is the longest way of a contribution, in transfers between ranks. ``proof`` is of the
+    plan as it is written: mapped, out of place, one slice. ``launches`` are all ways to run it,
+    those that cannot carry it too. ``calls``: calls in a row were proven.
     """
 
     plan: Plan
@@ -131,7 +123,7 @@ def prove(
     Args:
         algorithm: a function of ``nranks`` (and ``root``) that returns a Plan, a Plan, or the name
             of a built-in algorithm together with ``collective``.
-        nranks: how many ranks take part; a Plan knows.
+        nranks: how many ranks take part; not needed for a Plan.
         collective: wanted with a name; else what the plan must implement, if given.
         root: the root's rank, handed to a function that takes it.
         nodes: the node of each rank, where there are several: what crosses goes by message.
@@ -157,7 +149,7 @@ def prove(
     """
     plan = _plan_of(algorithm, nranks, collective, root)
     written = Launch(nodes=tuple(nodes), window=window)
-    # As it is written first, so that what is wrong is said in the plan's own chunks.
+    # As it is written first: errors then name the plan's own chunks.
     proof = prove_launch(plan, written, deterministic=deterministic, accumulate=accumulate)
     ways = [*every_launch((1,), window, written.nodes), *(() if nodes else _in_band(window))]
     if plan.collective.name == "barrier":

@@ -67,13 +67,7 @@ class Mutant:
 
 
 def mutants(plan: Plan, *, seed: int = 0) -> Iterator[tuple[str, Plan]]:
-    """All mutants of a plan with their kinds.
-
-    Args:
-        plan: a lowered plan.
-        seed: of the choice where something is redirected to.
-
-    """
+    """All mutants of a lowered plan with their kinds; ``seed`` decides where to redirect."""
     for mutant in _Breaker(plan, seed).all():
         broken = mutant.build()
         if broken is not None:
@@ -109,15 +103,10 @@ def sample(
 
 
 def launch_mutants(plan: Plan, launch: Launch) -> Iterator[tuple[str, Plan]]:
-    """Mutants of the lowering.
+    """Mutants of the lowering of an algorithm's plan.
 
     ``halve_window`` keeps the waits for W slots but has W/2 of them. ``drop_alias`` runs in place
     what was lowered for two buffers.
-
-    Args:
-        plan: an algorithm's plan.
-        launch: what it is lowered for.
-
     """
     if launch.slots > 1:
         lowered = lower(plan, launch)
@@ -271,7 +260,7 @@ class _Breaker:
                     yield self._mutant("relabel_lanes", self._renamed(a, b, signals=True))
 
     def _renamed(self, a: Block, b: Block, *, signals: bool) -> Make:
-        """Each of two blocks runs the other's steps; others know it by its new name, or not."""
+        """Each of two blocks runs the other's steps; ``signals``: others signal the new names."""
         name = {a: b, b: a}
 
         def make() -> dict[int, Entry]:

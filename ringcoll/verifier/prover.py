@@ -153,14 +153,7 @@ def _order(plan: Plan, numbers: Numbers, clocks: Clocks) -> Clocks:
 class Prover:
     """Proves plans of one collective: a plan and its mutants, numbered once.
 
-    Args:
-        collective: what all of them implement.
-        protocol: see :func:`verify`, as for the others.
-        nodes: see there.
-        deterministic: see there.
-        accumulate: see there.
-        data: whether memory is followed; without, order alone is proven (calls in a row).
-
+    Options as for :func:`verify`. Without ``data`` order alone is proven, as of calls in a row.
     """
 
     def __init__(

@@ -183,7 +183,7 @@ def difference(before: History, after: History) -> str:
     Only conflicts between steps of equal sources and destinations in the same block count.
     """
     now, old = _fingerprints(after.plan), _fingerprints(before.plan)
-    # A mutant may move the same as another step does: then nobody knows which is which.
+    # A mutant may move the same as another step does: then they cannot be told apart.
     common = {
         moved: list(zip(events, now[moved], strict=True))
         for moved, events in old.items()

@@ -33,15 +33,10 @@ Array = npt.NDArray[Any]
 def objection(
     plan: Plan, *, before: History | None = None, seed: int = 0, schedules: int = 50
 ) -> str:
-    """Why a plan must not run, or the empty string.
+    """Why a plan with its waits and signals must not run, or the empty string.
 
-    Args:
-        plan: a plan with its waits and signals.
-        before: the history of the plan that it is a mutant of: the same conflicts must be
-            ordered alike.
-        seed: of the schedules and of the data.
-        schedules: how many random schedules to run.
-
+    Random ``schedules`` are run from ``seed``. ``before`` is the history of the plan that it is a
+    mutant of: the same conflicts must be ordered alike.
     """
     try:
         past = history(plan)

@@ -274,7 +274,7 @@ def test_rounding_per_hop_is_part_of_the_tree():
         ((0, "", ["hello 1", "hello 1"]), "one hello awaited twice"),
         ((0, "", ["hello 0"]), "hello of rank 0"),
         ((0, "", ["hello 2"]), "hello of rank 2"),
-        ((0, "", [], ["hello 1"]), "a rank says hello by entering"),
+        ((0, "", [], ["hello 1"]), "entering a call posts the hello"),
         ((0, "", [0], [0]), "between a block and itself"),
         ((0, "0.I[0] -> 0.O[0], 0.O[0]"), "same destination twice"),
         ((0, "0.I[0] ->"), "sources without destinations"),
