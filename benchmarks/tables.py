@@ -143,6 +143,17 @@ def torch_table(name: str) -> tuple[str, Rows]:
     return _source(found), rows
 
 
+def start_table(*names: str) -> tuple[str, Rows]:
+    """What a communicator costs to make, and a call to enqueue."""
+    rows = [["GPUs", "init", "another communicator", "NCCL's init", "host a call", "bare launch"]]
+    for found in map(record, names):
+        second = found["init_seconds"], found["second_communicator_seconds"]
+        times = [f"{seconds:.2g} s" for seconds in (*second, found["nccl_init_seconds"])]
+        host = [f"{found['host_us'][key]:.1f} µs" for key in ("call", "bare launch")]
+        rows.append([str(found["machine"]["ranks"]), *times, *host])
+    return "<br>".join(_source(record(name)) for name in names), rows
+
+
 def suite_table(*names: str) -> tuple[str, Rows]:
     """PyTorch's own distributed tests."""
     rows = [["torch", "ranks", "passed", "failed", "not for this backend"]]
@@ -192,6 +203,7 @@ FIGURES: Mapping[str, tuple[Figure, tuple[str, ...]]] = {
         training_table,
         ("training_2", "training_4", "training_4_small", "training_graphs_4"),
     ),
+    "start": (start_table, ("gpu_bars_2", "gpu_bars_4")),
     "torch_calls": (torch_table, ("torch_calls",)),
     "torch_suite": (suite_table, ("torch_suite_cpu", "torch_suite_cuda")),
     "model_cpu": (model_table, ("timing_model_paced",)),

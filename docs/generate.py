@@ -40,6 +40,8 @@ def main(folder: Path) -> None:
     tables.main(["--out", str(folder)])
     for name, command in PICTURES.items():
         run(f"{command} --plot {folder / f'{name}.svg'}")
+    listed = run("algorithms")
+    (folder / "algorithms.md").write_text(f"```text\n{listed}```\n", encoding="utf-8")
     machines = [line.split()[0] for line in run("topo --preset list").splitlines()]
     for name in machines:
         run(f"topo --preset {name} --picture {folder / f'{name}.svg'}")
