@@ -23,8 +23,9 @@ import weakref
 from collections.abc import Sequence
 from typing import Any, NoReturn, Protocol
 
+from ringcoll.bootstrap.launcher import launched_rank, launcher_of
 from ringcoll.bootstrap.mpi import mpi_running
-from ringcoll.errors import AbortedError
+from ringcoll.errors import AbortedError, RankLostError
 
 __all__ = ["Exit", "hold", "note_death", "resolve", "track", "unresolved"]
 
@@ -154,8 +155,22 @@ def uncaught() -> BaseException | None:
     return error
 
 
+def _say(text: str) -> None:
+    """Write a line on stderr with the launcher's rank; nothing where no launcher started this.
+
+    mpiexec mixes what its ranks write, and a traceback does not say whose it is.
+    """
+    world, rank = launcher_of(os.environ), launched_rank(os.environ)
+    if world is not None and world.nranks > 1 and sys.stderr is not None:
+        with contextlib.suppress(OSError, ValueError):
+            print(f"ringcoll: rank {rank} {text}\n", end="", file=sys.stderr, flush=True)
+
+
 def _exit() -> None:
     error = uncaught()
+    if error is not None and not isinstance(error, RankLostError):
+        line = " ".join(str(error).split())
+        _say(f"(pid {os.getpid()}) ends: uncaught {type(error).__name__}: {line}")
     for fabric in list(_open):
         if error is not None:
             fabric.abort(f"uncaught {type(error).__name__}: {error}")
@@ -172,7 +187,11 @@ def _finalizing() -> None:
         meeting.own.exit()
     deadline = time.monotonic() + _LONGEST_WAIT
     while time.monotonic() < deadline:
-        if any(meeting.deaths.dead() for meeting in _exits.values()):
+        dead = {rank for meeting in _exits.values() for rank in meeting.deaths.dead()}
+        if dead:
+            if not _unresolved and uncaught() is None:  # no error has named them
+                ranks = ", ".join(map(str, sorted(dead)))
+                _say(f"ends without MPI_Finalize, which would wait for dead ranks: {ranks}")
             _leave()
         if all(page.exiting for meeting in _exits.values() for page in meeting.pages):
             break

@@ -17,7 +17,7 @@ from typing import Literal, NoReturn, TextIO
 
 from ringcoll.bench.environment import cores, gpus, wanted_device
 from ringcoll.bench.settings import Settings
-from ringcoll.bootstrap.launcher import launcher_of, mpiexec
+from ringcoll.bootstrap.launcher import launched_rank, launcher_of, mpiexec
 from ringcoll.bootstrap.sockets import run_ranks
 from ringcoll.errors import ArgumentError
 from ringcoll.folders import pip_install
@@ -34,8 +34,6 @@ __all__ = [
 
 MOST_RANKS = 4
 """Ranks that a plain command starts on CPUs, where there are so many cores, or on a lone GPU."""
-
-_RANKS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,5 +208,4 @@ def run_sockets(start: Start, command: Sequence[str]) -> int:
 
 def is_first(environ: Mapping[str, str]) -> bool:
     """Whether a launcher calls this process its first, or none has started it."""
-    said = next((environ[name] for name in _RANKS if name in environ), "0")
-    return said == "0"
+    return not launched_rank(environ)

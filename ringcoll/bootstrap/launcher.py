@@ -10,11 +10,22 @@ from pathlib import Path
 
 from ringcoll.errors import LauncherError
 
-__all__ = ["Launcher", "TorchWorld", "check_world", "launcher_of", "mpiexec", "torch_world"]
+__all__ = [
+    "Launcher",
+    "TorchWorld",
+    "check_world",
+    "launched_rank",
+    "launcher_of",
+    "mpiexec",
+    "torch_world",
+]
 
 # In order of trust: a launcher that was itself started by srun leaves both kinds. A Slurm job's
 # size (SLURM_NTASKS) is also set for a process that runs alone in the job; its step's size is not.
 _SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
+
+
+_RANKS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +59,12 @@ def launcher_of(environ: Mapping[str, str]) -> Launcher | None:
         if value.isdigit():
             return Launcher(variable, int(value))
     return None
+
+
+def launched_rank(environ: Mapping[str, str]) -> int | None:
+    """The rank that the launcher gave this process; None if none started it."""
+    ranks = (environ.get(variable, "") for variable in _RANKS)
+    return next((int(rank) for rank in ranks if rank.isdigit()), None)
 
 
 def torch_world(environ: Mapping[str, str], launcher: Launcher | None) -> TorchWorld | None:

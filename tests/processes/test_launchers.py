@@ -35,6 +35,10 @@ def test_a_rank_that_raises_ends_the_job(mpi):
     outcome = mpi("faults", 3, "raises")
     assert outcome.statuses != [0]
     assert "ValueError: no such file" in outcome.errors
+    line = r"ringcoll: rank 1 \(pid \d+\) ends: uncaught ValueError: no such file"
+    # The others' errors name rank 1 themselves.
+    assert len(re.findall(line, outcome.errors)) == 1
+    assert outcome.errors.count("ringcoll: rank ") == 1
 
 
 def test_a_death_ends_a_job_whose_launcher_cleans_up(mpi):
