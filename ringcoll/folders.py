@@ -20,16 +20,10 @@ def pip_install(extra: str) -> str:
 
 
 def user_folder(cache_dir: str | None, name: str) -> Path | None:
-    """A folder of the user's cache.
+    """The folder of that name in the user's cache; None where the user has no home.
 
-    Args:
-        cache_dir: the setting, ``RINGCOLL_CACHE_DIR`` included; None is ``ringcoll`` in
-            ``$XDG_CACHE_HOME`` or ``~/.cache``.
-        name: of the folder in it.
-
-    Returns:
-        None where the user has no home.
-
+    ``cache_dir`` is the setting, ``RINGCOLL_CACHE_DIR`` included; None is ``ringcoll`` in
+    ``$XDG_CACHE_HOME`` or ``~/.cache``.
     """
     if cache_dir is not None:
         return Path(cache_dir).absolute() / name
@@ -43,7 +37,7 @@ def user_folder(cache_dir: str | None, name: str) -> Path | None:
 
 
 def own_folder(folder: Path) -> None:
-    """Make a folder if need be, for this user alone.
+    """Make a folder that only this user may use, if it does not exist.
 
     Raises:
         OSError: it cannot be made, or others may write to it.
@@ -54,30 +48,27 @@ def own_folder(folder: Path) -> None:
 
 
 def contents(path: Path, most: int | None = None) -> bytes:
-    """What is in a file that this user alone has written.
-
-    Args:
-        path: of the file.
-        most: bytes that it may have; None: any number.
+    """The content of a file that only this user can have written.
 
     Raises:
-        OSError: there is no such file, or it is not to be trusted.
+        OSError: there is no such file, it has more than ``most`` bytes, is a link or a pipe, or
+            others may write to it.
 
     """
-    # Neither a link nor a pipe: who has put it there once may not be able to any more.
+    # A link may have been made by another user who can no longer write here.
     file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         status = os.fstat(file)
         _check_owner(status)
         if most is not None and status.st_size > most:
-            raise PermissionError(f"it has {status.st_size} bytes, {most} at most are read")
+            raise PermissionError(f"it has {status.st_size} bytes, more than {most}")
         return os.read(file, status.st_size)
     finally:
         os.close(file)
 
 
 def write_aside(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all.
+    """Write a file atomically.
 
     Raises:
         OSError: it cannot be written; nothing is left behind.

@@ -1,4 +1,4 @@
-"""A system while it is being put together: nodes, links that add up, and what was strange."""
+"""A system under construction: nodes, links that add up, and notes."""
 
 from __future__ import annotations
 
@@ -20,14 +20,7 @@ __all__ = ["Assembly", "FoundGpu"]
 
 @dataclass(frozen=True, slots=True)
 class FoundGpu:
-    """A GPU and where the document names it.
-
-    Args:
-        node: of the graph.
-        element: its ``<gpu>``.
-        cpu: name of the CPU node above it.
-
-    """
+    """The node of a GPU, its ``<gpu>``, and the name of the CPU node above it."""
 
     node: Gpu
     element: Element
@@ -36,15 +29,9 @@ class FoundGpu:
 
 @dataclass(slots=True)
 class Assembly:
-    """What has been found so far.
+    """Nodes by name, links by ends and kind, GPUs by host and bus id, notes in order.
 
-    Args:
-        hosts: how many there are; names say the host only where there are several.
-        nodes: by name.
-        links: by ends and kind.
-        gpus: by host and bus id.
-        notes: sentences, in order.
-
+    Names contain the host if there are several.
     """
 
     hosts: int
@@ -58,15 +45,15 @@ class Assembly:
         return f"{kind}/{host}-{place}" if self.hosts > 1 else f"{kind}/{place}"
 
     def add(self, node: Node) -> None:
-        """Put in a node of a new name."""
+        """Add a node of a new name."""
         self.nodes[node.name] = node
 
     def note(self, sentence: str) -> None:
-        """Keep a sentence, once."""
+        """Add a note, once."""
         self.notes[sentence] = None
 
     def send(self, link: Link) -> None:
-        """Put in one direction; links of the same ends and kind add up."""
+        """Add one direction; links of the same ends and kind add up."""
         key = link.src, link.dst, link.kind
         old = self.links.get(key)
         if old is not None:
@@ -92,12 +79,12 @@ class Assembly:
         source: Source = Source.TABLE,
         confidence: Confidence = Confidence.HIGH,
     ) -> None:
-        """Put in both directions."""
+        """Add both directions."""
         for src, dst in ((a, b), (b, a)):
             self.send(Link(src, dst, kind, bandwidth, count, nominal, source, confidence))
 
     def system(self, title: str) -> System:
-        """The graph as it is now."""
+        """The graph so far."""
         return System(
             tuple(self.nodes.values()), tuple(self.links.values()), tuple(self.notes), title
         )

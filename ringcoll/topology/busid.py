@@ -1,4 +1,4 @@
-"""One spelling of PCI bus ids: files, NVML and sysfs each have their own."""
+"""One spelling of PCI bus ids, which files, NVML and sysfs spell differently."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ _ADDRESS = re.compile(
 def bus_id(text: str) -> str:
     """An address as sysfs spells it: "00000000:1B:00.0" is "0000:1b:00.0".
 
-    The domain has four digits, or as many as it needs. What is no address is only stripped and
-    made lower case.
+    The domain has four digits, or as many as it needs. Other text is only stripped and lowered.
     """
     lower = text.strip().lower()
     found = _ADDRESS.fullmatch(lower)
@@ -26,7 +25,7 @@ def bus_id(text: str) -> str:
 
 
 def all_ones(text: str) -> bool:
-    """Whether an address is what a driver says of a device that it does not show.
+    """Whether an address is the driver's placeholder for a device that is not on the bus.
 
     "fffffff:ffff:ff" and "FFFFFFFF:FF:FF.0" are; "ffff:ff:01.0", a provider's bridge, is not.
     """

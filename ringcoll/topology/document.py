@@ -1,7 +1,7 @@
 """The XML of topologies and graphs as a frozen tree, read with limits and written as NCCL does.
 
-Nothing in a file is evaluated: document types, and with them entities of a file's own, are refused,
-and size, depth and number of elements are bounded.
+Nothing in a file is evaluated: document types, and with them entities, are refused, and size, depth
+and number of elements are bounded.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ _ESCAPES = str.maketrans(
 
 @dataclass(frozen=True, slots=True)
 class Element:
-    """An element of XML; equal if tag, attributes and children are, wherever it stood.
+    """An element of XML; equal if tag, attributes and children are, whatever its place.
 
     Args:
         tag: its name.
         attributes: in the order of the file; unknown ones too.
         children: the elements in it; unknown ones too.
-        line: of the file, from 1; 0 if from no file.
+        line: of the file, from 1; 0 without a file.
         source: name of the file, for messages.
 
     """
@@ -117,7 +117,7 @@ class _Reader:
     def start(self, tag: str, attributes: dict[str, str]) -> None:
         self.elements += 1
         if self.elements > MAX_ELEMENTS:
-            self.refuse(f"more than {MAX_ELEMENTS} elements; no topology has so many")
+            self.refuse(f"more than {MAX_ELEMENTS} elements; is this a topology file?")
         if len(self.open) > MAX_DEPTH:
             self.refuse(f"elements nested deeper than {MAX_DEPTH}")
         if len(tag) > MAX_VALUE:
@@ -137,7 +137,7 @@ class _Reader:
 
     def text(self, data: str) -> None:
         if not data.isspace():
-            self.refuse(f"text {data.strip()[:40]!r} where only elements may stand")
+            self.refuse(f"text {data.strip()[:40]!r} between elements; remove it")
 
     def doctype(self, *_declared: object) -> None:
         self.refuse("a document type is declared; remove it, topology files need none")
@@ -153,13 +153,14 @@ def parse(text: bytes, source: str) -> Element:
         source: its name, for messages.
 
     Raises:
-        ArgumentError: not well-formed (cut off, for example), not UTF-8, a document type or text
-            between elements, or more than the limits of this module; file and line are named.
+        ArgumentError: the file is not well-formed (cut off, for example) or not UTF-8, has a
+            document type or text between elements, or exceeds the limits of this module; the
+            message has file and line.
 
     """
     if len(text) > MAX_BYTES:
         raise ArgumentError(f"{source}: {len(text)} bytes; at most {MAX_BYTES} are read")
-    # Files begin with blank lines, which expat forgives only where no XML declaration follows.
+    # Some files begin with blank lines, which expat refuses before an XML declaration.
     stripped = text.lstrip(b" \t\r\n")
     reader = _Reader(source, text[: len(text) - len(stripped)].count(b"\n"))
     try:

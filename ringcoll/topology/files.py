@@ -1,4 +1,4 @@
-"""Topology files: which one holds, reading and writing them."""
+"""Topology files: which one is used, reading and writing them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ringcoll.topology.system import System
 __all__ = ["PROVIDED", "dump", "find_file", "load", "load_document", "title_of"]
 
 PROVIDED = Path("/var/run/nvidia-topologyd/virtualTopology.xml")
-"""Where a provider of virtual machines puts the topology that a guest cannot see."""
+"""Where a provider of virtual machines puts the topology, which a guest cannot see."""
 
 _log = logging.getLogger("ringcoll")
 
@@ -32,7 +32,7 @@ def load(path: str | Path) -> System:
 
 
 def title_of(document: Element, path: str | Path) -> str:
-    """The name of a machine that stands in a file: its own, else the file's, fit to be printed."""
+    """The name of a machine in a file: of the document, else of the file, printable."""
     return document.get("name") or Path(path).stem.encode("utf-8", "replace").decode()
 
 
@@ -68,33 +68,29 @@ def find_file(
     environ: Mapping[str, str] | None = None,
     provided: Path = PROVIDED,
 ) -> Path | None:
-    """The file that describes this machine, if anyone has named or provided one.
+    """The topology file of this machine; None if there is none.
 
-    The setting wins over RINGCOLL_TOPO_FILE, this over NCCL_TOPO_FILE, this over what a provider
-    has put at its place. As with NCCL, such a file need not be whole: ``merge`` completes it with
-    what is detected, and a file of NCCL_TOPO_FILE that is not there is logged and passed over. One
-    that was named to ringcoll has to be there.
-
-    Args:
-        topo_file: the setting of ``init``; None where it is not given.
-        environ: in place of this process's environment.
-        provided: in place of the provider's place.
+    That is the first of: the setting ``topo_file`` of ``init``, RINGCOLL_TOPO_FILE, NCCL_TOPO_FILE,
+    the provider's file. It need not be complete, as with NCCL: ``merge`` completes it with what is
+    detected. A missing file of NCCL_TOPO_FILE is logged and ignored.
 
     Raises:
-        ArgumentError: the file that the setting or RINGCOLL_TOPO_FILE names is not there.
+        ArgumentError: the file of the setting or of RINGCOLL_TOPO_FILE does not exist.
 
     """
     variables = os.environ if environ is None else environ
     ours = {"topo_file": topo_file, "RINGCOLL_TOPO_FILE": variables.get("RINGCOLL_TOPO_FILE")}
-    for who, name in ours.items():
+    for setting, name in ours.items():
         if name:
             path = Path(name)
             if not path.exists():
-                raise ArgumentError(f"{who}={name!r}: there is no such file")
+                raise ArgumentError(f"{setting}={name!r}: there is no such file")
             return path
     nccl = variables.get("NCCL_TOPO_FILE")
     if nccl:
-        if Path(nccl).is_file():  # a pipe may never say a word
+        if Path(nccl).is_file():  # reading a pipe could block
             return Path(nccl)
-        _log.warning("NCCL_TOPO_FILE=%r: there is no such file; the machine is detected", nccl)
+        _log.warning(
+            "NCCL_TOPO_FILE=%r: there is no such file; the machine is detected without it", nccl
+        )
     return provided if provided.exists() else None

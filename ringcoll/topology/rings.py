@@ -1,4 +1,4 @@
-"""What a search finds: rings with a bandwidth each, and what limits them."""
+"""The result of a search: rings with a bandwidth each, and the links that limit them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Ring:
         order: indices into ``RingSet.gpus``, beginning with 0; the last sends to the first.
         bandwidth: GB/s on each hop.
         hops: class of each hop, ``hops[i]`` from ``order[i]`` to its successor.
-        paths: names of the nodes that each hop passes, both ends too.
+        paths: names of the nodes of each hop, with both ends.
 
     """
 
@@ -29,7 +29,7 @@ class Ring:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """How far the rings together use up a link.
+    """How much of a link all rings use together.
 
     Args:
         link: "src -> dst (kind)".
@@ -48,13 +48,13 @@ class RingSet:
     """Rings that run at the same time.
 
     Args:
-        gpus: whom ``order`` numbers, by rank, else by dev, else by bus id.
-        rings: the strongest first; none where there are fewer than 2 GPUs.
-        limits: the links that keep the sum from growing, the fullest first.
+        gpus: those that ``order`` numbers, by rank, else by dev, else by bus id.
+        rings: the widest first; none of fewer than 2 GPUs.
+        limits: the full links, which limit the sum; the fullest first.
         bound: GB/s that no set of rings of the same classes can exceed; None if not computed.
-        all_pairs: whether every pair is one switch hop apart, so that algorithms in which all
-            ranks talk to all at once lose nothing.
-        tried: what the search did, a sentence each.
+        all_pairs: whether every pair is one switch hop apart, so that traffic of all ranks to all
+            others has the full bandwidth, too.
+        tried: sentences on what the search did.
 
     """
 

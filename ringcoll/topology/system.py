@@ -1,6 +1,6 @@
 """The machine as a graph: GPUs, switches, CPUs, NICs, and links with a bandwidth per direction.
 
-Everything else of the package reads or makes a :class:`System`; it knows nothing of plans. All
+Everything else of the package reads or makes a :class:`System`. All
 bandwidths are GB/s (10⁹ bytes a second) in one direction.
 """
 
@@ -34,10 +34,10 @@ __all__ = [
 class PathClass(IntEnum):
     """How two nodes reach each other, the best first; the names are NCCL's.
 
-    LOC itself; NVL NVLink, directly or by NVSwitches; NVB NVLink by way of another GPU; C2C the
-    link between a GPU and its Grace CPU; PIX one PCIe switch; PXB several, but no CPU; P2C C2C and
-    then PCIe; PXN by way of another GPU to its NIC; PHB one CPU; SYS several; NET the network; DIS
-    not at all.
+    LOC itself; NVL NVLink, directly or by NVSwitches; NVB NVLink through another GPU; C2C the link
+    between a GPU and its Grace CPU; PIX one PCIe switch; PXB several, but no CPU; P2C C2C and then
+    PCIe; PXN through another GPU to its NIC; PHB one CPU; SYS several; NET the network; DIS not at
+    all.
     """
 
     LOC = 0
@@ -55,7 +55,7 @@ class PathClass(IntEnum):
 
 
 class LinkKind(Enum):
-    """What a link is made of; XGMI counts as NVLINK. SYS joins CPUs, NET a NIC and the network."""
+    """The technology of a link; XGMI counts as NVLINK, SYS joins CPUs, NET NICs and the network."""
 
     NVLINK = "NVLink"
     C2C = "C2C"
@@ -73,7 +73,7 @@ class Source(Enum):
 
 
 class Confidence(IntEnum):
-    """How far a fact may be trusted: LOW what a virtual machine shows of its bus, for example."""
+    """How reliable a fact is; the PCI bus that a virtual machine shows is LOW."""
 
     LOW = 0
     MEDIUM = 1
@@ -88,10 +88,10 @@ class Gpu:
         name: "GPU/" and its place on its host; unique in a system.
         host: number of the host.
         busid: of PCI, lower case, "0000:1b:00.0".
-        dev: NVML's index, never CUDA's ordinal.
-        rank: of the communicator; None where the file names none.
+        dev: NVML's index, not CUDA's ordinal.
+        rank: of the communicator; None if the file has none.
         sm: compute capability, 90 for 9.0; of an AMD GPU its gfx number; None if unknown.
-        amd: whether it is one.
+        amd: whether it is an AMD GPU.
 
     """
 
@@ -106,7 +106,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class NvSwitch:
-    """All NVSwitches of a fabric: they act as one."""
+    """All NVSwitches of a fabric, which act as one."""
 
     name: str
     host: int
@@ -128,9 +128,9 @@ class Cpu:
     Args:
         name: "CPU/" and its place.
         host: number of the host.
-        numa: its number there; -1 if unknown.
+        numa: its number on the host; -1 if unknown.
         arch: "x86_64", "arm64", "ppc64" or "".
-        vendor: as CPUID says, "GenuineIntel", "AuthenticAMD" or "".
+        vendor: of CPUID, "GenuineIntel", "AuthenticAMD" or "".
 
     """
 
@@ -163,13 +163,7 @@ class Nic:
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """What joins the ports of all hosts; taken to carry whatever they send.
-
-    Args:
-        name: "NET".
-        host: -1, for it is part of none.
-
-    """
+    """The network between the ports of all hosts, of unlimited bandwidth; on no host."""
 
     name: str
     host: int = -1
@@ -180,17 +174,17 @@ Node = Gpu | NvSwitch | PciSwitch | Cpu | Nic | Network
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One direction of what joins two nodes; parallel links of a kind are one.
+    """One direction between two nodes; parallel links of a kind are one.
 
     Args:
         src: name of the node that sends.
         dst: name of the node that receives.
-        kind: what it is made of.
+        kind: its technology.
         bandwidth: GB/s of payload in this direction.
-        count: how many are added up here.
-        nominal: GB/s that the links are sold as, or None.
+        count: of parallel links.
+        nominal: GB/s of the data sheet, or None.
         source: of ``bandwidth``.
-        confidence: in it.
+        confidence: in ``bandwidth``.
 
     """
 
@@ -209,13 +203,13 @@ class System:
     """One machine, or several joined by a network.
 
     Args:
-        nodes: in the order of the file or of the detector.
+        nodes: in the order of the file or of detection.
         links: both directions of each.
-        notes: what was strange, a sentence each: degraded links, contradictions, what was dropped.
+        notes: sentences on degraded links, contradictions, and what was ignored.
         title: of the machine, for people.
 
     Raises:
-        ArgumentError: two nodes of one name, or a link of a node that there is not.
+        ArgumentError: two nodes have the same name, or a link has an unknown node.
 
     """
 
@@ -228,11 +222,11 @@ class System:
     def __post_init__(self) -> None:
         named = {node.name: node for node in self.nodes}
         if len(named) < len(self.nodes):
-            raise ArgumentError("nodes: two of them have the same name")
+            raise ArgumentError("nodes: two have the same name")
         for link in self.links:
             for end in (link.src, link.dst):
                 if end not in named:
-                    raise ArgumentError(f"links: there is no node {end}")
+                    raise ArgumentError(f"links: {link.src} -> {link.dst}: there is no node {end}")
         object.__setattr__(self, "_named", named)
 
     def node(self, name: str) -> Node:

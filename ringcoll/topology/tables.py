@@ -1,4 +1,4 @@
-"""What links carry, where no one has measured it: the constants of NCCL and RCCL, in GB/s.
+"""The bandwidths of links that are not measured: the constants of NCCL and RCCL, in GB/s.
 
 NCCL's are those of its release 2.30 (``src/graph/topo.h`` and ``topo.cc``), payload per direction.
 """
@@ -20,7 +20,7 @@ __all__ = [
 ]
 
 LOCAL = 5000.0
-"""A link that limits nothing: inside a device, or between a CPU and what it emulates."""
+"""A link without a limit: inside a device, or between a CPU and what it emulates."""
 
 # Hundreds of Mb/s of payload a lane, by GT/s.
 _PCI_LANES = {"2.5": 15, "5": 30, "8": 60, "16": 120, "32": 240, "64": 480}
@@ -28,8 +28,8 @@ _PCI_SPEED = re.compile(r"(\d+(?:\.\d+)?) GT/s", re.ASCII)
 _PCI_WIDTHS = (1, 2, 4, 8, 12, 16, 32)
 _GEN3 = 60
 
-# From which compute capability on, and what a link then carries: NCCL's payload, and the rate that
-# the data sheets (P100, V100, A100) and NVML (H100, B200) name.
+# The least compute capability and the rate of a link: NCCL's payload, and the nominal rate of the
+# data sheets (P100, V100, A100) or of NVML (H100, B200).
 _NVLINK = ((100, 40.1), (90, 20.6), (87, 20.0), (86, 12.0), (70, 20.0), (60, 18.0))
 _NVLINK_NOMINAL = ((100, 53.125), (90, 26.562), (86, 14.0625), (70, 25.0), (60, 20.0))
 _NVLINK_UNKNOWN = 20.0
@@ -67,7 +67,7 @@ def nvlink(sm: int | None) -> float:
 
 
 def nominal_nvlink(sm: int | None) -> float | None:
-    """What one NVLink is sold as; None where no GPU of that compute capability has any."""
+    """The nominal rate of one NVLink; None if no GPU of that compute capability has any."""
     if sm is None:
         return None
     return next((rate for least, rate in _NVLINK_NOMINAL if sm >= least), None)
@@ -83,10 +83,8 @@ def xgmi(gfx: int | None) -> float:
 def pci(speed: str, width: int) -> float:
     """Payload of a PCIe link: width x s / 80, with s of its generation.
 
-    Args:
-        speed: as sysfs writes it, such as "16.0 GT/s PCIe"; an unknown one is taken for gen3.
-        width: lanes; 16 is taken for what is no width, such as 0.
-
+    ``speed`` is as in sysfs, such as "16.0 GT/s PCIe"; an unknown one counts as gen3, and what is
+    no width, such as 0, as 16 lanes.
     """
     lanes = width if width in _PCI_WIDTHS else 16
     return lanes * (_lane(speed) or _GEN3) / 80
@@ -103,17 +101,10 @@ def _lane(speed: str) -> int | None:
 
 
 def between_cpus(arch: str, vendor: str, family: int, model: int) -> float | None:
-    """What the link between two CPU nodes of a host carries.
+    """GB/s of the link between two CPU nodes of a host; None without a constant (NCCL: ``LOCAL``).
 
-    Args:
-        arch: "x86_64", "arm64" or "ppc64".
-        vendor: as CPUID says.
-        family: of CPUID; Intel's constants hold for 6.
-        model: of CPUID.
-
-    Returns:
-        GB/s, or None if there is no constant; NCCL then takes ``LOCAL``.
-
+    ``arch`` is "x86_64", "arm64" or "ppc64"; the rest is of CPUID. Intel's constants are of family
+    6.
     """
     if arch == "ppc64":
         return _POWER
@@ -130,7 +121,7 @@ def between_cpus(arch: str, vendor: str, family: int, model: int) -> float | Non
 
 
 def port(megabits: float) -> float:
-    """What a network port carries; one that reports no speed is taken for 10 Gb/s."""
+    """GB/s of a network port; one that reports no speed counts as 10 Gb/s."""
     return (megabits if megabits > 0 else 10_000) / 8000
 
 

@@ -80,7 +80,7 @@ def test_lines_are_those_of_the_file():
         (b"<system>\n</cpu>", 2, "mismatched"),
         (b"<a/>\n<b/>", 2, "junk"),
         (b"no xml", 1, "syntax error"),
-        (b"<a>\n text</a>", 2, "'text' where only elements"),
+        (b"<a>\n text</a>", 2, "text 'text' between elements"),
         (b"<a b='1' b='2'/>", 1, "duplicate"),
         (b"<a b='&who;'/>", 1, "undefined entity"),
         (b"<a b='\xff'/>", 1, "not well-formed"),

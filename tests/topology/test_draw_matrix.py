@@ -94,7 +94,7 @@ def test_hosts_that_are_alike_have_one_table():
         return f'<system version="1"><cpu numaid="0">{gpus}{nic}</cpu></system>'
 
     text = format_matrix(built(f"<systems>{''.join(map(host, range(3)))}</systems>"))
-    assert text.startswith("host 0; with GPUs and NICs of their own also 1, 2\n")
+    assert text.startswith("host 0; hosts like it, with GPUs and NICs of their own: 1-2\n")
     assert text.count("GPU1") == 2 and "GPU2" not in text
     assert "between GPUs of different hosts: NET" in text
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ringcoll.topology.system import Cpu, Gpu, Link, LinkKind, Network, Nic, Node, NvSwitch, System
 
-__all__ = ["busid_of", "labels_of", "link_label", "number"]
+__all__ = ["busid_of", "labels_of", "link_label", "number", "ranges"]
 
 
 def labels_of(system: System) -> Mapping[str, str]:
@@ -53,3 +53,14 @@ def link_label(system: System, link: Link) -> str:
 def number(bandwidth: float) -> str:
     """GB/s with four digits: "18", "370.8", "1.25"."""
     return f"{bandwidth:.4g}" if bandwidth < 10_000 else f"{bandwidth:.0f}"
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Numbers as text: 1, 2, 3 and 7 are "1-3, 7"."""
+    runs: list[list[int]] = []
+    for one in numbers:
+        if runs and one == runs[-1][-1] + 1:
+            runs[-1].append(one)
+        else:
+            runs.append([one])
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)

@@ -18,7 +18,7 @@ from ringcoll.topology.draw.edges import (
     scale_of,
     width_of,
 )
-from ringcoll.topology.draw.labels import busid_of, labels_of, link_label, number
+from ringcoll.topology.draw.labels import busid_of, labels_of, link_label, number, ranges
 from ringcoll.topology.draw.layout import Layout, place
 from ringcoll.topology.draw.shapes import Arc, Box, Drawing, Shape, Straight, Text, text_width
 from ringcoll.topology.draw.words import contents_of
@@ -130,21 +130,10 @@ def _host(
     lower = max([layout.bottom, *arcs]) + pad
     frame = Box(_MARGIN, top, layout.right + pad - _MARGIN, lower - top, "#fcfcfd", "#b5b5bd")
     if framed:
-        also = f"; hosts like it: {_ranges(alike[1:])}" if len(alike) > 1 else ""
+        also = f"; hosts like it: {ranges(alike[1:])}" if len(alike) > 1 else ""
         heading = f"host {host}{also}"
         shapes = [frame, Text(_MARGIN + pad, top + 22.0, heading, 13.0, bold=True), *shapes]
     return shapes, frame
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    """Numbers as text: 1, 2, 3 and 7 are "1-3, 7"."""
-    runs: list[list[int]] = []
-    for one in numbers:
-        if runs and one == runs[-1][-1] + 1:
-            runs[-1].append(one)
-        else:
-            runs.append([one])
-    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
 
 
 def _boxes(system: System, layout: Layout, rings: RingSet) -> Iterator[tuple[str, Shape]]:
@@ -172,7 +161,7 @@ def _boxes(system: System, layout: Layout, rings: RingSet) -> Iterator[tuple[str
             elif isinstance(node, NvSwitch):
                 hosts = sorted({system.node(link.dst).host for link in system.out[name]})
                 many = len(hosts) > 1
-                texts = [f"{members[0]} of hosts {_ranges(hosts)}" if many else members[0]]
+                texts = [f"{members[0]} of hosts {ranges(hosts)}" if many else members[0]]
             text = _fitting([*texts, members[0]], box.width, 11.0)
             yield name, Text(box.centre, box.y + 17.0, text, 11.0, "middle")
 
