@@ -8,6 +8,7 @@ executor, and that is what is measured.
 from __future__ import annotations
 
 import math
+import os
 import statistics
 import time
 from collections.abc import Iterator, Sequence
@@ -44,7 +45,10 @@ COLD = 2
 """Calls that are not counted: each half of SCRATCH is bound to a call's rows once."""
 
 TOO_MUCH = 0.1
-"""The share of a paced call's time that the call may take without the pace."""
+"""The share of a paced call's time that the call may take without the pace, and that may be missing
+from the prediction, before the cores are blamed."""
+
+_OVER = {"switch": "a switch", "pairs": "links of pairs"}
 
 
 def links_of(pace: Pace) -> Links:
@@ -91,16 +95,21 @@ class Forecast:
         limits = " and ".join(f"{seconds / answer.limit:.2f}" for seconds in times)
         wires = " and ".join(f"{seconds / answer.wire:.2f}" for seconds in times)
         lines = [
-            f"predicted over a {self.links}: {answer}",
+            f"predicted over {_OVER[self.links]}: {answer}",
             f"measured {', '.join(off)}; {limits} times the limit of {self.name}, {wires} times "
             f"N/B",
         ]
-        if self.free > TOO_MUCH * min(times):
+        least, where = min(times), f"{answer.nranks} ranks on {cores()} cores"
+        if self.free > TOO_MUCH * least:
             lines.append(
                 f"warning: the cores cannot keep up: without the pace this call takes "
-                f"{format_seconds(self.free)}, {self.free / min(times):.0%} of the paced time "
-                f"({answer.nranks} ranks on {cores()} cores); pace the links slower or use fewer "
-                f"ranks"
+                f"{format_seconds(self.free)}, {self.free / least:.0%} of the paced time "
+                f"({where}); pace the links slower or use fewer ranks"
+            )
+        elif least > (1 + TOO_MUCH) * answer.seconds:
+            lines.append(
+                f"warning: the cores wake ranks too late ({where}, load average "
+                f"{os.getloadavg()[0]:.1f}); pace the links slower, or stop what else runs"
             )
         return lines
 
@@ -125,7 +134,7 @@ def free_seconds(control: Communicator, operation: Operation) -> float:
         operation.call()
         times.append(time.perf_counter() - started)
     slowest = [max(row) for row in zip(*gather_numbers(control, times), strict=True)]
-    return float(min(slowest[COLD:]))
+    return float(statistics.median(slowest[COLD:]))
 
 
 def chain_seconds(control: Communicator, comm: Communicator, nbytes: int, repeats: int) -> float:
