@@ -180,7 +180,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 steps=args.steps,
                 rounds=args.rounds,
                 buckets=buckets,
-                meeting=f"{folder}/store",
+                store=f"{folder}/store",
                 graphs=args.graphs,
             )
             work = repeat if args.deterministic else measure

@@ -25,7 +25,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from benchmarks.gpu.timer import Line, Meeting, Timer, calls_of
+from benchmarks.gpu.timer import Line, Rendezvous, Timer, calls_of
 from benchmarks.gpu.torch_peers import Torch
 from benchmarks.needs import require
 from benchmarks.record import add_out, now
@@ -129,15 +129,15 @@ def bits_of(array: Any) -> Any:
 class Ringcoll:
     """Times the library."""
 
-    def __init__(self, meeting: Meeting, timer: Timer) -> None:
+    def __init__(self, rendezvous: Rendezvous, timer: Timer) -> None:
         import cupy
 
         import ringcoll
 
         started = time.perf_counter()
-        self.comm = ringcoll.init(meeting, device="cuda", timeout=20.0)
+        self.comm = ringcoll.init(rendezvous, device="cuda", timeout=20.0)
         self.init_seconds = time.perf_counter() - started
-        self.meeting, self.timer = meeting, timer
+        self.rendezvous, self.timer = rendezvous, timer
         timer.align = lambda stream: self.comm.barrier(stream=stream.ptr)
         self.stream = cupy.cuda.Stream(non_blocking=True)
 
@@ -204,7 +204,7 @@ class Ringcoll:
 
         comm, wrong = self.comm, 0
         for _ in range(3):
-            seed = int(self.meeting.allgather(os.urandom(2))[0].hex(), 16)
+            seed = int(self.rendezvous.allgather(os.urandom(2))[0].hex(), 16)
             with self.stream:
                 bits_of(send)[:] = as_bits(pattern(comm.rank, send.size, seed))
                 bits_of(recv)[:] = 0xA5A5
@@ -216,7 +216,7 @@ class Ringcoll:
                     unequal = (got != right) & ~((got | right) == 0x8000)
                     wrong += int(cupy.count_nonzero(unequal))
             comm.synchronize()
-        return sum(json.loads(part) for part in self.meeting.allgather(str(wrong).encode()))
+        return sum(json.loads(part) for part in self.rendezvous.allgather(str(wrong).encode()))
 
     def host_cost(self) -> dict[str, float]:
         """Microseconds of the host: a call, and a bare launch of the same kernel."""
@@ -275,18 +275,19 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
     rank, nranks = args.rank, args.ranks
     cupy.cuda.Device(rank).use()
-    meeting = Meeting(rank, nranks, args.port)
-    timer = Timer(meeting, Line(args.line, rank, nranks), eagerly=args.eager)
+    rendezvous = Rendezvous(rank, nranks, args.port)
+    timer = Timer(rendezvous, Line(args.line, rank, nranks), eagerly=args.eager)
     until = time.monotonic() + args.seconds
-    ours = Ringcoll(meeting, timer)
+    ours = Ringcoll(rendezvous, timer)
     rows: list[dict[str, Any]] = []
-    peers = Torch(meeting, timer)
-    by_hand = Yardstick(meeting, timer)
+    peers = Torch(rendezvous, timer)
+    by_hand = Yardstick(rendezvous, timer)
     windows = peers.symmetric_windows()
 
     def goes_on() -> bool:
         return (
-            json.loads(meeting.allgather(json.dumps(time.monotonic() < until).encode())[0]) is True
+            json.loads(rendezvous.allgather(json.dumps(time.monotonic() < until).encode())[0])
+            is True
         )
 
     def add(found: Sequence[dict[str, Any]]) -> None:

@@ -15,7 +15,7 @@ from cupy.cuda import runtime
 
 from benchmarks.gpu import device
 from benchmarks.gpu.calls import INPUT, Point, points
-from benchmarks.gpu.timer import Meeting, Timer
+from benchmarks.gpu.timer import Rendezvous, Timer
 from benchmarks.gpu.yardstick import CALLS, Team, checked, expected, inputs
 
 __all__ = ["Yardstick"]
@@ -25,22 +25,22 @@ class Yardstick:
     """Times the kernels of ``yardstick.cu``.
 
     Args:
-        meeting: of the ranks, one process a GPU.
+        rendezvous: of the ranks, one process a GPU.
         timer: the library's.
 
     """
 
-    def __init__(self, meeting: Meeting, timer: Timer) -> None:
-        self._meeting, self._timer = meeting, timer
-        rank = meeting.rank
+    def __init__(self, rendezvous: Rendezvous, timer: Timer) -> None:
+        self._meeting, self._timer = rendezvous, timer
+        rank = rendezvous.rank
         self._gpu = device.Gpu(rank)
-        self._team = Team([self._gpu], [rank], meeting.nranks)
-        said = meeting.allgather(runtime.ipcGetMemHandle(self._team.own[rank]))
+        self._team = Team([self._gpu], [rank], rendezvous.nranks)
+        said = rendezvous.allgather(runtime.ipcGetMemHandle(self._team.own[rank]))
         self._team.arenas = [
             self._team.own[rank] if peer == rank else runtime.ipcOpenMemHandle(handle)
             for peer, handle in enumerate(said)
         ]
-        meeting.allgather(b"")
+        rendezvous.allgather(b"")
 
     def row(self, nbytes: int) -> dict[str, Any] | None:
         """The best grid for all_reduce of bfloat16; None: no kernel takes so many bytes."""

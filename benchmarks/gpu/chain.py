@@ -18,14 +18,14 @@ from ringcoll.bootstrap import Bootstrap
 from ringcoll.errors import ArgumentError, LaunchRefused
 from ringcoll.fabric import each
 
-__all__ = ["Watch", "Wish", "a_gpu_each", "measure", "measure_all", "one_gpu", "share_out"]
+__all__ = ["Setup", "Watch", "a_gpu_each", "measure", "measure_all", "one_gpu", "share_out"]
 
 TIMEOUT = 30.0
 POISON = 0xA5A5A5A5
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class Setup:
     """What is to be measured.
 
     Args:
@@ -64,14 +64,14 @@ class Watch(Protocol):
 class GpuWatch:
     """Graphs or eager calls on a stream, timed by events."""
 
-    def __init__(self, meeting: Bootstrap, wish: Wish) -> None:
+    def __init__(self, rendezvous: Bootstrap, setup: Setup) -> None:
         import cupy
 
         from benchmarks.gpu.timer import Line, Timer
 
-        self.timer = Timer(meeting, Line(wish.line, meeting.rank, meeting.nranks))
+        self.timer = Timer(rendezvous, Line(setup.line, rendezvous.rank, rendezvous.nranks))
         self.stream = cupy.cuda.Stream(non_blocking=True)
-        self._eager = wish.eager
+        self._eager = setup.eager
 
     def active(self) -> AbstractContextManager[object]:
         """The stream."""
@@ -112,7 +112,12 @@ def share_out(
 
 
 def measure(
-    members: Sequence[Member], k: int, slices: int, wish: Wish, watch: Watch, meeting: Bootstrap
+    members: Sequence[Member],
+    k: int,
+    slices: int,
+    setup: Setup,
+    watch: Watch,
+    rendezvous: Bootstrap,
 ) -> Message:
     """One point; collective among all processes, also those without a rank of this chain.
 
@@ -120,8 +125,8 @@ def measure(
         ``ranks, slices, bytes`` and ``seconds`` with ``wrong`` elements, or why it was ``refused``.
 
     """
-    options = {"algorithm": "chain", "slices": slices, "engine": wish.engine}
-    if wish.engine == "sm":
+    options = {"algorithm": "chain", "slices": slices, "engine": setup.engine}
+    if setup.engine == "sm":
         options["protocol"] = "Simple"  # also where N is small
 
     def call() -> None:
@@ -132,14 +137,14 @@ def measure(
                 for comm, array in members:
                     comm.broadcast(array, **options)
 
-    said: Message = {"ranks": k, "slices": slices, "bytes": wish.nbytes}
+    said: Message = {"ranks": k, "slices": slices, "bytes": setup.nbytes}
     refused = ""
     with watch.active():
         try:
             call()
         except (LaunchRefused, ArgumentError) as error:
             refused = str(error)
-    reasons = [part.decode() for part in meeting.allgather(refused.encode())]
+    reasons = [part.decode() for part in rendezvous.allgather(refused.encode())]
     if any(reasons):
         return {**said, "refused": next(filter(None, reasons))}
     with watch.active():
@@ -147,7 +152,7 @@ def measure(
             comm.synchronize()
         repeat = watch.repeated(call) if members else _nothing
         wrong = _wrong(members, slices, repeat)
-    wrong = sum(int(part) for part in meeting.allgather(str(wrong).encode()))
+    wrong = sum(int(part) for part in rendezvous.allgather(str(wrong).encode()))
     seconds = watch.seconds(repeat)
     for comm, _ in members:
         comm.synchronize()
@@ -173,35 +178,35 @@ def _wrong(members: Sequence[Member], seed: int, repeat: Callable[[], object]) -
 
 def measure_all(
     worlds: Iterator[tuple[int, float, list[Member]]],
-    wish: Wish,
+    setup: Setup,
     watch: Watch,
-    meeting: Bootstrap,
+    rendezvous: Bootstrap,
     send: Callable[[Message], None],
 ) -> None:
     """Every point for which there is time, each sent as soon as it is there."""
     for k, share, members in worlds:
-        for slices in wish.slices:
+        for slices in setup.slices:
             # The first process's clock speaks for all.
             goes_on = time.monotonic() < share
-            if meeting.allgather(b"%d" % goes_on)[0] != b"1":
+            if rendezvous.allgather(b"%d" % goes_on)[0] != b"1":
                 break
-            point = measure(members, k, slices, wish, watch, meeting)
+            point = measure(members, k, slices, setup, watch, rendezvous)
             send(point)
             if "refused" in point and len(members) > 1:
                 break  # a group that was refused has ended its communicators
 
 
-def a_gpu_each(link: Link, wish: Wish) -> None:
+def a_gpu_each(link: Link, setup: Setup) -> None:
     """What the process of one GPU runs."""
     import cupy
 
     cupy.cuda.Device(link.rank).use()
-    watch = GpuWatch(link, wish)
+    watch = GpuWatch(link, setup)
     comm = ringcoll.init(link, device="cuda", timeout=TIMEOUT)
-    array = comm.empty(wish.nbytes // 4, "uint32")
+    array = comm.empty(setup.nbytes // 4, "uint32")
 
     def worlds() -> Iterator[tuple[int, float, list[Member]]]:
-        for k, share in share_out(wish.nranks, wish.until):
+        for k, share in share_out(setup.nranks, setup.until):
             child = comm.split(0 if link.rank < k else None)
             if child is None:
                 watch.timer.align = lambda _stream: None
@@ -215,11 +220,11 @@ def a_gpu_each(link: Link, wish: Wish) -> None:
             yield k, share, [(child, array)]
             child.close()
 
-    measure_all(worlds(), wish, watch, link, link.send)
+    measure_all(worlds(), setup, watch, link, link.send)
     comm.close()
 
 
-def one_gpu(link: Link, wish: Wish) -> None:
+def one_gpu(link: Link, setup: Setup) -> None:
     """What the process runs that has all ranks on its one GPU."""
     import cupy
 
@@ -227,14 +232,14 @@ def one_gpu(link: Link, wish: Wish) -> None:
 
     def empty(comm: Any) -> Any:
         with cupy.cuda.Device(0):
-            return comm.empty(wish.nbytes // 4, "uint32")
+            return comm.empty(setup.nbytes // 4, "uint32")
 
     def worlds() -> Iterator[tuple[int, float, list[Member]]]:
-        for k, share in share_out(wish.nranks, wish.until):
+        for k, share in share_out(setup.nranks, setup.until):
             comms: list[Any] = list(ringcoll.init_all([0] * k, device="cuda", timeout=TIMEOUT))
             yield k, share, list(zip(comms, each(comms, empty), strict=True))
             for comm in comms:
                 with contextlib.suppress(ringcoll.Error):  # it was heard where it was raised
                     comm.close()
 
-    measure_all(worlds(), wish, GpuWatch(link, wish), link, link.send)
+    measure_all(worlds(), setup, GpuWatch(link, setup), link, link.send)

@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.gpu.calls import source
 from ringcoll.bootstrap import Bootstrap
 
-__all__ = ["Line", "Meeting", "Timer", "calls_of"]
+__all__ = ["Line", "Rendezvous", "Timer", "calls_of"]
 
 REPLAYS = 20
 GATE_NS = 1_000_000
@@ -24,7 +24,7 @@ def calls_of(nbytes: int) -> int:
     return 50 if nbytes <= 8 * MIB else 5
 
 
-class Meeting:
+class Rendezvous:
     """What the ranks share before they have a communicator: a bootstrap over torch's store."""
 
     def __init__(self, rank: int, nranks: int, port: int) -> None:
@@ -63,16 +63,16 @@ class Timer:
     """Times graphs: the ranks meet, replay, and the slowest counts.
 
     Args:
-        meeting: of the ranks.
+        rendezvous: of the ranks.
         line: from which they set out.
         eagerly: time eager calls too.
 
     """
 
-    def __init__(self, meeting: Bootstrap, line: Line, *, eagerly: bool = False) -> None:
+    def __init__(self, rendezvous: Bootstrap, line: Line, *, eagerly: bool = False) -> None:
         import cupy
 
-        self.meeting, self.line, self.eagerly = meeting, line, eagerly
+        self.rendezvous, self.line, self.eagerly = rendezvous, line, eagerly
         self.align: Callable[[Any], object] = lambda stream: None
         module = cupy.RawModule(code=source("links.cu"), backend="nvrtc")
         self._gate = module.get_function("gate")
@@ -135,6 +135,6 @@ class Timer:
 
     def _slowest(self, seen: list[float]) -> float:
         """The median of the slowest rank's times."""
-        said = [json.loads(part) for part in self.meeting.allgather(json.dumps(seen).encode())]
+        said = [json.loads(part) for part in self.rendezvous.allgather(json.dumps(seen).encode())]
         slowest = sorted(max(times) for times in zip(*said, strict=True))
         return float(slowest[len(slowest) // 2])

@@ -28,7 +28,7 @@ from typing import Any
 
 from benchmarks.chains import draw, judged, rows_of
 from benchmarks.fit import Fit
-from benchmarks.gpu.chain import Wish, a_gpu_each, one_gpu
+from benchmarks.gpu.chain import Setup, a_gpu_each, one_gpu
 from benchmarks.gpu.processes import Message, run_ranks
 from benchmarks.gpu.report import Report
 from benchmarks.needs import require
@@ -189,12 +189,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.NamedTemporaryFile(prefix="ringcoll-line-", dir="/dev/shm") as line:
         line.truncate(4096)
         until = time.monotonic() + args.seconds
-        wish = Wish(nranks, args.bytes, slices, args.engine, until, line.name, args.eager)
+        setup = Setup(nranks, args.bytes, slices, args.engine, until, line.name, args.eager)
         work, processes = (one_gpu, 1) if args.one_gpu else (a_gpu_each, nranks)
         failed = run_ranks(
             work,
             processes,
-            (wish,),
+            (setup,),
             args.seconds + GRACE,
             lambda messages: series.add(messages[0], report),
         )

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from benchmarks.gpu.timer import Meeting, Timer, calls_of
+from benchmarks.gpu.timer import Rendezvous, Timer, calls_of
 
 __all__ = ["Torch"]
 
@@ -18,27 +18,27 @@ MIB = 1 << 20
 class Torch:
     """Times NCCL and torch's symmetric memory."""
 
-    def __init__(self, meeting: Meeting, timer: Timer) -> None:
+    def __init__(self, rendezvous: Rendezvous, timer: Timer) -> None:
         import cupy
         import torch
         import torch.distributed as dist
 
-        self.rank, self.nranks, self.timer = meeting.rank, meeting.nranks, timer
+        self.rank, self.nranks, self.timer = rendezvous.rank, rendezvous.nranks, timer
         self.torch, self.dist = torch, dist
-        torch.cuda.set_device(meeting.rank)
+        torch.cuda.set_device(rendezvous.rank)
         started = time.perf_counter()
         dist.init_process_group(
             "nccl",
-            store=dist.PrefixStore("peers", meeting.store),
-            rank=meeting.rank,
-            world_size=meeting.nranks,
+            store=dist.PrefixStore("peers", rendezvous.store),
+            rank=rendezvous.rank,
+            world_size=rendezvous.nranks,
             timeout=datetime.timedelta(seconds=60),
         )
         dist.all_reduce(torch.zeros(8, device="cuda"))
         torch.cuda.synchronize()
         self.init_seconds = time.perf_counter() - started
         self.stream = torch.cuda.Stream()
-        self.shown = cupy.cuda.ExternalStream(self.stream.cuda_stream, meeting.rank)
+        self.shown = cupy.cuda.ExternalStream(self.stream.cuda_stream, rendezvous.rank)
 
     def row(self, lib: str, name: str, nbytes: int, call: Callable[[], object]) -> dict[str, Any]:
         """One graph's time."""

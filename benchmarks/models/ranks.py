@@ -35,7 +35,7 @@ class Plan:
         steps: of a round that is timed.
         rounds: of every way, in turns.
         buckets: sizes of DDP's buckets in MiB; the first is what is timed.
-        meeting: a file by which the ranks meet.
+        store: file of the rendezvous.
         graphs: what is timed are replays of a step that was captured in a CUDA graph.
 
     """
@@ -48,7 +48,7 @@ class Plan:
     steps: int
     rounds: int
     buckets: tuple[float, ...]
-    meeting: str
+    store: str
     graphs: bool = False
 
 
@@ -127,7 +127,7 @@ def _begin(link: Link | Lines, plan: Plan, *, deterministic: bool) -> tuple[Any,
     register()
     peer = "nccl" if plan.device == "cuda" else "gloo"
     dist.init_process_group(
-        peer, init_method=f"file://{plan.meeting}", rank=link.rank, world_size=link.nranks
+        peer, init_method=f"file://{plan.store}", rank=link.rank, world_size=link.nranks
     )
     groups = {"peer": dist.group.WORLD}
     if any(WAYS[way].backend == "ringcoll" for way in plan.ways):

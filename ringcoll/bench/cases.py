@@ -40,8 +40,8 @@ class Section:
         dtype: the element type.
         op: the operator's name; None where nothing is reduced.
         root: the root; -1 where there is none.
-        algorithm: asked for by name; None: the library's choice.
-        slices: asked for; None: the library's choice.
+        algorithm: by name, or a user's by FILE.py:FUNCTION; None: the library's choice.
+        slices: S; None: the library's choice.
 
     """
 

@@ -41,13 +41,7 @@ _MOST_BITS = 30
 
 
 class Inputs:
-    """What every rank contributes to a case.
-
-    Args:
-        case: decides the kind of numbers.
-        seed: the same on every rank.
-
-    """
+    """What every rank contributes to a case; ``seed`` is the same on every rank."""
 
     def __init__(self, case: Case, seed: int) -> None:
         self.case, self.seed = case, seed
@@ -179,15 +173,7 @@ def _expected(inputs: Inputs, rank: int, start: int, stop: int) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class Wrong:
-    """What is wrong with an output.
-
-    Args:
-        count: elements that are not what they must be.
-        index: the first of them.
-        seen: what stands there.
-        wanted: what must stand there.
-
-    """
+    """What is wrong with an output: how many elements, and the first of them."""
 
     count: int
     index: int
@@ -198,11 +184,7 @@ class Wrong:
 def compare(output: Array, wanted: Array, *, bits: bool) -> Wrong | None:
     """Every element of an output against the answer; None: all are right.
 
-    Args:
-        output: what a call left.
-        wanted: the answer.
-        bits: compare bits, not values: two zeros may then differ, and two NaN be equal.
-
+    By ``bits`` two zeros may differ, and two NaN be equal.
     """
     if bits:
         word = np.dtype(f"u{min(output.dtype.itemsize, 8)}")

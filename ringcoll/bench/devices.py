@@ -30,14 +30,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a rank's device is, as nccl-tests prints it.
-
-    Args:
-        ordinal: of the device in the rank's process; 0 on the CPU.
-        bus: the device's address on the bus.
-        name: of the device.
-
-    """
+    """Where a rank's device is, as nccl-tests prints it."""
 
     ordinal: int
     bus: str
@@ -107,11 +100,7 @@ class Device:
 
 
 def device_of(comm: Communicator, graphs: int = 0) -> Device:
-    """The device of a communicator's rank.
-
-    Args:
-        comm: of the rank.
-        graphs: how often a CUDA graph of each block of calls is launched; 0: calls are eager.
+    """The device of a communicator's rank; with ``graphs`` calls are captured in CUDA graphs.
 
     Raises:
         ArgumentError: graphs of CPU ranks.

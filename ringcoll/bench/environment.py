@@ -45,14 +45,7 @@ def cpu_name() -> str:
 
 
 def machine(nranks: int, *, threads: bool, device: str) -> dict[str, Any]:
-    """What was measured on.
-
-    Args:
-        nranks: how many ranks.
-        threads: ranks were threads of one process.
-        device: kind of ranks.
-
-    """
+    """The machine, as records and JSON describe it."""
     pages, page = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
     return {
         "cpu": cpu_name(),
@@ -66,12 +59,7 @@ def machine(nranks: int, *, threads: bool, device: str) -> dict[str, Any]:
 
 
 def versions(library: str) -> dict[str, str]:
-    """The versions of everything that takes part; packages that are missing are left out.
-
-    Args:
-        library: ringcoll's own version.
-
-    """
+    """The versions of everything that takes part; packages that are missing are left out."""
     found = {"ringcoll": library, "python": platform.python_version()}
     for name in _PACKAGES:
         for distribution in metadata.distributions(name=name):

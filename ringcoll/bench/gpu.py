@@ -35,13 +35,7 @@ _POISON, _TRUE = 0xA5, 1  # a bool of another byte would be no bool
 
 
 class GpuDevice(Device):
-    """One rank's GPU.
-
-    Args:
-        comm: of the rank; its errors are raised where calls are waited for.
-        graphs: launches of each block's graph; 0: calls are eager.
-
-    """
+    """One rank's GPU; ``graphs`` is how often a block's graph is launched, 0: calls are eager."""
 
     def __init__(self, comm: Communicator, graphs: int = 0) -> None:
         import cupy
@@ -153,16 +147,7 @@ class GpuDevice(Device):
 
 
 class EventWatch(Stopwatch):
-    """Times the calls of one rank by events on the stream that carries them.
-
-    Args:
-        barrier: meets the other ranks on the host.
-        timing: how calls are timed.
-        stream: CuPy's.
-        finish: waits for it and raises what went wrong.
-        graphs: launches of each block's graph; 0: calls are eager.
-
-    """
+    """Times the calls of one rank by events on the stream that carries them."""
 
     def __init__(
         self,
@@ -246,14 +231,7 @@ class EventWatch(Stopwatch):
 
 
 def captured(stream: Any, call: Callable[[], object], calls: int) -> Any:
-    """A CUDA graph of so many calls on a stream that has carried such a call before.
-
-    Args:
-        stream: CuPy's, not the default one.
-        call: enqueues on it.
-        calls: how many.
-
-    """
+    """A CUDA graph of so many calls on a stream that has carried such a call before."""
     stream.begin_capture()
     try:
         for _ in range(calls):

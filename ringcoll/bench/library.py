@@ -135,16 +135,10 @@ def allocate(
     register: int = 2,
     device: Device | None = None,
 ) -> Buffers:
-    """Buffers for cases of up to ``nbytes`` bytes; collective.
+    """Buffers for cases of up to ``nbytes`` bytes, shifted by ``shift`` elements; collective.
 
-    Args:
-        comm: of this rank.
-        nbytes: the largest size.
-        shift: elements that arrays are shifted by.
-        register: 2: memory that peers reach; 0: plain arrays; 1: plain ones that are registered,
-            which helps where ranks are threads.
-        device: of this rank; None is the CPU.
-
+    ``register``: 2 takes memory that peers reach, 0 plain arrays, 1 plain ones that are registered,
+    which helps where ranks are threads.
     """
     place = Device() if device is None else device
     length = nbytes + 16 * shift + _LINE
@@ -162,14 +156,7 @@ def allocate(
 
 
 class Ringcoll(Library):
-    """The library itself.
-
-    Args:
-        comm: of this rank.
-        symmetric: its peers reach the buffers.
-        options: of each call; None leaves an option out.
-
-    """
+    """ringcoll; ``symmetric`` says that peers reach the buffers, ``options`` go with every call."""
 
     name = "ringcoll"
 

@@ -54,15 +54,7 @@ def loop_of(case: Case, settings: Settings) -> Loop:
 def time_calls(
     call: Callable[[], object], barrier: Callable[[], object], loop: Loop, clock: Clock
 ) -> float:
-    """Seconds of a call on this rank, the mean; collective.
-
-    Args:
-        call: to be timed; it returns when the result is there.
-        barrier: of all ranks.
-        loop: how often.
-        clock: seconds.
-
-    """
+    """Seconds of a call on this rank, the mean; collective."""
     total = 0.0
     for number in range(loop.warmup + loop.iterations):
         started = clock()

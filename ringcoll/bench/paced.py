@@ -140,12 +140,7 @@ def free_seconds(control: Communicator, operation: Operation) -> float:
 def chain_seconds(control: Communicator, comm: Communicator, nbytes: int, repeats: int) -> float:
     """Seconds of a broadcast from the first rank's start to the last rank's end; collective.
 
-    Args:
-        control: plain, for what is not measured.
-        comm: its options say by which algorithm, in how many slices and at what pace.
-        nbytes: of the message.
-        repeats: of which the median is taken, after the cold ones.
-
+    The median of ``repeats``, after the cold calls. ``control`` carries what is not measured.
     """
     array = comm.empty(nbytes, "uint8")
     array[:] = comm.rank
@@ -169,16 +164,7 @@ def measure_chain(
     pace: Pace | None,
     repeats: int = 1,
 ) -> Iterator[Point]:
-    """Measure a chain broadcast among all ranks for each S; collective.
-
-    Args:
-        world: of the ranks.
-        nbytes: N.
-        slices: every S.
-        pace: B in bytes a second and α in seconds; None: as fast as it goes.
-        repeats: measurements of each, of which the median is taken.
-
-    """
+    """Measure a chain broadcast of N bytes among all ranks for each S; collective."""
     for number in slices:
         found = world.run(
             lambda control, comm: (comm.nranks, chain_seconds(control, comm, nbytes, repeats)),

@@ -88,13 +88,7 @@ class Report:
             print(f"{text}\n", end="", file=out, flush=True)
 
     def begin(self, version: str, ranks: Sequence[str]) -> None:
-        """Say who measures what.
-
-        Args:
-            version: of the library.
-            ranks: a line for each.
-
-        """
+        """Say who measures what: the library's version, and a line for each rank."""
         if self.settings.layout == "nccl":
             self.say(table.preamble(self.settings, version))
             self.say("\n".join(ranks))
@@ -106,13 +100,7 @@ class Report:
             self.say(f"# {note}")
 
     def begin_section(self, section: Section, remarks: Sequence[str] = ()) -> None:
-        """Say what the next rows are.
-
-        Args:
-            section: what they share.
-            remarks: what else should be known.
-
-        """
+        """Say what the next rows are."""
         for remark in remarks:
             self.say(f"# {remark}")
         if self.settings.layout == "osu":

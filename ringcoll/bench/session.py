@@ -138,16 +138,7 @@ class _Entrant:
 
 
 class Session:
-    """One communicator's part of the measurement.
-
-    Args:
-        control: plain, for barriers and talk among the ranks.
-        comm: what is measured.
-        settings: of the run.
-        report: rank 0 writes to it.
-        device: of the rank; it is active.
-
-    """
+    """One communicator's part of the measurement; ``control`` is plain, for barriers and talk."""
 
     def __init__(
         self,
@@ -338,18 +329,20 @@ class Session:
         if output is not None:
             moved = case.section.op is None
             found = checking.compare(self.device.read(output), wanted, bits=moved)
-            wrong += self._tell(case, entrant, "output", found)
+            wrong += self._report_wrong(case, entrant, "output", found)
         if place.input is not None and not place.in_place:
             found = checking.compare(self.device.read(place.input), source, bits=True)
-            wrong += self._tell(case, entrant, "input", found)
+            wrong += self._report_wrong(case, entrant, "input", found)
         return wrong
 
-    def _tell(self, case: Case, entrant: _Entrant, what: str, found: checking.Wrong | None) -> int:
+    def _report_wrong(
+        self, case: Case, entrant: _Entrant, what: str, found: checking.Wrong | None
+    ) -> int:
         if found is None:
             return 0
         section = case.section
         how = "in place" if entrant.place.in_place else "out of place"
-        print(  # in one piece, its newline too: others may write at the same time
+        print(  # in one piece with its newline: other ranks may write at the same time
             f"{entrant.library.name}: {section.collective} of {case.nbytes} bytes, "
             f"{section.dtype}, {section.op_name}, {how}: rank {self.comm.rank} has {found.count} "
             f"wrong elements in its {what}; element {found.index} is {found.seen}, not "

@@ -33,7 +33,7 @@ class Settings:
 
     Args:
         collective: one of :data:`COLLECTIVES`.
-        tour: nothing was asked for: show what there is.
+        tour: no arguments: show what there is.
         ranks: how many rank processes to start; None: one for each core, up to four.
         threads: ranks that are threads of one process.
         min_bytes: the first size, in bytes as nccl-tests counts them.
@@ -67,7 +67,7 @@ class Settings:
         device: "auto", "cpu", "cuda", or the number of the GPU that all ranks share.
         graphs: launches of a CUDA graph of each block of calls; 0: calls are eager.
         seed: of the inputs; None: a new one each run.
-        notes: what the user should be told about ignored flags.
+        notes: what to print of ignored flags.
 
     """
 

@@ -33,7 +33,7 @@ class Result:
         in_place: which side.
         seconds: of a call; None where the library has no such call.
         wrong: elements that were not right, over all ranks; None: not checked.
-        spread: of single iterations, where it was asked for.
+        spread: of single iterations; None: not measured.
         over_ranks: of OMB's loop, where it was that.
 
     """
@@ -83,17 +83,7 @@ def preamble(settings: Settings, version: str) -> str:
 def rank_line(
     rank: int, pid: int, host: str, name: str, device: int = 0, bus: str = "0000:00:00"
 ) -> str:
-    """One rank.
-
-    Args:
-        rank: which.
-        pid: its process.
-        host: its host.
-        name: of the device.
-        device: its number in that process.
-        bus: its address.
-
-    """
+    """One rank, its process and its device."""
     return (
         f"#  Rank {rank:2d} Group  0 Pid {pid:6d} on {host:>10} device {device:2d} [{bus}] {name}"
     )
@@ -153,14 +143,7 @@ def _spread(spread: Spread | None) -> str:
 
 
 def footer(collective: str, failures: int, busbw: float) -> str:
-    """What stands below the rows.
-
-    Args:
-        collective: what was measured.
-        failures: sides of rows that were wrong.
-        busbw: the mean over all sides, GB/s.
-
-    """
+    """What stands below the rows: how many were wrong, and the mean busbw in GB/s."""
     return (
         f"# {'Out of bounds values':<20} : {failures} {'FAILED' if failures else 'OK'}\n"
         f"# {'Avg bus bandwidth':<20} : {busbw:g} \n"

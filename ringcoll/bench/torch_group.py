@@ -32,12 +32,6 @@ __all__ = ["join"]
 def join(comm: Communicator, dist: Any, backend: str, **options: Any) -> None:
     """Make torch's default group of these ranks, which is destroyed at exit; collective.
 
-    Args:
-        comm: the ranks, each a process.
-        dist: torch.distributed.
-        backend: of the group, by torch's name.
-        options: more for ``init_process_group``.
-
     Raises:
         MachineError: the ranks cannot all open a file that rank 0 has made; on every rank.
 

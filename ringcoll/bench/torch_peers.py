@@ -133,14 +133,7 @@ class Gloo(_TorchPeer):
 
 
 class Nccl(_TorchPeer):
-    """torch's NCCL.
-
-    Args:
-        control: for what the ranks tell each other.
-        address: of this rank's GPU.
-        stream: handle of the stream that carries the calls.
-
-    """
+    """torch's NCCL; ``stream`` is the handle of the stream that carries the calls."""
 
     name = "nccl"
 

@@ -41,11 +41,6 @@ class World:
         ``comm`` is what is measured. ``control`` is a plain communicator of the same ranks on the
         CPU, for barriers and for what the ranks tell each other: no pace and no algorithm touches
         it.
-
-        Args:
-            function: keeps nothing of the communicators.
-            options: of ``ringcoll.init``, for ``comm``; None leaves an option out.
-
         """
         given: dict[str, Any] = {
             name: value for name, value in options.items() if value is not None

@@ -12,7 +12,7 @@ import pytest
 
 import ringcoll
 from benchmarks.chains import draw, halves, judged, rows_of
-from benchmarks.gpu.chain import Wish, measure, measure_all, share_out
+from benchmarks.gpu.chain import Setup, measure, measure_all, share_out
 from benchmarks.gpu.report import Report
 from benchmarks.gpu.timing_model import Series, main
 from ringcoll.bootstrap import SingleBootstrap
@@ -103,12 +103,12 @@ def members():
             comm.close()
 
 
-def wish(**changes):
-    return replace(Wish(3, 4000, (1, 4), "host", float("inf"), ""), **changes)
+def setup(**changes):
+    return replace(Setup(3, 4000, (1, 4), "host", float("inf"), ""), **changes)
 
 
 def test_a_point_is_timed_and_checked(members):
-    point = measure(members, 3, 4, wish(), Fake(), SingleBootstrap())
+    point = measure(members, 3, 4, setup(), Fake(), SingleBootstrap())
     assert point == {"ranks": 3, "slices": 4, "bytes": 4000, "seconds": 1.0, "wrong": 0}
     assert len({bytes(array) for _, array in members}) == 1
 
@@ -122,18 +122,18 @@ def test_wrong_elements_are_counted(members):
 
             return repeat
 
-    assert measure(members, 3, 1, wish(), Broken(), SingleBootstrap())["wrong"] == 10
+    assert measure(members, 3, 1, setup(), Broken(), SingleBootstrap())["wrong"] == 10
 
 
 def test_who_is_outside_of_the_chain_only_meets():
-    point = measure([], 2, 8, wish(), Fake(), SingleBootstrap())
+    point = measure([], 2, 8, setup(), Fake(), SingleBootstrap())
     assert point["wrong"] == 0 and point["slices"] == 8
 
 
 def test_what_is_refused_is_recorded_and_the_rest_goes_on(members):
     worlds = iter([(3, float("inf"), members), (4, float("inf"), []), (5, 0.0, members)])
     sent: list = []
-    measure_all(worlds, wish(engine="sm"), Fake(), SingleBootstrap(), sent.append)
+    measure_all(worlds, setup(engine="sm"), Fake(), SingleBootstrap(), sent.append)
     assert [(p["ranks"], p["slices"], "refused" in p) for p in sent] == [
         (3, 1, True),
         (4, 1, False),
