@@ -131,14 +131,18 @@ def under_mpiexec(
     """Run a program; ``deaths``: each rank's own status, noted in the folder."""
     if deaths:
         argv = [sys.executable, "-c", NOTES, str(folder), *argv]
-    done = subprocess.run(
-        [*launch(nranks, deaths=deaths), *argv],
-        env=environment(**env),
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    try:
+        done = subprocess.run(
+            [*launch(nranks, deaths=deaths), *argv],
+            env=environment(**env),
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as late:
+        texts = [text.decode() for text in (late.stdout, late.stderr) if isinstance(text, bytes)]
+        raise AssertionError("\n".join([f"{argv} has not ended after 100 s", *texts])) from None
     statuses = noted(folder, nranks) if deaths else [done.returncode]
     return outcome(statuses, done.stdout, done.stderr)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
+import os
 import sys
 import weakref
 from pathlib import Path
@@ -21,6 +22,7 @@ from ringcoll.bootstrap import run_ranks
 from ringcoll.errors import ArgumentError, ArgumentTypeError, MismatchError
 from ringcoll.torch import hooks
 
+ROOT = Path(__file__).parents[2]
 PROGRAM = Path(__file__).with_name("hooks_program.py")
 
 
@@ -237,7 +239,8 @@ def test_on_gpus_a_call_follows_the_callers_stream_on_one_of_its_own(monkeypatch
 
 def test_ddp_trains_alike_with_hooks(tmp_path):
     """Two processes: DDP's own all_reduce, and each hook; buckets are rebuilt on the way."""
-    statuses = run_ranks([sys.executable, str(PROGRAM), str(tmp_path), "cpu"], 2)
+    argv = [sys.executable, str(PROGRAM), str(tmp_path), "cpu"]
+    statuses = run_ranks(argv, 2, env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert statuses == [0, 0]
     said = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
     for rank in said:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from ringcoll.torch import hooks
 
 pytestmark = pytest.mark.gpu
 
+ROOT = Path(__file__).parents[2]
 PROGRAM = Path(__file__).with_name("hooks_program.py")
 
 
@@ -37,7 +39,8 @@ class Bucket:
 
 @pytest.mark.parametrize("nranks", [1, pytest.param(2, marks=pytest.mark.multi_gpu)])
 def test_ddp_trains_alike_with_hooks(tmp_path, nranks):
-    statuses = run_ranks([sys.executable, str(PROGRAM), str(tmp_path), "cuda"], nranks)
+    argv = [sys.executable, str(PROGRAM), str(tmp_path), "cuda"]
+    statuses = run_ranks(argv, nranks, env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert statuses == [0] * nranks
     said = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(nranks)]
     for rank in said:

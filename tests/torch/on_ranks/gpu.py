@@ -280,8 +280,8 @@ def tensors_that_come_back(rank, n):
     for number in range(1, 8):
         for x in buckets:
             reduced(x, number, later=number % 2 == 0)
-    posts = group._device.comm._state.cuda.auto_register
-    assert all(posts.word(x.data_ptr(), x.nbytes) for x in buckets)
+    registered = group._device.comm._state.cuda.auto_register
+    assert all(registered.mapped_address(x.data_ptr(), x.nbytes) for x in buckets)
     # Other collectives know nothing of it: a rank may come with a tensor of another kind.
     x = buckets[1]
     other = x if rank == 0 else torch.empty_like(x)
@@ -324,20 +324,20 @@ def memory_that_is_given_back(rank, n):
     free = []
     for number in range(30):
         x = torch.empty(64 << 20, dtype=torch.uint8, device="cuda")
-        # The third call posts, the fourth maps, the fifth says so, the sixth has heard it of all.
+        # The third call registers, the fourth maps, the fifth says so, the sixth knows it of all.
         for _ in range(6):
             x.fill_(number)
             dist.all_reduce(x, group=group)
             assert int((x != number * n % 256).sum()) == 0
-        posts = group._device.comm._state.cuda.auto_register
-        assert posts.word(x.data_ptr(), x.nbytes) != 0
+        registered = group._device.comm._state.cuda.auto_register
+        assert registered.mapped_address(x.data_ptr(), x.nbytes) != 0
         del x
         dist.barrier()
         torch.cuda.empty_cache()
         dist.barrier()
         free.append(torch.cuda.mem_get_info()[0])
-        posts._looks = -1  # search now
-    assert len(posts._mapped) <= 3 * (n - 1)
+        registered._polls = -1  # search now
+    assert len(registered._mapped) <= 3 * (n - 1)
     assert free[0] - free[-1] < 10 * (64 << 20)
     dist.destroy_process_group(group)
 
@@ -357,8 +357,8 @@ def a_message_between_calls(rank, n):
         if rank < n - 1:
             dist.send(news, rank + 1)
         assert int((x != number * n).sum()) == 0
-    posts = group._device.comm._state.cuda.auto_register
-    assert posts.word(x.data_ptr(), x.nbytes) != 0
+    registered = group._device.comm._state.cuda.auto_register
+    assert registered.mapped_address(x.data_ptr(), x.nbytes) != 0
     dist.barrier()
     dist.destroy_process_group(group)
 
