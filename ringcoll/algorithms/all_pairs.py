@@ -7,7 +7,7 @@ in rank order; a rank finds what comes from d ranks before it in chunk d - 1.
 
 from __future__ import annotations
 
-from ringcoll.algorithms.parts import Only, Program, assemble, chosen, inp, out, scratch
+from ringcoll.algorithms.parts import Only, Program, assemble, inp, out, scratch, wanted
 from ringcoll.collectives import Collective
 from ringcoll.plan import Block, Chunk, Plan, Step, Symmetry
 
@@ -16,8 +16,7 @@ __all__ = ["all_gather", "all_reduce", "all_to_all", "arrivals", "reduce_scatter
 
 def all_to_all(nranks: int, *, only: Only = None) -> Plan:
     """Each rank writes to each its segment: n - 1 segments out."""
-    n = nranks
-    ranks = chosen(range(n), only)
+    n, ranks = nranks, wanted(nranks, only)
 
     def program() -> Program:
         for d in range(n):
@@ -30,8 +29,7 @@ def all_to_all(nranks: int, *, only: Only = None) -> Plan:
 
 def all_gather(nranks: int, *, only: Only = None) -> Plan:
     """Each rank writes its segment to all: n - 1 segments out."""
-    n = nranks
-    ranks = chosen(range(n), only)
+    n, ranks = nranks, wanted(nranks, only)
 
     def program() -> Program:
         for d in range(n):
@@ -43,8 +41,7 @@ def all_gather(nranks: int, *, only: Only = None) -> Plan:
 
 def all_gather_fused(nranks: int, *, only: Only = None) -> Plan:
     """Each rank reads its segment once and writes it to all OUTPUTs, in one step."""
-    n = nranks
-    ranks = chosen(range(n), only)
+    n, ranks = nranks, wanted(nranks, only)
 
     def program() -> Program:
         for rank in ranks:
@@ -59,8 +56,7 @@ def reduce_scatter(nranks: int, *, only: Only = None) -> Plan:
 
     Lane 0 writes, lane 1 sums.
     """
-    n = nranks
-    ranks = chosen(range(n), only)
+    n, ranks = nranks, wanted(nranks, only)
 
     def program() -> Program:
         for d in range(1, n):
@@ -79,8 +75,7 @@ def all_reduce(nranks: int, *, only: Only = None) -> Plan:
     The two-shot that reads nothing remotely: 2(n - 1)/n of a buffer out. Each of the three is a
     lane, so that they overlap in slices.
     """
-    n = nranks
-    ranks = chosen(range(n), only)
+    n, ranks = nranks, wanted(nranks, only)
 
     def program() -> Program:
         for d in range(1, n):

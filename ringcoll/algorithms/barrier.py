@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ringcoll.algorithms.parts import Only, Program, assemble, chosen
+from ringcoll.algorithms.parts import Only, Program, assemble, wanted
 from ringcoll.collectives import Collective
 from ringcoll.plan import Block, Plan, Step, Symmetry
 
@@ -11,8 +11,7 @@ __all__ = ["all_pairs", "dissemination"]
 
 def all_pairs(nranks: int, *, only: Only = None) -> Plan:
     """Each rank signals all others: one hop, n - 1 signals a rank."""
-    n = nranks
-    ranks = chosen(range(n), only)
+    n, ranks = nranks, wanted(nranks, only)
 
     def others(rank: int) -> tuple[Block, ...]:
         return tuple(Block((rank + d) % n) for d in range(1, n))
@@ -31,8 +30,7 @@ def dissemination(nranks: int, *, only: Only = None) -> Plan:
 
     Hensgen, Finkel and Manber, *Two algorithms for barrier synchronization* (1988).
     """
-    n = nranks
-    ranks = chosen(range(n), only)
+    n, ranks = nranks, wanted(nranks, only)
     strides = [1 << k for k in range((n - 1).bit_length())]
 
     def program() -> Program:

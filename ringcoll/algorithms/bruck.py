@@ -6,7 +6,7 @@ systems* (1997). Their rotations are not needed, since every step says where its
 
 from __future__ import annotations
 
-from ringcoll.algorithms.parts import Only, Program, assemble, chosen, inp, out, scratch
+from ringcoll.algorithms.parts import Only, Program, assemble, inp, out, scratch, wanted
 from ringcoll.collectives import Collective
 from ringcoll.plan import Block, Plan, Step, Symmetry
 
@@ -43,8 +43,7 @@ def all_to_all(nranks: int, *, only: Only = None) -> Plan:
     Each rank packs what moves into one message a round, of about half a buffer: ⌈log2 n⌉ hops.
     Bruck et al. (1997).
     """
-    n = nranks
-    ranks = chosen(range(n), only)
+    n, ranks = nranks, wanted(nranks, only)
     moving = [[d for d in range(n) if d >> k & 1] for k in range((n - 1).bit_length())]
 
     def program() -> Program:

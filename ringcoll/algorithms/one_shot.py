@@ -9,7 +9,7 @@ order. Ranks that copy from many start with the next rank, so that at any time e
 from __future__ import annotations
 
 from ringcoll.algorithms.all_pairs import arrivals
-from ringcoll.algorithms.parts import Only, Program, assemble, chosen, inp, out, scratch
+from ringcoll.algorithms.parts import Only, Program, assemble, inp, out, scratch, wanted
 from ringcoll.collectives import Collective
 from ringcoll.plan import Block, Plan, Step, Symmetry
 
@@ -28,8 +28,7 @@ __all__ = [
 
 def all_reduce(nranks: int, *, only: Only = None) -> Plan:
     """Each rank reads and sums all buffers: n - 1 buffers in."""
-    n = nranks
-    ranks = chosen(range(n), only)
+    n, ranks = nranks, wanted(nranks, only)
 
     def program() -> Program:
         for rank in ranks:
@@ -40,8 +39,7 @@ def all_reduce(nranks: int, *, only: Only = None) -> Plan:
 
 def all_reduce_push(nranks: int, *, only: Only = None) -> Plan:
     """Each rank writes its buffer to all others, then sums what has come: n - 1 buffers out."""
-    n = nranks
-    ranks = chosen(range(n), only)
+    n, ranks = nranks, wanted(nranks, only)
 
     def program() -> Program:
         for rank in ranks:
@@ -66,8 +64,7 @@ def reduce(nranks: int, *, root: int = 0, only: Only = None) -> Plan:
 
 def reduce_scatter(nranks: int, *, only: Only = None) -> Plan:
     """Each rank reads and sums its segment of all buffers: n - 1 segments in."""
-    n = nranks
-    ranks = chosen(range(n), only)
+    n, ranks = nranks, wanted(nranks, only)
 
     def program() -> Program:
         for rank in ranks:
@@ -78,8 +75,7 @@ def reduce_scatter(nranks: int, *, only: Only = None) -> Plan:
 
 def all_gather(nranks: int, *, only: Only = None) -> Plan:
     """Each rank reads the segments of all: n - 1 segments in."""
-    n = nranks
-    ranks = chosen(range(n), only)
+    n, ranks = nranks, wanted(nranks, only)
 
     def program() -> Program:
         for d in range(n):
@@ -92,8 +88,7 @@ def all_gather(nranks: int, *, only: Only = None) -> Plan:
 
 def all_to_all(nranks: int, *, only: Only = None) -> Plan:
     """Each rank reads its segment from all: n - 1 segments in."""
-    n = nranks
-    ranks = chosen(range(n), only)
+    n, ranks = nranks, wanted(nranks, only)
 
     def program() -> Program:
         for d in range(n):

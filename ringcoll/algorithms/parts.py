@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
 from ringcoll.collectives import Collective
@@ -18,11 +18,11 @@ __all__ = [
     "as_nodes",
     "as_rings",
     "assemble",
-    "chosen",
     "inp",
     "out",
     "scratch",
     "slots",
+    "wanted",
 ]
 
 DISTINCT = 8
@@ -59,9 +59,9 @@ def slots(arrivals: int) -> int:
     return arrivals if arrivals <= DISTINCT else 2
 
 
-def chosen(ranks: Iterable[int], only: Only) -> list[int]:
+def wanted(nranks: int, only: Only) -> list[int]:
     """The ranks whose steps are wanted, in their order."""
-    return [rank for rank in ranks if only is None or rank in only]
+    return [rank for rank in range(nranks) if only is None or rank in only]
 
 
 def assemble(

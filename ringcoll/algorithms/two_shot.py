@@ -6,7 +6,7 @@ summed in rank order. Each rank reads and writes 2(n - 1)/n of a buffer in all.
 
 from __future__ import annotations
 
-from ringcoll.algorithms.parts import Only, Program, assemble, chosen, inp, out
+from ringcoll.algorithms.parts import Only, Program, assemble, inp, out, wanted
 from ringcoll.collectives import Collective
 from ringcoll.plan import Block, Plan, Step, Symmetry
 
@@ -19,8 +19,7 @@ def all_reduce(nranks: int, *, only: Only = None) -> Plan:
     Lane 0 reads and reduces, lane 1 writes, to the next rank first: while lane 1 writes one slice,
     lane 0 reads the next.
     """
-    n = nranks
-    ranks = chosen(range(n), only)
+    n, ranks = nranks, wanted(nranks, only)
 
     def program() -> Program:
         for rank in ranks:
@@ -38,8 +37,7 @@ def all_reduce_fused(nranks: int, *, only: Only = None) -> Plan:
 
     Sums stay in registers between the two hops; there are no lanes.
     """
-    n = nranks
-    ranks = chosen(range(n), only)
+    n, ranks = nranks, wanted(nranks, only)
 
     def program() -> Program:
         for rank in ranks:

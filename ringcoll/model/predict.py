@@ -60,8 +60,7 @@ class Prediction:
         busiest: the port that is occupied longest; "of every rank" where one rank was folded for
             all, "in every node" where one node was.
         occupied: seconds that it is occupied: no order of steps beats this bound.
-        steps: steps of the plan, all slices, all ranks.
-        folded: steps that were folded.
+        steps: of all slices and ranks; ``folded``: those that were folded.
 
     """
 

@@ -91,6 +91,11 @@ def verify(
         ExitViolation: memory of a rank touched after it returned.
         WrongResult: a step or the end leaves what must not be there.
 
+    Example:
+        >>> from ringcoll.algorithms import build
+        >>> verify(build("barrier", "dissemination", 4)).rounds
+        0
+
     """
     prover = Prover(
         plan.collective,
