@@ -221,40 +221,26 @@ def _prove(
     deterministic: bool,
     accumulate: Accumulate,
 ) -> ProvenLaunch:
+    once = plan.synchronised or launch.in_band or plan.collective.name == "barrier"
+    counts = (1,) if once else tuple(slices or ())
+    first = replace(launch, slices=counts[0]) if counts else launch
+    how = {"deterministic": deterministic}
     try:
-        return _proven(plan, launch, slices, deterministic, accumulate)
+        if launch.in_band:
+            encode(plan, launch)  # refuses a plan that needs signals beside the data
+        proofs = [
+            prove_launch(plan, replace(launch, slices=count), accumulate=accumulate, **how)
+            for count in counts
+        ] or [*verify_slices(plan, launch, accumulate=accumulate, **how)]
+        lowered = lower(plan, first)
     except LaunchRefused as error:
         # After the collective, which the report names at its head.
         reason = str(error).partition(f"{plan.collective.chunks} chunks")[2] or str(error)
         return ProvenLaunch(launch, refusal=reason.removeprefix(", in place").lstrip(": "))
     except PlanError as error:
         raise type(error)(f"{error} ({describe(launch)})") from None
-
-
-def _proven(
-    plan: Plan,
-    launch: Launch,
-    slices: Sequence[int] | None,
-    deterministic: bool,
-    accumulate: Accumulate,
-) -> ProvenLaunch:
-    counts = tuple(slices or ())
-    if plan.synchronised or launch.in_band or plan.collective.name == "barrier":
-        counts = (1,)
-    if launch.in_band:
-        encode(plan, launch)  # refuses a plan that needs signals beside the data
-    if counts:
-        launches = [replace(launch, slices=count) for count in counts]
-        proofs = [
-            prove_launch(plan, each, deterministic=deterministic, accumulate=accumulate)
-            for each in launches
-        ]
-    else:
-        launches = [launch]
-        proofs = [*verify_slices(plan, launch, deterministic=deterministic, accumulate=accumulate)]
-    lowered = lower(plan, launches[0])
     signals = sum(len(step.signals) for _, step in lowered.order)
-    return ProvenLaunch(launches[0], counts, proofs[0], signals)
+    return ProvenLaunch(first, counts, proofs[0], signals)
 
 
 def prove_calls(plan: Plan, nodes: tuple[int, ...] = ()) -> bool:
