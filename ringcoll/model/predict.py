@@ -184,6 +184,11 @@ class Clock:
         totals = port_totals(self.graph(slices), self.costs(nbytes, slices))
         return max(totals, default=0) * slices / TICKS
 
+    def limit(self, nbytes: float) -> float:
+        """Seconds that the busiest port needs for the bytes alone: no slicing beats it."""
+        totals = port_totals(self.graph(1), self.costs(nbytes, 1, alpha=False))
+        return max(totals, default=0) / TICKS
+
     def terms(self, nbytes: float, slices: int = 1) -> Terms:
         """What the time is made of: for a chain, the formula multiplied out.
 

@@ -241,8 +241,9 @@ def _choose(
         best = min(best, seconds)
     ranked = sorted((seen[c] for c in clocks), key=lambda o: (o.seconds, o.slices == 0))
     first = ranked[0]
+    limit = next(clock.limit(nbytes) for c, clock in clocks.items() if seen[c] is first)
     listed = (*ranked, *refused)
-    reasons = tuple(_reason(option, first) for option in listed)
+    reasons = tuple(_reason(option, first, limit) for option in listed)
     return Choice(first.algorithm, first.slices, window, first.seconds, listed, reasons)
 
 
@@ -251,7 +252,7 @@ def _clock(make: Callable[[], Plan], shares: tuple[int, ...], links: Links, wind
     return Clock(make(), links, window=window, shares=shares)
 
 
-def _reason(option: Option, first: Option) -> str:
+def _reason(option: Option, first: Option, limit: float) -> str:
     if option.note:
         return f"{option.algorithm} is refused: {option.note}"
     time = f"{option.seconds * 1e6:.4g} us"
@@ -259,7 +260,9 @@ def _reason(option: Option, first: Option) -> str:
         said = f"{option.algorithm}, S = {option.slices}: {time}"
     else:
         said = f"{option.algorithm}: at least {time}, its busiest link alone"
-    if option is not first and first.seconds:
+    if option is first:
+        said += f", {option.seconds / limit:.3g} times its limit" if limit else ""
+    elif first.seconds:
         said += f" ({option.seconds / first.seconds:.2f} times as long)"
     return said
 

@@ -162,7 +162,9 @@ def test_a_machine_of_unlike_pairs_says_why_a_call_goes_along_rings():
     assert re.fullmatch(r"  0( [123]){3}, with \d of \d+ parts of the bytes", lines[3])
     assert "the clock on this machine's links:" in text
     assert re.search(r"\n  ring on 4 rings by Simple, S = \d+, ", text)
-    assert re.search(r"\n    ring, S = 1: .* us\n    \w+[,:] .*times as long\)\n", text)
+    assert re.search(
+        r"\n    ring, S = 1: .* us, .* times its limit\n    \w+[,:] .*times as long\)\n", text
+    )
     small = on_a_dgx1("all_reduce", 64)
     assert "one_shot_push by LL" in small and "in index order" in small
     one = on_a_dgx1("all_gather", 64 << 20, channels=1)
