@@ -129,7 +129,7 @@ class CudaState(RankState):
         ready = self.cuda.prepare(call, options, self.timeout_of(config))
         _prove(ready.choice, choice)
         if self.debug:
-            self.log_choice(call.tagged(ready.terms))
+            self.log_choice(call.tagged(ready.signature_text))
         return ready
 
     def _options(self, call: Call, config: Config, choice: Choice) -> KernelOptions:

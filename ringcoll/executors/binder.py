@@ -1,7 +1,6 @@
-"""Bind what was chosen for a call to memory: rows of closures, for one half of SCRATCH.
+"""Bind a call's program to memory: rows of closures, for one half of SCRATCH.
 
-It happens once for each set of arrays and what the ranks' hellos say of them; the executor keeps
-what comes of it for the next call.
+Done once for each set of arrays and hellos; the executor keeps the result for the next call.
 """
 
 from __future__ import annotations
@@ -47,10 +46,10 @@ _MAPPING_BITS = 48
 
 
 class Binder:
-    """Where one rank's calls lie in memory.
+    """Binds the calls of one rank.
 
     Args:
-        node_signals: what crosses nodes; None where there is one.
+        node_signals: control messages between nodes; None on one node.
         pacer: wraps the work of rows that cross ranks; None: links run free.
 
     """
@@ -68,7 +67,7 @@ class Binder:
         self.node_signals, self.pacer = node_signals, pacer
 
     def mapped_address(self, array: Array | None) -> int:
-        """An array as peers reach it: mapping << 48 | offset, 0 if they cannot."""
+        """An array's address in symmetric memory: mapping << 48 | offset; 0 outside of it."""
         if array is None or not array.size:
             return 0
         found = self.symmetric.lookup(array.__array_interface__["data"][0], array.nbytes)
@@ -125,7 +124,7 @@ class Binder:
     def _user(
         self, call: Call, choice: CpuChoice, hellos: Sequence[Hello]
     ) -> dict[tuple[int, Buffer], Array]:
-        """The arrays of the call, and those of peers that are read or written where they lie."""
+        """The arrays of the call, and the mapped arrays of peers."""
         user: dict[tuple[int, Buffer], Array] = {}
         if call.send is not None:
             user[self.rank, Buffer.INPUT] = call.send
@@ -192,12 +191,11 @@ def slot_bytes(call: Call, program: Program, layout: Layout) -> int:
 def agreed(
     call: Call, hellos: Sequence[Hello], *, rank: int, nranks: int, alike: bool
 ) -> tuple[frozenset[Buffer], bool]:
-    """Which buffers all ranks can reach, and whether the launch is in place.
+    """The buffers that all ranks have mapped, and whether the launch is in place, by the hellos.
 
-    Where a reducing collective overwrites its input on any rank, the launch is in place: that
-    only adds order, so it is right for the other ranks too. The built-in plans of the others
-    write into an input nothing but what it holds there already; they are in place if all
-    ranks are. Of a user's plan that is not known.
+    A reducing collective is in place if any rank is: that only adds order, which is right for the
+    other ranks too. The built-in plans of the others write into an input only what it holds
+    already; they are in place if all ranks are. A user's plan may not be mixed.
 
     Args:
         alike: all ranks must be in place, or none, unless the collective reduces.
@@ -230,6 +228,6 @@ def agreed(
         if all(words):
             mapped.add(buffer)
     if mixed:
-        # Ranks that are in place read their input where it is written: nobody else may.
+        # On ranks that are in place INPUT is overwritten: peers must not read it.
         mapped.discard(Buffer.INPUT)
     return frozenset(mapped), in_place

@@ -1,4 +1,4 @@
-"""What a communicator asks of an executor, on CPU and on GPU ranks alike."""
+"""The interfaces that a communicator requires of its executors, on CPU and on GPU ranks alike."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class GroupCall(ABC):
     @staticmethod
     @abstractmethod
     def tasks(calls: Sequence[GroupCall]) -> list[Task]:
-        """All of a group."""
+        """The tasks that launch all calls of a group."""
 
 
 class Executor(Protocol):
@@ -39,11 +39,11 @@ class Executor(Protocol):
     """The call under way; None if there is none."""
 
     def run(self, prepared: Any) -> None:
-        """The whole call of this rank."""
+        """Run or enqueue the whole call of this rank."""
         ...
 
     def task(self, calls: Sequence[Any]) -> Task:
-        """Several calls of this rank, one after the other, beside those of others in a group."""
+        """Several calls of this rank in order, in turns with those of other ranks in a group."""
         ...
 
     def compare(self, active: Any) -> None:
@@ -55,7 +55,7 @@ class Executor(Protocol):
         ...
 
     def late(self, active: Any, timeout: float) -> str:
-        """Who waited for whom: the message of a deadline."""
+        """The message of a deadline: which rank waited for which."""
         ...
 
     def absent(self, active: Any) -> list[int]:
@@ -63,7 +63,7 @@ class Executor(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of everything; not collective."""
+        """Free all resources; not collective."""
         ...
 
 
@@ -72,11 +72,11 @@ class PairExecutor(Protocol):
 
     @property
     def running(self) -> Sequence[Any]:
-        """Those under way."""
+        """The sends and receives under way."""
         ...
 
     def task(self, calls: Sequence[Any], timeout: float) -> Task:
-        """The halves of one pair, in order."""
+        """The sends or the receives of one pair, in order."""
         ...
 
     def compare_running(self) -> None:
@@ -88,5 +88,5 @@ class PairExecutor(Protocol):
         ...
 
     def absent(self, active: Any) -> list[int]:
-        """The other end, if it has not come."""
+        """The other rank, if it has not entered the call."""
         ...

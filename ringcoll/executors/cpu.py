@@ -81,13 +81,12 @@ class CpuExecutor:
             select: the tuner's choice, once it is known which buffers the ranks can reach.
             agrees: whether the ranks wait for all hellos before they choose a launch.
             alike: whether a call that does not reduce must be in place on all ranks or on none.
-            options: those that ranks must share beside the call's own terms, in words; "" where
-                all are left to the library.
+            options: those that must agree on all ranks, as text; "" without any.
             timeout: seconds that a wait of this call may take.
 
         """
-        terms = f"{call.signature()} {options}".rstrip()
-        digest = hashlib.blake2b(terms.encode(), digest_size=8).digest()
+        text = f"{call.signature()} {options}".rstrip()
+        digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
         signature = int.from_bytes(digest, "little") or 1
         number = next(self.shared_state.numbers)
         hello = Hello(
@@ -99,9 +98,9 @@ class CpuExecutor:
             _factor(call),
         )
         if options:
-            # What is wrong with them is better said before the others hear of the call.
-            mapped_address = {Buffer.INPUT: hello.send, Buffer.OUTPUT: hello.recv}
-            mapped = frozenset(buffer for buffer, word in mapped_address.items() if word and agrees)
+            # Refuse wrong options before the other ranks see the call.
+            words = {Buffer.INPUT: hello.send, Buffer.OUTPUT: hello.recv}
+            mapped = frozenset(buffer for buffer, word in words.items() if word and agrees)
             in_place = call.in_place if agrees else COLLECTIVES[call.collective].reduces
             select(call, mapped, in_place, self.shared_state.half_bytes)
         changes = self.symmetric.changes
@@ -109,7 +108,7 @@ class CpuExecutor:
             call,
             select,
             signature,
-            terms,
+            text,
             agrees,
             hello,
             alike=alike,
@@ -141,15 +140,15 @@ class CpuExecutor:
             self.finish(active)
 
     def enter(self, prepared: CpuCall) -> ActiveCall:
-        """Say hello. Nothing waits here."""
+        """Publish this rank's hello without waiting."""
         if prepared.agrees and prepared.changes != self.symmetric.changes:
             self._refresh_mappings(prepared)
         self.epoch += 1
         active = self.running = ActiveCall(prepared, self.epoch)
         number = prepared.hello.record
-        told = self.shared_state.recording(number)
+        told = self.shared_state.keeps_record(number)
         if not told:
-            self.shared_state.record(number, prepared.call.tagged(prepared.terms))
+            self.shared_state.record(number, prepared.call.tagged(prepared.signature_text))
         self.shared_state.enter(self.epoch, prepared.hello)
         if self.node_signals is not None:
             self.node_signals.announce(self.epoch, None if told else number)
@@ -160,7 +159,7 @@ class CpuExecutor:
         return active
 
     def _refresh_mappings(self, prepared: CpuCall) -> None:
-        """Memory has come or gone since the last call with these arrays, here or at a peer."""
+        """Bind anew: symmetric memory has been allocated or freed since the last call."""
         call = prepared.call
         prepared.changes = self.symmetric.changes
         prepared.bound.clear()
@@ -184,7 +183,7 @@ class CpuExecutor:
             self.compare(active)
             key = (
                 epoch & 1,
-                *self.shared_state.terms(epoch, scaled=prepared.hello.scalar is not None),
+                *self.shared_state.hello_bytes(epoch, scaled=prepared.hello.scalar is not None),
             )
         else:
             key = (epoch & 1,)
@@ -195,7 +194,7 @@ class CpuExecutor:
             try:
                 bound = self.binder.bind(active, hellos, self.trace)
             except (UsageError, PlanError):
-                # All ranks find the same, and nothing has moved: for all of them it is over.
+                # All ranks raise the same error, and no data have moved.
                 self.finish(active)
                 raise
             if len(prepared.bound) < 8 and self.trace is None:
@@ -215,7 +214,7 @@ class CpuExecutor:
         ]
 
     def finish(self, active: ActiveCall) -> None:
-        """What a call does last: a total one has met all ranks, so it compares their hellos."""
+        """End a call; all ranks have entered a total one, so it compares their hellos."""
         if self.node_signals is not None and active.bound is not None:
             node_signals, met = (
                 self.node_signals,
@@ -231,7 +230,7 @@ class CpuExecutor:
         self.running = None
 
     def _doubt(self, rank: int) -> None:
-        """A message of ``rank`` does not fit: its hello, which came before, tells why."""
+        """Explain a message of ``rank`` that does not fit by its hello, which came before."""
         if self.node_signals is not None and self.running is not None:
             self.node_signals.await_hello(rank, self.running.epoch)
             self.compare(self.running)
@@ -259,7 +258,7 @@ class CpuExecutor:
         """Compare this rank's hello with those that have arrived.
 
         Raises:
-            MismatchError: the ranks made different calls; all that are known are shown.
+            MismatchError: the ranks made different calls.
 
         """
         epoch, mine = active.epoch, active.prepared.signature
@@ -274,7 +273,7 @@ class CpuExecutor:
                 raise MismatchError(self._disagreement(active))
 
     def compare_last(self) -> None:
-        """The same for the last call, which may have ended here before all had come."""
+        """The same for the last call, which may have ended here before all ranks entered it."""
         if self.uncompared is not None:
             self.fabric.progress()
             self.compare(self.uncompared)
@@ -296,7 +295,7 @@ class CpuExecutor:
     # -- waiting -----------------------------------------------------------------------------
 
     def idle(self, ready: Callable[[], bool]) -> None:
-        """Wait the long way: naps, deadline, lost ranks, ranks that made another call."""
+        """Wait with naps and a deadline; raise on lost ranks and ranks that made another call."""
         active = self.running
         if active is None:
             self.fabric.wait(ready, deadline=self.fabric.deadline(), describe=lambda: "no call")
@@ -308,8 +307,7 @@ class CpuExecutor:
         def watched() -> bool:
             if ready():
                 return True
-            # Comparing costs more than looking: ten looks are some µs at first, some ms later.
-            # Ranks that wake each other look only when there is news.
+            # Comparing costs more than polling. Ranks that wake each other poll only after a wake.
             if next(looks) % every == 0:
                 self.compare(active)
             return False
@@ -328,7 +326,7 @@ class CpuExecutor:
         return [rank for rank in self.peers if self.shared_state.words[rank][at] < base]
 
     def late(self, active: ActiveCall, timeout: float) -> str:
-        """Who waited for whom: the message of a deadline."""
+        """The message of a deadline: which ranks have not entered the call."""
         epoch, call = active.epoch, active.prepared.call
         absent = self.absent(active)
         what = f"{call.collective} (call {epoch}) on rank {self.rank}: waited {timeout:g} s"
@@ -338,14 +336,14 @@ class CpuExecutor:
         return f"{what}; all ranks entered it, one of them has stopped inside; {mine}"
 
     def close(self) -> None:
-        """Let go of the board; not collective."""
+        """Release the shared state; not collective."""
         self.entered = []
         self.uncompared = self.running = None
         self.shared_state.close()
 
 
 def _factor(call: Call) -> complex | None:
-    """premul_sum's factor as the peers read it: whole where the elements are, else in parts."""
+    """premul_sum's factor as the peers read it: an int for integer elements, else a complex."""
     scalar = call.op.scalar if call.op is not None else None
     if scalar is None:
         return None

@@ -1,4 +1,4 @@
-"""What the CPU executor keeps of a call: what it runs, where its rows are bound, how far it is."""
+"""Records of the CPU executor: what a call runs, its rows bound to memory, the call under way."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class CpuChoice:
 
 
 Select = Callable[[Call, frozenset[Buffer], bool, int], CpuChoice]
-"""(call, mapped, in place, bytes of a SCRATCH half) -> selection; pure, equal on all ranks."""
+"""(call, mapped, in place, bytes of a SCRATCH half) -> choice; pure, equal on all ranks."""
 
 
 @dataclass(slots=True)
@@ -35,19 +35,19 @@ class BoundRows:
     lanes: list[Callable[[], Any]]
     """Each gives the rows of a lane: a kept tuple, or a fresh iterator."""
     messages: frozenset[int] = frozenset()
-    """The places of the lanes whose rows are messages between nodes."""
+    """The indices of the lanes whose rows are messages between nodes."""
     sources: frozenset[int] = frozenset()
     """The ranks of other nodes from which messages come."""
 
 
 @dataclass(slots=True)
 class CpuCall:
-    """A checked call of this rank, and what is kept between two calls with the same arrays."""
+    """A checked call of this rank with what is kept for the next call with the same arrays."""
 
     call: Call
     select: Select
     signature: int
-    terms: str
+    signature_text: str
     agrees: bool
     hello: Hello
     alike: bool = False

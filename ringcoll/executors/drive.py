@@ -1,7 +1,7 @@
-"""Run compiled rows on this thread: the lanes of a rank, or of several ranks, as they get ready.
+"""Run bound rows on this thread: the lanes of a rank, or of several ranks, as they get ready.
 
-A thread for each lane would drown in the interpreter's lock, so the lanes take turns: always the
-next ready one. A single lane, the common case of a small call, is a plain loop.
+A thread for each lane would contend for the interpreter's lock, so the lanes take turns. A single
+lane, the common case of a small call, is a plain loop.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def run_paced_rows(
 ) -> None:
     """:func:`run_rows` over paced links: a row's signals are posted when its links are free.
 
-    Meanwhile the rank looks out for the next row's signals, so that it knows when its data came.
+    Meanwhile the rank polls the next row's signals, so that it knows when its data arrived.
     """
     due: float | None = None
     posts: tuple[Signal, ...] = ()
@@ -97,7 +97,7 @@ def post(
     notify: Callable[[int], None] | None,
     fence: Fence | None,
 ) -> None:
-    """Set the flags of signals, after all that was written before, and wake who waits."""
+    """Set the flags of signals, behind a fence, and wake the ranks that wait for them."""
     if fence is not None:
         fence()
     for words, at, count, rank in signals:
@@ -107,7 +107,7 @@ def post(
 
 
 class Lane:
-    """A lane that takes turns: its next row, and when the row under way is over."""
+    """A lane that takes turns: its next row, and the time at which the row under way ends."""
 
     __slots__ = ("base", "due", "fence", "notify", "row", "rows", "seen", "upcoming")
 
@@ -125,7 +125,7 @@ class Lane:
         self.seen = False  # the signals of the upcoming row, before this one was due
 
     def ready(self) -> bool:
-        """Whether :meth:`advance` would get somewhere."""
+        """Whether :meth:`advance` can make progress."""
         if self.row is None:
             return True
         if self.due is None:
@@ -140,7 +140,7 @@ class Lane:
         return all(words[at] >= base + count for words, at, count in row[0])
 
     def advance(self) -> None:
-        """Do the row, or, if it occupied a paced link, end it; then post its signals."""
+        """Run the row, or end one that occupied a paced link; then post its signals."""
         if self.row is None:
             return
         _, work, signals = self.row
@@ -163,14 +163,14 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Nothing of a task is ready: what it waits for, and the time before which only time helps."""
+    """What a task waits for, and the time until which it cannot become ready."""
 
     ready: Callable[[], bool]
     until: float | None = None
 
 
 Task = Iterator[Pause]
-"""Runs until it must wait, yields what for, and goes on when that has come."""
+"""Runs until it must wait, yields for what, and is resumed when that is ready."""
 
 
 def steps(lanes: list[Lane]) -> Task:
@@ -192,9 +192,9 @@ def steps(lanes: list[Lane]) -> Task:
 
 
 def drive(tasks: list[Task], idle: Idle) -> None:
-    """Run tasks together on this thread: calls of several ranks, or several pairs of one rank.
+    """Run tasks in turns on this thread: calls of several ranks, or several pairs of one rank.
 
-    A task that raises ends them all: the caller aborts what is left.
+    An exception of one task ends all: the caller aborts the others.
     """
     blocked: list[tuple[Task, Pause]] = []
     for task in tasks:
@@ -218,7 +218,7 @@ def drive(tasks: list[Task], idle: Idle) -> None:
 
 
 def _wait(pauses: list[Pause], idle: Idle) -> None:
-    """Sleep to the end of a paced row where nothing else can come, else wait for a signal."""
+    """Sleep until a paced row ends if nothing else can become ready, else wait for a signal."""
     untils = [pause.until for pause in pauses if pause.until is not None]
     if len(untils) < len(pauses):
         idle(lambda: any(pause.ready() for pause in pauses))

@@ -1,11 +1,10 @@
-"""What crosses nodes beside the data: hellos, and signals that no message stands for.
+"""Control messages between nodes: hellos, and signals that no data message replaces.
 
-Each rank keeps the words of the ranks of other nodes in memory of its own, a copy that these ranks
-keep up: what a rank would write for all to see in its own segment it also posts to the other nodes,
-where it is stored in the copy. So hellos are compared, and awaited, as on one node. A signal to a
-rank of another node is posted to be stored in that rank's own segment.
+Each rank keeps a copy of the shared words of the ranks on other nodes. What a rank writes to its
+own segment it also sends to the other nodes, which store it in the copy, so hellos are compared and
+awaited as on one node. A signal to a rank of another node is stored in that rank's own segment.
 
-What is posted is a list of places and bytes; the places are looked at before anything is stored.
+A control message is a list of offsets and bytes; offsets are checked before anything is stored.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _WORD = struct.Struct("=Q")
 
 
 class RemoteFlags:
-    """The words of a rank of another node, for signals: storing posts, reading is not for them."""
+    """The flags of a rank on another node: storing one sends it; they cannot be read."""
 
     def __init__(self, messages: Messages, rank: int) -> None:
         self._messages, self._rank = messages, rank
@@ -42,10 +41,10 @@ class RemoteFlags:
 
 
 class NodeSignals:
-    """One rank's board as the other nodes see it, and theirs as it sees them."""
+    """Keeps this rank's copies of other nodes' words, and their copies of its own, up to date."""
 
     def __init__(self, fabric: Fabric, shared_state: SharedState, messages: Messages) -> None:
-        self.messages, self._board = messages, shared_state
+        self.messages, self._shared_state = messages, shared_state
         nodes, self._rank = fabric.nodes, fabric.rank
         self.nodes = nodes
         self.remote = [rank for rank in range(fabric.nranks) if nodes[rank] != nodes[fabric.rank]]
@@ -53,44 +52,44 @@ class NodeSignals:
         messages.listen(self.remote, self._store)
 
     def announce(self, epoch: int, record: int | None) -> None:
-        """Post the hello of a call to the other nodes; ``record``: with the text of that number."""
-        shared_state = self._board
+        """Send a call's hello, and the text of number ``record`` if not None, to other nodes."""
+        shared_state = self._shared_state
         hello = shared_state.hellos + (epoch & 3) * HELLO_WORDS
         payload = self._copied(
-            ([] if record is None else [shared_state.place(record)])
+            ([] if record is None else [shared_state.record_span(record)])
             + [(8 * hello, 8 * HELLO_WORDS), (8 * shared_state.entered, 8)]
         )
         for rank in self.remote:
             self.messages.post(rank, payload)
 
     def announce_pair(self, peer: int, epoch: int, record: int, *, sends: bool) -> None:
-        """The same for a call of two ranks, to the one that it is for."""
-        shared_state, at = self._board, self._board.pair(peer, sends=sends)
+        """Send the hello of a send or receive to its peer."""
+        shared_state, at = self._shared_state, self._shared_state.pair(peer, sends=sends)
         hello = at + 8 + (epoch & 3) * HELLO_WORDS
-        places = [shared_state.place(record), (8 * hello, 8 * HELLO_WORDS), (8 * at, 8)]
+        places = [shared_state.record_span(record), (8 * hello, 8 * HELLO_WORDS), (8 * at, 8)]
         self.messages.post(peer, self._copied(places))
 
     def settled(self, epoch: int, ranks: Iterable[int]) -> bool:
-        """Whether all that was posted has left, and the hellos of these ranks have come."""
-        words, at = self._board.words, self._board.entered
+        """Whether all control messages have left and the hellos of these ranks have arrived."""
+        words, at = self._shared_state.words, self._shared_state.entered
         return self.messages.flushed() and all(words[rank][at] >= epoch << 32 for rank in ranks)
 
     def await_hello(self, rank: int, epoch: int) -> None:
-        """Give a hello the time to come that was sent before a message that is there."""
+        """Wait briefly for a hello that was sent before a message that has arrived."""
         late = time.monotonic() + _HELLO_SECONDS
         while not self.settled(epoch, (rank,)) and time.monotonic() < late:
             self.messages.progress()
 
     def _copied(self, places: Iterable[tuple[int, int]]) -> bytes:
-        own = self._board.bytes[self._rank]
+        own = self._shared_state.bytes[self._rank]
         parts = [_HEAD.pack(_COPY)]
         for offset, length in places:
             parts += [_PIECE.pack(offset, length, 0), own[offset : offset + length].tobytes()]
         return b"".join(parts)
 
     def _store(self, rank: int, payload: memoryview) -> None:
-        """Store what ``rank`` has posted: in the copy of its words, or as signals to this rank."""
-        shared_state = self._board
+        """Store a control message: in the copy of the rank's words, or as signals to this rank."""
+        shared_state = self._shared_state
         if not shared_state.words:
             return  # closed meanwhile
         if len(payload) < _HEAD.size:
@@ -115,7 +114,7 @@ class NodeSignals:
 
 
 def open_node_signals(fabric: Fabric, shared_state: SharedState) -> NodeSignals | None:
-    """What crosses nodes on this board; None where there is one node."""
+    """The control messages of a communicator; None on one node."""
     if not fabric.nodes or fabric.messages is None:
         return None
     return NodeSignals(fabric, shared_state, fabric.messages)

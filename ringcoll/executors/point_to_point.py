@@ -1,9 +1,9 @@
 """Point-to-point: one two-rank plan for each ordered pair, staged through a landing zone.
 
-What only two ranks know (a send's count, a gather_v's displacement) is never agreed by all: the
-pair has its own epoch, hello, flags and SCRATCH, and never touches the collectives' epoch. The
-same rule holds between two: call x of a pair may write when both have entered call x - 1, so a
-small send returns before the receive is posted, one call ahead at most.
+A send's count or a gather_v's displacement is known to two ranks only, so a pair has its own epoch,
+hello, flags and SCRATCH, and never touches the collectives' epoch. Call x of a pair may write when
+both ranks have entered call x - 1, so a small send returns before the receive is posted, one call
+ahead at most.
 """
 
 from __future__ import annotations
@@ -84,14 +84,14 @@ class Pairs:
         self._epochs: defaultdict[tuple[int, bool], int] = defaultdict(int)
 
     def enter(self, call: Call, timeout: float) -> ActivePairCall:
-        """Say this half's hello to the peer. Nothing waits here."""
+        """Publish this half's hello to the peer without waiting."""
         sends = call.send is not None
         self._epochs[call.peer, sends] += 1
         epoch = self._epochs[call.peer, sends]
-        digest = hashlib.blake2b(self._terms(call).encode(), digest_size=8).digest()
+        digest = hashlib.blake2b(self._signature_text(call).encode(), digest_size=8).digest()
         signature = int.from_bytes(digest, "little") or 1
         number = next(self.shared_state.numbers)
-        self.shared_state.record(number, self._terms(call))
+        self.shared_state.record(number, self._signature_text(call))
         hello = Hello(signature, number)
         self.shared_state.enter_pair(call.peer, epoch, hello, sends=sends)
         if self.node_signals is not None and call.peer in self.node_signals.remote:
@@ -105,8 +105,8 @@ class Pairs:
     def task(self, calls: Sequence[Call], timeout: float) -> Task:
         """Several calls of one pair and direction, one after the other.
 
-        A call waits until the peer has entered the one before: its landing zone is free again.
-        Nothing arrives before the sender's hello, so the receiver waits for that too.
+        A send waits until the peer has entered the call before, when its landing zone is free; a
+        receive waits for the sender's hello, before which no data arrive.
         """
         for call in calls:
             if call.send is not None and call.recv is not None:
@@ -175,10 +175,10 @@ class Pairs:
         ]
 
     def compare(self, active: ActivePairCall) -> None:
-        """Compare the peer's hello with this half's, if it is there.
+        """Compare the peer's hello with this half's, if it has arrived.
 
         Raises:
-            MismatchError: the ends disagree on count or dtype; both are shown.
+            MismatchError: the ends disagree on count or dtype.
 
         """
         peer, epoch = active.call.peer, active.epoch
@@ -193,7 +193,7 @@ class Pairs:
             here, there = ("send", "recv") if active.sends else ("recv", "send")
             raise MismatchError(
                 f"{here} on rank {self.rank}, call {epoch} of its pair with rank {peer}: "
-                f"{active.call.tagged(self._terms(active.call))}; {there} on rank {peer}: "
+                f"{active.call.tagged(self._signature_text(active.call))}; {there} on rank {peer}: "
                 f"{self.shared_state.recorded(peer, said.record)}; count and dtype must be equal"
             )
 
@@ -207,8 +207,8 @@ class Pairs:
         return [peer] if words[at] < active.epoch << 32 and peer != self.rank else []
 
     def late(self, active: ActivePairCall) -> str:
-        """Who waited for whom: the message of a deadline."""
-        call, terms = active.call, active.call.tagged(self._terms(active.call))
+        """The message of a deadline."""
+        call, terms = active.call, active.call.tagged(self._signature_text(active.call))
         verb, other = ("send to", "recv") if active.sends else ("recv from", "send")
         return (
             f"{verb} rank {call.peer} on rank {self.rank} (call {active.epoch} of this pair, "
@@ -217,7 +217,7 @@ class Pairs:
         )
 
     def announced(self, peer: int) -> str | None:
-        """The terms of the next message from ``peer``, which has sent it; None if it has not."""
+        """The signature text of the next message from ``peer``; None if it has not sent it."""
         epoch = self._epochs[peer, False] + 1
         if (
             self.shared_state.words[peer][self.shared_state.pair(self.rank, sends=True)]
@@ -230,7 +230,7 @@ class Pairs:
         return self.shared_state.recorded(peer, said.record)
 
     @staticmethod
-    def _terms(call: Call) -> str:
+    def _signature_text(call: Call) -> str:
         return call.custom_signature or f"count={call.count} dtype={call.dtype.name}"
 
     def _await(self, active: ActivePairCall, epoch: int) -> Task:

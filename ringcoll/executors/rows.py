@@ -1,7 +1,7 @@
 """Compile a program for one rank: rows of waits, one closure of work, and signals.
 
-A row is bound to memory ahead of the call. What it does is what the plan's row says, and a trace
-of the closures can be compared with the lowered plan row by row.
+A row is bound to memory ahead of the call and does what the plan's row says; a trace of the
+closures can be compared with the lowered plan row by row.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ Pacer = Callable[[Callable[[], None], Sequence[tuple[int, int]], int], Callable[
 
 @dataclass(frozen=True, eq=False)
 class Binding:
-    """Where the chunks and the flags of one call lie for one rank.
+    """The addresses of one call's chunks and flags, for one rank.
 
     Args:
         user: the flat arrays of INPUT and OUTPUT by (plan rank, buffer), own and peers'.

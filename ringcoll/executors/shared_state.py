@@ -1,10 +1,11 @@
-"""The shared words of a communicator's ranks on one host: who entered, flags, SCRATCH.
+"""The shared memory of a communicator's ranks on one host: entered epochs, hellos, flags, SCRATCH.
 
-Every rank owns one segment of shared memory. All words are 8 bytes, aligned, with one writer:
+Every rank owns one segment. All words are 8 bytes, aligned, with one writer:
 
 * *entered*: the newest epoch that the rank has entered. It only grows: "entered >= base".
-* *hello*: four slots by epoch & 3: signature, number of the record that explains it, the user's
-  buffers (mapping << 48 | offset), in place or not, premul_sum's factor.
+* *hello*: signature, number of the record that explains it, the user's buffers (mapping << 48 |
+  offset), in place or not, premul_sum's factor. Four slots by epoch & 3: a rank in call x still
+  compares the hellos of x - 1, and a peer can be in x + 1.
 * *flags*: for each other rank the counts that it posts here, (epoch << 32 | count), never reset.
 * *pairs*: the same for point-to-point, one set for each peer and direction.
 * *records*: text by which an error shows both sides.
@@ -39,7 +40,7 @@ FLAGS = 64
 
 _PAIR_FLAGS = 8
 RECORDS = 256
-"""How many calls a rank keeps the text of: more than a communicator keeps prepared."""
+"""Calls whose text a rank keeps: more than a communicator keeps prepared."""
 _RECORD_BYTES = 512
 _PAGE = 4096
 _SCALAR = struct.Struct("dd")
@@ -47,7 +48,7 @@ _SCALAR = struct.Struct("dd")
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """What a rank says at the entry of a call; see the module's docstring."""
+    """What a rank publishes when it enters a call; see the module's docstring."""
 
     signature: int
     record: int
@@ -58,10 +59,10 @@ class Hello:
 
 
 class SharedState:
-    """The segments of all ranks, and where everything lies in them.
+    """The segments of all ranks and their layout; constructing it is collective.
 
     Args:
-        scratch: bytes of SCRATCH a rank, at most 16 MiB by contract.
+        scratch: bytes of SCRATCH a rank.
 
     """
 
@@ -70,7 +71,7 @@ class SharedState:
         self.fabric, self.rank, self.nranks = fabric, fabric.rank, n
         self.entered = 0
         self.numbers = itertools.count(1)
-        self.kept = [0] * RECORDS
+        self.record_numbers = [0] * RECORDS
         """The number of the text that this rank keeps in each slot, number % RECORDS."""
         self.hellos = 8
         self.flags = self.hellos + 4 * HELLO_WORDS
@@ -96,65 +97,65 @@ class SharedState:
     # -- the call's hello ------------------------------------------------------------------
 
     def enter(self, epoch: int, hello: Hello) -> None:
-        """Say that this rank has entered ``epoch``: the details first, the word last."""
+        """Publish that this rank has entered ``epoch``: the hello first, the entered word last."""
         words = self.words[self.rank]
-        self._say(words, self.hellos + (epoch & 3) * HELLO_WORDS, hello)
+        self._write_hello(words, self.hellos + (epoch & 3) * HELLO_WORDS, hello)
         words[self.entered] = epoch << 32
 
     def hello(self, rank: int, epoch: int) -> Hello:
-        """What ``rank`` said at ``epoch``, which it must have entered."""
-        return self._heard(self.words[rank], self.hellos + (epoch & 3) * HELLO_WORDS)
+        """The hello of ``rank`` at ``epoch``, which it must have entered."""
+        return self._read_hello(self.words[rank], self.hellos + (epoch & 3) * HELLO_WORDS)
 
-    def terms(self, epoch: int, *, scaled: bool) -> list[bytes]:
-        """What all ranks said at ``epoch`` of their buffers, and of their factors if ``scaled``.
+    def hello_bytes(self, epoch: int, *, scaled: bool) -> list[bytes]:
+        """The buffers, and factors if ``scaled``, in all ranks' hellos, as bytes to compare.
 
-        Bytes to compare, not to read: 0.3 µs a rank, a :class:`Hello` takes 2.
+        0.3 µs a rank; a :class:`Hello` takes 2.
         """
         first = self.signature_at(epoch) + 2
         last = first + (6 if scaled else 3)
         return [words[first:last].tobytes() for words in self.words]
 
     def signature_at(self, epoch: int) -> int:
-        """Where in a rank's words the signature of ``epoch`` stands."""
+        """The index of the signature of ``epoch`` in a rank's words."""
         return self.hellos + (epoch & 3) * HELLO_WORDS
 
     # -- a pair's hello --------------------------------------------------------------------
 
     def pair(self, peer: int, *, sends: bool) -> int:
-        """Where in a rank's words its side of the pair with ``peer`` begins."""
+        """The index of the pair with ``peer`` in a rank's words."""
         return self.pairs + (2 * peer + int(sends)) * self.pair_words
 
     def enter_pair(self, peer: int, epoch: int, hello: Hello, *, sends: bool) -> None:
-        """The hello of one direction of a pair; ``sends`` if this rank is the sender."""
+        """Publish the hello of one direction of a pair; ``sends`` if this rank is the sender."""
         words, at = self.words[self.rank], self.pair(peer, sends=sends)
-        self._say(words, at + 8 + (epoch & 3) * HELLO_WORDS, hello)
+        self._write_hello(words, at + 8 + (epoch & 3) * HELLO_WORDS, hello)
         words[at] = epoch << 32
 
     def pair_hello(self, rank: int, peer: int, epoch: int, *, sends: bool) -> Hello:
-        """What ``rank`` said of its pair with ``peer``; ``sends`` if ``rank`` is the sender."""
+        """The hello of ``rank`` in its pair with ``peer``; ``sends`` if ``rank`` is the sender."""
         at = self.pair(peer, sends=sends)
-        return self._heard(self.words[rank], at + 8 + (epoch & 3) * HELLO_WORDS)
+        return self._read_hello(self.words[rank], at + 8 + (epoch & 3) * HELLO_WORDS)
 
     def pair_flags(self, peer: int, *, sends: bool) -> int:
-        """Where the flags begin that ``peer`` posts to a rank's side of their pair."""
+        """The index of the flags that ``peer`` posts to a rank's side of their pair."""
         return self.pair(peer, sends=sends) + 8 + 4 * HELLO_WORDS
 
     # -- records ---------------------------------------------------------------------------
 
-    def recording(self, number: int) -> bool:
+    def keeps_record(self, number: int) -> bool:
         """Whether this rank's text ``number`` has not been overwritten by a later one."""
-        return self.kept[number % RECORDS] == number
+        return self.record_numbers[number % RECORDS] == number
 
     def record(self, number: int, text: str) -> None:
         """Keep the text of a call where the peers can read it; ``number`` is from ``numbers``."""
-        self.kept[number % RECORDS] = number
+        self.record_numbers[number % RECORDS] = number
         data = text.encode()[: _RECORD_BYTES - 8]
         at = self.records + number % RECORDS * _RECORD_BYTES
         row = self.bytes[self.rank]
         row[at : at + 8].view(np.uint64)[0] = number << 16 | len(data)
         row[at + 8 : at + 8 + len(data)] = np.frombuffer(data, np.uint8)
 
-    def place(self, number: int) -> tuple[int, int]:
+    def record_span(self, number: int) -> tuple[int, int]:
         """Offset and bytes, in whole words, of this rank's text ``number``."""
         at = self.records + number % RECORDS * _RECORD_BYTES
         head = int(self.bytes[self.rank][at : at + 8].view(np.uint64)[0])
@@ -171,7 +172,7 @@ class SharedState:
         return row[at + 8 : at + 8 + length].tobytes().decode(errors="replace")
 
     @staticmethod
-    def _say(words: Words, at: int, hello: Hello) -> None:
+    def _write_hello(words: Words, at: int, hello: Hello) -> None:
         words[at] = hello.signature
         words[at + 1] = hello.record
         words[at + 2] = hello.send
@@ -186,7 +187,7 @@ class SharedState:
                 words[at + 5], words[at + 6] = struct.unpack("QQ", parts)
 
     @staticmethod
-    def _heard(words: Words, at: int) -> Hello:
+    def _read_hello(words: Words, at: int) -> Hello:
         scalar: complex = words[at + 5]
         if not words[at + 7]:
             scalar = complex(*_SCALAR.unpack(struct.pack("QQ", words[at + 5], words[at + 6])))
@@ -195,7 +196,7 @@ class SharedState:
         )
 
     def close(self) -> None:
-        """Let go of the memory; the fabric unmaps it."""
+        """Release the memory; the fabric unmaps it."""
         for words in self.words:
             words.release()
         for times in self.times:

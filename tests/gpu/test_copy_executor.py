@@ -190,10 +190,10 @@ def test_a_call_says_what_it_is_again_if_later_ones_have_overwritten_it(machine,
         call = prepare("all_gather", rank=rank.rank, nranks=rank.n, recvbuf=array)
         ready = rank.executor.prepare(call, KernelOptions(engine="copy"), 20.0)
         shared_state.record(ready.number + RECORDS, "a later call")
-        assert not shared_state.recording(ready.number)
+        assert not shared_state.keeps_record(ready.number)
         drive([rank.executor.task([StreamCall(ready, rank.stream)])], rank._idle)
         rank.ended()
-        return shared_state.recording(ready.number)
+        return shared_state.keeps_record(ready.number)
 
     assert everywhere(machine, together, (0, 1), work) == [True, True]
 

@@ -73,7 +73,7 @@ def test_ranks_whose_memory_differs_find_one_way(comms, deterministic):
 def test_who_asks_no_hellos_makes_another_call(comms):
     def work(comm):
         buffer = FakeBuffer(comm, numbers(comm.rank, 0))
-        with pytest.raises(MismatchError, match="asked=all"):
+        with pytest.raises(MismatchError, match="dual=all"):
             reduced(comm, buffer, asked=comm.rank == 0)
             comm.synchronize()
             comm.check()

@@ -167,9 +167,9 @@ def test_a_kept_call_is_recorded_again(stand_in, texts, together):
         kept = rank.ready("broadcast", x, root=fabric.rank)
         for _ in range(RECORDS):
             rank.cuda.shared_state.record(next(rank.cuda.shared_state.numbers), "another call")
-        assert not rank.cuda.shared_state.recording(kept.number)
+        assert not rank.cuda.shared_state.keeps_record(kept.number)
         rank.cuda.run(kept, 0)
-        assert rank.cuda.shared_state.recording(kept.number)
+        assert rank.cuda.shared_state.keeps_record(kept.number)
         # What has failed is shown, not what was prepared or enqueued since.
         rank.cuda.async_errors.last = rank.ready("broadcast", other)
         rank.meet()
@@ -212,7 +212,7 @@ def test_the_root_alone_knows_whether_its_buffer_is_reached(stand_in, texts, tog
             rank.meet()
         rank.cuda.close()
         del held, kept
-        return ready.terms, seen
+        return ready.signature_text, seen
 
     said = together(3, work)
     assert len({terms for terms, _ in said}) == 1

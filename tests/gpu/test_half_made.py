@@ -23,7 +23,7 @@ def refuse(*_words, **_names):
 
 @pytest.mark.parametrize(
     ("kind", "step"),
-    [(Mappings, "__init__"), (Streams, "warm"), (CudaExecutor, "_seated")],
+    [(Mappings, "__init__"), (Streams, "warm"), (CudaExecutor, "_group_by_device")],
     ids=["table", "streams", "seats"],
 )
 def test_what_was_made_is_closed(stand_in, together, monkeypatch, kind, step):

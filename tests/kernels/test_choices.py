@@ -147,7 +147,7 @@ def test_copy_engines_have_nothing_to_do_for_a_barrier_or_one_rank():
 
 
 def test_copy_engines_carry_no_lines():
-    with pytest.raises(ArgumentError, match="engine='copy' copies no signals inside the data"):
+    with pytest.raises(ArgumentError, match="engine='copy' needs protocol='Simple'"):
         choice("all_gather", engine="copy", protocol="LL")
 
 
@@ -161,7 +161,7 @@ def test_an_algorithm_without_a_lane_of_copies_is_refused():
 def test_more_lanes_than_blocks_that_run_together_are_refused():
     call = Call("all_reduce", 0, None, None, 1 << 22, dtype_of("float32"), op_of("sum"))
     options = KernelOptions(protocol="Simple", algorithm="all_pairs", slices=4)
-    with pytest.raises(LaunchRefused, match="lanes on a rank, and 1 CUDA blocks"):
+    with pytest.raises(LaunchRefused, match="needs 3 CUDA blocks on a rank, 1 are resident"):
         choose(call, Resources(Workspace(4), 1, nvlink=True), mapped=ALL_MAPPED, options=options)
 
 

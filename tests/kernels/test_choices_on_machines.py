@@ -161,7 +161,7 @@ def test_fewer_rings_where_a_launch_does_not_carry_all(small_launches):
     machine = machine_on("dgx1-v100")
     found = choice("all_reduce", 1 << 26, machine)
     assert found.source.channels.rings == machine.channels.rings[:2]
-    with pytest.raises(LaunchRefused, match="does not carry the steps of 4 rings; use fewer"):
+    with pytest.raises(LaunchRefused, match="do not hold the steps of 4 rings; use fewer"):
         choice("all_reduce", 1 << 26, machine, channels=4)
 
 

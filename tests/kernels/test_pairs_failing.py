@@ -173,7 +173,7 @@ def test_the_host_gives_up():
     host.join()
     told = error(world, 0)
     assert isinstance(told, AbortedError)
-    assert "given up while rank 1 made no send" in str(told)
+    assert "aborted; rank 1 made no send" in str(told)
 
 
 @pytest.mark.parametrize("sends", [False, True])

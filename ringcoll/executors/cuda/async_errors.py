@@ -48,10 +48,10 @@ _EVERY = 0.1
 
 
 class AsyncErrors:
-    """Of one rank.
+    """The asynchronous errors of one rank.
 
     Args:
-        hellos: what the ranks have said to this one; closed with this.
+        hellos: of the ranks; closed with this.
 
     """
 
@@ -59,7 +59,7 @@ class AsyncErrors:
         self, fabric: Fabric, report: HostMapped, hellos: Hellos, shared_state: SharedState
     ) -> None:
         self._fabric, self._rank = fabric, fabric.rank
-        self._report, self._hellos, self._board = report, hellos, shared_state
+        self._report, self._hellos, self._shared_state = report, hellos, shared_state
         self._prepared: dict[int, CudaCall] = {}  # by slot of its record
         self._partial = False  # whether calls were made that end before their hellos are compared
         self._mismatch: Report | None = None
@@ -72,13 +72,13 @@ class AsyncErrors:
         self._partial = self._partial or not ready.choice.total
 
     def check(self) -> None:
-        """Raise what a kernel has found wrong."""
+        """Raise the error that a kernel has reported."""
         error = self.failure()
         if error is not None:
             raise error
 
     def failure(self) -> Error | None:
-        """What a kernel of this rank has found wrong; None if nothing."""
+        """The error that a kernel of this rank has reported, or None."""
         report = read(self._report.host)
         if report is None:
             return None
@@ -96,7 +96,7 @@ class AsyncErrors:
         return self._error(self._mismatch or report)
 
     def compare_last(self) -> None:
-        """Raise what a kernel has found wrong, or what none has compared."""
+        """Raise a reported error, or a mismatch of hellos that no kernel has compared."""
         self.check()
         if self._partial:
             self._mismatch = self._hellos.find_mismatch()
@@ -105,7 +105,7 @@ class AsyncErrors:
 
     def _error(self, report: Report) -> Error:
         last = self.last
-        terms = "no call" if last is None else last.call.tagged(last.terms)
+        text = "no call" if last is None else last.call.tagged(last.signature_text)
         timeout = 0.0 if last is None else last.timeout
         timeout = self.pair_timeout if report.of_pair else timeout
         failed = self._prepared.get(report.own % RECORDS)
@@ -113,10 +113,10 @@ class AsyncErrors:
             report = with_peers(
                 report, partial(awaited_ranks, failed.choice, failed.call, self._rank)
             )
-        return error_of(report, self._rank, terms, timeout, self._board.recorded)
+        return error_of(report, self._rank, text, timeout, self._shared_state.recorded)
 
     def close(self) -> None:
-        """Let go of what the kernels have said; idempotent."""
+        """Release the hellos; idempotent."""
         self.last = None
         self._prepared.clear()
         self._hellos.close()

@@ -1,19 +1,18 @@
-"""Memory that a rank posts: its peers map it when they come by, and nobody waits for anybody.
+"""Automatic registration: ranks map repeated buffers of their peers without waiting for each other.
 
-``comm.register`` exchanges handles: a call waits for the other ranks' hosts, which a program may
-hold up until this call has returned. Here a rank writes which allocations of CUDA's its peers may
-reach into a log of its own in shared memory. A peer that looks there maps what is new and says how
-far it has come; once all have come to a post, this rank's hellos name what lies in it. Calls that
-ask hellos need no more agreement than that, and run staged until then.
+``comm.register`` exchanges handles, so it waits for the other ranks' hosts, which a program may
+delay until this call has returned. Here a rank appends the handles of its allocations to a log in
+shared memory. Peers poll the logs in their own calls, map what is new and acknowledge it; once all
+have acknowledged an allocation this rank's hellos name buffers inside it, and calls run zero-copy.
+Until then they run staged.
 
-Nobody keeps the memory: what is named is looked at anew in every call, by the number that CUDA
-gives an allocation and no other. What its owner has freed is noted in the log, and unmapped by the
-peers; until then CUDA keeps it (``benchmarks/results/gpu_mapping.json``, as what follows).
+No reference keeps the memory alive: every call looks its buffers up by CUDA's unique number of the
+allocation. Freed allocations are marked in the log and unmapped by the peers; until then CUDA keeps
+the physical memory (``benchmarks/results/gpu_mapping.json``, also for what follows).
 
-To make and to open handles waits for nothing that runs on a device: on an H200 with a kernel that
-never ended it took 17 to 27 us and 75 to 350 us. To close one waits for all of it, and holds up
-the process's other threads in CUDA. So that is done when no call of ringcoll's can be running, or
-by ``close``.
+Making and opening a handle waits for no kernel: on an H200 with a kernel that never ended it took
+17 to 27 us and 75 to 350 us. Closing one waits for all kernels and blocks the process's other
+threads in CUDA, so it is done when no call of ringcoll can be running, or by ``close``.
 """
 
 from __future__ import annotations
@@ -47,18 +46,18 @@ __all__ = ["AutoRegister"]
 _log = logging.getLogger("ringcoll")
 
 _NEWS, _COUNT, _TAKEN = range(3)
-"""Words of a rank's log: a number that grows whenever something else in it has changed, how much
-the rank has posted, and of each rank how many posts it has mapped. Then one of each post: whether
-it was freed. Each word has one writer, and the posts follow them."""
+"""Words of a rank's log, each with one writer: a version, the count of registrations, of each rank
+how many of its registrations this one has mapped; then of each registration whether it was freed.
+The handles follow."""
 
 _OFTEN = 16
-"""Looks from one search for what was freed to the next: it takes 1 us for each post."""
+"""Polls between two searches for freed allocations, which take 1 us a registration."""
 
-_WHAT = "memory that a rank posts"
+_WHAT = "automatically registered memory"
 
 
 class AutoRegister:
-    """What the ranks of one communicator have posted; making one is collective.
+    """The automatic registrations of one communicator; constructing it is collective.
 
     Its methods are called under the communicator's lock.
 
@@ -104,11 +103,11 @@ class AutoRegister:
     # -- this rank's memory ---------------------------------------------------------------------
 
     def register(self, pointer: int) -> bool:
-        """Let peers map the allocation around a pointer when they come by.
+        """Offer the allocation around a pointer to the peers.
 
         Returns:
-            Whether they can, or could already: memory of stream-ordered pools and virtual memory
-            have no handle, and a log has room for POSTS.
+            Whether they can map it: stream-ordered pools and virtual memory have no handle, and a
+            log has room for MAX_REGISTRATIONS.
 
         """
         self._find_freed()
@@ -136,7 +135,7 @@ class AutoRegister:
         return True
 
     def mapped_address(self, pointer: int, nbytes: int) -> int:
-        """Memory as hellos name it now; 0 where not all peers reach it."""
+        """The address of memory for hellos, mapping << 48 | offset; 0 until all peers map it."""
         if not self._agreed:
             return 0
         number, whole = self._own.get(number_of(pointer), (MAX_REGISTRATIONS, None))
@@ -150,17 +149,17 @@ class AutoRegister:
         )
 
     def _memory_fence(self) -> None:
-        """Between what is told and the word that tells of it, on both sides."""
+        """Order the log and the words that publish it, on writers and on readers."""
         if self._fence is not None:
             self._fence()
 
     def _publish(self) -> None:
-        """Let peers see that there is something new."""
+        """Increase the version of this rank's log."""
         self._memory_fence()
         self._words[self._rank][_NEWS] += 1
 
     def _find_freed(self) -> None:
-        """Note what has been freed since it was posted."""
+        """Mark freed allocations in the log."""
         gone = [key for key, (_, whole) in self._own.items() if number_of(whole.start) != key]
         for key in gone:
             number, _ = self._own.pop(key)
@@ -171,7 +170,7 @@ class AutoRegister:
     # -- the others' ----------------------------------------------------------------------------
 
     def poll(self) -> None:
-        """Map what peers have posted since, and see how far they have come; waits for nothing."""
+        """Map new registrations of peers and read their acknowledgements; does not wait."""
         for peer in self._peers:
             news = self._words[peer][_NEWS]
             if news != self._news[peer]:
@@ -187,7 +186,7 @@ class AutoRegister:
             self._find_freed()
 
     def _read_log(self, peer: int) -> None:
-        """Look through what a peer has written."""
+        """Read a peer's log."""
         words = self._words[peer]
         self._agreed = min(self._words[other][_TAKEN + self._rank] for other in self._peers)
         last = min(words[_COUNT], MAX_REGISTRATIONS)
@@ -198,9 +197,9 @@ class AutoRegister:
         self._stale += [key for key in freed if key not in self._stale]
 
     def _map(self, peer: int, last: int) -> None:
-        """Map a peer's new posts; their rows are written on a stream of their own.
+        """Map a peer's new registrations; a stream of their own writes their rows.
 
-        What cannot be mapped is tried again when the peer has news: it may say that it was freed.
+        A failed mapping is tried again when the peer's log changes: the memory may be freed.
         """
         with on(self._ordinal) as cuda, outside_capture():
             try:
@@ -229,7 +228,7 @@ class AutoRegister:
         cuda.memcpyAsync(target, source, 8, cuda.memcpyHostToDevice, self._stream)
 
     def _acknowledge(self) -> None:
-        """Tell peers of their posts whose rows are written."""
+        """Acknowledge the registrations whose rows are written."""
         with outside_capture():
             while self._writing and self._writing[0][0].done():
                 _, peer, count = self._writing.popleft()
@@ -237,7 +236,7 @@ class AutoRegister:
                 self._publish()
 
     def _unmap(self) -> None:
-        """Unmap what its owner has freed: all calls with it have ended before it could."""
+        """Unmap freed memory: the owner freed it after all calls with it had ended."""
         with outside_capture():
             while self._stale:
                 unmap(self._ordinal, self._mapped.pop(self._stale.pop()))

@@ -1,9 +1,8 @@
-"""What a call on GPUs runs: algorithm, protocol, slices and how many CUDA blocks.
+"""Choose algorithm, protocol, slices and grid of a call on GPUs.
 
-It goes one of three ways: in lines whose signals ride in the data, in words of their own, or by
-copy engines. The thresholds between them are measured on 4 H200 over NVSwitch, and the clock says
-what a machine's links make of it elsewhere; :func:`choose` is pure and equal on all ranks. An
-option of the call goes before them.
+Protocols LL and LL128 carry small calls, Simple or copy engines large ones. Options come first;
+then thresholds measured on 4 H200 over NVSwitch; on other machines the timing model compares the
+result with rings. :func:`choose` is pure and equal on all ranks.
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ from ringcoll.plan import Buffer
 __all__ = ["HOP", "choose", "faster_algorithm"]
 
 HOP = 1.8e-6
-"""Seconds that one more hop between GPUs takes: by so much all_reduce in two hops took longer than
-in one on 4 H200. It only has to say from which size on rings are worth their hops."""
+"""Seconds of one more hop between GPUs: the difference of all_reduce in two hops and in one on 4
+H200. It decides from which size on rings are worth their hops."""
 
 _COMPARING = threading.Lock()
-"""Ranks that are threads ask the same at the same time: one compares, the others find it."""
+"""Ranks that are threads compare the same at the same time: one does, the others use its result."""
 
 _RINGED = {
     "all_reduce": "ring",
@@ -78,10 +77,10 @@ def _by_machine(
     mapped: frozenset[Buffer],
     options: KernelOptions,
 ) -> tuple[KernelOptions, tuple[str, ...]]:
-    """The options with the algorithm that the machine's links ask for, and why."""
+    """The options with the faster algorithm on the machine's links, and the reasons."""
     kind = COLLECTIVES[call.collective]
-    hellos_decide = (options.algorithm, options.plan, options.channels) != (None, None, None)
-    if hellos_decide or options.engine == "copy" or (options.ordered and kind.reduces):
+    chosen = (options.algorithm, options.plan, options.channels) != (None, None, None)
+    if chosen or options.engine == "copy" or (options.ordered and kind.reduces):
         return options, ()
     lines = options.protocol
     if lines is None and (options.slices or 1) == 1:
@@ -97,7 +96,7 @@ def _by_machine(
 
 
 def _narrower(channels: Channels | None) -> Iterator[Channels | None]:
-    """The rings of a machine, then fewer of them: blocks and what a launch carries are limited."""
+    """The rings of a machine, then fewer: blocks and the parameters of a launch are limited."""
     yield channels
     while channels is not None and len(channels.rings) > 1:
         channels = channels.first(len(channels.rings) // 2)
@@ -117,8 +116,8 @@ def _choose(
         return choose_copies(call, resources, mapped, options)
     if protocol == "LL128" and not resources.nvlink:
         raise LaunchRefused(
-            f"{where}: protocol='LL128' needs NVLink between all ranks, or its lines come in "
-            f"pieces; nvidia-ml-py tells of none here: leave protocol out"
+            f"{where}: protocol='LL128' needs NVLink between all ranks, which keeps its lines "
+            f"whole; nvidia-ml-py reports none here: leave protocol out"
         )
     sliced = (options.slices or 1) > 1
     if protocol in LANES and sliced and name != "barrier":
@@ -132,7 +131,7 @@ def _choose(
         return choose_ll(call, resources, options, protocol)
     lines = ll_protocol(call, resources.nvlink)
     if lines:
-        # A plan whose signals cannot ride, or too many lines for some other dtype or algorithm.
+        # A user's plan may need signals of its own, and some dtypes need too many lines.
         with contextlib.suppress(LaunchRefused):
             return choose_ll(call, resources, options, lines)
     return choose_simple(call, resources, mapped, options)
@@ -147,10 +146,10 @@ def faster_algorithm(
     default: str,
     slices: int,
 ) -> tuple[str, tuple[str, ...]]:
-    """The algorithm that the clock finds faster on these links, and why.
+    """The algorithm that the timing model finds faster on these links, and why.
 
     Args:
-        nbytes: bytes of the larger buffer; sizes go by powers of two.
+        nbytes: bytes of the larger buffer; rounded up to a power of two.
 
     Returns:
         ``default``, or the algorithm along rings; the reasons, none where there is no other.

@@ -1,4 +1,4 @@
-"""The launch of a call whose copies go to copy engines, beside blocks that reduce."""
+"""Choose algorithm, slices and grid of a call whose copies run on copy engines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ringcoll.plan import Buffer
 __all__ = ["choose_copies"]
 
 BESIDE_BLOCKS = 32
-"""The most CUDA blocks for each block that reduces beside copy engines: it only reads memory of its
+"""The most CUDA blocks for each block that reduces beside copy engines: it reads only memory of its
 own GPU, which is much faster than the links."""
 
 _COPY_ALGORITHMS = {
@@ -25,28 +25,28 @@ _COPY_ALGORITHMS = {
     "all_gather": ("all_pairs", "all_pairs"),
     "reduce_scatter": ("all_pairs", "all_pairs"),
 }
-"""Algorithms where copy engines move the data, each to one peer after the other: of plain buffers,
-and of those that all ranks can reach."""
+"""Algorithms of copy engines: of plain buffers, and of buffers mapped by all ranks."""
 
 
 def choose_copies(
     call: Call, resources: Resources, mapped: frozenset[Buffer], options: KernelOptions
 ) -> KernelChoice:
-    """What runs if copy engines are asked for; arguments are those of ``choose``.
+    """The choice for ``engine="copy"``; arguments are those of ``choose``.
 
     Raises:
-        LaunchRefused: the call or the algorithm leaves them nothing to do.
-        ArgumentError: a protocol that copies cannot speak, or an algorithm that there is not.
+        LaunchRefused: the call or the algorithm has no copies between ranks.
+        ArgumentError: a protocol other than Simple, or an unknown algorithm.
 
     """
     workspace, nranks = resources.workspace, resources.nranks
     where = f"{call.collective} on rank {call.rank}: engine='copy'"
     if options.protocol not in (None, "Simple"):
         raise ArgumentError(
-            f"{where} copies no signals inside the data; leave protocol={options.protocol!r} out"
+            f"{where} needs protocol='Simple', signals of its own; leave "
+            f"protocol={options.protocol!r} out"
         )
     if call.op is not None and call.op.scales:
-        raise LaunchRefused(f"{where} serves no {call.op}: leave engine out")
+        raise LaunchRefused(f"{where} does not support {call.op}: leave engine out")
     default = _COPY_ALGORITHMS[call.collective][bool(mapped)]
     source = named_plan(call, resources, options, default)
     # Lanes that do different things are one block where there is nothing to overlap.
@@ -60,7 +60,7 @@ def choose_copies(
         )
     others = [number for number in range(len(program.blocks)) if number not in copied]
     lanes = max(sum(program.blocks[n].rank == rank for n in others) for rank in range(nranks))
-    # Half of the multiprocessors are left for the gates that these blocks wait for.
+    # Half of the multiprocessors stay free for the gates that these blocks wait for.
     most = min(options.blocks or resources.blocks, resources.blocks) // (2 * max(1, lanes))
     nbytes = layout.width() * call.dtype.itemsize
     replicas = max(1, min(workspace.replicas, most, BESIDE_BLOCKS, -(-nbytes // BLOCK_BYTES)))

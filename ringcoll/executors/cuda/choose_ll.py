@@ -1,7 +1,4 @@
-"""The lines of a call whose signals ride in its data: LL or LL128, the algorithm and the blocks.
-
-The thresholds are measured on 4 H200 over NVSwitch.
-"""
+"""Choose algorithm and grid of a call by LL or LL128; thresholds of 4 H200 over NVSwitch."""
 
 from __future__ import annotations
 
@@ -19,13 +16,13 @@ __all__ = ["choose_ll", "ll_algorithm", "ll_protocol"]
 SYNC_THREADS = 32
 
 HOP_BYTES = 650 << 10
-"""Bytes that a link carries in the time that another hop takes, 1.8 µs at 364 GB/s: all_reduce goes
-by one hop as long as that sends less more than two would. 4 H200: in lines of LL the two met at
-128 KiB, in those of LL128 at 256 KiB."""
+"""Bytes that a link carries in the time of another hop, 1.8 µs at 364 GB/s: all_reduce takes one
+hop while that sends fewer bytes more than two hops would. 4 H200: with LL the two were equal at 128
+KiB, with LL128 at 256 KiB."""
 
 LL_BYTES = {"all_reduce": 64 << 10, "broadcast": 32 << 10, "reduce": 64 << 10}
 """Bytes of the larger buffer up to which LL is chosen where LL128 is legal; else 192 KiB. LL128
-looks twice, for the flag and for the data, and sends half as much. 4 H200: all_reduce of 64 KiB
+loads twice, for the flag and for the data, and sends half as much. 4 H200: all_reduce of 64 KiB
 took 3.44 and 3.43 µs, 128 KiB 4.60 and 3.97; all_gather of 128 KiB 3.13 and 3.20, 256 KiB 3.64 and
 3.57."""
 
@@ -42,13 +39,14 @@ DIRECT_BYTES = {
     "LL": {"broadcast": 128 << 10, "reduce": 384 << 10},
     "LL128": {"broadcast": 320 << 10, "reduce": 600 << 10},
 }
-"""Bytes up to which the root talks to everyone itself. 4 H200, LL128, so and by scatter_gather:
+"""Bytes up to which the root sends to or receives from all itself. 4 H200, LL128, so and by
+scatter_gather:
 broadcast of 256 KiB took 4.32 and 4.48 µs, 512 KiB 6.69 and 5.20; reduce of 512 KiB 4.87 and 5.38,
 1 MiB 9.12 and 7.10."""
 
 LL_WORKERS, LL_BLOCKS = (64, 128, 256, WORKERS), 72
-"""Threads of a block that carry lines: the fewest that do in so many blocks. 2 H200, all_reduce in
-lines of LL by blocks of 32, 64, 128, 256 and 480: 4 KiB took 2.31, 2.27, 2.25, 2.38 and 2.52 µs,
+"""Threads of a block that move data: the fewest that suffice in so many blocks. 2 H200, all_reduce
+by LL in blocks of 32, 64, 128, 256 and 480: 4 KiB took 2.31, 2.27, 2.25, 2.38 and 2.52 µs,
 32 KiB 2.74, 2.67, 2.69, 2.71 and 2.81, 128 KiB 3.36, 3.36, 3.31, 3.28 and 3.36; of LL128 64 KiB
 3.25, 3.07, 3.12, 3.17 and 3.27, 256 KiB 3.86, 3.84, 3.85, 3.72 and 3.85."""
 
@@ -56,7 +54,7 @@ _WORD = 8
 
 
 def ll_protocol(call: Call, nvlink: bool) -> str | None:
-    """The lines to take before words; None where these are quicker."""
+    """LL or LL128; None where Simple is faster."""
     name, nbytes = call.collective, call.nbytes
     if not nvlink or call.dtype.itemsize > _WORD:
         return "LL" if nbytes <= LL_ALONE_BYTES.get(name, 2 << 20) else None
@@ -68,11 +66,11 @@ def ll_protocol(call: Call, nvlink: bool) -> str | None:
 def choose_ll(
     call: Call, resources: Resources, options: KernelOptions, protocol: str
 ) -> KernelChoice:
-    """What runs in lines of this protocol; the other arguments are those of ``choose``.
+    """The choice for LL or LL128; arguments are those of ``choose``.
 
     Raises:
-        LaunchRefused: lines do not hold the call, or signals of the algorithm cannot ride in them.
-        ArgumentError: an algorithm that there is not.
+        LaunchRefused: the lines do not fit, or the algorithm needs signals of its own.
+        ArgumentError: an unknown algorithm.
 
     """
     nranks = resources.nranks
@@ -92,7 +90,7 @@ def choose_ll(
             f"{call.collective} on rank {call.rank}: protocol={protocol!r} would need {need} bytes "
             f"of lines, {there} are there; use protocol='Simple'"
         )
-    pieces = max(1, ll_layout.number(layout))
+    pieces = max(1, ll_layout.packs(layout))
     most = min(options.blocks or resources.blocks, resources.blocks)
     few = min(most, LL_BLOCKS)
     fitting = (width for width in LL_WORKERS if -(-pieces // width) <= few)
@@ -103,7 +101,7 @@ def choose_ll(
 
 
 def ll_algorithm(call: Call, nranks: int, protocol: str) -> str:
-    """The algorithm of a call whose signals ride in the data."""
+    """The default algorithm of LL or LL128."""
     name, n = call.collective, nranks
     if name == "all_reduce":
         # One hop sends (n - 1) buffers, two send 2 (n - 1)/n; in lines of LL bytes count twice.

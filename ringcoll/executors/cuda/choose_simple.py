@@ -1,7 +1,4 @@
-"""The launch of a call whose signals are words of their own, protocol Simple.
-
-The thresholds are measured on 4 H200 over NVSwitch.
-"""
+"""Choose algorithm, slices and grid of a call by Simple; thresholds of 4 H200 over NVSwitch."""
 
 from __future__ import annotations
 
@@ -32,18 +29,18 @@ DEFAULT_ALGORITHMS = {
     "scatter": ("all_pairs", "all_pairs"),
     "barrier": ("all_pairs", "all_pairs"),
 }
-"""Algorithms of large messages: of plain buffers, and of those that all ranks can reach. 4 H200,
-64 MiB: all_reduce took 308 µs by two_shot, 1023 by ring; reduce 247 by scatter_gather (402 where
-the root's array is staged), 555 by one_shot, 750 by chain in 64 slices; where all write to who adds
-instead of being read, through SCRATCH, 345 to 438 in 8 to 32 slices by 64 and by 132 blocks."""
+"""Algorithms of large messages: of plain buffers, and of buffers mapped by all ranks. 4 H200, 64
+MiB: all_reduce took 308 µs by two_shot, 1023 by ring; reduce 247 by scatter_gather (402 with the
+root's array staged), 555 by one_shot, 750 by chain in 64 slices; pushing to the reducing rank's
+SCRATCH instead of reading took 345 to 438 in 8 to 32 slices by 64 and by 132 blocks."""
 
 FUSED_BYTES, FUSED_BLOCKS = 128 << 20, 32
-"""A broadcast of fewer bytes goes by scatter_gather_fused where all pairs are alike and so many
-CUDA blocks are there for each lane of the root. 4 H200, so and by chain: 16 MiB took 75 and 94 µs,
+"""A broadcast of fewer bytes runs scatter_gather_fused where all pairs are alike and each lane of
+the root has so many CUDA blocks. 4 H200, so and by chain: 16 MiB took 75 and 94 µs,
 32 MiB 128 and 148, 64 MiB 229 and 247, 128 MiB 431 and 429, 512 MiB 1622 and 1556."""
 
 PIPELINED = {"chain": (4 << 20, 8, 64), "scatter_gather_fused": (2 << 20, 4, 24)}
-"""Bytes of a slice of what is pipelined, and how many slices there are at least and at most.
+"""Of pipelined algorithms: bytes of a slice, and the fewest and the most slices.
 Broadcast by chain, 4 H200: 16 MiB took 97.8 µs with 4 slices, 94.7 with 8; 64 MiB 250 with 8, 248
 with 16, 266 with 32; 512 MiB 1566 with 64, 1590 with 128; several rings side by side changed
 nothing. By scatter_gather_fused: 16 MiB 76.2 with 4, 75.2 with 8, 80.2 with 16; 64 MiB 233 with 8,
@@ -52,8 +49,8 @@ nothing. By scatter_gather_fused: 16 MiB 76.2 with 4, 75.2 with 8, 80.2 with 16;
 BLOCK_BYTES = 16 << 10
 """Bytes of a slice that a CUDA block moves at least; at most ``Workspace.replicas`` share one.
 all_reduce on 4 H200 by 48, 64, 96 and 128 blocks: 8 MiB took 48.6, 48.2, 49.0 and 50.8 µs, 64 MiB
-320, 313, 307 and 309, 512 MiB 2470, 2388, 2368 and 2345. The last two percent are left: of 64
-blocks four communicators' calls fit a GPU at the same time, of 128 two."""
+320, 313, 307 and 309, 512 MiB 2470, 2388, 2368 and 2345. 64 blocks are two percent slower than 128,
+but calls of four communicators fit a GPU at the same time."""
 
 _WINDOW = 2
 
@@ -61,11 +58,11 @@ _WINDOW = 2
 def choose_simple(
     call: Call, resources: Resources, mapped: frozenset[Buffer], options: KernelOptions
 ) -> KernelChoice:
-    """What runs by protocol Simple; arguments are those of ``choose``.
+    """The choice for protocol Simple; arguments are those of ``choose``.
 
     Raises:
-        LaunchRefused: SCRATCH, the blocks or a launch cannot carry it.
-        ArgumentError: an algorithm that there is not.
+        LaunchRefused: too large for SCRATCH, the CUDA blocks or the parameters of a launch.
+        ArgumentError: an unknown algorithm.
 
     """
     if options.hellos_decide and not COLLECTIVES[call.collective].has_root:
@@ -79,15 +76,15 @@ def choose_simple(
     lanes = max(1, *(len(program.of(rank)) for rank in range(nranks)))
     if lanes > resources.blocks:  # a block would wait for one that cannot start
         raise LaunchRefused(
-            f"{call.collective} on rank {call.rank}: this algorithm has {lanes} lanes on a rank, "
-            f"and {resources.blocks} CUDA blocks are sure to run at once; use another algorithm"
+            f"{call.collective} on rank {call.rank}: this algorithm needs {lanes} CUDA blocks on a "
+            f"rank, {resources.blocks} are resident at once; use another algorithm"
         )
     scales = call.op is not None and call.op.scales
     together = resources.together
     if source.channels and not fits_one(source.plan, launch, scales=scales, together=together):
         raise LaunchRefused(
-            f"{call.collective} on rank {call.rank}: a launch does not carry the steps of "
-            f"{len(source.channels.rings)} rings; use fewer channels"
+            f"{call.collective} on rank {call.rank}: the parameters of a launch do not hold the "
+            f"steps of {len(source.channels.rings)} rings; use fewer channels"
         )
     nbytes = layout.width() * call.dtype.itemsize
     replicas = max(1, min(workspace.replicas, most // lanes, -(-nbytes // BLOCK_BYTES)))
@@ -99,7 +96,7 @@ def choose_simple(
 def _default_algorithm(
     call: Call, resources: Resources, mapped: frozenset[Buffer], options: KernelOptions, blocks: int
 ) -> str:
-    """The algorithm where no option names one."""
+    """The algorithm without an option."""
     lanes, machine = resources.nranks - 1, resources.machine
     alike = options.channels is None and (machine is None or machine.all_pairs)
     fused = lanes > 1 and blocks >= FUSED_BLOCKS * lanes and call.nbytes < FUSED_BYTES
@@ -115,9 +112,9 @@ def _with_direct(
     mapped: frozenset[Buffer],
     options: KernelOptions,
 ) -> KernelChoice:
-    """The same with what runs where peers reach the root's own buffer, if that is another program.
+    """The same with the program for a mapped buffer of the root, if that is another program.
 
-    Only kernels that look at the hellos first can choose between two.
+    Only kernels that read the hellos first can choose between two.
     """
     rooted = COLLECTIVES[call.collective].rooted
     every = mapped | {buffer for buffer in Buffer if buffer.name.lower() == rooted}
@@ -132,9 +129,9 @@ def _with_direct(
 
 
 def _choose_dual(call: Call, resources: Resources, options: KernelOptions) -> KernelChoice:
-    """What runs where peers reach all buffers, and what runs instead where hellos deny it.
+    """The programs for mapped and for unmapped buffers; the hellos select one.
 
-    The latter is the exception, and takes no more blocks: all of a launch have to find a place.
+    The unmapped one is the exception and takes no more blocks, since all of a launch are resident.
     """
     options = replace(options, hellos_decide=False)
     direct = choose_simple(call, resources, ALL_MAPPED, options)
@@ -145,7 +142,7 @@ def _choose_dual(call: Call, resources: Resources, options: KernelOptions) -> Ke
 def _combined(
     staged: KernelChoice, direct: KernelChoice, call: Call, resources: Resources
 ) -> KernelChoice:
-    """One launch for both, if it carries so much; else the first."""
+    """Both programs in one launch if they fit; else the first."""
     scales, together = call.op is not None and call.op.scales, resources.together
     if not fits_dual(staged.program, direct.program, scales=scales, together=together):
         return staged
@@ -153,7 +150,7 @@ def _combined(
 
 
 def slices_of(call: Call, options: KernelOptions, default: str) -> int:
-    """How finely what is handed on is pipelined; elsewhere all ranks move data at once."""
+    """Slices of a pipelined algorithm; in the others all ranks move data at once, in one slice."""
     algorithm = options.algorithm or default
     if options.plan is not None or algorithm not in PIPELINED:
         return 1
@@ -164,7 +161,7 @@ def slices_of(call: Call, options: KernelOptions, default: str) -> int:
 def sliced(
     call: Call, source: NamedPlan, mapped: frozenset[Buffer], slices: int, room: int
 ) -> tuple[Launch, Layout, Program]:
-    """Launch, layout and program of at least so many slices: as many as SCRATCH asks for."""
+    """Launch, layout and program of at least so many slices; more until they fit SCRATCH."""
     while True:
         launch = Launch(slices=slices, window=_WINDOW, mapped=mapped, in_place=in_place(call))
         layout = source.layout(call, slices)
@@ -173,7 +170,7 @@ def sliced(
             return launch, layout, program
         if layout.width() <= layout.align:
             raise LaunchRefused(
-                f"{call.collective}: {program.scratch} SCRATCH chunks do not fit {room} bytes; "
+                f"{call.collective}: {program.scratch} chunks do not fit {room} bytes of SCRATCH; "
                 f"use another algorithm"
             )
         slices *= 2

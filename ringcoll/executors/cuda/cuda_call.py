@@ -1,4 +1,4 @@
-"""A call that is prepared: chosen, compiled, bound to addresses; only the launch is left."""
+"""A prepared call of a GPU rank: chosen, compiled, bound to addresses; only its launch is left."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ __all__ = ["CudaCall", "StreamCall"]
 
 @dataclass(slots=True, eq=False)
 class CudaCall:
-    """A checked call of one rank, and all that its launch needs but the stream.
+    """A checked call of one rank and its launch without a stream.
 
     Args:
-        terms: what ranks must agree on, in words.
-        signature: of the terms, 32 bits.
+        signature_text: what the ranks must agree on; ``signature`` is its digest in 32 bits.
         timeout: seconds that a wait of its kernels may take.
         launchable: None where ranks share a launch.
 
@@ -28,7 +27,7 @@ class CudaCall:
 
     call: Call
     choice: KernelChoice
-    terms: str
+    signature_text: str
     signature: int
     number: int
     slot: int
@@ -40,11 +39,11 @@ class CudaCall:
 
 @dataclass(frozen=True, slots=True)
 class StreamCall:
-    """A call and the stream that it goes to.
+    """A prepared call and its stream.
 
     Args:
         stream: its handle.
-        owned: whether somebody keeps the stream alive until it is followed no more.
+        owned: whether the caller keeps the stream alive until the next call.
 
     """
 

@@ -1,10 +1,9 @@
-"""Two programs for one call: the kernel runs the one that the ranks' hellos ask for.
+"""Dual programs: a launch carries two, and the kernel runs the one that the ranks' hellos select.
 
-Whether peers reach the buffer that only the root has, only the root knows, so that the ranks cannot
-choose by it before the call; nor can they by buffers of which each rank knows its own alone. But
-where each of them hears all hellos before it moves anything, these say it. So the launch carries
-the words of two programs, each lowered and encoded for itself, and a call runs one of them on all
-ranks.
+Only the root knows whether peers have mapped its own buffer, and with automatic registration each
+rank knows its own buffers alone, so the ranks cannot choose a program before the call. But a kernel
+that reads all hellos before it moves anything can: the launch carries the words of a staged and of
+a direct program, and all ranks run the same one.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ from ringcoll.plan import Plan
 __all__ = ["Variant", "dual_body", "fits_dual", "fits_one"]
 
 _HEAD = 5
-"""Words before both programs': see ``Asked`` of ``kernels/simple.cuh``."""
+"""Words before those of both programs: see ``ProgramChoice`` of ``kernels/simple.cuh``."""
 
 _PADDING = 16
-"""Words by which those of a rank are padded at most; so many again where a record is kept."""
+"""The most words of padding; as many again where a trace is kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +56,8 @@ def dual_body(
     """Text and words of both programs for the ranks of one launch.
 
     Args:
-        staged: runs where peers cannot reach what is asked for: of a rooted call the buffer that
-            only the root has, else all of all ranks.
+        staged: runs unless all deciding buffers are mapped: the root's own buffer of a rooted
+            call, else all buffers of all ranks.
         op: of the call; None where nothing is reduced.
 
     Raises:
@@ -74,10 +73,10 @@ def dual_body(
     for writer in writers:
         writer.moves = moves  # one text has the moves of both
     collective = staged.program.collective
-    asked = range(2 * collective.nranks)  # INPUT and OUTPUT of each rank in turns
+    deciding = range(2 * collective.nranks)  # INPUT and OUTPUT of each rank in turns
     if collective.kind.has_root:
         own = collective.root << 1 | (collective.kind.rooted == "output")
-        asked = asked[own : own + 1]
+        deciding = deciding[own : own + 1]
 
     def words(at: Addresses) -> list[int]:
         one, two = (writer.rank(at) for writer in writers)
@@ -86,7 +85,7 @@ def dual_body(
             *begins,
             staged.replicas,
             direct.replicas,
-            asked.stop << 32 | asked.start,
+            deciding.stop << 32 | deciding.start,
             *one,
             *two,
         ]
@@ -100,7 +99,7 @@ def dual_body(
 
 @lru_cache(maxsize=256)
 def fits_dual(staged: Program, direct: Program, *, scales: bool, together: int) -> bool:
-    """Whether a launch can carry both programs, whichever ranks it is for.
+    """Whether a launch can carry both programs, for any of the ranks.
 
     Args:
         together: ranks that one launch carries, at most.
@@ -116,9 +115,9 @@ def fits_dual(staged: Program, direct: Program, *, scales: bool, together: int) 
 
 @lru_cache(maxsize=256)
 def fits_one(plan: Plan, launch: Launch, *, scales: bool, together: int) -> bool:
-    """Whether a launch can carry a plan, whichever ranks it is for; the others as of `fits_dual`.
+    """Whether a launch can carry a plan, for any of the ranks.
 
-    It is known again by the plan, which keeps its hash, and not by the long program.
+    Cached by the plan, which keeps its hash, not by the long program.
 
     Raises:
         LaunchRefused: too many blocks signal.
@@ -129,7 +128,7 @@ def fits_one(plan: Plan, launch: Launch, *, scales: bool, together: int) -> bool
 
 
 def _longest(programs: tuple[Program, ...], scales: bool) -> int:
-    """Words of the rank that has the most, of all programs together."""
+    """The most words of a rank, of all programs together."""
     # Neither sizes nor addresses make words more or fewer.
     nothing, nranks = Layout(programs[0].collective, (0,)), programs[0].collective.nranks
     workspace, dtype = Workspace(nranks), dtype_of("float32")

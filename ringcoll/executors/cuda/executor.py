@@ -1,8 +1,8 @@
 """The CUDA executor: one rank's calls as kernels on a stream of its GPU.
 
 A call is enqueued and never waited for. Its epoch is counted in device memory, so that a captured
-call can be replayed among eager ones. What a kernel finds wrong it leaves in host memory, where the
-next call reads it without asking the device.
+call can be replayed among eager ones. A kernel that fails leaves a report in host memory, which the
+next call reads without synchronizing with the device.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ from ringcoll.transports.scratch import Transport
 
 __all__ = ["CudaExecutor"]
 
-_SEAT = struct.Struct("<QQiiii16s")
-"""Process, number of its gate, device, multiprocessors, capability, bus address."""
+_IDENTITY = struct.Struct("<QQiiii16s")
+"""Process, number of its shared launch, device, multiprocessors, capability, bus address."""
 
 _shared_launches: dict[int, SharedLaunch[CudaCall]] = {}
 _numbers = itertools.count(1)
@@ -71,7 +71,7 @@ class CudaExecutor:
     Making one is collective.
 
     Args:
-        memory: of an :class:`Workspace` on every rank; closed with the executor.
+        memory: of a :class:`Workspace` on every rank; closed with the executor.
 
     """
 
@@ -98,7 +98,7 @@ class CudaExecutor:
         ordinal, pointers = device.ordinal, memory.pointers
         with ExitStack() as made:  # but the memory, which is its maker's until this is whole
             self.shared_state = made.enter_context(closing(SharedState(fabric, 0)))
-            self._records = self.shared_state.kept
+            self._records = self.shared_state.record_numbers
             self.report = host_mapped(REPORT_BYTES, ordinal=ordinal)
             made.callback(self.report.free)
             hellos = Hellos(self.workspace, self.rank, ordinal, pointers[self.rank])
@@ -108,24 +108,27 @@ class CudaExecutor:
             self.streams = made.enter_context(closing(Streams(ordinal)))
             copies = [pointer + self.workspace.copies for pointer in pointers]
             self.streams.warm(copies[self.rank], [pointer + 256 for pointer in copies])
-            self.shared_launch, self.resources = self._seated()
+            self.shared_launch, self.resources = self._group_by_device()
             made.pop_all()
 
-    def _seated(self) -> tuple[SharedLaunch[CudaCall], Resources]:
-        """The gate of the ranks that share this rank's device, and what a rank has for a call."""
+    def _group_by_device(self) -> tuple[SharedLaunch[CudaCall], Resources]:
+        """The launch shared by the ranks of this device, and a rank's resources; collective."""
         device, mine = self.device, next(_numbers)
         capability = device.major, device.minor
         pci = device.pci.encode()
-        sent = _SEAT.pack(os.getpid(), mine, device.ordinal, device.sms, *capability, pci)
-        said = [_SEAT.unpack(part) for part in self.fabric.allgather(sent, what="seats")]
+        sent = _IDENTITY.pack(os.getpid(), mine, device.ordinal, device.sms, *capability, pci)
+        said = [
+            _IDENTITY.unpack(part)
+            for part in self.fabric.allgather(sent, what="the ranks' devices")
+        ]
         ranks = [
             rank
             for rank, (pid, _, ordinal, *_) in enumerate(said)
             if (pid, ordinal) == (os.getpid(), device.ordinal)
         ]
-        addresses = [seat[6] for seat in said]
-        crowd = max(map(addresses.count, addresses))
-        most = min(int(seat[3]) for seat in said) // crowd
+        addresses = [each[6] for each in said]
+        together = max(map(addresses.count, addresses))
+        most = min(int(each[3]) for each in said) // together
         drivers = {(pid, ordinal) for pid, _, ordinal, *_ in said}
         self.alone = len(drivers) == len({pid for pid, _ in drivers})
         first = int(said[ranks[0]][1])
@@ -133,31 +136,31 @@ class CudaExecutor:
             _shared_launches[first] = SharedLaunch(
                 ranks, device.ordinal, self._launch_all, self.fabric.notify
             )
-        # Lines of 128 bytes stay whole between GPUs of one kind, or of those from Hopper on.
-        kinds = {(int(seat[4]), int(seat[5])) for seat in said}
+        # NVLink keeps lines of 128 bytes whole between GPUs of one kind, and from Hopper on.
+        kinds = {(int(each[4]), int(each[5])) for each in said}
         alike = len(kinds) == 1 or min(kinds) >= (9, 0)
         peers = [bytes(address).rstrip(b"\0").decode() for address in addresses]
         nvlink = alike and self.transport == "p2p" and joined_by_nvlink(device.pci, peers)
-        agreed = self.fabric.allgather(bytes([nvlink]), what="seats")
+        agreed = self.fabric.allgather(bytes([nvlink]), what="the ranks' devices")
         shared_launch = _shared_launches[first]
-        self.fabric.allgather(b"", what="seats")
+        self.fabric.allgather(b"", what="the ranks' devices")
         _shared_launches.pop(first, None)
         blocks = max(1, min(most, MOST_BLOCKS))
-        return shared_launch, Resources(self.workspace, blocks, all(map(any, agreed)), crowd)
+        return shared_launch, Resources(self.workspace, blocks, all(map(any, agreed)), together)
 
     # -- a call --------------------------------------------------------------------------------
 
     def prepare(self, call: Call, options: KernelOptions, timeout: float) -> CudaCall:
-        """Choose, compile and load; nothing of it is left for the launch.
+        """Choose, compile and load: all work of a call but its launch.
 
         Args:
-            call: checked; its arrays are views of device memory that nobody reads here.
+            call: checked; its arrays are views of device memory and must not be read.
             timeout: seconds that a wait of its kernels may take.
 
         """
         hello = (
-            self._reach(call.send, options.hellos_decide),
-            self._reach(call.recv, options.hellos_decide),
+            self._mapped_address(call.send, options.hellos_decide),
+            self._mapped_address(call.recv, options.hellos_decide),
         )
         mapped = frozenset[Buffer]() if options.hellos_decide else self._mapped(call, hello)
         choice = choose(call, self.resources, mapped=mapped, options=options)
@@ -198,7 +201,7 @@ class CudaExecutor:
             ready.launchable = self._launchable([ready])
         return ready
 
-    def _reach(self, array: npt.NDArray[Any] | None, asked: bool) -> int:
+    def _mapped_address(self, array: npt.NDArray[Any] | None, registered: bool) -> int:
         """An array as peers reach it: mapping << 48 | offset, 0 if they cannot."""
         if array is None or not array.size:
             return 0
@@ -207,18 +210,18 @@ class CudaExecutor:
         if found is None:
             return (
                 self.auto_register.mapped_address(start, nbytes)
-                if asked and self.auto_register is not None
+                if registered and self.auto_register is not None
                 else 0
             )
         return found[0] << OFFSET_BITS | found[1]
 
     def open_auto_register(self) -> AutoRegister:
-        """Let peers map repeated tensors; collective."""
+        """Open automatic registration, by which peers map repeated tensors; collective."""
         self.auto_register = AutoRegister(self.fabric, self.device.ordinal, self.mappings)
         return self.auto_register
 
     def _mapped(self, call: Call, hello: tuple[int, int]) -> frozenset[Buffer]:
-        """The buffers that peers may reach: this rank's stand for all, or the call fails.
+        """The buffers in symmetric memory: this rank's stand for all ranks', or the call fails.
 
         A buffer that only the root has is not among them: kernels choose by its hello. Nor is
         the smaller buffer where each rank has a count of its own, which may be 0.
@@ -261,7 +264,7 @@ class CudaExecutor:
         return Launchable(function, choice.blocks, len(local), choice.threads, parameter)
 
     def _load(self, text: str) -> int:
-        """The function of a source text on this rank's device."""
+        """The loaded function of a source text."""
         device = self.device
         return self.loader.function(text, device.ordinal, (device.major, device.minor))
 
@@ -274,13 +277,13 @@ class CudaExecutor:
         ready, stream = prepared, stream or 0
         launchable = ready.launchable
         if launchable is None:
-            self.meet(self.submit(ready, stream))
+            self.await_launch(self.submit(ready, stream))
             return
         if self.report.host[0]:
             self.async_errors.check()
         if not self.stream_order.is_on(stream):
             self.stream_order.switch_to(stream)
-        self._tell(ready)
+        self._publish(ready)
         marking = self.stream_order.marking
         if marking:
             self.stream_order.unmark()
@@ -301,54 +304,54 @@ class CudaExecutor:
             if isinstance(launchable, CopyLaunch):
                 self.async_errors.check()
                 self.stream_order.switch_to(prepared.stream)
-                self._tell(prepared.ready)
+                self._publish(prepared.ready)
                 for part in launchable.parts(prepared.stream):
                     with on(self.device.ordinal):
                         part()
-                    yield Pause(lambda: True)  # now the other devices of this thread
+                    yield Pause(lambda: True)  # the other devices of this thread take their turn
                 self.async_errors.last = prepared.ready
                 self.stream_order.release(prepared)
                 continue
             if launchable is not None:
                 self.run(prepared)
                 continue
-            submit = self.submit(prepared.ready, prepared.stream)
-            while not submit.launched.is_set():
-                yield Pause(submit.launched.is_set)
-            self.done(submit)
+            pending = self.submit(prepared.ready, prepared.stream)
+            while not pending.launched.is_set():
+                yield Pause(pending.launched.is_set)
+            self.done(pending)
             self.stream_order.release(prepared)
 
-    def _tell(self, ready: CudaCall) -> None:
-        """Let peers read what this call is, if later ones have overwritten it."""
+    def _publish(self, ready: CudaCall) -> None:
+        """Publish the signature text of this call again if later calls have overwritten it."""
         if self._records[ready.slot] != ready.number:
-            self.shared_state.record(ready.number, ready.call.tagged(ready.terms))
+            self.shared_state.record(ready.number, ready.call.tagged(ready.signature_text))
 
     def submit(self, ready: CudaCall, stream: int) -> PendingLaunch[CudaCall]:
-        """Bring a call to the gate; the last rank of the device launches for all."""
+        """Submit a call to the shared launch; the last rank of the device launches for all."""
         self.async_errors.check()
         self.stream_order.switch_to(
             stream
         )  # first: where it refuses the stream, nothing has happened
-        self._tell(ready)
+        self._publish(ready)
         self.running = self.async_errors.last = ready
         return self.shared_launch.submit(self.rank, ready, stream)
 
-    def meet(self, submit: PendingLaunch[CudaCall]) -> None:
-        """Wait until an offered call is launched."""
-        timeout = submit.ready.timeout
+    def await_launch(self, pending: PendingLaunch[CudaCall]) -> None:
+        """Wait until a submitted call is launched."""
+        timeout = pending.ready.timeout
         self.fabric.wait(
-            submit.launched.is_set,
+            pending.launched.is_set,
             deadline=self.fabric.deadline(timeout),
-            describe=lambda: self.late(submit.ready, timeout),
-            peers=lambda: self.absent(submit.ready),
+            describe=lambda: self.late(pending.ready, timeout),
+            peers=lambda: self.absent(pending.ready),
         )
-        self.done(submit)
+        self.done(pending)
 
-    def done(self, submit: PendingLaunch[CudaCall]) -> None:
-        """What an offered call does last."""
+    def done(self, pending: PendingLaunch[CudaCall]) -> None:
+        """End a submitted call: raise the error of its launch."""
         self.running = None
-        if submit.error is not None:
-            raise submit.error
+        if pending.error is not None:
+            raise pending.error
 
     def _launch_all(self, calls: Sequence[CudaCall], stream: int) -> None:
         """Launch for all ranks of the device."""
@@ -356,8 +359,9 @@ class CudaExecutor:
             if other.signature != calls[0].signature:
                 raise MismatchError(
                     f"the ranks made different calls\n  rank {calls[0].at.rank}: "
-                    f"{calls[0].terms}\n  rank {other.at.rank}: {other.terms}\n  make the same "
-                    f"call with the same count, dtype, op, root and options on every rank"
+                    f"{calls[0].signature_text}\n  rank {other.at.rank}: {other.signature_text}\n"
+                    f"  make the same call with the same count, dtype, op, root and options on "
+                    f"every rank"
                 )
         key = tuple(map(id, calls))
         found = self._merged.get(key)
@@ -371,40 +375,40 @@ class CudaExecutor:
     # -- what has gone wrong -------------------------------------------------------------------
 
     def failure(self) -> Error | None:
-        """What a kernel of this rank has found wrong; None if nothing."""
+        """The error that a kernel of this rank has reported, or None."""
         return self.async_errors.failure()
 
     def compare(self, active: CudaCall) -> None:
         """Nothing: kernels compare the hellos."""
 
     def compare_last(self) -> None:
-        """Raise what a kernel has found wrong, or what none has compared."""
+        """Raise a reported error, or a mismatch that no kernel has compared."""
         self.async_errors.compare_last()
 
     def late(self, active: CudaCall, timeout: float) -> str:
-        """A call that was never launched, because ranks of the same device made none."""
+        """The message of a deadline before the launch: ranks of the same device made no call."""
         return (
             f"{active.call.collective} on rank {self.rank}: waited {timeout:g} s for the other "
             f"ranks of {self.device}, with which it shares a launch; "
-            f"{active.call.tagged(active.terms)}"
+            f"{active.call.tagged(active.signature_text)}"
         )
 
     def absent(self, active: CudaCall) -> list[int]:
-        """The ranks whose going would leave a call unlaunched."""
+        """The ranks without which a call cannot be launched."""
         return [rank for rank in self.shared_launch.ranks if rank != self.rank]
 
     def record(self, stream: int) -> Event:
-        """The end of a stream as it is now."""
+        """An event at the present end of a stream."""
         return Event(self.device.ordinal, stream)
 
     def give_up(self) -> None:
-        """Ask the kernels of this rank to stop waiting."""
+        """Abort the kernels of this rank."""
         if self.report.nbytes and self.report.host:
             struct.pack_into("<I", self.report.host, ABORT, 1)
         self.shared_launch.withdraw(
             AbortedError(
-                f"rank {self.rank} gave up, and with it the launch that the ranks of {self.device} "
-                f"share; look at that rank"
+                f"rank {self.rank} aborted the launch that the ranks of {self.device} share; see "
+                f"the error of that rank"
             )
         )
 
@@ -418,7 +422,7 @@ class CudaExecutor:
         self.stream_order.synchronize()
 
     def close(self) -> None:
-        """Let go of memory once the kernels have ended; not collective."""
+        """Free the memory once the kernels have ended; not collective."""
         self.synchronize()
         self._merged.clear()
         self.streams.close()

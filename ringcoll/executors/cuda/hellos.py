@@ -1,7 +1,7 @@
-"""What the ranks have said to one another, read by the host.
+"""The ranks' hellos, read by the host.
 
-The kernels of a rooted call end before all ranks have come, so that nobody may have compared what
-they said.
+The kernels of a rooted call end before all ranks have entered, so that no kernel may have compared
+their hellos.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Hellos:
         self._nranks, self._rank, self._ordinal = workspace.nranks, rank, ordinal
         self._source, self._nbytes = pointer + HELLOS, workspace.hello_bytes
         self._lock = Lock()  # the watch looks too
-        # Made ahead: neither a stream nor pinned memory is to be had while a kernel waits.
+        # Made ahead: creating a stream or pinning memory may wait for a kernel that waits.
         self._copy = host_mapped(self._nbytes, ordinal=ordinal, what="a copy of the hellos")
         try:
             with on(ordinal) as cuda:
@@ -35,7 +35,7 @@ class Hellos:
             raise
 
     def find_mismatch(self) -> Report | None:
-        """The oldest call of which a rank that has come makes another; None: none is known."""
+        """The oldest known call that ranks make differently; None without any."""
         with self._lock, on(self._ordinal) as cuda:
             target = np.frombuffer(self._copy.host, np.uint32)
             kind = cuda.memcpyDeviceToHost
@@ -44,7 +44,7 @@ class Hellos:
             return find_mismatch(target.tobytes(), self._nranks, self._rank)
 
     def close(self) -> None:
-        """Let go of stream and memory; idempotent."""
+        """Destroy the stream and free the memory; idempotent."""
         stream, self._stream = self._stream, 0
         if stream:
             with on(self._ordinal) as cuda:
@@ -53,7 +53,7 @@ class Hellos:
 
 
 def find_mismatch(data: bytes, nranks: int, rank: int) -> Report | None:
-    """What a kernel would report if it compared the hellos.
+    """The report of a kernel that compared these hellos.
 
     Args:
         data: the hellos of an :class:`Workspace`; a line is {signature, epoch, launch, epoch}.

@@ -1,4 +1,4 @@
-"""By what GPU ranks choose: what they have, the same on all, and the options of a call."""
+"""What a choice is made from: the ranks' resources, the same on all, and the options of a call."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Resources:
     """What the ranks of a communicator have for a call, the same on all of them.
 
     Args:
-        workspace: what must hold lines and SCRATCH.
-        blocks: CUDA blocks a rank that are sure to run at the same time.
-        nvlink: whether all ranks reach each other over it: only there is LL128 right.
-        together: ranks that may share a launch, at most.
-        machine: whose links and rings are known; None: every pair is taken for alike.
+        workspace: holds LL lines and SCRATCH.
+        blocks: CUDA blocks a rank that are resident at the same time.
+        nvlink: whether NVLink joins all ranks, which LL128 requires.
+        together: the most ranks that share a launch.
+        machine: its links and rings; None: all pairs are alike.
 
     """
 
@@ -42,7 +42,8 @@ class KernelOptions:
 
     Args:
         blocks: CUDA blocks a rank, at most.
-        hellos_decide: the launch carries two programs, and the hellos say which one runs.
+        ordered: only algorithms that sum in rank order.
+        hellos_decide: the launch carries two programs, of which the hellos select one.
 
     """
 

@@ -1,8 +1,8 @@
 """Protocols LL and LL128: a program whose signals ride in the data, as source text and words.
 
-What the compiler must know of a row is how many sources and destinations it has and how each is
-kept; sizes and addresses are words. A *batch* is several rows of one such shape, none of which
-needs another: their lines are polled together. See ``kernels/ll.cuh``.
+The source text depends on how many sources and destinations a row has and where each lies; sizes
+and addresses are words. A *batch* is several rows of one such shape, none of which depends on
+another: their lines are polled together. See ``kernels/ll.cuh``.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from ringcoll.plan import Buffer, Chunk
 __all__ = ["WORKERS", "Batch", "batches", "ll_body", "ll_scratch_bytes"]
 
 WORKERS = 480
-"""Threads a CUDA block that move data; with the warp beside them, which talks to peers, they are
-16 warps, of 128 registers a thread: 17 would get 96 and spill."""
+"""Threads a CUDA block that move data. With the synchronizing warp they are 16 warps of 128
+registers a thread; 17 would get 96 and spill."""
 
 POLLED = 16
-"""Lines that a thread polls at once: 64 of its registers."""
+"""Lines that a thread polls at once, in 64 registers."""
 
 CHUNKS = 32
 """Sources or destinations of a step, two bits each in a 64-bit constant."""
@@ -36,7 +36,7 @@ CHUNKS = 32
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Consecutive rows of one shape, none of which needs another.
+    """Consecutive rows of one shape, none of which depends on another.
 
     Args:
         raw: bit k says that source k is a contribution yet to be loaded.
@@ -100,7 +100,7 @@ def _alone(program: Program, rank: int, dtype: DType, *, scales: bool) -> Iterat
         if max(len(row.srcs), len(row.dsts)) > CHUNKS:
             raise LaunchRefused(
                 f"{collective}: a step of {len(row.srcs)} sources and {len(row.dsts)} "
-                f"destinations; lines carry {CHUNKS} each"
+                f"destinations; LL allows {CHUNKS} of each: use protocol='Simple'"
             )
         srcs = tuple(
             Kind.KEPT
@@ -127,7 +127,7 @@ def _kind(chunk: Chunk, label: Label, dtype: DType) -> Kind:
 
 
 def _slot_bytes(program: Program, layout: Layout, ll_layout: LLLayout) -> int:
-    """Bytes of a SCRATCH chunk in lines, of the widest type that the program keeps there."""
+    """Bytes of a SCRATCH chunk in lines, for the widest type that the program keeps there."""
     kinds = {
         _kind(chunk, label, ll_layout.dtype)
         for block in program.programs
@@ -142,7 +142,7 @@ def _slot_bytes(program: Program, layout: Layout, ll_layout: LLLayout) -> int:
 
 
 def ll_scratch_bytes(program: Program, layout: Layout, ll_layout: LLLayout) -> int:
-    """Bytes of lines that the program needs on a rank, of each half."""
+    """Bytes of lines that the program needs on a rank, for each half."""
     return program.scratch * _slot_bytes(program, layout, ll_layout)
 
 
@@ -163,7 +163,7 @@ def ll_body(
         lanes: threads that share a line.
 
     Raises:
-        LaunchRefused: its steps are too wide, or its lines do not fit.
+        LaunchRefused: a step has too many chunks, or the lines do not fit.
 
     """
     ll_layout = LLLayout(dtype, lanes)
@@ -171,8 +171,8 @@ def ll_body(
     half = workspace.line_half if lanes == 1 else workspace.wide_half
     if need > half:
         raise LaunchRefused(
-            f"{program.collective}: {need} bytes of lines, {half} are there; "
-            f"protocol='Simple' carries messages of any size"
+            f"{program.collective}: needs {need} bytes of lines, the limit is {half}; use "
+            f"protocol='Simple', which carries messages of any size"
         )
     scales = op is not None and op.scales
     of_rank = [batches(program, at.rank, ll_layout, scales=scales) for at in local]
@@ -190,7 +190,7 @@ def ll_body(
     }
     text = _text(names_of(dtype, op), constants, programs)
     numbers = tuple(programs.index(found) for found in of_rank)
-    return Body(text, words, numbers, ll_layout.number(layout), half)
+    return Body(text, words, numbers, ll_layout.packs(layout), half)
 
 
 def _words(

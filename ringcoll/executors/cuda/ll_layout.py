@@ -1,8 +1,8 @@
-"""How threads hold elements in lines: what protocols LL and LL128 differ in.
+"""The layout of elements in lines, in which protocols LL and LL128 differ.
 
-A line is 16 bytes of each of its threads. With LL it belongs to one thread, and 8 bytes of it are
-data. With LL128 eight threads share it, and all of it but the last 8 bytes is. A *place* is what
-one thread holds of a chunk; the same arithmetic stands in ``kernels/ll.cuh``.
+A line has 16 bytes for each of its threads: one thread and 8 bytes of data with LL, eight threads
+and 120 bytes of data with LL128. A *pack* is what one thread holds of a chunk; ``kernels/ll.cuh``
+computes the same.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PART = 16
 
 
 class Kind(IntEnum):
-    """How a chunk is kept; the same enum as in ``kernels/ll.cuh``."""
+    """Where a chunk lies; the same enum as in ``kernels/ll.cuh``."""
 
     USER = 0
     LINES = 1
@@ -34,7 +34,7 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class LLLayout:
-    """Elements of one type as threads hold them.
+    """The packs and lines of one element type.
 
     Args:
         lanes: threads that share a line.
@@ -46,7 +46,7 @@ class LLLayout:
 
     @property
     def count(self) -> int:
-        """Elements of a place: what a thread's part of a line holds, or one if that is larger."""
+        """Elements of a pack: what a thread's part of a line holds, or one larger element."""
         return max(1, self._held // self.dtype.itemsize)
 
     @property
@@ -54,12 +54,12 @@ class LLLayout:
         return _WORD if self.lanes == 1 else _PART
 
     def lines(self, kind: Kind) -> int:
-        """Lines of a chunk at one place."""
+        """Lines of one pack of a chunk."""
         item = {Kind.LINES: self.dtype.itemsize, Kind.PARTIAL: self.dtype.partial.itemsize}
         return self.count * item.get(kind, 0) // self._held
 
-    def number(self, layout: Layout) -> int:
-        """How many places the longest chunk has; threads that share lines go by warps."""
+    def packs(self, layout: Layout) -> int:
+        """Packs of the longest chunk; with LL128 a multiple of a warp's."""
         if self.lanes == 1:
             return -(-layout.width() // self.count)
         words = -(-layout.width() * self.dtype.itemsize // _WORD)
@@ -67,5 +67,5 @@ class LLLayout:
         return -(-lines // 4) * 4 * self.lanes
 
     def nbytes(self, layout: Layout, kinds: set[Kind]) -> int:
-        """Bytes of a chunk of SCRATCH that is kept in any of some ways."""
-        return self.number(layout) * max(map(self.lines, kinds), default=0) * _PART
+        """Bytes of a SCRATCH chunk that is kept as any of these kinds."""
+        return self.packs(layout) * max(map(self.lines, kinds), default=0) * _PART

@@ -20,8 +20,8 @@ ENTRY = "ringcoll_kernel"
 class Loader:
     """The functions of one process; threads may share it.
 
-    A module is loaded when a call is prepared, never when it is launched: loading may wait for the
-    device, on which a kernel may already wait for this rank.
+    A module is loaded when a call is prepared, never when it is launched: loading may synchronize
+    with the device, on which a kernel may already wait for this rank.
 
     """
 
@@ -61,16 +61,16 @@ def _key(text: str, ordinal: int) -> tuple[int, bytes]:
 
 
 def _touch(function: Any) -> None:
-    """Make the driver load the function now: it may be lazy until the first launch."""
+    """Load the function now: with lazy loading the driver would do so at the first launch."""
     from cupy.cuda import driver
 
     driver.funcGetAttribute(driver.CU_FUNC_ATTRIBUTE_NUM_REGS, function.ptr)
 
 
 class DeferredLoader(Loader):
-    """Loads nothing while calls are under way that a thread of this process must carry on.
+    """Defers loading until no call is under way that a thread of this process must carry on.
 
-    Loading may wait for the device without letting go of Python's lock, which that thread needs.
+    Loading may synchronize with the device while it holds the GIL, which that thread needs.
 
     """
 
@@ -90,7 +90,7 @@ class DeferredLoader(Loader):
 
 @dataclass(slots=True, eq=False)
 class Launchable:
-    """A kernel with its grid and parameter: everything but the stream.
+    """A kernel with its grid and parameter, without a stream.
 
     Args:
         blocks: CUDA blocks a rank.
@@ -111,7 +111,7 @@ class Launchable:
     def __post_init__(self) -> None:
         from cupy.cuda import driver
 
-        # CuPy's call of cuLaunchKernel: raw numbers in, without the GIL.
+        # CuPy's cuLaunchKernel takes raw integers and releases the GIL.
         self._call = driver.launchKernel
         self._before = (self.function, self.blocks, self.locals, 1, self.threads, 1, 1, 0)
         buffer = ctypes.create_string_buffer(self.parameter, len(self.parameter))

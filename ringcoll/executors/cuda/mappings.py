@@ -1,4 +1,4 @@
-"""Where each block of symmetric memory and each post lies on every rank, as kernels read it."""
+"""The table in device memory by which kernels find blocks of symmetric memory on every rank."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ __all__ = ["MAX_REGISTRATIONS", "Mappings", "registration_row"]
 _MAPPINGS = 1 << 12
 
 MAX_REGISTRATIONS = 1 << 10
-"""Rows after those of symmetric memory: each is a post of every rank, numbered by it alone."""
+"""Rows behind those of symmetric memory, for automatically registered allocations of each rank."""
 
 
 def registration_row(number: int) -> int:
-    """The row of a rank's post."""
+    """The row of a rank's registration."""
     return _MAPPINGS + number
 
 
 class Mappings:
-    """The table by which kernels find a peer's memory: blocks of symmetric memory, then posts."""
+    """The addresses of all ranks' blocks: of symmetric memory, then registered ones."""
 
     def __init__(self, nranks: int, ordinal: int, symmetric: CudaSymmetricMemory) -> None:
         self._symmetric, self._nranks, self._changes = symmetric, nranks, -1
@@ -32,15 +32,15 @@ class Mappings:
 
     @property
     def pointer(self) -> int:
-        """Where the table lies on the device."""
+        """The table's device address."""
         return self._memory.pointer
 
     def row(self, mapping: int, rank: int) -> int:
-        """Where the address of a rank's memory stands on the device."""
+        """The device address of a table entry."""
         return self.pointer + (mapping * self._nranks + rank) * 8
 
     def update(self) -> None:
-        """Write the rows of symmetric memory if some has come or gone; before a launch reads it.
+        """Write the rows of symmetric memory if it has changed; before a launch reads them.
 
         Raises:
             OutOfMemory: there are more blocks than the table has rows.
@@ -60,8 +60,8 @@ class Mappings:
             table[mapping] = pointers
         with on(self._memory.ordinal) as cuda:
             cuda.memcpy(self.pointer, table.ctypes.data, table.nbytes, cuda.memcpyHostToDevice)
-        self._changes = changes  # one that is too long is refused each time
+        self._changes = changes  # last: a table that is too long is refused each time
 
     def close(self) -> None:
-        """Let go of the memory."""
+        """Free the memory."""
         self._memory.free()

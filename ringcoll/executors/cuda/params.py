@@ -29,21 +29,20 @@ _LOCAL = struct.Struct("<QQQ")
 _BUFFERS = struct.Struct("<QQQ16sQQIIII")
 
 LARGEST = 32_764
-"""Bytes that a launch may carry from CUDA 12.1 and sm_70 on."""
+"""Bytes of kernel parameters, from CUDA 12.1 and sm_70 on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """Where a rank finds everything, as device addresses on its own GPU.
+    """The device addresses that a rank's kernel needs, on its own GPU.
 
     Args:
-        mappings: table of the blocks of symmetric memory; 0 where a call reaches none.
-        hello: its INPUT and OUTPUT as peers reach them: mapping << 48 | offset, 0 if they cannot.
-        user: its own INPUT and OUTPUT; 0 where it has none.
-        factor: bytes of what its contributions are multiplied by, in the accumulator's type;
-            empty where the operator has none.
+        mappings: table of the blocks of symmetric memory; 0 without mapped buffers.
+        hello: its INPUT and OUTPUT in symmetric memory, mapping << 48 | offset; 0 outside of it.
+        user: its INPUT and OUTPUT; 0 without.
+        factor: bytes of its factor in the accumulator's type; empty without.
         peer_buffers: every rank's INPUT, and OUTPUT, for copy engines; else empty.
-        trace: its record of executed rows; 0 where none is kept.
+        trace: its record of executed rows; 0 without.
         launch: the number under which the host keeps this rank's call, 32 bits.
 
     """
@@ -62,7 +61,7 @@ class Addresses:
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """What a protocol makes of a program for the ranks that one launch carries.
+    """Source text, and words for each rank that one launch carries.
 
     Args:
         half: bytes between the halves of the protocol's SCRATCH.
@@ -78,12 +77,12 @@ class Body:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What does not depend on the program.
+    """The parameters that do not depend on the program.
 
     Args:
         timeout: seconds that a wait may take.
         signature: of the call, 32 bits.
-        mapped: whether peers' INPUT or OUTPUT may be reached: then all hellos are read first.
+        mapped: whether steps access peers' INPUT or OUTPUT: then all hellos are read first.
         replicas: CUDA blocks for each block of the program.
 
     """
@@ -96,18 +95,18 @@ class Header:
 
 
 def factor_bytes(op: ReduceOp | None, dtype: DType) -> bytes:
-    """What this rank's contributions are multiplied by; empty where the operator has no factor."""
+    """The bytes of this rank's factor; empty where the operator has none."""
     return op.factor(dtype).tobytes() if op is not None and op.scales else b""
 
 
 def start_of(array: npt.NDArray[Any] | None) -> int:
-    """Where a view of device memory begins; 0 where there is none, or nothing in it."""
+    """The address of a view of device memory; 0 of None and of an empty view."""
     address: int = 0 if array is None or not array.size else array.__array_interface__["data"][0]
     return address
 
 
 def padded(words: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
-    """Words of one length, a multiple of 16, so that fewer texts differ."""
+    """Words padded to one length, a multiple of 16, so that fewer texts differ."""
     length = -(-max(1, *map(len, words)) // 16) * 16
     return tuple((*row, *(0,) * (length - len(row))) for row in words)
 
@@ -121,11 +120,11 @@ def pack(body: Body, header: Header, progress: int, local: Sequence[Addresses]) 
     """``Args`` of ``kernels/program.cuh``.
 
     Args:
-        progress: offset of the ``Progress`` words in an arena.
+        progress: offset of the ``Progress`` words in a workspace.
         local: of the ranks that the launch carries, in the order of ``body.words``.
 
     Raises:
-        LaunchRefused: it is larger than what a launch may carry.
+        LaunchRefused: it is larger than :data:`LARGEST`.
 
     """
     forever = header.timeout > 1e9
@@ -152,7 +151,7 @@ def pack(body: Body, header: Header, progress: int, local: Sequence[Addresses]) 
     whole = b"".join(parts)
     if len(whole) > LARGEST:
         raise LaunchRefused(
-            f"a launch for {len(local)} ranks of one GPU would carry {len(whole)} bytes, {LARGEST} "
-            f"are possible: let fewer ranks share a GPU, or use fewer channels and steps"
+            f"a launch for {len(local)} ranks of one GPU needs {len(whole)} bytes of parameters, "
+            f"the limit is {LARGEST}: let fewer ranks share a GPU, or use fewer channels and steps"
         )
     return whole

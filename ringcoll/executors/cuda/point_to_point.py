@@ -1,7 +1,7 @@
 """Point-to-point as source text and words: the halves of some ranks in one launch.
 
-A message is bytes here: what it consists of is for its ends to compare. Slices and replicas follow
-from its length alone, which both ends know. See ``kernels/point_to_point.cuh``.
+A message is bytes here; the signature holds its dtype. Slices and replicas follow from its length
+alone, which both ends know. See ``kernels/point_to_point.cuh``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ringcoll.launch import Launch, Layout
 __all__ = ["WINDOW", "Half", "Message", "pairs_body", "pairs_text", "shared_out", "window_bytes"]
 
 WINDOW = 2
-"""Slices of a message that are under way at once."""
+"""Slices of a message under way at once."""
 
 BLOCK_BYTES = 16 << 10
 """Bytes of a slice that a replica moves at least."""
@@ -34,7 +34,7 @@ SLICE_BYTES = 256 << 10
 """Messages shorter than a window of these are cut into fewer slices."""
 
 _PIECE = 512
-"""Slices, and what replicas take of them, are multiples of so many bytes."""
+"""Bytes: slices and the shares of replicas are multiples of it."""
 
 _SENDER, _RECEIVER = 0, 1
 _WIDTHS = (1, 2, 4, 8)
@@ -46,23 +46,23 @@ class Message:
     """One call of a half.
 
     Args:
-        address: where the bytes are, or are to be.
-        terms: what both ends must agree on, in words.
-        record: the number under which the host keeps them.
-        target: of a plain copy: where the bytes go.
+        address: of the bytes to send or to receive into.
+        signature_text: what both ends must agree on.
+        record: the number under which the host keeps it.
+        target: of a local copy, the destination.
 
     """
 
     address: int
     nbytes: int
-    terms: str = ""
+    signature_text: str = ""
     record: int = 0
     target: int = 0
 
     @property
     def signature(self) -> int:
-        """The terms in 32 bits."""
-        digest = hashlib.blake2b(self.terms.encode(), digest_size=4).digest()
+        """A digest of the text, 32 bits."""
+        digest = hashlib.blake2b(self.signature_text.encode(), digest_size=4).digest()
         return int.from_bytes(digest, "little")
 
 
@@ -82,7 +82,7 @@ class Half:
 
 
 def window_bytes(workspace: Workspace) -> int:
-    """Bytes up to which a message fits the zone: its sender waits for nothing of this call."""
+    """Bytes up to which a message fits the zone: its send ends before the receive begins."""
     return WINDOW * _slot(workspace)
 
 
@@ -187,7 +187,7 @@ def _half(workspace: Workspace, at: Addresses, half: Half, first: int, blocks: i
 
 
 def _block(workspace: Workspace, at: Addresses, half: Half, message: Message) -> Iterator[int]:
-    """The words of the block that is the half in the plan."""
+    """The words of the half's block of the pair's plan."""
     nbytes, user = message.nbytes, (message.address, message.target)
     if half.copies:
         own = Addresses(0, (0,), 0, user=user)
@@ -239,12 +239,7 @@ class _HalfWriter(Writer):
         return super().head(self.kind, row, waits, signals)
 
     def flag(self, src: int, dst: int, at: Addresses) -> int:
-        """Among the words of the end that waits: each end has one block, which the other posts to.
-
-        Raises:
-            LaunchRefused: never with the plan of a pair.
-
-        """
+        """The flag of the waiting end: each end has one block, to which the other posts."""
         side = self.program.blocks[dst].rank
         if self.slots[src, dst] or self.program.blocks[src].rank == side:
             raise LaunchRefused("send: a pair's plan has one block at each end")
@@ -257,13 +252,13 @@ def _program(slices: int) -> Program:
 
 
 def _copy() -> Program:
-    """What a rank that is alone does: it copies its input to its output."""
+    """A local copy: an all_to_all of one rank."""
     return encode(build("all_to_all", "all_pairs", 1), Launch())
 
 
 @cache
 def _move() -> Move:
-    """What every row does."""
+    """The one move that all rows of these programs make."""
     programs = (_program(1), _program(2 * WINDOW), _copy())
     rows = (row for program in programs for block in program.programs for row in block.rows)
     (move,) = {move_of(row, _BYTE) for row in rows}

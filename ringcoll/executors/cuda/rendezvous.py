@@ -1,8 +1,9 @@
-"""Ranks that share a GPU meet on the host before they send to each other.
+"""Sends and receives between ranks that share a GPU are matched on the host before the launch.
 
 A kernel that waits for another rank of its GPU may keep that rank's kernel from starting: both may
-have been given to one stream. So both ends go into one launch, unless an end needs no other: a
-receive whose send has been launched, or a send that fits the zone after a receive that has been.
+be on one stream. So both ends go into one launch, unless an end can end without the other: a
+receive whose send has been launched, or a send that fits the zone and whose predecessor has a
+launched receive.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class Rendezvous(Generic[M]):
     """The ranks of one communicator that live on one device of this process.
 
     Args:
-        wake: wakes the thread of a rank that waits for its launch; None where waits poll.
+        wake: wakes the thread of a rank that waits for its launch; None where threads poll.
 
     """
 
@@ -67,7 +68,7 @@ class Rendezvous(Generic[M]):
         self._sent, self._received = Counter[_Pair](), Counter[_Pair]()
 
     def submit(self, bundle: Bundle[M], launch: Callable[[Sequence[M]], None]) -> None:
-        """Bring a bundle; all that can end with what is here are launched at once.
+        """Submit a bundle and launch all bundles that can now end.
 
         Args:
             bundle: of one rank, or of several by one thread; a rank waits for its last one.
@@ -88,12 +89,12 @@ class Rendezvous(Generic[M]):
                     each.launched.set()
                 launched += together
         if self._wake is not None:
-            # Not under the lock: a waiter looks here while it holds what it is woken by.
+            # Not under the lock: a waiter takes it while it holds the lock of its own wake.
             for rank in {end.own for each in launched if each is not bundle for end in each.ends}:
                 self._wake(rank)
 
     def withdraw(self, error: BaseException) -> None:
-        """No bundle that waits here will be launched any more."""
+        """Fail all bundles that wait here."""
         with self._lock:
             for bundle in self._waiting:
                 bundle.error = error
@@ -120,7 +121,7 @@ class Rendezvous(Generic[M]):
             found = kept
 
     def _unmatched(self, bundle: Bundle[M], among: Iterable[Bundle[M]]) -> list[End]:
-        """Ends of a bundle that what has been launched, and ``among``, leave without the other."""
+        """Ends of a bundle without their other end, in what has been launched and in ``among``."""
         sent, received = self._sent.copy(), self._received.copy()
         for other in among:
             for end in other.ends:

@@ -1,4 +1,4 @@
-"""What a kernel that gave up has left for the host, as an error of the library."""
+"""The report of a kernel that failed, as one of the library's errors."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ __all__ = ["ABORT", "HELLO", "MISMATCH", "RELAYED", "Report", "error_of", "read"
 _REPORT = struct.Struct("<IIQIIII")  # Report of kernels/program.cuh
 _EXPIRED, MISMATCH, _ABORTED, _PEER_FAILED, _EPOCH_WRAPPED = range(1, 6)
 RELAYED = _ABORTED, _PEER_FAILED
-"""Kinds of reports whose cause lies elsewhere: with the host, or with a peer."""
+"""Kinds of reports whose cause is the host or a peer."""
 HELLO = 0xFFFFFFFF
 _SOURCE = 0x80000000
 _PAIR, _PAIR_SENDS, _PAIR_ENTRY = 0x40000000, 1, 2
 
 ABORT = 24
-"""Offset of the word by which the host asks kernels to give up."""
+"""Offset of the word by which the host aborts kernels."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Of one rank.
+    """A kernel's report.
 
     Args:
-        kind: why the kernel gave up; 0: it did not.
-        peer: who was waited for, or the number of the source or signal that did not come.
+        kind: why the kernel failed; 0: it did not.
+        peer: the rank for which it waited, or the number of the source or signal.
         epoch: the call's number.
-        launch: the peer's number of the call that it makes instead.
+        launch: the peer's number of its different call.
         own: this rank's number of the call; 0 where it is not known.
 
     """
@@ -45,18 +45,18 @@ class Report:
 
     @property
     def of_pair(self) -> bool:
-        """Whether the kernel was one of sends and receives."""
+        """Whether the kernel ran sends and receives."""
         return self.step != HELLO and bool(self.step & _PAIR)
 
     @property
     def source(self) -> int | None:
-        """The number of what did not come, within its step; None: ``peer`` is a rank."""
+        """The number of the missing source or signal in its step; None: ``peer`` is a rank."""
         counted = self.step != HELLO and not self.of_pair and self.peer & _SOURCE
         return self.peer & ~_SOURCE if counted else None
 
 
 def read(memory: memoryview) -> Report | None:
-    """The report; None if no kernel has given up."""
+    """The report; None if no kernel has failed."""
     if not memory[0]:  # kinds are small, and stored last
         return None
     kind, peer, epoch, step, launch, _, own = _REPORT.unpack_from(memory)
@@ -64,7 +64,7 @@ def read(memory: memoryview) -> Report | None:
 
 
 def with_peers(report: Report, senders: Callable[[int, int], Sequence[int]]) -> Report:
-    """A report that names ranks where the kernel could only count what did not come.
+    """A report that names ranks where the kernel could only number sources or signals.
 
     Args:
         senders: (step, number) -> the ranks that send it.
@@ -81,14 +81,14 @@ def error_of(
     """The error to raise.
 
     Args:
-        timeout: seconds that it could wait.
+        timeout: of its waits, in seconds.
         text_of: (rank, launch) -> that rank's call, in words.
 
     """
     if report.of_pair:
         return _error_of_pair(report, rank, timeout, text_of)
     where = f"call {report.epoch} on rank {rank}"
-    # What was enqueued last need not be what has failed.
+    # The last enqueued call need not be the one that failed.
     mine = text_of(rank, report.own) if report.own else last
     if report.kind == MISMATCH:
         theirs = text_of(report.peer, report.launch)
@@ -109,14 +109,14 @@ def error_of(
     if report.kind == _EXPIRED:
         return DeadlineError(f"{where}: waited {timeout:g} s for {waited}; {mine}")
     if report.kind == _ABORTED:
-        return AbortedError(f"{where}: given up while it waited for {waited}; {mine}")
+        return AbortedError(f"{where}: aborted while it waited for {waited}; {mine}")
     return AbortedError(f"{where}: another rank's call has failed, and this one with it; {mine}")
 
 
 def _error_of_pair(
     report: Report, rank: int, timeout: float, text_of: Callable[[int, int], str]
 ) -> Error:
-    """Of a rank's half of a pair."""
+    """The error of a send or receive."""
     peer, sends = report.peer, report.step & _PAIR_SENDS
     verb, to, other = ("send", "to", "recv") if sends else ("recv", "from", "send")
     mine = text_of(rank, report.own)
@@ -134,5 +134,5 @@ def _error_of_pair(
     if report.kind == _EXPIRED:
         return DeadlineError(f"{where}: waited {timeout:g} s; {waited}")
     if report.kind == _ABORTED:
-        return AbortedError(f"{where}: given up while {waited}")
+        return AbortedError(f"{where}: aborted; {waited}")
     return AbortedError(f"{where}: another rank's call has failed, and this one with it")

@@ -47,7 +47,7 @@ class PairCalls(GroupCall):
     Args:
         calls: checked; their arrays are views of device memory that nobody reads here.
         timeout: seconds that a wait of their kernel may take.
-        owned: whether somebody keeps the stream alive until it is followed no more.
+        owned: whether the caller keeps the stream alive until the next call.
         most: CUDA blocks, at most; None: what the device has for a rank.
 
     """
@@ -61,7 +61,7 @@ class PairCalls(GroupCall):
 
     @staticmethod
     def tasks(calls: Sequence[GroupCall]) -> list[Task]:
-        """Of all ranks of this process: what shares a GPU shares a launch."""
+        """Launches of all ranks of this process: ranks that share a GPU share a launch."""
         members: dict[int, list[PairCalls]] = {}
         for call in calls:
             if isinstance(call, PairCalls):
@@ -108,7 +108,7 @@ class Member:
         return self.rank, self.most, calls
 
     def ends(self) -> list[End]:
-        """Those of messages whose other end shares the device."""
+        """The ends of messages whose other end shares the device."""
         executor = self.pairs.executor
         most = window_bytes(executor.workspace)
         return [
@@ -135,7 +135,7 @@ class CudaPairs:
         self._kept: dict[tuple[object, ...], tuple[Launchable, list[_Record]]] = {}
 
     def task(self, calls: Sequence[PairCalls], _timeout: float) -> Task:
-        """All that this rank does in one launch."""
+        """Launch all sends and receives of this rank at once."""
         for task in PairCalls.tasks(calls):
             yield from task
 
@@ -172,7 +172,7 @@ class CudaPairs:
             found = self._made(members, timeout)
         self._kept[key] = found
         for shared_state, number, text in found[1]:
-            if not shared_state.recording(number):
+            if not shared_state.keeps_record(number):
                 shared_state.record(number, text)
         return found[0]
 
@@ -197,20 +197,20 @@ class CudaPairs:
 
 
 def _halves(member: Member, records: list[_Record]) -> list[Half]:
-    """The calls of a rank by peer and direction; what their ends are to agree on is recorded."""
+    """The calls of a rank by peer and direction; their signature texts go to ``records``."""
     shared_state = member.pairs.executor.shared_state
     found: dict[tuple[int, bool, bool], list[Message]] = {}
     for call in member.calls:
         copies = call.send is not None and call.recv is not None
         nbytes = call.count * call.dtype.itemsize
-        terms = f"count={call.count} dtype={call.dtype.name}"
+        text = f"count={call.count} dtype={call.dtype.name}"
         if copies:
             message = Message(start_of(call.send), nbytes, target=start_of(call.recv))
         else:
             address = start_of(call.recv if call.send is None else call.send)
             number = next(shared_state.numbers)
-            records.append((shared_state, number, call.tagged(terms)))
-            message = Message(address, nbytes, terms, number)
+            records.append((shared_state, number, call.tagged(text)))
+            message = Message(address, nbytes, text, number)
         found.setdefault((call.peer, call.send is not None, copies), []).append(message)
     return [
         Half(peer, sends, tuple(messages), copies)
@@ -219,7 +219,7 @@ def _halves(member: Member, records: list[_Record]) -> list[Half]:
 
 
 def _task(members: Sequence[Member]) -> Task:
-    """Launch for ranks of one device as soon as the launch can end; some may be elsewhere."""
+    """Launch for ranks of one device once the launch can end; their peers may be elsewhere."""
     shared_launch = members[0].pairs.executor.shared_launch
     if len(shared_launch.ranks) == 1:
         _launch(members)
@@ -238,13 +238,13 @@ def _task(members: Sequence[Member]) -> Task:
 
 
 def _launchable(members: Sequence[Member]) -> tuple[Launchable, float]:
-    """What members launch, and the seconds that a wait of it may take."""
+    """The launch of members and its timeout in seconds."""
     timeout = min(paired.timeout for member in members for paired in member.paired)
     return members[0].pairs.launchable(members, timeout), timeout
 
 
 def _launch(members: Sequence[Member]) -> None:
-    """One kernel for ranks of one device; it comes after what all their streams have been given."""
+    """Enqueue one kernel for ranks of one device, ordered behind all their streams."""
     members = sorted(members, key=lambda member: member.rank)
     for member in members:
         member.pairs.executor.compare_last()
@@ -262,7 +262,7 @@ def _launch(members: Sequence[Member]) -> None:
     for other in others:
         order(ordinal, stream, other)
     for member in members:
-        # By its own stream: another rank's may be gone when this rank makes its next call.
+        # Its own stream: another rank's may be destroyed before this rank's next call.
         own = member.paired[-1]
         member.pairs.executor.stream_order.stream = own.stream
         member.pairs.executor.stream_order.release(own)

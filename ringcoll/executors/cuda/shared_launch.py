@@ -1,7 +1,7 @@
 """Ranks that share a GPU share a launch: it carries the blocks of all, so that all run at once.
 
-Whoever offers its call last launches for everybody. Streams are ordered by events: what a rank has
-enqueued before its call comes before the launch, what it enqueues after comes after.
+The rank that submits its call last launches for all. Events order the streams: what a rank has
+enqueued before its call runs before the launch, what it enqueues later runs after it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ R = TypeVar("R")
 
 @dataclass(slots=True, eq=False)
 class PendingLaunch(Generic[R]):
-    """A rank's call at the gate."""
+    """A submitted call of one rank."""
 
     rank: int
     ready: R
@@ -33,7 +33,7 @@ class SharedLaunch(Generic[R]):
     """The ranks of one communicator that live on one device of this process.
 
     Args:
-        wake: wakes the thread of a rank that waits for its launch; None where waits poll.
+        wake: wakes the thread of a rank that waits for its launch; None where threads poll.
 
     """
 
@@ -51,50 +51,49 @@ class SharedLaunch(Generic[R]):
         self.rendezvous: Rendezvous[Any] = Rendezvous(wake)
 
     def submit(self, rank: int, ready: R, stream: int) -> PendingLaunch[R]:
-        """Bring a rank's call; it is launched when every rank of the gate has brought one."""
-        submit = PendingLaunch(rank, ready, stream)
+        """Submit a rank's call; it is launched when every rank of the device has submitted one."""
+        pending = PendingLaunch(rank, ready, stream)
         with self._lock:
-            self._waiting[rank].append(submit)
+            self._waiting[rank].append(pending)
             while all(self._waiting.values()):
-                self._go([self._waiting[each].pop(0) for each in self.ranks])
-        if self._wake is not None and submit.launched.is_set():
-            # Not under the lock: a waiter looks here while it holds what it is woken by.
+                self._launch_group([self._waiting[each].pop(0) for each in self.ranks])
+        if self._wake is not None and pending.launched.is_set():
+            # Not under the lock: a waiter takes it while it holds the lock of its own wake.
             for other in self.ranks:
                 if other != rank:
                     self._wake(other)
-        return submit
+        return pending
 
     def withdraw(self, error: BaseException) -> None:
-        """No call that waits here will be launched any more."""
+        """Fail all calls that wait here."""
         with self._lock:
-            for offers in self._waiting.values():
-                for submit in offers:
-                    submit.error = error
-                    submit.launched.set()
-                offers.clear()
+            for group in self._waiting.values():
+                for pending in group:
+                    pending.error = error
+                    pending.launched.set()
+                group.clear()
         self.rendezvous.withdraw(error)
 
-    def _go(self, offers: list[PendingLaunch[R]]) -> None:
-        stream = offers[-1].stream
-        others = {submit.stream for submit in offers} - {stream}
+    def _launch_group(self, group: list[PendingLaunch[R]]) -> None:
+        stream = group[-1].stream
+        others = {pending.stream for pending in group} - {stream}
         try:
             for other in others:
                 order(self.ordinal, other, stream)
-            self._launch([submit.ready for submit in offers], stream)
+            self._launch([pending.ready for pending in group], stream)
             for other in others:
                 order(self.ordinal, stream, other)
         except BaseException as error:
-            for submit in offers:
-                submit.error = error
-        for submit in offers:
-            submit.launched.set()
+            for pending in group:
+                pending.error = error
+        for pending in group:
+            pending.launched.set()
 
 
 def order(ordinal: int, first: int, then: int) -> None:
-    """Let what ``then`` is given from now on come after what ``first`` has been given.
+    """Order all later work of stream ``then`` behind the present work of stream ``first``.
 
-    A graph that is being captured cannot wait for what is outside of it: who begins a capture on a
-    stream of its own, as torch does, has waited for the device.
+    Does nothing if only ``then`` is being captured: a graph cannot wait for work outside of it.
     """
     from cupy.cuda import Device, runtime
 
@@ -106,19 +105,19 @@ def order(ordinal: int, first: int, then: int) -> None:
             runtime.eventRecord(event, first)
             runtime.streamWaitEvent(then, event, 0)
         except runtime.CUDARuntimeError:
-            # Its owner has destroyed the first stream: what it was given may still run.
+            # The first stream has been destroyed: its work may still run.
             runtime.deviceSynchronize()
         finally:
             runtime.eventDestroy(event)
 
 
 def _outside(first: int, then: int) -> bool:
-    """Whether ``then`` is being captured, and what ``first`` has been given is not part of it."""
+    """Whether ``then`` is being captured and the work of ``first`` is not part of it."""
     from cupy.cuda import runtime
 
     if not runtime.streamIsCapturing(then):
         return False
     try:
         return not runtime.streamIsCapturing(first)
-    except runtime.CUDARuntimeError:  # what the default stream says beside a blocking one
+    except runtime.CUDARuntimeError:  # of the default stream while a blocking one is captured
         return True

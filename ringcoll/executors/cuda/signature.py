@@ -1,4 +1,4 @@
-"""What ranks must agree on for a call on GPUs, in words: its digest goes with their hellos."""
+"""The signature of a call on GPUs: a text on which ranks must agree; hellos carry its digest."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from ringcoll.symmetric.device import CudaSymmetricMemory
 __all__ = ["OFFSETS", "OFFSET_BITS", "copied_buffers", "peer_addresses", "signature_text"]
 
 OFFSET_BITS = 48
-"""Of a buffer as peers reach it: mapping << 48 | offset, 0 if they cannot."""
+"""An address in symmetric memory is mapping << 48 | offset; 0 outside of it."""
 OFFSETS = (1 << OFFSET_BITS) - 1
 
 
 def copied_buffers(choice: KernelChoice, hello: tuple[int, int]) -> tuple[int, int]:
-    """Of INPUT and OUTPUT as peers reach them, those that copy engines touch at their peers.
+    """INPUT and OUTPUT of a hello, 0 unless copy engines access them at peers.
 
-    The host must know where, so they lie at the same place of the same array on all ranks.
+    The host must know their addresses, so they have the same offset in the same array on all ranks.
     """
     buffers = remote_buffers(choice.program) if choice.engine == "copy" else frozenset[Buffer]()
     return hello[0] * (Buffer.INPUT in buffers), hello[1] * (Buffer.OUTPUT in buffers)
@@ -30,7 +30,7 @@ def copied_buffers(choice: KernelChoice, hello: tuple[int, int]) -> tuple[int, i
 def peer_addresses(
     known: tuple[int, int], symmetric: CudaSymmetricMemory, nranks: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Every rank's INPUT and OUTPUT as this rank's device addresses them; () where not known.
+    """Every rank's INPUT and OUTPUT in this rank's address space; () of a word that is 0.
 
     Args:
         known: from :func:`copied_buffers`; ranks agree on it before anything is copied.
@@ -47,19 +47,19 @@ def peer_addresses(
 
 
 def signature_text(choice: KernelChoice, call: Call, known: tuple[int, int]) -> str:
-    """A call and what is chosen for it, as ranks must agree on it."""
+    """The text of a call and of its choice."""
     launch = choice.launch
     mapped = "+".join(sorted(buffer.name for buffer in launch.mapped)) or "nothing"
     plan = hashlib.blake2b(format_plan(choice.plan).encode(), digest_size=4).hexdigest()
     text = f"by {launch.protocol} slices={launch.slices} mapped={mapped} blocks={choice.blocks}"
     if not launch.mapped and choice.direct is not None:
-        text += " asked=all"
+        text += " dual=all"
     shares = choice.layout.shares
     if len(shares) > 1:
         text += f" shares={':'.join(map(str, shares))}"
     if choice.engine != "sm":
         text += f" engine={choice.engine}"
-    # Of a rooted call only the root knows, and only its own buffers are concerned.
+    # Of a rooted call only the root can know.
     if choice.meets and not COLLECTIVES[call.collective].has_root:
         text += f" in_place={call.in_place}"
     for name, word in zip(("sendbuf", "recvbuf"), known, strict=True):

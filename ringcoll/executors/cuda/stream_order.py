@@ -1,9 +1,9 @@
-"""The streams that a rank's calls go to: those of one stream come before those of the next.
+"""Stream order: a rank's calls run one after the other, whatever streams they are given.
 
-Calls share the rank's epoch and report, so two must not run at once. The handle of a stream that
-its owner has destroyed must not be used: CUDA may answer with an error, with a stream that was made
-since, or with a crash. So where nobody keeps a stream an event is remembered in its place, which is
-of no use outside of a capture that it was recorded in, nor inside if it was recorded outside.
+Calls share the rank's epoch and report, so two must not run at once. The handle of a destroyed
+stream must not be used: CUDA may return an error, use a newer stream of that handle, or crash. So
+an event stands for a stream that the caller does not keep alive. An event recorded inside a capture
+is useless outside of it, and one recorded outside is useless inside.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _tracking = False
 
 
 def track_captures() -> None:
-    """Look from now on whether calls are captured, also on the stream of the call before."""
+    """Check every call from now on for capture, also on the stream of the call before."""
     global _tracking
     _tracking = True
 
@@ -44,8 +44,8 @@ def track_captures() -> None:
 def all_idle() -> bool:
     """Whether no call of this process can be running, as far as that is known without waiting.
 
-    Of calls that were captured it is not known: their graphs may be replayed at any time. Where
-    the answer is no, calls are marked from now on, so that it need not be for what comes behind.
+    False once a call was captured: its graph may be replayed at any time. A False also starts
+    marking the ends of calls by events, so that later work of their streams does not count.
     """
     with _lock:
         there = list(_all)
@@ -64,11 +64,11 @@ class OnStream(Protocol):
 
     @property
     def owned(self) -> bool:
-        """Whether somebody keeps the stream alive until it is followed no more."""
+        """Whether the caller keeps the stream alive until the next call."""
 
 
 class StreamOrder:
-    """What the next call must come after."""
+    """Orders the calls of one rank."""
 
     def __init__(self, ordinal: int, who: str) -> None:
         self._ordinal, self._who = ordinal, who
@@ -84,25 +84,21 @@ class StreamOrder:
             _all.add(self)
 
     def is_on(self, stream: int) -> bool:
-        """Whether what a stream is given comes after all calls anyway.
-
-        A call that is captured now does so too: what came before the capture stays hidden by it.
-        """
+        """Whether a stream already is the one of the last call, outside of any capture then."""
         kept = stream == self.stream and self._eager
         if kept and _tracking and waiting_ends_capture(stream):
             self._replayed = True
         return kept
 
     def switch_to(self, stream: int) -> None:
-        """Let the next call go to a stream, after all calls before.
+        """Order a stream behind all earlier calls, for the next call.
 
-        In a capture that is all calls of the same capture: a graph waits for nothing outside of it,
-        and what it was given holds up nothing but the graph.
+        In a capture these are the calls of the same capture: a graph waits for nothing outside.
 
         Raises:
             LaunchRefused: the stream is the default one, which would wait for a blocking stream
-                that is being captured, or calls before it are hidden by a capture of theirs;
-                nothing has happened to it.
+                that is being captured, or earlier calls are on a stream that is being captured;
+                the stream is unchanged.
 
         """
         self._last = None
@@ -120,7 +116,7 @@ class StreamOrder:
         self.stream, self._eager = stream, not graph
 
     def _graph(self, stream: int) -> int:
-        """The capture that the next call's stream is part of; 0: of none."""
+        """The capture of the next call's stream; 0: none."""
         try:
             return capture_of(stream)
         except runtime().CUDARuntimeError as error:
@@ -133,19 +129,19 @@ class StreamOrder:
             ) from error
 
     def _recall(self, graph: int, stream: int) -> None:
-        """Let a stream of a capture come after what is remembered of that capture."""
+        """Order a stream of a capture behind the earlier calls of that capture."""
         end = self._captured.pop(graph, None)
         if end is not None:
             end.order(stream)
 
     def _turn(self, before: int, stream: int, graph: int) -> None:
-        """From the last call's stream to another, which is part of this capture or of none (0)."""
+        """Order a stream, of a capture or of none (0), behind the last call's stream."""
         its = _capture_of(before)
         if its == graph or (its is None and not graph):
             order(self._ordinal, before, stream)
         elif its is not None:  # into a capture, or out of it: what goes on there later waits
             if its and self._eager:
-                # Nothing that is asked of the stream now comes between them and the capture.
+                # An event recorded there now would be part of the capture.
                 raise LaunchRefused(
                     f"{self._who}: a call cannot come after those that its communicator has made "
                     f"on a stream before a CUDA graph began to be captured there; make it after "
@@ -155,18 +151,18 @@ class StreamOrder:
             self._remember(before, its)
 
     def release(self, call: OnStream) -> None:
-        """After a call: where nobody keeps its stream, remember an event in place of the handle."""
+        """After a call: keep an event in place of a stream that the caller does not keep alive."""
         stream = call.stream
         if not (call.owned or stream in _FOR_EVER):
             self._remember(stream, capture_of(stream))
             self.stream = None
 
     def _remember(self, stream: int, graph: int) -> None:
-        """Remember the end of a stream, which is part of this capture or of none (0)."""
+        """Record an event at the end of a stream, of a capture or of none (0)."""
         if graph:
             self._recall(graph, stream)
-            # The end of a capture cannot be seen from its event, and its streams may be gone: so
-            # the one whose last call is the longest ago makes room.
+            # An event does not show the end of its capture: drop the capture that was used least
+            # recently.
             while len(self._captured) >= _MOST:
                 del self._captured[next(iter(self._captured))]
             self._captured[graph] = Event(self._ordinal, stream)
@@ -217,7 +213,7 @@ class StreamOrder:
                 ) from error
 
     def ended(self) -> bool:
-        """Whether all calls have ended and none was captured, by what is known without waiting."""
+        """Whether all calls are known to have ended and none was captured; does not wait."""
         last, end, stream = self._last, self._end, self.stream
         if self._replayed:
             return False
@@ -245,23 +241,23 @@ class StreamOrder:
             self.mark(stream)
 
     def unmark(self) -> None:
-        """A call is about to come, which its mark will be behind."""
+        """Forget the mark: a call follows."""
         self._last = None
 
     def mark(self, stream: int) -> None:
-        """Remember the end of a stream as it is now: all calls lie before it."""
+        """Record an event at the end of a stream, behind all calls."""
         with contextlib.suppress(RuntimeError), on(self._ordinal), outside_capture():
             self._last = None if waiting_ends_capture(stream) else Event(self._ordinal, stream)
 
     def forget(self) -> None:
-        """Nothing is to be waited for any more."""
+        """Forget all streams and events."""
         self.stream = self._end = self._last = None
         self._replayed = False
         self._captured.clear()
 
 
 def _capture_of(stream: int) -> int | None:
-    """The capture that a stream of an earlier call is part of; None: it cannot be told."""
+    """The capture of an earlier call's stream; None: unknown."""
     try:
         return capture_of(stream)
     except runtime().CUDARuntimeError:
@@ -272,5 +268,5 @@ def _wait(cuda: Any, stream: int) -> None:
     try:
         cuda.streamSynchronize(stream)
     except cuda.CUDARuntimeError:
-        # Its owner has destroyed the stream all the same: what it was given may still run.
+        # The stream has been destroyed: its work may still run.
         cuda.deviceSynchronize()

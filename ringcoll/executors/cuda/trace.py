@@ -199,7 +199,7 @@ class Recorder:
         return self._memory.pointer
 
     def rows(self, rank: int, choice: KernelChoice, dtype: DType) -> list[TraceEntry]:
-        """The rows of the one call that has ended since this was last asked; then they are gone.
+        """The rows of the one call that has ended since the last reading, which clears the record.
 
         Raises:
             OutOfMemory: rows found no room.

@@ -1,4 +1,4 @@
-"""Where everything lies in the device memory that a rank shares with its peers: its arena.
+"""The layout of a rank's workspace: the device memory that its peers map and write.
 
 ::
 
@@ -8,11 +8,11 @@
 
     | zones of pairs, both halves of each
 
-Every protocol has a region of its own: a word of data that happened to equal the flag of a line
-would be taken for one. The halves of a region alternate by epoch and lie at fixed offsets, so that
-a small call after a large one cannot overlap it. Calls of copy engines have a region without
-halves, for the addresses of a captured copy are fixed: they begin only when all ranks have entered,
-and a rank that enters has left its calls before. ``kernels/program.cuh`` knows the first fields.
+Every protocol has a region of its own: data of another protocol could equal a line's flag. The
+halves of a region alternate by epoch and lie at fixed offsets, so that a small call after a large
+one cannot overlap it. Calls of copy engines have a region without halves, because the addresses of
+a captured copy are fixed: they begin only when all ranks have entered, so all earlier calls have
+ended. ``kernels/program.cuh`` holds the first offsets.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = [
 MOST_BLOCKS = 160
 """CUDA blocks a rank: one for each multiprocessor of the largest GPUs."""
 FLAGS = 64
-"""Pairs of blocks that may signal from one rank to another, each with a word for every replica."""
+"""Pairs of blocks that may signal from one rank to another, each with a flag for every replica."""
 
 REPORT_BYTES = 32
 HELLOS = 64
@@ -65,12 +65,12 @@ class Workspace:
 
     @property
     def hello_bytes(self) -> int:
-        """What all ranks have said to one, itself included."""
+        """Bytes of the hellos of all ranks at one."""
         return HELLO_SLOTS * self.nranks * HELLO_LINES * _LINE
 
     @property
     def progress(self) -> int:
-        """``Progress[MOST_BLOCKS]``, which only its owner touches."""
+        """``Progress[MOST_BLOCKS]``, private to the rank."""
         return _up(HELLOS + self.hello_bytes)
 
     @property
@@ -90,7 +90,7 @@ class Workspace:
 
     @property
     def scratch(self) -> int:
-        """SCRATCH of calls whose signals are words of their own."""
+        """SCRATCH of protocol Simple."""
         return self.wide_lines + 2 * self.wide_half
 
     def half_of(self, protocol: str) -> int:
@@ -100,26 +100,26 @@ class Workspace:
 
     @property
     def copies(self) -> int:
-        """SCRATCH of calls of copy engines."""
+        """SCRATCH of copy engines."""
         return self.scratch + 2 * self.scratch_half
 
     @property
     def zone_half(self) -> int:
-        """Bytes of a half of the zone into which one peer sends."""
+        """Bytes of a half of the landing zone of one peer."""
         return max(1, self.zone_bytes // (2 * self.nranks * _PAGE)) * _PAGE
 
     def pair(self, peer: int, *, sends: bool) -> int:
-        """What a rank keeps for its half of a pair: hellos, flags, and the sequence numbers."""
+        """Hellos, flags and sequence numbers of a rank's half of a pair."""
         return _up(self.copies + self.copied) + (2 * peer + sends) * self._pair_bytes
 
     @property
     def pair_flags(self) -> int:
-        """``u64[replicas]``, from where the half begins; its hellos are LL lines before."""
+        """``u64[replicas]``, relative to the half; its hellos, LL lines, come first."""
         return HELLO_SLOTS * _LINE
 
     @property
     def pair_sequence(self) -> int:
-        """``u64[replicas]``, from where the half begins: the last call that each block ended."""
+        """``u64[replicas]``, relative to the half: the last call that each block has ended."""
         return self.pair_flags + self.replicas * 8
 
     @property
@@ -127,7 +127,7 @@ class Workspace:
         return self.pair_sequence + self.replicas * 8
 
     def zone(self, sender: int) -> int:
-        """Into which ``sender`` sends; two halves by the parity of the pair's calls."""
+        """The landing zone of ``sender``; two halves by the parity of the pair's calls."""
         return _up(self.pair(self.nranks, sends=False)) + 2 * sender * self.zone_half
 
     @property

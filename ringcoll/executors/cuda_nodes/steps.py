@@ -240,12 +240,12 @@ class Steps:
 
         """
         most = max(map(len, self.members))
-        seats = [
+        slots = [
             (self.members[(self.node + way * ahead) % self.nodes], (self.local + way * turn) % most)
             for ahead in range(1, self.nodes)
             for turn in range(most)
         ]
-        return [ranks[seat] for ranks, seat in seats if seat < len(ranks)]
+        return [ranks[slot] for ranks, slot in slots if slot < len(ranks)]
 
     def scratch(self, region: int, count: int, dtype: DType, number: int = 0) -> Array:
         """Memory of the device for a slice, by its number where it is kept from step to step.
