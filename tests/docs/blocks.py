@@ -133,8 +133,11 @@ def _compare(where: str, block: Block, printed: str) -> None:
             rest = rest.replace(line, "", 1)
         assert not rest.strip(), f"{where}: printed\n{printed}"
         return
-    wanted = re.escape("\n".join(shown)).replace(re.escape("..."), ".*")
-    assert re.fullmatch(wanted, "\n".join(seen), re.DOTALL), f"{where}: printed\n{printed}"
+    anything = {"...": "(?:.*\n)?"}  # a line of its own: any lines, or none
+    wanted = [re.escape(line).replace(re.escape("..."), ".*") + "\n" for line in shown]
+    pattern = "".join(anything.get(line, regex) for line, regex in zip(shown, wanted, strict=True))
+    text = "".join(f"{line}\n" for line in seen)
+    assert re.fullmatch(pattern, text, re.DOTALL), f"{where}: printed\n{printed}"
 
 
 def _lines(text: str) -> list[str]:
