@@ -6,14 +6,20 @@ import argparse
 import shutil
 from dataclasses import dataclass
 
-from ringcoll.algorithms import ALGORITHMS, Algorithm, name_of
+from ringcoll.algorithms import Algorithm, name_of
 from ringcoll.algorithms.load import find
-from ringcoll.cli.links import add_link_arguments, describe_links, links_of, typed
+from ringcoll.cli.links import (
+    add_call_arguments,
+    add_link_arguments,
+    describe_links,
+    links_of,
+    typed,
+)
 from ringcoll.cli.output import say_written, write_json
 from ringcoll.errors import ArgumentError
 from ringcoll.launch import Launch
 from ringcoll.lower import lower
-from ringcoll.model.explain import LEGEND, space_time
+from ringcoll.model.explain import LEGEND, MOST_RANKS, space_time
 from ringcoll.model.picture import plot_space_time
 from ringcoll.model.plot import check_plot
 from ringcoll.model.predict import Clock, Timed
@@ -40,21 +46,23 @@ ringcoll explain all_reduce --algorithm star.py:star --lowered
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``ringcoll explain``."""
-    parser.add_argument(
-        "collective", choices=list(ALGORITHMS), metavar="COLLECTIVE", help=", ".join(ALGORITHMS)
-    )
+    add_call_arguments(parser)
     option = parser.add_argument
     option(
         "--algorithm",
         metavar="NAME",
         help="a name, FILE.py:FUNCTION or MODULE:FUNCTION (default: the fastest by the model)",
     )
-    option("--ranks", type=int, default=None, metavar="N", help="how many ranks (default 4)")
-    option("--slices", type=int, metavar="S", help="default: the best by the model")
     option(
-        "--window", type=int, default=2, metavar="W", help="slots of a SCRATCH chunk (default 2)"
+        "--ranks",
+        type=int,
+        default=None,
+        metavar="N",
+        help="ranks of the call (default 4; send: 2)",
     )
-    option("--root", type=int, default=0, metavar="RANK", help="the root (default 0)")
+    option(
+        "--slices", type=int, metavar="S", help="slices of a chunk (default: the best by the model)"
+    )
     option(
         "--bytes",
         type=typed(parse_bytes),
@@ -63,13 +71,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="bytes of the larger buffer, such as 64M (default 1M)",
     )
     add_link_arguments(parser)
-    option("--width", type=int, metavar="COLUMNS", help="of the table (default: the terminal's)")
+    option(
+        "--width", type=int, metavar="COLUMNS", help="of the table (default: those of the terminal)"
+    )
     option(
         "--lowered",
         action="store_true",
-        help="also print the plan as it runs: every slice with its waits and signals",
+        help="also print the lowered plan: every slice with its waits and signals",
     )
-    option("--plot", metavar="FILE", help="draw the table; .png or .svg")
+    option("--plot", metavar="FILE", help="draw chunks, sums and directions; .png, .svg or .pdf")
     option("--json", metavar="FILE", help="write the steps as JSON; - is stdout")
 
 
@@ -131,18 +141,18 @@ def _plot(args: argparse.Namespace, launched: _Launched) -> None:
     say_written(args.plot)
 
 
-_MOST = 64
-"""Ranks that a table is made for."""
+_MOST_SLICES = 64
+"""S that is searched for a table."""
 
 _PANELS = 4
 """The table is cut into panels as wide as the terminal; so many are printed."""
 
 
 def _launch(args: argparse.Namespace) -> _Launched:
-    """The launch that the options ask for, or that the model chooses, and why."""
-    if args.ranks > _MOST:
+    """The launch that the options give, or that the model chooses, and why."""
+    if args.ranks > MOST_RANKS:
         raise ArgumentError(
-            f"--ranks {args.ranks}: at most {_MOST} fit a table; `ringcoll model` takes any number"
+            f"--ranks {args.ranks}: at most {MOST_RANKS} fit a table; use `ringcoll model`"
         )
     links = links_of(args, args.ranks)
     call = args.collective, args.ranks
@@ -162,9 +172,11 @@ def _launch(args: argparse.Namespace) -> _Launched:
     elif args.algorithm is None:
         slices = choice.slices
     else:
-        slices, _ = best_slices(clock, args.bytes, most=_MOST, only_powers=True)
+        slices, _ = best_slices(clock, args.bytes, most=_MOST_SLICES, only_powers=True)
     if plan.synchronised and slices > 1:
-        raise ArgumentError(f"--slices {slices}: {algorithm} is synchronised by hand, it takes 1")
+        raise ArgumentError(
+            f"--slices {slices}: {name_of(algorithm)} has signals of its own and takes 1"
+        )
     seconds = clock.predict(args.bytes, slices).seconds
     reasons = _reasons(args, choice, name_of(algorithm), slices, seconds)
     timed = clock.trace(args.bytes, slices)
@@ -174,8 +186,8 @@ def _launch(args: argparse.Namespace) -> _Launched:
 def _reasons(
     args: argparse.Namespace, choice: Choice, algorithm: str, slices: int, seconds: float
 ) -> tuple[str, ...]:
-    how = "as asked" if args.algorithm is not None else "the fastest by the model"
-    said = "as asked" if args.slices is not None else "the best power of two by the model"
+    how = "given" if args.algorithm is not None else "the fastest by the model"
+    said = "given" if args.slices is not None else "the best power of two by the model"
     return (
         f"launch: {algorithm} ({how}), S = {slices} ({said}), W = {args.window}: "
         f"{format_seconds(seconds)}",

@@ -1,4 +1,4 @@
-"""``ringcoll kernels``: compile ahead for GPUs that this machine need not have."""
+"""``ringcoll kernels``: compile ahead, also for GPUs that this machine does not have."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ ringcoll kernels sm_80 sm_90 sm_100
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``ringcoll kernels``."""
     parser.add_argument(
-        "arch", nargs="+", metavar="ARCH", help="sm_90 for compute capability 9.0, and so on"
+        "arch",
+        nargs="+",
+        metavar="ARCH",
+        help="architecture of a GPU, such as sm_90 for compute capability 9.0",
     )
 
 
@@ -35,7 +38,8 @@ def main(args: argparse.Namespace) -> int:
     """Run ``ringcoll kernels``: fill the cache folder, a line for each architecture.
 
     Raises:
-        MachineError: NVRTC is missing or does not know an architecture, or nothing can be kept.
+        MachineError: NVRTC is missing or does not know an architecture, or the folder cannot be
+            written.
 
     """
     from ringcoll.executors.cuda.cache import KernelCache, kernel_folder
@@ -50,7 +54,9 @@ def main(args: argparse.Namespace) -> int:
     for arch in args.arch:
         cache = KernelCache(folder)
         if cache.folder is None:
-            raise MachineError(f"{folder}: nothing can be kept there; set RINGCOLL_CACHE_DIR")
+            raise MachineError(
+                f"{folder}: cannot write kernels there; set RINGCOLL_CACHE_DIR to another folder"
+            )
         start = time.perf_counter()
         with progress(f"compiling for {arch}", len(sources), partial(_ready, cache)):
             cache.compile_all(sources, arch)

@@ -1,4 +1,4 @@
-"""The options that say what the links are, for all commands that predict."""
+"""The options of all commands that predict: the call, and the links it runs over."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar, get_args
 
+from ringcoll.algorithms import ALGORITHMS
 from ringcoll.config import from_environment
 from ringcoll.errors import ArgumentError
 from ringcoll.model.figures import Figures, measured_figures, read_figures
@@ -16,12 +17,13 @@ from ringcoll.units import format_seconds, parse_bandwidth, parse_ints, parse_se
 
 __all__ = [
     "MEASURED",
+    "add_call_arguments",
     "add_link_arguments",
     "describe_links",
     "figures_of",
-    "free_messages",
     "links_of",
     "typed",
+    "unknown_costs",
 ]
 
 MEASURED = "measured"
@@ -44,6 +46,16 @@ def typed(parse: Callable[[str], _Parsed]) -> Callable[[str], _Parsed]:
     return parsed
 
 
+def add_call_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add ``COLLECTIVE``, ``--window`` and ``--root``."""
+    parser.add_argument(
+        "collective", choices=list(ALGORITHMS), metavar="COLLECTIVE", help=", ".join(ALGORITHMS)
+    )
+    option = parser.add_argument
+    option("--window", type=int, default=2, metavar="W", help="slots of SCRATCH (default 2)")
+    option("--root", type=int, default=0, metavar="RANK", help="root of the call (default 0)")
+
+
 def add_link_arguments(parser: argparse.ArgumentParser) -> None:
     """Add ``--bandwidth``, ``--alpha``, ``--latency``, ``--links``, ``--nodes`` and the like."""
     option = parser.add_argument_group("links").add_argument
@@ -52,59 +64,56 @@ def add_link_arguments(parser: argparse.ArgumentParser) -> None:
         "--bandwidth",
         type=typed(_bandwidth),
         metavar="B",
-        help="bytes a second of each link and direction, such as 10e9 or 10G (default 10G), or "
+        help="bytes a second of each link and direction, such as 10e9 or 10G (default 10G); "
         "`measured`: B, alpha and L of the newest timing run on this machine",
     )
-    option(
-        "--figures",
-        metavar="FILE",
-        help="B, alpha and L of the timing run that has written this JSON",
-    )
+    option("--figures", metavar="FILE", help="take B, alpha and L from this JSON of a timing run")
     option(
         "--alpha",
         type=seconds,
         metavar="SECONDS",
-        help="what each message occupies a link besides its bytes, such as 2e-6 or 2us (default 0)",
+        help="time that each message occupies a link beside its bytes, such as 2us (default 0)",
     )
     option(
         "--latency",
         type=seconds,
         metavar="SECONDS",
-        help="flight: how much later data arrive, while the link is free again (default 0)",
+        help="L, the time of flight, in which the link carries the next message (default 0)",
     )
     option(
         "--links",
         choices=[kind for kind in get_args(Topology) if kind != "machine"],
-        help="switch: one port a rank and direction (default); pairs: a wire for each ordered "
-        "pair of ranks; memory: all share one memory",
+        help="switch: one port a rank and direction (default); pairs: a link for each ordered "
+        "pair of ranks; memory: one memory that all ranks share",
     )
     option(
         "--local-bandwidth",
         type=bandwidth,
         metavar="B",
-        help="bytes a second of copies within a rank (default: they cost nothing)",
+        help="bytes a second of copies within a rank (default: no limit)",
     )
     option(
         "--nodes",
         type=typed(parse_ints),
         metavar="COUNT|LIST",
-        help="how many equal nodes the ranks sit on, or how many ranks each node has (default 1)",
+        help="number of equal nodes, or the ranks of each node, such as 4,2 (default 1)",
     )
     option(
         "--network-bandwidth",
         type=bandwidth,
         metavar="B",
-        help="bytes a second of the port each rank has to other nodes (default: as --bandwidth)",
+        help="bytes a second of each rank's port to other nodes (default: --bandwidth)",
     )
     option(
         "--per-port",
         type=int,
         default=1,
         metavar="RANKS",
-        help="how many ranks of a node share such a port (default 1)",
+        help="ranks of a node that share such a port (default 1)",
     )
-    option("--network-alpha", type=seconds, metavar="SECONDS", help="α between nodes")
-    option("--network-latency", type=seconds, metavar="SECONDS", help="L between nodes")
+    for name in ("alpha", "latency"):
+        text = f"the same between nodes (default: --{name})"
+        option(f"--network-{name}", type=seconds, metavar="SECONDS", help=text)
 
 
 def links_of(args: argparse.Namespace, nranks: int) -> Links:
@@ -132,7 +141,7 @@ def links_of(args: argparse.Namespace, nranks: int) -> Links:
 
 
 def _usual(args: argparse.Namespace) -> Links:
-    """The links of one node: what was measured, where that is asked for, and what is given."""
+    """The links of one node: measured figures under those that the options give."""
     figures = figures_of(args)
     links = Links(_BANDWIDTH) if figures is None else figures.links()
     given = {
@@ -146,7 +155,7 @@ def _usual(args: argparse.Namespace) -> Links:
 
 
 def figures_of(args: argparse.Namespace) -> Figures | None:
-    """The measured figures that the options ask for; None where they ask for none.
+    """The measured figures that the options name; None where they name none.
 
     Raises:
         ArgumentError: there are none, or a bandwidth is given too.
@@ -155,7 +164,7 @@ def figures_of(args: argparse.Namespace) -> Figures | None:
     if args.figures is not None:
         if args.bandwidth not in (None, MEASURED):
             raise ArgumentError(
-                f"--figures {args.figures}: --bandwidth {args.bandwidth:g} says something else; "
+                f"--figures {args.figures} and --bandwidth {args.bandwidth:g} exclude each other; "
                 f"leave one of them out"
             )
         return read_figures(args.figures)
@@ -189,8 +198,8 @@ _KINDS: dict[Topology, str] = {
 }
 
 
-def free_messages(args: argparse.Namespace, links: Links) -> tuple[str, ...]:
-    """A warning for people where α or L is 0 since nobody knows it; none elsewhere."""
+def unknown_costs(args: argparse.Namespace, links: Links) -> tuple[str, ...]:
+    """A warning where α or L is 0 because it is not known; none elsewhere."""
     unknown = [
         name
         for name in ("alpha", "latency")

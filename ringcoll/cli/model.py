@@ -1,4 +1,4 @@
-"""``ringcoll model``: how long a collective takes, on paper."""
+"""``ringcoll model``: predict how long a collective takes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from dataclasses import asdict, dataclass
 from ringcoll.algorithms import ALGORITHMS, Algorithm, name_of
 from ringcoll.algorithms.load import find_all
 from ringcoll.cli.links import (
+    add_call_arguments,
     add_link_arguments,
     describe_links,
     figures_of,
-    free_messages,
     links_of,
     typed,
+    unknown_costs,
 )
 from ringcoll.cli.output import Progress, bold, progress, say_written, write_json
 from ringcoll.errors import ArgumentError, PlanError
@@ -71,15 +72,12 @@ class _Point:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``ringcoll model``."""
-    parser.add_argument(
-        "collective", choices=list(ALGORITHMS), metavar="COLLECTIVE", help=", ".join(ALGORITHMS)
-    )
+    add_call_arguments(parser)
     option = parser.add_argument
     option(
         "--algorithm",
         metavar="LIST",
-        help="names, FILE.py:FUNCTION or MODULE:FUNCTION, separated by commas (default: all that "
-        "the collective has)",
+        help="names, FILE.py:FUNCTION or MODULE:FUNCTION, separated by commas (default: all)",
     )
     option(
         "--ranks",
@@ -99,10 +97,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="LIST",
         help="numbers of slices (default 1,2,4,16,64,256; above 1,024 ranks 1,4,16)",
     )
-    option(
-        "--window", type=int, default=2, metavar="W", help="slots of a SCRATCH chunk (default 2)"
-    )
-    option("--root", type=int, default=0, metavar="RANK", help="the root (default 0)")
     add_link_arguments(parser)
     add_scale_arguments(parser)
     option("--plot", metavar="FILE", help="draw time over slices; .png or .svg")
@@ -110,21 +104,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_scale_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what makes ``ringcoll model`` show how times grow with the number of nodes."""
+    """Add ``--per-node`` and ``--preset``."""
     option = parser.add_argument_group("many nodes").add_argument
     option(
         "--per-node",
         type=int,
         metavar="RANKS",
-        help="show how times grow with the nodes, each of so many ranks: --nodes lists how many "
-        "nodes (default 1,2,4,...,2048), --ranks is not given, --plot draws time and busbw "
-        "over nodes",
+        help="predict how times grow with the number of nodes, each of this many ranks: --nodes "
+        "lists the numbers (default 1,2,4,...,2048) in place of --ranks, --plot draws time and "
+        "busbw over them",
     )
     option(
         "--preset",
         metavar="NAME",
-        help="nodes like this machine of `ringcoll topo --preset list`: its GPUs, B, and B between "
-        "nodes, where they are not given",
+        help="nodes like this machine of `ringcoll topo --preset list`: its GPUs, links and "
+        "network, where no option gives them",
     )
 
 
@@ -146,7 +140,7 @@ def main(args: argparse.Namespace) -> int:
         if figures is not None:
             print(f"measured {figures.date}, {figures.source}")
         print(f"{links.topology}: {KINDS[links.topology]} (--links takes {', '.join(_KINDS)})")
-        print(*free_messages(args, links), bold(_HEAD), sep="\n")
+        print(*unknown_costs(args, links), bold(_HEAD), sep="\n")
     with progress("predicting") as shown:
         for case in _cases(args, algorithms, shown):
             few = _FEW_SLICES if case.nranks > _MANY_RANKS else _SLICES

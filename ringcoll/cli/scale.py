@@ -1,4 +1,4 @@
-"""``ringcoll model --per-node``: how times grow with the nodes, and who is the fastest when."""
+"""``ringcoll model --per-node``: how times grow with the nodes, and which algorithm is fastest."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from ringcoll.algorithms import ALGORITHMS, name_of
 from ringcoll.algorithms.load import find_all
-from ringcoll.cli.links import describe_links, figures_of, free_messages, links_of
+from ringcoll.cli.links import describe_links, figures_of, links_of, unknown_costs
 from ringcoll.cli.output import bold, progress, say_written, write_json
 from ringcoll.errors import ArgumentError, PlanError
 from ringcoll.model.closed_form import bus_factor
@@ -41,7 +41,7 @@ def main(args: argparse.Namespace) -> int:
     if not quiet:
         # At once: the first table takes seconds.
         head = f"{args.collective} on nodes of {args.per_node}: {_figures(args)}"
-        print(head, *sources, *free_messages(args, _links(args, 2)), sep="\n", flush=True)
+        print(head, *sources, *unknown_costs(args, _links(args, 2)), sep="\n", flush=True)
         if args.network_latency is None and not figures_of(args) and max(numbers) > 1:
             print(
                 "no latency between nodes known, that of a node assumed: many nodes look faster "
@@ -54,7 +54,7 @@ def main(args: argparse.Namespace) -> int:
         for nbytes in sizes:
             for nodes in numbers:
                 shown.step(f"{format_bytes(nbytes)} on {nodes * args.per_node} ranks")
-                table[nodes, nbytes] = _asked(growths, args, nodes, nbytes, refused)
+                table[nodes, nbytes] = _best_points(growths, args, nodes, nbytes, refused)
             if not quiet:
                 shown.print("", *_block(args, table, numbers, nbytes, growths))
         shown.print(*(f"left out: {text}" for text in refused.values()), file=sys.stderr)
@@ -142,7 +142,7 @@ def _growths(args: argparse.Namespace) -> dict[str, Growth]:
     return growths
 
 
-def _asked(
+def _best_points(
     growths: Mapping[str, Growth],
     args: argparse.Namespace,
     nodes: int,
@@ -173,7 +173,7 @@ def _spans(
     known = {nbytes: fastest(table[nodes, nbytes]).algorithm for nbytes in sizes}
 
     def ask(nbytes: int) -> str:
-        return fastest(_asked(growths, args, nodes, nbytes, {})).algorithm
+        return fastest(_best_points(growths, args, nodes, nbytes, {})).algorithm
 
     return winners(ask, sizes, known)
 

@@ -1,4 +1,4 @@
-"""``ringcoll topo``: what a machine's links are, the rings it is worth, and what limits them."""
+"""``ringcoll topo``: a machine's links, the rings they allow, and what limits these."""
 
 from __future__ import annotations
 
@@ -83,25 +83,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(
         "--mixed",
         action="store_true",
-        help="also rings over worse links beside the best ones, such as PCIe beside NVLink",
+        help="also search rings over slower links, such as PCIe beside NVLink",
     )
     option(
         "--measure",
         action="store_true",
-        help="time copies between this machine's GPUs, which must be idle, and go by that",
+        help="use bandwidths that are timed on this machine's GPUs, which must be idle",
     )
     option(
         "--algorithm",
         metavar="LIST",
-        help="also predict 64 MiB by these on the machine's links: algorithms of all_reduce, or "
-        "your own as FILE.py:FUNCTION or MODULE:FUNCTION, separated by commas",
+        help="predict 64 MiB on the machine's links: algorithms of all_reduce, or your own as "
+        "FILE.py:FUNCTION or MODULE:FUNCTION, separated by commas",
     )
     output = parser.add_argument_group("output").add_argument
-    output("--matrix", action="store_true", help="only the matrix of who reaches whom how")
+    output("--matrix", action="store_true", help="print only the matrix of links between GPUs")
     output(
         "--notes",
         action="store_true",
-        help="only what is strange or not sure about the machine, and what the search did",
+        help="print only doubts about the machine's description, and what the search did",
     )
     output(
         "--json",
@@ -110,8 +110,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     output("--xml", metavar="FILE", help="write the machine in NCCL's form; - is stdout")
     output("--graph", metavar="FILE", help="write the rings as NCCL_GRAPH_FILE wants; - is stdout")
-    output("--compare", metavar="FILE", help="judge the rings of an NCCL_GRAPH_FILE beside these")
-    output("--picture", metavar="FILE", help="draw machine and rings: .svg, .png, or .txt a tree")
+    output("--compare", metavar="FILE", help="compare with the rings of an NCCL_GRAPH_FILE")
+    output(
+        "--picture",
+        metavar="FILE",
+        help="draw machine and rings as .svg or .png, or a tree as .txt",
+    )
 
 
 def main(args: argparse.Namespace) -> int:
@@ -120,7 +124,7 @@ def main(args: argparse.Namespace) -> int:
     Raises:
         ArgumentError: a file that cannot be read or written or is no topology, a GPU that there is
             not, options that exclude each other.
-        MachineError: this machine has no GPU and no other was asked for.
+        MachineError: this machine has no GPU and no option names another.
 
     """
     if args.preset == _LIST:
@@ -133,8 +137,7 @@ def main(args: argparse.Namespace) -> int:
         raise ArgumentError(f"{wanted[0]} {wanted[1]}: only one option may write to stdout")
     if args.measure and args.xml is not None:
         raise ArgumentError(
-            f"--measure --xml {args.xml}: NCCL's form has no place for what was measured; leave "
-            f"one out"
+            f"--measure --xml {args.xml}: NCCL's form holds no measured bandwidths; leave one out"
         )
     if args.picture is not None:
         check_picture(args.picture)  # before a long search
@@ -164,7 +167,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _document(args: argparse.Namespace) -> Element:
-    """The machine that was asked for."""
+    """The machine that the options name."""
     if args.file is not None:
         return load_document(args.file)
     if args.preset is not None:
@@ -172,7 +175,7 @@ def _document(args: argparse.Namespace) -> Element:
     from ringcoll.topology.detect import detect
 
     _, settings = from_environment(os.environ)
-    # Who asks wants to see a link that has failed since the last time.
+    # Fresh: a link may have failed since the last detection.
     with progress("detecting the GPUs and their links"):
         document = detect(fresh=True, cache_dir=settings.cache_dir)
     if not any(element.tag == "gpu" for element in document.walk()):
@@ -184,7 +187,7 @@ def _document(args: argparse.Namespace) -> Element:
 
 
 def _measured(args: argparse.Namespace, system: System) -> System:
-    """The system with bandwidths that were timed here."""
+    """The system with bandwidths that were timed on this machine."""
     if args.preset is not None:
         raise ArgumentError("--measure times copies on this machine; leave --preset out")
     from ringcoll.topology.detect import measure
@@ -254,7 +257,7 @@ def _compare(system: System, found: RingSet, path: str) -> _Compared:
         raise ArgumentError(f"--compare {path}: {error}") from None
     if not found.rings or found.gpus != rings.gpus:
         why = "leave --gpus out" if found.rings else "no ring joins the GPUs of this machine"
-        raise ArgumentError(f"--compare {path}: it is compared with rings of all GPUs; {why}")
+        raise ArgumentError(f"--compare {path}: its rings join all GPUs; {why}")
     return _Compared(path, rings, times_as_long(system, found, rings))
 
 

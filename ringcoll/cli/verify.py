@@ -1,4 +1,4 @@
-"""``ringcoll verify``: prove every built-in algorithm, and doubt every proof with mutants."""
+"""``ringcoll verify``: prove every algorithm, and test each proof with mutants of its plan."""
 
 from __future__ import annotations
 
@@ -45,8 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--nodes",
         type=typed(parse_ints),
         metavar="LIST",
-        help="ranks of each node, such as 2,2, instead of --ranks: what crosses nodes goes by "
-        "message",
+        help="ranks of each node, such as 2,2, in place of --ranks: messages join the nodes",
     )
     parser.add_argument(
         "--collective",
@@ -65,18 +64,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--mutants",
         choices=("sample", "all", "none"),
         default="sample",
-        help="all: every mutant of every launch; sample: all up to 3 ranks, of more ranks some of "
-        "each kind (default)",
+        help="broken plans that the proof must reject: all of every launch; sample: all up to 3 "
+        "ranks, some of each kind above (default)",
     )
     parser.add_argument(
         "--slices",
         type=typed(parse_ints),
         default=[1, 3],
         metavar="LIST",
-        help="S, in how many slices a chunk is pipelined with a window of 2 (default 1,3; up to 3 "
-        "ranks all S are proven)",
+        help="slices of a chunk, with a window of 2 (default 1,3; up to 3 ranks all are proven)",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the sample (default 0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the sample (default 0)")
     parser.add_argument(
         "--jobs", type=int, default=0, help="processes (default: one for each core)"
     )

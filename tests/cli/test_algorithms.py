@@ -62,7 +62,7 @@ def test_explain_takes_it(capsys):
     assert (status, err) == (0, "")
     assert "all_reduce of 1 MiB by star.py:star, 4 ranks" in out
     assert "rank 0    all+<1,2,3" in out
-    assert "launch: star.py:star (as asked)" in out
+    assert "launch: star.py:star (given)" in out
     assert "  star.py:star: at least" in out, "it stands among those that the model compares"
 
 

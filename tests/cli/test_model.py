@@ -202,7 +202,7 @@ def test_explain_shows_the_table_and_the_launch(capsys):
     status, out, _ = run(capsys, "explain broadcast --algorithm chain --ranks 4 --slices 4")
     assert status == 0
     assert "rank 1          s0>2  s1>2  s2>2  s3>2" in out
-    assert "launch: chain (as asked), S = 4 (as asked), W = 2" in out
+    assert "launch: chain (given), S = 4 (given), W = 2" in out
     status, out, _ = run(capsys, "explain all_reduce --bytes 8 --alpha 1us --lowered --width 60")
     assert "(the fastest by the model)" in out
     assert "signal" in out.split("times as long")[-1]

@@ -199,7 +199,7 @@ def test_a_malformed_file_is_named_with_its_line(capsys, tmp_path):
         (["--file", DGX1, "--gpus", "1,0,1"], "the same GPU is there twice"),
         (["--file", DGX1, "--picture", "a.gif"], ".svg, .png or .txt"),
         (["--file", DGX1, "--xml", "none/a.xml"], "--xml none/a.xml"),
-        (["--file", DGX1, "--measure", "--xml", "a.xml"], "no place for what was measured"),
+        (["--file", DGX1, "--measure", "--xml", "a.xml"], "holds no measured bandwidths"),
         (["--preset", "dgx1-p100", "--measure"], "leave --preset out"),
         (["--file", TEMPLATE, "--graph", "-"], "no ring joins these 0 GPUs"),
     ],

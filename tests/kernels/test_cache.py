@@ -336,4 +336,4 @@ def test_command_refuses_what_it_cannot_do(tmp_path, monkeypatch, capsys):
     assert "not for 'hopper'" in capsys.readouterr().err
     (tmp_path / "kernels").chmod(0o777)
     assert main(["kernels", "sm_90"]) == 2
-    assert "nothing can be kept there; set RINGCOLL_CACHE_DIR" in capsys.readouterr().err
+    assert "cannot write kernels there; set RINGCOLL_CACHE_DIR" in capsys.readouterr().err
