@@ -1,14 +1,14 @@
-"""What a process still owes its peers when it ends or forks.
+"""The end or fork of a process that holds open fabrics.
 
-At exit every fabric that is still open says how the process ends: in order, or by an uncaught
+At exit every fabric that is still open declares how the process ends: in order, or by an uncaught
 error whose text the peers will show. After a fork the child's copies are closed at once, so that
 nothing the child does, its exit included, touches what belongs to the parent.
 
-MPI_Finalize waits for all ranks of the world, a dead one too. So a process of an MPI world says
-that it is about to enter it and waits until all others have said so, or until one has died: then
-it leaves by ``os._exit``. mpi4py finalizes after the last of Python's own exit functions, and this
-module's runs before; an explicit ``MPI.Finalize()`` comes by here through an attribute of
-MPI_COMM_SELF, whose delete function MPI calls first.
+MPI_Finalize waits for all ranks of the world, a dead one too. So a process of an MPI world
+announces that it is about to enter it and waits until all others have done so, or until one has
+died: then it leaves by ``os._exit``. mpi4py finalizes after the last of Python's own exit
+functions, and this module's runs before; an explicit ``MPI.Finalize()`` runs it through an
+attribute of MPI_COMM_SELF, whose delete function MPI calls first.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ import os
 import sys
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
 from ringcoll.bootstrap.launcher import launched_rank, launcher_of
@@ -30,13 +31,13 @@ from ringcoll.errors import AbortedError, RankLostError
 __all__ = ["Exit", "hold", "note_death", "resolve", "track", "unresolved"]
 
 # Seconds for the others to come: long work at the end of one rank is no fault. The bound is for a
-# peer that never speaks, as when its init failed while this one's did not.
+# peer that never announces its exit, as when its init failed while this one's did not.
 _LONGEST_WAIT = 600.0
 _SLEEP = 2e-3  # seconds between looks
 
 
 class Tracked(Protocol):
-    """What this module needs of a fabric."""
+    """A fabric, as far as this module needs it."""
 
     def abort(self, reason: str, *, error: type[BaseException] = AbortedError) -> None:
         """Give up."""
@@ -48,35 +49,20 @@ class Tracked(Protocol):
         """The process is a child."""
 
 
-class Page(Protocol):
-    """What it needs of another rank's control page, or of the connection to it."""
-
-    @property
-    def exiting(self) -> bool:
-        """The rank is about to enter MPI_Finalize."""
-
-
-class OwnPage(Protocol):
-    """What it needs of this rank's."""
-
-    def exit(self) -> None:
-        """Say that this rank is."""
-
-
-class Deaths(Protocol):
-    """Detects which ranks have died."""
-
-    def dead(self) -> Sequence[int]:
-        """Those ranks."""
-
-
+@dataclass(frozen=True, slots=True)
 class Exit:
-    """The ranks that wait for each other before MPI_Finalize."""
+    """How ranks meet in MPI_Finalize.
 
-    def __init__(self, own: OwnPage, pages: Sequence[Page], deaths: Deaths) -> None:
-        self.own = own
-        self.pages = pages
-        self.deaths = deaths
+    Args:
+        announce: lets the others know that this process is about to enter it.
+        ready: whether all others have announced the same.
+        dead: which of the others have died.
+
+    """
+
+    announce: Callable[[], None]
+    ready: Callable[[], bool]
+    dead: Callable[[], Sequence[int]]
 
 
 _open: weakref.WeakSet[Tracked] = weakref.WeakSet()
@@ -130,7 +116,7 @@ def hold(processes: frozenset[object], meeting: Exit) -> None:
 def note_death() -> None:
     """A rank has died, or may have: from now on the status given to sys.exit must be remembered.
 
-    Python tells it to nobody, and ``os._exit`` wants it.
+    Python does not pass it on, and ``os._exit`` needs it.
     """
     if _status or not _exits:
         return
@@ -184,18 +170,18 @@ def _finalizing() -> None:
     if mpi is None or not _exits:
         return
     for meeting in _exits.values():
-        meeting.own.exit()
+        meeting.announce()
     deadline = time.monotonic() + _LONGEST_WAIT
     while time.monotonic() < deadline:
-        dead = {rank for meeting in _exits.values() for rank in meeting.deaths.dead()}
+        dead = {rank for meeting in _exits.values() for rank in meeting.dead()}
         if dead:
             if not _unresolved and uncaught() is None:  # no error has named them
                 ranks = ", ".join(map(str, sorted(dead)))
                 _say(f"ends without MPI_Finalize, which would wait for dead ranks: {ranks}")
             _leave()
-        if all(page.exiting for meeting in _exits.values() for page in meeting.pages):
+        if all(meeting.ready() for meeting in _exits.values()):
             break
-        mpi.COMM_SELF.Iprobe()  # messages that others still wait for go out
+        mpi.COMM_SELF.Iprobe()  # lets messages move that others still wait for
         time.sleep(_SLEEP)
     _exits.clear()
 

@@ -53,7 +53,7 @@ class CpuExecutor:
         self.shared_state = SharedState(fabric, scratch)
         self.node_signals = open_node_signals(fabric, self.shared_state)
         if self.node_signals is not None:
-            self.node_signals.messages.on_doubt(self._doubt)
+            self.node_signals.messages.on_mismatch(self._doubt)
         self.pacer = pacer(self.shared_state) if pacer is not None else None
         self.binder = Binder(fabric, symmetric, self.shared_state, self.node_signals, self.pacer)
         self.peers = [rank for rank in range(self.nranks) if rank != self.rank]

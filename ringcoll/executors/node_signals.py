@@ -49,7 +49,7 @@ class NodeSignals:
         self.nodes = nodes
         self.remote = [rank for rank in range(fabric.nranks) if nodes[rank] != nodes[fabric.rank]]
         self.signals = {rank: RemoteFlags(messages, rank) for rank in self.remote}
-        messages.listen(self.remote, self._store)
+        messages.receive_posts(self.remote, self._store)
 
     def announce(self, epoch: int, record: int | None) -> None:
         """Send a call's hello, and the text of number ``record`` if not None, to other nodes."""

@@ -25,7 +25,7 @@ from ringcoll.errors import (
 )
 from ringcoll.fabric.liveness import State, Status, raise_departed, raise_failed
 from ringcoll.fabric.mpi import Messages
-from ringcoll.fabric.poll import SPINS
+from ringcoll.fabric.poll import SPINS, LivenessTimer, poll
 from ringcoll.host.fence import Fence
 from ringcoll.host.limits import Available, available, require
 from ringcoll.host.pages import PAGE, whole_pages
@@ -61,6 +61,7 @@ class Fabric(ABC):
     nodes: tuple[int, ...] = ()
     messages: Messages | None = None
     names: Sequence[int]
+    _timer: LivenessTimer
     _ended: str = ""  # why the fabric cannot be used any more
     _exit_key: int = 0  # under which finalize knows it; 0: its ranks do not meet in MPI_Finalize
 
@@ -160,7 +161,6 @@ class Fabric(ABC):
         self._require_open()
         self._sleep(ready, deadline, describe, lambda: self.check_peers(peers))
 
-    @abstractmethod
     def _sleep(
         self,
         ready: Ready,
@@ -170,10 +170,11 @@ class Fabric(ABC):
         *,
         alarmed: bool = True,
     ) -> None:
-        """Wait for ``ready()``; ``check`` raises when there is no hope.
+        """Wait for ``ready()``; ``check`` raises when it cannot become true.
 
         ``check`` is called at regular intervals and, if ``alarmed``, whenever the alarm is up.
         """
+        poll(ready, deadline, describe, self._timer if alarmed else LivenessTimer(), check)
 
     def _await_all(
         self, ready: Ready, missing: Missing, call: str, started: float, deadline: float

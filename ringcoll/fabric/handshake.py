@@ -1,8 +1,8 @@
 """The two ends of a new connection prove to each other that they are ranks of one world.
 
-The caller says who it claims to be, the other answers; each proves on bytes that the other has
-chosen that it knows the key, and the caller hears that it is welcome. Strangers may call too, say
-nothing, or say it slowly: many are heard at once, and each for a while only.
+The caller sends its rank, the other answers; each proves on bytes that the other has chosen that
+it has the key, and the caller gets an acknowledgement. Strangers may connect too, and send nothing
+or slowly: many connections are served at once, each for a limited time.
 """
 
 from __future__ import annotations
@@ -27,39 +27,32 @@ PATIENCE = 5.0
 
 _NONCE = 16
 _PROOF = 32
-_CALL = struct.Struct(f"<I{_NONCE}s")  # the caller's rank, what the other is to prove itself on
-_ANSWER = struct.Struct(f"<{_PROOF}s{_NONCE}s")  # its proof, what the caller is to prove itself on
-_WELCOME = b"!"  # to a caller that has proven itself
-_LOOK = 0.5  # seconds between looks at who takes too long
-_CROWD = 64  # strangers at once; one more, and the first of them goes
+_CALL = struct.Struct(f"<I{_NONCE}s")  # the caller's rank, the nonce for the other's proof
+_ANSWER = struct.Struct(f"<{_PROOF}s{_NONCE}s")  # its proof, the nonce for the caller's
+_ACCEPTED = b"!"  # to a caller that has proven its rank
+_INTERVAL = 0.5  # seconds between checks for connections that take too long
+_CROWD = 64  # strangers at once; one more, and the first of them is closed
 
 
 def prove(connection: socket.socket, key: bytes, rank: int, peer: int, until: float) -> None:
-    """The caller's end.
-
-    Args:
-        connection: to who should be ``peer``.
-        key: that all ranks know, and nobody else.
-        rank: this one.
-        peer: the rank that is called.
-        until: value of ``time.monotonic()``.
+    """The caller's end: ``rank`` calls ``peer``; all ranks have the key, and nobody else.
 
     Raises:
-        OSError: the other is somebody else, has gone, or says nothing.
+        OSError: the other is not that rank, has gone, or does not answer until then.
 
     """
     nonce = secrets.token_bytes(_NONCE)
     connection.sendall(_CALL.pack(rank, nonce))
     proof, asked = _ANSWER.unpack(exactly(connection, _ANSWER.size, until))
     if not hmac.compare_digest(proof, _proof(key, b"called", nonce, rank, peer)):
-        raise ConnectionError("somebody else answered")
+        raise ConnectionError("the answer is not from a rank of this program")
     connection.sendall(_proof(key, b"caller", asked, rank, peer))
-    exactly(connection, len(_WELCOME), until)
+    exactly(connection, len(_ACCEPTED), until)
 
 
 @dataclass(slots=True)
-class _Guest:
-    """Who has called and has not proven yet to be a rank."""
+class _Pending:
+    """A connection whose caller has not yet proven its rank."""
 
     connection: socket.socket
     until: float
@@ -67,8 +60,8 @@ class _Guest:
     rank: int = -1
     nonce: bytes = b""
 
-    def hear(self, key: bytes, called: int, missing: set[int]) -> bool:
-        """Read what has come, and answer it; whether it is now known to be one of ``missing``.
+    def read(self, key: bytes, called: int, missing: set[int]) -> bool:
+        """Read and answer; whether the caller is now proven to be one of ``missing``.
 
         Raises:
             OSError: it is none, or has gone.
@@ -86,8 +79,8 @@ class _Guest:
         if self.nonce:
             own = _proof(key, b"caller", self.nonce, self.rank, called)
             if self.rank not in missing or not hmac.compare_digest(said, own):
-                raise ConnectionError("no rank of ours")
-            self.connection.sendall(_WELCOME)
+                raise ConnectionError("the caller is no rank of this program")
+            self.connection.sendall(_ACCEPTED)
             return True
         self.rank, asked = _CALL.unpack(said)
         self.nonce = secrets.token_bytes(_NONCE)
@@ -97,16 +90,9 @@ class _Guest:
 
 
 def answer(
-    door: socket.socket, key: bytes, rank: int, callers: set[int], deadline: float
+    listener: socket.socket, key: bytes, rank: int, callers: set[int], deadline: float
 ) -> list[tuple[int, socket.socket]]:
-    """Take the calls of some ranks; whoever else calls is sent away, and holds up nobody.
-
-    Args:
-        door: a socket that listens.
-        key: that all ranks know, and nobody else.
-        rank: this one.
-        callers: who is to call.
-        deadline: value of ``time.monotonic()``; may be ``math.inf``.
+    """Accept the connections of some ranks, and close all others, which delay nobody.
 
     Returns:
         Each caller with its connection.
@@ -116,26 +102,26 @@ def answer(
 
     """
     taken: list[tuple[int, socket.socket]] = []
-    guests: dict[int, _Guest] = {}
+    pending: dict[int, _Pending] = {}
     try:
         with selectors.DefaultSelector() as selector:
-            door.setblocking(False)
-            selector.register(door, selectors.EVENT_READ)
-            _take(door, selector, guests, taken, key, rank, set(callers), deadline)
+            listener.setblocking(False)
+            selector.register(listener, selectors.EVENT_READ)
+            _take(listener, selector, pending, taken, key, rank, set(callers), deadline)
     except BaseException:
         for _, connection in taken:
             connection.close()
         raise
     finally:
-        for guest in guests.values():
-            guest.connection.close()
+        for call in pending.values():
+            call.connection.close()
     return taken
 
 
 def _take(
-    door: socket.socket,
+    listener: socket.socket,
     selector: selectors.BaseSelector,
-    guests: dict[int, _Guest],
+    pending: dict[int, _Pending],
     taken: list[tuple[int, socket.socket]],
     key: bytes,
     rank: int,
@@ -147,36 +133,36 @@ def _take(
 
     def dismiss(number: int) -> socket.socket:
         selector.unregister(number)
-        return guests.pop(number).connection
+        return pending.pop(number).connection
 
     def admit() -> None:
-        connection, _ = door.accept()
+        connection, _ = listener.accept()
         connection.setblocking(False)
-        if len(guests) >= most:
-            dismiss(next(iter(guests))).close()
-        guests[connection.fileno()] = _Guest(connection, time.monotonic() + PATIENCE)
+        if len(pending) >= most:
+            dismiss(next(iter(pending))).close()
+        pending[connection.fileno()] = _Pending(connection, time.monotonic() + PATIENCE)
         selector.register(connection, selectors.EVENT_READ)
 
     def serve(number: int) -> None:
-        """Hear a guest, or the door; whoever has gone since is nobody."""
+        """Read one connection, or accept from the listener."""
         try:
-            if number == door.fileno():
+            if number == listener.fileno():
                 admit()
-            elif number in guests and guests[number].hear(key, rank, missing):
-                caller = guests[number].rank
+            elif number in pending and pending[number].read(key, rank, missing):
+                caller = pending[number].rank
                 missing.discard(caller)
                 taken.append((caller, dismiss(number)))
         except OSError as error:
-            if number in guests and not isinstance(error, BlockingIOError):
+            if number in pending and not isinstance(error, BlockingIOError):
                 dismiss(number).close()
 
     while missing:
         now = time.monotonic()
         if now >= deadline:
             raise DeadlineError(f"init: rank {rank} waited for {named(sorted(missing))} in vain")
-        for number in [number for number, guest in guests.items() if guest.until <= now]:
+        for number in [number for number, call in pending.items() if call.until <= now]:
             dismiss(number).close()
-        for event, _ in selector.select(min(deadline - now, _LOOK)):
+        for event, _ in selector.select(min(deadline - now, _INTERVAL)):
             serve(event.fd)
 
 

@@ -21,7 +21,7 @@ _NAMES = {"boot": "the boot id", "pidns": "the PID namespace", "uid": "the user 
 
 
 def identity() -> dict[str, str]:
-    """What the ranks compare when they meet."""
+    """What the ranks compare when they begin."""
     return {
         "version": version.__version__,
         "host": platform.node(),
@@ -34,8 +34,8 @@ def identity() -> dict[str, str]:
 def nodes_of(found: Sequence[Mapping[str, str]]) -> list[int]:
     """The node of each rank, from 0 in the order of their first ranks.
 
-    Ranks are on one node that have been given one name for it, or none, and are on one running
-    host of one name with one numbering of processes.
+    Ranks share a node if they were given the same name for it; without a name, if they run on one
+    host, of one name, with one PID namespace.
     """
     numbers: dict[tuple[str | None, ...], int] = {}
     nodes = []
@@ -48,12 +48,7 @@ def nodes_of(found: Sequence[Mapping[str, str]]) -> list[int]:
 
 
 def compare_versions(found: Sequence[Mapping[str, str]], what: str) -> None:
-    """Refuse ranks of different versions; every rank reaches the same verdict.
-
-    Raises:
-        MismatchError: different versions of ringcoll.
-
-    """
+    """Refuse ranks of different versions of ringcoll, on every rank alike."""
     first = found[0]
     for rank, other in enumerate(found):
         if other.get("version") != first.get("version"):
@@ -66,12 +61,7 @@ def compare_versions(found: Sequence[Mapping[str, str]], what: str) -> None:
 def compare(
     found: Sequence[Mapping[str, str]], what: str, ranks: Sequence[int] | None = None
 ) -> None:
-    """Refuse ranks of one node that cannot share memory; every rank reaches the same verdict.
-
-    Args:
-        found: what each rank has said.
-        what: the call, for messages.
-        ranks: those of the node; None: all.
+    """Refuse ranks of one node (None: all) that cannot share memory, on every rank alike.
 
     Raises:
         MismatchError: different versions of ringcoll.

@@ -1,7 +1,7 @@
 """Opening one segment of every rank, with the ranks agreeing on whether it worked.
 
 Used when a fabric is made and for every part of memory that it shares later. A rank that fails
-says so in the next exchange, so that all ranks raise and none is left waiting.
+reports it in the next exchange, so that all ranks raise and none is left waiting.
 """
 
 from __future__ import annotations
@@ -26,13 +26,6 @@ def map_all(
 ) -> tuple[list[memoryview], list[SegmentHandle]]:
     """Make one segment per rank and map all of them; collective.
 
-    Args:
-        rank: this rank.
-        nbytes: size of this rank's segment.
-        gather: the exchange to speak over.
-        deadline: value of ``time.monotonic()``, for passing descriptors.
-        what: the call, for messages.
-
     Returns:
         The memory and the handle of every rank.
 
@@ -47,8 +40,8 @@ def map_all(
     except MachineError as error:
         failure = error
     try:
-        said = outcome(gather, own.handle.encode() if own else None, failure)
-        handles = [SegmentHandle.decode(text) for text in said]
+        texts = outcome(gather, own.handle.encode() if own else None, failure)
+        handles = [SegmentHandle.decode(text) for text in texts]
         if own is None:
             raise MachineError(f"{what}: no memory was made")
         views = _attach(rank, own, handles, gather, deadline, what)
@@ -59,15 +52,10 @@ def map_all(
 
 
 def outcome(gather: Gather, value: object, failure: Error | None) -> list[Any]:
-    """Exchange values, or this rank's failure; collective.
-
-    Args:
-        gather: the exchange to speak over.
-        value: what JSON has a form of; of one type on all ranks.
-        failure: sent in its place.
+    """Exchange JSON values of one type, or this rank's failure in place of one; collective.
 
     Raises:
-        Error: ``failure`` itself, or one that tells of another rank's.
+        Error: ``failure`` itself, or another rank's, which is named.
         MachineError: a rank has sent something else; it is named.
 
     """
@@ -88,23 +76,18 @@ def outcome(gather: Gather, value: object, failure: Error | None) -> list[Any]:
             kind = OutOfMemory if answer.get("memory") is True else MachineError
             raise kind(f"rank {peer} failed: {answer['error'][:_TEXT_LIMIT]}")
         if not isinstance(answer, dict) or type(answer.get("value")) is not wanted:
-            raise MachineError(f"rank {peer} sent something malformed: {text[:80]!r}")
+            raise MachineError(f"rank {peer} sent a malformed answer: {text[:80]!r}")
         values.append(answer["value"])
     return values
 
 
-def ranks_of(said: Sequence[Sequence[object]], nranks: int) -> list[list[int]]:
-    """Lists of ranks, as :func:`outcome` has gathered them.
-
-    Raises:
-        MachineError: a rank has sent what is no list of ranks; it is named.
-
-    """
+def ranks_of(answers: Sequence[Sequence[object]], nranks: int) -> list[list[int]]:
+    """The lists of ranks that :func:`outcome` has gathered, checked."""
     found = []
-    for peer, numbers in enumerate(said):
+    for peer, numbers in enumerate(answers):
         ranks = [number for number in numbers if type(number) is int and 0 <= number < nranks]
         if len(ranks) < len(numbers):
-            raise MachineError(f"rank {peer} sent something malformed: {str(numbers)[:80]!r}")
+            raise MachineError(f"rank {peer} sent a malformed answer: {str(numbers)[:80]!r}")
         found.append(ranks)
     return found
 
@@ -146,7 +129,7 @@ def _passed(
     deadline: float,
     what: str,
 ) -> list[tuple[int, memoryview]]:
-    """The memory of the peers that /proc has denied, by descriptors that they pass."""
+    """The memory of the peers that /proc denies, by descriptors that they pass."""
     wanted = refused[rank]
     callers = sum(rank in denied for denied in refused)
     server = FdServer()

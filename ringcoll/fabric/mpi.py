@@ -1,12 +1,12 @@
 """Messages between nodes, carried by MPI: point to point, nonblocking, buffers only.
 
 MPI matches messages of one pair of ranks and one tag in the order in which they were sent, so a tag
-is a stream. Each rank of a communicator receives by a range of tags: one stream for words and texts
-that are stored in its memory (:meth:`Messages.post`), one for calls between two ranks, one for each
+is a stream. Each rank of a communicator receives by a range of tags: one stream for signals and
+texts that are stored in its memory (:meth:`Messages.post`), one for send and recv, one for each
 kind of slices of GPU ranks' calls, and one for each channel of a collective. No collective of MPI
-is used: it could not end when a rank dies.
+is used: it would not end when a rank dies.
 
-Messages move while somebody calls MPI, so whoever waits calls :meth:`Messages.progress`.
+Messages move only inside calls of MPI, so every wait calls :meth:`Messages.progress`.
 """
 
 from __future__ import annotations
@@ -39,37 +39,31 @@ __all__ = [
 Array = npt.NDArray[Any]
 Store = Callable[[int, memoryview], None]
 """Takes (rank, what it has posted)."""
-Doubt = Callable[[int], None]
 
 POST_BYTES = 2048
-"""The longest that is posted at once."""
+"""The longest post."""
 
 _STREAMS = 64  # tags of a communicator
 KINDS = 2
-"""Of slices: partial sums and results, which do not wait for each other."""
+"""Kinds of slices: partial sums and results, which do not wait for each other."""
 _POSTS, PAIRS, SLICES, FIRST = 0, 1, 2, 2 + KINDS
 CHANNELS = _STREAMS - FIRST
 """How many channels of a plan can cross nodes."""
 
-_TRIES = 100  # looks at what was cancelled
+_TRIES = 100  # tests of a cancelled request
 _FEW = 32767  # tags that MPI promises
-_OWN = 1024  # ranges below this one are left to others where there are more tags
-_ranges = count(1)  # of tags; a communicator of this process has one that none had before
-_NOTHING: tuple[Any, Array] = None, np.empty(0, np.uint8)
-"""In place of a receive and its bytes, once all of them have been given up."""
-_kept: list[Any] = []  # requests that were given up, with the buffers that they may touch
+_OWN = 1024  # ranges below this one are left to the program where there are more tags
+_ranges = count(1)  # of tags; each communicator of this process has a new one
+_NO_RECEIVE: tuple[Any, Array] = None, np.empty(0, np.uint8)
+_kept: list[Any] = []  # abandoned requests, with the buffers that they may touch
 _serial = threading.RLock()
 
 
 class Carrier:
-    """An MPI communicator for the data of some of its ranks.
-
-    Args:
-        communicator: mpi4py's; nobody else sends messages on it with these tags.
-        ranks: its rank of each rank.
+    """An MPI communicator for the data of some of its ranks, on which nobody else sends.
 
     Raises:
-        MachineError: this MPI was started for calls of the main thread only.
+        MachineError: this MPI was initialized for calls of the main thread only.
 
     """
 
@@ -79,7 +73,7 @@ class Carrier:
         level = self.mpi.Query_thread()
         if level < self.mpi.THREAD_SERIALIZED:
             raise MachineError(
-                "init: MPI was initialised for calls of one thread only, and asynchronous calls "
+                "init: MPI was initialized for calls of one thread only, but asynchronous calls "
                 "run on another; leave mpi4py.rc.thread_level at 'multiple', its default"
             )
         # Below MULTIPLE the threads of this library take turns; those of the program must too.
@@ -99,18 +93,14 @@ class Carrier:
 
         So nothing has to be agreed upon while other threads make other communicators.
 
-        Args:
-            ranges: of all ranks.
-            own: this rank's place among them.
-
         Raises:
             MachineError: no tags are left; on every rank.
 
         """
         if (max(ranges) + 1) * _STREAMS > min(self._most, 1 << 30):
             raise MachineError(
-                "MPI has no tags left for another communicator of these processes, and closed ones "
-                "give none back; make fewer"
+                "MPI has no tags left for another communicator of these processes: make fewer, "
+                "closed ones included"
             )
         return Messages(self, [number * _STREAMS for number in ranges], own)
 
@@ -118,12 +108,7 @@ class Carrier:
 class Transfer:
     """A message on its way from or to an array, which is kept as long as MPI may touch it.
 
-    Args:
-        messages: whose it is.
-        request: MPI's.
-        array: the bytes.
-        source: the rank that sends it; -1 where this one does.
-
+    ``source`` is the rank that sends it; -1 where this one does.
     """
 
     __slots__ = ("_array", "_messages", "_request", "_source")
@@ -133,7 +118,7 @@ class Transfer:
         self._array, self._source = array, source
 
     def done(self) -> bool:
-        """Whether it is over; moves messages.
+        """Whether it has completed; moves messages.
 
         Raises:
             MismatchError: a message of another length has come.
@@ -141,7 +126,7 @@ class Transfer:
 
         """
         messages, source, length = self._messages, self._source, 0
-        with messages.turns:
+        with messages.lock:
             request = self._request
             if request is None:
                 return True
@@ -153,14 +138,14 @@ class Transfer:
                 failed = None
             except messages.mpi.Exception as error:
                 failed = error
-            if failed is None or not request:  # MPI ends it also where more has come than fits
+            if failed is None or not request:  # MPI completes it also when it is truncated
                 self._end()
         if failed is not None:
-            messages.tell(failed, source)
+            messages.raise_error(failed, source)
         if source >= 0 and length != self._array.nbytes:
-            messages.doubt(source)
+            messages.mismatched(source)
             raise MismatchError(
-                f"rank {source} sent {length} bytes where {self._array.nbytes} were to come: the "
+                f"rank {source} sent {length} bytes where {self._array.nbytes} were expected: the "
                 f"ranks make different calls"
             )
         return True
@@ -171,94 +156,87 @@ class Transfer:
         self._messages.active.discard(self)
 
     def give_up(self) -> bool:
-        """Cancel it where that can be; whether MPI may touch its array no more. In turn."""
+        """Cancel a receive; whether MPI touches the array no more. The caller holds the lock."""
         request = self._request
         self._end()
         if request is None:
             return True
-        return _given_up(self._messages.mpi, request, self._array, cancel=self._source >= 0)
+        return _abandon(self._messages.mpi, request, self._array, cancel=self._source >= 0)
 
 
 class Messages:
-    """The messages of one communicator.
-
-    Args:
-        carrier: the MPI communicator and its ranks.
-        firsts: the first of each rank's tags, by which it receives.
-        own: this rank.
-
-    """
+    """The messages of one communicator; ``firsts`` are the first of each rank's tags."""
 
     def __init__(self, carrier: Carrier, firsts: Sequence[int], own: int) -> None:
         self.mpi = carrier.mpi
-        # Of those that begin, test or cancel anything: whoever gives up or closes does so beside
-        # the thread that carries, and MPI lets no two threads at one request.
-        self.turns = _serial if carrier.serial else threading.RLock()
+        # A request may be cancelled beside the thread that tests it, and MPI allows no two threads
+        # at one request.
+        self.lock = _serial if carrier.serial else threading.RLock()
         # One for transfers and one for posts: another thread may progress beside the lanes'.
         self.status, self._posted = self.mpi.Status(), self.mpi.Status()
         self.active: set[Transfer] = set()
         self._communicator, self._ranks = carrier.communicator, carrier.ranks
         self._firsts, self._own = firsts, own
         # Weak: what MPI may touch outlives a communicator that was dropped, its owner does not.
-        self._doubt: weakref.WeakMethod[Doubt] | None = None
+        self._mismatch: weakref.WeakMethod[Callable[[int], None]] | None = None
         self._failure: weakref.WeakMethod[Callable[[], None]] | None = None
         self._store: weakref.WeakMethod[Store] | None = None
         self._awaited: dict[int, tuple[Any, Array]] = {}
         self._unsent: list[tuple[Any, Array]] = []
         self._progressing = threading.Lock()
-        self._over = False  # whether what was under way has been given up
+        self._over = False  # whether all transfers have been given up
 
-    def on_doubt(self, doubt: Doubt) -> None:
-        """Tell a method of a rank whose message does not fit; it may raise with more to say."""
-        self._doubt = weakref.WeakMethod(doubt)
+    def on_mismatch(self, method: Callable[[int], None]) -> None:
+        """Call a method with a rank whose message has a wrong length; it may raise the cause."""
+        self._mismatch = weakref.WeakMethod(method)
 
-    def doubt(self, rank: int) -> None:
-        """A message of a rank does not fit."""
-        method = None if self._doubt is None else self._doubt()
+    def mismatched(self, rank: int) -> None:
+        """Report that a message of a rank has a wrong length."""
+        method = None if self._mismatch is None else self._mismatch()
         if method is not None:
             method(rank)
 
-    def on_failure(self, failed: Callable[[], None]) -> None:
-        """Tell a method that MPI has failed, as it does when a rank has died; it may raise."""
-        self._failure = weakref.WeakMethod(failed)
+    def on_failure(self, method: Callable[[], None]) -> None:
+        """Call a method when MPI fails, as it does when a rank has died; it may raise the cause."""
+        self._failure = weakref.WeakMethod(method)
 
-    def listen(self, ranks: Sequence[int], store: Store) -> None:
-        """Give what these ranks post here to a method, in the order of each, as it comes."""
+    def receive_posts(self, ranks: Sequence[int], store: Store) -> None:
+        """Pass what these ranks post here to a method, in each rank's order."""
         self._store = weakref.WeakMethod(store)
         for rank in ranks:
             self._await(rank, np.zeros(POST_BYTES, np.uint8))
 
     def _await(self, rank: int, array: Array) -> None:
-        # One receive a rank: one from any source lost messages where MPI has two ways, over memory
-        # and over TCP, to receive from (seen with MPICH 5.0.2).
+        # One receive a rank: one from any source lost messages where MPI receives over both memory
+        # and TCP (MPICH 5.0.2).
         request = self._receive(array, rank, _POSTS)
         self._awaited[rank] = request, array
 
     def post(self, rank: int, payload: bytes) -> None:
-        """Send up to :data:`POST_BYTES` for the store of another rank; they are copied."""
+        """Send up to :data:`POST_BYTES` to another rank's store; they are copied."""
         array = np.frombuffer(payload, np.uint8)
         try:
-            with self.turns:
+            with self.lock:
                 request = self._communicator.Isend(
                     [array, self.mpi.BYTE], self._ranks[rank], self._firsts[rank] + _POSTS
                 )
                 if not request.Test():
                     self._unsent.append((request, array))
         except self.mpi.Exception as error:
-            self.tell(error, rank)
+            self.raise_error(error, rank)
 
     def flushed(self) -> bool:
-        """Whether everything that was posted has left; moves messages."""
+        """Whether all posts have left; moves messages."""
         if self._unsent:
             try:
-                with self.turns:
+                with self.lock:
                     self._unsent = [(c, array) for c, array in self._unsent if not c.Test()]
             except self.mpi.Exception as error:
-                self.tell(error, -1)
+                self.raise_error(error, -1)
         return not self._unsent
 
     def progress(self) -> None:
-        """Store what has come, and let the rest move on."""
+        """Store the posts that have come, and move all messages."""
         if not self._progressing.acquire(blocking=False):
             return
         try:
@@ -272,17 +250,17 @@ class Messages:
         """Store all that has come from a rank."""
         while True:
             try:
-                with self.turns:
-                    request, array = self._awaited.get(rank, _NOTHING)
+                with self.lock:
+                    request, array = self._awaited.get(rank, _NO_RECEIVE)
                     if request is None or not request.Test(self._posted):
                         return
                     length = self._posted.Get_count(self.mpi.BYTE)
             except self.mpi.Exception as error:
-                self.tell(error, rank)
+                self.raise_error(error, rank)
             store = None if self._store is None else self._store()
             if store is not None:
                 store(rank, array.data[:length])
-            with self.turns:
+            with self.lock:
                 if rank in self._awaited:  # not closed meanwhile
                     self._await(rank, array)
 
@@ -290,48 +268,48 @@ class Messages:
         """Begin to send an array to a rank; it must not change until that is done."""
         data, tag = array.view(np.uint8), self._firsts[rank] + _checked(stream)
         try:
-            with self.turns:
+            with self.lock:
                 self._refuse_late()
                 request = self._communicator.Isend([data, self.mpi.BYTE], self._ranks[rank], tag)
                 return self._kept(Transfer(self, request, data, -1))
         except self.mpi.Exception as error:
-            self.tell(error, rank)
+            self.raise_error(error, rank)
 
     def receive(self, array: Array, rank: int, stream: int) -> Transfer:
         """Begin to receive an array from a rank; it must be free until that is done."""
         data = array.view(np.uint8)
-        with self.turns:
+        with self.lock:
             self._refuse_late()
             request = self._receive(data, rank, _checked(stream))
             return self._kept(Transfer(self, request, data, rank))
 
     def _refuse_late(self) -> None:
-        """Refuse to begin what nobody would give up any more: its array is let go of."""
+        """Refuse a transfer after :meth:`give_up`: nothing would keep or cancel it."""
         if self._over:
-            raise AbortedError(f"rank {self._own}: a call failed, and what it had begun is over")
+            raise AbortedError(f"rank {self._own}: a call failed, and its messages were cancelled")
 
     def _receive(self, data: Array, rank: int, stream: int) -> Any:
         tag = self._firsts[self._own] + stream
         try:
-            with self.turns:
+            with self.lock:
                 return self._communicator.Irecv([data, self.mpi.BYTE], self._ranks[rank], tag)
         except self.mpi.Exception as error:
-            self.tell(error, rank)
+            self.raise_error(error, rank)
 
     def _kept(self, transfer: Transfer) -> Transfer:
         self.active.add(transfer)
         return transfer
 
-    def tell(self, error: Any, rank: int) -> NoReturn:
+    def raise_error(self, error: Any, rank: int) -> NoReturn:
         """Raise an error of MPI as this library's.
 
         (Called where it is caught: a context manager around each call of MPI cost ten times as much
-        as a look at a message.)
+        as a test of a message.)
         """
         if error.Get_error_class() == self.mpi.ERR_TRUNCATE:
-            self.doubt(rank)
+            self.mismatched(rank)
             raise MismatchError(
-                f"rank {rank} sent more bytes than were to come: the ranks make different calls"
+                f"rank {rank} sent more bytes than were expected: the ranks make different calls"
             ) from error
         failed = None if self._failure is None else self._failure()
         if failed is not None:
@@ -340,16 +318,12 @@ class Messages:
         raise MachineError(f"MPI could not carry a message{peer}: {error}") from error
 
     def give_up(self, alive: object) -> bool:
-        """Give up what is under way after a call that failed; no transfer begins any more.
+        """Cancel all transfers after a call that failed; no further one begins.
 
-        Args:
-            alive: what the arrays belong to: kept for ever if MPI may still touch them.
-
-        Returns:
-            Whether MPI touches none of the arrays any more.
-
+        Whether MPI touches none of the arrays any more; else ``alive``, which they belong to, is
+        kept for ever.
         """
-        with self.turns:
+        with self.lock:
             self._over = True
             over = [transfer.give_up() for transfer in list(self.active)]
         if all(over):
@@ -358,18 +332,18 @@ class Messages:
         return False
 
     def close(self) -> None:
-        """Give up what is under way; what was sent before still arrives."""
-        with self.turns:
+        """Cancel all receives; what was sent before still arrives."""
+        with self.lock:
             for request, array in self._awaited.values():
-                _given_up(self.mpi, request, array, cancel=True)
+                _abandon(self.mpi, request, array, cancel=True)
             self._awaited.clear()
             self.give_up(())
             for request, array in self._unsent:
-                _given_up(self.mpi, request, array, cancel=False)
+                _abandon(self.mpi, request, array, cancel=False)
             self._unsent = []
 
 
-def _given_up(mpi: Any, request: Any, array: Array, *, cancel: bool) -> bool:
+def _abandon(mpi: Any, request: Any, array: Array, *, cancel: bool) -> bool:
     """Whether MPI touches an array no more; where it may, both are kept for ever."""
     with contextlib.suppress(mpi.Exception):  # an error of one is none of the others'
         if cancel:
@@ -384,7 +358,9 @@ def _given_up(mpi: Any, request: Any, array: Array, *, cancel: bool) -> bool:
 
 
 def _checked(stream: int) -> int:
-    """A stream of messages, if there is such a tag."""
+    """A stream of messages, if it has a tag."""
     if not PAIRS <= stream < _STREAMS:
-        raise LaunchRefused(f"{CHANNELS} channels can cross nodes: use fewer")
+        raise LaunchRefused(
+            f"at most {CHANNELS} channels can cross nodes: pass channels={CHANNELS}"
+        )
     return stream

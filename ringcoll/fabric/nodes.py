@@ -14,6 +14,7 @@ import struct
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import count
 
 from ringcoll import finalize
@@ -24,7 +25,7 @@ from ringcoll.fabric.links import Link
 from ringcoll.fabric.liveness import State, Status, raise_departed, raise_failed
 from ringcoll.fabric.mapping import outcome
 from ringcoll.fabric.mpi import Carrier, Messages
-from ringcoll.fabric.poll import LivenessTimer, poll
+from ringcoll.fabric.poll import LivenessTimer
 from ringcoll.fabric.process import ProcessFabric
 from ringcoll.fabric.remote import RemoteRanks
 
@@ -150,17 +151,6 @@ class NodesFabric(Fabric):
 
         super().wait(moved, deadline=deadline, describe=describe, peers=peers)
 
-    def _sleep(
-        self,
-        ready: Ready,
-        deadline: float,
-        describe: Callable[[], str],
-        check: Callable[[], None],
-        *,
-        alarmed: bool = True,
-    ) -> None:
-        poll(ready, deadline, describe, self._timer if alarmed else LivenessTimer(), check)
-
     def progress(self) -> None:
         """Let messages move on; connections are read when liveness is checked."""
         if self.messages is not None:
@@ -284,11 +274,7 @@ class NodesFabric(Fabric):
             return local
         if not isinstance(local, ProcessFabric):
             raise MachineError(f"{what}: ranks of several nodes are processes")
-        deadline = self.deadline()
-
-        def wait(ready: Ready, missing: Missing) -> None:
-            self._await_members(ready, missing, what, deadline)
-
+        wait = partial(self._await_members, what=what, deadline=self.deadline())
         try:
             own, tokens = self._remote.swap_tokens(ranks, wait)
             tokens |= dict(zip(near, local.allgather(own, what=what), strict=True))

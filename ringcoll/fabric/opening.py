@@ -31,10 +31,8 @@ __all__ = ["open_fabric"]
 def open_fabric(bootstrap: Bootstrap, *, timeout: float, node: str | None = None) -> Fabric:
     """The fabric of a bootstrap's ranks; a world of one needs no shared memory.
 
-    Args:
-        bootstrap: the ranks, and a first way to exchange bytes; collective among them.
-        timeout: seconds that a wait may take.
-        node: the name of this rank's node, where it is not the host's.
+    Collective among the ranks of the bootstrap; ``node`` is the name of this rank's node, where it
+    is not the host's.
 
     Raises:
         MachineError: ranks of one node cannot share memory, or those of several cannot meet.
@@ -44,8 +42,7 @@ def open_fabric(bootstrap: Bootstrap, *, timeout: float, node: str | None = None
     if bootstrap.nranks == 1:
         return thread_fabrics(1, timeout)[0]
     own = {**identity(), "node": node or "", "pid": str(os.getpid())}
-    said = bootstrap.allgather(json.dumps(own).encode())
-    found = [json.loads(part) for part in said]
+    found = [json.loads(part) for part in bootstrap.allgather(json.dumps(own).encode())]
     try:
         return _opened(bootstrap, found, timeout)
     except Error:
@@ -64,13 +61,6 @@ def _opened(bootstrap: Bootstrap, found: Sequence[Mapping[str, str]], timeout: f
     return _nodes_fabric(bootstrap, nodes, found, timeout)
 
 
-class _NoPage:
-    """Stands for the control page of a rank whose fabric was not made."""
-
-    def exit(self) -> None:
-        """No peer could read it."""
-
-
 def _hold_exit(found: Sequence[Mapping[str, str]], rank: int) -> None:
     """No fabric was made, perhaps because a rank has died: MPI_Finalize would wait for it for ever.
 
@@ -83,8 +73,9 @@ def _hold_exit(found: Sequence[Mapping[str, str]], rank: int) -> None:
         if peer != rank and all(other.get(key) == found[rank].get(key) for key in keys)
     }
     with contextlib.suppress(MachineError):  # of the monitor: what has failed says more
-        deaths = ProcessMonitor({peer: Process(pid) for peer, pid in beside.items()})
-        finalize.hold(frozenset(beside.items()), finalize.Exit(_NoPage(), (), deaths))
+        monitor = ProcessMonitor({peer: Process(pid) for peer, pid in beside.items()})
+        meeting = finalize.Exit(lambda: None, lambda: True, monitor.dead)
+        finalize.hold(frozenset(beside.items()), meeting)
         finalize.note_death()
 
 
@@ -113,7 +104,7 @@ def _local_fabric(bootstrap: Bootstrap, near: Sequence[int], timeout: float) -> 
     """That of this rank's node; raises on all ranks if a node cannot have one."""
 
     def gather(text: str) -> list[str]:
-        return [said.decode() for said in bootstrap.allgather(text.encode())]
+        return [part.decode() for part in bootstrap.allgather(text.encode())]
 
     try:
         local = process_fabric(_part(bootstrap, near, timeout), timeout=timeout, compared=True)

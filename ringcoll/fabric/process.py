@@ -7,17 +7,18 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import count
 
 from ringcoll import finalize
 from ringcoll.bootstrap.contract import Bootstrap
 from ringcoll.errors import AbortedError, Error, MachineError
-from ringcoll.fabric.base import Fabric, Ready
+from ringcoll.fabric.base import Fabric
 from ringcoll.fabric.control import CONTROL_BYTES, Control, Exchange
 from ringcoll.fabric.identity import compare, identity
 from ringcoll.fabric.liveness import Process, ProcessMonitor, State, Status
 from ringcoll.fabric.mapping import map_all, outcome
-from ringcoll.fabric.poll import LivenessTimer, poll
+from ringcoll.fabric.poll import LivenessTimer
 from ringcoll.fabric.rendezvous import Rendezvous
 from ringcoll.host.fence import fence_of
 
@@ -76,22 +77,8 @@ class ProcessFabric(Fabric):
         """
         self.check()
         started, deadline = time.monotonic(), self.deadline(timeout)
-        return self._exchange.allgather(
-            payload,
-            what,
-            lambda ready, missing: self._await_all(ready, missing, call or what, started, deadline),
-        )
-
-    def _sleep(
-        self,
-        ready: Ready,
-        deadline: float,
-        describe: Callable[[], str],
-        check: Callable[[], None],
-        *,
-        alarmed: bool = True,
-    ) -> None:
-        poll(ready, deadline, describe, self._timer if alarmed else LivenessTimer(), check)
+        wait = partial(self._await_all, call=call or what, started=started, deadline=deadline)
+        return self._exchange.allgather(payload, what, wait)
 
     # -- liveness ------------------------------------------------------------------------------
 
@@ -156,11 +143,7 @@ class ProcessFabric(Fabric):
         """Meet the members over the control segments, then begin anew among them."""
         ranks = self._members(members, what)
         processes = [self.processes[rank] for rank in ranks]
-        deadline = self.deadline()
-
-        def wait(ready: Ready, missing: Callable[[], list[int]]) -> None:
-            self._await_members(ready, missing, what, deadline)
-
+        wait = partial(self._await_members, what=what, deadline=self.deadline())
         try:
             met = Rendezvous(self.controls, ranks, self.rank, self._seen, what, wait)
             fabric = process_fabric(met, timeout=self.timeout, what=what, processes=processes)
@@ -171,7 +154,12 @@ class ProcessFabric(Fabric):
 
     def hold_exit(self) -> None:
         """Under MPI, remember the processes that this one meets in MPI_Finalize."""
-        meeting = finalize.Exit(self._own, self.controls, ProcessMonitor(self._others()))
+        own, controls = self._own, self.controls
+
+        def ready() -> bool:
+            return all(control.exiting for control in controls)
+
+        meeting = finalize.Exit(own.exit, ready, ProcessMonitor(self._others()).dead)
         finalize.hold(frozenset(process.pid for process in self.processes), meeting)
 
 
@@ -185,12 +173,8 @@ def process_fabric(
 ) -> ProcessFabric:
     """A fabric among processes of one host; collective among the ranks of the bootstrap.
 
-    Args:
-        bootstrap: the ranks, and a first way to exchange bytes.
-        timeout: seconds that later waits may take.
-        what: the call that needs it, for messages.
-        processes: the ranks' processes where they are watched already.
-        compared: their identities are known to fit.
+    ``processes`` are the ranks' where they are watched already; their identities need no comparison
+    if they are ``compared``.
 
     Raises:
         MachineError: the ranks are not on one host, or their memory cannot be mapped.

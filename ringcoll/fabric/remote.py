@@ -125,30 +125,17 @@ def hold_exit(world: frozenset[object], links: Sequence[Link]) -> None:
     The connections of the first fabric of a world serve for that to the end. Those of later ones
     are closed with them, at both ends: so ``world`` is the same on all ranks.
     """
-    finalize.hold(world, finalize.Exit(_Announcement(links), links, _Deaths(links)))
 
+    def announce() -> None:
+        for link in links:
+            link.send(Frame.EXITING, 0)
 
-class _Announcement:
-    """Tells all connected processes, once, that this one is about to enter MPI_Finalize."""
-
-    def __init__(self, links: Sequence[Link]) -> None:
-        self._links = links
-        self.exiting = False
-
-    def exit(self) -> None:
-        if not self.exiting:
-            self.exiting = True
-            for link in self._links:
-                link.send(Frame.EXITING, 0)
-
-
-class _Deaths:
-    """The connected processes that are gone, by their places among the connections."""
-
-    def __init__(self, links: Sequence[Link]) -> None:
-        self._links = links
-
-    def dead(self) -> Sequence[int]:
-        for link in self._links:
+    def dead() -> list[int]:
+        for link in links:
             link.pump()
-        return [index for index, link in enumerate(self._links) if link.dead]
+        return [index for index, link in enumerate(links) if link.dead]
+
+    def ready() -> bool:
+        return all(link.exiting for link in links)
+
+    finalize.hold(world, finalize.Exit(announce, ready, dead))

@@ -50,7 +50,7 @@ def test_an_explicit_finalize_meets_the_exits_of_the_others(mpi_ranks):
 
 def test_a_message_that_did_not_fit_is_over_and_the_others_are_given_up(mpi_ranks):
     ((error, left, given_up, written, over),) = mpi_ranks("mpi_truncated", nranks=1).results
-    assert error.startswith("MismatchError: rank 0 sent more bytes than were to come")
+    assert error.startswith("MismatchError: rank 0 sent more bytes than were expected")
     assert left == [False, True]
     assert given_up
     assert written == 0

@@ -106,7 +106,7 @@ class Store:
 def test_who_closes_waits_for_a_look_at_what_is_posted(request_and_messages):
     request, messages = request_and_messages
     store = Store(int)
-    messages.listen([0], store.take)
+    messages.receive_posts([0], store.take)
     beside_a_look(request, messages.progress, messages.close)
     messages.progress()
     assert request.cancelled
@@ -117,7 +117,7 @@ def test_who_closes_waits_for_a_look_at_what_is_posted(request_and_messages):
 def test_nothing_is_received_any_more_after_a_close_while_a_post_is_stored(request_and_messages):
     request, messages = request_and_messages
     store = Store(messages.close)
-    messages.listen([0], store.take)
+    messages.receive_posts([0], store.take)
     request.cancelled = True  # for once: it has come
     messages.progress()
     assert store.posts == 1

@@ -43,12 +43,12 @@ def test_failures_are_told_with_their_rank():
     ],
 )
 def test_anything_else_names_the_rank(text):
-    with pytest.raises(MachineError, match="rank 1 sent something malformed"):
+    with pytest.raises(MachineError, match="rank 1 sent a malformed answer"):
         outcome(gathering(text), "x", None)
 
 
 def test_lists_of_ranks():
     assert ranks_of([[0, 1], []], 2) == [[0, 1], []]
     for wrong in ([2], [-1], ["0"], [True], [0.0], [None]):
-        with pytest.raises(MachineError, match="rank 1 sent something malformed"):
+        with pytest.raises(MachineError, match="rank 1 sent a malformed answer"):
             ranks_of([[0], wrong], 2)

@@ -20,7 +20,7 @@ def test_everybody_knows_who_is_where(nodes):
 def test_mpi_for_the_main_thread_alone_is_refused(nodes):
     outcome = nodes("begin", "a,b", "level", "single")
     for error in outcome.word("error").values():
-        assert error.startswith("MachineError: init: MPI was initialised for calls of one thread")
+        assert error.startswith("MachineError: init: MPI was initialized for calls of one thread")
         assert "thread_level" in error
 
 

@@ -15,7 +15,7 @@ from ringcoll.executors.node_signals import NodeSignals
 from ringcoll.executors.shared_state import Hello, SharedState
 from ringcoll.fabric import connect as connecting
 from ringcoll.fabric import handshake, thread_fabrics
-from ringcoll.fabric.connect import Known, connect
+from ringcoll.fabric.connect import Connections, connect
 from ringcoll.fabric.identity import nodes_of
 from ringcoll.fabric.links import Frame, Link
 from ringcoll.fabric.liveness import State, Status, raise_failed
@@ -140,7 +140,7 @@ class Meeting:
 
 def connected(nodes, timeout=20.0, known=None):
     """What connect() gives each rank, or raises there."""
-    knowing = known or [Known() for _ in nodes]
+    knowing = known or [Connections() for _ in nodes]
     found: list = [None] * len(nodes)
 
     def work(rank, fabric):
@@ -176,7 +176,7 @@ def test_every_two_ranks_of_different_nodes_are_connected():
 
 
 def test_processes_that_are_connected_stay_so_while_both_ends_hold():
-    nodes, known = (0, 1, 2), [Known() for _ in range(3)]
+    nodes, known = (0, 1, 2), [Connections() for _ in range(3)]
     first = connected(nodes, known=known)
     assert connected(nodes, known=known) == first
     first[0][1].close()  # the other end has not heard of it yet
@@ -192,7 +192,7 @@ def test_processes_that_are_connected_stay_so_while_both_ends_hold():
 
 
 def test_a_child_knows_none_of_its_parents_connections():
-    known = connecting.Known()
+    known = connecting.Connections()
     here, there = pair()
     known.links["far"], own = Link(here, "far"), known.own
     known.forked()
@@ -265,7 +265,7 @@ def test_a_rank_that_cannot_be_reached_is_named(monkeypatch):
     errors = connected((0, 1), timeout=0.3)
     assert "rank 1 did not reach rank 0" in str(errors[1])
     assert "nobody listens" in str(errors[1])
-    assert str(errors[0]).startswith(("init: rank 0 waited for rank 1", "init: rank 1 failed"))
+    assert str(errors[0]).startswith(("init: rank 0 waited for rank 1", "rank 1 failed"))
 
 
 def test_a_node_is_a_name_or_a_host_with_its_processes():
