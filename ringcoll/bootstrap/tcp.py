@@ -28,13 +28,6 @@ _PATIENCE = 1.0  # seconds that a new connection has to name its rank
 class TcpBootstrap:
     """One of the ranks that meet at ``host:port``.
 
-    Args:
-        rank: this rank.
-        nranks: how many there are.
-        host: where rank 0 listens.
-        port: the same on all ranks; not 0.
-        timeout: seconds for the meeting, and for each exchange.
-
     Raises:
         ArgumentError: no such rank, or no such port.
         DeadlineError: a rank did not come; rank 0 names it.

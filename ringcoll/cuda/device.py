@@ -68,7 +68,7 @@ def _probe() -> tuple[tuple[Device, ...], str | None]:
     try:
         cuda = runtime()
     except ImportError as error:
-        # CuPy explains a missing toolkit in a page of text; its first line says what is missing.
+        # CuPy explains a missing toolkit in a page of text; its first line names what is missing.
         why = (str(error).strip().splitlines() or [type(error).__name__])[0]
         advice = f"{pip_install('cu13')}, or with a driver before 580 {pip_install('cu12')}"
         return (), f"CuPy cannot be imported ({why}): {advice}"
@@ -131,14 +131,14 @@ def joined_by_nvlink(pci: str, others: Sequence[str]) -> bool:
             own = pynvml.nvmlDeviceGetHandleByPciBusId(pci)
             for other in far:
                 peer = pynvml.nvmlDeviceGetHandleByPciBusId(other)
-                said = pynvml.nvmlDeviceGetP2PStatus(own, peer, pynvml.NVML_P2P_CAPS_INDEX_NVLINK)
-                if said != pynvml.NVML_P2P_STATUS_OK:
+                status = pynvml.nvmlDeviceGetP2PStatus(own, peer, pynvml.NVML_P2P_CAPS_INDEX_NVLINK)
+                if status != pynvml.NVML_P2P_STATUS_OK:
                     return False
         finally:
             pynvml.nvmlShutdown()
     except (pynvml.NVMLError, AttributeError) as error:  # an old nvidia-ml-py lacks functions
         _log.info(
-            "protocol LL128 is not used: NVML cannot tell how device %s reaches its peers: %s",
+            "protocol LL128 is not used: NVML fails for device %s: %s",
             pci,
             error,
         )

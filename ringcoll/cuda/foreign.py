@@ -36,9 +36,9 @@ def of_protocol(obj: Any) -> DeviceArray:
         raise ArgumentTypeError(
             f"is {name}, wanted a device array, such as one of comm.empty or cupy.array(...)"
         )
-    said = _attribute(obj, "__cuda_array_interface__")
-    if isinstance(said, Mapping):
-        return _of_interface(obj, said)
+    interface = _attribute(obj, "__cuda_array_interface__")
+    if isinstance(interface, Mapping):
+        return _of_interface(obj, interface)
     if _attribute(obj, "__dlpack_device__") is not None:
         return _of_dlpack(obj)
     if _attribute(obj, "__array_interface__") is None and not _has_buffer(obj):
@@ -49,11 +49,15 @@ def of_protocol(obj: Any) -> DeviceArray:
     raise on_host(f"a {_kind(obj)} on the host", "cupy.asarray(array)")
 
 
-def _of_interface(obj: Any, said: Mapping[str, Any]) -> DeviceArray:
+def _of_interface(obj: Any, interface: Mapping[str, Any]) -> DeviceArray:
     """Read version 2 or 3 of the protocol, checking every field."""
     try:
-        version, shape, (pointer, readonly) = said["version"], said["shape"], said["data"]
-        typestr, strides = said["typestr"], said.get("strides")
+        version, shape, (pointer, readonly) = (
+            interface["version"],
+            interface["shape"],
+            interface["data"],
+        )
+        typestr, strides = interface["typestr"], interface.get("strides")
         extent = tuple(int(length) for length in shape)
         pointer = int(pointer or 0)
         strides = None if strides is None else tuple(int(stride) for stride in strides)
@@ -65,7 +69,7 @@ def _of_interface(obj: Any, said: Mapping[str, Any]) -> DeviceArray:
         raise ArgumentTypeError(
             f"has __cuda_array_interface__ of version {version!r}, wanted 2 or 3"
         )
-    if said.get("mask") is not None:
+    if interface.get("mask") is not None:
         raise ArgumentTypeError("has a mask, which no collective supports; pass its data alone")
     row = _row(obj, typestr)
     if any(length < 0 for length in extent):

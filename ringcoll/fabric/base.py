@@ -198,7 +198,9 @@ class Fabric(ABC):
 
         def describe() -> str:
             own = self.names[self.rank]
-            return f"{what}: rank {own} waited for {self._named(missing())} in vain"
+            return (
+                f"{what}: rank {own} waited for {self._named(missing())}: did all make this call?"
+            )
 
         def check() -> None:
             lost = {*self.lost()}.intersection(missing())
@@ -305,7 +307,7 @@ class Fabric(ABC):
 
     @abstractmethod
     def _release(self) -> None:
-        """Let go of what the fabric holds in this process; the peers are not told."""
+        """Release what the fabric holds in this process, without declaring anything to peers."""
 
     def _require_open(self) -> None:
         if self._ended:

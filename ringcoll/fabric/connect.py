@@ -24,7 +24,7 @@ from ringcoll.bootstrap.contract import Bootstrap
 from ringcoll.errors import DeadlineError, Error, MachineError
 from ringcoll.fabric.handshake import PATIENCE, answer, prove
 from ringcoll.fabric.links import Link
-from ringcoll.fabric.mapping import outcome
+from ringcoll.fabric.mapping import outcome, texts_of
 
 __all__ = ["connect"]
 
@@ -107,7 +107,7 @@ def connect(
         except OSError as error:
             failure = MachineError(f"init: rank {rank} cannot connect to other nodes: {error}")
         try:
-            outcome(lambda text: _gathered_texts(bootstrap, text), True, failure)
+            outcome(texts_of(bootstrap), True, failure)
         except Error:
             for peer in set(links) - kept:
                 links[peer].close()
@@ -116,12 +116,8 @@ def connect(
     return links
 
 
-def _gathered_texts(bootstrap: Bootstrap, text: str) -> list[str]:
-    return [part.decode() for part in bootstrap.allgather(text.encode())]
-
-
 def _gathered(bootstrap: Bootstrap, value: object) -> list[Any]:
-    return [json.loads(text) for text in _gathered_texts(bootstrap, json.dumps(value))]
+    return [json.loads(text) for text in texts_of(bootstrap)(json.dumps(value))]
 
 
 def _network() -> str:

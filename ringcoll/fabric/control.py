@@ -152,10 +152,7 @@ class Exchange:
     def allgather(self, payload: bytes, what: str, wait: Wait) -> list[bytes]:
         """Every rank's payload, in rank order; long ones go in several rounds.
 
-        Args:
-            payload: any length.
-            what: the call, compared among the ranks.
-            wait: raises on loss or deadline.
+        ``what``, the call, is compared among the ranks; ``wait`` raises on loss or deadline.
 
         Raises:
             MismatchError: the ranks came for different calls; on every rank alike.

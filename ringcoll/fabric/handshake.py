@@ -43,10 +43,10 @@ def prove(connection: socket.socket, key: bytes, rank: int, peer: int, until: fl
     """
     nonce = secrets.token_bytes(_NONCE)
     connection.sendall(_CALL.pack(rank, nonce))
-    proof, asked = _ANSWER.unpack(exactly(connection, _ANSWER.size, until))
+    proof, challenge = _ANSWER.unpack(exactly(connection, _ANSWER.size, until))
     if not hmac.compare_digest(proof, _proof(key, b"called", nonce, rank, peer)):
         raise ConnectionError("the answer is not from a rank of this program")
-    connection.sendall(_proof(key, b"caller", asked, rank, peer))
+    connection.sendall(_proof(key, b"caller", challenge, rank, peer))
     exactly(connection, len(_ACCEPTED), until)
 
 
@@ -56,7 +56,7 @@ class _Pending:
 
     connection: socket.socket
     until: float
-    said: bytearray = field(default_factory=bytearray)
+    received: bytearray = field(default_factory=bytearray)
     rank: int = -1
     nonce: bytes = b""
 
@@ -68,23 +68,23 @@ class _Pending:
 
         """
         wanted = _PROOF if self.nonce else _CALL.size
-        part = self.connection.recv(wanted - len(self.said))
-        self.said += part
+        part = self.connection.recv(wanted - len(self.received))
+        self.received += part
         if not part:
             raise ConnectionError("the connection was closed")
-        if len(self.said) < wanted:
+        if len(self.received) < wanted:
             return False
-        said = bytes(self.said)
-        self.said.clear()
+        received = bytes(self.received)
+        self.received.clear()
         if self.nonce:
             own = _proof(key, b"caller", self.nonce, self.rank, called)
-            if self.rank not in missing or not hmac.compare_digest(said, own):
+            if self.rank not in missing or not hmac.compare_digest(received, own):
                 raise ConnectionError("the caller is no rank of this program")
             self.connection.sendall(_ACCEPTED)
             return True
-        self.rank, asked = _CALL.unpack(said)
+        self.rank, challenge = _CALL.unpack(received)
         self.nonce = secrets.token_bytes(_NONCE)
-        own = _proof(key, b"called", asked, self.rank, called)
+        own = _proof(key, b"called", challenge, self.rank, called)
         self.connection.sendall(_ANSWER.pack(own, self.nonce))
         return False
 
@@ -159,7 +159,7 @@ def _take(
     while missing:
         now = time.monotonic()
         if now >= deadline:
-            raise DeadlineError(f"init: rank {rank} waited for {named(sorted(missing))} in vain")
+            raise DeadlineError(f"init: rank {rank} waited for {named(sorted(missing))} to connect")
         for number in [number for number, call in pending.items() if call.until <= now]:
             dismiss(number).close()
         for event, _ in selector.select(min(deadline - now, _INTERVAL)):

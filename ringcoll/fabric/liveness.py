@@ -1,7 +1,7 @@
 """Who of a fabric's ranks is alive: what each has declared of itself, and whose process has ended.
 
 A rank that leaves or gives up declares so before it goes, with its reason. A rank that ends without
-a word is found dead: a pidfd becomes readable when its process ends, and a connection to another
+that is found dead: a pidfd becomes readable when its process ends, and a connection to another
 node breaks.
 """
 
@@ -99,14 +99,9 @@ class Status:
 def raise_failed(
     statuses: Mapping[int, Status], own: int | None, names: Sequence[int], note: Callable[[], None]
 ) -> None:
-    """Raise the error of the rank that failed first, else of those that died without a word.
+    """Raise the error of the rank that failed first, else of those that died without declaring it.
 
-    Args:
-        statuses: by rank.
-        own: this rank, where ``statuses`` has it.
-        names: what messages call the ranks.
-        note: called before anything is raised.
-
+    ``names`` is what messages call the ranks; ``note`` is called before anything is raised.
     """
     failed = {rank: status for rank, status in statuses.items() if status.state.failed}
     dead = [r for r, status in statuses.items() if status.death and status.state is State.OPEN]
@@ -133,13 +128,6 @@ def raise_departed(
     """Raise if a rank that ``peers`` names has left; None: if all have.
 
     A rank that has failed since :func:`raise_failed` is raised by its next call, with its reason.
-
-    Args:
-        statuses: of the other ranks.
-        names: what messages call the ranks.
-        peers: the ranks that are waited for.
-        note: called before anything is raised.
-
     """
     left = [rank for rank, status in statuses.items() if status.state.left]
     if not left or (peers is None and len(left) < len(statuses)):

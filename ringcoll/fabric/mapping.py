@@ -1,20 +1,22 @@
-"""Opening one segment of every rank, with the ranks agreeing on whether it worked.
+"""Collective steps that may fail on one rank, such as mapping a segment of every rank.
 
-Used when a fabric is made and for every part of memory that it shares later. A rank that fails
-reports it in the next exchange, so that all ranks raise and none is left waiting.
+A rank that fails reports it in the next exchange, so that all ranks raise and none is left waiting.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
+from ringcoll.bootstrap.contract import Bootstrap
 from ringcoll.errors import Error, MachineError, OutOfMemory
 from ringcoll.host.fd_passing import FdServer, receive
 from ringcoll.host.shm import ProcAccessDenied, Segment, SegmentHandle, attach, create
 
-__all__ = ["Gather", "map_all", "outcome", "ranks_of"]
+__all__ = ["Gather", "map_all", "outcome", "ranks_of", "texts_of", "together"]
+
+T = TypeVar("T")
 
 # Every rank's text, in rank order.
 Gather = Callable[[str], list[str]]
@@ -79,6 +81,39 @@ def outcome(gather: Gather, value: object, failure: Error | None) -> list[Any]:
             raise MachineError(f"rank {peer} sent a malformed answer: {text[:80]!r}")
         values.append(answer["value"])
     return values
+
+
+def together(
+    gather: Gather,
+    make: Callable[[], T],
+    *,
+    undo: Callable[[T], object] = lambda made: None,
+    catch: type[Error] = MachineError,
+) -> T:
+    """Make something on every rank; collective.
+
+    If one fails by an error of class ``catch``, all raise, and undo what they have made.
+    """
+    try:
+        made = make()
+    except catch as error:
+        outcome(gather, True, error)
+        raise
+    try:
+        outcome(gather, True, None)
+    except BaseException:
+        undo(made)
+        raise
+    return made
+
+
+def texts_of(bootstrap: Bootstrap) -> Gather:
+    """A bootstrap's exchange, of texts."""
+
+    def gather(text: str) -> list[str]:
+        return [part.decode() for part in bootstrap.allgather(text.encode())]
+
+    return gather
 
 
 def ranks_of(answers: Sequence[Sequence[object]], nranks: int) -> list[list[int]]:

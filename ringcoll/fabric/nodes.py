@@ -23,7 +23,7 @@ from ringcoll.fabric.base import Fabric, Missing, Ready
 from ringcoll.fabric.control import compare_calls
 from ringcoll.fabric.links import Link
 from ringcoll.fabric.liveness import State, Status, raise_departed, raise_failed
-from ringcoll.fabric.mapping import outcome
+from ringcoll.fabric.mapping import together
 from ringcoll.fabric.mpi import Carrier, Messages
 from ringcoll.fabric.poll import LivenessTimer
 from ringcoll.fabric.process import ProcessFabric
@@ -94,13 +94,7 @@ class NodesFabric(Fabric):
 
     def share(self, nbytes: int, *, what: str) -> list[memoryview]:
         """Memory of this node's ranks; an empty view stands for that of another node's."""
-        views: list[memoryview] = []
-        failure: MachineError | None = None
-        try:
-            views = self.local.share(nbytes, what=what)
-        except MachineError as error:
-            failure = error
-        outcome(self.texts(what), True, failure)
+        views = together(self.texts(what), lambda: self.local.share(nbytes, what=what))
         parts = [memoryview(bytearray(0)) for _ in range(self.nranks)]
         for rank, view in zip(self.near, views, strict=True):
             parts[rank] = view
@@ -202,8 +196,8 @@ class NodesFabric(Fabric):
     def lost(self) -> tuple[int, ...]:
         """The other ranks that have died or closed.
 
-        A rank that a peer has told of a loss waits a little until it detects that itself: the end
-        of a process shows on its connections before its own node detects it, or after.
+        After a peer's failure because of a loss, this waits a little until the loss is detected
+        here too: a process's end shows on its connections before its own node detects it, or after.
         """
         late = time.monotonic() + _SOON
         gone = super().lost()

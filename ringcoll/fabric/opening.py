@@ -18,7 +18,7 @@ from ringcoll.fabric.base import Fabric
 from ringcoll.fabric.connect import connect
 from ringcoll.fabric.identity import compare, compare_versions, identity, nodes_of
 from ringcoll.fabric.liveness import Process, ProcessMonitor
-from ringcoll.fabric.mapping import outcome
+from ringcoll.fabric.mapping import texts_of, together
 from ringcoll.fabric.mpi import Carrier
 from ringcoll.fabric.nodes import NodesFabric
 from ringcoll.fabric.process import ProcessFabric, process_fabric
@@ -42,7 +42,7 @@ def open_fabric(bootstrap: Bootstrap, *, timeout: float, node: str | None = None
     if bootstrap.nranks == 1:
         return thread_fabrics(1, timeout)[0]
     own = {**identity(), "node": node or "", "pid": str(os.getpid())}
-    found = [json.loads(part) for part in bootstrap.allgather(json.dumps(own).encode())]
+    found = [json.loads(text) for text in texts_of(bootstrap)(json.dumps(own))]
     try:
         return _opened(bootstrap, found, timeout)
     except Error:
@@ -72,7 +72,7 @@ def _hold_exit(found: Sequence[Mapping[str, str]], rank: int) -> None:
         for peer, other in enumerate(found)
         if peer != rank and all(other.get(key) == found[rank].get(key) for key in keys)
     }
-    with contextlib.suppress(MachineError):  # of the monitor: what has failed says more
+    with contextlib.suppress(MachineError):  # of the monitor: the first error matters more
         monitor = ProcessMonitor({peer: Process(pid) for peer, pid in beside.items()})
         meeting = finalize.Exit(lambda: None, lambda: True, monitor.dead)
         finalize.hold(frozenset(beside.items()), meeting)
@@ -103,20 +103,10 @@ def _nodes_fabric(
 def _local_fabric(bootstrap: Bootstrap, near: Sequence[int], timeout: float) -> ProcessFabric:
     """That of this rank's node; raises on all ranks if a node cannot have one."""
 
-    def gather(text: str) -> list[str]:
-        return [part.decode() for part in bootstrap.allgather(text.encode())]
+    def make() -> ProcessFabric:
+        return process_fabric(_part(bootstrap, near, timeout), timeout=timeout, compared=True)
 
-    try:
-        local = process_fabric(_part(bootstrap, near, timeout), timeout=timeout, compared=True)
-    except Error as error:
-        outcome(gather, True, error)
-        raise
-    try:
-        outcome(gather, True, None)
-    except Error:
-        local.close()
-        raise
-    return local
+    return together(texts_of(bootstrap), make, undo=ProcessFabric.close, catch=Error)
 
 
 def _part(bootstrap: Bootstrap, near: Sequence[int], timeout: float) -> Bootstrap:

@@ -24,9 +24,7 @@ _GROWTH = 1.25  # of a sleep to the next
 class LivenessTimer:
     """Runs a check of the peers' liveness every 20 ms, and at once while an alarm is up.
 
-    Args:
-        alarm: a word that is not zero when a peer has failed.
-
+    ``alarm`` is a word that is not zero when a peer has failed.
     """
 
     def __init__(self, alarm: memoryview | None = None) -> None:

@@ -12,12 +12,12 @@ from itertools import count
 
 from ringcoll import finalize
 from ringcoll.bootstrap.contract import Bootstrap
-from ringcoll.errors import AbortedError, Error, MachineError
+from ringcoll.errors import AbortedError, Error
 from ringcoll.fabric.base import Fabric
 from ringcoll.fabric.control import CONTROL_BYTES, Control, Exchange
 from ringcoll.fabric.identity import compare, identity
 from ringcoll.fabric.liveness import Process, ProcessMonitor, State, Status
-from ringcoll.fabric.mapping import map_all, outcome
+from ringcoll.fabric.mapping import map_all, texts_of, together
 from ringcoll.fabric.poll import LivenessTimer
 from ringcoll.fabric.rendezvous import Rendezvous
 from ringcoll.host.fence import fence_of
@@ -181,26 +181,19 @@ def process_fabric(
         MismatchError: the ranks run different versions of ringcoll.
 
     """
-
-    def gather(text: str) -> list[str]:
-        return [part.decode() for part in bootstrap.allgather(text.encode())]
-
+    gather = texts_of(bootstrap)
     if not compared:
         compare([json.loads(text) for text in gather(json.dumps(identity()))], what)
     deadline = time.monotonic() + timeout
     views, handles = map_all(bootstrap.rank, CONTROL_BYTES, gather, deadline, what)
-    fabric: ProcessFabric | None = None
-    failure: MachineError | None = None
-    try:
+
+    def make() -> ProcessFabric:
         fence = fence_of()
         controls = [Control(view, fence) for view in views]
         watched = processes or [Process(handle.pid) for handle in handles]
-        fabric = ProcessFabric(bootstrap.rank, timeout, controls, watched)
-    except MachineError as error:
-        failure = error
-    outcome(gather, True, failure)
-    if fabric is None:
-        raise MachineError(f"{what}: no fabric was made")
+        return ProcessFabric(bootstrap.rank, timeout, controls, watched)
+
+    fabric = together(gather, make)
     if processes is None:
         fabric.hold_exit()
     try:

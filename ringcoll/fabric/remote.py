@@ -1,6 +1,6 @@
 """The ranks of other nodes, each over its connection: their liveness, rendezvous and exit.
 
-It stands for the control pages and pidfds of one host: a rank's last declaration says whether it
+It stands for the control pages and pidfds of one host: a rank's declaration shows whether it
 has failed, closed or left, and a connection that breaks before there was one is a death.
 """
 
@@ -25,10 +25,7 @@ _REASON = 3500  # characters
 class RemoteRanks:
     """One fabric's ranks of other nodes.
 
-    Args:
-        links: to each of them, in order.
-        serial: the number of the fabric, which all of its ranks have agreed on.
-
+    All ranks have agreed on ``serial``, the number of the fabric.
     """
 
     def __init__(self, links: Mapping[int, Link], serial: int) -> None:
@@ -80,11 +77,6 @@ class RemoteRanks:
 
         A rank that gives up takes its token back. Inside a node members meet over the control
         segments instead (:mod:`ringcoll.fabric.rendezvous`).
-
-        Args:
-            members: the ranks that meet, in the order of their new ranks.
-            wait: waits for some of them; raises when one is lost or late.
-
         """
         links = {rank: link for rank, link in self._links.items() if rank in members}
         key, token = json.dumps(members).replace(" ", "").encode(), secrets.token_hex(16).encode()

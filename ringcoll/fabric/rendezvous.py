@@ -20,14 +20,8 @@ __all__ = ["Rendezvous"]
 class Rendezvous:
     """A bootstrap among some ranks of a fabric.
 
-    Args:
-        controls: of all ranks of the fabric.
-        members: the ranks that meet, in the order of their new ranks.
-        own: this rank of the fabric.
-        seen: the last token that each rank has met this one by; updated.
-        what: the call that needs it.
-        wait: waits for ranks of the fabric; raises when one is lost or late.
-
+    ``seen`` has the last token that each rank has met this one by, and is updated; ``wait`` raises
+    when a rank is lost or late.
     """
 
     def __init__(

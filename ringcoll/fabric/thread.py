@@ -174,13 +174,7 @@ class ThreadFabric(Fabric):
 
 
 def thread_fabrics(nranks: int, timeout: float = 60.0) -> list[Fabric]:
-    """The fabrics of ``nranks`` ranks in this process, one per rank.
-
-    Args:
-        nranks: how many.
-        timeout: seconds that a wait may take; may be ``math.inf``.
-
-    """
+    """The fabrics of ``nranks`` ranks in this process, one per rank."""
     if nranks < 1:
         raise ArgumentError(f"a communicator has at least 1 rank, not {nranks}")
     if not timeout > 0 or math.isnan(timeout):

@@ -65,12 +65,7 @@ def receive(
 ) -> list[tuple[int, ...]]:
     """The descriptors of other ranks' servers, while serving one's own.
 
-    Args:
-        names: of the servers to call; all of them listen already.
-        deadline: value of ``time.monotonic()``.
-        server: this rank's own.
-        fds: its descriptors.
-        callers: how many peers will call it.
+    All of the servers ``names`` listen already; ``callers`` peers will call this rank's.
 
     Raises:
         DeadlineError: a peer did not answer.

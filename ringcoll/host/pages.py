@@ -18,7 +18,7 @@ __all__ = ["PAGE", "map_private", "map_shared", "whole_pages"]
 
 PAGE = mmap.PAGESIZE
 _FAILED = ctypes.c_void_p(-1).value
-_HUGE = 4 << 20  # bytes from which huge pages are asked for
+_HUGE = 4 << 20  # bytes from which huge pages are requested
 
 
 def whole_pages(nbytes: int) -> int:

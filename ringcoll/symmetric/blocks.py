@@ -20,9 +20,9 @@ class Block(Generic[P]):
     parts: Sequence[P]
     start: int  # address of this rank's part
     nbytes: int
-    serial: int = 0  # how often it was handed out; a free of a former array is told apart by it
+    serial: int = 0  # counts reuses, so that a late free of an earlier array is ignored
     registered: bool = False  # a user's memory: never handed out again
-    hidden: bool = False  # no longer looked up on this rank, but peers may not know yet
+    hidden: bool = False  # no longer found by lookup on this rank; peers may still use it
 
 
 class Table(Generic[P]):

@@ -1,4 +1,4 @@
-"""Symmetric memory as an array of the library that the caller asks for; never a copy."""
+"""Symmetric memory as an array of the library that the caller names, without a copy."""
 
 from __future__ import annotations
 
@@ -20,11 +20,7 @@ _LIBRARIES = ("numpy", "cupy", "torch")
 def library_of(like: object, row: DType, device: str, where: str) -> Callable[[Any], Any]:
     """The conversion of a numpy or CuPy array on ``device`` to the library that ``like`` names.
 
-    Args:
-        like: "numpy", "cupy" or "torch"; None: the array as it is.
-        row: the element type.
-        device: "cpu", or "cuda:0" and so on.
-        where: the call and the rank, for messages.
+    ``row`` is the element type; with None for ``like`` the array stays as it is.
 
     Raises:
         ArgumentTypeError: not a string, or the library has no such element type.

@@ -21,11 +21,7 @@ __all__ = ["NodesMemory"]
 class NodesMemory:
     """Arrays of GPU ranks; the ranks of a node reach them without a copy.
 
-    Args:
-        fabric: of all ranks.
-        inside: the memory of this node's ranks.
-        host: of all ranks in host memory, closed with this.
-
+    ``inside`` is the memory of this node's ranks, ``host`` that of all ranks on the host.
     """
 
     def __init__(self, fabric: Fabric, inside: CudaSymmetricMemory, host: SymmetricMemory) -> None:
@@ -76,10 +72,10 @@ class NodesMemory:
     ) -> tuple[Any, bool]:
         """Call a function that is collective in a node; whether no node's has returned False."""
         gather = self._fabric.texts(call)
-        asked = gather(str(nbytes))
-        if len(set(asked)) > 1:
-            sizes = ", ".join(f"rank {rank}: {size}" for rank, size in enumerate(asked))
-            raise MismatchError(f"{call}: the ranks ask for different numbers of bytes: {sizes}")
+        sizes = gather(str(nbytes))
+        if len(set(sizes)) > 1:
+            listed = ", ".join(f"rank {rank}: {size}" for rank, size in enumerate(sizes))
+            raise MismatchError(f"{call}: the ranks ask for different numbers of bytes: {listed}")
         made, failure = None, None
         try:
             made = function()

@@ -32,13 +32,7 @@ def pointer_to(
 ) -> int:
     """The address of a peer's memory for kernels of the current device, which is this rank's.
 
-    Args:
-        cuda: the CUDA runtime.
-        handles: of the ranks' memory, by rank.
-        rank: this rank.
-        peer: whose memory; may be this rank.
-        opened: gets what has to be given to :func:`unmap` at the end.
-        what: the call, for messages.
+    ``opened`` gets what has to be given to :func:`unmap` at the end.
 
     Raises:
         NoPeerAccess: the devices have no access to each other.

@@ -22,7 +22,7 @@ from ringcoll.cuda.memory import DeviceMemory, allocate
 from ringcoll.cuda.virtual_memory import grant, pieces_of
 from ringcoll.errors import MachineError
 from ringcoll.fabric.base import Fabric
-from ringcoll.fabric.mapping import outcome
+from ringcoll.fabric.mapping import outcome, together
 from ringcoll.transports.handles import MemoryHandle, decode_all, handle_of
 from ringcoll.transports.mapping import pointer_to, unmap
 from ringcoll.transports.vmm import ExportedPieces, export_pieces, import_pieces
@@ -89,20 +89,9 @@ def allocate_shared(fabric: Fabric, ordinal: int, nbytes: int, *, what: str) -> 
         MachineError: a device cannot reach another, or CUDA refuses; on every rank.
 
     """
-    memory: DeviceMemory | None = None
-    failure: MachineError | None = None
-    try:
-        memory = allocate(ordinal, nbytes, what=what)
-    except MachineError as error:
-        failure = error
-    try:
-        outcome(fabric.texts(what), True, failure)
-        if memory is None:
-            raise MachineError(f"{what}: no memory was made")
-    except BaseException:
-        if memory is not None:
-            memory.free()
-        raise
+    memory = together(
+        fabric.texts(what), lambda: allocate(ordinal, nbytes, what=what), undo=DeviceMemory.free
+    )
     return share(fabric, memory, what=what)
 
 

@@ -28,12 +28,7 @@ _LARGEST = 1 << 48  # bytes
 class ExportedPieces:
     """This rank's pieces of virtual memory, for peers that connect to its server.
 
-    Args:
-        server: hands out the descriptors.
-        descriptors: of the pieces.
-        sizes: bytes of each.
-        offset: of the memory that is meant in the first one.
-
+    ``offset`` is the place, in the first piece, of the memory that is meant.
     """
 
     server: FdServer
@@ -83,13 +78,8 @@ def import_pieces(
 ) -> dict[int, int] | None:
     """Map what other ranks export; collective.
 
-    Args:
-        fabric: the ranks.
-        exports: every rank's memory, and its encoded pieces; None where it has none.
-        own: this rank's.
-        ordinal: this rank's device.
-        opened: gets what undoes the mappings.
-        what: the call, for messages.
+    ``exports`` has every rank's memory and its encoded pieces, None where it has none; ``opened``
+    gets what undoes the mappings.
 
     Returns:
         The address of the memory of each rank that exports; None if a rank fails to map some.
