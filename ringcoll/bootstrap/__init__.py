@@ -84,12 +84,7 @@ class _Checked:
         self.nranks = given.nranks
 
     def allgather(self, payload: bytes) -> list[bytes]:
-        """Every rank's bytes.
-
-        Raises:
-            ArgumentTypeError: the user's object returned something else.
-
-        """
+        """Every rank's bytes."""
         answer = list(self._given.allgather(payload))
         if len(answer) != self.nranks or not all(isinstance(part, bytes) for part in answer):
             raise ArgumentTypeError(

@@ -43,12 +43,7 @@ def joined(parts: Sequence[bytes]) -> bytes:
 
 
 def split(answer: bytes, nranks: int, who: str) -> list[bytes]:
-    """Undo :func:`joined`; ``who`` sent it, for the message.
-
-    Raises:
-        MachineError: it ends too early.
-
-    """
+    """Undo :func:`joined`; ``who`` sent it, for the message."""
     parts: list[bytes] = []
     start = 0
     for _ in range(nranks):

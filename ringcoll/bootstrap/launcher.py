@@ -112,12 +112,7 @@ def mpiexec() -> str | None:
 
 
 def check_world(launcher: Launcher | None, size: int, library: str) -> None:
-    """Refuse a COMM_WORLD of another size than the launcher's.
-
-    Raises:
-        LauncherError: they differ; the message names the remedy.
-
-    """
+    """Refuse a COMM_WORLD of another size than the launcher's."""
     if launcher is None or launcher.nranks == size:
         return
     own = mpiexec() or "the mpiexec of that library"

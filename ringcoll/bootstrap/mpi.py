@@ -110,12 +110,7 @@ class MpiBootstrap:
         return self._private
 
     def allgather(self, payload: bytes) -> list[bytes]:
-        """Every rank's bytes: first the lengths, then the bytes.
-
-        Raises:
-            DeadlineError: a rank did not take part.
-
-        """
+        """Every rank's bytes: first the lengths, then the bytes."""
         length = np.array([len(payload)], np.int64)
         lengths = np.zeros(self.nranks, np.int64)
         self._finish(self._private.Iallgather(length, lengths), length, lengths)
@@ -183,12 +178,7 @@ class PartOfMpi:
         self._unsent: list[tuple[Any, npt.NDArray[np.uint8]]] = []
 
     def allgather(self, payload: bytes) -> list[bytes]:
-        """Every member's bytes.
-
-        Raises:
-            DeadlineError: a member did not take part.
-
-        """
+        """Every member's bytes."""
         deadline = time.monotonic() + self._timeout
         sent = np.frombuffer(payload or b"\0", np.uint8)
         found: dict[int, bytes] = {self.rank: payload}

@@ -26,12 +26,7 @@ _made: list[tuple[Any, tuple[int, ...]]] = []
 
 
 def in_mpi_world(bootstrap: Bootstrap) -> tuple[Any, list[int]]:
-    """A private MPI communicator with these ranks, and its number of each; collective.
-
-    Raises:
-        MachineError: they are not processes of one MPI world; on every rank.
-
-    """
+    """A private MPI communicator with these ranks, and its number of each; collective."""
     own, why = -1, ""
     try:
         own = _own_number()

@@ -46,13 +46,7 @@ class SocketBootstrap:
         self._broken = ""
 
     def allgather(self, payload: bytes) -> list[bytes]:
-        """Every rank's bytes, relayed by the parent.
-
-        Raises:
-            DeadlineError: naming the ranks that did not come.
-            RankLostError: a rank has ended.
-
-        """
+        """Every rank's bytes, relayed by the parent."""
         if self._broken:
             raise MachineError(self._broken)
         deadline = time.monotonic() + self.timeout

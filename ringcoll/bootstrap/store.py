@@ -100,13 +100,7 @@ class StoreBootstrap:
             self._prefix = f"{prefix}/{int(store.add(f'{prefix}/generation/{rank}', 1))}"
 
     def allgather(self, payload: bytes) -> list[bytes]:
-        """Every rank's bytes.
-
-        Raises:
-            DeadlineError: naming the ranks that did not come.
-            MachineError: the store failed, or an earlier exchange did.
-
-        """
+        """Every rank's bytes."""
         if self._broken:
             raise MachineError(self._broken)
         self._exchange += 1

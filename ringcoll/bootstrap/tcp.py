@@ -55,13 +55,7 @@ class TcpBootstrap:
             raise
 
     def allgather(self, payload: bytes) -> list[bytes]:
-        """Every rank's bytes, relayed by rank 0.
-
-        Raises:
-            DeadlineError: a rank did not come.
-            RankLostError: a rank has closed its connection.
-
-        """
+        """Every rank's bytes, relayed by rank 0."""
         deadline = time.monotonic() + self.timeout
         if self.rank:
             self._send(0, payload, deadline)

@@ -37,12 +37,7 @@ class DeviceArray:
 
 
 def row_of(kind: object) -> DType:
-    """The row of an element type in the table of dtypes, the common spelling first.
-
-    Raises:
-        ArgumentTypeError: no collective carries it.
-
-    """
+    """The row of an element type in the table of dtypes, the common spelling first."""
     try:
         return _ROWS[kind]  # type: ignore[index]
     except (KeyError, TypeError):

@@ -42,12 +42,7 @@ class Device:
 
 
 def runtime() -> Any:
-    """CuPy's thin wrapper of the CUDA runtime; imports CuPy.
-
-    Raises:
-        ImportError: CuPy is not installed, or does not load.
-
-    """
+    """CuPy's thin wrapper of the CUDA runtime; imports CuPy, which may raise ImportError."""
     from cupy.cuda import runtime as wrapper
 
     return wrapper

@@ -33,12 +33,7 @@ _ARGUMENTS: Mapping[str, tuple[Any, ...]] = {
 
 
 def call(name: str, *arguments: Any) -> None:
-    """Call a function of the driver for the current device.
-
-    Raises:
-        MachineError: it fails, or there is no driver, or it is too old to have it.
-
-    """
+    """Call a function of the driver for the current device."""
     try:
         function = getattr(_driver(), name)
     except AttributeError as error:
@@ -81,12 +76,7 @@ class Allocation:
 
 
 def allocation_of(pointer: int) -> Allocation:
-    """The allocation around a device pointer.
-
-    Raises:
-        MachineError: the driver does not know the pointer.
-
-    """
+    """The allocation around a device pointer."""
     exportable, number = ctypes.c_int(), ctypes.c_uint64()
     start, nbytes = ctypes.c_void_p(), ctypes.c_size_t()
     try:

@@ -117,13 +117,7 @@ class HostMapped:
 
 
 def host_mapped(nbytes: int, *, ordinal: int, what: str = "records") -> HostMapped:
-    """Zeroed host memory that kernels of a device write and the host reads without any call.
-
-    Raises:
-        OutOfMemory: the system has no such memory to pin.
-        MachineError: CUDA refuses for another reason.
-
-    """
+    """Zeroed host memory that kernels of a device write and the host reads without any call."""
     if nbytes < 1:
         raise ArgumentError(f"{what}: cannot allocate {nbytes} bytes of host memory")
     with on(ordinal) as cuda:

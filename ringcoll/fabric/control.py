@@ -153,10 +153,6 @@ class Exchange:
         """Every rank's payload, in rank order; long ones go in several rounds.
 
         ``what``, the call, is compared among the ranks; ``wait`` raises on loss or deadline.
-
-        Raises:
-            MismatchError: the ranks came for different calls; on every rank alike.
-
         """
         mine = what.encode()[:_WHAT_BYTES]
         capacity = self._boxes[self._rank].capacity
@@ -201,12 +197,7 @@ class Exchange:
 
 
 def compare_calls(calls: Sequence[str]) -> None:
-    """Refuse an exchange to which the ranks, in order, came for different calls.
-
-    Raises:
-        MismatchError: showing which ranks make which call.
-
-    """
+    """Raise :class:`MismatchError` if the ranks, in order, came for different calls."""
     groups: dict[str, list[int]] = {}
     for rank, call in enumerate(calls):
         groups.setdefault(call, []).append(rank)

@@ -61,12 +61,7 @@ class _Pending:
     nonce: bytes = b""
 
     def read(self, key: bytes, called: int, missing: set[int]) -> bool:
-        """Read and answer; whether the caller is now proven to be one of ``missing``.
-
-        Raises:
-            OSError: it is none, or has gone.
-
-        """
+        """Read and answer; whether the caller is now proven to be one of ``missing``."""
         wanted = _PROOF if self.nonce else _CALL.size
         part = self.connection.recv(wanted - len(self.received))
         self.received += part

@@ -31,9 +31,6 @@ def map_all(
     Returns:
         The memory and the handle of every rank.
 
-    Raises:
-        MachineError: on every rank if it failed on one.
-
     """
     own: Segment | None = None
     failure: Error | None = None

@@ -60,12 +60,7 @@ _serial = threading.RLock()
 
 
 class Carrier:
-    """An MPI communicator for the data of some of its ranks, on which nobody else sends.
-
-    Raises:
-        MachineError: this MPI was initialized for calls of the main thread only.
-
-    """
+    """An MPI communicator for the data of some of its ranks, on which nobody else sends."""
 
     def __init__(self, communicator: Any, ranks: Sequence[int]) -> None:
         self.mpi = load_mpi()
@@ -92,10 +87,6 @@ class Carrier:
         """The messages of a communicator, each rank's in the range of tags that it has reserved.
 
         So nothing has to be agreed upon while other threads make other communicators.
-
-        Raises:
-            MachineError: no tags are left; on every rank.
-
         """
         if (max(ranges) + 1) * _STREAMS > min(self._most, 1 << 30):
             raise MachineError(

@@ -71,12 +71,7 @@ class World:
         return round_
 
     def collect(self, number: int, rank: int, round_: Round) -> list[Any]:
-        """Everybody's values of an exchange to which all have come.
-
-        Raises:
-            MismatchError: the ranks came for different calls.
-
-        """
+        """Everybody's values of an exchange to which all have come."""
         with self.lock:
             round_.taken.add(rank)
             if len(round_.taken) == self.nranks:

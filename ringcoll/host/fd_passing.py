@@ -35,12 +35,7 @@ class FdServer:
         self._socket.listen(1024)
 
     def serve(self, fds: Sequence[int], callers: int, deadline: float) -> None:
-        """Hand descriptors, at most :data:`MOST`, to so many callers.
-
-        Raises:
-            DeadlineError: fewer have called.
-
-        """
+        """Hand descriptors, at most :data:`MOST`, to so many callers."""
         served = 0
         while served < callers:
             self._socket.settimeout(_left(deadline, callers - served))

@@ -49,12 +49,7 @@ class SegmentHandle:
 
     @staticmethod
     def decode(text: str) -> SegmentHandle:
-        """Decode what a peer has sent, checking every field.
-
-        Raises:
-            MachineError: the text is no handle.
-
-        """
+        """Decode what a peer has sent, checking every field."""
         try:
             pid, fd, nbytes, nonce = json.loads(text)
         except (ValueError, TypeError) as error:

@@ -216,13 +216,7 @@ class AgreedBlocks(ABC, Generic[P]):
 
 
 def extent_of(shape: Sequence[int] | int, where: str = "empty") -> tuple[int, ...]:
-    """The lengths of an array to be made, from one length or several.
-
-    Raises:
-        ArgumentError: one is negative.
-        ArgumentTypeError: one is no integer.
-
-    """
+    """The lengths of an array to be made, from one length or several."""
     try:
         extent = tuple(map(index, (shape,) if isinstance(shape, (int, np.integer)) else shape))
     except TypeError:

@@ -149,12 +149,7 @@ class CudaSymmetricMemory(AgreedBlocks[Part]):
         self._withdraw(array.pointer)
 
     def peer_pointer(self, rank: int, mapping: int, offset: int, nbytes: int = 0) -> int:
-        """A rank's memory, in the block and at the offset that its ``lookup`` has found.
-
-        Raises:
-            ArgumentError: there is no such memory, or fewer than ``nbytes`` in the block.
-
-        """
+        """A rank's memory, in the block and at the offset that its ``lookup`` has found."""
         return self._part(rank, mapping, offset, nbytes).pointer + offset
 
     def pointers(self) -> dict[int, tuple[int, ...]]:

@@ -87,12 +87,7 @@ class SymmetricMemory(AgreedBlocks[memoryview]):
         self._withdraw(array.ctypes.data)
 
     def peer(self, rank: int, mapping: int, offset: int, nbytes: int) -> Bytes:
-        """A rank's memory, in the block and at the offset that its ``lookup`` has found, as bytes.
-
-        Raises:
-            ArgumentError: there is no such memory.
-
-        """
+        """A rank's memory as bytes, in the block and at the offset that its ``lookup`` found."""
         return np.frombuffer(self._part(rank, mapping, offset, nbytes), np.uint8, nbytes, offset)
 
     def close(self) -> None:

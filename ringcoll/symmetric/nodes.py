@@ -36,12 +36,6 @@ class NodesMemory:
         """A CuPy array; collective, the same bytes on all ranks.
 
         ``lacks`` says why this rank cannot have the array, if so: all ranks raise it.
-
-        Raises:
-            MismatchError: the ranks ask for different numbers of bytes.
-            OutOfMemory: need and available are named; on the ranks of that node.
-            MachineError: a rank lacks something, or another node's memory is exhausted.
-
         """
         nbytes = prod(extent_of(shape)) * dtype_of(dtype).itemsize
         return self._on_each_node("empty", nbytes, lambda: self._inside.empty(shape, dtype, lacks))[
@@ -49,14 +43,7 @@ class NodesMemory:
         ]
 
     def register(self, array: DeviceArray) -> bool:
-        """Let the ranks of each node reach an array; collective. Whether those of all nodes do now.
-
-        Raises:
-            MismatchError: the ranks pass different numbers of bytes.
-            ArgumentError: symmetric already on some ranks of this node only.
-            MachineError: a rank of another node failed.
-
-        """
+        """Let the ranks of each node reach an array; collective. Whether all of them do now."""
         return self._on_each_node("register", array.nbytes, lambda: self._inside.register(array))[1]
 
     def unregister(self, array: DeviceArray) -> None:

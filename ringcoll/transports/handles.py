@@ -73,12 +73,7 @@ class MemoryHandle:
 
     @classmethod
     def decode(cls, text: object) -> MemoryHandle:
-        """Decode what a peer has sent, checking every field.
-
-        Raises:
-            MachineError: wrong length, text that is none, or numbers out of bounds.
-
-        """
+        """Decode what a peer has sent, checking every field."""
         try:
             if not isinstance(text, str):
                 raise ValueError("no text")
@@ -100,12 +95,7 @@ class MemoryHandle:
 
 
 def decode_all(texts: Sequence[object]) -> list[MemoryHandle]:
-    """The handles that all ranks have encoded, in rank order.
-
-    Raises:
-        MachineError: a rank has sent something else; it is named.
-
-    """
+    """The handles that all ranks have encoded, in rank order."""
     return [_decode(rank, text) for rank, text in enumerate(texts)]
 
 

@@ -96,12 +96,7 @@ def allocate_shared(fabric: Fabric, ordinal: int, nbytes: int, *, what: str) -> 
 
 
 def share(fabric: Fabric, memory: DeviceMemory, *, what: str) -> PeerMemory:
-    """Map every rank's memory; collective. The result owns ``memory`` and frees it when closed.
-
-    Raises:
-        MachineError: a device cannot reach another, or CUDA refuses; on every rank.
-
-    """
+    """Map every rank's memory; collective. The result owns ``memory`` and frees it when closed."""
     failure: MachineError | None = None
     text = ""
     try:

@@ -48,12 +48,7 @@ class ExportedPieces:
 
 
 def export_pieces(pointer: int, nbytes: int) -> ExportedPieces:
-    """Export virtual memory of the current device.
-
-    Raises:
-        MachineError: it is no virtual memory, or cannot be exported.
-
-    """
+    """Export virtual memory of the current device."""
     pieces = pieces_of(pointer, nbytes)
     descriptors: list[int] = []
     try:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tests.processes.programs.verdict import told
+from tests.processes.programs.verdict import error_of
 
 __all__ = ["mpi_truncated"]
 
@@ -22,7 +22,7 @@ def mpi_truncated():
     messages.send(np.ones(64, np.uint8), 0, PAIRS)
     error = "no error"
     while error == "no error" and short in messages.active:
-        error = told(short.done)
+        error = error_of(short.done)
     left = short in messages.active, short.done()
     given_up = messages.give_up(())
     for number in range(len(others)):

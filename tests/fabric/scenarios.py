@@ -23,7 +23,7 @@ from ringcoll.host import shm
 from ringcoll.host.shm import ProcAccessDenied
 from ringcoll.symmetric.host import SymmetricMemory
 from tests.fabric.mpi_messages import mpi_truncated  # noqa: F401  # found by its name
-from tests.processes.programs.verdict import told
+from tests.processes.programs.verdict import error_of
 
 LONG = 20.0  # seconds: a deadline that no passing test reaches
 
@@ -72,12 +72,12 @@ def late():
     fabric.timeout = 0.5  # of this call alone: a loaded machine may take longer to begin
     if fabric.rank == 1:
         time.sleep(1.5)
-    return told(fabric.allgather, b"", what="all_reduce 7")
+    return error_of(fabric.allgather, b"", what="all_reduce 7")
 
 
 def different():
     fabric = opened()
-    error = told(fabric.allgather, b"", what=f"call {fabric.rank // 2}")
+    error = error_of(fabric.allgather, b"", what=f"call {fabric.rank // 2}")
     again = fabric.allgather(b"x", what="the plane is still in step")
     return [error, len(again)]
 
@@ -89,7 +89,7 @@ def killed():
     if fabric.rank == 1:
         die()
     started = time.monotonic()
-    error = told(never, fabric)
+    error = error_of(never, fabric)
     took = time.monotonic() - started
     survivors = [rank for rank in range(fabric.nranks) if rank not in fabric.lost()]
     small = fabric.subset(survivors, what="shrink")
@@ -99,7 +99,7 @@ def killed():
     number, offset = child.lookup(array.ctypes.data, array.nbytes) or (0, 0)
     peers = [int(child.peer(r, number, offset, 8).view("i8")[0]) for r in range(small.nranks)]
     fabric.close()
-    return [error, took, survivors, peers, told(small.check)]
+    return [error, took, survivors, peers, error_of(small.check)]
 
 
 def registered():
@@ -115,7 +115,7 @@ def ended():
     fabric.allgather(b"", what="any")
     if fabric.rank == 0:
         time.sleep(0.5)
-        said = [told(fabric.check), fabric.lost(), told(never, fabric)]
+        said = [error_of(fabric.check), fabric.lost(), error_of(never, fabric)]
         fabric.close()
         return said
     fabric.close()
@@ -128,13 +128,13 @@ def aborted():
         time.sleep(0.2)
         fabric.abort("the input is not sorted")
         fabric.abort("something else")
-    first = told(never, fabric)
-    second = told(fabric.check)
+    first = error_of(never, fabric)
+    second = error_of(fabric.check)
     if fabric.rank == 1:
         fabric.abort(first)  # what a rank does that leaves its `with` by that error
     # A new start among all is possible.
     small = fabric.subset(range(fabric.nranks), what="restart")
-    return [first, second, told(small.check)]
+    return [first, second, error_of(small.check)]
 
 
 def closed():
@@ -142,7 +142,7 @@ def closed():
     if fabric.rank == 2:
         fabric.close()
         fabric.close()
-        return told(fabric.allgather, b"", what="any")
+        return error_of(fabric.allgather, b"", what="any")
     if fabric.rank == 1:
         # Only rank 0 is waited for: that rank 2 has left is no error.
         started = time.monotonic()
@@ -152,7 +152,7 @@ def closed():
             describe=lambda: "late",
             peers=lambda: [0],
         )
-    error = told(fabric.allgather, b"", what="any")
+    error = error_of(fabric.allgather, b"", what="any")
     if fabric.rank == 0:
         time.sleep(0.5)  # rank 1 waits for this one meanwhile
     return error
@@ -165,7 +165,7 @@ def forgotten():
         gc.collect()
         time.sleep(0.5)
         return "gone"
-    return told(never, fabric, lambda: [2])
+    return error_of(never, fabric, lambda: [2])
 
 
 def forked():
@@ -173,7 +173,7 @@ def forked():
     if fabric.rank == 0:
         read, write = os.pipe()
         if os.fork() == 0:
-            said = told(fabric.allgather, b"", what="any") + " | " + told(fabric.check)
+            said = error_of(fabric.allgather, b"", what="any") + " | " + error_of(fabric.check)
             fabric.abort("from the child")
             fabric.close()
             os.write(write, said.encode())
@@ -191,19 +191,19 @@ def raised():
     fabric = opened()
     if fabric.rank == 1:
         raise ValueError("no such file")
-    return told(never, fabric)
+    return error_of(never, fabric)
 
 
 def exited():
     fabric = opened()
     if fabric.rank == 1:
         sys.exit(0)
-    return told(fabric.allgather, b"", what="any")
+    return error_of(fabric.allgather, b"", what="any")
 
 
 def greedy():
     fabric = opened()
-    error = told(fabric.share, 1 << 50, what="scratch")
+    error = error_of(fabric.share, 1 << 50, what="scratch")
     return [error, len(fabric.share(100, what="a little"))]
 
 
@@ -216,7 +216,7 @@ def refused():
             raise OSError(12, "Cannot allocate memory")
 
         os.posix_fallocate = posix_fallocate
-    return told(fabric.share, 100, what="scratch")
+    return error_of(fabric.share, 100, what="scratch")
 
 
 def tampered():
@@ -230,7 +230,7 @@ def tampered():
             return segment
 
         vars(mapping)["create"] = other
-    return told(opened)
+    return error_of(opened)
 
 
 def passed():
@@ -274,10 +274,10 @@ def unlike():
     for key in ("version", "boot", "pidns", "uid"):
         own = {**identity.identity(), **({key: "other"} if odd else {})}
         said = [json.loads(part) for part in bootstrap.allgather(json.dumps(own).encode())]
-        errors.append(told(identity.compare, said, "init"))
+        errors.append(error_of(identity.compare, said, "init"))
     if odd:
         version.__version__ = "0.0.7"
-    errors.append(told(open_fabric, bootstrap, timeout=LONG))
+    errors.append(error_of(open_fabric, bootstrap, timeout=LONG))
     return errors
 
 
@@ -304,7 +304,7 @@ def alone():
     if fabric.rank == 1:
         time.sleep(1.5)
         return "slept"
-    error = told(fabric.subset, [0, 1], what="split") if fabric.rank == 0 else ""
+    error = error_of(fabric.subset, [0, 1], what="split") if fabric.rank == 0 else ""
     return error
 
 
@@ -360,14 +360,14 @@ def absent():
     if os.environ["RANK_IN_TEST"] == "1":
         outlast(0, 2)
         return "slept"
-    return told(opened, 2.0)
+    return error_of(opened, 2.0)
 
 
 def gone():
     """Rank 1 ends before it begins."""
     if os.environ["RANK_IN_TEST"] == "1":
         return "left"
-    return told(opened)
+    return error_of(opened)
 
 
 def note_mpi_files():
@@ -382,7 +382,7 @@ def mpi_killed():
     note_mpi_files()
     if fabric.rank == 1:
         die()
-    error = told(never, fabric)
+    error = error_of(never, fabric)
     (Path(sys.argv[2]) / f"error.{fabric.rank}").write_text(error)
     how = sys.argv[3]
     if how == "closed":
@@ -412,7 +412,7 @@ def mpi_raised():
     fabric = opened()
     if fabric.rank == 1:
         raise ValueError("no such file")
-    error = told(never, fabric)
+    error = error_of(never, fabric)
     fabric.close()
     return error
 
@@ -436,7 +436,7 @@ def mpi_absent():
         # Not for ever: Open MPI's first message to a rank waits until that is in MPI again.
         time.sleep(4)
         return "slept"
-    error = told(bootstrap_of, MPI.COMM_WORLD, timeout=1.0)
+    error = error_of(bootstrap_of, MPI.COMM_WORLD, timeout=1.0)
     return error
 
 

@@ -61,7 +61,7 @@ def test_an_abort_reaches_all_with_the_first_reason(ranks):
         assert after == "no error"
 
 
-def test_who_waits_for_a_closed_rank_is_told(ranks):
+def test_a_wait_for_a_closed_rank_raises(ranks):
     results = ranks("closed").results
     assert results[0] == "RankLostError: rank 2 closed its communicator"
     assert results[1] == "RankLostError: rank 2 closed its communicator"
@@ -92,14 +92,14 @@ def test_a_fork_may_not_use_the_fabric_and_its_exit_harms_nothing(ranks):
         assert said.startswith("ClosedError: this process was forked from rank 0")
 
 
-def test_an_uncaught_error_is_told_to_the_peers(ranks):
+def test_the_peers_get_an_uncaught_error(ranks):
     outcome = ranks("raised")
     assert outcome.statuses == [0, 1, 0]
     expected = "AbortedError: rank 1 aborted: uncaught ValueError: no such file"
     assert outcome.results == [expected, None, expected]
 
 
-def test_a_rank_that_exits_is_told_from_one_that_closes(ranks):
+def test_a_rank_that_exits_has_not_closed(ranks):
     results = ranks("exited").results
     assert results[0] == "RankLostError: rank 1 left without closing its communicator"
 

@@ -114,7 +114,7 @@ def test_a_dead_thread_is_a_lost_rank():
     assert fabrics[1].lost() == (0,)
 
 
-def test_who_waits_for_a_closed_rank_is_told():
+def test_a_wait_for_a_closed_rank_raises():
     fabrics = thread_fabrics(3)
     fabrics[2].close()
     fabrics[2].close()
@@ -180,17 +180,17 @@ def test_too_much_memory_names_need_and_available():
         assert "available" in str(error)
 
 
-def test_who_gives_up_between_two_looks_has_not_left():
-    """The news are read first, then who has left: what was said in between is the next news."""
+def test_a_rank_that_aborts_between_two_checks_has_not_left():
+    """Failures are read first, then departures: the next check raises an abort in between."""
     fabrics: Any = thread_fabrics(2)
     first, second = fabrics
     read = first.check_failures
 
-    def news():
+    def then_abort():
         read()
         second.abort("no more")
 
-    first.check_failures = news
+    first.check_failures = then_abort
     first.check_peers(lambda: [1])
     first.check_failures = read
     with pytest.raises(AbortedError, match="rank 1 aborted: no more"):

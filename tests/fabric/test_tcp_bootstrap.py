@@ -104,10 +104,10 @@ def test_strangers_are_turned_away():
 
 @pytest.mark.parametrize("answer", [b"\x07", struct.pack("<Q", 9) + b"short"])
 def test_a_truncated_answer_is_not_believed(answer):
-    door = socket.create_server(("127.0.0.1", 0))
+    listener = socket.create_server(("127.0.0.1", 0))
 
     def lie():
-        link, _ = door.accept()
+        link, _ = listener.accept()
         link.recv(1 << 10)
         link.sendall(struct.pack("<Q", len(answer)) + answer)
         link.recv(1 << 10)
@@ -115,14 +115,14 @@ def test_a_truncated_answer_is_not_believed(answer):
 
     thread = threading.Thread(target=lie)
     thread.start()
-    bootstrap = TcpBootstrap(1, 2, "127.0.0.1", door.getsockname()[1], 20)
+    bootstrap = TcpBootstrap(1, 2, "127.0.0.1", listener.getsockname()[1], 20)
     with pytest.raises(MachineError, match="truncated"):
         bootstrap.allgather(b"x")
     bootstrap.close()
     with pytest.raises(MachineError, match="are closed"):
         bootstrap.allgather(b"x")
     thread.join()
-    door.close()
+    listener.close()
 
 
 def test_no_such_rank_or_port():

@@ -24,7 +24,7 @@ def ranks(request):
     return request.getfixturevalue(request.param)
 
 
-def told(function, kind=MachineError):
+def error_of(function, kind=MachineError):
     with pytest.raises(kind) as caught:
         function()
     return str(caught.value)
@@ -81,7 +81,7 @@ def test_devices_without_peer_access_are_named_on_every_rank(ranks, stand_in):
     runtime = stand_in(2, access=False)
 
     def work(fabric):
-        return told(lambda: allocate_shared(fabric, fabric.rank, 1, what="init"))
+        return error_of(lambda: allocate_shared(fabric, fabric.rank, 1, what="init"))
 
     first, second = ranks(2, work)
     assert "device 0 (Stand-in 0, 0000:00:00.0)" in first
@@ -105,7 +105,9 @@ def test_too_little_memory_on_one_rank_is_an_error_on_all(ranks, stand_in, monke
 
     def work(fabric):
         nbytes = (9 if fabric.rank == 1 else 1) * GRANULE
-        return told(lambda: allocate_shared(fabric, fabric.rank, nbytes, what="empty"), OutOfMemory)
+        return error_of(
+            lambda: allocate_shared(fabric, fabric.rank, nbytes, what="empty"), OutOfMemory
+        )
 
     zero, one = ranks(2, work)
     assert zero.startswith("rank 1 failed: empty needs 18.0 MiB")
@@ -122,7 +124,7 @@ def test_memory_without_a_handle_is_an_error_on_all(apart, stand_in, monkeypatch
         if fabric.rank == 0:
             poisoned.append(memory.pointer)
         fabric.allgather(b"", what="made")
-        return told(lambda: share(fabric, memory, what="scratch"))
+        return error_of(lambda: share(fabric, memory, what="scratch"))
 
     poisoned = []
     monkeypatch.setattr(runtime, "ipcGetMemHandle", lambda p: plain(p + 1 if p in poisoned else p))
@@ -135,7 +137,9 @@ def test_memory_without_a_handle_is_an_error_on_all(apart, stand_in, monkeypatch
 def test_a_handle_that_does_not_open_is_an_error_on_all(apart, stand_in, monkeypatch):
     runtime = stand_in(1)
     monkeypatch.setattr(runtime, "ipcGetMemHandle", lambda _pointer: b"\1" * 64)
-    errors = apart(2, lambda fabric: told(lambda: allocate_shared(fabric, 0, 1, what="scratch")))
+    errors = apart(
+        2, lambda fabric: error_of(lambda: allocate_shared(fabric, 0, 1, what="scratch"))
+    )
     assert all("cannot map memory of device 0" in error for error in errors)
     assert all("CUDA_VISIBLE_DEVICES" in error for error in errors)
     quarantine.sweep()
@@ -265,7 +269,9 @@ def test_a_malformed_answer_maps_nothing(apart, stand_in, monkeypatch):
     monkeypatch.setattr(
         MemoryHandle, "encode", lambda self: plain(self)[2:] if self.pid == 1001 else plain(self)
     )
-    errors = apart(2, lambda fabric: told(lambda: allocate_shared(fabric, 0, 1, what="scratch")))
+    errors = apart(
+        2, lambda fabric: error_of(lambda: allocate_shared(fabric, 0, 1, what="scratch"))
+    )
     assert all("malformed" in error for error in errors)
     assert not runtime.memory
 
@@ -278,7 +284,7 @@ def test_a_malformed_answer_about_an_array_names_its_rank(answer, apart, stand_i
 
     def work(fabric):
         memory = allocate(0, 1)
-        error = told(lambda: expose(fabric, 0, memory.pointer, 8, None, what="register"))
+        error = error_of(lambda: expose(fabric, 0, memory.pointer, 8, None, what="register"))
         memory.free()
         return error
 
@@ -315,7 +321,7 @@ def test_a_pair_that_loses_data_is_named_on_every_rank(ranks, stand_in):
         if fabric.rank == 2:
             runtime.broken_copies.add(memory.pointers[2] + SLOT * 1)
         fabric.allgather(b"", what="broken")
-        return told(lambda: check_pairs(fabric, memory, fabric.rank))
+        return error_of(lambda: check_pairs(fabric, memory, fabric.rank))
 
     for error in ranks(3, work):
         assert "do not arrive: from rank 1 to rank 2;" in error
@@ -327,7 +333,7 @@ def test_memory_too_small_for_a_check_is_refused(together, stand_in):
     def work(fabric):
         memory = allocate_shared(fabric, 0, 1, what="init")
         memory.nbytes = SLOT
-        return told(lambda: check_pairs(fabric, memory, 0))
+        return error_of(lambda: check_pairs(fabric, memory, 0))
 
     assert all("too few" in error for error in together(2, work))
 

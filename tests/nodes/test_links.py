@@ -278,13 +278,13 @@ def test_a_node_is_a_name_or_a_host_with_its_processes():
     assert nodes_of([{**a, "node": ""}, a]) == [0, 0]
 
 
-class AutoRegister:
+class FakeMessages:
     """Stands for the messages of one rank: what is posted is kept."""
 
     def __init__(self):
         self.posted: list[tuple[int, bytes]] = []
 
-    def listen(self, ranks, store):
+    def receive_posts(self, ranks, store):
         self.ranks, self.store = ranks, store
 
     def post(self, rank, payload):
@@ -311,7 +311,7 @@ def boards():
     found = []
     for rank in range(3):
         fabric: Any = Apart(rank)
-        posts: Any = AutoRegister()
+        posts: Any = FakeMessages()
         shared_state = SharedState(fabric, 1 << 16)
         found.append((shared_state, NodeSignals(fabric, shared_state, posts), posts))
     return found

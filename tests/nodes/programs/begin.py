@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 import ringcoll
-from tests.processes.programs.verdict import say, told
+from tests.processes.programs.verdict import error_of, say
 
 
 def own_rank() -> int:
@@ -55,7 +55,7 @@ def level() -> dict:
     import mpi4py
 
     mpi4py.rc.thread_level = sys.argv[2]
-    error = told(ringcoll.init, timeout=20)
+    error = error_of(ringcoll.init, timeout=20)
     if error != "no error":
         return {"error": error}
     with ringcoll.init(timeout=20) as comm:
@@ -73,7 +73,7 @@ def absent() -> dict:
     if own_rank() == 2:
         time.sleep(1.5)
         return {"error": "slept"}
-    error = told(ringcoll.init, timeout=0.5)
+    error = error_of(ringcoll.init, timeout=0.5)
     MPI.Is_initialized()
     time.sleep(1.5)
     return {"error": error}
@@ -90,7 +90,7 @@ def dies() -> dict:
     of_fabric: Any = opening
     if own_rank() == 2:
         of_fabric.connect = of_fabric.process_fabric = die
-    error = told(ringcoll.init, timeout=2)
+    error = error_of(ringcoll.init, timeout=2)
     say(own_rank(), error=error)
     sys.exit(3 + own_rank())
 
@@ -110,7 +110,7 @@ def full() -> dict:
         if os.environ["RINGCOLL_NODE"] == "b":
             of_fabric.create = refuse
         begun = time.monotonic()
-        error = told(ringcoll.init, timeout=20)
+        error = error_of(ringcoll.init, timeout=20)
         took = time.monotonic() - begun
         of_fabric.create = create
         sums = [total(before)]
@@ -184,7 +184,7 @@ def forgotten() -> dict:
             after = len(messages._awaited) if messages is not None else -1
             error = f"{before} {after} {gone() is None}"
         else:
-            error = told(child.barrier)
+            error = error_of(child.barrier)
             child.close()
         return {"error": error, "sum": total(comm)}
 

@@ -14,7 +14,7 @@ import pytest
 from ringcoll.errors import OutOfMemory
 from ringcoll.executors.cuda_nodes import carry
 from tests.nodes.programs.gpus import Plain, begin, fake_gpus
-from tests.processes.programs.verdict import say, told
+from tests.processes.programs.verdict import error_of, say
 
 SHORT, LARGE = 0.5, 100_000
 
@@ -35,7 +35,7 @@ def finished(comm, call, *args, **how) -> str:
         call(*args, **how)
         comm.synchronize()
 
-    return told(both)
+    return error_of(both)
 
 
 def never_comes(_gpus) -> dict:
@@ -57,7 +57,7 @@ def never_comes(_gpus) -> dict:
             comm.synchronize()
             if comm.rank == 1:
                 seen[name] = finished(child, child.barrier)
-            told(child.close)
+            error_of(child.close)
         x = Plain(comm, np.full(7, comm.rank))
         comm.all_reduce(x.array)
         comm.synchronize()
@@ -97,7 +97,7 @@ def disagree(_gpus) -> dict:
             seen[name] = finished(child, theirs if comm.rank == 1 else ours, child)
             comm.barrier()
             comm.synchronize()
-            told(child.close)
+            error_of(child.close)
     return seen
 
 
@@ -135,8 +135,8 @@ def layers(_gpus) -> dict:
             comm.barrier()
             comm.synchronize()
             if seen[name] == "no error":
-                seen[name] = told(child.check)
-            told(child.close)
+                seen[name] = error_of(child.check)
+            error_of(child.close)
         x = Plain(comm, np.full(40_000, comm.rank))
         comm.all_reduce(x.array)
         comm.synchronize()
@@ -171,15 +171,17 @@ def short(gpus) -> dict:
             child, started = comm.split(0), time.monotonic()
             seen[name] = lacking(comm, place, partial(finished, child, call, child))
             seen[f"{name}, seconds"] = time.monotonic() - started
-            told(child.close)
+            error_of(child.close)
         before = set(gpus.host)
         made = []
         place = "ringcoll.communicator.gpu_nodes.StagingPairs"
-        seen["half made"] = lacking(comm, place, lambda: told(lambda: made.append(comm.split(0))))
+        seen["half made"] = lacking(
+            comm, place, lambda: error_of(lambda: made.append(comm.split(0)))
+        )
         seen["left"] = len(set(gpus.host) - before)
         for child in made:
-            told(child.abort, "enough")
-            told(child.close)
+            error_of(child.abort, "enough")
+            error_of(child.close)
         comm.barrier()
         comm.synchronize()
     return seen
@@ -191,13 +193,13 @@ def late(_gpus) -> dict:
     with begin() as comm:
         for end in ("check", "synchronize", "close"):
             child = comm.split(0)
-            error = told(child.broadcast, numbers(child, 10 + (comm.rank == 1)))
+            error = error_of(child.broadcast, numbers(child, 10 + (comm.rank == 1)))
             comm.barrier()
             comm.synchronize()
-            seen[end] = error if error != "no error" else told(getattr(child, end))
+            seen[end] = error if error != "no error" else error_of(getattr(child, end))
             comm.barrier()
             comm.synchronize()
-            told(child.close)
+            error_of(child.close)
     return seen
 
 
@@ -251,9 +253,9 @@ def bereaved(waits: dict, end) -> dict:
         started = time.monotonic()
         error = finished(comm, wait, comm, last)
         took = time.monotonic() - started
-        refused = told(comm.all_reduce, numbers(comm))
+        refused = error_of(comm.all_reduce, numbers(comm))
         rest = comm.shrink()
-        told(comm.close)
+        error_of(comm.close)
         comm = rest
         x = Plain(comm, np.full(7000, comm.rank))
         comm.all_reduce(x.array)
@@ -274,7 +276,7 @@ def aborted(gpus) -> dict:
             if name != "in the call":
                 gpus.give(3, gate.wait)
             if comm.rank:
-                told(child.all_reduce, x, stream=3)
+                error_of(child.all_reduce, x, stream=3)
                 time.sleep(0.1)
                 if comm.rank == 2:
                     child.abort("enough")
@@ -282,7 +284,7 @@ def aborted(gpus) -> dict:
                 child.abort("enough")
             gate.set()
             seen[name] = finished(child, child.check)
-            told(child.close)
+            error_of(child.close)
             comm.barrier()
             comm.synchronize()
     return seen
@@ -306,15 +308,15 @@ def captured(gpus) -> dict:
             child.synchronize()
             gpus.streamIsCapturing = lambda stream: stream == 7
             if name == "before":
-                seen[name] = told(child.close)
+                seen[name] = error_of(child.close)
                 seen["kept"] = set(gpus.host) == pinned and not child._state.closed
                 del gpus.streamIsCapturing
-                seen["call"] = told(child.all_reduce, x, stream=Stream())
+                seen["call"] = error_of(child.all_reduce, x, stream=Stream())
                 seen["again"] = finished(comm, child.close)
             else:  # the capture begins when the end has begun
                 child._state.cuda.stream_order.refuse_capture = lambda what: None
                 lanes, messages = list(child._state.cuda.lanes), child._state.fabric.messages
-                seen[name] = told(child.close)
+                seen[name] = error_of(child.close)
                 seen["pinned"] = all(lane._memory.host for lane in lanes)
                 seen["the rest"] = messages is not None and child._state.fabric.messages is None
                 del gpus.streamIsCapturing
@@ -340,7 +342,7 @@ def elsewhere(gpus) -> dict:
         child.synchronize()
         gpus.streamIsCapturing = lambda stream: stream == 7
         stream_order.capture_of = lambda stream: 77 * (stream == 7)
-        seen["large"] = told(child.all_reduce, x, stream=then)
+        seen["large"] = error_of(child.all_reduce, x, stream=then)
         seen["close"] = finished(comm, child.close)
         seen["inside"] = child._state.inside.closed
         del gpus.streamIsCapturing

@@ -27,7 +27,7 @@ from tests.gpu.fake_gpus import FakeBuffer, Gpus, fake
 from tests.gpu.messages import by_threads, messages, ring, several, unequal
 from tests.gpu.ranks import Call, Mirror, inputs_of, judge
 from tests.kernels import stand_in
-from tests.processes.programs.verdict import Checks, say, told
+from tests.processes.programs.verdict import Checks, error_of, say
 
 SMALL = 16 << 10
 """Bytes of a piece here, so that calls have many."""
@@ -126,7 +126,7 @@ def options(comm, checks, _gpus) -> None:
     run(comm, checks, Case("all_to_all", 9001, options={"slices": 2}))
     x = FakeMemory(comm).device(np.zeros(10, "float32"))
     for how in ({"protocol": "LL"}, {"engine": "sm"}, {"algorithm": "bruck"}):
-        checks.true(f"{how}", told(comm.all_reduce, x, **how).startswith("ArgumentError"))
+        checks.true(f"{how}", error_of(comm.all_reduce, x, **how).startswith("ArgumentError"))
     checks.true("explain", "pinned host memory" in comm.explain("all_reduce", 1 << 20))
 
 
@@ -200,7 +200,7 @@ def direct(comm, checks, _gpus) -> None:
     said = comm.explain("all_to_all", 1 << 24)
     checks.true(said, "in two layers" in said and "from each rank to each" in said)
     x = Plain(comm, n * 9000)
-    refused = told(comm.all_to_all, x.array, algorithm="hierarchical")
+    refused = error_of(comm.all_to_all, x.array, algorithm="hierarchical")
     checks.true(refused, refused.startswith("ArgumentError"))
 
 
@@ -326,9 +326,9 @@ def streams(comm, checks, gpus) -> None:
     for each in sums:
         each.check(np.full(3000, total))
     gpus.streamIsCapturing = lambda stream: stream == 8
-    refused = told(comm.all_reduce, x.array, stream=8)
+    refused = error_of(comm.all_reduce, x.array, stream=8)
     checks.true(refused, refused.startswith("LaunchRefused") and "graph" in refused)
-    refused = told(comm.send, x.array, (comm.rank + 1) % n, stream=8)
+    refused = error_of(comm.send, x.array, (comm.rank + 1) % n, stream=8)
     checks.true(refused, refused.startswith("LaunchRefused"))
     del gpus.streamIsCapturing
     comm.all_reduce(sums[0].array, op="max")

@@ -18,7 +18,7 @@ from tests.processes.programs.reference import (
     invoke,
     lengths,
 )
-from tests.processes.programs.verdict import Checks, say, told
+from tests.processes.programs.verdict import Checks, error_of, say
 
 LARGE = 1_400_001  # float32 elements: more bytes than a half of SCRATCH has
 POISON = 77
@@ -263,7 +263,7 @@ def asynchronous(comm, checks: Checks) -> None:
     arrays = [np.full(10, rank), np.full(20_000, rank)]
     with ringcoll.group():
         works = [comm.all_reduce(array, async_op=True) for array in arrays]
-        checks.true("a group's work waits for its end", "UsageError" in told(works[0].wait))
+        checks.true("a group's work waits for its end", "UsageError" in error_of(works[0].wait))
     for work, array in zip(works, arrays, strict=True):
         work.wait()
         checks.true("in a group", (array == n * (n - 1) // 2).all())
@@ -289,14 +289,16 @@ def refusals(comm, checks: Checks) -> None:
     """Refused before anything moves: the communicator goes on."""
     x = np.zeros(10, "float32")
     if comm.rank == comm.nranks - 1:
-        checks.true("strided", told(comm.all_reduce, x[::2]).startswith("ArgumentError"))
-        checks.true("keyword", "op=" in told(comm.all_reduce, x, "max"))
-        checks.true("overlap", "ArgumentError" in told(comm.all_reduce, x[:5], x[2:7]))
-        checks.true("no such rank", "ArgumentError" in told(comm.broadcast, x, root=comm.nranks))
-        checks.true("no such option", "slices" in told(comm.all_reduce, x, slice=3))
-        wrong = told(comm.all_reduce, x, algorithm="bruck")
+        checks.true("strided", error_of(comm.all_reduce, x[::2]).startswith("ArgumentError"))
+        checks.true("keyword", "op=" in error_of(comm.all_reduce, x, "max"))
+        checks.true("overlap", "ArgumentError" in error_of(comm.all_reduce, x[:5], x[2:7]))
+        checks.true(
+            "no such rank", "ArgumentError" in error_of(comm.broadcast, x, root=comm.nranks)
+        )
+        checks.true("no such option", "slices" in error_of(comm.all_reduce, x, slice=3))
+        wrong = error_of(comm.all_reduce, x, algorithm="bruck")
         checks.true(f"no such algorithm of all_reduce: {wrong}", wrong.startswith("ArgumentError"))
-        odd = told(comm.all_gather, x, np.zeros(comm.nranks * 10 + 1, "float32"))
+        odd = error_of(comm.all_gather, x, np.zeros(comm.nranks * 10 + 1, "float32"))
         checks.true("a size that does not match", "ArgumentError" in odd)
     comm.all_reduce(x + 1, x)
     checks.true("on it goes", (x == comm.nranks).all())

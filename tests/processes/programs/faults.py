@@ -20,7 +20,7 @@ from tests.processes.programs.setting import (
     own_rank,
     perform,
 )
-from tests.processes.programs.verdict import say, told
+from tests.processes.programs.verdict import error_of, say
 
 
 def never_comes() -> dict:
@@ -39,10 +39,10 @@ def never_comes() -> dict:
         for name, call in calls.items():
             child = again(comm)
             if comm.rank != 1:
-                seen[name] = told(call, child, timeout=SHORT)
+                seen[name] = error_of(call, child, timeout=SHORT)
             comm.barrier()
             if comm.rank == 1:
-                seen[name] = told(child.barrier)
+                seen[name] = error_of(child.barrier)
             comm.barrier()
             child.close()
     return seen
@@ -54,10 +54,10 @@ def never_comes_to_empty() -> dict:
         comm = begin(timeout=2)
         if comm.rank == 1:
             other.barrier()
-        error = told(comm.empty, 10)
+        error = error_of(comm.empty, 10)
         if comm.rank != 1:
             other.barrier()
-        after = told(comm.barrier)
+        after = error_of(comm.barrier)
         comm.close()
     return {"error": error, "after": after}
 
@@ -81,9 +81,9 @@ def killed() -> dict:
             time.sleep(0.1)  # the others are waiting by now
             die()
         started = time.monotonic()
-        error = told(wait, comm, last)
+        error = error_of(wait, comm, last)
         took = time.monotonic() - started
-        refused = told(comm.all_reduce, numbers())
+        refused = error_of(comm.all_reduce, numbers())
         rest = comm.shrink()
         comm.close()
         comm = rest
@@ -153,7 +153,7 @@ def disagree() -> dict:
                 call(child)
                 child.barrier()  # a rooted call may have ended before the others came
 
-            seen[name] = told(both)
+            seen[name] = error_of(both)
             child.close()
     return seen
 
@@ -164,7 +164,7 @@ def disagree_late() -> dict:
     with begin() as comm:
         for end in ("check", "synchronize", "close", "block"):
             child = again(comm)
-            call = told(child.broadcast, numbers(SMALL + (comm.rank == 1)), root=0)
+            call = error_of(child.broadcast, numbers(SMALL + (comm.rank == 1)), root=0)
             comm.barrier()
 
             def block(child=child) -> None:
@@ -172,7 +172,7 @@ def disagree_late() -> dict:
                     pass
 
             ends = block if end == "block" else getattr(child, end)
-            seen[end] = call if call != "no error" else told(ends)
+            seen[end] = call if call != "no error" else error_of(ends)
             comm.barrier()
             child.close()
     return seen
@@ -180,7 +180,7 @@ def disagree_late() -> dict:
 
 def unlike_options() -> dict:
     """The ranks begin with different options; then with the same."""
-    error = told(ringcoll.init, slices=1 + (own_rank() == 1), timeout=20)
+    error = error_of(ringcoll.init, slices=1 + (own_rank() == 1), timeout=20)
     with begin() as comm:
         x = numbers()
         comm.all_reduce(x)
@@ -204,7 +204,7 @@ def pairs_disagree() -> dict:
                         child.recv(other, 0)
                     child.barrier()
 
-                seen[f"{name} {size}"] = told(call)
+                seen[f"{name} {size}"] = error_of(call)
                 child.close()
     return seen
 
@@ -219,7 +219,7 @@ def raises() -> dict:
                 raise ValueError("no such file")
             comm.all_reduce(numbers())
 
-    return {"error": told(block)}
+    return {"error": error_of(block)}
 
 
 def aborts() -> dict:
@@ -240,7 +240,7 @@ def aborts() -> dict:
                         time.sleep(0.05)
                         child.abort(f"case {number}")
                         child.abort("again")
-                    seen[f"call {number}"] = told(call, child)
+                    seen[f"call {number}"] = error_of(call, child)
             except ringcoll.Error as error:
                 with_end = type(error).__name__
             seen[f"end {number}"] = with_end
@@ -273,7 +273,7 @@ def closes() -> dict:
                 child.close()
             elif comm.rank == 0:
                 time.sleep(0.05)
-            seen[name] = told(call, child)
+            seen[name] = error_of(call, child)
             comm.barrier()
             child.close()
         spare.close()
@@ -293,8 +293,8 @@ def interrupted() -> dict:
             comm.recv(numbers(), 1)
     except KeyboardInterrupt:
         # Caught by the user: what was interrupted is broken, and says so.
-        after = told(comm.all_reduce, numbers())
-        checked = told(comm.check)
+        after = error_of(comm.all_reduce, numbers())
+        checked = error_of(comm.check)
         rest = comm.shrink()
         comm.close()
         rest.all_reduce(numbers())
@@ -320,7 +320,7 @@ def uncaught_interrupt() -> dict:
                 signal.setitimer(signal.ITIMER_REAL, 0.3)
             comm.barrier() if comm.rank != 1 else comm.recv(numbers(), 0)
 
-    return {"error": told(block)}
+    return {"error": error_of(block)}
 
 
 def waits_for_ever() -> dict:
@@ -348,7 +348,7 @@ def between_enter_and_finish() -> dict:
                 child.all_reduce(numbers(count))
             except (MemoryError, ringcoll.Error) as error:
                 seen[f"call {count}"] = f"{type(error).__name__}: {error}"
-            seen[f"after {count}"] = told(child.all_reduce, numbers(count))
+            seen[f"after {count}"] = error_of(child.all_reduce, numbers(count))
             child.close()
     return seen
 

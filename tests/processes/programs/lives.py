@@ -19,7 +19,7 @@ from tests.processes.programs.setting import (
     numbers,
     perform,
 )
-from tests.processes.programs.verdict import say, told
+from tests.processes.programs.verdict import error_of, say
 
 
 class Records(logging.Handler):
@@ -42,9 +42,9 @@ def asynchronous() -> dict:
         child = again(comm)
         count = SMALL + (comm.rank == 1)
         works = [child.all_reduce(numbers(c), async_op=True) for c in (SMALL, count, SMALL)]
-        seen["waits"] = [told(work.wait, 10) for work in works]
+        seen["waits"] = [error_of(work.wait, 10) for work in works]
         seen["exceptions"] = [type(work.exception()).__name__ for work in works]
-        seen["synchronize"] = told(child.synchronize)
+        seen["synchronize"] = error_of(child.synchronize)
         child.close()
 
         # Nobody waits: the error comes by the end of the block.
@@ -52,7 +52,7 @@ def asynchronous() -> dict:
             with again(comm) as child:
                 child.all_reduce(numbers(SMALL + (comm.rank == 1)), async_op=True)
 
-        seen["end of block"] = told(unseen)
+        seen["end of block"] = error_of(unseen)
 
         # Nobody even looks: it is logged.
         handler.said.clear()
@@ -72,7 +72,7 @@ def asynchronous() -> dict:
                 time.sleep(number * 2e-5)
             child.close()
             ended.append(work.done())
-            told(comm.barrier)
+            error_of(comm.barrier)
         seen["ended"] = all(ended)
     return seen
 
@@ -90,13 +90,13 @@ def forked() -> dict:
         if os.fork() == 0:
             x = numbers()
             errors = [
-                told(comm.all_reduce, x),
-                told(comm.all_reduce, x, async_op=True),
-                told(comm.send, x, 1),
-                told(comm.empty, 10),
-                told(comm.split, 0),
-                told(comm.check),
-                told(comm.synchronize),
+                error_of(comm.all_reduce, x),
+                error_of(comm.all_reduce, x, async_op=True),
+                error_of(comm.send, x, 1),
+                error_of(comm.empty, 10),
+                error_of(comm.split, 0),
+                error_of(comm.check),
+                error_of(comm.synchronize),
             ]
             comm.abort("from the child")
             comm.close()
@@ -138,7 +138,7 @@ def close_lets_go() -> dict:
         for array in arrays:
             comm.all_reduce(array)
             comm.reduce(array, async_op=True).wait()
-        error = told(last, comm)
+        error = error_of(last, comm)
         del array, arrays
         comm.close()
         seen[name] = [error, held()[2]]
@@ -184,7 +184,7 @@ def views_outlive() -> dict:
     right = np.array_equal(array, np.full_like(array, sum(range(child.nranks))))
     late = child.empty(LARGE)
     child.all_reduce(late)
-    closed = told(comm.all_reduce, array)
+    closed = error_of(comm.all_reduce, array)
     child.close()
     for x in (array, view, column, own, late):
         x[:] = 3
@@ -200,7 +200,7 @@ def ends() -> dict:
         die()
     if how == "uncaught":
         comm.all_reduce(numbers())
-    error = told(comm.all_reduce, numbers())
+    error = error_of(comm.all_reduce, numbers())
     if how == "shrunk":
         # Outside a ``with`` block, and the parent is never closed.
         rest = comm.shrink()

@@ -5,7 +5,7 @@ import sys
 
 import ringcoll
 from tests.communicator.sums import sums
-from tests.processes.programs.verdict import say, told
+from tests.processes.programs.verdict import error_of, say
 
 
 def play(comm):
@@ -19,7 +19,7 @@ def play(comm):
 
 def main() -> None:
     if sys.argv[1] == "refused":
-        say(-1, error=told(ringcoll.init, timeout=20))
+        say(-1, error=error_of(ringcoll.init, timeout=20))
         return
     with ringcoll.init(device="cpu") as comm:
         play(comm)

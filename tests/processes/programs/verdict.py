@@ -36,7 +36,7 @@ class Checks:
             self.failures.append(what)
 
 
-def told(function, *args, **kwargs) -> str:
+def error_of(function, *args, **kwargs) -> str:
     """The error of a call, as a line."""
     try:
         function(*args, **kwargs)
