@@ -95,7 +95,7 @@ def _nodes_fabric(
     keys = ("boot", "pidns", "pid")
     processes = zip(nodes, found, strict=True)
     world = frozenset((node, *(other.get(key) for key in keys)) for node, other in processes)
-    hold_exit(world, tuple(links.values()))
+    hold_exit(world, links)
     fabric.start("init")
     return fabric
 

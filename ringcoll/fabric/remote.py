@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from ringcoll import finalize
 from ringcoll.errors import MachineError
@@ -111,7 +111,7 @@ class RemoteRanks:
             link.forget(self._serial)
 
 
-def hold_exit(world: frozenset[object], links: Sequence[Link]) -> None:
+def hold_exit(world: frozenset[object], links: Mapping[int, Link]) -> None:
     """Remember the processes of other nodes that this one meets in MPI_Finalize.
 
     The connections of the first fabric of a world serve for that to the end. Those of later ones
@@ -119,15 +119,15 @@ def hold_exit(world: frozenset[object], links: Sequence[Link]) -> None:
     """
 
     def announce() -> None:
-        for link in links:
+        for link in links.values():
             link.send(Frame.EXITING, 0)
 
     def dead() -> list[int]:
-        for link in links:
+        for link in links.values():
             link.pump()
-        return [index for index, link in enumerate(links) if link.dead]
+        return [rank for rank, link in links.items() if link.dead]
 
     def ready() -> bool:
-        return all(link.exiting for link in links)
+        return all(link.exiting for link in links.values())
 
     finalize.hold(world, finalize.Exit(announce, ready, dead))
