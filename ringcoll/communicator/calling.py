@@ -32,7 +32,7 @@ __all__ = ["Calling"]
 Array = npt.NDArray[Any]
 _Key = tuple[object, ...]
 
-KEPT = 128
+CACHED_CALLS = 128
 """Calls that a communicator keeps prepared; the oldest goes first."""
 
 
@@ -44,7 +44,7 @@ class Calling:
 
     def __init__(self, state: RankState) -> None:
         self._state = state
-        self._kept: dict[_Key, tuple[Any, Any, Any, Any, Runnable]] = {}
+        self._cache: dict[_Key, tuple[Any, Any, Any, Any, Runnable]] = {}
         self._lock = state.lock
         _alive.add(self)
         self.rank: int = state.fabric.rank
@@ -58,7 +58,7 @@ class Calling:
         key: _Key = (name, id(sendbuf), id(recvbuf), op, root, *how.items())
         hashed = True
         try:
-            kept = self._kept.get(key)
+            kept = self._cache.get(key)
         except TypeError:  # an argument that cannot be, or an option that is not hashed
             kept, hashed = None, False
         if (
@@ -88,10 +88,10 @@ class Calling:
             root=root,
         )
         config, later = self._options(name, how)
-        if later or not (hashed and _keepable(sendbuf) and _keepable(recvbuf)):
+        if later or not (hashed and _cacheable(sendbuf) and _cacheable(recvbuf)):
             return self._once(call, config, later=later, alive=(sendbuf, recvbuf))
         prepared = self._state.prepare(_unowned(call), config)
-        self._keep(key, sendbuf, recvbuf, prepared)
+        self._cache_call(key, sendbuf, recvbuf, prepared)
         return self._launch([prepared], later=False, alive=(sendbuf, recvbuf))
 
     def _once(
@@ -165,13 +165,13 @@ class Calling:
                 self._state.quarantine(alive)
                 raise
 
-    def _keep(self, key: _Key, sendbuf: Any, recvbuf: Any, prepared: Runnable) -> None:
-        kept = self._kept
+    def _cache_call(self, key: _Key, sendbuf: Any, recvbuf: Any, prepared: Runnable) -> None:
+        kept = self._cache
         # Not by the references' callbacks: an interruption that meets one there is lost.
         dead = [old for old, (a, b, *_) in kept.items() if a() is None or b() is None]
         for old in dead:
             kept.pop(old, None)
-        while len(kept) >= KEPT:
+        while len(kept) >= CACHED_CALLS:
             kept.pop(next(iter(kept)), None)
         send, recv = (_absent if b is None else weakref.ref(b) for b in (sendbuf, recvbuf))
         sent, received = (None if b is None else b.dtype for b in (sendbuf, recvbuf))
@@ -179,7 +179,7 @@ class Calling:
 
     def _forget(self) -> None:
         """Keep no call any more."""
-        self._kept.clear()
+        self._cache.clear()
 
     def _forked(self) -> None:
         """In a child of this process a thread may have held the lock that is not there."""
@@ -205,7 +205,7 @@ def _writable(buffer: Any) -> bool:
     return buffer is None or buffer.flags.writeable
 
 
-def _keepable(buffer: object) -> bool:
+def _cacheable(buffer: object) -> bool:
     """Whether a buffer's memory stays where it is: numpy never resizes what is referenced."""
     return buffer is None or type(buffer) is np.ndarray
 

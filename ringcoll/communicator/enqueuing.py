@@ -13,10 +13,10 @@ from typing import Any
 
 from ringcoll.arguments.calls import Call, prepare
 from ringcoll.arguments.vector import VCall
+from ringcoll.communicator.call_cache import CachedCall, is_cupy, location_of, reference
 from ringcoll.communicator.gpu import CudaState
 from ringcoll.communicator.gpu_nodes import NodesState
 from ringcoll.communicator.group import Group, current, run_together
-from ringcoll.communicator.kept import Kept, is_cupy, place_of, reference
 from ringcoll.communicator.rank import with_options
 from ringcoll.communicator.vector import as_collective
 from ringcoll.communicator.work import Work
@@ -33,7 +33,7 @@ from ringcoll.views import device_view
 
 __all__ = ["DeviceWork", "Enqueuer"]
 
-KEPT = 128
+CACHED_CALLS = 128
 """Calls that a communicator keeps prepared; the oldest goes first."""
 
 
@@ -87,7 +87,7 @@ class Enqueuer:
         # Several, by handle: a group need not make its calls in the order of its body, or at all.
         self._owners: dict[int, object] = {}
         self._group: Callable[[], Group | None] = _no_group
-        self._kept: dict[tuple[object, ...], Kept] = {}
+        self._cache: dict[tuple[object, ...], CachedCall] = {}
         self._counts: dict[tuple[object, ...], Any] = {}
 
     def collective(
@@ -97,7 +97,7 @@ class Enqueuer:
         state = self._state
         if not how:
             try:
-                kept = self._kept.get((name, id(sendbuf), id(recvbuf), op, root))
+                kept = self._cache.get((name, id(sendbuf), id(recvbuf), op, root))
             except TypeError:  # an argument that cannot be
                 kept = None
             if (
@@ -129,7 +129,7 @@ class Enqueuer:
         where = f"{name} on rank {self._rank}"
         key = (name, id(sendbuf), id(recvbuf), op, root, *options.items())
         try:
-            kept = self._kept.get(key)
+            kept = self._cache.get(key)
         except TypeError:  # an argument that cannot be, or an option that is not hashed
             kept = None
         if kept is not None and kept.is_of(sendbuf, recvbuf, state.symmetric.changes):
@@ -201,7 +201,7 @@ class Enqueuer:
         key = (plain.signature(), start_of(plain.send), start_of(plain.recv), factor, config)
         ready = self._counts.pop(key, None)
         if ready is None or ready.changes != self._state.symmetric.changes:
-            while len(self._counts) >= KEPT:
+            while len(self._counts) >= CACHED_CALLS:
                 self._counts.pop(next(iter(self._counts)))
             ready = self._state.prepare(plain, config)
         self._counts[key] = ready
@@ -258,14 +258,14 @@ class Enqueuer:
             hash(key)
         except TypeError:
             return ready
-        for old in [old for old, k in self._kept.items() if k.send() is None or k.recv() is None]:
-            del self._kept[old]
-        while len(self._kept) >= KEPT:
-            self._kept.pop(next(iter(self._kept)))
-        places = place_of(sendbuf), place_of(recvbuf)
-        if None not in places:
+        for old in [old for old, k in self._cache.items() if k.send() is None or k.recv() is None]:
+            del self._cache[old]
+        while len(self._cache) >= CACHED_CALLS:
+            self._cache.pop(next(iter(self._cache)))
+        locations = location_of(sendbuf), location_of(recvbuf)
+        if None not in locations:
             by_cupy = all(b is None or is_cupy(b) for b in (sendbuf, recvbuf))
-            self._kept[key] = Kept(refs[0], refs[1], places, ready, by_cupy)
+            self._cache[key] = CachedCall(refs[0], refs[1], locations, ready, by_cupy)
         return ready
 
     def _view(self, buffer: Any, argument: str, where: str) -> Any:
@@ -280,7 +280,7 @@ class Enqueuer:
 
     def forget(self) -> None:
         """Keep no call any more."""
-        self._kept.clear()
+        self._cache.clear()
         self._counts.clear()
 
 

@@ -1,4 +1,4 @@
-"""What GPU ranks run for a size, and why: the same choice that a call makes, and its neighbours.
+"""What ranks run for a size, and why: the same choice that a call makes, and its neighbours.
 
 The thresholds are nowhere repeated: how far a choice holds is found by asking for other sizes.
 """
@@ -10,7 +10,10 @@ from collections.abc import Callable, Iterator
 
 from ringcoll.arguments.calls import Call
 from ringcoll.collectives import COLLECTIVES, Collective
+from ringcoll.communicator.across import NETWORK
+from ringcoll.communicator.selection import AGREED_BYTES, tuned
 from ringcoll.communicator.topology import Topology
+from ringcoll.config import Config
 from ringcoll.dtypes import dtype_of, op_of
 from ringcoll.errors import Error
 from ringcoll.executors.cuda.choose import choose
@@ -19,7 +22,7 @@ from ringcoll.executors.cuda.limits import KernelOptions, Resources
 from ringcoll.launch import ALL_MAPPED, Launch
 from ringcoll.plan import Buffer, Plan
 
-__all__ = ["explained"]
+__all__ = ["explain_cpu", "explain_gpu"]
 
 _MOST_BYTES = 1 << 36
 """Sizes beyond are not asked for."""
@@ -30,7 +33,41 @@ Chooser = Callable[[int], KernelChoice]
 """What runs for so many units of the smallest size that all ranks can share."""
 
 
-def explained(
+def explain_cpu(
+    collective: str,
+    nbytes: int,
+    nranks: int,
+    nodes: tuple[int, ...],
+    topology: Topology,
+    config: Config,
+) -> str:
+    """Which algorithm CPU ranks run for a size, and the tuner's candidates, in lines of text."""
+    choice = tuned(
+        collective,
+        nranks,
+        nbytes,
+        deterministic=bool(config.deterministic),
+        nodes=nodes,
+        machine=topology.machine,
+    )
+    where = "staged at once" if nbytes <= AGREED_BYTES else "agreed first, zero-copy if it can be"
+    ranks = f"{nranks} CPU ranks"
+    if nodes:
+        sizes = "+".join(str(nodes.count(node)) for node in range(max(nodes) + 1))
+        ranks += f" on {max(nodes) + 1} nodes ({sizes}), messages between them by MPI"
+    lines = [f"{collective}, {nbytes} bytes, {ranks}: {where}"]
+    if topology.system is not None:
+        lines += topology.format_use(collective, config.channels)
+    if nodes:
+        lines.append(
+            f"a network of {NETWORK.bandwidth / 1e9:g} GB/s a rank is assumed, not measured"
+        )
+    if config.algorithm is not None:
+        lines.append(f"algorithm={config.algorithm!r} is set; the tuner would look at:")
+    return "\n".join([*lines, *(f"  {reason}" for reason in choice.reasons)])
+
+
+def explain_gpu(
     collective: str,
     nbytes: int,
     resources: Resources,
@@ -52,7 +89,7 @@ def explained(
         f"{collective}, {nbytes} bytes (as float32), {nranks} GPU ranks, "
         f"at most {resources.blocks} CUDA blocks each"
     ]
-    lines += topology.gone_by(collective, options.channels)
+    lines += topology.format_use(collective, options.channels)
     lines += _settings(options)
     rooted = COLLECTIVES[collective].rooted
     shared = frozenset(b for b in ALL_MAPPED if units and b.name.lower() != rooted)

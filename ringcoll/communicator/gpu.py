@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from ringcoll.arguments.calls import Call
-from ringcoll.communicator.explaining import explained
+from ringcoll.communicator.explaining import explain_gpu
 from ringcoll.communicator.rank import RankState, with_options
 from ringcoll.communicator.selection import Choice, prove, wished_plan
 from ringcoll.communicator.topology import Topology
@@ -189,7 +189,7 @@ class CudaState(RankState):
                 _check_alone(self.cuda, f"{collective} on rank {self.fabric.rank}")
             _prove(chosen, choice)
 
-        return explained(
+        return explain_gpu(
             collective,
             nbytes,
             self.cuda.resources,

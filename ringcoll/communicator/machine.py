@@ -1,9 +1,8 @@
-"""How ranks come to know one machine: one of them detects and searches, the others take its word.
+"""The topology of a communicator: rank 0 detects the machine and its rings, all ranks use them.
 
-The word is JSON: the machine as a topology file, each rank's GPU in it, and the rings. Every rank
-reads it alike, the one that has sent it too, so that all go on with the same or all raise the same.
-Whatever is wrong with detection costs nobody a communicator: the machine is then not known. A file
-that somebody has named is another matter.
+Rank 0 sends JSON: the machine as a topology file, each rank's GPU in it, and the rings. Every rank
+parses it, rank 0 too, so that all have the same topology or raise the same error. A detection that
+fails leaves the topology unknown; a file that the user has named must be right.
 """
 
 from __future__ import annotations
@@ -31,19 +30,19 @@ from ringcoll.topology.system import Confidence, System, subsystem
 __all__ = ["agree", "agree_among", "unknown"]
 
 _SECONDS = 60.0
-"""The others wait at least so long for the one that detects, which may take it seconds."""
+"""The least that ranks wait for rank 0, which may detect for seconds."""
 
 _MOST_CHARACTERS = 1 << 24
 
-_WHAT = "what rank 0 says of the machine"
+_WHAT = "topology sent by rank 0"
 
 _log = logging.getLogger("ringcoll")
 _reading = threading.RLock()
-"""Ranks that are threads read the same words at the same time: one does it, the others find it."""
+"""Ranks that are threads parse the same text at the same time: one does, the others find it."""
 
 
 def unknown(on_gpu: bool, reason: str, nodes: Sequence[int] = ()) -> Topology:
-    """Where nothing is known of the machine, but on which of several nodes each rank is."""
+    """The topology of ranks of whose machine only the nodes are known."""
     return Topology(links=None if on_gpu else links_of(nodes), reason=reason)
 
 
@@ -63,22 +62,22 @@ def agree(
     if fabric.nodes:
         if topo_file is not None:
             raise ArgumentError(
-                f"init: topo_file={topo_file!r}: the ranks are on several nodes, and a file tells "
-                f"of one; leave it out"
+                f"init: topo_file={topo_file!r} describes one node, but the ranks are on several; "
+                f"leave it out"
             )
         return unknown(busid is not None, "the ranks are on several nodes", fabric.nodes)
     if topo_file is None and (busid is None or fabric.nranks == 1):
         alone = "a rank alone has no links"
         return unknown(busid is not None, alone if busid else "CPU ranks, and no topo_file")
-    said = fabric.allgather((busid or "").encode(), what="init: GPUs")
+    received = fabric.allgather((busid or "").encode(), what="init: GPUs")
     text = ""
     if fabric.rank == 0:
-        busids = None if busid is None else [bus_id(part.decode(errors="replace")) for part in said]
-        text = _word(fabric.nranks, busids, topo_file, cache_dir)
-    text = _told(fabric, text, "init: the machine")
-    found = _read(text, fabric.nranks, busid is not None)
+        busids = None if busid is None else [bus_id(p.decode(errors="replace")) for p in received]
+        text = _topology_text(fabric.nranks, busids, topo_file, cache_dir)
+    text = _from_rank_0(fabric, text, "init: the machine")
+    found = _parse(text, fabric.nranks, busid is not None)
     if fabric.rank == 0:
-        _log.info("init: %s", _line(found))
+        _log.info("init: %s", _summary(found))
     return found
 
 
@@ -98,19 +97,19 @@ def agree_among(
     text = ""
     if fabric.rank == 0:
         try:
-            text = _found(members)
-            _understood(members, text, on_gpu)
+            text = _rings_text(members)
+            _parse_rings(members, text, on_gpu)
         except Exception as error:
-            text = json.dumps({"unknown": _why(error)})
-    return _understood(members, _told(fabric, text, "the machine of a part"), on_gpu)
+            text = json.dumps({"unknown": _reason(error)})
+    return _parse_rings(members, _from_rank_0(fabric, text, "the machine of a part"), on_gpu)
 
 
-def _told(fabric: Fabric, text: str, what: str) -> str:
+def _from_rank_0(fabric: Fabric, text: str, what: str) -> str:
     """Rank 0's text, on every rank."""
     timeout = max(fabric.timeout, _SECONDS)
-    said = fabric.allgather(text.encode(), what=what, timeout=timeout)[0]
+    received = fabric.allgather(text.encode(), what=what, timeout=timeout)[0]
     try:
-        return said.decode()
+        return received.decode()
     except UnicodeDecodeError as error:
         raise _malformed("", error) from None
 
@@ -118,7 +117,7 @@ def _told(fabric: Fabric, text: str, what: str) -> str:
 # -- what rank 0 does ------------------------------------------------------------------------------
 
 
-def _word(
+def _topology_text(
     nranks: int, busids: Sequence[str] | None, topo_file: str | None, cache_dir: str | None
 ) -> str:
     """What the ranks are told: the machine, why it is not known, or why they must not go on."""
@@ -128,16 +127,16 @@ def _word(
             shared = next(busid for busid in busids if busids.count(busid) > 1)
             return json.dumps({"unknown": f"several ranks share the GPU {shared}"})
         text = json.dumps(_machine(nranks, busids, topo_file, cache_dir))
-        _read(text, nranks, on_gpu)
+        _parse(text, nranks, on_gpu)
     except Exception as error:  # no detection is worth a communicator that could do without
-        why = _why(error)
+        why = _reason(error)
         if topo_file is None:
             return json.dumps({"unknown": why})
         return json.dumps({"refused": f"init: topo_file={topo_file!r}, read by rank 0: {why}"})
     return text
 
 
-def _why(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     return str(error) if isinstance(error, ArgumentError) else f"{type(error).__name__}: {error}"
 
 
@@ -148,7 +147,7 @@ def _machine(
     from ringcoll.topology.files import load_document, title_of
 
     if topo_file is not None and Path(topo_file).exists() and not Path(topo_file).is_file():
-        raise ArgumentError("it is no plain file")  # a pipe may never say a word
+        raise ArgumentError("it is not a regular file")  # a pipe may never say a word
     if busids is None:
         path = str(topo_file)
         document = load_document(path)
@@ -163,7 +162,7 @@ def _machine(
         system = _system(text, title)
         gpus = _gpus(system, nranks, busids)
         members = _members(system, gpus)
-    found = _found(members, cache_dir, keep=busids is not None)
+    found = _rings_text(members, cache_dir, keep=busids is not None)
     return {"title": title, "document": text, "gpus": gpus, "found": found}
 
 
@@ -179,18 +178,18 @@ def _gpus(system: System, nranks: int, busids: Sequence[str] | None) -> tuple[st
     known = {gpu.busid: gpu.name for gpu in system.gpus}
     for rank, busid in enumerate(busids):
         if busid not in known:
-            raise ArgumentError(f"nothing is known of the GPU {busid} of rank {rank}")
+            raise ArgumentError(f"the topology has no GPU {busid}, that of rank {rank}")
     return tuple(known[busid] for busid in busids)
 
 
-def _found(members: System, cache_dir: str | None = None, *, keep: bool = False) -> str:
+def _rings_text(members: System, cache_dir: str | None = None, *, keep: bool = False) -> str:
     """The rings of a machine's ranks, and those that stores take where these are others."""
     from ringcoll.topology.search.cached import cached_rings
 
     with _reading:
         best, stored = cached_rings(members, cache_dir, keep=keep)
-    said = {"rings": as_json(best), "stored": None if stored is best else as_json(stored)}
-    return json.dumps(said)
+    received = {"rings": as_json(best), "stored": None if stored is best else as_json(stored)}
+    return json.dumps(received)
 
 
 # -- what every rank does --------------------------------------------------------------------------
@@ -210,7 +209,7 @@ def _members(system: System, names: tuple[str, ...]) -> System:
     return subsystem(system, [by_name[name] for name in names])
 
 
-def _read(text: str, nranks: int, on_gpu: bool) -> Topology:
+def _parse(text: str, nranks: int, on_gpu: bool) -> Topology:
     """The machine that rank 0 tells of.
 
     Raises:
@@ -218,19 +217,19 @@ def _read(text: str, nranks: int, on_gpu: bool) -> Topology:
         MachineError: the text is malformed.
 
     """
-    said = _object(text)
-    if set(said) == {"refused"}:
-        raise ArgumentError(_text(said, "refused"))
-    if set(said) == {"unknown"}:
-        return unknown(on_gpu, _text(said, "unknown"))
-    if set(said) != {"title", "document", "gpus", "found"}:
+    received = _object(text)
+    if set(received) == {"refused"}:
+        raise ArgumentError(_text(received, "refused"))
+    if set(received) == {"unknown"}:
+        return unknown(on_gpu, _text(received, "unknown"))
+    if set(received) != {"title", "document", "gpus", "found"}:
         raise _malformed("", text)
     try:
         with _reading:
-            system = _system(_text(said, "document"), _text(said, "title"))
+            system = _system(_text(received, "document"), _text(received, "title"))
     except ArgumentError as error:
         raise _malformed("document", error) from None
-    names, known = said["gpus"], {gpu.name for gpu in system.gpus}
+    names, known = received["gpus"], {gpu.name for gpu in system.gpus}
     if not (
         isinstance(names, list)
         and len(names) == nranks
@@ -240,10 +239,10 @@ def _read(text: str, nranks: int, on_gpu: bool) -> Topology:
         raise _malformed("gpus", names)
     with _reading:
         members = _members(system, tuple(names))
-    return _understood(members, _text(said, "found"), on_gpu)
+    return _parse_rings(members, _text(received, "found"), on_gpu)
 
 
-def _understood(members: System, text: str, on_gpu: bool) -> Topology:
+def _parse_rings(members: System, text: str, on_gpu: bool) -> Topology:
     """The machine of ranks on all GPUs of a system, with the rings that rank 0 tells of.
 
     Raises:
@@ -257,14 +256,14 @@ def _understood(members: System, text: str, on_gpu: bool) -> Topology:
 
 @lru_cache(maxsize=64)
 def _topology(members: System, text: str, on_gpu: bool) -> Topology:
-    said = _object(text)
-    if set(said) == {"unknown"}:
-        return unknown(on_gpu, _text(said, "unknown"))
-    if set(said) != {"rings", "stored"}:
+    received = _object(text)
+    if set(received) == {"unknown"}:
+        return unknown(on_gpu, _text(received, "unknown"))
+    if set(received) != {"rings", "stored"}:
         raise _malformed("found", text)
-    best = stored = ring_set_of(said["rings"], members, f"{_WHAT}: rings")
-    if said["stored"] is not None:
-        stored = ring_set_of(said["stored"], members, f"{_WHAT}: stored")
+    best = stored = ring_set_of(received["rings"], members, f"{_WHAT}: rings")
+    if received["stored"] is not None:
+        stored = ring_set_of(received["stored"], members, f"{_WHAT}: stored")
     if len(members.gpus) < 2:
         return Topology(members, best, stored, None if on_gpu else HOST)
     if not stored.rings:
@@ -292,16 +291,16 @@ def _object(text: str) -> dict[str, object]:
     try:
         if len(text) > _MOST_CHARACTERS:
             raise ValueError(f"{len(text)} characters")
-        said = json.loads(text)
+        received = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise _malformed("", error) from None
-    if not isinstance(said, dict):
+    if not isinstance(received, dict):
         raise _malformed("", text)
-    return said
+    return received
 
 
-def _text(said: dict[str, object], field: str) -> str:
-    found = said[field]
+def _text(received: dict[str, object], field: str) -> str:
+    found = received[field]
     if not isinstance(found, str):
         raise _malformed(field, found)
     return found
@@ -312,7 +311,7 @@ def _malformed(field: str, seen: object) -> MachineError:
     return MachineError(f"{where}: malformed: {seen!s:.200}")
 
 
-def _line(found: Topology) -> str:
+def _summary(found: Topology) -> str:
     if found.system is None or found.rings is None:
         return f"unknown machine: {found.reason}"
     rings = found.rings

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import difflib
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, overload
 
@@ -11,7 +12,6 @@ import numpy as np
 from ringcoll.collectives import COLLECTIVES
 from ringcoll.communicator.collectives import Collectives
 from ringcoll.communicator.counts import CountedCollectives
-from ringcoll.communicator.hints import hint
 from ringcoll.communicator.memory import Memory
 from ringcoll.communicator.messages import Messages
 from ringcoll.communicator.rank import RankState, error_text
@@ -296,9 +296,44 @@ class Communicator(Collectives, CountedCollectives, Messages, Memory):
             said = f"{type(self).__name__!r} object has no attribute {name!r}"
             if not name.startswith("_"):
                 public = {n for n in (*dir(type(self)), *_OWN) if not n.startswith("_")}
-                said += hint(name, public)
+                said += _hint(name, public)
             raise AttributeError(said)
 
 
 _OWN = ("rank", "nranks", "local_rank", "node", "nnodes", "device", "xp")
 """What a communicator sets of its own."""
+
+_NAMES_ELSEWHERE = {
+    "bcast": "broadcast",
+    "size": "nranks",
+    "getsize": "nranks",
+    "worldsize": "nranks",
+    "getrank": "rank",
+    "free": "close",
+    "finalize": "close",
+    "destroy": "close",
+    "stop": "close",
+    "reducescatterblock": "reduce_scatter",
+    "reducescattertensor": "reduce_scatter",
+    "allgatherintotensor": "all_gather",
+    "alltoallsingle": "all_to_all",
+}
+"""Names of MPI, NCCL and torch that are not a method's without capitals and underscores."""
+
+
+def _plain(name: str) -> str:
+    return name.replace("_", "").lower()
+
+
+def _hint(name: str, names: Iterable[str]) -> str:
+    """The end of a message: what is meant by ``name``, "" where nothing is near."""
+    known = {_plain(own): own for own in names}
+    plain = _plain(name)
+    found = known.get(plain) or _NAMES_ELSEWHERE.get(plain)
+    later = None if found else known.get(plain.removeprefix("i")) or _NAMES_ELSEWHERE.get(plain[1:])
+    if found:
+        return f"; did you mean {found!r}?"
+    if later and plain.startswith("i"):  # MPI's Iallreduce, torch's isend
+        return f"; did you mean {later!r} with async_op=True?"
+    near = difflib.get_close_matches(plain, known, n=1, cutoff=0.75)
+    return f"; did you mean {known[near[0]]!r}?" if near else ""

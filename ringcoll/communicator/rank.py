@@ -14,7 +14,7 @@ from ringcoll.algorithms import ALGORITHMS
 from ringcoll.arguments.buffers import flat
 from ringcoll.arguments.calls import Call
 from ringcoll.communicator.children import of_color, remaining, said_color
-from ringcoll.communicator.explaining_cpu import explained
+from ringcoll.communicator.explaining import explain_cpu
 from ringcoll.communicator.machine import agree_among, unknown
 from ringcoll.communicator.selection import (
     Algorithm,
@@ -253,7 +253,7 @@ class RankState:
     def explain(self, collective: str, nbytes: int) -> str:
         """Which algorithm a size gets, and why."""
         fabric = self.fabric
-        return explained(
+        return explain_cpu(
             collective, nbytes, fabric.nranks, fabric.nodes, self.topology, self.config
         )
 

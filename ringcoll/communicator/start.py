@@ -274,7 +274,9 @@ def _communicator(
         raise
     if pace is not None and fabric.nodes:
         fabric.close()
-        raise ArgumentError("init: pace= holds links inside a host; these ranks are on several")
+        raise ArgumentError(
+            "init: pace= is for links inside one host, but these ranks are on several; leave it out"
+        )
     if fabric.rank == 0:
         _log.info("init: %d %s ranks", fabric.nranks, "CPU" if device is None else "CUDA")
     state: RankState

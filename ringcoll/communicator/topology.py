@@ -52,7 +52,7 @@ class Topology:
         gpus, rings = len(self.system.gpus), self.rings
         parts = [f"{gpus} GPUs", f"{_rings(len(rings.rings))}, {rings.bandwidth:.4g} GB/s"]
         if self.reason:
-            parts.append(f"calls do not go along them: {self.reason}")
+            parts.append(f"calls do not use them: {self.reason}")
         return f"<ringcoll.Topology: {'; '.join([self.system.title, *parts])}>"
 
     def _repr_html_(self) -> str:
@@ -68,7 +68,7 @@ class Topology:
         ]
         return f"<p>{escape(repr(self)[1:-1])}</p>{_table(rows)}{_table(rings)}"
 
-    def gone_by(self, collective: str, wanted: int | None = None) -> Iterator[str]:
+    def format_use(self, collective: str, wanted: int | None = None) -> Iterator[str]:
         """How calls of a collective use the machine, a line each: for ``explain``."""
         if self.system is None or self.rings is None:
             yield f"the machine is not known: {self.reason}"
@@ -76,7 +76,7 @@ class Topology:
         yield f"machine: {self.system.title}"
         if self.stored is None or self.machine is None:
             if self.reason:
-                yield f"calls do not go by it: {self.reason}"
+                yield f"calls do not use it: {self.reason}"
             return
         if not {"ring", "chain"} & {*ALGORITHMS[collective]}:
             return
@@ -117,7 +117,7 @@ class Topology:
         yield format_rings(system, rings)
         yield from format_gain(system, rings)
         if self.reason:
-            yield f"calls do not go along them: {self.reason}\n"
+            yield f"calls do not use them: {self.reason}\n"
         elif self.stored is not None and self.stored.rings != rings.rings:
             yield "no GPU relays for others yet, so that calls go along these:"
             yield format_rings(system, self.stored)

@@ -18,7 +18,7 @@ def known(name: str, *gpus: int) -> Topology:
     system = machine._system(text, name)
     chosen = [system.gpus[gpu] for gpu in gpus] or system.gpus
     members = machine._members(system, tuple(gpu.name for gpu in chosen))
-    return machine._understood(members, machine._found(members), True)
+    return machine._parse_rings(members, machine._rings_text(members), True)
 
 
 def machine_on(name: str, *gpus: int) -> Any:

@@ -26,8 +26,8 @@ def torn(path: Path) -> None:
 
 MAKE: dict[Callable[[Path], object], str] = {
     missing: "cannot be read: No such file or directory",
-    Path.mkdir: "it is no plain file",
-    os.mkfifo: "it is no plain file",  # whose writer never comes
+    Path.mkdir: "it is not a regular file",
+    os.mkfifo: "it is not a regular file",  # whose writer never comes
     torn: "line 1: ",
     empty: "has 0 GPUs for 2 CPU ranks to play",
 }

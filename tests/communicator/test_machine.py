@@ -141,8 +141,8 @@ def test_a_bus_that_nobody_knows_is_not_gone_by(detected):
         assert one.system is not None and one.rings.rings
         assert (one.machine is None) is flat
         assert ("not sure" in one.reason) is flat
-    assert "calls do not go along them: the bandwidths of their links are not sure" in str(one)
-    assert "calls do not go by it: " in "".join(one.gone_by("all_reduce"))
+    assert "calls do not use them: the bandwidths of their links are not sure" in str(one)
+    assert "calls do not use it: " in "".join(one.format_use("all_reduce"))
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,11 @@ def test_a_bus_that_nobody_knows_is_not_gone_by(detected):
         (None, [0, 3, 3], "several ranks share the GPU 0000:0b:00.0"),
         (RuntimeError("no NVML"), [0, 1], "RuntimeError: no NVML"),
         (ArgumentError("line 3 is torn"), [0, 1], "line 3 is torn"),
-        (preset_document("dgx-h100"), [0, 1], "nothing is known of the GPU 0000:06:00.0 of rank 0"),
+        (
+            preset_document("dgx-h100"),
+            [0, 1],
+            "the topology has no GPU 0000:06:00.0, that of rank 0",
+        ),
     ],
     ids=["shared", "fails", "refuses", "other GPUs"],
 )
@@ -208,7 +212,7 @@ def test_ranks_name_the_same_file(file):
 
 def word(**changes):
     """What rank 0 tells of a DGX-1 with two ranks, with some of it changed."""
-    said = json.loads(machine._word(2, ["0000:06:00.0", "0000:85:00.0"], None, None))
+    said = json.loads(machine._topology_text(2, ["0000:06:00.0", "0000:85:00.0"], None, None))
     found = json.loads(said["found"])
     for name, value in changes.items():
         (said if name in said else found)[name] = value
@@ -246,14 +250,14 @@ RING = {"order": [0, 1], "bandwidth": 40.0, "hops": ["NVL"] * 2}
 def test_a_malformed_word_is_named(detected, text, named):
     if isinstance(text, dict):
         text = word(**text)
-    with pytest.raises(MachineError, match=r"^what rank 0 says of the machine") as caught:
-        machine._read(text, 2, True)
+    with pytest.raises(MachineError, match=r"^topology sent by rank 0") as caught:
+        machine._parse(text, 2, True)
     assert named in str(caught.value)
 
 
 def test_what_is_malformed_is_every_ranks_error(detected, monkeypatch):
     text = word(gpus=["GPU/nobody", "GPU/else"])
-    monkeypatch.setattr(machine, "_word", lambda *_asked: text)
+    monkeypatch.setattr(machine, "_topology_text", lambda *_asked: text)
     found = agreed(2, [0, 4])
     assert [type(one) for one in found] == [MachineError] * 2
     assert str(found[0]) == str(found[1])
@@ -351,7 +355,7 @@ def test_a_search_that_fails_costs_no_child(file, monkeypatch):
     def work(comm):
         comm.barrier()
         if comm.rank == 0:
-            monkeypatch.setattr(machine, "_found", None)
+            monkeypatch.setattr(machine, "_rings_text", None)
         child = comm.split(0, key=-comm.rank)
         return sums(child), child.topology.machine, child.topology.reason
 

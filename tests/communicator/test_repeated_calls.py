@@ -33,7 +33,7 @@ def test_the_same_arrays_again_and_again(count, symmetric):
             assert set(x) == {3.0 + 3 * number}
             comm.all_reduce(x, op=ringcoll.premul_sum(comm.rank))
             assert set(x) == {3 * (3.0 + 3 * number)}
-        return len(comm._kept)
+        return len(comm._cache)
 
     # Four forms of all_reduce, three roots of broadcast, one reduce.
     assert ringcoll.spawn(work, 3) == [8] * 3
@@ -67,7 +67,7 @@ def test_arrays_come_and_go_and_their_addresses_with_them():
             assert set(y) == {1 + 2 * number}
             del x, y
         gc.collect()
-        return len(comm._kept)
+        return len(comm._cache)
 
     # What is dead goes when the next call is kept: the last two are still there.
     assert max(ringcoll.spawn(work, 2)) <= 2
@@ -90,15 +90,15 @@ def test_symmetric_memory_is_used_again_by_later_arrays():
 
 def test_only_so_many_calls_are_kept():
     def work(comm):
-        arrays = [np.full(2, float(i)) for i in range(calling.KEPT + 20)]
+        arrays = [np.full(2, float(i)) for i in range(calling.CACHED_CALLS + 20)]
         for _ in range(2):
             for i, x in enumerate(arrays):
                 x[:] = i + comm.rank
                 comm.all_reduce(x)
                 assert set(x) == {2.0 * i + 1}
-        return len(comm._kept)
+        return len(comm._cache)
 
-    assert ringcoll.spawn(work, 2) == [calling.KEPT] * 2
+    assert ringcoll.spawn(work, 2) == [calling.CACHED_CALLS] * 2
 
 
 @pytest.mark.parametrize("count", [4, 20_000])

@@ -1,4 +1,4 @@
-"""Calls that are kept prepared, and by what their buffers are known again."""
+"""Prepared calls of GPU ranks, found again by their buffers."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from ringcoll.cuda.raw import RawArray
 from ringcoll.executors.cuda.cuda_call import CudaCall
 from ringcoll.executors.cuda_nodes.executor import CudaNodesCall
 
-__all__ = ["Kept", "is_cupy", "place_of", "reference"]
+__all__ = ["CachedCall", "is_cupy", "location_of", "reference"]
 
 
 @dataclass(slots=True)
-class Kept:
-    """A prepared call, and by what its buffers are known again."""
+class CachedCall:
+    """A prepared call, and weak references to its buffers and where these were."""
 
     send: Callable[[], Any]
     recv: Callable[[], Any]
-    places: tuple[object, object]
+    locations: tuple[object, object]
     ready: CudaCall | CudaNodesCall
     by_cupy: bool
     """Whether the arrays are CuPy's, whose current stream the call then takes."""
@@ -31,13 +31,13 @@ class Kept:
         return (
             (sendbuf is None or self.send() is sendbuf)
             and (recvbuf is None or self.recv() is recvbuf)
-            and self.places == (place_of(sendbuf), place_of(recvbuf))
+            and self.locations == (location_of(sendbuf), location_of(recvbuf))
             and self.ready.changes == changes
         )
 
     def is_still_of(self, sendbuf: Any, recvbuf: Any, changes: int) -> bool:
         """The same where it was prepared for arrays of CuPy's, by what can change of these."""
-        first, last = self.places
+        first, last = self.locations
         return (
             (sendbuf is None or (self.send() is sendbuf and sendbuf.data.ptr == first))
             and (recvbuf is None or (self.recv() is recvbuf and recvbuf.data.ptr == last))
@@ -50,7 +50,7 @@ def is_cupy(buffer: Any) -> bool:
     return type(buffer).__module__.partition(".")[0] == "cupy"
 
 
-def place_of(buffer: Any) -> object:
+def location_of(buffer: Any) -> object:
     """Where and how a buffer lies now; None where that is not known without looking closely."""
     if buffer is None:
         return 0
