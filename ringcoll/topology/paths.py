@@ -2,7 +2,7 @@
 
 The classes and their order are NCCL's. A GPU reaches another by NVLink, directly or by an NVSwitch
 (NVL); by NVLink through one other GPU, which relays (NVB); or by PCIe and CPUs (C2C to SYS), where
-there is one path only, the best: the driver chooses it, not we. Hosts are joined by NICs (NET).
+there is one path only, the best, which the driver chooses. Hosts are joined by NICs (NET).
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ __all__ = [
 ]
 
 INTEL_ROOT = 6 / 5
-"""What a hop between GPUs costs on PCIe links where it turns at an Intel CPU (NCCL's constant)."""
+"""Bytes on PCIe links per byte between GPUs that share an Intel CPU (NCCL's constant)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One way from a node to another.
+    """A route from a node to another.
 
     Args:
-        path_class: of the whole way.
-        nodes: names, both ends too.
-        uses: links and how many bytes each carries for a byte of the hop.
+        path_class: of the route.
+        nodes: names, with both ends.
+        uses: links, and the bytes that each carries for a byte of the hop.
 
     """
 
@@ -58,12 +58,12 @@ class Route:
 
     @property
     def bandwidth(self) -> float:
-        """GB/s of a hop that has the links for itself; infinite for a node and itself."""
+        """GB/s of a hop that does not share its links; infinite from a node to itself."""
         return min((link.bandwidth / factor for link, factor in self.uses), default=float("inf"))
 
 
 def path_class(system: System, a: str, b: str) -> PathClass:
-    """How node ``a`` reaches node ``b``, both by name; KeyError if there is no such node."""
+    """The best path class from node ``a`` to ``b``, by name; KeyError if there is no such node."""
     start, end = system.node(a), system.node(b)
     if a == b:
         return PathClass.LOC
@@ -118,8 +118,8 @@ def routes(system: System, gpus: Sequence[Gpu]) -> dict[tuple[int, int], tuple[R
         for j in range(n):
             if i == j:
                 continue
-            ways = list(direct[i, j])
-            ways += [
+            every = list(direct[i, j])
+            every += [
                 relayed(first, second, PathClass.NVB)
                 for k in range(n)
                 if k not in (i, j)
@@ -128,23 +128,22 @@ def routes(system: System, gpus: Sequence[Gpu]) -> dict[tuple[int, int], tuple[R
                 if len(first.nodes) == 2 or len(second.nodes) == 2
             ]
             if names[j] in bus:
-                ways.append(bus[names[j]])
-            found[i, j] = tuple(ways)
+                every.append(bus[names[j]])
+            found[i, j] = tuple(every)
     return found
 
 
 def stores(
-    ways_of: Mapping[tuple[int, int], Sequence[Route]],
+    all_routes: Mapping[tuple[int, int], Sequence[Route]],
 ) -> dict[tuple[int, int], tuple[Route, ...]]:
-    """The routes that a GPU's own stores to another one's memory take: no choice of ours.
+    """The routes of a GPU's own stores to another one's memory, without relays.
 
     That is NVLink where it joins the two, directly or by switches, else the path by PCIe and CPUs.
-    Another GPU relays nothing unless a program on it does.
     """
     found: dict[tuple[int, int], tuple[Route, ...]] = {}
-    for pair, ways in ways_of.items():
-        own = [way for way in ways if way.path_class is not PathClass.NVB]
-        linked = tuple(way for way in own if way.path_class is PathClass.NVL)
+    for pair, every in all_routes.items():
+        own = [route for route in every if route.path_class is not PathClass.NVB]
+        linked = tuple(route for route in own if route.path_class is PathClass.NVL)
         found[pair] = linked or tuple(own[:1])
     return found
 
@@ -167,9 +166,8 @@ def nvlink_routes(system: System, a: str, b: str) -> tuple[Route, ...]:
 def bus_routes(system: System, start: str, ends: set[str]) -> dict[str, Route]:
     """The best route by PCIe and CPUs from ``start`` to each of ``ends`` on its host.
 
-    The better class wins, then the bandwidth, then the fewer hops, then the wider links on the way,
-    then the system's order. A path with more than two CPUs is looked for only where there is no
-    other.
+    The better class wins, then the bandwidth, then fewer hops, then the wider links, then the
+    system's order. Paths over more than two CPUs count only where there is no other.
     """
     best: dict[str, Route] = {}
     host = system.node(start).host
@@ -224,7 +222,7 @@ def _bus_paths(
 ) -> Iterator[tuple[Link, ...]]:
     """Simple paths over PCIe switches and at most ``most_cpus`` CPUs, ends included.
 
-    All of them; ``ahead``, of :func:`_cpus_ahead`, keeps the search from turns that end too late.
+    All of them; ``ahead``, of :func:`_cpus_ahead`, prunes paths that would pass too many CPUs.
     """
 
     def follow(
@@ -255,13 +253,13 @@ def _on_bus(system: System, link: Link) -> bool:
 
 
 def _cpus_ahead(system: System, ends: set[str]) -> dict[str, int]:
-    """How many CPUs at least come after a node on the way to one of ``ends``, the end included."""
+    """The least number of CPUs after a node on a path to one of ``ends``, with the end itself."""
     into: dict[str, list[Link]] = {}
     for link in system.links:
         if _on_bus(system, link):
             into.setdefault(link.dst, []).append(link)
     ahead: dict[str, int] = {}
-    # Steps that pass no CPU come first, so the first visit is the nearest.
+    # Steps that pass no CPU come first, so the first visit is the one with the fewest CPUs.
     queue = deque((end, 0) for end in sorted(ends))
     while queue:
         name, cpus = queue.popleft()

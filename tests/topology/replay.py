@@ -27,7 +27,6 @@ def vm_facts() -> Facts:
     """All that was read on that VM."""
     said = json.loads(VM.read_text())
     busids = [bus_id(gpu["pci"]) for gpu in said["gpus"]]
-    ordinals = {bus_id(pci): ordinal for ordinal, pci in enumerate(said["cuda_bus"])}
     gpus = []
     for index, (busid, gpu) in enumerate(zip(busids, said["gpus"], strict=True)):
         fabric = gpu["fabric"]
@@ -35,43 +34,35 @@ def vm_facts() -> Facts:
             GpuFacts(
                 busid=busid,
                 index=index,
-                ordinal=ordinals[busid],
                 sm=gpu["sm"],
                 links=tuple(_link(*link) for link in gpu[LINKS]),
-                generation=gpu["pcie_gen"],
-                width=gpu["pcie_width"],
                 generation_max=gpu["pcie_gen_max"],
                 width_max=gpu["pcie_width_max"],
-                module=gpu["module_id"],
                 fabric=FabricFacts(
                     fabric["state"], fabric["status"], fabric["clique"], fabric["cluster"]
                 ),
-                refused=(("memory_node", int(gpu["numa"].split()[1])),),
             )
         )
-    names = ("p2p_read", "p2p_write", "p2p_nvlink", "common_ancestor", "cuda_can_access_peer")
+    names = ("p2p_nvlink", "common_ancestor", "cuda_can_access_peer")
     pairs = {}
     for i, a in enumerate(busids):
         for j, b in enumerate(busids):
             if i != j:
-                read, write, nvlink, ancestor, access = (said[name][i][j] for name in names)
-                pairs[a, b] = PairFacts(read, write, nvlink, ancestor, bool(access))
+                nvlink, ancestor, access = (said[name][i][j] for name in names)
+                pairs[a, b] = PairFacts(nvlink, ancestor, bool(access))
     return Facts(
         gpus=tuple(gpus),
         pairs=pairs,
         pci=tuple(_device(*row) for row in said["sysfs_pci"]),
-        numa=tuple(
-            NumaFacts(int(name[4:]), None, (int(distance),))
-            for name, (_cpus, distance) in said["numa_nodes"].items()
-        ),
+        numa=tuple(NumaFacts(int(name[4:])) for name in said["numa_nodes"]),
         cpu=CpuFacts("x86_64", "GenuineIntel", 6, 143),
         driver="580.0",
     )
 
 
-def _link(state, remote, kind, version, p2p, fields):
+def _link(state, remote, kind, _version, p2p, fields):
     (_, speed), (_, _state) = fields
-    return LinkFacts(bool(state), bool(p2p), bus_id(remote), None, kind, version, speed)
+    return LinkFacts(bool(state), bool(p2p), bus_id(remote), kind, speed)
 
 
 def _device(busid, pci_class, vendor, device, numa, speed, width, max_speed, max_width, path):
@@ -136,16 +127,16 @@ def direct(
     rows: list[list[LinkFacts]] = [[] for _ in busids]
     for (a, b), count in joins.items():
         for one, other in ((a, b), (b, a)):
-            rows[one] += [LinkFacts(True, True, busids[other], None, 0, 1, None)] * count
+            rows[one] += [LinkFacts(True, True, busids[other], 0)] * count
     for row in rows:
-        row += [LinkFacts(active=False, p2p=True, remote_code=3)] * (links - len(row))
+        row += [LinkFacts(active=False, p2p=True)] * (links - len(row))
     gpus = tuple(
-        GpuFacts(busid, index=n, ordinal=n, sm=sm, links=tuple(row), mig=None)
+        GpuFacts(busid, index=n, sm=sm, links=tuple(row), mig=None)
         for n, (busid, row) in enumerate(zip(busids, rows, strict=True))
     )
     near = {pair for a, b in joins for pair in ((a, b), (b, a))}
     pairs = {
-        (busids[a], busids[b]): PairFacts(0, 0, 0 if (a, b) in near else 5, None, True)
+        (busids[a], busids[b]): PairFacts(0 if (a, b) in near else 5, None, True)
         for a in range(len(busids))
         for b in range(len(busids))
         if a != b

@@ -97,7 +97,8 @@ def vm_answers():
 
     def status(a, b, index):
         assert isinstance(index, int)
-        return said[("p2p_read", "p2p_write", "p2p_nvlink")[index]][a][b]
+        assert index == 2
+        return said["p2p_nvlink"][a][b]
 
     return {
         "nvmlInit": lambda: None,
@@ -109,18 +110,13 @@ def vm_answers():
         "nvmlDeviceGetUUID": lambda gpu: f"GPU-{gpu}",
         "nvmlDeviceGetName": lambda _gpu: "NVIDIA H200",
         "nvmlDeviceGetCudaComputeCapability": lambda _gpu: (9, 0),
-        "nvmlDeviceGetCurrPcieLinkGeneration": lambda gpu: gpus[gpu]["pcie_gen"],
-        "nvmlDeviceGetCurrPcieLinkWidth": lambda gpu: gpus[gpu]["pcie_width"],
         "nvmlDeviceGetMaxPcieLinkGeneration": lambda gpu: gpus[gpu]["pcie_gen_max"],
         "nvmlDeviceGetMaxPcieLinkWidth": lambda gpu: gpus[gpu]["pcie_width_max"],
-        "nvmlDeviceGetNumaNodeId": lambda _gpu: NVMLError(3),
-        "nvmlDeviceGetModuleId": lambda gpu: gpus[gpu]["module_id"],
         "nvmlDeviceGetGpuFabricInfoV": fabric,
         "nvmlDeviceGetMigMode": lambda _gpu: [0, 0],
         "nvmlDeviceGetNvLinkState": of_link(0),
         "nvmlDeviceGetNvLinkRemotePciInfo": remote,
         "nvmlDeviceGetNvLinkRemoteDeviceType": of_link(2),
-        "nvmlDeviceGetNvLinkVersion": of_link(3),
         "nvmlDeviceGetNvLinkCapability": of_link(4),
         "nvmlDeviceGetFieldValues": fields,
         "nvmlDeviceGetP2PStatus": status,

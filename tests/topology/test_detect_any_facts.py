@@ -35,7 +35,6 @@ links = st.builds(
     active=choice(True, True, False),
     p2p=choice(True, True, False),
     remote=st.sampled_from(FAR),
-    remote_code=choice(3),
     remote_type=choice(0, 1, 2, 255),
     speed=choice(0, 25781, 26562),
 )
@@ -70,7 +69,7 @@ def facts(draw):
             if a is not b and draw(st.booleans()):
                 status, access = draw(choice(0, 0, 5)), draw(choice(True, True, False))
                 ancestor = draw(choice(10, 30))
-                pairs[a.busid, b.busid] = PairFacts(status, status, status, ancestor, access)
+                pairs[a.busid, b.busid] = PairFacts(status, ancestor, access)
     pci = []
     for busid in draw(st.lists(st.sampled_from([*BUSIDS, "0000:c5:00.0"]), unique=True)):
         above = draw(st.lists(st.sampled_from(["0000:e0:00.0", "0000:e1:00.0"]), unique=True))

@@ -51,7 +51,6 @@ def test_visible_devices_in_another_order(cuda, tmp_path):
     facts = collect(tmp_path)
     assert [gpu.busid for gpu in facts.gpus] == BUSIDS
     assert [gpu.index for gpu in facts.gpus] == list(range(8))
-    assert {gpu.index: gpu.ordinal for gpu in facts.gpus if gpu.ordinal is not None} == {5: 0, 2: 1}
     assert facts.pair(BUSIDS[5], BUSIDS[2]).access is True
     assert facts.pair(BUSIDS[5], BUSIDS[2]).nvlink == 0
     assert facts.pair(BUSIDS[0], BUSIDS[2]).access is None

@@ -76,7 +76,7 @@ def test_a_link_that_only_one_end_names():
 def test_a_far_end_that_one_end_does_not_tell_but_the_other_names():
     def far(_n, link):
         named = link.remote == "0000:85:00.0"
-        return replace(link, remote=None, remote_code=999) if named else link
+        return replace(link, remote=None) if named else link
 
     document = document_of(edit_links(dgx1(), 0, far))
     assert joins(document) == both(CUBE)
@@ -85,7 +85,7 @@ def test_a_far_end_that_one_end_does_not_tell_but_the_other_names():
 
 def test_links_without_names_are_not_taken_for_switches_where_others_are_direct():
     def far(n, link):
-        return replace(link, remote=None, remote_code=3, remote_type=None) if n < 2 else link
+        return replace(link, remote=None, remote_type=None) if n < 2 else link
 
     facts = direct(["0000:01:00.0", "0000:02:00.0"], {(0, 1): 4})
     facts = edit_links(edit_links(facts, 0, far), 1, far)
@@ -118,7 +118,7 @@ def test_a_gpu_that_is_not_here(kind):
 
 def test_a_pair_that_the_driver_keeps_apart():
     facts = edit_pairs(
-        dgx1(), lambda a, b: PairFacts(4, 4, 4, None, access=False) if {a, b} == {0, 1} else None
+        dgx1(), lambda a, b: PairFacts(4, None, access=False) if {a, b} == {0, 1} else None
     )
     document = document_of(facts)
     assert (0, 1) not in joins(document)
@@ -152,7 +152,7 @@ def test_a_gpu_that_mig_divides_has_no_direct_links_either():
 
 def test_cpus_that_nvlink_reaches():
     facts = direct(["0002:01:00.0", "0003:01:00.0"], {(0, 1): 2})
-    cpu = LinkFacts(True, True, "0004:00:00.0", None, 1)
+    cpu = LinkFacts(True, True, "0004:00:00.0", 1)
     for index in (0, 1):
         facts = edit(
             facts, index, lambda gpu: replace(gpu, links=(*(gpu.links or ())[:2], cpu, cpu))

@@ -37,9 +37,8 @@ def test_what_the_virtual_machine_answers(nvml):
     said = read_nvml()
     wanted = vm_facts()
     for gpu, same in zip(said.gpus, wanted.gpus, strict=True):
-        for name in ("busid", "index", "sm", "links", "generation", "width", "module", "fabric"):
+        for name in ("busid", "index", "sm", "links", "generation_max", "width_max", "fabric"):
             assert getattr(gpu, name) == getattr(same, name)
-        assert gpu.refused == (("memory_node", 3),)
         assert gpu.mig is False
     for pair, told in wanted.pairs.items():
         assert (said.pairs[pair].nvlink, said.pairs[pair].ancestor) == (told.nvlink, told.ancestor)
@@ -71,8 +70,6 @@ def test_everything_may_be_refused(nvml):
     assert [gpu.busid for gpu in said.gpus] == [gpu.busid for gpu in vm_facts().gpus]
     gpu = said.gpus[0]
     assert (gpu.sm, gpu.links, gpu.fabric, gpu.mig, gpu.c2c) == (None,) * 5
-    assert dict(gpu.refused)["sm"] == 999
-    assert dict(gpu.refused)["fabric"] == 999
     assert all(pair.nvlink is None for pair in said.pairs.values())
     assert said.driver is None
     asked = {args[1] for name, *args in stand_in.asked if name.endswith("LinkState")}
@@ -80,12 +77,11 @@ def test_everything_may_be_refused(nvml):
 
 
 def test_an_old_package_lacks_functions(nvml):
-    stand_in = nvml(nvmlDeviceGetGpuFabricInfoV=None, nvmlDeviceGetModuleId=None)
+    stand_in = nvml(nvmlDeviceGetGpuFabricInfoV=None, nvmlDeviceGetMigMode=None)
     stand_in.c_nvmlGpuFabricInfoV_t = None
     gpu = read_nvml().gpus[3]
     assert gpu.fabric is None
-    assert gpu.module is None
-    assert {("fabric", 13), ("module", 13)} <= set(gpu.refused)
+    assert gpu.mig is None
 
 
 def test_a_gpu_without_nvlink_has_no_links(nvml):
@@ -96,9 +92,9 @@ def test_a_gpu_without_nvlink_has_no_links(nvml):
     assert {gpu.links for gpu in read_nvml().gpus} == {()}
 
 
-def test_a_far_end_that_is_refused_keeps_the_code(nvml):
+def test_a_remote_end_that_is_refused_is_missing(nvml):
     nvml(nvmlDeviceGetNvLinkRemotePciInfo=refuse(3), nvmlDeviceGetNvLinkRemoteDeviceType=refuse(9))
-    assert links()[0] == LinkFacts(True, True, None, 3, None, 6, 26562)
+    assert links()[0] == LinkFacts(True, True, None, None, 26562)
 
 
 def test_one_link_of_which_nothing_is_told(nvml):

@@ -130,9 +130,7 @@ def test_a_far_end_that_is_on_no_bus_is_a_switch(kind):
 
 
 def unnamed(facts, index, kind=None):
-    return edit_links(
-        facts, index, lambda _n, link: replace(link, remote=None, remote_code=999, remote_type=kind)
-    )
+    return edit_links(facts, index, lambda _n, link: replace(link, remote=None, remote_type=kind))
 
 
 def test_far_ends_that_nvml_does_not_name():
@@ -154,7 +152,7 @@ def test_a_far_end_without_a_name_that_is_a_switch():
 @pytest.mark.parametrize("status", [5, None])
 def test_far_ends_without_a_name_need_the_word_of_every_pair(status):
     def far(a, b):
-        return PairFacts(0, 0, status, 30, access=True) if {a, b} == {2, 6} else None
+        return PairFacts(status, 30, access=True) if {a, b} == {2, 6} else None
 
     document = document_of(unnamed(edit_pairs(vm_facts(), far), 2))
     found = counts(build(document))
@@ -173,7 +171,7 @@ def clique(facts, index, number, state=3, cluster="0" * 32):
 def test_two_cliques_are_two_fabrics():
     facts = edit_pairs(
         vm_facts(),
-        lambda a, b: None if (a < 4) == (b < 4) else PairFacts(5, 5, 5, 30, access=False),
+        lambda a, b: None if (a < 4) == (b < 4) else PairFacts(5, 30, access=False),
     )
     for index in range(4, 8):
         facts = clique(facts, index, 1)
@@ -218,7 +216,7 @@ def test_hosts_of_one_cluster_share_a_fabric():
 
 
 def test_pairs_alone_divide_a_fabric():
-    far = PairFacts(5, 5, 5, 30, access=True)
+    far = PairFacts(5, 30, access=True)
     document = document_of(edit_pairs(vm_facts(), lambda a, b: None if a % 2 == b % 2 else far))
     found = counts(build(document))
     assert {found[f"GPU/{n}"] for n in (0, 2, 4, 6)} == {("NVS/0", 18)}
@@ -239,7 +237,7 @@ def test_cliques_against_the_word_of_pairs():
 
 def test_cuda_has_the_last_word_of_a_pair():
     facts = edit_pairs(
-        vm_facts(), lambda a, b: PairFacts(0, 0, 0, 30, access=False) if 1 in (a, b) else None
+        vm_facts(), lambda a, b: PairFacts(0, 30, access=False) if 1 in (a, b) else None
     )
     document = document_of(facts)
     found = counts(build(document))

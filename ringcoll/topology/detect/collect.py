@@ -58,7 +58,7 @@ def _gpus(nvml: NvmlFacts, cuda: CudaFacts, root: Path) -> tuple[GpuFacts, ...]:
     for device in cuda.devices:
         gpu = known.get(device.busid, GpuFacts(device.busid))
         sm = gpu.sm if gpu.sm is not None else device.sm
-        known[device.busid] = replace(gpu, ordinal=device.ordinal, sm=sm)
+        known[device.busid] = replace(gpu, sm=sm)
     return tuple(known.values())
 
 

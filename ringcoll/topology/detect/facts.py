@@ -1,8 +1,7 @@
-"""What a machine says of itself, before anything is concluded from it.
+"""Facts of a machine as NVML, CUDA and the kernel report them, before any conclusion.
 
-Every fact may be missing: None is "nobody says". What NVML refused is kept with NVML's return code
-(3 not supported, 2 invalid argument, 999 unknown). Bus ids are spelled as by
-:func:`~ringcoll.topology.busid.bus_id`.
+Every fact may be missing, which is None: drivers, virtual machines and containers refuse calls. Bus
+ids are spelled as by :func:`~ringcoll.topology.busid.bus_id`.
 """
 
 from __future__ import annotations
@@ -30,11 +29,9 @@ class LinkFacts:
 
     Args:
         active: whether it is up.
-        p2p: whether it can carry what GPUs send each other.
-        remote: bus id of its far end.
-        remote_code: NVML's return code where it does not tell the far end.
-        remote_type: 0 a GPU, 1 an IBM CPU, 2 an NVSwitch, 255 NVML does not know.
-        version: of NVLink as NVML numbers it; 6 is on Hopper.
+        p2p: whether it can carry P2P traffic.
+        remote: bus id of its remote end.
+        remote_type: 0 a GPU, 1 an IBM CPU, 2 an NVSwitch, 255 unknown to NVML.
         speed: MB/s per direction.
 
     """
@@ -42,20 +39,18 @@ class LinkFacts:
     active: bool | None = None
     p2p: bool | None = None
     remote: str | None = None
-    remote_code: int | None = None
     remote_type: int | None = None
-    version: int | None = None
     speed: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class FabricFacts:
-    """What the fabric manager has told a GPU.
+    """The state of a GPU in its fabric of NVSwitches.
 
     Args:
         state: 0 not supported, 1 not started, 2 in progress, 3 completed.
         status: NVML's return code of joining the fabric.
-        clique: who can reach each other by NVLink within a cluster.
+        clique: GPUs of a cluster that reach each other by NVLink.
         cluster: 32 hexadecimal digits; all zero on one machine.
 
     """
@@ -71,61 +66,45 @@ class GpuFacts:
     """One GPU.
 
     Args:
-        busid: the one thing that names it everywhere.
+        busid: the name that NVML, CUDA and sysfs share.
         index: NVML's number.
-        ordinal: CUDA's number in this process.
         uuid: "GPU-" and so on.
         name: of the product.
         sm: compute capability, 90 for 9.0.
-        links: every NVLink it has, up or not; None if NVML does not tell.
-        generation: of PCIe at the moment; idle GPUs slow down.
-        width: of PCIe at the moment.
+        links: every NVLink, up or not; None if NVML reports none of their states.
         generation_max: of PCIe.
         width_max: of PCIe.
-        memory_node: NUMA node of its own memory, where that is one (Grace); not its CPU's.
-        module: slot on its board.
         fabric: of NVSwitches.
-        mig: whether it is divided into instances.
+        mig: whether it is in MIG mode.
         c2c: links to its Grace CPU and MB/s of each.
-        refused: names of facts and NVML's return codes.
 
     """
 
     busid: str
     index: int | None = None
-    ordinal: int | None = None
     uuid: str | None = None
     name: str | None = None
     sm: int | None = None
     links: tuple[LinkFacts, ...] | None = None
-    generation: int | None = None
-    width: int | None = None
     generation_max: int | None = None
     width_max: int | None = None
-    memory_node: int | None = None
-    module: int | None = None
     fabric: FabricFacts | None = None
     mig: bool | None = None
     c2c: tuple[int, int] | None = None
-    refused: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class PairFacts:
-    """What is said of one GPU reaching another.
+    """How one GPU reaches another.
 
     Args:
-        read: NVML's P2P status, 0 is OK.
-        write: the same, of writing.
-        nvlink: the same, by NVLink.
+        nvlink: NVML's P2P status by NVLink, 0 is OK.
         ancestor: where their PCIe paths meet: 0 board, 10 one switch, 20 several, 30 host bridge,
             40 NUMA node, 50 system; blind to NVLink.
         access: CUDA's cudaDeviceCanAccessPeer.
 
     """
 
-    read: int | None = None
-    write: int | None = None
     nvlink: int | None = None
     ancestor: int | None = None
     access: bool | None = None
@@ -148,7 +127,7 @@ class PciFacts:
         width: in lanes, at the moment.
         port_max_speed: of the bridge right above.
         port_max_width: of the bridge right above.
-        numa: of its CPU; -1 is "unknown".
+        numa: of its CPU; -1 is unknown.
 
     """
 
@@ -174,13 +153,11 @@ class NumaFacts:
     Args:
         number: need not count from 0.
         affinity: its CPUs as hexadecimal words, "0000ffff,ffffffff".
-        distances: to every node in the order of their numbers; 10 is local.
 
     """
 
     number: int
     affinity: str | None = None
-    distances: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,9 +165,9 @@ class CpuFacts:
     """The host's processors.
 
     Args:
-        arch: "x86_64", "arm64", "ppc64" or whatever the kernel says.
-        vendor: as CPUID says.
-        family: as the kernel counts, so 25 of an AMD Milan.
+        arch: "x86_64", "arm64", "ppc64", or as the kernel has it.
+        vendor: of CPUID.
+        family: as the kernel counts: 25 of an AMD Milan.
         model: of the family.
 
     """
@@ -211,8 +188,8 @@ class NicFacts:
         port: its number on the card.
         speed: Mb/s.
         guid: of the card, "0x" and hexadecimal.
-        infiniband: or a RoCE port, whose card moves data by itself.
-        up: whether a cable is alive.
+        infiniband: whether it is an InfiniBand or RoCE port.
+        up: whether its link is up.
 
     """
 
@@ -227,13 +204,13 @@ class NicFacts:
 
 @dataclass(frozen=True)
 class Facts:
-    """Everything that was read.
+    """All facts of a machine.
 
     Args:
         gpus: in the order of NVML's numbers, or of bus ids where NVML is missing.
-        pairs: by the bus ids of who reaches and who is reached.
-        pci: the GPUs and NICs and all bridges above them, and what NVLinks lead to.
-        numa: the NUMA nodes; none where the machine does not show them.
+        pairs: by the bus ids of the first GPU and the one that it reaches.
+        pci: the GPUs and NICs, all bridges above them, and remote ends of NVLinks.
+        numa: the NUMA nodes; none if the machine does not show them.
         cpu: the processors.
         nics: the ports.
         driver: version of NVIDIA's driver.
@@ -256,5 +233,5 @@ class Facts:
         return {device.busid: device for device in self.pci}
 
     def pair(self, a: str, b: str) -> PairFacts:
-        """What is said of ``a`` reaching ``b``; nothing, where nobody does."""
+        """The facts of ``a`` reaching ``b``; without any, an empty one."""
         return self.pairs.get((a, b), PairFacts())

@@ -62,17 +62,17 @@ def _busid(device: Path) -> str | None:
     return next((part for part in reversed(parts) if is_bus_id(part)), None)
 
 
-def _guid(said: str | None) -> str | None:
+def _guid(content: str | None) -> str | None:
     """As NCCL writes it: "b859:9f03:00d4:1e2a" is 0xb8599f0300d41e2a."""
-    digits = (said or "").replace(":", "")
+    digits = (content or "").replace(":", "")
     return f"0x{digits}" if re.fullmatch("[0-9a-fA-F]{16}", digits) else None
 
 
-def _megabits(said: str | None) -> int | None:
+def _megabits(content: str | None) -> int | None:
     """Mb/s of "400 Gb/sec (4X NDR)"."""
-    found = re.match(r"(\d+(?:\.\d+)?)\s*Gb/sec", said or "", re.ASCII)
+    found = re.match(r"(\d+(?:\.\d+)?)\s*Gb/sec", content or "", re.ASCII)
     return round(float(found[1]) * 1000) if found else None
 
 
-def _up(said: str | None, word: str) -> bool | None:
-    return None if said is None else word in said
+def _up(content: str | None, word: str) -> bool | None:
+    return None if content is None else word in content

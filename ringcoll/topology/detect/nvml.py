@@ -8,7 +8,9 @@ is a tuple, and old releases lack the newer names.
 from __future__ import annotations
 
 from collections.abc import Callable
+from ctypes import byref
 from dataclasses import dataclass, field
+from itertools import permutations
 from typing import Any, TypeVar
 
 from ringcoll.topology.busid import bus_id
@@ -24,7 +26,7 @@ _NOT_SUPPORTED = 3
 _FUNCTION_NOT_FOUND = 13
 
 # nvmlGpuP2PCapsIndex_t, nvmlNvLinkCapability_t and the ids of nvmlDeviceGetFieldValues.
-_READ, _WRITE, _NVLINK = 0, 1, 2
+_NVLINK = 2
 _CAN_P2P = 0
 _LINK_SPEED, _LINK_STATE = 164, 165
 _C2C_COUNT, _C2C_SPEED = 170, 172
@@ -66,7 +68,7 @@ def read_nvml() -> NvmlFacts:
 
 
 class _Reader:
-    """Calls ``nvml``, the module pynvml, and keeps the return codes of refused calls."""
+    """Calls ``nvml``, the module pynvml; a refused call is a missing fact."""
 
     def __init__(self, nvml: Any) -> None:
         self._nvml = nvml
@@ -102,7 +104,7 @@ class _Reader:
     def _ask(
         self, name: str, *args: object, then: Callable[[Any], _T | None] = lambda value: value
     ) -> tuple[_T | None, int]:
-        """What a call returns, or None, and NVML's return code."""
+        """The result of a call, or None, and NVML's return code."""
         call = getattr(self._nvml, name, None)
         if call is None:  # an old nvidia-ml-py
             return None, _FUNCTION_NOT_FOUND
@@ -112,34 +114,22 @@ class _Reader:
             return None, int(error.value)
 
     def _gpu(self, index: int, busid: str, handle: Any) -> GpuFacts:
-        refused: list[tuple[str, int]] = []
+        def fact(name: str, then: Callable[[Any], _T | None]) -> _T | None:
+            return self._ask(name, handle, then=then)[0]
 
-        def fact(
-            what: str, name: str, *args: object, then: Callable[[Any], _T | None]
-        ) -> _T | None:
-            value, code = self._ask(name, handle, *args, then=then)
-            if code:
-                refused.append((what, code))
-            return value
-
-        sm = fact("sm", "nvmlDeviceGetCudaComputeCapability", then=_sm)
+        sm = fact("nvmlDeviceGetCudaComputeCapability", _sm)
         return GpuFacts(
             busid=busid,
             index=index,
-            uuid=fact("uuid", "nvmlDeviceGetUUID", then=_word),
-            name=fact("name", "nvmlDeviceGetName", then=_word),
+            uuid=fact("nvmlDeviceGetUUID", _word),
+            name=fact("nvmlDeviceGetName", _word),
             sm=sm,
             links=self._links(handle, sm),
-            generation=fact("generation", "nvmlDeviceGetCurrPcieLinkGeneration", then=int),
-            width=fact("width", "nvmlDeviceGetCurrPcieLinkWidth", then=int),
-            generation_max=fact("generation_max", "nvmlDeviceGetMaxPcieLinkGeneration", then=int),
-            width_max=fact("width_max", "nvmlDeviceGetMaxPcieLinkWidth", then=int),
-            memory_node=fact("memory_node", "nvmlDeviceGetNumaNodeId", then=int),
-            module=fact("module", "nvmlDeviceGetModuleId", then=int),
-            fabric=self._fabric(handle, refused),
-            mig=fact("mig", "nvmlDeviceGetMigMode", then=lambda modes: bool(modes[0])),
+            generation_max=fact("nvmlDeviceGetMaxPcieLinkGeneration", int),
+            width_max=fact("nvmlDeviceGetMaxPcieLinkWidth", int),
+            fabric=self._fabric(handle),
+            mig=fact("nvmlDeviceGetMigMode", lambda modes: bool(modes[0])),
             c2c=self._c2c(handle),
-            refused=tuple(refused),
         )
 
     def _links(self, handle: Any, sm: int | None) -> tuple[LinkFacts, ...] | None:
@@ -167,14 +157,11 @@ class _Reader:
         def fact(name: str, *args: object, then: Callable[[Any], _T | None]) -> _T | None:
             return self._ask(f"nvmlDeviceGetNvLink{name}", handle, link, *args, then=then)[0]
 
-        remote, code = self._ask("nvmlDeviceGetNvLinkRemotePciInfo", handle, link, then=_address)
         return LinkFacts(
             active=active,
             p2p=fact("Capability", _CAN_P2P, then=bool),
-            remote=remote,
-            remote_code=code if remote is None else None,
+            remote=fact("RemotePciInfo", then=_address),
             remote_type=fact("RemoteDeviceType", then=int),
-            version=fact("Version", then=int),
             speed=self._field(handle, _LINK_SPEED, link),
         )
 
@@ -190,15 +177,13 @@ class _Reader:
 
         return self._ask("nvmlDeviceGetFieldValues", handle, [(number, scope)], then=one)[0]
 
-    def _fabric(self, handle: Any, refused: list[tuple[str, int]]) -> FabricFacts | None:
+    def _fabric(self, handle: Any) -> FabricFacts | None:
         make = getattr(self._nvml, "c_nvmlGpuFabricInfoV_t", None)
-        if make is None:
-            refused.append(("fabric", _FUNCTION_NOT_FOUND))
+        if make is None:  # an old nvidia-ml-py
             return None
         info = make()
-        _, code = self._ask("nvmlDeviceGetGpuFabricInfoV", handle, _reference(info))
+        _, code = self._ask("nvmlDeviceGetGpuFabricInfoV", handle, byref(info))
         if code:
-            refused.append(("fabric", code))
             return None
         return FabricFacts(
             state=int(info.state),
@@ -214,22 +199,10 @@ class _Reader:
 
     def _pairs(self, handles: dict[str, Any]) -> dict[tuple[str, str], PairFacts]:
         found = {}
-        for a, one in handles.items():
-            for b, other in handles.items():
-                if a == b:
-                    continue
-
-                def status(index: int, one: Any = one, other: Any = other) -> int | None:
-                    return self._ask("nvmlDeviceGetP2PStatus", one, other, index, then=int)[0]
-
-                found[a, b] = PairFacts(
-                    read=status(_READ),
-                    write=status(_WRITE),
-                    nvlink=status(_NVLINK),
-                    ancestor=self._ask("nvmlDeviceGetTopologyCommonAncestor", one, other, then=int)[
-                        0
-                    ],
-                )
+        for (a, one), (b, other) in permutations(handles.items(), 2):
+            nvlink, _ = self._ask("nvmlDeviceGetP2PStatus", one, other, _NVLINK, then=int)
+            ancestor, _ = self._ask("nvmlDeviceGetTopologyCommonAncestor", one, other, then=int)
+            found[a, b] = PairFacts(nvlink, ancestor)
         return found
 
 
@@ -244,9 +217,3 @@ def _address(info: Any) -> str | None:
 
 def _sm(capability: tuple[int, int]) -> int:
     return capability[0] * 10 + capability[1]
-
-
-def _reference(info: Any) -> Any:
-    from ctypes import byref
-
-    return byref(info)

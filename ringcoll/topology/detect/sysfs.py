@@ -1,8 +1,8 @@
-"""What /sys and /proc say of PCI devices, NUMA nodes and processors.
+"""PCI devices, NUMA nodes and processors from /sys and /proc.
 
-On virtual devices and in containers any of these files may be missing, unreadable or say
-"Unknown": such a fact is None. The root folder is a parameter, so that a copy of another machine's
-tree can be read.
+On virtual devices and in containers any of these files may be missing, unreadable or "Unknown":
+such a fact is None. The root folder is a parameter, so that a copy of another machine's tree can be
+read.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ def is_bus_id(name: str) -> bool:
 
 
 def text(path: Path) -> str | None:
-    """What a small file says, stripped; None if there is nothing to read."""
+    """The content of a small file, stripped; None if there is none."""
     try:
         with path.open("rb") as file:
-            said = file.read(_MOST_BYTES).decode(errors="replace").strip()
+            content = file.read(_MOST_BYTES).decode(errors="replace").strip()
     except OSError:
         return None
-    return said or None
+    return content or None
 
 
 def number(path: Path) -> int | None:
@@ -72,7 +72,7 @@ def nvidia_gpus(root: Path = Path("/")) -> tuple[str, ...]:
 
 
 def driver_version(root: Path = Path("/")) -> str | None:
-    """Of NVIDIA's kernel module."""
+    """The version of NVIDIA's kernel module."""
     return text(root / "sys/module/nvidia/version")
 
 
@@ -133,40 +133,32 @@ def read_numa(root: Path = Path("/")) -> tuple[NumaFacts, ...]:
         NumaFacts(
             number=node,
             affinity=text(folder / f"node{node}" / "cpumap"),
-            distances=_distances(text(folder / f"node{node}" / "distance")),
         )
         for node in numbers
     )
 
 
-def _distances(said: str | None) -> tuple[int, ...] | None:
-    try:
-        return tuple(int(word) for word in said.split()) if said else None
-    except ValueError:
-        return None
-
-
 def read_cpu(root: Path = Path("/")) -> CpuFacts:
     """The first processor of /proc/cpuinfo; other than x86 it names neither vendor nor family."""
     machine = platform.machine().lower()
-    said: dict[str, str] = {}
+    content: dict[str, str] = {}
     for line in (text(root / "proc/cpuinfo") or "").splitlines():
         name, colon, value = line.partition(":")
         if not colon:
-            if said:
+            if content:
                 break  # the next processor's lines follow
             continue
-        said.setdefault(name.strip(), value.strip())
+        content.setdefault(name.strip(), value.strip())
     return CpuFacts(
         arch=_ARCHITECTURES.get(machine, machine) or None,
-        vendor=said.get("vendor_id"),
-        family=_decimal(said.get("cpu family")),
-        model=_decimal(said.get("model")),
+        vendor=content.get("vendor_id"),
+        family=_decimal(content.get("cpu family")),
+        model=_decimal(content.get("model")),
     )
 
 
-def _decimal(said: str | None) -> int | None:
-    return int(said) if said is not None and said.isascii() and said.isdecimal() else None
+def _decimal(digits: str | None) -> int | None:
+    return int(digits) if digits and digits.isascii() and digits.isdecimal() else None
 
 
 def _names(folder: Path) -> list[str]:
