@@ -149,7 +149,7 @@ def sections(settings: Settings, nranks: int) -> tuple[Section, ...]:
     if kind.has_root:
         roots = tuple(range(nranks)) if settings.roots is None else settings.roots
         if max(roots) >= nranks:
-            raise ArgumentError(f"-r {max(roots)} with {nranks} ranks")
+            raise ArgumentError(f"-r {max(roots)}: name a root from 0 to {nranks - 1}")
     made = tuple(
         Section(settings.collective, nranks, dtype, op, root, algorithm, slices)
         for algorithm in settings.algorithms
@@ -159,7 +159,9 @@ def sections(settings: Settings, nranks: int) -> tuple[Section, ...]:
         for root in roots
     )
     if not made:
-        raise ArgumentError(f"no operator of {settings.ops} takes the dtypes")
+        raise ArgumentError(
+            f"-o {','.join(settings.ops)}: no operator takes the types of -d; leave one of them out"
+        )
     return made
 
 

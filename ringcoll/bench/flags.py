@@ -172,10 +172,10 @@ def read(args: argparse.Namespace, *, given: bool) -> Settings:
     _check_file("--plot", args.plot)
     threads = args.nthreads * args.ngpus
     if args.ranks is not None and threads > 1:
-        raise ArgumentError("either --ranks (processes) or -g and -t (threads)")
+        raise ArgumentError("--ranks starts processes, -g and -t start threads: give one of them")
     skip = args.per_iteration_skip
     if args.iterations is not None and skip >= args.iterations:
-        raise ArgumentError(f"-K {skip} leaves nothing of -n {args.iterations}")
+        raise ArgumentError(f"-K {skip} skips all -n {args.iterations} iterations; raise -n")
     # Where a flag says what its setting says, it is stored under the setting's name.
     said = {f.name: getattr(args, f.name) for f in fields(Settings) if f.name in args}
     said |= {name: bool(said[name]) for name in ("cpu_time", "timestamps", "per_iteration")}
@@ -215,7 +215,7 @@ def _like_omb(args: argparse.Namespace) -> None:
     others = {"-G": args.graphs, "-I": args.per_iteration, "-m": args.aggregate - 1}
     for flag, given in others.items():
         if given:
-            raise ArgumentError(f"{flag}: --format osu measures in OMB's loop, which has no such")
+            raise ArgumentError(f"{flag}: --format osu measures in OMB's loop; leave {flag} out")
     reduces = args.collective in (None, "all_reduce", "reduce", "reduce_scatter")
     defaults = {"datatype": "float" if reduces else "uint8", "maxbytes": "1M", "stepfactor": 2}
     if args.minbytes is None:
@@ -235,10 +235,10 @@ def _settled(args: argparse.Namespace) -> str:
         if value is None:
             continue
         if device not in ("auto", "cpu"):
-            raise ArgumentError(f"{flag} {value} is of CPU ranks; --device cpu")
+            raise ArgumentError(f"{flag} {value} needs CPU ranks; add --device cpu")
         device = "cpu"
     if args.graphs and args.per_iteration:
-        raise ArgumentError("-G times whole graphs, -I single calls; take one")
+        raise ArgumentError("-G times whole graphs, -I single calls; leave one of them out")
     wanted = wanted_device(device, os.environ)
     if args.graphs and (wanted == "cpu" or (wanted == "auto" and not gpus())):
         raise ArgumentError("-G: CPU ranks have no CUDA graphs; leave it out, or --device cuda")
@@ -252,9 +252,9 @@ def _check_file(flag: str, path: str | None) -> None:
     where = Path(path).absolute()
     what = f"{flag} {path}"
     if not where.parent.is_dir():
-        raise ArgumentError(f"{what}: there is no such folder")
+        raise ArgumentError(f"{what}: there is no folder {where.parent}; make it first")
     if where.is_dir() or not os.access(where if where.exists() else where.parent, os.W_OK):
-        raise ArgumentError(f"{what}: it cannot be written")
+        raise ArgumentError(f"{what}: cannot be written; name another file")
     if flag == "--plot" and where.suffix not in _PICTURES:
         raise ArgumentError(f"{what}: the name ends in one of {', '.join(_PICTURES)}")
     if flag == "--plot" and importlib.util.find_spec("matplotlib") is None:
@@ -270,16 +270,16 @@ def _sizes(args: argparse.Namespace) -> tuple[int, int, int]:
         last = max(32 << 20, first)
     step = parse_bytes(args.stepbytes)
     if first > last:
-        raise ArgumentError(f"-b {first} is more than -e {last}")
+        raise ArgumentError(f"-b {first} is above -e {last}; raise -e")
     if first < last and args.stepfactor in (None, 1) and step == 0:
-        raise ArgumentError("-i 0 never comes to the last size; use -f 2")
+        raise ArgumentError("-i 0 never reaches the last size; use -f 2")
     return first, last, step
 
 
 def _names(text: str) -> tuple[str, ...]:
     names = tuple(name.strip() for name in text.split(","))
     if not all(names):
-        raise ArgumentError(f"{text!r} is no list of names")
+        raise ArgumentError(f"{text!r}: write names with commas between them")
     return names
 
 

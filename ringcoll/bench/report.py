@@ -178,7 +178,11 @@ class Report:
         if plot_file is not None and self.rows:
             from ringcoll.bench.plot import draw_rows
 
-            draw_rows([row.as_json() for row in self.rows], plot_file)
+            title = ", ".join(dict.fromkeys(row.case.section.collective for row in self.rows))
+            if self.machine:
+                where = self.machine.get("gpus") or self.machine.get("cpu")
+                title += f", {self.machine['ranks']} ranks, {where}"
+            draw_rows([row.as_json() for row in self.rows], plot_file, title=title)
             self.say(f"# wrote {plot_file}")
 
     def as_json(self) -> str:

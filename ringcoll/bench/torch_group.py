@@ -1,4 +1,4 @@
-"""How the ranks meet in torch.distributed's default group, and how they part.
+"""torch.distributed's default group of a benchmark's ranks: made at its store, destroyed at exit.
 
 torch has them meet in a file, and does not always remove it: two ranks that let go of it at once
 may each leave that to the other, and a killed one never comes to it. Nor may anybody remove it
@@ -48,7 +48,7 @@ def join(comm: Communicator, dist: Any, backend: str, **options: Any) -> None:
     for rank, part in enumerate(gather_bytes(comm, json.dumps(trouble).encode())):
         if said := json.loads(part):
             _remove(files)  # there is no store yet
-            raise MachineError(f"--peer {backend}: rank {rank}: no place to meet: {said}")
+            raise MachineError(f"--peer {backend}: rank {rank}: no file for torch's store: {said}")
     store = dist.FileStore(files[0], comm.nranks)
     dist.init_process_group(backend, store=store, rank=comm.rank, world_size=comm.nranks, **options)
 

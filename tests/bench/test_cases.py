@@ -108,7 +108,7 @@ def test_named_operator_must_make_sense():
         sections(Settings(ops=("median",)), 2)
     with pytest.raises(ArgumentTypeError, match="quarter"):
         sections(Settings(dtypes=("quarter",)), 2)
-    with pytest.raises(ArgumentError, match="-r 2 with 2 ranks"):
+    with pytest.raises(ArgumentError, match="-r 2: name a root from 0 to 1"):
         sections(Settings(collective="broadcast", roots=(2,)), 2)
 
 

@@ -75,8 +75,8 @@ def test_json_on_standard_output_is_alone_there():
         (["-d", "quarter", "-g", "2"], "quarter"),
         (["--algorithm", "magic", "-g", "2"], "magic"),
         (["-g", "2", "--peer", "mpi"], "each rank to be a process"),
-        (["-b", "8", "-e", "4"], "-b 8 is more than -e 4"),
-        (["reduce", "-g", "2", "-r", "5"], "-r 5 with 2 ranks"),
+        (["-b", "8", "-e", "4"], "-b 8 is above -e 4"),
+        (["reduce", "-g", "2", "-r", "5"], "-r 5: name a root from 0 to 1"),
     ],
 )
 def test_errors_are_one_line(words, says):

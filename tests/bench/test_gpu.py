@@ -53,10 +53,10 @@ def test_flags(words, field, value):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--device", "cuda", "--pace", "1G"], "of CPU ranks"),
-        (["--device", "0", "--peer", "mpi"], "of CPU ranks"),
+        (["--device", "cuda", "--pace", "1G"], "needs CPU ranks"),
+        (["--device", "0", "--peer", "mpi"], "needs CPU ranks"),
         (["--device", "cpu", "-G", "1"], "no CUDA graphs"),
-        (["--device", "cuda", "-G", "1", "-I", "1"], "take one"),
+        (["--device", "cuda", "-G", "1", "-I", "1"], "leave one of them out"),
     ],
 )
 def test_flags_that_exclude_each_other(words, says):

@@ -145,7 +145,7 @@ def test_a_rank_that_cannot_come_is_named_by_all(tmp_path, ends, monkeypatch, ra
     ringcoll.spawn(come, NRANKS, device="cpu")
     (line,) = {*said}
     assert len(said) == NRANKS
-    assert line.startswith(f"--peer gloo: rank {rank}: no place to meet: ")
+    assert line.startswith(f"--peer gloo: rank {rank}: no file for torch's store: ")
     assert line.endswith("'/nowhere/lock'")
     assert [*tmp_path.iterdir()] == []
     assert len(ends) == NRANKS - 1
