@@ -29,7 +29,7 @@ __all__ = ["NEEDS", "PAGES", "ROOT", "Block", "blocks_of", "run_page"]
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 
-NEEDS = ("gpu", "torch", "jax", "cluster", "install", "minutes")
+NEEDS = ("gpu", "torch", "jax", "cluster")
 """What a block may need beyond a checkout, MPI and matplotlib."""
 
 _RUN = ("python", "sh")
@@ -93,6 +93,8 @@ def run_page(page: Path, folder: Path, have: frozenset[str], only: frozenset[str
     """
     ran, program = 0, ""
     environment = _environment(folder)
+    if "gpu" in only:
+        del environment["RINGCOLL_DEVICE"]
     for block in blocks_of(page):
         if "file" in block.marks:
             (folder / block.marks["file"]).write_text(block.text, encoding="utf-8")
