@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -53,6 +54,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # A shell starts what runs in its background deaf to Ctrl-C, and children inherit that.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    _share_stand_ins(config)
     config.stash[HOSTS_WANTED] = os.environ.get(NET_ADMIN) == "1"
     for name, value in AS_MPICH.items():
         os.environ.setdefault(name, value)
@@ -60,6 +62,22 @@ def pytest_configure(config: pytest.Config) -> None:
     for name in [n for n in os.environ if n.startswith("RINGCOLL_")]:
         if not name.startswith("RINGCOLL_DEBUG"):
             del os.environ[name]
+
+
+def _share_stand_ins(config: pytest.Config) -> None:
+    """Have the processes of this run compile each kernel for the CPU once between them."""
+    from tests.kernels.stand_in import FOLDER
+
+    if hasattr(config, "workerinput") or FOLDER in os.environ:
+        return
+    folder = tempfile.TemporaryDirectory(prefix="ringcoll-stand-in-")
+    os.environ[FOLDER] = folder.name
+
+    def remove() -> None:
+        folder.cleanup()
+        os.environ.pop(FOLDER, None)
+
+    config.add_cleanup(remove)
 
 
 @pytest.fixture(scope="session")
