@@ -16,7 +16,7 @@ from ringcoll.bench.environment import gpus, wanted_device
 from ringcoll.bench.settings import COLLECTIVES, PEERS, Pace, Settings
 from ringcoll.errors import ArgumentError
 from ringcoll.folders import pip_install
-from ringcoll.units import parse_bandwidth, parse_bytes, parse_seconds
+from ringcoll.units import parse_bandwidth, parse_bytes, parse_ints, parse_seconds
 
 __all__ = ["add_arguments", "read"]
 
@@ -285,16 +285,10 @@ def _names(text: str) -> tuple[str, ...]:
 
 def _numbers(text: str, flag: str, least: int) -> tuple[int, ...]:
     """``1,4,16`` and ``1-8``."""
-    numbers: list[int] = []
     try:
-        for part in text.split(","):
-            first, _, last = part.partition("-")
-            numbers += range(int(first), int(last or first) + 1)
-    except ValueError:
-        numbers = []
-    if not numbers or min(numbers) < least:
-        raise ArgumentError(f"{flag} {text!r}: numbers from {least}, as 1,4,16 or 1-8")
-    return tuple(numbers)
+        return tuple(parse_ints(text, least=least))
+    except ArgumentError as error:
+        raise ArgumentError(f"{flag} {error}") from None
 
 
 def _pace(text: str | None, links: str | None) -> Pace | None:
