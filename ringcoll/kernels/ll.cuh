@@ -1,11 +1,10 @@
-// Calls whose signals ride in the data: protocols LL and LL128.
+// Protocols LL and LL128: signals ride in the data.
 //
-// Every piece of SCRATCH is an array of lines. With LL a line is 16 bytes of one thread: 8 of data
-// and the call's epoch twice. With LL128 it is 16 bytes of each of LANES threads that are
-// neighbours: the last 8 are the epoch, all others data. A thread owns the same packs of all
-// chunks, so what it (or its warp) receives was sent by the same thread of the other ranks: it runs
-// the whole program for a pack without a barrier. The last warp of a block exchanges and compares
-// the hellos meanwhile.
+// SCRATCH is arrays of lines. With LL a line is 16 bytes of one thread: 8 of data and the call's
+// epoch twice. With LL128 it is 16 bytes of each of LANES neighbouring threads: the last 8 are the
+// epoch, all others data. A thread owns the same packs of all chunks, so what it (or its warp)
+// receives was sent by the same thread of the other ranks: it runs the whole program for a pack
+// without a barrier. The last warp of a block exchanges and compares the hellos meanwhile.
 #pragma once
 
 #include "call.cuh"
@@ -300,8 +299,8 @@ struct Batch {
         }
     }
 
-    // LL128: the last thread of each line polls its flags. When the warp has all, it loads the data
-    // again: the threads' parts of the load that found a flag may be older than the flag.
+    // LL128: the last thread of each line polls its flags; then the warp loads the data again, for
+    // the other threads' parts of the load that found a flag may be older than the flag.
     RC_DEVICE static bool poll_flags(Thread<T>& t, const u64* words,
                                      Vector (&lines)[ROWS][SRCS][MOST], u32 step) {
         for (u32 polls = 1;; ++polls) {

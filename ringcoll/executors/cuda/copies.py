@@ -1,14 +1,13 @@
-"""engine="copy": what copy engines run of a program, and what of it is enqueued in which order.
+"""engine="copy": the part of a program that copy engines run, and its order on a device.
 
 A block whose rows all copy, some of them across ranks, is a *lane* of copies: a stream on which
-gates (``kernels/copy_gates.cuh``) await a row's signals, copies move its data, and gates post
-what it signals. The other blocks, those that reduce, are run by a kernel beside the lanes.
+gates (``kernels/copy_gates.cuh``) await a row's signals, copies move its data, and gates post its
+signals. A kernel beside the lanes runs the blocks that reduce.
 
-:func:`schedule` writes everything that one device is given for a call, in the order of the plan.
-That order is what lets streams share a hardware queue, ranks a device, and a captured call one
-stream: an operation waits for nothing but what stands before it in the plan, and of the same device
-that has been enqueued before it. The kernel of the blocks that reduce comes first: once it runs it
-holds up no queue.
+:func:`schedule` lists everything that one device is given for a call, in the order of the plan. An
+operation waits only for operations before it in the plan, and those of its own device have been
+enqueued before it: so streams may share a hardware queue, ranks a device, and a captured call one
+stream. The kernel of the blocks that reduce comes first: once it runs it blocks no queue.
 """
 
 from __future__ import annotations
@@ -39,12 +38,12 @@ __all__ = [
 ]
 
 Pair = tuple[int, int]
-"""A signal or wait as a gate's words have it."""
+"""The two words of a signal or wait in a gate."""
 
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """Bytes to be copied from one address of the device's to another, on a lane, in a slice."""
+    """A copy between two addresses of the device, on a lane, in a slice."""
 
     lane: int
     dst: int
@@ -55,7 +54,7 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """What a device is given for a call.
+    """The gates and copies of a call on one device.
 
     Args:
         rows: gates and copies in the order of the plan.
@@ -69,10 +68,9 @@ class Schedule:
 
 
 def copied_blocks(program: Program) -> frozenset[int]:
-    """The numbers of the blocks that are lanes of copies, or of nothing but gates.
+    """The numbers of the blocks that are lanes of copies or only signal; the same on all ranks.
 
-    They are the same on all ranks. A block of local copies alone is not among them: a kernel is
-    faster there.
+    A block of local copies alone is not among them: a kernel is faster there.
     """
     return frozenset(
         number
@@ -90,7 +88,7 @@ def crosses(block: BlockProgram) -> bool:
 
 
 def remote_buffers(program: Program) -> frozenset[Buffer]:
-    """The buffers of users that ranks touch at their peers: all must lie at known addresses."""
+    """The user buffers that ranks access at their peers: their addresses must be known."""
     return frozenset(
         chunk.buffer
         for block in program.programs
@@ -101,7 +99,7 @@ def remote_buffers(program: Program) -> frozenset[Buffer]:
 
 
 def kernel_part(program: Program, workspace: Workspace) -> KernelPart:
-    """What the kernel beside the lanes runs: the blocks that copy engines do not."""
+    """The blocks that the kernel beside the lanes runs."""
     others = frozenset(range(len(program.blocks))) - copied_blocks(program)
     return KernelPart(others, workspace.copies, workspace.copied)
 
@@ -160,9 +158,9 @@ def schedule(
 def _bounded(
     local: Sequence[Addresses], lanes: int, rows: tuple[CopyGate | Copy, ...], *, alone: bool
 ) -> Schedule:
-    """The rows with the gates that enter and leave; these join the rows' own where they may."""
+    """The rows with the gates that enter and leave, merged with the rows' own where possible."""
     if len(local) > 1:
-        # Ranks of one device say hello before any of them waits for the others'.
+        # Ranks of one device send their hellos before any of them waits for the others'.
         enter = [CopyGate(0, at, (what,)) for what in (ENTER, WAIT_ALL) for at in local]
         return Schedule(lanes, tuple(enter), rows, tuple(CopyGate(0, at, (LEAVE,)) for at in local))
     first, last = CopyGate(0, local[0], (ENTER | WAIT_ALL,)), CopyGate(0, local[0], (LEAVE,))
@@ -187,9 +185,9 @@ def _order(plan: Plan, launch: Launch, program: Program) -> Iterator[tuple[int, 
 
 
 class _Aside:
-    """Copies that wait for nothing and that nothing waits for: on a lane of their own.
+    """Copies without dependencies, on a lane of their own.
 
-    Such is a rank's copy from its INPUT to its OUTPUT, where nobody else touches either.
+    Such is a rank's copy from its INPUT to its OUTPUT, where no other step touches either.
 
     Args:
         program: whose copies.
@@ -203,7 +201,7 @@ class _Aside:
         self._written = Counter(self._cell(dst) for row in rows for dst in row.dsts)
 
     def takes(self, src: Chunk, dst: Chunk) -> bool:
-        """Whether a copy within one rank has no order with anything in the call."""
+        """Whether a copy within one rank has no dependency in the call."""
         scratch = Buffer.SCRATCH in (src.buffer, dst.buffer)
         at, to = self._cell(src), self._cell(dst)
         alone = self._written[to] == 1 and to not in self._read and not self._written[at]
@@ -251,7 +249,7 @@ class _Lane:
             slots = self.writer.program.slots
             return first + (at % slots if chunk.buffer is Buffer.SCRATCH else at) * (meta >> 16)
 
-        # The peers' first: what is local nobody else waits for.
+        # Peers' copies first: no other rank waits for a local one.
         for dst in sorted(row.dsts, key=lambda chunk: chunk.rank == self.at.rank):
             if address(dst) != address(src):
                 lane = self.aside.lane if self.aside.takes(src, dst) else self.lane
@@ -260,7 +258,7 @@ class _Lane:
 
 @dataclass(slots=True, eq=False)
 class _Open:
-    """A gate to which the next signals and waits of its lane may be added."""
+    """A gate under construction, for the next signals and waits of its lane."""
 
     lane: _Lane
     slice: int
@@ -280,7 +278,7 @@ class _Open:
 
 
 class _Rows:
-    """Gates and copies in order; gates that nothing stands between become one."""
+    """Gates and copies in order; adjacent gates of a lane are merged."""
 
     def __init__(self) -> None:
         self.items: list[_Open | Copy] = []

@@ -1,6 +1,6 @@
-"""Gates: the kernels that wait and signal for copies, as source text and words.
+"""Copy gates: the kernels that wait and signal for copies, as source text and words.
 
-See ``kernels/copy_gates.cuh`` for what they do, and :mod:`.copies` for what stands between them.
+See ``kernels/copy_gates.cuh`` and :mod:`.copies`.
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ __all__ = [
 ]
 
 ENTER, WAIT_ALL, LEAVE = 1, 2, 4
-"""What gates do besides: see ``kernels/copy_gates.cuh``."""
+"""Further work of a gate: see ``kernels/copy_gates.cuh``."""
 GATE_THREADS = 128
-"""Of a gate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +43,7 @@ class CopyGate:
 
 
 def merged(gate: CopyGate, what: int) -> CopyGate:
-    """A gate that also enters, meets or leaves."""
+    """A gate that also enters, waits for all ranks or leaves."""
     return replace(gate, words=(gate.words[0] | what, *gate.words[1:]))
 
 

@@ -1,7 +1,7 @@
-"""Launches of calls of copy engines: gates and copies on streams that part from the caller's.
+"""Launches of copy engines: gates and copies on streams that fork from the caller's and join it.
 
-Streams and events are made when a call is prepared. A launch allocates nothing and waits for
-nothing; captured in a CUDA graph it becomes nodes of kernels and of copies.
+Streams and events are created when a call is prepared. A launch allocates nothing and does not
+wait; captured in a CUDA graph it becomes kernel and copy nodes.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ Lane = tuple[int, int]
 """A stream, and an event for its end."""
 
 _HIGHEST = -5
-"""A priority; CUDA takes its highest for what is beyond."""
+"""A stream priority; CUDA clamps it to its highest."""
 
 
 class Streams:
-    """Streams of one device; more are made as they are needed."""
+    """Streams of one device, created on demand."""
 
     def __init__(self, ordinal: int) -> None:
         self._ordinal = ordinal
@@ -42,7 +42,7 @@ class Streams:
         self._end.atexit = False
 
     def warm(self, source: int, targets: Sequence[int]) -> None:
-        """Copy a little now: the driver may make its first copy along a way wait for the device.
+        """Copy a little to every rank: the driver's first copy to a device may synchronize.
 
         Args:
             source: of 256 bytes, of this device.
@@ -55,16 +55,16 @@ class Streams:
             cuda.streamSynchronize(0)
 
     def take(self, count: int) -> list[Lane]:
-        """So many of them, each with an event: always the same."""
+        """The first ``count`` streams, each with an event."""
         with on(self._ordinal) as cuda:
             while len(self._made) < count:
-                # What users run beside them must not keep gates from a multiprocessor.
+                # User kernels must not keep gates from a multiprocessor.
                 stream = cuda.streamCreateWithPriority(cuda.streamNonBlocking, _HIGHEST)
                 self._made.append((stream, cuda.eventCreateWithFlags(cuda.eventDisableTiming)))
         return self._made[:count]
 
     def close(self) -> None:
-        """Let go of them; idempotent."""
+        """Destroy them; idempotent."""
         self._end()
 
 
@@ -81,7 +81,7 @@ class CopyLaunch:
     """A call of the ranks of one device, ready to be enqueued.
 
     Args:
-        kernel: of the blocks that are no lanes; None: there are none.
+        kernel: of the blocks that are no lanes, or None.
 
     """
 
@@ -116,7 +116,7 @@ class CopyLaunch:
         self._leave = [bound(row) for row in found.leave]
 
     def launch(self, stream: int) -> None:
-        """Enqueue on a stream of the current device, and on streams that part from it and join it.
+        """Enqueue on a stream of the current device, and on streams that fork from it and join it.
 
         Raises:
             ArgumentError: a graph is being captured that could not be replayed safely.
@@ -126,10 +126,10 @@ class CopyLaunch:
             part()
 
     def parts(self, stream: int) -> list[Callable[[], None]]:
-        """The launch in parts of a slice each, for a thread that has several devices to serve.
+        """The launch in parts of a slice each, for a thread that serves several devices.
 
-        A device takes only so much ahead of what it does: whoever enqueues a whole call for one
-        before the others have anything may wait for them in vain.
+        A device's queue is finite: enqueuing a whole call for one device before the others have
+        any work may block for ever.
 
         Raises:
             ArgumentError: a graph is being captured that could not be replayed safely.
@@ -138,7 +138,7 @@ class CopyLaunch:
         others = self._others
         lanes = [stream, *(other for other, _ in others)]
         if others and self._shared and self._capturing(stream):
-            # A graph runs streams in an order of its own, and need not run all at once.
+            # A graph may run its branches in any order, and need not run them concurrently.
             if self._kernel is not None:
                 raise ArgumentError(
                     f"{self._where}: engine='copy' with a kernel beside the copies cannot be "

@@ -1,7 +1,7 @@
-"""Protocol Simple: a program whose signals are words of their own, as source text and words.
+"""Protocol Simple: a program whose signals are flags of their own, as source text and words.
 
-What the compiler must know of a row is its *move*: what is reduced of how many sources into how
-many destinations, and which are kept in the accumulator's type. See ``kernels/simple.cuh`` and
+The source text depends on each row's *move*: how many sources it reduces into how many
+destinations, and which are kept in the accumulator's type. See ``kernels/simple.cuh`` and
 ``kernels/move.cuh``.
 """
 
@@ -35,9 +35,9 @@ __all__ = [
 ]
 
 THREADS, RESIDENT = 256 + 2 * 32, 2
-"""Of a CUDA block: those that move data, and two warps that wait and post for them; how many such
-blocks a multiprocessor holds. A call has no more blocks than there are multiprocessors, so two
-calls by words, of two communicators, never wait for each other's to end."""
+"""Threads of a CUDA block, two warps of which wait and post for the others; blocks resident on a
+multiprocessor. A call has at most one block a multiprocessor, so Simple calls of two communicators
+are resident at the same time and never wait for each other."""
 
 _HERE, _SCRATCH, _PEER = range(3)
 """Where a chunk lies: ``Where`` of ``kernels/move.cuh``."""
@@ -45,7 +45,7 @@ _HERE, _SCRATCH, _PEER = range(3)
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """What a row does with its data.
+    """The shape of a row's data movement.
 
     Args:
         raw: bit k says that source k is a contribution yet to be loaded.
@@ -69,11 +69,11 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class KernelPart:
-    """What a kernel carries of a call that gates enter and leave: see :mod:`.copies`.
+    """The blocks of a call that a kernel runs beside copy engines: see :mod:`.copies`.
 
     Args:
         blocks: of the program, by number.
-        scratch: offset of SCRATCH in an arena.
+        scratch: offset of SCRATCH in a workspace.
         room: bytes of it.
 
     """
@@ -114,7 +114,7 @@ def _slot_bytes(program: Program, layout: Layout, dtype: DType) -> int:
 
 
 def scratch_bytes(program: Program, layout: Layout, dtype: DType) -> int:
-    """Bytes of SCRATCH that the program needs on a rank, of each half."""
+    """Bytes of SCRATCH that the program needs on a rank, for each half."""
     return program.scratch * program.slots * _slot_bytes(program, layout, dtype)
 
 
@@ -201,7 +201,7 @@ class Writer:
         )
 
     def numbers(self, at: Addresses) -> list[int]:
-        """The blocks of a rank that are carried."""
+        """The numbers of a rank's blocks in this kernel."""
         blocks = enumerate(self.program.blocks)
         return [n for n, block in blocks if block.rank == at.rank and n in self.carried.blocks]
 
@@ -283,7 +283,7 @@ class Writer:
         return start * item, _PEER | output << 2 | chunk.rank << 3 | stride << 16
 
     def flag(self, src: int, dst: int, at: Addresses) -> int:
-        """Where block ``src`` posts to block ``dst``."""
+        """The address of the flag that block ``src`` posts to block ``dst``."""
         blocks, workspace = self.program.blocks, self.workspace
         row = blocks[src].rank * FLAGS + self.slots[src, dst]
         return at.workspaces[blocks[dst].rank] + workspace.flags + row * workspace.replicas * 8

@@ -1,8 +1,8 @@
-"""What kernels have executed, row by row: texts that keep a record, and how a record is read.
+"""Traces: the rows that kernels have executed, from source texts that keep a record.
 
-A record is device memory: a head, then what each executed row left there. Several CUDA blocks, or
-the threads of several places, execute the same row, each on its part of the elements; whoever wants
-the trace of a block of the plan adds up the parts. See ``kernels/trace.cuh``.
+A record is device memory: a head, then an entry of each executed row. Several CUDA blocks (Simple)
+or threads (LL) execute the same row, each on its part of the elements; the trace of a block of the
+plan is their sum. See ``kernels/trace.cuh``.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Executed:
     """A row that a part of a block has executed.
 
     Args:
-        part: which of the CUDA blocks that share its work; in lines the place.
+        part: which of the CUDA blocks that share its work; with LL the pack.
         count: elements that this part has moved.
 
     """
@@ -60,7 +60,7 @@ class Executed:
 
 
 def traced(body: Body, local: Sequence[Addresses]) -> Body:
-    """The body that keeps a record; the same body if none of its ranks has one."""
+    """The body with a record; the same body if no rank has one."""
     if not any(at.trace for at in local):
         return body
     number = len(body.words[0])
@@ -71,12 +71,12 @@ def traced(body: Body, local: Sequence[Addresses]) -> Body:
 
 
 def head(nbytes: int) -> bytes:
-    """What an empty record of so many bytes begins with."""
+    """The head of an empty record of so many bytes."""
     return np.array((0, (nbytes - HEAD.itemsize) // ROW.itemsize), HEAD).tobytes()
 
 
 def ran(record: bytes, rank: int) -> int:
-    """Which of the programs that a launch carries has run: 0, or 1 where there are two.
+    """The index of the program that has run; 1 is the direct one of a dual launch.
 
     Args:
         record: its bytes.
@@ -98,7 +98,6 @@ def executed(
 
     Args:
         record: its bytes.
-        ll_layout: as which threads hold elements in lines.
         replicas: CUDA blocks for each block of the program.
 
     Raises:
@@ -121,14 +120,14 @@ Raw = Sequence[tuple[int, int, int, int]]
 
 
 def _rows(record: bytes) -> Raw:
-    """Block, step, slice or place, and elements of the rows that found room."""
+    """Block, step, slice or pack, and elements of the rows in the record."""
     rows, room = np.frombuffer(record, HEAD, 1)[0].tolist()
     found: Raw = np.frombuffer(record, ROW, min(rows, room), HEAD.itemsize).tolist()
     return found
 
 
 def _rows_of_ll(found: Raw, rank: int, program: Program, ll_layout: LLLayout) -> list[Executed]:
-    """Kernels name a row by its batch and its number there, and the place instead of the slice."""
+    """LL kernels record a row's batch and its number there, and the pack instead of the slice."""
     sizes = [batch.rows for batch in batches(program, rank, ll_layout)]
     first = [0, *itertools.accumulate(sizes)]
     return [
@@ -141,14 +140,14 @@ def _rows_of_ll(found: Raw, rank: int, program: Program, ll_layout: LLLayout) ->
 def _rows_of_simple(
     found: Raw, rank: int, program: Program, launch: Launch, replicas: int
 ) -> list[Executed]:
-    """Kernels count the rows of a slice; the last signals and the last waits come after them."""
+    """Simple kernels number the rows of a slice; the exit signals and waits come after them."""
     blocks = program.of(rank)
     rows: list[Executed] = []
     for number, step, at, count in found:
         mine, part = blocks[number // replicas], number % replicas
         entry = int(bool(mine.entry))
         if step == _HELLO:
-            # Every block hears all ranks; the plan says so only where a block needs it.
+            # Every block reads all hellos; the plan has an entry row only where it is needed.
             if entry:
                 rows.append(Executed(mine.block, part, 0, 0, count))
             continue
@@ -187,7 +186,7 @@ def summed(rows: Sequence[Executed]) -> list[TraceEntry]:
 
 
 class Recorder:
-    """Device memory in which kernels note what they execute."""
+    """The record of one rank, in the memory of its GPU."""
 
     def __init__(self, ordinal: int, nbytes: int = _BYTES) -> None:
         self._memory = allocate(ordinal, nbytes, what="a rank's trace")
@@ -195,7 +194,7 @@ class Recorder:
 
     @property
     def address(self) -> int:
-        """Where kernels find it."""
+        """Its device address."""
         return self._memory.pointer
 
     def rows(self, rank: int, choice: KernelChoice, dtype: DType) -> list[TraceEntry]:
@@ -216,7 +215,7 @@ class Recorder:
         )
 
     def close(self) -> None:
-        """Give the memory back; no kernel may use it any more."""
+        """Free the memory; no kernel may use it any more."""
         self._memory.free()
 
     def _read(self, nbytes: int) -> bytes:

@@ -1,15 +1,15 @@
 """The host's part of exchanges along rails: several are on their way at once.
 
-Each lane goes on by itself: its next exchange begins as soon as its stream has brought it, whatever
-the other lane waits for, so that MPI has something to carry while a stream folds and copies. The
-messages of a lane have a channel of their own, in which both ends have the same order.
+The next exchange of a lane begins as soon as its stream has posted it, whatever the other lane
+waits for, so that MPI has messages to move while a stream folds and copies. The messages of a lane
+have a channel of their own, in which both ends have the same order.
 
-Messages move while MPI is called. One look at the oldest message of each lane moves all of them.
-What is done between two looks holds them up: so there are several in a row.
+MPI moves messages only inside its calls: a test of the oldest message of each lane moves all.
+Other work between two tests delays them, so there are several in a row.
 
-Launchers may bind a process to one core (Open MPI does so with up to two ranks a host). Whoever
-waits for the stream spins there inside CUDA, and a thread that only yields gets the core back when
-the other's share of time is over. So there it sleeps between looks.
+Launchers may bind a process to one core (Open MPI does so with up to two ranks a host). There a
+thread that synchronizes with a stream spins inside CUDA, and a thread that only yields waits for
+the end of its time slice, so this one sleeps between tests.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from ringcoll.fabric.mpi import Transfer
 __all__ = ["Exchange", "Flow", "carry", "on_one_core"]
 
 _SPIN_SECONDS = 10e-3
-"""So long the host polls without a nap after something has moved: naps would hold up messages."""
+"""Time after progress in which the host polls without sleeping, which would delay messages."""
 
 _LOOKS = 8
-"""At messages and words in a row, before all else is looked after and the processor is yielded."""
+"""Tests of messages and counts in a row, before errors are checked and the processor is yielded."""
 
 _NAP_SECONDS = 20e-6
 """Between two looks on a single core."""
@@ -47,7 +47,7 @@ Bytes = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """Messages to other ranks and from them, by way of a slot.
+    """Messages to and from other ranks, through a slot.
 
     Args:
         sends: to whom, and which bytes of the slot.

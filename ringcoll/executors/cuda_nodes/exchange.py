@@ -1,14 +1,13 @@
-"""Messages along rails: slices of a call go to ranks of other nodes and come from them.
+"""Messages along rails: the exchanges of a call's slices with ranks of other nodes.
 
 A slice has up to two exchanges, of partial sums and of results. Each kind has a lane of its own,
-and while some slices are on the network the stream works on their neighbours. Host memory only
-carries: what comes is folded by kernels.
+and while some slices are on the network the stream works on others. Host memory only carries:
+kernels fold what has arrived.
 
-The ranks have met before a call's first slice and make the same one, so that a slice is nothing
-but its messages: of one pair and lane they come in the order in which both ends cut the call, a
-posted receive is a free slot, and no hello goes with them. (As calls between two ranks, with all
-that these check, an exchange of 64 bytes took 0.7 ms between two processes of one host, so 0.03
-ms.)
+The ranks compare signatures before a call's first slice, so the messages of a slice need no hello:
+of one pair and lane they arrive in the order in which both ends cut the call, and a posted receive
+is the credit. (As sends and receives with their hellos an exchange of 64 bytes between two
+processes of one host took 0.7 ms instead of 0.03.)
 """
 
 from __future__ import annotations
@@ -83,13 +82,13 @@ class Exchanges:
         self, executor: CudaNodesExecutor, failure: Callable[[], Error | None], figures: Figures
     ) -> None:
         self.figures = figures
-        self._staging, self._failure = executor, failure
+        self._executor, self._failure = executor, failure
         self._slot = 2 * figures.share + 2 * ALIGN * executor.fabric.nranks
         self._lanes: list[Lane] = []
 
     def _lane(self, kind: int) -> Lane:
         while len(self._lanes) < KINDS:
-            self._lanes.append(self._staging.lane(self.figures.slots, self._slot))
+            self._lanes.append(self._executor.lane(self.figures.slots, self._slot))
         return self._lanes[kind]
 
     def ready(self, timeout: float) -> None:
@@ -142,7 +141,7 @@ class Exchanges:
             lane, exchanges = self._lane(kind), [part for part in parts if part is not None]
             flows.append(Flow(lane, SLICES + kind, lane.enqueued, exchanges))
             lane.enqueued += len(exchanges)
-        self._staging.owner.job(lambda: carry(self._staging, self._failure, flows, timeout))
+        self._executor.owner.job(lambda: carry(self._executor, self._failure, flows, timeout))
         ahead, many = self.figures.slots - 1, len(slices)
         for step in range(many + 2 * ahead):
             folded, ended = step - ahead, step - 2 * ahead

@@ -1,10 +1,9 @@
-"""One rank's collectives across nodes: enqueued on a stream here, carried out by the host.
+"""Collectives of GPU ranks across nodes, staged in host memory: enqueued here, run by the host.
 
-A call is cut into pieces. On the caller's stream each piece is copied to a slot of pinned memory
-and said to be there; the communicator's thread makes the call of CPU ranks on it, with their proven
-plan; the stream awaits that and copies the piece back. With a few slots a piece is copied while one
-before it is on the network. The thread never calls CUDA, so nothing that waits for a device can
-keep it from answering the stream that waits for it.
+A call is cut into pieces. The caller's stream copies each piece to a slot of pinned memory and
+posts it; the communicator's thread runs the CPU ranks' call on it, with its proven plan; the stream
+waits for that and copies the piece back. With several slots a piece is copied while another is on
+the network. The thread never calls CUDA, so it cannot wait for the stream that waits for it.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ __all__ = [
 ]
 
 SLOTS = 3
-"""Pieces of a collective that are on their way at once: to the host, on the network, and back."""
+"""Pieces of a collective under way at once: to the host, on the network, and back."""
 
 PIECE_BYTES = 4 << 20
 """The most of a piece in either buffer. Pinned: SLOTS times twice as many bytes."""
@@ -73,7 +72,7 @@ class Owner:
     """What the communicator does for its executors.
 
     Args:
-        over: why nothing goes on any more; None as long as all is well.
+        over: the error that has ended the communicator, or None.
 
     """
 
@@ -89,7 +88,7 @@ class Owner:
                 return
             try:
                 work()
-            except BaseException as error:  # whoever waits for the thread is told of anything
+            except BaseException as error:  # waiters get any error of the thread
                 self.fail(error)
 
         self.submit(guarded)
@@ -99,7 +98,7 @@ _alive: weakref.WeakSet[CudaNodesExecutor] = weakref.WeakSet()
 
 
 def settle() -> None:
-    """Wait until no stream waits for a thread of this process; errors are for their own ranks."""
+    """Wait until no stream waits for a thread of this process; their ranks raise the errors."""
     for executor in _all():
         with suppress(MachineError):
             executor.synchronize()
@@ -118,7 +117,7 @@ class CudaNodesExecutor:
 
     Args:
         host: the executor of the same ranks' host memory; the communicator's thread alone runs it.
-        inside: what has gone wrong inside the node, where calls have a part there.
+        inside: returns an error inside the node, where calls have a part there.
 
     """
 
@@ -148,9 +147,9 @@ class CudaNodesExecutor:
         _alive.add(self)
 
     def lane(self, slots: int, nbytes: int) -> Lane:
-        """A new lane of this device; it ends with the communicator.
+        """A new lane of this device, closed with the executor.
 
-        Pinning memory may wait for the device, so nothing may wait for this process meanwhile.
+        Pinning memory may wait for the device, so no stream may wait for this process meanwhile.
         """
         settle()
         made = Lane(self.device.ordinal, self.load, slots, nbytes, self.fabric.fence)
@@ -167,7 +166,7 @@ class CudaNodesExecutor:
         """Cut a call, and prepare its pieces.
 
         Args:
-            call: checked; its arrays are views of device memory that nobody reads here.
+            call: checked; its arrays are views of device memory and must not be read.
             timeout: seconds that a wait of the host may take.
 
         """
@@ -198,7 +197,7 @@ class CudaNodesExecutor:
         with on(self.device.ordinal):
             if not self.stream_order.is_on(stream):
                 self.stream_order.switch_to(stream)
-            self.running = prepared  # from here on an error leaves something behind
+            self.running = prepared  # an error from here on leaves a partial call
             prepared.enqueue(stream)
         self.running = None
 
@@ -208,7 +207,7 @@ class CudaNodesExecutor:
         """Pieces to the host and back; piece k lies in slot k modulo the number of slots."""
         lane, base = self._lane, self._lane.enqueued
         lane.enqueued += len(pieces)
-        # First: a stream takes only so much ahead of what the host has done.
+        # Before enqueuing: a stream's queue is finite and may block until the host has worked.
         self.owner.job(lambda: self._carry(calls, base))
         post, wait = lane.launches(timeout)
         for number, piece in enumerate(pieces):
@@ -236,20 +235,20 @@ class CudaNodesExecutor:
     # -- what has gone wrong -------------------------------------------------------------------
 
     def check(self) -> None:
-        """Raise what has gone wrong since."""
+        """Raise an asynchronous error."""
         error = self.failure()
         if error is not None:
             raise error
 
     def failure(self) -> Error | None:
-        """What the host or a stream has found wrong; None if nothing."""
+        """An error of the host, of a stream or inside the node; or None."""
         over = self.owner.over()
         if isinstance(over, Error):
             return over
         if any(lane.failed for lane in self.lanes):
             return DeadlineError(
-                f"rank {self.fabric.rank}: {self.device} waited for the network in vain: the "
-                f"communicator's thread, which carries what it has to say, stands still"
+                f"rank {self.fabric.rank}: {self.device} waited for the network beyond the "
+                f"timeout: the communicator's thread, which carries its messages, makes no progress"
             )
         return self._inside()
 
@@ -257,11 +256,11 @@ class CudaNodesExecutor:
         """Nothing: the host's calls compare the hellos."""
 
     def compare_last(self) -> None:
-        """Raise what has gone wrong; what ranks call is compared call by call."""
+        """Raise an asynchronous error; every call has compared its hellos."""
         self.check()
 
     def late(self, active: CudaNodesCall, timeout: float) -> str:
-        """Never asked for: enqueuing waits for nobody."""
+        """Unused: enqueuing waits for no rank."""
         return f"{active.call.collective} on rank {self.fabric.rank}: waited {timeout:g} s"
 
     def absent(self, active: CudaNodesCall) -> list[int]:
@@ -269,11 +268,11 @@ class CudaNodesExecutor:
         return []
 
     def record(self, stream: int) -> Event:
-        """The end of a stream as it is now."""
+        """An event at the present end of a stream."""
         return Event(self.device.ordinal, stream)
 
     def give_up(self) -> None:
-        """Let no stream wait any more."""
+        """Release all streams that wait for the host."""
         self._given_up = True
         for lane in self.lanes:
             lane.give_up()
@@ -288,7 +287,7 @@ class CudaNodesExecutor:
         self.stream_order.synchronize()
 
     def close(self) -> None:
-        """Let go of the host's executor, and of pinned memory once the streams have ended.
+        """Close the host's executor, and free pinned memory once the streams have ended.
 
         Raises:
             LaunchRefused: the last call's stream is being captured.
@@ -302,9 +301,9 @@ class CudaNodesExecutor:
         finally:
             _alive.discard(self)
             self.stream_order.forget()
-            if not ended:  # nobody carries any more what they wait for
+            if not ended:  # no thread runs what the streams wait for
                 self.give_up()
-            # Of streams that nobody could wait for it stays pinned for ever: they may still copy.
+            # Streams that could not be waited for may still copy: their memory stays pinned.
             for lane in self.lanes if ended and not self.quarantined else ():
                 lane.close()
             self.lanes.clear()
@@ -312,7 +311,7 @@ class CudaNodesExecutor:
 
 
 def await_stream(posted: Callable[[], bool], fabric: Fabric, owner: Owner) -> None:
-    """Wait until a stream has brought a piece: as long as it takes, what is before it takes time.
+    """Wait without a deadline until a stream has posted a piece: earlier work may take any time.
 
     Raises:
         AbortedError: the communicator is broken or aborted.

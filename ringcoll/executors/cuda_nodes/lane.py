@@ -1,9 +1,8 @@
-"""Where a stream and the host hand pinned memory to each other: words, slots and two kernels.
+"""A staging lane: pinned memory that a stream and the host use in turns, by counts and two kernels.
 
-The words are counts that only grow: how many pieces the stream has *said* to be in host memory, how
-many the host has *done*, how many of these the stream has *taken* back; and which one it has waited
-for in vain (*failed*). Each has one writer, so nobody blocks: the stream polls from a kernel of one
-thread, the host between other things. See ``kernels/staging.cuh``.
+The counts only grow: the pieces that the stream has *posted* in host memory, that the host has
+*done* and that the stream has *taken* back; *failed* is a piece whose wait expired. Each count has
+one writer. The stream polls from a kernel of one thread; see ``kernels/staging.cuh``.
 """
 
 from __future__ import annotations
@@ -31,15 +30,15 @@ _LINE = 64
 _WORDS = 32
 _EVER = (1 << 64) - 1
 _PATIENCE = 2.0, 5.0
-"""The stream waits so many times as long as the host may, and so many seconds more: the host speaks
-first, and says more of what has happened."""
+"""The stream's timeout is so many times the host's, and so many seconds more: the host fails first,
+with the better message."""
 
 
 class Lane:
     """Pieces that go to host memory and back in one order, through a few slots.
 
     Args:
-        fence: what to call between data and word; None where nothing is needed.
+        fence: orders data before counts; None on machines that need none.
 
     """
 
@@ -75,7 +74,7 @@ class Lane:
     # -- the stream's side: whoever calls has made the device current ------------------------------
 
     def launches(self, timeout: float) -> tuple[Launchable, Launchable]:
-        """The kernels that say and await, for calls of a timeout in seconds."""
+        """The launches that post and await, for a timeout in seconds."""
         found = self._launches.get(timeout)
         if found is None:
             found = self._launches[timeout] = (
@@ -94,14 +93,14 @@ class Lane:
         return Launchable(self._function, 1, 1, 1, parameter)
 
     def put(self, number: int, moves: Sequence[Move], post: Launchable, stream: int) -> None:
-        """Enqueue a piece's way to its slot."""
+        """Enqueue the copies of a piece to its slot, and post it."""
         slot = self.slot(number).ctypes.data
         for move in moves:
             self._copy(slot + move.slot, move.device, move.nbytes, self._kinds[0], stream)
         post.launch(stream)
 
     def take(self, number: int, moves: Sequence[Move], wait: Launchable, stream: int) -> None:
-        """Enqueue a piece's way back, once the host has done it."""
+        """Enqueue the copies of a piece from its slot, once the host has done it."""
         wait.launch(stream)
         slot = self.slot(number).ctypes.data
         for move in moves:
@@ -110,11 +109,11 @@ class Lane:
     # -- the host's side -----------------------------------------------------------------------
 
     def posted(self, number: int) -> bool:
-        """Whether the stream has brought a piece, by its number among all, from 0."""
+        """Whether the stream has posted a piece, by its number among all, from 0."""
         return bool(self._words[_POSTED] > number)
 
     def done(self, number: int) -> None:
-        """The stream may take a piece back."""
+        """Count a piece as done: the stream may take it back."""
         if self._fence is not None:
             self._fence()
         self._words[_DONE] = number + 1
@@ -122,18 +121,18 @@ class Lane:
             self._words[_DONE] = _EVER
 
     def give_up(self) -> None:
-        """Let the stream wait for nothing any more: what it takes back is garbage."""
+        """Release the stream's waits; what it takes back is garbage."""
         self._over = True
         if self._memory.host:
             self._words[_DONE] = _EVER
 
     @property
     def failed(self) -> int:
-        """Which piece the stream has waited for in vain; 0: none."""
+        """The piece whose wait has expired; 0: none."""
         return int(self._words[_FAILED]) if self._memory.host else 0
 
     def close(self) -> None:
-        """Let go of the memory; nothing may be enqueued any more. Idempotent."""
+        """Free the memory; nothing may be enqueued any more. Idempotent."""
         self._words, self._bytes = memoryview(b""), np.empty(0, np.uint8)
         self._launches.clear()
         self._memory.free()

@@ -1,21 +1,20 @@
 """Collectives in two layers: inside each node over its own links, between nodes along rails.
 
-Rail l joins the ranks that are number l of their nodes, where all have as many. Only what must
-cross goes through the host, and the host adds nothing up: kernels fold what has come.
+Rail l joins the ranks with local rank l of nodes of equal size. Only data between nodes go through
+the host, and the host reduces nothing: kernels fold what has arrived.
 
-- ``all_reduce``: ranks of a node exchange shares; each folds its own (ranks of the node in order),
-  exchanges shares of that along its rail, folds them (nodes in order), and what is done then goes
-  back the same way: along the rail, then inside the node.
-- ``reduce_scatter``: the same without the way back. ``all_gather``: the way back alone.
-- ``reduce``: the way back leads to the root's node alone, whose ranks hand it to the root.
-- ``broadcast``: ranks of the root's node get all of it, and each sends its share along its rail;
-  ranks of another node exchange what they have got.
-- ``all_to_all``: no rail has anything to gather. Ranks of different nodes exchange their segments
-  directly, however many ranks a node has, and kernels those of a node.
+- ``all_reduce``: reduce_scatter inside each node, reduce_scatter along the rails, then all_gather
+  along the rails and all_gather inside each node.
+- ``reduce_scatter``: its first half. ``all_gather``: its second half.
+- ``reduce``: as all_reduce, but the results are gathered on the root's node and there on the root.
+- ``broadcast``: inside the root's node, then each rank sends its share along its rail; on the other
+  nodes an all_gather.
+- ``all_to_all``: ranks of different nodes exchange their segments directly, whatever the sizes of
+  the nodes; kernels exchange those inside a node.
 
-So a sum is a fold over nodes of folds over each node's ranks. What is folded in part stays in the
-accumulator's type, as everywhere, unless ``accumulate="dtype"``. A call runs in slices: while one
-is on the network, the one before is folded and the one after exchanged inside the nodes.
+So a sum is a fold over nodes of folds over each node's ranks in order. Partial sums stay in the
+accumulator's type unless ``accumulate="dtype"``. A call runs in slices: while one is on the
+network, the one before is folded and the one after exchanged inside the nodes.
 """
 
 from __future__ import annotations
@@ -34,36 +33,36 @@ from ringcoll.executors.cuda_nodes.steps import Enqueue, LayeredCall, Steps
 __all__ = ["LEAST_BYTES", "Layers"]
 
 LEAST_BYTES = 1 << 20
-"""From so many bytes of the larger buffer on: below, one message between hosts is what counts."""
+"""Bytes of the larger buffer from which calls run in layers; below, latency dominates."""
 
 _FEW = 4
 """Slices of a call, unless they were shorter than :data:`_SHORT`."""
 
 _SHORT = 256 << 10
 _PIECES = ("all_reduce", "reduce")
-"""Whose shares have a piece for each node, which that node's rank of the rail folds."""
+"""Collectives whose shares have a piece for each node, folded by that node's rank of the rail."""
 
 _SHARED = (*_PIECES, "broadcast")
-"""Whose buffers are shared out among the ranks of a node; the others have a segment for each."""
+"""Collectives whose buffers are divided among the ranks of a node; others have segments."""
 
 _DIRECT = ("all_to_all",)
-"""Which have no rails, and so run on nodes that are not alike too."""
+"""Collectives without rails, which also run on nodes of unequal sizes."""
 
 
 class Layers:
-    """One rank's side of the calls that run in two layers."""
+    """One rank's calls in two layers."""
 
     def __init__(self, steps: Steps) -> None:
         self._steps = steps
 
     def takes(self, call: Call) -> bool:
-        """Whether a call may run in layers, by what all ranks know of it."""
+        """Whether a call can run in layers; equal on all ranks."""
         scaled = call.op is not None and call.op.scales
         joined = self._steps.alike or call.collective in _DIRECT
         return call.collective in SLICE_MAKERS and joined and not (call.counts or scaled)
 
     def words(self, call: Call) -> list[str]:
-        """How a call of ``nbytes`` runs, in lines for people."""
+        """The way of a call, as lines for ``explain``."""
         width = 1 if call.collective in _SHARED else self._steps.nranks
         count = call.nbytes // call.dtype.itemsize // width
         share = self._share(replace(call, count=count), call.dtype)
@@ -93,11 +92,12 @@ class Layers:
         timeout: float,
         blocks: int | None,
     ) -> CudaNodesCall:
-        """Cut a call into slices, and prepare what each of them enqueues.
+        """Cut a call into slices and prepare them.
 
         Args:
-            call: checked; its arrays are views of device memory that nobody reads here.
-            rest: prepares what is too short to be shared out, as a call without layers.
+            call: checked; its arrays are views of device memory and must not be read.
+            hello: runs first: a small call by which the ranks compare their signatures.
+            rest: prepares a remainder too short to be divided, as a call without layers.
             timeout: seconds that a wait may take.
             blocks: CUDA blocks of the calls inside the node, at most.
 
@@ -126,7 +126,7 @@ class Layers:
         return CudaNodesCall(call, enqueue, timeout, hello.changes)
 
     def _share(self, call: Call, wire: DType) -> _Share:
-        """How many elements of a segment a slice has, and which multiples can be shared out."""
+        """The elements of a segment in a slice, and the multiples that can be divided."""
         align = max(1, ALIGN // call.dtype.itemsize)
         shared = call.collective in _SHARED
         width = self._steps.width if shared else 1
@@ -141,7 +141,7 @@ class Layers:
         return _Share(unit, max(unit, step // unit * unit))
 
     def close(self) -> None:
-        """Let go of device memory; nothing may be enqueued any more."""
+        """Free device memory; nothing may be enqueued any more."""
         self._steps.close()
 
 
@@ -154,7 +154,7 @@ class _Share:
 
 
 def _part(call: Call, first: int) -> Call:
-    """What is left of a call whose buffers are shared out, from an element on."""
+    """The remainder of a call whose buffers are divided, from an element on."""
     count, item = call.count - first, call.dtype.itemsize
     return replace(
         call,

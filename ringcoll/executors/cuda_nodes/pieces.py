@@ -1,9 +1,8 @@
 """A call of device memory cut into pieces, each of which is a call of host memory.
 
-A piece is the same range of elements of every segment. It is packed in a slot of pinned memory,
-INPUT first and then OUTPUT, and is a call in its own right: all ranks cut a call alike, because
-they know the same count, type and collective. What is said of sums holds piece by piece: every rank
-gets the same bits, and they are those of CPU ranks that make the pieces' calls.
+A piece is the same range of elements of every segment, packed in a slot of pinned memory, INPUT
+first and then OUTPUT. All ranks cut a call alike, by its count, dtype and collective. A piece is a
+call of CPU ranks, so all ranks get the same bits.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ Bytes = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Bytes that are copied between a device's address and an offset in a slot."""
+    """A copy between a device address and an offset in a slot."""
 
     device: int
     slot: int
@@ -45,7 +44,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What is copied to a slot, the call that runs there, and what is copied from it.
+    """A call on a slot, with the copies to the slot before it and from the slot after it.
 
     Args:
         into: copies from the device, before the call.
@@ -79,7 +78,7 @@ def piece_of(call: Call, nranks: int, first: int, last: int, slot: Bytes) -> Pie
     """One piece of a call.
 
     Args:
-        call: the whole; its arrays are views of device memory that nobody reads here.
+        call: the whole; its arrays are views of device memory and must not be read.
 
     """
     name = call.collective
@@ -129,7 +128,7 @@ def piece_of(call: Call, nranks: int, first: int, last: int, slot: Bytes) -> Pie
 
 
 def _terms(call: Call) -> str:
-    """What the ranks, or the two ends, must agree on: of the whole call, whichever piece it is."""
+    """The signature text of the whole call, which all its pieces carry."""
     if call.collective != "send":
         return call.signature()
     return call.custom_signature or f"count={call.count} dtype={call.dtype.name}"

@@ -81,7 +81,7 @@ class CudaNodesPairs:
     """
 
     def __init__(self, executor: CudaNodesExecutor, host: Pairs, wait: Wait) -> None:
-        self._staging, self._host, self._wait = executor, host, wait
+        self._executor, self._host, self._wait = executor, host, wait
         self.running: list[CudaNodesPairCalls] = []
         self._lanes: dict[tuple[int, bool], Lane] = {}
         self._streams = Streams(executor.device.ordinal)
@@ -96,7 +96,7 @@ class CudaNodesPairs:
 
     def late(self, active: CudaNodesPairCalls) -> str:
         """Never asked for: enqueuing waits for nobody."""
-        return f"send and recv on rank {self._staging.fabric.rank}: waited {active.timeout:g} s"
+        return f"send and recv on rank {self._executor.fabric.rank}: waited {active.timeout:g} s"
 
     def absent(self, active: CudaNodesPairCalls) -> list[int]:
         """Nobody: enqueuing waits for no rank."""
@@ -104,7 +104,7 @@ class CudaNodesPairs:
 
     def launch(self, members: Sequence[CudaNodesPairCalls]) -> Task:
         """Enqueue all that belongs together."""
-        executor = self._staging
+        executor = self._executor
         ordinal, cuda = executor.device.ordinal, runtime()
         for stream in {member.stream for member in members}:
             refuse_capture(stream, f"send and recv on rank {executor.fabric.rank}")
@@ -159,7 +159,7 @@ class CudaNodesPairs:
         for key, messages in found.items():
             lane = self._lanes.get(key)
             if lane is None:
-                lane = self._lanes[key] = self._staging.lane(_SLOTS, _PIECE_BYTES + 2 * ALIGN)
+                lane = self._lanes[key] = self._executor.lane(_SLOTS, _PIECE_BYTES + 2 * ALIGN)
             pieces = list[tuple[int, Piece]]()
             for call in messages:
                 for first, last in cut(call, 2, _PIECE_BYTES):
@@ -172,7 +172,7 @@ class CudaNodesPairs:
     # -- the host's part, on the communicator's thread ---------------------------------------------
 
     def _carry(self, halves: Sequence[_Half], timeout: float) -> None:
-        executor = self._staging
+        executor = self._executor
         for half in halves:
             await_stream(partial(half.lane.posted, half.base), executor.fabric, executor.owner)
         try:
@@ -182,12 +182,12 @@ class CudaNodesPairs:
             self._host.running.clear()
 
     def _half(self, half: _Half, timeout: float) -> Iterator[Pause]:
-        lane, owner = half.lane, self._staging.owner
+        lane, owner = half.lane, self._executor.owner
 
         def posted(number: int) -> bool:
             over = owner.over()
             if over is not None:
-                raise AbortedError(f"rank {self._staging.fabric.rank}: given up") from over
+                raise AbortedError(f"rank {self._executor.fabric.rank}: given up") from over
             return lane.posted(number)
 
         for number, (_, piece) in enumerate(half.pieces, half.base):

@@ -57,7 +57,7 @@ class Steps:
         inside: CudaExecutor,
         members: Sequence[Sequence[int]],
     ) -> None:
-        self._staging, self.exchanges, self._inside = executor, exchanges, inside
+        self._executor, self.exchanges, self._inside = executor, exchanges, inside
         self.members, rank = members, executor.fabric.rank
         self.node = next(n for n, ranks in enumerate(members) if rank in ranks)
         self.local = members[self.node].index(rank)
@@ -127,7 +127,7 @@ class Steps:
         if call.op is None:
             raise PlanError(f"{call.collective}: nothing is folded without an operator")
         launch = fold(
-            self._staging.load,
+            self._executor.load,
             call.dtype,
             call.op,
             source,
@@ -196,7 +196,7 @@ class Steps:
         call, ranks = layered.call, self.members[self.node]
         nbytes = call.count * call.dtype.itemsize
         if self.width == 1:
-            at = self._staging.fabric.rank * nbytes
+            at = self._executor.fabric.rank * nbytes
             move = start_of(call.recv) + at, start_of(call.send) + at
             return partial(self.copies, (move,), nbytes)
         swap = Call(
@@ -256,7 +256,7 @@ class Steps:
         starts = 0, self.width, self.width + max(self.width, slots)
         if self._memory is None:
             settle()  # allocating may wait for the device
-            device = self._staging.device.ordinal
+            device = self._executor.device.ordinal
             nbytes = (starts[2] + slots) * share
             self._memory = allocate(device, nbytes, what="calls in two layers")
         pointer = self._memory.pointer + (starts[region] + number % slots) * share
