@@ -60,7 +60,7 @@ _ZHAOXIN, _YONGFENG = 6.0, 9.0
 
 
 def nvlink(sm: int | None) -> float:
-    """Payload of one NVLink of a GPU of that compute capability; None is taken for 80."""
+    """Payload of one NVLink of a GPU of that compute capability; None counts as 80."""
     if sm is None:
         return _NVLINK_UNKNOWN
     return next((rate for least, rate in _NVLINK if sm >= least), _NVLINK_UNKNOWN)

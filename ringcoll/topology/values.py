@@ -24,7 +24,7 @@ class PciClass(Enum):
     NIC = "NIC"
 
 
-# Matched by prefix, in this order; NCCL's and RCCL's. Any other class is taken for a bridge.
+# Matched by prefix, in this order; NCCL's and RCCL's. Any other class counts as a bridge.
 _CLASSES = (
     ("0x060400", PciClass.BRIDGE),
     ("0x068000", PciClass.SWITCH),

@@ -15,6 +15,7 @@ from ringcoll.topology.draw.shapes import Arc, Box, Drawing, Straight, Stroke, T
 from ringcoll.topology.draw.tree import format_tree
 from ringcoll.topology.presets import PRESETS, preset
 from ringcoll.topology.rings import Limit, Ring, RingSet
+from ringcoll.topology.search import find_rings
 from ringcoll.topology.system import PathClass, System
 from tests.topology.by_hand import mesh, ring, rings_of, switched, tree
 from tests.topology.real import FILES, built, system
@@ -105,6 +106,24 @@ def test_hosts_that_are_alike_are_drawn_once():
     said = texts(without_rings(found))
     assert {"host 0; hosts like it: 2-3", "host 1", "GPU0", "GPU1"} <= set(said)
     assert "GPU2" not in said and said.count("network") == 2
+
+
+def test_rings_of_nics_that_share_a_box_are_drawn():
+    def host(at: int) -> str:
+        nets = "".join(f'<net dev="{i}" name="ib{i}" speed="100000"/>' for i in range(9))
+        return f"""<system version="1"><cpu numaid="0"><pci busid="0000:01:00.0" class="0x030200"
+            link_speed="32 GT/s" link_width="16"><gpu dev="0" sm="90" rank="{at}"/></pci>
+            <nic>{nets}</nic></cpu></system>"""
+
+    found = built(f"<systems>{host(0)}{host(1)}</systems>")
+    rings = find_rings(found)
+    drawing = picture(found, rings)
+    assert "9 NICs" in texts(drawing) and len(rings.rings) > 1
+    (only,) = {
+        shape.x for shape in drawing.shapes if isinstance(shape, Text) and "9 NI" in shape.text
+    }
+    for i in range(len(rings.rings)):
+        assert any(abs(stroke.start[0] - only) < 12 for stroke in strokes(drawing, ring_colour(i)))
 
 
 def test_links_are_labelled_with_their_bandwidth():

@@ -226,8 +226,11 @@ def band_shapes(
     """The band in grey, over it a stripe for each ring, and GB/s each way."""
     ahead, against = width_of(joint.out, scale), width_of(joint.back, scale)
     yield edge.stroke((ahead - against) / 2, ahead + against, LINK_COLOUR)
-    for link, width, side in ((joint.out, ahead, 1.0), (joint.back, against, -1.0)):
-        users = () if link is None else used.get((link.src, link.dst), ())
+    for link, ends, width, side in (
+        (joint.out, (joint.a, joint.b), ahead, 1.0),
+        (joint.back, (joint.b, joint.a), against, -1.0),
+    ):
+        users = used.get(ends, ())
         if link is None or not users or not _is_widest(system, link):
             continue
         shares = {i: users.count(i) * rings.rings[i].bandwidth / link.bandwidth for i in users}

@@ -23,43 +23,38 @@ __all__ = ["check_picture", "format_svg", "write_picture"]
 _FONTS = "DejaVu Sans, Verdana, Arial, sans-serif"
 
 _DOTS, _MOST_DOTS = 144.0, 16000.0
-"""Dots of a PNG for 72 pixels of ours, and of its longer side at most."""
+"""Dots of a PNG for 72 pixels of a drawing, and of its longer side at most."""
 
 
 def check_picture(path: str | Path) -> str:
-    """The ending of a picture's name, in lower case.
+    """The suffix of a picture's file name, in lower case.
 
     Raises:
-        ArgumentError: it is none that there is a picture for.
-        MachineError: matplotlib, which a .png needs, is missing.
+        ArgumentError: it is neither .svg nor .png nor .txt.
+        MachineError: it is .png, and matplotlib is not installed.
 
     """
-    ending = Path(path).suffix.lower()
-    if ending not in (".svg", ".png", ".txt"):
-        raise ArgumentError(f"picture={str(path)!r}: the name ends in .svg, .png or .txt")
-    if ending == ".png":
+    suffix = Path(path).suffix.lower()
+    if suffix not in (".svg", ".png", ".txt"):
+        raise ArgumentError(f"picture={str(path)!r}: the file name must end in .svg, .png or .txt")
+    if suffix == ".png":
         _figure()
-    return ending
+    return suffix
 
 
 def write_picture(system: System, rings: RingSet, path: str | Path) -> None:
-    """Write the picture to a file.
-
-    Args:
-        system: the machine.
-        rings: what goes over its links.
-        path: ends in .svg; in .png, which needs matplotlib; or in .txt, which is the tree.
+    """Write the picture to a file: .svg, .png, which needs matplotlib, or .txt, which is the tree.
 
     Raises:
-        ArgumentError: another ending, or the file cannot be written.
-        MachineError: matplotlib is missing.
+        ArgumentError: another suffix, or the file cannot be written.
+        MachineError: matplotlib is not installed.
 
     """
-    ending = check_picture(path)
+    suffix = check_picture(path)
     try:
-        if ending == ".svg":
+        if suffix == ".svg":
             Path(path).write_text(format_svg(picture(system, rings)), encoding="utf-8")
-        elif ending == ".txt":
+        elif suffix == ".txt":
             Path(path).write_text(format_tree(system), encoding="utf-8")
         else:
             _write_png(picture(system, rings), path)
@@ -137,7 +132,7 @@ def _write_png(drawing: Drawing, path: str | Path) -> None:
 
 
 def _paint(axes: Axes, shape: Shape, order: int) -> None:
-    """Put a shape on matplotlib's axes, whose unit is a point."""
+    """Add a shape to matplotlib's axes, whose unit is a point."""
     from matplotlib.patches import FancyBboxPatch, PathPatch
     from matplotlib.path import Path as Outline
 

@@ -115,12 +115,16 @@ def _host(
     above = arcs_above(system, host)
     layout = place(system, host, _MARGIN + pad, top + pad + above + 24.0 * framed)
     edges = list(edges_of(system, host, layout, scale, above))
+    shared: dict[tuple[str, str], list[int]] = {}  # NICs of one box share its links
+    for (a, b), users in used.items():
+        ends = layout.drawn.get(a, a), layout.drawn.get(b, b)
+        shared[ends] = [*shared.get(ends, ()), *users]
     boxes = list(_boxes(system, layout, rings))
     # Links to the network run behind NVSwitches; those to one NVSwitch, in front of another.
     behind: list[Shape] = []
     shapes: list[Shape] = []
     for joint, edge in edges:
-        band = band_shapes(system, joint, edge, scale, rings, used)
+        band = band_shapes(system, joint, edge, scale, rings, shared)
         (behind if joint.kind is LinkKind.NET else shapes).extend(band)
     switches = [shape for name, shape in boxes if isinstance(system.node(name), NvSwitch)]
     behind += [shape for shape in switches if isinstance(shape, Box)]

@@ -146,8 +146,8 @@ def _on_host(
     n = len(gpus)
     top, closing, tried = _closing_class(n, all_routes)
     if not closing:
-        said = "No path class closes a ring: some GPUs cannot reach each other."
-        return RingSet(gpus, (), bound=0.0, tried=(said,))
+        why = "No path class closes a ring: some GPUs cannot reach each other."
+        return RingSet(gpus, (), bound=0.0, tried=(why,))
     table = RouteTable(n, _up_to(all_routes, top))
     first = tuple(range(n)), closing
     best = optimum(table, _in_order(table, *first), gap=_gap(n))
