@@ -22,7 +22,7 @@ class CachedCall:
     send: Callable[[], Any]
     recv: Callable[[], Any]
     locations: tuple[object, object]
-    ready: CudaCall | CudaNodesCall
+    call: CudaCall | CudaNodesCall
     by_cupy: bool
     """Whether the arrays are CuPy's, whose current stream the call then takes."""
 
@@ -32,7 +32,7 @@ class CachedCall:
             (sendbuf is None or self.send() is sendbuf)
             and (recvbuf is None or self.recv() is recvbuf)
             and self.locations == (location_of(sendbuf), location_of(recvbuf))
-            and self.ready.changes == changes
+            and self.call.changes == changes
         )
 
     def is_still_of(self, sendbuf: Any, recvbuf: Any, changes: int) -> bool:
@@ -41,7 +41,7 @@ class CachedCall:
         return (
             (sendbuf is None or (self.send() is sendbuf and sendbuf.data.ptr == first))
             and (recvbuf is None or (self.recv() is recvbuf and recvbuf.data.ptr == last))
-            and self.ready.changes == changes
+            and self.call.changes == changes
         )
 
 

@@ -1,7 +1,7 @@
 """Ranks on GPUs: how a call goes from the caller's arrays and stream to a launch.
 
 A call is enqueued on the caller's stream, in order with the rest of it, and returns. Between two
-calls with the same arrays everything is kept; what is left is a look-up and the launch.
+calls with the same arrays everything is cached; what is left is a look-up and the launch.
 """
 
 from __future__ import annotations
@@ -97,13 +97,13 @@ class Enqueuer:
         state = self._state
         if not how:
             try:
-                kept = self._cache.get((name, id(sendbuf), id(recvbuf), op, root))
+                cached = self._cache.get((name, id(sendbuf), id(recvbuf), op, root))
             except TypeError:  # an argument that cannot be
-                kept = None
+                cached = None
             if (
-                kept is not None
-                and kept.by_cupy
-                and kept.is_still_of(sendbuf, recvbuf, state.symmetric.changes)
+                cached is not None
+                and cached.by_cupy
+                and cached.is_still_of(sendbuf, recvbuf, state.symmetric.changes)
                 and self._device() == self._ordinal
                 and current() is None
             ):
@@ -113,7 +113,7 @@ class Enqueuer:
                         pointer = stream.ptr
                         before, self._owners = self._owners, {pointer: stream}
                         try:
-                            state.run(kept.ready, pointer)
+                            state.run(cached.call, pointer)
                         except BaseException:
                             self._keep(before)
                             raise
@@ -129,16 +129,16 @@ class Enqueuer:
         where = f"{name} on rank {self._rank}"
         key = (name, id(sendbuf), id(recvbuf), op, root, *options.items())
         try:
-            kept = self._cache.get(key)
+            cached = self._cache.get(key)
         except TypeError:  # an argument that cannot be, or an option that is not hashed
-            kept = None
-        if kept is not None and kept.is_of(sendbuf, recvbuf, state.symmetric.changes):
-            ready = kept.ready
+            cached = None
+        if cached is not None and cached.is_of(sendbuf, recvbuf, state.symmetric.changes):
+            cuda_call = cached.call
         else:
-            ready = self._prepared(key, name, sendbuf, recvbuf, op, root, options, where)
+            cuda_call = self._prepared(key, name, sendbuf, recvbuf, op, root, options, where)
         alive = sendbuf, recvbuf
         pointer, owner = self._stream_of(stream, alive, where)
-        enqueued = StreamCall(ready, pointer, owner is not None)
+        enqueued = StreamCall(cuda_call, pointer, owner is not None)
         return self._enqueue(enqueued, pointer, alive, owner, later=later, name=name)
 
     def _stream_of(
@@ -199,13 +199,13 @@ class Enqueuer:
         plain = replace(as_collective(call), in_place=call.op is not None)
         factor = factor_bytes(plain.op, plain.dtype)
         key = (plain.signature(), start_of(plain.send), start_of(plain.recv), factor, config)
-        ready = self._counts.pop(key, None)
-        if ready is None or ready.changes != self._state.symmetric.changes:
+        cuda_call = self._counts.pop(key, None)
+        if cuda_call is None or cuda_call.changes != self._state.symmetric.changes:
             while len(self._counts) >= CACHED_CALLS:
                 self._counts.pop(next(iter(self._counts)))
-            ready = self._state.prepare(plain, config)
-        self._counts[key] = ready
-        enqueued = StreamCall(ready, pointer, owner is not None)
+            cuda_call = self._state.prepare(plain, config)
+        self._counts[key] = cuda_call
+        enqueued = StreamCall(cuda_call, pointer, owner is not None)
         name = call.collective
         return self._enqueue(enqueued, pointer, alive, owner, later=later, name=name)
 
@@ -252,12 +252,12 @@ class Enqueuer:
             root=root,
         )
         config = resolve(self._state.config, options.pop("config", None), options, where)
-        ready = self._state.prepare(call, config)
+        cuda_call = self._state.prepare(call, config)
         try:
             refs = reference(sendbuf), reference(recvbuf)
             hash(key)
         except TypeError:
-            return ready
+            return cuda_call
         for old in [old for old, k in self._cache.items() if k.send() is None or k.recv() is None]:
             del self._cache[old]
         while len(self._cache) >= CACHED_CALLS:
@@ -265,8 +265,8 @@ class Enqueuer:
         locations = location_of(sendbuf), location_of(recvbuf)
         if None not in locations:
             by_cupy = all(b is None or is_cupy(b) for b in (sendbuf, recvbuf))
-            self._cache[key] = CachedCall(refs[0], refs[1], locations, ready, by_cupy)
-        return ready
+            self._cache[key] = CachedCall(refs[0], refs[1], locations, cuda_call, by_cupy)
+        return cuda_call
 
     def _view(self, buffer: Any, argument: str, where: str) -> Any:
         """A buffer as the checks take it: a flat array whose memory nobody reads here."""

@@ -168,10 +168,9 @@ class CudaState(RankState):
         return device_array(array, argument="array", where=where, ordinal=ordinal)
 
     def together(self, call: Callable[[], T]) -> T:
-        """As any rank's; memory that the call has made is known to kernels before it returns.
+        """Make a collective call of the control plane; kernels know its memory when it returns.
 
-        Where calls ask hellos, a peer's may name it to one of this rank's that was captured, and
-        before a replay nothing is prepared.
+        A hello may name that memory to a captured call, and a replay prepares nothing.
         """
         made = super().together(call)
         if self.cuda.auto_register is not None:
@@ -226,7 +225,7 @@ class CudaState(RankState):
         return recorder.rows(self.fabric.rank, last.choice, last.call.dtype)
 
     def fail(self, error: BaseException, *, begun: bool = False) -> None:
-        """Remember that a call failed; kernels of this rank that wait are asked to stop."""
+        """Record that a call failed, and stop the kernels of this rank that wait."""
         super().fail(error, begun=begun)
         if self.broken is not None:
             self.cuda.give_up()
@@ -236,12 +235,12 @@ class CudaState(RankState):
         return None
 
     def abort(self, reason: str) -> None:
-        """Give up, and tell the others."""
+        """Abort the communicator, and stop the kernels of this rank that wait."""
         super().abort(reason)
         self.cuda.give_up()
 
     def leave(self) -> None:
-        """Make no call any more; no kernel of this rank may run that others' news could stop."""
+        """Declare that this rank makes no more calls; none of its kernels may still run."""
         self._watch.stop()
         super().leave()
 

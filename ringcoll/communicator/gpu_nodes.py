@@ -318,7 +318,7 @@ class NodesState(RankState):
     # -- errors ------------------------------------------------------------------------------
 
     def fail(self, error: BaseException, *, begun: bool = False) -> None:
-        """Remember that a call failed; streams of this rank wait for nothing any more."""
+        """Record that a call failed, and release the streams of this rank that wait."""
         half = self.cuda.running is not None or bool(self.sending.running)
         super().fail(error, begun=begun)
         if self.broken is None:
@@ -331,7 +331,7 @@ class NodesState(RankState):
                 self.cuda.synchronize()
 
     def abort(self, reason: str) -> None:
-        """Give up, and tell the others."""
+        """Abort the communicator, and release the streams of this rank that wait."""
         super().abort(reason)
         self.cuda.give_up()
         self.inside.abort(reason)

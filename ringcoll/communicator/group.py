@@ -46,7 +46,7 @@ class Group:
     def add(
         self, state: RankState, call: Runnable | Call, timeout: float | None, alive: object
     ) -> None:
-        """Remember a call for the end of the group, and keep its arrays ``alive`` until then."""
+        """Collect a call for the end of the group, and keep its arrays ``alive`` until then."""
         state.usable()
         self.items.append((state, call, timeout))
         self.alive.append(alive)
@@ -114,7 +114,7 @@ def group() -> Iterator[None]:
 
 
 def _discard(items: list[Item], first: int, error: BaseException) -> None:
-    """Drop the calls of a body that raised, and tell the ranks that would wait for them."""
+    """Drop the calls of a body that raised, and abort their communicators."""
     for state, _, _ in items[first:]:
         state.abort(f"a group was left by {error_text(error)}")
     del items[first:]

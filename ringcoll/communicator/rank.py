@@ -227,7 +227,7 @@ class RankState:
         return self._worker.submit(call, alive, name)
 
     def yield_to_worker(self) -> None:
-        """Calls keep their order: a blocking one waits for the asynchronous ones before it."""
+        """Wait for the asynchronous calls before a blocking one: calls keep their order."""
         worker = self._worker
         if worker is not None and not worker.is_current():
             worker.drain()
@@ -280,12 +280,9 @@ class RankState:
             ) from self.broken
 
     def fail(self, error: BaseException, *, begun: bool = False) -> None:
-        """Remember that a call failed: the others are told, and later calls are refused.
+        """Record that a call failed, abort the other ranks and refuse later calls.
 
-        Args:
-            error: what it raised.
-            begun: other calls that belong together with it have begun, if it has not.
-
+        ``begun``: other calls of its group have begun, even if this one has not.
         """
         begun = begun or self.executor.running is not None or bool(self.pairs.running)
         if isinstance(error, (UsageError, PlanError)) and not begun:
@@ -315,13 +312,13 @@ class RankState:
         return None
 
     def quarantine(self, alive: tuple[object, ...]) -> None:
-        """After a failure: what messages between nodes may still touch is kept for ever."""
+        """After a failure keep for ever what messages between nodes may still touch."""
         messages = self.fabric.messages
         if self.broken is not None and messages is not None:
             messages.give_up(alive)
 
     def check(self) -> None:
-        """Raise what went wrong, or what is known of lost ranks and unequal calls."""
+        """Raise the error of an earlier call, of a lost rank or of calls that differ."""
         if isinstance(self.broken, Error):
             raise self.broken
         self.usable()
@@ -333,7 +330,7 @@ class RankState:
             raise
 
     def together(self, call: Callable[[], T]) -> T:
-        """Make a collective call of the control plane; an error that one rank has alone is told."""
+        """Make a collective call of the control plane; an error of one rank alone aborts all."""
         self.usable()
         try:
             return call()
@@ -368,7 +365,7 @@ class RankState:
     # -- the end -----------------------------------------------------------------------------
 
     def abort(self, reason: str) -> None:
-        """Give up, and tell the others."""
+        """Abort the communicator: the calls of all ranks fail with ``reason``."""
         if self.closed:
             return
         if self.broken is None:
@@ -386,7 +383,7 @@ class RankState:
         self.inherited, self._worker = True, None
 
     def leave(self) -> None:
-        """Make no call any more: who waits for one is told so; memory stays until the end."""
+        """Declare that this rank makes no more calls; its memory stays until :meth:`close`."""
         self.fabric.leave()
 
     def close(self) -> None:
