@@ -84,9 +84,9 @@ def _host_view(obj: object, argument: str, where: str, writable: bool) -> Array:
 
 def _refuse_device_memory(obj: object, argument: str, where: str) -> None:
     device = None
-    if _offers(obj, "__cuda_array_interface__"):
+    if _has(obj, "__cuda_array_interface__"):
         device = "CUDA"
-    elif _offers(obj, "__dlpack_device__"):
+    elif _has(obj, "__dlpack_device__"):
         number, index = obj.__dlpack_device__()  # type: ignore[attr-defined]
         if int(number) not in _HOST:
             device = f"{_DEVICES.get(int(number), f'DLPack type {int(number)}')} device {index}"
@@ -97,7 +97,7 @@ def _refuse_device_memory(obj: object, argument: str, where: str) -> None:
         )
 
 
-def _offers(obj: object, name: str) -> bool:
+def _has(obj: object, name: str) -> bool:
     """Whether an attribute is there; torch and JAX raise on CPU arrays instead of lacking it."""
     try:
         return getattr(obj, name, None) is not None
@@ -127,14 +127,14 @@ def _protocol_view(obj: Any) -> Array:
     try:
         return np.asarray(memoryview(obj))
     except (TypeError, BufferError, ValueError):
-        if _offers(obj, "__array_interface__"):
+        if _has(obj, "__array_interface__"):
             view = np.asarray(obj)
             if view.__array_interface__["data"][0] == obj.__array_interface__["data"][0]:
                 return view
-    if _offers(obj, "unsafe_buffer_pointer"):  # JAX's bfloat16 and float8 have no protocol's name
+    if _has(obj, "unsafe_buffer_pointer"):  # JAX's bfloat16 and float8 have no protocol's name
         view = np.asarray(obj)
         if view.ctypes.data == obj.unsafe_buffer_pointer():
             return view
-    if not _offers(obj, "__dlpack__"):
-        raise TypeError("it offers none of the protocols")
+    if not _has(obj, "__dlpack__"):
+        raise TypeError("it supports none of the protocols")
     return np.from_dlpack(obj)

@@ -33,7 +33,7 @@ Array = npt.NDArray[Any]
 _Key = tuple[object, ...]
 
 CACHED_CALLS = 128
-"""Calls that a communicator keeps prepared; the oldest goes first."""
+"""Calls that a communicator caches; the oldest goes first."""
 
 
 _alive: weakref.WeakSet[Calling] = weakref.WeakSet()
@@ -90,9 +90,9 @@ class Calling:
         config, later = self._options(name, how)
         if later or not (hashed and _cacheable(sendbuf) and _cacheable(recvbuf)):
             return self._once(call, config, later=later, alive=(sendbuf, recvbuf))
-        prepared = self._state.prepare(_unowned(call), config)
-        self._cache_call(key, sendbuf, recvbuf, prepared)
-        return self._launch([prepared], later=False, alive=(sendbuf, recvbuf))
+        runnable = self._state.prepare(_unowned(call), config)
+        self._cache_call(key, sendbuf, recvbuf, runnable)
+        return self._launch([runnable], later=False, alive=(sendbuf, recvbuf))
 
     def _once(
         self, call: Call, config: Config, *, later: bool, alive: tuple[object, ...]
@@ -165,7 +165,7 @@ class Calling:
                 self._state.quarantine(alive)
                 raise
 
-    def _cache_call(self, key: _Key, sendbuf: Any, recvbuf: Any, prepared: Runnable) -> None:
+    def _cache_call(self, key: _Key, sendbuf: Any, recvbuf: Any, runnable: Runnable) -> None:
         kept = self._cache
         # Not by the references' callbacks: an interruption that meets one there is lost.
         dead = [old for old, (a, b, *_) in kept.items() if a() is None or b() is None]
@@ -175,7 +175,7 @@ class Calling:
             kept.pop(next(iter(kept)), None)
         send, recv = (_absent if b is None else weakref.ref(b) for b in (sendbuf, recvbuf))
         sent, received = (None if b is None else b.dtype for b in (sendbuf, recvbuf))
-        kept[key] = (send, recv, sent, received, prepared)
+        kept[key] = (send, recv, sent, received, runnable)
 
     def _forget(self) -> None:
         """Keep no call any more."""

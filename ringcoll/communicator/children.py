@@ -1,4 +1,4 @@
-"""Who goes into a communicator of some of the ranks: by colours, or whoever is left."""
+"""The members of a communicator that split or shrink makes."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import numpy as np
 
 from ringcoll.errors import ArgumentError, ArgumentTypeError
 
-__all__ = ["of_color", "remaining", "said_color"]
+__all__ = ["pack_color", "ranks_of_color", "remaining"]
 
 _COLOR = struct.Struct("<qq")
 _NO_COLOR = -(1 << 63)
 _LARGEST = (1 << 63) - 1
 
 
-def said_color(color: int | None, key: int, rank: int) -> bytes:
+def pack_color(color: int | None, key: int, rank: int) -> bytes:
     """A rank's colour and key as bytes.
 
     Raises:
@@ -31,9 +31,9 @@ def said_color(color: int | None, key: int, rank: int) -> bytes:
     return _COLOR.pack(_NO_COLOR if color is None else color, key)
 
 
-def of_color(said: Sequence[bytes], rank: int) -> list[int]:
-    """The ranks that have told the colour of ``rank``, by their keys and then as they were."""
-    rows = [_COLOR.unpack(part) for part in said]
+def ranks_of_color(colors: Sequence[bytes], rank: int) -> list[int]:
+    """The ranks of the colour of ``rank``, by their keys and then by their old ranks."""
+    rows = [_COLOR.unpack(part) for part in colors]
     members = (other for other, (color, _) in enumerate(rows) if color == rows[rank][0])
     return sorted(members, key=lambda other: (rows[other][1], other))
 
@@ -60,5 +60,7 @@ def _whole(where: str, argument: str, value: object, least: int, most: int) -> i
     if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
         if least <= value <= most:
             return int(value)
-        raise ArgumentError(f"{where}: {argument}={value}, wanted one from {least} to {most}")
+        raise ArgumentError(
+            f"{where}: {argument}={value}, wanted an integer from {least} to {most}"
+        )
     raise ArgumentTypeError(f"{where}: {argument}={value!r}, wanted an integer")

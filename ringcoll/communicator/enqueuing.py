@@ -34,7 +34,7 @@ from ringcoll.views import device_view
 __all__ = ["DeviceWork", "Enqueuer"]
 
 CACHED_CALLS = 128
-"""Calls that a communicator keeps prepared; the oldest goes first."""
+"""Calls that a communicator caches; the oldest goes first."""
 
 
 class DeviceWork(Work):

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from ringcoll.algorithms import ALGORITHMS
 from ringcoll.arguments.buffers import flat
 from ringcoll.arguments.calls import Call
-from ringcoll.communicator.children import of_color, remaining, said_color
+from ringcoll.communicator.children import pack_color, ranks_of_color, remaining
 from ringcoll.communicator.explaining import explain_cpu
 from ringcoll.communicator.machine import agree_among, unknown
 from ringcoll.communicator.selection import (
@@ -346,11 +346,11 @@ class RankState:
         """This rank's part of a split; collective."""
         self.usable()
         rank = self.fabric.rank
-        sent = said_color(color, key, rank)
-        said = self.together(lambda: self.fabric.allgather(sent, what="split"))
+        own = pack_color(color, key, rank)
+        colors = self.together(lambda: self.fabric.allgather(own, what="split"))
         if color is None:
             return None
-        members = of_color(said, rank)
+        members = ranks_of_color(colors, rank)
         fabric = self.fabric.subset(members, what=f"split, color {int(color)}")
         return self._child(fabric, members)
 
