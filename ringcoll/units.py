@@ -58,10 +58,10 @@ def parse_ints(text: str, *, least: int = 1) -> list[int]:
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
         if not first.isdecimal() or not (last if dash else first).isdecimal():
-            raise ArgumentError(f"{text!r}: write numbers and ranges such as 1,4,16 or 1-8")
+            raise ArgumentError(f"{text!r}: write numbers from {least}, such as 1,4,16 or 1-8")
         low, high = int(first), int(last if dash else first)
         if low < least or high < low:
-            raise ArgumentError(f"{text!r}: {part.strip()!r} needs {least} <= first <= last")
+            raise ArgumentError(f"{text!r}: {part.strip()!r} is no range of numbers from {least}")
         if len(numbers) + high - low >= MOST_INTS:
             raise ArgumentError(f"{text!r}: {part.strip()!r} makes more than {MOST_INTS} numbers")
         numbers += range(low, high + 1)

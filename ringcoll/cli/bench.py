@@ -53,7 +53,7 @@ def main(args: argparse.Namespace) -> int:
         settings = read(args, given=bool(_typed(args)))
         start = decide(settings, os.environ, member=args.member is not None)
     except UsageError:
-        # Every rank of a launcher's comes here: one of them says it.
+        # Every rank that a launcher started has this error: the first reports it.
         if not is_first(os.environ):
             return 2
         raise
@@ -61,12 +61,12 @@ def main(args: argparse.Namespace) -> int:
         become_mpiexec(start, own_command(args.words))
     if start.how == "sockets":
         return run_sockets(start, own_command(args.words))
-    # A lone GPU is shared by ranks that nobody has counted.
+    # The ranks that share a lone GPU are counted by `decide`.
     return _measure(args, replace(settings, threads=start.ranks))
 
 
 def _typed(args: argparse.Namespace) -> list[str]:
-    """The words that the user typed, without those that tell ranks where they belong."""
+    """The words that the user typed, without the hidden options of started ranks."""
     words = list(args.words)
     for hidden in ("--output", "--member"):
         if hidden in words:
@@ -82,7 +82,7 @@ def _measure(args: argparse.Namespace, settings: Settings) -> int:
     from ringcoll.bench.worlds import World
 
     if launcher_of(os.environ) is not None:
-        # By this Open MPI's mpiexec tells its ranks of a Ctrl-C; a second later it kills them.
+        # Open MPI's mpiexec forwards a Ctrl-C as SIGTERM, and kills the ranks a second later.
         signal.signal(signal.SIGTERM, _interrupt)
     output = opened(args.output)
     report = Report(settings, output, sys.stderr)
@@ -91,7 +91,7 @@ def _measure(args: argparse.Namespace, settings: Settings) -> int:
         with _interruptible():
             right = (tour if settings.tour else measure)(world, settings, report)
     except KeyboardInterrupt:
-        # Only rank 0 has rows; what is measured is shown before all else is given up.
+        # Only rank 0 has rows: it shows those that are measured.
         if report.rows:
             report.end()
         return 130
@@ -103,7 +103,7 @@ def _measure(args: argparse.Namespace, settings: Settings) -> int:
         if report.rows:
             report.end()
         if isinstance(error, AbortedError) and not is_first(os.environ):
-            return 2  # who has aborted says why
+            return 2  # the rank that aborted reports why
         raise
     if report.rows:
         report.end()
@@ -118,9 +118,9 @@ def _flush(stream: object) -> None:
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Let a Ctrl-C that meets a finalizer come again a moment later.
+    """Raise a Ctrl-C that meets a finalizer a moment later: Python would print and forget it.
 
-    It does nothing beside the main thread, and where Ctrl-C does something else than Python's own.
+    Threads other than the main one, and handlers other than Python's own, are left alone.
     """
     if (
         threading.current_thread() is not threading.main_thread()
@@ -136,7 +136,7 @@ def _interruptible() -> Iterator[None]:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """A handler of signals: raise KeyboardInterrupt, inside a finalizer a moment later."""
+    """Handle a signal: raise KeyboardInterrupt, inside a finalizer a moment later."""
     inner = frame
     while inner is not None:
         if inner.f_code is _FINALIZES:

@@ -19,7 +19,7 @@ from ringcoll.cli.links import (
     typed,
     unknown_costs,
 )
-from ringcoll.cli.output import Progress, bold, progress, say_written, write_json
+from ringcoll.cli.output import Progress, bold, check_target, progress, say_written, write_json
 from ringcoll.errors import ArgumentError, PlanError
 from ringcoll.model.closed_form import (
     CHAINS,
@@ -126,6 +126,7 @@ def main(args: argparse.Namespace) -> int:
     """Run ``ringcoll model``."""
     if args.plot is not None:
         check_plot(args.plot)
+    check_target("--json", args.json)
     if args.per_node is not None or args.preset is not None:
         from ringcoll.cli.scale import main as scale
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -14,9 +15,28 @@ from typing import Any, TextIO
 
 from ringcoll.errors import ArgumentError
 
-__all__ = ["Progress", "bold", "progress", "say_written", "write_json", "write_text"]
+__all__ = [
+    "Progress",
+    "bold",
+    "check_target",
+    "progress",
+    "say_written",
+    "write_json",
+    "write_text",
+]
 
 _TICK_SECONDS = 0.2
+
+
+def check_target(option: str, target: str | None) -> None:
+    """Refuse before a long work a file that could not be written after it.
+
+    Raises:
+        ArgumentError: its folder does not exist.
+
+    """
+    if target not in (None, "-") and not Path(str(target)).absolute().parent.is_dir():
+        raise ArgumentError(f"{option} {target}: {os.strerror(errno.ENOENT)}")
 
 
 def write_text(option: str, target: str | None, text: str) -> None:

@@ -13,7 +13,7 @@ from ringcoll.algorithms import build as build_plan
 from ringcoll.algorithms import name_of
 from ringcoll.algorithms.load import find_all
 from ringcoll.cli.links import typed
-from ringcoll.cli.output import progress, say_written, write_json, write_text
+from ringcoll.cli.output import check_target, progress, say_written, write_json, write_text
 from ringcoll.config import from_environment
 from ringcoll.errors import ArgumentError, MachineError
 from ringcoll.model.machine import format_gain, machine_links, times_as_long
@@ -139,8 +139,10 @@ def main(args: argparse.Namespace) -> int:
         raise ArgumentError(
             f"--measure --xml {args.xml}: NCCL's form holds no measured bandwidths; leave one out"
         )
+    for name in ("json", "xml", "graph"):
+        check_target(f"--{name}", getattr(args, name))
     if args.picture is not None:
-        check_picture(args.picture)  # before a long search
+        check_picture(args.picture)
     document = _document(args)
     system = build(document, title=_title(args, document))
     if args.measure:

@@ -13,7 +13,7 @@ from typing import Any
 from ringcoll.algorithms import ALGORITHMS, Algorithm, name_of
 from ringcoll.algorithms.load import load
 from ringcoll.cli.links import typed
-from ringcoll.cli.output import bold, progress, write_json
+from ringcoll.cli.output import bold, check_target, progress, write_json
 from ringcoll.errors import ArgumentError, did_you_mean
 from ringcoll.units import parse_ints
 from ringcoll.verifier.examine import Case, Outcome, examine
@@ -83,6 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Run ``ringcoll verify``; 0 if everything is proven and every mutant is accounted for."""
+    check_target("--json", args.json)
     cases = [
         Case(collective, algorithm, nranks, tuple(args.slices), args.mutants, args.seed, nodes)
         for nranks, nodes in _sizes(args)

@@ -88,7 +88,7 @@ def test_ranges(text, numbers):
 
 @pytest.mark.parametrize("text", ["", "a", "3-1", "0", "1-", "-2", "1,,2", "1.5"])
 def test_bad_ranges(text):
-    with pytest.raises(ArgumentError, match=r"such as|needs"):
+    with pytest.raises(ArgumentError, match="numbers from 1"):
         parse_ints(text)
 
 
