@@ -17,7 +17,6 @@ class Runnable(Protocol):
     @property
     def timeout(self) -> float:
         """Seconds that a wait of it may take."""
-        ...
 
 
 class GroupCall(ABC):
@@ -40,31 +39,24 @@ class Executor(Protocol):
 
     def run(self, prepared: Any) -> None:
         """Run or enqueue the whole call of this rank."""
-        ...
 
     def task(self, calls: Sequence[Any]) -> Task:
         """Several calls of this rank in order, in turns with those of other ranks in a group."""
-        ...
 
     def compare(self, active: Any) -> None:
         """Raise if the ranks made different calls, as far as is known."""
-        ...
 
     def compare_last(self) -> None:
         """The same for the last call."""
-        ...
 
     def late(self, active: Any, timeout: float) -> str:
         """The message of a deadline: which rank waited for which."""
-        ...
 
     def absent(self, active: Any) -> list[int]:
         """The ranks that have not entered a call."""
-        ...
 
     def close(self) -> None:
         """Free all resources; not collective."""
-        ...
 
 
 class PairExecutor(Protocol):
@@ -73,20 +65,15 @@ class PairExecutor(Protocol):
     @property
     def running(self) -> Sequence[Any]:
         """The sends and receives under way."""
-        ...
 
     def task(self, calls: Sequence[Any], timeout: float) -> Task:
         """The sends or the receives of one pair, in order."""
-        ...
 
     def compare_running(self) -> None:
         """Raise if the two ends differ."""
-        ...
 
     def late(self, active: Any) -> str:
         """The message of a deadline."""
-        ...
 
     def absent(self, active: Any) -> list[int]:
         """The other rank, if it has not entered the call."""
-        ...

@@ -146,12 +146,12 @@ class CpuExecutor:
         self.epoch += 1
         active = self.running = ActiveCall(prepared, self.epoch)
         number = prepared.hello.record
-        told = self.shared_state.keeps_record(number)
-        if not told:
+        recorded = self.shared_state.keeps_record(number)
+        if not recorded:
             self.shared_state.record(number, prepared.call.tagged(prepared.signature_text))
         self.shared_state.enter(self.epoch, prepared.hello)
         if self.node_signals is not None:
-            self.node_signals.announce(self.epoch, None if told else number)
+            self.node_signals.announce(self.epoch, None if recorded else number)
         notify = self.fabric.notify
         if notify is not None:
             for rank in self.peers:

@@ -110,7 +110,7 @@ class Pairs:
         """
         for call in calls:
             if call.send is not None and call.recv is not None:
-                call.recv[...] = call.send  # both ends are here, in one call: nobody else hears
+                call.recv[...] = call.send  # a local copy, unknown to other ranks
                 continue
             active = self.enter(call, timeout)
             epoch = active.epoch - 1 if active.sends else active.epoch

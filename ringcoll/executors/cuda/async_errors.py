@@ -1,8 +1,8 @@
 """Asynchronous errors: what kernels report to the host after a call has returned.
 
 A kernel that aborts writes a report into host-mapped memory. The next call reads one word of it; a
-watchdog thread looks ten times a second, logs the error and tells kernels of ranks that have died,
-which they cannot see.
+watchdog thread looks ten times a second, logs the error and aborts kernels that wait for dead
+ranks.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def arch_of(major: int, minor: int) -> str:
 
 
 def flags(arch: str, *, debug: bool = False) -> tuple[str, ...]:
-    """What NVRTC is told: IEEE 754 arithmetic, nothing fused and no denormal flushed.
+    """The options of NVRTC: IEEE 754 arithmetic, nothing fused and no denormal flushed.
 
     Args:
         debug: keep line numbers, for profilers.

@@ -50,7 +50,7 @@ class Streams:
         """
         with on(self._ordinal) as cuda:
             for target in targets:
-                # An arena may be pinned memory of the host: the driver knows by the address.
+                # A workspace may be pinned host memory: the driver infers the direction.
                 cuda.memcpyAsync(target, source, 256, cuda.memcpyDefault, 0)
             cuda.streamSynchronize(0)
 

@@ -125,7 +125,7 @@ class CudaPairs:
     """One rank's sends and receives.
 
     Args:
-        executor: of the rank's collectives, whose arena, report and streams these share.
+        executor: of the rank's collectives; its workspace, report and streams are shared.
 
     """
 
