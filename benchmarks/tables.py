@@ -154,6 +154,24 @@ def start_table(*names: str) -> tuple[str, Rows]:
     return "<br>".join(_source(record(name)) for name in names), rows
 
 
+def array_host_table(name: str) -> tuple[str, Rows]:
+    """The host's time of a call, by what array object is passed."""
+    found = record(name)
+    rows = [["array of a call of 256 B", "host"]]
+    rows += [[what, f"{us:.1f} µs"] for what, us in found["host us"].items()]
+    return _source(found), rows
+
+
+def array_device_table(name: str) -> tuple[str, Rows]:
+    """The GPU's time of an eager call, by where the memory comes from."""
+    found = record(name)
+    libraries = [key for key in found["device us"][0] if key not in ("bytes", "wrong")]
+    rows = [["all_reduce, µs", *libraries]]
+    for point in found["device us"]:
+        rows.append([format_bytes(point["bytes"]), *(_number(point[lib]) for lib in libraries)])
+    return _source(found), rows
+
+
 def suite_table(*names: str) -> tuple[str, Rows]:
     """PyTorch's own distributed tests."""
     rows = [["torch", "ranks", "passed", "failed", "not for this backend"]]
@@ -203,6 +221,8 @@ FIGURES: Mapping[str, tuple[Figure, tuple[str, ...]]] = {
         training_table,
         ("training_2", "training_4", "training_4_small", "training_graphs_4"),
     ),
+    "arrays_host": (array_host_table, ("gpu_arrays_2",)),
+    "arrays_device": (array_device_table, ("gpu_arrays_2",)),
     "start": (start_table, ("gpu_bars_2", "gpu_bars_4")),
     "torch_calls": (torch_table, ("torch_calls",)),
     "torch_suite": (suite_table, ("torch_suite_cpu", "torch_suite_cuda")),

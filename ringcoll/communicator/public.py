@@ -53,9 +53,9 @@ class Communicator(Collectives, CountedCollectives, Messages, Memory):
         self.local_rank: int = nodes[: self.rank].count(self.node)
         """This rank among those of its node."""
         self.device = "cpu"
-        """"cpu", or the rank's GPU: "cuda:0" and so on."""
+        """Where this rank computes, such as ``"cpu"`` or ``"cuda:0"``."""
         self.xp: Any = np
-        """The module of the arrays that this communicator takes: numpy or CuPy."""
+        """The module of the arrays that this communicator makes, numpy or CuPy."""
         if state.on_gpu:
             self._settle_on_gpu(state)
 
@@ -79,7 +79,7 @@ class Communicator(Collectives, CountedCollectives, Messages, Memory):
 
     @property
     def topology(self) -> Topology:
-        """The machine as far as it is known: what joins the ranks, and the rings along it.
+        """The machine as far as it is known, with the links and rings that join the ranks.
 
         Example:
             >>> with ringcoll.init() as comm:
