@@ -174,7 +174,7 @@ def short(gpus) -> dict:
             error_of(child.close)
         before = set(gpus.host)
         made = []
-        place = "ringcoll.communicator.gpu_nodes.StagingPairs"
+        place = "ringcoll.communicator.gpu_nodes.CudaNodesPairs"
         seen["half made"] = lacking(
             comm, place, lambda: error_of(lambda: made.append(comm.split(0)))
         )
