@@ -9,8 +9,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from ringcoll.cuda.descriptor import DeviceArray, on_host, row_of, strided
-from ringcoll.cuda.foreign import of_cupy, of_protocol
+from ringcoll.cuda.foreign import DeviceArray, of_cupy, of_protocol, on_host, row_of, strided
 from ringcoll.cuda.raw import RawArray, from_pointer
 from ringcoll.cuda.streams import stream_pointer
 from ringcoll.dtypes import DType

@@ -12,12 +12,11 @@ from ringcoll.errors import MachineError, MismatchError
 
 __all__ = ["compare", "compare_versions", "identity", "nodes_of"]
 
-_ADVICE = {
-    "boot": "ranks with one name for their node must be processes of one host",
-    "pidns": "CPU ranks must share a PID namespace: run all of them in one container",
-    "uid": "CPU ranks must run as one user",
+_MUST_MATCH = {
+    "boot": ("the boot id", "ranks with one name for their node must be processes of one host"),
+    "pidns": ("the PID namespace", "CPU ranks of a host must run in one container"),
+    "uid": ("the user id", "CPU ranks of a host must run as one user"),
 }
-_NAMES = {"boot": "the boot id", "pidns": "the PID namespace", "uid": "the user id"}
 
 
 def identity() -> dict[str, str]:
@@ -71,12 +70,12 @@ def compare(
     compare_versions(found, what)
     members = range(len(found)) if ranks is None else ranks
     first = found[members[0]]
-    for key, name in _NAMES.items():
+    for key, (name, advice) in _MUST_MATCH.items():
         for rank in members:
             other = found[rank]
             if other.get(key) != first.get(key):
                 raise MachineError(
                     f"{what}: rank {members[0]} (host {first.get('host')}) and rank {rank} (host "
                     f"{other.get('host')}) differ in {name}: {first.get(key)} and "
-                    f"{other.get(key)}; {_ADVICE[key]}"
+                    f"{other.get(key)}; {advice}"
                 )

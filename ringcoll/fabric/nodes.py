@@ -41,15 +41,8 @@ _exit_keys = count(1)
 class NodesFabric(Fabric):
     """One process's view of ranks on several nodes; made by :func:`ringcoll.fabric.open_fabric`.
 
-    Args:
-        rank: this rank.
-        nodes: the node of each rank, from 0 in the order of their first ranks.
-        local: the fabric of this rank's node, its ranks in order.
-        links: to every rank of the other nodes.
-        serial: the number of this fabric, which all of its ranks have agreed on.
-        carrier: what moves data between these ranks.
-        timeout: seconds that a wait may take.
-
+    ``nodes`` is the node of each rank, from 0 in the order of their first ranks; ``local`` the
+    fabric of this rank's node. All ranks have agreed on ``serial``.
     """
 
     threads = False

@@ -52,16 +52,10 @@ class _Lease:
 class CudaSymmetricMemory(AgreedBlocks[Part]):
     """The device arrays of a communicator that its ranks reach without a copy.
 
-    Args:
-        fabric: the ranks.
-        ordinal: this rank's device.
-        parent: the memory of the communicator that this one was made from.
-        ranks: the parent's rank of each of this communicator's ranks.
-        settle: waits until nothing that this process has launched uses freed arrays any more;
-            None waits for all that the device does.
-        reached: whether devices reach each other's memory. If not, arrays are plain ones of the
-            rank's own device, and calls go through pinned host memory.
-
+    ``ranks`` are the parent's ranks of this communicator's. ``settle`` waits until nothing that
+    this process has launched uses freed arrays any more; None waits for the device. Where devices
+    are not ``reached`` by each other, arrays are plain ones of the rank's own device, and calls go
+    through pinned host memory.
     """
 
     def __init__(
