@@ -21,22 +21,22 @@ class AutoRegister:
         self.mapped, self.looks = mapped, 0
         self.posted: list[int] = []
 
-    def look(self):
+    def poll(self):
         self.looks += 1
 
-    def post(self, pointer):
+    def register(self, pointer):
         if pointer not in self.posted or not self.mapped:
             self.posted.append(pointer)
         return self.mapped
 
-    def word(self, pointer, nbytes):
+    def mapped_address(self, pointer, nbytes):
         return 7 << 48 if self.mapped and pointer in self.posted else 0
 
 
 def made(posts, capturing=(), symmetric=False):
     state: Any = SimpleNamespace(
         together=lambda call: call(),
-        cuda=SimpleNamespace(open_posts=lambda: posts),
+        cuda=SimpleNamespace(open_auto_register=lambda: posts),
         symmetric=SimpleNamespace(lookup=lambda *_place: (1, 0) if symmetric else None),
     )
     return Returning(state, lambda: bool(capturing))
