@@ -1,4 +1,11 @@
-"""Barriers of a group, which may open its GPU ranks."""
+"""Barriers of a group, and whether they open its communicator of GPU ranks, as NCCL's do.
+
+All ranks take part in a barrier, so calls behind it may be of some ranks only. But a barrier must
+not create a CUDA context on a GPU that a process does not use, nor bind a rank to another GPU than
+its tensors'. So a rank has a device if the barrier or the group names one, or torch has memory
+reserved on exactly one. The ranks exchange their devices behind the barrier, and since all see the
+same list, all decide the same.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +13,20 @@ import logging
 import threading
 from abc import abstractmethod
 from collections.abc import Sequence
+from enum import Enum
 from typing import Any
 
 import torch
 from torch._C._distributed_c10d import BarrierOptions
 
+from ringcoll.cuda.device import available, devices
+from ringcoll.fabric.identity import identity
 from ringcoll.torch.device import Device
 from ringcoll.torch.host import Host
-from ringcoll.torch.meeting import SETTLED, Verdict, conclude, device_of, place
-from ringcoll.torch.named import Named
-from ringcoll.torch.overloads import options
+from ringcoll.torch.list_collectives import Collectives
+from ringcoll.torch.options import options
 from ringcoll.torch.point_to_point import Pairs
-from ringcoll.torch.untraced import untraced
+from ringcoll.torch.tracing import compile_disabled
 from ringcoll.torch.work import seconds_of
 
 __all__ = ["Barriers"]
@@ -27,9 +36,65 @@ _TIMES = 8
 """Barriers at which ranks are asked for their GPUs: to ask takes as long as the barrier, and those
 of a group that has none to say yet may use none at all."""
 
+SETTLED = "settled"
+"""Said by a rank whose group's GPU ranks are open, or that can never be one of them."""
 
-@untraced
-class Barriers(Named):
+_LATER = "later"
+
+
+class Verdict(Enum):
+    """What the ranks conclude."""
+
+    OPEN = "open now"
+    LATER = "ask again at the next barrier"
+    SETTLED = "never ask again"
+
+
+def device_of(named: Sequence[int], bound: Any) -> int | None:
+    """The GPU of this rank; None where that is not known.
+
+    Args:
+        named: what the barrier says, torch's ``device_ids``.
+        bound: what the group was made with, torch's ``device_id``, or None.
+
+    """
+    if named:
+        return named[0]
+    if bound is not None:
+        index: int | None = bound.index
+        return index
+    if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
+        return None
+    # Not the current one, which is 0 in a process that names a device with each tensor; nor where
+    # it has a context, which it may also have where its peers' memory lies.
+    reserved = torch.cuda.memory_reserved
+    found = [ordinal for ordinal in range(torch.cuda.device_count()) if reserved(ordinal)]
+    return found[0] if len(found) == 1 else None
+
+
+def place(ordinal: int | None) -> str:
+    """What a rank says of its device: where it is, the same in every process."""
+    if not torch.cuda.is_available():
+        return SETTLED
+    if ordinal is None:
+        return _LATER
+    found = devices()
+    if available() is not None or not 0 <= ordinal < len(found):
+        return SETTLED
+    return f"{identity()['boot']} {found[ordinal].pci}"
+
+
+def conclude(said: Sequence[str]) -> Verdict:
+    """The verdict of all ranks, from what each has said."""
+    if SETTLED in said:
+        return Verdict.SETTLED
+    if _LATER in said:
+        return Verdict.LATER
+    return Verdict.OPEN if len({*said}) == len(said) else Verdict.SETTLED
+
+
+@compile_disabled
+class Barriers(Collectives):
     """A group that says how its ranks are opened."""
 
     _host: Host | None

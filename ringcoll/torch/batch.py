@@ -13,8 +13,7 @@ from typing import Any
 import torch
 
 from ringcoll.communicator.group import group
-from ringcoll.torch.device_work import DeviceWork
-from ringcoll.torch.engine import Engine
+from ringcoll.torch.device_work import DeviceWork, Engine
 from ringcoll.torch.failures import instead
 from ringcoll.torch.tensors import dense, foreign, put_back
 

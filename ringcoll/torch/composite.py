@@ -19,8 +19,8 @@ from torch._C._distributed_c10d import BarrierOptions
 
 from ringcoll.errors import ArgumentError
 from ringcoll.torch.group import ProcessGroupRingcoll
-from ringcoll.torch.overloads import options
-from ringcoll.torch.untraced import untraced
+from ringcoll.torch.options import options
+from ringcoll.torch.tracing import compile_disabled
 
 __all__ = ["ProcessGroupComposite", "create"]
 
@@ -150,4 +150,4 @@ _CALLS = (
 )
 for _name in _CALLS.split():
     setattr(ProcessGroupComposite, _name, _passed_on(_name))
-untraced(ProcessGroupComposite)
+compile_disabled(ProcessGroupComposite)

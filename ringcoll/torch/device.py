@@ -15,12 +15,12 @@ from ringcoll.communicator.public import Communicator
 from ringcoll.cuda.raw import RawArray, from_pointer
 from ringcoll.dtypes import ReduceOp
 from ringcoll.executors.cuda.cuda_call import StreamCall
+from ringcoll.torch.async_stream import Side
 from ringcoll.torch.batch import Batch
 from ringcoll.torch.calls import Calls
 from ringcoll.torch.device_work import DeviceWork
 from ringcoll.torch.failures import instead
-from ringcoll.torch.ops import ROWS
-from ringcoll.torch.side import Side
+from ringcoll.torch.options import ROWS
 from ringcoll.torch.tensors import foreign
 from ringcoll.torch.work import Finished
 

@@ -3,20 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 import torch.distributed as dist
 
-from ringcoll.torch.engine import Engine
+from ringcoll.communicator.public import Communicator
+from ringcoll.torch.async_stream import Mark, Side
 from ringcoll.torch.failures import closed
-from ringcoll.torch.side import Mark
-from ringcoll.torch.untraced import untraced
+from ringcoll.torch.tracing import compile_disabled
 
-__all__ = ["DeviceWork"]
+__all__ = ["DeviceWork", "Engine"]
 
 
-@untraced
+class Engine(Protocol):
+    """The engine, :class:`ringcoll.torch.device.Device`, as its parts know it."""
+
+    comm: Communicator
+    ordinal: int
+    side: Side
+
+    def alone(self) -> AbstractContextManager[object]:
+        """A context in which one thread at a time makes calls of the group."""
+
+    def current(self) -> int:
+        """The handle of the caller's stream."""
+
+    def follow(self, touched: Sequence[Any]) -> None:
+        """Let the group's stream wait for the current one, and keep memory that it will touch."""
+
+    def buffer(self, tensor: Any, name: str) -> Any:
+        """A dense tensor as the communicator's own methods take it."""
+
+    def how(self) -> dict[str, Any]:
+        """Options that the communicator's own methods need here."""
+
+    def check(self) -> None:
+        """Raise what a kernel is known to have found wrong."""
+
+
+@compile_disabled
 class DeviceWork(dist.Work):  # type: ignore[misc]
     """A call that was enqueued on the group's own stream.
 

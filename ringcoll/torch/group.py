@@ -26,24 +26,21 @@ from ringcoll.communicator.start import _communicator
 from ringcoll.config import Config, starting
 from ringcoll.errors import ArgumentError, ArgumentTypeError, Error, UsageError
 from ringcoll.fabric import open_fabric
-from ringcoll.torch.backend import Backend
+from ringcoll.torch.backend import Backend, Blocks
 from ringcoll.torch.barriers import Barriers
-from ringcoll.torch.blocks import Blocks
 from ringcoll.torch.device import Device
-from ringcoll.torch.ending import PATIENCE, leave_at_exit
 from ringcoll.torch.failures import closed, in_torch, instead, poisons, prefixed
 from ringcoll.torch.host import Host
+from ringcoll.torch.lifetime import EXIT_GRACE, PolledStore, leave_at_exit
 from ringcoll.torch.messages import Messages, between
 from ringcoll.torch.point_to_point import Pairs, in_batch
-from ringcoll.torch.polled import Polled
-from ringcoll.torch.profiled import profiler, recorded
 from ringcoll.torch.tensors import single, written
-from ringcoll.torch.untraced import untraced
+from ringcoll.torch.tracing import compile_disabled, profiler, profiler_event
 
 __all__ = ["ProcessGroupRingcoll"]
 
 
-@untraced
+@compile_disabled
 class ProcessGroupRingcoll(Barriers):
     """The ranks of a group.
 
@@ -145,7 +142,7 @@ class ProcessGroupRingcoll(Barriers):
         seconds = self._timeout.total_seconds()
         try:
             config, settings = starting(self._config, seconds, device, self._options)
-            store = Polled(dist.PrefixStore(key, self._store), poll or self._usable)
+            store = PolledStore(dist.PrefixStore(key, self._store), poll or self._usable)
             patience = seconds if poll is None else math.inf
             where = StoreBootstrap(store, rank, nranks, patience)
             self._registers = settings.register is not False
@@ -215,21 +212,21 @@ class ProcessGroupRingcoll(Barriers):
         """Send a tensor to a rank; matched with its receive by tag, in order."""
         if not profiler._is_profiler_enabled:
             return self._message("send", tensors, dstRank, tag)
-        with recorded("send"):
+        with profiler_event("send"):
             return self._message("send", tensors, dstRank, tag)
 
     def recv(self, tensors: Sequence[Any], srcRank: int, tag: int) -> Any:  # noqa: N803
         """Receive a tensor from a rank."""
         if not profiler._is_profiler_enabled:
             return self._message("recv", tensors, srcRank, tag)
-        with recorded("recv"):
+        with profiler_event("recv"):
             return self._message("recv", tensors, srcRank, tag)
 
     def recv_anysource(self, tensors: Sequence[Any], tag: int) -> Any:
         """Receive a tensor from whoever sends one first."""
         if not profiler._is_profiler_enabled:
             return self._message("recv", tensors, None, tag)
-        with recorded("recvAnySource"):
+        with profiler_event("recvAnySource"):
             return self._message("recv", tensors, None, tag)
 
     def _message(self, name: str, tensors: Sequence[Any], peer: int | None, tag: int) -> Any:
@@ -348,7 +345,7 @@ class ProcessGroupRingcoll(Barriers):
         if self._messages is not None:
             self._messages.close()
         if self._host is not None:
-            self._host.leave(PATIENCE)
+            self._host.leave(EXIT_GRACE)
 
 
 def _options(given: object) -> tuple[Config | None, dict[str, Any]]:

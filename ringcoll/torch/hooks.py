@@ -36,9 +36,9 @@ from torch.futures import Future
 from ringcoll.arguments.buffers import flat
 from ringcoll.communicator.public import Communicator
 from ringcoll.errors import ArgumentError, ArgumentTypeError
+from ringcoll.torch.async_stream import Side
+from ringcoll.torch.base import GroupBase
 from ringcoll.torch.buckets import Buckets
-from ringcoll.torch.collectives import Collectives
-from ringcoll.torch.side import Side
 
 __all__ = ["all_reduce", "bf16_compress"]
 
@@ -118,7 +118,7 @@ def _checked(state: Any, bucket: Any, where: str) -> tuple[Communicator, Any]:
         comm = state
     else:
         group = dist.group.WORLD if state is None else state
-        if not isinstance(group, Collectives):
+        if not isinstance(group, GroupBase):
             raise ArgumentTypeError(
                 f"{where}: state is a {type(state).__name__}, wanted a communicator of ringcoll "
                 f"or a group of its backend: ddp.register_comm_hook(ringcoll.init(...), {where})"

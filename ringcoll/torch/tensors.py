@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from ringcoll.errors import ArgumentError, ArgumentTypeError
-from ringcoll.torch.ops import ROWS
+from ringcoll.torch.options import ROWS
 from ringcoll.views import device_view
 
 __all__ = [

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from ringcoll.torch.failures import in_torch
-from ringcoll.torch.untraced import untraced
+from ringcoll.torch.tracing import compile_disabled
 
 __all__ = ["Finished", "HostWork", "seconds_of", "serves"]
 
@@ -38,7 +38,7 @@ def seconds_of(timeout: timedelta | float | None) -> float | None:
     return seconds if seconds > 0 else None
 
 
-@untraced
+@compile_disabled
 class Finished(dist.Work):  # type: ignore[misc]
     """A call whose result is there.
 
@@ -81,7 +81,7 @@ class Finished(dist.Work):  # type: ignore[misc]
         return future
 
 
-@untraced
+@compile_disabled
 class HostWork(dist.Work):  # type: ignore[misc]
     """A call of CPU ranks that another thread carries out.
 

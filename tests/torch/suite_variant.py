@@ -29,7 +29,7 @@ BACKEND = "ringcoll"
 GIVEN = "_RINGCOLL_SUITE"  # the arguments of a variant, for ranks that are spawned
 STARTS = ("fork", "forkserver", "spawn")
 PRELOADED = ("torch.distributed", "torch.testing", "cupy", "ringcoll.torch")
-PATIENCE = 60  # seconds for the test's own barrier among files; its 10 are few on a busy machine
+EXIT_GRACE = 60  # seconds for the test's own barrier among files; its 10 are few on a busy machine
 
 
 def main() -> None:
@@ -101,7 +101,7 @@ def suite(
     from torch.testing._internal.distributed import distributed_test as theirs
 
     sync = theirs.Barrier.sync.__func__
-    sync.__defaults__ = (None, PATIENCE)
+    sync.__defaults__ = (None, EXIT_GRACE)
     if known_as != backend:
         for name in ("init_process_group", "new_group"):
             answering(dist, name, known_as, backend)

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ringcoll.torch.ops import ROWS
+from ringcoll.torch.options import ROWS
 
 # Their names before 2.13.
 all_gather_single = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)

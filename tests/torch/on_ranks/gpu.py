@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from ringcoll.torch.ops import ROWS
+from ringcoll.torch.options import ROWS
 
 LONG = 200_000_000  # cycles of a kernel that only takes time
 

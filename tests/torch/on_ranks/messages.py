@@ -84,7 +84,7 @@ def to_oneself(rank, n):
 
 
 def every_dtype(rank, n):
-    from ringcoll.torch.ops import ROWS
+    from ringcoll.torch.options import ROWS
 
     for kind in [*ROWS, torch.float8_e4m3fnuz]:
         x = torch.full((5,), float(rank == 0)).to(kind)

@@ -18,9 +18,9 @@ import torch.distributed as dist
 from ringcoll.errors import MachineError
 from ringcoll.torch import barriers
 from ringcoll.torch import device as module
+from ringcoll.torch.barriers import SETTLED
 from ringcoll.torch.batch import Batch
 from ringcoll.torch.device import Device
-from ringcoll.torch.meeting import SETTLED
 from ringcoll.torch.tensors import memory
 
 GROUP = "cuda"

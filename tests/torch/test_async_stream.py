@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from ringcoll.torch import side as module
+from ringcoll.torch import async_stream as module
 
 
 class Runtime:

@@ -1,11 +1,13 @@
-"""The shorter shapes in which groups in C++ take their calls, too: DDP's Python uses them.
+"""torch's options of a call in ringcoll's terms: operators, element types and overloads.
 
-A bare tensor stands for a list of one; an operator, a root or a timeout for the options that hold
-it. The callers of the usual shape pay one look at the type of their options.
+Groups in C++ take shorter forms of their calls too, and DDP's Python uses them: a bare tensor
+stands for a list of one; an operator, a root or a timeout for the options that hold it. Callers of
+the usual form pay one check of the type of their options.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -24,9 +26,60 @@ from torch._C._distributed_c10d import (
     ScatterOptions,
 )
 
-from ringcoll.errors import ArgumentTypeError
+from ringcoll.dtypes import DTYPES, DType, ReduceOp, premul_sum
+from ringcoll.errors import ArgumentError, ArgumentTypeError
 
-__all__ = ["listed", "options"]
+__all__ = ["ROWS", "as_list", "op_of", "options"]
+
+ROWS: Mapping[Any, DType] = {
+    getattr(torch, row.name): row for row in DTYPES if hasattr(torch, row.name)
+}
+"""The row of a torch dtype; those without one are moved as bytes, and reduced by nobody."""
+
+_NAMES = {
+    "SUM": "sum",
+    "AVG": "avg",
+    "PRODUCT": "prod",
+    "MIN": "min",
+    "MAX": "max",
+    "BAND": "band",
+    "BOR": "bor",
+    "BXOR": "bxor",
+}
+_Kind = dist.ReduceOp.RedOpType
+# By the hash, which tells the kinds apart: options make their ReduceOp anew at every look, and a
+# comparison costs seven times as much.
+_PLAIN: Mapping[int, str] = {
+    hash(dist.ReduceOp(getattr(_Kind, theirs))): ours for theirs, ours in _NAMES.items()
+}
+
+
+def op_of(given: Any) -> str | ReduceOp:
+    """The operator that torch's options name.
+
+    Args:
+        given: a ``torch.distributed.ReduceOp``, premul_sum's with its factor: a number, or a tensor
+            of one element.
+
+    Raises:
+        ArgumentError: torch has added an operator that ringcoll does not know.
+
+    """
+    plain = _PLAIN.get(hash(given))
+    if plain is not None:
+        return plain
+    return _with_factor(given)
+
+
+def _with_factor(given: Any) -> ReduceOp:
+    kind, factor = given.__getstate__()
+    if kind == _Kind.PREMUL_SUM and factor is not None:
+        return premul_sum(factor.item() if isinstance(factor, torch.Tensor) else factor)
+    raise ArgumentError(
+        f"ringcoll: {kind} is not an operator that it has; it has {', '.join(_NAMES)} and "
+        f"PREMUL_SUM"
+    )
+
 
 _OPERATORS = (dist.ReduceOp, dist.ReduceOp.RedOpType)
 _FIELDS = {"op": "reduceOp", "root": "rootRank", "timeout": "timeout"}
@@ -44,7 +97,7 @@ _CALLS = {
 }
 
 
-def listed(tensors: Any, tensor: Any = None) -> Any:
+def as_list(tensors: Any, tensor: Any = None) -> Any:
     """A list of tensors.
 
     Args:

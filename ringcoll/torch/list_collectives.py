@@ -1,4 +1,7 @@
-"""Calls on a tensor and a list that has one for each rank."""
+"""Collectives on lists that hold a tensor for each rank.
+
+Lists of lists hold one list for each device that a rank has: always one here.
+"""
 
 from __future__ import annotations
 
@@ -8,24 +11,25 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import (
     AllgatherOptions,
+    AllToAllOptions,
     GatherOptions,
     ReduceScatterOptions,
     ScatterOptions,
 )
 
 from ringcoll.errors import ArgumentError
-from ringcoll.torch.calling import Calling, first
-from ringcoll.torch.ops import op_of
-from ringcoll.torch.overloads import listed, options
+from ringcoll.torch.base import first
+from ringcoll.torch.options import as_list, op_of, options
+from ringcoll.torch.tensor_collectives import TensorCollectives
 from ringcoll.torch.tensors import dense, flat_of, put_back, single, spread
-from ringcoll.torch.untraced import untraced
+from ringcoll.torch.tracing import compile_disabled
 
-__all__ = ["Lists"]
+__all__ = ["Collectives"]
 
 
-@untraced
-class Lists(Calling):
-    """``all_gather``, ``reduce_scatter``, ``gather`` and ``scatter``."""
+@compile_disabled
+class Collectives(TensorCollectives):
+    """``all_gather``, ``reduce_scatter``, ``gather``, ``scatter`` and ``all_to_all`` of lists."""
 
     def allgather(
         self,
@@ -184,8 +188,34 @@ class Lists(Calling):
             "scatter", engine, body, reads=parts, writes=output_tensors, later=opts.asyncOp
         )
 
+    def alltoall(
+        self,
+        output_tensors: Sequence[Any],
+        input_tensors: Sequence[Any],
+        opts: Any = None,
+        timeout: Any = None,
+    ) -> Any:
+        """Tensor q of the inputs goes to rank q; the sizes may differ."""
+        if type(opts) is not AllToAllOptions:
+            opts = options(AllToAllOptions, opts, timeout)
+        sources = self._list([input_tensors], "all_to_all")
+        targets = self._list([output_tensors], "all_to_all")
+        engine = self._engine(sources[0])
+
+        def body() -> None:
+            send, _ = flat_of(sources, "all_to_all", filled=True)
+            recv, own = flat_of(targets, "all_to_all", filled=False)
+            sent, received = ([part.numel() for part in parts] for parts in (sources, targets))
+            self._exchange(engine, send, sent, recv, received)
+            if not own:
+                spread(recv, targets)
+
+        return self._run(
+            "all_to_all", engine, body, reads=sources, writes=targets, later=opts.asyncOp
+        )
+
 
 def _lists(tensors: Any, one: Any, named: Any) -> tuple[Any, Any]:
     """A list of lists and a list of one, given so or as a list and a bare tensor."""
     bare = isinstance(one if named is None else named, torch.Tensor)
-    return ([tensors] if bare else tensors), listed(one, named)
+    return ([tensors] if bare else tensors), as_list(one, named)

@@ -1,27 +1,82 @@
-"""What all calls of a group have in common: an engine carries them out, a profiler is told."""
+"""What every call of a group builds on: its rank, size and names, and how an engine runs a call."""
 
 from __future__ import annotations
 
+import functools
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from ringcoll.errors import ArgumentError
-from ringcoll.torch.profiled import profiler, recorded
 from ringcoll.torch.tensors import single, written
-from ringcoll.torch.untraced import untraced
+from ringcoll.torch.tracing import compile_disabled, profiler, profiler_event
 
-__all__ = ["Calling", "first", "paired"]
+__all__ = ["GroupBase", "first", "paired"]
 
 
-@untraced
-class Calling(dist.ProcessGroup):  # type: ignore[misc]
-    """A group that says which engine serves a tensor."""
+@functools.partial(compile_disabled, simple=("rank", "size", "name"))
+class GroupBase(dist.ProcessGroup):  # type: ignore[misc]
+    """A group, by the names under which torch asks for its properties."""
 
     _nranks: int
     _rank: int
+    _name: str
+    _desc: str
+    _store: Any
+
+    def rank(self) -> int:
+        """This rank in the group."""
+        return self._rank
+
+    def size(self) -> int:
+        """How many ranks the group has."""
+        return self._nranks
+
+    def name(self) -> str:
+        """The backend's name."""
+        return "ringcoll"
+
+    getRank, getSize, getBackendName = rank, size, name  # noqa: N815
+
+    @property
+    def group_name(self) -> str:
+        """The name by which torch knows the group."""
+        return self._name
+
+    def _set_group_name(self, name: str) -> None:
+        self._name = name
+
+    @property
+    def group_desc(self) -> str:
+        """The user's description of the group."""
+        return self._desc
+
+    def _set_group_desc(self, desc: str) -> None:
+        self._desc = desc
+
+    def getGroupName(self) -> str:  # noqa: N802
+        """As :attr:`group_name`, for what is written in C++."""
+        return self._name
+
+    def getGroupDesc(self) -> str:  # noqa: N802
+        """As :attr:`group_desc`, for what is written in C++."""
+        return self._desc
+
+    def get_group_store(self) -> Any:
+        """The store in which the ranks of this group meet."""
+        return self._store
+
+    @property
+    def _device_types(self) -> list[Any]:
+        return [torch.device(kind) for kind in self._kinds()]
+
+    def _kinds(self) -> list[str]:
+        return ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+
+    # -- calls ----------------------------------------------------------------------------------
 
     @abstractmethod
     def _engine(self, tensor: Any) -> Any:
@@ -57,7 +112,7 @@ class Calling(dist.ProcessGroup):  # type: ignore[misc]
             written(tensor, name)
         if not profiler._is_profiler_enabled:
             return engine.run(body, reads=reads, writes=writes, later=later)
-        with recorded(name):
+        with profiler_event(name):
             return engine.run(body, reads=reads, writes=writes, later=later)
 
     def _list(self, lists: Sequence[Sequence[Any]], name: str) -> list[Any]:

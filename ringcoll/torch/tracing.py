@@ -1,8 +1,9 @@
-"""What torch.compile does at a group's calls: it breaks its graph, as at those of groups in C++.
+"""What torch's compiler and profiler see of a group's calls.
 
-A group in Python is to it like any other code, which it would follow to streams, locks and
-addresses. What ``torch.compiler.disable`` does about that loads torch._dynamo, which takes seconds,
-and wraps every call. The marks that it leaves are enough, and a call costs nothing.
+torch.compile breaks its graph at them, as at the calls of groups in C++. A group in Python is to it
+like any other code, which it would follow to streams, locks and addresses.
+``torch.compiler.disable`` would load torch._dynamo, which takes seconds, and wrap every call; the
+marks that it leaves are enough, and a call costs nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from collections.abc import Collection
 from types import FunctionType
 from typing import Any, TypeVar
 
-__all__ = ["untraced"]
+from torch.autograd import profiler
+
+__all__ = ["compile_disabled", "profiler", "profiler_event"]
 
 Kind = TypeVar("Kind", bound=type)
 
@@ -34,7 +37,7 @@ else:
         set_code_exec_strategy(function.__code__, _ALONE)
 
 
-def untraced(kind: Kind, *, simple: Collection[str] = ()) -> Kind:
+def compile_disabled(kind: Kind, *, simple: Collection[str] = ()) -> Kind:
     """Let torch.compile keep out of the methods of a class.
 
     Args:
@@ -52,3 +55,16 @@ def untraced(kind: Kind, *, simple: Collection[str] = ()) -> Kind:
                 marked._torchdynamo_disable = True
                 marked._torchdynamo_disable_msg = "calls of ringcoll run outside of graphs"
     return kind
+
+
+def profiler_event(name: str) -> Any:
+    """An event, from entering to leaving it; to be made while ``profiler._is_profiler_enabled``.
+
+    It spans what the caller's thread does for a call, as NCCL's do. One that another thread ended,
+    when the call ends there, might end when the profiler has let go of its memory.
+
+    Args:
+        name: of the call, as the other backends have it.
+
+    """
+    return profiler.record_function(f"ringcoll:{name}")

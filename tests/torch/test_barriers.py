@@ -8,8 +8,8 @@ pytest.importorskip("torch")
 
 import torch
 
-from ringcoll.torch import meeting
-from ringcoll.torch.meeting import SETTLED, Verdict, conclude, device_of, place
+from ringcoll.torch import barriers
+from ringcoll.torch.barriers import SETTLED, Verdict, conclude, device_of, place
 
 
 @pytest.fixture
@@ -50,12 +50,12 @@ def test_without_a_gpu_it_is_settled(monkeypatch):
 def test_a_place_is_one_gpu_of_one_host(gpus, monkeypatch):
     gpus(2)
     found = [type("Device", (), {"pci": f"0000:{number}"}) for number in range(2)]
-    monkeypatch.setattr(meeting, "devices", lambda: found)
-    monkeypatch.setattr(meeting, "available", lambda: None)
+    monkeypatch.setattr(barriers, "devices", lambda: found)
+    monkeypatch.setattr(barriers, "available", lambda: None)
     assert conclude([place(0), place(1)]) is Verdict.OPEN
     assert conclude([place(1), place(1)]) is Verdict.SETTLED
     assert conclude([place(1), place(None)]) is Verdict.LATER
     assert place(2) == SETTLED, "this process does not see it"
-    monkeypatch.setattr(meeting, "available", lambda: "CuPy cannot be imported")
+    monkeypatch.setattr(barriers, "available", lambda: "CuPy cannot be imported")
     assert place(0) == SETTLED
     assert conclude([SETTLED, "later", "GPU"]) is Verdict.SETTLED

@@ -1,0 +1,90 @@
+"""How the threads of a group end: waits in the store and the exit of the process end them.
+
+A daemon thread that is inside torch when the interpreter finalizes ends a successful run by
+SIGABRT. So groups that were not destroyed are closed at exit: their threads end, and the peers get
+the reason. A rank that waits in the store polls, so that it learns when the group has ended.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import weakref
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from ringcoll.finalize import uncaught
+
+__all__ = ["EXIT_GRACE", "PolledStore", "leave_at_exit"]
+
+EXIT_GRACE = 5.0
+"""Seconds that a call under way has to end in, when its process ends."""
+
+
+class Leaving(Protocol):
+    """What this module needs of a group."""
+
+    def leave(self, why: str) -> None:
+        """End its threads; ``why`` is not empty if the process ends by an error."""
+
+
+_groups: weakref.WeakSet[Leaving] = weakref.WeakSet()
+_process = [os.getpid()]
+
+
+def leave_at_exit(group: Leaving) -> None:
+    """Leave a group when this process ends."""
+    if _process[0] != os.getpid():  # those of a parent are not ours to leave
+        _process[0] = os.getpid()
+        _groups.clear()
+    _groups.add(group)
+
+
+def _exit() -> None:
+    if _process[0] != os.getpid():
+        return
+    error = uncaught()
+    why = "" if error is None else f"uncaught {type(error).__name__}: {error}"
+    for group in list(_groups):
+        with contextlib.suppress(Exception):
+            group.leave(why)
+
+
+# Exit functions run last in, first out: before the one by which ringcoll.finalize leaves.
+atexit.register(_exit)
+
+
+class PolledStore:
+    """A store of torch's, as ringcoll's bootstrap takes it.
+
+    Args:
+        store: torch's.
+        look: called at every look for keys; what it raises ends the wait.
+
+    """
+
+    def __init__(self, store: Any, look: Callable[[], None]) -> None:
+        self._store, self._look = store, look
+
+    def set(self, key: str, value: bytes, /) -> None:
+        """Keep ``value``."""
+        self._store.set(key, value)
+
+    def get(self, key: str, /) -> bytes:
+        """The value of a key that is there."""
+        value: bytes = self._store.get(key)
+        return value
+
+    def check(self, keys: list[str], /) -> bool:
+        """Whether all the keys are there."""
+        self._look()
+        return bool(self._store.check(keys))
+
+    def add(self, key: str, amount: int, /) -> int:
+        """Add to a counter that begins at 0; its new value."""
+        return int(self._store.add(key, amount))
+
+    def delete_key(self, key: str, /) -> bool:
+        """Remove a key; whether it was there."""
+        return bool(self._store.delete_key(key))

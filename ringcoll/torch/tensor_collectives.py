@@ -1,0 +1,259 @@
+"""Collectives on single tensors: in place, or from one input tensor to one output tensor.
+
+Those on lists with a tensor for each rank are in :mod:`ringcoll.torch.list_collectives`. torch's
+Python functions find these methods by name, and what is written in C++ (DDP's reducer, functional
+collectives) by a table of the same names. The names of parameters are those of groups in C++.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch._C._distributed_c10d import (
+    AllgatherOptions,
+    AllreduceCoalescedOptions,
+    AllreduceOptions,
+    AllToAllOptions,
+    BroadcastOptions,
+    ReduceOptions,
+    ReduceScatterOptions,
+)
+
+from ringcoll.errors import ArgumentError
+from ringcoll.torch.base import GroupBase, first, paired
+from ringcoll.torch.options import as_list, op_of, options
+from ringcoll.torch.tensors import dense, put_back, single, sparse
+from ringcoll.torch.tracing import compile_disabled, profiler, profiler_event
+
+__all__ = ["TensorCollectives"]
+
+_COUNTS = 64
+"""More calls on one element than a program makes between a forward pass and its backward pass."""
+
+
+@compile_disabled
+class TensorCollectives(GroupBase):
+    """``all_reduce``, ``reduce``, ``broadcast``, and the ``_single`` forms of the others."""
+
+    def __init__(self, rank: int, nranks: int) -> None:
+        super().__init__(rank, nranks)
+        # DDP's join counts the ranks that are left, and hands the Work on to C++ alone, which waits
+        # for it in the backward pass: without its half in Python a Work never ends.
+        self._counted: deque[Any] = deque(maxlen=_COUNTS)
+
+    def allreduce(
+        self,
+        tensors: Any = None,
+        opts: Any = None,
+        timeout: Any = None,
+        *,
+        tensor: Any = None,
+        op: Any = None,
+    ) -> Any:
+        """Combine every rank's tensor elementwise, in place."""
+        if type(opts) is not AllreduceOptions:
+            tensors = as_list(tensors, tensor)
+            opts = options(AllreduceOptions, opts, timeout, op=op)
+        return self._in_place("all_reduce", tensors, op_of(opts.reduceOp), 0, opts)
+
+    def reduce(
+        self,
+        tensors: Any = None,
+        opts: Any = None,
+        op: Any = None,
+        timeout: Any = None,
+        *,
+        tensor: Any = None,
+        root: Any = None,
+    ) -> Any:
+        """Combine every rank's tensor; the root's is replaced."""
+        if type(opts) is not ReduceOptions:
+            tensors = as_list(tensors, tensor)
+            opts = options(ReduceOptions, opts, timeout, op=op, root=root)
+        return self._in_place("reduce", tensors, op_of(opts.reduceOp), opts.rootRank, opts)
+
+    def broadcast(
+        self,
+        tensors: Any = None,
+        opts: Any = None,
+        timeout: Any = None,
+        *,
+        tensor: Any = None,
+        root: Any = None,
+    ) -> Any:
+        """Copy the root's tensor to all."""
+        if type(opts) is not BroadcastOptions:
+            tensors = as_list(tensors, tensor)
+            opts = options(BroadcastOptions, opts, timeout, root=root)
+        return self._in_place("broadcast", tensors, None, opts.rootRank, opts)
+
+    def _in_place(self, name: str, tensors: Sequence[Any], op: Any, root: int, opts: Any) -> Any:
+        tensor, later = single(tensors, name), opts.asyncOp
+        engine = self._engine(tensor)
+        if tensor.layout is not torch.strided:
+            raise sparse(tensor, name)
+        if tensor.is_contiguous() and not (tensor.is_neg() or tensor.is_conj()):
+            carry_out = engine.soon if later else engine.now
+            if not profiler._is_profiler_enabled:
+                work = carry_out(name, tensor, op, root)
+            else:
+                with profiler_event(name):
+                    work = carry_out(name, tensor, op, root)
+            if later and tensor.numel() == 1:
+                self._counted.append(work)
+            return work
+
+        receives = name == "all_reduce" or (name == "reduce") == (self._rank == root)
+
+        def body() -> None:
+            copy = dense(tensor, name)
+            engine.call(name, copy, None, op, root)
+            if receives:
+                put_back(tensor, copy)
+
+        return self._run(
+            name, engine, body, reads=tensors, writes=tensors, later=later, receives=receives
+        )
+
+    def allreduce_coalesced(self, tensors: Sequence[Any], opts: Any = None) -> Any:
+        """:meth:`allreduce` of several tensors."""
+        opts = options(AllreduceCoalescedOptions, opts)
+        op = op_of(opts.reduceOp)
+        engine = self._engine(first(tensors, "all_reduce_coalesced"))
+
+        def body() -> None:
+            for tensor in tensors:
+                copy = dense(tensor, "all_reduce")
+                engine.call("all_reduce", copy, None, op)
+                put_back(tensor, copy)
+
+        return self._run(
+            "all_reduce", engine, body, reads=tensors, writes=tensors, later=opts.asyncOp
+        )
+
+    def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> Any:
+        """Every rank's input, one behind the other, in the output of all."""
+        return self._gathered((output,), (input,), opts)
+
+    def all_gather_single_coalesced(
+        self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None
+    ) -> Any:
+        """:meth:`all_gather_single` of several pairs of tensors."""
+        return self._gathered(outputs, inputs, opts)
+
+    def _gathered(self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any) -> Any:
+        engine, opts = self._engine(first(inputs, "all_gather")), options(AllgatherOptions, opts)
+        pairs = paired(outputs, inputs, "all_gather")
+
+        def body() -> None:
+            for output, input_ in pairs:
+                copy = dense(output, "all_gather")
+                engine.call("all_gather", dense(input_, "all_gather"), copy)
+                put_back(output, copy)
+
+        return self._run(
+            "all_gather", engine, body, reads=inputs, writes=outputs, later=opts.asyncOp
+        )
+
+    def reduce_scatter_single(self, output: Any, input: Any, opts: Any = None) -> Any:
+        """Combine every rank's input; rank r gets its segment r."""
+        return self._scattered((output,), (input,), opts)
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None
+    ) -> Any:
+        """:meth:`reduce_scatter_single` of several pairs of tensors."""
+        return self._scattered(outputs, inputs, opts)
+
+    def _scattered(self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any) -> Any:
+        engine = self._engine(first(inputs, "reduce_scatter"))
+        opts, pairs = options(ReduceScatterOptions, opts), paired(outputs, inputs, "reduce_scatter")
+        op = op_of(opts.reduceOp)
+
+        def body() -> None:
+            for output, input_ in pairs:
+                copy = dense(output, "reduce_scatter")
+                engine.call("reduce_scatter", dense(input_, "reduce_scatter"), copy, op)
+                put_back(output, copy)
+
+        return self._run(
+            "reduce_scatter", engine, body, reads=inputs, writes=outputs, later=opts.asyncOp
+        )
+
+    def all_to_all_single(
+        self,
+        output: Any,
+        input: Any,
+        output_split_sizes: Sequence[int],
+        input_split_sizes: Sequence[int],
+        opts: Any = None,
+        timeout: Any = None,
+    ) -> Any:
+        """Part q of the input goes to rank q; the parts are equal, or of so many rows."""
+        if type(opts) is not AllToAllOptions:
+            opts = options(AllToAllOptions, opts, timeout)
+        engine = self._engine(input)
+        if not output_split_sizes and not input_split_sizes:
+
+            def body() -> None:
+                copy = dense(output, "all_to_all")
+                engine.call("all_to_all", dense(input, "all_to_all"), copy)
+                put_back(output, copy)
+
+        else:
+            sent = self._counts(input, input_split_sizes, "input")
+            received = self._counts(output, output_split_sizes, "output")
+
+            def body() -> None:
+                copy = dense(output, "all_to_all")
+                self._exchange(engine, dense(input, "all_to_all"), sent, copy, received)
+                put_back(output, copy)
+
+        return self._run(
+            "all_to_all", engine, body, reads=(input,), writes=(output,), later=opts.asyncOp
+        )
+
+    def _exchange(
+        self, engine: Any, send: Any, sent: list[int], recv: Any, received: list[int]
+    ) -> None:
+        """Nobody knows of the others whether their parts are equal, so all send in pairs."""
+        source, target = (engine.buffer(tensor, "all_to_all") for tensor in (send, recv))
+        scale = source.size // max(1, send.numel()) if send.numel() else 1
+        wide = target.size // max(1, recv.numel()) if recv.numel() else 1
+        engine.comm.all_to_all_v(
+            source,
+            [count * scale for count in sent],
+            target,
+            [count * wide for count in received],
+            **engine.how(),
+        )
+
+    def _counts(self, tensor: Any, splits: Sequence[int], side: str) -> list[int]:
+        """Elements for each rank, from rows of the first dimension."""
+        if not tensor.dim():
+            raise ArgumentError(f"ringcoll: all_to_all: {side} has no rows: it is one number")
+        rows, n = tensor.size(0), self._nranks
+        if not splits:
+            if rows % n:
+                raise ArgumentError(
+                    f"ringcoll: all_to_all: {n} ranks do not divide the {rows} rows of {side}; "
+                    f"pass {side}_split_sizes"
+                )
+            splits = [rows // n] * n
+        if len(splits) != n or sum(splits) != rows:
+            raise ArgumentError(
+                f"ringcoll: all_to_all: {side}_split_sizes={list(splits)} must be {n} numbers "
+                f"whose sum is the {rows} rows of {side}"
+            )
+        width = tensor.numel() // rows if rows else 0
+        return [int(split) * width for split in splits]
+
+    # The names of torch before 2.13.
+    _allgather_base = all_gather_single
+    _reduce_scatter_base = reduce_scatter_single
+    alltoall_base = all_to_all_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
