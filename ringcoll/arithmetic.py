@@ -19,8 +19,6 @@ import numpy.typing as npt
 
 from ringcoll.dtypes import OPS, DType, ReduceOp
 
-__all__ = ["TILE", "compile_reduce"]
-
 Array = npt.NDArray[Any]
 Closure = Callable[[], None]
 _Loader = Callable[[Array, Array], Array]

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-__all__ = ["Buffer", "Chunk"]
-
 
 class Buffer(Enum):
     """Which memory of a rank a chunk lies in.

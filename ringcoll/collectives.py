@@ -13,8 +13,6 @@ from typing import Literal, NamedTuple
 from ringcoll.chunks import Chunk
 from ringcoll.errors import ArgumentError
 
-__all__ = ["COLLECTIVES", "Collective", "Kind", "Leaf", "Segments"]
-
 Segments = Literal["none", "one", "all"]
 """How many segments a buffer holds: none, one, or one for each rank."""
 

@@ -18,17 +18,6 @@ from ringcoll.dtypes import Accumulate
 from ringcoll.errors import ArgumentError, ArgumentTypeError, UsageError
 from ringcoll.options import KINDS, AlgorithmName, Engine, Protocol, check_fields
 
-__all__ = [
-    "DEFAULTS",
-    "Config",
-    "Settings",
-    "from_environment",
-    "from_options",
-    "merge",
-    "resolve",
-    "starting",
-]
-
 _T = TypeVar("_T")
 
 _PREFIX = "RINGCOLL_"

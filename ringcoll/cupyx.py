@@ -22,7 +22,7 @@ from ringcoll.bootstrap import bootstrap_of
 from ringcoll.bootstrap.mpi import load_mpi
 from ringcoll.bootstrap.tcp import TcpBootstrap
 from ringcoll.communicator.public import Communicator
-from ringcoll.communicator.start import _communicator
+from ringcoll.communicator.start import communicator_on
 from ringcoll.config import starting
 from ringcoll.cuda.device import available
 from ringcoll.dtypes import Op
@@ -31,8 +31,6 @@ from ringcoll.fabric import open_fabric
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-__all__ = ["NCCLBackend", "RingcollBackend", "init_process_group"]
 
 _HOST, _PORT = "127.0.0.1", 13333  # cupyx's
 
@@ -221,7 +219,7 @@ def _begun(bootstrap: object, device: str, timeout: float | None) -> Communicato
     if cupy is not None and settings.device != "cpu" and available() is None:
         chosen = int(cupy.cuda.runtime.getDevice())
     fabric = open_fabric(bootstrap_of(bootstrap, timeout=seconds), timeout=seconds)
-    comm = _communicator(fabric, config, settings, chosen)
+    comm = communicator_on(fabric, config, settings, chosen)
     comm._settle()
     return comm
 

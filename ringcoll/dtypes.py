@@ -18,19 +18,6 @@ import numpy.typing as npt
 
 from ringcoll.errors import ArgumentError, ArgumentTypeError
 
-__all__ = [
-    "DTYPES",
-    "OPS",
-    "Accumulate",
-    "DType",
-    "Op",
-    "OpName",
-    "ReduceOp",
-    "dtype_of",
-    "op_of",
-    "premul_sum",
-]
-
 Array = npt.NDArray[Any]
 Category = Literal["bool", "int", "float", "complex"]
 Accumulate = Literal["wide", "dtype"]

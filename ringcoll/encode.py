@@ -26,8 +26,6 @@ from ringcoll.launch import Launch
 from ringcoll.lower import lower, place, without_signals
 from ringcoll.plan import HELLO, Block, Buffer, Chunk, Plan, Step
 
-__all__ = ["BlockProgram", "Program", "Row", "encode", "expand"]
-
 
 @dataclass(frozen=True, slots=True)
 class Row:

@@ -32,31 +32,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-__all__ = [
-    "AbortedError",
-    "ArgumentError",
-    "ArgumentTypeError",
-    "ClosedError",
-    "DeadlineError",
-    "Deadlock",
-    "EntryViolation",
-    "Error",
-    "ExitViolation",
-    "IllegalStep",
-    "LaunchRefused",
-    "LauncherError",
-    "MachineError",
-    "MismatchError",
-    "OutOfMemory",
-    "PlanError",
-    "Race",
-    "RankLostError",
-    "UnawaitedSignal",
-    "UsageError",
-    "WrongResult",
-    "did_you_mean",
-]
-
 
 class Error(Exception):
     """Anything that ringcoll raises on purpose."""

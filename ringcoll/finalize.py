@@ -28,8 +28,6 @@ from ringcoll.bootstrap.launcher import launched_rank, launcher_of
 from ringcoll.bootstrap.mpi import mpi_running
 from ringcoll.errors import AbortedError, RankLostError
 
-__all__ = ["Exit", "hold", "note_death", "resolve", "track", "unresolved"]
-
 # Seconds for the others to come: long work at the end of one rank is no fault. The bound is for a
 # peer that never announces its exit, as when its init failed while this one's did not.
 _LONGEST_WAIT = 600.0

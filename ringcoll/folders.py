@@ -7,8 +7,6 @@ import stat
 import tempfile
 from pathlib import Path
 
-__all__ = ["contents", "own_folder", "pip_install", "user_folder", "write_aside"]
-
 
 def pip_install(extra: str) -> str:
     """The command that adds an extra such as "mpi" to this package, however it was installed."""

@@ -12,8 +12,6 @@ from typing import NamedTuple
 from ringcoll.errors import IllegalStep
 from ringcoll.plan import Chunk, Plan
 
-__all__ = ["Label", "StepLabels", "labels"]
-
 
 class Label(Enum):
     """Raw: unscaled INPUT of one rank. Final: every contribution, finished. Partial: between."""

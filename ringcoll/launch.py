@@ -12,8 +12,6 @@ from ringcoll.collectives import Collective
 from ringcoll.errors import ArgumentError
 from ringcoll.plan import Buffer
 
-__all__ = ["ALL_MAPPED", "PROTOCOLS", "Launch", "Layout"]
-
 PROTOCOLS = ("Simple", "LL", "LL128")
 """How a signal travels: as a word of its own, or inside the lines of data that it announces."""
 

@@ -16,8 +16,6 @@ from ringcoll.algorithms import ALGORITHMS
 from ringcoll.dtypes import Accumulate
 from ringcoll.errors import ArgumentError, ArgumentTypeError
 
-__all__ = ["KINDS", "AlgorithmName", "Engine", "Kind", "Protocol", "check_fields"]
-
 AlgorithmName = Literal[
     "ring",
     "tree",

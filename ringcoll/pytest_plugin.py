@@ -25,8 +25,6 @@ from typing import Any, cast
 
 import pytest
 
-__all__ = ["comm", "ringcoll_spawn"]
-
 _COMM = "comm"
 
 

@@ -10,16 +10,6 @@ import re
 
 from ringcoll.errors import ArgumentError
 
-__all__ = [
-    "format_bytes",
-    "format_seconds",
-    "parse_bandwidth",
-    "parse_bytes",
-    "parse_ints",
-    "parse_seconds",
-    "parse_sizes",
-]
-
 MOST_INTS = 1 << 16
 """Numbers that a list has at most."""
 

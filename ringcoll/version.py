@@ -1,5 +1,3 @@
 """The version of this package, in a module that imports nothing."""
 
-__all__ = ["__version__"]
-
 __version__ = "0.1.0"

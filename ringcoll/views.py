@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["DeviceView", "device_view"]
-
 
 class DeviceView(np.ndarray[Any, Any]):
     """An array that does not show its elements."""

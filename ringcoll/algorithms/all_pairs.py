@@ -11,8 +11,6 @@ from ringcoll.algorithms.parts import Only, Program, assemble, inp, out, scratch
 from ringcoll.collectives import Collective
 from ringcoll.plan import Block, Chunk, Plan, Step, Symmetry
 
-__all__ = ["all_gather", "all_reduce", "all_to_all", "arrivals", "reduce_scatter"]
-
 
 def all_to_all(nranks: int, *, only: Only = None) -> Plan:
     """Each rank writes to each its segment: n - 1 segments out."""

@@ -6,8 +6,6 @@ from ringcoll.algorithms.parts import Only, Program, assemble, wanted
 from ringcoll.collectives import Collective
 from ringcoll.plan import Block, Plan, Step, Symmetry
 
-__all__ = ["all_pairs", "dissemination"]
-
 
 def all_pairs(nranks: int, *, only: Only = None) -> Plan:
     """Each rank signals all others: one hop, n - 1 signals a rank."""

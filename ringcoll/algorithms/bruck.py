@@ -10,8 +10,6 @@ from ringcoll.algorithms.parts import Only, Program, assemble, inp, out, scratch
 from ringcoll.collectives import Collective
 from ringcoll.plan import Block, Plan, Step, Symmetry
 
-__all__ = ["all_gather", "all_to_all"]
-
 
 def all_gather(nranks: int, *, only: Only = None) -> Plan:
     """In round k each rank sends the 2^k segments from its own on to the rank 2^k before it.

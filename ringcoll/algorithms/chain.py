@@ -12,8 +12,6 @@ from ringcoll.algorithms.parts import Only, Program, Rings, as_rings, assemble, 
 from ringcoll.collectives import Collective
 from ringcoll.plan import Block, Chunk, Plan, Step
 
-__all__ = ["broadcast", "reduce", "send"]
-
 
 def broadcast(nranks: int, *, root: int = 0, rings: Rings = None, only: Only = None) -> Plan:
     """Each rank hands the buffer on to the next, in slices, beginning with the root: n - 1 hops.

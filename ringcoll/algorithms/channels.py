@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from ringcoll.algorithms import ALGORITHMS, options
 from ringcoll.errors import ArgumentError
 
-__all__ = ["Channels", "alternating", "channelled", "channels_along"]
-
 _FINEST = 256
 """The largest weight of a channel that is tried."""
 

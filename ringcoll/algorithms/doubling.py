@@ -14,8 +14,6 @@ from ringcoll.algorithms.parts import Only, Program, assemble, inp, out, scratch
 from ringcoll.collectives import Collective
 from ringcoll.plan import Block, Chunk, Plan, Step
 
-__all__ = ["all_gather", "all_reduce", "gather_by_doubling", "span", "teams_of"]
-
 
 def all_reduce(nranks: int, *, only: Only = None) -> Plan:
     """In each round two partners exchange all that they have summed: log2 p hops of a buffer.

@@ -14,8 +14,6 @@ from ringcoll.algorithms.parts import Only, Program, assemble, inp, out, scratch
 from ringcoll.collectives import Collective
 from ringcoll.plan import Block, Chunk, Plan, Step
 
-__all__ = ["all_reduce", "reduce_scatter"]
-
 
 def reduce_scatter(nranks: int, *, only: Only = None) -> Plan:
     """In each round two partners exchange the half that the other must sum: log2 p hops.

@@ -13,8 +13,6 @@ from ringcoll.algorithms.parts import Only, Program, as_nodes, assemble, inp, ou
 from ringcoll.collectives import Collective
 from ringcoll.plan import Block, Chunk, Plan, Step
 
-__all__ = ["all_gather", "all_reduce", "reduce_scatter"]
-
 
 def all_reduce(nranks: int, *, nodes: Nodes = None, only: Only = None) -> Plan:
     """Each node sums pieces, a ring a rail sums them among nodes, each node hands them out.

@@ -11,8 +11,6 @@ from ringcoll.algorithms.parts import Only, Program, as_nodes, assemble, inp, ou
 from ringcoll.collectives import Collective
 from ringcoll.plan import Block, Plan, Step
 
-__all__ = ["broadcast", "reduce"]
-
 
 def broadcast(nranks: int, *, root: int = 0, nodes: Nodes = None, only: Only = None) -> Plan:
     """The root's node shares out pieces, a chain a rail takes them to all nodes, which gather.

@@ -20,8 +20,6 @@ from ringcoll.algorithms import ALGORITHMS, Algorithm, Builder, unknown_algorith
 from ringcoll.errors import ArgumentError
 from ringcoll.plan import Plan
 
-__all__ = ["find", "find_all", "load"]
-
 
 def find(collective: str, name: str) -> Algorithm:
     """An algorithm of a collective, as :func:`ringcoll.algorithms.build` takes it.

@@ -11,16 +11,6 @@ from ringcoll.errors import ArgumentError
 from ringcoll.lower.slices import split
 from ringcoll.plan import Block, Chunk, Plan, Step, Symmetry
 
-__all__ = [
-    "Nodes",
-    "Position",
-    "local_sum",
-    "positions_of",
-    "rails_of",
-    "renumbered",
-    "symmetry_of",
-]
-
 Nodes = Sequence[int] | None
 """How many ranks each node has, in rank order; None is the squarest split."""
 

@@ -13,18 +13,6 @@ from ringcoll.algorithms.parts import Only, Program, assemble, inp, out, scratch
 from ringcoll.collectives import Collective
 from ringcoll.plan import Block, Plan, Step, Symmetry
 
-__all__ = [
-    "all_gather",
-    "all_reduce",
-    "all_reduce_push",
-    "all_to_all",
-    "broadcast",
-    "gather",
-    "reduce",
-    "reduce_scatter",
-    "scatter",
-]
-
 
 def all_reduce(nranks: int, *, only: Only = None) -> Plan:
     """Each rank reads and sums all buffers: n - 1 buffers in."""

@@ -11,20 +11,6 @@ from ringcoll.collectives import Collective
 from ringcoll.errors import ArgumentError
 from ringcoll.plan import Block, Buffer, Chunk, Plan, Step, Symmetry
 
-__all__ = [
-    "Only",
-    "Program",
-    "Rings",
-    "as_nodes",
-    "as_rings",
-    "assemble",
-    "inp",
-    "out",
-    "scratch",
-    "slots",
-    "wanted",
-]
-
 DISTINCT = 8
 """Up to so many arrivals have a SCRATCH chunk each: no credits within a call, and protocols that
 write each line once can carry the plan. Where there are more, they alternate between two."""

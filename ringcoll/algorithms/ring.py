@@ -22,8 +22,6 @@ from ringcoll.algorithms.parts import (
 from ringcoll.collectives import Collective
 from ringcoll.plan import Block, Chunk, Plan, Step, Symmetry
 
-__all__ = ["all_gather", "all_reduce", "broadcast", "reduce", "reduce_scatter"]
-
 
 def all_reduce(nranks: int, *, rings: Rings = None, only: Only = None) -> Plan:
     """Pieces travel the ring twice: once around they are summed, once more the sums are handed on.

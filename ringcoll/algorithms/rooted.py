@@ -10,8 +10,6 @@ from ringcoll.algorithms.parts import Only, Program, assemble, inp, out, scratch
 from ringcoll.collectives import Collective
 from ringcoll.plan import Block, Plan, Step
 
-__all__ = ["broadcast", "gather", "reduce", "scatter"]
-
 
 def reduce(nranks: int, *, root: int = 0, only: Only = None) -> Plan:
     """Each rank writes its buffer to the root, which sums them: n - 1 buffers in."""

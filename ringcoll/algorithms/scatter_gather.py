@@ -14,8 +14,6 @@ from ringcoll.algorithms.parts import Only, Program, assemble, inp, out, scratch
 from ringcoll.collectives import Collective
 from ringcoll.plan import Block, Plan, Step
 
-__all__ = ["broadcast", "broadcast_fused", "reduce", "reduce_push"]
-
 
 def broadcast(nranks: int, *, root: int = 0, only: Only = None) -> Plan:
     """The root writes a piece to each of the others, which write it to the rest: two hops.

@@ -15,8 +15,6 @@ from ringcoll.algorithms.parts import Only, Program, assemble, inp, out, scratch
 from ringcoll.collectives import Collective
 from ringcoll.plan import Block, Chunk, Plan, Step
 
-__all__ = ["all_reduce", "broadcast", "reduce"]
-
 
 def all_reduce(nranks: int, *, only: Only = None) -> Plan:
     """Sums go up two binary trees, half the buffer each, and results come down: 2 log2 n hops.

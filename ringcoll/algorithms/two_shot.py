@@ -10,8 +10,6 @@ from ringcoll.algorithms.parts import Only, Program, assemble, inp, out, wanted
 from ringcoll.collectives import Collective
 from ringcoll.plan import Block, Plan, Step, Symmetry
 
-__all__ = ["all_reduce", "all_reduce_fused"]
-
 
 def all_reduce(nranks: int, *, only: Only = None) -> Plan:
     """Each rank reads and sums its piece of all buffers, then writes the sum to all: two hops.

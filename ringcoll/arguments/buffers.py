@@ -12,8 +12,6 @@ from ringcoll.dtypes import dtype_of
 from ringcoll.errors import ArgumentError, ArgumentTypeError
 from ringcoll.views import DeviceView
 
-__all__ = ["flat"]
-
 Array = npt.NDArray[Any]
 
 # DLPack's device types that the CPU can address: its own memory, and CUDA's pinned host memory.

@@ -29,8 +29,6 @@ from ringcoll.collectives import COLLECTIVES
 from ringcoll.dtypes import DType, ReduceOp
 from ringcoll.errors import ArgumentError
 
-__all__ = ["Call", "check_peer", "prepare", "prepare_recv", "prepare_send", "prepare_sendrecv"]
-
 Array = npt.NDArray[Any]
 
 

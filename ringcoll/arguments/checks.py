@@ -17,20 +17,6 @@ from ringcoll.collectives import COLLECTIVES
 from ringcoll.dtypes import DTYPES, OPS, DType, ReduceOp, op_of
 from ringcoll.errors import ArgumentError, ArgumentTypeError
 
-__all__ = [
-    "ROWS",
-    "address_of",
-    "checked_op",
-    "checked_rank",
-    "checked_root",
-    "equal_buffers",
-    "refuse_keyword",
-    "same_dtype",
-    "segment",
-    "spread_buffers",
-    "view",
-]
-
 Array = npt.NDArray[Any]
 
 ROWS: Mapping[np.dtype[Any], DType] = {row.numpy: row for row in DTYPES}

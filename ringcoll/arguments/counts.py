@@ -20,8 +20,6 @@ import numpy.typing as npt
 from ringcoll.arguments.checks import address_of, refuse_keyword, same_dtype, view
 from ringcoll.errors import ArgumentError, ArgumentTypeError
 
-__all__ = ["Counts", "Site"]
-
 Array = npt.NDArray[Any]
 Counts = tuple[int, ...]
 

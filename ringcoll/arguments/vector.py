@@ -19,15 +19,6 @@ from ringcoll.arguments.checks import (
 from ringcoll.arguments.counts import Counts, Site
 from ringcoll.dtypes import DType, ReduceOp
 
-__all__ = [
-    "VCall",
-    "prepare_all_gather_v",
-    "prepare_all_to_all_v",
-    "prepare_gather_v",
-    "prepare_reduce_scatter_v",
-    "prepare_scatter_v",
-]
-
 Array = npt.NDArray[Any]
 
 

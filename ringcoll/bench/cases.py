@@ -13,8 +13,6 @@ from ringcoll.dtypes import DTYPES, OPS, DType, ReduceOp, dtype_of, op_of, premu
 from ringcoll.errors import ArgumentError
 from ringcoll.model.closed_form import bus_factor
 
-__all__ = ["Case", "Section", "find_of", "sections", "sizes"]
-
 # nccl-tests spells some of the names in its own way.
 _TYPE_NAMES = {
     "float16": "half",

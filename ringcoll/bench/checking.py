@@ -19,8 +19,6 @@ import numpy.typing as npt
 from ringcoll.bench.cases import Case
 from ringcoll.dtypes import DType
 
-__all__ = ["Inputs", "Wrong", "answer", "compare", "given", "poison"]
-
 Array = npt.NDArray[Any]
 
 BLOCK = 1 << 18

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from ringcoll.bench.library import Library
     from ringcoll.communicator.public import Communicator
 
-__all__ = ["Address", "Device", "device_of"]
-
 Array = npt.NDArray[Any]
 
 

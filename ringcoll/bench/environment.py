@@ -10,8 +10,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-__all__ = ["cores", "cpu_name", "gpus", "machine", "versions", "wanted_device"]
-
 _PACKAGES = ("numpy", "ml_dtypes", "mpi4py", "mpich", "openmpi", "torch", "matplotlib")
 
 

@@ -18,8 +18,6 @@ from ringcoll.errors import ArgumentError
 from ringcoll.folders import pip_install
 from ringcoll.units import parse_bandwidth, parse_bytes, parse_ints, parse_seconds
 
-__all__ = ["add_arguments", "read"]
-
 _PICTURES = (".png", ".svg", ".pdf")
 
 # Flags of nccl-tests that change nothing here, and why.

@@ -27,8 +27,6 @@ from ringcoll.errors import ArgumentError
 if TYPE_CHECKING:
     from ringcoll.communicator.public import Communicator
 
-__all__ = ["EventWatch", "GpuDevice", "captured"]
-
 Array = npt.NDArray[Any]
 
 _POISON, _TRUE = 0xA5, 1  # a bool of another byte would be no bool

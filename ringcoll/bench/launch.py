@@ -22,16 +22,6 @@ from ringcoll.bootstrap.sockets import run_ranks
 from ringcoll.errors import ArgumentError
 from ringcoll.folders import pip_install
 
-__all__ = [
-    "Start",
-    "become_mpiexec",
-    "decide",
-    "is_first",
-    "opened",
-    "own_command",
-    "run_sockets",
-]
-
 MOST_RANKS = 4
 """Ranks that a plain command starts on CPUs, where there are so many cores, or on a lone GPU."""
 

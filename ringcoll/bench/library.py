@@ -22,8 +22,6 @@ from ringcoll.plan import Buffer
 if TYPE_CHECKING:
     from ringcoll.communicator.public import Communicator
 
-__all__ = ["Buffers", "Library", "Operation", "Place", "Ringcoll", "allocate"]
-
 Array = npt.NDArray[Any]
 
 _LINE = 64  # bytes of a cache line: ranks of nccl-tests' sizes begin at a whole one

@@ -19,18 +19,6 @@ from ringcoll.bench.settings import Settings
 from ringcoll.bench.table import Result
 from ringcoll.bench.timing import Clock, OverRanks
 
-__all__ = [
-    "Loop",
-    "case_of",
-    "header",
-    "loop_of",
-    "most_bytes",
-    "over_ranks",
-    "row",
-    "sides",
-    "time_calls",
-]
-
 _LARGE = 8192  # bytes of the largest small message
 _SHARES = ("all_gather", "all_to_all", "gather", "scatter")
 

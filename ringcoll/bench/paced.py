@@ -31,16 +31,6 @@ from ringcoll.units import format_seconds
 if TYPE_CHECKING:
     from ringcoll.communicator.public import Communicator
 
-__all__ = [
-    "Forecast",
-    "chain_seconds",
-    "describe_pace",
-    "forecast",
-    "free_seconds",
-    "links_of",
-    "measure_chain",
-]
-
 COLD = 2
 """Calls that are not counted: each half of SCRATCH is bound to a call's rows once."""
 

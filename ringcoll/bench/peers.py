@@ -16,8 +16,6 @@ from ringcoll.errors import ArgumentError, LauncherError
 if TYPE_CHECKING:
     from ringcoll.communicator.public import Communicator
 
-__all__ = ["Mpi", "open_peer"]
-
 _MPI_OPS = {
     "sum": "SUM",
     "prod": "PROD",

@@ -16,8 +16,6 @@ from ringcoll.folders import pip_install
 from ringcoll.model.closed_form import bus_factor
 from ringcoll.units import format_bytes
 
-__all__ = ["draw_rows"]
-
 Row = Mapping[str, Any]
 
 _TICKS = 8

@@ -17,8 +17,6 @@ from ringcoll.bench.settings import Settings
 from ringcoll.bench.table import Result
 from ringcoll.units import format_bytes
 
-__all__ = ["Report", "Row"]
-
 
 @dataclass(frozen=True, slots=True)
 class Row:

@@ -35,8 +35,6 @@ from ringcoll.errors import ArgumentError
 if TYPE_CHECKING:
     from ringcoll.communicator.public import Communicator
 
-__all__ = ["measure"]
-
 
 def measure(world: World, settings: Settings, report: Report) -> bool:
     """Measure everything that the settings ask for; collective.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["COLLECTIVES", "PEERS", "Pace", "Settings"]
-
 COLLECTIVES = (
     "all_reduce",
     "all_gather",

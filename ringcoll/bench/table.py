@@ -9,16 +9,6 @@ from ringcoll.bench.cases import Case
 from ringcoll.bench.settings import Settings
 from ringcoll.bench.timing import OverRanks, Spread
 
-__all__ = [
-    "Result",
-    "fixed",
-    "footer",
-    "header",
-    "preamble",
-    "rank_line",
-    "row",
-]
-
 _LEFT = "# {:>10}  {:>12}  {:>8}  {:>6}  {:>6}"
 _SIDE = "  {:>7}  {:>6}  {:>6}  {:>6}"
 _SPREAD = "  {:>7}  {:>7}  {:>7}  {:>7}"

@@ -15,18 +15,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-__all__ = [
-    "Clock",
-    "OverRanks",
-    "Spread",
-    "Stopwatch",
-    "Timing",
-    "blocks_of",
-    "iterations_for",
-    "median_over_ranks",
-    "spread",
-]
-
 BLOCKS = 5
 """Blocks a call is measured in, fewer where there are fewer iterations."""
 

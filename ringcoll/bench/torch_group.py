@@ -26,8 +26,6 @@ from ringcoll.errors import MachineError
 if TYPE_CHECKING:
     from ringcoll.communicator.public import Communicator
 
-__all__ = ["join"]
-
 
 def join(comm: Communicator, dist: Any, backend: str, **options: Any) -> None:
     """Make torch's default group of these ranks, which is destroyed at exit; collective.

@@ -25,8 +25,6 @@ from ringcoll.errors import ArgumentError, MachineError
 if TYPE_CHECKING:
     from ringcoll.communicator.public import Communicator
 
-__all__ = ["Gloo", "Nccl", "nccl_version"]
-
 _OPS = {"sum": "SUM", "prod": "PRODUCT", "min": "MIN", "max": "MAX", "avg": "AVG"}
 _TYPES = frozenset({"int8", "uint8", "int32", "int64", "float16", "bfloat16", "float32", "float64"})
 # torch.distributed has one form of each: these take one tensor, those take two.

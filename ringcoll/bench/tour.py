@@ -30,8 +30,6 @@ from ringcoll.units import format_bytes, format_seconds
 if TYPE_CHECKING:
     from ringcoll.communicator.public import Communicator
 
-__all__ = ["tour"]
-
 FOLDER = "bench-results"
 """Where the files go: below the current folder, if it can be written."""
 

@@ -13,8 +13,6 @@ from ringcoll.bench.environment import gpus, wanted_device
 from ringcoll.communicator.public import Communicator
 from ringcoll.communicator.start import init, init_all, spawn
 
-__all__ = ["World", "agree", "gather_bytes", "gather_numbers"]
-
 T = TypeVar("T")
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-__all__ = ["Bootstrap", "SingleBootstrap", "named"]
-
 
 class Bootstrap(Protocol):
     """Any object with these three is a bootstrap."""

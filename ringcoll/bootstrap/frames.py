@@ -10,8 +10,6 @@ from collections.abc import Sequence
 
 from ringcoll.errors import MachineError
 
-__all__ = ["exactly", "joined", "left", "split"]
-
 _WORD = struct.Struct("<Q")
 
 

@@ -10,16 +10,6 @@ from pathlib import Path
 
 from ringcoll.errors import LauncherError
 
-__all__ = [
-    "Launcher",
-    "TorchWorld",
-    "check_world",
-    "launched_rank",
-    "launcher_of",
-    "mpiexec",
-    "torch_world",
-]
-
 # In order of trust: a launcher that was itself started by srun leaves both kinds. A Slurm job's
 # size (SLURM_NTASKS) is also set for a process that runs alone in the job; its step's size is not.
 _SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")

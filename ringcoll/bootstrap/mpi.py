@@ -23,8 +23,6 @@ from ringcoll.bootstrap.launcher import check_world, launcher_of, mpiexec
 from ringcoll.errors import ArgumentTypeError, DeadlineError, MachineError
 from ringcoll.folders import pip_install
 
-__all__ = ["MpiBootstrap", "PartOfMpi", "is_mpi_communicator", "load_mpi", "mpi_running"]
-
 _HELLO, _PART = 32749, 32748  # the reserved tags; MPI promises tags up to 32767
 _YIELDS = 200  # polls that yield before a poll sleeps
 _SLEEP = 1e-3  # seconds

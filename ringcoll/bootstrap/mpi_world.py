@@ -17,8 +17,6 @@ from ringcoll.bootstrap.launcher import check_world, launcher_of
 from ringcoll.bootstrap.mpi import load_mpi, mpi_running
 from ringcoll.errors import Error, MachineError
 
-__all__ = ["in_mpi_world"]
-
 _TAG = 32747  # MPI promises tags up to 32767
 # This process's communicators, and their processes of the world. All members of two of them have
 # both in the same order: they are made in the order of the calls that need them.

@@ -21,8 +21,6 @@ from ringcoll.bootstrap.contract import named
 from ringcoll.bootstrap.frames import exactly, joined, split
 from ringcoll.errors import DeadlineError, MachineError, RankLostError
 
-__all__ = ["SocketBootstrap", "adopted", "run_ranks"]
-
 _VARIABLE = "_RINGCOLL_SOCKET"  # descriptor, rank, nranks, parent's process id
 _FRAME = struct.Struct("<cQ")  # kind, length of what follows
 _WORD = struct.Struct("<Q")

@@ -16,8 +16,6 @@ from typing import Protocol, TypeGuard
 from ringcoll.bootstrap.contract import named
 from ringcoll.errors import ArgumentError, ArgumentTypeError, DeadlineError, MachineError
 
-__all__ = ["Store", "StoreBootstrap", "is_store", "store_bootstrap"]
-
 _LENGTH = struct.Struct("<Q")
 _FIRST, _LAST = 2e-4, 1e-2  # seconds between polls, which grow from the one to the other
 _VERBS = ("set", "get", "check", "add")

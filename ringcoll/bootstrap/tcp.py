@@ -15,8 +15,6 @@ from ringcoll.bootstrap.contract import named
 from ringcoll.bootstrap.frames import exactly, joined, left, split
 from ringcoll.errors import ArgumentError, DeadlineError, MachineError, RankLostError
 
-__all__ = ["TcpBootstrap"]
-
 _HELLO = struct.Struct("<8sQQ")  # magic, rank, nranks
 _MAGIC = b"ringcoll"
 _LENGTH = struct.Struct("<Q")

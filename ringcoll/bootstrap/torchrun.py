@@ -13,8 +13,6 @@ from ringcoll.bootstrap.store import Store, StoreBootstrap
 from ringcoll.errors import DeadlineError, MachineError
 from ringcoll.folders import pip_install
 
-__all__ = ["torchrun_bootstrap"]
-
 _LONGEST = 365 * 86400.0  # seconds; torch's stores know no infinity
 
 # One client a process: rank 0's serves the others, who may still read when its call has returned.

@@ -14,8 +14,6 @@ from ringcoll.model.explain import LEGEND, space_time
 from ringcoll.model.links import Links
 from ringcoll.model.predict import Clock
 
-__all__ = ["EXAMPLES", "add_arguments", "main"]
-
 EXAMPLES = """\
 ringcoll algorithms                    every collective and its algorithms, a line each
 ringcoll algorithms all_reduce         those of all_reduce, each drawn for 4 ranks

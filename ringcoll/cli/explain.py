@@ -34,8 +34,6 @@ from ringcoll.model.tuner import (
 from ringcoll.plan import Plan, format_plan
 from ringcoll.units import format_bytes, format_seconds, parse_bytes
 
-__all__ = ["EXAMPLES", "add_arguments", "main"]
-
 EXAMPLES = """\
 ringcoll explain all_reduce                       the fastest algorithm, and why
 ringcoll explain all_reduce --algorithm ring --slices 1 --plot ring.svg

@@ -16,8 +16,6 @@ from ringcoll.errors import MachineError
 if TYPE_CHECKING:
     from ringcoll.executors.cuda.cache import KernelCache
 
-__all__ = ["EXAMPLES", "add_arguments", "main"]
-
 EXAMPLES = """\
 ringcoll kernels sm_90                            for H100 and H200
 ringcoll kernels sm_80 sm_90 sm_100

@@ -15,17 +15,6 @@ from ringcoll.model.figures import Figures, measured_figures, read_figures
 from ringcoll.model.links import Links, Topology, Wire, equal_nodes
 from ringcoll.units import format_seconds, parse_bandwidth, parse_ints, parse_seconds
 
-__all__ = [
-    "MEASURED",
-    "add_call_arguments",
-    "add_link_arguments",
-    "describe_links",
-    "figures_of",
-    "links_of",
-    "typed",
-    "unknown_costs",
-]
-
 MEASURED = "measured"
 """The bandwidth of a machine that a timing run has seen."""
 

@@ -35,8 +35,6 @@ from ringcoll.model.predict import Clock
 from ringcoll.model.tuner import best_slices, plan_for
 from ringcoll.units import format_bytes, format_seconds, parse_ints, parse_sizes
 
-__all__ = ["EXAMPLES", "add_arguments", "main"]
-
 EXAMPLES = """\
 ringcoll model all_reduce --ranks 8 --alpha 2us --latency 1us
 ringcoll model broadcast --algorithm chain --ranks 2-8 --slices 1-64 --plot chain.svg

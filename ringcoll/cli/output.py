@@ -15,16 +15,6 @@ from typing import Any, TextIO
 
 from ringcoll.errors import ArgumentError
 
-__all__ = [
-    "Progress",
-    "bold",
-    "check_target",
-    "progress",
-    "say_written",
-    "write_json",
-    "write_text",
-]
-
 _TICK_SECONDS = 0.2
 
 

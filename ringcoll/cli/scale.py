@@ -18,8 +18,6 @@ from ringcoll.model.scale import Growth, Point, Span, fastest, winners
 from ringcoll.topology.presets import preset
 from ringcoll.units import format_bytes, format_seconds
 
-__all__ = ["main"]
-
 _ALGORITHMS = ("ring", "tree", "hierarchical")
 _NODES = [1 << power for power in range(12)]
 _SIZES = tuple(1 << power for power in range(10, 31, 4))

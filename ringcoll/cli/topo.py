@@ -43,8 +43,6 @@ from ringcoll.topology.search import find_rings
 from ringcoll.topology.system import Gpu, System
 from ringcoll.units import format_bytes, format_seconds, parse_ints
 
-__all__ = ["EXAMPLES", "add_arguments", "main"]
-
 EXAMPLES = """\
 ringcoll topo                                     this machine
 ringcoll topo --preset dgx-h100                   a known machine; --preset list names them

@@ -18,8 +18,6 @@ from ringcoll.errors import ArgumentError, did_you_mean
 from ringcoll.units import parse_ints
 from ringcoll.verifier.examine import Case, Outcome, examine
 
-__all__ = ["EXAMPLES", "add_arguments", "main"]
-
 EXAMPLES = """\
 ringcoll verify                                   every algorithm, 1 to 8 ranks
 ringcoll verify --ranks 2-4 --collective all_reduce

@@ -17,8 +17,6 @@ from ringcoll.model.links import Links, Wire
 from ringcoll.plan import Plan
 from ringcoll.verifier.prover import prove_launch
 
-__all__ = ["HOST", "MESSAGE_BYTES", "NETWORK", "across", "links_of", "tuned_across"]
-
 MESSAGE_BYTES = 256 << 10
 """Bytes of a slice between nodes."""
 

@@ -12,8 +12,6 @@ from ringcoll.cuda.raw import RawArray
 from ringcoll.executors.cuda.cuda_call import CudaCall
 from ringcoll.executors.cuda_nodes.executor import CudaNodesCall
 
-__all__ = ["CachedCall", "is_cupy", "location_of", "reference"]
-
 
 @dataclass(slots=True)
 class CachedCall:

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from ringcoll.options import AlgorithmName, Engine, Protocol
     from ringcoll.plan import Plan
 
-__all__ = ["Asynchronous", "Blocking", "CallOptions", "Either"]
-
 
 class CallOptions(TypedDict, total=False):
     """What every call takes by keyword, beside ``async_op``; left out or None: inherited.

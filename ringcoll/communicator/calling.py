@@ -27,8 +27,6 @@ from ringcoll.config import Config, resolve
 from ringcoll.errors import ArgumentError
 from ringcoll.executors.contract import Runnable
 
-__all__ = ["Calling"]
-
 Array = npt.NDArray[Any]
 _Key = tuple[object, ...]
 

@@ -9,8 +9,6 @@ import numpy as np
 
 from ringcoll.errors import ArgumentError, ArgumentTypeError
 
-__all__ = ["pack_color", "ranks_of_color", "remaining"]
-
 _COLOR = struct.Struct("<qq")
 _NO_COLOR = -(1 << 63)
 _LARGEST = (1 << 63) - 1

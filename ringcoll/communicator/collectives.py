@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from ringcoll.communicator.call_options import Asynchronous, Blocking, Either
 
-__all__ = ["Collectives"]
-
 
 class Collectives(Calling):
     """A communicator's collectives."""

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from ringcoll.communicator.call_options import Asynchronous, Blocking, Either
 
-__all__ = ["CountedCollectives"]
-
 
 class CountedCollectives(Calling):
     """A communicator's v-variants."""

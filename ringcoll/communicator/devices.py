@@ -17,8 +17,6 @@ from ringcoll.executors.cuda.loader import Loader
 from ringcoll.fabric import Fabric
 from ringcoll.fabric.identity import identity
 
-__all__ = ["loader", "ordinals", "placed"]
-
 _log = logging.getLogger("ringcoll")
 
 

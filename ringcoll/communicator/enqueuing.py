@@ -31,8 +31,6 @@ from ringcoll.executors.cuda.params import factor_bytes, start_of
 from ringcoll.executors.cuda_nodes.executor import CudaNodesExecutor
 from ringcoll.views import device_view
 
-__all__ = ["DeviceWork", "Enqueuer"]
-
 CACHED_CALLS = 128
 """Calls that a communicator caches; the oldest goes first."""
 

@@ -22,8 +22,6 @@ from ringcoll.executors.cuda.limits import KernelOptions, Resources
 from ringcoll.launch import ALL_MAPPED, Launch
 from ringcoll.plan import Buffer, Plan
 
-__all__ = ["explain_cpu", "explain_gpu"]
-
 _MOST_BYTES = 1 << 36
 """Sizes beyond are not asked for."""
 

@@ -33,8 +33,6 @@ from ringcoll.fabric import Fabric
 from ringcoll.symmetric.device import CudaSymmetricMemory
 from ringcoll.transports.scratch import Transport, allocate_scratch
 
-__all__ = ["CudaState"]
-
 T = TypeVar("T")
 
 

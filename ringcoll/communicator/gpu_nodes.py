@@ -48,8 +48,6 @@ from ringcoll.symmetric.host import SymmetricMemory
 from ringcoll.symmetric.nodes import NodesMemory
 from ringcoll.transports.scratch import Transport
 
-__all__ = ["NodesState"]
-
 _log = logging.getLogger("ringcoll")
 
 _HIERARCHICAL = [name for name, known in ALGORITHMS.items() if "hierarchical" in known]

@@ -21,8 +21,6 @@ from ringcoll.executors.contract import Executor, GroupCall, PairExecutor, Runna
 from ringcoll.executors.drive import Task, drive
 from ringcoll.fabric import Fabric
 
-__all__ = ["Group", "Waiting", "current", "group", "run_together", "wait_for"]
-
 Item = tuple["RankState", "Runnable | Call", "float | None"]
 
 

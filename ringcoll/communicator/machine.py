@@ -27,8 +27,6 @@ from ringcoll.topology.rings import RingSet
 from ringcoll.topology.ringsets import as_json, ring_set_of
 from ringcoll.topology.system import Confidence, System, subsystem
 
-__all__ = ["agree", "agree_among", "unknown"]
-
 _SECONDS = 60.0
 """The least that ranks wait for rank 0, which may detect for seconds."""
 

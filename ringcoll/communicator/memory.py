@@ -11,8 +11,6 @@ from ringcoll.errors import ArgumentTypeError, MachineError
 from ringcoll.symmetric.agreed import extent_of
 from ringcoll.symmetric.libraries import library_of
 
-__all__ = ["Memory"]
-
 
 class Memory(Calling):
     """A communicator's symmetric memory."""

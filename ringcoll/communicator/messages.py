@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from ringcoll.communicator.call_options import Asynchronous, Blocking, Either
 
-__all__ = ["Messages"]
-
 
 class Messages(Calling):
     """A communicator's sends and receives."""

@@ -21,8 +21,6 @@ from ringcoll.errors import ArgumentError, ArgumentTypeError, did_you_mean
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["Communicator"]
-
 
 class Communicator(Collectives, CountedCollectives, Messages, Memory):
     """One rank's end of a communicator, made by :func:`ringcoll.init` and its kin.

@@ -48,8 +48,6 @@ from ringcoll.fabric import Fabric
 from ringcoll.plan import Buffer
 from ringcoll.symmetric.host import SymmetricMemory
 
-__all__ = ["SCRATCH_BYTES", "RankState", "error_text", "with_options"]
-
 SCRATCH_BYTES = 15 << 20
 """SCRATCH a rank; with the board's words and records it stays below the promised 16 MiB."""
 

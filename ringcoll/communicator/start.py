@@ -24,8 +24,6 @@ from ringcoll.errors import (
 from ringcoll.executors.pace import Pace
 from ringcoll.fabric import Fabric, each, open_fabric, thread_fabrics
 
-__all__ = ["init", "init_all", "run_ranks", "spawn"]
-
 _log = logging.getLogger("ringcoll")
 
 
@@ -84,7 +82,7 @@ def init(
     agreed, settings = starting(config, timeout, device, options)
     world = bootstrap_of(bootstrap, timeout=agreed.timeout or 60.0)
     fabric = open_fabric(world, timeout=agreed.timeout or 60.0, node=settings.node)
-    comm = _communicator(fabric, agreed, settings, None)
+    comm = communicator_on(fabric, agreed, settings, None)
     comm._settle()
     return comm
 
@@ -125,7 +123,7 @@ def init_all(
 
     def make(fabric: Fabric) -> Communicator:
         ordinal = None if chosen is None else chosen[fabric.rank]
-        return _communicator(fabric, agreed, settings, ordinal)
+        return communicator_on(fabric, agreed, settings, ordinal)
 
     return each(fabrics, make)
 
@@ -253,9 +251,15 @@ def _close(comm: Communicator, failures: list[tuple[int, BaseException]]) -> Non
         failures.append((comm.rank, error))
 
 
-def _communicator(
+def communicator_on(
     fabric: Fabric, config: Config, settings: Settings, ordinal: int | None
 ) -> Communicator:
+    """This rank's communicator over a fabric; collective, on one GPU or by ``settings.device``.
+
+    Raises:
+        MismatchError: the ranks were given different options.
+
+    """
     said = fabric.allgather(config.agreed() + settings.agreed(), what="init")
     for rank, other in enumerate(said):
         if other != said[0]:

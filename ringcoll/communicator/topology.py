@@ -13,8 +13,6 @@ from ringcoll.model.machine import Machine, format_gain
 from ringcoll.topology.rings import RingSet
 from ringcoll.topology.system import System
 
-__all__ = ["Topology"]
-
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Topology:

@@ -14,9 +14,6 @@ from ringcoll.arguments.calls import Call
 from ringcoll.arguments.vector import VCall
 from ringcoll.errors import ArgumentError
 
-__all__ = ["as_collective", "as_pairs"]
-
-
 Array = npt.NDArray[Any]
 
 

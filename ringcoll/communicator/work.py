@@ -9,8 +9,6 @@ from collections.abc import Callable
 
 from ringcoll.errors import ClosedError, DeadlineError, UsageError
 
-__all__ = ["Work", "Worker"]
-
 _log = logging.getLogger("ringcoll")
 
 

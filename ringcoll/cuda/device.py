@@ -10,16 +10,6 @@ from typing import Any
 
 from ringcoll.folders import pip_install
 
-__all__ = [
-    "LEAST_CAPABILITY",
-    "Device",
-    "available",
-    "devices",
-    "joined_by_nvlink",
-    "on",
-    "runtime",
-]
-
 _log = logging.getLogger("ringcoll")
 
 LEAST_CAPABILITY = 7

@@ -10,8 +10,6 @@ from typing import Any
 
 from ringcoll.errors import MachineError
 
-__all__ = ["Allocation", "allocation_of", "call", "number_of"]
-
 # CUpointer_attribute
 _NUMBER, _IPC_CAPABLE, _START, _SIZE = 7, 10, 11, 12
 _P, _I, _U64 = ctypes.c_void_p, ctypes.c_int, ctypes.c_uint64

@@ -16,8 +16,6 @@ from ringcoll.cuda.device import runtime
 from ringcoll.dtypes import DTYPES, DType, dtype_of
 from ringcoll.errors import ArgumentError, ArgumentTypeError
 
-__all__ = ["DeviceArray", "of_cupy", "of_protocol", "on_host", "row_of", "strided"]
-
 _ROWS: Mapping[np.dtype[Any], DType] = {row.numpy: row for row in DTYPES}
 
 # DLPack's device types, and the CUDA runtime's kinds of memory.

@@ -15,8 +15,6 @@ from ringcoll.cuda.quarantine import sweep
 from ringcoll.errors import ArgumentError, MachineError, OutOfMemory
 from ringcoll.host.limits import size
 
-__all__ = ["GRANULE", "DeviceMemory", "HostMapped", "allocate", "host_mapped", "whole_granules"]
-
 GRANULE = 2 << 20
 """Bytes of the driver's own unit: a handle for a smaller part would share its neighbours too."""
 

@@ -11,8 +11,6 @@ import logging
 import threading
 from collections.abc import Callable
 
-__all__ = ["add", "sweep", "waiting"]
-
 _log = logging.getLogger("ringcoll")
 _lock = threading.Lock()
 _waiting: list[tuple[Callable[[], bool], Callable[[], None]]] = []

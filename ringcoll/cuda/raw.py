@@ -12,8 +12,6 @@ import numpy as np
 from ringcoll.dtypes import DType, dtype_of
 from ringcoll.errors import ArgumentError, ArgumentTypeError
 
-__all__ = ["RawArray", "from_pointer"]
-
 _DLPACK_CUDA = 2  # kDLCUDA
 
 

@@ -21,16 +21,6 @@ from ringcoll.cuda.device import on, runtime
 from ringcoll.cuda.driver import call
 from ringcoll.errors import ArgumentError, ArgumentTypeError
 
-__all__ = [
-    "Event",
-    "capture_of",
-    "foreign_streams",
-    "outside_capture",
-    "stream_of",
-    "stream_pointer",
-    "waiting_ends_capture",
-]
-
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 _IMPLICIT = 906  # cudaErrorStreamCaptureImplicit
 

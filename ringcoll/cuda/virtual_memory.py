@@ -16,8 +16,6 @@ from ringcoll.cuda.driver import call
 from ringcoll.errors import MachineError
 from ringcoll.host.fd_passing import MOST
 
-__all__ = ["Piece", "export", "grant", "map_pieces", "pieces_of", "unmap_pieces"]
-
 _log = logging.getLogger("ringcoll")
 
 _MAPPING_SIZE, _MAPPING_START = 18, 19  # CUpointer_attribute

@@ -35,8 +35,6 @@ from ringcoll.launch import Layout
 from ringcoll.plan import Buffer
 from ringcoll.symmetric.host import SymmetricMemory
 
-__all__ = ["Binder", "slot_bytes"]
-
 Array = npt.NDArray[Any]
 
 UNROLLED = 512

@@ -8,8 +8,6 @@ from typing import Any, Protocol
 
 from ringcoll.executors.drive import Task
 
-__all__ = ["Executor", "GroupCall", "PairExecutor", "Runnable"]
-
 
 class Runnable(Protocol):
     """A checked call that is ready to run."""

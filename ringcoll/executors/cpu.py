@@ -28,8 +28,6 @@ from ringcoll.fabric import Fabric
 from ringcoll.plan import Buffer
 from ringcoll.symmetric.host import SymmetricMemory
 
-__all__ = ["CpuExecutor"]
-
 
 class CpuExecutor:
     """One rank's side of the collectives of one communicator.

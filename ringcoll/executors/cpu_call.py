@@ -11,8 +11,6 @@ from ringcoll.executors.shared_state import Hello
 from ringcoll.launch import Launch, Layout
 from ringcoll.plan import Buffer, Plan
 
-__all__ = ["ActiveCall", "BoundRows", "CpuCall", "CpuChoice", "Select"]
-
 
 @dataclass(frozen=True, slots=True)
 class CpuChoice:

@@ -14,8 +14,6 @@ from ringcoll.executors.pace import Transfer
 from ringcoll.executors.rows import Row, Signal, Wait
 from ringcoll.host.fence import Fence
 
-__all__ = ["Idle", "Lane", "Pause", "Task", "drive", "post", "run_paced_rows", "run_rows", "steps"]
-
 Idle = Callable[[Callable[[], bool]], None]
 """Returns when the predicate is true; raises when a rank is lost, aborted or late."""
 

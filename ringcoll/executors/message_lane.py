@@ -15,8 +15,6 @@ from ringcoll.executors.drive import Lane, post
 from ringcoll.executors.rows import Row, Signal
 from ringcoll.host.fence import Fence
 
-__all__ = ["MessageLane"]
-
 DEPTH = 2
 """Messages of a lane under way at once: one on the wire, one ready when it ends. More would share
 the wire and delay the first; a receive is posted only where its slot is free."""

@@ -20,8 +20,6 @@ from ringcoll.executors.shared_state import FLAGS, HELLO_WORDS, SharedState
 from ringcoll.fabric import Fabric
 from ringcoll.fabric.mpi import Messages
 
-__all__ = ["NodeSignals", "RemoteFlags", "open_node_signals"]
-
 _COPY, _SIGNAL = 0, 1
 _HELLO_SECONDS = 1.0
 _HEAD = struct.Struct("<Q")  # which of the two

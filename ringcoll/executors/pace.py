@@ -21,8 +21,6 @@ from typing import Literal, get_args
 from ringcoll.errors import ArgumentError
 from ringcoll.executors.shared_state import SharedState, Times
 
-__all__ = ["Pace", "PacedLinks", "Transfer", "pacer"]
-
 PacedLinks = Literal["switch", "pairs"]
 
 _PATIENCE = 0.05

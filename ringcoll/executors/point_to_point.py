@@ -37,8 +37,6 @@ from ringcoll.fabric.mpi import PAIRS
 from ringcoll.launch import Launch, Layout
 from ringcoll.plan import Buffer
 
-__all__ = ["ActivePairCall", "Pairs"]
-
 WINDOW = 2
 MESSAGE_BYTES = 64 << 20
 """The longest message between nodes; MPI pipelines it."""

@@ -26,8 +26,6 @@ from ringcoll.labels import Label
 from ringcoll.launch import Layout
 from ringcoll.plan import Block, Buffer, Chunk
 
-__all__ = ["Binding", "Row", "Streams", "TraceEntry", "flag_slots", "lane_rows", "senders"]
-
 Array = npt.NDArray[Any]
 
 

@@ -26,8 +26,6 @@ import numpy.typing as npt
 
 from ringcoll.fabric import Fabric
 
-__all__ = ["FLAGS", "HELLO_WORDS", "RECORDS", "Hello", "SharedState", "Words"]
-
 Words: TypeAlias = "memoryview[int]"
 """Words of 8 bytes: a memoryview of format "Q"."""
 

@@ -30,8 +30,6 @@ from ringcoll.host.fence import Fence
 from ringcoll.host.limits import Available, available, require
 from ringcoll.host.pages import PAGE, whole_pages
 
-__all__ = ["Fabric"]
-
 Ready = Callable[[], bool]
 Missing = Callable[[], Sequence[int]]
 

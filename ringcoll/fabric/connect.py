@@ -26,8 +26,6 @@ from ringcoll.fabric.handshake import PATIENCE, answer, prove
 from ringcoll.fabric.links import Link
 from ringcoll.fabric.mapping import outcome, texts_of
 
-__all__ = ["connect"]
-
 _SIOCGIFADDR = 0x8915
 
 

@@ -19,8 +19,6 @@ from ringcoll.errors import MachineError, MismatchError
 from ringcoll.fabric.liveness import State
 from ringcoll.host.fence import Fence
 
-__all__ = ["CONTROL_BYTES", "Control", "Exchange", "Mailbox", "Wait", "compare_calls"]
-
 _STATE, _SINCE, _REASON, _ALARM, _EXITING = 0, 8, 16, 24, 32  # words, a cache line each
 _TEXT, _TEXT_BYTES = 512, 3584
 _CALLS = 4096  # offset of the control plane's mailbox

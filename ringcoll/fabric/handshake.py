@@ -20,8 +20,6 @@ from ringcoll.bootstrap.contract import named
 from ringcoll.bootstrap.frames import exactly
 from ringcoll.errors import DeadlineError
 
-__all__ = ["PATIENCE", "answer", "prove"]
-
 PATIENCE = 5.0
 """Seconds for one attempt of a caller, and for one to prove itself."""
 

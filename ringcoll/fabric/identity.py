@@ -10,8 +10,6 @@ from pathlib import Path
 from ringcoll import version
 from ringcoll.errors import MachineError, MismatchError
 
-__all__ = ["compare", "compare_versions", "identity", "nodes_of"]
-
 _MUST_MATCH = {
     "boot": ("the boot id", "ranks with one name for their node must be processes of one host"),
     "pidns": ("the PID namespace", "CPU ranks of a host must run in one container"),

@@ -19,8 +19,6 @@ from collections import deque
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-__all__ = ["Frame", "Inbox", "Link"]
-
 _HEADER = struct.Struct("<BQI")  # kind, fabric, length of what follows
 _LONGEST = 1 << 28  # bytes of a frame
 _READ = 1 << 16

@@ -26,8 +26,6 @@ from ringcoll.errors import (
     RankLostError,
 )
 
-__all__ = ["Process", "ProcessMonitor", "State", "Status", "raise_departed", "raise_failed"]
-
 _RELAYED = re.compile(r"rank \d+ aborted: ")
 
 

@@ -14,8 +14,6 @@ from ringcoll.errors import Error, MachineError, OutOfMemory
 from ringcoll.host.fd_passing import FdServer, receive
 from ringcoll.host.shm import ProcAccessDenied, Segment, SegmentHandle, attach, create
 
-__all__ = ["Gather", "map_all", "outcome", "ranks_of", "texts_of", "together"]
-
 T = TypeVar("T")
 
 # Every rank's text, in rank order.

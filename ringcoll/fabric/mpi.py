@@ -24,18 +24,6 @@ import numpy.typing as npt
 from ringcoll.bootstrap.mpi import load_mpi
 from ringcoll.errors import AbortedError, LaunchRefused, MachineError, MismatchError
 
-__all__ = [
-    "CHANNELS",
-    "FIRST",
-    "KINDS",
-    "PAIRS",
-    "POST_BYTES",
-    "SLICES",
-    "Carrier",
-    "Messages",
-    "Transfer",
-]
-
 Array = npt.NDArray[Any]
 Store = Callable[[int, memoryview], None]
 """Takes (rank, what it has posted)."""

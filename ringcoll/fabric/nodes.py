@@ -29,8 +29,6 @@ from ringcoll.fabric.poll import LivenessTimer
 from ringcoll.fabric.process import ProcessFabric
 from ringcoll.fabric.remote import RemoteRanks
 
-__all__ = ["NodesFabric"]
-
 _ROUND = struct.Struct("<QI")  # number of the exchange, length of `what`
 _SOON, _INTERVAL = 1.0, 1e-3  # seconds until a loss shows everywhere, and between checks for it
 _IN_FLIGHT = 2_000_000_000  # nanoseconds that a message may take

@@ -25,8 +25,6 @@ from ringcoll.fabric.process import ProcessFabric, process_fabric
 from ringcoll.fabric.remote import hold_exit
 from ringcoll.fabric.thread import thread_fabrics
 
-__all__ = ["open_fabric"]
-
 
 def open_fabric(bootstrap: Bootstrap, *, timeout: float, node: str | None = None) -> Fabric:
     """The fabric of a bootstrap's ranks; a world of one needs no shared memory.

@@ -8,8 +8,6 @@ from collections.abc import Callable
 
 from ringcoll.errors import DeadlineError, MismatchError, RankLostError
 
-__all__ = ["SPINS", "LivenessTimer", "poll"]
-
 SPINS = 2
 """Tests of the flag before the processor is yielded. The executor has tested it some dozens of
 times before, and a test costs more here: with 40, 5 ranks on 2 cores took 345 µs for 8 bytes, with

@@ -22,8 +22,6 @@ from ringcoll.fabric.poll import LivenessTimer
 from ringcoll.fabric.rendezvous import Rendezvous
 from ringcoll.host.fence import fence_of
 
-__all__ = ["ProcessFabric", "process_fabric"]
-
 _exit_keys = count(1)
 
 

@@ -17,8 +17,6 @@ from ringcoll.fabric.control import Wait
 from ringcoll.fabric.links import Frame, Link
 from ringcoll.fabric.liveness import State, Status
 
-__all__ = ["RemoteRanks", "hold_exit"]
-
 _REASON = 3500  # characters
 
 

@@ -14,8 +14,6 @@ from collections.abc import Callable, Sequence
 
 from ringcoll.fabric.control import Control, Exchange, Wait
 
-__all__ = ["Rendezvous"]
-
 
 class Rendezvous:
     """A bootstrap among some ranks of a fabric.

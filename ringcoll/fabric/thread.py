@@ -30,8 +30,6 @@ from ringcoll.host.fence import fence_of
 from ringcoll.host.pages import whole_pages
 from ringcoll.host.shm import private
 
-__all__ = ["ThreadFabric", "each", "thread_fabrics"]
-
 T = TypeVar("T")
 
 _NAP = 0.5  # seconds between looks at the clock of a waiter that nobody wakes

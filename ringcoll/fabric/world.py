@@ -10,8 +10,6 @@ from typing import Any
 from ringcoll.fabric.control import compare_calls
 from ringcoll.fabric.liveness import State, Status
 
-__all__ = ["Rendezvous", "Round", "World"]
-
 
 @dataclass(slots=True)
 class Round:

@@ -16,8 +16,6 @@ from collections.abc import Sequence
 
 from ringcoll.errors import DeadlineError, MachineError
 
-__all__ = ["MOST", "FdServer", "receive"]
-
 MOST = 250
 """Descriptors of a server; Linux passes 253 at once."""
 

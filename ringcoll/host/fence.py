@@ -14,8 +14,6 @@ from collections.abc import Callable
 
 from ringcoll.errors import MachineError
 
-__all__ = ["Fence", "fence_of"]
-
 Fence = Callable[[], None]
 
 _ORDERED = frozenset({"x86_64", "amd64"})  # names of x86-64, as platform.machine() spells it

@@ -13,8 +13,6 @@ from pathlib import Path
 
 from ringcoll.errors import OutOfMemory
 
-__all__ = ["Available", "available", "require", "size"]
-
 # Left to the rest of the process: stacks, page tables, the interpreter itself.
 _RESERVE = 32 << 20
 # Control groups without a limit report 2**63 rounded down to pages; no machine has an exabyte.

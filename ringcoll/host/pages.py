@@ -14,8 +14,6 @@ import os
 import weakref
 from functools import cache
 
-__all__ = ["PAGE", "map_private", "map_shared", "whole_pages"]
-
 PAGE = mmap.PAGESIZE
 _FAILED = ctypes.c_void_p(-1).value
 _HUGE = 4 << 20  # bytes from which huge pages are requested

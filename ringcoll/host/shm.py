@@ -21,8 +21,6 @@ from ringcoll.errors import MachineError, OutOfMemory
 from ringcoll.host.limits import available, size
 from ringcoll.host.pages import PAGE, map_private, map_shared, whole_pages
 
-__all__ = ["ProcAccessDenied", "Segment", "SegmentHandle", "attach", "create", "private"]
-
 _MAGIC = b"ringcoll"
 _NONCE = 24  # random bytes; with the magic 32 bytes at the start of the header page
 # Reserved piece by piece: an interrupted posix_fallocate starts again from nothing.

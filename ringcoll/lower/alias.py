@@ -8,8 +8,6 @@ from ringcoll.errors import LaunchRefused
 from ringcoll.launch import Launch
 from ringcoll.plan import Block, Buffer, Chunk, Plan, Step
 
-__all__ = ["alias"]
-
 Order = tuple[tuple[Block, Step], ...]
 
 

@@ -15,8 +15,6 @@ from collections import deque
 from ringcoll.errors import LaunchRefused
 from ringcoll.plan import Block, Buffer, Chunk, Plan, Step
 
-__all__ = ["by_hops", "without_signals"]
-
 Cell = tuple[int, str, int]
 Rank = tuple[int, bool]
 """Flights before a step, and whether it only serves its own rank."""

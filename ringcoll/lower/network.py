@@ -28,8 +28,6 @@ from ringcoll.launch import Launch
 from ringcoll.lower.slices import split
 from ringcoll.plan import HELLO, Block, Buffer, Chunk, Plan, Step
 
-__all__ = ["check_messages", "network"]
-
 Cell = tuple[int, str, int]
 
 

@@ -7,8 +7,6 @@ from dataclasses import replace
 from ringcoll.launch import Launch
 from ringcoll.plan import Block, Buffer, Chunk, Plan, Step
 
-__all__ = ["fuse", "slices", "split"]
-
 
 def split(plan: Plan) -> Plan:
     """Every step on chunks of size 1, so that a chunk's slices are contiguous."""

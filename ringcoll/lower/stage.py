@@ -11,8 +11,6 @@ from ringcoll.errors import LaunchRefused
 from ringcoll.launch import Launch
 from ringcoll.plan import Block, Buffer, Chunk, Plan, Step
 
-__all__ = ["stage"]
-
 
 def stage(plan: Plan, launch: Launch) -> Plan:
     """The plan without a remote access to an unmapped INPUT or OUTPUT.

@@ -20,8 +20,6 @@ from dataclasses import dataclass, field
 
 from ringcoll.plan import Block, Buffer, Plan, Step, hello
 
-__all__ = ["sync"]
-
 Cell = tuple[int, str, int]
 
 

@@ -23,20 +23,6 @@ from dataclasses import dataclass, fields
 
 from ringcoll.errors import ArgumentError
 
-__all__ = [
-    "CHAINS",
-    "CLOSED_FORMS",
-    "Form",
-    "Limits",
-    "Point",
-    "Terms",
-    "bus_factor",
-    "chain_best_slices",
-    "chain_limits",
-    "chain_time",
-    "closed_form",
-]
-
 
 def chain_time(
     nranks: int,

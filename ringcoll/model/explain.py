@@ -17,17 +17,6 @@ from ringcoll.model.links import Links
 from ringcoll.model.predict import Clock, Timed, parts_of
 from ringcoll.plan import Buffer, Plan, Step, format_plan
 
-__all__ = [
-    "LEGEND",
-    "MOST_RANKS",
-    "cell",
-    "naming",
-    "plan_html",
-    "plan_text",
-    "space_time",
-    "transfers",
-]
-
 LEGEND = "c chunk, s slice, >r writes to rank r, <r reads from rank r, + reduces, !r signals rank r"
 
 _NAMED = 4

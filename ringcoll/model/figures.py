@@ -21,8 +21,6 @@ from ringcoll.errors import ArgumentError
 from ringcoll.folders import contents, own_folder, user_folder, write_aside
 from ringcoll.model.links import Links, Topology
 
-__all__ = ["HOW", "Figures", "keep_figures", "measured_figures", "read_figures"]
-
 _log = logging.getLogger("ringcoll")
 
 HOW = (

@@ -9,8 +9,6 @@ from heapq import heapify, heappop, heappush
 
 from ringcoll.model.graph import Graph
 
-__all__ = ["NEVER", "Costs", "arrivals", "fold", "port_totals", "stretch"]
-
 NEVER = -1
 """When a step ends that waits for a signal that never comes."""
 

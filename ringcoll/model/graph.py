@@ -15,8 +15,6 @@ from ringcoll.model.order import by_conflicts, by_programs, by_signals
 from ringcoll.model.symmetry import Torus
 from ringcoll.plan import Block, Buffer, Plan, Step
 
-__all__ = ["TICKS", "Edge", "Graph", "build_graph", "without_flight"]
-
 TICKS = 1 << 80
 """Ticks a second: a float of at least 2⁻²⁷ s is a whole number of them."""
 

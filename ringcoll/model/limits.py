@@ -15,8 +15,6 @@ from ringcoll.model.closed_form import Terms
 from ringcoll.model.predict import Clock
 from ringcoll.units import format_seconds
 
-__all__ = ["Answer", "answer", "share_text"]
-
 
 @dataclass(frozen=True, slots=True)
 class Answer:

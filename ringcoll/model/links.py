@@ -13,8 +13,6 @@ from typing import Literal, NamedTuple, get_args
 
 from ringcoll.errors import ArgumentError
 
-__all__ = ["KINDS", "Links", "Port", "Topology", "Wire", "equal_nodes"]
-
 Topology = Literal["switch", "pairs", "memory", "machine"]
 """How ranks of one node are connected: see :class:`Links`."""
 

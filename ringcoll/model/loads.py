@@ -10,8 +10,6 @@ from ringcoll.model.links import Links, Port, Wire
 from ringcoll.model.symmetry import Torus
 from ringcoll.plan import Block, Buffer, Chunk, Plan, Step
 
-__all__ = ["Load", "Ports", "Sizes", "widths"]
-
 Sizes = Callable[[Chunk], float]
 """Bytes of an INPUT or OUTPUT chunk of size 1; SCRATCH holds what was written there."""
 

@@ -18,19 +18,6 @@ from ringcoll.topology.paths import routes, stores
 from ringcoll.topology.rings import RingSet
 from ringcoll.topology.system import Gpu, Nic, NvSwitch, System
 
-__all__ = [
-    "Known",
-    "Machine",
-    "NodeFigures",
-    "format_gain",
-    "machine_links",
-    "machine_of",
-    "node_figures",
-    "ring_gain",
-    "ring_seconds",
-    "times_as_long",
-]
-
 _GB = 1e9
 
 

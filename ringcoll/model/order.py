@@ -15,8 +15,6 @@ from ringcoll.errors import PlanError
 from ringcoll.model.symmetry import Access, Cell, Torus
 from ringcoll.plan import HELLO, Block, Plan, Step
 
-__all__ = ["by_conflicts", "by_programs", "by_signals"]
-
 MANY_UNITS = 6_000_000
 """Accesses to single chunks that a graph may be derived from: two gigabytes, half a minute."""
 

@@ -18,8 +18,6 @@ from ringcoll.model.plot import new_figure, save_figure
 from ringcoll.model.predict import Timed
 from ringcoll.plan import Buffer, Chunk
 
-__all__ = ["draw_transfers", "plot_space_time"]
-
 _COLOURS = ("#4477aa", "#ee7733", "#228833", "#aa3377", "#66a8cc", "#997700", "#cc3311", "#777777")
 """Chunks by turns; told apart by people who see colours otherwise, too."""
 

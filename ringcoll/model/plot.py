@@ -17,8 +17,6 @@ from ringcoll.folders import pip_install
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["check_plot", "new_figure", "plot_curves", "plot_scaling", "save_figure"]
-
 
 def check_plot(path: str | Path) -> None:
     """Refuse before the work what could not be drawn after it.

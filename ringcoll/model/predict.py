@@ -30,8 +30,6 @@ from ringcoll.model.loads import Load, Sizes
 from ringcoll.model.symmetry import representatives_of
 from ringcoll.plan import Block, Plan, Step, walk
 
-__all__ = ["Clock", "Prediction", "Timed", "parts_of", "predict"]
-
 MANY_STEPS = 150_000
 """Steps of a slice above which only one slice is folded."""
 

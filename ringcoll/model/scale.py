@@ -24,8 +24,6 @@ from ringcoll.model.links import Links
 from ringcoll.model.predict import Clock
 from ringcoll.model.tuner import SLICES, SMALLEST, plan_for
 
-__all__ = ["Growth", "Point", "Span", "fastest", "winners"]
-
 _ADDED = frozenset({"ring", "chain", "hierarchical"})
 """Algorithms in which one more node adds the same time again."""
 

@@ -14,8 +14,6 @@ from itertools import groupby
 from ringcoll.errors import PlanError
 from ringcoll.plan import Buffer, Chunk, Plan, Symmetry
 
-__all__ = ["Access", "Cell", "Torus", "representatives_of"]
-
 Cell = tuple[object, ...]
 """Letter of the buffer, rank and index; in place INPUT and OUTPUT share cells."""
 

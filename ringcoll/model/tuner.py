@@ -20,17 +20,6 @@ from ringcoll.model.predict import MANY, Clock
 from ringcoll.model.symmetry import representatives_of
 from ringcoll.plan import Plan
 
-__all__ = [
-    "Candidate",
-    "Choice",
-    "Option",
-    "best_slices",
-    "candidate_for",
-    "candidates_for",
-    "choose",
-    "plan_for",
-]
-
 SLICES = 1 << 12
 """The most slices that a search tries."""
 

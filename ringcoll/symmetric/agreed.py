@@ -30,8 +30,6 @@ from ringcoll.errors import (
 from ringcoll.fabric.base import Fabric
 from ringcoll.symmetric.blocks import Block, Table
 
-__all__ = ["AgreedBlocks", "extent_of"]
-
 P = TypeVar("P")
 
 _TEXT_LIMIT = 1000

@@ -7,8 +7,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-__all__ = ["Block", "Table"]
-
 P = TypeVar("P")  # how a rank's part is held: a view of host memory, or what keeps a device's
 
 

@@ -27,8 +27,6 @@ from ringcoll.symmetric.agreed import AgreedBlocks, extent_of
 from ringcoll.symmetric.blocks import Block, Table
 from ringcoll.transports.peers import PeerMemory, allocate_shared, expose
 
-__all__ = ["CudaSymmetricMemory", "Part"]
-
 _lock = threading.Lock()  # of the tables' counts of users
 
 

@@ -19,8 +19,6 @@ from ringcoll.host.pages import whole_pages
 from ringcoll.symmetric.agreed import AgreedBlocks, extent_of
 from ringcoll.symmetric.blocks import Table
 
-__all__ = ["Bytes", "SymmetricMemory"]
-
 Array = npt.NDArray[Any]
 Bytes = npt.NDArray[np.uint8]
 

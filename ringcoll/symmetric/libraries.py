@@ -12,8 +12,6 @@ import numpy as np
 from ringcoll.dtypes import DType
 from ringcoll.errors import ArgumentError, ArgumentTypeError, MachineError
 
-__all__ = ["library_of"]
-
 _LIBRARIES = ("numpy", "cupy", "torch")
 
 

@@ -15,8 +15,6 @@ from ringcoll.symmetric.agreed import extent_of
 from ringcoll.symmetric.device import CudaSymmetricMemory
 from ringcoll.symmetric.host import SymmetricMemory
 
-__all__ = ["NodesMemory"]
-
 
 class NodesMemory:
     """Arrays of GPU ranks; the ranks of a node reach them without a copy.

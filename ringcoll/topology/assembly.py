@@ -15,8 +15,6 @@ from ringcoll.topology.system import (
     System,
 )
 
-__all__ = ["Assembly", "FoundGpu"]
-
 
 @dataclass(frozen=True, slots=True)
 class FoundGpu:

@@ -34,8 +34,6 @@ from ringcoll.topology.values import (
     sm_of,
 )
 
-__all__ = ["MAX_CPUS", "build"]
-
 MAX_CPUS = 256
 """NUMA nodes of a host: all of them are joined in pairs."""
 

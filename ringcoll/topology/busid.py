@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["all_ones", "bus_id"]
-
 _ADDRESS = re.compile(
     r"(?:([0-9a-f]{1,8}):)?([0-9a-f]{1,2}):([0-9a-f]{1,2})(?:\.([0-9a-f]))?", re.ASCII
 )

@@ -15,17 +15,6 @@ from xml.parsers import expat
 
 from ringcoll.errors import ArgumentError
 
-__all__ = [
-    "MAX_ATTRIBUTES",
-    "MAX_BYTES",
-    "MAX_DEPTH",
-    "MAX_ELEMENTS",
-    "MAX_VALUE",
-    "Element",
-    "parse",
-    "write",
-]
-
 MAX_BYTES = 64 << 20
 MAX_ELEMENTS = 100_000
 MAX_DEPTH = 64

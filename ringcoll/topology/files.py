@@ -12,8 +12,6 @@ from ringcoll.topology.build import build
 from ringcoll.topology.document import MAX_BYTES, Element, parse, write
 from ringcoll.topology.system import System
 
-__all__ = ["PROVIDED", "dump", "find_file", "load", "load_document", "title_of"]
-
 PROVIDED = Path("/var/run/nvidia-topologyd/virtualTopology.xml")
 """Where a provider of virtual machines puts the topology, which a guest cannot see."""
 

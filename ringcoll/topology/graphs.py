@@ -17,17 +17,6 @@ from ringcoll.topology.rings import Ring, RingSet
 from ringcoll.topology.system import Gpu, PathClass, System
 from ringcoll.topology.values import integer, number
 
-__all__ = [
-    "MAX_CHANNELS",
-    "RING",
-    "Channel",
-    "Graph",
-    "graph_of_rings",
-    "graphs_document",
-    "read_graphs",
-    "rings_of_graph",
-]
-
 RING = 0
 """``id`` of the graph of rings; 1 is that of trees."""
 

@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from ringcoll.topology.busid import bus_id
 from ringcoll.topology.document import Element
 
-__all__ = ["merge"]
-
 _CPU_KIND = ("arch", "vendor", "familyid", "modelid")
 
 

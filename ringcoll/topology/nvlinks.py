@@ -16,8 +16,6 @@ from ringcoll.topology.document import Element
 from ringcoll.topology.system import Confidence, Cpu, Link, LinkKind, NvSwitch, Source
 from ringcoll.topology.values import PciClass, device_class, integer, number
 
-__all__ = ["connect"]
-
 # Begins the name of a fabric that the file names.
 _PARTITION = "fabric "
 

@@ -26,17 +26,6 @@ from ringcoll.topology.system import (
     System,
 )
 
-__all__ = [
-    "Route",
-    "bus_routes",
-    "network",
-    "nvlink_routes",
-    "path_class",
-    "relayed",
-    "routes",
-    "stores",
-]
-
 INTEL_ROOT = 6 / 5
 """Bytes on PCIe links per byte between GPUs that share an Intel CPU (NCCL's constant)."""
 

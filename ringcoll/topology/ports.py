@@ -8,8 +8,6 @@ from ringcoll.topology.document import Element
 from ringcoll.topology.system import Confidence, LinkKind, Network, Nic, Source
 from ringcoll.topology.values import integer, number
 
-__all__ = ["PortReader"]
-
 # NCCL sets a high bit in rails that it has assigned itself.
 _MAX_RAIL = 1 << 16
 

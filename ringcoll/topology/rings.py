@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from ringcoll.topology.system import Gpu, PathClass
 
-__all__ = ["Limit", "Ring", "RingSet"]
-
 
 @dataclass(frozen=True, slots=True)
 class Ring:

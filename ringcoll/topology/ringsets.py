@@ -8,8 +8,6 @@ from ringcoll.errors import MachineError
 from ringcoll.topology.rings import Limit, Ring, RingSet
 from ringcoll.topology.system import PathClass, System
 
-__all__ = ["as_json", "ring_set_of"]
-
 _MOST = 1 << 12
 """Rings, limits or sentences at most."""
 

@@ -13,23 +13,6 @@ from functools import cached_property
 
 from ringcoll.errors import ArgumentError
 
-__all__ = [
-    "Confidence",
-    "Cpu",
-    "Gpu",
-    "Link",
-    "LinkKind",
-    "Network",
-    "Nic",
-    "Node",
-    "NvSwitch",
-    "PathClass",
-    "PciSwitch",
-    "Source",
-    "System",
-    "subsystem",
-]
-
 
 class PathClass(IntEnum):
     """How two nodes reach each other, the best first; the names are NCCL's.

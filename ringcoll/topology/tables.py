@@ -7,18 +7,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = [
-    "LOCAL",
-    "between_cpus",
-    "nominal_nvlink",
-    "nvlink",
-    "pci",
-    "pci_is_known",
-    "port",
-    "sm_of_device",
-    "xgmi",
-]
-
 LOCAL = 5000.0
 """A link without a limit: inside a device, or between a CPU and what it emulates."""
 

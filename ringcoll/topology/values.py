@@ -8,8 +8,6 @@ from enum import Enum
 from ringcoll.topology.document import Element
 from ringcoll.topology.tables import sm_of_device
 
-__all__ = ["PciClass", "broadcom", "device_class", "gfx", "integer", "number", "rank_of", "sm_of"]
-
 _INTEGER = re.compile(r"[+-]?(?:0[xX][0-9a-fA-F]{1,16}|[0-9]{1,18})", re.ASCII)
 _NUMBER = re.compile(r"[+-]?[0-9]{1,18}(?:\.[0-9]{0,18})?", re.ASCII)
 

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from ringcoll.bootstrap.contract import named
 from ringcoll.bootstrap.store import StoreBootstrap
 from ringcoll.communicator.public import Communicator
-from ringcoll.communicator.start import _communicator
+from ringcoll.communicator.start import communicator_on
 from ringcoll.config import Config, starting
 from ringcoll.errors import ArgumentError, ArgumentTypeError, Error, UsageError
 from ringcoll.fabric import open_fabric
@@ -147,7 +147,7 @@ class ProcessGroupRingcoll(Barriers):
             where = StoreBootstrap(store, rank, nranks, patience)
             self._registers = settings.register is not False
             fabric = open_fabric(where, timeout=seconds, node=settings.node)
-            return _communicator(fabric, config, settings, ordinal)
+            return communicator_on(fabric, config, settings, ordinal)
         except Error as error:
             instead(self._failed(prefixed(error, who)), error)
 

@@ -12,8 +12,6 @@ from typing import Any
 
 from ringcoll.errors import MachineError
 
-__all__ = ["IPC_HANDLE_BYTES", "MEMORY_HANDLE_BYTES", "MemoryHandle", "decode_all", "handle_of"]
-
 IPC_HANDLE_BYTES = 64
 """Length of CUDA's handle of an allocation for other processes."""
 

@@ -21,8 +21,6 @@ from ringcoll.host.pages import whole_pages
 from ringcoll.transports.handles import decode_all, handle_of
 from ringcoll.transports.peers import PeerMemory
 
-__all__ = ["allocate_hosted"]
-
 _PORTABLE, _MAPPED = 1, 2  # cudaHostRegister's flags: for all devices, and with their addresses
 _OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
 

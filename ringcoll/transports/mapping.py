@@ -11,8 +11,6 @@ from ringcoll.cuda.device import on
 from ringcoll.errors import MachineError
 from ringcoll.transports.handles import MemoryHandle
 
-__all__ = ["NoPeerAccess", "pointer_to", "unmap"]
-
 _log = logging.getLogger("ringcoll")
 # cudaErrorPeerAccessAlreadyEnabled and cudaErrorPeerAccessUnsupported, which CuPy does not name.
 _ALREADY_ENABLED, _UNSUPPORTED = 704, 217

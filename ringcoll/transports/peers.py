@@ -27,8 +27,6 @@ from ringcoll.transports.handles import MemoryHandle, decode_all, handle_of
 from ringcoll.transports.mapping import pointer_to, unmap
 from ringcoll.transports.vmm import ExportedPieces, export_pieces, import_pieces
 
-__all__ = ["PeerMemory", "allocate_shared", "expose", "share"]
-
 _log = logging.getLogger("ringcoll")
 
 

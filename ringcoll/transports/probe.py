@@ -19,8 +19,6 @@ from ringcoll.fabric.mapping import outcome, ranks_of
 from ringcoll.transports.mapping import NoPeerAccess
 from ringcoll.transports.peers import PeerMemory
 
-__all__ = ["SLOT", "check_pairs"]
-
 SLOT = 16
 """Bytes that each pair needs at the start of a rank's memory."""
 

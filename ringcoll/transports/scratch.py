@@ -16,8 +16,6 @@ from ringcoll.transports.mapping import NoPeerAccess
 from ringcoll.transports.peers import PeerMemory, allocate_shared
 from ringcoll.transports.probe import check_pairs
 
-__all__ = ["Transport", "allocate_scratch"]
-
 _log = logging.getLogger("ringcoll")
 
 Transport = Literal["p2p", "host"]

@@ -18,8 +18,6 @@ from ringcoll.host.fd_passing import MOST, FdServer, receive
 from ringcoll.transports.handles import MemoryHandle
 from ringcoll.transports.mapping import unmap
 
-__all__ = ["ExportedPieces", "export_pieces", "import_pieces"]
-
 _log = logging.getLogger("ringcoll")
 _LARGEST = 1 << 48  # bytes
 

@@ -22,8 +22,6 @@ from ringcoll.errors import ArgumentError
 from ringcoll.plan import HELLO, Block, Buffer, Chunk, Plan, Step
 from ringcoll.verifier.prover import Proof, Prover, is_total
 
-__all__ = ["join_calls", "verify_calls"]
-
 HALVES = 2
 HELLO_SLOTS = 4
 

@@ -14,8 +14,6 @@ from ringcoll.collectives import Collective, Leaf
 from ringcoll.errors import IllegalStep
 from ringcoll.plan import HELLO, Block, Buffer, Chunk, Plan, Step, check_steps
 
-__all__ = ["FREE", "INPUT_ONLY", "NOBODY", "OUTPUT", "Numbers", "Row"]
-
 NOBODY = -1
 """The home of SCRATCH and of messages: their accesses are subject to no entry or exit rule."""
 

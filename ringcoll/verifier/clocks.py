@@ -16,8 +16,6 @@ from typing import NamedTuple
 from ringcoll.errors import EntryViolation, ExitViolation, Race, UnawaitedSignal
 from ringcoll.verifier.cells import NOBODY, Numbers, Row
 
-__all__ = ["Clocks"]
-
 _NEVER = -1
 
 

@@ -25,8 +25,6 @@ from ringcoll.verifier.reachability import History, history
 from ringcoll.verifier.schedules import objection
 from ringcoll.verifier.symmetry import check_symmetry
 
-__all__ = ["Case", "Outcome", "Verdict", "examine", "judge"]
-
 Mode = Literal["sample", "all", "none"]
 
 SMALL = 3

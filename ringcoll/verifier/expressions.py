@@ -12,8 +12,6 @@ from collections.abc import Iterable
 from ringcoll.collectives import Collective, Leaf
 from ringcoll.labels import Label
 
-__all__ = ["NOTHING", "Expressions", "Flaw", "wanted_text"]
-
 NOTHING = 0
 """The expression of a chunk that nothing has been written to."""
 

@@ -31,8 +31,6 @@ from ringcoll.lower import lower
 from ringcoll.plan import Block, Plan, Step
 from ringcoll.verifier.prover import Proof, verify
 
-__all__ = ["verify_slices"]
-
 
 def verify_slices(
     plan: Plan,

@@ -25,16 +25,6 @@ from ringcoll.verifier.calls import verify_calls
 from ringcoll.verifier.induction import verify_slices
 from ringcoll.verifier.prover import Proof, prove_launch
 
-__all__ = [
-    "ProofReport",
-    "ProvenLaunch",
-    "describe",
-    "every_launch",
-    "hops",
-    "prove",
-    "prove_calls",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class ProvenLaunch:

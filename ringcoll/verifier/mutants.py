@@ -17,8 +17,6 @@ from ringcoll.launch import Launch
 from ringcoll.lower import lower
 from ringcoll.plan import HELLO, Block, Buffer, Chunk, Plan, Step, hello
 
-__all__ = ["MAY_PASS", "Mutant", "launch_mutants", "mutants", "sample"]
-
 Entry = tuple[Block, Step]
 Make = Callable[[], dict[int, Entry]]
 Field = Literal["waits", "signals", "srcs", "dsts"]

@@ -26,8 +26,6 @@ from ringcoll.verifier.cells import FREE, INPUT_ONLY, Numbers, Row
 from ringcoll.verifier.clocks import Clocks
 from ringcoll.verifier.expressions import NOTHING, Expressions, Flaw, wanted_text
 
-__all__ = ["ALL_RULES", "Proof", "Prover", "Rules", "is_total", "prove_launch", "verify"]
-
 
 @dataclass(frozen=True, slots=True)
 class Proof:

@@ -13,8 +13,6 @@ from itertools import combinations
 
 from ringcoll.plan import HELLO, Block, Buffer, Chunk, Plan, Step
 
-__all__ = ["History", "Objection", "difference", "disorder", "entry_and_exit", "history"]
-
 Event = tuple[Block, int]
 Place = tuple[int, str, int]
 

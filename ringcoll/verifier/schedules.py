@@ -25,8 +25,6 @@ from ringcoll.verifier.reachability import (
     history,
 )
 
-__all__ = ["objection"]
-
 Array = npt.NDArray[Any]
 
 

@@ -10,8 +10,6 @@ import math
 from ringcoll.errors import IllegalStep
 from ringcoll.plan import Block, Buffer, Chunk, Plan, Step
 
-__all__ = ["check_symmetry"]
-
 
 def check_symmetry(plan: Plan) -> None:
     """Refuse a declared symmetry that an algorithm's plan does not have.

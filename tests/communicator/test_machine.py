@@ -200,7 +200,7 @@ def test_ranks_name_the_same_file(file):
     def begin(fabric):
         name = file("minsky") if fabric.rank else None
         try:
-            return start._communicator(
+            return start.communicator_on(
                 fabric, *starting(None, None, "cpu", {"topo_file": name}), None
             )
         except MismatchError as error:

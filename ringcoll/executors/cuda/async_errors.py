@@ -39,8 +39,6 @@ from ringcoll.fabric import Fabric
 if TYPE_CHECKING:
     from ringcoll.executors.cuda.executor import CudaExecutor
 
-__all__ = ["AsyncErrors", "Watchdog", "awaited_ranks"]
-
 _log = logging.getLogger("ringcoll")
 
 _EVERY = 0.1

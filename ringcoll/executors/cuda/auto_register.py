@@ -41,8 +41,6 @@ from ringcoll.host.fence import fence_of
 from ringcoll.transports.handles import MEMORY_HANDLE_BYTES, MemoryHandle, handle_of
 from ringcoll.transports.mapping import pointer_to, unmap
 
-__all__ = ["AutoRegister"]
-
 _log = logging.getLogger("ringcoll")
 
 _NEWS, _COUNT, _TAKEN = range(3)

@@ -21,8 +21,6 @@ from ringcoll import version
 from ringcoll.executors.cuda.compile import compile_kernel, flags, nvrtc_version, read_headers
 from ringcoll.folders import contents, own_folder, user_folder, write_aside
 
-__all__ = ["KernelCache", "kernel_folder"]
-
 _log = logging.getLogger("ringcoll")
 
 # Magic, bytes of the cubin, digest of key and cubin; the cubin follows.

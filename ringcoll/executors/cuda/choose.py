@@ -28,8 +28,6 @@ from ringcoll.model import tuner
 from ringcoll.model.machine import Machine
 from ringcoll.plan import Buffer
 
-__all__ = ["HOP", "choose", "faster_algorithm"]
-
 HOP = 1.8e-6
 """Seconds of one more hop between GPUs: the difference of all_reduce in two hops and in one on 4
 H200. It decides from which size on rings are worth their hops."""

@@ -12,8 +12,6 @@ from ringcoll.executors.cuda.limits import KernelOptions, Resources
 from ringcoll.executors.cuda.simple import THREADS
 from ringcoll.plan import Buffer
 
-__all__ = ["choose_copies"]
-
 BESIDE_BLOCKS = 32
 """The most CUDA blocks for each block that reduces beside copy engines: it reads only memory of its
 own GPU, which is much faster than the links."""

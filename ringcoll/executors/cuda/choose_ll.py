@@ -11,8 +11,6 @@ from ringcoll.executors.cuda.ll import WORKERS, ll_scratch_bytes
 from ringcoll.executors.cuda.ll_layout import LANES, LLLayout
 from ringcoll.launch import Launch
 
-__all__ = ["choose_ll", "ll_algorithm", "ll_protocol"]
-
 SYNC_THREADS = 32
 
 HOP_BYTES = 650 << 10

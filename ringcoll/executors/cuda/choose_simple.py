@@ -16,8 +16,6 @@ from ringcoll.executors.cuda.simple import THREADS, scratch_bytes
 from ringcoll.launch import ALL_MAPPED, Launch, Layout
 from ringcoll.plan import Buffer
 
-__all__ = ["BLOCK_BYTES", "DEFAULT_ALGORITHMS", "choose_simple", "sliced", "slices_of"]
-
 DEFAULT_ALGORITHMS = {
     "all_reduce": ("all_pairs", "two_shot"),
     "broadcast": ("scatter_gather", "chain"),

@@ -17,8 +17,6 @@ from typing import Any
 from ringcoll.errors import MachineError
 from ringcoll.folders import pip_install
 
-__all__ = ["arch_of", "compile_kernel", "flags", "nvrtc_version", "read_headers"]
-
 _KERNELS = Path(__file__).parents[2] / "kernels"
 _LOG_LINES = 40
 

@@ -27,16 +27,6 @@ from ringcoll.launch import Launch, Layout
 from ringcoll.lower import place
 from ringcoll.plan import Buffer, Chunk, Plan
 
-__all__ = [
-    "Copy",
-    "Schedule",
-    "copied_blocks",
-    "crosses",
-    "kernel_part",
-    "remote_buffers",
-    "schedule",
-]
-
 Pair = tuple[int, int]
 """The two words of a signal or wait in a gate."""
 

@@ -11,17 +11,6 @@ from dataclasses import dataclass, replace
 from ringcoll.executors.cuda.params import Addresses, Body, padded
 from ringcoll.executors.cuda.source import kernel_text
 
-__all__ = [
-    "ENTER",
-    "GATE_THREADS",
-    "LEAVE",
-    "WAIT_ALL",
-    "CopyGate",
-    "gate_body",
-    "gate_text",
-    "merged",
-]
-
 ENTER, WAIT_ALL, LEAVE = 1, 2, 4
 """Further work of a gate: see ``kernels/copy_gates.cuh``."""
 GATE_THREADS = 128

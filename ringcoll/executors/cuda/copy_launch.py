@@ -23,8 +23,6 @@ from ringcoll.executors.cuda.params import Addresses, Header, pack
 from ringcoll.executors.cuda.simple import simple_body
 from ringcoll.executors.cuda.workspace import Workspace
 
-__all__ = ["CopyLaunch", "Streams", "copy_launch"]
-
 Lane = tuple[int, int]
 """A stream, and an event for its end."""
 

@@ -11,8 +11,6 @@ from ringcoll.executors.cuda.kernel_choice import KernelChoice
 from ringcoll.executors.cuda.loader import Launchable
 from ringcoll.executors.cuda.params import Addresses
 
-__all__ = ["CudaCall", "StreamCall"]
-
 
 @dataclass(slots=True, eq=False)
 class CudaCall:

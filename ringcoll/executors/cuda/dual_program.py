@@ -22,8 +22,6 @@ from ringcoll.executors.cuda.workspace import Workspace
 from ringcoll.launch import Launch, Layout
 from ringcoll.plan import Plan
 
-__all__ = ["Variant", "dual_body", "fits_dual", "fits_one"]
-
 _HEAD = 5
 """Words before those of both programs: see ``ProgramChoice`` of ``kernels/simple.cuh``."""
 

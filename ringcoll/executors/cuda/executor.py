@@ -56,8 +56,6 @@ from ringcoll.symmetric.device import CudaSymmetricMemory
 from ringcoll.transports.peers import PeerMemory
 from ringcoll.transports.scratch import Transport
 
-__all__ = ["CudaExecutor"]
-
 _IDENTITY = struct.Struct("<QQiiii16s")
 """Process, number of its shared launch, device, multiprocessors, capability, bus address."""
 

@@ -15,8 +15,6 @@ from ringcoll.cuda.memory import host_mapped
 from ringcoll.executors.cuda.reports import HELLO, MISMATCH, Report
 from ringcoll.executors.cuda.workspace import HELLO_LINES, HELLO_SLOTS, HELLOS, Workspace
 
-__all__ = ["Hellos", "find_mismatch"]
-
 
 class Hellos:
     """Reads a rank's hellos while its kernels may run."""

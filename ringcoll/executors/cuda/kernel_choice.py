@@ -25,8 +25,6 @@ from ringcoll.executors.cuda.workspace import Workspace
 from ringcoll.launch import Launch, Layout
 from ringcoll.plan import Plan
 
-__all__ = ["KernelChoice", "NamedPlan", "body_of", "in_place", "named_plan"]
-
 _ALIGN = 16
 """Bytes on whose multiples chunks begin."""
 

@@ -8,8 +8,6 @@ from ringcoll.executors.cuda.workspace import Workspace
 from ringcoll.model.machine import Machine
 from ringcoll.plan import Plan
 
-__all__ = ["KernelOptions", "Resources"]
-
 
 @dataclass(frozen=True, slots=True)
 class Resources:

@@ -21,8 +21,6 @@ from ringcoll.labels import Label
 from ringcoll.launch import Layout
 from ringcoll.plan import Buffer, Chunk
 
-__all__ = ["WORKERS", "Batch", "batches", "ll_body", "ll_scratch_bytes"]
-
 WORKERS = 480
 """Threads a CUDA block that move data. With the synchronizing warp they are 16 warps of 128
 registers a thread; 17 would get 96 and spill."""

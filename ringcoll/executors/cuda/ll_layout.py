@@ -13,8 +13,6 @@ from enum import IntEnum
 from ringcoll.dtypes import DType
 from ringcoll.launch import Layout
 
-__all__ = ["LANES", "Kind", "LLLayout"]
-
 LANES = {"LL": 1, "LL128": 8}
 """Threads that share a line, by protocol."""
 

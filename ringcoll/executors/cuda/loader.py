@@ -12,8 +12,6 @@ from typing import Any
 from ringcoll.executors.cuda.cache import KernelCache
 from ringcoll.executors.cuda.compile import arch_of
 
-__all__ = ["DeferredLoader", "Launchable", "Loader"]
-
 ENTRY = "ringcoll_kernel"
 
 

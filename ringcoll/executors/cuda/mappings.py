@@ -9,8 +9,6 @@ from ringcoll.cuda.memory import allocate
 from ringcoll.errors import OutOfMemory
 from ringcoll.symmetric.device import CudaSymmetricMemory
 
-__all__ = ["MAX_REGISTRATIONS", "Mappings", "registration_row"]
-
 _MAPPINGS = 1 << 12
 
 MAX_REGISTRATIONS = 1 << 10

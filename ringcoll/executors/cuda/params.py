@@ -12,18 +12,6 @@ import numpy.typing as npt
 from ringcoll.dtypes import DType, ReduceOp
 from ringcoll.errors import LaunchRefused
 
-__all__ = [
-    "LARGEST",
-    "Addresses",
-    "Body",
-    "Header",
-    "factor_bytes",
-    "launch_bytes",
-    "pack",
-    "padded",
-    "start_of",
-]
-
 _HEAD = struct.Struct("<QQQIIII")
 _LOCAL = struct.Struct("<QQQ")
 _BUFFERS = struct.Struct("<QQQ16sQQIIII")

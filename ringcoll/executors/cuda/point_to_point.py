@@ -22,8 +22,6 @@ from ringcoll.executors.cuda.source import kernel_text
 from ringcoll.executors.cuda.workspace import Workspace
 from ringcoll.launch import Launch, Layout
 
-__all__ = ["WINDOW", "Half", "Message", "pairs_body", "pairs_text", "shared_out", "window_bytes"]
-
 WINDOW = 2
 """Slices of a message under way at once."""
 

@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
-__all__ = ["Bundle", "End", "Rendezvous"]
-
 M = TypeVar("M")
 _Pair = tuple[int, int]
 

@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 
 from ringcoll.errors import AbortedError, ClosedError, DeadlineError, Error, MismatchError
 
-__all__ = ["ABORT", "HELLO", "MISMATCH", "RELAYED", "Report", "error_of", "read", "with_peers"]
-
 _REPORT = struct.Struct("<IIQIIII")  # Report of kernels/program.cuh
 _EXPIRED, MISMATCH, _ABORTED, _PEER_FAILED, _EPOCH_WRAPPED = range(1, 6)
 RELAYED = _ABORTED, _PEER_FAILED

@@ -32,8 +32,6 @@ from ringcoll.executors.shared_state import SharedState
 if TYPE_CHECKING:
     from ringcoll.executors.cuda.executor import CudaExecutor
 
-__all__ = ["CudaPairs", "Member", "PairCalls"]
-
 KEPT = 128
 """Launches that a rank keeps; the oldest goes first."""
 

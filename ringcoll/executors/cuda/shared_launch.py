@@ -13,8 +13,6 @@ from typing import Any, Generic, TypeVar
 
 from ringcoll.executors.cuda.rendezvous import Rendezvous
 
-__all__ = ["PendingLaunch", "SharedLaunch", "order"]
-
 R = TypeVar("R")
 
 

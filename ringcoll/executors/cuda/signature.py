@@ -11,8 +11,6 @@ from ringcoll.executors.cuda.kernel_choice import KernelChoice
 from ringcoll.plan import Buffer, format_plan
 from ringcoll.symmetric.device import CudaSymmetricMemory
 
-__all__ = ["OFFSETS", "OFFSET_BITS", "copied_buffers", "peer_addresses", "signature_text"]
-
 OFFSET_BITS = 48
 """An address in symmetric memory is mapping << 48 | offset; 0 outside of it."""
 OFFSETS = (1 << OFFSET_BITS) - 1

@@ -22,18 +22,6 @@ from ringcoll.labels import Label
 from ringcoll.launch import Layout
 from ringcoll.plan import Buffer, Chunk
 
-__all__ = [
-    "RESIDENT",
-    "THREADS",
-    "KernelPart",
-    "Move",
-    "Writer",
-    "move_of",
-    "scratch_bytes",
-    "simple_body",
-    "simple_text",
-]
-
 THREADS, RESIDENT = 256 + 2 * 32, 2
 """Threads of a CUDA block, two warps of which wait and post for the others; blocks resident on a
 multiprocessor. A call has at most one block a multiprocessor, so Simple calls of two communicators

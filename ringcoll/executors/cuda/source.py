@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 
 from ringcoll.dtypes import DType, ReduceOp
 
-__all__ = ["OPERATORS", "TYPES", "kernel_text", "names_of"]
-
 TYPES = {
     "int8": "Int8",
     "uint8": "UInt8",

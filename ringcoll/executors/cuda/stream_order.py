@@ -18,8 +18,6 @@ from ringcoll.cuda.streams import Event, capture_of, outside_capture, waiting_en
 from ringcoll.errors import LaunchRefused, MachineError
 from ringcoll.executors.cuda.shared_launch import order
 
-__all__ = ["OnStream", "StreamOrder", "all_idle", "track_captures"]
-
 _FOR_EVER = (0, 1, 2)
 """Handles of the default streams: the current one's, the one of all threads, the one of each."""
 

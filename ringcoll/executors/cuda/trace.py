@@ -31,8 +31,6 @@ from ringcoll.plan import Block
 if TYPE_CHECKING:
     from ringcoll.executors.cuda.kernel_choice import KernelChoice
 
-__all__ = ["HEAD", "ROW", "Executed", "Recorder", "executed", "head", "ran", "summed", "traced"]
-
 HEAD = np.dtype([("rows", "<u8"), ("room", "<u8")])
 """``Record`` of ``kernels/trace.cuh``."""
 ROW = np.dtype([("block", "<u4"), ("step", "<u4"), ("at", "<u8"), ("count", "<u8")])

@@ -19,16 +19,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = [
-    "FLAGS",
-    "HELLOS",
-    "HELLO_LINES",
-    "HELLO_SLOTS",
-    "MOST_BLOCKS",
-    "REPORT_BYTES",
-    "Workspace",
-]
-
 MOST_BLOCKS = 160
 """CUDA blocks a rank: one for each multiprocessor of the largest GPUs."""
 FLAGS = 64

@@ -31,8 +31,6 @@ from ringcoll.executors.cuda_nodes.lane import Lane
 from ringcoll.executors.cuda_nodes.pieces import Move
 from ringcoll.fabric.mpi import Transfer
 
-__all__ = ["Exchange", "Flow", "carry", "on_one_core"]
-
 _SPIN_SECONDS = 10e-3
 """Time after progress in which the host polls without sleeping, which would delay messages."""
 

@@ -27,8 +27,6 @@ from ringcoll.executors.cuda_nodes.lane import Lane
 from ringcoll.executors.cuda_nodes.pieces import ALIGN, Move
 from ringcoll.fabric.mpi import KINDS, SLICES
 
-__all__ = ["Exchanges", "Figures", "Parts"]
-
 Array = npt.NDArray[Any]
 
 

@@ -27,17 +27,6 @@ from ringcoll.executors.cuda_nodes.pieces import ALIGN, Piece, cut, piece_of
 from ringcoll.executors.drive import Task
 from ringcoll.fabric import Fabric
 
-__all__ = [
-    "PIECE_BYTES",
-    "SLOTS",
-    "CudaNodesCall",
-    "CudaNodesExecutor",
-    "Owner",
-    "await_stream",
-    "refuse_capture",
-    "settle",
-]
-
 SLOTS = 3
 """Pieces of a collective under way at once: to the host, on the network, and back."""
 

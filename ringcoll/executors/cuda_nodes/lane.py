@@ -21,8 +21,6 @@ from ringcoll.executors.cuda.source import kernel_text
 from ringcoll.executors.cuda_nodes.pieces import Move
 from ringcoll.host.fence import Fence
 
-__all__ = ["Lane", "staging_text"]
-
 _POST, _AWAIT = 1, 2
 _POSTED, _DONE, _TAKEN, _FAILED = 0, 8, 16, 24
 """Words, on cache lines of their own: the host writes one of them, the device the others."""

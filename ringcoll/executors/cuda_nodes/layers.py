@@ -30,8 +30,6 @@ from ringcoll.executors.cuda_nodes.pieces import ALIGN
 from ringcoll.executors.cuda_nodes.slices import SLICE_MAKERS
 from ringcoll.executors.cuda_nodes.steps import Enqueue, LayeredCall, Steps
 
-__all__ = ["LEAST_BYTES", "Layers"]
-
 LEAST_BYTES = 1 << 20
 """Bytes of the larger buffer from which calls run in layers; below, latency dominates."""
 

@@ -20,8 +20,6 @@ from ringcoll.executors.cuda.params import start_of
 from ringcoll.launch import Layout
 from ringcoll.plan import Buffer
 
-__all__ = ["ALIGN", "Move", "Piece", "cut", "piece_of"]
-
 ALIGN = 64
 """Bytes on whose multiples pieces and slots begin."""
 

@@ -24,8 +24,6 @@ from ringcoll.executors.cuda_nodes.pieces import ALIGN, Piece, cut, piece_of
 from ringcoll.executors.drive import Pause, Task, drive
 from ringcoll.executors.point_to_point import Pairs
 
-__all__ = ["CudaNodesPairCalls", "CudaNodesPairs"]
-
 _SLOTS = 2
 _PIECE_BYTES = 2 << 20
 """Of a pair and direction that is used, so many slots are pinned, of so many bytes."""

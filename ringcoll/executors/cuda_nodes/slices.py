@@ -15,8 +15,6 @@ from ringcoll.executors.cuda.params import start_of
 from ringcoll.executors.cuda_nodes.carry import Exchange
 from ringcoll.executors.cuda_nodes.steps import Array, Enqueue, LayeredCall, Steps
 
-__all__ = ["SLICE_MAKERS", "Slice"]
-
 
 @dataclass(frozen=True, slots=True)
 class Slice:

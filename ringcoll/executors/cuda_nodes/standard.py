@@ -20,8 +20,6 @@ from ringcoll.executors.cuda_nodes.steps import fold_text
 from ringcoll.launch import ALL_MAPPED
 from ringcoll.plan import Buffer
 
-__all__ = ["standard_sources"]
-
 _RANKS = (2, 4, 8)
 _DTYPES = ("bfloat16", "float16", "float32")
 _BYTES = (4 << 10, 256 << 10, 64 << 20)

@@ -24,8 +24,6 @@ from ringcoll.executors.cuda_nodes.exchange import Exchanges
 from ringcoll.executors.cuda_nodes.executor import CudaNodesExecutor, settle
 from ringcoll.views import device_view
 
-__all__ = ["Array", "Enqueue", "LayeredCall", "Steps"]
-
 Array = npt.NDArray[Any]
 
 Enqueue = Callable[[int], None]

@@ -22,8 +22,6 @@ from ringcoll.folders import contents, own_folder, user_folder, write_aside
 from ringcoll.topology.detect.sysfs import driver_version, nvidia_gpus, text
 from ringcoll.topology.document import Element, parse, write
 
-__all__ = ["cache_key", "read_cached", "write_cached"]
-
 _log = logging.getLogger("ringcoll")
 
 _MOST_BYTES = 1 << 22

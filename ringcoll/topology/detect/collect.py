@@ -18,8 +18,6 @@ from ringcoll.topology.detect.sysfs import (
     read_pci,
 )
 
-__all__ = ["collect"]
-
 
 def collect(root: Path = Path("/")) -> Facts:
     """Read everything below ``root``; a fact that is missing is None, never an error.

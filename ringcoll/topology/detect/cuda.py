@@ -11,8 +11,6 @@ from typing import Any
 
 from ringcoll.topology.busid import bus_id
 
-__all__ = ["CudaFacts", "VisibleGpu", "read_cuda"]
-
 
 @dataclass(frozen=True, slots=True)
 class VisibleGpu:

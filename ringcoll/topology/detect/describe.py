@@ -15,8 +15,6 @@ from ringcoll.topology.detect.facts import CpuFacts, Facts, GpuFacts, NicFacts
 from ringcoll.topology.detect.pcie import ancestor_notes, pci_trees
 from ringcoll.topology.document import Element
 
-__all__ = ["document_of"]
-
 _EXTENDED_FAMILY = 15
 
 

@@ -16,8 +16,6 @@ from ringcoll.topology.document import Element
 from ringcoll.topology.files import PROVIDED, find_file, load_document
 from ringcoll.topology.merge import merge
 
-__all__ = ["detect"]
-
 _lock = Lock()
 _detected: dict[str, Element] = {}
 

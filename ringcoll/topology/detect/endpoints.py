@@ -14,17 +14,6 @@ from dataclasses import dataclass, field
 from ringcoll.topology.busid import all_ones
 from ringcoll.topology.detect.facts import Facts, GpuFacts, LinkFacts
 
-__all__ = [
-    "CPU_CLASS",
-    "HIDDEN",
-    "SWITCH_CLASS",
-    "LinkEnds",
-    "counted",
-    "label",
-    "link_ends",
-    "listed",
-]
-
 HIDDEN = "fffffff:ffff:ff"
 """The bus id of an NVSwitch that is not on the bus, in NCCL's files."""
 

@@ -22,8 +22,6 @@ from ringcoll.topology.detect.endpoints import (
 )
 from ringcoll.topology.detect.facts import Facts, GpuFacts
 
-__all__ = ["Row", "nvlink_rows"]
-
 _COMPLETED = 3
 _STARTING = (1, 2)
 _GPU_CLASS = "0x030200"

@@ -10,18 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-__all__ = [
-    "CpuFacts",
-    "FabricFacts",
-    "Facts",
-    "GpuFacts",
-    "LinkFacts",
-    "NicFacts",
-    "NumaFacts",
-    "PairFacts",
-    "PciFacts",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class LinkFacts:

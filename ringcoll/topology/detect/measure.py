@@ -17,8 +17,6 @@ from ringcoll.folders import pip_install
 from ringcoll.topology.detect.rates import Rates, with_rates
 from ringcoll.topology.system import Gpu, System
 
-__all__ = ["measure"]
-
 _BUFFER = 64 << 20
 _FIRST = 4 << 20
 """Bytes of the first copy of a pair, and of the second, which estimates its rate."""

@@ -8,8 +8,6 @@ from pathlib import Path
 from ringcoll.topology.detect.facts import NicFacts
 from ringcoll.topology.detect.sysfs import is_bus_id, number, text
 
-__all__ = ["read_nics"]
-
 
 def read_nics(root: Path = Path("/")) -> tuple[NicFacts, ...]:
     """All ports of network cards, by name; interfaces without a device, like "lo", are left out."""

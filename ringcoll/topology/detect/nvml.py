@@ -16,8 +16,6 @@ from typing import Any, TypeVar
 from ringcoll.topology.busid import bus_id
 from ringcoll.topology.detect.facts import FabricFacts, GpuFacts, LinkFacts, PairFacts
 
-__all__ = ["NvmlFacts", "read_nvml"]
-
 _T = TypeVar("_T")
 
 # Return codes.

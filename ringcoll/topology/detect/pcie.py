@@ -14,8 +14,6 @@ from ringcoll.topology.detect.endpoints import label, listed
 from ringcoll.topology.detect.facts import Facts, GpuFacts, PciFacts
 from ringcoll.topology.document import Element
 
-__all__ = ["ancestor_notes", "pci_trees"]
-
 _SPEEDS = {1: "2.5", 2: "5.0", 3: "8.0", 4: "16.0", 5: "32.0", 6: "64.0"}
 _SPEED = re.compile(r"(\d+(?:\.\d+)?) GT/s", re.ASCII)
 _MOST_LANES = 32

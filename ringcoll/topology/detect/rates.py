@@ -14,8 +14,6 @@ from statistics import median
 
 from ringcoll.topology.system import Confidence, Link, LinkKind, NvSwitch, Source, System
 
-__all__ = ["Rates", "with_rates"]
-
 _AGREES = 0.1
 """Share by which a measured bandwidth may differ from the assumed one and confirm it."""
 

@@ -14,17 +14,6 @@ from pathlib import Path
 
 from ringcoll.topology.detect.facts import CpuFacts, NumaFacts, PciFacts
 
-__all__ = [
-    "driver_version",
-    "is_bus_id",
-    "number",
-    "nvidia_gpus",
-    "read_cpu",
-    "read_numa",
-    "read_pci",
-    "text",
-]
-
 _DEVICES = "sys/bus/pci/devices"
 _MOST_BYTES = 1 << 16
 _BUS_ID = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]")

@@ -29,19 +29,6 @@ from ringcoll.topology.system import (
 )
 from ringcoll.topology.tables import LOCAL
 
-__all__ = [
-    "LINK_COLOUR",
-    "RingsOfLinks",
-    "arcs_above",
-    "band_shapes",
-    "edges_of",
-    "label_shapes",
-    "ring_colour",
-    "rings_of_links",
-    "scale_of",
-    "width_of",
-]
-
 LINK_COLOUR = "#c9c9cf"
 """The colour of a link where no ring uses it."""
 

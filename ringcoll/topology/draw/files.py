@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["check_picture", "format_svg", "write_picture"]
-
 _FONTS = "DejaVu Sans, Verdana, Arial, sans-serif"
 
 _DOTS, _MOST_DOTS = 144.0, 16000.0

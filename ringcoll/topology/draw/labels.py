@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 
 from ringcoll.topology.system import Cpu, Gpu, Link, LinkKind, Network, Nic, Node, NvSwitch, System
 
-__all__ = ["busid_of", "labels_of", "link_label", "number", "ranges"]
-
 
 def labels_of(system: System) -> Mapping[str, str]:
     """A label for each node, by its name.

@@ -14,8 +14,6 @@ from ringcoll.topology.draw.shapes import Box
 from ringcoll.topology.draw.tree import Branch, trees_of
 from ringcoll.topology.system import Gpu, LinkKind, Network, Nic, Node, NvSwitch, PciSwitch, System
 
-__all__ = ["BAR", "LEVEL", "Layout", "place"]
-
 BAR = 26.0
 """Height of a bar."""
 

@@ -17,8 +17,6 @@ from ringcoll.topology.system import (
     System,
 )
 
-__all__ = ["format_matrix", "matrix"]
-
 _NICS = 16
 """NICs that have a row each at most; of more, those that are alike share one."""
 

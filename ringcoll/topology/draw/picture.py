@@ -26,8 +26,6 @@ from ringcoll.topology.rings import Ring, RingSet
 from ringcoll.topology.system import Cpu, Gpu, LinkKind, Nic, NvSwitch, System
 from ringcoll.topology.tables import LOCAL
 
-__all__ = ["picture"]
-
 _MARGIN = 24.0
 _PAD = 14.0
 """Between the frame of a host and what is in it."""

@@ -6,8 +6,6 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Arc", "Box", "Drawing", "Edge", "Shape", "Straight", "Stroke", "Text", "text_width"]
-
 _QUARTER = 0.5522847498
 """Length of the handles of a cubic curve that is a quarter of a circle of radius 1."""
 

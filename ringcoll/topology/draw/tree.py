@@ -10,8 +10,6 @@ from ringcoll.topology.draw.labels import busid_of, labels_of, link_label, numbe
 from ringcoll.topology.system import Cpu, Gpu, Link, LinkKind, Nic, Node, PciSwitch, System
 from ringcoll.topology.tables import LOCAL
 
-__all__ = ["Branch", "format_tree", "trees_of"]
-
 _MANY, _CROWD = 3, 8
 """NICs of one node up to this number get a branch each; only one where the host has a crowd."""
 

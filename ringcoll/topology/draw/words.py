@@ -22,8 +22,6 @@ from ringcoll.topology.system import (
 )
 from ringcoll.topology.tables import LOCAL
 
-__all__ = ["contents_of", "format_machine", "format_notes", "format_rings", "format_search"]
-
 _SHOWN, _NAMED = 32, 4
 """Rings, and links of a kind, that are spelled out at most."""
 

@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 
 from ringcoll.topology.document import Element
 
-__all__ = ["CpuKind", "GpuKind", "Machine", "document_of_machine"]
-
 _HIDDEN_SWITCH = "fffffff:ff:ff.0"
 _SPEEDS = {3: "8.0 GT/s PCIe", 4: "16.0 GT/s PCIe", 5: "32.0 GT/s PCIe"}
 _DEVICE = re.compile(r"(?P<bus>[0-9a-f:]+)(?:=(?P<gigabits>\d+)|(?P<switch>\[))?|\]", re.ASCII)

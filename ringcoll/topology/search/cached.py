@@ -21,8 +21,6 @@ from ringcoll.topology.ringsets import as_json, ring_set_of
 from ringcoll.topology.search.find import find_rings
 from ringcoll.topology.system import System
 
-__all__ = ["cached_rings"]
-
 _log = logging.getLogger("ringcoll")
 
 _MOST_BYTES = 1 << 22

@@ -8,8 +8,6 @@ from ringcoll.topology.paths import Route, bus_routes, network, nvlink_routes, r
 from ringcoll.topology.search.table import RouteTable
 from ringcoll.topology.system import Gpu, LinkKind, Network, Nic, NvSwitch, PathClass, System
 
-__all__ = ["Domain", "divide", "domains_of"]
-
 Signature = tuple[object, ...]
 
 

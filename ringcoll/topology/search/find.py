@@ -23,8 +23,6 @@ from ringcoll.topology.search.table import NOTHING, Cycle, RouteTable
 from ringcoll.topology.search.tours import EXACT, tour_through
 from ringcoll.topology.system import Gpu, LinkKind, NvSwitch, PathClass, System
 
-__all__ = ["find_rings"]
-
 Routes = Mapping[tuple[int, int], Sequence[Route]]
 
 RELAYS_GAIN = 0.05

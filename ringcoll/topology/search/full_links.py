@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 from ringcoll.topology.search.optimum import Optimum, optimum
 from ringcoll.topology.search.table import NOTHING, Cycle, RouteTable
 
-__all__ = ["SAME", "SMALL", "full_link_rings"]
-
 Array = NDArray[np.float64]
 
 SAME = 1e-6

@@ -21,8 +21,6 @@ from ringcoll.topology.search.simplex import Simplex
 from ringcoll.topology.search.table import NOTHING, Cycle
 from ringcoll.topology.search.tours import EXACT, cheapest_tours, cost_of, improved_tours
 
-__all__ = ["LOCAL", "HostPath", "HostPathProgram"]
-
 Array = NDArray[np.float64]
 
 ROUNDS = 60

@@ -23,8 +23,6 @@ from ringcoll.topology.search.select import MIN_SHARE
 from ringcoll.topology.search.table import Cycle
 from ringcoll.topology.system import Gpu, PathClass, System
 
-__all__ = ["between_hosts"]
-
 NEAR = 0.04
 """The share of bandwidth given up for rings whose GPUs are near their NICs."""
 

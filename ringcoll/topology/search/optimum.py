@@ -20,8 +20,6 @@ from ringcoll.topology.search.table import BIAS, NOTHING, Cycle, RouteTable
 from ringcoll.topology.search.tours import EXACT, cheapest_tours, improved_tours
 from ringcoll.topology.system import PathClass
 
-__all__ = ["Optimum", "optimum"]
-
 Array = NDArray[np.float64]
 
 ROUNDS = 400

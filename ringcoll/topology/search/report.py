@@ -11,8 +11,6 @@ from ringcoll.topology.rings import Limit
 from ringcoll.topology.search.table import Cycle, RouteTable
 from ringcoll.topology.system import Link
 
-__all__ = ["DIGITS", "limits_of", "loads", "many", "rounded"]
-
 FULL = 1e-6
 """A link within this share of its bandwidth is full."""
 

@@ -19,8 +19,6 @@ from ringcoll.topology.search.simplex import Simplex
 from ringcoll.topology.search.table import NOTHING, Cycle, RouteTable
 from ringcoll.topology.search.tours import EXACT
 
-__all__ = ["MAX_RINGS", "MIN_SHARE", "drop_small", "prune", "select_rings"]
-
 Array = NDArray[np.float64]
 Item = TypeVar("Item")
 

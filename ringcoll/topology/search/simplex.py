@@ -14,8 +14,6 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Simplex", "times"]
-
 Array = NDArray[np.float64]
 Ints = NDArray[np.int64]
 

@@ -12,8 +12,6 @@ from ringcoll.topology.paths import Route
 from ringcoll.topology.search.simplex import times
 from ringcoll.topology.system import Link
 
-__all__ = ["BIAS", "NOTHING", "Cycle", "RouteTable"]
-
 Array = NDArray[np.float64]
 Ints = NDArray[np.int64]
 

@@ -14,8 +14,6 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["EXACT", "cheapest_tours", "cost_of", "improved_tours", "tour_through"]
-
 Array = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
