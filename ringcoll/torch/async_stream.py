@@ -1,4 +1,4 @@
-"""The stream of a group's asynchronous calls, ordered with torch's streams by bare CUDA events.
+"""The stream of a group's asynchronous calls, ordered with torch's streams by CUDA events.
 
 torch's own Stream and Event objects do the same, and take longer than the call itself: between two
 other pieces of work, as in a backward pass, ``wait_stream`` of the current stream took 12 us and
@@ -16,20 +16,15 @@ import torch
 
 from ringcoll.cuda.device import on, runtime
 
-__all__ = ["Mark", "Side"]
+__all__ = ["AsyncStream", "StreamEvent"]
 
-_HERE = contextlib.nullcontext()
+_NO_SWITCH = contextlib.nullcontext()
 
 
-class Mark:
-    """A point of a stream: an event that is used again when nobody has this any more.
+class StreamEvent:
+    """A recorded CUDA event; its handle returns to a free list when this object is garbage.
 
-    Who waits for an event waits for what it was when the wait was enqueued.
-
-    Args:
-        unused: events that are free; this one goes back there.
-        event: its own.
-
+    A wait that is enqueued already is not affected: it waits for the earlier record.
     """
 
     __slots__ = ("_unused", "event")
@@ -41,13 +36,8 @@ class Mark:
         self._unused.append(self.event)
 
 
-class Side:
-    """A stream beside the caller's, for where its device is the current one: see :meth:`here`.
-
-    Args:
-        where: the device, as torch has it.
-
-    """
+class AsyncStream:
+    """A stream beside the caller's; its methods need :meth:`device_guard`."""
 
     def __init__(self, where: Any) -> None:
         self.where = where
@@ -55,15 +45,17 @@ class Side:
         self.handle: int = self.stream.cuda_stream
         self._id = (self.stream.stream_id, self.stream.device_index, self.stream.device_type)
         cuda = runtime()
-        self._selected = cuda.getDevice
+        self._get_device = cuda.getDevice
         self._record, self._wait, self._query = (
             cuda.eventRecord,
             cuda.streamWaitEvent,
             cuda.eventQuery,
         )
         self._unused: list[int] = []
-        self._begun = self._event()
-        end = weakref.finalize(self, _destroy, os.getpid(), where.index, self._begun, self._unused)
+        self._order_event = self._event()
+        end = weakref.finalize(
+            self, _destroy, os.getpid(), where.index, self._order_event, self._unused
+        )
         end.atexit = False
 
     def _event(self) -> int:
@@ -71,64 +63,61 @@ class Side:
         with on(self.where.index):
             return int(cuda.eventCreateWithFlags(cuda.eventDisableTiming))
 
-    def here(self) -> Any:
+    def device_guard(self) -> Any:
         """A context in which the device is this thread's current one."""
-        return _HERE if self._selected() == self.where.index else torch.cuda.device(self.where)
+        return (
+            _NO_SWITCH if self._get_device() == self.where.index else torch.cuda.device(self.where)
+        )
 
-    def follow(self, stream: int) -> None:
-        """Come after what a stream has to do; one thread at a time."""
-        self._record(self._begun, stream)
-        self._wait(self.handle, self._begun, 0)
+    def wait_stream(self, stream: int) -> None:
+        """Wait for the work that is enqueued on a stream; one thread at a time."""
+        self._record(self._order_event, stream)
+        self._wait(self.handle, self._order_event, 0)
 
-    def mark(self) -> Mark:
-        """The end of this stream as it is now."""
+    def record_event(self) -> StreamEvent:
+        """Record an event behind the work that is enqueued on this stream."""
         try:
             event = self._unused.pop()
         except IndexError:
             event = self._event()
         self._record(event, self.handle)
-        return Mark(self._unused, event)
+        return StreamEvent(self._unused, event)
 
-    def order(self, mark: Mark, stream: int) -> None:
-        """Let what a stream is given from now on come after a mark."""
-        self._wait(stream, mark.event, 0)
+    def block(self, event: StreamEvent, stream: int) -> None:
+        """Make later work of ``stream`` wait for an event."""
+        self._wait(stream, event.event, 0)
 
-    def passed(self, mark: Mark) -> bool:
-        """Whether the device has come so far."""
-        return bool(self._query(mark.event) == 0)
+    def query(self, event: StreamEvent) -> bool:
+        """Whether the device has reached an event."""
+        return bool(self._query(event.event) == 0)
 
-    def enter(self) -> tuple[int, int, int]:
-        """Make this torch's current stream; what it was before, for :meth:`leave`."""
+    def set_current(self) -> tuple[int, int, int]:
+        """Make this torch's current stream; returns the previous one for :meth:`restore`."""
         before: tuple[int, int, int] = torch._C._cuda_getCurrentStream(self.where.index)
         torch._C._cuda_setStream(*self._id)
         return before
 
     @staticmethod
-    def leave(before: tuple[int, int, int]) -> None:
-        """Undo :meth:`enter`."""
+    def restore(before: tuple[int, int, int]) -> None:
+        """Make the previous stream the current one again."""
         torch._C._cuda_setStream(*before)
 
     def future(self, value: Any) -> Any:
-        """A future of tensors as they are at the end of this stream, as it is now.
-
-        Args:
-            value: a tensor or a list of them.
-
-        """
-        # What torch.futures.Future wraps, and what a group of NCCL's answers with.
+        """A future of a tensor, or a list of them, behind the work enqueued on this stream."""
+        # What torch.futures.Future wraps, and what a group of NCCL's returns.
         future = torch._C.Future([self.where])
-        before = self.enter()  # when it is told its value it looks at the current stream
+        before = self.set_current()  # set_result records the current stream
         try:
             future.set_result(value)
         finally:
-            self.leave(before)
+            self.restore(before)
         return future
 
 
-def _destroy(pid: int, ordinal: int, begun: int, unused: list[int]) -> None:
-    """Events that nobody has any more; one of a mark that outlives its stream stays."""
+def _destroy(pid: int, ordinal: int, order_event: int, unused: list[int]) -> None:
+    """Destroy the free events; a StreamEvent that outlives its stream keeps its own."""
     if os.getpid() != pid:  # a forked child has no CUDA: to call it there fails or hangs
         return
     with on(ordinal) as cuda:
-        for event in (begun, *unused):
+        for event in (order_event, *unused):
             cuda.eventDestroy(event)

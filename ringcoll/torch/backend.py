@@ -25,15 +25,7 @@ _PAGE = 1 << 12
 
 
 class Backend:
-    """A backend as torch asks for it: it cannot split, and allocates memory that all ranks reach.
-
-    Args:
-        rank: this rank in the group.
-        size: how many there are.
-        timeout: of the group.
-        allocate: makes a tensor of so many elements of a type on a device.
-
-    """
+    """The backend of one device: it cannot split, and allocates symmetric memory."""
 
     supports_splitting = False
     supports_coalescing = False
@@ -50,7 +42,7 @@ class Backend:
         return self._rank
 
     def size(self) -> int:
-        """How many ranks there are."""
+        """The number of ranks."""
         return self._size
 
     def name(self) -> str:
@@ -58,42 +50,38 @@ class Backend:
         return "ringcoll"
 
     def supports_tensor_alloc(self, device: Any) -> bool:
-        """Whether :meth:`allocate_tensor` makes tensors there."""
+        """Whether :meth:`allocate_tensor` takes this device."""
         return device.type in ("cpu", "cuda")
 
     def allocate_tensor(self, size: int, *, dtype: Any, device: Any) -> Any:
-        """A flat tensor that all ranks reach without a copy; collective.
+        """A flat tensor in symmetric memory, for zero-copy calls; collective.
 
-        Every rank asks for the same sizes in the same order. FSDP2 does, after
+        Every rank allocates the same sizes in the same order. FSDP2 does, after
         ``set_allocate_memory_from_process_group_for_comm(True)``.
 
         Args:
             size: elements.
             dtype: torch's.
-            device: where.
+            device: of type cpu or cuda.
 
         """
         return self._allocate(size, dtype, device)
 
 
 class _Lent:
-    """A block as long as tensors of it live, which hold this and not the block."""
+    """Lends a block to tensors: they keep this object alive, and its end frees the block."""
 
     def __init__(self, block: Any) -> None:
-        told = (
+        interface = (
             "__array_interface__" if isinstance(block, np.ndarray) else "__cuda_array_interface__"
         )
-        setattr(self, told, {**getattr(block, told), "stream": None})
+        setattr(self, interface, {**getattr(block, interface), "stream": None})
 
 
 class Blocks:
     """The blocks of one communicator.
 
-    Every rank asks for the same sizes in the same order: a new block is made by all together.
-
-    Args:
-        comm: the communicator.
-
+    Every rank allocates the same sizes in the same order: allocating a new block is collective.
     """
 
     def __init__(self, comm: Communicator) -> None:
@@ -101,18 +89,11 @@ class Blocks:
         self._free: dict[tuple[int, int], list[Any]] = {}
 
     def tensor(self, count: int, dtype: Any, stream: int) -> Any:
-        """A flat tensor of ``count`` elements, not initialised.
-
-        Args:
-            count: of elements.
-            dtype: torch's.
-            stream: on which it is used first; 0 on the CPU.
-
-        """
+        """A flat uninitialised tensor, for first use on ``stream``; 0 on the CPU."""
         nbytes = -(-max(1, count * dtype.itemsize) // _PAGE) * _PAGE
         free = self._free.setdefault((nbytes, stream), [])
         if not free:
-            # When Python finds garbage differs from rank to rank; what is none does not.
+            # When Python collects garbage differs from rank to rank; what it can collect does not.
             gc.collect()
         block = free.pop() if free else self._comm.empty(nbytes, "uint8")
         lent = _Lent(block)
@@ -124,5 +105,5 @@ class Blocks:
         return whole[: count * dtype.itemsize].view(dtype)
 
     def forget(self) -> None:
-        """Let go of what nobody uses."""
+        """Free the unused blocks."""
         self._free.clear()

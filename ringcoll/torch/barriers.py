@@ -32,30 +32,30 @@ from ringcoll.torch.work import seconds_of
 __all__ = ["Barriers"]
 
 _log = logging.getLogger("ringcoll")
-_TIMES = 8
-"""Barriers at which ranks are asked for their GPUs: to ask takes as long as the barrier, and those
-of a group that has none to say yet may use none at all."""
+_MAX_EXCHANGES = 8
+"""Barriers at which ranks exchange their devices: an exchange takes as long as the barrier, and a
+group whose ranks have no device yet may never use one."""
 
 SETTLED = "settled"
-"""Said by a rank whose group's GPU ranks are open, or that can never be one of them."""
+"""Sent by a rank whose GPU communicator is open, or that can never be part of one."""
 
 _LATER = "later"
 
 
-class Verdict(Enum):
-    """What the ranks conclude."""
+class Decision(Enum):
+    """What the ranks decide."""
 
     OPEN = "open now"
-    LATER = "ask again at the next barrier"
-    SETTLED = "never ask again"
+    LATER = "exchange again at the next barrier"
+    SETTLED = "never exchange again"
 
 
 def device_of(named: Sequence[int], bound: Any) -> int | None:
     """The GPU of this rank; None where that is not known.
 
     Args:
-        named: what the barrier says, torch's ``device_ids``.
-        bound: what the group was made with, torch's ``device_id``, or None.
+        named: the barrier's ``device_ids``.
+        bound: the ``device_id`` of ``init_process_group``, or None.
 
     """
     if named:
@@ -72,8 +72,8 @@ def device_of(named: Sequence[int], bound: Any) -> int | None:
     return found[0] if len(found) == 1 else None
 
 
-def place(ordinal: int | None) -> str:
-    """What a rank says of its device: where it is, the same in every process."""
+def device_key(ordinal: int | None) -> str:
+    """The host and PCI address of a device: the same in every process."""
     if not torch.cuda.is_available():
         return SETTLED
     if ordinal is None:
@@ -84,28 +84,28 @@ def place(ordinal: int | None) -> str:
     return f"{identity()['boot']} {found[ordinal].pci}"
 
 
-def conclude(said: Sequence[str]) -> Verdict:
-    """The verdict of all ranks, from what each has said."""
+def decide(said: Sequence[str]) -> Decision:
+    """The decision of all ranks, from the keys of their devices."""
     if SETTLED in said:
-        return Verdict.SETTLED
+        return Decision.SETTLED
     if _LATER in said:
-        return Verdict.LATER
-    return Verdict.OPEN if len({*said}) == len(said) else Verdict.SETTLED
+        return Decision.LATER
+    return Decision.OPEN if len({*said}) == len(said) else Decision.SETTLED
 
 
 @compile_disabled
 class Barriers(Collectives):
-    """A group that says how its ranks are opened."""
+    """The barriers of a group, which says how its communicators are opened."""
 
     _host: Host | None
     _device: Device | None
     _pairs: Pairs | None
     _failure: BaseException | None
-    _turn: threading.Event | None = None
-    """Of the last barrier: set when that has ended."""
-    _settled = False
-    """Whether barriers have nothing more to open; alike on all ranks."""
-    _asked = 0
+    _last_barrier: threading.Event | None = None
+    """Set when the last barrier has ended."""
+    _gpus_decided = False
+    """Whether barriers have nothing left to open; equal on all ranks."""
+    _exchanges = 0
 
     @abstractmethod
     def _open_host(self) -> Host:
@@ -125,73 +125,71 @@ class Barriers(Collectives):
 
     @abstractmethod
     def _after_failure(self) -> BaseException:
-        """What calls raise after one that has failed."""
+        """The error of calls after one that failed."""
 
     def barrier(self, opts: Any = None, timeout: Any = None) -> Any:
-        """Return when all ranks have come, and the work before it on this rank's GPU has ended."""
+        """Wait for this call on all ranks, and for the work enqueued on this rank's GPU."""
         opts = options(BarrierOptions, opts, timeout)
         if self._failure is not None:
             raise self._after_failure()
         host, seconds = self._host or self._open_host(), seconds_of(opts.timeout)
-        ends, named = self._ends(), tuple(opts.device_ids)
-        turn = self._turn = threading.Event()
+        ends, named = self._pending_events(), tuple(opts.device_ids)
+        turn = self._last_barrier = threading.Event()
 
         def body() -> None:
             try:
                 for end in ends:
                     end.synchronize()
                 host.barrier(seconds)
-                if not self._settled:
-                    self._settle(host, named)
+                if not self._gpus_decided:
+                    self._open_gpus(host, named)
             finally:
                 turn.set()
 
         try:
-            return self._run("barrier", host, body, later=opts.asyncOp)
+            return self._run("barrier", host, body, async_op=opts.asyncOp)
         except BaseException:
             turn.set()  # the body may never have begun
             raise
 
-    def _ends(self) -> list[Any]:
-        """Events behind the work of this rank's GPU, once what was posted is launched."""
+    def _pending_events(self) -> list[Any]:
+        """Events behind the work of this rank's GPU; posted messages are launched first."""
         self._launch()
         engines = [] if self._device is None else [self._device]
         if self._pairs is not None:
             engines += self._pairs.devices()
         if engines:
-            return [end for engine in engines for end in engine.ends()]
+            return [end for engine in engines for end in engine.pending_events()]
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             return [torch.cuda.current_stream().record_event()]
         return []
 
-    def _settle(self, host: Host, named: Sequence[int]) -> None:
-        """Open the GPU ranks if each has a GPU of its own; all ranks conclude the same."""
+    def _open_gpus(self, host: Host, named: Sequence[int]) -> None:
+        """Open the GPU ranks if each has a GPU of its own; all ranks decide the same."""
         ordinal = device_of(named, self.bound_device_id)
-        said = SETTLED if self._device is not None else place(ordinal)
-        verdict = conclude(host.exchange(said, "barrier"))
-        self._asked += 1
-        self._settled = verdict is not Verdict.LATER or self._asked == _TIMES
-        if verdict is not Verdict.OPEN or ordinal is None:
+        said = SETTLED if self._device is not None else device_key(ordinal)
+        decision = decide(host.exchange(said, "barrier"))
+        self._exchanges += 1
+        self._gpus_decided = decision is not Decision.LATER or self._exchanges == _MAX_EXCHANGES
+        if decision is not Decision.OPEN or ordinal is None:
             return
         try:
             self._open_now(ordinal)
         except Exception:
             if self._failure is not None:
                 raise
-            _log.warning("barrier: the group's GPU ranks could not be opened", exc_info=True)
+            _log.warning(
+                "barrier: cannot open the group's communicator of GPU ranks; the first call on "
+                "CUDA tensors tries again",
+                exc_info=True,
+            )
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-        """A barrier whose error names the ranks that have not come: all of them, either way.
-
-        Args:
-            timeout: None: the group's.
-            wait_all_ranks: nothing more is to be asked for.
-
-        """
+        """A barrier whose error names all missing ranks, whatever ``wait_all_ranks`` is."""
         self.barrier(timeout=timeout).wait()
 
     def _after_barrier(self) -> None:
-        """Wait for the last barrier, which opens the GPU ranks behind it, perhaps on the worker."""
-        turn = self._turn
+        """Wait for the last barrier: its worker may be opening the GPU ranks."""
+        turn = self._last_barrier
         while turn is not None and not turn.wait(0.05):
             self._usable()

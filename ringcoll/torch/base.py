@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from ringcoll.errors import ArgumentError
-from ringcoll.torch.tensors import single, written
+from ringcoll.torch.tensors import check_writable, single
 from ringcoll.torch.tracing import compile_disabled, profiler, profiler_event
 
 __all__ = ["GroupBase", "first", "paired"]
@@ -58,11 +58,11 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]
         self._desc = desc
 
     def getGroupName(self) -> str:  # noqa: N802
-        """As :attr:`group_name`, for what is written in C++."""
+        """As :attr:`group_name`, for callers in C++."""
         return self._name
 
     def getGroupDesc(self) -> str:  # noqa: N802
-        """As :attr:`group_desc`, for what is written in C++."""
+        """As :attr:`group_desc`, for callers in C++."""
         return self._desc
 
     def get_group_store(self) -> Any:
@@ -80,7 +80,7 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]
 
     @abstractmethod
     def _engine(self, tensor: Any) -> Any:
-        """Who carries out calls on tensors of this device."""
+        """The engine for tensors of this device: a Host or a Device."""
 
     def _run(
         self,
@@ -90,30 +90,23 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]
         *,
         reads: Sequence[Any] = (),
         writes: Sequence[Any] = (),
-        later: bool,
+        async_op: bool,
         receives: bool = True,
     ) -> Any:
-        """Let an engine carry out a call; torch's profiler is told if it runs.
+        """Run the parts of a call on an engine, under an event of torch's profiler if that runs.
 
-        Args:
-            name: of the call.
-            engine: carries it out.
-            body: its parts.
-            reads: tensors that it reads.
-            writes: tensors that it writes.
-            later: whether the caller waits for it later.
-            receives: whether this rank's tensors change.
+        ``receives`` is False where this rank's tensors do not change.
 
         Raises:
             ArgumentError: elements of a tensor that it would write share memory.
 
         """
         for tensor in writes if receives else ():
-            written(tensor, name)
+            check_writable(tensor, name)
         if not profiler._is_profiler_enabled:
-            return engine.run(body, reads=reads, writes=writes, later=later)
+            return engine.run(body, reads=reads, writes=writes, async_op=async_op)
         with profiler_event(name):
-            return engine.run(body, reads=reads, writes=writes, later=later)
+            return engine.run(body, reads=reads, writes=writes, async_op=async_op)
 
     def _list(self, lists: Sequence[Sequence[Any]], name: str) -> list[Any]:
         tensors = list(single(lists, name))
@@ -126,10 +119,10 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]
 
 
 def paired(outputs: Sequence[Any], inputs: Sequence[Any], name: str) -> list[tuple[Any, Any]]:
-    """Outputs with their inputs.
+    """Pairs of an output and its input.
 
     Raises:
-        ArgumentError: there are not as many of both.
+        ArgumentError: their numbers differ.
 
     """
     if len(outputs) != len(inputs):
@@ -140,7 +133,7 @@ def paired(outputs: Sequence[Any], inputs: Sequence[Any], name: str) -> list[tup
 
 
 def first(tensors: Sequence[Any], name: str) -> Any:
-    """The tensor by whose device a call of several goes."""
+    """The first of several tensors, whose device chooses the engine."""
     if not tensors:
-        raise ArgumentError(f"ringcoll: {name} of no tensors; pass one at least")
+        raise ArgumentError(f"ringcoll: {name} of an empty list; pass at least one tensor")
     return tensors[0]

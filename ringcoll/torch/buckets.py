@@ -1,11 +1,11 @@
-"""Buckets of gradients that a communicator has met, and what it keeps for each.
+"""What a communicator keeps for each of DDP's gradient buckets.
 
-What is kept (a registration, an array of symmetric memory) is made by a collective call when a
-bucket is met first. So all ranks must meet a bucket first in the same call: DDP hands the buckets
-over in one order on all ranks, but whether an address is new is each rank's own affair. Therefore
-a bucket that is kept keeps its memory, and no other can come to lie there. It is let go when one
-of its parameters turns up in another bucket, as after DDP has rebuilt its buckets, or when all of
-them are gone.
+A collective call makes it (a registration, an array of symmetric memory) at the first use of a
+bucket. So a bucket must be new on all ranks in the same call: DDP reduces the buckets in one order
+on all ranks, but whether an address is new differs from rank to rank. Therefore an entry keeps its
+bucket's memory alive, so that no other bucket can get that address. An entry is dropped when one
+of its parameters appears in another bucket, as after DDP has rebuilt its buckets, or when all its
+parameters are gone.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ T = TypeVar("T")
 
 
 @dataclass(slots=True, eq=False)
-class _Met(Generic[T]):
-    """A bucket that is kept."""
+class _Entry(Generic[T]):
+    """A known bucket."""
 
     buffer: Any  # keeps the memory
     parameters: tuple[weakref.ref[Any], ...]
     kept: T
 
     def is_of(self, buffer: Any) -> bool:
-        """Whether this is the bucket of that memory, as it was then."""
+        """Whether the bucket has this memory, of the same size and type."""
         known = self.buffer
         return known is buffer or (known.numel(), known.dtype) == (buffer.numel(), buffer.dtype)
 
@@ -51,13 +51,13 @@ class Buckets(Generic[T]):
         drop: Callable[[Communicator, Any, T], None],
     ) -> None:
         self._make, self._drop = make, drop
-        # Nothing here may keep a communicator alive.
-        self._met: weakref.WeakKeyDictionary[Communicator, dict[int, _Met[T]]] = (
+        # Weak: an entry does not keep its communicator alive.
+        self._entries: weakref.WeakKeyDictionary[Communicator, dict[int, _Entry[T]]] = (
             weakref.WeakKeyDictionary()
         )
 
     def of(self, comm: Communicator, bucket: Any, buffer: Any) -> T:
-        """What is kept for a bucket; collective if it is met for the first time.
+        """What is kept for a bucket; collective at its first use.
 
         Args:
             comm: the communicator.
@@ -65,28 +65,30 @@ class Buckets(Generic[T]):
             buffer: its memory.
 
         Raises:
-            MismatchError: the ranks have met buckets of different sizes.
-            DeadlineError: a rank has not come here, since it knows this bucket, or has none.
+            MismatchError: the ranks use buckets of different sizes.
+            DeadlineError: the bucket is new on this rank and known on another.
 
         """
-        met = self._met.get(comm)
-        if met is None:
-            met = self._met[comm] = {}
+        entries = self._entries.get(comm)
+        if entries is None:
+            entries = self._entries[comm] = {}
         place = buffer.data_ptr()
-        known = met.get(place)
+        known = entries.get(place)
         if known is not None and known.is_of(buffer):
             return known.kept
         parameters = bucket.parameters()
-        self._let_go(comm, met, {id(parameter) for parameter in parameters})
-        # Calls that are on their way come before the collective one on every rank.
+        self._drop_stale(comm, entries, {id(parameter) for parameter in parameters})
+        # The collective call comes behind all earlier calls on every rank.
         comm.synchronize()
         kept = self._make(comm, buffer)
-        met[place] = _Met(buffer, tuple(map(weakref.ref, parameters)), kept)
+        entries[place] = _Entry(buffer, tuple(map(weakref.ref, parameters)), kept)
         return kept
 
-    def _let_go(self, comm: Communicator, met: dict[int, _Met[T]], moved: set[int]) -> None:
-        for place, old in list(met.items()):
+    def _drop_stale(
+        self, comm: Communicator, entries: dict[int, _Entry[T]], moved: set[int]
+    ) -> None:
+        for place, old in list(entries.items()):
             alive = [found for found in (ref() for ref in old.parameters) if found is not None]
             if not alive or not moved.isdisjoint(map(id, alive)):
-                del met[place]
+                del entries[place]
                 self._drop(comm, old.buffer, old.kept)

@@ -1,7 +1,7 @@
-"""Calls of a communicator on tensors, prepared once for each place in memory.
+"""The cache of prepared calls on tensors, one for each address range.
 
-What is kept of a call is bound to addresses, a count and a type, and to nothing that owns them: a
-tensor that is made later at the same place finds it, and is served by it as rightly as the first.
+A cached call depends on addresses, a count and a type, and keeps no tensor alive: a later tensor at
+the same address uses it as rightly as the first.
 """
 
 from __future__ import annotations
@@ -16,46 +16,48 @@ from ringcoll.communicator.public import Communicator
 from ringcoll.config import Config, resolve
 from ringcoll.dtypes import ReduceOp
 from ringcoll.errors import MachineError
-from ringcoll.torch.auto_register import LEAST, Returning
+from ringcoll.torch.auto_register import MIN_BYTES, AutoRegistration
 from ringcoll.torch.tensors import memory
 
-__all__ = ["Calls"]
+__all__ = ["CallCache"]
 
 _log = logging.getLogger("ringcoll")
 
-KEPT = 512
-"""Calls that a communicator keeps prepared; the oldest goes first."""
+MAX_CACHED = 512
+"""Calls that a communicator caches; the oldest is dropped first."""
 
 
-class Calls:
-    """The collectives of one communicator on dense tensors of its device.
+class CallCache:
+    """Prepares and caches the collectives of one communicator on dense tensors.
 
     Args:
         comm: the communicator.
-        registers: whether peers shall reach tensors that all_reduce meets again, where they can.
+        auto_register: whether all_reduce registers the tensors that it sees repeatedly.
 
     """
 
-    def __init__(self, comm: Communicator, *, registers: bool = False) -> None:
+    def __init__(self, comm: Communicator, *, auto_register: bool = False) -> None:
         state = comm._state
         self.comm = comm
         self.state: Any = state
-        self._kept: dict[tuple[object, ...], Any] = {}
+        self._cache: dict[tuple[object, ...], Any] = {}
         self._symmetric = self.state.symmetric
-        self._returning: Returning | None = None
-        # The host tells copy engines where everything lies, and must know it of all ranks.
+        self._registration: AutoRegistration | None = None
+        # Copy engines need all ranks' addresses on the host, which hellos do not give.
         if (
-            registers
+            auto_register
             and comm.nranks > 1
             and isinstance(state, CudaState)
             and (state.transport, state.config.engine) in (("p2p", None), ("p2p", "sm"))
         ):
             try:
-                self._returning = Returning(state)
+                self._registration = AutoRegistration(state)
             except MachineError as error:  # on all ranks
-                _log.warning("tensors that come back stay staged: %s", error)
+                _log.warning(
+                    "automatic registration is off, all_reduce stages its tensors: %s", error
+                )
 
-    def ready(
+    def cached(
         self,
         name: str,
         send: Any,
@@ -63,43 +65,40 @@ class Calls:
         op: str | ReduceOp | None,
         root: int,
         *,
-        lasting: bool = False,
+        caller_owned: bool = False,
     ) -> Any:
-        """What ``state.run`` takes: a checked call, bound to the memory of these tensors.
+        """The call that ``state.run`` takes, checked and prepared for these tensors.
 
         Args:
-            name: of the collective.
             send: dense tensor, or None.
-            recv: dense tensor, or None: in place, or this rank receives nothing.
-            op: the operator of a reducing collective.
-            root: the root of a rooted one.
-            lasting: whether ``send`` is the caller's own tensor, which may come back.
+            recv: dense tensor; None: in place, or this rank receives nothing.
+            caller_owned: False where ``send`` is a temporary copy.
 
         """
-        returning = self._counted(name, send)
+        registration = self._registration_for(name, send)
         key = (
             name,
             None if send is None else (send.data_ptr(), send.numel(), send.dtype),
             None if recv is None else (recv.data_ptr(), recv.numel(), recv.dtype),
             op,
             root,
-            0 if returning is None else returning.meet(send, lasting=lasting),
+            0 if registration is None else registration.count_use(send, caller_owned=caller_owned),
         )
-        found = self._kept.get(key)
-        # Memory that peers can reach may lie there now, or no longer.
+        found = self._cache.get(key)
+        # Memory may have been registered there since, or unregistered.
         if found is not None and found.changes == self._symmetric.changes:
             return found
-        return self._prepared(key, name, send, recv, op, root, None)
+        return self._prepare(key, name, send, recv, op, root, None)
 
-    def barrier(self, timeout: float | None) -> Any:
-        """The same for a barrier, which may have a timeout of its own."""
+    def cached_barrier(self, timeout: float | None) -> Any:
+        """A barrier, with its own timeout if one is given."""
         key = ("barrier", timeout)
-        found = self._kept.get(key)
+        found = self._cache.get(key)
         if found is not None and found.changes == self._symmetric.changes:
             return found
-        return self._prepared(key, "barrier", None, None, None, 0, timeout)
+        return self._prepare(key, "barrier", None, None, None, 0, timeout)
 
-    def _prepared(
+    def _prepare(
         self,
         key: tuple[object, ...],
         name: str,
@@ -122,19 +121,19 @@ class Calls:
         config = self.state.config
         if timeout is not None:
             config = resolve(config, Config(timeout=timeout), {}, name)
-        asks = self._counted(name, send) is not None
+        asks = self._registration_for(name, send) is not None
         made = self.state.prepare(call, config, **({"asked": True} if asks else {}))
-        self._kept.pop(key, None)
-        while len(self._kept) >= KEPT:
-            self._kept.pop(next(iter(self._kept)))
-        self._kept[key] = made
+        self._cache.pop(key, None)
+        while len(self._cache) >= MAX_CACHED:
+            self._cache.pop(next(iter(self._cache)))
+        self._cache[key] = made
         return made
 
-    def _counted(self, name: str, send: Any) -> Returning | None:
-        """Who counts such a call, of which hellos tell what peers reach; alike on all ranks."""
-        return self._returning if name == "all_reduce" and send.nbytes >= LEAST else None
+    def _registration_for(self, name: str, send: Any) -> AutoRegistration | None:
+        """The registration if it applies to such a call; equal on all ranks."""
+        return self._registration if name == "all_reduce" and send.nbytes >= MIN_BYTES else None
 
     def forget(self) -> None:
-        """Keep no call any more, and no memory."""
-        self._kept.clear()
-        self._returning = None
+        """Drop all cached calls, and unregister nothing more."""
+        self._cache.clear()
+        self._registration = None

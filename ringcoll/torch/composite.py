@@ -1,8 +1,7 @@
-"""A group that serves one kind of device, beside another backend of torch for the other.
+"""A group with another backend of torch for one kind of device: ``cpu:gloo,cuda:ringcoll``.
 
-torch gives the whole group to a backend written in Python, and drops what was made beside it:
-``"cpu:gloo,cuda:ringcoll"`` would lose gloo. So the group makes the other one itself, and passes
-on to it what is for its tensors.
+torch gives the whole group to a backend written in Python, and would drop gloo. So the group
+creates the other backend itself, and dispatches calls by the device of their tensors.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ def create(options: Any, given: Any) -> ProcessGroupRingcoll:
     """A group of torch.distributed, from torch's options and the user's ``pg_options``."""
     others = {
         device: str(backend)
-        for device, backend in _asked_for().items()
+        for device, backend in _requested_backends().items()
         if str(backend) != "ringcoll" and device in ("cpu", "cuda")
     }
     where = options.store, options.group_rank, options.group_size, options.timeout
@@ -38,14 +37,14 @@ def create(options: Any, given: Any) -> ProcessGroupRingcoll:
     ((device, backend),) = others.items()
     if (device, backend) not in (("cpu", "gloo"), ("cuda", "nccl")):
         raise ArgumentError(
-            f"init_process_group: ringcoll beside {device}:{backend}; it can stand beside cpu:gloo "
-            f"or cuda:nccl, or serve both devices: 'ringcoll'"
+            f"init_process_group: ringcoll cannot be combined with {device}:{backend}; combine it "
+            f"with cpu:gloo or cuda:nccl, or use it for both devices: 'ringcoll'"
         )
     return ProcessGroupComposite(*where, given, device)
 
 
-def _asked_for() -> dict[str, Any]:
-    """Which backend was named for which device; the creator of a group is not told."""
+def _requested_backends() -> dict[str, Any]:
+    """The backend of each device, from a caller's frame: torch does not pass it to creators."""
     frame: Any = sys._getframe(1)
     for _ in range(4):
         config = frame.f_locals.get("backend_config") if frame is not None else None
@@ -56,15 +55,15 @@ def _asked_for() -> dict[str, Any]:
 
 
 class ProcessGroupComposite(ProcessGroupRingcoll):
-    """A group whose tensors on one kind of device are another backend's.
+    """A group that dispatches tensors on one kind of device to another backend.
 
     Args:
-        store: where the ranks meet.
+        store: torch's, shared by all ranks.
         rank: this rank in the group.
-        size: how many there are.
+        size: the number of ranks.
         timeout: of every wait.
         given: the user's ``pg_options``.
-        device: "cpu", gloo's, or "cuda", NCCL's.
+        device: the other backend's: "cpu" (gloo) or "cuda" (NCCL).
 
     """
 
@@ -72,29 +71,29 @@ class ProcessGroupComposite(ProcessGroupRingcoll):
         self, store: Any, rank: int, size: int, timeout: timedelta, given: object, device: str
     ) -> None:
         super().__init__(store, rank, size, timeout, given)
-        self._theirs, self._other = device, _other(device, self._store, rank, size, timeout)
+        self._other_device, self._other = device, _other(device, self._store, rank, size, timeout)
         if device == "cuda":
-            self._settled = True  # barriers have no GPU ranks to open
+            self._gpus_decided = True  # barriers have no GPU ranks to open
         kind = dist.ProcessGroup.BackendType
         kind = kind.GLOO if device == "cpu" else kind.NCCL
         self._register_backend(torch.device(device), kind, self._other)
 
     def _get_backend(self, device: Any) -> Any:
-        return self._other if device.type == self._theirs else super()._get_backend(device)
+        return self._other if device.type == self._other_device else super()._get_backend(device)
 
     def barrier(self, opts: Any = None, timeout: Any = None) -> Any:
-        """Gloo's, once the work before it on this rank's GPU has ended."""
+        """Gloo's barrier, behind the work enqueued on this rank's GPU; with NCCL, ringcoll's."""
         opts = options(BarrierOptions, opts, timeout)
-        if self._theirs == "cuda":
+        if self._other_device == "cuda":
             return super().barrier(opts)
-        for end in self._ends():
+        for end in self._pending_events():
             end.synchronize()
-        self._turn = threading.Event()
-        self._turn.set()  # it opens no GPU ranks: batches behind it are carried pair by pair
+        self._last_barrier = threading.Event()
+        self._last_barrier.set()  # opens no GPU ranks: batches behind it go pair by pair
         return self._other.barrier(opts)
 
     def shutdown(self) -> None:
-        """Let go of both; not collective."""
+        """Close both; not collective."""
         super().shutdown()
         if hasattr(self._other, "shutdown"):
             self._other.shutdown()
@@ -106,9 +105,7 @@ def _other(device: str, store: Any, rank: int, size: int, timeout: timedelta) ->
         other = dist.ProcessGroupGloo(store, rank, size, timeout=timeout)
     else:
         if not dist.is_nccl_available():
-            raise ArgumentError(
-                "init_process_group: cuda:nccl, and this build of torch has no NCCL"
-            )
+            raise ArgumentError("init_process_group: cuda:nccl needs a build of torch with NCCL")
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = timeout
         other = dist.ProcessGroupNCCL(store, rank, size, options)
@@ -117,7 +114,7 @@ def _other(device: str, store: Any, rank: int, size: int, timeout: timedelta) ->
 
 
 def _first(arguments: tuple[Any, ...]) -> Any:
-    """The first tensor among the arguments of a collective, whatever lists it is in."""
+    """The first tensor among the arguments of a collective, in nested lists too."""
     for argument in arguments:
         if isinstance(argument, torch.Tensor):
             return argument
@@ -128,12 +125,12 @@ def _first(arguments: tuple[Any, ...]) -> Any:
     return None
 
 
-def _passed_on(name: str) -> Callable[..., Any]:
+def _dispatched(name: str) -> Callable[..., Any]:
     own = getattr(ProcessGroupRingcoll, name)
 
     def method(self: Any, *arguments: Any, **named: Any) -> Any:
         tensor = _first((*arguments, *named.values()))
-        if tensor is not None and tensor.device.type == self._theirs:
+        if tensor is not None and tensor.device.type == self._other_device:
             return getattr(self._other, name)(*arguments, **named)
         return own(self, *arguments, **named)
 
@@ -149,5 +146,5 @@ _CALLS = (
     "allgather_into_tensor_coalesced reduce_scatter_tensor_coalesced"
 )
 for _name in _CALLS.split():
-    setattr(ProcessGroupComposite, _name, _passed_on(_name))
+    setattr(ProcessGroupComposite, _name, _dispatched(_name))
 compile_disabled(ProcessGroupComposite)

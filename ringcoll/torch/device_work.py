@@ -1,4 +1,4 @@
-"""What an asynchronous call on CUDA tensors returns: waiting orders streams, not the host."""
+"""The Work of an asynchronous call on CUDA tensors: its wait orders streams, not the host."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch.distributed as dist
 
 from ringcoll.communicator.public import Communicator
-from ringcoll.torch.async_stream import Mark, Side
+from ringcoll.torch.async_stream import AsyncStream, StreamEvent
 from ringcoll.torch.failures import closed
 from ringcoll.torch.tracing import compile_disabled
 
@@ -18,97 +18,92 @@ __all__ = ["DeviceWork", "Engine"]
 
 
 class Engine(Protocol):
-    """The engine, :class:`ringcoll.torch.device.Device`, as its parts know it."""
+    """What works and batches use of :class:`ringcoll.torch.device.Device`."""
 
     comm: Communicator
     ordinal: int
-    side: Side
+    async_stream: AsyncStream
 
-    def alone(self) -> AbstractContextManager[object]:
-        """A context in which one thread at a time makes calls of the group."""
+    def lock(self) -> AbstractContextManager[object]:
+        """The lock of the group's calls, as a context."""
 
     def current(self) -> int:
         """The handle of the caller's stream."""
 
-    def follow(self, touched: Sequence[Any]) -> None:
-        """Let the group's stream wait for the current one, and keep memory that it will touch."""
+    def wait_current_stream(self, touched: Sequence[Any]) -> None:
+        """Make the group's stream wait for the current one, and keep the tensors that it uses."""
 
     def buffer(self, tensor: Any, name: str) -> Any:
-        """A dense tensor as the communicator's own methods take it."""
+        """A dense tensor as an argument of the communicator's methods."""
 
-    def how(self) -> dict[str, Any]:
-        """Options that the communicator's own methods need here."""
+    def stream_options(self) -> dict[str, Any]:
+        """The stream argument of the communicator's methods."""
 
     def check(self) -> None:
-        """Raise what a kernel is known to have found wrong."""
+        """Raise the error that a kernel has reported, if any."""
 
 
 @compile_disabled
 class DeviceWork(dist.Work):  # type: ignore[misc]
-    """A call that was enqueued on the group's own stream.
+    """A call on the group's own stream.
 
-    Args:
-        device: the engine; None as long as there is none: who launches the call sets it.
-        mark: its end; None as long as it has not been enqueued.
-        outputs: the tensors that it writes.
-        launch: enqueues it, where that has not been done; sets the mark.
-
+    ``device`` and ``event`` are None until it is enqueued; ``launch`` does that, and sets both.
     """
 
     def __init__(
         self,
         device: Engine | None,
-        mark: Mark | None,
+        event: StreamEvent | None,
         outputs: Sequence[Any],
         launch: Callable[[], None] | None = None,
     ) -> None:
         super().__init__()
         self.device: Any = device
-        self.mark, self._outputs, self._launch = mark, outputs, launch
+        self.event, self._outputs, self._launch = event, outputs, launch
         self.error: BaseException | None = None
 
     def wait(self, timeout: timedelta | float | None = None) -> bool:
-        """Let the current stream come after the call; the host does not wait.
+        """Make the current stream wait for the call; the host does not wait.
 
         Args:
-            timeout: without meaning here: kernels end by the group's timeout.
+            timeout: ignored: kernels end by the group's timeout.
 
         Raises:
-            DistBackendError: a kernel is known to have failed.
+            DistBackendError: a kernel has reported an error.
 
         """
-        mark, device = self._enqueued(), self.device
+        event, device = self._enqueued(), self.device
         device.check()
-        with device.side.here():
-            device.side.order(mark, device.current())
+        with device.async_stream.device_guard():
+            device.async_stream.block(event, device.current())
         return True
 
     def synchronize(self) -> None:
         """As :meth:`wait`."""
         self.wait()
 
-    def _enqueued(self) -> Mark:
-        """Its end; raises what has kept it from being enqueued."""
-        if self.mark is None and self._launch is not None:
+    def _enqueued(self) -> StreamEvent:
+        """The event at its end; raises the error that kept it from being enqueued."""
+        if self.event is None and self._launch is not None:
             self._launch()
         if self.error is not None:
             raise self.error
-        if self.mark is None:
+        if self.event is None:
             raise closed("this call was never launched: its group was destroyed before")
-        return self.mark
+        return self.event
 
     def is_completed(self) -> bool:
-        """Whether the device has done it."""
-        mark = self._enqueued()
-        with self.device.side.here():
-            return bool(self.device.side.passed(mark))
+        """Whether the GPU has completed it."""
+        event = self._enqueued()
+        with self.device.async_stream.device_guard():
+            return bool(self.device.async_stream.query(event))
 
     def is_success(self) -> bool:
-        """Whether the device has done it, and well as far as is known."""
+        """Whether the GPU has completed it, and no kernel has reported an error."""
         return self.is_completed() and self.exception() is None
 
     def exception(self) -> BaseException | None:
-        """What a kernel is known to have found wrong."""
+        """The error that a kernel has reported, if any."""
         try:
             self._enqueued()
             self.device.check()
@@ -117,11 +112,11 @@ class DeviceWork(dist.Work):  # type: ignore[misc]
         return None
 
     def result(self) -> list[Any]:
-        """The tensors that are written."""
+        """The output tensors."""
         return list(self._outputs)
 
     def get_future(self) -> Any:
-        """A future of the tensors; its callbacks run on streams that come after the call."""
+        """A future of the outputs; its callbacks run on streams that wait for the call."""
         self._enqueued()
-        with self.device.side.here():
-            return self.device.side.future(list(self._outputs))
+        with self.device.async_stream.device_guard():
+            return self.device.async_stream.future(list(self._outputs))

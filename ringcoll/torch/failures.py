@@ -1,8 +1,8 @@
 """ringcoll's errors as a training script under torch expects them.
 
-Mistakes in arguments stay what they are (a ValueError or a TypeError). Everything after which the
-ranks are out of step becomes torch's DistBackendError, a RuntimeError, in words by which torch's
-own launchers and tests recognise a timeout or a lost peer.
+Errors of arguments stay a ValueError or a TypeError. Errors that leave the ranks out of step become
+torch's DistBackendError, a RuntimeError, with the phrases by which torch's launchers and tests
+recognise a timeout or a lost peer.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from ringcoll.errors import (
     UsageError,
 )
 
-__all__ = ["closed", "in_torch", "instead", "poisons", "prefixed"]
+__all__ = ["as_torch_error", "closed", "desynchronizes", "prefixed", "raise_from"]
 
 
-def poisons(error: BaseException) -> bool:
-    """Whether the ranks may be out of step after it."""
+def desynchronizes(error: BaseException) -> bool:
+    """Whether an error may leave the ranks out of step."""
     return isinstance(error, ClosedError) or not isinstance(
         error, (UsageError, PlanError, MachineError)
     )
 
 
-def in_torch(error: BaseException) -> BaseException:
-    """The error to raise in its place; itself where torch has no other name for it."""
+def as_torch_error(error: BaseException) -> BaseException:
+    """The error of torch for one of ringcoll's; an error that torch expects stays as it is."""
     if isinstance(error, (dist.DistBackendError, UsageError)) and not isinstance(
         error, ClosedError
     ):
@@ -47,14 +47,9 @@ def in_torch(error: BaseException) -> BaseException:
 
 
 def prefixed(error: BaseException, who: str) -> BaseException:
-    """The same error of ringcoll's, behind words that say whose ranks it counts.
+    """An error of ringcoll's with a prefix that says which ranks its numbers count.
 
-    Some come by more than once on their way to the caller, and get the words once.
-
-    Args:
-        error: any.
-        who: those words; empty: they need none.
-
+    An error that has the prefix ``who`` already, or an empty one, stays as it is.
     """
     if not who or not isinstance(error, Error) or who in str(error):
         return error
@@ -63,15 +58,15 @@ def prefixed(error: BaseException, who: str) -> BaseException:
     return said
 
 
-def instead(raised: BaseException, error: BaseException) -> NoReturn:
-    """Raise one error for another, which is its cause unless they are one."""
+def raise_from(raised: BaseException, error: BaseException) -> NoReturn:
+    """Raise ``raised`` from ``error``, which may be the same."""
     if raised is error:
         raise raised
     raise raised from error
 
 
 def closed(why: str) -> BaseException:
-    """The error of a call on a group that takes no more."""
+    """The error of a call on a closed group."""
     return _failure(f"Connection closed : {why}")
 
 

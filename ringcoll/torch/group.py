@@ -1,9 +1,8 @@
-"""A group of torch.distributed: its names, its communicators and its life.
+"""A group of torch.distributed: its communicators, its messages and its end.
 
-A communicator is made at the first call on tensors of its kind of device, by all ranks of the
-group and by nobody else: they meet in a part of the store that is theirs alone. The one of GPU
-ranks is also made by a barrier, where all ranks have a GPU, and not for messages between two, which
-have one of their own.
+The first call on tensors of a kind of device opens its communicator; all ranks of the group take
+part, under a prefix of the store that only they use. A barrier opens the one of GPU ranks too, if
+each rank has a GPU. Messages between two ranks open one of these two only.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ from ringcoll.fabric import open_fabric
 from ringcoll.torch.backend import Backend, Blocks
 from ringcoll.torch.barriers import Barriers
 from ringcoll.torch.device import Device
-from ringcoll.torch.failures import closed, in_torch, instead, poisons, prefixed
+from ringcoll.torch.failures import as_torch_error, closed, desynchronizes, prefixed, raise_from
 from ringcoll.torch.host import Host
 from ringcoll.torch.lifetime import EXIT_GRACE, PolledStore, leave_at_exit
-from ringcoll.torch.messages import Messages, between
+from ringcoll.torch.messages import Messages, pair_prefix
 from ringcoll.torch.point_to_point import Pairs, in_batch
-from ringcoll.torch.tensors import single, written
+from ringcoll.torch.tensors import check_writable, single
 from ringcoll.torch.tracing import compile_disabled, profiler, profiler_event
 
 __all__ = ["ProcessGroupRingcoll"]
@@ -45,9 +44,9 @@ class ProcessGroupRingcoll(Barriers):
     """The ranks of a group.
 
     Args:
-        store: where they meet.
+        store: torch's, shared by all ranks.
         rank: this rank in the group.
-        size: how many there are.
+        size: the number of ranks.
         timeout: of every wait.
         given: options of :class:`ringcoll.Config` and settings of ``init`` by their names, or a
             Config; None: those of the environment.
@@ -60,8 +59,8 @@ class ProcessGroupRingcoll(Barriers):
         super().__init__(rank, size)
         self._rank, self._nranks, self._timeout = rank, size, timeout
         self._config, self._options = _options(given)
-        # A store outlives groups, and torch gives their names to later ones, also of other ranks:
-        # those of one size are counted alike by all who are in them.
+        # A store outlives groups, and torch reuses their names, also for other ranks. So each rank
+        # counts the groups of one size: all members of a group reach the same number.
         generation = store.add(f"ringcoll/group/{size}/{rank}", 1)
         self._store = dist.PrefixStore(f"ringcoll/{size}/{generation}", store)
         self._name, self._desc = "", "undefined"
@@ -74,8 +73,8 @@ class ProcessGroupRingcoll(Barriers):
         self._blocks: dict[str, Blocks] = {}
         self._messages: Messages | None = None
         self._pairs: Pairs | None = None
-        self._registers = False
-        self._settled = size == 1  # to open it takes nobody else
+        self._auto_register = False
+        self._gpus_decided = size == 1  # one rank opens it alone
         self._process = os.getpid()
         leave_at_exit(self)
 
@@ -91,7 +90,7 @@ class ProcessGroupRingcoll(Barriers):
                 self._pairs.flush()
             return self._device or self._open_device(tensor.get_device())
         raise ArgumentTypeError(
-            f"ringcoll: a tensor on {tensor.device}: this backend takes cpu and cuda tensors"
+            f"ringcoll: cannot use a tensor on {tensor.device}: pass a cpu or cuda tensor"
         )
 
     def _open_host(self) -> Host:
@@ -110,7 +109,7 @@ class ProcessGroupRingcoll(Barriers):
                 if self._pairs is not None:
                     self._pairs.flush()  # pairs.py says why first
                 comm = self._open("cuda", "cuda", self._rank, self._nranks, ordinal=ordinal)
-                device = Device(comm, ordinal, self._failed, registers=self._registers)
+                device = Device(comm, ordinal, self._failed, auto_register=self._auto_register)
                 device.batch.launch = self._launch
                 self._device = device
             return self._device
@@ -126,17 +125,10 @@ class ProcessGroupRingcoll(Barriers):
         poll: Callable[[], None] | None = None,
         who: str = "",
     ) -> Communicator:
-        """A communicator; collective among the ranks that name the same key.
+        """Open a communicator; collective among the ranks that pass the same ``key``.
 
-        Args:
-            key: different for each.
-            device: "cpu" or "cuda".
-            rank: this rank's in it.
-            nranks: how many it has.
-            ordinal: of the device.
-            poll: called while others have not come, who may then take as long as they like.
-            who: whose ranks its errors count, if not the group's.
-
+        With ``poll``, which is called while it waits, the others may take as long as they like.
+        ``who`` prefixes its errors if its ranks are not the group's.
         """
         self._usable()
         seconds = self._timeout.total_seconds()
@@ -145,11 +137,11 @@ class ProcessGroupRingcoll(Barriers):
             store = PolledStore(dist.PrefixStore(key, self._store), poll or self._usable)
             patience = seconds if poll is None else math.inf
             where = StoreBootstrap(store, rank, nranks, patience)
-            self._registers = settings.register is not False
+            self._auto_register = settings.register is not False
             fabric = open_fabric(where, timeout=seconds, node=settings.node)
             return communicator_on(fabric, config, settings, ordinal)
         except Error as error:
-            instead(self._failed(prefixed(error, who)), error)
+            raise_from(self._failed(prefixed(error, who)), error)
 
     def _open_messages(self) -> Messages:
         with self._opening:
@@ -164,27 +156,27 @@ class ProcessGroupRingcoll(Barriers):
             return self._messages
 
     def _open_pair(self, source: int, dest: int, poll: Callable[[], None]) -> Communicator:
-        mine, who = 0 if source == self._rank else 1, between(source, dest)
+        mine, who = 0 if source == self._rank else 1, pair_prefix(source, dest)
         return self._open(f"messages/{source}/{dest}", "cpu", mine, 2, poll=poll, who=who)
 
     def _open_two(self, low: int, high: int, ordinal: int) -> Device:
-        """GPU ranks for messages between two ranks of the group, or of one with itself."""
+        """Open GPU ranks for messages between two ranks, or of one with itself."""
         key, nranks = f"messages of GPUs/{low}/{high}", 1 if low == high else 2
-        mine, who = 0 if self._rank == low else 1, between(low, high)
+        mine, who = 0 if self._rank == low else 1, pair_prefix(low, high)
         comm = self._open(key, "cuda", mine, nranks, ordinal=ordinal, who=who)
         return Device(comm, ordinal, lambda error: self._failed(prefixed(error, who)))
 
     # -- what goes wrong ------------------------------------------------------------------------
 
     def _failed(self, error: BaseException) -> BaseException:
-        """Remember an error after which the ranks are out of step; the one to raise for it."""
+        """Record an error that leaves the ranks out of step; returns the one to raise."""
         error = prefixed(error, self._who())
-        if isinstance(error, Exception) and poisons(error) and self._failure is None:
+        if isinstance(error, Exception) and desynchronizes(error) and self._failure is None:
             self._failure = error
-        return in_torch(error)
+        return as_torch_error(error)
 
     def _who(self) -> str:
-        """Whose ranks this group's errors count, where that is not plain."""
+        """The prefix of errors in a group whose ranks are not those of the default group."""
         try:
             ranks = dist.get_process_group_ranks(self)
         except (KeyError, RuntimeError, ValueError):  # not registered with torch, or no more
@@ -194,8 +186,8 @@ class ProcessGroupRingcoll(Barriers):
 
     def _after_failure(self) -> BaseException:
         return closed(
-            f"this group is out of step since an earlier call failed, and takes no more; destroy "
-            f"it and make another: {self._failure}"
+            f"this group is out of step since an earlier call failed; destroy it and make "
+            f"another: {self._failure}"
         )
 
     def _usable(self) -> None:
@@ -209,7 +201,7 @@ class ProcessGroupRingcoll(Barriers):
     # -- messages -------------------------------------------------------------------------------
 
     def send(self, tensors: Sequence[Any], dstRank: int, tag: int) -> Any:  # noqa: N803
-        """Send a tensor to a rank; matched with its receive by tag, in order."""
+        """Send a tensor to a rank; its receive matches by tag, in order."""
         if not profiler._is_profiler_enabled:
             return self._message("send", tensors, dstRank, tag)
         with profiler_event("send"):
@@ -223,7 +215,7 @@ class ProcessGroupRingcoll(Barriers):
             return self._message("recv", tensors, srcRank, tag)
 
     def recv_anysource(self, tensors: Sequence[Any], tag: int) -> Any:
-        """Receive a tensor from whoever sends one first."""
+        """Receive a tensor from any rank: the first that sends one."""
         if not profiler._is_profiler_enabled:
             return self._message("recv", tensors, None, tag)
         with profiler_event("recvAnySource"):
@@ -233,12 +225,12 @@ class ProcessGroupRingcoll(Barriers):
         tensor = single(tensors, name)
         self._usable()
         if name == "recv":
-            written(tensor, name)
+            check_writable(tensor, name)
         if tensor.is_cuda:
             if peer is None:
                 raise ArgumentError(
                     "ringcoll: recv of a CUDA tensor needs a source: a kernel cannot wait for any "
-                    "rank; name one, or receive into a CPU tensor"
+                    "rank; pass src, or receive into a CPU tensor"
                 )
             return self._post(name, tensor, peer)
         messages = self._messages or self._open_messages()
@@ -247,23 +239,23 @@ class ProcessGroupRingcoll(Barriers):
         return messages.recv(tensor, peer, tag)
 
     def _post(self, name: str, tensor: Any, peer: int) -> Any:
-        """A message of a CUDA tensor, which is launched later."""
+        """Post a message of a CUDA tensor; it is launched later."""
         if self._device is None:
-            self._choose(peer, tensor.get_device())
+            self._choose_communicator(peer, tensor.get_device())
         pairs = self._pairs
         if pairs is not None and peer in pairs:
             return pairs.post(name, tensor, peer)
         device = self._device or self._open_device(tensor.get_device())
         return device.batch.post(name, tensor, peer)
 
-    def _choose(self, peer: int, ordinal: int) -> None:
-        """Decide what carries messages with a peer, while the group's GPU ranks are not open.
+    def _choose_communicator(self, peer: int, ordinal: int) -> None:
+        """Choose the communicator of messages with a peer, while the group's is not open.
 
-        torch's rule for a batch is that all ranks take part in it if it is the group's first call,
-        so it opens them. Behind a barrier it may be some ranks, since NCCL's has opened them: if
-        ours could not, the messages of a batch are carried as those that come alone.
+        torch requires that all ranks take part in a batch that is the group's first call: so it
+        opens the group's. Behind a barrier a batch may be of some ranks, since NCCL's barrier has
+        opened the communicator: where ours could not, a batch goes as single messages do.
         """
-        if self._turn is None and in_batch():
+        if self._last_barrier is None and in_batch():
             self._open_device(ordinal)
         if self._pairs is not None and peer in self._pairs:
             return
@@ -278,7 +270,7 @@ class ProcessGroupRingcoll(Barriers):
                 self._pairs.begin(peer, ordinal)
 
     def _launch(self) -> None:
-        """Launch the messages of CUDA tensors that were posted."""
+        """Launch the posted messages of CUDA tensors."""
         if self._pairs is not None:
             self._pairs.flush()
         if self._device is not None:
@@ -290,25 +282,25 @@ class ProcessGroupRingcoll(Barriers):
         return self._backend
 
     def _allocate(self, count: int, dtype: Any, device: Any) -> Any:
-        """Memory of the communicator for these tensors."""
+        """A flat tensor in symmetric memory of the device's communicator."""
         self._usable()
         if device.type == "cpu":
             comm, stream = (self._host or self._open_host()).comm, 0
         else:
             ordinal = torch.cuda.current_device() if device.index is None else device.index
             engine = self._device or self._open_device(ordinal)
-            comm, stream = engine.comm, engine.how()["stream"]
+            comm, stream = engine.comm, engine.stream_options()["stream"]
         with self._opening:
             blocks = self._blocks.setdefault(device.type, Blocks(comm))
         try:
             return blocks.tensor(count, dtype, stream)
         except Error as error:
-            instead(self._failed(error), error)
+            raise_from(self._failed(error), error)
 
     # -- the end --------------------------------------------------------------------------------
 
     def shutdown(self) -> None:
-        """Let calls under way end, and let go of everything; not collective. Idempotent."""
+        """Wait for running calls, and close everything; not collective. Idempotent."""
         self._ended = self._ended or "the group was destroyed"
         if self._process != os.getpid():
             return  # threads and communicators are the parent's
@@ -319,7 +311,7 @@ class ProcessGroupRingcoll(Barriers):
                     part.close()
 
     def abort(self) -> None:
-        """Give up: calls under way fail, here and on the other ranks. Idempotent."""
+        """Abort: running calls fail, here and on the other ranks. Idempotent."""
         if not self._ended:
             self._ended = "the group was aborted"
             for part in (self._host, self._device, self._pairs, self._messages):
@@ -328,12 +320,7 @@ class ProcessGroupRingcoll(Barriers):
         self.shutdown()
 
     def leave(self, why: str) -> None:
-        """End the threads, for the process ends.
-
-        Args:
-            why: not empty if it ends by an error, which the other ranks are told.
-
-        """
+        """End the threads at exit; a ``why`` that is not empty aborts the other ranks."""
         if self._ended:
             return
         self._ended = "the process ends"
@@ -349,11 +336,11 @@ class ProcessGroupRingcoll(Barriers):
 
 
 def _options(given: object) -> tuple[Config | None, dict[str, Any]]:
-    """What the user passed as ``pg_options``.
+    """The Config and the settings in ``pg_options``.
 
     Raises:
-        ArgumentTypeError: neither options by name nor a Config, or an option that does not exist.
-        ArgumentError: a value that an option does not take.
+        ArgumentTypeError: neither a Config nor a mapping of its fields, or an unknown field.
+        ArgumentError: an option has an invalid value.
 
     """
     if given is None or isinstance(given, Config):

@@ -1,4 +1,4 @@
-"""Communication hooks: DistributedDataParallel's gradients go through a ringcoll communicator.
+"""Communication hooks: DistributedDataParallel averages gradients over a ringcoll communicator.
 
 ::
 
@@ -6,21 +6,20 @@
     ddp = DistributedDataParallel(model)           # over any process group: gloo, nccl, ...
     ddp.register_comm_hook(comm, hooks.all_reduce)  # or hooks.bf16_compress
 
-    dist.init_process_group("ringcoll")            # or the communicator of such a group: the one
-    ddp.register_comm_hook(None, hooks.all_reduce)  # that is named, and for None the default one
+    dist.init_process_group("ringcoll")            # or the communicator of a ringcoll group:
+    ddp.register_comm_hook(None, hooks.all_reduce)  # None is the default group
 
-A bucket is made reachable for all ranks when it is met first (``comm.register``), so that later
-steps take the zero-copy path where the memory allows it: torch's default pools and expandable
-segments on GPUs, ranks that are threads on the CPU. Any other bucket is staged. Each rank must
-meet the same buckets in the same order, which DDP sees to; if they do not, all get an error within
-the communicator's timeout. A step that is captured in a CUDA graph registers nothing: run a few
-steps before, as DDP asks for anyway.
+The first use of a bucket registers it (``comm.register``), so that later steps run zero-copy where
+the memory allows it: torch's default pools and expandable segments on GPUs, ranks that are threads
+on the CPU. Any other bucket is staged. Each rank must use the same buckets in the same order, as
+DDP does; otherwise all ranks raise an error within the communicator's timeout. A step that is
+captured in a CUDA graph registers nothing: run a few steps before, as DDP requires anyway.
 
 On CPU ranks the calls run on the communicator's worker thread, on GPU ranks on a stream of the
-hooks' own, so that both overlap with the rest of the backward pass. There DDP waits for a future by
-ordering streams, long before a kernel can be late: a step whose call fails on the GPU ends as if it
-had not. The log has the error at once, and the next call raises it, as does ``comm.synchronize()``:
-call that before parameters are kept for good.
+hooks' own, so that both overlap with the rest of the backward pass. On GPUs DDP waits for a future
+by ordering streams, before a kernel can time out: a step whose call fails on the GPU ends without
+an error. The error is logged at once, and raised by the next call or by ``comm.synchronize()``:
+call that before saving parameters.
 """
 
 # Not annotations as text: DDP compares those of a hook with its own types.
@@ -36,21 +35,21 @@ from torch.futures import Future
 from ringcoll.arguments.buffers import flat
 from ringcoll.communicator.public import Communicator
 from ringcoll.errors import ArgumentError, ArgumentTypeError
-from ringcoll.torch.async_stream import Side
+from ringcoll.torch.async_stream import AsyncStream
 from ringcoll.torch.base import GroupBase
 from ringcoll.torch.buckets import Buckets
 
 __all__ = ["all_reduce", "bf16_compress"]
 
 # One for each communicator on GPUs.
-_sides: weakref.WeakKeyDictionary[Communicator, Side] = weakref.WeakKeyDictionary()
+_streams: weakref.WeakKeyDictionary[Communicator, AsyncStream] = weakref.WeakKeyDictionary()
 
 
 def all_reduce(state: Any, bucket: dist.GradBucket) -> Future[torch.Tensor]:
     """Average a bucket of gradients over the ranks of a communicator, in the bucket's own memory.
 
-    Gradients of float16 and bfloat16 are added in float32; the average is rounded once. DDP's own
-    way divides each contribution before it is added.
+    Gradients of float16 and bfloat16 are added in float32; the average is rounded once. DDP
+    without a hook divides each contribution before it is added.
 
     Args:
         state: the communicator, or a group of torch.distributed whose backend is ringcoll; None:
@@ -61,7 +60,7 @@ def all_reduce(state: Any, bucket: dist.GradBucket) -> Future[torch.Tensor]:
         torch's ``Future`` of the averaged tensor.
 
     Raises:
-        ArgumentTypeError: no such state, or sparse gradients.
+        ArgumentTypeError: ``state`` is neither, or the gradients are sparse.
         ArgumentError: the gradients are on another device than the communicator's ranks.
         Error: the ranks do not agree, or an earlier call failed.
 
@@ -76,18 +75,18 @@ def bf16_compress(state: Any, bucket: dist.GradBucket) -> Future[torch.Tensor]:
 
     Each rank rounds its contribution to bfloat16; these are added in float32 on the way, and the
     average is rounded to bfloat16 once, whatever the number of ranks. It halves the bytes of
-    float32 gradients. Copies in bfloat16 are kept in zero-copy memory, half a bucket's bytes each.
+    float32 gradients. Copies in bfloat16 stay in symmetric memory, half a bucket's bytes each.
 
     Args:
         state: the communicator, or a group of torch.distributed whose backend is ringcoll; None:
             the default group.
-        bucket: torch's ``GradBucket``; of bfloat16 gradients nothing is compressed.
+        bucket: torch's ``GradBucket``; bfloat16 gradients are sent as they are.
 
     Returns:
         torch's ``Future`` of the averaged tensor, of the gradients' own type.
 
     Raises:
-        ArgumentTypeError: no such state, or gradients that are sparse or no floats.
+        ArgumentTypeError: ``state`` is neither, or the gradients are sparse or no floats.
         ArgumentError: the gradients are on another device than the communicator's ranks.
         Error: the ranks do not agree, or an earlier call failed.
 
@@ -96,7 +95,9 @@ def bf16_compress(state: Any, bucket: dist.GradBucket) -> Future[torch.Tensor]:
     if buffer.dtype == torch.bfloat16:
         return all_reduce(state, bucket)
     if not buffer.dtype.is_floating_point:
-        raise ArgumentTypeError(f"hooks.bf16_compress: gradients of {buffer.dtype} are no floats")
+        raise ArgumentTypeError(
+            f"hooks.bf16_compress: cannot compress gradients of {buffer.dtype}: pass floats"
+        )
     known = None if _capturing(buffer) else _halves.of(comm, bucket, buffer)
 
     def average() -> None:
@@ -113,7 +114,10 @@ def _checked(state: Any, bucket: Any, where: str) -> tuple[Communicator, Any]:
     """The communicator, and the bucket's memory."""
     buffer = bucket.buffer()
     if buffer.layout is not torch.strided:
-        raise ArgumentTypeError(f"{where}: sparse gradients ({buffer.layout}) are not carried")
+        raise ArgumentTypeError(
+            f"{where}: cannot reduce sparse gradients ({buffer.layout}); use "
+            f"layers with sparse=False"
+        )
     if isinstance(state, Communicator):
         comm = state
     else:
@@ -141,7 +145,7 @@ def _capturing(buffer: Any) -> bool:
 
 
 def _carrier(buffer: Any) -> Any:
-    """What calls take: of CPU tensors the numpy view, by which a call is known again."""
+    """The argument of calls: for CPU tensors one numpy view, under which calls are cached."""
     if buffer.is_cuda:
         return buffer
     return flat(buffer, argument="bucket", where="hooks", writable=True)
@@ -162,7 +166,7 @@ def _make_half(comm: Communicator, buffer: Any) -> tuple[Any, Any]:
 
 
 def _drop_half(_comm: Communicator, _buffer: Any, _half: Any) -> None:
-    """Symmetric memory is free when its last view is gone."""
+    """Symmetric memory is freed with its last view."""
 
 
 _registered: Buckets[Any] = Buckets(_register, _unregister)
@@ -176,8 +180,8 @@ def _started(comm: Communicator, buffer: Any, average: Callable[[], object]) -> 
 def _on_worker(comm: Communicator, buffer: Any, average: Callable[[], object]) -> Any:
     """Run a call on the worker thread, in order with the calls before it.
 
-    An exception in a future made by Python is an object that DDP takes for a tensor, and crashes.
-    One that is raised by a callback arrives as an error.
+    DDP reads an exception that Python sets in a future as a tensor, and crashes. An exception that
+    a callback raises arrives as an error.
     """
     finished = Future()
     failures: list[BaseException] = []
@@ -200,16 +204,16 @@ def _on_worker(comm: Communicator, buffer: Any, average: Callable[[], object]) -
 
 
 def _on_stream(comm: Communicator, buffer: Any, average: Callable[[], object]) -> Any:
-    """Enqueue a call on the hooks' stream; who waits for the future lets its stream wait."""
-    side = _sides.get(comm)
-    if side is None:
-        side = _sides[comm] = Side(buffer.device)
-    with comm._state.lock, side.here():
-        side.follow(torch._C._cuda_getCurrentRawStream(buffer.get_device()))
-        before = side.enter()
+    """Enqueue a call on the hooks' stream; waiting for the future orders streams."""
+    own = _streams.get(comm)
+    if own is None:
+        own = _streams[comm] = AsyncStream(buffer.device)
+    with comm._state.lock, own.device_guard():
+        own.wait_stream(torch._C._cuda_getCurrentRawStream(buffer.get_device()))
+        before = own.set_current()
         try:
             average()
         finally:
-            side.leave(before)
-        buffer.record_stream(side.stream)
-        return side.future(buffer)
+            own.restore(before)
+        buffer.record_stream(own.stream)
+        return own.future(buffer)

@@ -1,4 +1,4 @@
-"""CPU tensors: a blocking call runs on the caller's thread, an asynchronous one on the worker."""
+"""CPU tensors: blocking calls run on the caller's thread, asynchronous ones on a worker thread."""
 
 from __future__ import annotations
 
@@ -7,30 +7,27 @@ from typing import Any
 
 from ringcoll.communicator.public import Communicator
 from ringcoll.dtypes import ReduceOp
-from ringcoll.torch.calls import Calls
-from ringcoll.torch.failures import instead
+from ringcoll.torch.calls import CallCache
+from ringcoll.torch.failures import raise_from
 from ringcoll.torch.tensors import memory
-from ringcoll.torch.work import Finished, HostWork, serves
+from ringcoll.torch.work import Finished, HostWork, serve_on_this_thread
 
 __all__ = ["Host"]
 
 
 class Host:
-    """Carries out the calls of one group on CPU tensors.
+    """Runs the calls of one group on CPU tensors.
 
-    Args:
-        comm: a communicator of CPU ranks.
-        failed: is told of an error, and says which one to raise.
-
+    ``failed`` records an error and returns the one to raise.
     """
 
     def __init__(
         self, comm: Communicator, failed: Callable[[BaseException], BaseException]
     ) -> None:
         self.comm, self._failed = comm, failed
-        self._state, self._calls = comm._state, Calls(comm)
+        self._state, self._calls = comm._state, CallCache(comm)
 
-    # -- parts of a call: for the body that :meth:`run` is given --------------------------------
+    # -- for the bodies that :meth:`run` takes --------------------------------------------------
 
     def call(
         self,
@@ -41,49 +38,49 @@ class Host:
         root: int = 0,
     ) -> None:
         """One collective on dense tensors."""
-        self._state.run(self._calls.ready(name, send, recv, op, root))
+        self._state.run(self._calls.cached(name, send, recv, op, root))
 
     def barrier(self, timeout: float | None) -> None:
-        """A barrier, with a timeout of its own."""
-        self._state.run(self._calls.barrier(timeout))
+        """A barrier, with its own timeout if one is given."""
+        self._state.run(self._calls.cached_barrier(timeout))
 
     def exchange(self, text: str, what: str) -> list[str]:
-        """What every rank says."""
+        """The texts of all ranks; collective."""
         state = self._state
         said = state.together(lambda: state.fabric.allgather(text.encode(), what=what))
         return [part.decode() for part in said]
 
     def buffer(self, tensor: Any, name: str, *, reduces: bool = False) -> Any:
-        """A dense tensor as the communicator's own methods take it."""
+        """A dense tensor as an argument of the communicator's methods."""
         return memory(tensor, name, reduces=reduces)
 
-    def how(self) -> dict[str, Any]:
-        """Options that the communicator's own methods need here."""
+    def stream_options(self) -> dict[str, Any]:
+        """No stream argument on the CPU."""
         return {}
 
     def flush(self) -> None:
-        """Nothing waits to be launched."""
+        """Nothing is launched later on the CPU."""
 
     # -- a call ---------------------------------------------------------------------------------
 
-    def now(self, name: str, tensor: Any, op: str | ReduceOp | None, root: int) -> Finished:
-        """One collective in place on a dense tensor, at once."""
+    def in_place(self, name: str, tensor: Any, op: str | ReduceOp | None, root: int) -> Finished:
+        """One collective in place on a dense tensor, on this thread."""
         state = self._state
         try:
             state.yield_to_worker()
             with state.lock:
-                state.run(self._calls.ready(name, tensor, None, op, root))
+                state.run(self._calls.cached(name, tensor, None, op, root))
         except BaseException as error:
-            instead(self._failed(error), error)
+            raise_from(self._failed(error), error)
         return Finished((tensor,))
 
-    def soon(self, name: str, tensor: Any, op: str | ReduceOp | None, root: int) -> Any:
+    def in_place_async(self, name: str, tensor: Any, op: str | ReduceOp | None, root: int) -> Any:
         """The same on the worker thread."""
 
         def body() -> None:
             self.call(name, tensor, None, op, root)
 
-        return self.run(body, reads=(tensor,), writes=(tensor,), later=True)
+        return self.run(body, reads=(tensor,), writes=(tensor,), async_op=True)
 
     def run(
         self,
@@ -91,20 +88,12 @@ class Host:
         *,
         reads: Sequence[Any] = (),
         writes: Sequence[Any] = (),
-        later: bool,
+        async_op: bool,
     ) -> Finished | HostWork:
-        """A call of several parts.
-
-        Args:
-            body: the parts.
-            reads: tensors that it reads.
-            writes: tensors that it writes.
-            later: whether the caller waits for it later.
-
-        """
+        """Run several calls: on this thread, or with ``async_op`` on the worker."""
         state = self._state
         try:
-            if later:
+            if async_op:
                 work = HostWork(writes, self._failed, self)
                 state.submit(lambda: self._together(body, work), (reads, writes))
                 return work
@@ -112,32 +101,32 @@ class Host:
             with state.lock:
                 body()
         except BaseException as error:
-            instead(self._failed(error), error)
+            raise_from(self._failed(error), error)
         return Finished(writes)
 
     def _together(self, body: Callable[[], None], work: HostWork) -> None:
-        serves(self)
+        serve_on_this_thread(self)
 
         def locked() -> None:
             with self._state.lock:
                 body()
 
-        work.carry_out(locked)
+        work.run(locked)
 
     # -- the end --------------------------------------------------------------------------------
 
     def abort(self, reason: str) -> None:
-        """Give up: calls under way fail, here and on the other ranks."""
+        """Abort: running calls fail, here and on the other ranks."""
         self.comm.abort(reason)
 
     def close(self) -> None:
-        """Let the asynchronous calls end, and the communicator; not collective."""
+        """Wait for the asynchronous calls, and close the communicator; not collective."""
         self._calls.forget()
         self._state.synchronize()
         self.comm.close()
 
     def leave(self, patience: float) -> None:
-        """End the worker thread: the call under way has so many seconds, the others fail."""
+        """End the worker: its running call has ``patience`` seconds, the queued ones fail."""
         worker = self._state._worker
         if worker is not None and not worker.close(patience):
             self.comm.abort("its process ended during a call")

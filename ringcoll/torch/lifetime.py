@@ -19,11 +19,11 @@ from ringcoll.finalize import uncaught
 __all__ = ["EXIT_GRACE", "PolledStore", "leave_at_exit"]
 
 EXIT_GRACE = 5.0
-"""Seconds that a call under way has to end in, when its process ends."""
+"""Seconds that a running call has to end in, when its process ends."""
 
 
 class Leaving(Protocol):
-    """What this module needs of a group."""
+    """A group that can be closed at exit."""
 
     def leave(self, why: str) -> None:
         """End its threads; ``why`` is not empty if the process ends by an error."""
@@ -34,8 +34,8 @@ _process = [os.getpid()]
 
 
 def leave_at_exit(group: Leaving) -> None:
-    """Leave a group when this process ends."""
-    if _process[0] != os.getpid():  # those of a parent are not ours to leave
+    """Close a group when this process ends."""
+    if _process[0] != os.getpid():  # a forked child leaves its parent's groups alone
         _process[0] = os.getpid()
         _groups.clear()
     _groups.add(group)
@@ -51,34 +51,28 @@ def _exit() -> None:
             group.leave(why)
 
 
-# Exit functions run last in, first out: before the one by which ringcoll.finalize leaves.
+# Exit functions run last in, first out: before the one of ringcoll.finalize.
 atexit.register(_exit)
 
 
 class PolledStore:
-    """A store of torch's, as ringcoll's bootstrap takes it.
+    """A store of torch's for ringcoll's bootstrap; an error that ``poll`` raises ends a wait."""
 
-    Args:
-        store: torch's.
-        look: called at every look for keys; what it raises ends the wait.
-
-    """
-
-    def __init__(self, store: Any, look: Callable[[], None]) -> None:
-        self._store, self._look = store, look
+    def __init__(self, store: Any, poll: Callable[[], None]) -> None:
+        self._store, self._poll = store, poll
 
     def set(self, key: str, value: bytes, /) -> None:
-        """Keep ``value``."""
+        """Store ``value`` under ``key``."""
         self._store.set(key, value)
 
     def get(self, key: str, /) -> bytes:
-        """The value of a key that is there."""
+        """The value of an existing key."""
         value: bytes = self._store.get(key)
         return value
 
     def check(self, keys: list[str], /) -> bool:
-        """Whether all the keys are there."""
-        self._look()
+        """Whether all keys exist; calls ``poll``."""
+        self._poll()
         return bool(self._store.check(keys))
 
     def add(self, key: str, amount: int, /) -> int:
@@ -86,5 +80,5 @@ class PolledStore:
         return int(self._store.add(key, amount))
 
     def delete_key(self, key: str, /) -> bool:
-        """Remove a key; whether it was there."""
+        """Remove a key; returns whether it existed."""
         return bool(self._store.delete_key(key))

@@ -21,7 +21,7 @@ from ringcoll.errors import ArgumentError
 from ringcoll.torch.base import first
 from ringcoll.torch.options import as_list, op_of, options
 from ringcoll.torch.tensor_collectives import TensorCollectives
-from ringcoll.torch.tensors import dense, flat_of, put_back, single, spread
+from ringcoll.torch.tensors import copy_back, dense, flatten, single, unflatten
 from ringcoll.torch.tracing import compile_disabled
 
 __all__ = ["Collectives"]
@@ -40,7 +40,7 @@ class Collectives(TensorCollectives):
         *,
         input_tensor: Any = None,
     ) -> Any:
-        """Every rank's tensor in a list of all; their sizes may differ."""
+        """Gather every rank's tensor into a list on all ranks; their sizes may differ."""
         if type(opts) is not AllgatherOptions:
             output_tensors, input_tensors = _lists(output_tensors, input_tensors, input_tensor)
             opts = options(AllgatherOptions, opts, timeout)
@@ -50,24 +50,24 @@ class Collectives(TensorCollectives):
         engine = self._engine(given)
 
         def body() -> None:
-            flat, own = flat_of(parts, "all_gather", filled=False)
+            flat, own = flatten(parts, "all_gather", filled=False)
             send = dense(given, "all_gather")
             if len(set(counts)) == 1:
                 engine.call("all_gather", send, flat)
             else:
                 sent, received = (engine.buffer(t, "all_gather") for t in (send, flat))
-                engine.comm.all_gather_v(sent, received, counts, **engine.how())
+                engine.comm.all_gather_v(sent, received, counts, **engine.stream_options())
             if not own:
-                spread(flat, parts)
+                unflatten(flat, parts)
 
         return self._run(
-            "all_gather", engine, body, reads=input_tensors, writes=parts, later=opts.asyncOp
+            "all_gather", engine, body, reads=input_tensors, writes=parts, async_op=opts.asyncOp
         )
 
     def allgather_coalesced(
         self, outputs: Sequence[Sequence[Any]], inputs: Sequence[Any], opts: Any = None
     ) -> Any:
-        """Several tensors of every rank; list r of the outputs is what rank r has given."""
+        """Gather several tensors of every rank; list r of the outputs holds rank r's."""
         opts = options(AllgatherOptions, opts)
         engine = self._engine(first(inputs, "all_gather_coalesced"))
         rows = [list(row) for row in outputs]
@@ -80,14 +80,14 @@ class Collectives(TensorCollectives):
         def body() -> None:
             for number, given in enumerate(inputs):
                 parts = [row[number] for row in rows]
-                flat, own = flat_of(parts, "all_gather", filled=False)
+                flat, own = flatten(parts, "all_gather", filled=False)
                 engine.call("all_gather", dense(given, "all_gather"), flat)
                 if not own:
-                    spread(flat, parts)
+                    unflatten(flat, parts)
 
         written = [tensor for row in rows for tensor in row]
         return self._run(
-            "all_gather", engine, body, reads=inputs, writes=written, later=opts.asyncOp
+            "all_gather", engine, body, reads=inputs, writes=written, async_op=opts.asyncOp
         )
 
     def reduce_scatter(
@@ -101,7 +101,7 @@ class Collectives(TensorCollectives):
         input: Any = None,
         op: Any = None,
     ) -> Any:
-        """Combine every rank's list; rank r gets its tensor r. The sizes may differ."""
+        """Reduce the lists of all ranks; rank r gets tensor r. The sizes may differ."""
         if type(opts) is not ReduceScatterOptions:
             input_tensors, output_tensors = _lists(
                 input_tensors if input is None else input, output_tensors, output
@@ -113,7 +113,7 @@ class Collectives(TensorCollectives):
         engine, op = self._engine(result), op_of(opts.reduceOp)
 
         def body() -> None:
-            flat, _ = flat_of(parts, "reduce_scatter", filled=True)
+            flat, _ = flatten(parts, "reduce_scatter", filled=True)
             copy = dense(result, "reduce_scatter")
             if len(set(counts)) == 1:
                 engine.call("reduce_scatter", flat, copy, op)
@@ -121,11 +121,16 @@ class Collectives(TensorCollectives):
                 sent, received = (
                     engine.buffer(t, "reduce_scatter", reduces=True) for t in (flat, copy)
                 )
-                engine.comm.reduce_scatter_v(sent, received, counts, op, **engine.how())
-            put_back(result, copy)
+                engine.comm.reduce_scatter_v(sent, received, counts, op, **engine.stream_options())
+            copy_back(result, copy)
 
         return self._run(
-            "reduce_scatter", engine, body, reads=parts, writes=output_tensors, later=opts.asyncOp
+            "reduce_scatter",
+            engine,
+            body,
+            reads=parts,
+            writes=output_tensors,
+            async_op=opts.asyncOp,
         )
 
     def gather(
@@ -138,7 +143,7 @@ class Collectives(TensorCollectives):
         input_tensor: Any = None,
         root: Any = None,
     ) -> Any:
-        """The root gets every rank's tensor in a list."""
+        """Gather every rank's tensor into a list on the root."""
         if type(opts) is not GatherOptions:
             output_tensors, input_tensors = _lists(output_tensors, input_tensors, input_tensor)
             opts = options(GatherOptions, opts, timeout, root=root)
@@ -151,13 +156,13 @@ class Collectives(TensorCollectives):
             if not parts:
                 engine.call("gather", send, None, None, root)
                 return
-            flat, own = flat_of(parts, "gather", filled=False)
+            flat, own = flatten(parts, "gather", filled=False)
             engine.call("gather", send, flat, None, root)
             if not own:
-                spread(flat, parts)
+                unflatten(flat, parts)
 
         return self._run(
-            "gather", engine, body, reads=input_tensors, writes=parts, later=opts.asyncOp
+            "gather", engine, body, reads=input_tensors, writes=parts, async_op=opts.asyncOp
         )
 
     def scatter(
@@ -179,13 +184,13 @@ class Collectives(TensorCollectives):
         engine = self._engine(result)
 
         def body() -> None:
-            flat = flat_of(parts, "scatter", filled=True)[0] if parts else None
+            flat = flatten(parts, "scatter", filled=True)[0] if parts else None
             copy = dense(result, "scatter")
             engine.call("scatter", flat, copy, None, root)
-            put_back(result, copy)
+            copy_back(result, copy)
 
         return self._run(
-            "scatter", engine, body, reads=parts, writes=output_tensors, later=opts.asyncOp
+            "scatter", engine, body, reads=parts, writes=output_tensors, async_op=opts.asyncOp
         )
 
     def alltoall(
@@ -195,7 +200,7 @@ class Collectives(TensorCollectives):
         opts: Any = None,
         timeout: Any = None,
     ) -> Any:
-        """Tensor q of the inputs goes to rank q; the sizes may differ."""
+        """Send tensor q of the inputs to rank q; the sizes may differ."""
         if type(opts) is not AllToAllOptions:
             opts = options(AllToAllOptions, opts, timeout)
         sources = self._list([input_tensors], "all_to_all")
@@ -203,19 +208,19 @@ class Collectives(TensorCollectives):
         engine = self._engine(sources[0])
 
         def body() -> None:
-            send, _ = flat_of(sources, "all_to_all", filled=True)
-            recv, own = flat_of(targets, "all_to_all", filled=False)
+            send, _ = flatten(sources, "all_to_all", filled=True)
+            recv, own = flatten(targets, "all_to_all", filled=False)
             sent, received = ([part.numel() for part in parts] for parts in (sources, targets))
             self._exchange(engine, send, sent, recv, received)
             if not own:
-                spread(recv, targets)
+                unflatten(recv, targets)
 
         return self._run(
-            "all_to_all", engine, body, reads=sources, writes=targets, later=opts.asyncOp
+            "all_to_all", engine, body, reads=sources, writes=targets, async_op=opts.asyncOp
         )
 
 
 def _lists(tensors: Any, one: Any, named: Any) -> tuple[Any, Any]:
-    """A list of lists and a list of one, given so or as a list and a bare tensor."""
+    """A list of lists and a list of one tensor, from these or from a list and a bare tensor."""
     bare = isinstance(one if named is None else named, torch.Tensor)
     return ([tensors] if bare else tensors), as_list(one, named)

@@ -1,9 +1,9 @@
 """Messages between CPU ranks: matched by source and tag, in the order in which they were sent.
 
-A message goes over a communicator of its two ends, made when both want it, by a thread of its own
-at each end: whatever order the ranks post their sends and receives in, none waits for another.
-The sender's hello says how long the message is and which tag it has. So the receiver knows which
-receive it is for before it comes, and puts one that nobody waits for yet aside.
+Each direction between two ranks has a communicator, opened at its first message, and a thread at
+each end: in whatever order the ranks post their sends and receives, none blocks another. The
+sender's hello holds the message's size and tag. So the receiver matches it with a posted receive
+before the data arrives, and keeps an unexpected message until its receive is posted.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from ringcoll.communicator.public import Communicator
 from ringcoll.dtypes import dtype_of
 from ringcoll.errors import ClosedError, DeadlineError, MismatchError
 from ringcoll.torch.failures import prefixed
-from ringcoll.torch.tensors import dense, memory, put_back
-from ringcoll.torch.work import HostWork, serves
+from ringcoll.torch.tensors import copy_back, dense, memory
+from ringcoll.torch.work import HostWork, serve_on_this_thread
 
-__all__ = ["Messages", "Open", "between"]
+__all__ = ["Messages", "Open", "pair_prefix"]
 
 Array = npt.NDArray[Any]
 Open = Callable[[int, int, Callable[[], None]], Communicator]
-"""Makes the communicator from a source to a destination, of which the source is rank 0; calls its
-last argument now and then, while the other end has not come."""
+"""Opens the communicator from a source (its rank 0) to a destination (its rank 1); calls its last
+argument regularly until the other end opens it too."""
 
 _SENDER, _RECEIVER = 0, 1
-_LOOKS = 0.1  # seconds from look to look at messages to oneself that wait too long
-_TERMS = re.compile(r"count=(\d{1,18}) dtype=(\w{1,32}) tag=(-?\d{1,10})")
+_POLL_SECONDS = 0.1  # between checks of the deadlines of messages to oneself
+_SIGNATURE = re.compile(r"count=(\d{1,18}) dtype=(\w{1,32}) tag=(-?\d{1,10})")
 
 
 @dataclass(slots=True, eq=False)
 class _Post:
-    """A send or a receive that somebody waits for."""
+    """A posted send or receive."""
 
     work: HostWork
     tensor: Any
@@ -55,22 +55,22 @@ class _Post:
     number: int
 
     def late(self, what: str) -> None:
-        """It has waited as long as it may."""
-        self.work.settle(DeadlineError(f"{what} with tag {self.tag}: nobody came to meet it"))
+        """Fail it: its deadline has passed."""
+        self.work.complete(DeadlineError(f"{what} with tag {self.tag}: the peer posted no match"))
 
     def filled(self, source: int) -> None:
-        """The message is there."""
-        put_back(self.tensor, self.copy)
-        self.work.settle(source=source)
+        """Complete it: the message has arrived."""
+        copy_back(self.tensor, self.copy)
+        self.work.complete(source=source)
 
     def take(self, array: Array, source: int) -> None:
-        """A message that was put aside."""
+        """Complete it with an unexpected message."""
         if (array.size, array.dtype) != (self.array.size, self.array.dtype):
-            self.work.settle(
+            self.work.complete(
                 MismatchError(
                     f"recv from rank {source} with tag {self.tag}: {array.size} elements of "
-                    f"{array.dtype} were sent, and {self.array.size} of {self.array.dtype} are "
-                    f"wanted; both must be equal"
+                    f"{array.dtype} were sent to a tensor of {self.array.size} of "
+                    f"{self.array.dtype}; pass equal sizes and types"
                 )
             )
             return
@@ -79,8 +79,8 @@ class _Post:
 
 
 @dataclass(slots=True)
-class _Aside:
-    """A message for which nobody waited when it came."""
+class _Unexpected:
+    """A message that arrived before its receive was posted."""
 
     tag: int
     array: Array
@@ -88,32 +88,23 @@ class _Aside:
 
 @dataclass(slots=True)
 class _End:
-    """One end of the messages from one rank to another: its thread, and what it has to do."""
+    """One end of the messages from one rank to another: its thread, and its posts."""
 
     peer: int
     posts: list[_Post] = field(default_factory=list)
-    aside: deque[_Aside] = field(default_factory=deque)
+    unexpected: deque[_Unexpected] = field(default_factory=deque)
     thread: threading.Thread | None = None
     comm: Communicator | None = None
-    lost: BaseException | None = None
+    error: BaseException | None = None
 
 
-def between(source: int, dest: int) -> str:
-    """How errors of a communicator of two ranks of a group, in which they are 0 and 1, begin."""
-    return f"messages between rank {source} and rank {dest}, in their words rank 0 and rank 1"
+def pair_prefix(source: int, dest: int) -> str:
+    """The prefix of errors of two ranks' communicator, which counts them as 0 and 1."""
+    return f"messages between rank {source} and rank {dest}, counted as rank 0 and rank 1"
 
 
 class Messages:
-    """The messages of one rank of a group.
-
-    Args:
-        rank: this rank.
-        nranks: how many there are.
-        timeout: seconds that a send or a receive may wait.
-        make: opens the way to or from a peer.
-        failed: is told of an error, and says which one to raise.
-
-    """
+    """The messages of one rank of a group; ``timeout`` is in seconds, for each message."""
 
     def __init__(
         self,
@@ -135,12 +126,12 @@ class Messages:
     # -- what the caller does -------------------------------------------------------------------
 
     def send(self, tensor: Any, peer: int, tag: int) -> HostWork:
-        """Post a send; it is over when the tensor may be written again."""
+        """Post a send; it is complete when the tensor may be overwritten."""
         post = self._post(tensor, tag, "send", (), self._out[peer])
         with self._changed:
             if peer == self._rank:
-                self._arrived(self._in[peer], _Aside(tag, post.array.copy()))
-                post.work.settle()
+                self._deliver(self._in[peer], _Unexpected(tag, post.array.copy()))
+                post.work.complete()
             else:
                 self._begin(self._out[peer], post, self._serve_out)
         return post.work
@@ -152,9 +143,9 @@ class Messages:
         ends = self._in.values() if peer is None else (self._in[peer],)
         with self._changed:
             for end in ends:
-                for message in end.aside:
+                for message in end.unexpected:
                     if message.tag == tag:
-                        end.aside.remove(message)
+                        end.unexpected.remove(message)
                         post.take(message.array, end.peer)
                         return post.work
             if peer is None:
@@ -182,9 +173,9 @@ class Messages:
         )
 
     def _begin(self, end: _End, post: _Post | None, serve: Callable[[_End], None]) -> None:
-        if end.lost is not None:
+        if end.error is not None:
             if post is not None:
-                post.work.settle(end.lost)
+                post.work.complete(end.error)
             return
         if post is not None:
             end.posts.append(post)
@@ -197,7 +188,7 @@ class Messages:
     # -- what the threads do --------------------------------------------------------------------
 
     def _serve_out(self, end: _End) -> None:
-        serves(end)
+        serve_on_this_thread(end)
         try:
             comm = self._make(self._rank, end.peer, lambda: self._expire(end))
             end.comm = comm
@@ -210,12 +201,12 @@ class Messages:
                 self._run(comm, post.array, post.tag, sends=True)
                 with self._changed:
                     end.posts.remove(post)
-                post.work.settle()
+                post.work.complete()
         except BaseException as error:
-            self._lose(end, error)
+            self._fail_end(end, error)
 
     def _serve_in(self, end: _End) -> None:
-        serves(end)
+        serve_on_this_thread(end)
         try:
             comm = self._make(end.peer, self._rank, lambda: self._expire(end))
             end.comm = comm
@@ -225,27 +216,27 @@ class Messages:
                     if self._ended:
                         raise self._ended
                 self._expire(end)
-                said = self._hear(end, comm)
+                said = self._next_announcement(end, comm)
                 if said is not None:
                     self._receive(end, comm, *said)
         except BaseException as error:
-            self._lose(end, error)
+            self._fail_end(end, error)
 
     def _serve_own(self, end: _End) -> None:
-        """Of messages to oneself there is nothing to do but to see that none waits too long."""
+        """Check the deadlines of messages to oneself, which need nothing else."""
         try:
             while True:
                 with self._changed:
                     self._changed.wait_for(lambda: self._wanted(end) or self._ended)
-                    self._changed.wait_for(lambda: self._ended, _LOOKS)
+                    self._changed.wait_for(lambda: self._ended, _POLL_SECONDS)
                 self._expire(end)
         except BaseException as error:
-            self._lose(end, error)
+            self._fail_end(end, error)
 
-    def _hear(self, end: _End, comm: Communicator) -> tuple[int, str, int] | None:
-        """What the peer says of its next message; None if it is time to look around."""
+    def _next_announcement(self, end: _End, comm: Communicator) -> tuple[int, str, int] | None:
+        """Count, dtype and tag of the peer's next message; None after 0.2 s without one."""
         pairs: Any = comm._state.pairs
-        heard = comm._state.fabric.wait
+        wait = comm._state.fabric.wait
         look = time.monotonic() + 0.2
 
         def ready() -> bool:
@@ -255,11 +246,11 @@ class Messages:
                 or time.monotonic() > look
             )
 
-        heard(ready, deadline=float("inf"), describe=lambda: "", peers=lambda: [_SENDER])
+        wait(ready, deadline=float("inf"), describe=lambda: "", peers=lambda: [_SENDER])
         text = pairs.announced(_SENDER)
         if text is None:
             return None
-        said = _TERMS.fullmatch(text)
+        said = _SIGNATURE.fullmatch(text)
         if said is None:
             raise MismatchError(f"rank {end.peer} announces {text!r}, which is no message")
         return int(said[1]), said[2], int(said[3])
@@ -271,25 +262,25 @@ class Messages:
             try:
                 self._run(comm, post.array, tag, sends=False)
             except BaseException as error:
-                post.work.settle(self._of(end, error))
+                post.work.complete(self._in_group_terms(end, error))
                 raise
             post.filled(end.peer)
             return
         array = np.empty(count, dtype_of(kind).numpy)
         self._run(comm, array, tag, sends=False)
         with self._changed:
-            self._arrived(end, _Aside(tag, array))
+            self._deliver(end, _Unexpected(tag, array))
 
-    def _arrived(self, end: _End, message: _Aside) -> None:
-        """Give a message to who has begun to wait for it meanwhile, or put it aside."""
+    def _deliver(self, end: _End, message: _Unexpected) -> None:
+        """Complete the receive that was posted meanwhile, or keep the message as unexpected."""
         post = self._claim(end, message.tag)
         if post is None:
-            end.aside.append(message)
+            end.unexpected.append(message)
         else:
             post.take(message.array, end.peer)
 
     def _claim(self, end: _End, tag: int) -> _Post | None:
-        """The first receive that was posted for such a message."""
+        """Take the first posted receive that matches a tag."""
         of_peer = next((post for post in end.posts if post.tag == tag), None)
         of_any = next((post for post in self._from_any if post.tag == tag), None)
         found = [post for post in (of_peer, of_any) if post is not None]
@@ -322,7 +313,7 @@ class Messages:
     # -- what goes wrong ------------------------------------------------------------------------
 
     def _expire(self, end: _End) -> None:
-        """Fail what has waited too long for a peer that has not come."""
+        """Fail the posts whose deadline has passed."""
         if self._ended is not None:
             raise self._ended
         now = time.monotonic()
@@ -334,52 +325,52 @@ class Messages:
                     verb = "send to" if end is self._out[end.peer] else "recv from"
                     post.late(f"{verb} {who} on rank {self._rank}")
 
-    def _lose(self, end: _End, error: BaseException) -> None:
-        """No more messages this way: fail what waits for one."""
-        error = self._of(end, error)
+    def _fail_end(self, end: _End, error: BaseException) -> None:
+        """Close one direction after an error, and fail its posts."""
+        error = self._in_group_terms(end, error)
         with self._changed:
-            end.lost = error
+            end.error = error
             posts, end.posts = end.posts, []
             self._give_up_any()
         for post in posts:
-            post.work.settle(error)
+            post.work.complete(error)
 
-    def _of(self, end: _End, error: BaseException) -> BaseException:
-        """An error of an end's communicator, in words of the group's ranks."""
+    def _in_group_terms(self, end: _End, error: BaseException) -> BaseException:
+        """An error of an end's communicator, prefixed with the ranks of the group."""
         if error is self._ended:
             return error
         if end is self._out[end.peer]:
-            return prefixed(error, between(self._rank, end.peer))
-        return prefixed(error, between(end.peer, self._rank))
+            return prefixed(error, pair_prefix(self._rank, end.peer))
+        return prefixed(error, pair_prefix(end.peer, self._rank))
 
     def _give_up_any(self) -> None:
-        """Fail the receives from any rank once nobody is left to send."""
-        lost = [end.lost for end in self._in.values() if end.peer != self._rank]
+        """Fail the receives from any rank when all peers have failed."""
+        lost = [end.error for end in self._in.values() if end.peer != self._rank]
         error = self._ended or (lost[-1] if lost and None not in lost else None)
         if error is not None:
             posts, self._from_any = self._from_any, []
             for post in posts:
-                post.work.settle(error)
+                post.work.complete(error)
 
     # -- the end --------------------------------------------------------------------------------
 
     def abort(self, reason: str) -> None:
-        """Give up, and tell the peers; messages under way fail."""
+        """Abort: running messages fail, here and at the peers."""
         for end in (*self._out.values(), *self._in.values()):
             if end.comm is not None:
                 end.comm.abort(reason)
 
     def close(self) -> None:
-        """Fail what is still waiting, and end the threads; not collective. Idempotent."""
+        """Fail what is still posted, and end the threads; not collective. Idempotent."""
         with self._changed:
             self._ended = self._ended or ClosedError(
-                f"rank {self._rank}: the group was closed before this message had gone"
+                f"rank {self._rank}: the group was closed before this message completed"
             )
             self._changed.notify_all()
         ends = [*self._out.values(), *self._in.values()]
         for end in ends:
             if end.comm is not None and (end.posts or self._from_any):
-                end.comm.abort("the group was closed while messages were under way")
+                end.comm.abort("the group was closed while messages were running")
         for end in ends:
             if end.thread is not None and end.thread is not threading.current_thread():
                 end.thread.join()

@@ -34,7 +34,7 @@ __all__ = ["ROWS", "as_list", "op_of", "options"]
 ROWS: Mapping[Any, DType] = {
     getattr(torch, row.name): row for row in DTYPES if hasattr(torch, row.name)
 }
-"""The row of a torch dtype; those without one are moved as bytes, and reduced by nobody."""
+"""ringcoll's type of a torch dtype; other dtypes are moved as bytes and cannot be reduced."""
 
 _NAMES = {
     "SUM": "sum",
@@ -47,22 +47,18 @@ _NAMES = {
     "BXOR": "bxor",
 }
 _Kind = dist.ReduceOp.RedOpType
-# By the hash, which tells the kinds apart: options make their ReduceOp anew at every look, and a
-# comparison costs seven times as much.
+# By the hash, which differs for each kind: options create a ReduceOp at every access, and comparing
+# costs seven times as much.
 _PLAIN: Mapping[int, str] = {
     hash(dist.ReduceOp(getattr(_Kind, theirs))): ours for theirs, ours in _NAMES.items()
 }
 
 
 def op_of(given: Any) -> str | ReduceOp:
-    """The operator that torch's options name.
-
-    Args:
-        given: a ``torch.distributed.ReduceOp``, premul_sum's with its factor: a number, or a tensor
-            of one element.
+    """Ringcoll's operator for a ``torch.distributed.ReduceOp``.
 
     Raises:
-        ArgumentError: torch has added an operator that ringcoll does not know.
+        ArgumentError: ringcoll has no such operator.
 
     """
     plain = _PLAIN.get(hash(given))
@@ -76,8 +72,7 @@ def _with_factor(given: Any) -> ReduceOp:
     if kind == _Kind.PREMUL_SUM and factor is not None:
         return premul_sum(factor.item() if isinstance(factor, torch.Tensor) else factor)
     raise ArgumentError(
-        f"ringcoll: {kind} is not an operator that it has; it has {', '.join(_NAMES)} and "
-        f"PREMUL_SUM"
+        f"ringcoll: unknown operator {kind}; pass one of {', '.join(_NAMES)} or PREMUL_SUM"
     )
 
 
@@ -98,13 +93,7 @@ _CALLS = {
 
 
 def as_list(tensors: Any, tensor: Any = None) -> Any:
-    """A list of tensors.
-
-    Args:
-        tensors: the list, or a bare tensor.
-        tensor: what was passed by this name.
-
-    """
+    """A list of tensors, from a list or a bare tensor; ``tensor`` was passed by keyword."""
     given = tensors if tensor is None else tensor
     return [given] if isinstance(given, torch.Tensor) else given
 
@@ -115,15 +104,15 @@ def options(
     """Options of a call.
 
     Args:
-        kind: what the usual shape of the call has.
-        given: such options, or what stands in their place: an operator, a root, a timeout, None.
+        kind: the type of the call's options.
+        given: such options, or an overload's operator, root or timeout in their place, or None.
         timeout: of the call.
-        op: the operator, where it was passed by its name or behind the root.
-        root: the root, where it was passed by its name.
+        op: the operator, passed by keyword or behind the root.
+        root: the root, passed by keyword.
 
     Raises:
-        ArgumentTypeError: ``given`` is none of these, or the options of another call, or the call
-            has no such option.
+        ArgumentTypeError: ``given`` is none of these, the options of another call, or an option
+            that this call does not have.
 
     """
     if isinstance(given, kind):
@@ -143,13 +132,13 @@ def options(
             seen = type(value).__name__ if hasattr(value, "asyncOp") else repr(value)
             raise ArgumentTypeError(
                 f"ringcoll: {_CALLS[kind]}: {'opts' if argument == stands else argument} is {seen} "
-                f"where {kind.__name__} are wanted, or what stands for them"
+                f"where {kind.__name__} are needed"
             ) from None
     return made
 
 
 def _stands_for(given: Any) -> str | None:
-    """The argument in whose place something stands."""
+    """The name of the argument that is passed in place of the options."""
     if given is None:
         return None
     if isinstance(given, timedelta):

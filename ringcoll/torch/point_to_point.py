@@ -1,22 +1,19 @@
-"""Messages of CUDA tensors before a group has opened its GPU ranks: between two ranks alone.
+"""Messages of CUDA tensors before a group has opened its GPU ranks: a communicator for each pair.
 
-To open the group's communicator takes all its ranks, and a message only its two ends. So the first
-message between two ranks decides for good which communicator carries theirs: the group's if that
-is open, else one of their own, which only they open. (In a group of two ranks the one is as good
-as the other, and is the group's.)
+Opening the group's communicator takes all its ranks, a message only its two ends. So the first
+message between two ranks fixes the communicator of all their messages: the group's if it is open,
+else one of their own, which only they open. (A group of two ranks always uses the group's.)
 
-The ends cannot decide differently. Say one, a, has taken the communicator of the two, and the
-other, b, the group's. Then b's first message with a came after b had opened the group's, which no
-rank can before all have begun to open it: a too. But a posted its first message with b before, and
-whoever begins to open the group's launches first what was posted (:meth:`Pairs.flush`), for which
-a has to wait until b opens the communicator of the two. b has opened none with a: so a has not
-begun to open the group's, which contradicts. The first message of two ranks that one posts before
-the call which opens the group's, and the other behind it, never goes astray: it waits until the
-deadline, as it does with NCCL.
+Both ends choose the same one. Suppose rank a chose the pair's and rank b the group's. Then b's
+first message with a came after b had opened the group's, so every rank, a too, had begun to open
+it. But a had posted its first message with b before, and a rank launches its posted messages before
+it begins to open the group's (:meth:`Pairs.flush`), which waits until b opens the pair's. b has
+not: a contradiction. If one rank posts its first message before the call that opens the group's,
+and the other behind it, the message waits until the deadline, as it does with NCCL.
 
-Messages are launched when somebody waits for one of them, but their communicator begins to open
-when the first is posted, in a thread: so in a ring, where each rank posts a receive and then a
-send, none waits for another's turn. Each communicator has a stream of its own, for the same reason.
+Messages are launched when the caller waits for one of them, but a thread begins to open their
+communicator when the first is posted: so in a ring, where each rank posts a receive and then a
+send, no pair waits for another. Each communicator has a stream of its own, for the same reason.
 """
 
 from __future__ import annotations
@@ -34,7 +31,7 @@ import torch.distributed as dist
 
 from ringcoll.torch.device import Device
 from ringcoll.torch.device_work import DeviceWork
-from ringcoll.torch.tensors import dense, foreign
+from ringcoll.torch.tensors import dense, wrong_device
 
 __all__ = ["Pairs", "in_batch"]
 
@@ -42,9 +39,9 @@ _BATCH = inspect.unwrap(dist.batch_isend_irecv).__code__
 
 
 def in_batch() -> bool:
-    """Whether a message is part of a batch of torch's, which does not say so to groups in Python.
+    """Whether ``batch_isend_irecv`` is a caller: torch does not tell groups in Python.
 
-    It walks the stack, and is asked only while a group's GPU ranks are not open.
+    It walks the stack, and is called only while a group's GPU ranks are not open.
     """
     frame = sys._getframe(1)
     while frame is not None:
@@ -62,20 +59,12 @@ class _Post:
     tensor: Any
     copy: Any
     behind: Any
-    """Event: what the caller's stream had to do before."""
+    """Event behind the earlier work of the caller's stream."""
     work: DeviceWork
 
 
-class _Way:
-    """The messages between this rank and a peer, or itself.
-
-    Args:
-        peer: its rank in the communicator of the two.
-        ordinal: of this rank's device.
-        make: opens the communicator.
-        launch: launches all messages of the group.
-
-    """
+class _Pair:
+    """The messages between this rank and a peer, or itself; ``peer`` is its rank in the pair."""
 
     def __init__(
         self, peer: int, ordinal: int, make: Callable[[], Device], launch: Callable[[], None]
@@ -97,9 +86,9 @@ class _Way:
             self._error = error
 
     def post(self, name: str, tensor: Any) -> DeviceWork:
-        """Remember a "send" or a "recv"."""
+        """Post a "send" or a "recv"."""
         if tensor.get_device() != self._where.index:
-            raise foreign(tensor, self._where)
+            raise wrong_device(tensor, self._where)
         if self.device is not None and not self._posts:
             return self.device.batch.post(name, tensor, self._peer)
         copy = dense(tensor, name)
@@ -109,14 +98,14 @@ class _Way:
         return work
 
     def join(self) -> None:
-        """Wait until the communicator is open, or cannot be."""
+        """Wait until the communicator is open, or has failed to open."""
         self._thread.join()
 
     def flush(self) -> None:
-        """Launch what was posted, if the communicator is open."""
+        """Launch the posted messages, if the communicator is open."""
         device, error = self.device, self._error
         if device is None and error is None:
-            return  # begun just now by another thread, which waits for it
+            return  # another thread has begun it just now, and waits for it
         posts, self._posts = self._posts, []
         if device is None:
             for post in posts:
@@ -126,77 +115,73 @@ class _Way:
             return
         for post in posts:
             post.work.device = device
-            device.side.stream.wait_event(post.behind)
+            device.async_stream.stream.wait_event(post.behind)
             device.batch.add(post.name, post.tensor, post.copy, self._peer, post.work)
         device.flush()
 
     def forget(self) -> None:
-        """Drop what was never waited for."""
+        """Drop the messages that were never launched."""
         self._posts.clear()
 
 
 class Pairs:
-    """What carries one rank's messages of CUDA tensors with the peers that began so.
+    """One rank's messages of CUDA tensors with the peers that have a communicator of the pair.
 
-    Args:
-        rank: this rank in the group.
-        make: opens the communicator of two ranks, of which the lower one is named first, or of one
-            rank that is named twice, on a device.
-        launch: launches all messages of the group, these too.
-
+    ``make`` opens one on a device, from the lower and the higher rank, or one rank twice.
+    ``launch`` launches all messages of the group, these too.
     """
 
     def __init__(
         self, rank: int, make: Callable[[int, int, int], Device], launch: Callable[[], None]
     ) -> None:
         self._rank, self._make, self._launch = rank, make, launch
-        self._ways: dict[int, _Way] = {}
+        self._by_peer: dict[int, _Pair] = {}
         self._lock = threading.RLock()
 
     def __contains__(self, peer: int) -> bool:
-        return peer in self._ways
+        return peer in self._by_peer
 
     def begin(self, peer: int, ordinal: int) -> None:
-        """Let messages with a peer go over a communicator of the two, from now on for good."""
+        """Begin to open the pair's communicator, which carries all messages with this peer."""
         low, high = sorted((self._rank, peer))
         theirs = int(peer == high != low)
-        self._ways[peer] = _Way(
+        self._by_peer[peer] = _Pair(
             theirs, ordinal, lambda: self._make(low, high, ordinal), self._launch
         )
 
     def post(self, name: str, tensor: Any, peer: int) -> DeviceWork:
-        """Remember a "send" or a "recv" with a peer that began so."""
+        """Post a "send" or a "recv" with a peer of :meth:`begin`."""
         with self._lock:
-            return self._ways[peer].post(name, tensor)
+            return self._by_peer[peer].post(name, tensor)
 
     def flush(self) -> None:
-        """Launch all that was posted, as soon as its communicators are open."""
-        ways = list(self._ways.values())
-        for way in ways:
-            way.join()  # without the lock: other threads may post what a peer waits for
+        """Launch all posted messages, after their communicators are open."""
+        pairs = list(self._by_peer.values())
+        for pair in pairs:
+            pair.join()  # without the lock: other threads may post what a peer waits for
         with self._lock:
-            for way in ways:
-                way.flush()
+            for pair in pairs:
+                pair.flush()
 
     def devices(self) -> list[Device]:
         """The engines of the communicators that are open."""
-        return [way.device for way in list(self._ways.values()) if way.device is not None]
+        return [pair.device for pair in list(self._by_peer.values()) if pair.device is not None]
 
     # -- the end --------------------------------------------------------------------------------
 
     def abort(self, reason: str) -> None:
-        """Give up: calls under way fail, here and at the peers."""
+        """Abort: running calls fail, here and at the peers."""
         for device in self.devices():
             device.abort(reason)
 
     def leave(self) -> None:
-        """End the threads, of a group that takes no more."""
-        for way in list(self._ways.values()):
-            way.forget()
-            way.join()
+        """End the threads of a closed group."""
+        for pair in list(self._by_peer.values()):
+            pair.forget()
+            pair.join()
 
     def close(self) -> None:
-        """Wait for what was enqueued, and let go; not collective."""
+        """Wait for the enqueued calls, and close the communicators; not collective."""
         self.leave()
         with ExitStack() as ends:  # all of them, whichever fails
             for device in self.devices():

@@ -25,13 +25,13 @@ from torch._C._distributed_c10d import (
 from ringcoll.errors import ArgumentError
 from ringcoll.torch.base import GroupBase, first, paired
 from ringcoll.torch.options import as_list, op_of, options
-from ringcoll.torch.tensors import dense, put_back, single, sparse
+from ringcoll.torch.tensors import copy_back, dense, single, sparse_error
 from ringcoll.torch.tracing import compile_disabled, profiler, profiler_event
 
 __all__ = ["TensorCollectives"]
 
-_COUNTS = 64
-"""More calls on one element than a program makes between a forward pass and its backward pass."""
+_KEPT_WORKS = 64
+"""More calls on one element than programs make between a forward pass and its backward pass."""
 
 
 @compile_disabled
@@ -40,9 +40,9 @@ class TensorCollectives(GroupBase):
 
     def __init__(self, rank: int, nranks: int) -> None:
         super().__init__(rank, nranks)
-        # DDP's join counts the ranks that are left, and hands the Work on to C++ alone, which waits
-        # for it in the backward pass: without its half in Python a Work never ends.
-        self._counted: deque[Any] = deque(maxlen=_COUNTS)
+        # DDP's join counts the remaining ranks, and keeps the Work in C++ alone, which waits for it
+        # in the backward pass: without its Python half a Work never ends.
+        self._kept_works: deque[Any] = deque(maxlen=_KEPT_WORKS)
 
     def allreduce(
         self,
@@ -53,7 +53,7 @@ class TensorCollectives(GroupBase):
         tensor: Any = None,
         op: Any = None,
     ) -> Any:
-        """Combine every rank's tensor elementwise, in place."""
+        """Reduce every rank's tensor elementwise, in place."""
         if type(opts) is not AllreduceOptions:
             tensors = as_list(tensors, tensor)
             opts = options(AllreduceOptions, opts, timeout, op=op)
@@ -69,7 +69,7 @@ class TensorCollectives(GroupBase):
         tensor: Any = None,
         root: Any = None,
     ) -> Any:
-        """Combine every rank's tensor; the root's is replaced."""
+        """Reduce every rank's tensor into the root's."""
         if type(opts) is not ReduceOptions:
             tensors = as_list(tensors, tensor)
             opts = options(ReduceOptions, opts, timeout, op=op, root=root)
@@ -84,26 +84,26 @@ class TensorCollectives(GroupBase):
         tensor: Any = None,
         root: Any = None,
     ) -> Any:
-        """Copy the root's tensor to all."""
+        """Copy the root's tensor to all ranks."""
         if type(opts) is not BroadcastOptions:
             tensors = as_list(tensors, tensor)
             opts = options(BroadcastOptions, opts, timeout, root=root)
         return self._in_place("broadcast", tensors, None, opts.rootRank, opts)
 
     def _in_place(self, name: str, tensors: Sequence[Any], op: Any, root: int, opts: Any) -> Any:
-        tensor, later = single(tensors, name), opts.asyncOp
+        tensor, async_op = single(tensors, name), opts.asyncOp
         engine = self._engine(tensor)
         if tensor.layout is not torch.strided:
-            raise sparse(tensor, name)
+            raise sparse_error(tensor, name)
         if tensor.is_contiguous() and not (tensor.is_neg() or tensor.is_conj()):
-            carry_out = engine.soon if later else engine.now
+            call = engine.in_place_async if async_op else engine.in_place
             if not profiler._is_profiler_enabled:
-                work = carry_out(name, tensor, op, root)
+                work = call(name, tensor, op, root)
             else:
                 with profiler_event(name):
-                    work = carry_out(name, tensor, op, root)
-            if later and tensor.numel() == 1:
-                self._counted.append(work)
+                    work = call(name, tensor, op, root)
+            if async_op and tensor.numel() == 1:
+                self._kept_works.append(work)
             return work
 
         receives = name == "all_reduce" or (name == "reduce") == (self._rank == root)
@@ -112,10 +112,10 @@ class TensorCollectives(GroupBase):
             copy = dense(tensor, name)
             engine.call(name, copy, None, op, root)
             if receives:
-                put_back(tensor, copy)
+                copy_back(tensor, copy)
 
         return self._run(
-            name, engine, body, reads=tensors, writes=tensors, later=later, receives=receives
+            name, engine, body, reads=tensors, writes=tensors, async_op=async_op, receives=receives
         )
 
     def allreduce_coalesced(self, tensors: Sequence[Any], opts: Any = None) -> Any:
@@ -128,14 +128,14 @@ class TensorCollectives(GroupBase):
             for tensor in tensors:
                 copy = dense(tensor, "all_reduce")
                 engine.call("all_reduce", copy, None, op)
-                put_back(tensor, copy)
+                copy_back(tensor, copy)
 
         return self._run(
-            "all_reduce", engine, body, reads=tensors, writes=tensors, later=opts.asyncOp
+            "all_reduce", engine, body, reads=tensors, writes=tensors, async_op=opts.asyncOp
         )
 
     def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> Any:
-        """Every rank's input, one behind the other, in the output of all."""
+        """Concatenate every rank's input in the output of all ranks."""
         return self._gathered((output,), (input,), opts)
 
     def all_gather_single_coalesced(
@@ -152,14 +152,14 @@ class TensorCollectives(GroupBase):
             for output, input_ in pairs:
                 copy = dense(output, "all_gather")
                 engine.call("all_gather", dense(input_, "all_gather"), copy)
-                put_back(output, copy)
+                copy_back(output, copy)
 
         return self._run(
-            "all_gather", engine, body, reads=inputs, writes=outputs, later=opts.asyncOp
+            "all_gather", engine, body, reads=inputs, writes=outputs, async_op=opts.asyncOp
         )
 
     def reduce_scatter_single(self, output: Any, input: Any, opts: Any = None) -> Any:
-        """Combine every rank's input; rank r gets its segment r."""
+        """Reduce every rank's input; rank r gets segment r."""
         return self._scattered((output,), (input,), opts)
 
     def reduce_scatter_single_coalesced(
@@ -177,10 +177,10 @@ class TensorCollectives(GroupBase):
             for output, input_ in pairs:
                 copy = dense(output, "reduce_scatter")
                 engine.call("reduce_scatter", dense(input_, "reduce_scatter"), copy, op)
-                put_back(output, copy)
+                copy_back(output, copy)
 
         return self._run(
-            "reduce_scatter", engine, body, reads=inputs, writes=outputs, later=opts.asyncOp
+            "reduce_scatter", engine, body, reads=inputs, writes=outputs, async_op=opts.asyncOp
         )
 
     def all_to_all_single(
@@ -192,7 +192,7 @@ class TensorCollectives(GroupBase):
         opts: Any = None,
         timeout: Any = None,
     ) -> Any:
-        """Part q of the input goes to rank q; the parts are equal, or of so many rows."""
+        """Send part q of the input to rank q; the parts are equal, or have the given rows."""
         if type(opts) is not AllToAllOptions:
             opts = options(AllToAllOptions, opts, timeout)
         engine = self._engine(input)
@@ -201,7 +201,7 @@ class TensorCollectives(GroupBase):
             def body() -> None:
                 copy = dense(output, "all_to_all")
                 engine.call("all_to_all", dense(input, "all_to_all"), copy)
-                put_back(output, copy)
+                copy_back(output, copy)
 
         else:
             sent = self._counts(input, input_split_sizes, "input")
@@ -210,16 +210,16 @@ class TensorCollectives(GroupBase):
             def body() -> None:
                 copy = dense(output, "all_to_all")
                 self._exchange(engine, dense(input, "all_to_all"), sent, copy, received)
-                put_back(output, copy)
+                copy_back(output, copy)
 
         return self._run(
-            "all_to_all", engine, body, reads=(input,), writes=(output,), later=opts.asyncOp
+            "all_to_all", engine, body, reads=(input,), writes=(output,), async_op=opts.asyncOp
         )
 
     def _exchange(
         self, engine: Any, send: Any, sent: list[int], recv: Any, received: list[int]
     ) -> None:
-        """Nobody knows of the others whether their parts are equal, so all send in pairs."""
+        """all_to_all_v: no rank knows whether the parts of the others are equal."""
         source, target = (engine.buffer(tensor, "all_to_all") for tensor in (send, recv))
         scale = source.size // max(1, send.numel()) if send.numel() else 1
         wide = target.size // max(1, recv.numel()) if recv.numel() else 1
@@ -228,13 +228,15 @@ class TensorCollectives(GroupBase):
             [count * scale for count in sent],
             target,
             [count * wide for count in received],
-            **engine.how(),
+            **engine.stream_options(),
         )
 
     def _counts(self, tensor: Any, splits: Sequence[int], side: str) -> list[int]:
         """Elements for each rank, from rows of the first dimension."""
         if not tensor.dim():
-            raise ArgumentError(f"ringcoll: all_to_all: {side} has no rows: it is one number")
+            raise ArgumentError(
+                f"ringcoll: all_to_all: {side} has no rows: pass a tensor of at least one dimension"
+            )
         rows, n = tensor.size(0), self._nranks
         if not splits:
             if rows % n:
@@ -246,7 +248,7 @@ class TensorCollectives(GroupBase):
         if len(splits) != n or sum(splits) != rows:
             raise ArgumentError(
                 f"ringcoll: all_to_all: {side}_split_sizes={list(splits)} must be {n} numbers "
-                f"whose sum is the {rows} rows of {side}"
+                f"that add up to the {rows} rows of {side}"
             )
         width = tensor.numel() // rows if rows else 0
         return [int(split) * width for split in splits]

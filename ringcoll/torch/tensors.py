@@ -1,4 +1,4 @@
-"""Tensors as flat memory: dense copies of strided ones, and lists that lie side by side."""
+"""Tensors as flat memory: dense copies of strided ones, and lists that are adjacent in memory."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from ringcoll.torch.options import ROWS
 from ringcoll.views import device_view
 
 __all__ = [
+    "check_writable",
+    "copy_back",
     "dense",
-    "flat_of",
-    "foreign",
+    "flatten",
     "memory",
-    "put_back",
     "single",
-    "sparse",
-    "spread",
-    "written",
+    "sparse_error",
+    "unflatten",
+    "wrong_device",
 ]
 
 _BYTES = np.dtype(np.uint8)
@@ -37,15 +37,15 @@ def single(tensors: Sequence[Any], name: str) -> Any:
 
     """
     if len(tensors) != 1:
-        raise ArgumentError(f"ringcoll: {name} takes one tensor a rank, not {len(tensors)}")
+        raise ArgumentError(f"ringcoll: {name} takes a list of one tensor, not {len(tensors)}")
     return tensors[0]
 
 
 def memory(tensor: Any, name: str, *, reduces: bool) -> npt.NDArray[Any]:
     """The memory of a dense tensor, of the host or of a device, as a flat array.
 
-    It keeps nothing alive, and that of a device is not to be read. Types that ringcoll has no
-    arithmetic for are moved as bytes.
+    It does not keep the tensor alive, and device memory must not be read through it. Types for
+    which ringcoll has no arithmetic are moved as bytes.
 
     Raises:
         ArgumentTypeError: such a type where the call would reduce.
@@ -54,7 +54,7 @@ def memory(tensor: Any, name: str, *, reduces: bool) -> npt.NDArray[Any]:
     row = ROWS.get(tensor.dtype)
     if row is None and reduces:
         raise ArgumentTypeError(
-            f"ringcoll: {name} of {tensor.dtype}: there is no arithmetic on it; it takes "
+            f"ringcoll: {name} of {tensor.dtype}: there is no arithmetic on this type; pass one of "
             f"{', '.join(str(known) for known in ROWS)}"
         )
     kind = _BYTES if row is None else row.numpy
@@ -68,8 +68,8 @@ def memory(tensor: Any, name: str, *, reduces: bool) -> npt.NDArray[Any]:
     return np.frombuffer(memoryview(raw).cast("B"), np.uint8).view(kind)
 
 
-def foreign(tensor: Any, where: Any) -> ArgumentError:
-    """What to raise for a tensor that is not on a rank's device."""
+def wrong_device(tensor: Any, where: Any) -> ArgumentError:
+    """The error of a tensor on another device than the rank's."""
     return ArgumentError(
         f"ringcoll: a tensor on {tensor.device}, and this rank of the group is on {where}; pass "
         f"tensors of one device"
@@ -77,29 +77,29 @@ def foreign(tensor: Any, where: Any) -> ArgumentError:
 
 
 def dense(tensor: Any, name: str) -> Any:
-    """The tensor where its elements lie one behind the other in order, else a copy that does.
+    """The tensor if it is contiguous and without pending conj and neg, else such a copy.
 
     Raises:
         ArgumentTypeError: it is sparse.
 
     """
     if tensor.layout is not torch.strided:
-        raise sparse(tensor, name)
+        raise sparse_error(tensor, name)
     return tensor.detach().contiguous().resolve_conj().resolve_neg()
 
 
-def sparse(tensor: Any, name: str) -> ArgumentTypeError:
-    """The error of a call on a tensor that is no array in memory."""
+def sparse_error(tensor: Any, name: str) -> ArgumentTypeError:
+    """The error of a call on a sparse tensor."""
     return ArgumentTypeError(
         f"ringcoll: {name} of a tensor of {tensor.layout}: pass a dense one (.to_dense())"
     )
 
 
-def written(tensor: Any, name: str) -> None:
+def check_writable(tensor: Any, name: str) -> None:
     """Refuse a tensor that a call cannot write.
 
     Raises:
-        ArgumentError: elements of it lie at one place in memory.
+        ArgumentError: some of its elements share memory.
 
     """
     if tensor.layout is not torch.strided or tensor.is_contiguous():
@@ -113,20 +113,16 @@ def written(tensor: Any, name: str) -> None:
         )
 
 
-def put_back(tensor: Any, copy: Any) -> None:
-    """Write what a dense copy has received into its tensor."""
+def copy_back(tensor: Any, copy: Any) -> None:
+    """Copy a dense copy's contents to its tensor, unless it is the tensor itself."""
     if copy.data_ptr() != tensor.data_ptr() or not tensor.is_contiguous():
         tensor.detach().copy_(copy.view(tensor.shape))
 
 
-def flat_of(tensors: Sequence[Any], name: str, *, filled: bool) -> tuple[Any, bool]:
-    """One flat tensor for all of a list, and whether it is their own memory.
+def flatten(tensors: Sequence[Any], name: str, *, filled: bool) -> tuple[Any, bool]:
+    """One flat tensor for a list of one type and device, and whether it is their own memory.
 
-    Args:
-        tensors: of one type and device.
-        name: of the call, for messages.
-        filled: with their elements; else it is only as large.
-
+    ``filled`` copies their elements; otherwise a new tensor is uninitialised.
     """
     first = tensors[0]
     adjacent = _adjacent(tensors)
@@ -138,7 +134,7 @@ def flat_of(tensors: Sequence[Any], name: str, *, filled: bool) -> tuple[Any, bo
     return torch.empty(total, dtype=first.dtype, device=first.device), False
 
 
-def spread(flat: Any, tensors: Sequence[Any]) -> None:
+def unflatten(flat: Any, tensors: Sequence[Any]) -> None:
     """Copy the parts of a flat tensor to a list."""
     parts = flat.split([tensor.numel() for tensor in tensors])
     shaped = [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
@@ -146,7 +142,7 @@ def spread(flat: Any, tensors: Sequence[Any]) -> None:
 
 
 def _adjacent(tensors: Sequence[Any]) -> Any | None:
-    """The memory of tensors that lie one behind the other in one storage."""
+    """The memory of tensors that are adjacent in one storage, else None."""
     first = tensors[0]
     if first.layout is not torch.strided:
         return None

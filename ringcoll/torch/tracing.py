@@ -24,13 +24,13 @@ try:
         _FrameExecStrategy,
         set_code_exec_strategy,
     )
-except ImportError:  # before 2.7 and where there is no compiler
+except ImportError:  # torch before 2.7, or built without the compiler
 
     def _leave_alone(function: Any) -> None:
         pass
 
 else:
-    # Neither these frames nor those that they call.
+    # Skip these frames and those that they call.
     _ALONE = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
 
     def _leave_alone(function: Any) -> None:
@@ -38,12 +38,9 @@ else:
 
 
 def compile_disabled(kind: Kind, *, simple: Collection[str] = ()) -> Kind:
-    """Let torch.compile keep out of the methods of a class.
+    """Disable torch.compile in a class's own methods, not in inherited ones.
 
-    Args:
-        kind: the class; those that it inherits from are not touched.
-        simple: methods that it may have in a graph, since they only return what is known.
-
+    ``simple`` methods only return a constant of the group, and may be part of a graph.
     """
     for found in vars(kind).values():
         if isinstance(found, property):
@@ -58,13 +55,9 @@ def compile_disabled(kind: Kind, *, simple: Collection[str] = ()) -> Kind:
 
 
 def profiler_event(name: str) -> Any:
-    """An event, from entering to leaving it; to be made while ``profiler._is_profiler_enabled``.
+    """A context that records an event; call it only while ``profiler._is_profiler_enabled``.
 
-    It spans what the caller's thread does for a call, as NCCL's do. One that another thread ended,
-    when the call ends there, might end when the profiler has let go of its memory.
-
-    Args:
-        name: of the call, as the other backends have it.
-
+    It spans the caller's thread, as NCCL's events do. An event that a worker thread ends might
+    outlive the profiler's memory.
     """
     return profiler.record_function(f"ringcoll:{name}")

@@ -1,4 +1,4 @@
-"""What a call returns: torch's Work, with a future that DDP's reducer can wait for."""
+"""torch's Work objects of calls, with futures that DDP's reducer can wait for."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ringcoll.torch.failures import in_torch
+from ringcoll.torch.failures import as_torch_error
 from ringcoll.torch.tracing import compile_disabled
 
-__all__ = ["Finished", "HostWork", "seconds_of", "serves"]
+__all__ = ["Finished", "HostWork", "seconds_of", "serve_on_this_thread"]
 
 
 class _Thread(threading.local):
-    """Whose calls this thread carries out; it also runs the callbacks of their futures."""
+    """The owner whose calls this thread runs; it also runs the callbacks of their futures."""
 
-    serves: object = None
+    worker: object = None
 
 
 _here = _Thread()
 
 
-def serves(by: object) -> None:
-    """Say that this thread carries out the calls of somebody: the ``by`` of :class:`HostWork`."""
-    _here.serves = by
+def serve_on_this_thread(worker: object) -> None:
+    """Declare that this thread runs the calls of a ``worker`` of :class:`HostWork`."""
+    _here.worker = worker
 
 
 def seconds_of(timeout: timedelta | float | None) -> float | None:
-    """A timeout of torch's in seconds; None where it is not set, which torch says by 0 or less."""
+    """A timeout of torch's in seconds; None if it is unset, which in torch is 0 or less."""
     if timeout is None:
         return None
     seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
@@ -40,12 +40,7 @@ def seconds_of(timeout: timedelta | float | None) -> float | None:
 
 @compile_disabled
 class Finished(dist.Work):  # type: ignore[misc]
-    """A call whose result is there.
-
-    Args:
-        outputs: the tensors that it has written.
-
-    """
+    """A completed call."""
 
     def __init__(self, outputs: Sequence[Any]) -> None:
         super().__init__()
@@ -70,11 +65,11 @@ class Finished(dist.Work):  # type: ignore[misc]
         """None: a call that fails at once raises."""
 
     def result(self) -> list[Any]:
-        """The tensors that were written."""
+        """The output tensors."""
         return list(self._outputs)
 
     def get_future(self) -> Any:
-        """A future that holds the tensors, as they are behind what the current stream has to do."""
+        """A future of the outputs, behind the work enqueued on the current stream."""
         devices = {tensor.device for tensor in self._outputs if tensor.is_cuda}
         future = torch.futures.Future(devices=list(devices))
         future.set_result(list(self._outputs))
@@ -83,46 +78,37 @@ class Finished(dist.Work):  # type: ignore[misc]
 
 @compile_disabled
 class HostWork(dist.Work):  # type: ignore[misc]
-    """A call of CPU ranks that another thread carries out.
+    """A call of CPU ranks that another thread runs.
 
-    Args:
-        outputs: the tensors that it writes.
-        failed: is told of an error, and says which one to raise.
-        by: who carries out such calls, by one thread; None: no single one does.
-
+    ``failed`` records an error and returns the one to raise. ``worker`` identifies the only thread
+    that runs such calls; None: any thread may.
     """
 
     def __init__(
         self,
         outputs: Sequence[Any],
         failed: Callable[[BaseException], BaseException],
-        by: object,
+        worker: object,
     ) -> None:
         super().__init__()
-        self._outputs, self._failed, self._by = outputs, failed, by
+        self._outputs, self._failed, self._worker = outputs, failed, worker
         self._ended = threading.Event()
         self._error: BaseException | None = None
         self._lock = threading.Lock()
         self._futures: list[Any] = []
         self._source = -1
 
-    def carry_out(self, body: Callable[[], None]) -> None:
-        """Run the call on this thread; an error is kept for those who wait."""
+    def run(self, body: Callable[[], None]) -> None:
+        """Run the call on this thread; :meth:`wait` raises its error."""
         error: BaseException | None = None
         try:
             body()
         except BaseException as caught:  # not even SystemExit may be lost with this thread
             error = caught
-        self.settle(error)
+        self.complete(error)
 
-    def settle(self, error: BaseException | None = None, source: int = -1) -> None:
-        """The call has ended.
-
-        Args:
-            error: by which it failed.
-            source: the rank whose message was received.
-
-        """
+    def complete(self, error: BaseException | None = None, source: int = -1) -> None:
+        """Complete the call, with its error if it failed; ``source`` sent the received message."""
         if error is not None:
             error = self._failed(error)
         with self._lock:
@@ -138,22 +124,22 @@ class HostWork(dist.Work):  # type: ignore[misc]
         """Block until the result is there.
 
         Args:
-            timeout: None or 0: as long as the group's timeout lets the call itself take.
+            timeout: None or 0: no limit but the group's timeout, which ends the call.
 
         Raises:
             DistBackendError: the call has failed, ``timeout`` has passed, or this is a callback
-                that keeps the call from being carried out.
+                on the thread that would have to run the call.
 
         """
         self._refuse_callback()
         limit = seconds_of(timeout)
         if not self._ended.wait(limit):
             raise dist.DistBackendError(
-                f"ringcoll: Timed out : the call has not ended after {limit:g} s, and goes on "
-                f"until the group's timeout"
+                f"ringcoll: Timed out : the call has not completed after {limit:g} s; it "
+                f"continues until the group's timeout"
             )
         if self._error is not None:
-            raise in_torch(self._error)
+            raise as_torch_error(self._error)
         return True
 
     def synchronize(self) -> None:
@@ -161,28 +147,28 @@ class HostWork(dist.Work):  # type: ignore[misc]
         self.wait()
 
     def _refuse_callback(self) -> None:
-        """A callback runs on the thread that would have to carry out what it waits for."""
-        if self._by is not None and _here.serves is self._by and not self._ended.is_set():
+        """Refuse to wait in a callback on the thread that would have to run this call."""
+        if self._worker is not None and _here.worker is self._worker and not self._ended.is_set():
             raise dist.DistBackendError(
-                "ringcoll: a callback of a future waits for a later call, which the callback keeps "
-                "from being carried out on CPU ranks; make that call without async_op, or wait "
-                "outside of the callback"
+                "ringcoll: a callback of a future waits for a later call, which runs on the same "
+                "thread behind the callback; make that call without async_op, or wait outside of "
+                "the callback"
             )
 
     def is_completed(self) -> bool:
-        """Whether it has ended, well or not."""
+        """Whether it has completed or failed."""
         return self._ended.is_set()
 
     def is_success(self) -> bool:
-        """Whether it has ended well."""
+        """Whether it has completed without an error."""
         return self._ended.is_set() and self._error is None
 
     def exception(self) -> BaseException | None:
-        """By what it has failed, if it has."""
+        """The error of a failed call, else None."""
         return self._error
 
     def result(self) -> list[Any]:
-        """The tensors that are written."""
+        """The output tensors."""
         return list(self._outputs)
 
     def source_rank(self) -> int:
@@ -192,10 +178,10 @@ class HostWork(dist.Work):  # type: ignore[misc]
     _source_rank = source_rank
 
     def get_future(self) -> Any:
-        """A future of the tensors.
+        """A future of the outputs.
 
-        A future of Python's that holds an exception crashes DDP's reducer, which reads it as
-        tensors; one whose callback raises does not. So the first only says that the call has ended.
+        DDP's reducer reads an exception that Python sets in a future as tensors, and crashes; an
+        exception of a callback arrives. So the first future only marks the end of the call.
         """
         self._refuse_callback()
         ended = torch.futures.Future()
@@ -209,5 +195,5 @@ class HostWork(dist.Work):  # type: ignore[misc]
 
     def _outcome(self, _ended: Any) -> list[Any]:
         if self._error is not None:
-            raise in_torch(self._error)
+            raise as_torch_error(self._error)
         return list(self._outputs)

@@ -56,34 +56,34 @@ def cuda(monkeypatch):
 
 
 def test_it_comes_after_a_stream_and_others_after_its_marks(cuda):
-    side = module.Side(torch.device("cuda", 1))
-    side.follow(40)
-    mark = side.mark()
-    side.order(mark, 41)
+    side = module.AsyncStream(torch.device("cuda", 1))
+    side.wait_stream(40)
+    event = side.record_event()
+    side.block(event, 41)
     assert cuda.noted == [
         ("record", 100, 40),
         ("wait", 7, 100),
         ("record", 101, 7),
         ("wait", 41, 101),
     ]
-    assert side.passed(mark)
+    assert side.query(event)
 
 
 def test_an_event_is_used_again_when_nobody_has_its_mark(cuda):
-    side = module.Side(torch.device("cuda", 1))
-    first, second = side.mark(), side.mark()
+    side = module.AsyncStream(torch.device("cuda", 1))
+    first, second = side.record_event(), side.record_event()
     assert (first.event, second.event) == (101, 102)
     del first
-    assert [side.mark().event for _ in range(3)] == [101, 101, 101]
-    third = side.mark()
+    assert [side.record_event().event for _ in range(3)] == [101, 101, 101]
+    third = side.record_event()
     assert {second.event, third.event} == {101, 102}
     assert cuda.made == [100, 101, 102]
 
 
 def test_its_events_end_with_it(cuda):
-    side = module.Side(torch.device("cuda", 1))
-    side.mark()
-    kept = side.mark()
+    side = module.AsyncStream(torch.device("cuda", 1))
+    side.record_event()
+    kept = side.record_event()
     del side
     gc.collect()
     assert ("destroy", 100) in cuda.noted
@@ -91,8 +91,8 @@ def test_its_events_end_with_it(cuda):
 
 
 def test_a_forked_child_destroys_none(cuda, monkeypatch):
-    side = module.Side(torch.device("cuda", 1))
-    side.mark()
+    side = module.AsyncStream(torch.device("cuda", 1))
+    side.record_event()
     monkeypatch.setattr(os, "getpid", lambda: -1)
     del side
     gc.collect()
@@ -107,9 +107,9 @@ def test_another_device_may_be_the_current_one(cuda, monkeypatch):
         return contextlib.nullcontext()
 
     monkeypatch.setattr(torch.cuda, "device", select)
-    side = module.Side(torch.device("cuda", 1))
-    with side.here():
+    side = module.AsyncStream(torch.device("cuda", 1))
+    with side.device_guard():
         assert entered == []
     cuda.device = 0
-    with side.here():
+    with side.device_guard():
         assert entered == [torch.device("cuda", 1)]

@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from ringcoll.torch.auto_register import LEAST, TIMES, Returning
+from ringcoll.torch.auto_register import MIN_BYTES, USES_BEFORE, AutoRegistration
 
 
 class AutoRegister:
@@ -39,49 +39,49 @@ def made(posts, capturing=(), symmetric=False):
         cuda=SimpleNamespace(open_auto_register=lambda: posts),
         symmetric=SimpleNamespace(lookup=lambda *_place: (1, 0) if symmetric else None),
     )
-    return Returning(state, lambda: bool(capturing))
+    return AutoRegistration(state, lambda: bool(capturing))
 
 
 def buckets(count):
-    return [torch.empty(LEAST, dtype=torch.uint8) for _ in range(count)]
+    return [torch.empty(MIN_BYTES, dtype=torch.uint8) for _ in range(count)]
 
 
-def steps(returning, tensors, times, *, lasting=True):
+def steps(registration, tensors, times, *, caller_owned=True):
     """So many steps, each of a call on every tensor; what the last step's calls were told."""
     for _ in range(times):
-        words = [returning.meet(tensor, lasting=lasting) for tensor in tensors]
+        words = [registration.count_use(tensor, caller_owned=caller_owned) for tensor in tensors]
     return words
 
 
 @pytest.mark.parametrize("count", [1, 5, 20])
 def test_buckets_are_posted_when_they_come_for_the_third_time(count):
     posts, tensors = AutoRegister(), buckets(count)
-    returning = made(posts)
-    assert steps(returning, tensors, TIMES) == [0] * count
+    registration = made(posts)
+    assert steps(registration, tensors, USES_BEFORE) == [0] * count
     assert posts.posted == []
-    assert steps(returning, tensors, 1) == [0] * count
+    assert steps(registration, tensors, 1) == [0] * count
     assert posts.posted == [t.data_ptr() for t in tensors]
-    assert steps(returning, tensors, 3) == [7 << 48] * count
-    assert len(posts.posted) == count and posts.looks == count * (TIMES + 4)
+    assert steps(registration, tensors, 3) == [7 << 48] * count
+    assert len(posts.posted) == count and posts.looks == count * (USES_BEFORE + 4)
 
 
 def test_copies_are_not_posted_but_named_where_they_lie_in_what_was():
     posts, tensors = AutoRegister(), buckets(2)
-    returning = made(posts)
-    assert steps(returning, tensors, 9, lasting=False) == [0, 0]
+    registration = made(posts)
+    assert steps(registration, tensors, 9, caller_owned=False) == [0, 0]
     assert posts.posted == [] and posts.looks == 18
     posts.posted.append(tensors[0].data_ptr())
-    assert steps(returning, tensors, 1, lasting=False) == [7 << 48, 0]
+    assert steps(registration, tensors, 1, caller_owned=False) == [7 << 48, 0]
 
 
 def test_nothing_is_posted_during_a_capture():
     posts, tensors = AutoRegister(), buckets(2)
     capturing = [True]
-    returning = made(posts, capturing)
-    steps(returning, tensors, 9)
+    registration = made(posts, capturing)
+    steps(registration, tensors, 9)
     assert posts.posted == []
     capturing.clear()
-    steps(returning, tensors, 3)
+    steps(registration, tensors, 3)
     assert len(posts.posted) == 2
 
 
@@ -100,28 +100,28 @@ def test_memory_that_cannot_be_mapped_is_tried_once_each():
 def test_memory_that_is_named_no_more_is_posted_again_when_it_has_come_again():
     """Its storage was resized, and CUDA has given it another allocation."""
     posts, (tensor,) = AutoRegister(), buckets(1)
-    returning = made(posts)
-    steps(returning, [tensor], 5)
+    registration = made(posts)
+    steps(registration, [tensor], 5)
     tensor.untyped_storage().resize_(0)
-    tensor.untyped_storage().resize_(LEAST)
+    tensor.untyped_storage().resize_(MIN_BYTES)
     posts.posted.clear()
-    assert steps(returning, [tensor], 3) == [0]
-    assert steps(returning, [tensor], 1) == [7 << 48]
+    assert steps(registration, [tensor], 3) == [0]
+    assert steps(registration, [tensor], 1) == [7 << 48]
 
 
 def test_temporaries_that_come_to_lie_at_one_place_do_not_come_back():
     """As torch's allocator gives them out: other memory at the same address, in every step."""
     posts, memory = AutoRegister(), buckets(2)
-    returning = made(posts)
+    registration = made(posts)
     for number in range(40):
         array = memory[number % 2].numpy()  # each wrapped anew: storages of their own
-        returning.meet(torch.frombuffer(array, dtype=torch.uint8), lasting=True)
+        registration.count_use(torch.frombuffer(array, dtype=torch.uint8), caller_owned=True)
     assert posts.posted == []
 
 
 def test_a_tensor_is_kept_by_nobody():
     posts, (tensor,) = AutoRegister(), buckets(1)
-    returning = made(posts)
+    registration = made(posts)
     before = torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
-    steps(returning, [tensor], 5)
+    steps(registration, [tensor], 5)
     assert torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) == before

@@ -1,4 +1,4 @@
-"""What ranks say at a barrier of their GPUs, and conclude."""
+"""What ranks say at a barrier of their GPUs, and decide."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ pytest.importorskip("torch")
 import torch
 
 from ringcoll.torch import barriers
-from ringcoll.torch.barriers import SETTLED, Verdict, conclude, device_of, place
+from ringcoll.torch.barriers import SETTLED, Decision, decide, device_key, device_of
 
 
 @pytest.fixture
@@ -41,10 +41,10 @@ def test_what_is_not_known_is_not_guessed(gpus):
     assert device_of([], None) is None
 
 
-def test_without_a_gpu_it_is_settled(monkeypatch):
+def test_without_a_gpu_it_is_gpus_decided(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert device_of([], None) is None
-    assert place(None) == SETTLED
+    assert device_key(None) == SETTLED
 
 
 def test_a_place_is_one_gpu_of_one_host(gpus, monkeypatch):
@@ -52,10 +52,10 @@ def test_a_place_is_one_gpu_of_one_host(gpus, monkeypatch):
     found = [type("Device", (), {"pci": f"0000:{number}"}) for number in range(2)]
     monkeypatch.setattr(barriers, "devices", lambda: found)
     monkeypatch.setattr(barriers, "available", lambda: None)
-    assert conclude([place(0), place(1)]) is Verdict.OPEN
-    assert conclude([place(1), place(1)]) is Verdict.SETTLED
-    assert conclude([place(1), place(None)]) is Verdict.LATER
-    assert place(2) == SETTLED, "this process does not see it"
+    assert decide([device_key(0), device_key(1)]) is Decision.OPEN
+    assert decide([device_key(1), device_key(1)]) is Decision.SETTLED
+    assert decide([device_key(1), device_key(None)]) is Decision.LATER
+    assert device_key(2) == SETTLED, "this process does not see it"
     monkeypatch.setattr(barriers, "available", lambda: "CuPy cannot be imported")
-    assert place(0) == SETTLED
-    assert conclude([SETTLED, "later", "GPU"]) is Verdict.SETTLED
+    assert device_key(0) == SETTLED
+    assert decide([SETTLED, "later", "GPU"]) is Decision.SETTLED

@@ -173,7 +173,7 @@ def test_an_error_of_the_worker_arrives_through_the_future():
     [
         (None, torch.ones(2), ArgumentTypeError, "state is a NoneType"),
         ("comm", torch.ones(2).to_sparse(), ArgumentTypeError, "sparse gradients"),
-        ("comm", torch.ones(2, dtype=torch.int32), ArgumentTypeError, "torch.int32 are no floats"),
+        ("comm", torch.ones(2, dtype=torch.int32), ArgumentTypeError, "torch.int32: pass floats"),
     ],
 )
 def test_what_cannot_be_is_refused_at_once(state, buffer, kind, words):
@@ -200,28 +200,28 @@ def test_on_gpus_a_call_follows_the_callers_stream_on_one_of_its_own(monkeypatch
     """With streams that only note what they are told."""
     noted, now = [], ["the caller's"]
 
-    class Side:
+    class AsyncStream:
         def __init__(self, device):
             self.stream = f"own of {device}"
 
-        def here(self):
+        def device_guard(self):
             return contextlib.nullcontext()
 
-        def follow(self, stream):
+        def wait_stream(self, stream):
             noted.append(f"waits for {stream}")
 
-        def enter(self):
+        def set_current(self):
             now.append("own")
             return "before"
 
-        def leave(self, before):
+        def restore(self, before):
             noted.append(f"back to what was {before}")
             now.pop()
 
         def future(self, value):
             return value
 
-    monkeypatch.setattr(hooks, "Side", Side)
+    monkeypatch.setattr(hooks, "AsyncStream", AsyncStream)
     monkeypatch.setattr(
         torch._C, "_cuda_getCurrentRawStream", lambda device: now[-1], raising=False
     )

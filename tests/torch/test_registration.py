@@ -137,7 +137,7 @@ def test_beside_another_backend_is_refused(programs, tmp_path):
     code = COMPOSITE.replace("cpu:gloo,cuda:ringcoll", "cpu:ringcoll,cuda:gloo")
     for status, _, err in programs.run(code, 2, tmp_path / "s"):
         assert status == 1
-        assert "ringcoll beside cuda:gloo" in err
+        assert "ringcoll cannot be combined with cuda:gloo" in err
 
 
 NAMED_DEVICE = """

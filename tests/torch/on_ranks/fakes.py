@@ -29,27 +29,27 @@ class Stream:
         self.name, self.stream_id = name, number
 
 
-class Side:
+class AsyncStream:
     """Stands for the group's own stream."""
 
     def __init__(self, noted):
         self._noted, self.stream, self.handle = noted, Stream("side"), "side"
 
-    def here(self):
+    def device_guard(self):
         return contextlib.nullcontext()
 
-    def follow(self, stream):
+    def wait_stream(self, stream):
         self._noted.append(f"side waits for {stream}")
 
-    def mark(self):
+    def record_event(self):
         self._noted.append("event on side")
         return "event of side"
 
-    def order(self, mark, stream):
-        self._noted.append(f"{stream} waits for {mark}")
+    def block(self, event, stream):
+        self._noted.append(f"{stream} waits for {event}")
 
-    def passed(self, mark):
-        return mark == "event of side"
+    def query(self, event):
+        return event == "event of side"
 
 
 class State:
@@ -78,7 +78,7 @@ class Fake:
         self.noted: list[str] = []
         self.group = dist.new_group()
         assert isinstance(self.group, ProcessGroupRingcoll)
-        self.side = Side(self.noted)
+        self.async_stream = AsyncStream(self.noted)
         self.now = [Stream("main", 0)]
 
     @contextlib.contextmanager
@@ -102,7 +102,7 @@ class Fake:
             create=True,
         )
         keep = mock.patch.object(torch.Tensor, "record_stream", lambda tensor, stream: None)
-        side = mock.patch.object(module, "Side", lambda where: self.side)
+        side = mock.patch.object(module, "AsyncStream", lambda where: self.async_stream)
         with contextlib.ExitStack() as held:
             for patch in (*patches, raw, keep, side):
                 held.enter_context(patch)

@@ -38,23 +38,23 @@ class _Stream:
         pass
 
 
-class _Side:
+class _AsyncStream:
     """Stands for a stream beside the caller's."""
 
     def __init__(self, where):
         self.stream, self.handle = _Stream(), 1
 
-    def here(self):
+    def device_guard(self):
         return contextlib.nullcontext()
 
-    def follow(self, stream):
+    def wait_stream(self, stream):
         pass
 
-    def mark(self):
+    def record_event(self):
         return "event"
 
-    def order(self, mark, stream):
-        assert mark == "event"
+    def block(self, event, stream):
+        assert event == "event"
 
 
 class _Group:
@@ -76,10 +76,10 @@ class _Group:
                 "current_stream": lambda where=None: _Stream(),
             },
             torch.Tensor: {"record_stream": lambda *_: None, "get_device": lambda _: 0},
-            module: {"Side": _Side},
+            module: {"AsyncStream": _AsyncStream},
             Device: {
                 "buffer": lambda _, tensor, name: memory(tensor, name, reduces=False),
-                "how": lambda _: {},
+                "stream_options": lambda _: {},
                 "check": lambda _: None,
                 "current": lambda _: 0,
             },
@@ -174,12 +174,12 @@ def a_ring_that_receives_first(rank, n):
         sent = fake.send(rank, after)
         # The stand-in of a launch waits for its other end, which the stream of a GPU would do.
         ends = [(received, before), (sent, after)]
-        ways = fake.group._pairs._ways
-        for way in ways.values():
-            way.join()
+        pairs = fake.group._pairs._by_peer
+        for pair in pairs.values():
+            pair.join()
         assert {*fake.opened} == {_pair(*sorted((rank, peer))) for peer in (before, after)}
         for work, peer in sorted(ends, key=lambda end: sorted((rank, end[1]))):
-            ways[peer].flush()
+            pairs[peer].flush()
             work.wait()
         assert x.tolist() == [before] * 3
 
@@ -216,7 +216,7 @@ def what_was_posted_goes_before_the_group_opens(rank, n):
                 fake.engine()
             assert fake.opened == ([_pair(0, 1), GROUP] if rank < 2 else [GROUP])
             if rank == 0:
-                assert work.mark == "event"
+                assert work.event == "event"
 
 
 def a_batch_as_the_first_call_opens_the_group(rank, n):
@@ -264,7 +264,7 @@ def a_group_ends_before_its_pair_is_open(rank, n):
     with _Group() as fake:
         work = fake.recv(rank ^ 1)[1] if rank == 0 else None
     if work is not None:
-        assert not fake.group._pairs._ways[1]._thread.is_alive()
+        assert not fake.group._pairs._by_peer[1]._thread.is_alive()
         with pytest.raises(RuntimeError, match=" closed "):
             work.wait()
     dist.barrier()
@@ -274,7 +274,7 @@ def _places(said):
     """What each rank says at a barrier, in turn."""
     left = list(said)
     return mock.patch.multiple(
-        barriers, place=lambda ordinal: left.pop(0), device_of=lambda named, bound: 0
+        barriers, device_key=lambda ordinal: left.pop(0), device_of=lambda named, bound: 0
     )
 
 
