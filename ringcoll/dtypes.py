@@ -28,16 +28,9 @@ OpName = Literal["sum", "prod", "min", "max", "avg", "band", "bor", "bxor", "lan
 
 @dataclass(frozen=True, slots=True)
 class DType:
-    """A row of :data:`DTYPES`.
+    """A row of :data:`DTYPES`; ``aliases`` are further spellings, nccl-tests' and torch's.
 
-    Args:
-        name: numpy's or ml_dtypes' name.
-        numpy: the numpy type.
-        accumulator: the type in which partial results are kept.
-        category: which operators make sense on it.
-        aliases: further spellings: nccl-tests', torch's.
-        wide: partial results are stored in the accumulator's type, else rounded to this one.
-
+    Partial results are kept in ``accumulator``; ``wide``: stored so too, else rounded to this type.
     """
 
     name: str
@@ -94,12 +87,7 @@ _BY_NUMPY: Mapping[np.dtype[Any], DType] = {row.numpy: row for row in DTYPES}
 
 
 def dtype_of(spec: object) -> DType:
-    """The row for a numpy, ml_dtypes or torch dtype, or a name.
-
-    Raises:
-        ArgumentTypeError: there is no such row; the message lists them.
-
-    """
+    """The row for a numpy, ml_dtypes or torch dtype, or a name."""
     if isinstance(spec, DType):
         return spec
     if isinstance(spec, np.dtype):
@@ -141,12 +129,7 @@ class ReduceOp:
         return self.name
 
     def check(self, dtype: DType) -> None:
-        """Refuse what makes no sense.
-
-        Raises:
-            ArgumentError: the operator is not defined on this dtype.
-
-        """
+        """Refuse what makes no sense."""
         if dtype.category not in _LEGAL[self.name]:
             legal = [row.name for row in DTYPES if row.category in _LEGAL[self.name]]
             raise ArgumentError(
@@ -303,12 +286,7 @@ def premul_sum(scalar: complex) -> ReduceOp:
 
 
 def op_of(spec: object) -> ReduceOp:
-    """The operator for a name or a :class:`ReduceOp`.
-
-    Raises:
-        ArgumentError: there is no such operator; the message lists them.
-
-    """
+    """The operator for a name or a :class:`ReduceOp`."""
     if isinstance(spec, ReduceOp):
         return spec
     op = OPS.get(spec) if isinstance(spec, str) else None

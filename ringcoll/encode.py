@@ -62,15 +62,11 @@ class BlockProgram:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A lowered plan for any number of slices that its window allows.
+    """A lowered plan for any number of slices that its window allows, a program a block.
 
-    Args:
-        collective: of the plan before slicing, with ``in_place`` of the launch.
-        programs: one for each block.
-        scratch: SCRATCH chunks a rank; each has ``slots`` slots.
-        slots: W'.
-        total: each rank ends only after all ranks have entered.
-
+    ``collective`` is the plan's before slicing, with ``in_place`` of the launch. Each of the
+    ``scratch`` chunks a rank has ``slots`` slots, W'. ``total``: each rank ends after all have
+    entered.
     """
 
     collective: Collective
@@ -92,11 +88,8 @@ class Program:
 def encode(plan: Plan, launch: Launch) -> Program:
     """The program of ``lower(plan, launch)``, found without spelling out every slice.
 
-    Where signals ride in the data, the rows have no others.
-
-    Raises:
-        LaunchRefused: the plan cannot be lowered so, or does not repeat from slice W on.
-
+    Where signals ride in the data, the rows have no others. A plan that does not repeat from slice
+    W on is refused.
     """
     short = min(launch.slices, 2 * launch.window + 2)
     return _encode(plan, replace(launch, slices=short))

@@ -22,13 +22,12 @@ class Label(Enum):
 
 
 class StepLabels(NamedTuple):
-    """What a step handles.
+    """What a step handles: the labels of its sources and of what it writes.
 
-    ``srcs`` and ``dst`` are the labels of its sources and of what it writes. ``owners`` are the
-    ranks whose contributions the raw sources are (premul_sum scales each by its own rank's
-    factor), -1 for the others. ``reduces``: the operator is applied; if not, the
-    step copies. ``extent`` is the INPUT or OUTPUT chunk that has as many elements as the step
-    moves: SCRATCH alone does not fix it. None for a step without data.
+    ``owners`` are the ranks whose contributions the raw sources are (premul_sum scales each by its
+    own rank's factor), -1 for the others. ``reduces``: the operator is applied, else the step
+    copies. ``extent`` is the INPUT or OUTPUT chunk of as many elements as the step moves, which
+    SCRATCH alone does not fix; None without data.
     """
 
     srcs: tuple[Label, ...]
@@ -51,10 +50,6 @@ def labels(plan: Plan) -> tuple[StepLabels, ...]:
 
     A collective that does not reduce moves final values only. All chunks have size 1 (see
     :func:`ringcoll.lower.slices.split`).
-
-    Raises:
-        IllegalStep: a step reads a chunk that nothing has written.
-
     """
     collective = plan.collective
     everyone = (1 << plan.nranks) - 1

@@ -21,18 +21,12 @@ ALL_MAPPED = frozenset({Buffer.INPUT, Buffer.OUTPUT})
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How a plan is to run.
+    """How a plan is to run: each chunk in S ``slices``, of SCRATCH chunks W (``window``) at once.
 
-    Args:
-        protocol: "Simple": signals are words of their own. LL and LL128 carry them in the data:
-            one slice, all of it through SCRATCH, whose lines are written once a call.
-        slices: S, the pieces in which a chunk is pipelined.
-        window: W, how many slices of a SCRATCH chunk exist at once.
-        mapped: the user's buffers that peers read and write directly; the others are staged.
-        in_place: INPUT and OUTPUT are one memory.
-        nodes: the node of each rank, where there are several: what crosses from one to another
-            goes by message.
-
+    "Simple" signals are words of their own. LL and LL128 carry them in the data: one slice, all of
+    it through SCRATCH, whose lines are written once a call. Peers read and write ``mapped`` buffers
+    directly; the others are staged. With ``in_place`` INPUT and OUTPUT are one memory. ``nodes`` is
+    the node of each rank, where there are several: what crosses goes by message.
     """
 
     protocol: str = "Simple"
@@ -72,18 +66,12 @@ class Launch:
 class Layout:
     """Where the elements of a chunk lie in its buffer.
 
-    A segment of ``counts[i]`` elements is cut into one part a channel, in proportion to
-    ``shares``, each part into equal chunks and each chunk into ``slices``; cuts fall on multiples
-    of ``align`` elements, so the last pieces of a small segment are short or empty.
-
-    Args:
-        collective: the collective of the algorithm's plan, before slicing.
-        counts: elements a segment: one number for all, or one for each rank.
-        slices: S of the launch.
-        shares: weight of each channel; its length divides ``collective.chunks``.
-        align: elements; 64 bytes keep two ranks off one cache line.
-        displs: where each segment begins in a buffer of ``nranks`` segments; None: packed.
-
+    A segment of ``counts[i]`` elements (one number for all, or one a rank) is cut into one part a
+    channel, in proportion to ``shares``, each part into equal chunks and each chunk into S
+    ``slices``; cuts fall on multiples of ``align`` elements, so the last pieces of a small segment
+    are short or empty: 64 bytes keep two ranks off one cache line. The length of ``shares`` divides
+    the chunks of ``collective``, the plan's before slicing. ``displs``: where each segment begins;
+    None: packed.
     """
 
     collective: Collective

@@ -225,12 +225,7 @@ def walk(plan: Plan) -> Iterator[tuple[Block, Step]]:
     """Yield the steps in a legal order: as near to ``order`` as the signals allow.
 
     A pair of blocks is one FIFO count with one producer and one consumer, so blocks form a Kahn
-    network: if one legal order ends, all do.
-
-    Raises:
-        Deadlock: a step waits for a signal that never comes; rank, block, step, seen and wanted
-            are named.
-
+    network: if one legal order ends, all do; else it raises Deadlock.
     """
     count: defaultdict[tuple[Block, Block], int] = defaultdict(int)
     stuck: dict[Block, deque[Step]] = {}

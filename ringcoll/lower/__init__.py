@@ -20,13 +20,7 @@ __all__ = ["lower", "place", "without_signals"]
 
 
 def place(plan: Plan, launch: Launch) -> Plan:
-    """The plan in the launch's memory: aliased, staged, cut to single chunks; not yet sliced.
-
-    Raises:
-        IllegalStep: the plan has a step without meaning.
-        LaunchRefused: the plan cannot run in place.
-
-    """
+    """The plan in the launch's memory: aliased, staged, cut to single chunks; not yet sliced."""
     check_steps(plan)
     placed = split(stage(network(alias(plan, launch), launch), launch))
     if launch.slices == 1:
@@ -37,21 +31,9 @@ def place(plan: Plan, launch: Launch) -> Plan:
 def lower(plan: Plan, launch: Launch) -> Plan:
     """The plan that runs: every slice spelt out, with the fewest waits and signals that order it.
 
-    Hand-written waits and signals are kept and nothing is added to them; such a plan has one
-    slice.
-
-    Args:
-        plan: an algorithm's plan.
-        launch: slices, window, mapped buffers, in place or not.
-
-    Returns:
-        A plan of ``chunks · S`` chunks a segment: slice s of INPUT or OUTPUT chunk i is chunk
-        ``i · S + s``, of SCRATCH chunk j it is slot ``j · W' + s mod W'``.
-
-    Raises:
-        IllegalStep: the plan has a step without meaning.
-        LaunchRefused: the launch cannot carry the plan; the message says why.
-
+    It has ``chunks · S`` chunks a segment: slice s of INPUT or OUTPUT chunk i is chunk ``i · S +
+    s``, of SCRATCH chunk j it is slot ``j · W' + s mod W'``. Hand-written waits and signals are
+    kept and nothing is added to them; such a plan has one slice.
     """
     placed = place(plan, launch)
     if placed.synchronised:

@@ -19,10 +19,6 @@ def alias(plan: Plan, launch: Launch) -> Plan:
     reads an INPUT chunk after its memory was overwritten, every INPUT chunk that the plan
     overwrites is first copied to SCRATCH by its owner and read from there: the same for all ranks,
     so that none becomes the slow one.
-
-    Raises:
-        LaunchRefused: hand-written synchronisation, or an order that copies cannot mend.
-
     """
     if not launch.in_place:
         return plan

@@ -55,10 +55,8 @@ def by_hops(plan: Plan) -> Plan:
 def without_signals(plan: Plan) -> Plan:
     """The lowered plan without the signals that its own lines carry.
 
-    Raises:
-        LaunchRefused: a step needs another signal, reads lines in a peer's memory, or writes a
-            line for the second time.
-
+    A step that needs another signal, reads lines in a peer's memory, or writes one twice, is
+    refused.
     """
     written: set[Chunk] = set()
     sent: dict[tuple[Block, Block], deque[tuple[Chunk, ...]]] = {}

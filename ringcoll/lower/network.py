@@ -32,12 +32,7 @@ Cell = tuple[int, str, int]
 
 
 def network(plan: Plan, launch: Launch) -> Plan:
-    """The plan in which blocks touch memory of their own node alone, but for messages.
-
-    Raises:
-        LaunchRefused: hand-written synchronisation with data that cross nodes.
-
-    """
+    """The plan in which blocks touch memory of their own node alone, but for messages."""
     if not launch.nodes:
         return plan
     if len(launch.nodes) != plan.nranks:
@@ -146,10 +141,6 @@ def check_messages(plan: Plan, nodes: Sequence[int]) -> None:
     across nodes is posted by the step that sends and awaited by the step that receives the same
     message: then the message is that signal.
     Where no step moves data, a signal across nodes is a message without any.
-
-    Raises:
-        IllegalStep: a step that is none of this; rank, block and step are named.
-
     """
     position: defaultdict[Block, int] = defaultdict(int)
     sent: defaultdict[Block, list[Chunk]] = defaultdict(list)

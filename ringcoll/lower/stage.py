@@ -18,10 +18,6 @@ def stage(plan: Plan, launch: Launch) -> Plan:
     A step with one unmapped remote destination writes into the destination's SCRATCH; one with
     several writes once into its own SCRATCH, and every owner fetches its copy from there: n - 1
     reads instead of n - 1 writes and n - 1 reads.
-
-    Raises:
-        LaunchRefused: hand-written synchronisation cannot be staged.
-
     """
     if not any(_remote(plan, launch, block, step) for block, step in plan.order):
         return plan

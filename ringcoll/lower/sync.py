@@ -157,9 +157,8 @@ def _exits(
 ) -> dict[int, list[int]]:
     """For every block the blocks whose end it must await before it ends itself.
 
-    The last access of a block to p's memory is known to the end of one of p's blocks, or the
-    first of p's blocks waits for it. The signal is posted when the accessing block is done with
-    its own steps, so that these waits stand after all slices.
+    The last access of a block to p's memory is known to the end of one of p's blocks, or the first
+    of p's blocks waits for it; the accessing block signals after its own steps and all slices.
     """
     finals = [event.knows if event is not None else [0] * clocks.nblocks for event in clocks.last]
     exits: dict[int, list[int]] = {}

@@ -32,16 +32,10 @@ def chain_time(
     alpha: float = 0.0,
     latency: float = 0.0,
 ) -> float:
-    """T of a pipelined chain: seconds until the last rank has everything.
+    """Seconds until the last rank of a pipelined chain has everything.
 
-    Args:
-        nranks: k; a chain of one rank takes no time.
-        nbytes: N, bytes of the message.
-        slices: S, in how many pieces it is sent.
-        bandwidth: B, bytes a second of each link.
-        alpha: α, seconds that each slice occupies a link besides its bytes.
-        latency: L, seconds of flight of each hop.
-
+    Each slice occupies a link for ``alpha`` seconds besides its bytes, and flies ``latency`` a hop;
+    ``bandwidth`` is bytes a second. A chain of one rank takes no time.
     """
     _check(nranks, nbytes, slices)
     if nranks == 1:
@@ -51,10 +45,7 @@ def chain_time(
 
 
 def chain_best_slices(nranks: int, nbytes: float, bandwidth: float, alpha: float) -> float:
-    """The S at which T is least, as a real number: √((k - 2)·N/(α·B)), at least 1.
-
-    Without α it is infinite (a chain of two hops or more), since slicing then costs nothing.
-    """
+    """The real S ≥ 1 at which T is least: √((k - 2)·N/(α·B)); from k = 3 on infinite without α."""
     _check(nranks, nbytes, 1)
     if nranks <= 2 or nbytes == 0:
         return 1.0
@@ -83,13 +74,9 @@ def chain_limits(nranks: int, nbytes: float, bandwidth: float) -> Limits:
 class Terms:
     """The parts of a time, in seconds; they add up to it.
 
-    Args:
-        bandwidth: the bytes through the busiest link at full rate, which no schedule of the plan
-            beats; for a chain N/B.
-        ramp: filling and draining the pipeline; for a chain (k - 2)·N/(S·B).
-        overhead: what α adds, once a slice and hop; for a chain (S + k - 2)·α.
-        latency: what L adds, once a hop; for a chain (k - 1)·L.
-
+    ``bandwidth`` is the bytes through the busiest link at full rate, which no schedule of the plan
+    beats, for a chain N/B; ``ramp`` fills and drains the pipeline, (k - 2)·N/(S·B); ``overhead`` is
+    what α adds a slice and hop, (S + k - 2)·α, and ``latency`` what L adds a hop, (k - 1)·L.
     """
 
     bandwidth: float

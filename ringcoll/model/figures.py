@@ -55,11 +55,11 @@ class Figures:
 def keep_figures(
     kind: str, fit: Mapping[str, float], *, date: str, cache_dir: str | None = None
 ) -> Path | None:
-    """Keep the figures of a timing run for this machine; an older run of the kind is replaced.
+    """Keep the figures of a timing run, "gpu" or "cpu"; an older run of the kind is replaced.
 
-    ``kind`` is "gpu" or "cpu". ``fit`` holds ``bandwidth``, ``alpha`` and ``latency``, or
-    ``memory_bandwidth``, ``core_bandwidth`` and ``alpha``. Returns the file; None where nothing can
-    be kept, which is logged.
+    ``fit`` holds ``bandwidth``, ``alpha`` and ``latency``, or ``memory_bandwidth``,
+    ``core_bandwidth`` and ``alpha``. Returns the file; None where nothing can be kept, which is
+    logged.
     """
     folder = user_folder(cache_dir, "figures")
     if folder is None:
@@ -77,11 +77,7 @@ def keep_figures(
 
 
 def measured_figures(cache_dir: str | None = None) -> Figures:
-    """The newest figures that were measured on this machine.
-
-    Raises:
-        ArgumentError: there are none; the message says which command makes them.
-    """
+    """The newest figures that were measured on this machine."""
     folder = user_folder(cache_dir, "figures")
     files = [] if folder is None else sorted(folder.glob("*.json"))
     found = [figures for figures in map(_kept, files) if figures is not None]
@@ -106,12 +102,7 @@ def _kept(path: Path) -> Figures | None:
 
 
 def read_figures(path: str) -> Figures:
-    """The figures in a file that a timing run has written, a result or a kept one.
-
-    Raises:
-        ArgumentError: it cannot be read, or is no such file.
-
-    """
+    """The figures in a file that a timing run has written, a result or a kept one."""
     try:
         with Path(path).open("rb") as file:
             text = file.read(_MOST_BYTES + 1)

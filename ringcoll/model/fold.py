@@ -136,9 +136,9 @@ def stretch(
 def _period(ended: list[int], costs: Costs, slices: int) -> tuple[int, list[int]] | None:
     """After how many slices every step repeats, and how many ticks later; None if they do not.
 
-    They must do so for two periods of the middle third: before it the pipeline fills, after it
-    drains. Those that occupy a port must agree on the ticks: else one lane runs ahead, and the
-    other one has the ports to itself in the end.
+    They must do so for two periods of the middle third, between filling and draining. Those that
+    occupy a port must agree on the ticks: else one lane runs ahead, and the other one has the ports
+    to itself in the end.
     """
     count = len(costs)
     low, high = slices // 3 * count, (2 * slices // 3 + 1) * count

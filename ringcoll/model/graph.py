@@ -26,15 +26,11 @@ Edge = tuple[int, int, int]
 class Graph:
     """One slice of a plan as numbers; step t of slice s is node (s, t).
 
-    Args:
-        steps: in an order that respects the edges within a slice.
-        indices: of each step its number among the steps of its rank that move data.
-        strides: of each step how many of those a slice has; it and the index break ties.
-        edges: of each step the steps that come after it, its block's next one among them.
-        loads: of each step the ports that it occupies; equal ones are one object.
-        ports: by number.
-        lands: of each step the ranks that end after it, with the ticks of flight.
-        shared: how many ranks each node stands for; 1 where all are folded.
+    ``steps`` are in an order that respects the edges within a slice. ``indices`` number a step
+    among those of its rank that move data, of which a slice has ``strides``: both break ties.
+    ``edges`` are the steps that come after a step, its block's next among them; ``loads`` the ports
+    that it occupies, equal ones one object; ``lands`` the ranks that end after it, with the ticks
+    of flight. Each node stands for ``shared`` ranks.
     """
 
     steps: tuple[tuple[Block, Step], ...]

@@ -18,15 +18,9 @@ from ringcoll.units import format_seconds
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A predicted time, beside its limits; ``print`` it.
+    """A predicted time in seconds, beside its limits; ``print`` it.
 
-    Args:
-        nranks: how many ranks take part.
-        slices: S.
-        terms: the parts of the time, in seconds.
-        wire: N/B in seconds.
-        busiest: the port that the algorithm's own limit is of.
-
+    ``wire`` is N/B; ``busiest`` is the port that the algorithm's own limit is of.
     """
 
     nranks: int
@@ -84,12 +78,7 @@ class Answer:
 
 
 def answer(clock: Clock, nbytes: float, slices: int = 1) -> Answer:
-    """Predict a call and name its limits.
-
-    Args:
-        clock: the plan on its links.
-        nbytes: N, bytes of the collective's larger buffer.
-        slices: S.
+    """Predict a call and name its limits; N is bytes of the collective's larger buffer.
 
     Example:
         >>> from ringcoll.algorithms import build

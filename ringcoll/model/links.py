@@ -26,10 +26,7 @@ KINDS: dict[Topology, str] = {
 
 
 class Port(NamedTuple):
-    """Something that serves one byte at a time: an end of a wire, a memory, a core.
-
-    ``first`` and ``second`` are the ranks it belongs to, -1 where there is none.
-    """
+    """What serves one byte at a time, a wire's end, a memory or a core, of two ranks (-1: none)."""
 
     kind: str
     first: int = -1
@@ -45,13 +42,10 @@ class Port(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """One direction of a link.
+    """One direction of a link of ``bandwidth`` bytes a second.
 
-    Args:
-        bandwidth: B, bytes a second.
-        alpha: α (LogGP's o), seconds that each message occupies the wire besides its bytes.
-        latency: L, seconds of flight; the wire is free meanwhile.
-
+    Each message occupies it for ``alpha`` seconds (LogGP's o) besides its bytes; during the
+    ``latency`` seconds of flight it is free.
     """
 
     bandwidth: float
@@ -69,7 +63,7 @@ class Wire:
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """The wires between ranks.
+    """The wires between ranks, in bytes a second and direction, and seconds.
 
     ``topology`` is one of
 
@@ -77,19 +71,12 @@ class Links:
     - ``pairs``: each ordered pair of ranks has a wire of its own;
     - ``memory``: all hops share one memory of B bytes copied a second, the case of CPU ranks
       that nothing paces; α occupies the core of the rank that runs the step;
-    - ``machine``: each ordered pair occupies the links of its way, which others share.
+    - ``machine``: each ordered pair occupies the links of its way, which others share: a message
+      from rank i to rank j occupies ``ways[i][j]``.
 
-    Args:
-        bandwidth: B of every port, bytes a second and direction.
-        alpha: α, seconds a message.
-        latency: L, seconds of flight.
-        topology: see above.
-        local_bandwidth: bytes a second of a copy within a rank; infinite: copies cost nothing.
-        nodes: the node of each rank; empty: all ranks share one.
-        network: the port that each rank has to other nodes; None: the same figures as inside.
-        per_port: how many ranks of a node share each of these ports, as they follow one another.
-        ways: of a machine, what a message from rank i to rank j occupies: ``ways[i][j]``.
-
+    With infinite ``local_bandwidth`` copies within a rank cost nothing. Without ``nodes`` all ranks
+    share one. ``network`` is the port that each rank has to other nodes, None: the same as inside;
+    ``per_port`` consecutive ranks of a node share each of them.
     """
 
     bandwidth: float
@@ -159,12 +146,7 @@ def _port_ranks(nodes: tuple[int, ...], per_port: int) -> Iterator[int]:
 
 
 def equal_nodes(nranks: int, nodes: int) -> tuple[int, ...]:
-    """The node of each rank where ``nodes`` nodes hold equally many consecutive ranks.
-
-    Raises:
-        ArgumentError: the ranks do not divide.
-
-    """
+    """The node of each rank where ``nodes`` nodes hold equally many consecutive ranks."""
     if nodes < 1 or nranks % nodes:
         raise ArgumentError(f"nodes={nodes}: {nranks} ranks do not divide among them")
     return tuple(rank // (nranks // nodes) for rank in range(nranks))

@@ -39,9 +39,6 @@ def machine_of(system: System, stored: RingSet, overheads: Wire) -> Machine:
     """The machine of ranks on all GPUs of a system, two or more, in their order.
 
     ``stored`` are its rings for kernels that store; of ``overheads`` α and L are used.
-
-    Raises:
-        ArgumentError: two of the GPUs do not reach each other.
     """
     links = machine_links(system, stored=True, alpha=overheads.alpha, latency=overheads.latency)
     rings = stored.rings
@@ -59,18 +56,10 @@ def machine_links(
     alpha: float = 0.0,
     latency: float = 0.0,
 ) -> Links:
-    """The wires between GPUs, rank i on the i-th: each pair goes the best way there is.
+    """The wires between GPUs (None: all), rank i on the i-th: each pair goes the best way there is.
 
-    Args:
-        system: the machine.
-        gpus: of the ranks; None: all, in their order.
-        stored: each pair goes the way that a GPU's stores take, without relays.
-        alpha: seconds that a message occupies the first link of its way besides its bytes.
-        latency: seconds of a message's flight.
-
-    Raises:
-        ArgumentError: fewer than two GPUs, or two that do not reach each other.
-
+    ``stored``: it goes the way of a GPU's stores, without relays. A message occupies the first link
+    of its way for ``alpha`` seconds besides its bytes; ``latency`` is its flight in seconds.
     """
     chosen = system.gpus if gpus is None else tuple(gpus)
     if len(chosen) < 2:
@@ -151,13 +140,9 @@ class NodeFigures:
 
 
 def node_figures(system: System) -> NodeFigures:
-    """The figures of a machine as a node of many.
+    """The figures of a machine, its GPUs on switches, as a node of many.
 
     A port is as fast as the slower of its cable and its bus; GPUs have equal shares of all ports.
-
-    Raises:
-        ArgumentError: its GPUs do not hang on switches.
-
     """
     if not any(isinstance(node, NvSwitch) for node in system.nodes):
         raise ArgumentError(
@@ -198,10 +183,7 @@ def ring_gain(
 
 
 def times_as_long(system: System, found: RingSet, other: RingSet, nbytes: int = 256 << 20) -> float:
-    """How many times as long an all_reduce takes along other rings of the same GPUs.
-
-    Both run on the same links; the bandwidths of the rings decide about their shares only.
-    """
+    """How many times as long an all_reduce takes along other rings of the same GPUs and links."""
     links = machine_links(system, found.gpus)
     return _along(links, other, nbytes) / _along(links, found, nbytes)
 

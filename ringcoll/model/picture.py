@@ -122,16 +122,7 @@ def _others(timed: Timed, chunks: Sequence[Chunk]) -> tuple[int, ...]:
 def plot_space_time(
     timed: Sequence[Timed], nranks: int, title: str, path: str | Path, *, subtitle: str = ""
 ) -> None:
-    """Draw the transfers of a call.
-
-    Args:
-        timed: the steps of a call, from :meth:`ringcoll.model.predict.Clock.trace`.
-        nranks: how many rows there are.
-        title: what is shown.
-        path: the file; its ending says the format, such as .png or .svg.
-        subtitle: a line below it.
-
-    """
+    """Draw the steps of a call, from :meth:`ringcoll.model.predict.Clock.trace`, a row a rank."""
     bars, held = draw_transfers(timed)
     look = _Look(
         any(bar.timed.slice for bar in bars),

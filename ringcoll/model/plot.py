@@ -19,16 +19,7 @@ if TYPE_CHECKING:
 
 
 def check_plot(path: str | Path) -> None:
-    """Refuse before the work what could not be drawn after it.
-
-    Args:
-        path: the file.
-
-    Raises:
-        ArgumentError: the ending of its name is no format's, or there is no such folder.
-        MachineError: matplotlib is missing.
-
-    """
+    """Refuse before the work what could not be drawn after it: no format, folder or matplotlib."""
     new_figure((1.0, 1.0), path)
     if not Path(path).absolute().parent.is_dir():
         raise ArgumentError(f"plot={str(path)!r}: there is no such folder")
@@ -42,15 +33,10 @@ def plot_curves(
     paper: Mapping[str, Sequence[tuple[int, float]]] | None = None,
     limits: Mapping[str, float] | None = None,
 ) -> None:
-    """Draw time over the number of slices, both logarithmic, and mark each curve's best S.
+    """Draw seconds over the number of slices, both logarithmic, and mark each curve's best S.
 
-    Args:
-        curves: by name, the points (slices, seconds).
-        title: what is shown.
-        path: the file; its ending says the format, such as .png or .svg.
-        paper: what the model says of measured curves, by the same names; dashed.
-        limits: seconds that no number of slices beats, by what is written beside; dotted.
-
+    ``paper`` is what the model says of measured curves of these names, dashed; ``limits`` are
+    seconds that no number of slices beats, dotted.
     """
     figure = new_figure((9.0, 5.0), path)
     axes = figure.add_subplot()
@@ -99,12 +85,7 @@ def plot_scaling(
 ) -> None:
     """Draw weak scaling: time and busbw over the number of nodes, every rank with the same bytes.
 
-    Args:
-        curves: by algorithm, a colour, and size, a marker: the points (nodes, seconds, busbw in
-            GB/s).
-        title: what is shown.
-        path: the file; its ending says the format, such as .png or .svg.
-
+    ``curves`` are by algorithm, a colour, and size, a marker: points (nodes, seconds, GB/s).
     """
     figure = new_figure((11.0, 5.0), path)
     times, bandwidths = figure.subplots(1, 2)
@@ -129,13 +110,7 @@ def plot_scaling(
 
 
 def new_figure(size: tuple[float, float], path: str | Path) -> Figure:
-    """An empty figure of so many inches, for a file whose ending matplotlib knows.
-
-    Raises:
-        ArgumentError: it knows no such format.
-        MachineError: matplotlib is missing.
-
-    """
+    """An empty figure of so many inches, for a file whose ending matplotlib knows."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -148,12 +123,7 @@ def new_figure(size: tuple[float, float], path: str | Path) -> Figure:
 
 
 def save_figure(figure: Figure, path: str | Path) -> None:
-    """Write a figure; the same figure gives the same bytes, so that a repository can keep it.
-
-    Raises:
-        ArgumentError: the file cannot be written.
-
-    """
+    """Write a figure; the same figure gives the same bytes, so that a repository can keep it."""
     from matplotlib import rc_context
 
     svg = Path(path).suffix.lower() == ".svg"

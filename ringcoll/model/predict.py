@@ -50,16 +50,11 @@ class Timed:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """A predicted call.
+    """A predicted call: seconds until the last data have arrived and ranks have returned.
 
-    Args:
-        seconds: when the last data have arrived and the last rank has returned.
-        ends: the same for each rank.
-        busiest: the port that is occupied longest; "of every rank" where one rank was folded for
-            all, "in every node" where one node was.
-        occupied: seconds that it is occupied: no order of steps beats this bound.
-        steps: of all slices and ranks; ``folded``: those that were folded.
-
+    ``busiest`` is the port that is ``occupied`` longest, in seconds: no order of steps beats that;
+    it says "of every rank" where one rank was folded for all, "in every node" where one node was.
+    Of ``steps``, all slices and ranks, ``folded`` were folded.
     """
 
     seconds: float
@@ -73,16 +68,11 @@ class Prediction:
 class Clock:
     """A plan on links, for predictions of many sizes and slices.
 
-    Args:
-        plan: lowered, or an algorithm's: then ``slices`` and ``window`` stand for lowering it with
-            every buffer mapped.
-        links: the wires.
-        window: W, how many slices of a SCRATCH chunk exist at once.
-        sizes: bytes of a chunk where chunks are unequal; None: nbytes divided evenly.
-        shares: weight of each channel's part of the bytes, as a ``Layout`` has them; (): equal.
-        symmetry: fold the representatives for all; None: if the plan declares a symmetry and has
-            more than 64 ranks, or holds the steps of its representatives only.
-
+    An algorithm's plan stands for its lowering with every buffer mapped. W = ``window`` slices of a
+    SCRATCH chunk exist at once. ``sizes`` are bytes of unequal chunks, None: nbytes divided evenly;
+    ``shares`` the weights of channels, as in a ``Layout``, (): equal. ``symmetry`` folds the
+    representatives for all; None: if the plan declares one and has more than 64 ranks, or holds the
+    steps of its representatives only.
     """
 
     def __init__(
@@ -132,12 +122,7 @@ class Clock:
         self._graphs: dict[tuple[bool, bool], Graph] = {}
 
     def graph(self, slices: int) -> Graph:
-        """The graph of one slice: with one slice lanes are fused, and slots are never reused.
-
-        Raises:
-            PlanError: it has too many steps to fold.
-
-        """
+        """The graph of one slice: with one slice lanes are fused, and slots are never reused."""
         shape = (slices == 1, slices > self.window)
         if shape not in self._graphs:
             plan = self.plan if self.plan.synchronised else _shaped(self.plan, slices)
@@ -281,12 +266,7 @@ def predict(
     shares: tuple[float, ...] = (),
     symmetry: bool | None = None,
 ) -> Prediction:
-    """How long one call takes on these links: :meth:`Clock.predict` of a :class:`Clock`.
-
-    Raises:
-        Deadlock: a step waits for a signal that never comes.
-
-    """
+    """How long one call takes on these links: :meth:`Clock.predict` of a :class:`Clock`."""
     clock = Clock(plan, links, window=window, sizes=sizes, shares=shares, symmetry=symmetry)
     return clock.predict(nbytes, slices)
 

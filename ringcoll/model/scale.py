@@ -83,10 +83,6 @@ class Growth:
 
         The time falls and then rises with S, up to small steps: more slices are tried until two in
         a row are worse. No slice is smaller than the smallest that is ever chosen.
-
-        Raises:
-            PlanError: there are too many steps to fold.
-
         """
         known: dict[int, float] = {}
 
@@ -118,11 +114,7 @@ class Growth:
         return 1 if few is None else self.best(few[0], nbytes).slices
 
     def seconds(self, nodes: int, nbytes: float, slices: int = 1) -> float:
-        """How long a call takes.
-
-        Raises:
-            PlanError: there are too many steps to fold.
-        """
+        """How long a call takes."""
         return self._grow(nodes, nbytes, slices, self._folded)
 
     def answer(self, point: Point) -> Answer:

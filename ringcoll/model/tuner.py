@@ -29,11 +29,9 @@ SMALLEST = 1 << 12
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """An algorithm that may be chosen.
+    """An algorithm that may be chosen; ``slices`` None is searched, ``refusal`` forbids it.
 
-    ``build`` makes its plan: two candidates are the same only if this is the same function.
-    ``slices`` None is searched, ``refusal`` says why it is not allowed, ``shares`` is the weight of
-    each channel's part of the bytes.
+    Two candidates are the same only if ``build`` is the same function. ``shares`` weigh channels.
     """
 
     algorithm: str
@@ -45,10 +43,9 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A candidate with its best S and predicted time.
+    """A candidate with its best S and predicted time; ``note`` says why it is refused.
 
-    S is 0 where it lost by its busiest link alone: ``seconds`` is a lower bound. ``note`` says why
-    it is refused.
+    S is 0 where it lost by its busiest link alone: ``seconds`` is a lower bound.
     """
 
     algorithm: str
@@ -112,10 +109,7 @@ def candidates_for(
     per_port: int = 1,
     refuse: Callable[[str], str] | None = None,
 ) -> tuple[Candidate, ...]:
-    """Every algorithm of a collective, as :func:`plan_for` makes it.
-
-    ``refuse`` says why an algorithm is not allowed, or "".
-    """
+    """Every algorithm of a collective; ``refuse`` says why one is not allowed, or ""."""
     if collective not in ALGORITHMS:
         raise ArgumentError(f"collective={collective!r}: one of {', '.join(ALGORITHMS)}")
     return tuple(
@@ -186,11 +180,7 @@ def choose(
     """The algorithm that the clock finds fastest, and its number of slices.
 
     Of equally fast ``candidates`` the first is chosen; None: every algorithm. ``smallest`` is the
-    bytes of the smallest slice that a search may cut.
-
-    Raises:
-        LaunchRefused: every candidate is refused; the message names each reason.
-
+    bytes of the smallest slice that a search may cut. If all are refused, LaunchRefused says why.
     """
     if candidates is None:
         candidates = candidates_for(

@@ -27,10 +27,7 @@ class FoundGpu:
 
 @dataclass(slots=True)
 class Assembly:
-    """Nodes by name, links by ends and kind, GPUs by host and bus id, notes in order.
-
-    Names contain the host if there are several.
-    """
+    """Nodes by name (with the host if there are several), links by ends and kind, notes."""
 
     hosts: int
     nodes: dict[str, Node] = field(default_factory=dict)

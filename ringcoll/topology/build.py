@@ -39,18 +39,10 @@ MAX_CPUS = 256
 
 
 def build(document: Element, *, title: str = "") -> System:
-    """The graph of the machine that a document describes.
+    """The graph of the machine that a document describes; ``title`` defaults to its ``name``.
 
-    Args:
-        document: ``<system>`` in NCCL's or RCCL's dialect, or ``<systems>`` of several. A template
-            without ``<gpu>`` gives a system without GPUs. If any GPU has a rank, those without are
-            left out.
-        title: of the machine; left out, the document's ``name``.
-
-    Raises:
-        ArgumentError: another root, a value that is no number, a bridge below itself, or a rank, or
-            a GPU of a host, twice; the message has file and line.
-
+    ``<system>`` is in NCCL's or RCCL's dialect, ``<systems>`` holds several. A template without
+    ``<gpu>`` gives a system without GPUs. If any GPU has a rank, those without are left out.
     """
     places = _cpus(document)
     hosts: dict[tuple[int, str], int] = {}
@@ -86,10 +78,7 @@ def _hash(cpu: Element) -> str:
 
 @dataclass(slots=True)
 class _Place:
-    """What is above a device: its host, CPU and parent node, and the bus ids of all bridges.
-
-    ``known`` is whether the NUMA node is.
-    """
+    """What is above a device, with the bus ids of all bridges; ``known``: its NUMA node is."""
 
     host: int
     cpu: str

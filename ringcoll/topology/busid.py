@@ -10,10 +10,7 @@ _ADDRESS = re.compile(
 
 
 def bus_id(text: str) -> str:
-    """An address as sysfs spells it: "00000000:1B:00.0" is "0000:1b:00.0".
-
-    The domain has four digits, or as many as it needs. Other text is only stripped and lowered.
-    """
+    """An address as sysfs spells it: "00000000:1B:00.0" is "0000:1b:00.0"; else lower case."""
     lower = text.strip().lower()
     found = _ADDRESS.fullmatch(lower)
     if found is None:

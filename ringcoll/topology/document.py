@@ -33,13 +33,8 @@ _ESCAPES = str.maketrans(
 class Element:
     """An element of XML; equal if tag, attributes and children are, whatever its place.
 
-    Args:
-        tag: its name.
-        attributes: in the order of the file; unknown ones too.
-        children: the elements in it; unknown ones too.
-        line: of the file, from 1; 0 without a file.
-        source: name of the file, for messages.
-
+    Unknown attributes and children are kept, in the order of the file; ``line`` is 0 without a
+    file.
     """
 
     tag: str
@@ -133,19 +128,10 @@ class _Reader:
 
 
 def parse(text: bytes, source: str) -> Element:
-    """The root element of an XML file.
+    """The root element of an XML file in UTF-8; errors name ``source`` and the line.
 
-    Comments, processing instructions and white space are dropped.
-
-    Args:
-        text: the file, UTF-8.
-        source: its name, for messages.
-
-    Raises:
-        ArgumentError: the file is not well-formed (cut off, for example) or not UTF-8, has a
-            document type or text between elements, or exceeds the limits of this module; the
-            message has file and line.
-
+    Comments, processing instructions and white space are dropped; a document type, text between
+    elements, and what exceeds the limits of this module are refused.
     """
     if len(text) > MAX_BYTES:
         raise ArgumentError(f"{source}: {len(text)} bytes; at most {MAX_BYTES} are read")
@@ -168,11 +154,7 @@ def parse(text: bytes, source: str) -> Element:
 def write(element: Element) -> str:
     """An element as XML in NCCL's layout: a line each, indented by two spaces, attributes in order.
 
-    ``parse`` of the result equals ``element``.
-
-    Raises:
-        ArgumentError: a name or a value that XML cannot hold, or nested too deeply to be read back.
-
+    ``parse`` of the result equals ``element``; what could not be read back raises ArgumentError.
     """
     lines: list[str] = []
     _write(element, 0, lines)

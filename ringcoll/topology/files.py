@@ -19,12 +19,7 @@ _log = logging.getLogger("ringcoll")
 
 
 def load(path: str | Path) -> System:
-    """The graph of the machine that a file describes; its title is the file's name.
-
-    Raises:
-        ArgumentError: the file cannot be read, or as ``parse`` and ``build`` say.
-
-    """
+    """The graph of the machine that a file describes; its title is the file's name."""
     document = load_document(path)
     return build(document, title=title_of(document, path))
 
@@ -46,12 +41,7 @@ def load_document(path: str | Path) -> Element:
 
 
 def dump(document: Element, path: str | Path) -> None:
-    """Write a document as NCCL_TOPO_DUMP_FILE does.
-
-    Raises:
-        ArgumentError: the file cannot be written, or the document as XML.
-
-    """
+    """Write a document as NCCL_TOPO_DUMP_FILE does."""
     text = write(document)
     try:
         Path(path).write_text(text, encoding="utf-8")
@@ -70,11 +60,7 @@ def find_file(
 
     That is the first of: the setting ``topo_file`` of ``init``, RINGCOLL_TOPO_FILE, NCCL_TOPO_FILE,
     the provider's file. It need not be complete, as with NCCL: ``merge`` completes it with what is
-    detected. A missing file of NCCL_TOPO_FILE is logged and ignored.
-
-    Raises:
-        ArgumentError: the file of the setting or of RINGCOLL_TOPO_FILE does not exist.
-
+    detected. A missing file is an ArgumentError; one of NCCL_TOPO_FILE is logged and ignored.
     """
     variables = os.environ if environ is None else environ
     ours = {"topo_file": topo_file, "RINGCOLL_TOPO_FILE": variables.get("RINGCOLL_TOPO_FILE")}

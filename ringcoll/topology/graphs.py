@@ -32,13 +32,9 @@ _HEXADECIMAL = re.compile(r"(?:0x)?[0-9a-f]{1,16}", re.ASCII | re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class Channel:
-    """One ring or tree.
+    """One ring or tree: NVML's indices in order, and the ranks where the file names them.
 
-    Args:
-        devs: NVML's indices of the GPUs, in order.
-        ranks: of the GPUs, where the file names them; else empty.
-        nets: numbers of the ports by which it enters and leaves the host; none or two.
-
+    ``nets`` are the numbers of the ports by which it enters and leaves the host; none or two.
     """
 
     devs: tuple[int, ...]
@@ -68,12 +64,7 @@ class Graph:
 
 
 def read_graphs(document: Element) -> tuple[Graph, ...]:
-    """The graphs of a ``<graphs>`` element.
-
-    Raises:
-        ArgumentError: another root, or a malformed value; the message has file and line.
-
-    """
+    """The graphs of a ``<graphs>`` element."""
     if document.tag != "graphs":
         document.refuse("the root of a graph file is <graphs>")
     return tuple(_read(element) for element in document.named("graph"))
@@ -158,10 +149,6 @@ def graph_of_rings(rings: RingSet) -> Graph:
 
     The speed of a channel is the one of the greatest sum at which no ring exceeds its bandwidth;
     what a ring has beyond a multiple of it is lost, and so are rings after the widest MAX_CHANNELS.
-
-    Raises:
-        ArgumentError: there is no ring, or one of no bandwidth.
-
     """
     if not rings.rings or any(ring.bandwidth <= 0 for ring in rings.rings):
         raise ArgumentError(
@@ -210,13 +197,9 @@ def _channel_speed(bandwidths: list[float]) -> float:
 
 
 def rings_of_graph(graph: Graph, system: System) -> RingSet:
-    """The channels of a graph as rings of this system; equal channels are one ring.
+    """The channels of a graph, each over every GPU, as rings of this system; equal ones are one.
 
     Every hop has the graph's class, and a path of its two ends only.
-
-    Raises:
-        ArgumentError: a channel does not name every GPU of the system once.
-
     """
     gpus = system.gpus
     sums: dict[tuple[int, ...], float] = {}

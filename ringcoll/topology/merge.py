@@ -46,10 +46,6 @@ def merge(template: Element, detected: Element) -> Element:
 
     A device is put at its bus id if the template has that, else below its nearest bridge that the
     template has, else at the CPU of its NUMA node. GPUs that were not detected are left out.
-
-    Raises:
-        ArgumentError: one of the documents is no ``<system>``.
-
     """
     for document in (template, detected):
         if document.tag != "system":
@@ -122,11 +118,7 @@ def _graft(pci: _Node, above: Sequence[_Node], merged: _Node, devices: dict[str,
 
 
 def _home(cpu: _Node, merged: _Node) -> _Node:
-    """The CPU of the merged tree for a detected one.
-
-    That of the same NUMA node; if the node is unknown, the only one; else a copy of the detected
-    one.
-    """
+    """The merged tree's CPU of the same NUMA node; if that is unknown, the only one; or a copy."""
     cpus = merged.named("cpu")
     numa = _numa(cpu)
     same = [known for known in cpus if _numa(known) == numa]

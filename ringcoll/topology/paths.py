@@ -32,14 +32,7 @@ INTEL_ROOT = 6 / 5
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A route from a node to another.
-
-    Args:
-        path_class: of the route.
-        nodes: names, with both ends.
-        uses: links, and the bytes that each carries for a byte of the hop.
-
-    """
+    """A route's nodes, with both ends; ``uses`` is what each link carries for a byte of the hop."""
 
     path_class: PathClass
     nodes: tuple[str, ...]
@@ -82,14 +75,10 @@ def path_class(system: System, a: str, b: str) -> PathClass:
 
 
 def routes(system: System, gpus: Sequence[Gpu]) -> dict[tuple[int, int], tuple[Route, ...]]:
-    """All routes of every ordered pair of GPUs, numbered by their place in ``gpus``.
+    """All routes of every ordered pair of GPUs, by their place in ``gpus``; better classes first.
 
     Relays are GPUs of ``gpus`` only. Pairs on different hosts have NVLink routes alone; pairs that
-    cannot reach each other have none. The better classes come first.
-
-    Raises:
-        ArgumentError: a GPU is named twice.
-
+    cannot reach each other have none.
     """
     names = [gpu.name for gpu in gpus]
     if len(set(names)) < len(names):

@@ -9,14 +9,10 @@ from ringcoll.topology.system import Gpu, PathClass
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """A directed Hamiltonian cycle.
+    """A directed Hamiltonian cycle of ``bandwidth`` GB/s on each hop; the last sends to the first.
 
-    Args:
-        order: indices into ``RingSet.gpus``, beginning with 0; the last sends to the first.
-        bandwidth: GB/s on each hop.
-        hops: class of each hop, ``hops[i]`` from ``order[i]`` to its successor.
-        paths: names of the nodes of each hop, with both ends.
-
+    ``order`` has indices into ``RingSet.gpus``, beginning with 0. ``hops[i]`` is the class of the
+    hop from ``order[i]``, ``paths[i]`` the names of its nodes, with both ends.
     """
 
     order: tuple[int, ...]
@@ -27,14 +23,7 @@ class Ring:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """How much of a link all rings use together.
-
-    Args:
-        link: "src -> dst (kind)".
-        used: GB/s in that direction.
-        capacity: GB/s.
-
-    """
+    """How many of a link's GB/s all rings use together; the link is named "src -> dst (kind)"."""
 
     link: str
     used: float
@@ -43,17 +32,12 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class RingSet:
-    """Rings that run at the same time.
+    """Rings that run at the same time, the widest first; none of fewer than 2 GPUs.
 
-    Args:
-        gpus: those that ``order`` numbers, by rank, else by dev, else by bus id.
-        rings: the widest first; none of fewer than 2 GPUs.
-        limits: the full links, which limit the sum; the fullest first.
-        bound: GB/s that no set of rings of the same classes can exceed; None if not computed.
-        all_pairs: whether every pair is one switch hop apart, so that traffic of all ranks to all
-            others has the full bandwidth, too.
-        tried: sentences on what the search did.
-
+    ``gpus`` are in the order of rank, else dev, else bus id. ``limits`` are the full links, the
+    fullest first; ``bound`` is GB/s that no set of rings of the same classes can exceed, None if
+    not computed. ``all_pairs``: every pair is one switch hop apart, so that traffic of all ranks to
+    all others has the full bandwidth, too. ``tried`` are sentences on the search.
     """
 
     gpus: tuple[Gpu, ...]

@@ -37,12 +37,7 @@ def as_json(found: RingSet) -> dict[str, object]:
 
 
 def ring_set_of(content: object, system: System, what: str) -> RingSet:
-    """The rings of all GPUs of a system from the JSON of :func:`as_json`.
-
-    Raises:
-        MachineError: a part is malformed; the message names it, after ``what``.
-
-    """
+    """The rings of all GPUs of a system from the JSON of :func:`as_json`."""
     fields = _fields(content, {"rings", "limits", "bound", "all_pairs", "tried"}, what)
     bound, tried = fields["bound"], f"{what}: tried"
     names = frozenset(node.name for node in system.nodes)

@@ -65,17 +65,10 @@ class Confidence(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU.
+    """A GPU; its name is "GPU/" and its place, unique in a system, its bus id in lower case.
 
-    Args:
-        name: "GPU/" and its place on its host; unique in a system.
-        host: number of the host.
-        busid: of PCI, lower case, "0000:1b:00.0".
-        dev: NVML's index, not CUDA's ordinal.
-        rank: of the communicator; None if the file has none.
-        sm: compute capability, 90 for 9.0; of an AMD GPU its gfx number; None if unknown.
-        amd: whether it is an AMD GPU.
-
+    ``dev`` is NVML's index, not CUDA's ordinal; ``rank`` is None if the file has none; ``sm`` is 90
+    for compute capability 9.0, of an AMD GPU its gfx number.
     """
 
     name: str
@@ -106,16 +99,7 @@ class PciSwitch:
 
 @dataclass(frozen=True, slots=True)
 class Cpu:
-    """A NUMA node.
-
-    Args:
-        name: "CPU/" and its place.
-        host: number of the host.
-        numa: its number on the host; -1 if unknown.
-        arch: "x86_64", "arm64", "ppc64" or "".
-        vendor: of CPUID, "GenuineIntel", "AuthenticAMD" or "".
-
-    """
+    """A NUMA node, -1 if unknown; ``arch`` and ``vendor`` as in NCCL's files, "" if unknown."""
 
     name: str
     host: int
@@ -126,16 +110,7 @@ class Cpu:
 
 @dataclass(frozen=True, slots=True)
 class Nic:
-    """A port of a network card.
-
-    Args:
-        name: "NIC/" and its place.
-        host: number of the host.
-        dev: its number on the host.
-        port: "mlx5_0" or the like.
-        rail: which of the parallel networks it is on; None if unknown.
-
-    """
+    """A port of a network card, such as "mlx5_0"; ``rail`` is the parallel network it is on."""
 
     name: str
     host: int
@@ -157,18 +132,10 @@ Node = Gpu | NvSwitch | PciSwitch | Cpu | Nic | Network
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One direction between two nodes; parallel links of a kind are one.
+    """One direction between two nodes in GB/s of payload; parallel links of a kind are one.
 
-    Args:
-        src: name of the node that sends.
-        dst: name of the node that receives.
-        kind: its technology.
-        bandwidth: GB/s of payload in this direction.
-        count: of parallel links.
-        nominal: GB/s of the data sheet, or None.
-        source: of ``bandwidth``.
-        confidence: in ``bandwidth``.
-
+    ``nominal`` is GB/s of the data sheet, or None; ``source`` and ``confidence`` are of
+    ``bandwidth``.
     """
 
     src: str
@@ -183,17 +150,10 @@ class Link:
 
 @dataclass(frozen=True)
 class System:
-    """One machine, or several joined by a network.
+    """One machine, or several joined by a network; ``links`` has both directions of each.
 
-    Args:
-        nodes: in the order of the file or of detection.
-        links: both directions of each.
-        notes: sentences on degraded links, contradictions, and what was ignored.
-        title: of the machine, for people.
-
-    Raises:
-        ArgumentError: two nodes have the same name, or a link has an unknown node.
-
+    ``nodes`` are in the order of the file or of detection; ``notes`` are sentences on degraded
+    links, contradictions, and what was ignored.
     """
 
     nodes: tuple[Node, ...]

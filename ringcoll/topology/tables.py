@@ -91,8 +91,7 @@ def _lane(speed: str) -> int | None:
 def between_cpus(arch: str, vendor: str, family: int, model: int) -> float | None:
     """GB/s of the link between two CPU nodes of a host; None without a constant (NCCL: ``LOCAL``).
 
-    ``arch`` is "x86_64", "arm64" or "ppc64"; the rest is of CPUID. Intel's constants are of family
-    6.
+    ``arch`` is as in :class:`Cpu`, the rest is CPUID's. Intel's constants are of family 6.
     """
     if arch == "ppc64":
         return _POWER

@@ -37,12 +37,7 @@ _GEN5_SWITCH = (0x1000_C030_1000_0000, 0x1000_C030_1000_1000)
 
 
 def integer(element: Element, name: str, default: int) -> int:
-    """An attribute as an integer, decimal or 0x…; ``default`` if absent or empty.
-
-    Raises:
-        ArgumentError: it is no integer of 64 bits.
-
-    """
+    """An attribute as an integer, decimal or 0x…; ``default`` if absent or empty."""
     text = element.get(name).strip()
     if not text:
         return default
@@ -52,12 +47,7 @@ def integer(element: Element, name: str, default: int) -> int:
 
 
 def number(element: Element, name: str, default: float) -> float:
-    """An attribute as a decimal number; ``default`` if absent or empty.
-
-    Raises:
-        ArgumentError: it is none.
-
-    """
+    """An attribute as a decimal number; ``default`` if absent or empty."""
     text = element.get(name).strip()
     if not text:
         return default

@@ -29,15 +29,11 @@ HELLO_SLOTS = 4
 def verify_calls(
     plans: Sequence[Plan], *, halves: int = HALVES, hello_slots: int = HELLO_SLOTS
 ) -> Proof:
-    """Prove that calls may follow each other on the same buffers.
+    """Prove that lowered calls, each proven by itself, may follow each other on the same buffers.
 
-    ``plans`` are lowered, of one number of ranks, each proven by itself, in the order called.
     SCRATCH has ``halves`` parts that are used by turns, each pair of ranks ``hello_slots`` lines
-    for hellos.
-
-    Raises:
-        Race: memory of an earlier call is used again too early.
-        Deadlock: a call waits for a later one.
+    for hellos. A call that reuses memory too early is a Race, one that awaits a later one a
+    Deadlock.
     """
     joined = join_calls(plans, halves=halves, hello_slots=hello_slots)
     return Prover(joined.collective, data=False).prove(joined)

@@ -97,12 +97,7 @@ class Numbers:
         return self._rows[id(step)]
 
     def admit(self, plan: Plan) -> None:
-        """Number the steps of a plan that are new, after checking that they mean something.
-
-        Raises:
-            IllegalStep: the message names rank, block and step.
-
-        """
+        """Number the steps of a plan that are new, after checking that they mean something."""
         for block in plan.steps:
             self.block(block)
         fresh = [entry for entry in plan.order if id(entry[1]) not in self._rows]

@@ -67,13 +67,7 @@ class Clocks:
         return self.where(last, self.written[cell]) if last != _NEVER else ""
 
     def step(self, b: int, row: Row) -> None:
-        """Let block ``b`` do its next step.
-
-        Raises:
-            Race: an access that the clocks leave in no order with an earlier one.
-            EntryViolation: an access to memory of a rank that may not have entered.
-
-        """
+        """Let block ``b`` do its next step; raises Race, or EntryViolation before an entry."""
         self.time[b] += 1
         if row.hellos:
             self.entered[b] |= row.hellos
@@ -172,12 +166,7 @@ class Clocks:
         )
 
     def check_signals(self) -> None:
-        """Every signal was taken.
-
-        Raises:
-            UnawaitedSignal: the message names the first that was not.
-
-        """
+        """Every signal was taken."""
         for pair, queue in self.sent.items():
             if queue:
                 sender, to = divmod(pair, self.count)
@@ -188,12 +177,7 @@ class Clocks:
                 )
 
     def check_exits(self) -> None:
-        """Every access to p's memory comes before the end of one of p's blocks.
-
-        Raises:
-            ExitViolation: the message names the access.
-
-        """
+        """Every access to p's memory comes before the end of one of p's blocks."""
         blocks_of: dict[int, list[int]] = {}
         for b, time in enumerate(self.time):
             if time:

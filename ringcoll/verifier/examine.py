@@ -35,10 +35,7 @@ WINDOW = 2
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One algorithm for one number of ranks, and how thoroughly it is to be examined.
-
-    ``nodes`` is the node of each rank where there are several: then what crosses goes by message.
-    """
+    """One algorithm for one number of ranks; what crosses ``nodes`` goes by message."""
 
     collective: str
     algorithm: Algorithm
@@ -51,10 +48,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What was proven: counts, and failures as JSON objects.
-
-    ``kinds`` counts mutants by kind: made, rejected, equivalent.
-    """
+    """Counts and failures as JSON objects; mutants by kind: made, rejected, equivalent."""
 
     plans: int = 0
     steps: int = 0

@@ -49,12 +49,7 @@ class Expressions:
         return found
 
     def reduce(self, first: int, rest: Iterable[int]) -> int:
-        """The left fold of several expressions, as it is stored.
-
-        Raises:
-            Flaw: a contribution counts twice, or contributions to different chunks meet.
-
-        """
+        """The left fold of several expressions, as it is stored."""
         sums, total = self._sums, first
         for right in rest:
             total = sums.get((total, right)) or self._add(total, right)

@@ -41,20 +41,9 @@ def verify_slices(
 ) -> tuple[Proof, ...]:
     """Prove a plan for every number of slices that a launch's window can carry.
 
-    Args:
-        plan: an algorithm's plan.
-        launch: everything but the number of slices, which is ignored.
-        deterministic: as for :func:`ringcoll.verifier.prover.verify`.
-        accumulate: as there.
-
-    Returns:
-        The proofs for S = 1 … 2W + 2; for S = 1 alone if the plan brings its own signals.
-
-    Raises:
-        PlanError: as :func:`ringcoll.verifier.prover.verify`, for the first S that is wrong.
-        WrongResult: the plan of some S is not the period, repeated.
-        LaunchRefused: the launch cannot carry the plan.
-
+    The launch's own number of slices is ignored. The proofs are for S = 1 … 2W + 2; for S = 1 alone
+    if the plan brings its own signals. WrongResult: the plan of some S is not the period, repeated;
+    else errors are those of :func:`ringcoll.verifier.prover.verify` for the first S that is wrong.
     """
     # Hand-written signals are kept as they are: such a plan has one slice.
     longest = 1 if plan.synchronised else 2 * launch.window + 2
@@ -77,12 +66,7 @@ def verify_slices(
 
 
 def check_period(plan: Plan, launch: Launch, lowered: Plan, count: int) -> None:
-    """Refuse a lowered plan that is not the encoded period, repeated ``count`` times.
-
-    Raises:
-        WrongResult: the message names the first block and step that differ.
-
-    """
+    """Refuse a lowered plan that is not the encoded period, repeated ``count`` times."""
     if count < launch.slots:
         return
     program = encode(plan, launch)

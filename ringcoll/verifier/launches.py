@@ -237,10 +237,6 @@ def prove_calls(plan: Plan, nodes: tuple[int, ...] = ()) -> bool:
     """Prove calls in a row, five of a plan and with a total and a rooted call about it.
 
     Returns whether the plan can be staged, as calls that are proven in a row are.
-
-    Raises:
-        PlanError: see :func:`ringcoll.verifier.calls.verify_calls`.
-
     """
     try:
         own = lower(plan, Launch(mapped=frozenset(), nodes=nodes))

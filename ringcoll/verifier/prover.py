@@ -117,13 +117,7 @@ def verify(
 def prove_launch(
     plan: Plan, launch: Launch, *, deterministic: bool = False, accumulate: Accumulate = "wide"
 ) -> Proof:
-    """Lower an algorithm's plan and prove what would run.
-
-    Raises:
-        PlanError: as :func:`verify`.
-        LaunchRefused: the launch cannot carry the plan.
-
-    """
+    """Lower an algorithm's plan and prove what would run."""
     return verify(
         lower(plan, launch),
         protocol=launch.protocol,
@@ -134,12 +128,7 @@ def prove_launch(
 
 
 def is_total(plan: Plan, *, protocol: str = "Simple") -> bool:
-    """Whether every rank ends only after all ranks have entered.
-
-    Raises:
-        PlanError: the plan's signals or accesses are wrong; see :func:`verify`.
-
-    """
+    """Whether every rank ends only after all ranks have entered."""
     numbers = Numbers(plan.collective)
     numbers.admit(plan)
     return _order(plan, numbers, Clocks(numbers, in_band=protocol != "Simple")).unheard() is None
@@ -244,12 +233,7 @@ class _Memory:
         self.rank_order = True
 
     def step(self, row: Row) -> None:
-        """Let a step reduce its sources into its destinations.
-
-        Raises:
-            Flaw: it reads nothing, counts twice, or writes where it must not.
-
-        """
+        """Let a step reduce its sources into its destinations."""
         held, guard, numbers = self.held, self.numbers.guard, self.numbers
         for srcs, dsts in row.columns:
             if len(srcs) == 1:
@@ -288,12 +272,7 @@ class _Memory:
             )
 
     def check_result(self, clocks: Clocks, *, deterministic: bool) -> None:
-        """OUTPUT holds what the collective promises, and equal chunks are equal trees.
-
-        Raises:
-            WrongResult: the message names rank, chunk and the step that wrote it last.
-
-        """
+        """OUTPUT holds what the collective promises, and equal chunks are equal trees."""
         expressions, reduces, held = self.expressions, self.collective.reduces, self.held
         trees: dict[int, int] = {}
         for cell, chunk, leaves in self.numbers.after:

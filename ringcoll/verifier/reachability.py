@@ -61,12 +61,7 @@ def _accesses(plan: Plan, step: Step) -> tuple[set[Place], set[Place]]:
 
 
 def history(plan: Plan) -> History:
-    """For every step all steps before it.
-
-    Raises:
-        Objection: a wait without a signal, a signal without a wait, or a circle of waits.
-
-    """
+    """For every step all steps before it."""
     posted: defaultdict[tuple[Block, Block], list[Event]] = defaultdict(list)
     for block, steps in plan.steps.items():
         for at, step in enumerate(steps):

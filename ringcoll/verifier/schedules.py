@@ -131,12 +131,7 @@ class _Machine:
         return slice(first, first + self.plan.collective.chunks_in(buffer.name, rank))
 
     def run(self, chance: random.Random, memory: Array) -> Array:
-        """What one random legal schedule makes of the memory.
-
-        Raises:
-            Objection: it ends in a deadlock.
-
-        """
+        """What one random legal schedule makes of the memory."""
         programs, cells = self.programs, memory.tolist()
         at, count = [0] * len(programs), [0] * len(self.pairs)
         runnable: list[int] = []

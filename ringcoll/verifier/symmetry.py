@@ -18,9 +18,6 @@ def check_symmetry(plan: Plan) -> None:
     one a rank, chunks of a segment where the symmetry says so, and blocks by their rank. SCRATCH
     stays put. The order of a step's sources is no part of it. The plan is not lowered: lowering
     cuts and stages each rank's own way.
-
-    Raises:
-        IllegalStep: the message names the first block and step that differ.
     """
     symmetry, chunks = plan.symmetry, plan.collective.chunks
     if symmetry is None:

@@ -14,14 +14,7 @@ from ringcoll.topology.busid import bus_id
 
 @dataclass(frozen=True, slots=True)
 class VisibleGpu:
-    """A GPU as this process sees it.
-
-    Args:
-        ordinal: CUDA's number, which CUDA_VISIBLE_DEVICES changes.
-        busid: as NVML and sysfs have it.
-        sm: compute capability, 90 for 9.0.
-
-    """
+    """A GPU as this process sees it; ``ordinal`` is CUDA's, which CUDA_VISIBLE_DEVICES changes."""
 
     ordinal: int
     busid: str

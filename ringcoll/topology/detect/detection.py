@@ -27,27 +27,13 @@ def detect(
     cache_dir: str | None = None,
     root: Path = Path("/"),
 ) -> Element:
-    """The document of this machine, in NCCL's form.
+    """The document of this machine, in NCCL's form: ``build`` makes the graph of it.
 
     The result of an earlier call in this process, or in this boot by this user, is read from the
-    cache in a few milliseconds. With CuPy, detection starts the CUDA driver: do not fork afterwards
-    and use CUDA in the child.
-
-    Args:
-        fresh: ignore the cache, to see links that have failed since.
-        topo_file: the setting: a topology file that is completed with what is detected; None is
-            the file of the environment or of the machine's provider, if there is one.
-        cache_dir: the setting: the folder of the cache.
-        root: of the tree of /sys, /proc and /var.
-
-    Returns:
-        ``<system>``, of which ``build`` makes the graph. Its ``<note>`` elements say what could not
-        be read, or contradicts itself; without GPUs there is none in it.
-
-    Raises:
-        ArgumentError: the file of the setting or the environment does not exist, or is no topology
-            file.
-
+    cache unless ``fresh``. ``topo_file`` is completed with what is detected; None is the file of
+    the environment or of the machine's provider, if there is one. ``<note>`` elements say what
+    could not be read, or contradicts itself. With CuPy, detection starts the CUDA driver: do not
+    fork afterwards and use CUDA in the child.
     """
     provided = root / PROVIDED.relative_to("/")
     template = find_file(topo_file, provided=provided)

@@ -27,15 +27,10 @@ _GPU, _IBM_CPU, _SWITCH, _UNKNOWN = 0, 1, 2, 255
 
 @dataclass
 class LinkEnds:
-    """How many links of a GPU are up, by their remote ends.
+    """How many links of a GPU are up, by their remote ends (bus ids; of a CPU, its bridge's).
 
-    Args:
-        gpus: to each other GPU, by bus id.
-        cpus: to each CPU, by its bridge's bus id.
-        switches: to each NVSwitch; ``HIDDEN`` stands for all that are not on the bus.
-        unknown: to remote ends that NVML does not report.
-        speed: MB/s of the slowest link, None if NVML reports none.
-
+    In ``switches`` ``HIDDEN`` stands for all that are not on the bus; ``speed`` is MB/s of the
+    slowest link, None if NVML reports none.
     """
 
     gpus: Counter[str] = field(default_factory=Counter)

@@ -29,16 +29,10 @@ _GPU_CLASS = "0x030200"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The NVLinks of a GPU to one target.
+    """The NVLinks of a GPU to one target: a bus id, or ``HIDDEN``.
 
-    Args:
-        target: bus id, or ``HIDDEN``.
-        count: links.
-        tclass: PCI class of the target.
-        speed: MB/s per link and direction, None if unknown.
-        fabric: name of the fabric of switches, the same on all hosts of one; None if this host's
-            switches are all there is.
-
+    ``speed`` is MB/s per link and direction, None if unknown. ``fabric`` names the fabric of
+    switches, the same on all hosts of one; None if this host's switches are all there is.
     """
 
     target: str

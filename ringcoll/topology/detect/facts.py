@@ -13,15 +13,9 @@ from functools import cached_property
 
 @dataclass(frozen=True, slots=True)
 class LinkFacts:
-    """One NVLink of a GPU.
+    """One NVLink of a GPU; ``speed`` is MB/s per direction, ``remote`` a bus id.
 
-    Args:
-        active: whether it is up.
-        p2p: whether it can carry P2P traffic.
-        remote: bus id of its remote end.
-        remote_type: 0 a GPU, 1 an IBM CPU, 2 an NVSwitch, 255 unknown to NVML.
-        speed: MB/s per direction.
-
+    ``remote_type`` is 0 for a GPU, 1 an IBM CPU, 2 an NVSwitch, 255 unknown to NVML.
     """
 
     active: bool | None = None
@@ -33,14 +27,10 @@ class LinkFacts:
 
 @dataclass(frozen=True, slots=True)
 class FabricFacts:
-    """The state of a GPU in its fabric of NVSwitches.
+    """The state of a GPU in its fabric of NVSwitches; ``status`` is NVML's code of joining it.
 
-    Args:
-        state: 0 not supported, 1 not started, 2 in progress, 3 completed.
-        status: NVML's return code of joining the fabric.
-        clique: GPUs of a cluster that reach each other by NVLink.
-        cluster: 32 hexadecimal digits; all zero on one machine.
-
+    ``state`` is 0 not supported, 1 not started, 2 in progress, 3 completed; ``cluster`` is 32
+    hexadecimal digits, all zero on one machine, and ``clique`` the GPUs of it joined by NVLink.
     """
 
     state: int | None = None
@@ -51,21 +41,10 @@ class FabricFacts:
 
 @dataclass(frozen=True, slots=True)
 class GpuFacts:
-    """One GPU.
+    """One GPU; ``links`` are all NVLinks, up or not, None if NVML reports none of their states.
 
-    Args:
-        busid: the name that NVML, CUDA and sysfs share.
-        index: NVML's number.
-        uuid: "GPU-" and so on.
-        name: of the product.
-        sm: compute capability, 90 for 9.0.
-        links: every NVLink, up or not; None if NVML reports none of their states.
-        generation_max: of PCIe.
-        width_max: of PCIe.
-        fabric: of NVSwitches.
-        mig: whether it is in MIG mode.
-        c2c: links to its Grace CPU and MB/s of each.
-
+    ``index`` is NVML's number, ``sm`` is 90 for compute capability 9.0, ``generation_max`` and
+    ``width_max`` are of PCIe, and ``c2c`` counts links to the Grace CPU, with MB/s of each.
     """
 
     busid: str
@@ -83,14 +62,10 @@ class GpuFacts:
 
 @dataclass(frozen=True, slots=True)
 class PairFacts:
-    """How one GPU reaches another.
+    """How one GPU reaches another; ``nvlink`` is NVML's P2P status, 0 is OK.
 
-    Args:
-        nvlink: NVML's P2P status by NVLink, 0 is OK.
-        ancestor: where their PCIe paths meet: 0 board, 10 one switch, 20 several, 30 host bridge,
-            40 NUMA node, 50 system; blind to NVLink.
-        access: CUDA's cudaDeviceCanAccessPeer.
-
+    ``ancestor`` is where their PCIe paths meet: 0 board, 10 one switch, 20 several, 30 host bridge,
+    40 NUMA node, 50 system; blind to NVLink. ``access`` is CUDA's cudaDeviceCanAccessPeer.
     """
 
     nvlink: int | None = None
@@ -100,23 +75,10 @@ class PairFacts:
 
 @dataclass(frozen=True, slots=True)
 class PciFacts:
-    """A PCI device as sysfs shows it; texts as they stand there, stripped.
+    """A PCI device as sysfs shows it; texts as they stand there ("32.0 GT/s PCIe"), stripped.
 
-    Args:
-        busid: of the device.
-        path: bus ids of the bridges above it, the root port first, and its own.
-        pci_class: "0x030200" and so on.
-        vendor: "0x10de" is NVIDIA.
-        device: of the product.
-        subsystem_vendor: of the card's maker.
-        subsystem_device: of the card.
-        max_speed: "32.0 GT/s PCIe".
-        max_width: in lanes.
-        width: in lanes, at the moment.
-        port_max_speed: of the bridge right above.
-        port_max_width: of the bridge right above.
-        numa: of its CPU; -1 is unknown.
-
+    ``path`` has the bus ids of the bridges above it, the root port first, and its own. ``width`` is
+    in lanes, at the moment; ``port_`` facts are of the bridge right above; ``numa`` -1 is unknown.
     """
 
     busid: str
@@ -136,13 +98,7 @@ class PciFacts:
 
 @dataclass(frozen=True, slots=True)
 class NumaFacts:
-    """A NUMA node.
-
-    Args:
-        number: need not count from 0.
-        affinity: its CPUs as hexadecimal words, "0000ffff,ffffffff".
-
-    """
+    """A NUMA node; its CPUs are hexadecimal words, "0000ffff,ffffffff". Numbers may have gaps."""
 
     number: int
     affinity: str | None = None
@@ -150,15 +106,7 @@ class NumaFacts:
 
 @dataclass(frozen=True, slots=True)
 class CpuFacts:
-    """The host's processors.
-
-    Args:
-        arch: "x86_64", "arm64", "ppc64", or as the kernel has it.
-        vendor: of CPUID.
-        family: as the kernel counts: 25 of an AMD Milan.
-        model: of the family.
-
-    """
+    """The host's processors: ``arch`` as the kernel has it, "x86_64", the rest of CPUID."""
 
     arch: str | None = None
     vendor: str | None = None
@@ -168,18 +116,7 @@ class CpuFacts:
 
 @dataclass(frozen=True, slots=True)
 class NicFacts:
-    """A port of a network card.
-
-    Args:
-        name: "mlx5_0" or "eth0".
-        busid: None where it is on no PCI bus.
-        port: its number on the card.
-        speed: Mb/s.
-        guid: of the card, "0x" and hexadecimal.
-        infiniband: whether it is an InfiniBand or RoCE port.
-        up: whether its link is up.
-
-    """
+    """A port of a network card; ``busid`` None where it is on no PCI bus, ``speed`` in Mb/s."""
 
     name: str
     busid: str | None = None
@@ -192,18 +129,11 @@ class NicFacts:
 
 @dataclass(frozen=True)
 class Facts:
-    """All facts of a machine.
+    """All facts of a machine; ``notes`` are sentences on what could not be read and what to do.
 
-    Args:
-        gpus: in the order of NVML's numbers, or of bus ids where NVML is missing.
-        pairs: by the bus ids of the first GPU and the one that it reaches.
-        pci: the GPUs and NICs, all bridges above them, and remote ends of NVLinks.
-        numa: the NUMA nodes; none if the machine does not show them.
-        cpu: the processors.
-        nics: the ports.
-        driver: version of NVIDIA's driver.
-        notes: what could not be read and what to do about it, a sentence each.
-
+    ``gpus`` are in the order of NVML's numbers, or of bus ids where NVML is missing; ``pairs`` are
+    by the bus ids of the first GPU and the one that it reaches; ``pci`` holds the GPUs, the NICs,
+    all bridges above them, and remote ends of NVLinks.
     """
 
     gpus: tuple[GpuFacts, ...] = ()

@@ -36,13 +36,8 @@ _PEER_ACCESS_ALREADY_ENABLED = 704
 def measure(system: System) -> System:
     """The system with measured bandwidths where they differ from the assumed ones by over 10 %.
 
-    Args:
-        system: this machine, as detected or from a file with the right bus ids. GPUs that this
-            process does not see, and pairs without peer access, are left out.
-
-    Raises:
-        MachineError: CuPy is not installed, or a CUDA call failed.
-
+    Bus ids must be this machine's. GPUs that this process does not see, and pairs without peer
+    access, are left out.
     """
     try:
         from cupy.cuda import runtime

@@ -20,10 +20,7 @@ _AGREES = 0.1
 
 @dataclass(frozen=True)
 class Rates:
-    """GB/s of copies between GPUs, by their names in the system.
-
-    ``alone`` is of one pair at a time, ``shifts`` of all pairs of a shift at once.
-    """
+    """GB/s of copies by GPU names: one pair at a time (``alone``), all pairs of a shift at once."""
 
     alone: Mapping[tuple[str, str], float] = field(default_factory=dict)
     shifts: Sequence[Mapping[tuple[str, str], float]] = ()

@@ -25,13 +25,7 @@ _DOTS, _MOST_DOTS = 144.0, 16000.0
 
 
 def check_picture(path: str | Path) -> str:
-    """The suffix of a picture's file name, in lower case.
-
-    Raises:
-        ArgumentError: it is neither .svg nor .png nor .txt.
-        MachineError: it is .png, and matplotlib is not installed.
-
-    """
+    """The suffix of a picture's file name, in lower case: .svg, .txt, or .png with matplotlib."""
     suffix = Path(path).suffix.lower()
     if suffix not in (".svg", ".png", ".txt"):
         raise ArgumentError(f"picture={str(path)!r}: the file name must end in .svg, .png or .txt")
@@ -41,13 +35,7 @@ def check_picture(path: str | Path) -> str:
 
 
 def write_picture(system: System, rings: RingSet, path: str | Path) -> None:
-    """Write the picture to a file: .svg, .png, which needs matplotlib, or .txt, which is the tree.
-
-    Raises:
-        ArgumentError: another suffix, or the file cannot be written.
-        MachineError: matplotlib is not installed.
-
-    """
+    """Write the picture to a file: .svg, .png (which needs matplotlib), or .txt, the tree."""
     suffix = check_picture(path)
     try:
         if suffix == ".svg":

@@ -38,16 +38,10 @@ _CPU_COLOURS = ("#d5e2f3", "#4f78ad")
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The nodes of a host on the page.
+    """The nodes of a host on the page, by name; ``right`` and ``bottom`` are edges, arcs left out.
 
-    Args:
-        boxes: by the node's name.
-        groups: the NICs of a box by the name of the first, where several share one.
-        drawn: by the node's name, the name that its box has.
-        parents: by the node's name, that of the node it hangs from.
-        right: x of the right edge.
-        bottom: y of the lower edge, arcs left out.
-
+    ``groups`` are the NICs of a box by the name of the first, where several share one; ``drawn`` is
+    the name that a node's box has.
     """
 
     boxes: Mapping[str, Box]

@@ -194,12 +194,7 @@ PRESETS: Mapping[str, Machine] = {
 
 
 def preset(name: str) -> System:
-    """The graph of a machine of :data:`PRESETS`.
-
-    Raises:
-        ArgumentError: no machine has that name; the message lists all.
-
-    """
+    """The graph of a machine of :data:`PRESETS`."""
     return build(preset_document(name), title=name)
 
 

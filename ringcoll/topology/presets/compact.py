@@ -33,20 +33,13 @@ class GpuKind:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A known machine.
+    """A known machine; all its GPUs are of one kind, and so are its CPUs.
 
-    Args:
-        about: a sentence for people.
-        source: where its facts are from.
-        gpu: kind of all its GPUs.
-        cpu: kind of all its CPUs.
-        pci: the PCI devices of each NUMA node, by its number, in the form of this module.
-        pairs: NVLinks between GPUs, "0-1 0-3x2": one from GPU 0 to 1, two from 0 to 3.
-        switches: NVLinks of every GPU to NVSwitches by bus, "c4x2 c5x2"; "hidden" is one on no bus.
-        to_cpu: NVLinks of every GPU to its CPU.
-        c2c: MB/s of a C2C link to the CPU, and how many of them a GPU has.
-        hosts: how many hosts like this share one domain of NVSwitches.
-
+    ``pci`` has the devices of each NUMA node, in the form of this module. ``pairs`` are NVLinks
+    between GPUs, "0-1 0-3x2": one from GPU 0 to 1, two from 0 to 3; ``switches`` those of every GPU
+    to NVSwitches by bus, "c4x2 c5x2", where "hidden" is one on no bus. ``c2c`` is MB/s of a C2C
+    link to the CPU, and how many of them a GPU has. ``hosts`` like this share one domain of
+    NVSwitches.
     """
 
     about: str

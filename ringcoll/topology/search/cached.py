@@ -32,11 +32,8 @@ BothSets = tuple[RingSet, RingSet]
 def cached_rings(system: System, cache_dir: str | None = None, *, keep: bool = False) -> BothSets:
     """The best rings of all GPUs, and the best without relays; one object where they are the same.
 
-    Args:
-        system: the machine.
-        cache_dir: the setting; None is the user's own.
-        keep: read and write the folder; rings on a switch, which take no search, are not written.
-
+    ``keep`` reads and writes the folder (``cache_dir`` None: the user's own); rings on a switch,
+    which take no search, are not written.
     """
     path = _path(system, cache_dir) if keep else None
     known = None if path is None else _read(path, system)

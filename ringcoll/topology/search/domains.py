@@ -13,14 +13,10 @@ Signature = tuple[object, ...]
 
 @dataclass(frozen=True)
 class Domain:
-    """The GPUs of a host or of an NVLink domain, and their NICs.
+    """The GPUs of a host or of an NVLink domain (indices among all), and their NICs by rail.
 
-    Args:
-        members: indices of the GPUs among all.
-        nics: the node of the NIC on each rail; of more rails, the first has the first NIC again.
-        table: the GPUs are nodes 0 … k - 1 in the order of ``members``, the NICs those after them.
-        signature: equal for domains of equal structure.
-
+    In ``table`` the GPUs are nodes 0 … k - 1, the NICs those after them. On rails beyond a
+    domain's own, its first NIC is named again. Domains of equal structure have equal signatures.
     """
 
     members: tuple[int, ...]

@@ -40,24 +40,14 @@ def find_rings(
     stored: bool = False,
     most: int = MAX_RINGS,
 ) -> RingSet:
-    """The rings whose bandwidths have the greatest sum.
+    """The at most ``most`` rings of ``gpus`` (None: all) whose bandwidths have the greatest sum.
 
     Up to 16 GPUs of a host the sum is the optimum of a linear program, before it is reduced to
     ``most`` rings. The same input gives the same rings on every rank: nothing is random, and no
-    clock is read.
-
-    Args:
-        system: the machine.
-        gpus: some of its GPUs; None is all.
-        mixed: admit every path class. Without it, only those up to the best class that closes a
-            ring, so that a ring over NVLink does not wait for one over PCIe.
-        stored: admit for each pair only the route of a GPU's own stores: the rings that kernels
-            can use without a GPU that relays. On one host only.
-        most: rings at most.
-
-    Raises:
-        ArgumentError: a GPU is not the system's, or is given twice; ``most`` is below 1.
-
+    clock is read. ``mixed`` admits every path class; without it, only those up to the best class
+    that closes a ring, so that a ring over NVLink does not wait for one over PCIe. ``stored``
+    admits for each pair only the route of a GPU's own stores, without a GPU that relays, on one
+    host.
     """
     if most < 1:
         raise ArgumentError(f"find_rings: most={most}; give 1 ring or more")

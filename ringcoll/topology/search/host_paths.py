@@ -38,10 +38,7 @@ GAIN = 1e-7
 
 @dataclass(frozen=True, slots=True)
 class HostPath:
-    """A path through the domains of a structure (``kind``), in and out by a rail.
-
-    ``cycle`` begins with the node of the rail's NIC.
-    """
+    """A path through the domains of a structure; ``cycle`` begins with the rail's NIC."""
 
     kind: int
     rail: int
@@ -49,17 +46,9 @@ class HostPath:
 
 
 class HostPathProgram:
-    """The linear program and its solution.
+    """The linear program over a domain of each structure, and its solution in GB/s.
 
-    Args:
-        models: a domain of each structure.
-        rails: their number.
-
-    Attributes:
-        paths: all columns.
-        flows: GB/s of each of them.
-        value: GB/s of all rails together.
-
+    ``flows`` are of each column of ``paths``, ``value`` is of all rails together.
     """
 
     def __init__(self, models: Sequence[Domain], rails: int) -> None:

@@ -34,15 +34,7 @@ CLOSE = 1e-7
 
 @dataclass(frozen=True, slots=True)
 class Optimum:
-    """What column generation found.
-
-    Args:
-        cycles: all columns.
-        flows: GB/s of each.
-        bound: GB/s that no set of cycles exceeds; None without a proof.
-        rounds: of pricing.
-
-    """
+    """Columns, GB/s of each, and the ``bound`` that no cycles exceed; None without a proof."""
 
     cycles: tuple[Cycle, ...]
     flows: Array
@@ -71,14 +63,9 @@ def optimum(
 ) -> Optimum:
     """The greatest sum of bandwidths of cycles over these routes.
 
-    Args:
-        table: routes and links.
-        first: cycles to begin with, preferred among equals.
-        limits: the share of each link that is left; None is all.
-        target: GB/s; stop when it is reached, or known to be out of reach.
-        gap: stop when the bound is within this share of the value.
-        rounds: of pricing at most.
-
+    Cycles of ``first`` are preferred among equals; ``limits`` is the share of each link that is
+    left, None is all. Pricing stops when ``target`` GB/s are reached or known to be out of reach,
+    when the bound is within the share ``gap`` of the value, or after so many ``rounds``.
     """
     if not table.links:
         return Optimum((), np.zeros(0), 0.0, 0)

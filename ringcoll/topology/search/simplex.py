@@ -34,12 +34,7 @@ def times(a: Array, b: Array) -> Array:
 
 
 class Simplex:
-    """A program and its present basis.
-
-    Args:
-        limits: of the rows, each ≥ 0. Scale rows and columns so that entries are near 1.
-
-    """
+    """A program and its present basis; limits of rows are ≥ 0. Scale so that entries are near 1."""
 
     def __init__(self, limits: Array) -> None:
         self.limits = limits.astype(np.float64)

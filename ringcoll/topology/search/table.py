@@ -27,32 +27,17 @@ BIAS = 1e-10
 
 @dataclass(frozen=True, slots=True)
 class Cycle:
-    """An order of nodes with the route of each hop.
-
-    Args:
-        order: nodes, beginning with 0.
-        routes: indices into ``RouteTable.routes``, from each node to its successor.
-
-    """
+    """An order of nodes, beginning with 0; ``routes`` index ``RouteTable.routes`` of each hop."""
 
     order: tuple[int, ...]
     routes: tuple[int, ...]
 
 
 class RouteTable:
-    """Routes between the nodes 0 … n-1 and the links they share.
+    """Routes between the nodes 0 … n-1 and the links they share; ``unit`` is GB/s.
 
-    Args:
-        n: number of nodes.
-        routes: of each ordered pair.
-
-    Attributes:
-        n: number of nodes.
-        unit: GB/s; the unit of everything here.
-        routes: all routes; ``pairs`` has the two ends of each.
-        links: one for each row of ``shares``: those that can be full before all others are.
-        shares: (links, routes): the share of the link that a hop of one unit uses.
-
+    ``pairs`` has the two ends of each route, ``shares`` (links, routes) how much of the link a hop
+    of one unit uses. ``links`` are only those that can be full before all others are.
     """
 
     def __init__(self, n: int, routes: Mapping[tuple[int, int], Sequence[Route]]) -> None:
@@ -85,11 +70,8 @@ class RouteTable:
     def cheapest(self, duals: Array, limits: Array, bias: float = BIAS) -> tuple[Array, Ints]:
         """The costs (n, n) of the cheapest routes, and which they are; inf and -1 without one.
 
-        Args:
-            duals: price of each link.
-            limits: what is left of each link; routes over links without anything left are closed.
-            bias: added to the cost of a route for each class that it is worse than the best.
-
+        ``duals`` are the links' prices. Routes over links of which ``limits`` leaves nothing are
+        closed; ``bias`` is added for each class that a route is worse than the best.
         """
         costs = np.full((self.n, self.n), np.inf)
         chosen = np.full((self.n, self.n), -1, dtype=np.int64)

@@ -39,16 +39,11 @@ def cost_of(costs: Array, order: Sequence[int]) -> float:
 
 
 def cheapest_tours(costs: Array, *, widest: bool = False) -> list[tuple[float, tuple[int, ...]]]:
-    """The cheapest cycle for each successor of node 0, the cheapest first.
+    """The cheapest (cost, order) for each successor of node 0, the cheapest first.
 
-    Args:
-        costs: n by n, 2 ≤ n ≤ ``EXACT``; ``costs[a, b]`` from a to b, inf if there is no route.
-        widest: take the greatest cost of a hop for the cost of a cycle, instead of the sum.
-
-    Returns:
-        (cost, order) pairs, orders beginning with 0; among equal ones the one that comes first by
-        its indices. Nodes that no cycle of finite cost has second are left out.
-
+    ``costs[a, b]`` is from a to b, inf without a route, for 2 ≤ n ≤ ``EXACT``; ``widest`` takes the
+    greatest cost of a hop for that of a cycle, not the sum. Orders begin with 0; among equal ones
+    the first by its indices counts. Nodes that no cycle of finite cost has second are left out.
     """
     n = len(costs)
     rest = n - 1
