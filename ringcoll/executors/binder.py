@@ -44,13 +44,7 @@ _MAPPING_BITS = 48
 
 
 class Binder:
-    """Binds the calls of one rank.
-
-    Args:
-        node_signals: control messages between nodes; None on one node.
-        pacer: wraps the work of rows that cross ranks; None: links run free.
-
-    """
+    """Binds the calls of one rank; without a pacer its links run free."""
 
     def __init__(
         self,
@@ -74,16 +68,7 @@ class Binder:
     def bind(
         self, active: ActiveCall, hellos: Sequence[Hello], trace: list[TraceEntry] | None
     ) -> BoundRows:
-        """The lanes of this rank.
-
-        Args:
-            trace: where executed rows are noted; None: nowhere.
-
-        Raises:
-            UsageError: the ranks' buffers do not go together, or the options cannot carry them.
-            PlanError: a user's plan is wrong.
-
-        """
+        """The lanes of this rank; each executed row is appended to ``trace``, if there is one."""
         call = active.prepared.call
         rank, nranks, alike = self.rank, self.nranks, active.prepared.alike
         mapped, in_place = agreed(call, hellos, rank=rank, nranks=nranks, alike=alike)

@@ -30,13 +30,7 @@ from ringcoll.symmetric.host import SymmetricMemory
 
 
 class CpuExecutor:
-    """One rank's side of the collectives of one communicator.
-
-    Args:
-        scratch: bytes of SCRATCH.
-        pacer: made from the board, or None for free links.
-
-    """
+    """One rank's side of the collectives of one communicator, with ``scratch`` bytes of SCRATCH."""
 
     def __init__(
         self,
@@ -73,16 +67,7 @@ class CpuExecutor:
         options: str,
         timeout: float,
     ) -> CpuCall:
-        """Bind a checked call to this executor.
-
-        Args:
-            select: the tuner's choice, once it is known which buffers the ranks can reach.
-            agrees: whether the ranks wait for all hellos before they choose a launch.
-            alike: whether a call that does not reduce must be in place on all ranks or on none.
-            options: those that must agree on all ranks, as text; "" without any.
-            timeout: seconds that a wait of this call may take.
-
-        """
+        """Bind a checked call to this executor; ``timeout`` is in seconds, for each wait."""
         text = f"{call.signature()} {options}".rstrip()
         digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
         signature = int.from_bytes(digest, "little") or 1
@@ -253,12 +238,7 @@ class CpuExecutor:
         return all(words[at] >= base for words in self.entered)
 
     def compare(self, active: ActiveCall) -> None:
-        """Compare this rank's hello with those that have arrived.
-
-        Raises:
-            MismatchError: the ranks made different calls.
-
-        """
+        """Compare this rank's hello with those that have arrived, or raise MismatchError."""
         epoch, mine = active.epoch, active.prepared.signature
         at, base, entered = (
             self.shared_state.signature_at(epoch),

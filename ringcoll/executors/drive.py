@@ -31,13 +31,7 @@ def run_rows(
     notify: Callable[[int], None] | None,
     fence: Fence | None,
 ) -> None:
-    """Run one lane to its end.
-
-    Args:
-        base: the call's epoch << 32, added to every count.
-        notify: wakes a rank after its flag was set; None where it polls.
-
-    """
+    """Run one lane to its end; ``base``, the call's epoch << 32, is added to every count."""
     spins = SPINS if notify is None else 0
     for waits, work, signals in rows:
         for words, at, count in waits:
@@ -190,10 +184,7 @@ def steps(lanes: list[Lane]) -> Task:
 
 
 def drive(tasks: list[Task], idle: Idle) -> None:
-    """Run tasks in turns on this thread: calls of several ranks, or several pairs of one rank.
-
-    An exception of one task ends all: the caller aborts the others.
-    """
+    """Run tasks in turns on this thread; an exception of one ends all: the caller aborts them."""
     blocked: list[tuple[Task, Pause]] = []
     for task in tasks:
         pause = next(task, None)

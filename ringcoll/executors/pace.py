@@ -30,16 +30,10 @@ then the call's own deadline says so."""
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """What the links between ranks carry.
+    """What the links between ranks carry."""
 
-    Args:
-        bandwidth: B, bytes/s of each port or link.
-        alpha: seconds that each message occupies it beside its bytes.
-
-    """
-
-    bandwidth: float
-    alpha: float = 0.0
+    bandwidth: float  # bytes/s of each port or link
+    alpha: float = 0.0  # seconds that each message occupies it beside its bytes
     links: PacedLinks = "switch"
 
     def __post_init__(self) -> None:
@@ -56,13 +50,7 @@ Word = tuple[Times, int]
 
 
 class Transfer:
-    """The work of a row over paced links: called, it does it and says when the row is over.
-
-    Args:
-        busy: of each port, for how many seconds the row occupies it.
-        ready: when the row could have begun, if that was before it is called.
-
-    """
+    """The work of a row over paced links: called, it does it and says when the row is over."""
 
     __slots__ = ("_busy", "_lock", "_work", "ready")
 

@@ -56,12 +56,7 @@ class ActivePairCall:
 
 
 class Pairs:
-    """One rank's halves of all its pairs.
-
-    Args:
-        pacer: wraps rows that cross ranks; None: links run free.
-
-    """
+    """One rank's halves of all its pairs; without a pacer links run free."""
 
     def __init__(
         self,
@@ -173,12 +168,7 @@ class Pairs:
         ]
 
     def compare(self, active: ActivePairCall) -> None:
-        """Compare the peer's hello with this half's, if it has arrived.
-
-        Raises:
-            MismatchError: the ends disagree on count or dtype.
-
-        """
+        """Compare the peer's hello with this half's, if it has arrived."""
         peer, epoch = active.call.peer, active.epoch
         words, at = (
             self.shared_state.words[peer],

@@ -57,35 +57,22 @@ Pacer = Callable[[Callable[[], None], Sequence[tuple[int, int]], int], Callable[
 
 @dataclass(frozen=True, eq=False)
 class Binding:
-    """The addresses of one call's chunks and flags, for one rank.
-
-    Args:
-        user: the flat arrays of INPUT and OUTPUT by (plan rank, buffer), own and peers'.
-        scratch: the bytes of each plan rank's SCRATCH region.
-        slot_bytes: bytes a SCRATCH slot.
-        flag: the words and index where block ``src`` posts to block ``dst`` (their numbers).
-        op: of the call on this rank, None where nothing is reduced.
-        loads: each plan rank's own operator (premul_sum).
-        pacer: wraps the work of a row that crosses ranks; None: links run free.
-        trace: where executed rows are noted; None: nowhere.
-        nodes: the node of each plan rank where there are several; else empty.
-
-    """
+    """The addresses of one call's chunks and flags, for one rank."""
 
     layout: Layout
-    user: Mapping[tuple[int, Buffer], Array]
-    scratch: Sequence[Array]
+    user: Mapping[tuple[int, Buffer], Array]  # flat INPUT and OUTPUT, own and peers'
+    scratch: Sequence[Array]  # bytes of each plan rank's region
     slot_bytes: int
     slots: int
     ranks: Sequence[int]
-    flag: Callable[[int, int], tuple[Any, int]]
+    flag: Callable[[int, int], tuple[Any, int]]  # (src, dst) block: the words and index of the post
     entered: Sequence[tuple[Words, int]]
     dtype: DType
-    op: ReduceOp | None
-    loads: Sequence[ReduceOp]
-    pacer: Pacer | None = None
-    trace: list[TraceEntry] | None = None
-    nodes: Sequence[int] = ()
+    op: ReduceOp | None  # None where nothing is reduced
+    loads: Sequence[ReduceOp]  # each plan rank's own operator (premul_sum)
+    pacer: Pacer | None = None  # None: links run free
+    trace: list[TraceEntry] | None = None  # None: executed rows are not noted
+    nodes: Sequence[int] = ()  # of each plan rank where there are several
     streams: Streams | None = None
     senders: Mapping[Chunk, int] = field(default_factory=dict)
 
@@ -109,12 +96,7 @@ class Binding:
 
 
 def flag_slots(program: Program, most: int = FLAGS) -> dict[tuple[int, int], int]:
-    """A number below ``most`` for each pair of blocks that signals, dense in its pair of ranks.
-
-    Raises:
-        LaunchRefused: more pairs of blocks than there are flag words.
-
-    """
+    """A number below ``most`` for each pair of blocks that signals, dense in its pair of ranks."""
     slots: dict[tuple[int, int], int] = {}
     used: Counter[tuple[int, int]] = Counter()
     blocks = program.blocks

@@ -57,12 +57,7 @@ class Hello:
 
 
 class SharedState:
-    """The segments of all ranks and their layout; constructing it is collective.
-
-    Args:
-        scratch: bytes of SCRATCH a rank.
-
-    """
+    """The segments of all ranks, each with ``scratch`` bytes of SCRATCH; collective."""
 
     def __init__(self, fabric: Fabric, scratch: int) -> None:
         n = fabric.nranks
@@ -105,10 +100,7 @@ class SharedState:
         return self._read_hello(self.words[rank], self.hellos + (epoch & 3) * HELLO_WORDS)
 
     def hello_bytes(self, epoch: int, *, scaled: bool) -> list[bytes]:
-        """The buffers, and factors if ``scaled``, in all ranks' hellos, as bytes to compare.
-
-        0.3 µs a rank; a :class:`Hello` takes 2.
-        """
+        """All hellos' buffers, and factors if ``scaled``: 0.3 µs a rank, a Hello takes 2."""
         first = self.signature_at(epoch) + 2
         last = first + (6 if scaled else 3)
         return [words[first:last].tobytes() for words in self.words]

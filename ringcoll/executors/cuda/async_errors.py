@@ -46,12 +46,7 @@ _EVERY = 0.1
 
 
 class AsyncErrors:
-    """The asynchronous errors of one rank.
-
-    Args:
-        hellos: of the ranks; closed with this.
-
-    """
+    """The asynchronous errors of one rank; closing them closes ``hellos``."""
 
     def __init__(
         self, fabric: Fabric, report: HostMapped, hellos: Hellos, shared_state: SharedState
@@ -172,10 +167,7 @@ def _ll_senders(
 
 
 class Watchdog:
-    """A thread that checks for errors and dead ranks until it is stopped or the executor is gone.
-
-    It logs the first error and aborts the kernels of this rank.
-    """
+    """A thread that logs the first error and aborts this rank's kernels if a rank is dead."""
 
     def __init__(self, fabric: Fabric, executor: CudaExecutor) -> None:
         self._stopped = threading.Event()

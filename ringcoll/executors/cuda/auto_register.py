@@ -55,14 +55,7 @@ _WHAT = "automatically registered memory"
 
 
 class AutoRegister:
-    """The automatic registrations of one communicator; constructing it is collective.
-
-    Its methods are called under the communicator's lock.
-
-    Raises:
-        MachineError: there is no memory for it; on every rank.
-
-    """
+    """Automatic registrations of one communicator, under its lock; constructing is collective."""
 
     def __init__(self, fabric: Fabric, ordinal: int, mappings: Mappings) -> None:
         n = fabric.nranks

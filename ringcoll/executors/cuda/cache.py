@@ -30,38 +30,17 @@ _DIGEST_BYTES = 32
 
 
 def kernel_folder(cache_dir: str | None) -> Path | None:
-    """The folder of compiled kernels.
-
-    Args:
-        cache_dir: the setting, ``RINGCOLL_CACHE_DIR`` included; None is ``ringcoll`` in
-            ``$XDG_CACHE_HOME`` or ``~/.cache``.
-
-    Returns:
-        None where the user has no home.
-
-    """
+    """The folder of compiled kernels: the setting, or the user's cache; None without a home."""
     return user_folder(cache_dir, "kernels")
 
 
 class KernelCache:
-    """Compiles each source once; threads may share it.
-
-    Args:
-        folder: made if it is missing; used if it is the user's own and nobody else may write to it.
-            None keeps cubins in memory only.
-        debug: compile with line numbers, for profilers.
-
-    Attributes:
-        folder: as given; None if it cannot be used, which is logged.
-        compiled: how many cubins were compiled.
-        found: how many were read from the folder.
-
-    """
+    """Compiles each source once; threads may share it. ``debug`` keeps line numbers."""
 
     def __init__(self, folder: Path | None, *, debug: bool = False) -> None:
         self.folder = _usable(folder)
-        self.compiled = 0
-        self.found = 0
+        self.compiled = 0  # cubins
+        self.found = 0  # cubins read from the folder
         self._writable = self.folder is not None
         self._debug = debug
         self._headers = read_headers()
@@ -70,15 +49,7 @@ class KernelCache:
         self._cubins: dict[bytes, bytes] = {}
 
     def get(self, source: str, arch: str) -> bytes:
-        """The cubin of a source: from memory, from the folder, or compiled.
-
-        Args:
-            source: as for :func:`~ringcoll.executors.cuda.compile.compile_kernel`.
-
-        Raises:
-            MachineError: it cannot be compiled here.
-
-        """
+        """The cubin of a source: from memory, from the folder, or compiled."""
         key = self._key(source, arch)
         with self._lock:
             making = self._making.setdefault(key, Lock())
@@ -97,12 +68,7 @@ class KernelCache:
             return cubin
 
     def compile_all(self, sources: Sequence[str], arch: str) -> list[bytes]:
-        """The cubins of many sources, in order, on all cores: NVRTC runs without the GIL.
-
-        Raises:
-            MachineError: one of them cannot be compiled here.
-
-        """
+        """The cubins of many sources, in order, on all cores: NVRTC runs without the GIL."""
         cores = len(os.sched_getaffinity(0))
         with ThreadPoolExecutor(cores, thread_name_prefix="ringcoll-nvrtc") as pool:
             return list(pool.map(lambda source: self.get(source, arch), sources))

@@ -47,13 +47,7 @@ _RINGED = {
 def choose(
     call: Call, resources: Resources, *, mapped: frozenset[Buffer], options: KernelOptions
 ) -> KernelChoice:
-    """The plan, launch and grid of a call.
-
-    Raises:
-        LaunchRefused: the options cannot carry the call.
-        ArgumentError: an option that there is not.
-
-    """
+    """The plan, launch and grid of a call; LaunchRefused if the options cannot carry it."""
     machine = resources.machine
     if machine is None or (machine.all_pairs and machine.channels is None):
         return _choose(call, resources, mapped, options)

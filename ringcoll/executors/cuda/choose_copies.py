@@ -29,13 +29,7 @@ _COPY_ALGORITHMS = {
 def choose_copies(
     call: Call, resources: Resources, mapped: frozenset[Buffer], options: KernelOptions
 ) -> KernelChoice:
-    """The choice for ``engine="copy"``; arguments are those of ``choose``.
-
-    Raises:
-        LaunchRefused: the call or the algorithm has no copies between ranks.
-        ArgumentError: a protocol other than Simple, or an unknown algorithm.
-
-    """
+    """The choice for ``engine="copy"``; arguments and errors are those of ``choose``."""
     workspace, nranks = resources.workspace, resources.nranks
     where = f"{call.collective} on rank {call.rank}: engine='copy'"
     if options.protocol not in (None, "Simple"):

@@ -64,13 +64,7 @@ def ll_protocol(call: Call, nvlink: bool) -> str | None:
 def choose_ll(
     call: Call, resources: Resources, options: KernelOptions, protocol: str
 ) -> KernelChoice:
-    """The choice for LL or LL128; arguments are those of ``choose``.
-
-    Raises:
-        LaunchRefused: the lines do not fit, or the algorithm needs signals of its own.
-        ArgumentError: an unknown algorithm.
-
-    """
+    """The choice for LL or LL128; arguments and errors are those of ``choose``."""
     nranks = resources.nranks
     source = named_plan(call, resources, options, ll_algorithm(call, nranks, protocol))
     launch = Launch(protocol=protocol, mapped=frozenset(), in_place=in_place(call))

@@ -56,13 +56,7 @@ _WINDOW = 2
 def choose_simple(
     call: Call, resources: Resources, mapped: frozenset[Buffer], options: KernelOptions
 ) -> KernelChoice:
-    """The choice for protocol Simple; arguments are those of ``choose``.
-
-    Raises:
-        LaunchRefused: too large for SCRATCH, the CUDA blocks or the parameters of a launch.
-        ArgumentError: an unknown algorithm.
-
-    """
+    """The choice for protocol Simple; arguments and errors are those of ``choose``."""
     if options.hellos_decide and not COLLECTIVES[call.collective].has_root:
         return _choose_dual(call, resources, options)
     workspace, nranks = resources.workspace, resources.nranks

@@ -33,12 +33,7 @@ def arch_of(major: int, minor: int) -> str:
 
 
 def flags(arch: str, *, debug: bool = False) -> tuple[str, ...]:
-    """The options of NVRTC: IEEE 754 arithmetic, nothing fused and no denormal flushed.
-
-    Args:
-        debug: keep line numbers, for profilers.
-
-    """
+    """The options of NVRTC: IEEE 754 arithmetic, nothing fused and no denormal flushed."""
     return (
         f"-arch={arch}",
         "-std=c++17",
@@ -56,12 +51,7 @@ def read_headers(folder: Path = _KERNELS) -> dict[str, bytes]:
 
 
 def nvrtc_version() -> tuple[int, int]:
-    """NVRTC's major and minor number.
-
-    Raises:
-        MachineError: CuPy or NVRTC is missing; the message says what to install.
-
-    """
+    """NVRTC's major and minor number; the MachineError without it says what to install."""
     major, minor = _nvrtc().getVersion()
     return int(major), int(minor)
 
@@ -74,20 +64,7 @@ def compile_kernel(
     headers: Mapping[str, bytes] | None = None,
     debug: bool = False,
 ) -> bytes:
-    """Compile a kernel; other threads run meanwhile.
-
-    Args:
-        headers: as :func:`read_headers` returns them; None reads them.
-        debug: keep line numbers, for profilers.
-
-    Returns:
-        The cubin.
-
-    Raises:
-        MachineError: CuPy or NVRTC is missing, NVRTC does not know the architecture, or the source
-            does not compile; then the message holds the compiler's.
-
-    """
+    """The cubin of a kernel; other threads run meanwhile. An error holds the compiler's text."""
     nvrtc = _nvrtc()
     _check_arch(nvrtc, arch)
     if headers is None:

@@ -44,12 +44,7 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """The gates and copies of a call on one device.
-
-    Args:
-        rows: gates and copies in the order of the plan.
-
-    """
+    """The gates and copies of a call on one device; ``rows`` are in the order of the plan."""
 
     lanes: int
     enter: tuple[CopyGate, ...]
@@ -104,15 +99,7 @@ def schedule(
     local: Sequence[Addresses],
     replicas: int,
 ) -> Schedule:
-    """What one device is given for a call.
-
-    Args:
-        replicas: CUDA blocks for each block of the kernel beside the lanes.
-
-    Raises:
-        LaunchRefused: its slices do not fit SCRATCH, or too many blocks signal.
-
-    """
+    """What one device is given for a call; the kernel beside the lanes has ``replicas``."""
     writer = Writer(program, layout, dtype, workspace, local, kernel_part(program, workspace))
     here = {at.rank: at for at in local}
     lanes = [
@@ -175,14 +162,7 @@ def _order(plan: Plan, launch: Launch, program: Program) -> Iterator[tuple[int, 
 
 
 class _Aside:
-    """Copies without dependencies, on a lane of their own.
-
-    Such is a rank's copy from its INPUT to its OUTPUT, where no other step touches either.
-
-    Args:
-        program: whose copies.
-
-    """
+    """Copies from INPUT to OUTPUT that no other step touches, on a lane of their own."""
 
     def __init__(self, program: Program, lane: int) -> None:
         self.lane, self._cell = lane, program.collective.cell

@@ -18,12 +18,7 @@ GATE_THREADS = 128
 
 @dataclass(frozen=True, slots=True)
 class CopyGate:
-    """A kernel of one block that waits and signals.
-
-    Args:
-        lane: the stream; 0 is the caller's.
-
-    """
+    """A kernel of one block that waits and signals on a lane; lane 0 is the caller's stream."""
 
     lane: int
     at: Addresses

@@ -40,12 +40,7 @@ class Streams:
         self._end.atexit = False
 
     def warm(self, source: int, targets: Sequence[int]) -> None:
-        """Copy a little to every rank: the driver's first copy to a device may synchronize.
-
-        Args:
-            source: of 256 bytes, of this device.
-
-        """
+        """Copy 256 bytes to every rank: the driver's first copy to a device may synchronize."""
         with on(self._ordinal) as cuda:
             for target in targets:
                 # A workspace may be pinned host memory: the driver infers the direction.
@@ -76,12 +71,7 @@ def _destroy(ordinal: int, made: Sequence[Lane]) -> None:
 
 
 class CopyLaunch:
-    """A call of the ranks of one device, ready to be enqueued.
-
-    Args:
-        kernel: of the blocks that are no lanes, or None.
-
-    """
+    """A call of the ranks of one device; ``kernel`` runs the blocks that are no lanes."""
 
     def __init__(
         self,
@@ -114,12 +104,7 @@ class CopyLaunch:
         self._leave = [bound(row) for row in found.leave]
 
     def launch(self, stream: int) -> None:
-        """Enqueue on a stream of the current device, and on streams that fork from it and join it.
-
-        Raises:
-            ArgumentError: a graph is being captured that could not be replayed safely.
-
-        """
+        """Enqueue on a stream of the current device and on streams that fork from it and join."""
         for part in self.parts(stream):
             part()
 
@@ -182,12 +167,7 @@ def copy_launch(
     load: Callable[[str], int],
     streams: Streams,
 ) -> CopyLaunch:
-    """The launch of a call of copy engines.
-
-    Raises:
-        LaunchRefused: a kernel would carry too much.
-
-    """
+    """The launch of a call of copy engines; LaunchRefused if a kernel would carry too much."""
     program, layout, nranks = choice.program, choice.layout, choice.plan.nranks
     header = replace(header, total=True)  # the first gates have heard that all have entered
     found = schedule(

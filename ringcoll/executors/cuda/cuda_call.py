@@ -14,40 +14,27 @@ from ringcoll.executors.cuda.params import Addresses
 
 @dataclass(slots=True, eq=False)
 class CudaCall:
-    """A checked call of one rank and its launch without a stream.
-
-    Args:
-        signature_text: what the ranks must agree on; ``signature`` is its digest in 32 bits.
-        timeout: seconds that a wait of its kernels may take.
-        launchable: None where ranks share a launch.
-
-    """
+    """A checked call of one rank and its launch without a stream."""
 
     call: Call
     choice: KernelChoice
-    signature_text: str
-    signature: int
+    signature_text: str  # what the ranks must agree on
+    signature: int  # its digest in 32 bits
     number: int
     slot: int
-    timeout: float
+    timeout: float  # seconds that a wait of its kernels may take
     at: Addresses
     changes: int
-    launchable: Launchable | CopyLaunch | None
+    launchable: Launchable | CopyLaunch | None  # None where ranks share a launch
 
 
 @dataclass(frozen=True, slots=True)
 class StreamCall:
-    """A prepared call and its stream.
-
-    Args:
-        stream: its handle.
-        owned: whether the caller keeps the stream alive until the next call.
-
-    """
+    """A prepared call and its stream."""
 
     ready: Any
     stream: int
-    owned: bool = True
+    owned: bool = True  # whether the caller keeps the stream alive until the next call
 
     @property
     def timeout(self) -> float:

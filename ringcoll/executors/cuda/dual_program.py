@@ -31,12 +31,7 @@ _PADDING = 16
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One of the programs.
-
-    Args:
-        replicas: CUDA blocks for each block of it.
-
-    """
+    """One of the programs; each block of it has ``replicas`` CUDA blocks."""
 
     program: Program
     layout: Layout
@@ -97,12 +92,7 @@ def dual_body(
 
 @lru_cache(maxsize=256)
 def fits_dual(staged: Program, direct: Program, *, scales: bool, together: int) -> bool:
-    """Whether a launch can carry both programs, for any of the ranks.
-
-    Args:
-        together: ranks that one launch carries, at most.
-
-    """
+    """Whether a launch of at most ``together`` ranks can carry both programs, for any of them."""
     try:
         longest = _longest((staged, direct), scales)
     except LaunchRefused:  # too many blocks signal

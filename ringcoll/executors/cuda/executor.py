@@ -64,14 +64,7 @@ _numbers = itertools.count(1)
 
 
 class CudaExecutor:
-    """One rank's side of the collectives of one communicator on GPUs.
-
-    Making one is collective.
-
-    Args:
-        memory: of a :class:`Workspace` on every rank; closed with the executor.
-
-    """
+    """One rank's collectives on GPUs; it owns ``memory``, and constructing it is collective."""
 
     def __init__(
         self,
@@ -149,13 +142,7 @@ class CudaExecutor:
     # -- a call --------------------------------------------------------------------------------
 
     def prepare(self, call: Call, options: KernelOptions, timeout: float) -> CudaCall:
-        """Choose, compile and load: all work of a call but its launch.
-
-        Args:
-            call: checked; its arrays are views of device memory and must not be read.
-            timeout: seconds that a wait of its kernels may take.
-
-        """
+        """Choose, compile and load: all work of a call but its launch. No array is read."""
         hello = (
             self._mapped_address(call.send, options.hellos_decide),
             self._mapped_address(call.recv, options.hellos_decide),
@@ -411,12 +398,7 @@ class CudaExecutor:
         )
 
     def synchronize(self) -> None:
-        """Wait for the last call; its kernels end by their own deadline.
-
-        Raises:
-            MachineError: the device has failed.
-
-        """
+        """Wait for the last call; its kernels end by their own deadline."""
         self.stream_order.synchronize()
 
     def close(self) -> None:

@@ -51,12 +51,7 @@ class Hellos:
 
 
 def find_mismatch(data: bytes, nranks: int, rank: int) -> Report | None:
-    """The report of a kernel that compared these hellos.
-
-    Args:
-        data: the hellos of an :class:`Workspace`; a line is {signature, epoch, launch, epoch}.
-
-    """
+    """The report of a kernel that compared these {signature, epoch, launch, epoch} lines."""
     lines = np.frombuffer(data, np.uint32).reshape(HELLO_SLOTS, nranks, HELLO_LINES, 4)[:, :, 0]
     found: list[Report] = []
     for slot in lines:

@@ -31,10 +31,7 @@ _ALIGN = 16
 
 @dataclass(frozen=True, slots=True)
 class NamedPlan:
-    """An algorithm's plan with its name, "" for a user's, and the rings along which it runs.
-
-    ``channels`` is None where the algorithm takes no rings, or one in rank order.
-    """
+    """An algorithm's plan; its name is "" for a user's, ``channels`` None without rings."""
 
     plan: Plan
     algorithm: str = ""
@@ -49,12 +46,7 @@ class NamedPlan:
 
 
 def named_plan(call: Call, resources: Resources, options: KernelOptions, default: str) -> NamedPlan:
-    """The plan of a user's algorithm, or of a built-in one.
-
-    Raises:
-        ArgumentError: the collective has no such algorithm, or the algorithm no rings.
-
-    """
+    """The plan of a user's algorithm, or of a built-in one."""
     if options.plan is not None:
         return NamedPlan(options.plan)
     where, names = f"{call.collective} on rank {call.rank}", ALGORITHMS[call.collective]
@@ -82,30 +74,19 @@ def in_place(call: Call) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class KernelChoice:
-    """The plan, launch, layout and grid of a call.
-
-    Args:
-        replicas: CUDA blocks for each block of the program.
-        blocks: CUDA blocks a rank.
-        engine: "copy": copy engines run the lanes of copies, the CUDA blocks the others.
-        direct: runs instead if the hellos name all buffers that decide; see
-            :mod:`ringcoll.executors.cuda.dual_program`.
-        source: the plan with its name and its rings; None: the plan alone is known.
-        why: the timing model's reasons, where a machine's links decide.
-
-    """
+    """The plan, launch, layout and grid of a call."""
 
     plan: Plan
     program: Program
     launch: Launch
     layout: Layout
-    replicas: int
-    blocks: int
+    replicas: int  # CUDA blocks for each block of the program
+    blocks: int  # CUDA blocks a rank
     threads: int
-    engine: str = "sm"
-    direct: KernelChoice | None = None
+    engine: str = "sm"  # "copy": copy engines run the lanes of copies
+    direct: KernelChoice | None = None  # runs if the hellos name all buffers that decide
     source: NamedPlan | None = None
-    why: tuple[str, ...] = field(default=(), compare=False)
+    why: tuple[str, ...] = field(default=(), compare=False)  # of the timing model
 
     @property
     def variants(self) -> tuple[KernelChoice, ...]:

@@ -11,22 +11,13 @@ from ringcoll.plan import Plan
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What the ranks of a communicator have for a call, the same on all of them.
-
-    Args:
-        workspace: holds LL lines and SCRATCH.
-        blocks: CUDA blocks a rank that are resident at the same time.
-        nvlink: whether NVLink joins all ranks, which LL128 requires.
-        together: the most ranks that share a launch.
-        machine: its links and rings; None: all pairs are alike.
-
-    """
+    """What the ranks of a communicator have for a call, the same on all of them."""
 
     workspace: Workspace
-    blocks: int
-    nvlink: bool
-    together: int = 1
-    machine: Machine | None = None
+    blocks: int  # CUDA blocks a rank that are resident at the same time
+    nvlink: bool  # whether it joins all ranks, which LL128 requires
+    together: int = 1  # the most ranks that share a launch
+    machine: Machine | None = None  # its links and rings; None: all pairs are alike
 
     @property
     def nranks(self) -> int:
@@ -36,21 +27,14 @@ class Resources:
 
 @dataclass(frozen=True, slots=True)
 class KernelOptions:
-    """The options of a call that decide what runs; None leaves it to the library.
-
-    Args:
-        blocks: CUDA blocks a rank, at most.
-        ordered: only algorithms that sum in rank order.
-        hellos_decide: the launch carries two programs, of which the hellos select one.
-
-    """
+    """The options of a call that decide what runs; None leaves it to the library."""
 
     algorithm: str | None = None
     protocol: str | None = None
     slices: int | None = None
-    blocks: int | None = None
+    blocks: int | None = None  # CUDA blocks a rank, at most
     plan: Plan | None = None
     engine: str | None = None
     channels: int | None = None
-    ordered: bool = False
-    hellos_decide: bool = False
+    ordered: bool = False  # only algorithms that sum in rank order
+    hellos_decide: bool = False  # the launch carries two programs; the hellos select one

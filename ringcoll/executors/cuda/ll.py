@@ -34,17 +34,12 @@ CHUNKS = 32
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Consecutive rows of one shape, none of which depends on another.
-
-    Args:
-        raw: bit k says that source k is a contribution yet to be loaded.
-
-    """
+    """Consecutive rows of one shape, none of which depends on another."""
 
     rows: int
     reduces: bool
     final: bool
-    raw: int
+    raw: int  # bit k: source k is a contribution yet to be loaded
     srcs: tuple[Kind, ...]
     dsts: tuple[Kind, ...]
     owned: bool = False
@@ -154,16 +149,7 @@ def ll_body(
     *,
     lanes: int,
 ) -> Body:
-    """Text and words for the ranks of one launch.
-
-    Args:
-        op: of the call; None where nothing is reduced.
-        lanes: threads that share a line.
-
-    Raises:
-        LaunchRefused: a step has too many chunks, or the lines do not fit.
-
-    """
+    """Text and words for the ranks of one launch; ``lanes`` threads share a line."""
     ll_layout = LLLayout(dtype, lanes)
     need = ll_scratch_bytes(program, layout, ll_layout)
     half = workspace.line_half if lanes == 1 else workspace.wide_half

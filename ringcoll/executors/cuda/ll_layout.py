@@ -32,12 +32,7 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class LLLayout:
-    """The packs and lines of one element type.
-
-    Args:
-        lanes: threads that share a line.
-
-    """
+    """The packs and lines of one element type; ``lanes`` threads share a line."""
 
     dtype: DType
     lanes: int

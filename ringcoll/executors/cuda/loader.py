@@ -69,7 +69,6 @@ class DeferredLoader(Loader):
     """Defers loading until no call is under way that a thread of this process must carry on.
 
     Loading may synchronize with the device while it holds the GIL, which that thread needs.
-
     """
 
     def __init__(self, loader: Loader, settle: Callable[[], None]) -> None:
@@ -88,13 +87,7 @@ class DeferredLoader(Loader):
 
 @dataclass(slots=True, eq=False)
 class Launchable:
-    """A kernel with its grid and parameter, without a stream.
-
-    Args:
-        blocks: CUDA blocks a rank.
-        parameter: the bytes of ``Args``.
-
-    """
+    """A kernel with its grid, ``blocks`` a rank, and the bytes of ``Args``, without a stream."""
 
     function: int
     blocks: int

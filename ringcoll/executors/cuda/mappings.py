@@ -38,12 +38,7 @@ class Mappings:
         return self.pointer + (mapping * self._nranks + rank) * 8
 
     def update(self) -> None:
-        """Write the rows of symmetric memory if it has changed; before a launch reads them.
-
-        Raises:
-            OutOfMemory: there are more blocks than the table has rows.
-
-        """
+        """Write the rows of symmetric memory if it has changed; before a launch reads them."""
         if self._changes == self._symmetric.changes:
             return
         changes = self._symmetric.changes

@@ -22,64 +22,40 @@ LARGEST = 32_764
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """The device addresses that a rank's kernel needs, on its own GPU.
-
-    Args:
-        mappings: table of the blocks of symmetric memory; 0 without mapped buffers.
-        hello: its INPUT and OUTPUT in symmetric memory, mapping << 48 | offset; 0 outside of it.
-        user: its INPUT and OUTPUT; 0 without.
-        factor: bytes of its factor in the accumulator's type; empty without.
-        peer_buffers: every rank's INPUT, and OUTPUT, for copy engines; else empty.
-        trace: its record of executed rows; 0 without.
-        launch: the number under which the host keeps this rank's call, 32 bits.
-
-    """
+    """The device addresses that a rank's kernel needs, on its own GPU; 0 or empty without."""
 
     rank: int
     workspaces: tuple[int, ...]
     report: int
-    mappings: int = 0
-    hello: tuple[int, int] = (0, 0)
-    user: tuple[int, int] = (0, 0)
-    factor: bytes = b""
-    peer_buffers: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
-    trace: int = 0
-    launch: int = 0
+    mappings: int = 0  # table of the blocks of symmetric memory
+    hello: tuple[int, int] = (0, 0)  # INPUT, OUTPUT: mapping << 48 | offset
+    user: tuple[int, int] = (0, 0)  # INPUT, OUTPUT
+    factor: bytes = b""  # in the accumulator's type
+    peer_buffers: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())  # for copy engines
+    trace: int = 0  # its record of executed rows
+    launch: int = 0  # the number under which the host keeps this rank's call, 32 bits
 
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """Source text, and words for each rank that one launch carries.
-
-    Args:
-        half: bytes between the halves of the protocol's SCRATCH.
-
-    """
+    """Source text, and words for each rank that one launch carries."""
 
     text: str
     words: tuple[tuple[int, ...], ...]
     programs: tuple[int, ...]
     packs: int
-    half: int
+    half: int  # bytes between the halves of the protocol's SCRATCH
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The parameters that do not depend on the program.
+    """The parameters that do not depend on the program."""
 
-    Args:
-        timeout: seconds that a wait may take.
-        signature: of the call, 32 bits.
-        mapped: whether steps access peers' INPUT or OUTPUT: then all hellos are read first.
-        replicas: CUDA blocks for each block of the program.
-
-    """
-
-    timeout: float
-    signature: int
+    timeout: float  # seconds that a wait may take
+    signature: int  # of the call, 32 bits
     total: bool
-    mapped: bool
-    replicas: int
+    mapped: bool  # steps access peers' INPUT or OUTPUT: all hellos are read first
+    replicas: int  # CUDA blocks for each block of the program
 
 
 def factor_bytes(op: ReduceOp | None, dtype: DType) -> bytes:
@@ -105,16 +81,7 @@ def launch_bytes(nranks: int, words: int, local: int) -> int:
 
 
 def pack(body: Body, header: Header, progress: int, local: Sequence[Addresses]) -> bytes:
-    """``Args`` of ``kernels/program.cuh``.
-
-    Args:
-        progress: offset of the ``Progress`` words in a workspace.
-        local: of the ranks that the launch carries, in the order of ``body.words``.
-
-    Raises:
-        LaunchRefused: it is larger than :data:`LARGEST`.
-
-    """
+    """``Args`` of ``kernels/program.cuh``, at most LARGEST bytes, of ranks as in ``words``."""
     forever = header.timeout > 1e9
     parts = [
         _HEAD.pack(

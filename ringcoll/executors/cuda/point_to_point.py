@@ -41,21 +41,13 @@ _BYTE = dtype_of("uint8")
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One call of a half.
-
-    Args:
-        address: of the bytes to send or to receive into.
-        signature_text: what both ends must agree on.
-        record: the number under which the host keeps it.
-        target: of a local copy, the destination.
-
-    """
+    """One call of a half."""
 
     address: int
     nbytes: int
-    signature_text: str = ""
-    record: int = 0
-    target: int = 0
+    signature_text: str = ""  # what both ends must agree on
+    record: int = 0  # the number under which the host keeps it
+    target: int = 0  # of a local copy, the destination
 
     @property
     def signature(self) -> int:
@@ -99,15 +91,7 @@ def _replicas(nbytes: int, workspace: Workspace) -> int:
 
 
 def shared_out(halves: Sequence[Half], workspace: Workspace, most: int, where: str) -> list[int]:
-    """CUDA blocks of each half: as many as it has replicas, if there are enough for all.
-
-    Args:
-        most: CUDA blocks that are sure to run at the same time.
-
-    Raises:
-        LaunchRefused: more halves than blocks.
-
-    """
+    """CUDA blocks of each half, ``most`` together: one for each replica if there are enough."""
     wanted = [_replicas(half.nbytes, workspace) for half in halves]
     left = most - len(halves)
     if left < 0:
@@ -130,12 +114,7 @@ def pairs_body(
     halves: Sequence[Sequence[Half]],
     blocks: Sequence[Sequence[int]],
 ) -> Body:
-    """Text and words for the ranks of one launch.
-
-    Args:
-        blocks: CUDA blocks of each half, from :func:`shared_out`.
-
-    """
+    """Text and words for the ranks of one launch; ``blocks`` are those of :func:`shared_out`."""
     rows = [
         _rank(workspace, at, own, given)
         for at, own, given in zip(local, halves, blocks, strict=True)
@@ -202,12 +181,7 @@ def _block(workspace: Workspace, at: Addresses, half: Half, message: Message) ->
 
 
 class _HalfWriter(Writer):
-    """Writes the words of one end of a pair, whose ranks are 0 and 1 in the plan.
-
-    Args:
-        layout: in bytes.
-
-    """
+    """Writes the words of one end of a pair, whose ranks are 0 and 1 in the plan."""
 
     def __init__(
         self,

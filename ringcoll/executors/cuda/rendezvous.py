@@ -19,17 +19,12 @@ _Pair = tuple[int, int]
 
 
 class End(NamedTuple):
-    """One rank's end of a message between two ranks that share a GPU.
-
-    Args:
-        waits: whether it is a send that cannot end before its receive begins.
-
-    """
+    """One rank's end of a message between two ranks that share a GPU."""
 
     sender: int
     receiver: int
     sends: bool
-    waits: bool = False
+    waits: bool = False  # a send that cannot end before its receive begins
 
     @property
     def own(self) -> int:
@@ -53,12 +48,7 @@ class Bundle(Generic[M]):
 
 
 class Rendezvous(Generic[M]):
-    """The ranks of one communicator that live on one device of this process.
-
-    Args:
-        wake: wakes the thread of a rank that waits for its launch; None where threads poll.
-
-    """
+    """The ranks of one communicator on one device; ``wake`` is None where threads poll."""
 
     def __init__(self, wake: Callable[[int], None] | None = None) -> None:
         self._lock, self._wake = threading.Lock(), wake
@@ -66,12 +56,7 @@ class Rendezvous(Generic[M]):
         self._sent, self._received = Counter[_Pair](), Counter[_Pair]()
 
     def submit(self, bundle: Bundle[M], launch: Callable[[Sequence[M]], None]) -> None:
-        """Submit a bundle and launch all bundles that can now end.
-
-        Args:
-            bundle: of one rank, or of several by one thread; a rank waits for its last one.
-
-        """
+        """Submit a rank's bundle, or several ranks' by one thread; launch all that can now end."""
         launched: list[Bundle[M]] = []
         with self._lock:
             self._waiting.append(bundle)

@@ -22,23 +22,14 @@ ABORT = 24
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A kernel's report.
+    """A kernel's report."""
 
-    Args:
-        kind: why the kernel failed; 0: it did not.
-        peer: the rank for which it waited, or the number of the source or signal.
-        epoch: the call's number.
-        launch: the peer's number of its different call.
-        own: this rank's number of the call; 0 where it is not known.
-
-    """
-
-    kind: int
-    peer: int
-    epoch: int
+    kind: int  # why the kernel failed; 0: it did not
+    peer: int  # the rank for which it waited, or the number of the source or signal
+    epoch: int  # the call's number
     step: int
-    launch: int
-    own: int = 0
+    launch: int  # the peer's number of its different call
+    own: int = 0  # this rank's number of the call; 0 where it is not known
     peers: tuple[int, ...] = ()
 
     @property
@@ -62,12 +53,7 @@ def read(memory: memoryview) -> Report | None:
 
 
 def with_peers(report: Report, senders: Callable[[int, int], Sequence[int]]) -> Report:
-    """A report that names ranks where the kernel could only number sources or signals.
-
-    Args:
-        senders: (step, number) -> the ranks that send it.
-
-    """
+    """A report with ranks where the kernel gave numbers: (step, number) -> those that send it."""
     if report.source is None:
         return report
     return replace(report, peers=tuple(senders(report.step, report.source)))
@@ -76,13 +62,7 @@ def with_peers(report: Report, senders: Callable[[int, int], Sequence[int]]) -> 
 def error_of(
     report: Report, rank: int, last: str, timeout: float, text_of: Callable[[int, int], str]
 ) -> Error:
-    """The error to raise.
-
-    Args:
-        timeout: of its waits, in seconds.
-        text_of: (rank, launch) -> that rank's call, in words.
-
-    """
+    """The error to raise; ``text_of`` says a (rank, launch)'s call in words."""
     if report.of_pair:
         return _error_of_pair(report, rank, timeout, text_of)
     where = f"call {report.epoch} on rank {rank}"

@@ -40,22 +40,14 @@ _Record = tuple[SharedState, int, str]
 
 @dataclass(frozen=True, slots=True)
 class PairCalls(GroupCall):
-    """Sends and receives of one rank that are launched together.
-
-    Args:
-        calls: checked; their arrays are views of device memory that nobody reads here.
-        timeout: seconds that a wait of their kernel may take.
-        owned: whether the caller keeps the stream alive until the next call.
-        most: CUDA blocks, at most; None: what the device has for a rank.
-
-    """
+    """Sends and receives of one rank that are launched together."""
 
     pairs: CudaPairs
-    calls: tuple[Call, ...]
+    calls: tuple[Call, ...]  # their arrays are views of device memory, never read here
     stream: int
-    timeout: float
-    owned: bool = True
-    most: int | None = None
+    timeout: float  # seconds that a wait of their kernel may take
+    owned: bool = True  # whether the caller keeps the stream alive until the next call
+    most: int | None = None  # CUDA blocks; None: what the device has for a rank
 
     @staticmethod
     def tasks(calls: Sequence[GroupCall]) -> list[Task]:
@@ -120,12 +112,7 @@ class Member:
 
 
 class CudaPairs:
-    """One rank's sends and receives.
-
-    Args:
-        executor: of the rank's collectives; its workspace, report and streams are shared.
-
-    """
+    """One rank's sends and receives, with the workspace, report and streams of ``executor``."""
 
     def __init__(self, executor: CudaExecutor) -> None:
         self.executor, self.rank = executor, executor.rank

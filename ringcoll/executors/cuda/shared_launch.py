@@ -28,12 +28,7 @@ class PendingLaunch(Generic[R]):
 
 
 class SharedLaunch(Generic[R]):
-    """The ranks of one communicator that live on one device of this process.
-
-    Args:
-        wake: wakes the thread of a rank that waits for its launch; None where threads poll.
-
-    """
+    """The ranks of one communicator on one device; ``wake`` is None where threads poll."""
 
     def __init__(
         self,

@@ -28,12 +28,7 @@ def copied_buffers(choice: KernelChoice, hello: tuple[int, int]) -> tuple[int, i
 def peer_addresses(
     known: tuple[int, int], symmetric: CudaSymmetricMemory, nranks: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Every rank's INPUT and OUTPUT in this rank's address space; () of a word that is 0.
-
-    Args:
-        known: from :func:`copied_buffers`; ranks agree on it before anything is copied.
-
-    """
+    """Every rank's INPUT and OUTPUT in this rank's address space; () of a word that is 0."""
     send, recv = (
         tuple(
             symmetric.peer_pointer(rank, word >> OFFSET_BITS, word & OFFSETS)

@@ -33,18 +33,12 @@ _HERE, _SCRATCH, _PEER = range(3)
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """The shape of a row's data movement.
-
-    Args:
-        raw: bit k says that source k is a contribution yet to be loaded.
-        wide: bit k says that source k is kept in the accumulator's type.
-
-    """
+    """The shape of a row's data movement."""
 
     reduces: bool
     final: bool
-    raw: int
-    wide: int
+    raw: int  # bit k: source k is a contribution yet to be loaded
+    wide: int  # bit k: source k is kept in the accumulator's type
     wide_dst: bool
     srcs: int
     dsts: int
@@ -57,18 +51,11 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class KernelPart:
-    """The blocks of a call that a kernel runs beside copy engines: see :mod:`.copies`.
+    """The blocks of a call that a kernel runs beside copy engines: see :mod:`.copies`."""
 
-    Args:
-        blocks: of the program, by number.
-        scratch: offset of SCRATCH in a workspace.
-        room: bytes of it.
-
-    """
-
-    blocks: frozenset[int]
-    scratch: int
-    room: int
+    blocks: frozenset[int]  # of the program, by number
+    scratch: int  # offset of SCRATCH in a workspace
+    room: int  # bytes of it
 
 
 def move_of(row: Row, dtype: DType) -> Move | None:
@@ -116,16 +103,7 @@ def simple_body(
     *,
     kernel_part: KernelPart | None = None,
 ) -> Body:
-    """Text and words for the ranks of one launch.
-
-    Args:
-        op: of the call; None where nothing is reduced.
-        kernel_part: None: the whole call.
-
-    Raises:
-        LaunchRefused: its slices do not fit SCRATCH, or too many blocks signal.
-
-    """
+    """Text and words for the ranks of one launch: the whole call, or the part of a kernel."""
     scales = op is not None and op.scales
     writer = Writer(program, layout, dtype, workspace, local, kernel_part, scales=scales)
     words = padded([writer.rank(at) for at in local])
@@ -143,15 +121,7 @@ def simple_body(
 
 
 class Writer:
-    """Writes the words of ranks.
-
-    Args:
-        kernel_part: None: the whole call.
-
-    Raises:
-        LaunchRefused: its slices do not fit SCRATCH, or too many blocks signal.
-
-    """
+    """Writes the words of ranks: the whole call, or the part of a kernel."""
 
     def __init__(
         self,
@@ -313,12 +283,7 @@ class _Pairs:
 def simple_text(
     names: tuple[str, str], nranks: int, words: int, local: int, moves: Sequence[Move], entry: str
 ) -> str:
-    """What NVRTC compiles.
-
-    Args:
-        moves: of all rows, in the order in which the rows number them.
-
-    """
+    """What NVRTC compiles; ``moves`` are of all rows, in the order of their numbers."""
     (dtype, op), at = names, "local_index()" if local > 1 else "0"
     return kernel_text(
         "simple",

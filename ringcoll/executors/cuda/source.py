@@ -57,16 +57,7 @@ def kernel_text(
     body: str,
     declarations: Sequence[str] = (),
 ) -> str:
-    """What NVRTC compiles.
-
-    Args:
-        header: of the kernels' folder, without ".cuh".
-        constants: become ``RC_`` macros.
-        bounds: the launch bounds.
-        body: of the kernel, whose parameter is ``args``.
-        declarations: stand before the kernel.
-
-    """
+    """What NVRTC compiles: a header of the kernels' folder, ``RC_`` macros and one kernel."""
     return "\n".join(
         [
             *(f"#define RC_{name} {value}" for name, value in constants.items()),

@@ -170,12 +170,7 @@ class StreamOrder:
         self._end = Event(self._ordinal, stream)
 
     def refuse_capture(self, what: str) -> None:
-        """Refuse to wait for a stream that is being captured: that would end the capture.
-
-        Raises:
-            LaunchRefused: the last call's stream is; nothing has happened to it.
-
-        """
+        """Refuse, before anything, to wait for a captured stream: that would end the capture."""
         self._refuse_capture(self.stream, what)
 
     def _refuse_capture(self, stream: int | None, what: str) -> None:
@@ -189,13 +184,7 @@ class StreamOrder:
                 )
 
     def synchronize(self) -> None:
-        """Wait for the last call; its kernels end by their own deadline.
-
-        Raises:
-            LaunchRefused: its stream is being captured.
-            MachineError: the device has failed.
-
-        """
+        """Wait for the last call, unless it is captured; its kernels end by their own deadline."""
         end, stream = self._end, self.stream  # this rank's thread may go on while another waits
         self._refuse_capture(stream, "synchronize")
         self._eager = False  # of what has ended a capture hides nothing

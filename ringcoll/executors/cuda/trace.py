@@ -42,19 +42,13 @@ _BYTES = 32 << 20
 
 @dataclass(frozen=True, slots=True)
 class Executed:
-    """A row that a part of a block has executed.
-
-    Args:
-        part: which of the CUDA blocks that share its work; with LL the pack.
-        count: elements that this part has moved.
-
-    """
+    """A row that a part of a block has executed."""
 
     block: Block
-    part: int
+    part: int  # which of the CUDA blocks that share its work; with LL the pack
     step: int
     at: int
-    count: int
+    count: int  # elements that this part has moved
 
 
 def traced(body: Body, local: Sequence[Addresses]) -> Body:
@@ -74,15 +68,7 @@ def head(nbytes: int) -> bytes:
 
 
 def ran(record: bytes, rank: int) -> int:
-    """The index of the program that has run; 1 is the direct one of a dual launch.
-
-    Args:
-        record: its bytes.
-
-    Raises:
-        PlanError: CUDA blocks of the rank have run different ones.
-
-    """
+    """The index of the program that all CUDA blocks have run; 1 is the direct one of two."""
     said = {at for _, step, at, _ in _rows(record) if step == _HELLO}
     if len(said) > 1:
         raise PlanError(f"rank {rank}: its CUDA blocks have run programs {sorted(said)}")
@@ -92,16 +78,7 @@ def ran(record: bytes, rank: int) -> int:
 def executed(
     record: bytes, rank: int, program: Program, launch: Launch, ll_layout: LLLayout, replicas: int
 ) -> list[Executed]:
-    """The rows of one call of a rank, in the order in which they ended.
-
-    Args:
-        record: its bytes.
-        replicas: CUDA blocks for each block of the program.
-
-    Raises:
-        OutOfMemory: rows found no room.
-
-    """
+    """The rows of one call of a rank, in the order in which they ended."""
     rows, room = np.frombuffer(record, HEAD, 1)[0].tolist()
     if rows > room:
         raise OutOfMemory(
@@ -159,12 +136,7 @@ def _rows_of_simple(
 
 
 def summed(rows: Sequence[Executed]) -> list[TraceEntry]:
-    """The trace of each block: the elements of all parts, in the order that all have kept.
-
-    Raises:
-        PlanError: the parts of a block have executed different rows, or in different orders.
-
-    """
+    """The trace of each block: the elements of all parts, in the order that all have kept."""
     parts: dict[tuple[Block, int], list[Executed]] = defaultdict(list)
     for row in rows:
         parts[row.block, row.part].append(row)
@@ -196,13 +168,7 @@ class Recorder:
         return self._memory.pointer
 
     def rows(self, rank: int, choice: KernelChoice, dtype: DType) -> list[TraceEntry]:
-        """The rows of the one call that has ended since the last reading, which clears the record.
-
-        Raises:
-            OutOfMemory: rows found no room.
-            PlanError: CUDA blocks or threads that share rows have not executed the same.
-
-        """
+        """The rows of the one call that has ended since the last reading, which clears them."""
         number, room = np.frombuffer(self._read(HEAD.itemsize), HEAD)[0].tolist()
         record = self._read(HEAD.itemsize + min(number, room) * ROW.itemsize)
         self._clear()

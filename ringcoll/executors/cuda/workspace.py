@@ -34,23 +34,14 @@ _PAGE = 4096
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """Offsets in bytes.
-
-    Args:
-        line_half: bytes of one half of LL's lines.
-        wide_half: bytes of one half of LL128's lines.
-        scratch_half: bytes of one half of SCRATCH.
-        replicas: the most CUDA blocks that a block of a program may have.
-        copied: bytes of the SCRATCH of calls of copy engines.
-
-    """
+    """Offsets in bytes."""
 
     nranks: int
-    line_half: int = 4 << 20
-    wide_half: int = 10 << 20
-    scratch_half: int = 8 << 20
-    replicas: int = 64
-    copied: int = 12 << 20
+    line_half: int = 4 << 20  # one half of LL's lines
+    wide_half: int = 10 << 20  # one half of LL128's lines
+    scratch_half: int = 8 << 20  # one half of SCRATCH
+    replicas: int = 64  # the most CUDA blocks that a block of a program may have
+    copied: int = 12 << 20  # the SCRATCH of calls of copy engines
     zone_bytes: int = 7 << 20
 
     @property

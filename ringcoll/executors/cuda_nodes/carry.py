@@ -45,34 +45,22 @@ Bytes = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """Messages to and from other ranks, through a slot.
-
-    Args:
-        sends: to whom, and which bytes of the slot.
-        into: copies from the device, before them.
-        out: copies to the device, after them.
-
-    """
+    """Messages to and from other ranks, through a slot."""
 
     what: str
-    sends: tuple[tuple[int, Bytes], ...]
+    sends: tuple[tuple[int, Bytes], ...]  # to whom, and which bytes of the slot
     recvs: tuple[tuple[int, Bytes], ...]
-    into: tuple[Move, ...]
-    out: tuple[Move, ...]
+    into: tuple[Move, ...]  # copies from the device, before them
+    out: tuple[Move, ...]  # copies to the device, after them
 
 
 @dataclass(slots=True, eq=False)
 class Flow:
-    """The exchanges of one lane in a call, and how far they have come.
-
-    Args:
-        base: the number of the first one among all that the lane has ever had.
-
-    """
+    """The exchanges of one lane in a call, and how far they have come."""
 
     lane: Lane
     channel: int
-    base: int
+    base: int  # the number of the first exchange among all that the lane has ever had
     exchanges: Sequence[Exchange]
     begun: int = 0
     ended: int = 0
@@ -187,10 +175,7 @@ def _begin(flows: Sequence[Flow], executor: CudaNodesExecutor) -> None:
 
 
 def _awaited(flows: Sequence[Flow]) -> list[int]:
-    """The peers that messages still wait for.
-
-    What has ended meanwhile is let go of first: its peer may have left in good order.
-    """
+    """Let go of what has ended, whose peer may have left, and list the other messages' peers."""
     for flow in flows:
         for part in flow.under_way:
             part[:] = [message for message in part if not message[1].done()]

@@ -102,13 +102,7 @@ class Exchanges:
         sends: Sequence[tuple[int, Array]],
         recvs: Sequence[tuple[int, Array]],
     ) -> Exchange:
-        """The messages of a slice.
-
-        Args:
-            kind: 0: of partial sums; 1: of results.
-            sends: to whom, and which elements of the device; the same may go to several.
-
-        """
+        """The messages of a slice, of partial sums (kind 0) or of results (kind 1)."""
         slot, at = self._lane(kind).slot(number), 0
         ways: list[list[tuple[int, Array]]] = [[], []]
         moves: list[dict[int, Move]] = [{}, {}]

@@ -43,31 +43,21 @@ _SPINS = 50
 
 @dataclass(slots=True, eq=False)
 class CudaNodesCall:
-    """A checked call of one rank that is ready to be enqueued.
-
-    Args:
-        timeout: seconds that a wait of the host may take.
-
-    """
+    """A checked call of one rank that is ready to be enqueued."""
 
     call: Call
     enqueue: Callable[[int], None]
-    timeout: float
+    timeout: float  # seconds that a wait of the host may take
     changes: int
 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """What the communicator does for its executors.
-
-    Args:
-        over: the error that has ended the communicator, or None.
-
-    """
+    """What the communicator does for its executors."""
 
     submit: Callable[[Callable[[], None]], object]
     fail: Callable[[BaseException], None]
-    over: Callable[[], BaseException | None]
+    over: Callable[[], BaseException | None]  # the error that has ended the communicator
 
     def job(self, work: Callable[[], None]) -> None:
         """Run work on the communicator's thread; an error of it is the communicator's."""
@@ -136,10 +126,7 @@ class CudaNodesExecutor:
         _alive.add(self)
 
     def lane(self, slots: int, nbytes: int) -> Lane:
-        """A new lane of this device, closed with the executor.
-
-        Pinning memory may wait for the device, so no stream may wait for this process meanwhile.
-        """
+        """A new lane, once no stream waits: pinning memory may wait for the device."""
         settle()
         made = Lane(self.device.ordinal, self.load, slots, nbytes, self.fabric.fence)
         self.lanes.append(made)
@@ -152,13 +139,7 @@ class CudaNodesExecutor:
     def prepare(
         self, call: Call, bind: Callable[[Call], Runnable], timeout: float, changes: int
     ) -> CudaNodesCall:
-        """Cut a call, and prepare its pieces.
-
-        Args:
-            call: checked; its arrays are views of device memory and must not be read.
-            timeout: seconds that a wait of the host may take.
-
-        """
+        """Cut a call, and prepare its pieces; its arrays are not read."""
         nranks, lane = self.fabric.nranks, self._lane
         pieces, prepared = [], []
         kept: dict[tuple[object, ...], Runnable] = {}
@@ -267,22 +248,11 @@ class CudaNodesExecutor:
             lane.give_up()
 
     def synchronize(self) -> None:
-        """Wait for the last call.
-
-        Raises:
-            MachineError: the device has failed.
-
-        """
+        """Wait for the last call."""
         self.stream_order.synchronize()
 
     def close(self) -> None:
-        """Close the host's executor, and free pinned memory once the streams have ended.
-
-        Raises:
-            LaunchRefused: the last call's stream is being captured.
-            MachineError: the device has failed.
-
-        """
+        """Close the host's executor, then free pinned memory unless a stream is being captured."""
         ended = False
         try:
             self.synchronize()
@@ -300,13 +270,7 @@ class CudaNodesExecutor:
 
 
 def await_stream(posted: Callable[[], bool], fabric: Fabric, owner: Owner) -> None:
-    """Wait without a deadline until a stream has posted a piece: earlier work may take any time.
-
-    Raises:
-        AbortedError: the communicator is broken or aborted.
-        Error: a rank has died or given up meanwhile.
-
-    """
+    """Wait without a deadline until a stream has posted a piece: earlier work may take any time."""
     for _ in range(_SPINS):
         if posted():
             return
@@ -323,12 +287,7 @@ def await_stream(posted: Callable[[], bool], fabric: Fabric, owner: Owner) -> No
 
 
 def refuse_capture(stream: int, where: str) -> None:
-    """Refuse a stream that is being captured in a CUDA graph.
-
-    Raises:
-        LaunchRefused: it is; nothing has been enqueued.
-
-    """
+    """Refuse, before anything is enqueued, a stream that is being captured in a CUDA graph."""
     if stream not in _NEVER_CAPTURED and runtime().streamIsCapturing(stream):
         raise LaunchRefused(
             f"{where}: a CUDA graph cannot hold a call between nodes: a replay runs on the device "

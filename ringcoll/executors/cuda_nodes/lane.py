@@ -33,12 +33,7 @@ with the better message."""
 
 
 class Lane:
-    """Pieces that go to host memory and back in one order, through a few slots.
-
-    Args:
-        fence: orders data before counts; None on machines that need none.
-
-    """
+    """Pieces that go to host memory and back in one order; ``fence`` orders data before counts."""
 
     def __init__(
         self,

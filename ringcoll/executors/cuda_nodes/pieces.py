@@ -42,13 +42,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A call on a slot, with the copies to the slot before it and from the slot after it.
-
-    Args:
-        into: copies from the device, before the call.
-        out: copies to the device, after it.
-
-    """
+    """A call on a slot, with the copies to the slot before it and from the slot after it."""
 
     call: Call
     into: tuple[Move, ...]
@@ -56,12 +50,7 @@ class Piece:
 
 
 def cut(call: Call, nranks: int, most: int) -> list[tuple[int, int]]:
-    """First and last + 1 element of each piece, in every segment; at least one piece.
-
-    Args:
-        most: bytes that a piece may have in either buffer.
-
-    """
+    """First and last + 1 element of each piece, one at least; ``most`` bytes in either buffer."""
     kind = COLLECTIVES[call.collective]
     width = nranks if "all" in (kind.input, kind.output) else 1
     longest = max(call.counts, default=call.count)
@@ -73,12 +62,7 @@ def cut(call: Call, nranks: int, most: int) -> list[tuple[int, int]]:
 
 
 def piece_of(call: Call, nranks: int, first: int, last: int, slot: Bytes) -> Piece:
-    """One piece of a call.
-
-    Args:
-        call: the whole; its arrays are views of device memory and must not be read.
-
-    """
+    """One piece of a call, whose arrays are views of device memory and are not read."""
     name = call.collective
     counts = tuple(min(last, count) - min(first, count) for count in call.counts)
     item = call.dtype.itemsize

@@ -35,19 +35,12 @@ Wait = Callable[[Callable[[], bool], float], None]
 
 @dataclass(frozen=True, slots=True)
 class CudaNodesPairCalls(GroupCall):
-    """Sends and receives of one rank that are launched together.
-
-    Args:
-        calls: checked; their arrays are views of device memory that nobody reads here.
-        timeout: seconds that a wait of the host may take.
-        owned: whether somebody keeps the stream alive until it is followed no more.
-
-    """
+    """Sends and receives of one rank that are launched together."""
 
     pairs: CudaNodesPairs
     calls: tuple[Call, ...]
     stream: int
-    timeout: float
+    timeout: float  # seconds that a wait of the host may take
     owned: bool = True
 
     @staticmethod
@@ -71,12 +64,7 @@ class _Half:
 
 
 class CudaNodesPairs:
-    """One rank's sends and receives.
-
-    Args:
-        host: the same ranks' pairs in host memory; the communicator's thread alone runs them.
-
-    """
+    """One rank's sends and receives; the communicator's thread alone runs ``host``."""
 
     def __init__(self, executor: CudaNodesExecutor, host: Pairs, wait: Wait) -> None:
         self._executor, self._host, self._wait = executor, host, wait

@@ -18,20 +18,13 @@ from ringcoll.executors.cuda_nodes.steps import Array, Enqueue, LayeredCall, Ste
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """A part of a call, in the order in which a stream is given it.
+    """A part of a call, in the order in which a stream is given it."""
 
-    Args:
-        inside: what comes before the first exchange: exchanged and folded inside the node.
-        results: along the rail, or with all ranks of other nodes: what is done.
-        outside: what comes after the last exchange: what is done goes round in the node.
-
-    """
-
-    inside: tuple[Enqueue, ...] = ()
+    inside: tuple[Enqueue, ...] = ()  # of the node, before the first exchange
     partials: Exchange | None = None
     fold: tuple[Enqueue, ...] = ()
-    results: Exchange | None = None
-    outside: tuple[Enqueue, ...] = ()
+    results: Exchange | None = None  # along the rail, or with all ranks of other nodes
+    outside: tuple[Enqueue, ...] = ()  # of the node, after the last exchange
 
 
 def all_reduce(steps: Steps, layered: LayeredCall, number: int, first: int, last: int) -> Slice:
@@ -159,10 +152,7 @@ def broadcast(steps: Steps, layered: LayeredCall, number: int, first: int, last:
 
 
 def all_to_all(steps: Steps, layered: LayeredCall, number: int, first: int, last: int) -> Slice:
-    """Ranks of different nodes exchange segments directly.
-
-    Those of the node's own ranks go whole, while slices after the first are on the network.
-    """
+    """Ranks of different nodes exchange segments directly; the node's own go whole meanwhile."""
     call, (send, recv) = layered.call, _both(layered.call)
 
     def part(array: Array, rank: int) -> Array:

@@ -41,12 +41,7 @@ class LayeredCall:
 
 
 class Steps:
-    """One rank's place among the nodes, and what it can enqueue there.
-
-    Args:
-        members: the ranks of each node. There are rails where all nodes have as many.
-
-    """
+    """One rank's place among the nodes; rails join nodes that have as many ``members``."""
 
     def __init__(
         self,
@@ -231,12 +226,7 @@ class Steps:
         return [n for n in range(self.nodes) if n != self.node]
 
     def foreign(self, way: int) -> list[int]:
-        """The ranks of the other nodes, in an order in which no two ranks have the same at a time.
-
-        Args:
-            way: 1: to send to; -1: to receive from, which is the same order seen from there.
-
-        """
+        """Other nodes' ranks to send to (1) or receive from (-1), each from one rank at a time."""
         most = max(map(len, self.members))
         slots = [
             (self.members[(self.node + way * ahead) % self.nodes], (self.local + way * turn) % most)
@@ -278,21 +268,11 @@ def fold(
     target: int,
     count: int,
     *,
-    raw_in: bool,
+    raw_in: bool,  # the arrays are of the dtype itself, not of its accumulator
     raw_out: bool,
-    nranks: int,
+    nranks: int,  # contributions in a result that is the whole; 0: it is a part of one
 ) -> Launchable:
-    """The launch that folds arrays into one.
-
-    Args:
-        dtype: of the elements.
-        source: how many arrays, the first one's address, bytes from one to the next.
-        target: address of the result.
-        count: elements of each.
-        raw_in: whether the arrays are of the dtype itself, not of its accumulator.
-        nranks: contributions in a result that is the whole; 0: it is a part of one.
-
-    """
+    """The launch that folds ``source``'s (arrays, address, bytes between them) into one."""
     text = fold_text(dtype, op, raw_in=raw_in, raw_out=raw_out, final=nranks > 0)
     words = padded([(*source, target, count, nranks)])
     parameter = pack(
