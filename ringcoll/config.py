@@ -157,12 +157,7 @@ SETTINGS = tuple(field.name for field in fields(Settings))
 
 
 def from_options(where: str, /, **options: Any) -> Config:
-    """A configuration from the keywords of a call.
-
-    Raises:
-        ArgumentTypeError: there is no such option; the message names the nearest.
-
-    """
+    """A configuration from the keywords of a call."""
     _refuse_unknown(where, options, OPTIONS)
     return _named(where, lambda: Config(**options))
 
@@ -193,12 +188,7 @@ def resolve(base: Config, config: Config | None, options: Mapping[str, Any], whe
 
 
 def from_environment(environ: Mapping[str, str]) -> tuple[Config, Settings]:
-    """Options and settings from ``RINGCOLL_SLICES`` and so on; an empty value is none.
-
-    Raises:
-        ArgumentError: there is no such name, or a value cannot be read.
-
-    """
+    """Options and settings from ``RINGCOLL_SLICES`` and so on; an empty value is none."""
     legal = [_PREFIX + name.upper() for name in (*OPTIONS, *SETTINGS)]
     values: dict[str, Any] = {}
     for variable, text in environ.items():

@@ -22,15 +22,7 @@ _TORCH_INTEGERS = {"bfloat16": "int16", "float8_e4m3fn": "uint8", "float8_e5m2":
 
 
 def flat(obj: object, *, argument: str, where: str, writable: bool) -> Array:
-    """A flat view of an array's memory, in the order in which it lies there.
-
-    ``where`` is the call and the rank, such as "all_reduce on rank 2".
-
-    Raises:
-        ArgumentTypeError: not an array, or of an element type that no collective carries.
-        ArgumentError: not contiguous, read-only where written, or on another device.
-
-    """
+    """A flat view of a contiguous array's memory; ``where`` is the call and the rank in errors."""
     array = obj if isinstance(obj, np.ndarray) else _host_view(obj, argument, where, writable)
     if isinstance(array, np.ma.MaskedArray):
         raise ArgumentTypeError(

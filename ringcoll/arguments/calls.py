@@ -95,13 +95,7 @@ def prepare(
     op: object = "sum",
     root: object = 0,
 ) -> Call:
-    """Check one rank's arguments of a collective, as the user passed them.
-
-    Raises:
-        ArgumentError: a value that the call cannot take.
-        ArgumentTypeError: a type that the call cannot take.
-
-    """
+    """Check one rank's arguments of a collective, as the user passed them."""
     return _SHAPES[collective](collective, rank, nranks, sendbuf, recvbuf, op, root)
 
 
@@ -226,13 +220,7 @@ _SHAPES: Mapping[str, _Shape] = {
 
 
 def check_peer(name: str, argument: str, peer: object, *, rank: int, nranks: int) -> int:
-    """The rank of the other end of a send or recv; its own rank is legal inside a group.
-
-    Raises:
-        ArgumentTypeError: not an integer.
-        ArgumentError: no rank of this communicator.
-
-    """
+    """The rank of the other end of a send or recv; its own rank is legal inside a group."""
     return checked_rank(name, rank, nranks, argument, peer)
 
 
@@ -255,10 +243,7 @@ def prepare_recv(buf: object, source: object, *, rank: int, nranks: int) -> Call
 def prepare_sendrecv(
     sendbuf: object, dest: object, recvbuf: object, source: object, *, rank: int, nranks: int
 ) -> tuple[Call, Call]:
-    """Check ``sendrecv``: its two halves, whose buffers share no memory.
-
-    The halves may differ in size and type: they belong to different pairs.
-    """
+    """Check ``sendrecv``: its two halves, which share no memory and may differ in size and type."""
     name = "sendrecv"
     to = check_peer(name, "dest", dest, rank=rank, nranks=nranks)
     by = check_peer(name, "source", source, rank=rank, nranks=nranks)

@@ -26,8 +26,7 @@ Array = npt.NDArray[Any]
 class VCall:
     """A checked call of one rank with a count for each rank. Nobody writes to it.
 
-    Counts and displacements are empty where the buffer is one segment. ``in_place``: the smaller
-    buffer is this rank's slot of the larger.
+    Counts and displacements are empty where the buffer is one segment.
     """
 
     collective: str

@@ -30,17 +30,9 @@ _OP_NAMES = {_PREMUL: "mulsum"}
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """What stays the same while sizes are swept: one table.
+    """What stays the same while sizes are swept: one table. None: the library's choice.
 
-    Args:
-        collective: what is called; "sendrecv" is a ring: to the next rank, from the last one.
-        nranks: how many ranks take part.
-        dtype: the element type.
-        op: the operator's name; None where nothing is reduced.
-        root: the root; -1 where there is none.
-        algorithm: by name, or a user's by FILE.py:FUNCTION; None: the library's choice.
-        slices: S; None: the library's choice.
-
+    "sendrecv" is a ring: to the next rank, from the last one. ``root`` is -1 where there is none.
     """
 
     collective: str
@@ -128,12 +120,7 @@ def sizes(settings: Settings) -> Iterator[int]:
 
 
 def sections(settings: Settings, nranks: int) -> tuple[Section, ...]:
-    """Every table, in the order of nccl-tests: types, then operators, then roots.
-
-    Raises:
-        ArgumentError: an unknown name, a root out of range, or nothing is left.
-
-    """
+    """Every table, in the order of nccl-tests: types, then operators, then roots."""
     for name in filter(None, settings.algorithms):
         find_of(settings.collective, name)
     kind = Section(settings.collective, nranks, DTYPES[0]).kind

@@ -78,12 +78,7 @@ class Device:
         return Stopwatch(barrier, timing)
 
     def peer(self, name: str, control: Communicator) -> Library:
-        """A peer that works where the buffers are; collective.
-
-        Raises:
-            ArgumentError: there is none of this name.
-
-        """
+        """A peer that works where the buffers are; collective."""
         from ringcoll.bench.peers import open_peer
 
         return open_peer(name, control)
@@ -98,12 +93,7 @@ class Device:
 
 
 def device_of(comm: Communicator, graphs: int = 0) -> Device:
-    """The device of a communicator's rank; with ``graphs`` calls are captured in CUDA graphs.
-
-    Raises:
-        ArgumentError: graphs of CPU ranks.
-
-    """
+    """The device of a communicator's rank; with ``graphs`` calls are captured in CUDA graphs."""
     if comm.device != "cpu":
         from ringcoll.bench.gpu import GpuDevice
 

@@ -148,16 +148,7 @@ def _add_nccl(parser: argparse.ArgumentParser) -> None:
 
 
 def read(args: argparse.Namespace, *, given: bool) -> Settings:
-    """The settings that parsed flags stand for.
-
-    Args:
-        args: what the parser made of the command line.
-        given: whether there was anything on it.
-
-    Raises:
-        ArgumentError: a flag has a value that cannot be, or asks for what the ranks lack.
-
-    """
+    """The settings of parsed flags; ``given``: whether there were any on the command line."""
     for name, message in _REFUSED.items():
         if getattr(args, name):
             raise ArgumentError(message)
@@ -204,12 +195,7 @@ def read(args: argparse.Namespace, *, given: bool) -> Settings:
 
 
 def _like_omb(args: argparse.Namespace) -> None:
-    """Fill in what the OSU Micro-Benchmarks take where nothing is said.
-
-    Raises:
-        ArgumentError: a flag asks for another loop.
-
-    """
+    """Fill in what the OSU Micro-Benchmarks take by default; refuse flags of another loop."""
     others = {"-G": args.graphs, "-I": args.per_iteration, "-m": args.aggregate - 1}
     for flag, given in others.items():
         if given:

@@ -28,15 +28,7 @@ MOST_RANKS = 4
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What this process has to do.
-
-    Args:
-        how: "here": it is a rank, or holds all as threads; "mpiexec" and "sockets": it starts
-            the ranks that way.
-        ranks: how many ranks it starts, or how many threads; 1 for a rank of a launcher's.
-        launcher: the mpiexec to become.
-
-    """
+    """Whether this process is ("here") or starts ``ranks``; ``launcher``: the mpiexec to become."""
 
     how: Literal["here", "mpiexec", "sockets"]
     ranks: int
@@ -53,20 +45,10 @@ def decide(
     has_mpi: bool | None = None,
     ngpus: int | None = None,
 ) -> Start:
-    """How the ranks of these settings come to be.
+    """How the ranks of these settings are started; None finds out.
 
-    Args:
-        settings: of the run.
-        environ: where a launcher would have left its word.
-        member: this process is one of the ranks that :func:`run_sockets` has started.
-        ncores: cores there are; None finds out.
-        launcher: path of mpiexec; None finds out, an empty one means that there is none.
-        has_mpi: whether mpi4py is there; None finds out.
-        ngpus: GPUs there are; None finds out, where they would be used.
-
-    Raises:
-        ArgumentError: flags that do not go with the launcher, or a peer that cannot run.
-
+    ``environ`` is where a launcher leaves its variables; ``member``: :func:`run_sockets` has
+    started this process; an empty ``launcher``: there is no mpiexec.
     """
     world = launcher_of(environ)
     if settings.threads > 1:
@@ -149,13 +131,7 @@ def become_mpiexec(start: Start, command: Sequence[str]) -> NoReturn:
 
 
 def opened(marker: str | None) -> TextIO:
-    """The standard output of the command that the user has typed.
-
-    Args:
-        marker: what :func:`become_mpiexec` has said of it; a launcher that closed it, or put
-            something else under its number, leaves this process's own.
-
-    """
+    """The standard output behind ``marker`` of :func:`become_mpiexec`, else this process's own."""
     kept = None if marker is None else _kept(marker)
     if kept is not None:
         return os.fdopen(kept, "w", encoding="utf-8", closefd=False)

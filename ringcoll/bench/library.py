@@ -29,15 +29,7 @@ _LINE = 64  # bytes of a cache line: ranks of nccl-tests' sizes begin at a whole
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a rank's input and output of one call lie.
-
-    Args:
-        in_place: they share memory.
-        input: what the rank contributes; None where it contributes nothing.
-        output: what it receives; None where it receives nothing.
-        whole: in place, the larger buffer that holds both.
-
-    """
+    """Where a rank's input and output of one call lie; ``whole``: in place, what holds both."""
 
     in_place: bool
     input: Array | None
@@ -73,14 +65,10 @@ class Library:
 
 @dataclass(frozen=True, slots=True)
 class Buffers:
-    """The two buffers of a rank, for every case of a sweep.
+    """The two buffers of a rank, in bytes, for every case of a sweep.
 
-    Args:
-        rank: the rank that owns them.
-        send: bytes; inputs of out-of-place calls.
-        recv: bytes; outputs of out-of-place calls, everything of in-place calls.
-        shift: elements that all arrays are shifted by.
-
+    ``recv`` holds outputs, and everything of in-place calls; arrays are shifted by ``shift``
+    elements.
     """
 
     rank: int

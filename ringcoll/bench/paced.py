@@ -59,15 +59,7 @@ def describe_pace(pace: Pace) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What the timing model says of a call over paced links.
-
-    Args:
-        name: of the algorithm.
-        links: "switch" or "pairs".
-        answer: the model's.
-        free: seconds that the call was measured to take without the pace.
-
-    """
+    """The timing model's answer for a call over paced links; ``free``: seconds without the pace."""
 
     name: str
     links: str

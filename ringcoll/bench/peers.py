@@ -38,13 +38,7 @@ _NO_MPI_TYPE = frozenset({"float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"}
 
 
 def open_peer(name: str, comm: Communicator) -> Library:
-    """The peer by its name on the command line; collective.
-
-    Raises:
-        ArgumentError: CPU ranks have no such peer, or the ranks are threads.
-        MachineError: it is not installed; the message says how to mend that.
-
-    """
+    """The peer by its name on the command line; collective."""
     if name == "mpi":
         return Mpi(comm)
     if name == "gloo":

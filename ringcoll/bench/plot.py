@@ -27,15 +27,7 @@ def draw_rows(
 ) -> None:
     """Draw time and busbw over bytes: a line for each library, or for each algorithm compared.
 
-    Args:
-        rows: as in the JSON of ``--json`` (``time_us`` and ``busbw``) or of a record (``us``).
-        path: of the file; its ending decides the format.
-        nranks: of rows without ``busbw``.
-        title: above both; None names the collectives.
-
-    Raises:
-        MachineError: matplotlib is missing; the message says how to mend that.
-
+    ``rows`` are those of ``--json`` or of a record; ``nranks`` is for rows without ``busbw``.
     """
     try:
         from matplotlib.figure import Figure

@@ -56,17 +56,7 @@ class Row:
 
 @dataclass(slots=True)
 class Report:
-    """The table and the rows.
-
-    Args:
-        settings: of the run.
-        stdout: where the table goes, or the JSON with ``--json -``.
-        stderr: where the table goes with ``--json -``.
-        machine: for the JSON.
-        versions: for the JSON.
-        rows: what was measured so far.
-
-    """
+    """The table, on ``stderr`` with ``--json -``, and the rows for the JSON."""
 
     settings: Settings
     stdout: TextIO

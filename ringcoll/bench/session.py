@@ -37,12 +37,7 @@ if TYPE_CHECKING:
 
 
 def measure(world: World, settings: Settings, report: Report) -> bool:
-    """Measure everything that the settings ask for; collective.
-
-    Returns:
-        Whether every element that was checked was right.
-
-    """
+    """Measure everything that the settings ask for; whether it was right. Collective."""
     begun = False
     right = True
     rounds = itertools.count() if settings.cycles == 0 else range(settings.cycles)
@@ -77,12 +72,7 @@ def introduce(
     settings: Settings,
     report: Report,
 ) -> None:
-    """Say who the ranks are, and fill in the report's machine and versions; collective.
-
-    Raises:
-        ArgumentError: graphs are wanted of ranks that share a GPU; on every rank.
-
-    """
+    """Print the ranks, fill in the report's machine and versions, refuse graphs on shared GPUs."""
     from ringcoll.version import __version__
 
     address = device.address

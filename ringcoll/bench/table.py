@@ -17,15 +17,9 @@ _STAMP_WIDTH = 19
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One side of a row: how a library did on a case, in place or not.
+    """One side of a row, in place or not; ``seconds`` is None where the library has no such call.
 
-    Args:
-        in_place: which side.
-        seconds: of a call; None where the library has no such call.
-        wrong: elements that were not right, over all ranks; None: not checked.
-        spread: of single iterations; None: not measured.
-        over_ranks: of OMB's loop, where it was that.
-
+    ``wrong`` counts elements over all ranks; None: not checked.
     """
 
     in_place: bool

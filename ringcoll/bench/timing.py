@@ -44,15 +44,7 @@ def blocks_of(iterations: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """How calls are timed.
-
-    Args:
-        aggregate: calls an iteration.
-        single: time each iteration by itself too.
-        blocking: a barrier after each timed call.
-        cpu_time: the time that this rank's thread runs counts, not that which passes.
-
-    """
+    """How calls are timed: ``aggregate`` are an iteration, ``single`` times each by itself too."""
 
     aggregate: int = 1
     single: bool = False
@@ -66,17 +58,9 @@ class Timing:
 
 
 class Stopwatch:
-    """Times the calls of one rank by the host's clock.
+    """Times the calls of one rank by the host's clock, in seconds an iteration.
 
-    Args:
-        barrier: meets the other ranks without polling.
-        timing: how calls are timed.
-        clock: seconds; None takes that of ``timing``.
-
-    Attributes:
-        blocks: seconds an iteration of each block so far.
-        singles: seconds of each iteration, if they are timed.
-
+    ``barrier`` meets the other ranks without polling; ``clock`` of None takes that of ``timing``.
     """
 
     def __init__(
@@ -121,10 +105,7 @@ class Stopwatch:
 def median_over_ranks(ranks: Sequence[Sequence[float]], average: int) -> float:
     """One time out of every rank's blocks: first over ranks, block by block, then the median.
 
-    Args:
-        ranks: for each rank the seconds of its blocks.
-        average: 0 takes rank 0, 1 the mean, 2 the fastest, 3 the slowest rank of each block.
-
+    ``average``: 0 takes rank 0, 1 the mean, 2 the fastest, 3 the slowest rank of each block.
     """
     over: Callable[[Sequence[float]], float] = (
         lambda values: values[0],

@@ -28,12 +28,7 @@ if TYPE_CHECKING:
 
 
 def join(comm: Communicator, dist: Any, backend: str, **options: Any) -> None:
-    """Make torch's default group of these ranks, which is destroyed at exit; collective.
-
-    Raises:
-        MachineError: the ranks cannot all open a file that rank 0 has made; on every rank.
-
-    """
+    """Make torch's default group of these ranks, which is destroyed at exit; collective."""
     files: list[str] = []
     trouble = ""
     if comm.rank == 0:
@@ -52,10 +47,7 @@ def join(comm: Communicator, dist: Any, backend: str, **options: Any) -> None:
 
 
 def _make() -> tuple[list[str], str]:
-    """The store and the lock, and what went wrong.
-
-    They lie in the temporary folder itself: torch aborts where a folder goes with its store.
-    """
+    """The store, the lock and the error; no folder: torch aborts where one goes with its store."""
     made: list[str] = []
     try:
         for suffix in ("", ".lock"):

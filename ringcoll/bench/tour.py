@@ -45,12 +45,7 @@ _BAR = 40
 
 
 def tour(world: World, settings: Settings, report: Report) -> bool:
-    """Show everything; collective.
-
-    Returns:
-        Whether every element that was checked was right.
-
-    """
+    """Show everything; whether it was right. Collective."""
     peer = _peer(world, settings)
     if is_first(os.environ):
         beside = f" beside {peer.upper()}" if peer is not None else ""

@@ -20,11 +20,7 @@ T = TypeVar("T")
 class World:
     """Makes communicators with options, one after the other, always of the same ranks.
 
-    Args:
-        threads: ranks as threads of this process; 1: this process is one rank of its launcher's.
-        device: "auto", "cpu", "cuda", or the number of the GPU that all ranks share.
-        timeout: seconds a wait may take; None: the library's own.
-
+    ``threads`` of 1: this process is one rank of its launcher's.
     """
 
     threads: int = 1
@@ -36,9 +32,8 @@ class World:
     ) -> list[T]:
         """Call ``function(control, comm)`` on every rank of this process; what each returned.
 
-        ``comm`` is what is measured. ``control`` is a plain communicator of the same ranks on the
-        CPU, for barriers and for what the ranks tell each other: no pace and no algorithm touches
-        it.
+        ``comm`` is what is measured. ``control``, a plain one of the same ranks on the CPU, is for
+        barriers and results: no pace and no algorithm touches it.
         """
         given: dict[str, Any] = {
             name: value for name, value in options.items() if value is not None

@@ -26,21 +26,10 @@ __all__ = ["Bootstrap", "SingleBootstrap", "StoreBootstrap", "bootstrap_of", "ru
 def bootstrap_of(given: object = None, *, timeout: float) -> Bootstrap:
     """The bootstrap that ``init`` was given, or the one that the environment names.
 
-    Args:
-        given: an mpi4py communicator, a torch Store (with RANK and WORLD_SIZE in the
-            environment), any object with ``rank``, ``nranks`` and ``allgather(bytes) ->
-            list[bytes]``, or None: MPI if a launcher has started this process as one of several,
-            torch's Store if torchrun has, else a world of one.
-        timeout: seconds for each exchange; may be ``math.inf``.
-
-    Raises:
-        ArgumentTypeError: ``given`` is none of these.
-        ArgumentError: a Store, but RANK and WORLD_SIZE are not set.
-        LauncherError: the launcher and the MPI library do not match, or two launchers do not.
-        MachineError: an MPI launcher without an MPI library, torchrun without torch, or a store
-            that failed.
-        DeadlineError: a rank did not come.
-
+    ``given``: an mpi4py communicator, a torch Store, an object with ``rank``, ``nranks`` and
+    ``allgather(bytes) -> list[bytes]``, or None: MPI if a launcher has started this process as one
+    of several, torch's Store if torchrun has, else a world of one. ``timeout``: seconds for each
+    exchange.
     """
     if math.isnan(timeout) or timeout <= 0:
         raise ArgumentError(f"timeout must be a positive number of seconds, not {timeout}")

@@ -19,12 +19,7 @@ def left(deadline: float) -> float | None:
 
 
 def exactly(link: socket.socket, length: int, deadline: float) -> bytes:
-    """Read ``length`` bytes of a socket.
-
-    Raises:
-        OSError: it was closed before, or the deadline has passed (a ``TimeoutError``).
-
-    """
+    """Read ``length`` bytes; OSError if the socket is closed before or the deadline has passed."""
     parts = bytearray()
     while len(parts) < length:
         link.settimeout(left(deadline))

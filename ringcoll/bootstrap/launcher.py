@@ -58,13 +58,7 @@ def launched_rank(environ: Mapping[str, str]) -> int | None:
 
 
 def torch_world(environ: Mapping[str, str], launcher: Launcher | None) -> TorchWorld | None:
-    """The world of several that torchrun has started; None if it has started none.
-
-    Raises:
-        LauncherError: a variable of torchrun's is missing, or ``launcher``, MPI's, started another
-            world.
-
-    """
+    """The world of several that torchrun has started; None if it has started none."""
     size = environ.get("WORLD_SIZE", "")
     if not size.isdigit() or int(size) < 2 or not environ.get("MASTER_ADDR"):
         return None

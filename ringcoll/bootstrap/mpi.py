@@ -32,12 +32,7 @@ _keyval: list[int] = []  # under which a communicator remembers its private dupl
 
 
 def load_mpi() -> Any:
-    """mpi4py's MPI module, initialised.
-
-    Raises:
-        MachineError: there is no mpi4py, no MPI library, or MPI is not running.
-
-    """
+    """mpi4py's MPI module, initialised."""
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
@@ -68,13 +63,7 @@ def is_mpi_communicator(candidate: object) -> bool:
 
 
 class MpiBootstrap:
-    """The ranks of an MPI communicator, mpi4py's; None takes the world.
-
-    Raises:
-        LauncherError: the launcher in ``environ`` and the world disagree.
-        DeadlineError: a rank did not come within ``timeout`` seconds; it is named.
-
-    """
+    """The ranks of an MPI communicator, mpi4py's; None takes the world."""
 
     def __init__(
         self, communicator: Any | None, timeout: float, environ: Mapping[str, str] = os.environ

@@ -106,19 +106,10 @@ def adopted(timeout: float) -> SocketBootstrap | None:
 def run_ranks(
     argv: Sequence[str], nranks: int, *, env: Mapping[str, str] | None = None, grace: float = 5.0
 ) -> list[int]:
-    """Run ``nranks`` processes that ``init()`` connects; returns when all have ended.
+    """Run ``nranks`` processes that ``init()`` connects; their exit statuses, 128 + signal.
 
-    Ctrl-C is passed on once; a process that runs ``grace`` seconds later is killed.
-
-    Args:
-        argv: the command of every rank.
-        nranks: how many.
-        env: environment; None takes this process's.
-        grace: seconds to end after Ctrl-C.
-
-    Returns:
-        The exit status of every rank; 128 + n for one that signal n has ended.
-
+    Ctrl-C is passed on once; a process that runs ``grace`` seconds later is killed. ``env`` of None
+    takes this process's.
     """
     relay = _Relay(nranks)
     try:

@@ -43,12 +43,7 @@ def is_store(candidate: object) -> TypeGuard[Store]:
 
 
 def store_bootstrap(store: Store, timeout: float, environ: Mapping[str, str]) -> StoreBootstrap:
-    """The ranks that meet over ``store``, by RANK and WORLD_SIZE, as torchrun sets them.
-
-    Raises:
-        ArgumentError: these are not set: a store does not number its clients.
-
-    """
+    """The ranks that meet over ``store``, by RANK and WORLD_SIZE, as torchrun sets them."""
     rank, nranks = environ.get("RANK", ""), environ.get("WORLD_SIZE", "")
     if not rank.isdigit() or not nranks.isdigit():
         raise ArgumentError(
@@ -59,23 +54,11 @@ def store_bootstrap(store: Store, timeout: float, environ: Mapping[str, str]) ->
 
 
 class StoreBootstrap:
-    """Ranks that meet over one store, which all of them reach.
+    """Ranks that meet over one store, torch's or any with ``set``, ``get``, ``check`` and ``add``.
 
     Every rank makes its bootstraps over one store in the same order: the n-th of a rank meets the
-    n-th of the others, whatever earlier ones have left behind.
-
-    Args:
-        store: torch's, or any other with ``set``, ``get``, ``check`` and ``add``.
-        rank: this rank.
-        nranks: how many there are.
-        timeout: seconds for each exchange; may be ``math.inf``.
-        prefix: of all keys.
-
-    Raises:
-        ArgumentTypeError: ``store`` is none.
-        ArgumentError: there is no rank ``rank`` of ``nranks``.
-        MachineError: the store failed.
-
+    n-th of the others, whatever earlier ones have left behind. ``timeout``: seconds for each
+    exchange; ``prefix``: of all keys.
     """
 
     def __init__(

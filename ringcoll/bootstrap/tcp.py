@@ -24,14 +24,7 @@ _PATIENCE = 1.0  # seconds that a new connection has to name its rank
 
 
 class TcpBootstrap:
-    """One of the ranks that meet at ``host:port``.
-
-    Raises:
-        ArgumentError: no such rank, or no such port.
-        DeadlineError: a rank did not come; rank 0 names it.
-        MachineError: rank 0 cannot listen there.
-
-    """
+    """One of the ranks that meet at ``host:port``; rank 0 listens there."""
 
     def __init__(self, rank: int, nranks: int, host: str, port: int, timeout: float) -> None:
         if not 0 <= rank < nranks:

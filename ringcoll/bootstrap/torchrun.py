@@ -20,13 +20,7 @@ _kept: dict[tuple[int, TorchWorld], Store] = {}
 
 
 def torchrun_bootstrap(world: TorchWorld, timeout: float) -> StoreBootstrap:
-    """The ranks that torchrun has started, given seconds for the store and for each exchange.
-
-    Raises:
-        MachineError: torch cannot be loaded, or the store cannot be made.
-        DeadlineError: the store did not answer.
-
-    """
+    """The ranks that torchrun has started, given seconds for the store and for each exchange."""
     key = (os.getpid(), world)
     if key not in _kept:
         _kept[key] = _client(world, timeout)

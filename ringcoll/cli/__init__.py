@@ -44,15 +44,7 @@ _REFUSED = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command.
-
-    Args:
-        argv: the words after ``ringcoll``; None takes this process's.
-
-    Returns:
-        The exit status: 0, 1 where something was measured or proven wrong, 2 for an error.
-
-    """
+    """Run a command; status 1 where something is measured or proven wrong, 2 for an error."""
     words = list(sys.argv[1:] if argv is None else argv)
     called = " ".join(["ringcoll", *words[:1]])
     if sys.stdout is None:

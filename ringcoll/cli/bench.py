@@ -43,12 +43,7 @@ _AGAIN_SECONDS = 10e-3
 
 
 def main(args: argparse.Namespace) -> int:
-    """Start the ranks, or measure as one of them.
-
-    Returns:
-        0; 1 where an element was wrong; 130 after an interruption.
-
-    """
+    """Start the ranks, or measure as one; 1 where an element was wrong, 130 once interrupted."""
     try:
         settings = read(args, given=bool(_typed(args)))
         start = decide(settings, os.environ, member=args.member is not None)

@@ -33,13 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run ``ringcoll kernels``: fill the cache folder, a line for each architecture.
-
-    Raises:
-        MachineError: NVRTC is missing or does not know an architecture, or the folder cannot be
-            written.
-
-    """
+    """Run ``ringcoll kernels``: fill the cache folder, a line for each architecture."""
     from ringcoll.executors.cuda.cache import KernelCache, kernel_folder
     from ringcoll.executors.cuda_nodes.standard import standard_sources
 

@@ -106,12 +106,7 @@ def add_link_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def links_of(args: argparse.Namespace, nranks: int) -> Links:
-    """The links that the options describe, for so many ranks.
-
-    Raises:
-        ArgumentError: the nodes do not fit the ranks, or nothing was measured.
-
-    """
+    """The links that the options describe, for so many ranks."""
     usual = _usual(args)
     nodes: tuple[int, ...] = ()
     sizes = args.nodes or [1]
@@ -144,12 +139,7 @@ def _usual(args: argparse.Namespace) -> Links:
 
 
 def figures_of(args: argparse.Namespace) -> Figures | None:
-    """The measured figures that the options name; None where they name none.
-
-    Raises:
-        ArgumentError: there are none, or a bandwidth is given too.
-
-    """
+    """The measured figures that the options name; None where they name none."""
     if args.figures is not None:
         if args.bandwidth not in (None, MEASURED):
             raise ArgumentError(

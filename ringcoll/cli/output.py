@@ -19,12 +19,7 @@ _TICK_SECONDS = 0.2
 
 
 def check_target(option: str, target: str | None) -> None:
-    """Refuse before a long work a file that could not be written after it.
-
-    Raises:
-        ArgumentError: its folder does not exist.
-
-    """
+    """Refuse before a long work a file that could not be written after it."""
     if target not in (None, "-") and not Path(str(target)).absolute().parent.is_dir():
         raise ArgumentError(f"{option} {target}: {os.strerror(errno.ENOENT)}")
 
@@ -32,14 +27,7 @@ def check_target(option: str, target: str | None) -> None:
 def write_text(option: str, target: str | None, text: str) -> None:
     """Write to a file and name it on stderr, or write to stdout for ``-``; nothing for None.
 
-    Args:
-        option: that names the file, such as "--json", for the message.
-        target: what it says.
-        text: as it is written.
-
-    Raises:
-        ArgumentError: the file cannot be written.
-
+    ``option`` names the file, such as "--json", for the message of an error.
     """
     if target == "-":
         sys.stdout.write(text)

@@ -69,12 +69,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _completed(args: argparse.Namespace) -> tuple[argparse.Namespace, tuple[str, ...]]:
-    """The options, with a preset's figures where none are given, and where these are from.
-
-    Raises:
-        ArgumentError: they contradict each other, or there are no figures.
-
-    """
+    """The options, with a preset's figures where none are given, and where these are from."""
     if args.ranks is not None:
         raise ArgumentError("--ranks: --per-node and --nodes say how many ranks there are")
     if args.preset is None:

@@ -117,14 +117,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run ``ringcoll topo``.
-
-    Raises:
-        ArgumentError: a file that cannot be read or written or is no topology, a GPU that there is
-            not, options that exclude each other.
-        MachineError: this machine has no GPU and no option names another.
-
-    """
+    """Run ``ringcoll topo``."""
     if args.preset == _LIST:
         print(format_presets(), end="")
         return 0
@@ -218,14 +211,7 @@ def _members(system: System, chosen: Sequence[int] | None) -> tuple[Gpu, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Compared:
-    """Rings of a file.
-
-    Args:
-        path: of the file.
-        rings: with the bandwidths that it claims.
-        longer: how many times as long an all_reduce takes along them as along ours.
-
-    """
+    """Rings of a file; an all_reduce takes ``longer`` times as long along them as along ours."""
 
     path: str
     rings: RingSet
@@ -241,13 +227,7 @@ class _Compared:
 
 
 def _compare(system: System, found: RingSet, path: str) -> _Compared:
-    """Judge the rings of a graph file by the clock that judges ours.
-
-    Raises:
-        ArgumentError: the file cannot be read or is no graph file, it has no rings or rings of
-            other GPUs than all of the system, or none was found to compare with.
-
-    """
+    """Judge the rings of a graph file by the clock that judges ours."""
     graphs = [graph for graph in read_graphs(load_document(path)) if graph.id == RING]
     if not graphs or not graphs[0].channels or graphs[0].speedintra <= 0:
         raise ArgumentError(f"--compare {path}: the file has no rings (graph {RING})")

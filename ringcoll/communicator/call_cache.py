@@ -66,12 +66,7 @@ def location_of(buffer: Any) -> object:
 
 
 def reference(buffer: Any) -> Callable[[], Any]:
-    """A weak reference; of no buffer one that is never dead.
-
-    Raises:
-        TypeError: the buffer cannot be referred to weakly.
-
-    """
+    """A weak reference, TypeError where there can be none; of no buffer one that is never dead."""
     return _absent if buffer is None else weakref.ref(buffer)
 
 

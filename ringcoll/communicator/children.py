@@ -15,13 +15,7 @@ _LARGEST = (1 << 63) - 1
 
 
 def pack_color(color: int | None, key: int, rank: int) -> bytes:
-    """A rank's colour and key as bytes.
-
-    Raises:
-        ArgumentError: one of them is out of bounds.
-        ArgumentTypeError: one of them is no integer.
-
-    """
+    """A rank's colour and key as bytes."""
     where = f"split on rank {rank}"
     if color is not None:
         color = _whole(where, "color", color, 0, _LARGEST)
@@ -37,13 +31,7 @@ def ranks_of_color(colors: Sequence[bytes], rank: int) -> list[int]:
 
 
 def remaining(exclude: Sequence[int], lost: set[int], rank: int, nranks: int) -> list[int]:
-    """The ranks that are left without those that are ``lost`` or excluded.
-
-    Raises:
-        ArgumentError: ``exclude`` names no rank of the communicator, or this one.
-        ArgumentTypeError: it is no list of ranks.
-
-    """
+    """The ranks that are left without those that are ``lost`` or excluded."""
     where = f"shrink on rank {rank}"
     if not isinstance(exclude, Iterable):
         raise ArgumentTypeError(f"{where}: exclude={exclude!r}, wanted a list of ranks")

@@ -21,12 +21,7 @@ _log = logging.getLogger("ringcoll")
 
 
 def placed(fabric: Fabric, wanted: str, ordinal: int | None) -> Device | None:
-    """The device of this rank, None for a CPU rank; collective. ``ordinal``: the caller's choice.
-
-    Raises:
-        MachineError: ``wanted`` is "cuda" and a rank has no GPU; on every rank.
-
-    """
+    """This rank's device, None for a CPU rank; collective. ``ordinal``: the caller's choice."""
     if wanted == "cpu":
         return None
     own = json.dumps([available(), _has_driver()]).encode()

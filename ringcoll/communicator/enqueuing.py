@@ -36,10 +36,7 @@ CACHED_CALLS = 128
 
 
 class DeviceWork(Work):
-    """A call that was enqueued with ``async_op=True``: it ends where its stream is now.
-
-    ``like`` is a buffer of the call, whose library says what the current stream is.
-    """
+    """A call enqueued with ``async_op=True``; the library of ``like`` knows the current stream."""
 
     def __init__(
         self, executor: CudaExecutor | CudaNodesExecutor, stream: int, like: object, call: str

@@ -37,10 +37,7 @@ T = TypeVar("T")
 
 
 class CudaState(RankState):
-    """What one rank of a communicator on GPUs holds.
-
-    The communicators of a process share a ``loader``. A child has its parent's ``transport``.
-    """
+    """What one rank of a communicator on GPUs holds; those of a process share a ``loader``."""
 
     on_gpu = True
 
@@ -243,13 +240,7 @@ class CudaState(RankState):
         super().leave()
 
     def close(self) -> None:
-        """Let go of everything; not collective.
-
-        Raises:
-            LaunchRefused: the last call's stream is being captured; all stays open.
-            Error: calls that nobody had waited for have failed.
-
-        """
+        """Let go of everything, unless the last call's stream is being captured; not collective."""
         if self.closed or self.inherited:
             self._let_go()
             return

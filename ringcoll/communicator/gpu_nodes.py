@@ -362,12 +362,7 @@ class NodesState(RankState):
     # -- the end -----------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Let what was enqueued end, and the thread that carries it.
-
-        Raises:
-            LaunchRefused: the last call's stream is being captured; all stays open.
-
-        """
+        """End what was enqueued and its thread, unless the last call's stream is being captured."""
         if not (self.closed or self.inherited):
             # Before the thread ends: without it no call could follow.
             self.cuda.stream_order.refuse_capture("close")
@@ -376,13 +371,7 @@ class NodesState(RankState):
         super().stop()
 
     def close(self) -> None:
-        """Let go of everything; not collective.
-
-        Raises:
-            LaunchRefused: the last call's stream is being captured; all stays open.
-            Error: calls that nobody had waited for have failed.
-
-        """
+        """Let go of everything, unless the last call's stream is being captured; not collective."""
         if self.closed:
             return
         if not self.inherited:

@@ -51,11 +51,6 @@ def agree(
 
     Ranks on GPUs are where their bus ids say. CPU ranks (``busid`` None) play the GPUs of a file,
     rank i the i-th; without a file nothing is exchanged.
-
-    Raises:
-        ArgumentError: the file does not exist or does not fit the ranks; on every rank.
-        MachineError: the text of rank 0 is malformed; on every rank.
-
     """
     if fabric.nodes:
         if topo_file is not None:
@@ -82,12 +77,7 @@ def agree(
 def agree_among(
     fabric: Fabric, parent: Topology, ranks: Sequence[int], *, on_gpu: bool
 ) -> Topology:
-    """The same for some ranks of a communicator that knows its machine; collective among them.
-
-    Raises:
-        MachineError: the text of rank 0 is malformed; on every rank.
-
-    """
+    """The same for some ranks of a communicator that knows its machine; collective among them."""
     if parent.system is None:
         return unknown(on_gpu, parent.reason, fabric.nodes)
     with _reading:
@@ -208,13 +198,7 @@ def _members(system: System, names: tuple[str, ...]) -> System:
 
 
 def _parse(text: str, nranks: int, on_gpu: bool) -> Topology:
-    """The machine that rank 0 tells of.
-
-    Raises:
-        ArgumentError: rank 0 refuses to go on, or GPUs do not reach each other.
-        MachineError: the text is malformed.
-
-    """
+    """The machine that rank 0 tells of."""
     received = _object(text)
     if set(received) == {"refused"}:
         raise ArgumentError(_text(received, "refused"))
@@ -241,13 +225,7 @@ def _parse(text: str, nranks: int, on_gpu: bool) -> Topology:
 
 
 def _parse_rings(members: System, text: str, on_gpu: bool) -> Topology:
-    """The machine of ranks on all GPUs of a system, with the rings that rank 0 tells of.
-
-    Raises:
-        ArgumentError: GPUs do not reach each other.
-        MachineError: the text is malformed.
-
-    """
+    """The machine of ranks on all GPUs of a system, with the rings that rank 0 tells of."""
     with _reading:
         return _topology(members, text, on_gpu)
 

@@ -57,10 +57,7 @@ T = TypeVar("T")
 
 
 class RankState:
-    """What one rank of a communicator holds.
-
-    A child uses the symmetric memory of its ``parent``, in which ``ranks`` are its ranks.
-    """
+    """What one rank of a communicator holds; a child's ``ranks`` are its ranks in ``parent``."""
 
     def __init__(
         self,
@@ -258,12 +255,7 @@ class RankState:
     # -- errors ------------------------------------------------------------------------------
 
     def usable(self) -> None:
-        """Refuse a call on a communicator that can carry none.
-
-        Raises:
-            ClosedError: it was closed, an earlier call failed, or this process is a fork's child.
-
-        """
+        """Refuse a call after close or a failed call, and in a fork's child."""
         if self.inherited:
             raise ClosedError(
                 f"{self}: this process was forked from the one that the communicator belongs to; "

@@ -103,10 +103,6 @@ def select(
     """The plan, launch and layout of a call whose counts are equal on all ranks.
 
     ``half`` is the bytes of SCRATCH that one call may use; calls take the two halves by turns.
-
-    Raises:
-        LaunchRefused: the options cannot carry the call; the message says which.
-
     """
     with _MAKING:
         plan, channels = _plan(call, nranks, choice, nodes, machine)
@@ -281,12 +277,7 @@ def _digest(plan: Plan) -> str:
 
 
 def wished_plan(call: Call, nranks: int, choice: Choice) -> Plan | None:
-    """The plan of a user's function, proven; None where the algorithm is one of ours.
-
-    Raises:
-        ArgumentError: the algorithm does not sum in rank order, which deterministic=True asks for.
-
-    """
+    """The plan of a user's function, proven; None where the algorithm is one of ours."""
     kind, algorithm = COLLECTIVES[call.collective], choice.algorithm
     plan: Plan | None = None
     with _MAKING:
@@ -299,12 +290,7 @@ def wished_plan(call: Call, nranks: int, choice: Choice) -> Plan | None:
 
 
 def prove(plan: Plan, launch: Launch, choice: Choice) -> None:
-    """Prove a user's plan, and a built-in one where that is asked for or order is promised.
-
-    Raises:
-        PlanError: it is wrong, or does not sum in rank order where that is asked for.
-
-    """
+    """Prove a user's plan, and a built-in one where that is asked for or order is promised."""
     if callable(choice.algorithm) or choice.verify or choice.deterministic:
         ordered, accumulate = choice.deterministic, choice.accumulate
         prove_launch(plan, launch, deterministic=ordered, accumulate=accumulate)

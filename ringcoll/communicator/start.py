@@ -254,12 +254,7 @@ def _close(comm: Communicator, failures: list[tuple[int, BaseException]]) -> Non
 def communicator_on(
     fabric: Fabric, config: Config, settings: Settings, ordinal: int | None
 ) -> Communicator:
-    """This rank's communicator over a fabric; collective, on one GPU or by ``settings.device``.
-
-    Raises:
-        MismatchError: the ranks were given different options.
-
-    """
+    """This rank's communicator over a fabric; collective, on one GPU or by ``settings.device``."""
     said = fabric.allgather(config.agreed() + settings.agreed(), what="init")
     for rank, other in enumerate(said):
         if other != said[0]:

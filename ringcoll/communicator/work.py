@@ -114,12 +114,7 @@ class Work:
 
 
 class Worker:
-    """One thread that runs the asynchronous calls of a communicator in the order submitted.
-
-    Args:
-        name: of the thread.
-
-    """
+    """One thread that runs the asynchronous calls of a communicator in the order submitted."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -132,12 +127,7 @@ class Worker:
         self._thread.start()
 
     def submit(self, call: Callable[[], None], alive: object = None, name: str = "") -> Work:
-        """Run ``call`` after all before it; ``alive`` is kept until it has finished.
-
-        Raises:
-            ClosedError: the worker is closed.
-
-        """
+        """Run ``call`` after all before it; ``alive`` is kept until it has finished."""
         work = Work(name)
         with self._changed:
             if self._closed:
@@ -151,13 +141,7 @@ class Worker:
         return threading.current_thread() is self._thread
 
     def drain(self) -> None:
-        """Wait until nothing is left to do.
-
-        Raises:
-            BaseException: the oldest error of a call that nobody has waited for; each is raised
-                once.
-
-        """
+        """Wait for all calls, and raise once the oldest error that nobody has waited for."""
         with self._changed:
             self._changed.wait_for(lambda: not self._waiting and not self._running)
             while self._failed:
@@ -168,12 +152,7 @@ class Worker:
     def close(self, timeout: float | None = None) -> bool:
         """Fail what has not started, let the running call end, and stop the thread. Idempotent.
 
-        Args:
-            timeout: seconds to wait for the running call; None: as long as it may take.
-
-        Returns:
-            Whether the thread has ended: if not, memory of its call must stay mapped.
-
+        False if it has not ended after ``timeout`` seconds: memory of its call must stay mapped.
         """
         with self._changed:
             self._closed = True

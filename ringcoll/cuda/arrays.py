@@ -23,20 +23,10 @@ _TORCH_ROWS: dict[object, DType] = {}  # by torch's dtype, filled when one is fi
 def device_array(
     obj: Any, *, argument: str, where: str, writable: bool = False, ordinal: int | None = None
 ) -> DeviceArray:
-    """The memory of a device array.
+    """The memory of an array with ``__cuda_array_interface__`` (version 2 or 3) or DLPack.
 
-    Args:
-        obj: CuPy's, torch's, numba's or JAX's array, :func:`ringcoll.from_pointer`'s, or anything
-            else with ``__cuda_array_interface__`` (version 2 or 3) or DLPack.
-        argument: the argument's name, for messages.
-        where: the call and the rank, such as "all_reduce on rank 2".
-        writable: whether the call writes to it.
-        ordinal: the device on which it must be; None takes any.
-
-    Raises:
-        ArgumentTypeError: not an array, or of an element type that no collective carries.
-        ArgumentError: on the host or another device, not contiguous, read-only where written.
-
+    ``argument`` and ``where``, the call and the rank, are for messages; ``ordinal`` is the device
+    on which it must be, None takes any.
     """
     cupy, torch = sys.modules.get("cupy"), sys.modules.get("torch")
     try:

@@ -81,10 +81,9 @@ def _device(cuda: Any, ordinal: int) -> Device:
 
 @contextmanager
 def on(ordinal: int) -> Iterator[Any]:
-    """Make a device this thread's current one; gives the CUDA runtime.
+    """Make a device current for this thread, and with it its context; gives the CUDA runtime.
 
-    It is set even where it is current already: a new thread's device is 0, but without a context,
-    which the driver's functions need, until it is set.
+    It is set even where it is current already: a new thread's device is 0 without a context.
     """
     cuda = runtime()
     before = cuda.getDevice()
@@ -97,11 +96,7 @@ def on(ordinal: int) -> Iterator[Any]:
 
 
 def joined_by_nvlink(pci: str, others: Sequence[str]) -> bool:
-    """Whether a GPU reaches all of some others over NVLink, through a switch or not.
-
-    GPUs are named by their bus addresses; its own among ``others`` counts as joined. False also
-    where nvidia-ml-py is not installed or the driver does not tell.
-    """
+    """Whether a GPU reaches all of some others, by bus addresses, over NVLink; False if unknown."""
     far = [other for other in others if other != pci]
     if not far:
         return True

@@ -58,13 +58,9 @@ def _driver() -> Any:
 class Allocation:
     """An allocation of device memory; CUDA's handles name whole allocations.
 
-    Args:
-        start: address of its first byte.
-        nbytes: its size.
-        exportable: whether it has a CUDA IPC handle. Virtual memory (torch's expandable segments,
-            see :mod:`ringcoll.cuda.virtual_memory`) and stream-ordered pools have none.
-        number: unique in this process, also against a later allocation at the same address.
-
+    ``exportable``: it has a CUDA IPC handle, unlike virtual memory (torch's expandable segments)
+    and stream-ordered pools. ``number`` is unique in this process, also against a later allocation
+    at the same address.
     """
 
     start: int

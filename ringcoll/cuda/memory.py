@@ -43,13 +43,7 @@ class DeviceMemory:
 
 
 def allocate(ordinal: int, nbytes: int, *, what: str = "memory") -> DeviceMemory:
-    """Zeroed memory of a device, rounded up to whole granules; ``what`` it is for, for messages.
-
-    Raises:
-        OutOfMemory: need and available are named.
-        MachineError: CUDA refuses for another reason.
-
-    """
+    """Zeroed memory of a device, rounded up to whole granules; ``what`` it is for, for messages."""
     if nbytes < 0:
         raise ArgumentError(f"{what}: cannot allocate {nbytes} bytes")
     sweep()
@@ -96,10 +90,7 @@ def _refusal(cuda: Any, error: RuntimeError, ordinal: int, nbytes: int, what: st
 
 @dataclass(slots=True, eq=False)
 class HostMapped:
-    """Pinned host memory that kernels of every device of this process reach, at ``device``.
-
-    Use no view of ``host``, its bytes for this process, after :meth:`free`.
-    """
+    """Pinned host memory at ``device`` for kernels; use no view of ``host`` after :meth:`free`."""
 
     nbytes: int
     host: memoryview

@@ -37,21 +37,8 @@ def stream_of(
 ) -> tuple[int, object | None]:
     """The handle of a stream, 0 being the default one, and what keeps the stream alive.
 
-    Args:
-        stream: CuPy's, torch's or numba's stream, any object with ``__cuda_stream__``, the handle
-            itself as an integer; None: the current stream of the library that made ``like``.
-        like: a buffer of the call; None: CuPy's current stream.
-        ordinal: the rank's device; None takes the current one.
-        where: the call and the rank, for messages.
-
-    Returns:
-        The handle; the object that owns it, or None where only the handle is known: then the
-        caller may destroy the stream as soon as the call has returned.
-
-    Raises:
-        ArgumentTypeError: not a stream.
-        ArgumentError: a stream of another device, or a negative handle.
-
+    ``stream`` of None is the current one of the library that made ``like``, else CuPy's. Where only
+    the handle is known, nothing keeps it: the caller may destroy it when the call has returned.
     """
     if stream is None:
         return _current(like, ordinal)
@@ -172,13 +159,7 @@ def _destroy(pid: int, ordinal: int, event: int) -> None:
 
 
 def capture_of(stream: int) -> int:
-    """The number of the capture, in this process, that a stream is part of; 0: of none.
-
-    Raises:
-        RuntimeError: CUDA cannot tell: the stream is gone, or the default one beside a blocking
-            one that is being captured, or its capture is invalid.
-
-    """
+    """The number of the capture, in this process, that a stream is part of; 0: of none."""
     if not runtime().streamIsCapturing(stream):
         return 0
     status, number = ctypes.c_int(), ctypes.c_uint64()

@@ -37,12 +37,7 @@ class Piece:
 
 
 def pieces_of(pointer: int, nbytes: int) -> list[Piece]:
-    """The mappings in which a range of virtual memory lies, in order.
-
-    Raises:
-        MachineError: it is no virtual memory, is not mapped throughout, or has too many pieces.
-
-    """
+    """The mappings in which a range of virtual memory lies, in order."""
     found: list[Piece] = []
     at = pointer
     while at < pointer + nbytes:
@@ -63,12 +58,7 @@ def pieces_of(pointer: int, nbytes: int) -> list[Piece]:
 
 
 def export(piece: Piece) -> int:
-    """A descriptor of a piece; the caller closes it.
-
-    Raises:
-        MachineError: the piece was not created for export.
-
-    """
+    """A descriptor of a piece, which the caller closes."""
     handle, descriptor = _handle(piece.start), ctypes.c_int(-1)
     try:
         call("cuMemExportToShareableHandle", ctypes.byref(descriptor), handle, _POSIX, 0)
@@ -78,15 +68,7 @@ def export(piece: Piece) -> int:
 
 
 def map_pieces(descriptors: Sequence[int], sizes: Sequence[int], ordinal: int) -> int:
-    """Map pieces one after the other for the current device, which is ``ordinal``.
-
-    Returns:
-        The address of the first byte, for :func:`unmap_pieces`.
-
-    Raises:
-        MachineError: the device does not reach the memory, or a size is not the piece's.
-
-    """
+    """Map pieces one after the other for the current device, ``ordinal``; their address."""
     start = ctypes.c_uint64()
     call("cuMemAddressReserve", ctypes.byref(start), sum(sizes), 0, 0, 0)
     mapped: list[int] = []

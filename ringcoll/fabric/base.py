@@ -35,19 +35,11 @@ Missing = Callable[[], Sequence[int]]
 
 
 class Fabric(ABC):
-    """The ranks of a communicator, as one of them sees them.
+    """The ranks of a communicator, as one of them sees them; ``timeout`` is in seconds.
 
-    Args:
-        rank: this rank.
-        nranks: how many there are.
-        threads: ranks are threads of (or take turns in) one process.
-        timeout: seconds that a wait may take where a call names no other; may be ``math.inf``.
-        fence: what to call between data and flag, on both sides; None where nothing is needed.
-        notify: wakes rank p after a flag that it may wait for was stored; None where waits poll.
-        nodes: the node of each rank where there are several; else empty.
-        messages: what moves data between nodes, where there are several; None once it is closed.
-        names: what messages call the ranks.
-
+    ``fence`` goes between data and flag, on both sides; ``notify`` wakes rank p after a flag that
+    it may wait for was stored; None where waits poll. ``messages`` is None once it is closed.
+    ``names`` are what errors call the ranks.
     """
 
     rank: int
@@ -69,43 +61,21 @@ class Fabric(ABC):
     def share(self, nbytes: int, *, what: str) -> list[memoryview]:
         """Contribute zeroed memory and map everybody's; collective.
 
-        Args:
-            nbytes: this rank's part; ranks may differ. Parts start at a page and are rounded
-                up to whole pages.
-            what: what the memory is for, the same text on every rank.
-
-        Returns:
-            One writable view (format ``B``) per rank, this rank's own included; an empty one for
-            a rank of another node. The memory lives as long as a view of it, here or at a peer.
-
-        Raises:
-            OutOfMemory: the parts together exceed what is available; on every rank.
-            DeadlineError: a rank did not come.
-
+        A writable view for each rank, empty for one of another node, which lives as long as a view
+        of it, here or at a peer. Parts may differ in size, and are rounded up to whole pages.
+        ``what``, the memory's purpose, is the same text on every rank.
         """
 
     def expose(self, memory: memoryview, *, what: str) -> list[memoryview] | None:
-        """Let the peers map memory that exists already; collective.
-
-        Returns:
-            One view per rank; None where ranks are processes: none reaches another's own memory.
-
-        """
+        """Let peers map existing memory; None where ranks are processes. Collective."""
         return None
 
     @abstractmethod
     def allgather(self, payload: bytes, *, what: str, timeout: float | None = None) -> list[bytes]:
         """Every rank's payload, in rank order; collective, lengths may differ.
 
-        Args:
-            payload: this rank's bytes.
-            what: the call that needs them, the same text on every rank.
-            timeout: seconds; None takes the fabric's.
-
-        Raises:
-            DeadlineError: naming the ranks that did not come; the fabric is aborted by it.
-            MismatchError: the ranks came for different calls; all are shown.
-
+        ``what`` is the call, the same on every rank, else MismatchError. A DeadlineError names the
+        ranks that did not come, and aborts the fabric.
         """
 
     def texts(self, what: str) -> Callable[[str], list[str]]:
@@ -140,18 +110,8 @@ class Fabric(ABC):
     ) -> None:
         """Return as soon as ``ready()`` is true, without burning the processor.
 
-        Args:
-            ready: reads flags; must be cheap and have no effect.
-            deadline: value of ``time.monotonic()``; ``math.inf`` for none.
-            describe: the message of a :class:`DeadlineError`, made only when it is raised.
-            peers: the ranks without which ``ready`` cannot become true; one of them that has
-                closed in order is lost. None: only when all others have closed.
-
-        Raises:
-            DeadlineError: the deadline has passed.
-            RankLostError: a rank has died, or one that is waited for has left.
-            AbortedError: a rank has aborted; the message gives its reason.
-
+        ``ready`` must be cheap and have no effect; ``deadline`` is of ``time.monotonic()``. A rank
+        of ``peers`` (None: all others together) that closed in order counts as lost.
         """
         for _ in range(SPINS):
             if ready():
@@ -263,11 +223,8 @@ class Fabric(ABC):
     def abort(self, reason: str, *, error: type[BaseException] = AbortedError) -> None:
         """Tell every rank that this one gives up, and wake all; idempotent.
 
-        Args:
-            reason: shown by the peers' errors.
-            error: by which it gives up: after a DeadlineError, MismatchError or RankLostError the
-                peers raise the same, else an AbortedError.
-
+        Peers raise an ``error`` that is a DeadlineError, MismatchError or RankLostError, else an
+        AbortedError.
         """
 
     def died(self, reason: str) -> None:
@@ -315,19 +272,9 @@ class Fabric(ABC):
 
     @abstractmethod
     def subset(self, members: Sequence[int], *, what: str) -> Fabric:
-        """A fabric of some of the ranks; collective among these alone.
+        """A fabric of the ranks ``members``, in this order; collective among these alone.
 
         Works when ranks outside have died, and when this fabric has been aborted.
-
-        Args:
-            members: ranks of this fabric in the order of their new ranks, the same on each.
-            what: the call that needs it, the same text on every member.
-
-        Raises:
-            RankLostError: a member has died or has closed this fabric.
-            DeadlineError: a member did not come.
-            ArgumentError: not a rank, one twice, or this rank is not among them.
-
         """
 
     def _members(self, members: Sequence[int], what: str) -> tuple[int, ...]:

@@ -63,11 +63,6 @@ def connect(
     """The connections of this rank to all ranks of other nodes; collective.
 
     A connection that both processes still have is used again.
-
-    Raises:
-        DeadlineError: a rank was not reached in time; it is named.
-        MachineError: a rank has no address, or another rank has failed.
-
     """
     rank, deadline = bootstrap.rank, time.monotonic() + timeout
     far = [peer for peer, node in enumerate(nodes) if node != nodes[rank]]

@@ -33,12 +33,7 @@ _CROWD = 64  # strangers at once; one more, and the first of them is closed
 
 
 def prove(connection: socket.socket, key: bytes, rank: int, peer: int, until: float) -> None:
-    """The caller's end: ``rank`` calls ``peer``; all ranks have the key, and nobody else.
-
-    Raises:
-        OSError: the other is not that rank, has gone, or does not answer until then.
-
-    """
+    """The caller's end: ``rank`` calls ``peer``; all ranks have the key, and nobody else."""
     nonce = secrets.token_bytes(_NONCE)
     connection.sendall(_CALL.pack(rank, nonce))
     proof, challenge = _ANSWER.unpack(exactly(connection, _ANSWER.size, until))
@@ -85,15 +80,7 @@ class _Pending:
 def answer(
     listener: socket.socket, key: bytes, rank: int, callers: set[int], deadline: float
 ) -> list[tuple[int, socket.socket]]:
-    """Accept the connections of some ranks, and close all others, which delay nobody.
-
-    Returns:
-        Each caller with its connection.
-
-    Raises:
-        DeadlineError: some have not called; they are named.
-
-    """
+    """Accept the connections of ``callers``, and close all others, which delay nobody."""
     taken: list[tuple[int, socket.socket]] = []
     pending: dict[int, _Pending] = {}
     try:

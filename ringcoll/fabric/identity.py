@@ -58,13 +58,7 @@ def compare_versions(found: Sequence[Mapping[str, str]], what: str) -> None:
 def compare(
     found: Sequence[Mapping[str, str]], what: str, ranks: Sequence[int] | None = None
 ) -> None:
-    """Refuse ranks of one node (None: all) that cannot share memory, on every rank alike.
-
-    Raises:
-        MismatchError: different versions of ringcoll.
-        MachineError: different hosts, PID namespaces or users.
-
-    """
+    """Refuse ranks of one node (None: all) that cannot share memory, on every rank alike."""
     compare_versions(found, what)
     members = range(len(found)) if ranks is None else ranks
     first = found[members[0]]

@@ -47,10 +47,7 @@ class Inbox:
 
 
 class Link:
-    """This process's connection to one of another node, whose identity is proven.
-
-    ``name`` is its process and its host, for messages.
-    """
+    """This process's connection to a proven one, ``name`` in messages, of another node."""
 
     def __init__(self, connection: socket.socket, name: str) -> None:
         connection.setblocking(False)

@@ -73,15 +73,7 @@ _ERRORS: Mapping[State, type[Error]] = {
 
 @dataclass(slots=True)
 class Status:
-    """What is known of a rank.
-
-    Args:
-        state: what it has declared.
-        since: when, in nanoseconds of this host's monotonic clock.
-        reason: why it failed.
-        death: how it was found dead, for messages; empty while it lives, or nobody can tell.
-
-    """
+    """What a rank has declared, and ``death``, how it was found dead; ``since`` is monotonic ns."""
 
     state: State = State.OPEN
     since: int = 0

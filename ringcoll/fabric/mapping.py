@@ -24,12 +24,7 @@ _TEXT_LIMIT = 2000
 def map_all(
     rank: int, nbytes: int, gather: Gather, deadline: float, what: str
 ) -> tuple[list[memoryview], list[SegmentHandle]]:
-    """Make one segment per rank and map all of them; collective.
-
-    Returns:
-        The memory and the handle of every rank.
-
-    """
+    """Make one segment per rank and map all of them; their memory and handles. Collective."""
     own: Segment | None = None
     failure: Error | None = None
     try:
@@ -49,13 +44,7 @@ def map_all(
 
 
 def outcome(gather: Gather, value: object, failure: Error | None) -> list[Any]:
-    """Exchange JSON values of one type, or this rank's failure in place of one; collective.
-
-    Raises:
-        Error: ``failure`` itself, or another rank's, which is named.
-        MachineError: a rank has sent something else; it is named.
-
-    """
+    """Exchange JSON values of one type; a rank's failure is raised on all ranks. Collective."""
     memory = isinstance(failure, OutOfMemory)
     sent = {"error": str(failure)[:_TEXT_LIMIT], "memory": memory} if failure else {"value": value}
     own = json.dumps(sent)
@@ -85,10 +74,7 @@ def together(
     undo: Callable[[T], object] = lambda made: None,
     catch: type[Error] = MachineError,
 ) -> T:
-    """Make something on every rank; collective.
-
-    If one fails by an error of class ``catch``, all raise, and undo what they have made.
-    """
+    """Make something on every rank, or undo it and raise if one fails by ``catch``; collective."""
     try:
         made = make()
     except catch as error:

@@ -85,10 +85,7 @@ class Carrier:
 
 
 class Transfer:
-    """A message on its way from or to an array, which is kept as long as MPI may touch it.
-
-    ``source`` is the rank that sends it; -1 where this one does.
-    """
+    """A message from ``source`` (-1: this rank) and its array, kept while MPI may touch it."""
 
     __slots__ = ("_array", "_messages", "_request", "_source")
 
@@ -97,13 +94,7 @@ class Transfer:
         self._array, self._source = array, source
 
     def done(self) -> bool:
-        """Whether it has completed; moves messages.
-
-        Raises:
-            MismatchError: a message of another length has come.
-            MachineError: MPI could not carry it.
-
-        """
+        """Whether it has completed; moves messages."""
         messages, source, length = self._messages, self._source, 0
         with messages.lock:
             request = self._request

@@ -27,16 +27,7 @@ from ringcoll.fabric.thread import thread_fabrics
 
 
 def open_fabric(bootstrap: Bootstrap, *, timeout: float, node: str | None = None) -> Fabric:
-    """The fabric of a bootstrap's ranks; a world of one needs no shared memory.
-
-    Collective among the ranks of the bootstrap; ``node`` is the name of this rank's node, where it
-    is not the host's.
-
-    Raises:
-        MachineError: ranks of one node cannot share memory, or those of several cannot meet.
-        MismatchError: the ranks run different versions of ringcoll.
-
-    """
+    """The fabric of a bootstrap's ranks; collective. ``node`` replaces the host's name."""
     if bootstrap.nranks == 1:
         return thread_fabrics(1, timeout)[0]
     own = {**identity(), "node": node or "", "pid": str(os.getpid())}

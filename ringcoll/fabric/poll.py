@@ -20,10 +20,7 @@ _GROWTH = 1.25  # of a sleep to the next
 
 
 class LivenessTimer:
-    """Runs a check of the peers' liveness every 20 ms, and at once while an alarm is up.
-
-    ``alarm`` is a word that is not zero when a peer has failed.
-    """
+    """Runs a check of the peers every 20 ms, and at once while the word ``alarm`` is not zero."""
 
     def __init__(self, alarm: memoryview | None = None) -> None:
         self._alarm = memoryview(bytes(8)).cast("Q") if alarm is None else alarm
@@ -45,12 +42,7 @@ def poll(
     timer: LivenessTimer,
     check: Callable[[], None],
 ) -> None:
-    """Return when ``ready()`` is true; ``timer`` runs ``check``, which raises when it cannot be.
-
-    Raises:
-        DeadlineError: the deadline has passed; ``describe`` gives the message.
-
-    """
+    """Return when ``ready()`` is true; ``timer`` runs ``check``, which raises when it cannot be."""
     yields, pause = 0, _FIRST_SLEEP
     while not ready():
         try:

@@ -173,11 +173,6 @@ def process_fabric(
 
     ``processes`` are the ranks' where they are watched already; their identities need no comparison
     if they are ``compared``.
-
-    Raises:
-        MachineError: the ranks are not on one host, or their memory cannot be mapped.
-        MismatchError: the ranks run different versions of ringcoll.
-
     """
     gather = texts_of(bootstrap)
     if not compared:

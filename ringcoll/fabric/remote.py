@@ -21,10 +21,7 @@ _REASON = 3500  # characters
 
 
 class RemoteRanks:
-    """One fabric's ranks of other nodes.
-
-    All ranks have agreed on ``serial``, the number of the fabric.
-    """
+    """One fabric's ranks of other nodes; all ranks have agreed on ``serial``, its number."""
 
     def __init__(self, links: Mapping[int, Link], serial: int) -> None:
         self._links, self._serial = links, serial

@@ -184,11 +184,8 @@ def thread_fabrics(nranks: int, timeout: float = 60.0) -> list[Fabric]:
 def each(fabrics: Sequence[Fabric], function: Callable[[Fabric], T]) -> list[T]:
     """Call ``function`` for every fabric at once, one short-lived thread each.
 
-    It makes collective calls on behalf of ranks that take turns in one thread.
-
-    Returns:
-        The results in the order of ``fabrics``; the first failure in that order is raised.
-
+    It makes collective calls for ranks that take turns in one thread. The first failure in the
+    order of ``fabrics`` is raised.
     """
     results: dict[int, T] = {}
     failures: dict[int, BaseException] = {}

@@ -63,10 +63,7 @@ class AgreedBlocks(ABC, Generic[P]):
         return self._table.changes
 
     def lookup(self, address: int, nbytes: int) -> tuple[int, int] | None:
-        """The block (1 or more) in which this rank's memory lies, and the byte offset in it.
-
-        None if the ``nbytes`` at ``address`` are not symmetric.
-        """
+        """The block, from 1, of this rank's memory, and the byte offset; None: not symmetric."""
         return self._table.lookup(address, nbytes)
 
     @abstractmethod
@@ -128,14 +125,9 @@ class AgreedBlocks(ABC, Generic[P]):
         there: bool = False,
         lacks: MachineError | None = None,
     ) -> tuple[list[int], bool]:
-        """Compare the request and exchange frees.
+        """Compare the request; the blocks freed by every rank, and whether all have ``there``.
 
-        Returns:
-            The blocks that every rank has freed, and whether ``there`` is true on every rank.
-
-        Raises:
-            MachineError: ``lacks``, or another rank's.
-
+        All raise if a rank ``lacks`` something.
         """
         blocks = self._table.blocks
         if self._dropped:

@@ -32,10 +32,7 @@ _lock = threading.Lock()  # of the tables' counts of users
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One rank's part of a block.
-
-    ``pointer`` is its first byte as this rank's device addresses it, ``memory`` all parts.
-    """
+    """One rank's part of a block; ``pointer`` is its first byte for this rank's device."""
 
     pointer: int
     memory: PeerMemory
@@ -80,13 +77,6 @@ class CudaSymmetricMemory(AgreedBlocks[Part]):
         """A CuPy array whose memory every rank can reach; collective, same bytes on all ranks.
 
         ``lacks`` says why this rank cannot have the array, if so: all ranks raise it.
-
-        Raises:
-            MismatchError: the ranks ask for different numbers of bytes.
-            OutOfMemory: need and available are named.
-            MachineError: a rank lacks something; on every rank.
-            ArgumentTypeError: no such type, or this CuPy is too old for it.
-
         """
         fabric = self._usable("empty")
         row = dtype_of(dtype)
@@ -105,19 +95,10 @@ class CudaSymmetricMemory(AgreedBlocks[Part]):
         return _array(block.start, extent, row, lease, self.ordinal)
 
     def register(self, array: DeviceArray) -> bool:
-        """Let peers reach an array that exists already; collective, the same bytes on all ranks.
+        """Let peers reach an existing array until :meth:`unregister`; collective, same bytes.
 
-        It is kept until :meth:`unregister` or :meth:`close`.
-
-        Returns:
-            Whether peers reach it. Memory of stream-ordered pools and virtual memory that was not
-            made to be exported cannot be mapped by others, and none at all where devices do not
-            reach each other.
-
-        Raises:
-            MismatchError: the ranks pass different numbers of bytes.
-            ArgumentError: on another device, or symmetric already on some ranks only.
-
+        False for memory of stream-ordered pools, virtual memory that was not made to be exported,
+        and devices that do not reach each other.
         """
         fabric = self._usable("register")
         if array.ordinal != self.ordinal:
@@ -152,10 +133,7 @@ class CudaSymmetricMemory(AgreedBlocks[Part]):
         }
 
     def close(self) -> None:
-        """Release all blocks that no open child sees; arrays keep what they use.
-
-        Not collective, idempotent. No kernel of this communicator may be running.
-        """
+        """Release all blocks that no open child sees; no kernel may be running. Not collective."""
         if self._fabric is None:
             return
         self._fabric = None

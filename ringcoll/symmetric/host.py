@@ -35,12 +35,6 @@ class SymmetricMemory(AgreedBlocks[memoryview]):
         """An array whose memory every rank can reach; collective, the same bytes on all ranks.
 
         ``lacks`` says why this rank cannot have the array, if so: all ranks raise it.
-
-        Raises:
-            MismatchError: the ranks ask for different numbers of bytes.
-            OutOfMemory: need and available are named.
-            MachineError: a rank lacks something; on every rank.
-
         """
         fabric = self._usable("empty")
         kind = np.dtype(dtype)
@@ -57,18 +51,9 @@ class SymmetricMemory(AgreedBlocks[memoryview]):
         return array.view(kind).reshape(extent)
 
     def register(self, array: Array) -> bool:
-        """Let peers reach an array that exists already; collective, the same bytes on all ranks.
+        """Let peers reach an existing array until :meth:`unregister`; collective, same bytes.
 
-        It is kept until :meth:`unregister` or :meth:`close`.
-
-        Returns:
-            Whether peers reach it. Processes cannot map each other's own memory: there only arrays
-            of :meth:`empty` are reached.
-
-        Raises:
-            MismatchError: the ranks pass different numbers of bytes.
-            ArgumentError: it is not contiguous, or symmetric already on some ranks only.
-
+        False between processes, which reach only arrays of :meth:`empty`.
         """
         fabric = self._usable("register")
         if not array.flags.c_contiguous:

@@ -16,16 +16,7 @@ _LIBRARIES = ("numpy", "cupy", "torch")
 
 
 def library_of(like: object, row: DType, device: str, where: str) -> Callable[[Any], Any]:
-    """The conversion of a numpy or CuPy array on ``device`` to the library that ``like`` names.
-
-    ``row`` is the element type; with None for ``like`` the array stays as it is.
-
-    Raises:
-        ArgumentTypeError: not a string, or the library has no such element type.
-        ArgumentError: no such library, or it has no arrays there.
-        MachineError: the library is not installed.
-
-    """
+    """The conversion of a numpy or CuPy array on ``device`` to the library that ``like`` names."""
     own = "numpy" if device == "cpu" else "cupy"
     if like is None or like == own:
         return _itself

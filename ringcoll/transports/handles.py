@@ -27,17 +27,9 @@ _LARGEST = 1 << 48  # bytes: beyond any device, and any address that one has
 class MemoryHandle:
     """What other ranks need to map a rank's device memory.
 
-    Args:
-        boot: id of the host's boot.
-        pid: the process.
-        pointer: the first byte, as that process addresses it.
-        nbytes: how many.
-        offset: of the first byte in the allocation that ``ipc`` names.
-        ordinal: of the device, as that process numbers it.
-        pci: of the device, the same in all processes.
-        name: of the device.
-        ipc: CUDA's handle for other processes; zeros where none was made.
-
+    ``pointer`` and ``ordinal`` are that process's, ``pci`` is the same in all. ``offset`` is the
+    first byte's in the allocation that ``ipc`` names: zeros where there is no handle for other
+    processes.
     """
 
     boot: bytes

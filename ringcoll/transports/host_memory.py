@@ -29,11 +29,6 @@ def allocate_hosted(fabric: Fabric, ordinal: int, nbytes: int, *, what: str) -> 
     """Zeroed, pinned host memory of every rank that all ranks' devices reach; collective.
 
     The ranks agree on ``nbytes``, which is rounded up to whole pages.
-
-    Raises:
-        OutOfMemory: need and available are named; on every rank.
-        MachineError: CUDA refuses to pin the memory; on every rank.
-
     """
     released = fabric.share(1, what=what)
     parts = fabric.share(nbytes, what=what)
@@ -89,12 +84,7 @@ class _Pinned:
         return tuple(cuda.pointerGetAttributes(at).devicePointer for at in self.addresses)
 
     def free(self) -> None:
-        """Unpin, and let go of the pages; idempotent. No kernel may use them any more.
-
-        Raises:
-            RuntimeError: CUDA refuses; all others are unpinned all the same.
-
-        """
+        """Unpin all, even if CUDA refuses one, and let go of the pages; no kernel may use them."""
         pinned, self._pinned = self._pinned, []
         with on(self._ordinal) as cuda:
             errors = [error for address in pinned if (error := _unpin(cuda, address))]

@@ -31,12 +31,6 @@ def pointer_to(
     """The address of a peer's memory for kernels of the current device, which is this rank's.
 
     ``opened`` gets what has to be given to :func:`unmap` at the end.
-
-    Raises:
-        NoPeerAccess: the devices have no access to each other.
-        MachineError: the ranks are on different hosts, or the memory was not exported.
-        RuntimeError: CUDA fails.
-
     """
     mine, theirs = handles[rank], handles[peer]
     inside = theirs.process == mine.process

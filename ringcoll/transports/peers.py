@@ -34,12 +34,7 @@ _log = logging.getLogger("ringcoll")
 class PeerMemory:
     """One part of memory of every rank, mapped where this rank's kernels reach it.
 
-    Args:
-        pointers: every rank's first byte as this rank's device addresses it, in rank order.
-        nbytes: size of each part.
-        ordinal: this rank's device.
-        held: what in this process needs the own part after :meth:`close` too, while it lives.
-
+    ``held`` is what the own part needs in this process while it lives, after :meth:`close` too.
     """
 
     pointers: tuple[int, ...]
@@ -78,15 +73,7 @@ class PeerMemory:
 
 
 def allocate_shared(fabric: Fabric, ordinal: int, nbytes: int, *, what: str) -> PeerMemory:
-    """Zeroed memory on every rank's device that all ranks reach; collective.
-
-    Each rank's ``nbytes`` are rounded up to whole granules.
-
-    Raises:
-        OutOfMemory: need and available are named; on every rank.
-        MachineError: a device cannot reach another, or CUDA refuses; on every rank.
-
-    """
+    """Zeroed memory of ``nbytes``, in whole granules, of every rank for all devices; collective."""
     memory = together(
         fabric.texts(what), lambda: allocate(ordinal, nbytes, what=what), undo=DeviceMemory.free
     )
@@ -123,21 +110,9 @@ def expose(
 ) -> PeerMemory | None:
     """Map memory of every rank that exists already, such as a user's array; collective.
 
-    Args:
-        fabric: the ranks.
-        ordinal: this rank's device.
-        pointer: the first byte, anywhere in an allocation.
-        nbytes: at least 1.
-        keep: is kept until no peer can reach the memory any more.
-        what: the call that needs it, the same text on every rank.
-
-    Returns:
-        None where a rank's memory cannot be mapped by the others: it comes from a stream-ordered
-        pool, from virtual memory that cannot be exported by descriptors, or the driver refuses.
-
-    Raises:
-        MachineError: a device cannot reach another; on every rank.
-
+    ``keep`` is kept until no peer can reach the memory any more. None where a rank's memory cannot
+    be mapped by the others: it comes from a stream-ordered pool, from virtual memory that cannot be
+    exported by descriptors, or the driver refuses.
     """
     released = fabric.share(1, what=what)
     own: ExportedPieces | None = None

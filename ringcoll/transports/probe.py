@@ -30,11 +30,6 @@ def check_pairs(fabric: Fabric, memory: PeerMemory, ordinal: int, *, what: str =
     """Write to every peer's memory from this rank's device, and read what has arrived; collective.
 
     ``memory`` has at least :data:`SLOT` bytes for each rank, which are zero afterwards.
-
-    Raises:
-        NoPeerAccess: naming the pairs whose data did not arrive; on every rank.
-        MachineError: a device fails to write or to read; on every rank.
-
     """
     gather = fabric.texts(what)
     rank, nranks = fabric.rank, fabric.nranks

@@ -34,22 +34,8 @@ def allocate_scratch(
     """Zeroed memory of every rank that all ranks' devices reach, and its transport; collective.
 
     No kernel may use it before all ranks have returned: pairs of devices are probed in its first
-    bytes, which are zero again before any rank returns.
-
-    Args:
-        fabric: the ranks.
-        ordinal: this rank's device.
-        nbytes: of each rank's part.
-        what: the call that needs it, the same text on every rank.
-        wanted: the transport, the same on every rank; None is "p2p" where every pair can, else
-            "host", with a warning in the log.
-        probed: every pair of these devices has been probed already.
-
-    Raises:
-        OutOfMemory: need and available are named; on every rank.
-        MachineError: CUDA refuses, or devices do not reach each other where "p2p" is wanted; on
-            every rank.
-
+    bytes, unless ``probed`` already, and these are zero again before any rank returns. ``wanted``
+    is the same on every rank; None is "p2p" where every pair can, else "host", with a warning.
     """
     if wanted != "host":
         try:

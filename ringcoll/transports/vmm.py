@@ -24,10 +24,7 @@ _LARGEST = 1 << 48  # bytes
 
 @dataclass(frozen=True, slots=True)
 class ExportedPieces:
-    """This rank's pieces of virtual memory, for peers that connect to its server.
-
-    ``offset`` is the place, in the first piece, of the memory that is meant.
-    """
+    """This rank's exported pieces; the memory begins at ``offset`` in the first."""
 
     server: FdServer
     descriptors: tuple[int, ...]
@@ -69,14 +66,10 @@ def import_pieces(
     opened: list[Callable[[], None]],
     what: str,
 ) -> dict[int, int] | None:
-    """Map what other ranks export; collective.
+    """Map what other ranks export, by rank; None if a rank fails to map some. Collective.
 
     ``exports`` has every rank's memory and its encoded pieces, None where it has none; ``opened``
     gets what undoes the mappings.
-
-    Returns:
-        The address of the memory of each rank that exports; None if a rank fails to map some.
-
     """
     found: dict[int, int] = {}
     failure = ""
