@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from ringcoll.errors import ArgumentError
 
@@ -88,11 +88,6 @@ class Terms:
     def total(self) -> float:
         """Seconds in all."""
         return self.bandwidth + self.ramp + self.overhead + self.latency
-
-    @property
-    def dominant(self) -> str:
-        """The name of the largest term."""
-        return max((f.name for f in fields(self)), key=lambda name: float(getattr(self, name)))
 
 
 def _check(nranks: int, nbytes: float, slices: int) -> None:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import groupby
+from typing import Any
 
 from ringcoll.algorithms import ALGORITHMS, Algorithm, build, name_of, options
 from ringcoll.algorithms.channels import Channels
@@ -141,29 +142,17 @@ def candidate_for(
 ) -> Candidate:
     """One algorithm of a collective, as :func:`plan_for` makes it; ``slices`` None: searched."""
     along = channels if "rings" in options(collective, algorithm) else None
-    make = _builder(collective, algorithm, nranks, root, nodes, along, per_port)
+    make = _builder(
+        collective, algorithm, nranks, root=root, nodes=nodes, channels=along, per_port=per_port
+    )
     return Candidate(name_of(algorithm), make, slices, refusal, along.shares if along else (1,))
 
 
 @lru_cache(maxsize=1024)
 def _builder(
-    collective: str,
-    algorithm: Algorithm,
-    nranks: int,
-    root: int,
-    nodes: tuple[int, ...],
-    channels: Channels | None,
-    per_port: int,
+    collective: str, algorithm: Algorithm, nranks: int, **others: Any
 ) -> Callable[[], Plan]:
-    return lambda: plan_for(
-        collective,
-        algorithm,
-        nranks,
-        root=root,
-        nodes=nodes,
-        channels=channels,
-        per_port=per_port,
-    )
+    return partial(plan_for, collective, algorithm, nranks, **others)
 
 
 def choose(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ringcoll.errors import ArgumentError
 from ringcoll.topology.build import build
-from ringcoll.topology.document import MAX_BYTES, Element, parse, write
+from ringcoll.topology.document import MAX_BYTES, Element, parse
 from ringcoll.topology.system import System
 
 PROVIDED = Path("/var/run/nvidia-topologyd/virtualTopology.xml")
@@ -38,16 +38,6 @@ def load_document(path: str | Path) -> Element:
         why = getattr(error, "strerror", None) or error
         raise ArgumentError(f"topology file {path}: cannot be read: {why}") from None
     return parse(text, str(path))
-
-
-def dump(document: Element, path: str | Path) -> None:
-    """Write a document as NCCL_TOPO_DUMP_FILE does."""
-    text = write(document)
-    try:
-        Path(path).write_text(text, encoding="utf-8")
-    except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise ArgumentError(f"topology file {path}: cannot be written: {why}") from None
 
 
 def find_file(

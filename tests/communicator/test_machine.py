@@ -18,7 +18,6 @@ from ringcoll.communicator.selection import HOST
 from ringcoll.config import starting
 from ringcoll.fabric import each, thread_fabrics
 from ringcoll.topology.document import parse, write
-from ringcoll.topology.files import dump
 from ringcoll.topology.presets import preset_document
 from ringcoll.topology.search import cached
 from tests.communicator.sums import sums
@@ -33,7 +32,7 @@ def file(tmp_path):
 
     def made(name):
         path = tmp_path / f"{name}.xml"
-        dump(preset_document(name), path)
+        path.write_text(write(preset_document(name)), encoding="utf-8")
         return str(path)
 
     return made

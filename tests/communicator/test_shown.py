@@ -10,7 +10,7 @@ import pytest
 
 import ringcoll
 from ringcoll.dtypes import ReduceOp, op_of
-from ringcoll.topology.files import dump
+from ringcoll.topology.document import write
 from ringcoll.topology.presets import preset_document
 
 # -- what is shown -------------------------------------------------------------------------------
@@ -62,7 +62,7 @@ def test_config_and_operators_show_what_is_set():
 
 def test_a_topology_shows_its_machine(tmp_path):
     path = str(tmp_path / "machine.xml")
-    dump(preset_document("dgx1-v100"), tmp_path / "machine.xml")
+    (tmp_path / "machine.xml").write_text(write(preset_document("dgx1-v100")), encoding="utf-8")
 
     def work(comm):
         return repr(comm.topology), comm.topology._repr_html_()

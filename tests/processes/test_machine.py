@@ -2,7 +2,7 @@
 
 import pytest
 
-from ringcoll.topology.files import dump
+from ringcoll.topology.document import write
 from ringcoll.topology.presets import preset_document
 
 pytestmark = [pytest.mark.mpi, pytest.mark.slow]
@@ -10,7 +10,7 @@ pytestmark = [pytest.mark.mpi, pytest.mark.slow]
 
 def test_a_file_that_the_environment_names(mpi, tmp_path):
     path = tmp_path / "dgx1.xml"
-    dump(preset_document("dgx1-v100"), path)
+    path.write_text(write(preset_document("dgx1-v100")), encoding="utf-8")
     outcome = mpi("machine", 4, "play", RINGCOLL_TOPO_FILE=str(path))
     assert outcome.errors == "" and outcome.statuses == [0]
     assert outcome.word("right") == dict.fromkeys(range(4), True)
