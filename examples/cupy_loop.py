@@ -55,5 +55,6 @@ def train(comm):
 
 if __name__ == "__main__":
     with ringcoll.init() as comm:
-        first, last, _ = train(comm)
-        print(f"rank {comm.rank} of {comm.nranks} on {comm.device}: loss {first:.3f} -> {last:.3f}")
+        first, last, weights = train(comm)
+        where = f"rank {comm.rank} of {comm.nranks} on {comm.device}"
+        print(f"{where}: loss {first:.3f} -> {last:.3f}, weights {float(weights.sum()):.9f}")

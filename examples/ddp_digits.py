@@ -51,7 +51,8 @@ def main():
         if rank == 0:
             print(f"epoch {epoch:2}: loss {loss:.4f}")
     right = (model(images[test]).argmax(1) == labels[test]).float().mean()
-    print(f"rank {rank}: accuracy {right:.1%} on {len(test)} unseen images")
+    total = sum(weight.double().sum() for weight in model.parameters())
+    print(f"rank {rank}: accuracy {right:.1%} on unseen images, sum of the weights {total:.12f}")
     dist.destroy_process_group()
 
 

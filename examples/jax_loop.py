@@ -13,7 +13,7 @@ STEPS, BATCH, RATE = 60, 64, 0.2
 
 
 def train(comm):
-    """Train on this rank's batches; return the first loss and the last one."""
+    """Train on this rank's batches; return the first loss, the last one, the weights' sum."""
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # ringcoll needs memory too
     import jax
     import jax.numpy as jnp
@@ -50,10 +50,11 @@ def train(comm):
         comm.synchronize()
         parameters = update(parameters, jnp.array(jnp.from_dlpack(average), copy=True))
         losses.append(float(value))
-    return losses[0], losses[-1]
+    return losses[0], losses[-1], float(ravel_pytree(parameters)[0].sum())
 
 
 if __name__ == "__main__":
     with ringcoll.init() as comm:
-        first, last = train(comm)
-        print(f"rank {comm.rank} of {comm.nranks} on {comm.device}: loss {first:.3f} -> {last:.3f}")
+        first, last, total = train(comm)
+        where = f"rank {comm.rank} of {comm.nranks} on {comm.device}"
+        print(f"{where}: loss {first:.3f} -> {last:.3f}, weights {total:.9f}")

@@ -38,7 +38,11 @@ _alive: weakref.WeakSet[Calling] = weakref.WeakSet()
 
 
 class Calling:
-    """The private half of a communicator."""
+    """What the calls of a communicator on CPU ranks go through.
+
+    On GPU ranks :class:`ringcoll.communicator.public.Communicator` puts the methods of an
+    :class:`ringcoll.communicator.enqueuing.Enqueuer` in the place of five of these.
+    """
 
     def __init__(self, state: RankState) -> None:
         self._state = state

@@ -49,7 +49,7 @@ from ringcoll.plan import Buffer
 from ringcoll.symmetric.host import SymmetricMemory
 
 SCRATCH_BYTES = 15 << 20
-"""SCRATCH a rank; with the board's words and records it stays below the promised 16 MiB."""
+"""SCRATCH a rank; with the rest of the shared state it stays below the promised 16 MiB."""
 
 _log = logging.getLogger("ringcoll")
 
@@ -103,7 +103,7 @@ class RankState:
         """Memory and executors; collective."""
         pace, above = self.pace, None if parent is None else parent.symmetric
         self.symmetric = SymmetricMemory(self.fabric, above, ranks)
-        make = None if pace is None else (lambda board: pacer(pace, board))
+        make = None if pace is None else (lambda shared: pacer(pace, shared))
         host = CpuExecutor(self.fabric, self.symmetric, scratch=SCRATCH_BYTES, pacer=make)
         self._host, self.executor = host, host
         self.pairs = Pairs(self.fabric, host.shared_state, host.pacer, host.node_signals)

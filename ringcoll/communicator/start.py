@@ -52,8 +52,8 @@ def init(
               ranks completes it; CPU ranks play its GPUs, rank i the i-th.
             - ``transport``: between GPU ranks "p2p", or "host" for pinned host memory.
             - ``cache_dir``: where detected machines, measurements and compiled kernels are kept.
-            - ``pace``: what a directed link carries between CPU ranks: bytes/s, or (bytes/s,
-              seconds a message).
+            - ``pace``: what a CPU rank's port of a switch carries each way: bytes/s, or (bytes/s,
+              seconds a message); a third word "pairs" gives each pair of ranks links of its own.
             - ``debug``: True logs what was agreed and chosen; "trace" records executed rows.
 
     Returns:

@@ -80,7 +80,7 @@ class SharedState:
         self.half_bytes = (scratch - 2 * n * self.zone_bytes) // 2 // _PAGE * _PAGE
         self.zones = self.scratch + 2 * self.half_bytes
         total = self.zones + 2 * n * self.zone_bytes
-        views = fabric.share(total, what="the board of a communicator")
+        views = fabric.share(total, what="the shared state of a communicator")
         # Ranks of other nodes share nothing: what they say is kept in memory of this rank's own.
         views = [view if len(view) else memoryview(bytearray(self.scratch)) for view in views]
         self.words: list[Words] = [view[: self.records].cast("Q") for view in views]

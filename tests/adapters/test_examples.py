@@ -52,11 +52,14 @@ def losses(capfd, name, nranks, **extra):
     statuses = run_ranks(argv, nranks, env=environment(**extra))
     out, err = capfd.readouterr()
     assert statuses == [0] * nranks, err
-    found = re.findall(r"rank \d of (\d) on (\w+).*loss (\S+) -> (\d\.\d+)", out)
-    assert [(int(n), kind) for n, kind, _, _ in found] == [(nranks, extra["RINGCOLL_DEVICE"])] * (
+    found = re.findall(
+        r"rank \d of (\d) on (\w+).*loss (\S+) -> (\d\.\d+), weights (-?\d+\.\d{9})", out
+    )
+    assert [(int(n), kind) for n, kind, *_ in found] == [(nranks, extra["RINGCOLL_DEVICE"])] * (
         nranks
     ), out
-    return [(float(first), float(last)) for _, _, first, last in found]
+    assert len({weights for *_, weights in found}) == 1, "replicas end with equal weights"
+    return [(float(first), float(last)) for _, _, first, last, _ in found]
 
 
 @pytest.mark.parametrize("name", LOOPS)

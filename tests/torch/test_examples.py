@@ -43,7 +43,9 @@ def test_digits_are_learned_and_replicas_stay_equal(tmp_path, nranks, extra):
     accuracy = [float(share) for share in re.findall(r"accuracy (\S+)%", found.stdout)]
     assert len(accuracy) == nranks
     assert min(accuracy) > 90
-    assert len(set(accuracy)) == 1, "replicas that are equal to the bit judge alike"
+    sums = re.findall(r"sum of the weights (-?\d+\.\d{12})", found.stdout)
+    assert len(sums) == nranks
+    assert len(set(sums)) == 1, "replicas end with the same weights, to the bit"
 
 
 def test_the_readme_shows_lines_of_the_example():

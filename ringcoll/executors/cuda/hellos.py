@@ -22,7 +22,7 @@ class Hellos:
     def __init__(self, workspace: Workspace, rank: int, ordinal: int, pointer: int) -> None:
         self._nranks, self._rank, self._ordinal = workspace.nranks, rank, ordinal
         self._source, self._nbytes = pointer + HELLOS, workspace.hello_bytes
-        self._lock = Lock()  # the watch looks too
+        self._lock = Lock()  # the watchdog reads them too
         # Made ahead: creating a stream or pinning memory may wait for a kernel that waits.
         self._copy = host_mapped(self._nbytes, ordinal=ordinal, what="a copy of the hellos")
         try:
