@@ -53,7 +53,7 @@ def losses(capfd, name, nranks, **extra):
     out, err = capfd.readouterr()
     assert statuses == [0] * nranks, err
     found = re.findall(
-        r"rank \d of (\d) on (\w+).*loss (\S+) -> (\d\.\d+), weights (-?\d+\.\d{9})", out
+        r"rank \d of (\d) on (\w+)\S*: loss (\S+) -> (\d\.\d+), weights (-?\d+\.\d{9})", out
     )
     assert [(int(n), kind) for n, kind, *_ in found] == [(nranks, extra["RINGCOLL_DEVICE"])] * (
         nranks
