@@ -72,7 +72,7 @@ def introduce(
     settings: Settings,
     report: Report,
 ) -> None:
-    """Print the ranks, fill in the report's machine and versions, refuse graphs on shared GPUs."""
+    """Print the ranks, complete the report, refuse graphs on a shared GPU; collective."""
     from ringcoll.version import __version__
 
     address = device.address

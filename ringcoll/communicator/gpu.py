@@ -240,7 +240,11 @@ class CudaState(RankState):
         super().leave()
 
     def close(self) -> None:
-        """Let go of everything, unless the last call's stream is being captured; not collective."""
+        """Let go of everything; not collective.
+
+        LaunchRefused if the last call's stream is being captured: then all stays open. Failed calls
+        that nobody had waited for raise their error.
+        """
         if self.closed or self.inherited:
             self._let_go()
             return

@@ -371,7 +371,11 @@ class NodesState(RankState):
         super().stop()
 
     def close(self) -> None:
-        """Let go of everything, unless the last call's stream is being captured; not collective."""
+        """Let go of everything; not collective.
+
+        LaunchRefused if the last call's stream is being captured: then all stays open. Failed calls
+        that nobody had waited for raise their error.
+        """
         if self.closed:
             return
         if not self.inherited:
