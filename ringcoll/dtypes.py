@@ -129,7 +129,7 @@ class ReduceOp:
         return self.name
 
     def check(self, dtype: DType) -> None:
-        """Refuse what makes no sense."""
+        """Refuse a dtype on which the operator is not defined."""
         if dtype.category not in _LEGAL[self.name]:
             legal = [row.name for row in DTYPES if row.category in _LEGAL[self.name]]
             raise ArgumentError(

@@ -99,7 +99,7 @@ class PciSwitch:
 
 @dataclass(frozen=True, slots=True)
 class Cpu:
-    """A NUMA node, -1 if unknown; ``arch`` and ``vendor`` as in NCCL's files, "" if unknown."""
+    """A NUMA node; ``numa`` is -1, ``arch`` and ``vendor`` of NCCL's files are "" if unknown."""
 
     name: str
     host: int
