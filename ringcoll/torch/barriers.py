@@ -84,13 +84,13 @@ def device_key(ordinal: int | None) -> str:
     return f"{identity()['boot']} {found[ordinal].pci}"
 
 
-def decide(said: Sequence[str]) -> Decision:
+def decide(keys: Sequence[str]) -> Decision:
     """The decision of all ranks, from the keys of their devices."""
-    if SETTLED in said:
+    if SETTLED in keys:
         return Decision.SETTLED
-    if _LATER in said:
+    if _LATER in keys:
         return Decision.LATER
-    return Decision.OPEN if len({*said}) == len(said) else Decision.SETTLED
+    return Decision.OPEN if len({*keys}) == len(keys) else Decision.SETTLED
 
 
 @compile_disabled
@@ -134,7 +134,7 @@ class Barriers(Collectives):
             raise self._after_failure()
         host, seconds = self._host or self._open_host(), seconds_of(opts.timeout)
         ends, named = self._pending_events(), tuple(opts.device_ids)
-        turn = self._last_barrier = threading.Event()
+        ended = self._last_barrier = threading.Event()
 
         def body() -> None:
             try:
@@ -144,12 +144,12 @@ class Barriers(Collectives):
                 if not self._gpus_decided:
                     self._open_gpus(host, named)
             finally:
-                turn.set()
+                ended.set()
 
         try:
             return self._run("barrier", host, body, async_op=opts.asyncOp)
         except BaseException:
-            turn.set()  # the body may never have begun
+            ended.set()  # the body may never have begun
             raise
 
     def _pending_events(self) -> list[Any]:
@@ -167,8 +167,8 @@ class Barriers(Collectives):
     def _open_gpus(self, host: Host, named: Sequence[int]) -> None:
         """Open the GPU ranks if each has a GPU of its own; all ranks decide the same."""
         ordinal = device_of(named, self.bound_device_id)
-        said = SETTLED if self._device is not None else device_key(ordinal)
-        decision = decide(host.exchange(said, "barrier"))
+        keys = SETTLED if self._device is not None else device_key(ordinal)
+        decision = decide(host.exchange(keys, "barrier"))
         self._exchanges += 1
         self._gpus_decided = decision is not Decision.LATER or self._exchanges == _MAX_EXCHANGES
         if decision is not Decision.OPEN or ordinal is None:
@@ -190,6 +190,6 @@ class Barriers(Collectives):
 
     def _after_barrier(self) -> None:
         """Wait for the last barrier: its worker may be opening the GPU ranks."""
-        turn = self._last_barrier
-        while turn is not None and not turn.wait(0.05):
+        ended = self._last_barrier
+        while ended is not None and not ended.wait(0.05):
             self._usable()

@@ -32,7 +32,7 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]
         return self._rank
 
     def size(self) -> int:
-        """How many ranks the group has."""
+        """The number of ranks in the group."""
         return self._nranks
 
     def name(self) -> str:
@@ -66,7 +66,7 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]
         return self._desc
 
     def get_group_store(self) -> Any:
-        """The store in which the ranks of this group meet."""
+        """The store of this group, under a prefix of its own."""
         return self._store
 
     @property

@@ -72,8 +72,8 @@ class Buckets(Generic[T]):
         entries = self._entries.get(comm)
         if entries is None:
             entries = self._entries[comm] = {}
-        place = buffer.data_ptr()
-        known = entries.get(place)
+        address = buffer.data_ptr()
+        known = entries.get(address)
         if known is not None and known.is_of(buffer):
             return known.kept
         parameters = bucket.parameters()
@@ -81,14 +81,14 @@ class Buckets(Generic[T]):
         # The collective call comes behind all earlier calls on every rank.
         comm.synchronize()
         kept = self._make(comm, buffer)
-        entries[place] = _Entry(buffer, tuple(map(weakref.ref, parameters)), kept)
+        entries[address] = _Entry(buffer, tuple(map(weakref.ref, parameters)), kept)
         return kept
 
     def _drop_stale(
         self, comm: Communicator, entries: dict[int, _Entry[T]], moved: set[int]
     ) -> None:
-        for place, old in list(entries.items()):
+        for address, old in list(entries.items()):
             alive = [found for found in (ref() for ref in old.parameters) if found is not None]
             if not alive or not moved.isdisjoint(map(id, alive)):
-                del entries[place]
+                del entries[address]
                 self._drop(comm, old.buffer, old.kept)

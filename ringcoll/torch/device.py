@@ -63,18 +63,18 @@ class Device:
         """One collective on dense tensors, on the current stream."""
         self._enqueue(self._calls.cached(name, send, recv, op, root))
 
-    def _enqueue(self, ready: Any) -> None:
+    def _enqueue(self, call: Any) -> None:
         """Enqueue a call on the current stream."""
         stream = self._raw(self.ordinal)
         if stream in self._torch_streams:
-            self._state.run(ready, stream)
+            self._state.run(call, stream)
             return
         # torch never destroys a stream of its own. The number of any other is its handle.
         number = torch.cuda.current_stream(self._where).stream_id
         borrowed = number == stream != 0
         if not borrowed:
             self._torch_streams.add(stream)
-        self._state.run(StreamCall(ready, stream, owned=not borrowed))
+        self._state.run(StreamCall(call, stream, owned=not borrowed))
 
     def lock(self) -> Any:
         """The lock of the group's calls, as a context."""
@@ -133,8 +133,8 @@ class Device:
             with state.lock, stream.device_guard():
                 stream.wait_stream(self._raw(self.ordinal))
                 tensor.record_stream(stream.stream)
-                ready = self._calls.cached(name, tensor, None, op, root, caller_owned=True)
-                state.run(ready, stream.handle)
+                call = self._calls.cached(name, tensor, None, op, root, caller_owned=True)
+                state.run(call, stream.handle)
                 event = stream.record_event()
         except BaseException as error:
             raise_from(self._failed(error), error)

@@ -53,9 +53,9 @@ def prefixed(error: BaseException, who: str) -> BaseException:
     """
     if not who or not isinstance(error, Error) or who in str(error):
         return error
-    said = type(error)(f"{who}: {error}")
-    said.__cause__ = error
-    return said
+    prefixed_error = type(error)(f"{who}: {error}")
+    prefixed_error.__cause__ = error
+    return prefixed_error
 
 
 def raise_from(raised: BaseException, error: BaseException) -> NoReturn:

@@ -124,7 +124,7 @@ def _checked(state: Any, bucket: Any, where: str) -> tuple[Communicator, Any]:
         group = dist.group.WORLD if state is None else state
         if not isinstance(group, GroupBase):
             raise ArgumentTypeError(
-                f"{where}: state is a {type(state).__name__}, wanted a communicator of ringcoll "
+                f"{where}: state is a {type(state).__name__}, pass a communicator of ringcoll "
                 f"or a group of its backend: ddp.register_comm_hook(ringcoll.init(...), {where})"
             )
         engine = group._engine(buffer)

@@ -47,8 +47,8 @@ class Host:
     def exchange(self, text: str, what: str) -> list[str]:
         """The texts of all ranks; collective."""
         state = self._state
-        said = state.together(lambda: state.fabric.allgather(text.encode(), what=what))
-        return [part.decode() for part in said]
+        texts = state.together(lambda: state.fabric.allgather(text.encode(), what=what))
+        return [part.decode() for part in texts]
 
     def buffer(self, tensor: Any, name: str, *, reduces: bool = False) -> Any:
         """A dense tensor as an argument of the communicator's methods."""

@@ -216,9 +216,9 @@ class Messages:
                     if self._ended:
                         raise self._ended
                 self._expire(end)
-                said = self._next_announcement(end, comm)
-                if said is not None:
-                    self._receive(end, comm, *said)
+                announced = self._next_announcement(end, comm)
+                if announced is not None:
+                    self._receive(end, comm, *announced)
         except BaseException as error:
             self._fail_end(end, error)
 
@@ -250,10 +250,10 @@ class Messages:
         text = pairs.announced(_SENDER)
         if text is None:
             return None
-        said = _SIGNATURE.fullmatch(text)
-        if said is None:
+        announced = _SIGNATURE.fullmatch(text)
+        if announced is None:
             raise MismatchError(f"rank {end.peer} announces {text!r}, which is no message")
-        return int(said[1]), said[2], int(said[3])
+        return int(announced[1]), announced[2], int(announced[3])
 
     def _receive(self, end: _End, comm: Communicator, count: int, kind: str, tag: int) -> None:
         with self._changed:
