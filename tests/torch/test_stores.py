@@ -154,5 +154,5 @@ def test_who_does_not_come_is_named_and_who_serves_too(tmp_path):
         for rank in "01"
     ]
     waited = [said(out)[0]["said"] for out in ended(alone)]
-    assert "rank 1: did it" in waited[0]
-    assert "for rank 0, who serves torchrun's store at" in waited[1]
+    assert "for rank 1: did every rank make" in waited[0]
+    assert "for rank 0 to serve torchrun's store at" in waited[1]
