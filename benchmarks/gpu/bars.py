@@ -227,11 +227,11 @@ class Ringcoll:
         with self.stream:
             comm.all_reduce(x)
             enqueuer: Any = comm._collective.__self__  # type: ignore[attr-defined]
-            ready = next(reversed(enqueuer._kept.values())).ready
+            prepared = next(reversed(enqueuer._cache.values())).call
             pointer = self.stream.ptr
             for name, call in (
                 ("call", lambda: comm.all_reduce(x)),
-                ("bare launch", lambda: ready.launchable.launch(pointer)),
+                ("bare launch", lambda: prepared.launchable.launch(pointer)),
             ):
                 for _ in range(5):
                     self.stream.synchronize()
