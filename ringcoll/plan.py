@@ -15,7 +15,7 @@ from importlib import import_module
 
 from ringcoll.chunks import Buffer, Chunk
 from ringcoll.collectives import Collective
-from ringcoll.errors import Deadlock, IllegalStep
+from ringcoll.errors import ArgumentTypeError, Deadlock, IllegalStep
 
 __all__ = [
     "HELLO",
@@ -26,6 +26,7 @@ __all__ = [
     "Step",
     "Symmetry",
     "check_steps",
+    "check_types",
     "format_plan",
     "hello",
     "walk",
@@ -297,3 +298,45 @@ def format_plan(plan: Plan) -> str:
     lines = [str(plan.collective)]
     lines += [f"{_short(block):>8} | {step}" for block, step in plan.order]
     return "\n".join(lines) + "\n"
+
+
+def check_types(plan: Plan) -> None:
+    """Refuse what is no plan by its types, as a first algorithm may hold them.
+
+    Raises:
+        ArgumentTypeError: naming the step, what stands there and what is wanted.
+
+    """
+    if not isinstance(plan.collective, Collective):
+        raise ArgumentTypeError(
+            f"plan: its collective is {plan.collective!r}, wanted a Collective, as "
+            f"Collective('all_reduce', nranks)"
+        )
+    if not isinstance(plan.order, tuple):
+        raise ArgumentTypeError(f"plan: its order is a {type(plan.order).__name__}, wanted a tuple")
+    for number, (block, step) in enumerate(plan.order):
+        if not (isinstance(block, Block) and isinstance(step, Step)):
+            raise ArgumentTypeError(
+                f"plan, step {number}: ({block!r}, {step!r}), wanted a pair (Block, Step)"
+            )
+        for name, kind in _FIELDS:
+            values = getattr(step, name)
+            if not isinstance(values, tuple) or not all(isinstance(v, kind) for v in values):
+                raise ArgumentTypeError(
+                    f"plan, step {number} ({block}): {name}={values!r}, wanted a tuple of "
+                    f"{kind.__name__}, as ({kind.__name__}(...),)"
+                )
+        for chunk in (*step.srcs, *step.dsts):
+            if not isinstance(chunk.buffer, Buffer):
+                raise ArgumentTypeError(
+                    f"plan, step {number} ({block}): the buffer of a chunk is {chunk.buffer!r}, "
+                    f"wanted Buffer.INPUT, OUTPUT or SCRATCH"
+                )
+            if chunk.rank not in range(plan.nranks):
+                raise ArgumentTypeError(
+                    f"plan, step {number} ({block}): a chunk is of rank {chunk.rank!r}, wanted one "
+                    f"of the ranks 0 to {plan.nranks - 1}"
+                )
+
+
+_FIELDS = (("srcs", Chunk), ("dsts", Chunk), ("waits", Block), ("signals", Block))

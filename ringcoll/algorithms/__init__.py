@@ -28,7 +28,7 @@ from ringcoll.algorithms import (
 )
 from ringcoll.collectives import COLLECTIVES
 from ringcoll.errors import ArgumentError, ArgumentTypeError, did_you_mean
-from ringcoll.plan import Plan
+from ringcoll.plan import Plan, check_types
 
 __all__ = [
     "ALGORITHMS",
@@ -183,7 +183,10 @@ def _cached(
     builder, keywords = _builder(collective, algorithm), dict(given)
     if "only" in _parameters(builder):
         keywords["only"] = only
-    plan = own_plan(builder, nranks, **keywords)
+    if builder is not algorithm:
+        plan: Plan = builder(nranks, **keywords)
+    else:
+        plan = own_plan(builder, nranks, **keywords)
     seen, root = plan.collective, keywords.get("root", 0)
     if (seen.name, seen.root) != (collective, root):
         where = f", root {root}" if root else ""
@@ -199,7 +202,7 @@ def own_plan(function: Builder, nranks: int, **options: object) -> Plan:
 
     Raises:
         ArgumentError: it is one of another number of ranks.
-        ArgumentTypeError: it is no Plan.
+        ArgumentTypeError: it is no Plan, or one that holds what is no step, block or chunk.
 
     """
     plan = function(nranks, **options)
@@ -208,6 +211,7 @@ def own_plan(function: Builder, nranks: int, **options: object) -> Plan:
             f"algorithm={name_of(function)} returned a {type(plan).__name__} for {nranks} ranks, "
             f"wanted a Plan"
         )
+    check_types(plan)
     if plan.nranks != nranks:
         raise ArgumentError(
             f"algorithm={name_of(function)} returned a plan of {plan.collective} for {nranks} ranks"

@@ -20,7 +20,7 @@ from ringcoll.encode import encode
 from ringcoll.errors import ArgumentError, ArgumentTypeError, LaunchRefused, PlanError
 from ringcoll.launch import ALL_MAPPED, Launch
 from ringcoll.lower import lower
-from ringcoll.plan import HELLO, Block, Buffer, Plan, walk
+from ringcoll.plan import HELLO, Block, Buffer, Plan, check_types, walk
 from ringcoll.verifier.calls import verify_calls
 from ringcoll.verifier.induction import verify_slices
 from ringcoll.verifier.prover import Proof, prove_launch
@@ -152,6 +152,7 @@ def _plan_of(
     algorithm: Algorithm | Plan, nranks: int | None, collective: str | None, root: int
 ) -> Plan:
     if isinstance(algorithm, Plan):
+        check_types(algorithm)
         plan, wanted = algorithm, (nranks, collective, root or None)
     elif nranks is None:
         raise ArgumentError("prove: nranks is missing: for how many ranks is the plan to be built?")

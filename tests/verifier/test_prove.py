@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import ringcoll
@@ -151,3 +153,30 @@ def test_verify_proves_lowered_plans_and_sends_others_to_prove():
     assert ringcoll.verify(lower(star(4), Launch())).total
     with pytest.raises(EntryViolation, match=r"no waits and signals yet: ringcoll\.prove\(plan\)"):
         ringcoll.verify(star(4))
+
+
+CHUNK = Chunk(0, Buffer.INPUT, 0)
+# What a checker of types would refuse.
+AnyChunk: Any = Chunk
+AnyStep: Any = Step
+
+
+@pytest.mark.parametrize(
+    ("collective", "order", "message"),
+    [
+        ("all_reduce", (), "its collective is 'all_reduce', wanted a Collective"),
+        (None, [], "its order is a list, wanted a tuple"),
+        (None, ((0, Step()),), "step 0: .*wanted a pair"),
+        (None, ((Block(0), AnyStep([CHUNK])),), "step 0 .*srcs=.*wanted a tuple of Chunk"),
+        (None, ((Block(0), AnyStep(CHUNK, (CHUNK,))),), "srcs=.*wanted a tuple of Chunk"),
+        (None, ((Block(0), AnyStep(waits=(0,))),), r"waits=\(0,\), wanted a tuple of Block"),
+        (None, ((Block(0), Step((AnyChunk(0, "input", 0),))),), "is 'input', wanted Buffer.INPUT"),
+        (None, ((Block(0), Step((Chunk(3, Buffer.INPUT, 0),))),), "of rank 3, .*ranks 0 to 2"),
+    ],
+)
+def test_what_is_no_plan_is_named(collective, order, message):
+    plan = Plan(collective or Collective("all_reduce", 3), order)
+    with pytest.raises(ringcoll.ArgumentTypeError, match=message):
+        ringcoll.prove(plan)
+    with pytest.raises(ringcoll.ArgumentTypeError, match=message):
+        ringcoll.prove(lambda nranks: plan, 3)
