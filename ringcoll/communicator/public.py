@@ -16,7 +16,7 @@ from ringcoll.communicator.memory import Memory
 from ringcoll.communicator.messages import Messages
 from ringcoll.communicator.rank import RankState, error_text
 from ringcoll.communicator.topology import Topology
-from ringcoll.errors import ArgumentError, ArgumentTypeError, did_you_mean
+from ringcoll.errors import ArgumentError, ArgumentTypeError, Error, did_you_mean
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -271,9 +271,18 @@ class Communicator(Collectives, CountedCollectives, Messages, Memory):
             self.close()
 
     def _conclude(self) -> None:
-        """Raise at the end what nobody has been told yet."""
-        if not (self._state.settled or self._state.closed):
+        """Raise at the end the error that has broken the communicator, so that none is lost."""
+        if self._state.settled or self._state.closed:
+            return
+        try:
             self.synchronize()
+        except Error as error:
+            if hasattr(error, "add_note"):  # from Python 3.11 on
+                error.add_note(
+                    "raised where the communicator was left: an error that the program expects "
+                    "is followed by comm.close() or comm.shrink()"
+                )
+            raise
 
     def __repr__(self) -> str:
         state = self._state

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import sys
 
 import pytest
 
@@ -221,3 +222,28 @@ def test_marker_is_listed(pytester):
     lines.fnmatch_lines(
         ["@pytest.mark.ringcoll(nranks, device='cpu', ?*options): run the test on every rank*"]
     )
+
+
+def test_an_expected_error_says_how_it_is_expected(outcomes):
+    counts, lines = outcomes(
+        """
+        import numpy as np
+        import pytest
+
+        import ringcoll
+
+        @pytest.mark.ringcoll(nranks=2)
+        def test_left_open(comm):
+            with pytest.raises(ringcoll.MismatchError):
+                comm.all_reduce(np.zeros(4 + comm.rank))
+
+        @pytest.mark.ringcoll(nranks=2)
+        def test_closed(comm):
+            with pytest.raises(ringcoll.MismatchError):
+                comm.all_reduce(np.zeros(4 + comm.rank))
+            comm.close()
+        """
+    )
+    assert counts == {"failed": 1, "passed": 1}
+    if sys.version_info >= (3, 11):
+        lines.fnmatch_lines(["*is followed by comm.close() or comm.shrink()*"])
