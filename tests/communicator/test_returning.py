@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 import numpy as np
@@ -22,7 +23,7 @@ N = 3
             lambda comm: comm.all_reduce(np.ones(3), tag="loss"),
             " without making call 2, all_reduce count=3 dtype=float64 op=sum tag=loss",
         ),
-        (lambda comm: comm.recv(np.ones(3), 1), " without making its send to rank 0"),
+        (lambda comm: comm.recv(np.ones(3), 1), r" without making its send to rank [02]"),
         (lambda comm: comm.split(0), " its function"),
     ],
     ids=["barrier", "empty", "all_reduce", "recv", "split"],
@@ -34,9 +35,10 @@ def test_who_waits_for_a_rank_that_has_returned_is_told_at_once(call, missed):
             call(comm)
 
     began = time.monotonic()
+    # Ranks 0 and 2 both wait, and spawn raises the error of the one that finds out first.
     with pytest.raises(RankLostError, match="rank 1 returned from its function") as caught:
         ringcoll.spawn(work, N, timeout=100)
-    assert str(caught.value).endswith(missed)
+    assert re.search(f"{missed}$", str(caught.value))
     assert time.monotonic() - began < 50
 
 
