@@ -51,6 +51,7 @@ class Call:
         displs: where each of these segments begins in the buffer that holds all.
         custom_signature: what ranks must agree on, where the fields do not say it all.
         tag: the option, which ranks need not share.
+        shown: what errors say of a message that is part of a larger call, else empty.
 
     """
 
@@ -70,6 +71,7 @@ class Call:
     displs: tuple[int, ...] = ()
     custom_signature: str = ""
     tag: str = ""
+    shown: str = ""
 
     def signature(self) -> str:
         """What ranks must agree on: two calls belong together if this is equal."""

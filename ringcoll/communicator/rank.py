@@ -85,6 +85,7 @@ class RankState:
             fabric.close()
             raise
         self.broken: BaseException | None = None
+        self.raised = False  # whether the caller has seen the error that broke it
         self.settled = False  # by abort(), or by shrink() after a loss: no error is left to tell
         self.closed = False
         self.inherited = False  # by a child of the process that it belongs to
@@ -298,7 +299,9 @@ class RankState:
             return f"call {active.epoch}, {call.tagged(call.signature())}"
         for half in self.pairs.running:
             if isinstance(half, ActivePairCall) and half.call.peer == rank:
-                return f"its {'recv from' if half.sends else 'send to'} rank {self.fabric.rank}"
+                end = "recv from" if half.sends else "send to"
+                larger = half.call.shown.partition(":")[0]
+                return f"its {larger or f'{end} rank {self.fabric.rank}'}"
         return None
 
     def quarantine(self, alive: tuple[object, ...]) -> None:
@@ -310,6 +313,7 @@ class RankState:
     def check(self) -> None:
         """Raise the error of an earlier call, of a lost rank or of calls that differ."""
         if isinstance(self.broken, Error):
+            self.raised = True
             raise self.broken
         self.usable()
         try:

@@ -71,6 +71,9 @@ def _rooted(call: VCall, peers: list[int]) -> tuple[list[int], list[int]]:
 
 def _half(call: VCall, peer: int, *, sends: bool) -> Call:
     count, piece = _piece(call, peer, sends=sends)
+    counts = call.sendcounts if sends else call.recvcounts
+    name = ("sendcounts" if sends else "recvcounts") if "all" in call.collective else "counts"
+    argument = f"{name}[{peer}]" if counts else "count"
     return Call(
         "send",
         call.rank,
@@ -80,6 +83,7 @@ def _half(call: VCall, peer: int, *, sends: bool) -> Call:
         call.dtype,
         nbytes=piece.nbytes,
         peer=peer,
+        shown=f"{call.collective}: {argument}={count} dtype={call.dtype.name}",
     )
 
 

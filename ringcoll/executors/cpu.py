@@ -21,6 +21,7 @@ from ringcoll.executors.binder import Binder
 from ringcoll.executors.cpu_call import ActiveCall, BoundRows, CpuCall, Select
 from ringcoll.executors.drive import Lane, Pause, Task, drive, run_paced_rows, run_rows, steps
 from ringcoll.executors.message_lane import MessageLane
+from ringcoll.executors.mismatch import different_calls
 from ringcoll.executors.node_signals import open_node_signals
 from ringcoll.executors.rows import Pacer, TraceEntry
 from ringcoll.executors.shared_state import Hello, SharedState, Words
@@ -248,7 +249,7 @@ class CpuExecutor:
         for words in self.entered:
             # In this order: the slot holds an older signature until the rank has entered.
             if words[entered] >= base and words[at] != mine:
-                raise MismatchError(self._disagreement(active))
+                raise self._disagreement(active)
 
     def compare_last(self) -> None:
         """The same for the last call, which may have ended here before all ranks entered it."""
@@ -256,19 +257,15 @@ class CpuExecutor:
             self.fabric.progress()
             self.compare(self.uncompared)
 
-    def _disagreement(self, active: ActiveCall) -> str:
-        epoch = active.epoch
-        lines = [f"call {epoch} on rank {self.rank}: the ranks made different calls"]
+    def _disagreement(self, active: ActiveCall) -> MismatchError:
+        epoch, state = active.epoch, self.shared_state
+        calls = []
         for rank in range(self.nranks):
-            if self.shared_state.words[rank][self.shared_state.entered] >= epoch << 32:
-                said = self.shared_state.hello(rank, epoch)
-                lines.append(f"  rank {rank}: {self.shared_state.recorded(rank, said.record)}")
+            if state.words[rank][state.entered] >= epoch << 32:
+                calls.append((rank, state.recorded(rank, state.hello(rank, epoch).record)))
             else:
-                lines.append(f"  rank {rank}: has not entered it yet")
-        lines.append(
-            "  make the same call with the same count, dtype, op, root and options on every rank"
-        )
-        return "\n".join(lines)
+                calls.append((rank, "has not entered it yet"))
+        return different_calls(f"call {epoch} on rank {self.rank}", calls)
 
     # -- waiting -----------------------------------------------------------------------------
 

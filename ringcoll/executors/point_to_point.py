@@ -18,9 +18,9 @@ from ringcoll.algorithms import build
 from ringcoll.arguments.calls import Call
 from ringcoll.collectives import Collective
 from ringcoll.encode import Program, encode
-from ringcoll.errors import MismatchError
 from ringcoll.executors.drive import Lane, Pause, Task, steps
 from ringcoll.executors.message_lane import MessageLane
+from ringcoll.executors.mismatch import different_ends
 from ringcoll.executors.node_signals import NodeSignals
 from ringcoll.executors.rows import (
     Binding,
@@ -84,7 +84,7 @@ class Pairs:
         digest = hashlib.blake2b(self._signature_text(call).encode(), digest_size=8).digest()
         signature = int.from_bytes(digest, "little") or 1
         number = next(self.shared_state.numbers)
-        self.shared_state.record(number, self._signature_text(call))
+        self.shared_state.record(number, self._shown(call))
         hello = Hello(signature, number)
         self.shared_state.enter_pair(call.peer, epoch, hello, sends=sends)
         if self.node_signals is not None and call.peer in self.node_signals.remote:
@@ -178,12 +178,9 @@ class Pairs:
             return
         said = self.shared_state.pair_hello(peer, self.rank, epoch, sends=not active.sends)
         if said.signature != active.signature:
-            here, there = ("send", "recv") if active.sends else ("recv", "send")
-            raise MismatchError(
-                f"{here} on rank {self.rank}, call {epoch} of its pair with rank {peer}: "
-                f"{active.call.tagged(self._signature_text(active.call))}; {there} on rank {peer}: "
-                f"{self.shared_state.recorded(peer, said.record)}; count and dtype must be equal"
-            )
+            mine = active.call.tagged(self._shown(active.call))
+            theirs = self.shared_state.recorded(peer, said.record)
+            raise different_ends(self.rank, peer, epoch, mine, theirs, sends=active.sends)
 
     def absent(self, active: ActivePairCall) -> list[int]:
         """The peer, if it has not entered the call."""
@@ -196,7 +193,7 @@ class Pairs:
 
     def late(self, active: ActivePairCall) -> str:
         """The message of a deadline."""
-        call, terms = active.call, active.call.tagged(self._signature_text(active.call))
+        call, terms = active.call, active.call.tagged(self._shown(active.call))
         verb, other = ("send to", "recv") if active.sends else ("recv from", "send")
         return (
             f"{verb} rank {call.peer} on rank {self.rank} (call {active.epoch} of this pair, "
@@ -220,6 +217,9 @@ class Pairs:
     @staticmethod
     def _signature_text(call: Call) -> str:
         return call.custom_signature or f"count={call.count} dtype={call.dtype.name}"
+
+    def _shown(self, call: Call) -> str:
+        return call.shown or self._signature_text(call)
 
     def _await(self, active: ActivePairCall, epoch: int) -> Task:
         peer = active.call.peer

@@ -210,13 +210,34 @@ def test_unequal_counts_are_told_to_all():
     assert "counts=3,4,5" in str(caught.value)
 
 
-def test_a_pair_of_all_to_all_v_that_disagrees_is_told():
-    def work(comm):
-        sends, receives = [1, 1, 1], [1, 1, 1]
-        if comm.rank == 2:
-            receives[0] = 2
-        comm.all_to_all_v(np.zeros(3), sends, np.zeros(sum(receives)), receives)
-        comm.barrier()
+def two_all_to_all_v(comm):
+    sends, receives = [1, 1, 1], [1, 1, 1]
+    if comm.rank == 2:
+        receives[0] = 2
+    comm.all_to_all_v(np.zeros(3), sends, np.zeros(sum(receives)), receives)
+    comm.barrier()
 
-    with pytest.raises(ringcoll.MismatchError, match=r"count=1.*count=2|count=2.*count=1"):
+
+def two_gather_v(comm):
+    whole = np.zeros(8) if comm.rank == 0 else None
+    comm.gather_v(np.zeros(2), whole, [2, 2, 4] if comm.rank == 0 else None)
+    comm.barrier()
+
+
+@pytest.mark.parametrize(
+    ("call", "work", "sent", "received"),
+    [
+        ("all_to_all_v", two_all_to_all_v, (0, "sendcounts[2]=1"), (2, "recvcounts[0]=2")),
+        ("gather_v", two_gather_v, (2, "count=2"), (0, "counts[2]=4")),
+    ],
+)
+def test_a_pair_of_a_call_that_disagrees_is_named_by_that_call(call, work, sent, received):
+    with pytest.raises(ringcoll.MismatchError) as caught:
         ringcoll.spawn(work, 3)
+    # Either of the two finds out first.
+    (rank, own), (peer, theirs) = sent, received
+    assert str(caught.value) in {
+        f"{call} on rank {one}, call 1 of its pair with rank {other}: {mine} dtype=float64; "
+        f"{call} on rank {other}: {yours} dtype=float64; count and dtype must be equal"
+        for one, other, mine, yours in ((rank, peer, own, theirs), (peer, rank, theirs, own))
+    }

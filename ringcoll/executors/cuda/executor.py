@@ -23,7 +23,7 @@ from ringcoll.collectives import COLLECTIVES
 from ringcoll.cuda.device import Device, joined_by_nvlink, on, runtime
 from ringcoll.cuda.memory import host_mapped
 from ringcoll.cuda.streams import Event
-from ringcoll.errors import AbortedError, Error, MismatchError
+from ringcoll.errors import AbortedError, Error
 from ringcoll.executors.cuda.async_errors import AsyncErrors
 from ringcoll.executors.cuda.auto_register import AutoRegister
 from ringcoll.executors.cuda.choose import choose
@@ -49,6 +49,7 @@ from ringcoll.executors.cuda.stream_order import StreamOrder
 from ringcoll.executors.cuda.trace import Recorder
 from ringcoll.executors.cuda.workspace import MOST_BLOCKS, REPORT_BYTES, Workspace
 from ringcoll.executors.drive import Pause, Task
+from ringcoll.executors.mismatch import different_calls
 from ringcoll.executors.shared_state import RECORDS, SharedState
 from ringcoll.fabric import Fabric
 from ringcoll.plan import Buffer
@@ -342,12 +343,8 @@ class CudaExecutor:
         """Launch for all ranks of the device."""
         for other in calls[1:]:
             if other.signature != calls[0].signature:
-                raise MismatchError(
-                    f"the ranks made different calls\n  rank {calls[0].at.rank}: "
-                    f"{calls[0].signature_text}\n  rank {other.at.rank}: {other.signature_text}\n"
-                    f"  make the same call with the same count, dtype, op, root and options on "
-                    f"every rank"
-                )
+                sides = [(call.at.rank, call.signature_text) for call in (calls[0], other)]
+                raise different_calls(f"launch on {self.device}", sides, symmetric=True)
         key = tuple(map(id, calls))
         found = self._merged.get(key)
         if found is None:

@@ -6,7 +6,8 @@ import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from ringcoll.errors import AbortedError, ClosedError, DeadlineError, Error, MismatchError
+from ringcoll.errors import AbortedError, ClosedError, DeadlineError, Error
+from ringcoll.executors.mismatch import different_calls, different_ends
 
 _REPORT = struct.Struct("<IIQIIII")  # Report of kernels/program.cuh
 _EXPIRED, MISMATCH, _ABORTED, _PEER_FAILED, _EPOCH_WRAPPED = range(1, 6)
@@ -69,12 +70,8 @@ def error_of(
     # The last enqueued call need not be the one that failed.
     mine = text_of(rank, report.own) if report.own else last
     if report.kind == MISMATCH:
-        theirs = text_of(report.peer, report.launch)
-        return MismatchError(
-            f"{where}: the ranks made different calls\n  rank {rank}: {mine}\n"
-            f"  rank {report.peer}: {theirs}\n  make the same call with the same count, dtype, op, "
-            f"root and options on every rank, and pass symmetric buffers on all or on none"
-        )
+        theirs = report.peer, text_of(report.peer, report.launch)
+        return different_calls(where, [(rank, mine), theirs], symmetric=True)
     if report.kind == _EPOCH_WRAPPED:
         return ClosedError(f"{where}: the communicator has made 2**32 calls; make a new one")
     if report.step == HELLO:
@@ -101,10 +98,7 @@ def _error_of_pair(
     where = f"{verb} {to} rank {peer} on rank {rank} (call {report.epoch} of this pair, {mine})"
     if report.kind == MISMATCH:
         theirs = text_of(peer, report.launch)
-        return MismatchError(
-            f"{verb} on rank {rank}, call {report.epoch} of its pair with rank {peer}: {mine}; "
-            f"{other} on rank {peer}: {theirs}; count and dtype must be equal"
-        )
+        return different_ends(rank, peer, report.epoch, mine, theirs, sends=bool(sends))
     if report.kind == _EPOCH_WRAPPED:
         return ClosedError(f"{where}: the pair has made 2**32 calls; make a new communicator")
     before = "the one before" if sends and report.step & _PAIR_ENTRY else "it"

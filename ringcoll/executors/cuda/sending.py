@@ -92,7 +92,10 @@ class Member:
     def key(self) -> tuple[object, ...]:
         """What a kernel's parameter depends on."""
         calls = tuple(
-            (c.peer, c.count, c.dtype.name, start_of(c.send), start_of(c.recv), c.send is not None)
+            (
+                *(c.peer, c.count, c.dtype.name, start_of(c.send), start_of(c.recv)),
+                *(c.send is not None, c.shown),
+            )
             for c in self.calls
         )
         return self.rank, self.most, calls
@@ -194,7 +197,7 @@ def _halves(member: Member, records: list[_Record]) -> list[Half]:
         else:
             address = start_of(call.recv if call.send is None else call.send)
             number = next(shared_state.numbers)
-            records.append((shared_state, number, call.tagged(text)))
+            records.append((shared_state, number, call.tagged(call.shown or text)))
             message = Message(address, nbytes, text, number)
         found.setdefault((call.peer, call.send is not None, copies), []).append(message)
     return [

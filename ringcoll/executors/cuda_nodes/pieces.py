@@ -105,6 +105,7 @@ def piece_of(call: Call, nranks: int, first: int, last: int, slot: Bytes) -> Pie
         counts,
         (),
         _terms(call),
+        shown=call.shown,
     )
     return Piece(part, moves[0], moves[1])
 

@@ -1,0 +1,46 @@
+"""The errors of ranks whose calls do not belong together: every side in words, and the remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ringcoll.errors import MismatchError
+
+
+def different_calls(
+    where: str, calls: Iterable[tuple[int, str]], *, symmetric: bool = False
+) -> MismatchError:
+    """The error of a collective call; ``calls`` are ranks and what each of them calls.
+
+    ``symmetric``: kernels compare the signatures, which say whether buffers are symmetric.
+    """
+    remedy = "make the same call with the same count, dtype, op, root and options on every rank"
+    if symmetric:
+        remedy += ", and pass symmetric buffers on all or on none"
+    lines = [
+        f"{where}: the ranks made different calls",
+        *(f"  rank {rank}: {text}" for rank, text in calls),
+        f"  {remedy}",
+    ]
+    return MismatchError("\n".join(lines))
+
+
+def different_ends(
+    rank: int, peer: int, epoch: int, mine: str, theirs: str, *, sends: bool
+) -> MismatchError:
+    """The error of a message from or to ``peer``, the pair's call ``epoch``.
+
+    A message of a larger call has that call's name in front: ``all_to_all_v: sendcounts[1]=3``.
+    """
+    own, other = ("send", "recv") if sends else ("recv", "send")
+    return MismatchError(
+        f"{_end(own, rank, mine, f', call {epoch} of its pair with rank {peer}')}; "
+        f"{_end(other, peer, theirs)}; count and dtype must be equal"
+    )
+
+
+def _end(verb: str, rank: int, text: str, which: str = "") -> str:
+    call, _, said = text.partition(": ")
+    if not call.isidentifier():
+        call, said = verb, text
+    return f"{call} on rank {rank}{which}: {said}"
