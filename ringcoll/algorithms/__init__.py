@@ -38,6 +38,7 @@ __all__ = [
     "name_of",
     "options",
     "own_plan",
+    "rooted_form",
     "unknown_algorithm",
 ]
 
@@ -162,9 +163,12 @@ def build(
     if nodes is not None:
         given["nodes"] = tuple(nodes)
     if unknown := set(given) - takes:
+        remedy = f"it takes {', '.join(sorted(takes)) or 'no options'}"
+        if not isinstance(algorithm, str) and "root" in unknown:
+            remedy = rooted_form(algorithm, collective)
         raise ArgumentError(
             f"{collective} by {name_of(algorithm)} does not take {', '.join(sorted(unknown))}; "
-            f"it takes {', '.join(sorted(takes)) or 'no options'}"
+            f"{remedy}"
         )
     if nranks < 1:
         raise ArgumentError(f"nranks={nranks}: at least 1")
@@ -235,6 +239,14 @@ def name_of(algorithm: Algorithm) -> str:
     if isinstance(algorithm, str):
         return algorithm
     return str(getattr(algorithm, "__qualname__", type(algorithm).__qualname__))
+
+
+def rooted_form(function: Builder, collective: str) -> str:
+    """What a caller does who passes a root to a function that lacks the parameter."""
+    if not COLLECTIVES[collective].has_root:
+        return f"leave it out, {collective} has no root"
+    name = str(getattr(function, "__name__", ""))
+    return f"write def {name if name.isidentifier() else 'plan'}(nranks, root=0)"
 
 
 def unknown_algorithm(collective: str, name: str) -> ArgumentError:

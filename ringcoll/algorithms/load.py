@@ -32,7 +32,7 @@ def find(collective: str, name: str) -> Algorithm:
         ArgumentError: there is no such algorithm; the message names those that there are.
 
     """
-    if ":" in name:
+    if is_own(name):
         return load(name)
     if name not in ALGORITHMS[collective]:
         raise unknown_algorithm(collective, name)
@@ -42,6 +42,11 @@ def find(collective: str, name: str) -> Algorithm:
 def find_all(collective: str, names: str) -> tuple[Algorithm, ...]:
     """The algorithms that a list such as ``ring,star.py:star`` names, as :func:`find` does."""
     return tuple(find(collective, name.strip()) for name in names.split(","))
+
+
+def is_own(name: str) -> bool:
+    """Whether a name is for :func:`load`: it has a colon, or is a file without its function."""
+    return ":" in name or _is_file(name)
 
 
 def load(text: str) -> Builder:
@@ -60,14 +65,19 @@ def load(text: str) -> Builder:
             A call of the builder raises it too, if the function raises or returns no Plan.
 
     """
-    place, _, name = text.rpartition(":")
-    if not place or not name:
+    place, _, name = text.rpartition(":") if ":" in text else (text, "", "")
+    if not place or not (name or _is_file(place)):
         raise ArgumentError(f"algorithm {text!r}: write FILE.py:FUNCTION or MODULE:FUNCTION")
     module = _run_file(text, place) if _is_file(place) else _import(text, place)
-    function = getattr(module, name, None)
+    function = getattr(module, name, None) if name else None
     if not callable(function):
         made = [n for n, v in vars(module).items() if _is_own_function(module, v)]
         functions = f"its functions are {', '.join(made)}" if made else "it has no function"
+        if not name:
+            form = f"{place}:{made[0] if made else 'FUNCTION'}"
+            raise ArgumentError(
+                f"algorithm {text!r}: name the function too, as {form}; {functions}"
+            )
         raise ArgumentError(f"algorithm {text!r}: {place} has no function {name}; {functions}")
     return _Loaded(text, function)
 

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Iterator, Mapping
 
 from ringcoll.algorithms import ALGORITHMS, Builder, build
-from ringcoll.algorithms.load import load
+from ringcoll.algorithms.load import is_own, load
 from ringcoll.cli.output import bold
 from ringcoll.errors import ArgumentError, did_you_mean
 from ringcoll.model.explain import LEGEND, space_time
@@ -46,7 +46,7 @@ def main(args: argparse.Namespace) -> int:
                 print(f"  {name:<22}{_sentence(builder)}")
         print("\n`ringcoll algorithms COLLECTIVE` draws them")
         return 0
-    if ":" in args.collective:
+    if is_own(args.collective):
         builder = load(args.collective)
         drawn = {args.collective: builder}
         collective = builder(args.ranks or 4).collective.name

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ringcoll.algorithms import ALGORITHMS, Algorithm, name_of
-from ringcoll.algorithms.load import load
+from ringcoll.algorithms.load import is_own, load
 from ringcoll.cli.links import typed
 from ringcoll.cli.output import bold, check_target, progress, write_json
 from ringcoll.errors import ArgumentError, did_you_mean
@@ -55,8 +55,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--algorithm",
         action="append",
-        metavar="NAME",
-        help="only this algorithm: a name, FILE.py:FUNCTION or MODULE:FUNCTION; may be repeated",
+        metavar="LIST",
+        help="only these algorithms: names, FILE.py:FUNCTION or MODULE:FUNCTION, separated by "
+        "commas; may be repeated",
     )
     parser.add_argument(
         "--mutants",
@@ -122,17 +123,17 @@ def _sizes(args: argparse.Namespace) -> Iterator[tuple[int, tuple[int, ...]]]:
 
 def _algorithms(args: argparse.Namespace, nranks: int) -> Iterator[tuple[str, Algorithm]]:
     """The algorithms to prove, each with its collective."""
-    wanted = args.algorithm
+    wanted = [name.strip() for names in args.algorithm or () for name in names.split(",")]
     known = {name for builders in ALGORITHMS.values() for name in builders}
-    for name in wanted or ():
-        if ":" not in name and name not in known:
+    for name in wanted:
+        if not is_own(name) and name not in known:
             hint = did_you_mean(name, known)
             raise ArgumentError(f"--algorithm {name}: `ringcoll algorithms` lists them{hint}")
     for collective, builders in ALGORITHMS.items():
         if not args.collective or collective in args.collective:
             yield from ((collective, name) for name in builders if not wanted or name in wanted)
-    for name in wanted or ():
-        if ":" in name:
+    for name in wanted:
+        if is_own(name):
             builder = load(name)
             yield builder(nranks).collective.name, builder
 

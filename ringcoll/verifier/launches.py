@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 
-from ringcoll.algorithms import Algorithm, build, name_of, options, own_plan
+from ringcoll.algorithms import Algorithm, build, name_of, options, own_plan, rooted_form
 from ringcoll.dtypes import Accumulate
 from ringcoll.encode import encode
 from ringcoll.errors import ArgumentError, ArgumentTypeError, LaunchRefused, PlanError
@@ -162,9 +162,12 @@ def _plan_of(
         raise ArgumentError(f"prove: {algorithm!r} is a name: collective= is missing")
     elif callable(algorithm):
         takes = "root" in options("", algorithm)
-        if root and not takes:
-            raise ArgumentError(f"prove: root={root}, but {name_of(algorithm)} does not take root")
         plan = own_plan(algorithm, nranks, **({"root": root} if takes else {}))
+        if root and not takes:
+            form = rooted_form(algorithm, plan.collective.name)
+            raise ArgumentError(
+                f"prove: root={root}, but {name_of(algorithm)} does not take root; {form}"
+            )
         wanted = nranks, None, root
     else:
         raise ArgumentTypeError(

@@ -64,8 +64,10 @@ def test_a_function_may_take_the_root(star):
     fan = find("broadcast", "star.py:fan")
     assert options("broadcast", fan) == {"root"}
     assert build("broadcast", fan, 3, root=2).collective.root == 2
-    with pytest.raises(ArgumentError, match=r"star\.py:star does not take root"):
+    with pytest.raises(ArgumentError, match=r"star\.py:star does not take root; leave it out"):
         build("all_reduce", load("star.py:star"), 3, root=1)
+    with pytest.raises(ArgumentError, match=r"root; write def star\(nranks, root=0\)"):
+        build("broadcast", load("star.py:star"), 3, root=1)
 
 
 def test_another_process_loads_the_file_again(star):
@@ -92,7 +94,8 @@ def test_a_plan_of_another_collective_is_refused(star):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("star.py:", "write FILE.py:FUNCTION or MODULE:FUNCTION"),
+        ("star.py:", "name the function too, as star.py:star; its functions are star, fan"),
+        ("star.py", "name the function too, as star.py:star; its functions are star, fan"),
         (":star", "write FILE.py:FUNCTION or MODULE:FUNCTION"),
         ("moon.py:star", "there is no file moon.py in "),
         ("star.py:moon", "has no function moon; its functions are star, fan, fails"),

@@ -87,6 +87,13 @@ def test_verify_proves_it_and_breaks_it(capsys):
     assert run(capsys, f"{words} --jobs 2") == (0, out, ""), "other processes load it again"
 
 
+def test_verify_takes_a_list(capsys):
+    words = "verify --algorithm tree,star.py:star --collective all_reduce --ranks 2 --mutants none"
+    status, out, err = run(capsys, f"{words} --jobs 1")
+    assert (status, err) == (0, "")
+    assert [line.split()[1] for line in out.splitlines()[1:3]] == ["tree", "star.py:star"]
+
+
 def test_verify_refuses_a_wrong_one(capsys):
     status, out, _ = run(capsys, "verify --algorithm star.py:twice --ranks 3 --mutants none")
     assert status == 1
@@ -99,7 +106,11 @@ def test_verify_refuses_a_wrong_one(capsys):
         ("explain all_reduce --algorithm moon.py:star", "there is no file moon.py"),
         ("explain broadcast --algorithm star.py:star", "algorithm=star.py:star returned"),
         ("model all_reduce --algorithm star.py:moon", "no function moon; its functions are star"),
+        ("model all_reduce --algorithm star.py", "too, as star.py:star; its functions are star"),
+        ("verify --algorithm ring,star.py", "name the function too, as star.py:star"),
+        ("algorithms star.py", "name the function too, as star.py:star"),
         ("verify --algorithm rings", "did you mean ring?"),
+        ("verify --algorithm ring,trees", "--algorithm trees: `ringcoll algorithms` lists"),
         ("explain all_reduce --algorithm two_shots", "did you mean two_shot?"),
     ],
 )

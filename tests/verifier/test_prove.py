@@ -34,6 +34,11 @@ def line(nranks, root=0):
     return Plan(Collective("broadcast", nranks, root=root), tuple(order))
 
 
+def rootless(nranks):
+    """The same, which forgets the root."""
+    return line(nranks)
+
+
 def signalled(nranks):
     """A copy that brings its own signals."""
     src, dst = Chunk(0, Buffer.INPUT, 0), Chunk(1, Buffer.OUTPUT, 0)
@@ -139,7 +144,13 @@ def test_what_is_right_as_it_is_written_names_the_launch_that_fails(monkeypatch)
         ((7, 4), {}, ArgumentTypeError, "seen a int, wanted a function"),
         ((star(4), 3), {}, ArgumentError, "wanted nranks=3"),
         ((star, 4), {"collective": "broadcast"}, ArgumentError, "returned a plan of all_reduce"),
-        ((star, 4), {"root": 1}, ArgumentError, "does not take root"),
+        (
+            (star, 4),
+            {"root": 1},
+            ArgumentError,
+            "does not take root; leave it out, all_reduce has no root",
+        ),
+        ((rootless, 3), {"root": 1}, ArgumentError, "write def rootless(nranks, root=0"),
         ((lambda n: star(n + 1), 4), {}, ArgumentError, "of 5 ranks, 1 chunks for 4 ranks"),
         ((lambda _: None, 4), {}, ArgumentTypeError, "returned a NoneType for 4 ranks, wanted"),
     ],
