@@ -17,7 +17,10 @@ from ringcoll.model.links import Links
 from ringcoll.model.predict import Clock, Timed, parts_of
 from ringcoll.plan import Buffer, Plan, Step, format_plan
 
-LEGEND = "c chunk, s slice, >r writes to rank r, <r reads from rank r, + reduces, !r signals rank r"
+LEGEND = (
+    "c chunk, x SCRATCH chunk, s slice, >r writes to rank r, <r reads from rank r, + reduces, "
+    "!r signals rank r"
+)
 
 _NAMED = 4
 """Up to so many peers are listed in a cell."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 import pytest
@@ -49,6 +50,15 @@ def test_reads_reductions_and_signals_have_signs_of_their_own():
     assert "rank 2    !3  !0\n" in table(
         "barrier", "dissemination", 4, links=Links(1e9, 1e-6, 1e-6)
     )
+
+
+@pytest.mark.parametrize("name", ["ring", "one_shot", "hierarchical"])
+def test_the_legend_of_a_printed_plan_has_every_sign(name):
+    """Of SCRATCH too, which only the hierarchical one has."""
+    shown, legend = str(build("all_reduce", name, 4)).rsplit("\n", 1)
+    signs = set(re.findall(r"[a-z+!<>](?=\d)", shown.partition("rank 0")[2]))
+    assert signs - {word[0] for word in legend.split(", ")} == set()
+    assert ("x" in signs) == (name == "hierarchical")
 
 
 def test_times_that_are_no_multiples_are_in_microseconds():
