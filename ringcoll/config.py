@@ -200,11 +200,12 @@ def from_environment(environ: Mapping[str, str]) -> tuple[Config, Settings]:
                 f"{_nearest(variable, legal)}"
             )
         name = variable.removeprefix(_PREFIX).lower()
+        kind = KINDS[name]
         try:
-            values[name] = KINDS[name].check(KINDS[name].read(text))
+            values[name] = kind.check(kind.read(text))
         except (TypeError, ValueError):
             raise ArgumentError(
-                f"environment variable {variable}={text!r}: wanted {KINDS[name].legal}"
+                f"environment variable {variable}={text!r}: wanted {kind.legal}{kind.hint(text)}"
             ) from None
     return (
         Config(**{name: value for name, value in values.items() if name in OPTIONS}),

@@ -7,7 +7,7 @@ import math
 import operator
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -55,9 +55,19 @@ class Kind:
     check: Callable[[Any], Any]
     read: Callable[[str], Any] = str
     names: tuple[str, ...] = ()
+    others: Mapping[str, str] = field(default_factory=dict)
+    """Words that are not legal, and the name that is meant."""
+
+    def hint(self, value: object) -> str:
+        """The end of a message about a value that is none of the names; "" if no name is near."""
+        word = str(value)
+        # Stricter than the usual 0.6, by which "gpu" would be told to be "cpu".
+        near = difflib.get_close_matches(word, self.names, n=1, cutoff=0.7)
+        meant = self.others.get(word.lower().partition(":")[0]) or next(iter(near), None)
+        return f"; did you mean {meant!r}?" if meant else ""
 
 
-def _one_of(*names: str) -> Kind:
+def _one_of(*names: str, **others: str) -> Kind:
     def check(value: Any) -> Any:
         if not isinstance(value, str):
             raise TypeError
@@ -65,7 +75,7 @@ def _one_of(*names: str) -> Kind:
             raise ValueError
         return value
 
-    return Kind(f"one of {', '.join(names)}", check, names=names)
+    return Kind(f"one of {', '.join(names)}", check, names=names, others=others)
 
 
 def _algorithm() -> Kind:
@@ -173,7 +183,7 @@ KINDS: Mapping[str, Kind] = {
     "tag": _TEXT,
     "node": _TEXT,
     "topo_file": _PATH,
-    "device": _one_of("auto", "cpu", "cuda"),
+    "device": _one_of("auto", "cpu", "cuda", gpu="cuda", gpus="cuda", nvidia="cuda", cuda="cuda"),
     "transport": _one_of("p2p", "host"),
     "cache_dir": _PATH,
     "debug": Kind("True, False or 'trace' (1, 0 or trace in the environment)", _debug, _read_debug),
@@ -192,8 +202,7 @@ def check_fields(record: Any) -> None:
 
     None is legal everywhere.
     """
-    for field in fields(record):
-        name = field.name
+    for name in (known.name for known in fields(record)):
         value = getattr(record, name)
         if value is None:
             continue
@@ -203,7 +212,6 @@ def check_fields(record: Any) -> None:
         except TypeError:
             raise ArgumentTypeError(f"option {name}={value!r}: wanted {kind.legal}") from None
         except ValueError:
-            # Stricter than the usual 0.6, by which "gpu" would be told to be "cpu".
-            near = difflib.get_close_matches(str(value), kind.names, n=1, cutoff=0.7)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise ArgumentError(f"option {name}={value!r}: wanted {kind.legal}{hint}") from None
+            raise ArgumentError(
+                f"option {name}={value!r}: wanted {kind.legal}{kind.hint(value)}"
+            ) from None

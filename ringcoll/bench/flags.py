@@ -295,7 +295,12 @@ def _timeout(text: str | None) -> float | None:
 
 def _device(text: str) -> str:
     if text not in ("auto", "cpu", "cuda") and not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"invalid device {text!r}: auto, cpu, cuda or a number")
+        from ringcoll.options import KINDS
+
+        hint = KINDS["device"].hint(text)
+        raise argparse.ArgumentTypeError(
+            f"invalid device {text!r}: auto, cpu, cuda or a number{hint}"
+        )
     return text
 
 

@@ -117,7 +117,9 @@ def test_settings_are_no_options_of_a_call():
         ("verify", "yes", ArgumentTypeError, "True or False"),
         ("tag", 3, ArgumentTypeError, "a word"),
         ("tag", "", ArgumentError, "a word"),
-        ("device", "tpu", ArgumentError, "one of auto, cpu, cuda"),
+        ("device", "tpu", ArgumentError, "one of auto, cpu, cuda$"),
+        ("device", "gpu", ArgumentError, "one of auto, cpu, cuda; did you mean 'cuda'"),
+        ("device", "cuda:1", ArgumentError, "did you mean 'cuda'"),
         ("transport", "hots", ArgumentError, "one of p2p, host; did you mean 'host'"),
         ("topo_file", 3, ArgumentTypeError, "a path"),
         ("pace", (0, 0), ArgumentError, "bytes/s > 0"),
@@ -204,7 +206,8 @@ def test_another_debug_is_refused(wrong):
         ("RINGCOLL_DETERMINISTIC", "maybe", "1 or 0 in the environment"),
         ("RINGCOLL_TIMEOUT", "soon", "inf in the environment"),
         ("RINGCOLL_PACE", "1e9;0", "wanted bytes/s > 0"),
-        ("RINGCOLL_ALGORITHM", "rings", "one of ring,"),
+        ("RINGCOLL_ALGORITHM", "rings", "one of ring,.*; did you mean 'ring'"),
+        ("RINGCOLL_DEVICE", "GPU", "one of auto, cpu, cuda; did you mean 'cuda'"),
     ],
 )
 def test_an_environment_that_cannot_be_read_is_refused(name, text, message):
