@@ -227,10 +227,6 @@ class Fabric(ABC):
         AbortedError.
         """
 
-    def died(self, reason: str) -> None:
-        """Abort, and where ranks are threads count as lost: this rank's thread ends by an error."""
-        self.abort(reason)
-
     @abstractmethod
     def _declare(self, state: State) -> None:
         """Let the peers know that this rank closes or exits."""

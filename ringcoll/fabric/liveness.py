@@ -34,7 +34,7 @@ class State(IntEnum):
 
     EXITED: it ended or dropped its fabric without closing it. From ABORTED on it has failed:
     TIMED_OUT: a deadline has passed; MISMATCHED: the ranks made different calls; PEER_LOST: it
-    needs a rank that is lost; DIED: its thread ended by an error.
+    needs a rank that is lost.
     """
 
     OPEN = 0
@@ -44,7 +44,6 @@ class State(IntEnum):
     TIMED_OUT = 4
     MISMATCHED = 5
     PEER_LOST = 6
-    DIED = 7
 
     @property
     def failed(self) -> bool:
@@ -67,7 +66,6 @@ _ERRORS: Mapping[State, type[Error]] = {
     State.TIMED_OUT: DeadlineError,
     State.MISMATCHED: MismatchError,
     State.PEER_LOST: RankLostError,
-    State.DIED: RankLostError,
 }
 
 
@@ -83,7 +81,7 @@ class Status:
     @property
     def lost(self) -> bool:
         """Whether the rank takes part no more, for whatever reason but an abort."""
-        return bool(self.death) or self.state.left or self.state is State.DIED
+        return bool(self.death) or self.state.left
 
 
 def raise_failed(
@@ -104,7 +102,7 @@ def raise_failed(
     first = min(failed, key=lambda rank: failed[rank].since)
     state, reason = failed[first].state, failed[first].reason
     who = "this rank" if first == own else named([names[first]])
-    verb = {State.ABORTED: "aborted", State.DIED: "died"}.get(state, "gave up")
+    verb = "aborted" if state is State.ABORTED else "gave up"
     # What a rank relays begins with the rank that aborted: its own name would mislead.
     raise _ERRORS[state](reason if _RELAYED.match(reason) else f"{who} {verb}: {reason}")
 

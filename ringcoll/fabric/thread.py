@@ -132,10 +132,6 @@ class ThreadFabric(Fabric):
         """Give up, and wake all."""
         self._declare(State.of(error), reason)
 
-    def died(self, reason: str) -> None:
-        """Abort, and count as lost: this rank's thread ends by an error."""
-        self._declare(State.DIED, reason)
-
     def _declare(self, state: State, reason: str = "") -> None:
         if not self._ended:
             self._world.declare(self.rank, state, reason)
