@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable
 from datetime import timedelta
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -18,7 +19,9 @@ from torch._C._distributed_c10d import BarrierOptions
 
 from ringcoll.errors import ArgumentError
 from ringcoll.torch.group import ProcessGroupRingcoll
+from ringcoll.torch.list_collectives import Collectives
 from ringcoll.torch.options import options
+from ringcoll.torch.tensor_collectives import TensorCollectives
 from ringcoll.torch.tracing import compile_disabled
 
 __all__ = ["ProcessGroupComposite", "create"]
@@ -138,13 +141,16 @@ def _dispatched(name: str) -> Callable[..., Any]:
     return method
 
 
+# Every call that takes tensors; torch's older names are the methods of the newer ones.
 _CALLS = (
-    "allreduce allreduce_coalesced reduce broadcast allgather allgather_coalesced "
-    "all_gather_single all_gather_single_coalesced reduce_scatter reduce_scatter_single "
-    "reduce_scatter_single_coalesced alltoall all_to_all_single gather scatter send recv "
-    "recv_anysource _allgather_base _reduce_scatter_base alltoall_base "
-    "allgather_into_tensor_coalesced reduce_scatter_tensor_coalesced"
+    *(
+        name
+        for kind in (TensorCollectives, Collectives)
+        for name, method in vars(kind).items()
+        if isinstance(method, FunctionType) and not method.__name__.startswith("_")
+    ),
+    *("send", "recv", "recv_anysource"),
 )
-for _name in _CALLS.split():
+for _name in _CALLS:
     setattr(ProcessGroupComposite, _name, _dispatched(_name))
 compile_disabled(ProcessGroupComposite)
