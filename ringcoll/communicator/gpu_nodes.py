@@ -280,6 +280,7 @@ class NodesState(RankState):
         except BaseException as error:
             # The worker may have found this call wrong while it was being enqueued.
             if self.broken is not None and isinstance(error, ClosedError):
+                self.raised = True
                 raise self.broken from None
             self.fail(error)
             raise
@@ -323,7 +324,9 @@ class NodesState(RankState):
             return
         self.cuda.give_up()
         self.inside.abort(error_text(error))
-        if half and not (self._worker is not None and self._worker.is_current()):
+        on_worker = self._worker is not None and self._worker.is_current()
+        self.raised = self.raised or not on_worker
+        if half and not on_worker:
             # The caller hears of it now, and may let go of arrays that the stream still copies to.
             with contextlib.suppress(Error):
                 self.cuda.synchronize()
@@ -353,6 +356,7 @@ class NodesState(RankState):
                 self._host.compare_last()
             except MismatchError as error:
                 self.fail(error, begun=True)
+                self.raised = False  # which is for ``check`` or ``close``
 
     def forked(self) -> None:
         """This process is a child: the thread of the calls stayed behind."""
@@ -374,7 +378,7 @@ class NodesState(RankState):
         """Let go of everything; not collective.
 
         LaunchRefused if the last call's stream is being captured: then all stays open. Failed calls
-        that nobody had waited for raise their error.
+        raise their error, unless the caller has seen it.
         """
         if self.closed:
             return
@@ -383,7 +387,8 @@ class NodesState(RankState):
         if self.broken is not None and self.fabric.messages is not None:
             # What MPI may still write to stays pinned for ever.
             self.cuda.quarantined = not self.fabric.messages.give_up(())
-        told = self.broken if isinstance(self.broken, Error) and not self.settled else None
+        seen = self.settled or self.raised
+        unseen = self.broken if isinstance(self.broken, Error) and not seen else None
         with contextlib.ExitStack() as mode:
             try:
                 if not self.inherited:  # a child has no CUDA
@@ -394,8 +399,8 @@ class NodesState(RankState):
             finally:
                 self.layers.close()
                 self.inside.close()
-        if told is not None:
-            raise told
+        if unseen is not None:
+            raise unseen
 
 
 def _members(nodes: Sequence[int]) -> list[list[int]]:

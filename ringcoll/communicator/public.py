@@ -280,7 +280,7 @@ class Communicator(Collectives, CountedCollectives, Messages, Memory):
             if hasattr(error, "add_note"):  # from Python 3.11 on
                 error.add_note(
                     "raised where the communicator was left: an error that the program expects "
-                    "is followed by comm.close() or comm.shrink()"
+                    "is followed by comm.close(), comm.shrink() or comm.abort()"
                 )
             raise
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import threading
 import time
@@ -131,6 +132,20 @@ def test_an_error_is_never_lost(heard):
     with pytest.raises(MismatchError, match="count=3") as caught:
         ringcoll.spawn(work, 2)
     assert "count=4" in str(caught.value)
+
+
+@pytest.mark.parametrize("end", ["with", "spawn"])
+@pytest.mark.parametrize("handled", ["close", "shrink", "abort"])
+def test_an_error_that_was_handled_does_not_come_again(handled, end):
+    def work(comm):
+        with comm if end == "with" else contextlib.nullcontext():
+            with pytest.raises(MismatchError):
+                comm.all_reduce(np.ones(3 + comm.rank))
+                comm.barrier()
+            getattr(comm, handled)()
+        return "well"
+
+    assert ringcoll.spawn(work, 2) == ["well", "well"]
 
 
 def test_calls_after_a_failed_one_say_so():

@@ -124,6 +124,7 @@ def test_a_disagreement_that_shows_late_is_raised_at_the_end(nodes):
             assert verdict[end].startswith("MismatchError: ")
             assert "broadcast count=10 dtype=float32 root=0" in verdict[end]
             assert "broadcast count=11 dtype=float32 root=0" in verdict[end]
+            assert verdict[f"{end}, then close"] == "no error"
 
 
 def test_a_rank_that_gives_up_releases_all(nodes):

@@ -199,7 +199,7 @@ def late(_gpus) -> dict:
             seen[end] = error if error != "no error" else error_of(getattr(child, end))
             comm.barrier()
             comm.synchronize()
-            error_of(child.close)
+            seen[f"{end}, then close"] = error_of(child.close)
     return seen
 
 
