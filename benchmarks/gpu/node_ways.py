@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.gpu.crossing import crossing
 from benchmarks.gpu.report import size_text
 from ringcoll.collectives import COLLECTIVES
-from ringcoll.executors.cuda_nodes.exchange import Figures
+from ringcoll.executors.cuda_nodes.exchange import RailLimits
 
 __all__ = ["Rank", "Way", "ways_of"]
 
@@ -130,15 +130,15 @@ class Rank:
         nbytes: int,
         partial: int,
         options: dict[str, Any],
-        figures: Figures | None = None,
+        limits: RailLimits | None = None,
     ) -> Way:
-        """A call of ringcoll's; ``figures``: by others than the usual."""
+        """A call of ringcoll's; ``limits``: by others than the usual."""
         from benchmarks.gpu.deterministic import fill
 
         comm = self.comm
-        if figures is not None:
+        if limits is not None:
             comm = comm.split(0)
-            comm._state.cut_by(figures)
+            comm._state.set_rail_limits(limits)
         x: Any = self.comm.empty(nbytes // 2, "bfloat16")
         fill(x, comm.rank, SEED)
         run = getattr(comm, collective)
@@ -151,36 +151,36 @@ class Rank:
             run(x, **options)
             comm.synchronize()
 
-        explain = () if options or figures else tuple(comm.explain(collective, nbytes).splitlines())
-        close = comm.close if figures is not None else lambda: None
+        explain = () if options or limits else tuple(comm.explain(collective, nbytes).splitlines())
+        close = comm.close if limits is not None else lambda: None
         sent = self.crossing(collective, nbytes, partial)
         return Way(name, nbytes, sent, call, wrong=wrong, explain=explain, close=close)
 
-    def messages(self, name: str, figures: Figures) -> Way:
+    def messages(self, name: str, limits: RailLimits) -> Way:
         """The messages of an all_reduce, without a stream that brings them and waits for them."""
         from ringcoll.executors.cuda_nodes.carry import Exchange, Flow, carry
         from ringcoll.fabric.mpi import SLICES
 
         staging = self.comm._state.cuda
         whole = self.nbytes // 2 * self.partial // self.per_node  # a rank's partial sums
-        slices = -(-whole // figures.share)
+        slices = -(-whole // limits.share)
         piece = whole // slices // self.nodes
         sizes = piece, piece * 2 // self.partial
-        views = [[self.pinned(size, self.rail) for _ in range(figures.slots)] for size in sizes]
+        views = [[self.pinned(size, self.rail) for _ in range(limits.slots)] for size in sizes]
 
         def exchanges(slots: list[list[Any]]) -> list[Exchange]:
             def way(slot: list[Any], side: int) -> tuple[Any, ...]:
                 return tuple((peer, view[side]) for peer, view in zip(self.rail, slot, strict=True))
 
             ways = [(way(slot, 0), way(slot, 1)) for slot in slots]
-            turns = (ways[number % figures.slots] for number in range(slices))
+            turns = (ways[number % limits.slots] for number in range(slices))
             return [Exchange("messages", sends, recvs, (), ()) for sends, recvs in turns]
 
         kinds = [exchanges(slots) for slots in views]
 
         def call() -> None:
             flows = [
-                Flow(Free(figures.slots), SLICES + kind, 0, found)  # type: ignore[arg-type]
+                Flow(Free(limits.slots), SLICES + kind, 0, found)  # type: ignore[arg-type]
                 for kind, found in enumerate(kinds)
             ]
             carry(staging, lambda: None, flows, 60.0)
@@ -242,21 +242,21 @@ class Rank:
         return Way("mpi4py, fresh", self.nbytes, wide, call, write)
 
 
-def ways_of(rank: Rank, collective: str, sweep: Sequence[Figures]) -> Iterator[Way]:
-    """The usual ways, or those of some figures."""
+def ways_of(rank: Rank, collective: str, sweep: Sequence[RailLimits]) -> Iterator[Way]:
+    """The usual ways, or those of some limits."""
     nbytes, partial = rank.nbytes, rank.partial
     yield rank.mpi(collective)
     yield rank.mpi(collective, fresh=True)
-    for figures in sweep:
-        name = f"{size_text(figures.share)} x {figures.slots}"
-        yield rank.call(name, collective, nbytes, partial, {}, figures)
+    for limits in sweep:
+        name = f"{size_text(limits.share)} x {limits.slots}"
+        yield rank.call(name, collective, nbytes, partial, {}, limits)
         if collective == "all_reduce":
-            yield rank.messages(f"  messages {name}", figures)
+            yield rank.messages(f"  messages {name}", limits)
     if sweep:
         return
     yield rank.call("default", collective, nbytes, partial, {})
     if COLLECTIVES[collective].reduces:
         yield rank.call("accumulate=dtype", collective, nbytes, 2, NARROW)
     if collective == "all_reduce":
-        yield rank.messages("messages alone", Figures())
+        yield rank.messages("messages alone", RailLimits())
     yield rank.call("staged", collective, nbytes >> 4, 4, {"slices": 4})

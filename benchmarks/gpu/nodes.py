@@ -39,7 +39,7 @@ from benchmarks.gpu.node_ways import Rank, Way, ways_of
 from benchmarks.gpu.report import ROOT, Report, Row, size_text
 from benchmarks.needs import require
 from benchmarks.record import add_out
-from ringcoll.executors.cuda_nodes.exchange import Figures
+from ringcoll.executors.cuda_nodes.exchange import RailLimits
 from ringcoll.units import parse_sizes
 
 __all__ = ["main"]
@@ -59,7 +59,7 @@ os.execv(sys.argv[2], sys.argv[2:])
 
 
 def work(
-    collectives: Sequence[str], per_node: int, nbytes: int, file: Path, sweep: Sequence[Figures]
+    collectives: Sequence[str], per_node: int, nbytes: int, file: Path, sweep: Sequence[RailLimits]
 ) -> None:
     """What each rank runs; rank 0 appends its rows to a file, one of JSON a line.
 
@@ -113,9 +113,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     collectives = options.collectives.split(",")
     if unknown := [name for name in collectives if name not in CROSSING]:
         parser.error(f"--collectives {unknown[0]}: some of {','.join(CROSSING)}")
-    usual = Figures()
+    usual = RailLimits()
     sweep = [
-        Figures(share, slots)
+        RailLimits(share, slots)
         for share in options.share or (usual.share,)
         for slots in options.slots or (usual.slots,)
         if options.share or options.slots

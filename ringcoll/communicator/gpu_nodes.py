@@ -1,8 +1,8 @@
-"""What one rank of a communicator of GPUs on several nodes holds.
+"""One rank of a communicator of GPUs on several nodes.
 
-Between nodes its calls are those of CPU ranks on pinned host memory, which
-:mod:`ringcoll.executors.cuda_nodes` ties to streams. Inside a node there is a communicator of GPUs
-like any other, which has the node's symmetric memory.
+Between nodes its calls run as those of CPU ranks on pinned host memory;
+:mod:`ringcoll.executors.cuda_nodes` orders them with the caller's stream. Inside a node the ranks
+have a communicator of their own, of GPU ranks of one node, with the node's symmetric memory.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from ringcoll.executors.contract import Executor, GroupCall, PairExecutor
 from ringcoll.executors.cpu import CpuExecutor
 from ringcoll.executors.cuda.loader import DeferredLoader, Loader
 from ringcoll.executors.cuda_nodes.carry import on_one_core
-from ringcoll.executors.cuda_nodes.exchange import Exchanges, Figures
+from ringcoll.executors.cuda_nodes.exchange import Exchanges, RailLimits
 from ringcoll.executors.cuda_nodes.executor import (
     PIECE_BYTES,
+    CommunicatorThread,
     CudaNodesCall,
     CudaNodesExecutor,
-    Owner,
     settle,
 )
 from ringcoll.executors.cuda_nodes.layers import LEAST_BYTES, Layers
+from ringcoll.executors.cuda_nodes.phases import Phases
 from ringcoll.executors.cuda_nodes.point_to_point import CudaNodesPairCalls, CudaNodesPairs
-from ringcoll.executors.cuda_nodes.steps import Steps
 from ringcoll.executors.point_to_point import Pairs
 from ringcoll.fabric import Fabric
 from ringcoll.symmetric.host import SymmetricMemory
@@ -51,12 +51,12 @@ from ringcoll.transports.scratch import Transport
 _log = logging.getLogger("ringcoll")
 
 _HIERARCHICAL = [name for name, known in ALGORITHMS.items() if "hierarchical" in known]
-"""Collectives whose two layers have a name."""
+"""Collectives for which ``algorithm="hierarchical"`` names the two layers."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Host:
-    """What the waits of the communicator's thread look at."""
+    """What the waits of the communicator's thread check."""
 
     fabric: Fabric
     executor: Executor
@@ -64,7 +64,7 @@ class _Host:
 
 
 class NodesState(RankState):
-    """What one rank of a communicator of GPUs on several nodes holds."""
+    """The state of one rank of a communicator of GPUs on several nodes."""
 
     on_gpu = True
 
@@ -92,13 +92,14 @@ class NodesState(RankState):
         fabric, device = self.fabric, self.device
         if parent is None and on_one_core():
             _log.warning(
-                "init: rank %d may use one core only, on which the thread that carries its calls "
-                "between nodes and whoever waits for them take turns: they will be slow; bind "
-                "ranks to more cores, or to none (mpiexec --bind-to none)",
+                "init: rank %d is bound to one core, which the thread that carries its calls "
+                "between nodes shares with the threads that wait for them: the calls will be slow; "
+                "bind ranks to more cores, or to none (mpiexec --bind-to none)",
                 fabric.rank,
             )
-        self.near = [rank for rank, node in enumerate(fabric.nodes) if self._is_near(node)]
-        self.inside = self._inside(parent, ranks)
+        own = fabric.nodes[fabric.rank]
+        self.node_ranks = [rank for rank, node in enumerate(fabric.nodes) if node == own]
+        self.inside = self._make_inside(parent, ranks)
         made = contextlib.ExitStack()
         made.callback(self.inside.close)
         try:
@@ -108,23 +109,23 @@ class NodesState(RankState):
             made.callback(self._host.close)
             pairs = Pairs(fabric, self._host.shared_state, None, self._host.node_signals)
             side = _Host(fabric, self._host, pairs)
-            owner = Owner(
+            thread = CommunicatorThread(
                 lambda job: self.submit(job, ()),
                 lambda error: self.fail(error, begun=True),
                 lambda: self.broken,
             )
             self.cuda = CudaNodesExecutor(
-                fabric, device, self._load, self._host, owner, self._failure
+                fabric, device, self._load, self._host, thread, self._failure
             )
             made.callback(self.cuda.close)
-            # Calls inside a node are parts of those that are followed here, on their streams.
+            # Calls inside a node are parts of this communicator's calls, on the same streams.
             self.inside.cuda.stream_order = self.cuda.stream_order
 
             def wait(ready: Callable[[], bool], timeout: float) -> None:
                 wait_for([side], ready, timeout)
 
             self.sending = CudaNodesPairs(self.cuda, pairs, wait)
-            self.cut_by(Figures())
+            self.set_rail_limits(RailLimits())
         except BaseException:
             self.inside.abort("the rest of the communicator could not be made")
             made.close()
@@ -132,22 +133,22 @@ class NodesState(RankState):
         self.executor, self.pairs = self.cuda, self.sending
         self.symmetric = NodesMemory(fabric, self.inside.symmetric, host_memory)
 
-    def cut_by(self, figures: Figures) -> None:
-        """Run calls in two layers by these figures; alike on all ranks, before their first call."""
+    def set_rail_limits(self, limits: RailLimits) -> None:
+        """Cut calls in two layers by these limits; the same on all ranks, before the first call."""
         members = _members(self.fabric.nodes)
-        across = Exchanges(self.cuda, self._failure, figures)
-        self.layers = Layers(Steps(self.cuda, across, self.inside.cuda, members))
+        exchanges = Exchanges(self.cuda, self._failure, limits)
+        self.layers = Layers(Phases(self.cuda, exchanges, self.inside.cuda, members))
 
-    def _is_near(self, node: int) -> bool:
-        return node == self.fabric.nodes[self.fabric.rank]
-
-    def _inside(self, parent: RankState | None, ranks: Sequence[int]) -> CudaState:
+    def _make_inside(self, parent: RankState | None, ranks: Sequence[int]) -> CudaState:
         """The communicator of this node's ranks."""
         what = "init: the ranks of a node"
-        fabric = self.fabric.subset(self.near, what=what)
+        fabric = self.fabric.subset(self.node_ranks, what=what)
         above, topology = None, None
         if isinstance(parent, NodesState):
-            above, ranks = parent.inside, [parent.near.index(ranks[rank]) for rank in self.near]
+            above, ranks = (
+                parent.inside,
+                [parent.node_ranks.index(ranks[rank]) for rank in self.node_ranks],
+            )
             transport = above.transport
         else:
             transport = self._transport
@@ -168,13 +169,14 @@ class NodesState(RankState):
         )
 
     def _failure(self) -> Error | None:
-        """What a kernel inside the node has found wrong; it counts the ranks of the node alone."""
+        """The error of a kernel inside the node, with the numbers that it gives the ranks."""
         error = self.inside.cuda.failure()
         if error is None:
             return None
-        numbers = ", ".join(f"{number} is {rank}" for number, rank in enumerate(self.near))
+        numbers = ", ".join(f"{number} is rank {r}" for number, r in enumerate(self.node_ranks))
         return type(error)(
-            f"rank {self.fabric.rank}, inside its node, of whose ranks {numbers}: {error}"
+            f"rank {self.fabric.rank}, inside its node, which counts its own ranks ({numbers}): "
+            f"{error}"
         )
 
     def _load(self, text: str) -> int:
@@ -193,13 +195,13 @@ class NodesState(RankState):
             self.loader,
             transport=self.inside.transport,
             parent=self.inside,
-            ranks=[self.near.index(rank) for rank in ranks],
+            ranks=[self.node_ranks.index(rank) for rank in ranks],
         )
 
     # -- calls -------------------------------------------------------------------------------
 
     def prepare(self, call: Call, config: Config) -> Any:
-        """Bind a checked call and its options: cut it, and prepare its pieces for the host."""
+        """Cut a checked call into pieces or slices, and prepare them."""
         self.usable()
         self._refuse_gpu_options(call, config)
         try:
@@ -207,15 +209,15 @@ class NodesState(RankState):
                 return self._layered(call, config)
             return self._staged(call, config)
         except BaseException as error:
-            # The first calls allocate and load: the other ranks would wait for one that cannot.
+            # Allocating or loading may fail on one rank alone, for which the others would wait.
             self.fail(error)
             raise
 
     def _layered(self, call: Call, config: Config) -> CudaNodesCall:
-        """A call in two layers, after a barrier by which all ranks hear that they make it."""
+        """A call in two layers, after a barrier in which the ranks compare its signature."""
         signature = f"{call.signature()} in two layers"
         if call.collective == "all_to_all":
-            # The kernels of a node must agree on it, and so it is said who differs.
+            # The kernels of a node must agree on it, and an error names the ranks that differ.
             signature += f" in_place={call.in_place}"
         if config.accumulate == "dtype":
             signature += " accumulate=dtype"
@@ -235,7 +237,7 @@ class NodesState(RankState):
         )
 
     def _staged(self, call: Call, config: Config) -> CudaNodesCall:
-        """A call as CPU ranks make it, piece by piece."""
+        """A call in pieces, each of which runs as a call of CPU ranks."""
         return self.cuda.prepare(
             call,
             lambda piece: RankState.prepare(self, piece, config),
@@ -247,16 +249,16 @@ class NodesState(RankState):
         """Whether a call runs in two layers; the same on all ranks."""
         ordered = config.deterministic and COLLECTIVES[call.collective].reduces
         named = config.algorithm == "hierarchical" and call.collective in _HIERARCHICAL
-        asked = (config.algorithm is None or named) and not (config.slices or config.channels)
+        allowed = (config.algorithm is None or named) and not (config.slices or config.channels)
         return (
-            self.layers.takes(call)
+            self.layers.supports(call)
             and call.nbytes >= LEAST_BYTES
-            and asked
+            and allowed
             and not (ordered or config.verify)
         )
 
     def _refuse_gpu_options(self, call: Call, config: Config) -> None:
-        """Between nodes there are messages alone; what is a kernel's own is left to each node."""
+        """Refuse options of kernels: between nodes the host carries messages."""
         for option, value in (("protocol", "Simple"), ("engine", "host")):
             given = getattr(config, option)
             if given not in (None, value):
@@ -268,7 +270,7 @@ class NodesState(RankState):
     def paired(
         self, calls: tuple[Call, ...], stream: int, timeout: float, *, owned: bool, most: int | None
     ) -> GroupCall:
-        """Sends and receives that are launched together; ``most``: nothing here."""
+        """Sends and receives that are enqueued together; ``most`` has no meaning here."""
         return CudaNodesPairCalls(self.sending, calls, stream, timeout, owned)
 
     def run(self, prepared: Any, stream: int | None = None) -> None:
@@ -278,7 +280,7 @@ class NodesState(RankState):
             self.fabric.check()
             self.cuda.run(prepared, stream)
         except BaseException as error:
-            # The worker may have found this call wrong while it was being enqueued.
+            # The call may have failed on the worker while this thread enqueued it.
             if self.broken is not None and isinstance(error, ClosedError):
                 self.raised = True
                 raise self.broken from None
@@ -286,15 +288,15 @@ class NodesState(RankState):
             raise
 
     def yield_to_worker(self) -> None:
-        """Nothing: what this rank's thread still does, streams wait for."""
+        """Does nothing: streams wait for the worker's calls."""
 
     def _memory_of(self, array: object, where: str) -> Any:
         ordinal = self.device.ordinal
         return device_array(array, argument="array", where=where, ordinal=ordinal)
 
     def explain(self, collective: str, nbytes: int) -> str:
-        """Which algorithm runs between the ranks' host memory, and how bytes get there."""
-        said = super().explain(collective, nbytes).splitlines()
+        """Which algorithm runs between the ranks' host memory, and how data get there."""
+        lines = super().explain(collective, nbytes).splitlines()
         kind = COLLECTIVES[collective]
         op = op_of("sum") if kind.reduces else None
         call = Call(collective, 0, None, None, 0, dtype_of("float32"), op, nbytes=nbytes)
@@ -303,14 +305,14 @@ class NodesState(RankState):
                 f"{collective}, {nbytes} bytes, {self.fabric.nranks} GPU ranks on "
                 f"{max(self.fabric.nodes) + 1} nodes: in two layers, from {LEAST_BYTES} bytes on"
             )
-            return "\n".join([first, *self.layers.words(call)])
-        first = said[0].replace("CPU ranks", "GPU ranks").partition(": staged")[0]
+            return "\n".join([first, *self.layers.explain(call)])
+        first = lines[0].replace("CPU ranks", "GPU ranks").partition(": staged")[0]
         first = first.partition(": agreed")[0]
         return "\n".join(
             [
-                f"{first}; between them in pinned host memory, by pieces of at most "
-                f"{PIECE_BYTES} bytes, each of them:",
-                *said[1:],
+                f"{first}; between them in pinned host memory, in pieces of at most "
+                f"{PIECE_BYTES} bytes, each by:",
+                *lines[1:],
             ]
         )
 
@@ -318,7 +320,7 @@ class NodesState(RankState):
 
     def fail(self, error: BaseException, *, begun: bool = False) -> None:
         """Record that a call failed, and release the streams of this rank that wait."""
-        half = self.cuda.running is not None or bool(self.sending.running)
+        partial = self.cuda.running is not None or bool(self.sending.running)
         super().fail(error, begun=begun)
         if self.broken is None:
             return
@@ -326,8 +328,8 @@ class NodesState(RankState):
         self.inside.abort(error_text(error))
         on_worker = self._worker is not None and self._worker.is_current()
         self.raised = self.raised or not on_worker
-        if half and not on_worker:
-            # The caller hears of it now, and may let go of arrays that the stream still copies to.
+        if partial and not on_worker:
+            # The caller gets the error now and may free arrays to which the stream still copies.
             with contextlib.suppress(Error):
                 self.cuda.synchronize()
 
@@ -338,7 +340,7 @@ class NodesState(RankState):
         self.inside.abort(reason)
 
     def synchronize(self) -> None:
-        """Wait for what was enqueued; what has failed is for ``check`` to raise."""
+        """Wait for the enqueued calls; :meth:`check` raises their errors."""
         if self.inherited or self.closed:
             self.usable()
         try:
@@ -350,7 +352,7 @@ class NodesState(RankState):
         self._compare_last()
 
     def _compare_last(self) -> None:
-        """Nobody may have compared the hellos of a rooted call; no call may be under way."""
+        """Compare the hellos of a last, rooted call; no call may be under way."""
         if self.broken is None:
             try:
                 self._host.compare_last()
@@ -359,40 +361,40 @@ class NodesState(RankState):
                 self.raised = False  # which is for ``check`` or ``close``
 
     def forked(self) -> None:
-        """This process is a child: the thread of the calls stayed behind."""
+        """Mark the state as inherited by a forked process, which has no thread for the calls."""
         super().forked()
         self.inside.forked()
 
     # -- the end -----------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """End what was enqueued and its thread, unless the last call's stream is being captured."""
+        """Wait for the enqueued calls, then end the thread; refused while a stream is captured."""
         if not (self.closed or self.inherited):
-            # Before the thread ends: without it no call could follow.
+            # First: after a refusal the communicator must stay usable, with its thread.
             self.cuda.stream_order.refuse_capture("close")
-            with contextlib.suppress(Error):  # which the end will tell
+            with contextlib.suppress(Error):  # close() raises it
                 self.synchronize()
         super().stop()
 
     def close(self) -> None:
-        """Let go of everything; not collective.
+        """Free all resources; not collective.
 
-        LaunchRefused if the last call's stream is being captured: then all stays open. Failed calls
-        raise their error, unless the caller has seen it.
+        Raises the error of failed calls unless the caller has seen it, and LaunchRefused while the
+        last call's stream is being captured: then all stays open.
         """
         if self.closed:
             return
         if not self.inherited:
             self.cuda.stream_order.refuse_capture("close")
         if self.broken is not None and self.fabric.messages is not None:
-            # What MPI may still write to stays pinned for ever.
+            # Memory to which MPI may still write stays pinned.
             self.cuda.quarantined = not self.fabric.messages.give_up(())
         seen = self.settled or self.raised
         unseen = self.broken if isinstance(self.broken, Error) and not seen else None
         with contextlib.ExitStack() as mode:
             try:
                 if not self.inherited:  # a child has no CUDA
-                    # To free memory would end whatever any thread captures meanwhile.
+                    # Freeing memory would end a capture of any thread.
                     mode.enter_context(outside_capture())
                 self.sending.close()
                 super().close()

@@ -20,9 +20,9 @@ from ringcoll.executors.cpu_call import ActiveCall, BoundRows, CpuChoice
 from ringcoll.executors.node_signals import NodeSignals
 from ringcoll.executors.rows import (
     Binding,
+    NodeMessages,
     Pacer,
     Row,
-    Streams,
     TraceEntry,
     flag_slots,
     lane_rows,
@@ -93,9 +93,9 @@ class Binder:
             pacer=self.pacer,
             trace=trace,
             nodes=choice.launch.nodes,
-            streams=None
+            node_messages=None
             if self.node_signals is None
-            else Streams(self.node_signals.messages, FIRST),
+            else NodeMessages(self.node_signals.messages, FIRST),
             senders=senders(program) if self.node_signals is not None else {},
         )
         own = [n for n, block in enumerate(program.programs) if block.block.rank == self.rank]

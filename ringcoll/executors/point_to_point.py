@@ -24,8 +24,8 @@ from ringcoll.executors.mismatch import different_ends
 from ringcoll.executors.node_signals import NodeSignals
 from ringcoll.executors.rows import (
     Binding,
+    NodeMessages,
     Pacer,
-    Streams,
     TraceEntry,
     flag_slots,
     lane_rows,
@@ -119,7 +119,7 @@ class Pairs:
         me = SENDER if active.sends else RECEIVER
         ranks = (self.rank, call.peer) if active.sends else (call.peer, self.rank)
         remote = self.node_signals is not None and call.peer in self.node_signals.remote
-        slot, launch = self._message(call) if remote else self._launch(call)
+        slot, launch = self._remote_launch(call) if remote else self._staged_launch(call)
         program = encode(build("send", "pair", 2), launch)
         layout = Layout(
             Collective("send", 2),
@@ -154,7 +154,7 @@ class Pairs:
             pacer=self.pacer,
             trace=self.trace,
             nodes=launch.nodes,
-            streams=Streams(self.node_signals.messages, PAIRS)
+            node_messages=NodeMessages(self.node_signals.messages, PAIRS)
             if remote and self.node_signals
             else None,
             senders=senders(program),
@@ -176,10 +176,10 @@ class Pairs:
         )
         if words[at] < epoch << 32:
             return
-        said = self.shared_state.pair_hello(peer, self.rank, epoch, sends=not active.sends)
-        if said.signature != active.signature:
+        hello = self.shared_state.pair_hello(peer, self.rank, epoch, sends=not active.sends)
+        if hello.signature != active.signature:
             mine = active.call.tagged(self._shown(active.call))
-            theirs = self.shared_state.recorded(peer, said.record)
+            theirs = self.shared_state.recorded(peer, hello.record)
             raise different_ends(self.rank, peer, epoch, mine, theirs, sends=active.sends)
 
     def absent(self, active: ActivePairCall) -> list[int]:
@@ -193,11 +193,11 @@ class Pairs:
 
     def late(self, active: ActivePairCall) -> str:
         """The message of a deadline."""
-        call, terms = active.call, active.call.tagged(self._shown(active.call))
+        call, text = active.call, active.call.tagged(self._shown(active.call))
         verb, other = ("send to", "recv") if active.sends else ("recv from", "send")
         return (
             f"{verb} rank {call.peer} on rank {self.rank} (call {active.epoch} of this pair, "
-            f"{terms}): waited {active.timeout:g} s; rank {call.peer} made no matching {other}, or "
+            f"{text}): waited {active.timeout:g} s; rank {call.peer} made no matching {other}, or "
             f"stopped inside it"
         )
 
@@ -211,8 +211,8 @@ class Pairs:
             return None
         if self.fabric.fence is not None:
             self.fabric.fence()
-        said = self.shared_state.pair_hello(peer, self.rank, epoch, sends=True)
-        return self.shared_state.recorded(peer, said.record)
+        hello = self.shared_state.pair_hello(peer, self.rank, epoch, sends=True)
+        return self.shared_state.recorded(peer, hello.record)
 
     @staticmethod
     def _signature_text(call: Call) -> str:
@@ -235,15 +235,15 @@ class Pairs:
         for active in self.running:
             self.compare(active)
 
-    def _launch(self, call: Call) -> tuple[int, Launch]:
+    def _staged_launch(self, call: Call) -> tuple[int, Launch]:
         """Bytes of a slot, and slices such that a window of them fits the landing zone."""
         slot = self.shared_state.zone_bytes // WINDOW // 64 * 64
         per_slot = slot // call.dtype.itemsize
         slices = max(1, -(-call.count // per_slot))
         return slot, Launch(slices=slices, window=WINDOW, mapped=frozenset())
 
-    def _message(self, call: Call) -> tuple[int, Launch]:
-        """To another node: no landing zone, and slices that MPI can carry at once."""
+    def _remote_launch(self, call: Call) -> tuple[int, Launch]:
+        """The same to another node: no landing zone, and slices of at most one MPI message."""
         slices = max(1, -(-call.nbytes // MESSAGE_BYTES))
         return 0, Launch(slices=slices, window=WINDOW, mapped=frozenset(), nodes=(0, 1))
 

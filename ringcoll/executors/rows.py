@@ -36,8 +36,8 @@ class Storing(Protocol):
         """Store a word."""
 
 
-class Streams(NamedTuple):
-    """What carries messages between nodes, and the stream of channel 0."""
+class NodeMessages(NamedTuple):
+    """The messages between nodes, and the stream of these that channel 0 uses."""
 
     messages: Messages
     first: int
@@ -73,7 +73,7 @@ class Binding:
     pacer: Pacer | None = None  # None: links run free
     trace: list[TraceEntry] | None = None  # None: executed rows are not noted
     nodes: Sequence[int] = ()  # of each plan rank where there are several
-    streams: Streams | None = None
+    node_messages: NodeMessages | None = None
     senders: Mapping[Chunk, int] = field(default_factory=dict)
 
     def span(self, chunk: Chunk, at: int) -> tuple[int, int]:
@@ -209,10 +209,13 @@ def _message(
 ) -> Callable[[], object]:
     """Begins to send or to receive; the array is bytes of the type that the chunk holds."""
     (src,), (dst,), label = row.srcs, row.dsts, row.labels
-    if bound.streams is None:
-        raise LaunchRefused(f"{bound.layout.collective}: nothing carries messages between nodes")
+    if bound.node_messages is None:
+        raise LaunchRefused(
+            f"{bound.layout.collective}: the plan sends messages between nodes, but all ranks are "
+            f"on one"
+        )
     dtype = bound.dtype.partial if label.dst is Label.PARTIAL else bound.dtype.numpy
-    messages, first = bound.streams
+    messages, first = bound.node_messages
     if dst.buffer is Buffer.WIRE:
         array, peer = bound.view(src, at, count, dtype), bound.ranks[dst.rank]
         return partial(messages.send, array, peer, first + block.channel)

@@ -138,13 +138,13 @@ def test_trace_of_a_pair(count, monkeypatch):
     """send and recv run the two-rank plan, staged, however many slices it takes."""
     merged: list[TraceEntry] = []
     launches: list[tuple[int, Launch]] = []
-    honest = Pairs._launch
+    honest = Pairs._staged_launch
 
     def launch(self, call):
         launches.append(honest(self, call))
         return launches[-1]
 
-    monkeypatch.setattr(Pairs, "_launch", launch)
+    monkeypatch.setattr(Pairs, "_staged_launch", launch)
     values = np.arange(count, dtype="float64")
 
     def work(comm):

@@ -168,7 +168,7 @@ def fake(monkeypatch: Any, ndevices: int, sms: int) -> Gpus:
     monkeypatch.setattr("ringcoll.communicator.start.loader", lambda _cache_dir: gpus)
     workspace = partial(Workspace, zone_bytes=256 << 10)
     monkeypatch.setattr("ringcoll.executors.cuda.executor.Workspace", workspace)
-    for module in ("cuda.executor", "cuda.sending", "cuda_nodes.lane", "cuda_nodes.steps"):
+    for module in ("cuda.executor", "cuda.sending", "cuda_nodes.lane", "cuda_nodes.phases"):
         monkeypatch.setattr(f"ringcoll.executors.{module}.Launchable", gpus.launchable)
     return gpus
 

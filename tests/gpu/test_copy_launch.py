@@ -15,7 +15,7 @@ from ringcoll.arguments.calls import Call
 from ringcoll.dtypes import dtype_of, op_of
 from ringcoll.errors import ArgumentError
 from ringcoll.executors.cuda.choose import choose
-from ringcoll.executors.cuda.copy_launch import Streams, copy_launch
+from ringcoll.executors.cuda.copy_launch import StreamPool, copy_launch
 from ringcoll.executors.cuda.limits import KernelOptions, Resources
 from ringcoll.executors.cuda.params import Addresses, Header
 from ringcoll.executors.cuda.signature import OFFSET_BITS, copied_buffers, signature_text
@@ -36,10 +36,10 @@ class Notes:
         self.made, self.capturing = 100, False
         self.destroyed: list[int] = []
         self.notes: list[tuple] = []
-        self.streams: list[Streams] = []
+        self.streams: list[StreamPool] = []
 
-    def take(self) -> Streams:
-        self.streams.append(Streams(0))
+    def take(self) -> StreamPool:
+        self.streams.append(StreamPool(0))
         return self.streams[-1]
 
     def getDevice(self):

@@ -9,7 +9,7 @@ from ringcoll.communicator import gpu
 from ringcoll.cuda import quarantine
 from ringcoll.cuda.memory import host_mapped
 from ringcoll.errors import Error, MachineError
-from ringcoll.executors.cuda.copy_launch import Streams
+from ringcoll.executors.cuda.copy_launch import StreamPool
 from ringcoll.executors.cuda.workspace import Workspace
 from tests.gpu.stand_in import read, write
 
@@ -45,6 +45,6 @@ def test_a_copy_to_pinned_memory_is_warmed_too(stand_in):
     runtime = stand_in(1)
     source, target = runtime.malloc(256), host_mapped(256, ordinal=0)
     write(source, bytes(range(256)))
-    Streams(0).warm(source, [target.device])
+    StreamPool(0).warm(source, [target.device])
     assert read(target.device, 256) == bytes(range(256))
     target.free()

@@ -10,8 +10,8 @@ import numpy as np
 
 from ringcoll.arguments.calls import prepare
 from ringcoll.dtypes import dtype_of
-from ringcoll.executors.cuda_nodes.exchange import Figures
-from ringcoll.executors.cuda_nodes.steps import Steps
+from ringcoll.executors.cuda_nodes.exchange import RailLimits
+from ringcoll.executors.cuda_nodes.phases import Phases
 from ringcoll.views import device_view
 
 NOWHERE = 0x7000  # within the first pages, which no process may read
@@ -46,11 +46,11 @@ def test_a_call_that_is_kept_shows_no_memory_that_may_be_gone():
 
 
 def test_scratch_of_calls_in_layers_is_not_read_either():
-    steps = object.__new__(Steps)
-    steps.__dict__.update(
-        _memory=SimpleNamespace(pointer=NOWHERE - 3 * Figures().share),
-        width=1,
-        exchanges=SimpleNamespace(figures=Figures()),
+    phases = object.__new__(Phases)
+    phases.__dict__.update(
+        _memory=SimpleNamespace(pointer=NOWHERE - 3 * RailLimits().share),
+        local_nranks=1,
+        exchanges=SimpleNamespace(limits=RailLimits()),
     )
-    part = steps.scratch(2, 1000, dtype_of("float32"))
+    part = phases.scratch(2, 1000, dtype_of("float32"))
     assert repr(part[10:20]) == "<device memory at 0x7028: 10 of float32>"

@@ -15,7 +15,7 @@ from ringcoll.errors import LaunchRefused
 from ringcoll.executors.cuda.copy_gates import gate_text
 from ringcoll.executors.cuda.point_to_point import pairs_text
 from ringcoll.executors.cuda_nodes.lane import staging_text
-from ringcoll.executors.cuda_nodes.steps import fold_text
+from ringcoll.executors.cuda_nodes.phases import fold_text
 from ringcoll.launch import Launch
 from tests.kernels.cases import LL, STAGED, Case, launches
 from tests.kernels.stand_in import CPU, KERNELS, compile_all, headers_of, needs_compiler

@@ -63,8 +63,8 @@ def test_messages_are_looked_at_several_times_in_a_row(monkeypatch, one_core):
     pauses: list[int] = []
     messages = SimpleNamespace(receive=lambda *_what: Slow(100 * _LOOKS), send=None)
     fabric = SimpleNamespace(rank=0, messages=messages, check=lambda: None)
-    owner = SimpleNamespace(over=lambda: asked.append(1))
-    staging = SimpleNamespace(fabric=fabric, owner=owner)
+    thread = SimpleNamespace(error=lambda: asked.append(1))
+    staging = SimpleNamespace(fabric=fabric, thread=thread)
     monkeypatch.setattr(module, "_SPIN_SECONDS", 60)
     monkeypatch.setattr(module, "on_one_core", lambda: one_core)
     monkeypatch.setattr(os, "sched_yield", lambda: pauses.append(1))
@@ -97,7 +97,7 @@ def test_what_the_stream_brings_meanwhile_begins_at_once(monkeypatch):
 
     messages = SimpleNamespace(receive=receive, send=None)
     fabric = SimpleNamespace(rank=0, messages=messages, check=lambda: None)
-    staging = SimpleNamespace(fabric=fabric, owner=SimpleNamespace(over=lambda: None))
+    staging = SimpleNamespace(fabric=fabric, thread=SimpleNamespace(error=lambda: None))
     monkeypatch.setattr(module, "_SPIN_SECONDS", 60)
     exchange = Exchange("call", (), ((1, None),), (), ())  # type: ignore[arg-type]
     flows = [Flow(lane, 2, 0, [exchange]), Flow(other, 3, 0, [exchange])]  # type: ignore[arg-type]
@@ -120,7 +120,7 @@ def test_the_peer_has_something_to_read_before_anything_is_received():
 
     messages = SimpleNamespace(send=post("send"), receive=post("receive"))
     fabric = SimpleNamespace(rank=0, messages=messages, check=lambda: None)
-    staging = SimpleNamespace(fabric=fabric, owner=SimpleNamespace(over=lambda: None))
+    staging = SimpleNamespace(fabric=fabric, thread=SimpleNamespace(error=lambda: None))
     exchange = Exchange("call", ((1, None),), ((1, None),), (), ())  # type: ignore[arg-type]
     lanes = Lane(), Lane()
     flows = [Flow(lane, 2 + at, 0, [exchange]) for at, lane in enumerate(lanes)]  # type: ignore[arg-type]

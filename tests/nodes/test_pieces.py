@@ -45,7 +45,7 @@ def pieces_of(call, nranks):
     slot = np.zeros(2 * MOST + 2 * ALIGN, np.uint8)
     found = [piece_of(call, nranks, *ends, slot) for ends in cut(call, nranks, MOST)]
     for piece in found:
-        for array, moves in ((piece.call.send, piece.into), (piece.call.recv, piece.out)):
+        for array, moves in ((piece.call.send, piece.to_host), (piece.call.recv, piece.to_device)):
             if array is None:
                 assert moves == ()
                 continue
@@ -53,7 +53,9 @@ def pieces_of(call, nranks):
             assert sum(move.nbytes for move in moves) == array.nbytes
             start = array.ctypes.data - slot.ctypes.data if array.size else 0
             assert 0 <= start <= start + array.nbytes <= slot.nbytes
-            assert all(start <= m.slot <= m.slot + m.nbytes <= start + array.nbytes for m in moves)
+            assert all(
+                start <= m.offset <= m.offset + m.nbytes <= start + array.nbytes for m in moves
+            )
         both = (piece.call.send, piece.call.recv)
         if all(array is not None and array.size for array in both):
             assert not np.may_share_memory(*both)
@@ -73,7 +75,7 @@ def test_every_byte_goes_once(name, dtype, monkeypatch):
                 numbers.add(
                     tuple((p.call.count, p.call.nbytes, p.call.custom_signature) for p in found)
                 )
-                for array, side in ((call.send, "into"), (call.recv, "out")):
+                for array, side in ((call.send, "to_host"), (call.recv, "to_device")):
                     if array is not None:
                         moves = [move for piece in found for move in getattr(piece, side)]
                         assert (covered(array, moves) == 1).all()
@@ -87,7 +89,9 @@ def test_counts_of_each_rank_and_gaps_between_them(monkeypatch):
     for rank in range(3):
         call = call_of("all_gather", rank, 3, 0, "float32", counts, displs)
         found = pieces_of(call, 3)
-        times = covered(call.recv, [move for piece in found for move in piece.out]).reshape(-1, 4)
+        times = covered(call.recv, [move for piece in found for move in piece.to_device]).reshape(
+            -1, 4
+        )
         wanted = np.zeros(len(times), int)
         for at, length in zip(displs, counts, strict=True):
             wanted[at : at + length] = 1
@@ -98,5 +102,5 @@ def test_counts_of_each_rank_and_gaps_between_them(monkeypatch):
 def test_a_barrier_is_one_piece():
     call = Call("barrier", 0, None, None, 0, dtype_of("uint8"))
     (piece,) = pieces_of(call, 4)
-    assert piece.into == piece.out == ()
+    assert piece.to_host == piece.to_device == ()
     assert piece.call.signature() == call.signature()

@@ -43,7 +43,7 @@ class NotedLane:
 
 def test_no_stream_waits_for_a_lane_that_is_made_after_all_was_given_up(monkeypatch):
     """One thread finds a call wrong while another prepares one: nobody would carry it."""
-    monkeypatch.setattr(executor, "Lane", NotedLane)
+    monkeypatch.setattr(executor, "StagingLane", NotedLane)
     fabric, device = SimpleNamespace(rank=0, fence=None), SimpleNamespace(ordinal=0)
     words: list[Any] = [fabric, device, None, None, None]
     staging: Any = executor.CudaNodesExecutor(*words)

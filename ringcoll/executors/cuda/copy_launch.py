@@ -23,19 +23,19 @@ from ringcoll.executors.cuda.params import Addresses, Header, pack
 from ringcoll.executors.cuda.simple import simple_body
 from ringcoll.executors.cuda.workspace import Workspace
 
-Lane = tuple[int, int]
+PooledStream = tuple[int, int]
 """A stream, and an event for its end."""
 
 _HIGHEST = -5
 """A stream priority; CUDA clamps it to its highest."""
 
 
-class Streams:
+class StreamPool:
     """Streams of one device, created on demand."""
 
     def __init__(self, ordinal: int) -> None:
         self._ordinal = ordinal
-        self._made: list[Lane] = []
+        self._made: list[PooledStream] = []
         self._end = weakref.finalize(self, _destroy, ordinal, self._made)
         self._end.atexit = False
 
@@ -47,7 +47,7 @@ class Streams:
                 cuda.memcpyAsync(target, source, 256, cuda.memcpyDefault, 0)
             cuda.streamSynchronize(0)
 
-    def take(self, count: int) -> list[Lane]:
+    def take(self, count: int) -> list[PooledStream]:
         """The first ``count`` streams, each with an event."""
         with on(self._ordinal) as cuda:
             while len(self._made) < count:
@@ -61,7 +61,7 @@ class Streams:
         self._end()
 
 
-def _destroy(ordinal: int, made: Sequence[Lane]) -> None:
+def _destroy(ordinal: int, made: Sequence[PooledStream]) -> None:
     if not made:
         return
     with on(ordinal) as cuda:
@@ -78,7 +78,7 @@ class CopyLaunch:
         found: Schedule,
         gate: Callable[[CopyGate], Launchable],
         kernel: Launchable | None,
-        streams: Streams,
+        streams: StreamPool,
         *,
         shared: bool,
         where: str,
@@ -109,7 +109,7 @@ class CopyLaunch:
             part()
 
     def parts(self, stream: int) -> list[Callable[[], None]]:
-        """The launch in parts of a slice each, for a thread that serves several devices.
+        """The launch in parts of a slice each, for a thread that enqueues for several devices.
 
         A device's queue is finite: enqueuing a whole call for one device before the others have
         any work may block for ever.
@@ -139,7 +139,7 @@ class CopyLaunch:
             partial(self._end, stream, others),
         ]
 
-    def _begin(self, stream: int, others: list[Lane]) -> None:
+    def _begin(self, stream: int, others: list[PooledStream]) -> None:
         for enqueue in self._enter:
             enqueue(stream)
         if others:
@@ -150,7 +150,7 @@ class CopyLaunch:
         if self._kernel is not None:
             self._kernel.launch(others[-1][0])
 
-    def _end(self, stream: int, others: list[Lane]) -> None:
+    def _end(self, stream: int, others: list[PooledStream]) -> None:
         for other, event in others:
             self._record(event, other)
             self._after(stream, event, 0)
@@ -165,11 +165,11 @@ def copy_launch(
     workspace: Workspace,
     local: Sequence[Addresses],
     load: Callable[[str], int],
-    streams: Streams,
+    streams: StreamPool,
 ) -> CopyLaunch:
     """The launch of a call of copy engines; LaunchRefused if a kernel would carry too much."""
     program, layout, nranks = choice.program, choice.layout, choice.plan.nranks
-    header = replace(header, total=True)  # the first gates have heard that all have entered
+    header = replace(header, total=True)  # the first gates wait until all ranks have entered
     found = schedule(
         choice.plan, choice.launch, program, layout, call.dtype, workspace, local, choice.replicas
     )

@@ -27,7 +27,7 @@ from ringcoll.errors import AbortedError, Error
 from ringcoll.executors.cuda.async_errors import AsyncErrors
 from ringcoll.executors.cuda.auto_register import AutoRegister
 from ringcoll.executors.cuda.choose import choose
-from ringcoll.executors.cuda.copy_launch import CopyLaunch, Streams, copy_launch
+from ringcoll.executors.cuda.copy_launch import CopyLaunch, StreamPool, copy_launch
 from ringcoll.executors.cuda.cuda_call import CudaCall, StreamCall
 from ringcoll.executors.cuda.hellos import Hellos
 from ringcoll.executors.cuda.kernel_choice import body_of
@@ -97,7 +97,7 @@ class CudaExecutor:
             made.enter_context(closing(hellos))
             self.async_errors = AsyncErrors(fabric, self.report, hellos, self.shared_state)
             self.mappings = made.enter_context(closing(Mappings(self.nranks, ordinal, symmetric)))
-            self.streams = made.enter_context(closing(Streams(ordinal)))
+            self.streams = made.enter_context(closing(StreamPool(ordinal)))
             copies = [pointer + self.workspace.copies for pointer in pointers]
             self.streams.warm(copies[self.rank], [pointer + 256 for pointer in copies])
             self.shared_launch, self.resources = self._group_by_device()

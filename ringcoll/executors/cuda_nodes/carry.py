@@ -1,15 +1,15 @@
-"""The host's part of exchanges along rails: several are on their way at once.
+"""The host's part of exchanges along rails: the messages, several exchanges at once.
 
 The next exchange of a lane begins as soon as its stream has posted it, whatever the other lane
-waits for, so that MPI has messages to move while a stream folds and copies. The messages of a lane
-have a channel of their own, in which both ends have the same order.
+waits for, so that MPI has messages to move while kernels reduce and copy. The messages of a lane
+have a tag of their own, by which MPI keeps their order.
 
 MPI moves messages only inside its calls: a test of the oldest message of each lane moves all.
 Other work between two tests delays them, so there are several in a row.
 
 Launchers may bind a process to one core (Open MPI does so with up to two ranks a host). There a
 thread that synchronizes with a stream spins inside CUDA, and a thread that only yields waits for
-the end of its time slice, so this one sleeps between tests.
+the end of the other's time slice, so this one sleeps between tests.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ import numpy.typing as npt
 from ringcoll.bootstrap.contract import named
 from ringcoll.errors import AbortedError, ClosedError, Error
 from ringcoll.executors.cuda_nodes.executor import CudaNodesExecutor, await_stream
-from ringcoll.executors.cuda_nodes.lane import Lane
-from ringcoll.executors.cuda_nodes.pieces import Move
+from ringcoll.executors.cuda_nodes.lane import StagingLane
+from ringcoll.executors.cuda_nodes.pieces import StagingCopy
 from ringcoll.fabric.mpi import Transfer
 
 _SPIN_SECONDS = 10e-3
@@ -38,7 +38,7 @@ _LOOKS = 8
 """Tests of messages and counts in a row, before errors are checked and the processor is yielded."""
 
 _NAP_SECONDS = 20e-6
-"""Between two looks on a single core."""
+"""Sleep between two tests on a single core."""
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -47,28 +47,28 @@ Bytes = npt.NDArray[np.uint8]
 class Exchange:
     """Messages to and from other ranks, through a slot."""
 
-    what: str
-    sends: tuple[tuple[int, Bytes], ...]  # to whom, and which bytes of the slot
+    what: str  # the call, for error messages
+    sends: tuple[tuple[int, Bytes], ...]  # peer, and bytes of the slot
     recvs: tuple[tuple[int, Bytes], ...]
-    into: tuple[Move, ...]  # copies from the device, before them
-    out: tuple[Move, ...]  # copies to the device, after them
+    to_host: tuple[StagingCopy, ...]  # before the messages
+    to_device: tuple[StagingCopy, ...]  # after them
 
 
 @dataclass(slots=True, eq=False)
 class Flow:
-    """The exchanges of one lane in a call, and how far they have come."""
+    """The exchanges of one lane in a call, and how many of them have begun and ended."""
 
-    lane: Lane
-    channel: int
-    base: int  # the number of the first exchange among all that the lane has ever had
+    lane: StagingLane
+    channel: int  # by which both ends match the messages
+    base: int  # the number of the first exchange among those of all calls on the lane
     exchanges: Sequence[Exchange]
     begun: int = 0
     ended: int = 0
     under_way: deque[list[tuple[int, Transfer]]] = field(default_factory=deque)
-    """Of each exchange that has begun and not ended, messages with their peers."""
+    """(peer, message) of each exchange that has begun and not ended."""
 
     def posted(self) -> bool:
-        """Whether the stream has brought an exchange that has not begun."""
+        """Whether the stream has posted an exchange that has not begun."""
         return self.begun < len(self.exchanges) and self.lane.posted(self.base + self.begun)
 
     def over(self) -> bool:
@@ -84,35 +84,35 @@ def carry(
 ) -> None:
     """Carry out the exchanges of a call, on the communicator's thread.
 
-    The stream brings them as late as it likes; messages must not stand still for longer than the
-    timeout.
+    The stream may post them at any time; the timeout bounds the time without progress of messages
+    that have begun.
 
     Args:
         timeout: seconds.
 
     Raises:
-        DeadlineError: messages stood still; the ranks that they wait for are named.
+        DeadlineError: no message has made progress; the message names the ranks of the others.
         AbortedError: the communicator is broken or aborted.
-        Error: a rank has died or given up, or the device has failed.
+        Error: a rank has died or aborted, or the device has failed.
 
     """
     fabric = executor.fabric
-    last = time.monotonic()  # when something moved
+    last = time.monotonic()  # of progress
     looks, pause = _LOOKS, os.sched_yield
     if on_one_core():
         looks, pause = 1, partial(time.sleep, _NAP_SECONDS)
 
-    def moved() -> bool:
-        over = executor.owner.over()
-        if over is not None:
-            raise AbortedError(f"rank {fabric.rank}: given up") from over
-        some = any(flow.posted() for flow in flows)
-        if some:
-            _usable(executor, failure)
+    def progressed() -> bool:
+        error = executor.thread.error()
+        if error is not None:
+            raise AbortedError(f"rank {fabric.rank}: the communicator has failed") from error
+        progress = any(flow.posted() for flow in flows)
+        if progress:
+            _raise_failure(executor, failure)
             _begin(flows, executor)
         for flow in flows:
-            some = _end(flow) or some
-        return some
+            progress = _end(flow) or progress
+        return progress
 
     def peers() -> list[int]:
         return _awaited(flows)
@@ -125,15 +125,17 @@ def carry(
         )
 
     while not all(flow.over() for flow in flows):
-        if moved():
+        if progressed():
             last = time.monotonic()
         elif not any(flow.under_way for flow in flows):
-            await_stream(lambda: any(flow.posted() for flow in flows), fabric, executor.owner)
+            await_stream(lambda: any(flow.posted() for flow in flows), fabric, executor.thread)
         elif time.monotonic() - last < _SPIN_SECONDS:
-            if not any(_stirs(flow) for _ in range(looks) for flow in flows):
+            if not any(_can_progress(flow) for _ in range(looks) for flow in flows):
                 pause()
         else:
-            fabric.wait(moved, deadline=fabric.deadline(timeout), describe=describe, peers=peers)
+            fabric.wait(
+                progressed, deadline=fabric.deadline(timeout), describe=describe, peers=peers
+            )
             last = time.monotonic()
 
 
@@ -142,8 +144,8 @@ def on_one_core() -> bool:
     return len(os.sched_getaffinity(0)) == 1
 
 
-def _usable(executor: CudaNodesExecutor, failure: Callable[[], Error | None]) -> None:
-    """Before messages begin: raise what has gone wrong on the device or with other ranks."""
+def _raise_failure(executor: CudaNodesExecutor, failure: Callable[[], Error | None]) -> None:
+    """Raise the error of the device or of another rank, before messages begin."""
     error = failure()
     if error is not None:
         raise error
@@ -151,10 +153,10 @@ def _usable(executor: CudaNodesExecutor, failure: Callable[[], Error | None]) ->
 
 
 def _begin(flows: Sequence[Flow], executor: CudaNodesExecutor) -> None:
-    """Send and receive the messages of all that the stream has brought.
+    """Begin all exchanges that the stream has posted, sends first.
 
-    Sends first: where processes read each other's memory, a receive whose message is announced
-    copies all of it before it returns, and the peer is to have something to read meanwhile.
+    Where processes read each other's memory, MPI copies an announced message inside the call that
+    receives it; meanwhile the peer must find this rank's sends.
     """
     messages = executor.fabric.messages
     if messages is None:
@@ -175,15 +177,15 @@ def _begin(flows: Sequence[Flow], executor: CudaNodesExecutor) -> None:
 
 
 def _awaited(flows: Sequence[Flow]) -> list[int]:
-    """Let go of what has ended, whose peer may have left, and list the other messages' peers."""
+    """The peers of the messages under way; drops ended messages, whose peer may have left."""
     for flow in flows:
         for part in flow.under_way:
             part[:] = [message for message in part if not message[1].done()]
     return sorted({peer for flow in flows for part in flow.under_way for peer, _ in part})
 
 
-def _stirs(flow: Flow) -> bool:
-    """Whether there is something to begin or to end; moves messages."""
+def _can_progress(flow: Flow) -> bool:
+    """Whether an exchange can begin or a message has ended; moves messages."""
     if flow.posted():
         return True
     if not flow.under_way:
@@ -193,17 +195,17 @@ def _stirs(flow: Flow) -> bool:
 
 
 def _end(flow: Flow) -> bool:
-    """Let the stream have what has come, in order; whether a message has ended."""
-    some = False
+    """End exchanges whose messages have all ended, in order; whether a message has ended."""
+    progress = False
     while flow.under_way:
         messages = flow.under_way[0]
         while messages and messages[-1][1].done():
             messages.pop()
-            some = True
+            progress = True
         if messages:
             break
         flow.under_way.popleft()
         flow.lane.done(flow.base + flow.ended)
         flow.ended += 1
-        some = True
-    return some
+        progress = True
+    return progress

@@ -1,8 +1,8 @@
 """Messages along rails: the exchanges of a call's slices with ranks of other nodes.
 
-A slice has up to two exchanges, of partial sums and of results. Each kind has a lane of its own,
-and while some slices are on the network the stream works on others. Host memory only carries:
-kernels fold what has arrived.
+A slice has up to two exchanges, of partial sums and of results. Each kind has a staging lane of its
+own, and while some slices are on the network the stream works on others. The host only moves the
+data: kernels reduce what has arrived.
 
 The ranks compare signatures before a call's first slice, so the messages of a slice need no hello:
 of one pair and lane they arrive in the order in which both ends cut the call, and a posted receive
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy.typing as npt
 
@@ -23,16 +23,22 @@ from ringcoll.errors import Error
 from ringcoll.executors.cuda.params import start_of
 from ringcoll.executors.cuda_nodes.carry import Exchange, Flow, carry
 from ringcoll.executors.cuda_nodes.executor import CudaNodesExecutor
-from ringcoll.executors.cuda_nodes.lane import Lane
-from ringcoll.executors.cuda_nodes.pieces import ALIGN, Move
+from ringcoll.executors.cuda_nodes.lane import StagingLane
+from ringcoll.executors.cuda_nodes.pieces import ALIGN, StagingCopy
 from ringcoll.fabric.mpi import KINDS, SLICES
 
 Array = npt.NDArray[Any]
 
+Enqueue = Callable[[int], None]
+"""Enqueues work on a stream."""
+
+PARTIALS, RESULTS = range(KINDS)
+"""The kinds of exchanges: of partial sums, and of results."""
+
 
 @dataclass(frozen=True, slots=True)
-class Figures:
-    """How calls are cut for the rails; the same on all ranks.
+class RailLimits:
+    """The size of slices on the rails, and how many are under way; the same on all ranks.
 
     2 nodes of 2 H200, 256 MiB: an all_reduce took 45 ms in shares of 8 MiB with 2 slots, 49 with 3,
     51 with 4; 56, 53 and 49 in shares of 4 MiB, 57, 56 and 58 in those of 16 MiB. Messages alone
@@ -49,48 +55,35 @@ class Figures:
     slots: int = 2
 
 
-class Parts(Protocol):
-    """A slice as this module sees it; see :class:`ringcoll.executors.cuda_nodes.slices.Slice`."""
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """A part of a call, in the order in which a stream gets its parts."""
 
-    @property
-    def inside(self) -> tuple[Callable[[int], None], ...]:
-        """Enqueued before the first exchange."""
-
-    @property
-    def partials(self) -> Exchange | None:
-        """The first exchange."""
-
-    @property
-    def fold(self) -> tuple[Callable[[int], None], ...]:
-        """Enqueued between the two."""
-
-    @property
-    def results(self) -> Exchange | None:
-        """The second."""
-
-    @property
-    def outside(self) -> tuple[Callable[[int], None], ...]:
-        """Enqueued after it."""
+    before: tuple[Enqueue, ...] = ()  # inside the node
+    partials: Exchange | None = None  # along the rail
+    fold: tuple[Enqueue, ...] = ()  # reduces the partial sums
+    results: Exchange | None = None  # along the rail, or with all ranks of other nodes
+    after: tuple[Enqueue, ...] = ()  # inside the node
 
 
 class Exchanges:
     """One rank's messages along its rail."""
 
     def __init__(
-        self, executor: CudaNodesExecutor, failure: Callable[[], Error | None], figures: Figures
+        self, executor: CudaNodesExecutor, failure: Callable[[], Error | None], limits: RailLimits
     ) -> None:
-        self.figures = figures
+        self.limits = limits
         self._executor, self._failure = executor, failure
-        self._slot = 2 * figures.share + 2 * ALIGN * executor.fabric.nranks
-        self._lanes: list[Lane] = []
+        self._slot_bytes = 2 * limits.share + 2 * ALIGN * executor.fabric.nranks
+        self._lanes: list[StagingLane] = []
 
-    def _lane(self, kind: int) -> Lane:
+    def _lane(self, kind: int) -> StagingLane:
         while len(self._lanes) < KINDS:
-            self._lanes.append(self._executor.lane(self.figures.slots, self._slot))
+            self._lanes.append(self._executor.lane(self.limits.slots, self._slot_bytes))
         return self._lanes[kind]
 
-    def ready(self, timeout: float) -> None:
-        """Have the kernels for calls of a timeout in seconds."""
+    def load(self, timeout: float) -> None:
+        """Load the kernels for calls with a timeout, in seconds."""
         for kind in range(KINDS):
             self._lane(kind).launches(timeout)
 
@@ -102,27 +95,30 @@ class Exchanges:
         sends: Sequence[tuple[int, Array]],
         recvs: Sequence[tuple[int, Array]],
     ) -> Exchange:
-        """The messages of a slice, of partial sums (kind 0) or of results (kind 1)."""
-        slot, at = self._lane(kind).slot(number), 0
-        ways: list[list[tuple[int, Array]]] = [[], []]
-        moves: list[dict[int, Move]] = [{}, {}]
-        for way, found, messages in zip(ways, moves, (sends, recvs), strict=True):
+        """The messages of slice ``number``: (peer, array) each, staged in the slot of the slice.
+
+        An array that goes to several peers is copied to the slot once.
+        """
+        slot, end = self._lane(kind).slot(number), 0
+        staged: list[list[tuple[int, Array]]] = [[], []]
+        copies: list[dict[int, StagingCopy]] = [{}, {}]
+        for parts, found, messages in zip(staged, copies, (sends, recvs), strict=True):
             for peer, array in messages:
                 start = start_of(array)
                 if start not in found:
-                    found[start] = Move(start, at, array.nbytes)
-                    at = -(-(at + array.nbytes) // ALIGN) * ALIGN
-                begin = found[start].slot
-                way.append((peer, slot[begin : begin + array.nbytes]))
-        into, out = (tuple(found.values()) for found in moves)
-        return Exchange(call.signature(), tuple(ways[0]), tuple(ways[1]), into, out)
+                    found[start] = StagingCopy(start, end, array.nbytes)
+                    end = -(-(end + array.nbytes) // ALIGN) * ALIGN
+                begin = found[start].offset
+                parts.append((peer, slot[begin : begin + array.nbytes]))
+        to_host, to_device = (tuple(found.values()) for found in copies)
+        return Exchange(call.signature(), tuple(staged[0]), tuple(staged[1]), to_host, to_device)
 
     # -- the stream's side -------------------------------------------------------------------------
 
-    def enqueue(self, slices: Sequence[Parts], timeout: float, stream: int) -> None:
-        """Enqueue slices: one begins, one before it is folded, and one before that ends.
+    def enqueue(self, slices: Sequence[Slice], timeout: float, stream: int) -> None:
+        """Enqueue slices in turns: the next one begins, an older one is folded, the oldest ends.
 
-        A slice is awaited when as many others have begun as there are slots.
+        The stream waits for an exchange only when all slots are in use.
         """
         if not slices:
             return
@@ -133,34 +129,36 @@ class Exchanges:
             lane, exchanges = self._lane(kind), [part for part in parts if part is not None]
             flows.append(Flow(lane, SLICES + kind, lane.enqueued, exchanges))
             lane.enqueued += len(exchanges)
-        self._executor.owner.job(lambda: carry(self._executor, self._failure, flows, timeout))
-        ahead, many = self.figures.slots - 1, len(slices)
+        self._executor.thread.run(lambda: carry(self._executor, self._failure, flows, timeout))
+        ahead, many = self.limits.slots - 1, len(slices)
         for step in range(many + 2 * ahead):
             folded, ended = step - ahead, step - 2 * ahead
             if step < many:
-                _each(slices[step].inside, stream)
-                self._put(0, step, slices[step].partials, timeout, stream)
+                _enqueue_all(slices[step].before, stream)
+                self._put(PARTIALS, step, slices[step].partials, timeout, stream)
             if 0 <= folded < many:
-                self._take(0, folded, slices[folded].partials, timeout, stream)
-                _each(slices[folded].fold, stream)
-                self._put(1, folded, slices[folded].results, timeout, stream)
+                self._take(PARTIALS, folded, slices[folded].partials, timeout, stream)
+                _enqueue_all(slices[folded].fold, stream)
+                self._put(RESULTS, folded, slices[folded].results, timeout, stream)
             if ended >= 0:
-                self._take(1, ended, slices[ended].results, timeout, stream)
-                _each(slices[ended].outside, stream)
+                self._take(RESULTS, ended, slices[ended].results, timeout, stream)
+                _enqueue_all(slices[ended].after, stream)
 
-    def _put(self, kind: int, number: int, found: Exchange | None, timeout: float, to: int) -> None:
-        if found is not None:
+    def _put(
+        self, kind: int, number: int, exchange: Exchange | None, timeout: float, stream: int
+    ) -> None:
+        if exchange is not None:
             lane = self._lane(kind)
-            lane.put(number, found.into, lane.launches(timeout)[0], to)
+            lane.put(number, exchange.to_host, lane.launches(timeout)[0], stream)
 
     def _take(
-        self, kind: int, number: int, found: Exchange | None, timeout: float, to: int
+        self, kind: int, number: int, exchange: Exchange | None, timeout: float, stream: int
     ) -> None:
-        if found is not None:
+        if exchange is not None:
             lane = self._lane(kind)
-            lane.take(number, found.out, lane.launches(timeout)[1], to)
+            lane.take(number, exchange.to_device, lane.launches(timeout)[1], stream)
 
 
-def _each(enqueue: Sequence[Callable[[int], None]], stream: int) -> None:
-    for part in enqueue:
-        part(stream)
+def _enqueue_all(parts: Sequence[Enqueue], stream: int) -> None:
+    for enqueue in parts:
+        enqueue(stream)

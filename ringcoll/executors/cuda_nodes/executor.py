@@ -1,4 +1,4 @@
-"""Collectives of GPU ranks across nodes, staged in host memory: enqueued here, run by the host.
+"""Collectives of GPU ranks across nodes, staged in host memory.
 
 A call is cut into pieces. The caller's stream copies each piece to a slot of pinned memory and
 posts it; the communicator's thread runs the CPU ranks' call on it, with its proven plan; the stream
@@ -22,7 +22,7 @@ from ringcoll.errors import AbortedError, DeadlineError, Error, LaunchRefused, M
 from ringcoll.executors.contract import Executor, Runnable
 from ringcoll.executors.cuda.cuda_call import StreamCall
 from ringcoll.executors.cuda.stream_order import StreamOrder
-from ringcoll.executors.cuda_nodes.lane import Lane
+from ringcoll.executors.cuda_nodes.lane import StagingLane
 from ringcoll.executors.cuda_nodes.pieces import ALIGN, Piece, cut, piece_of
 from ringcoll.executors.drive import Task
 from ringcoll.fabric import Fabric
@@ -31,13 +31,13 @@ SLOTS = 3
 """Pieces of a collective under way at once: to the host, on the network, and back."""
 
 PIECE_BYTES = 4 << 20
-"""The most of a piece in either buffer. Pinned: SLOTS times twice as many bytes."""
+"""The largest part of a buffer in a piece; a slot holds two, for INPUT and OUTPUT."""
 
 _NEVER_CAPTURED = (0, 1)
 """Handles of the legacy default stream."""
 
-_FIRST_NAP, _LONGEST_NAP, _LOOK = 20e-6, 1e-3, 0.05  # seconds
-_SHARE = 0.02  # of the time that has been waited already, a nap more
+_FIRST_SLEEP, _LONGEST_SLEEP, _CHECK_EVERY = 20e-6, 1e-3, 0.05  # seconds
+_SLEEP_SHARE = 0.02  # a sleep lasts this share of the time that the wait has lasted
 _SPINS = 50
 
 
@@ -52,22 +52,22 @@ class CudaNodesCall:
 
 
 @dataclass(frozen=True, slots=True)
-class Owner:
-    """What the communicator does for its executors."""
+class CommunicatorThread:
+    """The thread of a communicator that carries its calls between nodes."""
 
     submit: Callable[[Callable[[], None]], object]
-    fail: Callable[[BaseException], None]
-    over: Callable[[], BaseException | None]  # the error that has ended the communicator
+    fail: Callable[[BaseException], None]  # breaks the communicator
+    error: Callable[[], BaseException | None]  # that has broken the communicator
 
-    def job(self, work: Callable[[], None]) -> None:
-        """Run work on the communicator's thread; an error of it is the communicator's."""
+    def run(self, work: Callable[[], None]) -> None:
+        """Run work after all before it; its error breaks the communicator."""
 
         def guarded() -> None:
-            if self.over() is not None:
+            if self.error() is not None:
                 return
             try:
                 work()
-            except BaseException as error:  # waiters get any error of the thread
+            except BaseException as error:  # of any class: whoever waits for the call raises it
                 self.fail(error)
 
         self.submit(guarded)
@@ -77,7 +77,10 @@ _alive: weakref.WeakSet[CudaNodesExecutor] = weakref.WeakSet()
 
 
 def settle() -> None:
-    """Wait until no stream waits for a thread of this process; their ranks raise the errors."""
+    """Synchronize the executors of this process, so that none of their streams waits for a thread.
+
+    The ranks themselves raise the errors.
+    """
     for executor in _all():
         with suppress(MachineError):
             executor.synchronize()
@@ -86,7 +89,7 @@ def settle() -> None:
 def _all() -> list[CudaNodesExecutor]:
     found: list[CudaNodesExecutor] | None = None
     while found is None:
-        with suppress(RuntimeError):  # another thread has made one, or let go of one, meanwhile
+        with suppress(RuntimeError):  # another thread has made or freed one meanwhile
             found = list(_alive)
     return found
 
@@ -95,8 +98,8 @@ class CudaNodesExecutor:
     """One rank's side of the collectives of one communicator of GPU ranks on several nodes.
 
     Args:
-        host: the executor of the same ranks' host memory; the communicator's thread alone runs it.
-        inside: returns an error inside the node, where calls have a part there.
+        host: the executor of the same ranks' host memory; only ``thread`` runs it.
+        inside: returns an error of the calls inside the node.
 
     """
 
@@ -106,31 +109,26 @@ class CudaNodesExecutor:
         device: Device,
         load: Callable[[str], int],
         host: Executor,
-        owner: Owner,
+        thread: CommunicatorThread,
         inside: Callable[[], Error | None] = lambda: None,
     ) -> None:
-        self.fabric, self.device, self.load, self.host, self.owner = (
-            fabric,
-            device,
-            load,
-            host,
-            owner,
-        )
+        self.fabric, self.device, self.load = fabric, device, load
+        self.host, self.thread = host, thread
         self._inside = inside
         self.running: CudaNodesCall | None = None
         self.stream_order = StreamOrder(device.ordinal, f"rank {fabric.rank}: {device}")
-        self.lanes: list[Lane] = []
+        self.lanes: list[StagingLane] = []
         self._given_up = False
         self.quarantined = False  # whether MPI may still write to pinned memory
         self._lane = self.lane(SLOTS, 2 * PIECE_BYTES + 2 * ALIGN)
         _alive.add(self)
 
-    def lane(self, slots: int, nbytes: int) -> Lane:
-        """A new lane, once no stream waits: pinning memory may wait for the device."""
+    def lane(self, slots: int, nbytes: int) -> StagingLane:
+        """A new staging lane; synchronizes first: pinning memory may wait for the device."""
         settle()
-        made = Lane(self.device.ordinal, self.load, slots, nbytes, self.fabric.fence)
+        made = StagingLane(self.device.ordinal, self.load, slots, nbytes, self.fabric.fence)
         self.lanes.append(made)
-        if self._given_up:  # by another thread meanwhile, which may have missed it
+        if self._given_up:  # by another thread, which may have missed the new lane
             made.give_up()
         return made
 
@@ -139,17 +137,17 @@ class CudaNodesExecutor:
     def prepare(
         self, call: Call, bind: Callable[[Call], Runnable], timeout: float, changes: int
     ) -> CudaNodesCall:
-        """Cut a call, and prepare its pieces; its arrays are not read."""
+        """Cut a call and prepare its pieces; reads no device memory."""
         nranks, lane = self.fabric.nranks, self._lane
         pieces, prepared = [], []
-        kept: dict[tuple[object, ...], Runnable] = {}
+        bound: dict[tuple[object, ...], Runnable] = {}
         for number, (first, last) in enumerate(cut(call, nranks, PIECE_BYTES)):
             piece = piece_of(call, nranks, first, last, lane.slot(number))
             key = number % lane.slots, piece.call.count, piece.call.counts
-            if key not in kept:
-                kept[key] = bind(piece.call)
+            if key not in bound:
+                bound[key] = bind(piece.call)
             pieces.append(piece)
-            prepared.append(kept[key])
+            prepared.append(bound[key])
         lane.launches(timeout)
         return CudaNodesCall(
             call, partial(self._enqueue, pieces, prepared, timeout), timeout, changes
@@ -174,35 +172,35 @@ class CudaNodesExecutor:
     def _enqueue(
         self, pieces: Sequence[Piece], calls: Sequence[Runnable], timeout: float, stream: int
     ) -> None:
-        """Pieces to the host and back; piece k lies in slot k modulo the number of slots."""
+        """Enqueue the copies of all pieces; piece k lies in slot k modulo the number of slots."""
         lane, base = self._lane, self._lane.enqueued
         lane.enqueued += len(pieces)
-        # Before enqueuing: a stream's queue is finite and may block until the host has worked.
-        self.owner.job(lambda: self._carry(calls, base))
+        # Before enqueuing: a stream with a full queue may block until the host processes a piece.
+        self.thread.run(lambda: self._carry(calls, base))
         post, wait = lane.launches(timeout)
         for number, piece in enumerate(pieces):
             if number >= lane.slots:
-                free = number - lane.slots
-                lane.take(free, pieces[free].out, wait, stream)
-            lane.put(number, piece.into, post, stream)
+                oldest = number - lane.slots
+                lane.take(oldest, pieces[oldest].to_device, wait, stream)
+            lane.put(number, piece.to_host, post, stream)
         for number in range(max(0, len(pieces) - lane.slots), len(pieces)):
-            lane.take(number, pieces[number].out, wait, stream)
+            lane.take(number, pieces[number].to_device, wait, stream)
 
     def _carry(self, calls: Sequence[Runnable], base: int) -> None:
         """The host's part, on the communicator's thread."""
         for number, prepared in enumerate(calls, base):
-            await_stream(partial(self._lane.posted, number), self.fabric, self.owner)
+            await_stream(partial(self._lane.posted, number), self.fabric, self.thread)
             self.fabric.check()
             self.host.run(prepared)
             self._lane.done(number)
 
     def task(self, calls: Sequence[StreamCall]) -> Task:
-        """Several calls of this rank, one after the other; enqueuing them waits for nobody."""
+        """Several calls of this rank, one after the other; enqueuing waits for no rank."""
         for prepared in calls:
             self.run(prepared)
         yield from ()
 
-    # -- what has gone wrong -------------------------------------------------------------------
+    # -- errors --------------------------------------------------------------------------------
 
     def check(self) -> None:
         """Raise an asynchronous error."""
@@ -212,9 +210,9 @@ class CudaNodesExecutor:
 
     def failure(self) -> Error | None:
         """An error of the host, of a stream or inside the node; or None."""
-        over = self.owner.over()
-        if isinstance(over, Error):
-            return over
+        error = self.thread.error()
+        if isinstance(error, Error):
+            return error
         if any(lane.failed for lane in self.lanes):
             return DeadlineError(
                 f"rank {self.fabric.rank}: {self.device} waited for the network beyond the "
@@ -223,7 +221,7 @@ class CudaNodesExecutor:
         return self._inside()
 
     def compare(self, active: CudaNodesCall) -> None:
-        """Nothing: the host's calls compare the hellos."""
+        """Does nothing: the host's calls compare the hellos."""
 
     def compare_last(self) -> None:
         """Raise an asynchronous error; every call has compared its hellos."""
@@ -234,7 +232,7 @@ class CudaNodesExecutor:
         return f"{active.call.collective} on rank {self.fabric.rank}: waited {timeout:g} s"
 
     def absent(self, active: CudaNodesCall) -> list[int]:
-        """Nobody: enqueuing waits for no rank."""
+        """No rank: enqueuing waits for none."""
         return []
 
     def record(self, stream: int) -> Event:
@@ -242,7 +240,7 @@ class CudaNodesExecutor:
         return Event(self.device.ordinal, stream)
 
     def give_up(self) -> None:
-        """Release all streams that wait for the host."""
+        """End the waits of all streams for the host."""
         self._given_up = True
         for lane in self.lanes:
             lane.give_up()
@@ -260,36 +258,38 @@ class CudaNodesExecutor:
         finally:
             _alive.discard(self)
             self.stream_order.forget()
-            if not ended:  # no thread runs what the streams wait for
+            if not ended:  # no thread will carry what the streams wait for
                 self.give_up()
-            # Streams that could not be waited for may still copy: their memory stays pinned.
+            # Streams that have not been synchronized may still copy: their memory stays pinned.
             for lane in self.lanes if ended and not self.quarantined else ():
                 lane.close()
             self.lanes.clear()
             self.host.close()
 
 
-def await_stream(posted: Callable[[], bool], fabric: Fabric, owner: Owner) -> None:
+def await_stream(posted: Callable[[], bool], fabric: Fabric, thread: CommunicatorThread) -> None:
     """Wait without a deadline until a stream has posted a piece: earlier work may take any time."""
     for _ in range(_SPINS):
         if posted():
             return
-    began, look_at = time.monotonic(), 0.0
+    began, check_at = time.monotonic(), 0.0
     while not posted():
-        over = owner.over()
-        if over is not None:
-            raise AbortedError(f"rank {fabric.rank}: given up before the call began") from over
+        error = thread.error()
+        if error is not None:
+            raise AbortedError(
+                f"rank {fabric.rank}: the communicator failed before the call began"
+            ) from error
         now = time.monotonic()
-        if now >= look_at:
-            look_at = now + _LOOK
+        if now >= check_at:
+            check_at = now + _CHECK_EVERY
             fabric.check()
-        time.sleep(min(max(_FIRST_NAP, _SHARE * (now - began)), _LONGEST_NAP))
+        time.sleep(min(max(_FIRST_SLEEP, _SLEEP_SHARE * (now - began)), _LONGEST_SLEEP))
 
 
 def refuse_capture(stream: int, where: str) -> None:
     """Refuse, before anything is enqueued, a stream that is being captured in a CUDA graph."""
     if stream not in _NEVER_CAPTURED and runtime().streamIsCapturing(stream):
         raise LaunchRefused(
-            f"{where}: a CUDA graph cannot hold a call between nodes: a replay runs on the device "
-            f"alone, and what goes between nodes the host carries; call it outside of the capture"
+            f"{where}: a CUDA graph cannot contain a call between nodes, whose messages the host "
+            f"carries: a replay runs on the device alone; call it outside of the capture"
         )

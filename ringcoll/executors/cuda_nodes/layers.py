@@ -1,7 +1,7 @@
 """Collectives in two layers: inside each node over its own links, between nodes along rails.
 
 Rail l joins the ranks with local rank l of nodes of equal size. Only data between nodes go through
-the host, and the host reduces nothing: kernels fold what has arrived.
+the host, which reduces nothing: kernels reduce what has arrived.
 
 - ``all_reduce``: reduce_scatter inside each node, reduce_scatter along the rails, then all_gather
   along the rails and all_gather inside each node.
@@ -12,9 +12,9 @@ the host, and the host reduces nothing: kernels fold what has arrived.
 - ``all_to_all``: ranks of different nodes exchange their segments directly, whatever the sizes of
   the nodes; kernels exchange those inside a node.
 
-So a sum is a fold over nodes of folds over each node's ranks in order. Partial sums stay in the
+A sum is a left fold over nodes of left folds over each node's ranks. Partial sums stay in the
 accumulator's type unless ``accumulate="dtype"``. A call runs in slices: while one is on the
-network, the one before is folded and the one after exchanged inside the nodes.
+network, kernels reduce the one before and exchange the one after inside the nodes.
 """
 
 from __future__ import annotations
@@ -25,20 +25,21 @@ from functools import partial
 
 from ringcoll.arguments.calls import Call
 from ringcoll.dtypes import DType, dtype_of
+from ringcoll.executors.cuda_nodes.exchange import Enqueue
 from ringcoll.executors.cuda_nodes.executor import CudaNodesCall
+from ringcoll.executors.cuda_nodes.phases import LayeredCall, Phases
 from ringcoll.executors.cuda_nodes.pieces import ALIGN
 from ringcoll.executors.cuda_nodes.slices import SLICE_MAKERS
-from ringcoll.executors.cuda_nodes.steps import Enqueue, LayeredCall, Steps
 
 LEAST_BYTES = 1 << 20
 """Bytes of the larger buffer from which calls run in layers; below, latency dominates."""
 
 _FEW = 4
-"""Slices of a call, unless they were shorter than :data:`_SHORT`."""
+"""The fewest slices of a call, unless they would be shorter than :data:`_SHORT`."""
 
-_SHORT = 256 << 10
+_SHORT = 256 << 10  # bytes
 _PIECES = ("all_reduce", "reduce")
-"""Collectives whose shares have a piece for each node, folded by that node's rank of the rail."""
+"""Collectives whose shares have a piece for each node; its rank on the rail reduces it."""
 
 _SHARED = (*_PIECES, "broadcast")
 """Collectives whose buffers are divided among the ranks of a node; others have segments."""
@@ -50,37 +51,38 @@ _DIRECT = ("all_to_all",)
 class Layers:
     """One rank's calls in two layers."""
 
-    def __init__(self, steps: Steps) -> None:
-        self._steps = steps
+    def __init__(self, phases: Phases) -> None:
+        self._phases = phases
 
-    def takes(self, call: Call) -> bool:
+    def supports(self, call: Call) -> bool:
         """Whether a call can run in layers; equal on all ranks."""
         scaled = call.op is not None and call.op.scales
-        joined = self._steps.alike or call.collective in _DIRECT
+        joined = self._phases.has_rails or call.collective in _DIRECT
         return call.collective in SLICE_MAKERS and joined and not (call.counts or scaled)
 
-    def words(self, call: Call) -> list[str]:
-        """The way of a call, as lines for ``explain``."""
-        width = 1 if call.collective in _SHARED else self._steps.nranks
+    def explain(self, call: Call) -> list[str]:
+        """Where the data of a call go, in lines of text."""
+        width = 1 if call.collective in _SHARED else self._phases.nranks
         count = call.nbytes // call.dtype.itemsize // width
         share = self._share(replace(call, count=count), call.dtype)
         slices = max(1, -(-(count // share.unit * share.unit) // share.step))
+        nranks, local_nranks = self._phases.nranks, self._phases.local_nranks
         if call.collective in _DIRECT:
             return [
                 f"  inside a node by kernels, between nodes from each rank to each through pinned "
-                f"host memory, messages to {self._steps.nranks - self._steps.width} ranks at once "
+                f"host memory, messages to {nranks - local_nranks} ranks at once "
                 f"by MPI",
                 f"  {slices} slices: while some are on the network, their neighbours are copied",
             ]
-        words = [
-            f"  inside a node by kernels, between nodes along {self._steps.width} rails through "
-            f"pinned host memory, messages by MPI; kernels fold what comes",
-            f"  {slices} slices: while some are on the network, their neighbours are exchanged and "
-            f"folded inside the nodes",
+        lines = [
+            f"  inside a node by kernels, between nodes along {local_nranks} rails through "
+            f"pinned host memory, messages by MPI; kernels reduce what has arrived",
+            f"  {slices} slices: while some are on the network, kernels exchange and reduce their "
+            f"neighbours inside the nodes",
         ]
         if call.op is not None:
-            words.append("  a sum is a fold over nodes of folds over each node's ranks")
-        return words
+            lines.append("  a sum is a fold over nodes of folds over each node's ranks")
+        return lines
 
     def prepare(
         self,
@@ -94,27 +96,27 @@ class Layers:
 
         Args:
             call: checked; its arrays are views of device memory and must not be read.
-            hello: runs first: a small call by which the ranks compare their signatures.
-            rest: prepares a remainder too short to be divided, as a call without layers.
+            hello: a small call that runs first, in which the ranks compare their signatures.
+            rest: prepares a remainder that is too short to divide, as a call without layers.
             timeout: seconds that a wait may take.
             blocks: CUDA blocks of the calls inside the node, at most.
 
         """
-        partials = call.op is not None and self._steps.width > 1
-        wire = dtype_of(call.dtype.partial) if partials else call.dtype
-        layered = LayeredCall(call, wire, timeout, blocks)
-        share = self._share(call, wire)
+        partials = call.op is not None and self._phases.local_nranks > 1
+        partial_dtype = dtype_of(call.dtype.partial) if partials else call.dtype
+        layered = LayeredCall(call, partial_dtype, timeout, blocks)
+        share = self._share(call, partial_dtype)
         whole = call.count // share.unit * share.unit
         make = SLICE_MAKERS[call.collective]
         slices = [
-            make(self._steps, layered, number, first, min(whole, first + share.step))
+            make(self._phases, layered, number, first, min(whole, first + share.step))
             for number, first in enumerate(range(0, whole, share.step))
         ]
         after = []
         if whole < call.count:
-            after.append(rest(_part(call, whole)))
-        self._steps.exchanges.ready(timeout)
-        body = partial(self._steps.exchanges.enqueue, slices, timeout)
+            after.append(rest(_remainder(call, whole)))
+        self._phases.exchanges.load(timeout)
+        body = partial(self._phases.exchanges.enqueue, slices, timeout)
         parts: list[Enqueue] = [hello.enqueue, body, *(staged.enqueue for staged in after)]
 
         def enqueue(stream: int) -> None:
@@ -123,36 +125,36 @@ class Layers:
 
         return CudaNodesCall(call, enqueue, timeout, hello.changes)
 
-    def _share(self, call: Call, wire: DType) -> _Share:
-        """The elements of a segment in a slice, and the multiples that can be divided."""
+    def _share(self, call: Call, partial_dtype: DType) -> _Share:
+        """The elements of a segment in a slice."""
         align = max(1, ALIGN // call.dtype.itemsize)
         shared = call.collective in _SHARED
-        width = self._steps.width if shared else 1
-        pieces = self._steps.nodes if call.collective in _PIECES else 1
+        width = self._phases.local_nranks if shared else 1
+        pieces = self._phases.nnodes if call.collective in _PIECES else 1
         unit = width * pieces * align if shared else 1
-        segments = self._steps.abroad if call.collective in _DIRECT else self._steps.nodes
-        # Elements that cross together.
+        segments = self._phases.most_remote if call.collective in _DIRECT else self._phases.nnodes
+        # Elements that a rank sends between nodes.
         each = call.count // width if shared else call.count * segments
-        item = max(wire.itemsize, call.dtype.itemsize)
-        share = min(self._steps.exchanges.figures.share, max(_SHORT, each * item // _FEW)) // item
+        item = max(partial_dtype.itemsize, call.dtype.itemsize)
+        share = min(self._phases.exchanges.limits.share, max(_SHORT, each * item // _FEW)) // item
         step = width * share if shared else share // segments
         return _Share(unit, max(unit, step // unit * unit))
 
     def close(self) -> None:
-        """Free device memory; nothing may be enqueued any more."""
-        self._steps.close()
+        """Free the device memory; nothing may be enqueued any more."""
+        self._phases.close()
 
 
 @dataclass(frozen=True, slots=True)
 class _Share:
-    """Elements: ``step`` in a slice, a multiple of ``unit``."""
+    """Elements: ``step`` in a slice, a multiple of ``unit``, the fewest that can be divided."""
 
     unit: int
     step: int
 
 
-def _part(call: Call, first: int) -> Call:
-    """The remainder of a call whose buffers are divided, from an element on."""
+def _remainder(call: Call, first: int) -> Call:
+    """A call with the elements from ``first`` on."""
     count, item = call.count - first, call.dtype.itemsize
     return replace(
         call,

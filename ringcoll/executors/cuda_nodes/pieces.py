@@ -1,8 +1,8 @@
-"""A call of device memory cut into pieces, each of which is a call of host memory.
+"""Cut a call on device memory into pieces, each of which is a call on host memory.
 
 A piece is the same range of elements of every segment, packed in a slot of pinned memory, INPUT
-first and then OUTPUT. All ranks cut a call alike, by its count, dtype and collective. A piece is a
-call of CPU ranks, so all ranks get the same bits.
+first and then OUTPUT. All ranks cut a call alike, by its count, dtype and collective. A piece runs
+as a call of CPU ranks, so all ranks get the same bits.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ ALIGN = 64
 """Bytes on whose multiples pieces and slots begin."""
 
 _FEW = 4
-"""Pieces that a call has at least, unless they were shorter than :data:`_SHORT`."""
+"""The fewest pieces of a call, unless they would be shorter than :data:`_SHORT`."""
 
-_SHORT = 1 << 20
+_SHORT = 1 << 20  # bytes
 
 Bytes = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class StagingCopy:
     """A copy between a device address and an offset in a slot."""
 
     device: int
-    slot: int
+    offset: int
     nbytes: int
 
 
@@ -45,12 +45,12 @@ class Piece:
     """A call on a slot, with the copies to the slot before it and from the slot after it."""
 
     call: Call
-    into: tuple[Move, ...]
-    out: tuple[Move, ...]
+    to_host: tuple[StagingCopy, ...]
+    to_device: tuple[StagingCopy, ...]
 
 
 def cut(call: Call, nranks: int, most: int) -> list[tuple[int, int]]:
-    """First and last + 1 element of each piece, one at least; ``most`` bytes in either buffer."""
+    """The range of elements of each piece, at least one; ``most`` bytes in either buffer."""
     kind = COLLECTIVES[call.collective]
     width = nranks if "all" in (kind.input, kind.output) else 1
     longest = max(call.counts, default=call.count)
@@ -62,31 +62,31 @@ def cut(call: Call, nranks: int, most: int) -> list[tuple[int, int]]:
 
 
 def piece_of(call: Call, nranks: int, first: int, last: int, slot: Bytes) -> Piece:
-    """One piece of a call, whose arrays are views of device memory and are not read."""
+    """The piece with elements ``first`` to ``last``, in ``slot``; reads no device memory."""
     name = call.collective
     counts = tuple(min(last, count) - min(first, count) for count in call.counts)
     item = call.dtype.itemsize
-    # A pair's plan has two ranks, of which either end is one.
+    # The plan of a send has two ranks, the sender and the receiver.
     collective = Collective(name, 2 if name == "send" else nranks, root=call.root)
     whole = Layout(collective, call.counts or (call.count,), displs=call.displs or None)
-    at, views = 0, list[npt.NDArray[Any] | None]()
-    moves = list[tuple[Move, ...]]()
+    start, views = 0, list[npt.NDArray[Any] | None]()
+    copies = list[tuple[StagingCopy, ...]]()
     for buffer, array in ((Buffer.INPUT, call.send), (Buffer.OUTPUT, call.recv)):
         if array is None:
-            moves.append(())
+            copies.append(())
             views.append(None)
             continue
-        found, end = [], at
+        found, end = [], start
         for number in range(collective.segments(buffer.name)):
             offset, count = whole.segment(buffer, call.rank if name != "send" else 0, number)
             low, high = min(first, count), min(last, count)
             nbytes = (high - low) * item
             if nbytes:
-                found.append(Move(start_of(array) + (offset + low) * item, end, nbytes))
+                found.append(StagingCopy(start_of(array) + (offset + low) * item, end, nbytes))
             end += nbytes
-        views.append(slot[at:end].view(call.dtype.numpy))
-        moves.append(tuple(_merged(found)))
-        at = -(-end // ALIGN) * ALIGN
+        views.append(slot[start:end].view(call.dtype.numpy))
+        copies.append(tuple(_merged(found)))
+        start = -(-end // ALIGN) * ALIGN
     count = max(counts, default=last - first)
     kind = COLLECTIVES[name]
     width = nranks if "all" in (kind.input, kind.output) else 1
@@ -104,28 +104,28 @@ def piece_of(call: Call, nranks: int, first: int, last: int, slot: Bytes) -> Pie
         call.peer,
         counts,
         (),
-        _terms(call),
+        _signature_text(call),
         shown=call.shown,
     )
-    return Piece(part, moves[0], moves[1])
+    return Piece(part, copies[0], copies[1])
 
 
-def _terms(call: Call) -> str:
+def _signature_text(call: Call) -> str:
     """The signature text of the whole call, which all its pieces carry."""
     if call.collective != "send":
         return call.signature()
     return call.custom_signature or f"count={call.count} dtype={call.dtype.name}"
 
 
-def _merged(moves: list[Move]) -> Iterator[Move]:
-    """Moves with neighbours joined."""
-    held: Move | None = None
-    for move in moves:
-        if held is not None and held.device + held.nbytes == move.device:
-            held = Move(held.device, held.slot, held.nbytes + move.nbytes)
+def _merged(copies: list[StagingCopy]) -> Iterator[StagingCopy]:
+    """The copies, with those of adjacent memory joined."""
+    last: StagingCopy | None = None
+    for copy in copies:
+        if last is not None and last.device + last.nbytes == copy.device:
+            last = StagingCopy(last.device, last.offset, last.nbytes + copy.nbytes)
             continue
-        if held is not None:
-            yield held
-        held = move
-    if held is not None:
-        yield held
+        if last is not None:
+            yield last
+        last = copy
+    if last is not None:
+        yield last

@@ -1,7 +1,7 @@
 """Sends and receives of GPU ranks on several nodes.
 
-Every pair and direction has a lane of its own, and where several are launched together a stream of
-its own: none waits for what another waits for.
+Every pair and direction has a staging lane of its own, and where several are enqueued together a
+stream of its own: none waits for another's peer.
 """
 
 from __future__ import annotations
@@ -14,28 +14,26 @@ from ringcoll.arguments.calls import Call
 from ringcoll.cuda.device import on, runtime
 from ringcoll.errors import AbortedError
 from ringcoll.executors.contract import GroupCall
-from ringcoll.executors.cuda.copy_launch import Streams
+from ringcoll.executors.cuda.copy_launch import StreamPool
 from ringcoll.executors.cuda.loader import Launchable
 from ringcoll.executors.cuda.params import start_of
 from ringcoll.executors.cuda.shared_launch import order
 from ringcoll.executors.cuda_nodes.executor import CudaNodesExecutor, await_stream, refuse_capture
-from ringcoll.executors.cuda_nodes.lane import Lane
+from ringcoll.executors.cuda_nodes.lane import StagingLane
 from ringcoll.executors.cuda_nodes.pieces import ALIGN, Piece, cut, piece_of
 from ringcoll.executors.drive import Pause, Task, drive
 from ringcoll.executors.point_to_point import Pairs
 
-_SLOTS = 2
-_PIECE_BYTES = 2 << 20
-"""Of a pair and direction that is used, so many slots are pinned, of so many bytes."""
-
+_SLOTS, _PIECE_BYTES = 2, 2 << 20
+"""Pinned slots of each pair and direction in use, and bytes of a slot."""
 
 Wait = Callable[[Callable[[], bool], float], None]
-"""Takes (ready, seconds); returns when it is, raises when a rank is lost, aborted or late."""
+"""Takes (ready, seconds); returns when ``ready()``, raises when a rank is lost, aborted or late."""
 
 
 @dataclass(frozen=True, slots=True)
 class CudaNodesPairCalls(GroupCall):
-    """Sends and receives of one rank that are launched together."""
+    """Sends and receives of one rank that are enqueued together."""
 
     pairs: CudaNodesPairs
     calls: tuple[Call, ...]
@@ -45,51 +43,50 @@ class CudaNodesPairCalls(GroupCall):
 
     @staticmethod
     def tasks(calls: Sequence[GroupCall]) -> list[Task]:
-        """Of all ranks of this process."""
+        """The tasks of all ranks of this process."""
         members: dict[int, list[CudaNodesPairCalls]] = {}
         for call in calls:
             if isinstance(call, CudaNodesPairCalls):
                 members.setdefault(id(call.pairs), []).append(call)
-        return [own[0].pairs.launch(own) for own in members.values()]
+        return [own[0].pairs.enqueue(own) for own in members.values()]
 
 
 @dataclass(frozen=True, slots=True)
 class _Half:
-    """What goes one way between this rank and another: pieces in order, from a number on."""
+    """The pieces between this rank and a peer in one direction, in order."""
 
-    lane: Lane
-    base: int
-    pieces: tuple[tuple[int, Piece], ...]
-    """Each with its slot."""
+    lane: StagingLane
+    base: int  # the number of the first piece among those of all calls on the lane
+    pieces: tuple[tuple[int, Piece], ...]  # each with its number here
 
 
 class CudaNodesPairs:
-    """One rank's sends and receives; the communicator's thread alone runs ``host``."""
+    """One rank's sends and receives; only the communicator's thread runs ``host``."""
 
     def __init__(self, executor: CudaNodesExecutor, host: Pairs, wait: Wait) -> None:
         self._executor, self._host, self._wait = executor, host, wait
         self.running: list[CudaNodesPairCalls] = []
-        self._lanes: dict[tuple[int, bool], Lane] = {}
-        self._streams = Streams(executor.device.ordinal)
+        self._lanes: dict[tuple[int, bool], StagingLane] = {}
+        self._streams = StreamPool(executor.device.ordinal)
 
     def task(self, calls: Sequence[CudaNodesPairCalls], _timeout: float) -> Task:
-        """All that this rank does in one launch."""
+        """Enqueue all sends and receives of this rank at once."""
         for task in CudaNodesPairCalls.tasks(calls):
             yield from task
 
     def compare_running(self) -> None:
-        """Nothing: the host's calls compare the hellos."""
+        """Does nothing: the host's calls compare the hellos."""
 
     def late(self, active: CudaNodesPairCalls) -> str:
-        """Never asked for: enqueuing waits for nobody."""
+        """Unused: enqueuing waits for no rank."""
         return f"send and recv on rank {self._executor.fabric.rank}: waited {active.timeout:g} s"
 
     def absent(self, active: CudaNodesPairCalls) -> list[int]:
-        """Nobody: enqueuing waits for no rank."""
+        """No rank: enqueuing waits for none."""
         return []
 
-    def launch(self, members: Sequence[CudaNodesPairCalls]) -> Task:
-        """Enqueue all that belongs together."""
+    def enqueue(self, members: Sequence[CudaNodesPairCalls]) -> Task:
+        """Enqueue the calls of several members at once."""
         executor = self._executor
         ordinal, cuda = executor.device.ordinal, runtime()
         for stream in {member.stream for member in members}:
@@ -100,30 +97,32 @@ class CudaNodesPairs:
         halves = self._halves([call for member in members for call in member.calls])
         timeout = min(member.timeout for member in members)
         launches = [half.lane.launches(timeout) for half in halves]
-        self.running.extend(members)  # from here on an error leaves something behind
+        self.running.extend(members)  # an error from here on leaves a partial call
         with on(ordinal):
             for other in others:
                 order(ordinal, other, stream)
             for call in (call for member in members for call in member.calls):
                 if call.send is not None and call.recv is not None and call.send.nbytes:
-                    to, by = start_of(call.recv), start_of(call.send)
-                    cuda.memcpyAsync(to, by, call.send.nbytes, cuda.memcpyDeviceToDevice, stream)
+                    target, source = start_of(call.recv), start_of(call.send)
+                    kind = cuda.memcpyDeviceToDevice
+                    cuda.memcpyAsync(target, source, call.send.nbytes, kind, stream)
             if halves:
-                executor.owner.job(lambda: self._carry(halves, timeout))
-            parted = self._streams.take(len(halves) if len(halves) > 1 else 0)
-            for _, event in parted[:1]:
+                executor.thread.run(lambda: self._carry(halves, timeout))
+            forked = self._streams.take(len(halves) if len(halves) > 1 else 0)
+            for _, event in forked[:1]:
                 cuda.eventRecord(event, stream)
-                for part, _ in parted:
+                for part, _ in forked:
                     cuda.streamWaitEvent(part, event, 0)
-            streams = [part for part, _ in parted] or [stream]
-            # By turns: a device takes only so much ahead, and each lane may wait for another's end.
-            lanes = [
-                _enqueued(half, post, wait, part)
+            streams = [part for part, _ in forked] or [stream]
+            # In turns: the queue of the device is finite, and a lane may wait for the progress of
+            # other lanes.
+            turns = [
+                _enqueue_pieces(half, post, wait, part)
                 for half, (post, wait), part in zip(halves, launches, streams, strict=False)
             ]
-            while lanes:
-                lanes = [lane for lane in lanes if next(lane, None) is not None]
-            for part, event in parted:
+            while turns:
+                turns = [turn for turn in turns if next(turn, None) is not None]
+            for part, event in forked:
                 cuda.eventRecord(event, part)
                 cuda.streamWaitEvent(stream, event, 0)
             for other in others:
@@ -149,8 +148,8 @@ class CudaNodesPairs:
             pieces = list[tuple[int, Piece]]()
             for call in messages:
                 for first, last in cut(call, 2, _PIECE_BYTES):
-                    at = len(pieces)
-                    pieces.append((at, piece_of(call, 2, first, last, lane.slot(at))))
+                    number = len(pieces)
+                    pieces.append((number, piece_of(call, 2, first, last, lane.slot(number))))
             halves.append(_Half(lane, lane.enqueued, tuple(pieces)))
             lane.enqueued += len(pieces)
         return halves
@@ -160,20 +159,20 @@ class CudaNodesPairs:
     def _carry(self, halves: Sequence[_Half], timeout: float) -> None:
         executor = self._executor
         for half in halves:
-            await_stream(partial(half.lane.posted, half.base), executor.fabric, executor.owner)
+            await_stream(partial(half.lane.posted, half.base), executor.fabric, executor.thread)
         try:
-            tasks = [self._half(half, timeout) for half in halves]
+            tasks = [self._carry_half(half, timeout) for half in halves]
             drive(tasks, lambda ready: self._wait(ready, timeout))
         finally:
             self._host.running.clear()
 
-    def _half(self, half: _Half, timeout: float) -> Iterator[Pause]:
-        lane, owner = half.lane, self._executor.owner
+    def _carry_half(self, half: _Half, timeout: float) -> Iterator[Pause]:
+        lane, rank = half.lane, self._executor.fabric.rank
 
         def posted(number: int) -> bool:
-            over = owner.over()
-            if over is not None:
-                raise AbortedError(f"rank {self._executor.fabric.rank}: given up") from over
+            error = self._executor.thread.error()
+            if error is not None:
+                raise AbortedError(f"rank {rank}: the communicator has failed") from error
             return lane.posted(number)
 
         for number, (_, piece) in enumerate(half.pieces, half.base):
@@ -183,18 +182,18 @@ class CudaNodesPairs:
             lane.done(number)
 
     def close(self) -> None:
-        """Let go of streams; nothing may be enqueued any more."""
+        """Destroy the streams; nothing may be enqueued any more."""
         self._streams.close()
 
 
-def _enqueued(half: _Half, post: Launchable, wait: Launchable, stream: int) -> Iterator[bool]:
-    """Enqueue a half on a stream, a piece for each time that this is asked."""
+def _enqueue_pieces(half: _Half, post: Launchable, wait: Launchable, stream: int) -> Iterator[bool]:
+    """Enqueue a half on a stream; yields after each piece."""
     lane, pieces = half.lane, half.pieces
     for number, piece in pieces:
         if number >= lane.slots:
-            free, before = pieces[number - lane.slots]
-            lane.take(free, before.out, wait, stream)
-        lane.put(number, piece.into, post, stream)
+            oldest, before = pieces[number - lane.slots]
+            lane.take(oldest, before.to_device, wait, stream)
+        lane.put(number, piece.to_host, post, stream)
         yield True
     for number, piece in pieces[-lane.slots :]:
-        lane.take(number, piece.out, wait, stream)
+        lane.take(number, piece.to_device, wait, stream)

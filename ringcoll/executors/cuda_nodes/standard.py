@@ -1,4 +1,4 @@
-"""The kernels that most programs need, to be compiled ahead: ``ringcoll kernels``."""
+"""The kernels that most programs need, for ``ringcoll kernels``, which compiles them ahead."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ringcoll.executors.cuda.params import Addresses, Body
 from ringcoll.executors.cuda.point_to_point import pairs_text
 from ringcoll.executors.cuda.workspace import Workspace
 from ringcoll.executors.cuda_nodes.lane import staging_text
-from ringcoll.executors.cuda_nodes.steps import fold_text
+from ringcoll.executors.cuda_nodes.phases import fold_text
 from ringcoll.launch import ALL_MAPPED
 from ringcoll.plan import Buffer
 
@@ -29,10 +29,9 @@ _UNMAPPED = frozenset[Buffer]()
 
 
 def standard_sources() -> list[str]:
-    """Source texts, each once, on 2, 4 and 8 ranks, one a GPU.
+    """Source texts, each once, for 2, 4 and 8 ranks on a GPU each.
 
-    Sums of the common floats, copies, gates, sends and receives of one rank or of all, and what
-    goes between nodes.
+    Sums of the common floats, copies, copy gates, sends and receives, and staging between nodes.
     """
     bodies = (body.text for body in _bodies())
     pairs = (pairs_text(nranks, 1, words) for nranks, words in product(_RANKS, _PAIR_WORDS))
@@ -41,7 +40,7 @@ def standard_sources() -> list[str]:
 
 
 def _folds() -> Iterator[str]:
-    """What ranks add up that came from other nodes: partial sums, and the whole."""
+    """The reductions of partial sums inside a node, and of the nodes' partial sums."""
     for name in _DTYPES:
         dtype, op = dtype_of(name), op_of("sum")
         raw = dtype.partial == dtype.numpy
@@ -57,12 +56,14 @@ def _bodies() -> Iterator[Body]:
         wide = "all" in (COLLECTIVES[name].input, COLLECTIVES[name].output)
         count = nbytes // row.itemsize // (nranks if wide else 1)
         call = Call(name, 0, None, None, count, row, op, nbytes=nbytes)
-        rooted = COLLECTIVES[name].rooted  # which the ranks cannot know to be reached
+        rooted = COLLECTIVES[name].rooted  # only the root knows whether peers have mapped it
         shared = frozenset(buffer for buffer in ALL_MAPPED if buffer.name.lower() != rooted)
-        ways = [(_UNMAPPED, KernelOptions()), (shared, KernelOptions())]
+        variants = [(_UNMAPPED, KernelOptions()), (shared, KernelOptions())]
         if name == "all_reduce":
-            ways.append((_UNMAPPED, KernelOptions(hellos_decide=True)))  # of torch's buckets
-        for mapped, options in ways:
+            variants.append(
+                (_UNMAPPED, KernelOptions(hellos_decide=True))
+            )  # torch's gradient buckets
+        for mapped, options in variants:
             resources = Resources(workspace, _BLOCKS, nvlink=True)
             choice = choose(call, resources, mapped=mapped, options=options)
             for rank in range(nranks):

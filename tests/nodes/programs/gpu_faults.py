@@ -149,7 +149,7 @@ def short(gpus) -> dict:
     staging = "ringcoll.executors.cuda_nodes"
     calls = {
         "slots": (f"{staging}.lane.host_mapped", lambda c: c.all_reduce(numbers(c, LARGE))),
-        "slices": (f"{staging}.steps.allocate", lambda c: c.all_reduce(numbers(c, LARGE))),
+        "slices": (f"{staging}.phases.allocate", lambda c: c.all_reduce(numbers(c, LARGE))),
         "pairs": (
             f"{staging}.lane.host_mapped",
             lambda c: c.recv(numbers(c), 0) if c.rank == 1 else c.barrier(),

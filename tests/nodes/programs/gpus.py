@@ -21,7 +21,7 @@ from ringcoll.cuda.raw import from_pointer
 from ringcoll.dtypes import dtype_of
 from ringcoll.executors.cuda_nodes import executor, pieces, point_to_point
 from ringcoll.executors.cuda_nodes import layers as executor_layers
-from ringcoll.executors.cuda_nodes.exchange import Figures
+from ringcoll.executors.cuda_nodes.exchange import RailLimits
 from tests.communicator.cases import ROOTED, SHAPES, Case
 from tests.gpu.fake_gpus import FakeBuffer, Gpus, fake
 from tests.gpu.messages import by_threads, messages, ring, several, unequal
@@ -155,7 +155,7 @@ def layers(comm, checks, _gpus) -> None:
         run(comm, checks, *cases, Case("broadcast", 40_001, "uint8", root=root, offset=1))
     for slots in () if few else (1, 2, 4):  # many slices, which follow each other in few slots
         with comm.split(0) as child:
-            child._state.cut_by(Figures(4096, slots))
+            child._state.set_rail_limits(RailLimits(4096, slots))
             for name, count in (("all_reduce", 30_005), ("all_gather", 15_001)):
                 run(child, checks, Case(name, count, seed=slots), Case(name, count, "int16"))
     said, nodes = comm.explain("all_reduce", 1 << 24), comm._state.fabric.nodes
@@ -194,7 +194,7 @@ def direct(comm, checks, _gpus) -> None:
         run(comm, checks, how, replace(how, offset=dtype_of(kind).itemsize, seed=number + 10))
     for slots in (1, 2, 3):  # many slices, which follow each other in few slots
         with comm.split(0) as child:
-            child._state.cut_by(Figures(4096, slots))
+            child._state.set_rail_limits(RailLimits(4096, slots))
             how = Case("all_to_all", 9001 // n, in_place=slots > 1, seed=slots, options=few)
             run(child, checks, how, replace(how, seed=slots + 2))
     said = comm.explain("all_to_all", 1 << 24)
@@ -222,7 +222,7 @@ def reduces(comm, checks, _gpus) -> None:
         run(comm, checks, Case("reduce", 30_007, kind, op, **which))
     for slots in (1, 2, 4):
         with comm.split(0) as child:
-            child._state.cut_by(Figures(4096, slots))
+            child._state.set_rail_limits(RailLimits(4096, slots))
             how = Case("reduce", 9001, root=slots % n, seed=slots, options=few)
             run(child, checks, how, replace(how, seed=slots + 1, in_place=True))
     nodes = comm._state.fabric.nodes
@@ -250,7 +250,7 @@ def reduces(comm, checks, _gpus) -> None:
 def crosses(comm, checks, _gpus) -> None:
     """As many bytes go between nodes as the benchmark gives to mpi4py."""
     nodes, each = comm.nnodes, comm.nranks // comm.nnodes
-    exchanges = comm._state.layers._steps.exchanges
+    exchanges = comm._state.layers._phases.exchanges
     exchange = exchanges.exchange
     found = Counter[int](), Counter[int]()
 
@@ -381,7 +381,7 @@ def one_core(comm, checks, gpus):
         layers(bound, checks, gpus)
         bound.barrier()
     log.removeFilter(keep)
-    assert any(f"rank {comm.rank} may use one core only" in words for words in said), said
+    assert any(f"rank {comm.rank} is bound to one core" in words for words in said), said
 
 
 PARTS = {
