@@ -12,8 +12,8 @@ from ringcoll.errors import LauncherError
 
 # In order of trust: a launcher that was itself started by srun leaves both kinds. A Slurm job's
 # size (SLURM_NTASKS) is also set for a process that runs alone in the job; its step's size is not.
-_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
-
+OPEN_MPI = "OMPI_COMM_WORLD_SIZE"
+_SIZES = ("PMI_SIZE", OPEN_MPI, "SLURM_STEP_NUM_TASKS")
 
 _RANKS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
 
@@ -95,17 +95,32 @@ def mpiexec() -> str | None:
     return str(beside) if beside.is_file() else shutil.which("mpiexec")
 
 
+def check_library(launcher: Launcher | None, library: str, environ: Mapping[str, str]) -> None:
+    """Refuse MPICH and its kin below Open MPI's launcher before MPI_Init, where they would abort.
+
+    One that is built with PMIx can start there, by MPIR_CVAR_PMI_VERSION.
+    """
+    if launcher is None or launcher.variable != OPEN_MPI or environ.get("MPIR_CVAR_PMI_VERSION"):
+        return
+    if any(name in library for name in ("MPICH", "MVAPICH", "Intel(R) MPI")):
+        raise _foreign(launcher, "is of another kind than that launcher", library)
+
+
 def check_world(launcher: Launcher | None, size: int, library: str) -> None:
     """Refuse a COMM_WORLD of another size than the launcher's."""
-    if launcher is None or launcher.nranks == size:
-        return
+    if launcher is not None and launcher.nranks != size:
+        raise _foreign(launcher, f"made a world of {size}", library)
+
+
+def _foreign(launcher: Launcher, what: str, library: str) -> LauncherError:
+    """The error of a launcher and a library that belong to different MPIs."""
     own = mpiexec() or "the mpiexec of that library"
     srun = ""
     if launcher.variable.startswith("SLURM"):
         srun = ", pass srun the --mpi= of that library (see srun --mpi=list)"
-    raise LauncherError(
+    return LauncherError(
         f"the launcher started {launcher.nranks} processes ({launcher.variable}="
-        f"{launcher.nranks}), but the MPI library made a world of {size}: the launcher and the "
+        f"{launcher.nranks}), but the MPI library {what}: the launcher and the "
         f"library ({library}) belong to different MPIs; start with {own}{srun}, or name the "
         "launcher's own library: MPI4PY_LIBMPI=/path/to/libmpi.so"
     )

@@ -19,7 +19,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ringcoll.bootstrap.contract import named
-from ringcoll.bootstrap.launcher import check_world, launcher_of, mpiexec
+from ringcoll.bootstrap.launcher import (
+    OPEN_MPI,
+    check_library,
+    check_world,
+    launcher_of,
+    mpiexec,
+)
 from ringcoll.errors import ArgumentTypeError, DeadlineError, MachineError
 from ringcoll.folders import pip_install
 
@@ -34,7 +40,7 @@ _keyval: list[int] = []  # under which a communicator remembers its private dupl
 def load_mpi() -> Any:
     """mpi4py's MPI module, initialised."""
     try:
-        from mpi4py import MPI
+        MPI = _import_mpi()  # noqa: N806
     except (ImportError, RuntimeError) as error:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise MachineError(
@@ -46,6 +52,31 @@ def load_mpi() -> Any:
     if MPI.Is_finalized():
         raise MachineError("MPI is finalized: make communicators before MPI.Finalize()")
     return MPI
+
+
+def _import_mpi() -> Any:
+    """mpi4py's MPI module; below Open MPI's launcher its library is checked before MPI_Init."""
+    import mpi4py
+
+    rc, launcher = mpi4py.rc, launcher_of(os.environ)
+    below = launcher is not None and launcher.variable == OPEN_MPI
+    checked = below and rc.initialize and "mpi4py.MPI" not in sys.modules
+    if checked:  # what the import would do, in two steps
+        rc.initialize, rc.finalize = False, rc.finalize is not False
+    from mpi4py import MPI
+
+    if checked:
+        rc.initialize = True
+        check_library(launcher, library_of(MPI), os.environ)
+        if not MPI.Is_initialized():
+            level = rc.thread_level if rc.threads else "single"
+            MPI.Init_thread(getattr(MPI, f"THREAD_{level.upper()}"))
+    return MPI
+
+
+def library_of(mpi: Any) -> str:
+    """The MPI library's name and version, a line."""
+    return str(mpi.Get_library_version()).splitlines()[0].strip("\0 ")
 
 
 def mpi_running() -> Any | None:
@@ -74,8 +105,7 @@ class MpiBootstrap:
             raise ArgumentTypeError(
                 f"bootstrap must be an MPI intracommunicator with this process in it, not {given}"
             )
-        library = mpi.Get_library_version().splitlines()[0].strip("\0 ")
-        check_world(launcher_of(environ), mpi.COMM_WORLD.Get_size(), library)
+        check_world(launcher_of(environ), mpi.COMM_WORLD.Get_size(), library_of(mpi))
         self._mpi = mpi
         self._timeout = timeout
         self.rank: int = given.Get_rank()

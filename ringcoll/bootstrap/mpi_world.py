@@ -14,7 +14,7 @@ from typing import Any
 
 from ringcoll.bootstrap.contract import Bootstrap
 from ringcoll.bootstrap.launcher import check_world, launcher_of
-from ringcoll.bootstrap.mpi import load_mpi, mpi_running
+from ringcoll.bootstrap.mpi import library_of, load_mpi, mpi_running
 from ringcoll.errors import Error, MachineError
 
 _TAG = 32747  # MPI promises tags up to 32767
@@ -52,8 +52,7 @@ def _own_number() -> int:
     if mpi_running() is None and launcher_of(os.environ) is None:
         raise MachineError("no MPI launcher has started it")
     mpi = load_mpi()
-    library = mpi.Get_library_version().splitlines()[0].strip("\0 ")
-    check_world(launcher_of(os.environ), mpi.COMM_WORLD.Get_size(), library)
+    check_world(launcher_of(os.environ), mpi.COMM_WORLD.Get_size(), library_of(mpi))
     return int(mpi.COMM_WORLD.Get_rank())
 
 

@@ -10,9 +10,17 @@ from dataclasses import replace
 import pytest
 
 from ringcoll.bootstrap import bootstrap_of, mpi_world
-from ringcoll.bootstrap.launcher import Launcher, TorchWorld, check_world, launcher_of, torch_world
+from ringcoll.bootstrap.launcher import (
+    Launcher,
+    TorchWorld,
+    check_library,
+    check_world,
+    launcher_of,
+    torch_world,
+)
 from ringcoll.errors import ArgumentError, ArgumentTypeError, LauncherError, MachineError
 from ringcoll.fabric import open_fabric
+from tests.launching import is_open_mpi, launch
 
 LAUNCHERS = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 
@@ -93,6 +101,17 @@ def test_a_world_that_the_launcher_did_not_start_is_refused():
         assert word in str(caught.value)
 
 
+def test_a_library_of_another_kind_than_open_mpis_launcher_is_refused():
+    launcher, other = launcher_of({"OMPI_COMM_WORLD_SIZE": "2"}), launcher_of({"PMI_SIZE": "2"})
+    for library in ("MPICH Version:      5.0.2", "Intel(R) MPI Library 2021.13", "MVAPICH 4.0"):
+        with pytest.raises(LauncherError, match=r"OMPI_COMM_WORLD_SIZE=2.*start with .*mpiexec"):
+            check_library(launcher, library, {})
+        check_library(launcher, library, {"MPIR_CVAR_PMI_VERSION": "x"})
+        check_library(other, library, {})
+        check_library(None, library, {})
+    check_library(launcher, "Open MPI v5.0.11", {})
+
+
 class Given:
     """A user's own bootstrap."""
 
@@ -150,7 +169,12 @@ def test_no_mpi_library_gives_the_pip_line():
 
 @pytest.mark.mpi
 def test_a_foreign_launcher_is_refused():
-    said = run("bootstrap_of(None, timeout=1)", OMPI_COMM_WORLD_SIZE="4")
+    code = (
+        "try:\n    bootstrap_of(None, timeout=1)\n"
+        "finally:\n    from mpi4py import MPI\n    print('begun:', MPI.Is_initialized())"
+    )
+    said = run(code, OMPI_COMM_WORLD_SIZE="4")
+    assert f"begun: {is_open_mpi(launch(1)[0])}" in said
     assert "LauncherError: the launcher started 4 processes (OMPI_COMM_WORLD_SIZE=4)" in said
     code = "from mpi4py import MPI\nMPI.Finalize()\nbootstrap_of(MPI.COMM_WORLD, timeout=1)"
     assert "MPI is finalized" in run(code)
