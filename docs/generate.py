@@ -21,7 +21,7 @@ from xml.sax.saxutils import escape
 from benchmarks import tables
 from ringcoll import cli
 from ringcoll.config import DEFAULTS, OPTIONS, SETTINGS, Config, Settings
-from ringcoll.options import KINDS
+from ringcoll.options import OPTION_TYPES
 
 HERE = Path(__file__).parent
 
@@ -99,7 +99,12 @@ def options() -> str:
         option = f"`{name}=`" if name in OPTIONS else f"`init({name}=)`"
         default = getattr(DEFAULTS, name, None)
         ends = "" if default is None else f" The default is `{default}`."
-        cells = (option, f"`RINGCOLL_{name.upper()}`", KINDS[name].legal, meanings[name] + ends)
+        cells = (
+            option,
+            f"`RINGCOLL_{name.upper()}`",
+            OPTION_TYPES[name].legal,
+            meanings[name] + ends,
+        )
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines) + "\n"
 

@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar
 
 from ringcoll.dtypes import Accumulate
 from ringcoll.errors import ArgumentError, ArgumentTypeError, UsageError
-from ringcoll.options import KINDS, AlgorithmName, Engine, Protocol, check_fields
+from ringcoll.options import OPTION_TYPES, AlgorithmName, Engine, Protocol, check_fields
 
 _T = TypeVar("_T")
 
@@ -200,7 +200,7 @@ def from_environment(environ: Mapping[str, str]) -> tuple[Config, Settings]:
                 f"{_nearest(variable, legal)}"
             )
         name = variable.removeprefix(_PREFIX).lower()
-        kind = KINDS[name]
+        kind = OPTION_TYPES[name]
         try:
             values[name] = kind.check(kind.read(text))
         except (TypeError, ValueError):

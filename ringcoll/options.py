@@ -44,11 +44,11 @@ Engine = Literal["sm", "copy", "host"]
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
-    """What values an option has.
+class OptionType:
+    """The legal values of an option.
 
-    ``check`` returns a value in the form in which it is kept, and raises TypeError or ValueError
-    for what is not legal. ``read`` reads the text of an environment variable.
+    ``check`` returns a value in its canonical form and raises TypeError or ValueError for an
+    illegal one. ``read`` parses the text of an environment variable.
     """
 
     legal: str
@@ -67,7 +67,7 @@ class Kind:
         return f"; did you mean {meant!r}?" if meant else ""
 
 
-def _one_of(*names: str, **others: str) -> Kind:
+def _one_of(*names: str, **others: str) -> OptionType:
     def check(value: Any) -> Any:
         if not isinstance(value, str):
             raise TypeError
@@ -75,17 +75,17 @@ def _one_of(*names: str, **others: str) -> Kind:
             raise ValueError
         return value
 
-    return Kind(f"one of {', '.join(names)}", check, names=names, others=others)
+    return OptionType(f"one of {', '.join(names)}", check, names=names, others=others)
 
 
-def _algorithm() -> Kind:
+def _algorithm() -> OptionType:
     names = tuple(dict.fromkeys(name for builders in ALGORITHMS.values() for name in builders))
-    kind = _one_of(*names)
+    named = _one_of(*names)
 
     def check(value: Any) -> Any:
-        return value if callable(value) else kind.check(value)
+        return value if callable(value) else named.check(value)
 
-    return Kind(f"a function that returns a Plan, or {kind.legal}", check, names=names)
+    return OptionType(f"a function that returns a Plan, or {named.legal}", check, names=names)
 
 
 def _count(value: Any) -> Any:
@@ -164,19 +164,19 @@ def _read_pace(text: str) -> Any:
     return float(bandwidth), *(float(alpha or 0) for alpha in more[:1]), *more[1:]
 
 
-_COUNT = Kind("an integer >= 1", _count, int)
-_FLAG = Kind("True or False (1 or 0 in the environment)", _flag, _read_flag)
-_TEXT = Kind("a word", _text)
-_PATH = Kind("a path", _path)
+_COUNT = OptionType("an integer >= 1", _count, int)
+_FLAG = OptionType("True or False (1 or 0 in the environment)", _flag, _read_flag)
+_TEXT = OptionType("a word", _text)
+_PATH = OptionType("a path", _path)
 
-KINDS: Mapping[str, Kind] = {
+OPTION_TYPES: Mapping[str, OptionType] = {
     "algorithm": _algorithm(),
     "protocol": _one_of(*get_args(Protocol)),
     "engine": _one_of(*get_args(Engine)),
     "channels": _COUNT,
     "slices": _COUNT,
     "max_sms": _COUNT,
-    "timeout": Kind("seconds > 0, or math.inf (inf in the environment)", _seconds, float),
+    "timeout": OptionType("seconds > 0, or math.inf (inf in the environment)", _seconds, float),
     "deterministic": _FLAG,
     "accumulate": _one_of(*get_args(Accumulate)),
     "verify": _FLAG,
@@ -186,8 +186,10 @@ KINDS: Mapping[str, Kind] = {
     "device": _one_of("auto", "cpu", "cuda", gpu="cuda", gpus="cuda", nvidia="cuda", cuda="cuda"),
     "transport": _one_of("p2p", "host"),
     "cache_dir": _PATH,
-    "debug": Kind("True, False or 'trace' (1, 0 or trace in the environment)", _debug, _read_debug),
-    "pace": Kind(
+    "debug": OptionType(
+        "True, False or 'trace' (1, 0 or trace in the environment)", _debug, _read_debug
+    ),
+    "pace": OptionType(
         "bytes/s > 0, (bytes/s, seconds a message), or (bytes/s, seconds a message, 'pairs')",
         _pace,
         _read_pace,
@@ -206,12 +208,12 @@ def check_fields(record: Any) -> None:
         value = getattr(record, name)
         if value is None:
             continue
-        kind = KINDS[name]
+        option = OPTION_TYPES[name]
         try:
-            object.__setattr__(record, name, kind.check(value))
+            object.__setattr__(record, name, option.check(value))
         except TypeError:
-            raise ArgumentTypeError(f"option {name}={value!r}: wanted {kind.legal}") from None
+            raise ArgumentTypeError(f"option {name}={value!r}: wanted {option.legal}") from None
         except ValueError:
             raise ArgumentError(
-                f"option {name}={value!r}: wanted {kind.legal}{kind.hint(value)}"
+                f"option {name}={value!r}: wanted {option.legal}{option.hint(value)}"
             ) from None

@@ -295,9 +295,9 @@ def _timeout(text: str | None) -> float | None:
 
 def _device(text: str) -> str:
     if text not in ("auto", "cpu", "cuda") and not text.isdecimal():
-        from ringcoll.options import KINDS
+        from ringcoll.options import OPTION_TYPES
 
-        hint = KINDS["device"].hint(text)
+        hint = OPTION_TYPES["device"].hint(text)
         raise argparse.ArgumentTypeError(
             f"invalid device {text!r}: auto, cpu, cuda or a number{hint}"
         )

@@ -1,4 +1,4 @@
-"""What one rank of a communicator on GPUs holds."""
+"""The state of one rank of a communicator on GPUs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from ringcoll.arguments.calls import Call
 from ringcoll.communicator.explaining import explain_gpu
 from ringcoll.communicator.rank import RankState, with_options
-from ringcoll.communicator.selection import Choice, prove, wished_plan
+from ringcoll.communicator.selection import PlanOptions, prove, user_plan
 from ringcoll.communicator.topology import Topology
 from ringcoll.config import Config
 from ringcoll.cuda.arrays import device_array
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 class CudaState(RankState):
-    """What one rank of a communicator on GPUs holds; those of a process share a ``loader``."""
+    """The state of one rank on a GPU; the ranks of a process share a ``loader``."""
 
     on_gpu = True
 
@@ -80,11 +80,11 @@ class CudaState(RankState):
         try:
             self.sending = CudaPairs(self.cuda)
         except BaseException:
-            self.cuda.close()  # the memory, too
+            self.cuda.close()  # closes the memory, too
             raise
         self.executor, self.pairs = self.cuda, self.sending
         if self.transport == "host" and self.topology.system is not None:
-            why = "the ranks meet in pinned host memory"
+            why = "the ranks exchange data through pinned host memory"
             self.topology = replace(
                 self.topology, stored=None, links=None, machine=None, reason=why
             )
@@ -102,10 +102,11 @@ class CudaState(RankState):
             ranks=ranks,
         )
 
-    def prepare(self, call: Call, config: Config, *, asked: bool = False) -> CudaCall:
+    def prepare(self, call: Call, config: Config, *, hellos_decide: bool = False) -> CudaCall:
         """Prepare a checked call for this rank's executor.
 
-        With ``asked`` each hello says whether peers reach the buffers: ranks need not agree.
+        With ``hellos_decide`` the ranks need not know whether peers reach all buffers: the launch
+        carries a staged and a direct program, and the ranks' hellos select one.
         """
         self.usable()
         where = f"{call.collective} on rank {self.fabric.rank}"
@@ -117,24 +118,25 @@ class CudaState(RankState):
         if config.engine == "copy":
             _check_alone(self.cuda, where)
         call = with_options(call, config)
-        choice = self._choice(call, config)
-        options = self._options(call, config, choice)
-        if asked and config.engine != "copy":  # the host tells copy engines where everything lies
+        plan_options = self._plan_options(call, config)
+        options = self._options(call, config, plan_options)
+        if hellos_decide and config.engine != "copy":  # copies need all addresses beforehand
             options = replace(options, hellos_decide=True)
         ready = self.cuda.prepare(call, options, self.timeout_of(config))
-        _prove(ready.choice, choice)
+        _prove(ready.choice, plan_options)
         if self.debug:
             self.log_choice(call.tagged(ready.signature_text))
         return ready
 
-    def _options(self, call: Call, config: Config, choice: Choice) -> KernelOptions:
-        """The options that decide what runs; a user's algorithm is proven."""
+    def _options(self, call: Call, config: Config, plan_options: PlanOptions) -> KernelOptions:
+        """The options that decide what runs; proves a user's algorithm."""
+        algorithm = plan_options.algorithm
         return KernelOptions(
-            algorithm=choice.algorithm if isinstance(choice.algorithm, str) else None,
+            algorithm=algorithm if isinstance(algorithm, str) else None,
             protocol=config.protocol,
             slices=config.slices,
             blocks=config.max_sms,
-            plan=wished_plan(call, self.fabric.nranks, choice),
+            plan=user_plan(call, self.fabric.nranks, plan_options),
             engine=config.engine,
             channels=self._channels(call, config),
             ordered=bool(config.deterministic),
@@ -149,7 +151,7 @@ class CudaState(RankState):
 
     def run(self, prepared: Any, stream: int | None = None) -> None:
         """Enqueue one call of this rank alone."""
-        if self.closed or self.inherited or self.broken is not None:  # a call less on the hot path
+        if self.closed or self.inherited or self.broken is not None:  # saves a call
             self.usable()
         try:
             self.fabric.check()
@@ -163,9 +165,9 @@ class CudaState(RankState):
         return device_array(array, argument="array", where=where, ordinal=ordinal)
 
     def together(self, call: Callable[[], T]) -> T:
-        """Make a collective call of the control plane; kernels know its memory when it returns.
+        """Make a collective call of the control plane, and map its memory for kernels at once.
 
-        A hello may name that memory to a captured call, and a replay prepares nothing.
+        Preparing a call maps memory, too, but a hello may name it to a call that is only replayed.
         """
         made = super().together(call)
         if self.cuda.auto_register is not None:
@@ -173,46 +175,48 @@ class CudaState(RankState):
         return made
 
     def explain(self, collective: str, nbytes: int) -> str:
-        """What a call of so many bytes runs, how far that holds, and what runs beyond."""
+        """What a call of ``nbytes`` runs, for which sizes that is chosen, and what others run."""
         config = self.config
         call = Call(collective, self.fabric.rank, None, None, 0, dtype_of("float32"))
-        choice = Choice(self._algorithm(call, config), deterministic=bool(config.deterministic))
+        plan_options = PlanOptions(
+            self._algorithm(call, config), deterministic=bool(config.deterministic)
+        )
 
         def check(chosen: KernelChoice) -> None:
             if chosen.engine == "copy":
                 _check_alone(self.cuda, f"{collective} on rank {self.fabric.rank}")
-            _prove(chosen, choice)
+            _prove(chosen, plan_options)
 
         return explain_gpu(
             collective,
             nbytes,
             self.cuda.resources,
             topology=self.topology,
-            options=self._options(call, config, choice),
+            options=self._options(call, config, plan_options),
             check=check,
         )
 
     def synchronize(self) -> None:
-        """Wait for what was enqueued; what has failed is for ``check`` to raise."""
+        """Wait for the enqueued calls; :meth:`check` raises their errors."""
         if self.inherited or self.closed:
             self.usable()
         try:
             self.cuda.synchronize()
         except MachineError as error:
             try:
-                self.fabric.check()  # a peer that died takes its memory along
-            except Error as news:
-                self.fail(news)
-                raise news from error
+                self.fabric.check()  # the death of a peer, whose memory is gone, may be the cause
+            except Error as cause:
+                self.fail(cause)
+                raise cause from error
             self.fail(error)
             raise
 
     def start_trace(self) -> None:
-        """Let kernels note the rows that they execute; before the first call."""
+        """Record the rows that kernels execute from now on; before the first call."""
         self.cuda.recorder = Recorder(self.device.ordinal)
 
     def traced(self) -> list[TraceEntry]:
-        """The rows of the last call, which must be the only one since this was last asked."""
+        """The rows of the last call, which must be the only one since the last :meth:`traced`."""
         self.synchronize()
         recorder, last = self.cuda.recorder, self.cuda.async_errors.last
         if recorder is None or last is None:
@@ -226,7 +230,7 @@ class CudaState(RankState):
             self.cuda.give_up()
 
     def missed_call(self, rank: int) -> str | None:
-        """Nothing: kernels wait, and their report names the call."""
+        """None: kernels wait, and their report names the call."""
         return None
 
     def abort(self, reason: str) -> None:
@@ -240,40 +244,40 @@ class CudaState(RankState):
         super().leave()
 
     def close(self) -> None:
-        """Let go of everything; not collective.
+        """Free all resources; not collective.
 
-        LaunchRefused if the last call's stream is being captured: then all stays open. Failed calls
-        that nobody had waited for raise their error.
+        Raises the error of failed calls that no wait has raised, and LaunchRefused while the last
+        call's stream is being captured: then all stays open.
         """
         if self.closed or self.inherited:
-            self._let_go()
+            self._free()
             return
         self.cuda.stream_order.refuse_capture("close")
         with ExitStack() as mode:
             try:
-                # To free memory would end whatever any thread captures meanwhile.
+                # Freeing memory would end a capture of any thread.
                 mode.enter_context(outside_capture())
-                # Until its kernels have ended a rank must hear of peers that died.
+                # Before the watchdog stops: kernels may wait for a peer that dies.
                 self.synchronize()
-                # A capture that begins on that stream now has none of its calls.
+                # A capture that begins on that stream from now on contains none of its calls.
                 self.cuda.stream_order.forget()
                 if self.broken is None and self.cuda.failure() is not None:
                     self.check()
             finally:
-                self._let_go()
+                self._free()
 
-    def _let_go(self) -> None:
-        """The end of what nothing waits for any more."""
+    def _free(self) -> None:
+        """Free all resources; no kernel may be running."""
         self._watch.stop()
         super().close()
         if self.cuda.recorder is not None:
             self.cuda.recorder.close()
 
 
-def _prove(chosen: KernelChoice, choice: Choice) -> None:
-    """Prove all that may run, in as many slices as show how they repeat."""
+def _prove(chosen: KernelChoice, options: PlanOptions) -> None:
+    """Prove all variants, in at most 2 W + 2 = 6 slices, after which the rows repeat."""
     for found in chosen.variants:
-        prove(found.plan, replace(found.launch, slices=min(found.launch.slices, 6)), choice)
+        prove(found.plan, replace(found.launch, slices=min(found.launch.slices, 6)), options)
 
 
 def _check_alone(executor: CudaExecutor, where: str) -> None:

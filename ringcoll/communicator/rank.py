@@ -1,4 +1,4 @@
-"""One rank of a communicator behind its public face: memory, executors, errors and children."""
+"""The state of one rank of a communicator: memory, executors, errors and children."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ringcoll.communicator.explaining import explain_cpu
 from ringcoll.communicator.machine import agree_among, unknown
 from ringcoll.communicator.selection import (
     Algorithm,
-    Choice,
+    PlanOptions,
     agrees,
     format_selection,
     select,
@@ -57,7 +57,7 @@ T = TypeVar("T")
 
 
 class RankState:
-    """What one rank of a communicator holds; a child's ``ranks`` are its ranks in ``parent``."""
+    """The state of one rank; ``ranks`` are the numbers that its ranks have in ``parent``."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class RankState:
         topology: Topology | None = None,
     ) -> None:
         self.fabric, self.config, self.pace = fabric, config, pace
-        self.topology = topology or unknown(self.on_gpu, "nobody has looked")
+        self.topology = topology or unknown(self.on_gpu, "it has not been detected")
         self.lock = threading.RLock()
         self.symmetric: Any
         self.executor: Executor
@@ -86,9 +86,9 @@ class RankState:
             raise
         self.broken: BaseException | None = None
         self.raised = False  # whether the caller has seen the error that broke it
-        self.settled = False  # by abort(), or by shrink() after a loss: no error is left to tell
+        self.settled = False  # by abort(), or by shrink() after a loss: close() raises no error
         self.closed = False
-        self.inherited = False  # by a child of the process that it belongs to
+        self.inherited = False  # by a forked child of its process
         self._worker: Worker | None = None
         self.debug: bool = parent is not None and parent.debug  # whether choices are logged
 
@@ -119,19 +119,19 @@ class RankState:
         """Bind a checked call and its options to this rank's executor."""
         self.usable()
         self._refuse_gpu_options(call, config)
-        choice = replace(self._choice(call, config), channels=self._channels(call, config))
+        options = replace(self._plan_options(call, config), channels=self._channels(call, config))
         call = with_options(call, config)
         nranks = self.fabric.nranks
         known: dict[str, Any] = {
             "nranks": nranks,
-            "choice": choice,
+            "options": options,
             "nodes": self.fabric.nodes,
             "machine": self.topology.machine,
         }
 
         logged: list[CpuChoice] = []
 
-        def chosen(call: Call, mapped: frozenset[Buffer], in_place: bool, half: int) -> CpuChoice:
+        def selected(call: Call, mapped: frozenset[Buffer], in_place: bool, half: int) -> CpuChoice:
             found = select(call, mapped, in_place, half, **known)
             if self.debug and found not in logged:
                 logged.append(found)
@@ -140,25 +140,25 @@ class RankState:
 
         return self._host.prepare(
             call,
-            chosen,
-            # What a user's plan does with memory is not known: all ranks are in place, or none.
-            agrees=agrees(call) or callable(choice.algorithm),
-            alike=callable(choice.algorithm) or call.collective == "all_to_all",
-            options=choice.signature(call, nranks),
+            selected,
+            # A user's plan may overwrite its input: all ranks are in place, or none.
+            agrees=agrees(call) or callable(options.algorithm),
+            alike=callable(options.algorithm) or call.collective == "all_to_all",
+            options=options.signature(call, nranks),
             timeout=self.timeout_of(config),
         )
 
     def log_choice(self, text: str) -> None:
-        """Log what was chosen for a new call; rank 0 does, since all ranks choose the same."""
+        """Log on rank 0 what a new call runs; all ranks choose the same."""
         if self.fabric.rank == 0:
             _log.debug("%s: %s", self, text)
 
     def start_trace(self) -> None:
-        """Note every row that is executed from now on."""
+        """Record every row that is executed from now on."""
         self._host.trace = []
 
     def traced(self) -> list[TraceEntry]:
-        """The rows that were executed since this was last asked, by block in their order."""
+        """The rows executed since the last call of this method, by block in their order."""
         found = self._host.trace
         if found is None:
             return []
@@ -169,9 +169,9 @@ class RankState:
         """Seconds that a wait of a call may take."""
         return self.fabric.timeout if config.timeout is None else config.timeout
 
-    def _choice(self, call: Call, config: Config) -> Choice:
-        """The options that decide what runs, but for the channels."""
-        return Choice(
+    def _plan_options(self, call: Call, config: Config) -> PlanOptions:
+        """The options that decide which plan runs, without the channels."""
+        return PlanOptions(
             self._algorithm(call, config),
             config.slices,
             None,
@@ -181,19 +181,19 @@ class RankState:
         )
 
     def _algorithm(self, call: Call, config: Config) -> Algorithm | None:
-        """The option; one for all calls is left out where the collective has no such algorithm."""
+        """The option; the communicator's own only where the collective has such an algorithm."""
         algorithm, names = config.algorithm, ALGORITHMS[call.collective]
         inherited = algorithm is self.config.algorithm
-        foreign = call.collective == "barrier" if callable(algorithm) else algorithm not in names
-        return None if inherited and foreign else algorithm
+        unknown = call.collective == "barrier" if callable(algorithm) else algorithm not in names
+        return None if inherited and unknown else algorithm
 
     def _channels(self, call: Call, config: Config) -> int | None:
-        """The option; one for all calls is left out where the collective has no rings."""
+        """The option; the communicator's own only where the collective has rings."""
         inherited = config.channels == self.config.channels
         return None if inherited and "ring" not in ALGORITHMS[call.collective] else config.channels
 
     def _refuse_gpu_options(self, call: Call, config: Config) -> None:
-        """CPU ranks have one protocol and one engine."""
+        """Refuse options of kernels: CPU ranks have one protocol and one engine."""
         only = {"protocol": "Simple", "engine": "host", "max_sms": None}
         for option, value in only.items():
             given = getattr(config, option)
@@ -218,12 +218,12 @@ class RankState:
         self.usable()
         if self._worker is None:
             self._worker = Worker(f"ringcoll rank {self.fabric.rank}")
-            # The thread ends with the communicator, closed or only forgotten.
+            # The thread ends with the communicator, even if that is collected without close().
             weakref.finalize(self, self._worker.close, 0).atexit = False
         return self._worker.submit(call, alive, name)
 
     def yield_to_worker(self) -> None:
-        """Wait for the asynchronous calls before a blocking one: calls keep their order."""
+        """Wait for the asynchronous calls, so that a blocking call keeps its place in the order."""
         worker = self._worker
         if worker is not None and not worker.is_current():
             worker.drain()
@@ -234,7 +234,7 @@ class RankState:
             self._worker.drain()
 
     def register(self, array: object, *, undo: bool = False) -> bool:
-        """Let peers reach an array that exists, or no longer; the first is collective."""
+        """Register an existing array (collective), or with ``undo`` unregister it."""
         self.usable()
         verb = "unregister" if undo else "register"
         memory = self._memory_of(array, f"{verb} on rank {self.fabric.rank}")
@@ -247,7 +247,7 @@ class RankState:
         return flat(array, argument="array", where=where, writable=False)
 
     def explain(self, collective: str, nbytes: int) -> str:
-        """Which algorithm a size gets, and why."""
+        """Which algorithm a call of ``nbytes`` runs, and why."""
         fabric = self.fabric
         return explain_cpu(
             collective, nbytes, fabric.nranks, fabric.nodes, self.topology, self.config
@@ -273,7 +273,7 @@ class RankState:
     def fail(self, error: BaseException, *, begun: bool = False) -> None:
         """Record that a call failed, abort the other ranks and refuse later calls.
 
-        ``begun``: other calls of its group have begun, even if this one has not.
+        ``begun``: another call of its group has begun, even if this one has not.
         """
         begun = begun or self.executor.running is not None or bool(self.pairs.running)
         if isinstance(error, (UsageError, PlanError)) and not begun:
@@ -285,14 +285,14 @@ class RankState:
             self.fabric.abort(_reason(error), error=type(error))
 
     def _name_missed_call(self, error: BaseException) -> None:
-        """Where a rank has left, add to the message which call it has not made."""
+        """Add to a RankLostError the call that the rank has not made."""
         left = error.left if isinstance(error, RankLostError) else None
         missed = None if left is None else self.missed_call(left)
         if missed is not None:
             error.args = (f"{error} without making {missed}",)
 
     def missed_call(self, rank: int) -> str | None:
-        """The call under way that ``rank`` has not entered, None where it is not known."""
+        """The call under way that ``rank`` has not entered; None: unknown."""
         host, active = self._host, self._host.running
         if active is not None and rank in host.absent(active):
             call = active.prepared.call
@@ -305,7 +305,7 @@ class RankState:
         return None
 
     def quarantine(self, alive: tuple[object, ...]) -> None:
-        """After a failure keep for ever what messages between nodes may still touch."""
+        """After a failure, keep for ever the arrays to which MPI may still write."""
         messages = self.fabric.messages
         if self.broken is not None and messages is not None:
             messages.give_up(alive)
@@ -324,12 +324,12 @@ class RankState:
             raise
 
     def together(self, call: Callable[[], T]) -> T:
-        """Make a collective call of the control plane; an error of one rank alone aborts all."""
+        """Make a collective call of the control plane; an error of this rank alone aborts all."""
         self.usable()
         try:
             return call()
         except (UsageError, MismatchError, MachineError):
-            raise  # on all ranks alike, and the next call finds them in step
+            raise  # on all ranks alike: the communicator stays usable
         except BaseException as error:
             self.fail(error)
             raise
@@ -349,7 +349,7 @@ class RankState:
         return self._child(fabric, members)
 
     def shrink(self, exclude: Sequence[int]) -> RankState:
-        """A communicator of the ranks that are left; collective among these."""
+        """A communicator of the remaining ranks; collective among these."""
         rank, lost = self.fabric.rank, set(self.fabric.lost()) - {self.fabric.rank}
         members = remaining(exclude, lost, rank, self.fabric.nranks)
         fabric = self.fabric.subset(members, what="shrink")
@@ -368,12 +368,12 @@ class RankState:
         self.fabric.abort(reason)
 
     def stop(self) -> None:
-        """Let the asynchronous calls end; not under a lock that they take."""
+        """Wait for the asynchronous calls; the caller holds no lock that they take."""
         if self._worker is not None:
             self._worker.close()
 
     def forked(self) -> None:
-        """This process is a child: the thread of the asynchronous calls stayed behind."""
+        """Mark the state as inherited by a forked process, which has no worker thread."""
         self.inherited, self._worker = True, None
 
     def leave(self) -> None:
@@ -381,7 +381,7 @@ class RankState:
         self.fabric.leave()
 
     def close(self) -> None:
-        """Let go of everything; not collective."""
+        """Free all resources; not collective."""
         if self.closed:
             return
         try:
@@ -392,8 +392,8 @@ class RankState:
             raise
         finally:
             self.closed = True
-            self.broken = None  # its frames hold what the call was bound to
-            # In turn, the last one first, each of them whatever those before it raise.
+            self.broken = None  # its frames refer to the call's arrays
+            # The last one first; each is closed whatever the others raise.
             with contextlib.ExitStack() as rest:
                 rest.callback(self.fabric.close)
                 rest.callback(self.symmetric.close)
@@ -402,14 +402,14 @@ class RankState:
 
 
 def with_options(call: Call, config: Config) -> Call:
-    """A call with the options that it carries: how it stores partial results, and its tag."""
+    """A call with the options that are part of it: the type of its partial sums, and its tag."""
     if config.accumulate == "dtype" and call.collective != "send":
         call = replace(call, dtype=replace(call.dtype, wide=False))
     return replace(call, tag=config.tag) if config.tag else call
 
 
 def _reason(error: BaseException) -> str:
-    """Why a rank gives up; where the others raise the same class, without its name."""
+    """Why a rank aborts; without the name of a class that the other ranks raise, too."""
     if type(error) in (AbortedError, DeadlineError, MismatchError, RankLostError):
         return str(error)
     return error_text(error)

@@ -1,7 +1,7 @@
-"""From a checked call to what runs: the algorithm's plan, its launch and its layout.
+"""Select what a call of CPU ranks runs: the algorithm's plan, its launch and its layout.
 
-Pure: ranks that pass the same call and options, and know the same of each other's buffers, get
-the same answer without a word.
+Pure: ranks with the same call, options and knowledge of each other's buffers select the same
+without communication.
 """
 
 from __future__ import annotations
@@ -33,34 +33,34 @@ __all__ = [
     "AGREED_BYTES",
     "HOST",
     "Algorithm",
-    "Choice",
+    "PlanOptions",
     "agrees",
     "format_selection",
     "prove",
     "select",
     "tuned",
-    "wished_plan",
+    "user_plan",
 ]
 
 AGREED_BYTES = 32 << 10
-"""Bytes from which ranks wait for all hellos to learn whose buffers they can reach."""
+"""Bytes from which ranks wait for all hellos, which name the buffers that peers can reach."""
 
 _ONE_HOP = ("one_shot", "all_pairs")
 """Algorithms of one hop. 4 ranks, 16 KiB: all_reduce by one_shot took 27 µs, by two_shot_fused,
 which staged has three, 48 µs."""
 
 _SLICE_BYTES = 128 << 10
-"""Bytes of a staged slice: what is copied in by one rank is still in its cache for the others."""
+"""Bytes of a staged slice: it is still in the writer's cache when the others read it."""
 
 _WINDOW = 2
 
 _MAKING = threading.RLock()
-"""Ranks that are threads need the same plan at the same time: one makes it, the others find it."""
+"""Held to make a plan: of ranks that are threads, one makes it and the others find it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """The options of a call that decide what runs; None leaves one to the library."""
+class PlanOptions:
+    """The options of a call that decide which plan runs; None leaves one to the library."""
 
     algorithm: Algorithm | None = None
     slices: int | None = None
@@ -70,8 +70,8 @@ class Choice:
     verify: bool = False
 
     def signature(self, call: Call, nranks: int) -> str:
-        """What ranks must share of a call's options; "" where all are left to the library."""
-        said = {
+        """The options as text, which must be equal on all ranks; "" if none is set."""
+        texts = {
             field.name: getattr(self, field.name)
             for field in fields(self)
             if field.name != "verify" and getattr(self, field.name) != field.default
@@ -79,8 +79,8 @@ class Choice:
         if callable(self.algorithm):
             with _MAKING:
                 plan = build(call.collective, self.algorithm, nranks, root=call.root)
-            said["algorithm"] = f"{name_of(self.algorithm)} (plan {_digest(plan)})"
-        return " ".join(f"{name}={value}" for name, value in said.items())
+            texts["algorithm"] = f"{name_of(self.algorithm)} (plan {_digest(plan)})"
+        return " ".join(f"{name}={value}" for name, value in texts.items())
 
 
 def agrees(call: Call) -> bool:
@@ -96,7 +96,7 @@ def select(
     half: int,
     *,
     nranks: int,
-    choice: Choice,
+    options: PlanOptions,
     nodes: tuple[int, ...] = (),
     machine: Machine | None = None,
 ) -> CpuChoice:
@@ -105,8 +105,8 @@ def select(
     ``half`` is the bytes of SCRATCH that one call may use; calls take the two halves by turns.
     """
     with _MAKING:
-        plan, channels = _plan(call, nranks, choice, nodes, machine)
-        return _selected(call, mapped, in_place, half, plan, channels, choice, nodes)
+        plan, channels = _plan(call, nranks, options, nodes, machine)
+        return _selected(call, mapped, in_place, half, plan, channels, options, nodes)
 
 
 def _selected(
@@ -116,19 +116,19 @@ def _selected(
     half: int,
     plan: Plan,
     channels: Channels | None,
-    choice: Choice,
+    options: PlanOptions,
     nodes: tuple[int, ...],
 ) -> CpuChoice:
-    if callable(choice.algorithm):
-        # As it is written, so that what is wrong is said in the user's own chunks.
-        prove(plan, Launch(), choice)
+    if callable(options.algorithm):
+        # Before lowering, so that an error names the user's own chunks.
+        prove(plan, Launch(), options)
     align = max(1, 64 // call.dtype.itemsize)
     counts, displs = call.counts or (call.count,), call.displs or None
     shares = (1,) if channels is None else channels.shares
     layout = Layout(plan.collective, counts, align=align, displs=displs, shares=shares)
-    # A barrier has nothing to slice: an option for all calls of a communicator leaves it alone.
-    slices = choice.slices or 1 if plan.collective.name != "barrier" else 1
-    if choice.slices is None and (mapped != ALL_MAPPED or nodes):
+    # A barrier has nothing to slice, even if the communicator's options set slices.
+    slices = options.slices or 1 if plan.collective.name != "barrier" else 1
+    if options.slices is None and (mapped != ALL_MAPPED or nodes):
         longest = MESSAGE_BYTES if nodes else _SLICE_BYTES
         slices = max(1, -(-layout.width() * call.dtype.itemsize // longest))
     while True:
@@ -143,43 +143,43 @@ def _selected(
                 f"use another algorithm"
             )
         slices *= 2
-    prove(plan, replace(launch, slices=min(slices, 2 * _WINDOW + 2)), choice)
+    prove(plan, replace(launch, slices=min(slices, 2 * _WINDOW + 2)), options)
     return CpuChoice(plan, launch, layout)
 
 
 def _plan(
-    call: Call, nranks: int, choice: Choice, nodes: tuple[int, ...], machine: Machine | None
+    call: Call, nranks: int, options: PlanOptions, nodes: tuple[int, ...], machine: Machine | None
 ) -> tuple[Plan, Channels | None]:
     name = call.collective
-    if callable(choice.algorithm):
-        return build(name, choice.algorithm, nranks, root=call.root), None
+    if callable(options.algorithm):
+        return build(name, options.algorithm, nranks, root=call.root), None
     where = f"{name} on rank {call.rank}"
-    if choice.algorithm is not None and choice.algorithm not in ALGORITHMS[name]:
+    if options.algorithm is not None and options.algorithm not in ALGORITHMS[name]:
         raise ArgumentError(
-            f"{where}: algorithm={choice.algorithm!r} is not one of {', '.join(ALGORITHMS[name])}"
+            f"{where}: algorithm={options.algorithm!r} is not one of {', '.join(ALGORITHMS[name])}"
         )
-    algorithm, channels = choice.algorithm, choice.channels
+    algorithm, channels = options.algorithm, options.channels
     if algorithm is None and channels is None:
-        algorithm = _tuned_for(call, nranks, choice, nodes, machine)
+        algorithm = _tuned_for(call, nranks, options, nodes, machine)
     found = None if machine is None else machine.channels
     algorithm, along = channelled(where, name, algorithm, nranks, channels, found)
     rings = None if along is None else along.rings
     if nodes:
-        ordered = choice.deterministic and COLLECTIVES[name].reduces
+        ordered = options.deterministic and COLLECTIVES[name].reduces
         return across(name, algorithm, nodes, root=call.root, rings=rings, ordered=ordered), along
     return build(name, algorithm, nranks, root=call.root, rings=rings), along
 
 
 def _tuned_for(
-    call: Call, nranks: int, choice: Choice, nodes: tuple[int, ...], machine: Machine | None
+    call: Call, nranks: int, options: PlanOptions, nodes: tuple[int, ...], machine: Machine | None
 ) -> str:
     """The tuner's algorithm for a call that leaves it open."""
     return tuned(
         call.collective,
         nranks,
         call.nbytes,
-        deterministic=choice.deterministic,
-        accumulate=choice.accumulate,
+        deterministic=options.deterministic,
+        accumulate=options.accumulate,
         nodes=nodes,
         machine=machine,
     ).algorithm
@@ -190,18 +190,18 @@ def format_selection(
     found: CpuChoice,
     *,
     nranks: int,
-    choice: Choice,
+    options: PlanOptions,
     nodes: tuple[int, ...] = (),
     machine: Machine | None = None,
 ) -> str:
-    """What a call runs, in one line for the log."""
-    given, channels = choice.algorithm, choice.channels
+    """What a call runs, as one line for the log."""
+    given, channels = options.algorithm, options.channels
     if callable(given):
         by = f"{getattr(given, '__qualname__', 'a function')} (algorithm= is a function)"
     elif given is not None or channels is not None:
         by = f"ring (channels={channels})" if given is None else f"{given} (algorithm={given!r})"
     else:
-        by = f"{_tuned_for(call, nranks, choice, nodes, machine)} (the tuner's choice)"
+        by = f"{_tuned_for(call, nranks, options, nodes, machine)} (the tuner's choice)"
     launch = found.launch
     reached = " and ".join(sorted(buffer.name for buffer in launch.mapped))
     data = f"peers reach {reached}" if reached else "staged"
@@ -253,8 +253,8 @@ def _tuned(
     if nbytes > AGREED_BYTES:
         candidates = tuner.candidates_for(collective, nranks, channels=channels, refuse=refuse)
     else:
-        # A small call is staged whatever its buffers are, so its plans are judged with that in
-        # them; a wake-up costs more than its bytes, so it takes one hop.
+        # A small call is staged whatever its buffers are, so the model times its staged plans; a
+        # wake-up costs more than its bytes, so it takes one hop.
         candidates = tuple(
             tuner.Candidate(name, _staged(collective, name, nranks), 1, refuse(name))
             for name in ALGORITHMS[collective]
@@ -265,32 +265,32 @@ def _tuned(
 
 @lru_cache(maxsize=256)
 def _staged(collective: str, algorithm: str, nranks: int) -> Callable[[], Plan]:
-    """Makes the plan of a small call; one function for each, by which the tuner knows it again."""
+    """Makes the plan of a small call; the same function each time: it is the tuner's cache key."""
     launch = Launch(mapped=frozenset(), in_place=COLLECTIVES[collective].reduces)
     return lambda: place(build(collective, algorithm, nranks), launch)
 
 
 @lru_cache(maxsize=64)
 def _digest(plan: Plan) -> str:
-    """By which ranks see that their users' functions have made the same plan."""
+    """A digest, by which ranks compare the plans that their users' functions have made."""
     return hashlib.blake2b(format_plan(plan).encode(), digest_size=6).hexdigest()
 
 
-def wished_plan(call: Call, nranks: int, choice: Choice) -> Plan | None:
-    """The plan of a user's function, proven; None where the algorithm is one of ours."""
-    kind, algorithm = COLLECTIVES[call.collective], choice.algorithm
+def user_plan(call: Call, nranks: int, options: PlanOptions) -> Plan | None:
+    """The proven plan of a user's function; None where the algorithm is a built-in one."""
+    kind, algorithm = COLLECTIVES[call.collective], options.algorithm
     plan: Plan | None = None
     with _MAKING:
         if callable(algorithm):
             plan = build(call.collective, algorithm, nranks, root=call.root)
-            prove(plan, Launch(), choice)
-        elif algorithm is not None and choice.deterministic and kind.reduces:
-            prove(build(call.collective, algorithm, nranks, root=call.root), Launch(), choice)
+            prove(plan, Launch(), options)
+        elif algorithm is not None and options.deterministic and kind.reduces:
+            prove(build(call.collective, algorithm, nranks, root=call.root), Launch(), options)
     return plan
 
 
-def prove(plan: Plan, launch: Launch, choice: Choice) -> None:
-    """Prove a user's plan, and a built-in one where that is asked for or order is promised."""
-    if callable(choice.algorithm) or choice.verify or choice.deterministic:
-        ordered, accumulate = choice.deterministic, choice.accumulate
+def prove(plan: Plan, launch: Launch, options: PlanOptions) -> None:
+    """Prove a user's plan, or a built-in one with ``verify=True`` or ``deterministic=True``."""
+    if callable(options.algorithm) or options.verify or options.deterministic:
+        ordered, accumulate = options.deterministic, options.accumulate
         prove_launch(plan, launch, deterministic=ordered, accumulate=accumulate)

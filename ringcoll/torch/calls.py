@@ -121,8 +121,8 @@ class CallCache:
         config = self.state.config
         if timeout is not None:
             config = resolve(config, Config(timeout=timeout), {}, name)
-        asks = self._registration_for(name, send) is not None
-        made = self.state.prepare(call, config, **({"asked": True} if asks else {}))
+        registers = self._registration_for(name, send) is not None
+        made = self.state.prepare(call, config, **({"hellos_decide": True} if registers else {}))
         self._cache.pop(key, None)
         while len(self._cache) >= MAX_CACHED:
             self._cache.pop(next(iter(self._cache)))

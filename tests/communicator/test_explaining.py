@@ -15,7 +15,7 @@ from ringcoll.arguments.calls import Call
 from ringcoll.collectives import COLLECTIVES
 from ringcoll.communicator import gpu
 from ringcoll.communicator.gpu import CudaState
-from ringcoll.communicator.selection import Choice
+from ringcoll.communicator.selection import PlanOptions
 from ringcoll.communicator.topology import Topology
 from ringcoll.config import Config
 from ringcoll.dtypes import dtype_of, op_of
@@ -143,9 +143,9 @@ def test_a_rooted_call_says_what_runs_where_the_root_is_reached():
 @pytest.mark.parametrize(("name", "programs"), [("reduce", 2), ("all_reduce", 1)])
 def test_all_that_may_run_is_proven(monkeypatch, name, programs):
     proven = []
-    monkeypatch.setattr(gpu, "prove", lambda plan, launch, choice: proven.append(launch.mapped))
+    monkeypatch.setattr(gpu, "prove", lambda plan, launch, options: proven.append(launch.mapped))
     found = chosen(name, 16 << 20)
-    gpu._prove(found, Choice(verify=True))
+    gpu._prove(found, PlanOptions(verify=True))
     assert proven == [kind.launch.mapped for kind in found.variants]
     assert len(set(proven)) == programs
 

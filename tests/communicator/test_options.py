@@ -371,8 +371,8 @@ def test_what_is_asked_of_empty_and_explain_is_refused_by_name():
             comm.explain("all_reduce", -1)
 
 
-def test_no_device_is_taken_for_another():
-    with pytest.raises(ArgumentError, match=r"one of auto, cpu, cuda$"):
+def test_gpu_is_no_device_but_a_hint():
+    with pytest.raises(ArgumentError, match=r"one of auto, cpu, cuda; did you mean 'cuda'\?$"):
         ringcoll.init(device="gpu")
 
 

@@ -24,7 +24,7 @@ from ringcoll.config import (
     starting,
 )
 from ringcoll.errors import ArgumentError, ArgumentTypeError
-from ringcoll.options import KINDS
+from ringcoll.options import OPTION_TYPES
 
 
 def my_ring(nranks):
@@ -33,7 +33,7 @@ def my_ring(nranks):
 
 def test_every_field_has_a_kind():
     names = [field.name for kind in (Config, Settings) for field in fields(kind)]
-    assert sorted(names) == sorted(KINDS)
+    assert sorted(names) == sorted(OPTION_TYPES)
 
 
 def test_none_inherits_and_anything_else_wins():

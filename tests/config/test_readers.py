@@ -17,7 +17,7 @@ import ringcoll
 from ringcoll.arguments.calls import Call, prepare
 from ringcoll.communicator import devices, gpu, selection, start
 from ringcoll.communicator.gpu import CudaState
-from ringcoll.communicator.selection import Choice
+from ringcoll.communicator.selection import PlanOptions
 from ringcoll.config import OPTIONS, SETTINGS, Config, merge, starting
 from ringcoll.cuda.device import Device
 from ringcoll.dtypes import dtype_of, op_of
@@ -107,7 +107,7 @@ def on_gpus(how, patch):
     call = Call(
         "all_reduce", 0, None, None, nbytes // 4, dtype_of("float32"), op_of("sum"), nbytes=nbytes
     )
-    options = CudaState._options(state, call, config, Choice())  # type: ignore[arg-type]
+    options = CudaState._options(state, call, config, PlanOptions())  # type: ignore[arg-type]
     found = choose(
         call, Resources(Workspace(4), 132, nvlink=True), mapped=ALL_MAPPED, options=options
     )

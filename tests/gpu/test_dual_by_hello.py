@@ -34,14 +34,14 @@ def comms(monkeypatch, request):
     gpus.close()
 
 
-def reduced(comm: Any, buffer: FakeBuffer, *, asked: bool = True, **options: Any) -> Any:
+def reduced(comm: Any, buffer: FakeBuffer, *, hellos_decide: bool = True, **options: Any) -> Any:
     """One all_reduce in place by words; what was chosen for it."""
     comm._settle()
     state, array = comm._state, buffer.array
     view = device_view(array.pointer, buffer.nbytes, buffer.dtype.numpy)
     call = prepare("all_reduce", rank=comm.rank, nranks=comm.nranks, sendbuf=view, op="sum")
     config = resolve(state.config, Config(protocol="Simple", **options), {}, "here")
-    ready = state.prepare(call, config, asked=asked)
+    ready = state.prepare(call, config, hellos_decide=hellos_decide)
     state.run(StreamCall(ready, 0))
     return ready
 
@@ -70,11 +70,11 @@ def test_ranks_whose_memory_differs_find_one_way(comms, deterministic):
     together(comms, work)
 
 
-def test_who_asks_no_hellos_makes_another_call(comms):
+def test_a_call_whose_hellos_decide_is_another_call(comms):
     def work(comm):
         buffer = FakeBuffer(comm, numbers(comm.rank, 0))
         with pytest.raises(MismatchError, match="dual=all"):
-            reduced(comm, buffer, asked=comm.rank == 0)
+            reduced(comm, buffer, hellos_decide=comm.rank == 0)
             comm.synchronize()
             comm.check()
 

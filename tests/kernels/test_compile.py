@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import struct
 import sys
 
@@ -10,6 +11,7 @@ import pytest
 
 from ringcoll.errors import MachineError
 from ringcoll.executors.cuda import compile as compiling
+from ringcoll.executors.cuda import workspace
 from ringcoll.executors.cuda.compile import arch_of, compile_kernel, nvrtc_version, read_headers
 from tests.kernels import cuda12
 
@@ -34,6 +36,15 @@ def machine_of(cubin: bytes) -> int:
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100", "sm_120"])
 def test_cubin_is_for_the_architecture(arch):
     assert machine_of(compile_kernel(SOURCE, arch)) == int(arch.removeprefix("sm_"))
+
+
+@pytest.mark.parametrize(
+    "name", ["MOST_BLOCKS", "HELLO_SLOTS", "HELLO_LINES", "FACTOR_LINES", "HELLOS"]
+)
+def test_the_host_and_the_kernels_have_one_layout_of_a_workspace(name):
+    text = read_headers()["program.cuh"].decode()
+    (value,) = re.findall(rf"constexpr u(?:32|64) {name} = (\d+);", text)
+    assert getattr(workspace, name) == int(value)
 
 
 def test_oldest_gpus_are_served_by_cuda_12():

@@ -20,7 +20,7 @@ from ringcoll.executors.cuda.reports import Report, read
 from ringcoll.executors.cuda.simple import simple_body
 from ringcoll.executors.cuda.trace import traced
 from ringcoll.executors.cuda.workspace import (
-    HELLO_LINES,
+    HELLO_STRIDE,
     HELLOS,
     MOST_BLOCKS,
     REPORT_BYTES,
@@ -107,7 +107,7 @@ class World:
     def hellos(self, rank: int) -> Array:
         """What all ranks have said to one: words of slot, source rank and line."""
         found = self.workspace_of(rank)[HELLOS:][: self.workspace.hello_bytes]
-        return found.view(np.uint32).reshape(-1, self.nranks, HELLO_LINES, 4)
+        return found.view(np.uint32).reshape(-1, self.nranks, HELLO_STRIDE, 4)
 
     def words(self, rank: int) -> Array:
         """The report as words."""

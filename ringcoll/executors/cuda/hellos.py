@@ -13,7 +13,7 @@ import numpy as np
 from ringcoll.cuda.device import on
 from ringcoll.cuda.memory import host_mapped
 from ringcoll.executors.cuda.reports import HELLO, MISMATCH, Report
-from ringcoll.executors.cuda.workspace import HELLO_LINES, HELLO_SLOTS, HELLOS, Workspace
+from ringcoll.executors.cuda.workspace import HELLO_SLOTS, HELLO_STRIDE, HELLOS, Workspace
 
 
 class Hellos:
@@ -52,14 +52,14 @@ class Hellos:
 
 def find_mismatch(data: bytes, nranks: int, rank: int) -> Report | None:
     """The report of a kernel that compared these {signature, epoch, launch, epoch} lines."""
-    lines = np.frombuffer(data, np.uint32).reshape(HELLO_SLOTS, nranks, HELLO_LINES, 4)[:, :, 0]
+    lines = np.frombuffer(data, np.uint32).reshape(HELLO_SLOTS, nranks, HELLO_STRIDE, 4)[:, :, 0]
     found: list[Report] = []
     for slot in lines:
         signature, epoch, launch, same = (int(word) for word in slot[rank])
-        if not epoch or epoch != same:  # this rank has not come, or its line is half there
+        if not epoch or epoch != same:  # no hello of this rank, or one that is half written
             continue
-        came = (slot[:, 1] == epoch) & (slot[:, 3] == epoch)
-        others = np.flatnonzero(came & (slot[:, 0] != signature))
+        entered = (slot[:, 1] == epoch) & (slot[:, 3] == epoch)
+        others = np.flatnonzero(entered & (slot[:, 0] != signature))
         if others.size:
             peer = int(others[0])
             theirs = int(slot[peer, 2])

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from ringcoll.dtypes import DType, ReduceOp
 from ringcoll.encode import Program, Row
 from ringcoll.errors import LaunchRefused
-from ringcoll.executors.cuda.ll_layout import Kind, LLLayout
+from ringcoll.executors.cuda.ll_layout import LLLayout, Storage
 from ringcoll.executors.cuda.params import Addresses, Body, padded
 from ringcoll.executors.cuda.source import kernel_text, names_of
 from ringcoll.executors.cuda.workspace import Workspace
@@ -40,8 +40,8 @@ class Batch:
     reduces: bool
     final: bool
     raw: int  # bit k: source k is a contribution yet to be loaded
-    srcs: tuple[Kind, ...]
-    dsts: tuple[Kind, ...]
+    srcs: tuple[Storage, ...]
+    dsts: tuple[Storage, ...]
     owned: bool = False
 
     @property
@@ -96,12 +96,12 @@ def _alone(program: Program, rank: int, dtype: DType, *, scales: bool) -> Iterat
                 f"destinations; LL allows {CHUNKS} of each: use protocol='Simple'"
             )
         srcs = tuple(
-            Kind.KEPT
+            Storage.KEPT
             if not label.reduces and collective.cell(src) in kept
-            else _kind(src, k, dtype)
+            else _storage_of(src, k, dtype)
             for src, k in zip(row.srcs, label.srcs, strict=True)
         )
-        dsts = tuple(_kind(dst, label.dst, dtype) for dst in row.dsts)
+        dsts = tuple(_storage_of(dst, label.dst, dtype) for dst in row.dsts)
         raw = sum(1 << k for k, kind in enumerate(label.srcs) if kind is Label.RAW)
         owned = scales and label.reduces
         yield Batch(1, label.reduces, label.dst is Label.FINAL, raw, srcs, dsts, owned)
@@ -112,17 +112,17 @@ def _alone(program: Program, rank: int, dtype: DType, *, scales: bool) -> Iterat
             kept -= written
 
 
-def _kind(chunk: Chunk, label: Label, dtype: DType) -> Kind:
+def _storage_of(chunk: Chunk, label: Label, dtype: DType) -> Storage:
     if chunk.buffer is not Buffer.SCRATCH:
-        return Kind.USER
+        return Storage.USER
     wide = label is Label.PARTIAL and dtype.partial != dtype.numpy
-    return Kind.PARTIAL if wide else Kind.LINES
+    return Storage.PARTIAL if wide else Storage.LINES
 
 
 def _slot_bytes(program: Program, layout: Layout, ll_layout: LLLayout) -> int:
     """Bytes of a SCRATCH chunk in lines, for the widest type that the program keeps there."""
     kinds = {
-        _kind(chunk, label, ll_layout.dtype)
+        _storage_of(chunk, label, ll_layout.dtype)
         for block in program.programs
         for row in block.rows
         for chunk, label in zip(
@@ -264,5 +264,5 @@ def _type(batch: Batch) -> str:
     return f"Batch<Type, Op, {flags}, {counts}, {kinds}>"
 
 
-def _packed(kinds: Sequence[Kind]) -> int:
+def _packed(kinds: Sequence[Storage]) -> int:
     return sum(kind << 2 * k for k, kind in enumerate(kinds))

@@ -21,8 +21,8 @@ _PART = 16
 """Bytes of a line that a thread holds."""
 
 
-class Kind(IntEnum):
-    """Where a chunk lies; the same enum as in ``kernels/ll.cuh``."""
+class Storage(IntEnum):
+    """How a chunk is stored: ``Kind`` of ``kernels/ll.cuh``."""
 
     USER = 0
     LINES = 1
@@ -46,10 +46,10 @@ class LLLayout:
     def _held(self) -> int:
         return _WORD if self.lanes == 1 else _PART
 
-    def lines(self, kind: Kind) -> int:
+    def lines(self, storage: Storage) -> int:
         """Lines of one pack of a chunk."""
-        item = {Kind.LINES: self.dtype.itemsize, Kind.PARTIAL: self.dtype.partial.itemsize}
-        return self.count * item.get(kind, 0) // self._held
+        item = {Storage.LINES: self.dtype.itemsize, Storage.PARTIAL: self.dtype.partial.itemsize}
+        return self.count * item.get(storage, 0) // self._held
 
     def packs(self, layout: Layout) -> int:
         """Packs of the longest chunk; with LL128 a multiple of a warp's."""
@@ -59,6 +59,6 @@ class LLLayout:
         lines = -(-words // (2 * self.lanes - 1))
         return -(-lines // 4) * 4 * self.lanes
 
-    def nbytes(self, layout: Layout, kinds: set[Kind]) -> int:
-        """Bytes of a SCRATCH chunk that is kept as any of these kinds."""
-        return self.packs(layout) * max(map(self.lines, kinds), default=0) * _PART
+    def nbytes(self, layout: Layout, storages: set[Storage]) -> int:
+        """Bytes of a SCRATCH chunk that is stored in any of these ways."""
+        return self.packs(layout) * max(map(self.lines, storages), default=0) * _PART

@@ -26,8 +26,10 @@ FLAGS = 64
 
 REPORT_BYTES = 32
 HELLOS = 64
-"""Where the hellos begin, ``u32[HELLO_SLOTS][source rank][HELLO_LINES][4]``."""
-HELLO_SLOTS, HELLO_LINES, _LINE = 4, 5, 16  # two of the lines carry a factor
+"""Where the hellos begin, ``u32[HELLO_SLOTS][source rank][HELLO_STRIDE][4]``."""
+HELLO_SLOTS, HELLO_LINES, FACTOR_LINES, _LINE = 4, 3, 2, 16
+HELLO_STRIDE = HELLO_LINES + FACTOR_LINES
+"""Lines from one rank's hello to the next: room for a factor, whatever the operator."""
 _PROGRESS = 16
 _PAGE = 4096
 
@@ -46,8 +48,8 @@ class Workspace:
 
     @property
     def hello_bytes(self) -> int:
-        """Bytes of the hellos of all ranks at one."""
-        return HELLO_SLOTS * self.nranks * HELLO_LINES * _LINE
+        """Bytes of the hellos that one rank receives from all ranks."""
+        return HELLO_SLOTS * self.nranks * HELLO_STRIDE * _LINE
 
     @property
     def progress(self) -> int:
