@@ -9,7 +9,7 @@ from ringcoll.arguments.calls import Call
 from ringcoll.dtypes import dtype_of
 from ringcoll.encode import encode
 from ringcoll.executors.cuda.kernel_choice import KernelChoice, body_of
-from ringcoll.executors.cuda.params import Addresses, Header, pack
+from ringcoll.executors.cuda.params import Addresses, Body, Header, pack
 from ringcoll.launch import ALL_MAPPED, Launch
 from ringcoll.plan import Buffer, Plan
 from tests.kernels.cases import Arrays, Case
@@ -113,9 +113,21 @@ def launch(
         replace(addresses(world, call, arrays, rank, there=there), launch=7)
         for rank in (range(world.nranks) if ranks is None else ranks)
     )
-    op = case.op_of(0) if call.plan.collective.reduces else None
-    made = Call(call.plan.collective.name, 0, None, None, case.count, dtype_of(case.dtype), op)
-    body = roomy(body_of(choice, made, world.workspace, at))
+    body = body_at(world, call, at)
     header = Header(timeout, 1234, choice.total, choice.meets, choice.replicas)
     parameter = pack(body, header, world.workspace.progress, at)
-    return Ready(body.text, parameter, choice.blocks, len(at), choice.threads)
+    return Ready(body.text, parameter, choice.blocks, len(at), case.threads)
+
+
+def text_of(world: World, call: Rooted) -> str:
+    """What is compiled for a call of all ranks."""
+    nowhere = (0,) * world.nranks
+    at = tuple(Addresses(rank, nowhere, 0) for rank in range(world.nranks))
+    return body_at(world, call, at).text
+
+
+def body_at(world: World, call: Rooted, at: tuple[Addresses, ...]) -> Body:
+    case = call.case
+    op = case.op_of(0) if call.plan.collective.reduces else None
+    made = Call(call.plan.collective.name, 0, None, None, case.count, dtype_of(case.dtype), op)
+    return roomy(body_of(call.choice, made, world.workspace, at))

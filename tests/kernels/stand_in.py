@@ -7,13 +7,15 @@ import fcntl
 import functools
 import hashlib
 import importlib.util
+import itertools
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -30,7 +32,9 @@ RUNNER = """
 #include <string.h>
 #pragma GCC diagnostic ignored "-Wunused-function"
 namespace {
+using Kernel = void (*)(rc::Args);
 struct Run {
+    Kernel kernel;
     const rc::Args* args;
     rc::Where where;
     pthread_barrier_t* rank;
@@ -40,15 +44,13 @@ void* thread(void* argument) {
     const Run& run = *static_cast<Run*>(argument);
     for (unsigned call = 0; call < run.calls; ++call) {
         rc::where = run.where;
-        ringcoll_kernel(*run.args);
+        run.kernel(*run.args);
         pthread_barrier_wait(run.rank);
     }
     return nullptr;
 }
-}  // namespace
-extern "C" unsigned args_bytes() { return sizeof(rc::Args); }
-extern "C" int launch(const rc::Args* args, unsigned blocks, unsigned locals, unsigned threads,
-                      unsigned calls) {
+int launch(Kernel kernel, const rc::Args* args, unsigned blocks, unsigned locals,
+           unsigned threads, unsigned calls) {
     const unsigned number = blocks * locals * threads;
     auto* groups = static_cast<rc::Group*>(calloc(blocks * locals, sizeof(rc::Group)));
     auto* ranks = static_cast<pthread_barrier_t*>(calloc(locals, sizeof(pthread_barrier_t)));
@@ -64,7 +66,7 @@ extern "C" int launch(const rc::Args* args, unsigned blocks, unsigned locals, un
         const unsigned group = n / threads, local = group / blocks;
         const rc::Where where{n % threads, threads, group % blocks, blocks, local, &groups[group],
                               0};
-        runs[n] = Run{args, where, &ranks[local], calls};
+        runs[n] = Run{kernel, args, where, &ranks[local], calls};
         if (pthread_create(&all[n], nullptr, thread, &runs[n])) abort();
     }
     for (unsigned n = 0; n < number; ++n) pthread_join(all[n], nullptr);
@@ -74,6 +76,24 @@ extern "C" int launch(const rc::Args* args, unsigned blocks, unsigned locals, un
     free(groups);
     return 0;
 }
+}  // namespace
+extern "C" unsigned args_bytes() { return sizeof(rc::Args); }
+"""
+
+# Texts with the same macros and headers are compiled at once, each in a namespace of its own: what
+# they have in common is most of the compiler's work.
+ONE = """
+namespace text_{number} {{
+#define ringcoll_kernel kernel_{number}
+{text}
+#undef ringcoll_kernel
+}}
+"""
+LAUNCH = """
+extern "C" int launch_{number}(const rc::Args* args, unsigned blocks, unsigned locals,
+                               unsigned threads, unsigned calls) {{
+    return launch(text_{number}::kernel_{number}, args, blocks, locals, threads, calls);
+}}
 """
 
 # Launches on the memory in a file: IMAGE ADDRESS PARAMETER BLOCKS LOCALS THREADS CALLS.
@@ -99,7 +119,7 @@ int main(int, char** words) {
     unsigned counts[4];
     for (int k = 0; k < 4; ++k)
         counts[k] = static_cast<unsigned>(strtoul(words[4 + k], nullptr, 0));
-    return launch(static_cast<rc::Args*>(parameter), counts[0], counts[1], counts[2], counts[3]);
+    return launch_0(static_cast<rc::Args*>(parameter), counts[0], counts[1], counts[2], counts[3]);
 }
 """
 
@@ -131,27 +151,64 @@ def includes(kernels: Path) -> tuple[str, str]:
     return f"-I{own if own.exists() else CPU}", f"-I{kernels}"
 
 
-def library(text: str, kernels: Path = KERNELS) -> ctypes.CDLL:
-    """The generated text and the runner as a shared library, compiled once."""
-    return _library(text, kernels)
+@dataclass(frozen=True)
+class Kernel:
+    """A compiled text: one of those in a shared library."""
+
+    library: ctypes.CDLL
+    number: int
+
+    def args_bytes(self) -> int:
+        return int(self.library.args_bytes())
+
+    def launch(self, args: object, blocks: int, locals_: int, threads: int, calls: int) -> None:
+        self.library[f"launch_{self.number}"](args, blocks, locals_, threads, calls)
 
 
-# A default would be another key than the same value given, and the text be compiled again.
-@functools.cache
-def _library(text: str, kernels: Path) -> ctypes.CDLL:
-    return ctypes.CDLL(str(_built(text + RUNNER, kernels, ".so", "-O0", "-fPIC", "-shared")))
+_compiled: dict[tuple[str, Path], Kernel] = {}
+
+
+def library(text: str, kernels: Path = KERNELS) -> Kernel:
+    """The generated text and the runner, compiled once."""
+    if (text, kernels) not in _compiled:
+        _compile([text], kernels)
+    return _compiled[text, kernels]
+
+
+def _compile(texts: Sequence[str], kernels: Path) -> None:
+    built = ctypes.CDLL(str(_built(_source(texts), kernels, ".so", "-O0", "-fPIC", "-shared")))
+    for number, text in enumerate(texts):
+        _compiled.setdefault((text, kernels), Kernel(built, number))
+
+
+def _source(texts: Sequence[str]) -> str:
+    """One source of texts that begin with the same macros and headers."""
+    found = [_head(texts[0])]
+    for number, text in enumerate(texts):
+        own = text.removeprefix(found[0]).replace(" ::Op;", f" text_{number}::Op;")
+        found.append(ONE.format(number=number, text=own))
+    launches = [LAUNCH.format(number=number) for number in range(len(texts))]
+    return "".join([*found, RUNNER, *launches])
+
+
+def _head(text: str) -> str:
+    return "".join(itertools.takewhile(lambda line: line[0] == "#", text.splitlines(True)))
 
 
 @functools.cache
 def program(text: str, *flags: str, kernels: Path = KERNELS) -> Path:
     """The generated text, the runner and ``MAIN`` as a program."""
-    return _built(text + RUNNER + MAIN, kernels, "", "-O1", *flags)
+    return _built(_source([text]) + MAIN, kernels, "", "-O1", *flags)
 
 
-def compile_all(texts: Iterable[str]) -> None:
+def compile_all(texts: Iterable[str], kernels: Path = KERNELS) -> None:
     """Compile ahead what :func:`library` will return, on all cores."""
+    heads: dict[str, list[str]] = {}
+    for text in dict.fromkeys(texts):
+        if (text, kernels) not in _compiled:
+            heads.setdefault(_head(text), []).append(text)
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        list(pool.map(library, dict.fromkeys(texts)))
+        list(pool.map(_compile, heads.values(), itertools.repeat(kernels)))
 
 
 def headers_of(text: str) -> set[Path]:

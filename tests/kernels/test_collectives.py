@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
+from itertools import chain
 from threading import Thread
 
 import numpy as np
@@ -53,6 +55,14 @@ def every_case(nranks: int, collective: str, count: int, shift: int) -> Iterator
             yield Case(plan, launch, count, shift=shift, replicas=replicas)
 
 
+@cache
+def compiled(nranks: int) -> None:
+    """Compile what :func:`every_case` needs, at once."""
+    world = World(nranks)
+    todo = (every_case(nranks, name, 203, 0) for name in COLLECTIVES)
+    compile_all(world.body(case).text for case in chain.from_iterable(todo))
+
+
 def settled(world: World, calls: int) -> None:
     """Nobody has failed, and every block has counted all calls."""
     assert not any(world.reports())
@@ -67,7 +77,7 @@ def settled(world: World, calls: int) -> None:
 @pytest.mark.parametrize("nranks", [2, 3, 4])
 def test_every_algorithm_in_every_launch(nranks: int, collective: str) -> None:
     world, calls = World(nranks), 0
-    compile_all(world.body(case).text for case in every_case(nranks, collective, 203, 0))
+    compiled(nranks)
     for count, shift in SIZES:
         for case in every_case(nranks, collective, count, shift):
             world.forget_arrays()
@@ -77,16 +87,20 @@ def test_every_algorithm_in_every_launch(nranks: int, collective: str) -> None:
     assert calls >= 3 * 2 * 2
 
 
+def typed(dtype: str, op: str, launch: Launch) -> list[Case]:
+    # By turns partial results go from rank to rank, and all contributions meet.
+    algorithms = ("ring", "recursive_doubling" if launch is STAGED else "all_pairs")
+    plan = build("all_reduce", algorithms[TYPED.index((dtype, op)) % 2], 3)
+    return [Case(plan, launch, count, dtype, op, shift=count % 2) for count in (1, 203, 700)]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("launch", [LL, STAGED, Launch()], ids=["lines", "staged", "mapped"])
 @pytest.mark.parametrize(("dtype", "op"), TYPED)
 def test_element_types(dtype: str, op: str, launch: Launch) -> None:
     world = World(3)
-    # By turns partial results go from rank to rank, and all contributions meet.
-    algorithms = ("ring", "recursive_doubling" if launch is STAGED else "all_pairs")
-    plan = build("all_reduce", algorithms[TYPED.index((dtype, op)) % 2], 3)
-    cases = [Case(plan, launch, count, dtype, op, shift=count % 2) for count in (1, 203, 700)]
-    for number, case in enumerate(cases, 1):
+    compile_all(world.body(typed(*kind, launch)[0]).text for kind in TYPED)
+    for number, case in enumerate(typed(dtype, op, launch), 1):
         world.forget_arrays()
         world.call(case, number).check(case)
         settled(world, number)

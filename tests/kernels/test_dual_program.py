@@ -5,6 +5,8 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
+from itertools import chain
 from pathlib import Path
 from threading import Thread
 
@@ -23,7 +25,7 @@ from ringcoll.lower import lower
 from tests.communicator.traces import check_rows
 from tests.kernels.apart import ADDRESS, REPORTED, run_image
 from tests.kernels.cases import STAGED, Arrays, Case
-from tests.kernels.rooted import Rooted, launch
+from tests.kernels.rooted import Rooted, launch, text_of
 from tests.kernels.sanitizer import THREADS, needs_sanitizer
 from tests.kernels.stand_in import KERNELS, compile_all, needs_compiler
 from tests.kernels.test_collectives import settled
@@ -82,6 +84,13 @@ def test_one_rank_is_enough_that_all_go_around_it(lacks: int) -> None:
         settled(world, calls)
 
 
+@cache
+def compiled(nranks: int) -> None:
+    """Compile what all :func:`kinds` need, at once."""
+    world, todo = World(nranks), chain.from_iterable(kinds(*kind, nranks) for kind in ALGORITHMS)
+    compile_all(text_of(world, call) for call in todo)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("collective", "algorithm"), ALGORITHMS)
 @pytest.mark.parametrize("nranks", [2, 3, 4])
@@ -89,6 +98,7 @@ def test_every_algorithm_that_reaches_the_root(
     nranks: int, collective: str, algorithm: str
 ) -> None:
     world, calls = World(nranks), 0
+    compiled(nranks)
     for call in kinds(collective, algorithm, nranks):
         for there in (True, False, True):
             calls += 1

@@ -40,31 +40,42 @@ def scaled(algorithm: str, launch: Launch, dtype: str = "float32", count: int = 
     return Case(plan, launch, count, dtype, "premul_sum", scalars=scalars, **how)
 
 
+def typed(dtype, words, count):
+    # In words by turns staged and mapped: a factor lies in the same place.
+    launch = (STAGED, Launch())[LEGAL.index(dtype) % 2] if words else LL
+    return scaled("all_pairs", launch, dtype.name, count, shift=count % 2)
+
+
 @pytest.mark.parametrize("words", [False, True], ids=["lines", "words"])
 @pytest.mark.parametrize("dtype", LEGAL, ids=str)
 def test_every_element_type(dtype, words):
     """By the algorithm that leaves most contributions to be loaded by others."""
-    # In words by turns staged and mapped: a factor lies in the same place.
-    launch = (STAGED, Launch())[LEGAL.index(dtype) % 2] if words else LL
     world = World(3)
+    compile_all(world.body(typed(each, words, 1)).text for each in LEGAL)
     for number, count in enumerate((1, 203), 1):
         world.forget_arrays()
-        case = scaled("all_pairs", launch, dtype.name, count, shift=count % 2)
+        case = typed(dtype, words, count)
         world.call(case, number).check(case)
         settled(world, number)
 
 
-@pytest.mark.parametrize("collective", ["all_reduce", "reduce", "reduce_scatter"])
-@LAUNCHES
-def test_every_algorithm(collective, launch):
-    world, calls = World(3), 0
-    cases = [
+REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter")
+
+
+def carried(collective: str, launch: Launch) -> list[Case]:
+    return [
         scaled(algorithm, launch, "bfloat16", collective=collective, replicas=2)
         for algorithm in ALGORITHMS[collective]
         if carries(collective, algorithm, launch)
     ]
-    compile_all(world.body(case).text for case in cases)
-    for case in cases:
+
+
+@pytest.mark.parametrize("collective", REDUCTIONS)
+@LAUNCHES
+def test_every_algorithm(collective, launch):
+    world, calls = World(3), 0
+    compile_all(world.body(case).text for name in REDUCTIONS for case in carried(name, launch))
+    for case in carried(collective, launch):
         world.forget_arrays()
         world.call(case, calls).check(case)
         calls += 1

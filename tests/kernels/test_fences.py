@@ -56,7 +56,7 @@ def counting(tmp_path: Path) -> Path:
 
 
 def unordered(text: str, kernels: Path) -> int:
-    return ctypes.c_uint32.in_dll(library(text, kernels), "unordered").value
+    return ctypes.c_uint32.in_dll(library(text, kernels).library, "unordered").value
 
 
 @pytest.mark.parametrize("algorithm", ["two_shot", "one_shot"])

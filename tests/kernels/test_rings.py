@@ -17,7 +17,7 @@ from ringcoll.topology.presets import preset
 from ringcoll.topology.search import find_rings
 from ringcoll.topology.system import subsystem
 from tests.kernels.cases import LL, LL128, STAGED, Case
-from tests.kernels.stand_in import needs_compiler
+from tests.kernels.stand_in import compile_all, needs_compiler
 from tests.kernels.test_copies import called, carries
 from tests.kernels.world import World
 
@@ -62,6 +62,7 @@ def case_of(
 def test_unequal_shares(collective: str, algorithm: str, launch: Launch) -> None:
     channels = Channels(((0, 2, 1), (1, 2, 0), (0, 1, 2)), (5, 1, 2))
     world = World(3)
+    compile_all(world.body(case_of(*kind, channels, launch, 40)).text for kind in RINGED)
     # Of 1 element most channels have none, of 40 one has a chunk less.
     for number, count in enumerate((1, 40, 1111)):
         world.forget_arrays()

@@ -6,6 +6,8 @@ import shutil
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -84,13 +86,21 @@ def cases(nranks: int, collective: str) -> Iterator[Case]:
             yield Case(plan, launch, count, "float32", replicas=replicas)
 
 
+@cache
+def compiled(nranks: int) -> None:
+    """Compile what :func:`cases` need, at once."""
+    world = Recorded(nranks).world
+    todo = chain.from_iterable(cases(nranks, name) for name in COLLECTIVES)
+    compile_all(world.body(case).text for case in todo)
+
+
 @needs_compiler
 @pytest.mark.slow
 @pytest.mark.parametrize("collective", COLLECTIVES)
 @pytest.mark.parametrize("nranks", [2, 3, 4])
 def test_kernels_execute_the_lowered_plan(nranks: int, collective: str) -> None:
     todo, ranks = list(cases(nranks, collective)), Recorded(nranks)
-    compile_all(ranks.world.body(case).text for case in todo)
+    compiled(nranks)
     kinds: Counter[object] = Counter()
     for case in todo:
         check_rows(
