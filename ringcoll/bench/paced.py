@@ -19,14 +19,16 @@ from ringcoll.algorithms import build
 from ringcoll.bench.cases import Case, find_of
 from ringcoll.bench.environment import cores
 from ringcoll.bench.library import Operation
-from ringcoll.bench.settings import Pace
+from ringcoll.bench.osu import loop_of
+from ringcoll.bench.settings import Pace, Settings
 from ringcoll.bench.table import Result
+from ringcoll.bench.timing import blocks_of, iterations_for
 from ringcoll.bench.worlds import World, gather_numbers
 from ringcoll.model.closed_form import Point
 from ringcoll.model.limits import Answer, answer
 from ringcoll.model.links import KINDS, Links, Topology
 from ringcoll.model.predict import Clock
-from ringcoll.units import format_seconds
+from ringcoll.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from ringcoll.communicator.public import Communicator
@@ -37,6 +39,9 @@ COLD = 2
 TOO_MUCH = 0.1
 """The share of a paced call's time that the call may take without the pace, and that may be missing
 from the prediction, before the cores are blamed."""
+
+LONG = 10.0
+"""Seconds from which a measurement says first how long it will take."""
 
 _OVER = {"switch": "a switch", "pairs": "links of pairs"}
 
@@ -105,6 +110,45 @@ def forecast(case: Case, algorithm: str, pace: Pace) -> Forecast | None:
     plan = build(section.collective, builder, section.nranks, root=max(section.root, 0))
     made = answer(Clock(plan, links), case.nbytes, section.slices or 1)
     return Forecast(algorithm, links.topology, made) if made.limit else None
+
+
+def measuring_seconds(case: Case, algorithm: str, settings: Settings, sides: int) -> float:
+    """Seconds that a case takes to measure over paced links, as predicted; 0: nobody knows."""
+    name = algorithm.partition(" S=")[0]
+    made = None if settings.pace is None else forecast(case, name, settings.pace)
+    if made is None:
+        return 0.0
+    seconds = made.answer.seconds
+    if settings.layout == "osu":
+        loop = loop_of(case, settings)
+        calls = loop.warmup + loop.iterations
+    else:
+        timed = iterations_for(seconds, settings.iterations)
+        calls = timed * settings.aggregate + len(blocks_of(timed))
+        calls += 1 if settings.warmup is None else settings.warmup
+        calls += settings.iterations is None
+    return seconds * sides * (calls + settings.checks)
+
+
+def announce(cases: Sequence[tuple[Case, float]]) -> str | None:
+    """What a table over slow links will take, from :func:`measuring_seconds`; None: not long."""
+    total = sum(seconds for _, seconds in cases)
+    if total < LONG:
+        return None
+    case, most = max(cases, key=lambda found: found[1])
+    return (
+        f"ringcoll bench: {case.section.collective} takes about {roughly(total)} to measure over "
+        f"these links, {format_bytes(case.nbytes)} alone {roughly(most)}; choose smaller sizes "
+        f"(-e), fewer iterations (-n) or faster links (--pace)"
+    )
+
+
+def roughly(seconds: float) -> str:
+    """A long time as a person says it."""
+    for unit, scale in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * scale:
+            return f"{seconds / scale:.0f} {unit}"
+    return f"{seconds:.0f} s"
 
 
 def free_seconds(control: Communicator, operation: Operation) -> float:

@@ -9,7 +9,7 @@ import platform
 import secrets
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,15 @@ from ringcoll.bench import checking, environment, osu, table
 from ringcoll.bench.cases import Case, Section, find_of, sections, sizes
 from ringcoll.bench.devices import Device, device_of
 from ringcoll.bench.library import Buffers, Library, Operation, Place, Ringcoll, allocate
-from ringcoll.bench.paced import Forecast, describe_pace, forecast, free_seconds
+from ringcoll.bench.paced import (
+    Forecast,
+    announce,
+    describe_pace,
+    forecast,
+    free_seconds,
+    measuring_seconds,
+    roughly,
+)
 from ringcoll.bench.report import Report
 from ringcoll.bench.settings import Settings
 from ringcoll.bench.table import Result
@@ -31,6 +39,7 @@ from ringcoll.bench.timing import (
 )
 from ringcoll.bench.worlds import World, agree, gather_bytes, gather_numbers
 from ringcoll.errors import ArgumentError
+from ringcoll.units import format_bytes
 
 if TYPE_CHECKING:
     from ringcoll.communicator.public import Communicator
@@ -182,11 +191,36 @@ class Session:
         if self.comm.rank == 0:
             self.report.begin_section(section, remarks)
         steps = (0,) if section.collective == "barrier" else sizes(self.settings)
-        cases = (
+        cases = [
             section.case(nbytes) if self.settings.layout == "nccl" else osu.case_of(section, nbytes)
             for nbytes in steps
-        )
-        return sum(self.measure(case, buffers, libraries) for case in cases)
+        ]
+        long = self._announce(cases, buffers)
+        wrong = 0
+        for case in cases:
+            if long:
+                self._say(f"ringcoll bench: {format_bytes(case.nbytes)}, about {long[case]}")
+            wrong += self.measure(case, buffers, libraries)
+        return wrong
+
+    def _announce(self, cases: Sequence[Case], buffers: Buffers) -> Mapping[Case, str]:
+        """Say on rank 0 how long a table over slow links takes; the share of each case."""
+        if self.settings.pace is None or self.comm.rank != 0:
+            return {}
+        sides = (False, True) if self.settings.layout == "nccl" else (False,)
+        expected = []
+        for case in cases:
+            count = sum(buffers.place(case, side) is not None for side in sides)
+            name = self.libraries[0].algorithm(case)
+            expected.append((case, measuring_seconds(case, name, self.settings, count)))
+        text = announce(expected)
+        if text is None:
+            return {}
+        self._say(text)
+        return {case: roughly(seconds) for case, seconds in expected}
+
+    def _say(self, text: str) -> None:
+        print(f"{text}\n", end="", file=self.report.stderr, flush=True)
 
     def measure(self, case: Case, buffers: Buffers, libraries: Sequence[Library]) -> int:
         """Time and check one case, and report it; how many elements were wrong on all ranks."""

@@ -103,7 +103,7 @@ def check_library(launcher: Launcher | None, library: str, environ: Mapping[str,
     if launcher is None or launcher.variable != OPEN_MPI or environ.get("MPIR_CVAR_PMI_VERSION"):
         return
     if any(name in library for name in ("MPICH", "MVAPICH", "Intel(R) MPI")):
-        raise _foreign(launcher, "is of another kind than that launcher", library)
+        raise _foreign(launcher, "is not Open MPI", library)
 
 
 def check_world(launcher: Launcher | None, size: int, library: str) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ringcoll.bench.cases import Section
-from ringcoll.bench.paced import Forecast, forecast
+from ringcoll.bench.paced import Forecast, announce, forecast, measuring_seconds, roughly
+from ringcoll.bench.settings import Settings
 from ringcoll.bench.table import Result
 from ringcoll.dtypes import dtype_of
 from ringcoll.model.closed_form import Terms
@@ -56,6 +57,28 @@ def test_forecasts_are_those_of_the_model(algorithm, links, seconds):
     assert made is not None
     assert made.answer.seconds == pytest.approx(seconds)
     assert made.answer.wire == 1.0
+
+
+def test_slow_links_say_first_how_long_a_table_takes():
+    section = Section("all_reduce", 2, dtype_of("float32"), "sum")
+    cases = [section.case(nbytes) for nbytes in (4000, 4_000_000)]
+
+    def shares(pace, **settings):
+        given = Settings(pace=pace, **settings)
+        return [(case, measuring_seconds(case, "ring", given, 2)) for case in cases]
+
+    # 40 s a call, out of place and in place: a first and a warm one, five blocks of one timed
+    # call behind one that is not, and a check.
+    found = shares((100.0, 0.0))
+    assert [seconds for _, seconds in found] == [1040, 1_040_000]
+    said = announce(found)
+    assert said is not None
+    assert "all_reduce takes about 12 days to measure over these links, 3.81 MiB alone 12" in said
+    assert shares((100.0, 0.0), iterations=1, warmup=0, checks=0)[0][1] == 160
+    assert announce(shares((1e9, 0.0))) is None
+    assert [roughly(seconds) for seconds in (11.4, 119, 120, 7199, 7200)] == [
+        *("11 s", "119 s", "2 minutes", "120 minutes", "2 hours")
+    ]
 
 
 @pytest.mark.parametrize(("collective", "nranks"), [("barrier", 4), ("sendrecv", 4), ("gather", 1)])
