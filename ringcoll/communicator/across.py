@@ -1,4 +1,4 @@
-"""Which algorithm runs across several nodes, and the figures by which it is chosen."""
+"""The algorithms of ranks on several nodes, and the links by which they are compared."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ MESSAGE_BYTES = 256 << 10
 """Bytes of a slice between nodes."""
 
 HOST = Links(bandwidth=12e9, alpha=0.7e-6, latency=4e-6, topology="memory", local_bandwidth=4e9)
-"""CPU ranks of one host: what all of them and what one of them copies a second, a call into numpy,
-a wake-up.
+"""CPU ranks of one host: bytes that all of them and that one of them copies a second, seconds of a
+call into numpy and of a wake-up.
 
-Measured with 4 ranks on a 4-core Xeon at 2.5 GHz; it only has to rank the algorithms.
+Measured with 4 ranks on a 4-core Xeon at 2.5 GHz; only the order of the algorithms depends on it.
 """
 
 NETWORK = Wire(bandwidth=1e9, alpha=10e-6, latency=30e-6)
-"""What a rank can send to other nodes and get from them: no figure of any network, only slower than
-a host's memory. It only has to rank the algorithms."""
+"""What a rank sends to and receives from other nodes: assumed, not measured, and slower than a
+host's memory. Only the order of the algorithms depends on it."""
 
 _MANY = 16
-"""Ranks up to which every algorithm is looked at; beyond, the one that knows nodes."""
+"""Ranks up to which all algorithms are compared; beyond, only the hierarchical one is taken."""
 
 
 def links_of(nodes: Sequence[int]) -> Links:
@@ -51,9 +51,8 @@ def across(
 ) -> Plan:
     """The plan of an algorithm for ranks on these nodes, however they are numbered.
 
-    It is made for ranks that are counted node by node, so that neighbours share a node where they
-    can, and gets the real numbers then; where sums are to be ``ordered`` by rank, it has these from
-    the start.
+    The plan is built for ranks numbered node by node, so that neighbours share a node where they
+    can, and then renumbered; if sums must be ``ordered`` by rank, the ranks keep their numbers.
     """
     order = sorted(range(len(nodes)), key=lambda rank: (0 if ordered else nodes[rank], rank))
     sizes = [list(nodes).count(node) for node in range(max(nodes) + 1)]
@@ -77,7 +76,7 @@ def tuned_across(
     deterministic: bool,
     accumulate: Accumulate,
 ) -> tuner.Choice:
-    """The algorithm that the clock finds fastest across nodes, messages and staging included."""
+    """The algorithm that the model finds fastest across nodes, with messages and staging."""
 
     def refuse(algorithm: str) -> str:
         if not deterministic:
@@ -103,7 +102,7 @@ def tuned_across(
 def _placed(
     collective: str, algorithm: str, nodes: tuple[int, ...], ordered: bool
 ) -> Callable[[], Plan]:
-    """Makes the plan as it is placed; one function for each, by which the tuner knows it again."""
+    """Makes the placed plan; the same function each time: it is the tuner's cache key."""
     launch = Launch(slices=2, mapped=frozenset(), in_place=COLLECTIVES[collective].reduces)
     launch = replace(launch, nodes=nodes)
 

@@ -15,17 +15,17 @@ from ringcoll.executors.cuda_nodes.executor import CudaNodesCall
 
 @dataclass(slots=True)
 class CachedCall:
-    """A prepared call, and weak references to its buffers and where these were."""
+    """A prepared call, with weak references to its buffers and their locations then."""
 
     send: Callable[[], Any]
     recv: Callable[[], Any]
     locations: tuple[object, object]
     call: CudaCall | CudaNodesCall
     by_cupy: bool
-    """Whether the arrays are CuPy's, whose current stream the call then takes."""
+    """Whether the arrays are CuPy's: the call runs on CuPy's current stream."""
 
     def is_of(self, sendbuf: Any, recvbuf: Any, changes: int) -> bool:
-        """Whether these buffers are the ones it was prepared for, where they were then."""
+        """Whether it was prepared for these buffers, and they have not moved."""
         return (
             (sendbuf is None or self.send() is sendbuf)
             and (recvbuf is None or self.recv() is recvbuf)
@@ -34,7 +34,7 @@ class CachedCall:
         )
 
     def is_still_of(self, sendbuf: Any, recvbuf: Any, changes: int) -> bool:
-        """The same where it was prepared for arrays of CuPy's, by what can change of these."""
+        """:meth:`is_of` for CuPy's arrays, of which only the address can change."""
         first, last = self.locations
         return (
             (sendbuf is None or (self.send() is sendbuf and sendbuf.data.ptr == first))
@@ -49,7 +49,7 @@ def is_cupy(buffer: Any) -> bool:
 
 
 def location_of(buffer: Any) -> object:
-    """Where and how a buffer lies now; None where that is not known without looking closely."""
+    """A buffer's address and, where these can change, its layout; None: unknown type of array."""
     if buffer is None:
         return 0
     place: object

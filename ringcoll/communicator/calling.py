@@ -1,7 +1,7 @@
-"""How a call goes from its arguments to an executor, and what is kept between two calls.
+"""Calls of CPU ranks: from the arguments to the executor, and the cache of prepared calls.
 
-A communicator of CPU ranks blocks until the result is there. Between two calls with the same
-arrays everything is kept (checks, choice, rows bound to memory), without keeping the arrays alive.
+A call blocks until the result is there. A second call with the same arrays finds all preparation in
+the cache (checks, choice, rows bound to memory), which does not keep the arrays alive.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Calling:
         hashed = True
         try:
             kept = self._cache.get(key)
-        except TypeError:  # an argument that cannot be, or an option that is not hashed
+        except TypeError:  # an illegal argument, or an option, that has no hash
             kept, hashed = None, False
         if (
             kept is not None
@@ -94,7 +94,7 @@ class Calling:
             return self._once(call, config, later=later, alive=(sendbuf, recvbuf))
         runnable = self._state.prepare(_unowned(call), config)
         self._cache_call(key, sendbuf, recvbuf, runnable)
-        return self._launch([runnable], later=False, alive=(sendbuf, recvbuf))
+        return self._issue([runnable], later=False, alive=(sendbuf, recvbuf))
 
     def _once(
         self, call: Call, config: Config, *, later: bool, alive: tuple[object, ...]
@@ -103,7 +103,7 @@ class Calling:
         call = with_options(call, config)
         name = call.tagged(call.signature()) if later else ""
         ready = self._state.prepare(call, config)
-        return self._launch([ready], later=later, alive=alive, name=name)
+        return self._issue([ready], later=later, alive=alive, name=name)
 
     def _counted(self, call: VCall, how: dict[str, Any], alive: tuple[object, ...]) -> Work | None:
         """A plan with unequal segments; counts change from call to call, so nothing is kept."""
@@ -115,13 +115,13 @@ class Calling:
     ) -> Work | None:
         config, later = self._options(name, how)
         calls = [with_options(call, config) for call in calls]
-        return self._launch(calls, later=later, alive=alive, timeout=config.timeout, name=name)
+        return self._issue(calls, later=later, alive=alive, timeout=config.timeout, name=name)
 
     def _vector(self, call: VCall, how: dict[str, Any], alive: tuple[object, ...]) -> Work | None:
         return self._pairs(call.collective, as_pairs(call, self.nranks), how, alive)
 
     def _views(self, _name: str, /, **buffers: Any) -> list[Any]:
-        """Buffers by their arguments' names, as the checks take them."""
+        """The buffers, for the checks."""
         return list(buffers.values())
 
     def _options(self, name: str, how: dict[str, Any]) -> tuple[Config, bool]:
@@ -134,7 +134,7 @@ class Calling:
             )
         return resolve(self._state.config, options.pop("config", None), options, where), later
 
-    def _launch(
+    def _issue(
         self,
         calls: Sequence[Runnable | Call],
         *,
@@ -169,7 +169,7 @@ class Calling:
 
     def _cache_call(self, key: _Key, sendbuf: Any, recvbuf: Any, runnable: Runnable) -> None:
         kept = self._cache
-        # Not by the references' callbacks: an interruption that meets one there is lost.
+        # Not by callbacks of the references: a KeyboardInterrupt inside one is lost.
         dead = [old for old, (a, b, *_) in kept.items() if a() is None or b() is None]
         for old in dead:
             kept.pop(old, None)
@@ -180,11 +180,11 @@ class Calling:
         kept[key] = (send, recv, sent, received, runnable)
 
     def _forget(self) -> None:
-        """Keep no call any more."""
+        """Drop all cached calls."""
         self._cache.clear()
 
     def _forked(self) -> None:
-        """In a child of this process a thread may have held the lock that is not there."""
+        """In a forked process: replace the lock, which a thread may have held at the fork."""
         self._lock = self._state.lock = threading.RLock()
         self._state.forked()
 
@@ -203,7 +203,7 @@ def _absent() -> bool:
 
 
 def _writable(buffer: Any) -> bool:
-    """Whether what a kept call writes may still be written; a barrier writes nothing."""
+    """Whether the array that a cached call writes is still writable; a barrier writes none."""
     return buffer is None or buffer.flags.writeable
 
 

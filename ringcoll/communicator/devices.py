@@ -1,4 +1,4 @@
-"""Where a rank lives: on the CPU, or on which GPU; agreed by all ranks."""
+"""Place the ranks: all on the CPU, or each on a GPU; agreed by all ranks."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def placed(fabric: Fabric, wanted: str, ordinal: int | None) -> Device | None:
     if wanted == "cpu":
         return None
     own = json.dumps([available(), _has_driver()]).encode()
-    said = [json.loads(part) for part in fabric.allgather(own, what="init")]
-    without = [(rank, reason, driver) for rank, (reason, driver) in enumerate(said) if reason]
+    received = [json.loads(part) for part in fabric.allgather(own, what="init")]
+    without = [(rank, reason, driver) for rank, (reason, driver) in enumerate(received) if reason]
     if without:
         rank, reason, driver = without[0]
         if wanted == "cuda":
@@ -47,13 +47,13 @@ def placed(fabric: Fabric, wanted: str, ordinal: int | None) -> Device | None:
 
 
 def _has_driver() -> bool:
-    """Whether the host has NVIDIA's driver and GPUs, and nobody has hidden these."""
+    """Whether the host has NVIDIA's driver and GPUs that CUDA_VISIBLE_DEVICES does not hide."""
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
     return not hidden and any(Path("/proc/driver/nvidia/gpus").glob("*"))
 
 
 def _place(fabric: Fabric) -> int:
-    """How many ranks before this one are on its host, whatever the nodes are called; collective."""
+    """The number of lower ranks on this host, whatever the nodes' names; collective."""
     if not fabric.nodes:
         return fabric.rank
     host = identity()["boot"].encode()

@@ -1,7 +1,7 @@
-"""Ranks on GPUs: how a call goes from the caller's arrays and stream to a launch.
+"""Calls of GPU ranks: from the caller's arrays and stream to a launch.
 
-A call is enqueued on the caller's stream, in order with the rest of it, and returns. Between two
-calls with the same arrays everything is cached; what is left is a look-up and the launch.
+A call is enqueued on the caller's stream and returns. A second call with the same arrays finds all
+preparation in the cache: its cost is a look-up and the launch.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class DeviceWork(Work):
         self._event = executor.record(stream)
 
     def wait(self, timeout: float | None = None) -> None:
-        """Let the current stream come after the call; the host does not wait."""
+        """Make the current stream wait for the call; the host does not wait."""
         error = self.exception()
         if error is not None:
             raise error
@@ -58,7 +58,7 @@ class DeviceWork(Work):
         return self._event.done()
 
     def exception(self) -> Error | None:
-        """Return what the call's kernels found wrong, as far as is known."""
+        """Return the error that the call's kernels have reported so far, or None."""
         self._seen = True
         return self._executor.failure()
 
@@ -78,8 +78,8 @@ class Enqueuer:
         self._device: Callable[[], int] = runtime.getDevice
         self._stream: Callable[[], Any] = get_current_stream
         self._foreign = foreign_streams()
-        # The last call's stream is waited for later, and a handle is nothing once it is destroyed.
-        # Several, by handle: a group need not make its calls in the order of its body, or at all.
+        # The owners of the last call's streams, by handle: a stream must live until the next call
+        # has waited for it. Several, because a group may make its calls in another order.
         self._owners: dict[int, object] = {}
         self._group: Callable[[], Group | None] = _no_group
         self._cache: dict[tuple[object, ...], CachedCall] = {}
@@ -93,7 +93,7 @@ class Enqueuer:
         if not how:
             try:
                 cached = self._cache.get((name, id(sendbuf), id(recvbuf), op, root))
-            except TypeError:  # an argument that cannot be
+            except TypeError:  # an illegal argument that has no hash
                 cached = None
             if (
                 cached is not None
@@ -113,19 +113,19 @@ class Enqueuer:
                             self._keep(before)
                             raise
                     return None
-        return self._slowly(name, sendbuf, recvbuf, op, root, how)
+        return self._with_options(name, sendbuf, recvbuf, op, root, how)
 
-    def _slowly(
+    def _with_options(
         self, name: str, sendbuf: Any, recvbuf: Any, op: Any, root: int, how: dict[str, Any]
     ) -> Work | None:
-        """A call with options, or one that has not been made before."""
+        """A call with options, or one that is not in the cache."""
         state, options = self._state, dict(how)
         stream, later = options.pop("stream", None), options.pop("async_op", False)
         where = f"{name} on rank {self._rank}"
         key = (name, id(sendbuf), id(recvbuf), op, root, *options.items())
         try:
             cached = self._cache.get(key)
-        except TypeError:  # an argument that cannot be, or an option that is not hashed
+        except TypeError:  # an illegal argument, or an option, that has no hash
             cached = None
         if cached is not None and cached.is_of(sendbuf, recvbuf, state.symmetric.changes):
             cuda_call = cached.call
@@ -139,7 +139,7 @@ class Enqueuer:
     def _stream_of(
         self, stream: Any, buffers: tuple[object, ...], where: str
     ) -> tuple[int, object]:
-        """The stream of a call: its handle, and what must live as long as that, if known."""
+        """The handle of a call's stream, and its owner, if known, which must outlive the call."""
         return stream_of(stream, _first(buffers), ordinal=self._ordinal, where=where)
 
     def _enqueue(
@@ -173,21 +173,21 @@ class Enqueuer:
         return DeviceWork(state.cuda, stream, _first(alive), name) if later else None
 
     def _keep(self, before: dict[int, object]) -> None:
-        """Where a call has not come to its stream: whose owner is still needed, of those before."""
-        followed = self._state.cuda.stream_order.stream
-        if followed in before:
-            self._owners.setdefault(followed, before[followed])
+        """After a call that was not enqueued: keep the owner of the last enqueued call's stream."""
+        last = self._state.cuda.stream_order.stream
+        if last in before:
+            self._owners.setdefault(last, before[last])
 
     def views(self, name: str, /, **buffers: Any) -> list[Any]:
-        """Buffers by their arguments' names, as the checks take them."""
+        """The buffers as flat arrays, for the checks."""
         where = f"{name} on rank {self._rank}"
         return [self._view(buffer, argument, where) for argument, buffer in buffers.items()]
 
     def counted(self, call: VCall, how: dict[str, Any], alive: tuple[object, ...]) -> Work | None:
-        """A plan with unequal segments.
+        """A call with a count for each rank.
 
-        Whether a rank is in place cannot be agreed on where its segment may be empty. So all do as
-        if: whoever is in place reduces in the right order, and copies its segment onto itself.
+        A rank with an empty segment cannot know whether the others are in place, so all ranks
+        behave as if they were: that only adds order, and a copy of a segment onto itself.
         """
         config, stream, later = self._options(call.collective, how)
         pointer, owner = self._stream_of(stream, alive, f"{call.collective} on rank {self._rank}")
@@ -219,7 +219,7 @@ class Enqueuer:
         return self._enqueue(paired, pointer, alive, owner, later=later, name=name)
 
     def _options(self, name: str, how: dict[str, Any]) -> tuple[Config, Any, bool]:
-        """The options of a call, its stream, and whether it is waited for later."""
+        """The options of a call, its stream, and whether it returns a Work."""
         options = dict(how)
         stream, later = options.pop("stream", None), options.pop("async_op", False)
         where = f"{name} on rank {self._rank}"
@@ -264,7 +264,7 @@ class Enqueuer:
         return cuda_call
 
     def _view(self, buffer: Any, argument: str, where: str) -> Any:
-        """A buffer as the checks take it: a flat array whose memory nobody reads here."""
+        """A buffer as a flat array for the checks, which do not read its memory."""
         if buffer is None or isinstance(buffer, (str, int, float, complex)):
             return buffer
         ordinal = self._state.device.ordinal
@@ -274,7 +274,7 @@ class Enqueuer:
         return view
 
     def forget(self) -> None:
-        """Keep no call any more."""
+        """Drop all cached calls."""
         self._cache.clear()
         self._counts.clear()
 
@@ -284,5 +284,5 @@ def _no_group() -> None:
 
 
 def _first(buffers: tuple[object, ...]) -> object:
-    """The buffer whose library says which stream is the current one; None: CuPy does."""
+    """The buffer whose library knows the current stream; None: CuPy knows it."""
     return next((buffer for buffer in buffers if buffer is not None), None)

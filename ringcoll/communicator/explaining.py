@@ -1,6 +1,6 @@
-"""What ranks run for a size, and why: the same choice that a call makes, and its neighbours.
+"""``Communicator.explain``: what a call of a size runs and why, and what other sizes run.
 
-The thresholds are nowhere repeated: how far a choice holds is found by asking for other sizes.
+The range of sizes of a choice is found by choosing for other sizes, so no threshold stands twice.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from ringcoll.launch import ALL_MAPPED, Launch
 from ringcoll.plan import Buffer, Plan
 
 _MOST_BYTES = 1 << 36
-"""Sizes beyond are not asked for."""
+"""The largest size for which a choice is searched."""
 
 _DTYPE = dtype_of("float32")
 
 Chooser = Callable[[int], KernelChoice]
-"""What runs for so many units of the smallest size that all ranks can share."""
+"""Chooses for a size, in units: the smallest size that all ranks can share."""
 
 
 def explain_cpu(
@@ -61,7 +61,7 @@ def explain_cpu(
             f"a network of {NETWORK.bandwidth / 1e9:g} GB/s a rank is assumed, not measured"
         )
     if config.algorithm is not None:
-        lines.append(f"algorithm={config.algorithm!r} is set; the tuner would look at:")
+        lines.append(f"algorithm={config.algorithm!r} is set; the tuner compares:")
     return "\n".join([*lines, *(f"  {reason}" for reason in choice.reasons)])
 
 
@@ -76,8 +76,8 @@ def explain_gpu(
 ) -> str:
     """Algorithm, protocol, slices and blocks for buffers of both kinds, in lines of text.
 
-    ``nbytes`` is rounded down to a whole number of float32 for each rank. ``check`` raises where
-    the options refuse what was chosen.
+    ``nbytes`` is rounded down to a whole number of float32 for each rank. ``check`` raises an
+    Error for a choice that the options do not allow.
     """
     nranks = resources.nranks
     kind = Collective(collective, nranks)
@@ -91,26 +91,26 @@ def explain_gpu(
     lines += _settings(options)
     rooted = COLLECTIVES[collective].rooted
     shared = frozenset(b for b in ALL_MAPPED if units and b.name.lower() != rooted)
-    said = []
+    parts = []
     for mapped in (shared, frozenset[Buffer]()):
-        asked = _asking(collective, unit, resources, options, mapped)
+        chooser = _chooser(collective, unit, resources, options, mapped)
         try:
-            found = asked(units)
+            found = chooser(units)
             check(found)
         except Error as error:
-            said.append([f"refused: {error}"])
+            parts.append([f"refused: {error}"])
         else:
-            said.append(list(_lines(found, asked, units, unit)))
+            parts.append(list(_lines(found, chooser, units, unit)))
     titles = ("buffers of comm.empty", "buffers of plain memory")
     for title, part in zip(
-        ("buffers of any kind",) if said[0] == said[1] else titles, said, strict=False
+        ("buffers of any kind",) if parts[0] == parts[1] else titles, parts, strict=False
     ):
         lines += [f"{title}:", *(f"  {line}" for line in part)]
     return "\n".join(lines)
 
 
 def _settings(options: KernelOptions) -> Iterator[str]:
-    """The options that go before the library's own choice."""
+    """The options that are set, a line each."""
     given = {
         "algorithm": options.algorithm,
         "protocol": options.protocol,
@@ -126,26 +126,26 @@ def _settings(options: KernelOptions) -> Iterator[str]:
             yield f"{name}={value!r} is set"
 
 
-def _asking(
+def _chooser(
     collective: str,
     unit: int,
     resources: Resources,
     options: KernelOptions,
     mapped: frozenset[Buffer],
 ) -> Chooser:
-    """What a call of so many units would run, of buffers that peers can reach or not."""
+    """Chooses for calls whose buffers in ``mapped`` peers can reach."""
     op = op_of("sum") if COLLECTIVES[collective].reduces else None
 
-    def asked(units: int) -> KernelChoice:
+    def chooser(units: int) -> KernelChoice:
         nbytes = units * unit
         call = Call(collective, 0, None, None, units, _DTYPE, op, nbytes=nbytes)
         return choose(call, resources, mapped=mapped, options=options)
 
-    return asked
+    return chooser
 
 
-def _lines(found: KernelChoice, asked: Chooser, units: int, unit: int) -> Iterator[str]:
-    """What runs, how, and from where to where."""
+def _lines(found: KernelChoice, chooser: Chooser, units: int, unit: int) -> Iterator[str]:
+    """What runs, and the sizes for which it is chosen."""
     launch = found.launch
     blocks = f"{found.blocks} {'block' if found.blocks == 1 else 'blocks'}"
     if found.engine == "copy":
@@ -161,7 +161,7 @@ def _lines(found: KernelChoice, asked: Chooser, units: int, unit: int) -> Iterat
         if found.direct is not None:
             other, kind = found.direct, found.plan.collective.kind
             yield (
-                f"if the root's {kind.rooted.upper()} is of comm.empty too, as its hello says: "
+                f"if the root's {kind.rooted.upper()} is of comm.empty too, by its hello: "
                 f"S = {other.launch.slices}, {other.blocks} of the blocks; {_reached(other)}"
             )
     else:
@@ -175,41 +175,41 @@ def _lines(found: KernelChoice, asked: Chooser, units: int, unit: int) -> Iterat
         yield "the clock on this machine's links:"
         yield from (f"  {reason}" for reason in found.why)
     limit = _MOST_BYTES // unit
-    least, most = _edge(asked, units, 0), _edge(asked, units, max(limit, units))
+    least, most = _edge(chooser, units, 0), _edge(chooser, units, max(limit, units))
     upper = f"{most * unit} bytes" if most < limit else "any size"
     yield f"chosen from {least * unit} bytes to {upper}"
     for side, beyond in (("below", least - 1), ("above", most + 1)):
         if 0 <= beyond <= limit:
             with contextlib.suppress(Error):
-                other = asked(beyond)
+                other = chooser(beyond)
                 yield (f"{side}: {_name(other)} by {_means(other)}, S = {other.launch.slices}")
 
 
 def _reached(found: KernelChoice) -> str:
-    """What nobody copies for its peers."""
+    """The buffers that peers read or write directly."""
     names = " and ".join(sorted(buffer.name for buffer in found.launch.mapped))
     return f"peers reach {names} without a copy"
 
 
 def _means(found: KernelChoice) -> str:
-    """The protocol, or what moves data instead of kernels."""
+    """The protocol, or "copy engines"."""
     return "copy engines" if found.engine == "copy" else found.launch.protocol
 
 
-def _edge(asked: Chooser, units: int, limit: int) -> int:
-    """The size farthest from ``units`` that gets the same, on the way to ``limit``.
+def _edge(chooser: Chooser, units: int, limit: int) -> int:
+    """The size between ``units`` and ``limit`` up to which the same is chosen.
 
-    Distances double until something else is chosen; the edge between is found by halving.
+    Distances double until the choice differs, then bisection finds the edge.
     """
 
     def kind(found: KernelChoice) -> list[tuple[Launch, Plan]]:
         return [(variant.launch, variant.plan) for variant in found.variants]
 
-    wanted = kind(asked(units))
+    wanted = kind(chooser(units))
 
     def same(size: int) -> bool:
         with contextlib.suppress(Error):
-            return kind(asked(size)) == wanted
+            return kind(chooser(size)) == wanted
         return False
 
     inside, distance = units, 1
@@ -231,7 +231,7 @@ def _edge(asked: Chooser, units: int, limit: int) -> int:
 
 
 def _name(found: KernelChoice) -> str:
-    """The algorithm whose plan it is, and on how many rings."""
+    """The algorithm, and the number of its rings."""
     source = found.source
     if source is None or not source.algorithm:
         return "your algorithm"

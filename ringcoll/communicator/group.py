@@ -1,7 +1,7 @@
-"""Several calls as one: of several ranks in this process, of several pairs, of both.
+"""Groups: the calls of several ranks of this process, or of several pairs, made as one.
 
-Calls of one communicator run one after the other, as do calls of one pair in one direction;
-everything else runs together, so that a pattern of sends and receives cannot block itself.
+Calls of one communicator run one after the other, as do calls of one pair in one direction; all
+others run concurrently, so that a pattern of sends and receives cannot deadlock.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Item = tuple["RankState", "Runnable | Call", "float | None"]
 
 
 class _Local(threading.local):
-    """A default in the class: a read takes 50 ns, a missing attribute 600."""
+    """The group of a thread. The default is in the class: a missing attribute costs 600 ns."""
 
     group: Group | None = None
 
@@ -39,19 +39,19 @@ class Group:
     def __init__(self) -> None:
         self.items: list[Item] = []
         self.alive: list[object] = []
-        self.work = Work("of a group", unlaunched="the group that it belongs to has not ended")
+        self.work = Work("of a group", not_started="the group that it belongs to has not ended")
 
     def add(
         self, state: RankState, call: Runnable | Call, timeout: float | None, alive: object
     ) -> None:
-        """Collect a call for the end of the group, and keep its arrays ``alive`` until then."""
+        """Add a call to run at the end of the group; keeps its arrays ``alive`` until then."""
         state.usable()
         self.items.append((state, call, timeout))
         self.alive.append(alive)
 
 
 def current() -> Group | None:
-    """The group that this thread is in."""
+    """The group of this thread, or None."""
     return _local.group
 
 
@@ -61,7 +61,7 @@ def group() -> Iterator[None]:
 
     Calls of several communicators, collectives, sends and receives may be mixed; those of one
     communicator keep their order. An exception in the body discards the group and aborts its
-    communicators, so that the other ranks do not wait for calls that never come.
+    communicators, so that the other ranks do not wait for calls that are never made.
 
     Raises:
         Error: what one of the calls raises; none of them may be repeated alone.
@@ -98,7 +98,7 @@ def group() -> Iterator[None]:
         with contextlib.ExitStack() as held:
             for state in states.values():
                 state.yield_to_worker()
-            # In one order for all threads, so that two groups cannot wait for each other.
+            # All threads take the locks in one order, so that two groups cannot deadlock.
             for _, state in sorted(states.items()):
                 held.enter_context(state.lock)
             run_together(mine.items)
@@ -129,7 +129,7 @@ def run_together(items: list[Item]) -> None:
         for state in states:
             state.usable()
             state.fabric.check()
-        begun = len(items) > 1  # one call alone may be refused, and leave nothing behind
+        begun = len(items) > 1  # a refused call alone has no effect on other ranks
         drive(_tasks(items), lambda ready: wait_for(states, ready, timeout))
         joint = [call for _, call, _ in items if isinstance(call, GroupCall)]
         for first in {type(call): call for call in joint}.values():
@@ -166,27 +166,27 @@ def _tasks(items: list[Item]) -> list[Task]:
     ]
 
 
-_NAP, _LOOK = 5e-5, 0.02  # seconds between looks at flags, and at who has left
+_POLL_SECONDS, _CHECK_SECONDS = 5e-5, 0.02  # between polls of flags, and checks for lost ranks
 
 
 class Waiting(Protocol):
-    """What a rank's waits look at."""
+    """What the waits of a rank check."""
 
     @property
     def fabric(self) -> Fabric:
-        """Its ranks."""
+        """The ranks."""
 
     @property
     def executor(self) -> Executor:
-        """Of its collectives."""
+        """The executor of collectives."""
 
     @property
     def pairs(self) -> PairExecutor:
-        """Of its sends and receives."""
+        """The executor of sends and receives."""
 
 
 def wait_for(states: Sequence[Waiting], ready: Callable[[], bool], timeout: float) -> None:
-    """Wait for other ranks' signals: one rank of this process by its fabric, several in turns."""
+    """Wait for other ranks' signals: for one rank by its fabric, for several by polling."""
 
     def watched() -> bool:
         if ready():
@@ -214,17 +214,17 @@ def wait_for(states: Sequence[Waiting], ready: Callable[[], bool], timeout: floa
             watched, deadline=deadline, describe=describe, peers=lambda: _absent(state)
         )
         return
-    look_at = 0.0
+    check_at = 0.0
     while not watched():
         now = time.monotonic()
         for state in states:
             state.fabric.check()
-            if now >= look_at:
+            if now >= check_at:
                 state.fabric.check_peers(partial(_absent, state))
-        look_at = now + _LOOK if now >= look_at else look_at
+        check_at = now + _CHECK_SECONDS if now >= check_at else check_at
         if now > deadline:
             raise DeadlineError(describe())
-        time.sleep(_NAP)
+        time.sleep(_POLL_SECONDS)
 
 
 def _absent(state: Waiting) -> list[int]:

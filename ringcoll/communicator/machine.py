@@ -28,7 +28,7 @@ from ringcoll.topology.ringsets import as_json, ring_set_of
 from ringcoll.topology.system import Confidence, System, subsystem
 
 _SECONDS = 60.0
-"""The least that ranks wait for rank 0, which may detect for seconds."""
+"""The shortest timeout of the ranks that wait for rank 0, which may detect for seconds."""
 
 _MOST_CHARACTERS = 1 << 24
 
@@ -36,21 +36,21 @@ _WHAT = "topology sent by rank 0"
 
 _log = logging.getLogger("ringcoll")
 _reading = threading.RLock()
-"""Ranks that are threads parse the same text at the same time: one does, the others find it."""
+"""Held to parse: of ranks that are threads, one parses the text and the others find the result."""
 
 
 def unknown(on_gpu: bool, reason: str, nodes: Sequence[int] = ()) -> Topology:
-    """The topology of ranks of whose machine only the nodes are known."""
+    """The topology of ranks on an unknown machine, with the links between their nodes."""
     return Topology(links=None if on_gpu else links_of(nodes), reason=reason)
 
 
 def agree(
     fabric: Fabric, busid: str | None, topo_file: str | None, cache_dir: str | None
 ) -> Topology:
-    """What the ranks know of their machine; collective.
+    """The topology of the ranks' machine; collective.
 
-    Ranks on GPUs are where their bus ids say. CPU ranks (``busid`` None) play the GPUs of a file,
-    rank i the i-th; without a file nothing is exchanged.
+    Bus ids place GPU ranks. CPU ranks (``busid`` None) take the places of a file's GPUs, rank i the
+    i-th; without a file nothing is exchanged.
     """
     if fabric.nodes:
         if topo_file is not None:
@@ -77,7 +77,7 @@ def agree(
 def agree_among(
     fabric: Fabric, parent: Topology, ranks: Sequence[int], *, on_gpu: bool
 ) -> Topology:
-    """The same for some ranks of a communicator that knows its machine; collective among them."""
+    """The topology of some ranks of a communicator; collective among them."""
     if parent.system is None:
         return unknown(on_gpu, parent.reason, fabric.nodes)
     with _reading:
@@ -89,7 +89,7 @@ def agree_among(
             _parse_rings(members, text, on_gpu)
         except Exception as error:
             text = json.dumps({"unknown": _reason(error)})
-    return _parse_rings(members, _from_rank_0(fabric, text, "the machine of a part"), on_gpu)
+    return _parse_rings(members, _from_rank_0(fabric, text, "the topology of a child"), on_gpu)
 
 
 def _from_rank_0(fabric: Fabric, text: str, what: str) -> str:
@@ -102,13 +102,13 @@ def _from_rank_0(fabric: Fabric, text: str, what: str) -> str:
         raise _malformed("", error) from None
 
 
-# -- what rank 0 does ------------------------------------------------------------------------------
+# -- on rank 0 -------------------------------------------------------------------------------------
 
 
 def _topology_text(
     nranks: int, busids: Sequence[str] | None, topo_file: str | None, cache_dir: str | None
 ) -> str:
-    """What the ranks are told: the machine, why it is not known, or why they must not go on."""
+    """The JSON for all ranks: the machine, or why it is unknown, or why init must fail."""
     on_gpu = busids is not None
     try:
         if busids is not None and len(set(busids)) < nranks:
@@ -116,7 +116,7 @@ def _topology_text(
             return json.dumps({"unknown": f"several ranks share the GPU {shared}"})
         text = json.dumps(_machine(nranks, busids, topo_file, cache_dir))
         _parse(text, nranks, on_gpu)
-    except Exception as error:  # no detection is worth a communicator that could do without
+    except Exception as error:  # a failed detection must not fail a communicator
         why = _reason(error)
         if topo_file is None:
             return json.dumps({"unknown": why})
@@ -135,7 +135,7 @@ def _machine(
     from ringcoll.topology.files import load_document, title_of
 
     if topo_file is not None and Path(topo_file).exists() and not Path(topo_file).is_file():
-        raise ArgumentError("it is not a regular file")  # a pipe may never say a word
+        raise ArgumentError("it is not a regular file")  # reading a pipe may never end
     if busids is None:
         path = str(topo_file)
         document = load_document(path)
@@ -159,8 +159,8 @@ def _gpus(system: System, nranks: int, busids: Sequence[str] | None) -> tuple[st
     if busids is None:
         if len(system.gpus) < nranks:
             raise ArgumentError(
-                f"{system.title} has {len(system.gpus)} GPUs for {nranks} CPU ranks to play; start "
-                f"fewer ranks or name another file"
+                f"{system.title} has {len(system.gpus)} GPUs, too few for {nranks} CPU ranks; "
+                f"start fewer ranks or name another file"
             )
         return tuple(gpu.name for gpu in system.gpus[:nranks])
     known = {gpu.busid: gpu.name for gpu in system.gpus}
@@ -171,7 +171,7 @@ def _gpus(system: System, nranks: int, busids: Sequence[str] | None) -> tuple[st
 
 
 def _rings_text(members: System, cache_dir: str | None = None, *, keep: bool = False) -> str:
-    """The rings of a machine's ranks, and those that stores take where these are others."""
+    """The rings of a machine's ranks; and, if these differ, the rings without relaying GPUs."""
     from ringcoll.topology.search.cached import cached_rings
 
     with _reading:
@@ -180,7 +180,7 @@ def _rings_text(members: System, cache_dir: str | None = None, *, keep: bool = F
     return json.dumps(received)
 
 
-# -- what every rank does --------------------------------------------------------------------------
+# -- on every rank ---------------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=8)
@@ -198,7 +198,7 @@ def _members(system: System, names: tuple[str, ...]) -> System:
 
 
 def _parse(text: str, nranks: int, on_gpu: bool) -> Topology:
-    """The machine that rank 0 tells of."""
+    """The topology in rank 0's JSON."""
     received = _object(text)
     if set(received) == {"refused"}:
         raise ArgumentError(_text(received, "refused"))
@@ -225,7 +225,7 @@ def _parse(text: str, nranks: int, on_gpu: bool) -> Topology:
 
 
 def _parse_rings(members: System, text: str, on_gpu: bool) -> Topology:
-    """The machine of ranks on all GPUs of a system, with the rings that rank 0 tells of."""
+    """The topology of ranks on all GPUs of a system, with the rings in rank 0's JSON."""
     with _reading:
         return _topology(members, text, on_gpu)
 
@@ -247,15 +247,17 @@ def _topology(members: System, text: str, on_gpu: bool) -> Topology:
     overheads = Wire(1.0, 0.0, HOP) if on_gpu else Wire(1.0, HOST.alpha, HOST.latency)
     machine = machine_of(members, stored, overheads)
     if on_gpu and not (machine.all_pairs or _is_sure(members, stored)):
-        why = "the bandwidths of their links are not sure; on idle GPUs `ringcoll topo --measure`"
-        return Topology(members, best, reason=f"{why} times them")
+        why = (
+            "the bandwidths of their links are guesses; run `ringcoll topo --measure` on idle GPUs"
+        )
+        return Topology(members, best, reason=why)
     return Topology(members, best, stored, machine.links, machine=machine)
 
 
 def _is_sure(system: System, found: RingSet) -> bool:
-    """Whether rings go over links that are known: not over a bus that a virtual machine makes up.
+    """Whether the rings use known links only, none that a virtual machine may have made up.
 
-    What runs where nothing is known has been measured; a guess is not better.
+    With guessed links the defaults, which have been measured, are the better choice.
     """
     hops = {hop for ring in found.rings for path in ring.paths for hop in pairwise(path)}
     low = (link for link in system.links if link.confidence is Confidence.LOW)

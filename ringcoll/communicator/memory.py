@@ -26,7 +26,7 @@ class Memory(Calling):
     ) -> Any:
         """Make an array that all ranks reach without a copy; collective, same bytes on all ranks.
 
-        It outlives the communicator. Its memory is used again when all ranks have let go of theirs.
+        It outlives the communicator. Its memory is reused when all ranks have freed their arrays.
 
         Args:
             shape: lengths in C order.

@@ -37,7 +37,7 @@ class Messages(Calling):
         Raises:
             UsageError: an argument or an option is refused; nothing has moved.
             MismatchError: the two ends name different counts or dtypes.
-            DeadlineError: the other end did not come within ``timeout``.
+            DeadlineError: the other rank did not make its call within ``timeout``.
             RankLostError: the other rank died or left.
 
         Example:
@@ -76,7 +76,7 @@ class Messages(Calling):
         Raises:
             UsageError: an argument or an option is refused; nothing has moved.
             MismatchError: the two ends name different counts or dtypes.
-            DeadlineError: the other end did not come within ``timeout``.
+            DeadlineError: the other rank did not make its call within ``timeout``.
             RankLostError: the other rank died or left.
 
         Example:
@@ -125,7 +125,7 @@ class Messages(Calling):
         Raises:
             UsageError: an argument or an option is refused; nothing has moved.
             MismatchError: the two ends name different counts or dtypes.
-            DeadlineError: the other end did not come within ``timeout``.
+            DeadlineError: the other rank did not make its call within ``timeout``.
             RankLostError: the other rank died or left.
 
         Example:

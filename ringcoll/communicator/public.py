@@ -1,4 +1,4 @@
-"""The public object: who a rank is, why a call runs as it does, and the communicator's life."""
+"""The public Communicator: its ranks, explanations of calls, children, errors and its end."""
 
 from __future__ import annotations
 
@@ -90,8 +90,8 @@ class Communicator(Collectives, CountedCollectives, Messages, Memory):
     def explain(self, collective: str, nbytes: int) -> str:
         """Which algorithm a call of ``nbytes`` gets, and why.
 
-        CPU ranks list what the tuner looked at. GPU ranks say algorithm, protocol, slices and CUDA
-        blocks, from which size to which that is chosen, and what is chosen beyond.
+        CPU ranks list the tuner's candidates. GPU ranks list algorithm, protocol, slices and CUDA
+        blocks, the sizes for which these are chosen, and what smaller and larger calls run.
 
         Args:
             collective: its name, such as "all_reduce".
@@ -183,7 +183,7 @@ class Communicator(Collectives, CountedCollectives, Messages, Memory):
         """Raise the error of an earlier call, or of a rank that is lost.
 
         Raises:
-            Error: what the call has raised, or what is known of the other ranks.
+            Error: the error of that call, or of the lost rank.
 
         Example:
             >>> with ringcoll.init() as comm:
@@ -233,9 +233,9 @@ class Communicator(Collectives, CountedCollectives, Messages, Memory):
         """End the communicator in order; not collective, never hangs. Idempotent.
 
         Raises:
-            MismatchError: it turns out that the ranks did not make the same last call.
+            MismatchError: the ranks did not make the same last call.
             LaunchRefused: on GPUs, the last call's stream is being captured; all stays open.
-            Error: on GPUs, a call that nobody had waited for has failed.
+            Error: on GPUs, a call has failed and no wait has raised its error.
 
         Example:
             >>> comm = ringcoll.init()
@@ -300,15 +300,15 @@ class Communicator(Collectives, CountedCollectives, Messages, Memory):
     if not TYPE_CHECKING:  # for a type checker it would make every name legal
 
         def __getattr__(self, name: str) -> Any:
-            said = f"{type(self).__name__!r} object has no attribute {name!r}"
+            message = f"{type(self).__name__!r} object has no attribute {name!r}"
             if not name.startswith("_"):
                 public = {n for n in (*dir(type(self)), *_OWN) if not n.startswith("_")}
-                said += _hint(name, public)
-            raise AttributeError(said)
+                message += _hint(name, public)
+            raise AttributeError(message)
 
 
 _OWN = ("rank", "nranks", "local_rank", "node", "nnodes", "device", "xp")
-"""What a communicator sets of its own."""
+"""The public attributes that the constructor sets."""
 
 _NAMES_ELSEWHERE = {
     "bcast": "broadcast",
@@ -325,7 +325,7 @@ _NAMES_ELSEWHERE = {
     "allgatherintotensor": "all_gather",
     "alltoallsingle": "all_to_all",
 }
-"""Names of MPI, NCCL and torch that are not a method's without capitals and underscores."""
+"""Names of MPI, NCCL and torch, lower case and without underscores, and the names here."""
 
 
 def _plain(name: str) -> str:
@@ -333,7 +333,7 @@ def _plain(name: str) -> str:
 
 
 def _hint(name: str, names: Iterable[str]) -> str:
-    """The end of a message: what is meant by ``name``, "" where nothing is near."""
+    """The end of a message: the name that is nearest to ``name``; "" if none is near."""
     known = {_plain(own): own for own in names}
     plain = _plain(name)
     found = known.get(plain) or _NAMES_ELSEWHERE.get(plain)

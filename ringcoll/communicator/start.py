@@ -1,4 +1,4 @@
-"""How communicators begin: one rank a process, several ranks in this process, one thread a rank."""
+"""Make communicators: one rank a process, several ranks in this process, one thread a rank."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def init(
     """The communicator of this process's world: one rank a process.
 
     Args:
-        bootstrap: an mpi4py communicator, a torch Store (RANK and WORLD_SIZE then say who this
-            is), or any object with ``rank``, ``nranks`` and ``allgather(bytes) -> list[bytes]``.
-            None: MPI where this process is one of several, torch's Store under torchrun, else a
-            world of one.
+        bootstrap: an mpi4py communicator, a torch Store (with RANK and WORLD_SIZE in the
+            environment), or any object with ``rank``, ``nranks`` and
+            ``allgather(bytes) -> list[bytes]``. None: MPI where this process is one of several,
+            torch's Store under torchrun, else a world of one.
         device: "cpu"; "cuda"; or "auto": GPUs where every rank has CuPy and a device, else CPU.
         timeout: seconds that a wait may take; None: 60, ``math.inf``: for ever.
         config: options of all calls.
@@ -49,7 +49,7 @@ def init(
 
             - ``node``: name of this rank's node, where it is not the host's.
             - ``topo_file``: path of a topology file in NCCL's XML format. What is detected of GPU
-              ranks completes it; CPU ranks play its GPUs, rank i the i-th.
+              ranks completes it; CPU ranks take the places of its GPUs, rank i the i-th.
             - ``transport``: between GPU ranks "p2p", or "host" for pinned host memory.
             - ``cache_dir``: where detected machines, measurements and compiled kernels are kept.
             - ``pace``: what a CPU rank's port of a switch carries each way: bytes/s, or (bytes/s,
@@ -133,9 +133,9 @@ def spawn(
 ) -> list[Any]:
     """Run ``function(comm, *args)`` on one thread a rank; return what each returned.
 
-    The first failure is raised again with its rank; the other ranks are aborted, none waits. A
-    rank whose function has returned has closed its communicator for the others: who waits for it
-    fails at once, on GPUs by the deadline where it is a kernel that waits.
+    The first failure is raised again with its rank; the other ranks are aborted, none waits. When
+    a rank's function returns, its communicator counts as closed: ranks that wait for it fail at
+    once, and kernels that wait for it fail by the deadline.
 
     Args:
         function: gets its rank's communicator, then ``args``.
@@ -170,7 +170,7 @@ def run_ranks(
     options: Mapping[str, Any],
     left: str,
 ) -> list[Any]:
-    """Run a function as :func:`spawn` does; errors of other ranks say how one has ``left``."""
+    """Run a function as :func:`spawn` does; ``left``: in errors, how a rank has ended."""
     comms = init_all(nranks, device=device, **options)
     returned: list[int] = []
     results: list[Any] = [None] * nranks
@@ -198,7 +198,7 @@ def run_ranks(
     for comm in comms:
         _close(comm, failures)
     if failures:
-        # A rank that was aborted, or waited in vain, only reports somebody else's failure.
+        # The error of a rank that was aborted, or lost a peer, is a consequence of another's.
         failures.sort(key=lambda failure: _consequence(failure[1]))
         rank, error = failures[0]
         for other in returned if isinstance(error, RankLostError) else ():
@@ -210,16 +210,16 @@ def run_ranks(
 
 
 class _Stderr(logging.StreamHandler[Any]):
-    """What ``debug=True`` shows where the program has configured no logging."""
+    """The handler of ``debug=True`` in a program that has configured no logging."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write to the standard error of now, which a test may have replaced."""
+        """Write to the current sys.stderr, which a test may have replaced."""
         self.stream = sys.stderr
         super().emit(record)
 
 
 def _show_log() -> None:
-    """Let log lines of level DEBUG through, and show them if nobody else does."""
+    """Enable log lines of level DEBUG, and show them unless the program has a handler."""
     _log.setLevel(logging.DEBUG)
     handlers = [*_log.handlers, *logging.getLogger().handlers]
     if all(isinstance(handler, logging.NullHandler) for handler in handlers):
@@ -229,7 +229,7 @@ def _show_log() -> None:
 
 
 def _refuse_register(where: str, options: dict[str, Any]) -> None:
-    """Refuse what only groups of torch.distributed do."""
+    """Refuse ``register``, an option of groups of torch.distributed."""
     if options.get("register") is not None:
         raise ArgumentError(
             f"{where}: register={options['register']!r} is for groups of torch.distributed, as "
@@ -238,7 +238,7 @@ def _refuse_register(where: str, options: dict[str, Any]) -> None:
 
 
 def _consequence(error: BaseException) -> int:
-    """How likely an error is to be another rank's failure as this one sees it."""
+    """A sort key: 0 for a cause, more for an error that another rank's failure has caused."""
     if isinstance(error, AbortedError):
         return 2
     return int(isinstance(error, RankLostError))
@@ -255,12 +255,12 @@ def communicator_on(
     fabric: Fabric, config: Config, settings: Settings, ordinal: int | None
 ) -> Communicator:
     """This rank's communicator over a fabric; collective, on one GPU or by ``settings.device``."""
-    said = fabric.allgather(config.agreed() + settings.agreed(), what="init")
-    for rank, other in enumerate(said):
-        if other != said[0]:
+    received = fabric.allgather(config.agreed() + settings.agreed(), what="init")
+    for rank, other in enumerate(received):
+        if other != received[0]:
             fabric.close()  # all ranks do
             raise MismatchError(
-                f"init: rank 0 was given {said[0].decode()} and rank {rank} {other.decode()}; "
+                f"init: rank 0 was given {received[0].decode()} and rank {rank} {other.decode()}; "
                 f"pass the same options on every rank"
             )
     pace = None if settings.pace is None else Pace(*settings.pace)
@@ -306,5 +306,5 @@ def communicator_on(
         state.debug = True
         _show_log()
         if fabric.rank == 0:
-            _log.debug("init: %s agreed on %s", state, said[0].decode())
+            _log.debug("init: %s agreed on %s", state, received[0].decode())
     return Communicator(state)

@@ -1,7 +1,7 @@
-"""The v-variants in terms of what there is: a plan with unequal segments, or a set of pairs.
+"""The v-variants, as a collective with unequal segments or as a set of sends and receives.
 
-all_gather_v and reduce_scatter_v know every rank's count, so they are plans. What only two ends
-know is point to point: gather_v, scatter_v and all_to_all_v are groups of sends and receives.
+In all_gather_v and reduce_scatter_v every rank knows all counts, so they run as plans. In gather_v,
+scatter_v and all_to_all_v only the two ends of a pair know its count: these are sends and receives.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def as_collective(call: VCall) -> Call:
 def as_pairs(call: VCall, nranks: int) -> list[Call]:
     """This rank's sends and receives of gather_v, scatter_v or all_to_all_v.
 
-    What it keeps for itself is one call, both ends of a pair: a plain copy, in order with the rest.
+    Its own segment is one call, both ends of a pair: a local copy, in order with the others.
     """
     peers = [(call.rank + d) % nranks for d in range(1, nranks)]
     sends, recvs = peers, peers
@@ -56,7 +56,7 @@ def as_pairs(call: VCall, nranks: int) -> list[Call]:
 
 
 def _own(call: VCall) -> list[Call]:
-    """What a rank keeps for itself, unless it lies there already."""
+    """The copy of a rank's own segment, unless the call is in place."""
     if call.in_place or call.send is None or call.recv is None:
         return []
     count, send = _piece(call, call.rank, sends=True)
@@ -65,7 +65,7 @@ def _own(call: VCall) -> list[Call]:
 
 
 def _rooted(call: VCall, peers: list[int]) -> tuple[list[int], list[int]]:
-    """To whom the leaves' side and the root's side go."""
+    """The peers of this rank on the leaves' side and on the root's side of a rooted call."""
     return ([], peers) if call.rank == call.root else ([call.root], [])
 
 
@@ -88,7 +88,7 @@ def _half(call: VCall, peer: int, *, sends: bool) -> Call:
 
 
 def _piece(call: VCall, peer: int, *, sends: bool) -> tuple[int, Array]:
-    """How many elements go to or come from ``peer``, and where they lie."""
+    """The count of the elements to or from ``peer``, and their array."""
     buffer = call.send if sends else call.recv
     if buffer is None:
         raise ArgumentError(f"{call.collective} on rank {call.rank}: a buffer is missing")

@@ -15,8 +15,8 @@ _log = logging.getLogger("ringcoll")
 class Work:
     """A call that was started with ``async_op=True``.
 
-    Its buffers belong to the call until it has finished. An error that nobody asks for is raised by
-    the communicator's next call.
+    Its buffers belong to the call until it has finished. The communicator's next call raises an
+    error that neither :meth:`wait` nor :meth:`exception` has returned.
 
     Example:
         >>> def work(comm):
@@ -29,9 +29,9 @@ class Work:
 
     """
 
-    def __init__(self, call: str = "", *, unlaunched: str = "") -> None:
+    def __init__(self, call: str = "", *, not_started: str = "") -> None:
         self._call = call
-        self._unlaunched = unlaunched  # why it has not started: a wait for it would never end
+        self._not_started = not_started  # why it has not started: a wait for it would never end
         self._finished = threading.Event()
         self._error: BaseException | None = None
         self._seen = False
@@ -53,8 +53,8 @@ class Work:
             >>> comm.barrier(async_op=True).wait(timeout=5)
 
         """
-        if self._unlaunched and not self._finished.is_set():
-            raise UsageError(f"Work.wait(): {self._unlaunched}; wait after that")
+        if self._not_started and not self._finished.is_set():
+            raise UsageError(f"Work.wait(): {self._not_started}; wait after that")
         if not self._finished.wait(timeout):
             raise DeadlineError(
                 f"Work.wait(timeout={timeout}): the call has not finished and goes on until its "
@@ -96,20 +96,20 @@ class Work:
         state = "finished" if self._finished.is_set() else "running"
         if self._error is not None:
             state = f"failed: {type(self._error).__name__}: {self._error}"
-        elif self._unlaunched and state == "running":
+        elif self._not_started and state == "running":
             state = "not started"
         return (
             f"<ringcoll.Work {self._call}: {state}>" if self._call else f"<ringcoll.Work {state}>"
         )
 
     def _end(self, error: BaseException | None = None) -> None:
-        """The call has finished, or raised ``error``."""
+        """Mark the call as finished, with its error."""
         self._error = error
         self._finished.set()
 
     @property
     def _unseen(self) -> BaseException | None:
-        """The error, if nobody has asked for it yet."""
+        """The error that no wait() or exception() has returned yet, or None."""
         return None if self._seen else self._error
 
 
@@ -141,7 +141,7 @@ class Worker:
         return threading.current_thread() is self._thread
 
     def drain(self) -> None:
-        """Wait for all calls, and raise once the oldest error that nobody has waited for."""
+        """Wait for all calls, and raise once the oldest error that no wait has raised."""
         with self._changed:
             self._changed.wait_for(lambda: not self._waiting and not self._running)
             while self._failed:
@@ -166,7 +166,7 @@ class Worker:
             lost = [work._unseen for work in self._failed if work._unseen is not None]
             self._failed.clear()
         for error in lost:
-            _log.error("%s: nobody waited for a call that failed: %r", self._name, error)
+            _log.error("%s: a call failed, and no wait raised its error: %r", self._name, error)
         return not self._thread.is_alive()
 
     def _serve(self) -> None:
@@ -182,7 +182,7 @@ class Worker:
                 call()
             except BaseException as caught:  # Not even SystemExit may be lost with this thread.
                 error = caught
-            # What the call used is let go before anybody hears that it has finished.
+            # The call's references are dropped before it is marked as finished.
             del call, alive
             with self._changed:
                 self._running = False

@@ -1,8 +1,8 @@
 """The CPU executor: enter a call, agree on its launch, run this rank's rows, compare the hellos.
 
-A small call is staged whatever its buffers are, so that nothing has to be agreed before the first
-byte moves; the ranks' hellos are compared on the way out. A large one first waits for all hellos:
-then every rank knows which buffers the others can reach, and picks the same launch.
+A small call is staged whatever its buffers are, so that data move without an agreement; the ranks
+compare their hellos at the end. A large call first waits for all hellos: then every rank knows
+which buffers the others can reach, and all choose the same launch.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class CpuExecutor:
         self.shared_state = SharedState(fabric, scratch)
         self.node_signals = open_node_signals(fabric, self.shared_state)
         if self.node_signals is not None:
-            self.node_signals.messages.on_mismatch(self._doubt)
+            self.node_signals.messages.on_mismatch(self._explain_mismatch)
         self.pacer = pacer(self.shared_state) if pacer is not None else None
         self.binder = Binder(fabric, symmetric, self.shared_state, self.node_signals, self.pacer)
         self.peers = [rank for rank in range(self.nranks) if rank != self.rank]
@@ -200,11 +200,9 @@ class CpuExecutor:
     def finish(self, active: ActiveCall) -> None:
         """End a call; all ranks have entered a total one, so it compares their hellos."""
         if self.node_signals is not None and active.bound is not None:
-            node_signals, met = (
-                self.node_signals,
-                self.peers if active.bound.total else active.bound.sources,
-            )
-            self.idle(lambda: node_signals.settled(active.epoch, met))
+            node_signals = self.node_signals
+            ranks = self.peers if active.bound.total else active.bound.sources
+            self.idle(lambda: node_signals.settled(active.epoch, ranks))
             self.compare(active)
         if active.bound is not None and active.bound.total:
             self.known = active.epoch
@@ -213,8 +211,8 @@ class CpuExecutor:
             self.uncompared = active
         self.running = None
 
-    def _doubt(self, rank: int) -> None:
-        """Explain a message of ``rank`` that does not fit by its hello, which came before."""
+    def _explain_mismatch(self, rank: int) -> None:
+        """After a message of the wrong length: compare the hello that ``rank`` sent before it."""
         if self.node_signals is not None and self.running is not None:
             self.node_signals.await_hello(rank, self.running.epoch)
             self.compare(self.running)

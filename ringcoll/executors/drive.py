@@ -17,8 +17,8 @@ from ringcoll.host.fence import Fence
 Idle = Callable[[Callable[[], bool]], None]
 """Returns when the predicate is true; raises when a rank is lost, aborted or late."""
 
-LOOK = 2e-4
-"""Seconds between looks for the next row's signals while a paced link is busy."""
+POLL_SECONDS = 2e-4
+"""Seconds between polls for the next row's signals while a paced link is busy."""
 
 SPINS = 40
 """Polls before the waiting rank gives its core away; a poll takes about 0.1 µs."""
@@ -99,7 +99,7 @@ def post(
 
 
 class Lane:
-    """A lane that takes turns: its next row, and the time at which the row under way ends."""
+    """A lane of the plan under way: its next row, and the time at which the current row ends."""
 
     __slots__ = ("base", "due", "fence", "notify", "row", "rows", "seen", "upcoming")
 
@@ -121,13 +121,13 @@ class Lane:
         if self.row is None:
             return True
         if self.due is None:
-            return self._has_come(self.row)
+            return self._has_signals(self.row)
         over = time.monotonic() >= self.due
         if not (over or self.seen) and self.upcoming is not None:
-            self.seen = self._has_come(self.upcoming)
+            self.seen = self._has_signals(self.upcoming)
         return over
 
-    def _has_come(self, row: Row) -> bool:
+    def _has_signals(self, row: Row) -> bool:
         base = self.base
         return all(words[at] >= base + count for words, at, count in row[0])
 
@@ -213,14 +213,14 @@ def _wait(pauses: list[Pause], idle: Idle) -> None:
         idle(lambda: any(pause.ready() for pause in pauses))
         return
     due = min(untils)
-    while not sum(pause.ready() for pause in pauses):  # all of them look for upcoming signals
-        time.sleep(max(0.0, min(due - time.monotonic(), LOOK)))
+    while not sum(pause.ready() for pause in pauses):  # not any(): each polls for its signals
+        time.sleep(max(0.0, min(due - time.monotonic(), POLL_SECONDS)))
 
 
 def _sleep_until(due: float, waits: tuple[Wait, ...] = (), base: int = 0) -> bool:
-    """Sleep, but look out for the signals of the next row; whether they came before ``due``."""
+    """Sleep, polling for the signals of the next row; whether they arrived before ``due``."""
     seen = False
     while (now := time.monotonic()) < due:
         seen = seen or all(words[at] >= base + count for words, at, count in waits)
-        time.sleep(due - now if seen else min(due - now, LOOK))
+        time.sleep(due - now if seen else min(due - now, POLL_SECONDS))
     return seen

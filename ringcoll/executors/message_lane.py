@@ -32,7 +32,7 @@ class MessageLane(Lane):
     send's data and a receive's slot are ready, and no row of the lane touches another's memory.
     """
 
-    __slots__ = ("_upcoming", "_way")
+    __slots__ = ("_under_way", "_upcoming")
 
     _AWAITING: Row = ((), None, ())
 
@@ -45,34 +45,34 @@ class MessageLane(Lane):
     ) -> None:
         super().__init__(rows, base, notify, fence)
         self._upcoming = self.row
-        self._way: deque[tuple[_Transfer | None, tuple[Signal, ...]]] = deque()
+        self._under_way: deque[tuple[_Transfer | None, tuple[Signal, ...]]] = deque()
 
     def _may_begin(self) -> bool:
         row, base = self._upcoming, self.base
-        if row is None or len(self._way) >= DEPTH:
+        if row is None or len(self._under_way) >= DEPTH:
             return False
         return all(words[at] >= base + count for words, at, count in row[0])
 
-    def _first_is_over(self) -> bool:
-        if not self._way:
+    def _oldest_is_done(self) -> bool:
+        if not self._under_way:
             return False
-        transfer = self._way[0][0]
+        transfer = self._under_way[0][0]
         return transfer is None or transfer.done()
 
     def ready(self) -> bool:
         """Whether :meth:`advance` can make progress; moves messages."""
-        return self.row is None or self._first_is_over() or self._may_begin()
+        return self.row is None or self._oldest_is_done() or self._may_begin()
 
     def advance(self) -> None:
         """End the messages that are done, and begin those whose signals are there."""
-        while self._first_is_over():
-            _, signals = self._way.popleft()
+        while self._oldest_is_done():
+            _, signals = self._under_way.popleft()
             post(signals, self.base, self.notify, self.fence)
         while self._may_begin() and self._upcoming is not None:
             _, work, signals = self._upcoming
             if self.fence is not None:
                 self.fence()
             transfer = work() if work is not None else None
-            self._way.append((transfer, signals))  # type: ignore[arg-type]
+            self._under_way.append((transfer, signals))  # type: ignore[arg-type]
             self._upcoming = next(self.rows, None)
-        self.row = self._upcoming or (self._AWAITING if self._way else None)
+        self.row = self._upcoming or (self._AWAITING if self._under_way else None)

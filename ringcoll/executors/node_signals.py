@@ -91,7 +91,9 @@ class NodeSignals:
         if not shared_state.words:
             return  # closed meanwhile
         if len(payload) < _HEAD.size:
-            raise MachineError(f"rank {rank} posted {len(payload)} bytes, which mean nothing")
+            raise MachineError(
+                f"rank {rank} posted a control message of {len(payload)} bytes, too few"
+            )
         (kind,) = _HEAD.unpack_from(payload)
         low, high = 0, shared_state.scratch
         if kind == _SIGNAL:

@@ -2,9 +2,8 @@
 
 So the timing model can be seen on a laptop. Pacing must not prove itself: a transfer starts when
 its ports are free *and* the data has arrived as this rank observed it, not when a formula says so.
-Only what the pacing itself overslept is caught up: while a transfer is under way its rank looks
-out for the next data, and a transfer whose data was seen before its lane was free begins when the
-lane was due.
+Only the time that the pacing itself overslept is made up: during a transfer its rank polls for the
+next data, and a transfer whose data arrived before its lane was free begins when the lane was due.
 
 The links are those of :class:`ringcoll.model.links.Links`: a *switch* (each rank has one egress
 and one ingress port of B) or *pairs* (each ordered pair of ranks has a link of its own).
@@ -23,9 +22,8 @@ from ringcoll.executors.shared_state import SharedState, Times
 
 PacedLinks = Literal["switch", "pairs"]
 
-_PATIENCE = 0.05
-"""Seconds after which a rank stops waiting for another that holds the lock: it may have died, and
-then the call's own deadline says so."""
+_LOCK_SECONDS = 0.05
+"""The timeout of the lock: its holder may have died, which the call's own deadline reports."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +44,11 @@ class Pace:
 
 
 Word = tuple[Times, int]
-"""Where it stands in shared memory when a port is free again."""
+"""The word of shared memory with the time at which a port is free again."""
 
 
 class Transfer:
-    """The work of a row over paced links: called, it does it and says when the row is over."""
+    """The work of a row over paced links; the call does it and returns when the row is over."""
 
     __slots__ = ("_busy", "_lock", "_work", "ready")
 
@@ -102,7 +100,7 @@ class _Lock:
         self._order()
         mine[at] = 0
         self._order()
-        until = time.monotonic() + _PATIENCE
+        until = time.monotonic() + _LOCK_SECONDS
         for rank, words in enumerate(self._words):
             while words[at] or (words[at + 1] and (words[at + 1], rank) < (number, self._rank)):
                 if time.monotonic() > until:
@@ -117,7 +115,7 @@ class _Lock:
 def pacer(
     pace: Pace, shared_state: SharedState
 ) -> Callable[[Callable[[], None], Sequence[tuple[int, int]], int], Transfer]:
-    """A wrapper for the work of a row: does it, and says when its links are done with it."""
+    """A wrapper for the work of a row that returns when its links are free again."""
     lock = _Lock(shared_state)
 
     def ports(src: int, dst: int) -> tuple[Word, ...]:

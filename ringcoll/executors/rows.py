@@ -1,6 +1,6 @@
 """Compile a program for one rank: rows of waits, one closure of work, and signals.
 
-A row is bound to memory ahead of the call and does what the plan's row says; a trace of the
+A row is bound to memory ahead of the call and does what the plan's row describes; a trace of the
 closures can be compared with the lowered plan row by row.
 """
 
@@ -48,7 +48,7 @@ Wait = tuple[Words, int, int]
 Signal = tuple[Storing, int, int, int]
 """The words, the index, the count to store, and the rank to wake."""
 Work = Callable[[], float | None]
-"""Does the step; a paced link returns the time at which the step is over."""
+"""Does the step; over a paced link it returns the time at which the step is over."""
 Row = tuple[tuple[Wait, ...], Callable[[], object] | None, tuple[Signal, ...]]
 TraceEntry = tuple[Block, int, int, int]
 """Block, step of the block, slice, elements."""

@@ -38,7 +38,7 @@ FLAGS = 64
 
 _PAIR_FLAGS = 8
 RECORDS = 256
-"""Calls whose text a rank keeps: more than a communicator keeps prepared."""
+"""Calls whose text a rank keeps, for error messages: more than a communicator caches."""
 _RECORD_BYTES = 512
 _PAGE = 4096
 _SCALAR = struct.Struct("dd")
@@ -81,7 +81,7 @@ class SharedState:
         self.zones = self.scratch + 2 * self.half_bytes
         total = self.zones + 2 * n * self.zone_bytes
         views = fabric.share(total, what="the shared state of a communicator")
-        # Ranks of other nodes share nothing: what they say is kept in memory of this rank's own.
+        # Ranks of other nodes share no memory: this rank keeps a copy of their words.
         views = [view if len(view) else memoryview(bytearray(self.scratch)) for view in views]
         self.words: list[Words] = [view[: self.records].cast("Q") for view in views]
         self.bytes: list[npt.NDArray[Any]] = [np.frombuffer(view, np.uint8) for view in views]

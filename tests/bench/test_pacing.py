@@ -39,7 +39,7 @@ def clock(monkeypatch):
         time = Time(oversleep)
         monkeypatch.setattr(drive, "time", time)
         monkeypatch.setattr(pace, "time", time)
-        monkeypatch.setattr(drive, "LOOK", 0.1)
+        monkeypatch.setattr(drive, "POLL_SECONDS", 0.1)
         return time
 
     return made

@@ -29,7 +29,7 @@ MAKE: dict[Callable[[Path], object], str] = {
     Path.mkdir: "it is not a regular file",
     os.mkfifo: "it is not a regular file",  # whose writer never comes
     torn: "line 1: ",
-    empty: "has 0 GPUs for 2 CPU ranks to play",
+    empty: "has 0 GPUs, too few for 2 CPU ranks",
 }
 
 

@@ -132,7 +132,7 @@ def test_a_rooted_call_says_what_runs_where_the_root_is_reached():
     assert f"by Simple, S = {found.launch.slices}, {found.blocks} blocks" in part
     (line,) = (line for line in part.splitlines() if "hello" in line)
     other = found.direct
-    assert line.startswith("  if the root's OUTPUT is of comm.empty too, as its hello says: S = 1,")
+    assert line.startswith("  if the root's OUTPUT is of comm.empty too, by its hello: S = 1,")
     assert f" {other.blocks} of the blocks; peers reach INPUT and OUTPUT without a copy" in line
     assert "hello" not in plain
     assert "hello" not in explain("broadcast", 64 << 20)

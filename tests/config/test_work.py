@@ -132,7 +132,7 @@ def test_close_reports_errors_that_nobody_saw(caplog):
     worker.submit(lambda: raise_(ValueError("lost?")))
     with caplog.at_level(logging.ERROR, logger="ringcoll"):
         assert worker.close(timeout=60)
-    assert "rank 3: nobody waited for a call that failed" in caplog.text
+    assert "rank 3: a call failed, and no wait raised its error" in caplog.text
 
 
 def test_a_call_may_close_its_own_worker():
@@ -144,7 +144,7 @@ def test_a_call_may_close_its_own_worker():
 
 
 def test_a_wait_inside_the_group_that_collects_the_call_is_refused():
-    work = Work(unlaunched="it starts at the end of `with ringcoll.group():`")
+    work = Work(not_started="it starts at the end of `with ringcoll.group():`")
     with pytest.raises(UsageError, match=r"it starts at the end of .*; wait after that"):
         work.wait()
     assert not work.done()

@@ -63,7 +63,7 @@ def test_ranks_whose_memory_differs_find_one_way(comms, deterministic):
             plain = FakeBuffer(comm, numbers(comm.rank, seed))
             buffer = there if comm.rank in symmetric else plain
             ready = reduced(comm, buffer, deterministic=deterministic)
-            assert ready.choice.direct is not None and ready.choice.meets
+            assert ready.choice.direct is not None and ready.choice.reads_hellos
             comm.synchronize()
             buffer.check(wanted)
 

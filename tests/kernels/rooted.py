@@ -114,7 +114,7 @@ def launch(
         for rank in (range(world.nranks) if ranks is None else ranks)
     )
     body = body_at(world, call, at)
-    header = Header(timeout, 1234, choice.total, choice.meets, choice.replicas)
+    header = Header(timeout, 1234, choice.total, choice.reads_hellos, choice.replicas)
     parameter = pack(body, header, world.workspace.progress, at)
     return Ready(body.text, parameter, choice.blocks, len(at), case.threads)
 

@@ -217,12 +217,12 @@ def test_where_hellos_tell_of_all_buffers_both_ways_are_carried(nranks, ordered)
     reached = rooted(name, nranks, mapped=ALL_MAPPED, ordered=ordered)
     staged = rooted(name, nranks, mapped=frozenset(), ordered=ordered, blocks=reached.blocks)
     assert found == replace(staged, blocks=reached.blocks, direct=reached)
-    assert found.meets and reached.meets and not staged.meets
+    assert found.reads_hellos and reached.reads_hellos and not staged.reads_hellos
 
 
 def test_lines_ask_for_nothing():
     found = rooted("all_reduce", nbytes=4096, mapped=frozenset(), hellos_decide=True)
-    assert found.launch.in_band and found.direct is None and not found.meets
+    assert found.launch.in_band and found.direct is None and not found.reads_hellos
 
 
 @pytest.mark.parametrize(("name", "options"), EITHER)

@@ -1,7 +1,7 @@
 """Asynchronous errors: what kernels report to the host after a call has returned.
 
 A kernel that aborts writes a report into host-mapped memory. The next call reads one word of it; a
-watchdog thread looks ten times a second, logs the error and aborts kernels that wait for dead
+watchdog thread checks ten times a second, logs the error and aborts kernels that wait for dead
 ranks.
 """
 
@@ -77,11 +77,9 @@ class AsyncErrors:
             return None
         if report.kind in RELAYED:
             try:
-                self._fabric.check_peers(
-                    None
-                )  # a rank that died or aborted is the cause, and says more
-            except Error as news:
-                return news
+                self._fabric.check_peers(None)  # its error names the rank that died or aborted
+            except Error as cause:
+                return cause
         if report.kind != MISMATCH and self._mismatch is None:
             # Ranks may wait for each other because they make different calls.
             with suppress(runtime().CUDARuntimeError):
@@ -196,8 +194,8 @@ def _check_often(
         try:
             fabric.check()
             error: Error | None = known.failure()
-        except Error as news:
-            error = news
+        except Error as cause:
+            error = cause
         if error is not None:
             _log.error("rank %d: %s", fabric.rank, error)
             known.give_up()

@@ -43,10 +43,10 @@ from ringcoll.transports.mapping import pointer_to, unmap
 
 _log = logging.getLogger("ringcoll")
 
-_NEWS, _COUNT, _TAKEN = range(3)
-"""Words of a rank's log, each with one writer: a version, the count of registrations, of each rank
-how many of its registrations this one has mapped; then of each registration whether it was freed.
-The handles follow."""
+_VERSION, _COUNT, _MAPPED = range(3)
+"""Words of a rank's log, each with one writer: a version, the count of registrations, and for each
+rank the count of its registrations that this one has mapped; then for each registration whether it
+was freed. The handles follow."""
 
 _OFTEN = 16
 """Polls between two searches for freed allocations, which take 1 us a registration."""
@@ -62,15 +62,15 @@ class AutoRegister:
         self._fabric, self._rank, self._nranks = fabric, fabric.rank, n
         self._ordinal, self._mappings = ordinal, mappings
         self._fence = fence_of()
-        self._freed = _TAKEN + n
+        self._freed = _MAPPED + n
         self._records = (self._freed + MAX_REGISTRATIONS) * 8
         self._logs = fabric.share(
             self._records + MAX_REGISTRATIONS * MEMORY_HANDLE_BYTES, what=_WHAT
         )
         self._words = [log[: self._records].cast("Q") for log in self._logs]
-        self._own: dict[int, tuple[int, Allocation]] = {}  # post by number of the allocation
+        self._own: dict[int, tuple[int, Allocation]] = {}  # by CUDA's number of the allocation
         self._registered = self._agreed = self._polls = 0
-        self._news, self._seen = [0] * n, [0] * n  # of each peer: what is known
+        self._versions, self._seen = [0] * n, [0] * n  # of each peer, as last read
         self._peers = [peer for peer in range(n) if peer != self._rank]
         self._mapped: dict[tuple[int, int], list[Callable[[], None]]] = {}
         self._stale: list[tuple[int, int]] = []
@@ -147,7 +147,7 @@ class AutoRegister:
     def _publish(self) -> None:
         """Increase the version of this rank's log."""
         self._memory_fence()
-        self._words[self._rank][_NEWS] += 1
+        self._words[self._rank][_VERSION] += 1
 
     def _find_freed(self) -> None:
         """Mark freed allocations in the log."""
@@ -158,14 +158,14 @@ class AutoRegister:
         if gone:
             self._publish()
 
-    # -- the others' ----------------------------------------------------------------------------
+    # -- the peers' memory ----------------------------------------------------------------------
 
     def poll(self) -> None:
         """Map new registrations of peers and read their acknowledgements; does not wait."""
         for peer in self._peers:
-            news = self._words[peer][_NEWS]
-            if news != self._news[peer]:
-                self._news[peer] = news
+            version = self._words[peer][_VERSION]
+            if version != self._versions[peer]:
+                self._versions[peer] = version
                 self._memory_fence()
                 self._read_log(peer)
         if self._writing:
@@ -179,7 +179,7 @@ class AutoRegister:
     def _read_log(self, peer: int) -> None:
         """Read a peer's log."""
         words = self._words[peer]
-        self._agreed = min(self._words[other][_TAKEN + self._rank] for other in self._peers)
+        self._agreed = min(self._words[other][_MAPPED + self._rank] for other in self._peers)
         last = min(words[_COUNT], MAX_REGISTRATIONS)
         if last > self._seen[peer]:
             self._memory_fence()
@@ -223,7 +223,7 @@ class AutoRegister:
         with outside_capture():
             while self._writing and self._writing[0][0].done():
                 _, peer, count = self._writing.popleft()
-                self._words[self._rank][_TAKEN + peer] = count
+                self._words[self._rank][_MAPPED + peer] = count
                 self._publish()
 
     def _unmap(self) -> None:

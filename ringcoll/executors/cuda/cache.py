@@ -111,7 +111,7 @@ class KernelCache:
         try:
             write_aside(self.folder / _name(key), _header(key, cubin) + cubin)
         except OSError as error:
-            self._writable = False  # said once, not for every kernel
+            self._writable = False  # one warning, not one a kernel
             _log.warning("compiled kernels are not kept in %s: %s", self.folder, error)
 
 

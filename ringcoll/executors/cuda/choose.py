@@ -30,10 +30,10 @@ from ringcoll.plan import Buffer
 
 HOP = 1.8e-6
 """Seconds of one more hop between GPUs: the difference of all_reduce in two hops and in one on 4
-H200. It decides from which size on rings are worth their hops."""
+H200. The size from which rings are faster depends on it."""
 
 _COMPARING = threading.Lock()
-"""Ranks that are threads compare the same at the same time: one does, the others use its result."""
+"""Held to compare: of ranks that are threads, one compares and the others use its result."""
 
 _RINGED = {
     "all_reduce": "ring",
@@ -51,12 +51,12 @@ def choose(
     machine = resources.machine
     if machine is None or (machine.all_pairs and machine.channels is None):
         return _choose(call, resources, mapped, options)
-    hellos_decide, why = _by_machine(call, resources, machine, mapped, options)
+    compared, why = _by_machine(call, resources, machine, mapped, options)
     most = resources.blocks if options.blocks is None or options.channels else options.blocks
     for channels in _narrower(machine.channels):
         with contextlib.suppress(LaunchRefused):
             there = replace(resources, machine=replace(machine, channels=channels))
-            found = _choose(call, there, mapped, hellos_decide)
+            found = _choose(call, there, mapped, compared)
             if found.blocks <= most or channels is None or len(channels.rings) == 1:
                 return replace(found, why=why)
     return _choose(call, resources, mapped, options)

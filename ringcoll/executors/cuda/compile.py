@@ -51,7 +51,7 @@ def read_headers(folder: Path = _KERNELS) -> dict[str, bytes]:
 
 
 def nvrtc_version() -> tuple[int, int]:
-    """NVRTC's major and minor number; the MachineError without it says what to install."""
+    """NVRTC's major and minor number; without NVRTC a MachineError with what to install."""
     major, minor = _nvrtc().getVersion()
     return int(major), int(minor)
 
@@ -132,7 +132,7 @@ def _shortened(log: str) -> str:
 
 
 def _surroundings(log: str, texts: Mapping[str, bytes]) -> str:
-    """Lines around the first error: the generated source exists in no file to look it up in."""
+    """The lines around the first error: the generated source is in no file."""
     found = re.search(r"^(.+)\((\d+)\): .*error", log, re.MULTILINE)
     if found is None or found[1] not in texts:
         return ""

@@ -4,10 +4,10 @@ A block whose rows all copy, some of them across ranks, is a *lane* of copies: a
 gates (``kernels/copy_gates.cuh``) await a row's signals, copies move its data, and gates post its
 signals. A kernel beside the lanes runs the blocks that reduce.
 
-:func:`schedule` lists everything that one device is given for a call, in the order of the plan. An
+:func:`schedule` lists the operations of a call on one device, in the order of the plan. An
 operation waits only for operations before it in the plan, and those of its own device have been
 enqueued before it: so streams may share a hardware queue, ranks a device, and a captured call one
-stream. The kernel of the blocks that reduce comes first: once it runs it blocks no queue.
+stream. The kernel of the blocks that reduce is enqueued first: once it runs it blocks no queue.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def schedule(
     local: Sequence[Addresses],
     replicas: int,
 ) -> Schedule:
-    """What one device is given for a call; the kernel beside the lanes has ``replicas``."""
+    """The operations of a call on one device; the kernel beside the lanes has ``replicas``."""
     writer = Writer(program, layout, dtype, workspace, local, kernel_part(program, workspace))
     here = {at.rank: at for at in local}
     lanes = [
@@ -192,15 +192,15 @@ class _Lane:
         self.taken.update(numbers)
         for src in dict.fromkeys(numbers):
             flag = self.writer.flag(src, self.number, self.at)
-            yield flag, self._said(src, self.taken[src])
+            yield flag, self._count_word(src, self.taken[src])
 
     def signals(self, numbers: Sequence[int]) -> Iterator[Pair]:
         self.posted.update(numbers)
         for dst in dict.fromkeys(numbers):
             flag = self.writer.flag(self.number, dst, self.at)
-            yield flag, self._said(dst, self.posted[dst])
+            yield flag, self._count_word(dst, self.posted[dst])
 
-    def _said(self, other: int, count: int) -> int:
+    def _count_word(self, other: int, count: int) -> int:
         words = self.replicas if other in self.writer.carried.blocks else 1
         return count | words << 32 | self.writer.program.blocks[other].rank << 48
 

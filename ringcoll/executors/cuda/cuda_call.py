@@ -1,4 +1,4 @@
-"""A prepared call of a GPU rank: chosen, compiled, bound to addresses; only its launch is left."""
+"""A prepared call of a GPU rank, with all but its launch: choice, kernel and addresses."""
 
 from __future__ import annotations
 

@@ -35,9 +35,7 @@ from ringcoll.executors.cuda.limits import KernelOptions, Resources
 from ringcoll.executors.cuda.loader import Launchable, Loader
 from ringcoll.executors.cuda.mappings import Mappings
 from ringcoll.executors.cuda.params import Addresses, Header, factor_bytes, pack, start_of
-from ringcoll.executors.cuda.reports import (
-    ABORT,
-)
+from ringcoll.executors.cuda.reports import ABORT
 from ringcoll.executors.cuda.shared_launch import PendingLaunch, SharedLaunch
 from ringcoll.executors.cuda.signature import (
     OFFSET_BITS,
@@ -88,7 +86,7 @@ class CudaExecutor:
         self._threads = threading.local()  # whether a thread has been bound to a context
         self._merged: dict[tuple[int, ...], tuple[Sequence[CudaCall], Launchable | CopyLaunch]] = {}
         ordinal, pointers = device.ordinal, memory.pointers
-        with ExitStack() as made:  # but the memory, which is its maker's until this is whole
+        with ExitStack() as made:  # after an error here the caller still owns ``memory``
             self.shared_state = made.enter_context(closing(SharedState(fabric, 0)))
             self._records = self.shared_state.record_numbers
             self.report = host_mapped(REPORT_BYTES, ordinal=ordinal)
@@ -109,27 +107,27 @@ class CudaExecutor:
         capability = device.major, device.minor
         pci = device.pci.encode()
         sent = _IDENTITY.pack(os.getpid(), mine, device.ordinal, device.sms, *capability, pci)
-        said = [
+        received = [
             _IDENTITY.unpack(part)
             for part in self.fabric.allgather(sent, what="the ranks' devices")
         ]
         ranks = [
             rank
-            for rank, (pid, _, ordinal, *_) in enumerate(said)
+            for rank, (pid, _, ordinal, *_) in enumerate(received)
             if (pid, ordinal) == (os.getpid(), device.ordinal)
         ]
-        addresses = [each[6] for each in said]
+        addresses = [each[6] for each in received]
         together = max(map(addresses.count, addresses))
-        most = min(int(each[3]) for each in said) // together
-        drivers = {(pid, ordinal) for pid, _, ordinal, *_ in said}
+        most = min(int(each[3]) for each in received) // together
+        drivers = {(pid, ordinal) for pid, _, ordinal, *_ in received}
         self.alone = len(drivers) == len({pid for pid, _ in drivers})
-        first = int(said[ranks[0]][1])
+        first = int(received[ranks[0]][1])
         if self.rank == ranks[0]:
             _shared_launches[first] = SharedLaunch(
                 ranks, device.ordinal, self._launch_all, self.fabric.notify
             )
         # NVLink keeps lines of 128 bytes whole between GPUs of one kind, and from Hopper on.
-        kinds = {(int(each[4]), int(each[5])) for each in said}
+        kinds = {(int(each[4]), int(each[5])) for each in received}
         alike = len(kinds) == 1 or min(kinds) >= (9, 0)
         peers = [bytes(address).rstrip(b"\0").decode() for address in addresses]
         nvlink = alike and self.transport == "p2p" and joined_by_nvlink(device.pci, peers)
@@ -151,18 +149,18 @@ class CudaExecutor:
         mapped = frozenset[Buffer]() if options.hellos_decide else self._mapped(call, hello)
         choice = choose(call, self.resources, mapped=mapped, options=options)
         known = copied_buffers(choice, hello)
-        terms = signature_text(choice, call, known)
-        digest = hashlib.blake2b(terms.encode(), digest_size=4).digest()
+        text = signature_text(choice, call, known)
+        digest = hashlib.blake2b(text.encode(), digest_size=4).digest()
         number = next(self.shared_state.numbers)
-        self.shared_state.record(number, terms)
-        if choice.meets:
+        self.shared_state.record(number, text)
+        if choice.reads_hellos:
             self.mappings.update()
         at = Addresses(
             self.rank,
             self.memory.pointers,
             self.report.device,
             self.mappings.pointer,
-            hello if choice.meets else (0, 0),
+            hello if choice.reads_hellos else (0, 0),
             (start_of(call.send), start_of(call.recv)),
             factor_bytes(call.op, call.dtype),
             peer_addresses(known, self.symmetric, self.nranks),
@@ -173,7 +171,7 @@ class CudaExecutor:
         ready = CudaCall(
             call,
             choice,
-            terms,
+            text,
             signature,
             number,
             number % RECORDS,
@@ -207,10 +205,10 @@ class CudaExecutor:
         return self.auto_register
 
     def _mapped(self, call: Call, hello: tuple[int, int]) -> frozenset[Buffer]:
-        """The buffers in symmetric memory: this rank's stand for all ranks', or the call fails.
+        """The buffers in symmetric memory; ranks whose sets differ make different calls: an error.
 
-        A buffer that only the root has is not among them: kernels choose by its hello. Nor is
-        the smaller buffer where each rank has a count of its own, which may be 0.
+        Not among them: a buffer that only the root has, since kernels read its hello; and the
+        smaller buffer of a call with a count for each rank, which may be 0.
         """
         kind = COLLECTIVES[call.collective]
         if call.counts and not call.nbytes:
@@ -237,7 +235,7 @@ class CudaExecutor:
             ready.timeout,
             ready.signature,
             choice.total,
-            choice.meets,
+            choice.reads_hellos,
             choice.replicas,
         )
         if choice.engine == "copy":
@@ -284,7 +282,7 @@ class CudaExecutor:
         self.async_errors.last = ready
 
     def task(self, calls: Sequence[StreamCall]) -> Task:
-        """Several calls of this rank, beside those of others in a group."""
+        """Several calls of this rank, in turns with those of other ranks in a group."""
         for prepared in calls:
             launchable = prepared.ready.launchable
             if isinstance(launchable, CopyLaunch):
@@ -294,7 +292,7 @@ class CudaExecutor:
                 for part in launchable.parts(prepared.stream):
                     with on(self.device.ordinal):
                         part()
-                    yield Pause(lambda: True)  # the other devices of this thread take their turn
+                    yield Pause(lambda: True)  # a turn for the other devices of this thread
                 self.async_errors.last = prepared.ready
                 self.stream_order.release(prepared)
                 continue
@@ -315,9 +313,7 @@ class CudaExecutor:
     def submit(self, ready: CudaCall, stream: int) -> PendingLaunch[CudaCall]:
         """Submit a call to the shared launch; the last rank of the device launches for all."""
         self.async_errors.check()
-        self.stream_order.switch_to(
-            stream
-        )  # first: where it refuses the stream, nothing has happened
+        self.stream_order.switch_to(stream)  # first: it may refuse the stream
         self._publish(ready)
         self.running = self.async_errors.last = ready
         return self.shared_launch.submit(self.rank, ready, stream)
@@ -354,14 +350,14 @@ class CudaExecutor:
         with on(self.device.ordinal):
             found[1].launch(stream)
 
-    # -- what has gone wrong -------------------------------------------------------------------
+    # -- errors --------------------------------------------------------------------------------
 
     def failure(self) -> Error | None:
         """The error that a kernel of this rank has reported, or None."""
         return self.async_errors.failure()
 
     def compare(self, active: CudaCall) -> None:
-        """Nothing: kernels compare the hellos."""
+        """Does nothing: kernels compare the hellos."""
 
     def compare_last(self) -> None:
         """Raise a reported error, or a mismatch that no kernel has compared."""

@@ -1,4 +1,4 @@
-"""What a call on GPUs runs: an algorithm's plan, and with its launch, layout and grid the choice.
+"""What a call on GPUs runs: a plan, and a choice of its launch, layout and grid.
 
 The chooser (:func:`ringcoll.executors.cuda.choose.choose`) makes a :class:`KernelChoice`;
 :func:`body_of` turns it into source text and words, and alone knows all protocols.
@@ -94,7 +94,7 @@ class KernelChoice:
         return (self,) if self.direct is None else (self, self.direct)
 
     @property
-    def meets(self) -> bool:
+    def reads_hellos(self) -> bool:
         """Whether the ranks read all hellos before they move anything."""
         return bool(self.launch.mapped) or self.direct is not None
 

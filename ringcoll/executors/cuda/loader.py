@@ -1,4 +1,4 @@
-"""Compiled kernels as functions of a device, and launches that are ready to go."""
+"""Load compiled kernels on a device, and launch them with a parameter that is packed ahead."""
 
 from __future__ import annotations
 
@@ -66,9 +66,9 @@ def _touch(function: Any) -> None:
 
 
 class DeferredLoader(Loader):
-    """Defers loading until no call is under way that a thread of this process must carry on.
+    """Loads a kernel only after ``settle``, which waits for the calls that threads carry out.
 
-    Loading may synchronize with the device while it holds the GIL, which that thread needs.
+    Loading may synchronize with the device while it holds the GIL, which these threads need.
     """
 
     def __init__(self, loader: Loader, settle: Callable[[], None]) -> None:

@@ -46,7 +46,7 @@ class Mappings:
         found = self._symmetric.pointers()
         if max(found, default=0) >= _MAPPINGS:
             raise OutOfMemory(
-                f"block {max(found)} of symmetric memory: kernels know {_MAPPINGS - 1}; free "
+                f"block {max(found)} of symmetric memory: the limit is {_MAPPINGS - 1}; free "
                 f"arrays, or make fewer and larger ones"
             )
         for mapping, pointers in found.items():

@@ -22,7 +22,7 @@ LARGEST = 32_764
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """The device addresses that a rank's kernel needs, on its own GPU; 0 or empty without."""
+    """The addresses, on its own GPU, that a rank's kernel needs; 0 or empty where it needs none."""
 
     rank: int
     workspaces: tuple[int, ...]

@@ -63,7 +63,7 @@ def with_peers(report: Report, senders: Callable[[int, int], Sequence[int]]) -> 
 def error_of(
     report: Report, rank: int, last: str, timeout: float, text_of: Callable[[int, int], str]
 ) -> Error:
-    """The error to raise; ``text_of`` says a (rank, launch)'s call in words."""
+    """The error to raise; ``text_of`` returns the text of a call by (rank, launch)."""
     if report.of_pair:
         return _error_of_pair(report, rank, timeout, text_of)
     where = f"call {report.epoch} on rank {rank}"

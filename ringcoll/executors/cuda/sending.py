@@ -56,11 +56,11 @@ class PairCalls(GroupCall):
         for call in calls:
             if isinstance(call, PairCalls):
                 members.setdefault(id(call.pairs), []).append(call)
-        gates: dict[int, list[Member]] = {}
+        launches: dict[int, list[Member]] = {}
         for own in members.values():
             shared_launch = own[0].pairs.executor.shared_launch
-            gates.setdefault(id(shared_launch), []).append(Member(own[0].pairs, tuple(own)))
-        groups = [sorted(group, key=lambda member: member.rank) for group in gates.values()]
+            launches.setdefault(id(shared_launch), []).append(Member(own[0].pairs, tuple(own)))
+        groups = [sorted(group, key=lambda member: member.rank) for group in launches.values()]
         # Loaded before anything is launched: loading may wait for a device whose kernel waits.
         for group in groups:
             _launchable(group)
@@ -76,17 +76,17 @@ class Member:
 
     @property
     def rank(self) -> int:
-        """Whose."""
+        """The rank's number."""
         return self.pairs.rank
 
     @property
     def calls(self) -> list[Call]:
-        """In order."""
+        """Its calls, in order."""
         return [call for paired in self.paired for call in paired.calls]
 
     @property
     def most(self) -> int:
-        """CUDA blocks."""
+        """The most CUDA blocks."""
         return min(p.most or self.pairs.executor.resources.blocks for p in self.paired)
 
     def key(self) -> tuple[object, ...]:
@@ -128,7 +128,7 @@ class CudaPairs:
             yield from task
 
     def compare_running(self) -> None:
-        """Nothing: kernels compare the hellos."""
+        """Does nothing: kernels compare the hellos."""
 
     def late(self, active: Bundle[Member]) -> str:
         """The message of a deadline before the launch: ranks of the same device made no call."""
@@ -145,7 +145,7 @@ class CudaPairs:
         )
 
     def absent(self, active: Bundle[Member]) -> list[int]:
-        """The ranks whose going would leave a bundle unlaunched."""
+        """The ranks without whose call a bundle cannot be launched."""
         missing = self.executor.shared_launch.rendezvous.missing(active)
         own = {member.rank for member in active.members}
         return sorted({end.other for end in missing} - own)
@@ -207,7 +207,7 @@ def _halves(member: Member, records: list[_Record]) -> list[Half]:
 
 
 def _task(members: Sequence[Member]) -> Task:
-    """Launch for ranks of one device once the launch can end; their peers may be elsewhere."""
+    """Launch for ranks of one device, once all ends that the launch waits for are in one."""
     shared_launch = members[0].pairs.executor.shared_launch
     if len(shared_launch.ranks) == 1:
         _launch(members)

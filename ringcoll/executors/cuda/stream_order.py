@@ -68,8 +68,8 @@ class OnStream(Protocol):
 class StreamOrder:
     """Orders the calls of one rank."""
 
-    def __init__(self, ordinal: int, who: str) -> None:
-        self._ordinal, self._who = ordinal, who
+    def __init__(self, ordinal: int, rank: str) -> None:
+        self._ordinal, self._rank = ordinal, rank
         self.stream: int | None = None
         self._eager = False  # whether it was part of no capture when the last call came to it
         self._end: Event | None = None  # of calls that ran, or will
@@ -121,7 +121,7 @@ class StreamOrder:
             if not waiting_ends_capture(stream):
                 raise
             raise LaunchRefused(
-                f"{self._who}: a call on the default stream would wait for a blocking stream that "
+                f"{self._rank}: a call on the default stream would wait for a blocking stream that "
                 f"is being captured in a CUDA graph: a capture runs nothing; call it outside of "
                 f"the capture, or on a stream of its own"
             ) from error
@@ -134,19 +134,19 @@ class StreamOrder:
 
     def _turn(self, before: int, stream: int, graph: int) -> None:
         """Order a stream, of a capture or of none (0), behind the last call's stream."""
-        its = _capture_of(before)
-        if its == graph or (its is None and not graph):
+        capture = _capture_of(before)
+        if capture == graph or (capture is None and not graph):
             order(self._ordinal, before, stream)
-        elif its is not None:  # into a capture, or out of it: what goes on there later waits
-            if its and self._eager:
+        elif capture is not None:  # into a capture, or out of it: later calls there wait
+            if capture and self._eager:
                 # An event recorded there now would be part of the capture.
                 raise LaunchRefused(
-                    f"{self._who}: a call cannot come after those that its communicator has made "
+                    f"{self._rank}: a call cannot come after those that its communicator has made "
                     f"on a stream before a CUDA graph began to be captured there; make it after "
                     f"the capture, capture on a stream of its own, or call synchronize() of the "
                     f"communicator before the capture"
                 )
-            self._remember(before, its)
+            self._remember(before, capture)
 
     def release(self, call: OnStream) -> None:
         """After a call: keep an event in place of a stream that the caller does not keep alive."""
@@ -170,7 +170,7 @@ class StreamOrder:
         self._end = Event(self._ordinal, stream)
 
     def refuse_capture(self, what: str) -> None:
-        """Refuse, before anything, to wait for a captured stream: that would end the capture."""
+        """Refuse to wait for a stream that is being captured: that would end the capture."""
         self._refuse_capture(self.stream, what)
 
     def _refuse_capture(self, stream: int | None, what: str) -> None:
@@ -179,15 +179,15 @@ class StreamOrder:
         with on(self._ordinal):
             if waiting_ends_capture(stream):
                 raise LaunchRefused(
-                    f"{self._who}: {what} cannot wait for a stream that is being captured in a "
+                    f"{self._rank}: {what} cannot wait for a stream that is being captured in a "
                     f"CUDA graph: a capture runs nothing; call it outside of the capture"
                 )
 
     def synchronize(self) -> None:
         """Wait for the last call, unless it is captured; its kernels end by their own deadline."""
-        end, stream = self._end, self.stream  # this rank's thread may go on while another waits
+        end, stream = self._end, self.stream  # another thread may make calls meanwhile
         self._refuse_capture(stream, "synchronize")
-        self._eager = False  # of what has ended a capture hides nothing
+        self._eager = False  # a capture that begins now contains none of these calls
         with on(self._ordinal) as cuda, outside_capture():
             try:
                 if end is not None:
@@ -196,7 +196,7 @@ class StreamOrder:
                     _wait(cuda, stream)
             except cuda.CUDARuntimeError as error:
                 raise MachineError(
-                    f"{self._who} fails: {error}; this process can use it no more"
+                    f"{self._rank} fails: {error}; this process can use it no more"
                 ) from error
 
     def ended(self) -> bool:
@@ -212,7 +212,7 @@ class StreamOrder:
                     return last.done()
                 if end is not None and not end.done():
                     return False
-                # To ask a stream that is being captured would end the capture.
+                # Querying a stream that is being captured would end the capture.
                 return stream is None or (
                     not waiting_ends_capture(stream) and cuda.streamQuery(stream) == 0
                 )

@@ -69,10 +69,10 @@ def head(nbytes: int) -> bytes:
 
 def ran(record: bytes, rank: int) -> int:
     """The index of the program that all CUDA blocks have run; 1 is the direct one of two."""
-    said = {at for _, step, at, _ in _rows(record) if step == _HELLO}
-    if len(said) > 1:
-        raise PlanError(f"rank {rank}: its CUDA blocks have run programs {sorted(said)}")
-    return next(iter(said), 0)
+    found = {at for _, step, at, _ in _rows(record) if step == _HELLO}
+    if len(found) > 1:
+        raise PlanError(f"rank {rank}: its CUDA blocks have run programs {sorted(found)}")
+    return next(iter(found), 0)
 
 
 def executed(
