@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import ringcoll
-from ringcoll.bench import checking, peers
+from ringcoll.bench import checking, paced, peers
 from ringcoll.bench.cases import Section
 from ringcoll.bench.library import Operation, allocate
 from ringcoll.bench.report import Report
@@ -158,8 +158,15 @@ def test_per_iteration_times():
     assert len(row[0].split()) == 21
 
 
-def test_paced_links_are_slow():
-    _, report = run(collective="broadcast", pace=(1e6, 0.0), min_bytes=20_000, max_bytes=20_000)
+def test_paced_links_are_slow(monkeypatch):
+    how = {"collective": "broadcast", "pace": (1e6, 0.0), "min_bytes": 20_000, "max_bytes": 20_000}
+    _, report = run(**how)
+    assert report.stderr.getvalue() == ""
+    monkeypatch.setattr(paced, "LONG", 0.01)
+    _, report = run(**how)
+    first, second = report.stderr.getvalue().splitlines()
+    assert first.startswith("ringcoll bench: broadcast takes about 0 s to measure over these links")
+    assert second == "ringcoll bench: 19.5 KiB, about 0 s"
     assert all(row.result.seconds >= 0.02 for row in report.rows)
     text = report.stdout.getvalue()
     assert "# Links are paced: 1e+06 B/s and 0 s a message; switch: each rank has one" in text
