@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import types
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -74,12 +76,13 @@ class Rank:
         drive([self.task(name, send, recv, timeout=timeout, **options)], self._idle)
         self.ended()
 
-    def task(self, name, send, recv=None, *, timeout=20.0, **options):
+    def task(self, name, send, recv=None, *, timeout=20.0, tag="", **options):
         """What enqueues a call."""
         given = KernelOptions(engine="copy", **options)
         call = prepare(
             name, rank=self.rank, nranks=self.n, sendbuf=send, recvbuf=recv, op="sum", root=0
         )
+        call = replace(call, tag=tag)
         ready = self.executor.prepare(call, given, timeout)
         assert ready.choice.engine == "copy"
         return self.executor.task([StreamCall(ready, self.stream)])
@@ -218,9 +221,15 @@ def test_buffers_that_lie_elsewhere_at_a_peer_are_refused(machine, together, pla
     def work(rank):
         array = rank.array(COUNT)
         with pytest.raises(Error) as told:
-            rank.call("all_gather", None, array[rank.rank :][: COUNT - 1], timeout=5.0)
+            mine = array[rank.rank :][: COUNT - 1]
+            rank.call("all_gather", None, mine, timeout=5.0, tag=f"layer {rank.rank}")
         return told.value
 
     said = everywhere(machine, together, places, work)
     assert any(isinstance(error, MismatchError) for error in said)
     assert any("recvbuf=byte 4 of symmetric array 1" in str(error) for error in said)
+    differ = [str(error) for error in said if isinstance(error, MismatchError)]
+    for rank in (0, 1):
+        side = rf"rank {rank}: all_gather .* tag=layer {rank}\n"
+        assert all(re.search(side, text) for text in differ)
+    assert all("pass symmetric buffers on all or on none" in text for text in differ)

@@ -152,7 +152,7 @@ class CudaExecutor:
         text = signature_text(choice, call, known)
         digest = hashlib.blake2b(text.encode(), digest_size=4).digest()
         number = next(self.shared_state.numbers)
-        self.shared_state.record(number, text)
+        self.shared_state.record(number, call.tagged(text))
         if choice.reads_hellos:
             self.mappings.update()
         at = Addresses(
@@ -339,8 +339,11 @@ class CudaExecutor:
         """Launch for all ranks of the device."""
         for other in calls[1:]:
             if other.signature != calls[0].signature:
-                sides = [(call.at.rank, call.signature_text) for call in (calls[0], other)]
-                raise different_calls(f"launch on {self.device}", sides, symmetric=True)
+                raise different_calls(
+                    f"launch on {self.device}",
+                    [(side.at.rank, side.call.tagged(side.signature_text)) for side in calls],
+                    symmetric=True,
+                )
         key = tuple(map(id, calls))
         found = self._merged.get(key)
         if found is None:
