@@ -66,18 +66,20 @@ def latency_table(name: str) -> tuple[str, Rows]:
 
 
 def parts_table(*names: str) -> tuple[str, Rows]:
-    """The other collectives: time as a part of NCCL's, by size."""
-    times: dict[tuple[str, int], dict[str, float]] = {}
+    """The other collectives: time as a part of NCCL's, by size; a row for symmetric windows."""
+    times: dict[str, dict[str, dict[int, float]]] = {}
     for row in (row for name in names for row in record(name)["rows"]):
-        if row["collective"] != "all_reduce" and row["lib"] in ("ringcoll", "nccl"):
-            of = times.setdefault((row["collective"], row["bytes"]), {})
-            of[row["lib"]] = min(row["us"], of.get(row["lib"], row["us"]))
-    sizes = sorted({size for _, size in times})
+        if row["collective"] != "all_reduce":
+            of = times.setdefault(row["collective"], {}).setdefault(row["lib"], {})
+            of[row["bytes"]] = min(row["us"], of.get(row["bytes"], row["us"]))
+    sizes = sorted({size for found in times.values() for size in found["ringcoll"]})
     rows = [["time / NCCL's", *map(format_bytes, sizes)]]
-    for collective in dict.fromkeys(collective for collective, _ in times):
-        pairs = [times.get((collective, size), {}) for size in sizes]
-        parts = [f"{t['ringcoll'] / t['nccl']:.2f}" if len(t) == 2 else "" for t in pairs]
-        rows.append([collective, *parts])
+    for peer, what in (("nccl", ""), ("nccl symmetric", ", NCCL with symmetric windows")):
+        for collective, found in times.items():
+            ours, theirs = found["ringcoll"], found.get(peer, {})
+            both = ours.keys() & theirs.keys()
+            parts = [f"{ours[size] / theirs[size]:.2f}" if size in both else "" for size in sizes]
+            rows += [[collective + what, *parts]] if any(parts) else []
     return "<br>".join(_source(record(name)) for name in names), rows
 
 
@@ -195,6 +197,24 @@ def nodes_table(name: str) -> tuple[str, Rows]:
     return _source(found), rows
 
 
+def sendrecv_table(name: str) -> tuple[str, Rows]:
+    """Send to the next rank and receive from the one before, in eager calls."""
+    found = record(name)
+    rows = [["bytes a rank sends", "time", "bandwidth"]]
+    for row in found["rows"]:
+        rows.append([format_bytes(row["bytes"]), f"{row['us']:.0f} µs", f"{row['algbw']:.1f} GB/s"])
+    return _source(found), rows
+
+
+def links_table(name: str) -> tuple[str, Rows]:
+    """What a link carries, by copy engine and by kernels of so many blocks."""
+    found = record(name)
+    rows = [["copy to the next GPU, all GPUs at once", "bandwidth a GPU"]]
+    for row in found["rows"]:
+        rows.append([f"{format_bytes(row['bytes'])}, {row['name']}", _gb(row["bytes_per_s"])])
+    return _source(found), rows
+
+
 def model_table(name: str) -> tuple[str, Rows]:
     """Chains of ranks, predicted and run: how far apart at worst."""
     found = record(name)
@@ -217,6 +237,8 @@ FIGURES: Mapping[str, tuple[Figure, tuple[str, ...]]] = {
     "collectives_cpu": (mpi_table, ("collectives",)),
     "hosts": (hosts_table, ("nodes",)),
     "gpu_nodes": (nodes_table, ("gpu_nodes_4",)),
+    "sendrecv_4_gpus": (sendrecv_table, ("gpu_sendrecv_4",)),
+    "links_4_gpus": (links_table, ("gpu_links_4",)),
     "training": (
         training_table,
         ("training_2", "training_4", "training_4_small", "training_graphs_4"),
@@ -228,6 +250,7 @@ FIGURES: Mapping[str, tuple[Figure, tuple[str, ...]]] = {
     "torch_suite": (suite_table, ("torch_suite_cpu", "torch_suite_cuda")),
     "model_cpu": (model_table, ("timing_model_paced",)),
     "model_gpu": (model_table, ("gpu_timing_model_4_of_12_blocks",)),
+    "model_gpu_64": (model_table, ("gpu_timing_model_4",)),
 }
 """Every table: what makes it, and the records that it is made from."""
 
@@ -250,6 +273,10 @@ def _number(us: float | None) -> str:
     return f"{us:.1f}" if us < 100 else f"{us:.0f}"
 
 
+def _gb(bytes_per_s: float) -> str:
+    return f"{bytes_per_s / 1e9:.0f} GB/s"
+
+
 def _differing(most: float) -> str:
     return f"differ by {most:.0e}" if most else "equal"
 
@@ -270,7 +297,10 @@ def _source(found: Record) -> str:
         if key in found["versions"]
     )
     where = f"{' '.join(device.split())}{versions}"
-    return f"{where}; {found['date'][:10]}, commit {found['commit']}: `{found['command']}`."
+    changed = " (+: with uncommitted changes)" * found["commit"].endswith("+")
+    note = f" {found['note'].rstrip('.')}." if "note" in found else ""
+    commit = f"commit {found['commit']}{changed}"
+    return f"{where}; {found['date'][:10]}, {commit}: `{found['command']}`.{note}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

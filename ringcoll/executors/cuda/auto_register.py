@@ -10,9 +10,9 @@ No reference keeps the memory alive: every call looks its buffers up by CUDA's u
 allocation. Freed allocations are marked in the log and unmapped by the peers; until then CUDA keeps
 the physical memory (``benchmarks/results/gpu_mapping.json``, also for what follows).
 
-Making and opening a handle waits for no kernel: on an H200 with a kernel that never ended it took
-17 to 27 us and 75 to 350 us. Closing one waits for all kernels and blocks the process's other
-threads in CUDA, so it is done when no call of ringcoll can be running, or by ``close``.
+Making and opening a handle waits for no kernel. Closing one waits for all kernels and blocks the
+process's other threads in CUDA, so it is done when no call of ringcoll can be running, or by
+``close``.
 """
 
 from __future__ import annotations
