@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -284,7 +285,7 @@ def record(
     path.write_text(text + "\n", encoding="utf-8")
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="*", help="some tests by name")
     parser.add_argument("--all", action="store_true", help="all tests that there are")
@@ -303,7 +304,7 @@ def main() -> int:
     parser.add_argument("--match", default="", help="of --all those whose names match")
     parser.add_argument("--commit", help="what is tested, where there is no git")
     parser.add_argument("--logs", type=Path, help="folder for what the tests print")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     if args.record and not args.all:
         parser.error("--record is for --all")
     lists = json.loads(LISTS.read_text(encoding="utf-8"))

@@ -1,0 +1,91 @@
+"""What pages show comes from records of commits, by commands that today's benchmarks accept."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import re
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from benchmarks.tables import FIGURES, RESULTS, record, table
+from ringcoll.cli import bench
+from tests.torch import suite
+
+ROOT = Path(__file__).parents[2]
+COMMIT = re.compile(r"[0-9a-f]{7,40}")
+
+ADMITTED = {
+    "timing_model_paced": "with uncommitted changes",
+    "torch_calls": "The commit is not in the history any more, and the option is --out",
+    "gpu_timing_model_4_of_12_blocks": "The option --blocks is gone",
+}
+"""Shown records that cannot be measured again as they were, and how the page says so."""
+
+FIGURES_OF = {name: figure for figure, (_, names) in FIGURES.items() for name in names}
+
+
+class ParsedError(Exception):
+    """Raised in place of what a benchmark does once it has understood its command."""
+
+
+def accepted(command: str) -> bool:
+    """Whether a command's parser, which may be that of ``main`` alone, takes every word of it."""
+    words = shlex.split(command)
+    main: Callable[[list[str]], object]
+    if words[0] == "scripts/torch_suite":
+        main, argv = suite.main, words[1:]
+    elif "ringcoll" in words:
+        at = words.index("ringcoll")
+        assert words[at - 1 : at + 2] == ["-m", "ringcoll", "bench"]
+        parser, argv = argparse.ArgumentParser(), words[at + 2 :]
+        bench.add_arguments(parser)
+        main = parser.parse_args
+    else:
+        assert words[:2] == ["python", "-m"]
+        main, argv = importlib.import_module(words[2]).main, words[3:]
+    try:
+        main(argv)
+    except ParsedError:
+        return True
+    except SystemExit:
+        return False
+    raise AssertionError(f"{command}: nothing was parsed")
+
+
+@pytest.fixture(autouse=True)
+def nothing_runs(monkeypatch):
+    plain = argparse.ArgumentParser.parse_args
+
+    def parse_args(self, argv=None, namespace=None):
+        plain(self, argv, namespace)
+        raise ParsedError
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_args)
+    monkeypatch.chdir(ROOT)
+
+
+@pytest.mark.parametrize("name", FIGURES_OF)
+def test_what_is_shown_can_be_measured_again(name):
+    found = record(name)
+    for run in found.get("runs", [found]):
+        again = bool(COMMIT.fullmatch(run["commit"])) and accepted(run["command"])
+        assert again == (name not in ADMITTED), run["command"]
+    if name in ADMITTED:
+        assert ADMITTED[name] in table(FIGURES_OF[name])
+
+
+def test_words_that_no_benchmark_takes_are_refused():
+    assert not accepted("python -m benchmarks.peers --rank 4 --size 8M --unknown")
+    assert not accepted("mpiexec -n 4 python -m ringcoll bench sendrecv --unknown 3")
+    assert not accepted("scripts/torch_suite --everything")
+
+
+def test_every_record_is_listed_with_what_it_backs():
+    text = (RESULTS / "README.md").read_text(encoding="utf-8")
+    rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
+    listed = [name for row in rows for name in re.findall(r"`([\w.]+)`", row)]
+    assert sorted(listed) == sorted(path.name for path in RESULTS.iterdir() if path.suffix != ".md")
