@@ -40,6 +40,9 @@ HOSTS_WANTED = pytest.StashKey[bool]()
 # Which devices a marker needs.
 DEVICES = {"gpu": 1, "multi_gpu": 2}
 
+LONG = ("kernels", "processes", "docs", "fabric", "gpu", "lower", "model", "communicator")
+"""Folders with files that take longest: they begin first, and no core waits for one at the end."""
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
@@ -129,6 +132,9 @@ def _mapped(name: str) -> bool:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):
+        turns = {name: turn for turn, name in enumerate(LONG)}
+        items.sort(key=lambda item: turns.get(item.path.parent.name, len(LONG)))
     needs = {item: max(map(DEVICES.__getitem__, _markers(item)), default=0) for item in items}
     if not any(needs.values()):
         return

@@ -11,7 +11,7 @@ import pytest
 
 from tests.kernels.stand_in import compiler
 
-THREADS = ("-fsanitize=thread", "-g")
+THREADS = ("-fsanitize=thread",)
 
 RACE = """
 #include <pthread.h>

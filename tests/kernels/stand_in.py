@@ -198,7 +198,7 @@ def _head(text: str) -> str:
 @functools.cache
 def program(text: str, *flags: str, kernels: Path = KERNELS) -> Path:
     """The generated text, the runner and ``MAIN`` as a program."""
-    return _built(_source([text]) + MAIN, kernels, "", "-O1", *flags)
+    return _built(_source([text]) + MAIN, kernels, "", "-O0", *flags)
 
 
 def compile_all(texts: Iterable[str], kernels: Path = KERNELS) -> None:

@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 
 from ringcoll.algorithms import build
-from ringcoll.dtypes import DTYPES, OPS, dtype_of, op_of, premul_sum
+from ringcoll.dtypes import DTYPES, OPS, DType, dtype_of, op_of, premul_sum
 from ringcoll.encode import encode
 from ringcoll.executors.cuda.cache import KernelCache
 from ringcoll.executors.cuda.copies import kernel_part
@@ -58,16 +58,24 @@ def pieces(text: str) -> set[tuple[str, str]]:
     return {(frame, instance) for instance in ("", *INSTANCE.findall(text))}
 
 
+TWINS = {"uint16", "uint32", "uint64", "bfloat16", "float8_e5m2"}
+"""Of the size and accumulator's size of another: every operator on them is compiled too."""
+FRAMED = [dtype for dtype in DTYPES if dtype.name not in TWINS]
+
+
 @functools.cache
 def operators() -> tuple[str, ...]:
-    """In lines and in words the smallest kernel of every element type, with operators by turns."""
+    """In lines and in words the smallest kernel of each kind of element, operators by turns.
+
+    Integers, on which each is legal, come last and take those that are left.
+    """
     found: list[str] = []
     for launch in LAUNCHES:
         program = encode(build("all_reduce", "ring" if launch.in_band else "one_shot", 2), launch)
         layout = Layout(program.collective, (64,))
         at = (Addresses(0, (0, 0), 0),)
         turns: Counter[str] = Counter()
-        for number, dtype in enumerate(DTYPES):
+        for number, dtype in enumerate(reversed(FRAMED)):
             name = min((name for d, name in LEGAL if d == dtype), key=turns.__getitem__)
             turns[name] += 1
             op = premul_sum(1) if name == "premul_sum" else OPS[name]
@@ -102,11 +110,19 @@ def test_there_is_something_of_everything() -> None:
     used = set(re.findall(r'#include "(\w+\.cuh)"', texts))
     others = {"copy_gates.cuh", "staging.cuh", "fold.cuh"}
     assert used == {"ll.cuh", "point_to_point.cuh", "simple.cuh", *others}
-    lines, words = "".join(operators()[: len(DTYPES)]), "".join(operators()[len(DTYPES) :])
+    lines, words = "".join(operators()[: len(FRAMED)]), "".join(operators()[len(FRAMED) :])
     for texts in (lines, words):
-        assert set(re.findall(r"using Type = (\w+);", texts)) == set(TYPES.values())
+        kinds = set(re.findall(r"using Type = (\w+);", texts))
+        assert kinds == {TYPES[dtype.name] for dtype in FRAMED}
         assert set(re.findall(r"using Op = (\w+)<", texts)) == set(OPERATORS.values())
     assert set(re.findall(r"RC_LANES (\d+)", lines)) == {"1", "8"}
+
+
+def test_twins_are_as_large_as_another() -> None:
+    def sizes(dtype: DType) -> tuple[int, int]:
+        return dtype.itemsize, dtype.accumulator.itemsize
+
+    assert {sizes(dtype) for dtype in DTYPES} == {sizes(dtype) for dtype in FRAMED}
 
 
 @pytest.mark.parametrize("arch", ARCHS)
@@ -151,7 +167,7 @@ def test_sends_and_receives_for_gpus_that_only_cuda_12_serves() -> None:
     assert cuda12.compile_kernel(pairs_text(2, 1, 64), "sm_70").startswith(ELF)
 
 
-def test_every_operator_and_every_element_type_in_lines_and_in_words() -> None:
+def test_every_operator_and_each_kind_of_element_in_lines_and_in_words() -> None:
     cubins = KernelCache(None).compile_all(operators(), "sm_90")
     assert all(cubin.startswith(ELF) for cubin in cubins)
 
