@@ -17,8 +17,6 @@ Array = npt.NDArray[Any]
 # DLPack's device types that the CPU can address: its own memory, and CUDA's pinned host memory.
 _HOST = (1, 3)
 _DEVICES = {2: "CUDA", 4: "OpenCL", 7: "Vulkan", 8: "Metal", 10: "ROCm", 13: "CUDA managed"}
-# torch's types that numpy has no name for travel as integers of their width.
-_TORCH_INTEGERS = {"bfloat16": "int16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8"}
 
 
 def flat(obj: object, *, argument: str, where: str, writable: bool) -> Array:
@@ -59,8 +57,10 @@ def _host_view(obj: object, argument: str, where: str, writable: bool) -> Array:
             f"a collective reads and writes memory in place; pass numpy.array(...) or comm.empty"
         )
     try:
-        _refuse_device_memory(obj, argument, where)
-        if "torch" in sys.modules and isinstance(obj, sys.modules["torch"].Tensor):
+        of_torch = "torch" in sys.modules and isinstance(obj, sys.modules["torch"].Tensor)
+        if not (of_torch and getattr(obj, "is_cpu", False)):
+            _refuse_device_memory(obj, argument, where)
+        if of_torch:
             return _torch_view(obj, argument, where, writable)
         return _protocol_view(obj)
     except (ArgumentError, ArgumentTypeError):
@@ -95,21 +95,59 @@ def _has(obj: object, name: str) -> bool:
         return False
 
 
+class _TorchMemory:
+    """A tensor's memory as ``__array_interface__``; an array that views it keeps the tensor."""
+
+    __slots__ = ("__array_interface__", "tensor")
+
+    def __init__(self, tensor: Any, kind: np.dtype[Any]) -> None:
+        self.tensor = tensor
+        self.__array_interface__ = {
+            "data": (tensor.data_ptr(), False),
+            "shape": tuple(tensor.shape),
+            "strides": tuple(step * kind.itemsize for step in tensor.stride()),
+            "typestr": kind.str,
+            "version": 3,
+        }
+
+
 def _torch_view(tensor: Any, argument: str, where: str, writable: bool) -> Array:
+    """By the data pointer: after ``Tensor.numpy()`` torch refuses to resize the storage for good.
+
+    It also refuses what ``numpy()`` refuses, and by reason what has no memory of its own.
+    """
     torch = sys.modules["torch"]
     if writable and tensor.requires_grad:
         raise ArgumentError(
             f"{where}: {argument} is a tensor that requires grad, and autograd does not see what "
             f"a collective writes; pass {argument}.detach()"
         )
-    tensor = tensor.detach()
-    name = str(tensor.dtype).removeprefix("torch.")
-    integers = _TORCH_INTEGERS.get(name)
-    if integers is None:
-        array: Array = tensor.numpy()
-        return array
-    bits: Array = tensor.view(getattr(torch, integers)).numpy()
-    return bits.view(dtype_of(name).numpy)
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        raise TypeError(f"its layout is {tensor.layout}: pass {argument}.to_dense() or its parts")
+    if tensor.is_conj() or tensor.is_neg():
+        bit, way = ("negative", "neg") if tensor.is_neg() else ("conjugate", "conj")
+        raise TypeError(f"its {bit} bit is set: pass {argument}.resolve_{way}()")
+    try:
+        kind = dtype_of(tensor.dtype).numpy
+    except ArgumentTypeError as error:
+        raise ArgumentTypeError(f"{where}: {argument}: {error}") from None
+    if not tensor.numel():
+        return np.empty(tuple(tensor.shape), kind)
+    wraps = type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+    if wraps or torch._is_functional_tensor(tensor) or not tensor.data_ptr():
+        raise TypeError(
+            "it has no memory: it is a fake or functional tensor of torch.compile, or a subclass "
+            "that wraps others, or its storage was freed by resize_(0)"
+        )
+    reach = tensor.storage_offset() + 1
+    reach += sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    held = tensor.untyped_storage().nbytes()
+    if reach * kind.itemsize > held:
+        raise TypeError(
+            f"its storage was resized to {held} bytes, and it needs {reach * kind.itemsize}"
+        )
+    plain = kind if kind.isbuiltin == 1 else np.dtype(f"u{kind.itemsize}")  # ml_dtypes' are void
+    return np.asarray(_TorchMemory(tensor.detach(), plain)).view(kind)
 
 
 def _protocol_view(obj: Any) -> Array:

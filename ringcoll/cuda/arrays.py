@@ -75,6 +75,11 @@ def _of_torch(torch: Any, tensor: Any, writable: bool) -> DeviceArray:
             "is a tensor that requires grad, but autograd does not record what a collective "
             "writes; pass tensor.detach()"
         )
-    count = tensor.numel()
+    count, pointer = tensor.numel(), tensor.data_ptr()
+    if count and not pointer:
+        raise ArgumentTypeError(
+            "has no memory: it is a fake or functional tensor of torch.compile, or a subclass that "
+            "wraps others, or its storage was freed by resize_(0)"
+        )
     ordinal = tensor.device.index
-    return DeviceArray(tensor.data_ptr(), count, row, count * row.itemsize, ordinal, False, tensor)
+    return DeviceArray(pointer, count, row, count * row.itemsize, ordinal, False, tensor)

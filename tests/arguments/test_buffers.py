@@ -6,6 +6,7 @@ import array
 import ctypes
 import mmap
 import re
+import warnings
 
 import ml_dtypes
 import numpy as np
@@ -256,16 +257,88 @@ def test_torch_tensors_that_require_grad():
         view(x, writable=True)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "complex64"])
+def test_a_viewed_torch_tensor_can_still_be_resized(dtype):
+    torch = pytest.importorskip("torch")
+    x = torch.ones(4, dtype=getattr(torch, dtype))
+    seen = view(x, writable=True)
+    seen[0] = 3
+    assert x[0] == 3
+    assert x.resize_(100).numel() == 100
+    x.untyped_storage().resize_(0)
+    assert view(torch.ones(4)).tolist() == [1] * 4
+
+
+def test_a_view_keeps_the_memory_of_a_torch_tensor():
+    torch = pytest.importorskip("torch")
+    x = torch.ones(1 << 20)
+    seen = view(x[3:], writable=True)
+    address, storage = x.data_ptr(), x.untyped_storage()
+    assert storage.data_ptr() == address
+    del x, storage
+    others = [torch.zeros(1 << 20) for _ in range(4)]
+    assert address not in [other.data_ptr() for other in others]
+    assert (seen == 1).all()
+
+
 def test_torch_tensors_that_have_no_plain_memory():
     torch = pytest.importorskip("torch")
     with pytest.raises(ArgumentError, match="not contiguous"):
         view(torch.zeros(2, 3).T)
-    with pytest.raises(ArgumentTypeError, match="cannot view"):
-        view(torch.zeros(3, dtype=torch.complex64).conj())
-    with pytest.raises(ArgumentTypeError, match="cannot view"):
-        view(torch.eye(3).to_sparse())
     with pytest.raises(UsageError, match=WHERE):
         view(torch.zeros(3, device="meta"))
+    conjugate = torch.zeros(3, dtype=torch.complex64).conj()
+    with warnings.catch_warnings(action="ignore"):  # torch calls them a prototype
+        nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    freed, shrunk, empty = torch.ones(4), torch.ones(4), torch.ones(0)
+    freed.untyped_storage().resize_(0)
+    shrunk.untyped_storage().resize_(12)
+    with torch._subclasses.FakeTensorMode():
+        fake = torch.ones(4)
+
+    def make(cls):
+        return torch.Tensor._make_wrapper_subclass(cls, (4,))
+
+    wraps = type("Wrapper", (torch.Tensor,), {"__new__": make, "__torch_dispatch__": None})
+    refused = [
+        (wraps(), "a subclass that wraps others"),
+        (conjugate, r"conjugate bit is set: pass sendbuf\.resolve_conj"),
+        (conjugate.imag, r"negative bit is set: pass sendbuf\.resolve_neg"),
+        (torch.eye(3).to_sparse(), r"layout is torch\.sparse_coo: pass sendbuf\.to_dense"),
+        (torch.eye(3).to_mkldnn(), ""),
+        (nested, "or its parts"),
+        (fake, "has no memory"),
+        (torch._to_functional_tensor(torch.ones(4)), "has no memory"),
+        (torch._efficientzerotensor(4), "has no memory"),
+        (freed, r"storage was freed by resize_\(0\)"),
+        (shrunk, "resized to 12 bytes, and it needs 16"),
+    ]
+    for tensor, words in refused:
+        with pytest.raises(ArgumentTypeError, match=f"cannot view.*{words}"):
+            view(tensor)
+    assert view(empty).size == 0
+    assert view(torch.nn.Parameter(torch.ones(2))).tolist() == [1, 1]
+
+
+def test_torch_tensors_inside_a_transform_are_refused():
+    torch = pytest.importorskip("torch")
+    seen = []
+
+    def inside(x):
+        with pytest.raises(UsageError, match=WHERE) as caught:
+            view(x)
+        seen.append(str(caught.value))
+        return x.sum()
+
+    torch.func.grad(inside)(torch.ones(3))
+    torch.vmap(inside)(torch.ones(2, 3))
+    assert len(seen) == 2
+
+
+def test_torch_dtypes_without_arithmetic_are_refused():
+    torch = pytest.importorskip("torch")
+    with pytest.raises(ArgumentTypeError, match=f"{WHERE}: sendbuf.*float8_e4m3fnuz"):
+        view(torch.ones(3).to(torch.float8_e4m3fnuz))
 
 
 def test_jax_arrays_are_read_only():

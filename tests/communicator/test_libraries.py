@@ -95,6 +95,23 @@ def test_real_tensors(dtype):
     assert ringcoll.spawn(work, 2, device="cpu") == [(True, True)] * 2
 
 
+def test_tensors_are_resized_between_calls():
+    torch = pytest.importorskip("torch")
+
+    def work(comm):
+        x, y = torch.ones(4), torch.ones(4)
+        comm.all_reduce(x)
+        comm.all_reduce(x, y, async_op=True).wait()
+        x.resize_(100).fill_(1)
+        y.untyped_storage().resize_(0)
+        y.untyped_storage().resize_(16)
+        comm.all_reduce(x)
+        comm.all_reduce(x[:4], y)
+        return int(x.sum()), y.tolist()
+
+    assert ringcoll.spawn(work, 2, device="cpu") == [(200, [4] * 4)] * 2
+
+
 def test_other_libraries_are_refused():
     assert "device='cuda'" in refused(ArgumentError, like="cupy")
     assert "one of numpy, cupy, torch" in refused(ArgumentError, like="jax")
