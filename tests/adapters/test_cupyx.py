@@ -6,6 +6,9 @@ import ast
 import importlib.util
 import inspect
 import json
+import logging
+import pickle
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +18,7 @@ import pytest
 
 import ringcoll
 from ringcoll.cupyx import NCCLBackend, RingcollBackend, init_process_group
-from ringcoll.errors import ArgumentError, ArgumentTypeError
+from ringcoll.errors import ArgumentError, ArgumentTypeError, RankLostError
 from tests.adapters.ports import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -141,7 +144,21 @@ def test_point_to_point():
         (lambda b, x: b.all_gather(x, x, 7), ArgumentError, "has 6 elements, and count asks for 7"),
         (lambda b, x: b.all_gather(x[:, ::2], x, 1), ArgumentError, "in_array is contiguous neith"),
         (lambda b, x: b.all_reduce(x, x, "sum", 3), ArgumentError, "CPU ranks have no streams"),
-        (lambda b, x: b.broadcast([1]), ArgumentTypeError, "sendbuf is a list"),
+        (lambda b, x: b.broadcast([1]), ArgumentTypeError, "in_out_array is a list"),
+        (lambda b, x: b.all_reduce(x, x[0]), ArgumentError, "out_array has 3 elements, and in_ar"),
+        (lambda b, x: b.reduce(x, [1]), ArgumentTypeError, "reduce on rank 0: out_array is a"),
+        (lambda b, x: b.all_reduce([1], x), ArgumentTypeError, "in_array is a list"),
+        (lambda b, x: b.all_reduce(x, x.astype(int)), ArgumentTypeError, "in_array and out_array"),
+        (lambda b, x: b.all_reduce(x[:, ::2], x), ArgumentError, "np.ascontiguousarray(in_array)"),
+        (lambda b, x: b.send([1], 0), ArgumentTypeError, "array is a list"),
+        (lambda b, x: b.recv([1], 0), ArgumentTypeError, "out_array is a list"),
+        (lambda b, x: b.recv(x, 3), ArgumentError, "peer=3 is no rank"),
+        (lambda b, x: b.send_recv(x, x, 0), ArgumentError, "out_array overlaps in_array"),
+        (
+            lambda b, x: b.scatter(np.asfortranarray(np.ones((1, 2, 3))), x, 0),
+            ArgumentError,
+            "numpy.ascontiguousarray(in_array)",
+        ),
     ],
 )
 def test_wrong_arguments_are_refused(call, kind, words):
@@ -150,23 +167,72 @@ def test_wrong_arguments_are_refused(call, kind, words):
         with pytest.raises(kind) as caught:
             call(backend, np.zeros((2, 3)))
     assert words in str(caught.value)
+    assert not re.search(r"\b(sendbuf|recvbuf|buf|dest|source|sendrecv)\b", str(caught.value))
+    assert ".T" not in str(caught.value)
+    assert isinstance(caught.value, RuntimeError)
 
 
-def test_sparse_matrices_are_refused():
-    class Sparse:
-        nnz = 3
+def test_rows_in_fortran_order_are_refused_with_what_is_right():
+    def work(backend):
+        x = np.asfortranarray(np.arange(6.0).reshape(2, 3))
+        texts = []
+        for call in (backend.all_to_all, backend.scatter, backend.gather):
+            row = x if call == backend.all_to_all else np.zeros(3)
+            pair = (row, x) if call == backend.gather else (x, row)
+            if backend.rank == 0:
+                with pytest.raises(ArgumentError) as caught:
+                    call(*pair)
+                texts.append(str(caught.value))
+        return texts
 
-    with ringcoll.init_all(1, device="cpu")[0] as comm:
-        backend = RingcollBackend.from_communicator(comm)
-        with pytest.raises(ArgumentTypeError, match="pass its data, indices and indptr"):
-            backend.all_reduce(Sparse(), Sparse())
+    texts = among(2, work)[0]
+    assert len(texts) == 3
+    for text in texts:
+        assert "is in Fortran order, where the ranks' rows are not contiguous" in text
+        assert "pass numpy.ascontiguousarray(" in text
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_a_larger_out_array_keeps_the_rest(order):
+    def work(backend):
+        x, y, z = np.ones((2, 3)), np.full((3, 4), -1.0, order=order), np.full(8, -1.0)
+        backend.all_reduce(x, y)
+        backend.reduce(x, z, 1)
+        return y.ravel(order).tolist(), z.tolist()
+
+    got = among(2, work)
+    assert [y for y, _ in got] == [[2.0] * 6 + [-1.0] * 6] * 2
+    assert [z for _, z in got] == [[-1.0] * 8, [2.0] * 6 + [-1.0] * 2]
+
+
+def test_errors_are_runtime_errors_with_all_that_they_are():
+    zero, one = ringcoll.init_all(2, device="cpu")
+    one.close()
+    with pytest.raises(RuntimeError) as caught:
+        RingcollBackend.from_communicator(zero).barrier()
+    error = caught.value
+    assert isinstance(error, RankLostError)
+    assert (type(error).__name__, error.left) == ("RankLostError", 1)
+    again = pickle.loads(pickle.dumps(error))  # noqa: S301
+    assert (type(again), str(again)) == (type(error), str(error))
 
 
 def test_other_backends_and_ranks_are_refused():
     with pytest.raises(ArgumentError, match="this module has 'ringcoll'"):
-        init_process_group(2, 0, backend="nccl")
-    with pytest.raises(ArgumentError, match="rank 2 of 2"):
-        init_process_group(2, 2, port=1)
+        init_process_group(2, 0, backend="mpi")
+    for n_devices, rank in ((2, 2), (2, -1), (0, 0), (-1, 0)):
+        with pytest.raises(ValueError, match=f"rank {rank} of {n_devices}"):
+            init_process_group(n_devices, rank, port=1)
+
+
+def test_nccl_as_the_backend_is_taken_with_a_note(caplog):
+    with caplog.at_level(logging.INFO, logger="ringcoll"):
+        comm = init_process_group(1, 0, backend="nccl", device="cpu")
+    x = np.ones(3)
+    comm.all_reduce(x, x)
+    comm.stop()
+    assert x.tolist() == [1] * 3
+    assert "backend='nccl' is taken: the calls go through ringcoll" in caplog.text
 
 
 PROGRAM = """

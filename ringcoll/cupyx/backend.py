@@ -1,22 +1,14 @@
-"""The class and the methods of ``cupyx.distributed``, over ringcoll.
-
-A program changes one import, ``from ringcoll.cupyx import init_process_group``, and also runs on
-numpy arrays where there is no GPU. The differences, all on the generous side:
-
-- complex arrays take every operator that is defined on them, and further operators have their
-  names in ringcoll ("avg", "band", ...); a rank that does not need an array may pass None for it;
-- a result is rounded once (see the README), and all ranks get the same bits;
-- ``barrier`` also waits for what the calling rank has enqueued on its current stream;
-- sparse matrices are refused: pass their ``data``, ``indices`` and ``indptr`` one by one.
-
-Errors are those of :mod:`ringcoll.errors`.
-"""
+"""One rank of ``cupyx.distributed``'s process group: the class, its calls on arrays, its start."""
 
 from __future__ import annotations
 
+import functools
+import logging
 import os
+import re
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ringcoll.bootstrap import bootstrap_of
 from ringcoll.bootstrap.mpi import load_mpi
@@ -25,22 +17,72 @@ from ringcoll.communicator.public import Communicator
 from ringcoll.communicator.start import communicator_on
 from ringcoll.config import starting
 from ringcoll.cuda.device import available
+from ringcoll.cupyx.matrices import is_sparse
+from ringcoll.cupyx.sparse import SparseCalls
 from ringcoll.dtypes import Op
-from ringcoll.errors import ArgumentError, ArgumentTypeError
+from ringcoll.errors import ArgumentError, Error, UsageError
 from ringcoll.fabric import open_fabric
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 _HOST, _PORT = "127.0.0.1", 13333  # cupyx's
+_log = logging.getLogger("ringcoll")
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+_runtime_errors: dict[type[Error], type[Error]] = {}
+
+
+def _runtime_error(kind: type[Error]) -> type[Error]:
+    """The kind of error that is a RuntimeError too: programs for CuPy catch that."""
+    if issubclass(kind, RuntimeError):
+        return kind
+    if kind not in _runtime_errors:
+        reduced = {"__reduce__": lambda error: (_rebuilt, (kind, error.args))}
+        body = {"__module__": kind.__module__, "__doc__": kind.__doc__, **reduced}
+        _runtime_errors[kind] = type(kind.__name__, (kind, RuntimeError), body)
+    return _runtime_errors[kind]
+
+
+def _rebuilt(kind: type[Error], arguments: tuple[Any, ...]) -> Error:
+    """An error that another process has pickled."""
+    return _runtime_error(kind)(*arguments)
+
+
+def _as_cupy(**names: str) -> Callable[[_Method], _Method]:
+    """A method whose errors are RuntimeErrors and name its arguments; ``names`` by ringcoll's."""
+    words = re.compile(rf"\b({'|'.join(names)})\b|\b(?:dest|source)=")
+
+    def name(found: re.Match[str]) -> str:
+        return names.get(found[0], "peer=")
+
+    def decorate(method: _Method) -> _Method:
+        @functools.wraps(method)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return method(*args, **kwargs)
+            except Error as error:
+                if isinstance(error, UsageError):
+                    error.args = (words.sub(name, str(error)),)
+                error.__class__ = _runtime_error(type(error))  # with its traceback and attributes
+                raise
+
+        return call  # type: ignore[return-value]
+
+    return decorate
+
+
+_pair = _as_cupy(sendbuf="in_array", recvbuf="out_array", sendrecv="send_recv")
 
 
 class RingcollBackend:
     """One rank's end of a communicator, with the methods of ``cupyx.distributed.NCCLBackend``.
 
-    Arrays are contiguous in C or Fortran order; a ``stream`` of None is CuPy's current one. CPU
-    ranks (``device="cpu"``, numpy arrays) have no streams, and their calls return when the result
-    is there.
+    Arrays are contiguous in C or Fortran order, and elements keep their places in memory; sparse
+    matrices are CuPy's or SciPy's in csr, csc or coo. A ``stream`` of None is CuPy's current one.
+    CPU ranks (``device="cpu"``, numpy arrays) have no streams, and their calls return when the
+    result is there.
 
     Args:
         n_devices: how many ranks there are.
@@ -54,6 +96,7 @@ class RingcollBackend:
 
     """
 
+    @_pair
     def __init__(
         self,
         n_devices: int,
@@ -81,12 +124,14 @@ class RingcollBackend:
             finally:
                 meeting.close()
         self._n_devices, self.rank = n_devices, rank
+        self._sparse = SparseCalls(self._comm)
 
     @classmethod
     def from_communicator(cls, comm: Communicator) -> Self:
         """The same methods on a communicator that exists, such as one of ``ringcoll.spawn``."""
         made = cls.__new__(cls)
         made._comm, made._n_devices, made.rank = comm, comm.nranks, comm.rank
+        made._sparse = SparseCalls(comm)
         return made
 
     @property
@@ -94,78 +139,145 @@ class RingcollBackend:
         """What carries the calls: for ``empty``, options of a call, and what cupyx lacks."""
         return self._comm
 
+    @_pair
     def all_reduce(self, in_array: Any, out_array: Any, op: Op = "sum", stream: Any = None) -> None:
         """Combine every rank's ``in_array``; all ranks get the result. They may be the same."""
-        self._comm.all_reduce(_memory(in_array), _memory(out_array), op, **_on(stream))
+        if is_sparse(in_array):
+            with self._sparse.on("all_reduce", stream):
+                return self._sparse.all_reduce(in_array, out_array, op)
+        send, recv = _pair_of(in_array, out_array)
+        self._comm.all_reduce(send, recv, op, **_on(stream))
 
+    @_pair
     def reduce(
         self, in_array: Any, out_array: Any, root: int = 0, op: Op = "sum", stream: Any = None
     ) -> None:
         """Combine every rank's ``in_array``; the ``out_array`` of ``root`` alone is written."""
-        out = _memory(out_array) if self.rank == root else None
-        self._comm.reduce(_memory(in_array), out, op, root, **_on(stream))
+        if is_sparse(in_array):
+            with self._sparse.on("reduce", stream):
+                return self._sparse.reduce(in_array, out_array, root, op)
+        send, recv = _pair_of(in_array, out_array if self.rank == root else None)
+        self._comm.reduce(send, recv, op, root, **_on(stream))
 
+    @_as_cupy(sendbuf="in_out_array")
     def broadcast(self, in_out_array: Any, root: int = 0, stream: Any = None) -> None:
         """Copy the array of ``root`` to all ranks."""
+        if is_sparse(in_out_array):
+            with self._sparse.on("broadcast", stream):
+                return self._sparse.broadcast(in_out_array, root)
         self._comm.broadcast(_memory(in_out_array), None, root, **_on(stream))
 
+    @_pair
     def reduce_scatter(
         self, in_array: Any, out_array: Any, count: int, op: Op = "sum", stream: Any = None
     ) -> None:
-        """Combine ``n_devices`` segments of ``count`` elements; rank r gets segment r."""
+        """Combine ``n_devices`` segments of ``count`` elements; rank r gets segment r.
+
+        Of sparse matrices ``in_array`` is a list, one for each rank, and ``count`` is not used.
+        """
+        if is_sparse(in_array) or is_sparse(out_array):
+            with self._sparse.on("reduce_scatter", stream):
+                return self._sparse.reduce_scatter(in_array, out_array, op)
         send = _first(in_array, self._n_devices * count, "in_array")
         self._comm.reduce_scatter(send, _first(out_array, count, "out_array"), op, **_on(stream))
 
+    @_pair
     def all_gather(self, in_array: Any, out_array: Any, count: int, stream: Any = None) -> None:
-        """Every rank gets ``count`` elements of all ranks, in rank order."""
+        """Every rank gets ``count`` elements of all ranks, in rank order.
+
+        Of sparse matrices those of all ranks are appended to the list ``out_array``.
+        """
+        if is_sparse(in_array):
+            with self._sparse.on("all_gather", stream):
+                return self._sparse.all_gather(in_array, out_array)
         recv = _first(out_array, self._n_devices * count, "out_array")
         self._comm.all_gather(_first(in_array, count, "in_array"), recv, **_on(stream))
 
+    @_as_cupy(buf="array", sendbuf="array", in_array="array")
     def send(self, array: Any, peer: int, stream: Any = None) -> None:
         """Send to rank ``peer``, which calls ``recv``."""
+        if is_sparse(array):
+            with self._sparse.on("send", stream):
+                return self._sparse.send(array, peer)
         self._comm.send(_memory(array), peer, **_on(stream))
 
+    @_as_cupy(buf="out_array", recvbuf="out_array")
     def recv(self, out_array: Any, peer: int, stream: Any = None) -> None:
         """Receive from rank ``peer`` as many elements as it sends."""
+        if is_sparse(out_array):
+            with self._sparse.on("recv", stream):
+                return self._sparse.recv(out_array, peer)
         self._comm.recv(_memory(out_array), peer, **_on(stream))
 
+    @_pair
     def send_recv(self, in_array: Any, out_array: Any, peer: int, stream: Any = None) -> None:
         """Exchange arrays with rank ``peer``."""
+        if is_sparse(in_array):
+            with self._sparse.on("send_recv", stream):
+                return self._sparse.send_recv(in_array, out_array, peer)
         self._comm.sendrecv(_memory(in_array), peer, _memory(out_array), peer, **_on(stream))
 
+    @_pair
     def scatter(self, in_array: Any, out_array: Any, root: int = 0, stream: Any = None) -> None:
-        """Rank r gets ``in_array[r]`` of ``root``; only there it is looked at."""
+        """Rank r gets ``in_array[r]`` of ``root``; only there it is looked at.
+
+        Of sparse matrices ``in_array`` is a list.
+        """
+        if is_sparse(out_array):
+            with self._sparse.on("scatter", stream):
+                return self._sparse.scatter(in_array, out_array, root)
         send = self._rows(in_array, "in_array", "scatter") if self.rank == root else None
         self._comm.scatter(send, _memory(out_array), root, **_on(stream))
 
+    @_pair
     def gather(self, in_array: Any, out_array: Any, root: int = 0, stream: Any = None) -> None:
-        """``out_array[r]`` of ``root``, the only one that is looked at, becomes rank r's array."""
+        """``out_array[r]`` of ``root``, the only one that is looked at, becomes rank r's array.
+
+        Of sparse matrices those of all ranks are appended to the list ``out_array``.
+        """
+        if is_sparse(in_array):
+            with self._sparse.on("gather", stream):
+                return self._sparse.gather(in_array, out_array, root)
         recv = self._rows(out_array, "out_array", "gather") if self.rank == root else None
         self._comm.gather(_memory(in_array), recv, root, **_on(stream))
 
+    @_pair
     def all_to_all(self, in_array: Any, out_array: Any, stream: Any = None) -> None:
-        """``in_array[q]`` goes to rank q; ``out_array[p]`` came from rank p."""
+        """``in_array[q]`` goes to rank q; ``out_array[p]`` came from rank p.
+
+        Of sparse matrices ``in_array`` is a list, and what came is appended to a list.
+        """
+        if is_sparse(in_array):
+            with self._sparse.on("all_to_all", stream):
+                return self._sparse.all_to_all(in_array, out_array)
         send = self._rows(in_array, "in_array", "all_to_all")
         recv = self._rows(out_array, "out_array", "all_to_all")
         self._comm.all_to_all(send, recv, **_on(stream))
 
+    @_pair
     def barrier(self) -> None:
         """Let the host wait until all ranks have come."""
         self._comm.barrier()
         self._comm.synchronize()
 
+    @_pair
     def stop(self) -> None:
         """The end of the communicator; not collective, idempotent."""
         self._comm.close()
 
     def _rows(self, array: Any, argument: str, call: str) -> Any:
         """An array with a row for each rank, in C order: only there are rows contiguous."""
-        _refuse_sparse(array, argument)
         shape = getattr(array, "shape", ())
+        where = f"{call} on rank {self.rank}: {argument}"
         if not shape or shape[0] != self._n_devices:
             raise ArgumentError(
-                f"{call} on rank {self.rank}: {argument} has shape {shape}, wanted "
-                f"({self._n_devices}, ...): a row for each rank"
+                f"{where} has shape {shape}, wanted ({self._n_devices}, ...): a row for each rank"
+            )
+        flags = getattr(array, "flags", None)
+        if flags is not None and flags.f_contiguous and not flags.c_contiguous:
+            raise ArgumentError(
+                f"{where} is in Fortran order, where the ranks' rows are not contiguous; pass "
+                f"{self._comm.xp.__name__}.ascontiguousarray({argument})"
             )
         return array
 
@@ -190,7 +302,7 @@ def init_process_group(
     Args:
         n_devices: how many ranks there are; each calls this once.
         rank: this rank, from 0.
-        backend: "ringcoll".
+        backend: "ringcoll"; "nccl" is taken as that, with a line in the log.
         host: where rank 0 listens while the ranks meet; None: ``CUPYX_DISTRIBUTED_HOST``, else
             127.0.0.1.
         port: of that; None: ``CUPYX_DISTRIBUTED_PORT``, else 13333.
@@ -203,8 +315,12 @@ def init_process_group(
         DeadlineError: a rank did not come.
 
     """
-    if backend != "ringcoll":
+    if backend == "nccl":
+        _log.info("cupyx: backend='nccl' is taken: the calls go through ringcoll, not NCCL")
+    elif backend != "ringcoll":
         raise ArgumentError(f"backend={backend!r}: this module has 'ringcoll'; leave it out")
+    if not 0 <= rank < n_devices:
+        raise ArgumentError(f"rank {rank} of {n_devices}: pass a rank from 0 to n_devices - 1")
     host = host or os.environ.get("CUPYX_DISTRIBUTED_HOST", _HOST)
     port = port or int(os.environ.get("CUPYX_DISTRIBUTED_PORT", _PORT))
     return RingcollBackend(n_devices, rank, host, port, use_mpi, device=device, timeout=timeout)
@@ -230,28 +346,28 @@ def _on(stream: Any) -> dict[str, Any]:
 
 def _memory(array: Any) -> Any:
     """The array, or its transpose if that is how it lies in memory: elements are not reordered."""
-    _refuse_sparse(array, "array")
     flags = getattr(array, "flags", None)
     if flags is not None and flags.f_contiguous and not flags.c_contiguous:
         return array.T
     return array
 
 
-def _first(array: Any, count: int, argument: str) -> Any:
+def _pair_of(in_array: Any, out_array: Any) -> tuple[Any, Any]:
+    """Memory of both; of a larger ``out_array`` the first elements, as in CuPy."""
+    send, size = _memory(in_array), getattr(in_array, "size", None)
+    larger = isinstance(size, int) and isinstance(getattr(out_array, "size", None), int)
+    return send, _first(out_array, size, "out_array", "in_array has") if larger else _memory(
+        out_array
+    )
+
+
+def _first(array: Any, count: Any, argument: str, wanted: str = "count asks for") -> Any:
     """The first elements of the array's memory."""
     memory = _memory(array)
     if memory is None or memory.size == count:
         return memory
     if not 0 <= count <= memory.size:
-        raise ArgumentError(f"{argument} has {memory.size} elements, and count asks for {count}")
+        raise ArgumentError(f"{argument} has {memory.size} elements, and {wanted} {count}")
     if not memory.flags.c_contiguous:
         raise ArgumentError(f"{argument} is contiguous neither in C nor in Fortran order")
     return memory.reshape(-1)[:count]
-
-
-def _refuse_sparse(array: Any, argument: str) -> None:
-    if hasattr(array, "nnz"):
-        raise ArgumentTypeError(
-            f"{argument} is a sparse matrix, which no call carries; pass its data, indices and "
-            f"indptr (or row and col) one by one"
-        )
