@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import operator
+from typing import Any
+
 import pytest
 
 import ringcoll
@@ -48,6 +52,72 @@ def test_methods(nranks):
             assert {*x.get().ravel().tolist()} == {float(n)}
 
     n -= n % 2 if n > 1 else 0  # each rank has a peer
+    ringcoll.spawn(work, n, device="cuda", timeout=20)
+
+
+@pytest.mark.parametrize("kind", ["csr", "csc", "coo"])
+@pytest.mark.parametrize("nranks", NRANKS)
+def test_sparse_matrices(nranks, kind):
+    from cupyx.scipy import sparse
+
+    n = min(8, len(devices())) if nranks == "each" else nranks
+    n -= n % 2 if n > 1 else 0  # each rank has a peer
+
+    def work(comm):
+        backend, xp, rank = RingcollBackend.from_communicator(comm), comm.xp, comm.rank
+
+        def matrix(seed, dtype="float64"):
+            full = xp.random.RandomState(seed).randint(0, 5, (6, 6)) * (xp.eye(6) + xp.tri(6))
+            return getattr(sparse, f"{kind}_matrix")(full.astype(dtype))
+
+        def empty():
+            return getattr(sparse, f"{kind}_matrix")((1, 1), dtype="float64")
+
+        def check(found, wanted):
+            assert found.format == kind
+            assert found.shape == (6, 6)
+            assert (found.todense().get() == wanted).all()
+
+        with on(comm):
+            every = [matrix(r).todense().get() for r in range(n)]
+            out, part, mine, came = empty(), empty(), empty(), empty()
+            gathered: list[Any] = []
+            turned: list[Any] = []
+            at_root: list[Any] = []
+            backend.all_reduce(matrix(rank), out, "sum")
+            check(out, sum(every))
+            stream, factor = xp.cuda.Stream(non_blocking=True), matrix(rank)
+            xp.cuda.Device().synchronize()
+            backend.all_reduce(factor, out, "prod", stream)
+            stream.synchronize()
+            check(out, functools.reduce(operator.matmul, every))
+            backend.reduce(matrix(rank), part, n - 1)
+            if rank == n - 1:
+                check(part, sum(every))
+            sent = matrix(7) if rank == 0 else empty()
+            backend.broadcast(sent)
+            check(sent, matrix(7).todense().get())
+            backend.all_gather(matrix(rank), gathered, 1)
+            backend.gather(matrix(rank), at_root, 0)
+            backend.all_to_all([matrix(10 * rank + q) for q in range(n)], turned)
+            backend.scatter([matrix(q) for q in range(n)], mine, 0)
+            check(mine, every[rank])
+            backend.reduce_scatter([matrix(q) for q in range(n)], mine, 1)
+            check(mine, n * every[rank])
+            for r in range(n):
+                check(gathered[r], every[r])
+                check(turned[r], matrix(10 * r + rank).todense().get())
+            assert len(at_root) == (n if rank == 0 else 0)
+            if n > 1:
+                backend.send_recv(matrix(rank), came, rank ^ 1)
+                check(came, every[rank ^ 1])
+                if rank % 2:
+                    backend.recv(came, rank - 1)
+                else:
+                    backend.send(matrix(3), rank + 1)
+                    came = matrix(3)
+                check(came, matrix(3).todense().get())
+
     ringcoll.spawn(work, n, device="cuda", timeout=20)
 
 
