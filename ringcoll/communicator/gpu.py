@@ -17,7 +17,7 @@ from ringcoll.cuda.arrays import device_array
 from ringcoll.cuda.device import Device
 from ringcoll.cuda.streams import outside_capture
 from ringcoll.dtypes import dtype_of
-from ringcoll.errors import ArgumentError, Error, LaunchRefused, MachineError
+from ringcoll.errors import AbortedError, ArgumentError, Error, LaunchRefused, MachineError
 from ringcoll.executors.contract import GroupCall
 from ringcoll.executors.cuda.async_errors import Watchdog
 from ringcoll.executors.cuda.cuda_call import CudaCall
@@ -233,9 +233,9 @@ class CudaState(RankState):
         """None: kernels wait, and their report names the call."""
         return None
 
-    def abort(self, reason: str) -> None:
+    def abort(self, reason: str, *, error: type[BaseException] = AbortedError) -> None:
         """Abort the communicator, and stop the kernels of this rank that wait."""
-        super().abort(reason)
+        super().abort(reason, error=error)
         self.cuda.give_up()
 
     def leave(self) -> None:

@@ -19,14 +19,21 @@ from ringcoll.collectives import COLLECTIVES
 from ringcoll.communicator.gpu import CudaState
 from ringcoll.communicator.group import wait_for
 from ringcoll.communicator.machine import agree
-from ringcoll.communicator.rank import SCRATCH_BYTES, RankState, error_text, with_options
+from ringcoll.communicator.rank import SCRATCH_BYTES, RankState, reason_of, with_options
 from ringcoll.communicator.topology import Topology
 from ringcoll.config import Config
 from ringcoll.cuda.arrays import device_array
 from ringcoll.cuda.device import Device
 from ringcoll.cuda.streams import outside_capture
 from ringcoll.dtypes import dtype_of, op_of
-from ringcoll.errors import ArgumentError, ClosedError, Error, MachineError, MismatchError
+from ringcoll.errors import (
+    AbortedError,
+    ArgumentError,
+    ClosedError,
+    Error,
+    MachineError,
+    MismatchError,
+)
 from ringcoll.executors.contract import Executor, GroupCall, PairExecutor
 from ringcoll.executors.cpu import CpuExecutor
 from ringcoll.executors.cuda.loader import DeferredLoader, Loader
@@ -325,7 +332,7 @@ class NodesState(RankState):
         if self.broken is None:
             return
         self.cuda.give_up()
-        self.inside.abort(error_text(error))
+        self.inside.abort(reason_of(error), error=type(error))
         on_worker = self._worker is not None and self._worker.is_current()
         self.raised = self.raised or not on_worker
         if partial and not on_worker:
@@ -333,11 +340,11 @@ class NodesState(RankState):
             with contextlib.suppress(Error):
                 self.cuda.synchronize()
 
-    def abort(self, reason: str) -> None:
+    def abort(self, reason: str, *, error: type[BaseException] = AbortedError) -> None:
         """Abort the communicator, and release the streams of this rank that wait."""
-        super().abort(reason)
+        super().abort(reason, error=error)
         self.cuda.give_up()
-        self.inside.abort(reason)
+        self.inside.abort(reason, error=error)
 
     def synchronize(self) -> None:
         """Wait for the enqueued calls; :meth:`check` raises their errors."""

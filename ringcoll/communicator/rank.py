@@ -81,7 +81,7 @@ class RankState:
                 self.topology = agree_among(fabric, above, ranks, on_gpu=self.on_gpu)
             self._equip(parent, ranks)
         except BaseException as error:
-            fabric.abort(_reason(error), error=type(error))
+            fabric.abort(reason_of(error), error=type(error))
             fabric.close()
             raise
         self.broken: BaseException | None = None
@@ -282,7 +282,7 @@ class RankState:
             self._name_missed_call(error)
             self.broken = error
             _log.error("%s: %s", self, error_text(error))
-            self.fabric.abort(_reason(error), error=type(error))
+            self.fabric.abort(reason_of(error), error=type(error))
 
     def _name_missed_call(self, error: BaseException) -> None:
         """Add to a RankLostError the call that the rank has not made."""
@@ -358,14 +358,14 @@ class RankState:
 
     # -- the end -----------------------------------------------------------------------------
 
-    def abort(self, reason: str) -> None:
-        """Abort the communicator: the calls of all ranks fail with ``reason``."""
+    def abort(self, reason: str, *, error: type[BaseException] = AbortedError) -> None:
+        """Abort the communicator: the calls of the other ranks raise ``error`` with ``reason``."""
         if self.closed:
             return
         if self.broken is None:
             self.broken = ClosedError(f"rank {self.fabric.rank} aborted: {reason}")
         self.settled = True
-        self.fabric.abort(reason)
+        self.fabric.abort(reason, error=error)
 
     def stop(self) -> None:
         """Wait for the asynchronous calls; the caller holds no lock that they take."""
@@ -408,7 +408,7 @@ def with_options(call: Call, config: Config) -> Call:
     return replace(call, tag=config.tag) if config.tag else call
 
 
-def _reason(error: BaseException) -> str:
+def reason_of(error: BaseException) -> str:
     """Why a rank aborts; without the name of a class that the other ranks raise, too."""
     if type(error) in (AbortedError, DeadlineError, MismatchError, RankLostError):
         return str(error)
