@@ -1,7 +1,10 @@
 """Detecting the machine that the tests run on: it must not contradict itself or CUDA."""
 
+import ctypes
+
 import pytest
 
+from ringcoll.cuda.device import devices
 from ringcoll.topology.build import build
 from ringcoll.topology.busid import bus_id
 from ringcoll.topology.detect import collect, detect, detection, measure
@@ -51,6 +54,27 @@ def test_the_facts_agree_with_each_other(cuda):
         assert len(gpu.links or ()) <= 36
         assert all(link.speed is None or link.speed >= 0 for link in gpu.links or ())
     assert len(facts.pairs) == len(facts.gpus) * (len(facts.gpus) - 1)
+
+
+@pytest.mark.gpu
+def test_a_device_has_the_bus_address_that_nvml_has_for_its_uuid(cuda):
+    """Alike GPUs differ in nothing else: here CUDA's number and the address come by two ways."""
+    nvml = pytest.importorskip("pynvml")
+    driver = ctypes.CDLL("libcuda.so.1")
+    assert driver.cuInit(0) == 0
+    assert [device.ordinal for device in devices()] == list(range(cuda.getDeviceCount()))
+    nvml.nvmlInit()
+    try:
+        for device in devices():
+            number, uuid = ctypes.c_int(), ctypes.create_string_buffer(16)
+            assert driver.cuDeviceGet(ctypes.byref(number), device.ordinal) == 0
+            assert driver.cuDeviceGetUuid(uuid, number) == 0  # of the GPU, also where it is shared
+            handle = nvml.nvmlDeviceGetHandleByPciBusId(device.pci)
+            found = nvml.nvmlDeviceGetUUID(handle)
+            found = found if isinstance(found, str) else found.decode()
+            assert found.removeprefix("GPU-").replace("-", "") == uuid.raw.hex()
+    finally:
+        nvml.nvmlShutdown()
 
 
 @pytest.mark.gpu

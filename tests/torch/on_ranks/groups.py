@@ -128,7 +128,7 @@ def a_rank_that_does_not_come(rank, n):
             dist.barrier(group=group)
         with pytest.raises(RuntimeError, match=" closed "):
             dist.send(x, (rank + 1) % 3, group=group)
-        assert time.monotonic() - began < 1.0
+        assert time.monotonic() - began < 4  # three waits would take 4.5 s
     dist.barrier()
     dist.destroy_process_group(group)
 
