@@ -179,12 +179,8 @@ class ReduceOp:
         truth: Array = raw != 0
         return truth.astype(dtype.accumulator)
 
-    def combine(self, left: Array, right: Array, out: Array) -> None:
-        """``out = left ∘ right`` elementwise, all in the accumulator type."""
-        self.ufunc(out.dtype)(left, right, out=out)
-
     def ufunc(self, accumulator: np.dtype[Any]) -> Callable[..., object]:
-        """The function ``(left, right, out=)`` behind :meth:`combine` on this accumulator type."""
+        """The function ``(left, right, out=)``: ``out = left ∘ right`` in this accumulator type."""
         if accumulator.kind == "c" and self.name == "prod":
             return _complex_product
         return (_BOOL_UFUNCS if accumulator == np.bool_ else _UFUNCS)[self.name]

@@ -103,7 +103,7 @@ def hold(processes: frozenset[object], meeting: Exit) -> None:
     _exits.setdefault(processes, meeting)
     if not _hooked:
 
-        def finalizing(communicator: object, keyval: int, value: object) -> None:
+        def finalizing(*_: object) -> None:  # the communicator, keyval and value of MPI
             _finalizing()
 
         keyval = mpi.Comm.Create_keyval(delete_fn=finalizing)

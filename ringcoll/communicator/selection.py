@@ -135,7 +135,7 @@ def _selected(
         launch = Launch("Simple", slices, _WINDOW, mapped, in_place, nodes)
         layout = replace(layout, slices=slices)
         program = encode(plan, launch)
-        if program.scratch * program.slots * slot_bytes(call, program, layout) <= half:
+        if program.scratch * program.slots * slot_bytes(call, layout) <= half:
             break
         if layout.width() <= align:
             raise LaunchRefused(

@@ -20,9 +20,7 @@ __all__ = ["DeviceArray", "device_array", "from_pointer", "stream_pointer"]
 _TORCH_ROWS: dict[object, DType] = {}  # by torch's dtype, filled when one is first used
 
 
-def device_array(
-    obj: Any, *, argument: str, where: str, writable: bool = False, ordinal: int | None = None
-) -> DeviceArray:
+def device_array(obj: Any, *, argument: str, where: str, ordinal: int | None = None) -> DeviceArray:
     """The memory of an array with ``__cuda_array_interface__`` (version 2 or 3) or DLPack.
 
     ``argument`` and ``where``, the call and the rank, are for messages; ``ordinal`` is the device
@@ -33,7 +31,7 @@ def device_array(
         if cupy is not None and isinstance(obj, cupy.ndarray):
             found = of_cupy(obj)
         elif torch is not None and isinstance(obj, torch.Tensor):
-            found = _of_torch(torch, obj, writable)
+            found = _of_torch(torch, obj)
         elif isinstance(obj, RawArray):
             nbytes = obj.size * obj.dtype.itemsize
             found = DeviceArray(obj.pointer, obj.size, obj.dtype, nbytes, obj.device, False, obj)
@@ -41,11 +39,6 @@ def device_array(
             found = of_protocol(obj)
     except (ArgumentError, ArgumentTypeError) as error:
         raise type(error)(f"{where}: {argument} {error}") from None
-    if writable and found.readonly:
-        raise ArgumentError(
-            f"{where}: {argument} is read-only, but the call writes to it; pass a writable array, "
-            "or this one as sendbuf with another recvbuf"
-        )
     if ordinal is not None and found.ordinal != ordinal and found.nbytes:
         raise ArgumentError(
             f"{where}: {argument} is on device {found.ordinal}, but this rank is on device "
@@ -54,7 +47,7 @@ def device_array(
     return found
 
 
-def _of_torch(torch: Any, tensor: Any, writable: bool) -> DeviceArray:
+def _of_torch(torch: Any, tensor: Any) -> DeviceArray:
     if not tensor.is_cuda:
         raise on_host(f"a tensor on {tensor.device}", "tensor.cuda()")
     kind = tensor.dtype
@@ -69,11 +62,6 @@ def _of_torch(torch: Any, tensor: Any, writable: bool) -> DeviceArray:
         raise ArgumentError(
             "is a lazily conjugated or negated view; pass tensor.resolve_conj() or "
             "tensor.resolve_neg()"
-        )
-    if writable and tensor.requires_grad:
-        raise ArgumentError(
-            "is a tensor that requires grad, but autograd does not record what a collective "
-            "writes; pass tensor.detach()"
         )
     count, pointer = tensor.numel(), tensor.data_ptr()
     if count and not pointer:

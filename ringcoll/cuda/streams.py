@@ -25,11 +25,9 @@ _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 _IMPLICIT = 906  # cudaErrorStreamCaptureImplicit
 
 
-def stream_pointer(
-    stream: Any, like: Any = None, *, ordinal: int | None = None, where: str = "stream"
-) -> int:
+def stream_pointer(stream: Any, like: Any = None, *, ordinal: int | None = None) -> int:
     """The handle of a stream alone, see :func:`stream_of`."""
-    return stream_of(stream, like, ordinal=ordinal, where=where)[0]
+    return stream_of(stream, like, ordinal=ordinal)[0]
 
 
 def stream_of(

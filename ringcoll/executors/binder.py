@@ -82,7 +82,7 @@ class Binder:
             layout=choice.layout,
             user=user,
             scratch=self._scratch(active.epoch & 1),
-            slot_bytes=slot_bytes(call, program, choice.layout),
+            slot_bytes=slot_bytes(call, choice.layout),
             slots=program.slots,
             ranks=range(self.nranks),
             flag=self._flags(program),
@@ -163,8 +163,8 @@ class Binder:
         return lambda: kept
 
 
-def slot_bytes(call: Call, program: Program, layout: Layout) -> int:
-    """Bytes of a SCRATCH slot: the longest slice in the widest type that the plan keeps there."""
+def slot_bytes(call: Call, layout: Layout) -> int:
+    """Bytes of a SCRATCH slot: the longest slice in the widest type that a plan keeps there."""
     item = call.dtype.itemsize
     if call.op is not None:
         item = max(item, call.dtype.partial.itemsize)

@@ -64,14 +64,14 @@ def without_signals(plan: Plan) -> Plan:
     for block, step in plan.order:
         for src in step.srcs:
             if src.rank != block.rank:
-                raise _refused(plan, block, step, f"reads {src} in another rank's memory")
+                raise _refused(plan, block, f"reads {src} in another rank's memory")
         for wait in step.waits:
             lines = sent[wait, block].popleft() if sent.get((wait, block)) else ()
             if not set(lines) & set(step.srcs):
-                raise _refused(plan, block, step, f"waits for {wait} without reading its data")
+                raise _refused(plan, block, f"waits for {wait} without reading its data")
         for dst in step.dsts:
             if dst.buffer is Buffer.SCRATCH and dst in written:
-                raise _refused(plan, block, step, f"writes {dst} for the second time")
+                raise _refused(plan, block, f"writes {dst} for the second time")
             written.add(dst)
         for signal in step.signals:
             sent.setdefault((block, signal), deque()).append(step.dsts)
@@ -79,7 +79,7 @@ def without_signals(plan: Plan) -> Plan:
     return plan.with_order(tuple(order))
 
 
-def _refused(plan: Plan, block: Block, step: Step, what: str) -> LaunchRefused:
+def _refused(plan: Plan, block: Block, what: str) -> LaunchRefused:
     return LaunchRefused(
         f"{plan.collective}: {block} {what}, and LL and LL128 have no signals beside the data; "
         f"protocol='Simple' runs it"

@@ -19,7 +19,7 @@ def stage(plan: Plan, launch: Launch) -> Plan:
     several writes once into its own SCRATCH, and every owner fetches its copy from there: n - 1
     reads instead of n - 1 writes and n - 1 reads.
     """
-    if not any(_remote(plan, launch, block, step) for block, step in plan.order):
+    if not any(_remote(launch, block, step) for block, step in plan.order):
         return plan
     if plan.synchronised:
         raise LaunchRefused(f"{plan.collective}: hand-written synchronisation cannot be staged")
@@ -30,7 +30,7 @@ def _unmapped(launch: Launch, block: Block, chunk: Chunk) -> bool:
     return chunk.rank != block.rank and chunk.buffer.given and chunk.buffer not in launch.mapped
 
 
-def _remote(plan: Plan, launch: Launch, block: Block, step: Step) -> bool:
+def _remote(launch: Launch, block: Block, step: Step) -> bool:
     return any(_unmapped(launch, block, chunk) for chunk in (*step.srcs, *step.dsts))
 
 
@@ -46,7 +46,7 @@ class _Stager:
 
     def run(self) -> Plan:
         for block, step in self.plan.order:
-            if not _remote(self.plan, self.launch, block, step):
+            if not _remote(self.launch, block, step):
                 self.add(block, step)
                 continue
             for k in range((step.srcs or step.dsts)[0].size):

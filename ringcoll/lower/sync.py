@@ -117,7 +117,7 @@ def sync(plan: Plan, *, in_band: bool = False) -> Plan:
                 left[event.block, rank] = event
 
     entries = _entries(touched, blocks)
-    exits = _exits(clocks, left, blocks, len(plan.order))
+    exits = _exits(clocks, left, blocks)
     return plan.with_order(_rebuild(plan, blocks, events, entries, exits))
 
 
@@ -153,7 +153,7 @@ def _entries(touched: dict[tuple[int, int], _Event], blocks: list[Block]) -> dic
 
 
 def _exits(
-    clocks: _Clocks, left: dict[tuple[int, int], _Event], blocks: list[Block], end: int
+    clocks: _Clocks, left: dict[tuple[int, int], _Event], blocks: list[Block]
 ) -> dict[int, list[int]]:
     """For every block the blocks whose end it must await before it ends itself.
 

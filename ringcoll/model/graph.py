@@ -81,7 +81,7 @@ def build_graph(
     for first, then, ahead in by_programs(steps):
         edges[first].append((then, ahead, 0))
     table = Ports(links, torus)
-    width = widths(plan, steps, sizes)
+    width = widths(steps, sizes)
     silent = not any(step.dsts for _, step in steps)
     known: dict[tuple[Load, ...], tuple[Load, ...]] = {}
     loads = (table.loads(b, s, w, silent) for (b, s), w in zip(steps, width, strict=True))

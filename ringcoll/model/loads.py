@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ringcoll.model.links import Links, Port, Wire
 from ringcoll.model.symmetry import Torus
-from ringcoll.plan import Block, Buffer, Chunk, Plan, Step
+from ringcoll.plan import Block, Buffer, Chunk, Step
 
 Sizes = Callable[[Chunk], float]
 """Bytes of an INPUT or OUTPUT chunk of size 1; SCRATCH holds what was written there."""
@@ -78,7 +78,7 @@ class Ports:
         return self.numbers[port]
 
 
-def widths(plan: Plan, steps: Sequence[tuple[Block, Step]], sizes: Sizes | None) -> Iterator[float]:
+def widths(steps: Sequence[tuple[Block, Step]], sizes: Sizes | None) -> Iterator[float]:
     """Of each step, how much one of its chunks holds."""
     if sizes is None:
         for _, step in steps:

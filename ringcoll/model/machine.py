@@ -19,6 +19,7 @@ from ringcoll.topology.rings import RingSet
 from ringcoll.topology.system import Gpu, Nic, NvSwitch, System
 
 _GB = 1e9
+_RING_BYTES = 256 << 20  # of the all_reduce by which rings are compared
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -165,9 +166,7 @@ def ring_seconds(
     return predict(plan, nbytes, links, slices=1, shares=tuple(shares)).seconds
 
 
-def ring_gain(
-    system: System, found: RingSet, nbytes: int = 256 << 20, *, stored: bool = False
-) -> float:
+def ring_gain(system: System, found: RingSet, *, stored: bool = False) -> float:
     """How many times as long an all_reduce takes in index order as along the found rings.
 
     Both go by the best way of each pair, in which other GPUs may relay, or where ``stored`` by that
@@ -179,13 +178,13 @@ def ring_gain(
         return 1.0
     links, count = machine_links(system, found.gpus, stored=stored), len(found.rings)
     index = alternating(len(found.gpus), count)
-    return ring_seconds(links, index, [1.0] * count, nbytes) / _along(links, found, nbytes)
+    return ring_seconds(links, index, [1.0] * count, _RING_BYTES) / _along(links, found)
 
 
-def times_as_long(system: System, found: RingSet, other: RingSet, nbytes: int = 256 << 20) -> float:
+def times_as_long(system: System, found: RingSet, other: RingSet) -> float:
     """How many times as long an all_reduce takes along other rings of the same GPUs and links."""
     links = machine_links(system, found.gpus)
-    return _along(links, other, nbytes) / _along(links, found, nbytes)
+    return _along(links, other) / _along(links, found)
 
 
 def format_gain(system: System, found: RingSet, *, stored: bool = False) -> tuple[str, ...]:
@@ -200,6 +199,7 @@ def format_gain(system: System, found: RingSet, *, stored: bool = False) -> tupl
     )
 
 
-def _along(links: Links, rings: RingSet, nbytes: int) -> float:
+def _along(links: Links, rings: RingSet) -> float:
     orders = [ring.order for ring in rings.rings]
-    return ring_seconds(links, orders, [ring.bandwidth for ring in rings.rings], nbytes)
+    shares = [ring.bandwidth for ring in rings.rings]
+    return ring_seconds(links, orders, shares, _RING_BYTES)

@@ -162,11 +162,6 @@ class Clock:
             f"{port.kind} of every rank" if self.representatives == 1 else f"{port}, in every node"
         )
 
-    def occupied(self, nbytes: float, slices: int = 1) -> float:
-        """Seconds that the busiest port needs for its messages alone: no call is faster."""
-        totals = port_totals(self.graph(slices), self.costs(nbytes, slices))
-        return max(totals, default=0) * slices / TICKS
-
     def limit(self, nbytes: float) -> float:
         """Seconds that the busiest port needs for the bytes alone: no slicing beats it."""
         totals = port_totals(self.graph(1), self.costs(nbytes, 1, alpha=False))

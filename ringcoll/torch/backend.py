@@ -103,7 +103,3 @@ class Blocks:
         else:
             whole = torch.as_tensor(lent, device=torch.device("cuda", block.device.id))
         return whole[: count * dtype.itemsize].view(dtype)
-
-    def forget(self) -> None:
-        """Free the unused blocks."""
-        self._free.clear()

@@ -107,7 +107,7 @@ class ProcessGroupRingcoll(Barriers):
         with self._opening:
             if self._device is None:
                 if self._pairs is not None:
-                    self._pairs.flush()  # pairs.py says why first
+                    self._pairs.flush()  # torch/point_to_point.py says why first
                 comm = self._open("cuda", "cuda", self._rank, self._nranks, ordinal=ordinal)
                 device = Device(comm, ordinal, self._failed, auto_register=self._auto_register)
                 device.batch.launch = self._launch

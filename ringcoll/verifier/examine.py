@@ -259,11 +259,11 @@ def judge(
     return Verdict(failure=f"accepted, but {reason}") if reason else Verdict(equivalent=True)
 
 
-def _changes(before: Plan, after: Plan, most: int = 3) -> str:
-    """The first steps that differ."""
+def _changes(before: Plan, after: Plan) -> str:
+    """The first three steps that differ."""
     different = [
         f"{old[0]}: {old[1]} became {new[0]}: {new[1]}"
         for old, new in zip(before.order, after.order, strict=False)
         if old != new
     ]
-    return "; ".join(different[:most])
+    return "; ".join(different[:3])

@@ -42,6 +42,8 @@ MAY_PASS = frozenset(
 )
 """Kinds of which some are equivalent to their plan; every other kind must be rejected."""
 
+_EACH, _TOTAL = 3, 20  # mutants of a sample: of every kind, and in all
+
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
@@ -72,10 +74,8 @@ def mutants(plan: Plan, *, seed: int = 0) -> Iterator[tuple[str, Plan]]:
             yield mutant.kind, broken
 
 
-def sample(
-    plan: Plan, *, seed: int = 0, each: int = 3, total: int = 20
-) -> Iterator[tuple[str, Plan]]:
-    """At least ``each`` mutants of every kind that exists, at least ``total`` in all."""
+def sample(plan: Plan, *, seed: int = 0) -> Iterator[tuple[str, Plan]]:
+    """At least 3 mutants of every kind that exists, at least 20 in all."""
     chance = random.Random(seed)
     found: defaultdict[str, list[Mutant]] = defaultdict(list)
     for mutant in _Breaker(plan, seed).all():
@@ -85,16 +85,16 @@ def sample(
         chance.shuffle(of_kind)
         count = 0
         for mutant in of_kind:
-            broken = mutant.build() if count < each else None
+            broken = mutant.build() if count < _EACH else None
             if broken is not None:
                 yield mutant.kind, broken
                 count += 1
-            elif count == each:
+            elif count == _EACH:
                 rest.append(mutant)
         made += count
     chance.shuffle(rest)
     for mutant in rest:
-        broken = mutant.build() if made < total else None
+        broken = mutant.build() if made < _TOTAL else None
         if broken is not None:
             yield mutant.kind, broken
             made += 1

@@ -55,7 +55,7 @@ def check(dtype, op, raw, final, places, n):
     loaded = [op.load(s, dtype).copy() if r else s.copy() for s, r in zip(srcs, raw, strict=True)]
     total = loaded[0]
     for right in loaded[1:]:
-        op.combine(total, right, total)
+        op.ufunc(total.dtype)(total, right, out=total)
     if final:
         total = op.finish(total, dtype, 4).astype(dtype.numpy)
     dsts = [slot(place, dtype.numpy if final else dtype.accumulator) for place in places]

@@ -74,7 +74,7 @@ def test_what_keeps_a_stream_alive():
 )
 def test_what_is_no_stream_is_refused(stream):
     with pytest.raises(ArgumentTypeError, match="all_reduce on rank 1: stream is a "):
-        stream_pointer(stream, where="all_reduce on rank 1")
+        stream_of(stream, where="all_reduce on rank 1")
 
 
 def test_streams_of_other_devices_are_refused():

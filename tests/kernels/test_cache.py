@@ -196,16 +196,16 @@ def test_a_source_that_does_not_compile_is_tried_again():
 def keys_of(monkeypatch) -> dict[str, bytes]:
     """The key of one source, and its keys after something else has changed."""
 
-    def key(number=1, arch=ARCH, debug=False):
-        return KernelCache(None, debug=debug)._key(text(number), arch)
+    def key(number=1, arch=ARCH):
+        return KernelCache(None)._key(text(number), arch)
 
     keys = {
         "itself": key(),
         "source": key(number=2),
         "architecture": key(arch="sm_100"),
-        "flags": key(debug=True),
     }
     changes = {
+        "flags": (caching, "flags", lambda arch: (f"-arch={arch}", "-fmad=true")),
         "ringcoll": ("ringcoll.version.__version__", "0.0.0"),
         "nvrtc": (caching, "nvrtc_version", lambda: (12, 0)),
         "header": (caching, "read_headers", lambda: {**read_headers(), "types.cuh": b"// new\n"}),
@@ -225,10 +225,6 @@ def test_the_key_is_of_all_that_a_cubin_is_made_from(monkeypatch):
     keys = keys_of(monkeypatch)
     assert len(set(keys.values())) == len(keys)
     assert keys_of(monkeypatch) == keys
-
-
-def test_line_numbers_are_kept_for_debugging():
-    assert b".debug_line" in KernelCache(None, debug=True).get(text(1), ARCH)
 
 
 def test_a_changed_header_is_compiled(folder, tmp_path, monkeypatch):

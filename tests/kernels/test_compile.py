@@ -69,21 +69,15 @@ def test_the_current_folder_offers_no_headers(tmp_path, monkeypatch):
     compile_kernel(SOURCE, "sm_90")
 
 
-def test_line_numbers_are_kept_for_debugging():
-    with_lines = compile_kernel(SOURCE, "sm_90", debug=True)
-    assert b".debug_line" in with_lines
-    assert b".debug_line" not in compile_kernel(SOURCE, "sm_90")
-
-
 def test_an_error_shows_the_log_and_the_lines():
     source = "\n".join([*(f"// line {n}" for n in range(1, 6)), "int x = nonsense;", "// after"])
     with pytest.raises(MachineError) as raised:
-        compile_kernel(source, "sm_90", name="two_shot")
+        compile_kernel(source, "sm_90")
     text = str(raised.value)
-    assert text.startswith("the kernel 'two_shot' does not compile for sm_90 with NVRTC ")
-    assert 'two_shot(6): error: identifier "nonsense" is undefined' in text
+    assert text.startswith("the kernel 'ringcoll' does not compile for sm_90 with NVRTC ")
+    assert 'ringcoll(6): error: identifier "nonsense" is undefined' in text
     assert text.endswith(
-        "two_shot, line 6:\n"
+        "ringcoll, line 6:\n"
         "     4 | // line 4\n"
         "     5 | // line 5\n"
         ">    6 | int x = nonsense;\n"

@@ -35,14 +35,13 @@ def kernel_folder(cache_dir: str | None) -> Path | None:
 
 
 class KernelCache:
-    """Compiles each source once; threads may share it. ``debug`` keeps line numbers."""
+    """Compiles each source once; threads may share it."""
 
-    def __init__(self, folder: Path | None, *, debug: bool = False) -> None:
+    def __init__(self, folder: Path | None) -> None:
         self.folder = _usable(folder)
         self.compiled = 0  # cubins
         self.found = 0  # cubins read from the folder
         self._writable = self.folder is not None
-        self._debug = debug
         self._headers = read_headers()
         self._lock = Lock()
         self._making: dict[bytes, Lock] = {}
@@ -59,7 +58,7 @@ class KernelCache:
             cubin = self._read(key)
             read = cubin is not None
             if cubin is None:
-                cubin = compile_kernel(source, arch, headers=self._headers, debug=self._debug)
+                cubin = compile_kernel(source, arch, headers=self._headers)
                 self._write(key, cubin)
             with self._lock:
                 self.found += read
@@ -80,7 +79,7 @@ class KernelCache:
         for part in (
             version.__version__.encode(),
             f"nvrtc {major}.{minor}".encode(),
-            *(flag.encode() for flag in flags(arch, debug=self._debug)),
+            *(flag.encode() for flag in flags(arch)),
             *(part for header in self._headers.items() for part in (header[0].encode(), header[1])),
             source.encode(),
         ):

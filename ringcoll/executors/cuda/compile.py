@@ -19,6 +19,7 @@ from ringcoll.folders import pip_install
 
 _KERNELS = Path(__file__).parents[2] / "kernels"
 _LOG_LINES = 40
+_NAME = "ringcoll"  # of every kernel's text, in errors
 
 _log = logging.getLogger("ringcoll")
 
@@ -32,7 +33,7 @@ def arch_of(major: int, minor: int) -> str:
     return f"sm_{major}{minor}"
 
 
-def flags(arch: str, *, debug: bool = False) -> tuple[str, ...]:
+def flags(arch: str) -> tuple[str, ...]:
     """The options of NVRTC: IEEE 754 arithmetic, nothing fused and no denormal flushed."""
     return (
         f"-arch={arch}",
@@ -41,7 +42,6 @@ def flags(arch: str, *, debug: bool = False) -> tuple[str, ...]:
         "-fmad=false",
         "-prec-div=true",
         "-prec-sqrt=true",
-        *(("-lineinfo",) if debug else ()),
     )
 
 
@@ -56,34 +56,27 @@ def nvrtc_version() -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def compile_kernel(
-    source: str,
-    arch: str,
-    *,
-    name: str = "ringcoll",
-    headers: Mapping[str, bytes] | None = None,
-    debug: bool = False,
-) -> bytes:
+def compile_kernel(source: str, arch: str, *, headers: Mapping[str, bytes] | None = None) -> bytes:
     """The cubin of a kernel; other threads run meanwhile. An error holds the compiler's text."""
     nvrtc = _nvrtc()
     _check_arch(nvrtc, arch)
     if headers is None:
         headers = read_headers()
     names = [header.encode() for header in headers]
-    program = nvrtc.createProgram(source, name, list(headers.values()), names)
+    program = nvrtc.createProgram(source, _NAME, list(headers.values()), names)
     try:
         try:
-            nvrtc.compileProgram(program, flags(arch, debug=debug))
+            nvrtc.compileProgram(program, flags(arch))
         except nvrtc.NVRTCError as error:
             log = nvrtc.getProgramLog(program).strip() or str(error)
-            texts = {**headers, name: source.encode()}
+            texts = {**headers, _NAME: source.encode()}
             raise MachineError(
-                f"the kernel {name!r} does not compile for {arch} with {_title(nvrtc)}:\n"
+                f"the kernel {_NAME!r} does not compile for {arch} with {_title(nvrtc)}:\n"
                 f"{_shortened(log)}{_surroundings(log, texts)}"
             ) from None
         log = nvrtc.getProgramLog(program).strip()
         if log:
-            _log.debug("%s of %r for %s: %s", _title(nvrtc), name, arch, log)
+            _log.debug("%s of %r for %s: %s", _title(nvrtc), _NAME, arch, log)
         return bytes(nvrtc.getCUBIN(program))
     finally:
         nvrtc.destroyProgram(program)

@@ -215,7 +215,7 @@ class _Lane:
         (src,) = row.srcs
 
         def address(chunk: Chunk) -> int:
-            first, meta = self.writer.chunk(chunk, label.dst, self.at)
+            first, meta = self.writer.chunk(chunk, self.at)
             slots = self.writer.program.slots
             return first + (at % slots if chunk.buffer is Buffer.SCRATCH else at) * (meta >> 16)
 

@@ -176,8 +176,8 @@ class Writer:
         """Rows, slices, window, width; the rows; the last signals; the last waits."""
         block: BlockProgram = self.program.programs[number]
         yield from (len(block.rows), self.layout.slices, self.program.slots, self.layout.width())
-        taken = _Pairs(block, [(row.waits, row.awaits) for row in block.rows])
-        posted = _Pairs(block, [(row.signals, row.grants) for row in block.rows])
+        taken = _Pairs([(row.waits, row.awaits) for row in block.rows])
+        posted = _Pairs([(row.signals, row.grants) for row in block.rows])
 
         def waits(regular: Sequence[int], credits: Sequence[int]) -> list[int]:
             return taken.words(regular, credits, lambda src: self.flag(src, number, at))
@@ -191,12 +191,8 @@ class Writer:
             ready, done = waits(row.waits, row.awaits), signals(row.signals, row.grants)
             yield from self.head(kind, row, ready, done)
             yield from self.extent(row)
-            for label, chunk in zip(
-                (*row.labels.srcs, *(row.labels.dst for _ in row.dsts)),
-                (*row.srcs, *row.dsts),
-                strict=True,
-            ):
-                yield from self.chunk(chunk, label, at)
+            for chunk in (*row.srcs, *row.dsts):
+                yield from self.chunk(chunk, at)
             if self.scales:
                 yield from (max(owner, 0) for owner in row.labels.owners)
             yield from (*ready, *done)
@@ -222,7 +218,7 @@ class Writer:
         low, high = layout.part(count, within)
         return high - low, layout.piece(high - low)
 
-    def chunk(self, chunk: Chunk, label: Label, at: Addresses) -> tuple[int, int]:
+    def chunk(self, chunk: Chunk, at: Addresses) -> tuple[int, int]:
         """Address or offset of the first slice; where it is relative to, and bytes a slice."""
         layout, item = self.layout, self.dtype.itemsize
         if chunk.buffer is Buffer.SCRATCH:
@@ -250,9 +246,7 @@ class Writer:
 class _Pairs:
     """Counts the signals that a block takes from, or posts to, each other block."""
 
-    def __init__(
-        self, block: BlockProgram, rows: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]
-    ) -> None:
+    def __init__(self, rows: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> None:
         self.per, self.credits = Counter[int](), Counter[int]()
         for regular, credits in rows:
             self.per.update(regular)

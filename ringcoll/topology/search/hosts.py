@@ -57,7 +57,7 @@ def _rings_up_to(system: System, gpus: tuple[Gpu, ...], worst: PathClass, most: 
     program = HostPathProgram(models, rails)
     bound, rounds = program.solve()
     paths = program.selected(max(most, rails))
-    rings = _combined(domains, kind_of, rails, paths)
+    rings = _combined(kind_of, rails, paths)
     total = sum(flow for flow, _ in rings)
     rings = [ring for ring in rings if ring[0] >= MIN_SHARE * total][: max(most, rails)]
     tried = (
@@ -83,10 +83,7 @@ def _rings_up_to(system: System, gpus: tuple[Gpu, ...], worst: PathClass, most: 
 
 
 def _combined(
-    domains: Sequence[Domain],
-    kind_of: Sequence[int],
-    rails: int,
-    paths: Sequence[tuple[HostPath, float]],
+    kind_of: Sequence[int], rails: int, paths: Sequence[tuple[HostPath, float]]
 ) -> list[tuple[float, list[Cycle]]]:
     """Rings: for each rail, a path of each domain, with the bandwidth of the narrowest of them."""
     rings = []

@@ -67,17 +67,17 @@ class RouteTable:
         self._classes = np.array([float(route.path_class) for route in self.routes])
         self._columns: dict[Cycle, Array] = {}
 
-    def cheapest(self, duals: Array, limits: Array, bias: float = BIAS) -> tuple[Array, Ints]:
+    def cheapest(self, duals: Array, limits: Array) -> tuple[Array, Ints]:
         """The costs (n, n) of the cheapest routes, and which they are; inf and -1 without one.
 
         ``duals`` are the links' prices. Routes over links of which ``limits`` leaves nothing are
-        closed; ``bias`` is added for each class that a route is worse than the best.
+        closed; ``BIAS`` is added for each class that a route is worse than the best.
         """
         costs = np.full((self.n, self.n), np.inf)
         chosen = np.full((self.n, self.n), -1, dtype=np.int64)
         # Rounded, so that another order of summation on another machine changes no choice.
         priced = np.maximum(times(duals.round(DIGITS), self.shares), 0.0).round(DIGITS)
-        priced += bias * self._classes
+        priced += BIAS * self._classes
         full = np.flatnonzero(limits <= NOTHING)
         if len(full):
             priced = np.where(self.shares[full].any(axis=0), np.inf, priced)
