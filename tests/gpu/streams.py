@@ -155,3 +155,9 @@ def stream_order(runtime):
     made = StreamOrder(0, "rank 1: cuda:0")
     yield made
     made.forget()  # while there is a runtime to destroy its event
+
+
+def enqueue(order: StreamOrder, stream: int, *, owned: bool = False) -> None:
+    """Order a call on a stream behind the ones before it, and let it go."""
+    order.switch_to(stream)
+    order.release(Call(stream, owned))
