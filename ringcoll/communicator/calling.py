@@ -6,11 +6,12 @@ the cache (checks, choice, rows bound to memory), which does not keep the arrays
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -178,6 +179,13 @@ class Calling:
         send, recv = (_absent if b is None else weakref.ref(b) for b in (sendbuf, recvbuf))
         sent, received = (None if b is None else b.dtype for b in (sendbuf, recvbuf))
         kept[key] = (send, recv, sent, received, runnable)
+
+    @contextlib.contextmanager
+    def _control(self) -> Iterator[None]:
+        """A call of the control plane: after the asynchronous calls before it."""
+        self._state.yield_to_worker()
+        with self._lock:
+            yield
 
     def _forget(self) -> None:
         """Drop all cached calls."""

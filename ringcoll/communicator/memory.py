@@ -61,7 +61,7 @@ class Memory(Calling):
             wrapped = library_of(like, row, self.device, where)
         except MachineError as error:
             missing = error  # raised by the exchange, so that no rank waits for this one
-        with self._lock:
+        with self._control():
             made = state.together(lambda: state.symmetric.empty(extent, row.numpy, missing))
         return made if wrapped is None else wrapped(made)
 
@@ -95,7 +95,7 @@ class Memory(Calling):
             [True, True]
 
         """
-        with self._lock:
+        with self._control():
             self._forget()
             return self._state.register(array)
 

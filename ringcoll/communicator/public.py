@@ -151,7 +151,7 @@ class Communicator(Collectives, CountedCollectives, Messages, Memory):
             [(0, 2), (0, 1), (1, 2)]
 
         """
-        with self._lock:
+        with self._control():
             child = self._state.split(color, key)
         return None if child is None else Communicator(child)
 

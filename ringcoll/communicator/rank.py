@@ -329,7 +329,12 @@ class RankState:
         try:
             return call()
         except (UsageError, MismatchError, MachineError):
-            raise  # on all ranks alike: the communicator stays usable
+            # On all ranks alike: the communicator stays usable, unless a rank has given up.
+            try:
+                self.fabric.check()
+            except Error as given_up:
+                self.fail(given_up)
+            raise
         except BaseException as error:
             self.fail(error)
             raise

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from ringcoll.arguments.calls import Call
@@ -31,7 +31,10 @@ from ringcoll.symmetric.host import SymmetricMemory
 
 
 class CpuExecutor:
-    """One rank's side of the collectives of one communicator, with ``scratch`` bytes of SCRATCH."""
+    """One rank's side of the collectives of one communicator, with ``scratch`` bytes of SCRATCH.
+
+    ``in_order``: calls of the control plane wait for the collectives before them.
+    """
 
     def __init__(
         self,
@@ -40,7 +43,9 @@ class CpuExecutor:
         *,
         scratch: int,
         pacer: Callable[[SharedState], Pacer] | None = None,
+        in_order: bool = True,
     ) -> None:
+        self.in_order = in_order
         self.fabric, self.symmetric = fabric, symmetric
         self.rank, self.nranks = fabric.rank, fabric.nranks
         self.shared_state = SharedState(fabric, scratch)
@@ -127,7 +132,7 @@ class CpuExecutor:
         """Publish this rank's hello without waiting."""
         if prepared.agrees and prepared.changes != self.symmetric.changes:
             self._refresh_mappings(prepared)
-        self.epoch += 1
+        self.epoch = self.fabric.entered = self.epoch + 1
         active = self.running = ActiveCall(prepared, self.epoch)
         number = prepared.hello.record
         recorded = self.shared_state.keeps_record(number)
@@ -159,12 +164,12 @@ class CpuExecutor:
         if self.known < epoch - 1:
             self.await_entered(epoch - 1)
             if self.uncompared is not None:
-                self.compare(self.uncompared)
+                self._compare_hellos(self.uncompared)
                 self.uncompared = None
         key: tuple[object, ...]
         if prepared.agrees:
             self.await_entered(epoch)
-            self.compare(active)
+            self._compare_hellos(active)
             key = (
                 epoch & 1,
                 *self.shared_state.hello_bytes(epoch, scaled=prepared.hello.scalar is not None),
@@ -200,13 +205,15 @@ class CpuExecutor:
     def finish(self, active: ActiveCall) -> None:
         """End a call; all ranks have entered a total one, so it compares their hellos."""
         if self.node_signals is not None and active.bound is not None:
-            node_signals = self.node_signals
-            ranks = self.peers if active.bound.total else active.bound.sources
-            self.idle(lambda: node_signals.settled(active.epoch, ranks))
-            self.compare(active)
+            node_signals, met = (
+                self.node_signals,
+                self.peers if active.bound.total else active.bound.sources,
+            )
+            self.idle(lambda: node_signals.settled(active.epoch, met))
+            self._compare_hellos(active)
         if active.bound is not None and active.bound.total:
             self.known = active.epoch
-            self.compare(active)
+            self._compare_hellos(active)
         elif self.known < active.epoch:
             self.uncompared = active
         self.running = None
@@ -215,7 +222,7 @@ class CpuExecutor:
         """After a message of the wrong length: compare the hello that ``rank`` sent before it."""
         if self.node_signals is not None and self.running is not None:
             self.node_signals.await_hello(rank, self.running.epoch)
-            self.compare(self.running)
+            self._compare_hellos(self.running)
 
     # -- hellos ------------------------------------------------------------------------------
 
@@ -237,7 +244,16 @@ class CpuExecutor:
         return all(words[at] >= base for words in self.entered)
 
     def compare(self, active: ActiveCall) -> None:
-        """Compare this rank's hello with those that have arrived, or raise MismatchError."""
+        """Raise MismatchError if a rank made another call, or waits in one of the control plane."""
+        self._compare_hellos(active)
+        ahead = self.fabric.ahead() if self.in_order else {}
+        others = {rank: call for rank, (call, before) in ahead.items() if before < active.epoch}
+        if others:
+            self.fabric.check_failures()  # what a rank calls after a failure is no mismatch
+            raise self._disagreement(active, others)
+
+    def _compare_hellos(self, active: ActiveCall) -> None:
+        """Compare this rank's hello with those that have arrived."""
         epoch, mine = active.epoch, active.prepared.signature
         at, base, entered = (
             self.shared_state.signature_at(epoch),
@@ -255,14 +271,17 @@ class CpuExecutor:
             self.fabric.progress()
             self.compare(self.uncompared)
 
-    def _disagreement(self, active: ActiveCall) -> MismatchError:
+    def _disagreement(
+        self, active: ActiveCall, others: Mapping[int, str] | None = None
+    ) -> MismatchError:
+        """Every rank's call; ``others``: those of the control plane in which ranks wait."""
         epoch, state = active.epoch, self.shared_state
         calls = []
         for rank in range(self.nranks):
             if state.words[rank][state.entered] >= epoch << 32:
                 calls.append((rank, state.recorded(rank, state.hello(rank, epoch).record)))
             else:
-                calls.append((rank, "has not entered it yet"))
+                calls.append((rank, (others or {}).get(rank, "has not entered it yet")))
         return different_calls(f"call {epoch} on rank {self.rank}", calls)
 
     # -- waiting -----------------------------------------------------------------------------

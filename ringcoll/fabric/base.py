@@ -8,6 +8,7 @@ same order.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import time
@@ -51,6 +52,7 @@ class Fabric(ABC):
     nodes: tuple[int, ...] = ()
     messages: Messages | None = None
     names: Sequence[int]
+    entered: int = 0  # collectives that this rank has entered; peers see it in an exchange
     _timer: LivenessTimer
     _ended: str = ""  # why the fabric cannot be used any more
     _exit_key: int = 0  # under which finalize knows it; 0: its ranks do not meet in MPI_Finalize
@@ -77,6 +79,17 @@ class Fabric(ABC):
         ``what`` is the call, the same on every rank, else MismatchError. A DeadlineError names the
         ranks that did not come, and aborts the fabric.
         """
+
+    def ahead(self) -> dict[int, tuple[str, int]]:
+        """The exchange or rendezvous in which other ranks wait for this one, which is in none.
+
+        By rank: the call, and how many collectives the rank had entered before it.
+        """
+        return {}
+
+    def _intact(self) -> bool:
+        """Whether no rank has died, left or failed: then a rendezvous is no way out of that."""
+        return not any(s.death or s.state is not State.OPEN for s in self._statuses().values())
 
     def texts(self, what: str) -> Callable[[str], list[str]]:
         """:meth:`allgather` for texts, bound to the call that needs it."""
@@ -160,13 +173,17 @@ class Fabric(ABC):
                 f"{what}: rank {own} waited for {self._named(missing())}: did all make this call?"
             )
 
+        intact = self._intact()
+
         def check() -> None:
+            if intact:  # else an alarm is up, by what the ranks may be leaving behind
+                with contextlib.suppress(AbortedError, DeadlineError, RankLostError):
+                    self.check_failures()  # a peer that has found that it makes another call
             lost = {*self.lost()}.intersection(missing())
             if lost:
                 who = self._named(sorted(lost))
                 raise RankLostError(f"{what}: {who} died or closed the communicator")
 
-        # An alarm that is up already is what the ranks may be leaving behind.
         self._sleep(ready, deadline, describe, check, alarmed=False)
 
     def progress(self) -> None:

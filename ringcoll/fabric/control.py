@@ -12,7 +12,6 @@ from __future__ import annotations
 import struct
 import time
 from collections.abc import Callable, Sequence
-from itertools import count
 
 from ringcoll.bootstrap.contract import named
 from ringcoll.errors import MachineError, MismatchError
@@ -28,7 +27,8 @@ _SUBSETS_SLOT = 4 << 10
 CONTROL_BYTES = _SUBSETS + 2 * _SUBSETS_SLOT
 
 _SLOT_HEADER = 16  # tag, length
-_FIRST = struct.Struct("<QH")  # length of the whole payload, length of `what`
+# Length of the whole payload, collectives that the rank has entered, length of `what`.
+_FIRST = struct.Struct("<QQH")
 _WHAT_BYTES = 1024
 
 
@@ -69,6 +69,11 @@ class Mailbox:
         if self._fence:
             self._fence()
         return payload if words[0] == tag else None
+
+    def posted(self) -> list[bytes]:
+        """What both slots hold, whatever its tags."""
+        found = [self.read(words[0]) for words in self._words if words[0]]
+        return [payload for payload in found if payload is not None]
 
     def clear(self) -> None:
         """Empty both slots."""
@@ -145,27 +150,27 @@ class Exchange:
     def __init__(self, boxes: Sequence[Mailbox], rank: int, base: int = 0) -> None:
         self._boxes = boxes
         self._rank = rank
-        self._tags = count(base + 1)  # they alternate between the slots and are never 0
+        self._tag = base  # of the last round; they alternate between the slots and are never 0
 
-    def allgather(self, payload: bytes, what: str, wait: Wait) -> list[bytes]:
+    def allgather(self, payload: bytes, what: str, wait: Wait, entered: int = 0) -> list[bytes]:
         """Every rank's payload, in rank order; long ones go in several rounds.
 
         ``what``, the call, is compared among the ranks; ``wait`` raises on loss or deadline.
+        ``entered`` is for :meth:`ahead` of the others.
         """
         mine = what.encode()[:_WHAT_BYTES]
         capacity = self._boxes[self._rank].capacity
         rest = memoryview(payload)
-        first = _FIRST.pack(len(payload), len(mine)) + mine
+        first = _FIRST.pack(len(payload), entered, len(mine)) + mine
         room = capacity - len(first)
         parts = self._round(first + bytes(rest[:room]), wait)
         rest = rest[room:]
         lengths, calls, received = [], [], []
         for part in parts:
-            length, named_bytes = _FIRST.unpack_from(part)
-            start = _FIRST.size + named_bytes
+            length, _, call, first = _unpacked(part)
             lengths.append(length)
-            calls.append(part[_FIRST.size : start].decode("utf-8", "replace"))
-            received.append([part[start:]])
+            calls.append(call)
+            received.append([first])
         compare_calls(calls)
         longest = max(lengths)
         for _ in range(-(-max(0, longest - room) // capacity)):
@@ -174,8 +179,18 @@ class Exchange:
             rest = rest[capacity:]
         return [b"".join(pieces) for pieces in received]
 
+    def ahead(self) -> dict[int, tuple[str, int, bytes]]:
+        """Who has come to the next exchange: call, collectives entered before, and payload."""
+        tag, found = self._tag + 1, {}
+        for rank, box in enumerate(self._boxes):
+            part = box.read(tag) if rank != self._rank and box.full(tag) else None
+            if part is not None:
+                _, entered, call, payload = _unpacked(part)
+                found[rank] = call, entered, payload
+        return found
+
     def _round(self, payload: bytes | memoryview, wait: Wait) -> list[bytes]:
-        tag = next(self._tags)
+        self._tag = tag = self._tag + 1
         self._boxes[self._rank].post(tag, payload)
         missing = list(range(len(self._boxes)))
 
@@ -192,6 +207,13 @@ class Exchange:
         if any(part is None for part in parts):
             raise MachineError("a peer has overwritten its mailbox before it was read")
         return [part for part in parts if part is not None]
+
+
+def _unpacked(part: bytes) -> tuple[int, int, str, bytes]:
+    """Length of the whole payload, collectives entered, the call, and the payload's first part."""
+    length, entered, named_bytes = _FIRST.unpack_from(part)
+    start = _FIRST.size + named_bytes
+    return length, entered, part[_FIRST.size : start].decode("utf-8", "replace"), part[start:]
 
 
 def compare_calls(calls: Sequence[str]) -> None:

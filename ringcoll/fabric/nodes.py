@@ -29,7 +29,8 @@ from ringcoll.fabric.poll import LivenessTimer
 from ringcoll.fabric.process import ProcessFabric
 from ringcoll.fabric.remote import RemoteRanks
 
-_ROUND = struct.Struct("<QI")  # number of the exchange, length of `what`
+# Number of the exchange, collectives that the rank has entered, length of `what`.
+_ROUND = struct.Struct("<QQI")
 _SOON, _INTERVAL = 1.0, 1e-3  # seconds until a loss shows everywhere, and between checks for it
 _IN_FLIGHT = 2_000_000_000  # nanoseconds that a message may take
 _RELAYED = re.compile(r"^(?:rank \d+ gave up: )+")
@@ -96,7 +97,7 @@ class NodesFabric(Fabric):
         self.check()
         self._number += 1
         call, started, deadline = what.encode(), time.monotonic(), self.deadline(timeout)
-        frame = _ROUND.pack(self._number, len(call)) + call + payload
+        frame = _ROUND.pack(self._number, self.entered, len(call)) + call + payload
         self._remote.gather(frame)
         # Meanwhile a rank of another node may fail.
         self.local.check_beyond = self._check_remote
@@ -111,7 +112,7 @@ class NodesFabric(Fabric):
         self._await_all(lambda: not remote.missing(), remote.missing, what, started, deadline)
         calls, payloads = [""] * self.nranks, [b""] * self.nranks
         for rank, frame in {**dict(zip(self.near, near, strict=True)), **remote.take()}.items():
-            number, calls[rank], payloads[rank] = _unpacked(frame)
+            number, _, calls[rank], payloads[rank] = _unpacked(frame)
             if number != self._number:
                 raise MachineError(
                     f"{what}: rank {rank} is at exchange {number}, rank {self.rank} at "
@@ -119,6 +120,15 @@ class NodesFabric(Fabric):
                 )
         compare_calls(calls)
         return payloads
+
+    def ahead(self) -> dict[int, tuple[str, int]]:
+        """Calls in which ranks wait; nothing orders hellos and connections, so they are counted."""
+        near = {self.near[rank]: frame for rank, frame in self.local.posted().items()}
+        frames = {rank: _unpacked(frame) for rank, frame in {**near, **self._remote.next()}.items()}
+        found = {rank: (call, entered) for rank, (_, entered, call, _) in frames.items()}
+        waiting = self._remote.waiting(self.rank)
+        found |= waiting if waiting and self._intact() else {}
+        return found | {self.near[rank]: at for rank, at in self.local.rendezvous().items()}
 
     def wait(
         self,
@@ -253,6 +263,7 @@ class NodesFabric(Fabric):
         """Meet the members of this node over memory and the others over the connections."""
         ranks = self._members(members, what)
         near = [rank for rank in ranks if rank in self.near]
+        self.local.entered = self.entered
         local = self.local.subset([self.near.index(rank) for rank in near], what=what)
         finalize.resolve(self._exit_key)
         if len(near) == len(ranks):
@@ -261,7 +272,7 @@ class NodesFabric(Fabric):
             raise MachineError(f"{what}: ranks of several nodes are processes")
         wait = partial(self._await_members, what=what, deadline=self.deadline())
         try:
-            own, tokens = self._remote.swap_tokens(ranks, wait)
+            own, tokens = self._remote.swap_tokens(ranks, wait, what, self.entered)
             tokens |= dict(zip(near, local.allgather(own, what=what), strict=True))
             text = b" ".join(tokens[rank] for rank in ranks)
             fabric = NodesFabric(
@@ -280,10 +291,10 @@ class NodesFabric(Fabric):
         return fabric
 
 
-def _unpacked(frame: bytes) -> tuple[int, str, bytes]:
-    number, length = _ROUND.unpack_from(frame)
+def _unpacked(frame: bytes) -> tuple[int, int, str, bytes]:
+    number, entered, length = _ROUND.unpack_from(frame)
     start = _ROUND.size + length
-    return number, frame[_ROUND.size : start].decode("utf-8", "replace"), frame[start:]
+    return number, entered, frame[_ROUND.size : start].decode("utf-8", "replace"), frame[start:]
 
 
 def _renumbered(nodes: Sequence[int]) -> list[int]:

@@ -19,7 +19,7 @@ from ringcoll.fabric.identity import compare, identity
 from ringcoll.fabric.liveness import Process, ProcessMonitor, State, Status
 from ringcoll.fabric.mapping import map_all, texts_of, together
 from ringcoll.fabric.poll import LivenessTimer
-from ringcoll.fabric.rendezvous import Rendezvous
+from ringcoll.fabric.rendezvous import Rendezvous, waiting_for
 from ringcoll.host.fence import fence_of
 
 _exit_keys = count(1)
@@ -76,7 +76,21 @@ class ProcessFabric(Fabric):
         self.check()
         started, deadline = time.monotonic(), self.deadline(timeout)
         wait = partial(self._await_all, call=call or what, started=started, deadline=deadline)
-        return self._exchange.allgather(payload, what, wait)
+        return self._exchange.allgather(payload, what, wait, self.entered)
+
+    def ahead(self) -> dict[int, tuple[str, int]]:
+        """The calls of the control plane in which other processes wait for this rank."""
+        found = {rank: (what, n) for rank, (what, n, _) in self._exchange.ahead().items()}
+        return {**found, **self.rendezvous()}
+
+    def rendezvous(self) -> dict[int, tuple[str, int]]:
+        """Those that wait for this rank in a rendezvous, unless that follows a loss."""
+        found = waiting_for(self.controls, self.rank, self._seen)
+        return found if found and self._intact() else {}
+
+    def posted(self) -> dict[int, bytes]:
+        """The payloads of other ranks that have come to the next exchange."""
+        return {rank: payload for rank, (_, _, payload) in self._exchange.ahead().items()}
 
     # -- liveness ------------------------------------------------------------------------------
 
@@ -143,7 +157,7 @@ class ProcessFabric(Fabric):
         processes = [self.processes[rank] for rank in ranks]
         wait = partial(self._await_members, what=what, deadline=self.deadline())
         try:
-            met = Rendezvous(self.controls, ranks, self.rank, self._seen, what, wait)
+            met = Rendezvous(self.controls, ranks, self.rank, self._seen, what, wait, self.entered)
             fabric = process_fabric(met, timeout=self.timeout, what=what, processes=processes)
         finally:
             self._own.subsets.clear()

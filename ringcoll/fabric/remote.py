@@ -62,19 +62,37 @@ class RemoteRanks:
             link.pump()
         return [r for r, link in self._links.items() if not link.inbox(self._serial).gathers]
 
+    def next(self) -> dict[int, bytes]:
+        """The parts that have come of an exchange to which this rank has not."""
+        inboxes = {rank: link.inbox(self._serial) for rank, link in self._links.items()}
+        return {rank: inbox.gathers[0] for rank, inbox in inboxes.items() if inbox.gathers}
+
     def take(self) -> dict[int, bytes]:
         """The parts of an exchange to which all ranks have come."""
         inboxes = {rank: link.inbox(self._serial) for rank, link in self._links.items()}
         return {rank: inbox.gathers.popleft() for rank, inbox in inboxes.items()}
 
-    def swap_tokens(self, members: tuple[int, ...], wait: Wait) -> tuple[bytes, dict[int, bytes]]:
+    def waiting(self, own: int) -> dict[int, tuple[str, int]]:
+        """Who waits for rank ``own`` in a rendezvous: the call, and collectives entered before."""
+        found = {}
+        for rank, link in self._links.items():
+            for members, token in dict(link.inbox(self._serial).tokens).items():
+                _, entered, what = [*token.split(b":", 2), b"", b""][:3]
+                if b"%d" % own in members.strip(b"[]").split(b",") and entered.isdigit():
+                    found[rank] = what.decode("utf-8", "replace"), int(entered)
+        return found
+
+    def swap_tokens(
+        self, members: tuple[int, ...], wait: Wait, what: str = "", entered: int = 0
+    ) -> tuple[bytes, dict[int, bytes]]:
         """A fresh token of this rank, and those of the members on other nodes.
 
         A rank that gives up takes its token back. Inside a node members meet over the control
         segments instead (:mod:`ringcoll.fabric.rendezvous`).
         """
         links = {rank: link for rank, link in self._links.items() if rank in members}
-        key, token = json.dumps(members).replace(" ", "").encode(), secrets.token_hex(16).encode()
+        key = json.dumps(members).replace(" ", "").encode()
+        token = f"{secrets.token_hex(16)}:{entered}:{what}".encode()
         found: dict[int, bytes] = {}
 
         def send(kind: Frame) -> None:

@@ -30,11 +30,13 @@ class Rendezvous:
         seen: dict[int, str],
         what: str,
         wait: Wait,
+        entered: int = 0,
     ) -> None:
         self.rank, self.nranks = members.index(own), len(members)
         self._members = members
         self._what = what
         self._wait = wait
+        self._entered = entered
         self._boxes = [controls[rank].subsets for rank in members]
         tokens = self._swap_tokens(seen)
         self._exchange = Exchange(self._boxes, self.rank, _digest(json.dumps(tokens)))
@@ -49,12 +51,13 @@ class Rendezvous:
     def _swap_tokens(self, seen: dict[int, str]) -> list[str]:
         tag = _digest(json.dumps(self._members)) or 2
         tokens = {self.rank: secrets.token_hex(16)}
-        self._boxes[self.rank].post(tag, tokens[self.rank].encode())
+        about = json.dumps([tokens[self.rank], self._members, self._what, self._entered])
+        self._boxes[self.rank].post(tag, about.encode())
 
         def ready() -> bool:
             for index, rank in enumerate(self._members):
                 if index not in tokens:
-                    token = (self._boxes[index].read(tag) or b"").decode("ascii", "replace")
+                    token = _posted(self._boxes[index].read(tag))[0]
                     if token and token != seen.get(rank):
                         tokens[index] = token
             return len(tokens) == self.nranks
@@ -63,6 +66,28 @@ class Rendezvous:
         for index, rank in enumerate(self._members):
             seen[rank] = tokens[index]
         return [tokens[index] for index in range(self.nranks)]
+
+
+def waiting_for(
+    controls: Sequence[Control], own: int, seen: dict[int, str]
+) -> dict[int, tuple[str, int]]:
+    """Who waits for this rank in a rendezvous: the call, and collectives entered before it."""
+    found = {}
+    for rank, control in enumerate(controls):
+        for payload in control.subsets.posted() if rank != own else ():
+            token, members, what, entered = _posted(payload)
+            if token and token != seen.get(rank) and own in members:
+                found[rank] = what, entered
+    return found
+
+
+def _posted(payload: bytes | None) -> tuple[str, list[int], str, int]:
+    """Token, members, call and collectives entered; no token if it is no such payload."""
+    try:
+        token, members, what, entered = json.loads(payload or b"")
+        return str(token), list(members), str(what), int(entered)
+    except (ValueError, TypeError, RecursionError):
+        return "", [], "", 0
 
 
 def _digest(text: str) -> int:

@@ -81,12 +81,17 @@ class ThreadFabric(Fabric):
         """Every rank's payload."""
         return self._swap(bytes(payload), what, timeout)
 
+    def ahead(self) -> dict[int, tuple[str, int]]:
+        """The calls of the control plane in which other threads wait for this rank."""
+        found = self._world.waiting(self._round, self.rank)
+        return found if found and self._intact() else {}
+
     def _swap(self, value: Any, what: str, timeout: float | None) -> list[Any]:
         """Every rank's object, in rank order; collective."""
         self.check()
         number = self._round
         self._round += 1
-        round_ = self._world.contribute(number, self.rank, what, value)
+        round_ = self._world.contribute(number, self.rank, what, value, self.entered)
 
         def missing() -> list[int]:
             return [rank for rank in range(self.nranks) if rank not in round_.values]
@@ -150,7 +155,7 @@ class ThreadFabric(Fabric):
     def subset(self, members: Sequence[int], *, what: str) -> Fabric:
         """Meet the members in the shared world, and make them a new one."""
         ranks = self._members(members, what)
-        rendezvous = self._world.join(ranks, self.rank, what)
+        rendezvous = self._world.join(ranks, self.rank, what, self.entered)
 
         def missing() -> list[int]:
             return [rank for rank in ranks if rank not in rendezvous.calls]

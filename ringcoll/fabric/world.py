@@ -17,6 +17,7 @@ class Round:
 
     values: dict[int, Any] = field(default_factory=dict)
     calls: dict[int, str] = field(default_factory=dict)
+    entered: dict[int, int] = field(default_factory=dict)
     taken: set[int] = field(default_factory=set)
 
 
@@ -25,6 +26,7 @@ class Rendezvous:
     """The members of a subset that have come, and the world that they make when all have."""
 
     calls: dict[int, str] = field(default_factory=dict)
+    entered: dict[int, int] = field(default_factory=dict)
     world: World | None = None
 
 
@@ -57,16 +59,32 @@ class World:
                     self.alarm = True
         self.wake()
 
-    def contribute(self, number: int, rank: int, what: str, value: Any) -> Round:
-        """Bring a value to an exchange."""
+    def contribute(self, number: int, rank: int, what: str, value: Any, entered: int) -> Round:
+        """Bring a value to an exchange; wake all for the first, too, who may make other calls."""
         with self.lock:
             round_ = self._rounds.setdefault(number, Round())
-            round_.calls[rank] = what
+            round_.calls[rank], round_.entered[rank] = what, entered
             round_.values[rank] = value
-            full = len(round_.values) == self.nranks
-        if full:
+            come = len(round_.values)
+        if come in (1, self.nranks):
             self.wake()
         return round_
+
+    def waiting(self, number: int, rank: int) -> dict[int, tuple[str, int]]:
+        """Who waits for ``rank`` in an exchange or a rendezvous: call, and collectives entered."""
+        if not self._rendezvous and number not in self._rounds:  # as nearly always
+            return {}
+        with self.lock:
+            met: list[Round | Rendezvous] = [
+                r for members, r in self._rendezvous.items() if rank in members
+            ]
+            met += [self._rounds[number]] if number in self._rounds else []
+            return {
+                peer: (call, one.entered[peer])
+                for one in met
+                if rank not in one.calls
+                for peer, call in one.calls.items()
+            }
 
     def collect(self, number: int, rank: int, round_: Round) -> list[Any]:
         """Everybody's values of an exchange to which all have come."""
@@ -77,15 +95,16 @@ class World:
         compare_calls([round_.calls[peer] for peer in range(self.nranks)])
         return [round_.values[peer] for peer in range(self.nranks)]
 
-    def join(self, members: tuple[int, ...], rank: int, what: str) -> Rendezvous:
+    def join(self, members: tuple[int, ...], rank: int, what: str, entered: int) -> Rendezvous:
         """Come to a rendezvous; the last to come makes its world."""
         with self.lock:
             rendezvous = self._rendezvous.setdefault(members, Rendezvous())
-            rendezvous.calls[rank] = what
-            if len(rendezvous.calls) == len(members):
+            rendezvous.calls[rank], rendezvous.entered[rank] = what, entered
+            come = len(rendezvous.calls)
+            if come == len(members):
                 del self._rendezvous[members]
                 rendezvous.world = World(len(members))
-        if rendezvous.world is not None:
+        if come in (1, len(members)):
             self.wake()
         return rendezvous
 

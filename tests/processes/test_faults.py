@@ -83,6 +83,19 @@ def test_ranks_that_disagree_all_see_all_sides(ranks):
         assert set(verdict) == {*sides, "empty", "rank"}
 
 
+def test_a_control_call_against_a_data_call_is_told_at_once(ranks):
+    verdicts = ranks("faults", 3, "control_against_data").verdicts
+    assert len(verdicts) == 3
+    for verdict in verdicts.values():
+        for case in set(verdict) - {"rank"}:
+            control, data = case.split()
+            error, took = verdict[case]
+            assert re.match(r"MismatchError: (rank \d gave up: )?call 2 on rank \d: ", error)
+            assert f"rank 1: {control}" in error
+            assert re.search(rf"rank [02]: {data} count=", error)
+            assert took < 10  # where the deadline is 20
+
+
 def test_a_disagreement_that_shows_late_is_raised_at_the_end(ranks):
     outcome = ranks("faults", 3, "disagree_late")
     assert outcome.statuses == [0, 0, 0]

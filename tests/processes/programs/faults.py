@@ -158,6 +158,32 @@ def disagree() -> dict:
     return seen
 
 
+def control_against_data() -> dict:
+    """Rank 1 is in a call of the control plane, the others are in one that moves data."""
+    control = {
+        "empty": lambda c: c.empty(4),
+        "register": lambda c: c.register(numbers()),
+        "split": lambda c: c.split(0),
+        "shrink": lambda c: c.shrink(),
+    }
+    data = {
+        "all_reduce": lambda c: c.all_reduce(numbers()),
+        "broadcast": lambda c: c.broadcast(numbers(LARGE), root=1),
+    }
+    seen = {}
+    with begin() as comm:
+        for name, ours in control.items():
+            for other, theirs in data.items():
+                child = again(comm)
+                child.barrier()
+                began = time.monotonic()
+                error = error_of(ours if comm.rank == 1 else theirs, child)
+                seen[f"{name} {other}"] = error, time.monotonic() - began
+                comm.barrier()
+                child.close()
+    return seen
+
+
 def disagree_late() -> dict:
     """The root of a broadcast has left when the others come with other counts."""
     seen = {}
