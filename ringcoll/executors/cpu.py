@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from ringcoll.arguments.calls import Call
@@ -203,20 +203,30 @@ class CpuExecutor:
         ]
 
     def finish(self, active: ActiveCall) -> None:
-        """End a call; all ranks have entered a total one, so it compares their hellos."""
-        if self.node_signals is not None and active.bound is not None:
-            node_signals, met = (
-                self.node_signals,
-                self.peers if active.bound.total else active.bound.sources,
-            )
+        """End a call: compare the hellos of all whose bytes are here, of all ranks if it is total.
+
+        A rank has entered before its bytes go anywhere. Those of another node may have come by way
+        of a third rank, and before their hello.
+        """
+        bound = active.bound
+        if self.node_signals is not None and bound is not None:
+            node_signals, met = self.node_signals, self._came_from(active, bound)
             self.idle(lambda: node_signals.settled(active.epoch, met))
+        if bound is not None:
             self._compare_hellos(active)
-        if active.bound is not None and active.bound.total:
+        if bound is not None and bound.total:
             self.known = active.epoch
-            self._compare_hellos(active)
         elif self.known < active.epoch:
             self.uncompared = active
         self.running = None
+
+    def _came_from(self, active: ActiveCall, bound: BoundRows) -> Collection[int]:
+        """The ranks whose bytes may be here."""
+        call = active.prepared.call
+        kind = COLLECTIVES[call.collective]
+        if bound.total or (kind.rooted == "output" and call.root == self.rank):
+            return self.peers
+        return bound.sources | ({call.root} if kind.rooted == "input" else set())
 
     def _explain_mismatch(self, rank: int) -> None:
         """After a message of the wrong length: compare the hello that ``rank`` sent before it."""

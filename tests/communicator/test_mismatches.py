@@ -73,6 +73,63 @@ def test_every_rank_is_told_both_sides(name, count, grouped):
         assert len(sides) == 2, error
 
 
+# Rooted calls; rank ODD makes the second, and these ranks would return with bytes of another.
+ODD, ROOT = 1, 2
+INTO_ROOT = {
+    "reduce op": (
+        lambda c, n, y: c.reduce(np.ones(n), y, root=ROOT),
+        lambda c, n, y: c.reduce(np.ones(n), root=ROOT, op="max"),
+    ),
+    "reduce dtype": (
+        lambda c, n, y: c.reduce(np.ones(n), y, root=ROOT),
+        lambda c, n, y: c.reduce(np.ones(n, "int64"), root=ROOT),
+    ),
+    "reduce count": (
+        lambda c, n, y: c.reduce(np.ones(n), y, root=ROOT),
+        lambda c, n, y: c.reduce(np.ones(n + 1), root=ROOT),
+    ),
+    "gather dtype": (
+        lambda c, n, y: c.gather(np.ones(n), None if y is None else np.ones(3 * n), root=ROOT),
+        lambda c, n, y: c.gather(np.ones(n, "int64"), root=ROOT),
+    ),
+}
+FROM_ROOT = {
+    "broadcast dtype": (
+        lambda c, n, y: c.broadcast(np.ones(n), root=ROOT),
+        lambda c, n, y: c.broadcast(np.ones(n, "int64"), root=ROOT),
+    ),
+    "scatter dtype": (
+        lambda c, n, y: c.scatter(None if y is None else np.ones(3 * n), np.ones(n), root=ROOT),
+        lambda c, n, y: c.scatter(None, np.ones(n, "int64"), root=ROOT),
+    ),
+}
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize(
+    ("name", "algorithm"),
+    [(name, None) for name in (*INTO_ROOT, *FROM_ROOT)]
+    + [("reduce op", "tree"), ("reduce count", "tree"), ("broadcast dtype", "tree")],
+)
+def test_no_rank_returns_with_bytes_of_another_call(name, algorithm, grouped):
+    usual, other = {**INTO_ROOT, **FROM_ROOT}[name]
+    would_receive = ROOT if name in INTO_ROOT else ODD
+    returned = []
+
+    def work(comm):
+        call = other if comm.rank == ODD else usual
+        comm.barrier()
+        with ringcoll.group() if grouped else np.errstate():
+            call(comm, 4, np.empty(4) if comm.rank == ROOT else None)
+        returned.append(comm.rank)
+        comm.barrier()
+
+    for _ in range(5):
+        with pytest.raises(MismatchError):
+            ringcoll.spawn(work, 3, algorithm=algorithm)
+    assert would_receive not in returned
+
+
 def test_in_place_on_some_ranks_only_is_a_mismatch_of_all_to_all():
     def work(comm):
         x = np.ones(6)

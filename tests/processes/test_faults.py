@@ -96,6 +96,17 @@ def test_a_control_call_against_a_data_call_is_told_at_once(ranks):
             assert took < 10  # where the deadline is 20
 
 
+def test_no_rank_returns_with_bytes_of_another_call(ranks):
+    verdicts = ranks("faults", 3, "bytes_of_another").verdicts
+    for case, rank in (
+        ("reduce op", 2),
+        ("gather dtype", 2),
+        ("broadcast dtype", 1),
+        ("scatter dtype", 1),
+    ):
+        assert verdicts[rank][case].startswith("MismatchError: "), case
+
+
 def test_a_disagreement_that_shows_late_is_raised_at_the_end(ranks):
     outcome = ranks("faults", 3, "disagree_late")
     assert outcome.statuses == [0, 0, 0]

@@ -184,6 +184,38 @@ def control_against_data() -> dict:
     return seen
 
 
+def bytes_of_another() -> dict:
+    """Rank 1 makes another rooted call than the others; which ranks return from it."""
+    few, doubles, many = numbers(), numbers(dtype="int32"), numbers(3 * SMALL)
+    cases = {
+        "reduce op": (
+            lambda c: c.reduce(few, root=2),
+            lambda c: c.reduce(few, root=2, op="max"),
+        ),
+        "gather dtype": (
+            lambda c: c.gather(few, many if c.rank == 2 else None, root=2),
+            lambda c: c.gather(doubles, root=2),
+        ),
+        "broadcast dtype": (
+            lambda c: c.broadcast(few, root=2),
+            lambda c: c.broadcast(doubles, root=2),
+        ),
+        "scatter dtype": (
+            lambda c: c.scatter(many if c.rank == 2 else None, few, root=2),
+            lambda c: c.scatter(None, doubles, root=2),
+        ),
+    }
+    seen = {}
+    with begin() as comm:
+        for name, (usual, other) in cases.items():
+            child = again(comm)
+            child.barrier()
+            seen[name] = error_of(other if comm.rank == 1 else usual, child)
+            comm.barrier()
+            error_of(child.close)
+    return seen
+
+
 def disagree_late() -> dict:
     """The root of a broadcast has left when the others come with other counts."""
     seen = {}
