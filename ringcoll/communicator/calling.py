@@ -58,7 +58,13 @@ class Calling:
     def _collective(
         self, name: str, sendbuf: Any, recvbuf: Any, op: Any, root: int, how: dict[str, Any]
     ) -> Work | None:
-        key: _Key = (name, id(sendbuf), id(recvbuf), op, root, *how.items())
+        # With types: True and 1.0 are equal to 1. One tuple is 0.5 µs faster than a sum of two.
+        key: _Key
+        if how:
+            kinds = map(type, how.values())
+            key = name, id(sendbuf), id(recvbuf), op, root, root.__class__, *how.items(), *kinds
+        else:
+            key = name, id(sendbuf), id(recvbuf), op, root, root.__class__
         hashed = True
         try:
             kept = self._cache.get(key)
@@ -70,7 +76,8 @@ class Calling:
             and (recvbuf is None or kept[1]() is recvbuf)
             and (sendbuf is None or sendbuf.dtype is kept[2])
             and (recvbuf is None or recvbuf.dtype is kept[3])
-            and _writable(sendbuf if recvbuf is None else recvbuf)
+            and (recvbuf is None or sendbuf is None or sendbuf.flags.c_contiguous)
+            and _is_as_checked(sendbuf if recvbuf is None else recvbuf)
             and current() is None
         ):
             self._state.yield_to_worker()
@@ -210,9 +217,12 @@ def _absent() -> bool:
     return True
 
 
-def _writable(buffer: Any) -> bool:
-    """Whether the array that a cached call writes is still writable; a barrier writes none."""
-    return buffer is None or buffer.flags.writeable
+def _is_as_checked(buffer: Any) -> bool:
+    """Whether the array that a cached call writes is still contiguous and writable.
+
+    An array's strides and its flag can be set between two calls, its pointer and size cannot.
+    """
+    return buffer is None or buffer.flags.carray
 
 
 def _cacheable(buffer: object) -> bool:

@@ -92,7 +92,8 @@ class Enqueuer:
         state = self._state
         if not how:
             try:
-                cached = self._cache.get((name, id(sendbuf), id(recvbuf), op, root))
+                key = (name, id(sendbuf), id(recvbuf), op, root, root.__class__)
+                cached = self._cache.get(key)
             except TypeError:  # an illegal argument that has no hash
                 cached = None
             if (
@@ -122,7 +123,9 @@ class Enqueuer:
         state, options = self._state, dict(how)
         stream, later = options.pop("stream", None), options.pop("async_op", False)
         where = f"{name} on rank {self._rank}"
-        key = (name, id(sendbuf), id(recvbuf), op, root, *options.items())
+        # With types: True and 1.0 are equal to 1.
+        kinds = map(type, options.values())
+        key = name, id(sendbuf), id(recvbuf), op, root, root.__class__, *options.items(), *kinds
         try:
             cached = self._cache.get(key)
         except TypeError:  # an illegal argument, or an option, that has no hash

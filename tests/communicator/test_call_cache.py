@@ -31,6 +31,51 @@ def test_an_array_that_became_read_only_is_refused():
         assert list(x) == [3.0] * 4
 
 
+@pytest.mark.parametrize(
+    ("good", "bad", "error"),
+    [
+        ({"root": 1}, {"root": 1.0}, "root=1.0"),
+        ({"root": 1}, {"root": True}, "root=True"),
+        ({"root": 0}, {"root": False}, "root=False"),
+        ({"slices": 1}, {"slices": True}, "slices=True"),
+        ({"slices": 1}, {"slices": 1.0}, "slices=1.0"),
+        ({"deterministic": True}, {"deterministic": 1}, "deterministic=1"),
+        ({"timeout": 1}, {"timeout": True}, "timeout=True"),
+        ({"channels": 1, "algorithm": "ring"}, {"channels": True, "algorithm": "ring"}, "channels"),
+    ],
+    ids=str,
+)
+def test_equal_values_of_a_wrong_type_are_refused_on_a_kept_call_too(good, bad, error):
+    def work(comm):
+        x = np.ones(4)
+        call = comm.broadcast if "root" in good or "channels" in good else comm.all_reduce
+        for _ in range(2):
+            call(x, **good)
+        with pytest.raises(ringcoll.ArgumentTypeError, match=error):
+            call(x, **bad)
+        call(x, **good)
+        return x[0]
+
+    results = ringcoll.spawn(work, 2, timeout=20)
+    assert results[0] == results[1] >= 1
+
+
+@pytest.mark.filterwarnings("ignore:Setting the strides:DeprecationWarning")
+@pytest.mark.parametrize("which", ["in place", "sendbuf", "recvbuf"])
+def test_an_array_whose_strides_were_set_is_refused(which):
+    (comm,) = ringcoll.init_all(1)
+    with comm:
+        x, y = np.arange(4.0), np.zeros(4)
+        buffers = (x,) if which == "in place" else (x, y)
+        comm.all_reduce(*buffers)
+        changed = buffers[which == "recvbuf"]
+        changed.strides = (0,)
+        with pytest.raises(ArgumentError, match="not contiguous"):
+            comm.all_reduce(*buffers)
+        comm.all_reduce(y := np.ones(4))
+        assert y.tolist() == [1, 1, 1, 1]
+
+
 def test_an_inner_group_that_raises_leaves_no_calls_to_the_outer():
     comms = ringcoll.init_all(2)
     x = np.ones(3, "float32")
