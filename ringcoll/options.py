@@ -88,13 +88,18 @@ def _algorithm() -> OptionType:
     return OptionType(f"a function that returns a Plan, or {named.legal}", check, names=names)
 
 
-def _count(value: Any) -> Any:
-    if isinstance(value, (bool, np.bool_)):
-        raise TypeError
-    number = operator.index(value)
-    if number < 1:
-        raise ValueError
-    return number
+def _count(most: float = math.inf) -> OptionType:
+    def check(value: Any) -> Any:
+        if isinstance(value, (bool, np.bool_)):
+            raise TypeError
+        number = operator.index(value)
+        if not 1 <= number <= most:
+            raise ValueError
+        return number
+
+    return OptionType(
+        "an integer >= 1" + (f" and <= {most}" if most < math.inf else ""), check, int
+    )
 
 
 def _flag(value: Any) -> Any:
@@ -127,7 +132,10 @@ def _read_debug(text: str) -> Any:
 def _number(value: Any) -> float:
     if isinstance(value, (bool, np.bool_, str)):
         raise TypeError
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:  # an integer that no float holds
+        raise ValueError from None
 
 
 def _seconds(value: Any) -> Any:
@@ -173,9 +181,10 @@ OPTION_TYPES: Mapping[str, OptionType] = {
     "algorithm": _algorithm(),
     "protocol": _one_of(*get_args(Protocol)),
     "engine": _one_of(*get_args(Engine)),
-    "channels": _COUNT,
-    "slices": _COUNT,
-    "max_sms": _COUNT,
+    # Two ranks have signals for 64 channels; 4096 slices of a small call take 4 s.
+    "channels": _count(64),
+    "slices": _count(4096),
+    "max_sms": _count(),
     "timeout": OptionType("seconds > 0, or math.inf (inf in the environment)", _seconds, float),
     "deterministic": _FLAG,
     "accumulate": _one_of(*get_args(Accumulate)),
@@ -197,6 +206,14 @@ OPTION_TYPES: Mapping[str, OptionType] = {
     "register": _FLAG,
 }
 """Every option of :class:`ringcoll.config.Config` and setting of ``Settings`` by name."""
+
+
+def take_async_op(options: dict[str, Any], where: str) -> bool:
+    """Remove ``async_op`` from a call's options: whether it is asynchronous."""
+    value = options.pop("async_op", False)
+    if not isinstance(value, (bool, np.bool_)):
+        raise ArgumentTypeError(f"{where}: async_op={value!r}: wanted True or False")
+    return bool(value)
 
 
 def check_fields(record: Any) -> None:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
+import sys
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,21 +23,44 @@ import numpy.typing as npt
 from ringcoll.arguments.calls import Call, prepare
 from ringcoll.arguments.vector import VCall
 from ringcoll.communicator.group import current, run_together
-from ringcoll.communicator.rank import RankState, with_options
+from ringcoll.communicator.rank import RankState, more_frames, settle, with_options
 from ringcoll.communicator.vector import as_collective, as_pairs
 from ringcoll.communicator.work import Work
 from ringcoll.config import Config, resolve
-from ringcoll.errors import ArgumentError
+from ringcoll.errors import ArgumentError, Error
 from ringcoll.executors.contract import Runnable
+from ringcoll.options import take_async_op
 
 Array = npt.NDArray[Any]
 _Key = tuple[object, ...]
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 CACHED_CALLS = 128
 """Calls that a communicator caches; the oldest goes first."""
 
 
 _alive: weakref.WeakSet[Calling] = weakref.WeakSet()
+
+
+def _explained(call: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Where a call ends for want of memory or of frames, let it raise an error of ours."""
+
+    @functools.wraps(call)
+    def explained(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        try:
+            return call(*args, **kwargs)
+        except (MemoryError, RecursionError) as error:
+            if isinstance(error, Error):
+                raise
+            limit = more_frames(error)
+            try:
+                known = settle([args[0]._state], error)  # type: ignore[attr-defined]
+            finally:
+                sys.setrecursionlimit(limit)
+            raise known from error
+
+    return explained
 
 
 class Calling:
@@ -88,6 +113,20 @@ class Calling:
                     self._state.quarantine((sendbuf, recvbuf))
                     raise
             return None
+        return self._first_call(key if hashed else (), name, sendbuf, recvbuf, op, root, how)
+
+    @_explained
+    def _first_call(
+        self,
+        key: _Key,
+        name: str,
+        sendbuf: Any,
+        recvbuf: Any,
+        op: Any,
+        root: int,
+        how: dict[str, Any],
+    ) -> Work | None:
+        """A call with new arrays or options; ``key`` is empty where it cannot be kept."""
         call = prepare(
             name,
             rank=self.rank,
@@ -98,7 +137,7 @@ class Calling:
             root=root,
         )
         config, later = self._options(name, how)
-        if later or not (hashed and _cacheable(sendbuf) and _cacheable(recvbuf)):
+        if later or not (key and _cacheable(sendbuf) and _cacheable(recvbuf)):
             return self._once(call, config, later=later, alive=(sendbuf, recvbuf))
         runnable = self._state.prepare(_unowned(call), config)
         self._cache_call(key, sendbuf, recvbuf, runnable)
@@ -113,11 +152,13 @@ class Calling:
         ready = self._state.prepare(call, config)
         return self._issue([ready], later=later, alive=alive, name=name)
 
+    @_explained
     def _counted(self, call: VCall, how: dict[str, Any], alive: tuple[object, ...]) -> Work | None:
         """A plan with unequal segments; counts change from call to call, so nothing is kept."""
         config, later = self._options(call.collective, how)
         return self._once(as_collective(call), config, later=later, alive=alive)
 
+    @_explained
     def _pairs(
         self, name: str, calls: list[Call], how: dict[str, Any], alive: tuple[object, ...], /
     ) -> Work | None:
@@ -134,8 +175,8 @@ class Calling:
 
     def _options(self, name: str, how: dict[str, Any]) -> tuple[Config, bool]:
         options = dict(how)
-        stream, later = options.pop("stream", None), options.pop("async_op", False)
         where = f"{name} on rank {self.rank}"
+        stream, later = options.pop("stream", None), take_async_op(options, where)
         if stream is not None:
             raise ArgumentError(
                 f"{where}: stream={stream!r}, but CPU ranks have no streams; leave it out"

@@ -29,6 +29,7 @@ from ringcoll.executors.cuda.cuda_call import StreamCall
 from ringcoll.executors.cuda.executor import CudaExecutor
 from ringcoll.executors.cuda.params import factor_bytes, start_of
 from ringcoll.executors.cuda_nodes.executor import CudaNodesExecutor
+from ringcoll.options import take_async_op
 from ringcoll.views import device_view
 
 CACHED_CALLS = 128
@@ -121,8 +122,8 @@ class Enqueuer:
     ) -> Work | None:
         """A call with options, or one that is not in the cache."""
         state, options = self._state, dict(how)
-        stream, later = options.pop("stream", None), options.pop("async_op", False)
         where = f"{name} on rank {self._rank}"
+        stream, later = options.pop("stream", None), take_async_op(options, where)
         # With types: True and 1.0 are equal to 1.
         kinds = map(type, options.values())
         key = name, id(sendbuf), id(recvbuf), op, root, root.__class__, *options.items(), *kinds
@@ -224,8 +225,8 @@ class Enqueuer:
     def _options(self, name: str, how: dict[str, Any]) -> tuple[Config, Any, bool]:
         """The options of a call, its stream, and whether it returns a Work."""
         options = dict(how)
-        stream, later = options.pop("stream", None), options.pop("async_op", False)
         where = f"{name} on rank {self._rank}"
+        stream, later = options.pop("stream", None), take_async_op(options, where)
         given = options.pop("config", None)
         return resolve(self._state.config, given, options, where), stream, later
 

@@ -7,6 +7,7 @@ others run concurrently, so that a pattern of sends and receives cannot deadlock
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +15,7 @@ from functools import partial
 from typing import Protocol
 
 from ringcoll.arguments.calls import Call
-from ringcoll.communicator.rank import RankState, error_text
+from ringcoll.communicator.rank import RankState, error_text, more_frames, settle
 from ringcoll.communicator.work import Work
 from ringcoll.errors import DeadlineError
 from ringcoll.executors.contract import Executor, GroupCall, PairExecutor, Runnable
@@ -136,9 +137,14 @@ def run_together(items: list[Item]) -> None:
             tasks = first.tasks([call for call in joint if type(call) is type(first)])
             drive(tasks, lambda ready: wait_for(states, ready, timeout))
     except BaseException as error:
-        for state in states:
-            state.fail(error, begun=begun)
-        raise
+        limit = more_frames(error)
+        try:
+            known = settle(states, error, begun=begun)
+        finally:
+            sys.setrecursionlimit(limit)
+        if known is error:
+            raise
+        raise known from error
 
 
 def _timeout(item: Item) -> float:

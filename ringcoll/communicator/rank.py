@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -34,6 +35,7 @@ from ringcoll.errors import (
     Error,
     MachineError,
     MismatchError,
+    OutOfMemory,
     PlanError,
     RankLostError,
     UsageError,
@@ -45,6 +47,7 @@ from ringcoll.executors.pace import Pace, pacer
 from ringcoll.executors.point_to_point import ActivePairCall, Pairs
 from ringcoll.executors.rows import TraceEntry
 from ringcoll.fabric import Fabric
+from ringcoll.host.limits import start
 from ringcoll.plan import Buffer
 from ringcoll.symmetric.host import SymmetricMemory
 
@@ -52,6 +55,8 @@ SCRATCH_BYTES = 15 << 20
 """SCRATCH a rank; with the rest of the shared state it stays below the promised 16 MiB."""
 
 _log = logging.getLogger("ringcoll")
+
+_FRAMES = 200  # that logging and an abort may take, beyond the recursion limit
 
 T = TypeVar("T")
 
@@ -210,14 +215,21 @@ class RankState:
             self.fabric.check()
             self.executor.run(prepared)
         except BaseException as error:
-            self.fail(error)
-            raise
+            limit = more_frames(error)
+            try:
+                known = settle([self], error)
+            finally:
+                sys.setrecursionlimit(limit)
+            if known is error:
+                raise
+            raise known from error
 
     def submit(self, call: Callable[[], None], alive: tuple[object, ...], name: str = "") -> Work:
         """Run a call on this rank's worker thread; ``alive`` is kept until it is done."""
         self.usable()
         if self._worker is None:
-            self._worker = Worker(f"ringcoll rank {self.fabric.rank}")
+            what = f"{self}: an asynchronous call"
+            self._worker = start(lambda: Worker(f"ringcoll rank {self.fabric.rank}"), what)
             # The thread ends with the communicator, even if that is collected without close().
             weakref.finalize(self, self._worker.close, 0).atexit = False
         return self._worker.submit(call, alive, name)
@@ -275,7 +287,7 @@ class RankState:
 
         ``begun``: another call of its group has begun, even if this one has not.
         """
-        begun = begun or self.executor.running is not None or bool(self.pairs.running)
+        begun = begun or self.has_begun()
         if isinstance(error, (UsageError, PlanError)) and not begun:
             return
         if self.broken is None:
@@ -283,6 +295,10 @@ class RankState:
             self.broken = error
             _log.error("%s: %s", self, error_text(error))
             self.fabric.abort(reason_of(error), error=type(error))
+
+    def has_begun(self) -> bool:
+        """Whether a call is under way that other ranks may have seen."""
+        return self.executor.running is not None or bool(self.pairs.running)
 
     def _name_missed_call(self, error: BaseException) -> None:
         """Add to a RankLostError the call that the rank has not made."""
@@ -418,6 +434,37 @@ def reason_of(error: BaseException) -> str:
     if type(error) in (AbortedError, DeadlineError, MismatchError, RankLostError):
         return str(error)
     return error_text(error)
+
+
+def exhausted(error: BaseException, where: str) -> BaseException:
+    """What a call raises for want of memory or of Python's frames; other errors as they are."""
+    if isinstance(error, RecursionError):
+        return MachineError(
+            f"{where}: Python's recursion limit of {sys.getrecursionlimit()} was reached inside "
+            f"the call; call it with fewer frames on the stack, or raise sys.setrecursionlimit"
+        )
+    if isinstance(error, MemoryError) and not isinstance(error, Error):
+        return OutOfMemory(f"{where}: an allocation failed inside the call: {error}; free memory")
+    return error
+
+
+def settle(
+    states: Sequence[RankState], error: BaseException, *, begun: bool = False
+) -> BaseException:
+    """Record that a call of these ranks has failed; the error to raise for it."""
+    known = exhausted(error, str(states[0]))
+    for state in states:
+        if known is error or begun or state.has_begun():
+            state.fail(known, begun=begun)
+    return known
+
+
+def more_frames(error: BaseException) -> int:
+    """At the recursion limit, raise it, for logging and an abort; the limit to be set again."""
+    limit = sys.getrecursionlimit()
+    if isinstance(error, RecursionError):
+        sys.setrecursionlimit(limit + _FRAMES)
+    return limit
 
 
 def error_text(error: BaseException) -> str:

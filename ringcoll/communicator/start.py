@@ -22,7 +22,7 @@ from ringcoll.errors import (
     RankLostError,
 )
 from ringcoll.executors.pace import Pace
-from ringcoll.fabric import Fabric, each, open_fabric, thread_fabrics
+from ringcoll.fabric import Fabric, each, open_fabric, start_all, thread_fabrics
 
 _log = logging.getLogger("ringcoll")
 
@@ -191,12 +191,11 @@ def run_ranks(
         threading.Thread(target=work, args=(comm,), name=f"ringcoll rank {comm.rank}", daemon=True)
         for comm in comms
     ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for comm in comms:
-        _close(comm, failures)
+    try:
+        start_all(threads, lambda rank, reason: comms[rank].abort(reason))
+    finally:
+        for comm in comms:
+            _close(comm, failures)
     if failures:
         # The error of a rank that was aborted, or lost a peer, is a consequence of another's.
         failures.sort(key=lambda failure: _consequence(failure[1]))

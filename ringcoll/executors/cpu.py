@@ -132,13 +132,19 @@ class CpuExecutor:
         """Publish this rank's hello without waiting."""
         if prepared.agrees and prepared.changes != self.symmetric.changes:
             self._refresh_mappings(prepared)
-        self.epoch = self.fabric.entered = self.epoch + 1
-        active = self.running = ActiveCall(prepared, self.epoch)
-        number = prepared.hello.record
+        epoch, number = self.epoch + 1, prepared.hello.record
+        active = ActiveCall(prepared, epoch)
         recorded = self.shared_state.keeps_record(number)
         if not recorded:
             self.shared_state.record(number, prepared.call.tagged(prepared.signature_text))
-        self.shared_state.enter(self.epoch, prepared.hello)
+        self.running = active
+        try:
+            self.shared_state.enter(epoch, prepared.hello)
+        finally:  # an exception may come before the word that peers see, or after it
+            if self.shared_state.words[self.rank][self.shared_state.entered] < epoch << 32:
+                self.running = None
+            else:
+                self.epoch = self.fabric.entered = epoch
         if self.node_signals is not None:
             self.node_signals.announce(self.epoch, None if recorded else number)
         notify = self.fabric.notify

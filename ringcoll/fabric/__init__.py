@@ -8,6 +8,14 @@ from __future__ import annotations
 from ringcoll.fabric.base import Fabric
 from ringcoll.fabric.opening import open_fabric
 from ringcoll.fabric.process import process_fabric
-from ringcoll.fabric.thread import ThreadFabric, each, thread_fabrics
+from ringcoll.fabric.thread import ThreadFabric, each, start_all, thread_fabrics
 
-__all__ = ["Fabric", "ThreadFabric", "each", "open_fabric", "process_fabric", "thread_fabrics"]
+__all__ = [
+    "Fabric",
+    "ThreadFabric",
+    "each",
+    "open_fabric",
+    "process_fabric",
+    "start_all",
+    "thread_fabrics",
+]

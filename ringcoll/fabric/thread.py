@@ -27,6 +27,7 @@ from ringcoll.fabric.control import compare_calls
 from ringcoll.fabric.liveness import State, Status
 from ringcoll.fabric.world import World
 from ringcoll.host.fence import fence_of
+from ringcoll.host.limits import start
 from ringcoll.host.pages import whole_pages
 from ringcoll.host.shm import private
 
@@ -200,13 +201,26 @@ def each(fabrics: Sequence[Fabric], function: Callable[[Fabric], T]) -> list[T]:
     if len(fabrics) == 1:
         return [function(fabrics[0])]
     threads = [threading.Thread(target=call, args=(i,), daemon=True) for i in range(len(fabrics))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    start_all(threads, lambda index, reason: fabrics[index].abort(reason))
     if failures:
         raise failures[min(failures)]
     return [results[index] for index in range(len(fabrics))]
+
+
+def start_all(threads: Sequence[threading.Thread], abort: Callable[[int, str], None]) -> None:
+    """Start the threads of all ranks, and wait for their ends; all abort if one cannot start."""
+    started: list[threading.Thread] = []
+    try:
+        for rank, thread in enumerate(threads):
+            start(thread.start, f"rank {rank} of {len(threads)}")
+            started.append(thread)
+    except MachineError as error:
+        for rank in range(len(threads)):
+            abort(rank, str(error))
+        raise
+    finally:
+        for thread in started:
+            thread.join()
 
 
 def _collected(world: World, rank: int) -> None:

@@ -7,11 +7,14 @@ counts as available.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
-from ringcoll.errors import OutOfMemory
+from ringcoll.errors import MachineError, OutOfMemory
+
+T = TypeVar("T")
 
 # Left to the rest of the process: stacks, page tables, the interpreter itself.
 _RESERVE = 32 << 20
@@ -57,6 +60,17 @@ def require(need: int, room: Available, what: str) -> None:
             f"{size(room.nbytes)} ({room.nbytes} bytes) are available ({room.source}); "
             "use smaller arrays or fewer ranks, or raise that limit"
         )
+
+
+def start(make: Callable[[], T], what: str) -> T:
+    """Start a thread by ``make``; MachineError where none is left for ``what``."""
+    try:
+        return make()
+    except RuntimeError as error:
+        raise MachineError(
+            f"{what} needs a thread, but no thread can be started: {error}; raise ulimit -u or the "
+            f"control group's pids.max, or end other threads"
+        ) from error
 
 
 def _machine(root: Path) -> Iterator[Available]:
