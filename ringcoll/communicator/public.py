@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, NoReturn, overload
 
 import numpy as np
 
@@ -283,6 +283,14 @@ class Communicator(Collectives, CountedCollectives, Messages, Memory):
                     "is followed by comm.close(), comm.shrink() or comm.abort()"
                 )
             raise
+
+    def __reduce_ex__(self, _protocol: object) -> NoReturn:
+        """Refuse pickle, copy and deepcopy: two handles of one rank would share its calls."""
+        raise ArgumentTypeError(
+            f"rank {self.rank}: a communicator cannot be copied or pickled, since it is one rank's "
+            f"end, with this process's memory; pass the object itself to functions and threads, "
+            f"make another by split(0), and call ringcoll.init in the other process"
+        )
 
     def __repr__(self) -> str:
         state = self._state

@@ -6,6 +6,7 @@ without communication.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import threading
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from ringcoll.collectives import COLLECTIVES
 from ringcoll.communicator.across import HOST, MESSAGE_BYTES, across, tuned_across
 from ringcoll.dtypes import Accumulate
 from ringcoll.encode import encode
-from ringcoll.errors import ArgumentError, LaunchRefused
+from ringcoll.errors import ArgumentError, LaunchRefused, WrongResult
 from ringcoll.executors.binder import slot_bytes
 from ringcoll.executors.cpu_call import CpuChoice
 from ringcoll.launch import ALL_MAPPED, Launch, Layout
@@ -293,4 +294,24 @@ def prove(plan: Plan, launch: Launch, options: PlanOptions) -> None:
     """Prove a user's plan, or a built-in one with ``verify=True`` or ``deterministic=True``."""
     if callable(options.algorithm) or options.verify or options.deterministic:
         ordered, accumulate = options.deterministic, options.accumulate
+        if isinstance(options.algorithm, str) and ordered and plan.collective.reduces:
+            if not prove_launch(plan, launch, accumulate=accumulate).rank_order:
+                raise WrongResult(_not_deterministic(plan, options.algorithm, accumulate))
+            return
         prove_launch(plan, launch, deterministic=ordered, accumulate=accumulate)
+
+
+def _not_deterministic(plan: Plan, algorithm: str, accumulate: Accumulate) -> str:
+    """What is wrong with a built-in algorithm that does not sum in rank order, and which do."""
+    name, nranks = plan.collective.name, plan.collective.nranks
+    right = []
+    for other in ALGORITHMS[name]:
+        with contextlib.suppress(ArgumentError):  # not for so many ranks
+            made = build(name, other, nranks, root=plan.collective.root)
+            if prove_launch(made, Launch(), accumulate=accumulate).rank_order:
+                right.append(other)
+    way = f"pass one of {', '.join(right)}, or leave algorithm out" if right else "leave one out"
+    return (
+        f"{name}: algorithm={algorithm!r} is not deterministic on {nranks} ranks: it does not sum "
+        f"in rank order, as deterministic=True asks; {way}"
+    )
