@@ -196,6 +196,9 @@ def test_an_unforeseen_error_inside_a_call_is_told(ranks):
     for rank, verdict in outcome.verdicts.items():
         for size in SIZES:
             aborted = "" if rank == 1 else "AbortedError: rank 1 aborted: "
-            assert verdict[f"call {size}"] == f"{aborted}MemoryError: no room for the rows"
+            ended = (
+                "rank 1: an allocation failed inside the call: no room for the rows; free memory"
+            )
+            assert verdict[f"call {size}"] == f"{aborted}OutOfMemory: {ended}"
             assert verdict[f"after {size}"].startswith("ClosedError: ")
             assert "no room for the rows" in verdict[f"after {size}"]
