@@ -1,21 +1,38 @@
-"""Prepared calls of GPU ranks, found again by their buffers."""
+"""The caches of prepared calls, which are found again by their buffers."""
 
 from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ringcoll.cuda.raw import RawArray
-from ringcoll.executors.cuda.cuda_call import CudaCall
-from ringcoll.executors.cuda_nodes.executor import CudaNodesCall
+
+if TYPE_CHECKING:
+    from ringcoll.executors.cuda.cuda_call import CudaCall
+    from ringcoll.executors.cuda_nodes.executor import CudaNodesCall
+
+CACHED_CALLS = 128
+"""Calls that a communicator caches; the oldest goes first."""
+
+
+def evict(cache: dict[Any, Any], dead: Iterable[object] = ()) -> None:
+    """Make room for one more call: drop the ``dead`` ones, then the oldest beyond the bound.
+
+    Callbacks of weak references would not do: a KeyboardInterrupt inside one is lost. Another
+    thread may drop calls meanwhile.
+    """
+    for key in dead:
+        cache.pop(key, None)
+    while len(cache) >= CACHED_CALLS:
+        cache.pop(next(iter(cache)), None)
 
 
 @dataclass(slots=True)
 class CachedCall:
-    """A prepared call, with weak references to its buffers and their locations then."""
+    """A prepared call of GPU ranks: weak references to its buffers, and their locations then."""
 
     send: Callable[[], Any]
     recv: Callable[[], Any]

@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from ringcoll.arguments.calls import Call, prepare
 from ringcoll.arguments.vector import VCall
+from ringcoll.communicator.call_cache import evict, reference
 from ringcoll.communicator.group import current, run_together
 from ringcoll.communicator.rank import RankState, more_frames, settle, with_options
 from ringcoll.communicator.vector import as_collective, as_pairs
@@ -35,9 +36,6 @@ Array = npt.NDArray[Any]
 _Key = tuple[object, ...]
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
-
-CACHED_CALLS = 128
-"""Calls that a communicator caches; the oldest goes first."""
 
 
 _alive: weakref.WeakSet[Calling] = weakref.WeakSet()
@@ -218,13 +216,8 @@ class Calling:
 
     def _cache_call(self, key: _Key, sendbuf: Any, recvbuf: Any, runnable: Runnable) -> None:
         kept = self._cache
-        # Not by callbacks of the references: a KeyboardInterrupt inside one is lost.
-        dead = [old for old, (a, b, *_) in kept.items() if a() is None or b() is None]
-        for old in dead:
-            kept.pop(old, None)
-        while len(kept) >= CACHED_CALLS:
-            kept.pop(next(iter(kept)), None)
-        send, recv = (_absent if b is None else weakref.ref(b) for b in (sendbuf, recvbuf))
+        evict(kept, [old for old, (a, b, *_) in kept.items() if a() is None or b() is None])
+        send, recv = reference(sendbuf), reference(recvbuf)
         sent, received = (None if b is None else b.dtype for b in (sendbuf, recvbuf))
         kept[key] = (send, recv, sent, received, runnable)
 
@@ -251,11 +244,6 @@ def _forked() -> None:
 
 
 os.register_at_fork(after_in_child=_forked)
-
-
-def _absent() -> bool:
-    """Stands for a weak reference to None: never dead."""
-    return True
 
 
 def _is_as_checked(buffer: Any) -> bool:

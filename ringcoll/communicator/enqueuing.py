@@ -13,7 +13,7 @@ from typing import Any
 
 from ringcoll.arguments.calls import Call, prepare
 from ringcoll.arguments.vector import VCall
-from ringcoll.communicator.call_cache import CachedCall, is_cupy, location_of, reference
+from ringcoll.communicator.call_cache import CachedCall, evict, is_cupy, location_of, reference
 from ringcoll.communicator.gpu import CudaState
 from ringcoll.communicator.gpu_nodes import NodesState
 from ringcoll.communicator.group import Group, current, run_together
@@ -31,9 +31,6 @@ from ringcoll.executors.cuda.params import factor_bytes, start_of
 from ringcoll.executors.cuda_nodes.executor import CudaNodesExecutor
 from ringcoll.options import take_async_op
 from ringcoll.views import device_view
-
-CACHED_CALLS = 128
-"""Calls that a communicator caches; the oldest goes first."""
 
 
 class DeviceWork(Work):
@@ -200,8 +197,7 @@ class Enqueuer:
         key = (plain.signature(), start_of(plain.send), start_of(plain.recv), factor, config)
         cuda_call = self._counts.pop(key, None)
         if cuda_call is None or cuda_call.changes != self._state.symmetric.changes:
-            while len(self._counts) >= CACHED_CALLS:
-                self._counts.pop(next(iter(self._counts)))
+            evict(self._counts)
             cuda_call = self._state.prepare(plain, config)
         self._counts[key] = cuda_call
         enqueued = StreamCall(cuda_call, pointer, owner is not None)
@@ -257,10 +253,8 @@ class Enqueuer:
             hash(key)
         except TypeError:
             return cuda_call
-        for old in [old for old, k in self._cache.items() if k.send() is None or k.recv() is None]:
-            del self._cache[old]
-        while len(self._cache) >= CACHED_CALLS:
-            self._cache.pop(next(iter(self._cache)))
+        cached = self._cache.items()
+        evict(self._cache, [old for old, k in cached if k.send() is None or k.recv() is None])
         locations = location_of(sendbuf), location_of(recvbuf)
         if None not in locations:
             by_cupy = all(b is None or is_cupy(b) for b in (sendbuf, recvbuf))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import ringcoll
-from ringcoll.communicator import calling
+from ringcoll.communicator.call_cache import CACHED_CALLS
 
 
 @pytest.mark.parametrize("count", [5, 20_000])
@@ -90,7 +90,7 @@ def test_symmetric_memory_is_used_again_by_later_arrays():
 
 def test_only_so_many_calls_are_kept():
     def work(comm):
-        arrays = [np.full(2, float(i)) for i in range(calling.CACHED_CALLS + 20)]
+        arrays = [np.full(2, float(i)) for i in range(CACHED_CALLS + 20)]
         for _ in range(2):
             for i, x in enumerate(arrays):
                 x[:] = i + comm.rank
@@ -98,7 +98,7 @@ def test_only_so_many_calls_are_kept():
                 assert set(x) == {2.0 * i + 1}
         return len(comm._cache)
 
-    assert ringcoll.spawn(work, 2) == [calling.CACHED_CALLS] * 2
+    assert ringcoll.spawn(work, 2) == [CACHED_CALLS] * 2
 
 
 @pytest.mark.parametrize("count", [4, 20_000])
