@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from ringcoll.errors import ArgumentError, ArgumentTypeError, ClosedError, MismatchError
+from ringcoll.errors import ArgumentError, MismatchError
 from ringcoll.fabric import each, thread_fabrics
 from ringcoll.symmetric.host import SymmetricMemory
 
@@ -47,26 +47,6 @@ def test_other_memory_is_not_symmetric():
     assert together(2, work) == [(None, None, (1, 0))] * 2
 
 
-def test_a_block_is_used_again_when_every_rank_has_freed_it():
-    def work(fabric, memory):
-        first = memory.empty(1000, "float32")
-        start = first.ctypes.data
-        view = first.reshape(10, 100)[3:]
-        del first
-        second = memory.empty(1000, "float32")  # a view of the first is alive
-        assert place(memory, second) == (2, 0)
-        if fabric.rank == 0:
-            del view
-        third = memory.empty(1000, "float32")  # alive on rank 1 only
-        assert place(memory, third) == (3, 0)
-        view = None
-        fourth = memory.empty(1001, "float32")  # of as many pages
-        assert place(memory, fourth) == (1, 0)
-        return fourth.ctypes.data == start
-
-    assert together(2, work) == [True, True]
-
-
 def test_freed_blocks_of_another_size_are_unmapped():
     def work(fabric, memory):
         kept = memory.empty(10, "float32")
@@ -83,36 +63,6 @@ def test_freed_blocks_of_another_size_are_unmapped():
         return place(memory, kept)
 
     assert together(2, work) == [(1, 0)] * 2
-
-
-def test_different_bytes_are_shown_from_both_sides():
-    def work(fabric, memory):
-        with pytest.raises(MismatchError) as caught:
-            memory.empty(10 + fabric.rank // 2, "float32")
-        # Nothing is out of step: the next one works.
-        return str(caught.value), place(memory, memory.empty(2, "int8"))
-
-    for message, where in together(3, work):
-        assert "rank 0 asks for (10,) float32 (40 bytes)" in message
-        assert "rank 2 for (11,) float32 (44 bytes)" in message
-        assert where == (1, 0)
-
-
-def test_arrays_without_elements_and_bad_requests():
-    def work(fabric, memory):
-        assert memory.empty((0, 3), "float64").shape == (0, 3)
-        assert memory.empty((), "float64").shape == ()
-        with pytest.raises(ArgumentError, match="negative"):
-            memory.empty(-1, "float32")
-        with pytest.raises(ArgumentTypeError, match="object"):
-            memory.empty(1, object)
-        memory.close()
-        memory.close()
-        with pytest.raises(ClosedError):
-            memory.empty(1, "float32")
-        return True
-
-    assert together(2, work) == [True, True]
 
 
 def test_arrays_and_children_outlive_the_parent():
