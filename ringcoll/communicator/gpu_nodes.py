@@ -99,9 +99,8 @@ class NodesState(RankState):
         fabric, device = self.fabric, self.device
         if parent is None and on_one_core():
             _log.warning(
-                "init: rank %d is bound to one core, which the thread that carries its calls "
-                "between nodes shares with the threads that wait for them: the calls will be slow; "
-                "bind ranks to more cores, or to none (mpiexec --bind-to none)",
+                "init: rank %d is bound to one core, which its transfer thread shares with the "
+                "program; calls across nodes will be slow: use mpiexec --bind-to none",
                 fabric.rank,
             )
         own = fabric.nodes[fabric.rank]

@@ -169,7 +169,7 @@ class ThreadFabric(Fabric):
             raise
         compare_calls([rendezvous.calls[rank] for rank in ranks])
         if rendezvous.world is None:
-            raise DeadlineError(f"{what}: rank {self.rank} met nobody")
+            raise DeadlineError(f"{what}: the other members did not join rank {self.rank} in time")
         return ThreadFabric(rendezvous.world, ranks.index(self.rank), self.timeout)
 
 

@@ -97,7 +97,10 @@ class Links:
             known = ", ".join(get_args(Topology))
             raise ArgumentError(f"links={self.topology!r}: one of {known}")
         if (self.topology == "machine") != bool(self.ways):
-            raise ArgumentError(f"links={self.topology!r}: a machine has ways, nothing else has")
+            raise ArgumentError(
+                f"links={self.topology!r}: links='machine' needs ways=, the paths of a machine; "
+                f"other links take none"
+            )
         if not self.local_bandwidth > 0:
             raise ArgumentError(f"local_bandwidth={self.local_bandwidth}: more than 0")
         if self.per_port < 1:

@@ -93,7 +93,8 @@ class Clock:
             raise ArgumentError(f"window={window}: at least 1")
         if len(shares) > 1 and (sizes is not None or plan.collective.chunks % len(shares)):
             raise ArgumentError(
-                f"shares={shares}: not with sizes, and they divide {plan.collective.chunks} chunks"
+                f"shares={shares} cannot be combined with sizes, and their number must divide the "
+                f"{plan.collective.chunks} chunks"
             )
         representatives = representatives_of(
             plan.symmetry, links.nodes, plan.nranks, per_port=links.per_port

@@ -147,14 +147,16 @@ def test_copy_engines_have_nothing_to_do_for_a_barrier_or_one_rank():
 
 
 def test_copy_engines_carry_no_lines():
-    with pytest.raises(ArgumentError, match="engine='copy' needs protocol='Simple'"):
+    with pytest.raises(ArgumentError, match="engine='copy' runs with protocol='Simple' only"):
         choice("all_gather", engine="copy", protocol="LL")
 
 
 def test_an_algorithm_without_a_lane_of_copies_is_refused():
     call = Call("all_reduce", 1, None, None, 64, dtype_of("float32"), op_of("sum"), nbytes=256)
     options = KernelOptions(engine="copy", algorithm="one_shot")
-    with pytest.raises(LaunchRefused, match="all_reduce on rank 1: engine='copy': no lane"):
+    with pytest.raises(
+        LaunchRefused, match="all_reduce on rank 1: engine='copy': with slices=1 no block"
+    ):
         choose(call, Resources(Workspace(2), 132, nvlink=True), mapped=ALL_MAPPED, options=options)
 
 

@@ -201,7 +201,11 @@ class AutoRegister:
                     self._seen[peer] += 1
             except (MachineError, RuntimeError) as error:
                 self._mapped.pop((peer, self._seen[peer]), None)
-                _log.warning("memory of rank %d is not mapped: %s", peer, str(error))
+                _log.warning(
+                    "memory of rank %d cannot be mapped (%s); calls on it stay staged",
+                    peer,
+                    str(error),  # not the error, whose frames hold events
+                )
             event = Event(self._ordinal, self._stream)
         self._writing.append((event, peer, self._seen[peer]))
 

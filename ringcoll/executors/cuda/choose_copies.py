@@ -34,8 +34,8 @@ def choose_copies(
     where = f"{call.collective} on rank {call.rank}: engine='copy'"
     if options.protocol not in (None, "Simple"):
         raise ArgumentError(
-            f"{where} needs protocol='Simple', signals of its own; leave "
-            f"protocol={options.protocol!r} out"
+            f"{where} runs with protocol='Simple' only, because copy engines cannot poll flags "
+            f"inside the data; leave protocol={options.protocol!r} out"
         )
     if call.op is not None and call.op.scales:
         raise LaunchRefused(f"{where} does not support {call.op}: leave engine out")
@@ -47,8 +47,9 @@ def choose_copies(
     copied = copied_blocks(program)
     if not any(crosses(program.programs[number]) for number in copied):
         raise LaunchRefused(
-            f"{where}: no lane of this algorithm only copies with slices={launch.slices}; use "
-            f"algorithm={default!r} with slices=2 or more, or leave engine out"
+            f"{where}: with slices={launch.slices} no block of this algorithm only copies to or "
+            f"from peers, so there is nothing for copy engines; use algorithm={default!r} with "
+            f"slices=2 or more, or leave engine out"
         )
     others = [number for number in range(len(program.blocks)) if number not in copied]
     lanes = max(sum(program.blocks[n].rank == rank for n in others) for rank in range(nranks))

@@ -37,10 +37,9 @@ DIRECT_BYTES = {
     "LL": {"broadcast": 128 << 10, "reduce": 384 << 10},
     "LL128": {"broadcast": 320 << 10, "reduce": 600 << 10},
 }
-"""Bytes up to which the root sends to or receives from all itself. 4 H200, LL128, so and by
-scatter_gather:
-broadcast of 256 KiB took 4.32 and 4.48 µs, 512 KiB 6.69 and 5.20; reduce of 512 KiB 4.87 and 5.38,
-1 MiB 9.12 and 7.10."""
+"""Bytes up to which the root sends to or receives from all itself. 4 H200, LL128, direct and
+by scatter_gather, in µs: broadcast of 256 KiB 4.32 and 4.48, 512 KiB 6.69 and 5.20; reduce of
+512 KiB 4.87 and 5.38, 1 MiB 9.12 and 7.10."""
 
 LL_WORKERS, LL_BLOCKS = (64, 128, 256, WORKERS), 72
 """Threads of a block that move data: the fewest that suffice in so many blocks. 2 H200, all_reduce

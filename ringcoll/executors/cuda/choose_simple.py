@@ -34,8 +34,9 @@ SCRATCH instead of reading took 345 to 438 in 8 to 32 slices by 64 and by 132 bl
 
 FUSED_BYTES, FUSED_BLOCKS = 128 << 20, 32
 """A broadcast of fewer bytes runs scatter_gather_fused where all pairs are alike and each lane of
-the root has so many CUDA blocks. 4 H200, so and by chain: 16 MiB took 75 and 94 µs,
-32 MiB 128 and 148, 64 MiB 229 and 247, 128 MiB 431 and 429, 512 MiB 1622 and 1556."""
+the root has so many CUDA blocks. 4 H200, by scatter_gather_fused and by chain,
+in µs: 16 MiB 75 and 94, 32 MiB 128 and 148, 64 MiB 229 and 247, 128 MiB 431 and 429, 512 MiB 1622
+and 1556."""
 
 PIPELINED = {"chain": (4 << 20, 8, 64), "scatter_gather_fused": (2 << 20, 4, 24)}
 """Of pipelined algorithms: bytes of a slice, and the fewest and the most slices.

@@ -141,10 +141,9 @@ class StreamOrder:
             if capture and self._eager:
                 # An event recorded there now would be part of the capture.
                 raise LaunchRefused(
-                    f"{self._rank}: a call cannot come after those that its communicator has made "
-                    f"on a stream before a CUDA graph began to be captured there; make it after "
-                    f"the capture, capture on a stream of its own, or call synchronize() of the "
-                    f"communicator before the capture"
+                    f"{self._rank}: the communicator's earlier calls on a stream that is now being "
+                    f"captured cannot be waited for; call synchronize() before the capture, or "
+                    f"capture another stream"
                 )
             self._remember(before, capture)
 

@@ -4,9 +4,9 @@
 
     broken | hellos | progress | flags | lines of LL, of LL128 | SCRATCH
 
-    (of these both halves) | SCRATCH of copy engines | words of pairs
+    | SCRATCH of copy engines | words of pairs | zones of pairs
 
-    | zones of pairs, both halves of each
+Lines of LL, lines of LL128, SCRATCH and each zone have two halves.
 
 Every protocol has a region of its own: data of another protocol could equal a line's flag. The
 halves of a region alternate by epoch and lie at fixed offsets, so that a small call after a large
