@@ -37,6 +37,7 @@ from ringcoll.topology.graphs import (
     read_graphs,
     rings_of_graph,
 )
+from ringcoll.topology.paths import check_distinct
 from ringcoll.topology.presets import format_presets, preset_document
 from ringcoll.topology.rings import RingSet
 from ringcoll.topology.search import find_rings
@@ -204,9 +205,9 @@ def _members(system: System, chosen: Sequence[int] | None) -> tuple[Gpu, ...]:
         if number >= count:
             numbers = f"they are 0 to {count - 1}" if count else "the machine has none"
             raise ArgumentError(f"--gpus: there is no GPU {number}; {numbers}")
-    if len(set(chosen)) < len(chosen):
-        raise ArgumentError("--gpus: the same GPU is there twice; name each once")
-    return tuple(system.gpus[number] for number in sorted(chosen))
+    gpus = tuple(system.gpus[number] for number in sorted(chosen))
+    check_distinct("--gpus", gpus)
+    return gpus
 
 
 @dataclass(frozen=True, slots=True)

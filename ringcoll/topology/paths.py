@@ -74,15 +74,20 @@ def path_class(system: System, a: str, b: str) -> PathClass:
     return best
 
 
+def check_distinct(where: str, gpus: Sequence[Gpu]) -> None:
+    """Refuse a list that names a GPU twice."""
+    if len({gpu.name for gpu in gpus}) < len(gpus):
+        raise ArgumentError(f"{where}: the same GPU is given twice; give each once")
+
+
 def routes(system: System, gpus: Sequence[Gpu]) -> dict[tuple[int, int], tuple[Route, ...]]:
     """All routes of every ordered pair of GPUs, by their place in ``gpus``; better classes first.
 
     Relays are GPUs of ``gpus`` only. Pairs on different hosts have NVLink routes alone; pairs that
     cannot reach each other have none.
     """
+    check_distinct("gpus", gpus)
     names = [gpu.name for gpu in gpus]
-    if len(set(names)) < len(names):
-        raise ArgumentError("gpus: the same GPU is given twice; give each once")
     n = len(gpus)
     direct = {
         (i, j): nvlink_routes(system, names[i], names[j])

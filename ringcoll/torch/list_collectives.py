@@ -21,7 +21,7 @@ from ringcoll.errors import ArgumentError
 from ringcoll.torch.base import first
 from ringcoll.torch.options import as_list, op_of, options
 from ringcoll.torch.tensor_collectives import TensorCollectives
-from ringcoll.torch.tensors import copy_back, dense, flatten, single, unflatten
+from ringcoll.torch.tensors import copy_back, dense, flatten, gathered, single
 from ringcoll.torch.tracing import compile_disabled
 
 __all__ = ["Collectives"]
@@ -50,15 +50,13 @@ class Collectives(TensorCollectives):
         engine = self._engine(given)
 
         def body() -> None:
-            flat, own = flatten(parts, "all_gather", filled=False)
-            send = dense(given, "all_gather")
-            if len(set(counts)) == 1:
-                engine.call("all_gather", send, flat)
-            else:
-                sent, received = (engine.buffer(t, "all_gather") for t in (send, flat))
-                engine.comm.all_gather_v(sent, received, counts, **engine.stream_options())
-            if not own:
-                unflatten(flat, parts)
+            with gathered(parts, "all_gather") as flat:
+                send = dense(given, "all_gather")
+                if len(set(counts)) == 1:
+                    engine.call("all_gather", send, flat)
+                else:
+                    sent, received = (engine.buffer(t, "all_gather") for t in (send, flat))
+                    engine.comm.all_gather_v(sent, received, counts, **engine.stream_options())
 
         return self._run(
             "all_gather", engine, body, reads=input_tensors, writes=parts, async_op=opts.asyncOp
@@ -80,10 +78,8 @@ class Collectives(TensorCollectives):
         def body() -> None:
             for number, given in enumerate(inputs):
                 parts = [row[number] for row in rows]
-                flat, own = flatten(parts, "all_gather", filled=False)
-                engine.call("all_gather", dense(given, "all_gather"), flat)
-                if not own:
-                    unflatten(flat, parts)
+                with gathered(parts, "all_gather") as flat:
+                    engine.call("all_gather", dense(given, "all_gather"), flat)
 
         written = [tensor for row in rows for tensor in row]
         return self._run(
@@ -156,10 +152,8 @@ class Collectives(TensorCollectives):
             if not parts:
                 engine.call("gather", send, None, None, root)
                 return
-            flat, own = flatten(parts, "gather", filled=False)
-            engine.call("gather", send, flat, None, root)
-            if not own:
-                unflatten(flat, parts)
+            with gathered(parts, "gather") as flat:
+                engine.call("gather", send, flat, None, root)
 
         return self._run(
             "gather", engine, body, reads=input_tensors, writes=parts, async_op=opts.asyncOp
@@ -209,11 +203,9 @@ class Collectives(TensorCollectives):
 
         def body() -> None:
             send, _ = flatten(sources, "all_to_all", filled=True)
-            recv, own = flatten(targets, "all_to_all", filled=False)
             sent, received = ([part.numel() for part in parts] for parts in (sources, targets))
-            self._exchange(engine, send, sent, recv, received)
-            if not own:
-                unflatten(recv, targets)
+            with gathered(targets, "all_to_all") as recv:
+                self._exchange(engine, send, sent, recv, received)
 
         return self._run(
             "all_to_all", engine, body, reads=sources, writes=targets, async_op=opts.asyncOp

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -19,10 +20,10 @@ __all__ = [
     "copy_back",
     "dense",
     "flatten",
+    "gathered",
     "memory",
     "single",
     "sparse_error",
-    "unflatten",
     "wrong_device",
 ]
 
@@ -134,8 +135,13 @@ def flatten(tensors: Sequence[Any], name: str, *, filled: bool) -> tuple[Any, bo
     return torch.empty(total, dtype=first.dtype, device=first.device), False
 
 
-def unflatten(flat: Any, tensors: Sequence[Any]) -> None:
-    """Copy the parts of a flat tensor to a list."""
+@contextmanager
+def gathered(tensors: Sequence[Any], name: str) -> Iterator[Any]:
+    """A flat tensor for the block to fill, whose parts then are in a list of tensors."""
+    flat, own = flatten(tensors, name, filled=False)
+    yield flat
+    if own:
+        return
     parts = flat.split([tensor.numel() for tensor in tensors])
     shaped = [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
     torch._foreach_copy_([tensor.detach() for tensor in tensors], shaped)

@@ -196,7 +196,7 @@ def test_a_malformed_file_is_named_with_its_line(capsys, tmp_path):
         (["--preset", "dgx9"], "dgx1-p100"),
         (["--file", DGX1, "--gpus", "0,8"], "there is no GPU 8; they are 0 to 7"),
         (["--file", TEMPLATE, "--gpus", "0"], "the machine has none"),
-        (["--file", DGX1, "--gpus", "1,0,1"], "the same GPU is there twice"),
+        (["--file", DGX1, "--gpus", "1,0,1"], "the same GPU is given twice"),
         (["--file", DGX1, "--picture", "a.gif"], ".svg, .png or .txt"),
         (["--file", DGX1, "--xml", "none/a.xml"], "--xml none/a.xml"),
         (["--file", DGX1, "--measure", "--xml", "a.xml"], "holds no measured bandwidths"),

@@ -154,7 +154,8 @@ def test_copy_engines_carry_no_lines():
 def test_an_algorithm_without_a_lane_of_copies_is_refused():
     call = Call("all_reduce", 1, None, None, 64, dtype_of("float32"), op_of("sum"), nbytes=256)
     options = KernelOptions(engine="copy", algorithm="one_shot")
-    with pytest.raises(LaunchRefused, match="engine='copy': with slices=2 no block"):
+    refusal = "all_reduce on rank 1: engine='copy': with slices=2 no block"
+    with pytest.raises(LaunchRefused, match=refusal):
         choose(call, Resources(Workspace(2), 132, nvlink=True), mapped=ALL_MAPPED, options=options)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from ringcoll.errors import ArgumentError
-from ringcoll.topology.paths import Route, routes, stores
+from ringcoll.topology.paths import Route, check_distinct, routes, stores
 from ringcoll.topology.rings import Ring, RingSet
 from ringcoll.topology.search.domains import divide
 from ringcoll.topology.search.full_links import SMALL
@@ -69,15 +69,14 @@ def find_rings(
 def _members(system: System, gpus: Sequence[Gpu] | None) -> tuple[Gpu, ...]:
     if gpus is None:
         return system.gpus
-    names = [gpu.name for gpu in gpus]
-    if len(set(names)) < len(names):
-        raise ArgumentError("find_rings: gpus: the same GPU is given twice; give each once")
+    check_distinct("find_rings: gpus", gpus)
     strange = [gpu.name for gpu in gpus if gpu not in system.gpus]
     if strange:
         raise ArgumentError(
             f"find_rings: gpus: {strange[0]} is no GPU of this system; take them from system.gpus"
         )
-    return tuple(gpu for gpu in system.gpus if gpu.name in set(names))
+    names = {gpu.name for gpu in gpus}
+    return tuple(gpu for gpu in system.gpus if gpu.name in names)
 
 
 def _common_switches(system: System, gpus: tuple[Gpu, ...]) -> list[str]:
