@@ -56,7 +56,9 @@ class _Post:
 
     def late(self, what: str) -> None:
         """Fail it: its deadline has passed."""
-        self.work.complete(DeadlineError(f"{what} with tag {self.tag}: the peer posted no match"))
+        self.work.complete(
+            DeadlineError(f"{what} with tag {self.tag}: the peer posted no matching call in time")
+        )
 
     def filled(self, source: int) -> None:
         """Complete it: the message has arrived."""
@@ -252,7 +254,7 @@ class Messages:
             return None
         announced = _SIGNATURE.fullmatch(text)
         if announced is None:
-            raise MismatchError(f"rank {end.peer} announces {text!r}, which is no message")
+            raise MismatchError(f"rank {end.peer} sent a malformed message header: {text!r}")
         return int(announced[1]), announced[2], int(announced[3])
 
     def _receive(self, end: _End, comm: Communicator, count: int, kind: str, tag: int) -> None:
