@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ringcoll.version import __version__
 
 if TYPE_CHECKING:
+    from ringcoll.bootstrap.tcp import unique_id
     from ringcoll.collectives import Collective
     from ringcoll.communicator.call_options import CallOptions
     from ringcoll.communicator.group import group
@@ -76,10 +77,12 @@ __all__ = [
     "premul_sum",
     "prove",
     "spawn",
+    "unique_id",
     "verify",
 ]
 
 _HOMES = {
+    "unique_id": "ringcoll.bootstrap.tcp",
     "Collective": "ringcoll.collectives",
     "CallOptions": "ringcoll.communicator.call_options",
     "group": "ringcoll.communicator.group",

@@ -21,6 +21,7 @@ from ringcoll.options import OPTION_TYPES, AlgorithmName, Engine, Protocol, chec
 _T = TypeVar("_T")
 
 _PREFIX = "RINGCOLL_"
+_OF_ID = ("RINGCOLL_ID", "RINGCOLL_RANK", "RINGCOLL_NRANKS")  # which world: ringcoll.bootstrap.tcp
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -189,10 +190,10 @@ def resolve(base: Config, config: Config | None, options: Mapping[str, Any], whe
 
 def from_environment(environ: Mapping[str, str]) -> tuple[Config, Settings]:
     """Options and settings from ``RINGCOLL_SLICES`` and so on; an empty value is none."""
-    legal = [_PREFIX + name.upper() for name in (*OPTIONS, *SETTINGS)]
+    legal = [*(_PREFIX + name.upper() for name in (*OPTIONS, *SETTINGS)), *_OF_ID]
     values: dict[str, Any] = {}
     for variable, text in environ.items():
-        if not variable.startswith(_PREFIX) or not text:
+        if not variable.startswith(_PREFIX) or not text or variable in _OF_ID:
             continue
         if variable not in legal:
             raise ArgumentError(

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
 from ringcoll.bootstrap.launcher import launched_rank, launcher_of
-from ringcoll.bootstrap.mpi import mpi_running
+from ringcoll.bootstrap.mpi import left_behind, mpi_running
 from ringcoll.errors import AbortedError, RankLostError
 
 # Seconds for the others to come: long work at the end of one rank is no fault. The bound is for a
@@ -42,6 +42,9 @@ class Tracked(Protocol):
 
     def exited(self) -> None:
         """The process ends."""
+
+    def mpi_finalized(self) -> None:
+        """The program calls MPI.Finalize()."""
 
     def forked(self) -> None:
         """The process is a child."""
@@ -97,14 +100,17 @@ def hold(processes: frozenset[object], meeting: Exit) -> None:
 
     An earlier ``meeting`` of the same processes stays.
     """
-    mpi = mpi_running()
-    if mpi is None or mpi.COMM_WORLD.Get_size() == 1:
+    mpi, world = mpi_running(), launcher_of(os.environ)
+    # Where ranks have begun without MPI, the program may still use it.
+    if (mpi.COMM_WORLD.Get_size() if mpi is not None else world.nranks if world else 1) == 1:
         return
     _exits.setdefault(processes, meeting)
-    if not _hooked:
+    if mpi is not None and not _hooked:
 
         def finalizing(*_: object) -> None:  # the communicator, keyval and value of MPI
             _finalizing()
+            for fabric in list(_open):
+                fabric.mpi_finalized()
 
         keyval = mpi.Comm.Create_keyval(delete_fn=finalizing)
         mpi.COMM_SELF.Set_attr(keyval, True)
@@ -165,8 +171,13 @@ def _exit() -> None:
 def _finalizing() -> None:
     """Return when all ranks are about to enter MPI_Finalize; leave if one never will."""
     mpi = mpi_running()
-    if mpi is None or not _exits:
+    if mpi is None and _exits and _unresolved:
+        _leave()  # with the status that it would have with MPI
+    if mpi is None or not (_exits or left_behind()):
         return
+    if left_behind():
+        _say(f"ends without MPI_Finalize, which would wait for {', '.join(left_behind())}")
+        _leave()
     for meeting in _exits.values():
         meeting.announce()
     deadline = time.monotonic() + _LONGEST_WAIT

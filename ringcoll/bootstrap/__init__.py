@@ -1,82 +1,152 @@
 """Finding this process's rank, and a first way to exchange bytes with the others.
 
 Without an argument the world is, in this order: that of :func:`run_ranks`, which starts the
-processes of ``ringcoll bench -n``; that of an MPI launcher of several processes (PMI_SIZE,
-OMPI_COMM_WORLD_SIZE, SLURM_STEP_NUM_TASKS); an MPI world of several that the program has
-initialized; torchrun's (WORLD_SIZE and MASTER_ADDR, RANK, MASTER_PORT); else this process alone.
+processes of ``ringcoll bench -n``; that of RINGCOLL_ID; that of an MPI launcher of several
+processes (PMI_SIZE, OMPI_COMM_WORLD_SIZE, SLURM_STEP_NUM_TASKS); an MPI world of several that the
+program has initialized; torchrun's (WORLD_SIZE and MASTER_ADDR, RANK, MASTER_PORT); else this
+process alone.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
+from collections.abc import Iterable, Iterator
 from typing import cast
 
-from ringcoll.bootstrap.contract import Bootstrap, SingleBootstrap
-from ringcoll.bootstrap.launcher import launcher_of, torch_world
-from ringcoll.bootstrap.mpi import MpiBootstrap, is_mpi_communicator, mpi_running
-from ringcoll.bootstrap.sockets import adopted, run_ranks
+from ringcoll.bootstrap.contract import Bootstrap, Failure, SingleBootstrap, whole
+from ringcoll.bootstrap.launcher import job_of, launched_rank, launcher_of, torch_world
+from ringcoll.bootstrap.mpi import is_mpi_communicator, mpi_bootstrap, mpi_running
+from ringcoll.bootstrap.relayed import RelayedBootstrap
+from ringcoll.bootstrap.sockets import HostBootstrap, adopted, run_ranks
 from ringcoll.bootstrap.store import StoreBootstrap, is_store, store_bootstrap
+from ringcoll.bootstrap.tcp import id_bootstrap, id_of
 from ringcoll.bootstrap.torchrun import torchrun_bootstrap
-from ringcoll.errors import ArgumentError, ArgumentTypeError
+from ringcoll.errors import ArgumentError, ArgumentTypeError, Error
 
-__all__ = ["Bootstrap", "SingleBootstrap", "StoreBootstrap", "bootstrap_of", "run_ranks"]
+__all__ = [
+    "Bootstrap",
+    "SingleBootstrap",
+    "StoreBootstrap",
+    "bootstrap_of",
+    "ending",
+    "post_failure",
+    "run_ranks",
+]
 
 
-def bootstrap_of(given: object = None, *, timeout: float) -> Bootstrap:
+def bootstrap_of(
+    given: object = None,
+    *,
+    timeout: float,
+    id: str | None = None,
+    rank: int | None = None,
+    nranks: int | None = None,
+) -> Bootstrap:
     """The bootstrap that ``init`` was given, or the one that the environment names.
 
     ``given``: an mpi4py communicator, a torch Store, an object with ``rank``, ``nranks`` and
-    ``allgather(bytes) -> list[bytes]``, or None: MPI if a launcher has started this process as one
-    of several, torch's Store if torchrun has, else a world of one. ``timeout``: seconds for each
-    exchange.
+    ``allgather(bytes) -> list[bytes]``, or None: that of ``id``, else MPI's launcher's if it has
+    started this process as one of several, torch's Store if torchrun has, else a world of one.
+    ``timeout``: seconds for each exchange.
     """
     if math.isnan(timeout) or timeout <= 0:
         raise ArgumentError(f"timeout must be a positive number of seconds, not {timeout}")
     if given is None:
-        return _found(timeout)
+        return _found(timeout, id, rank, nranks)
+    if (id, rank, nranks) != (None, None, None):
+        raise ArgumentError(
+            "init: a bootstrap says which ranks there are; leave out id, rank, nranks"
+        )
+    if isinstance(given, RelayedBootstrap):
+        return given
     if is_mpi_communicator(given):
-        return MpiBootstrap(given, timeout)
+        return mpi_bootstrap(given, timeout)
     if is_store(given) and not hasattr(given, "allgather"):
         return store_bootstrap(given, timeout, os.environ)
-    rank, nranks = getattr(given, "rank", None), getattr(given, "nranks", None)
-    if not isinstance(rank, int) or not isinstance(nranks, int) or not hasattr(given, "allgather"):
-        raise ArgumentTypeError(
-            "bootstrap must be an mpi4py communicator, a torch Store, or an object with rank, "
-            f"nranks and allgather(bytes) -> list[bytes], not {type(given).__name__}"
-        )
-    if not 0 <= rank < nranks:
-        raise ArgumentError(f"bootstrap has rank {rank} of {nranks}: wanted 0 <= rank < nranks")
-    return _Checked(cast(Bootstrap, given))
+    return _Checked(given)
 
 
-def _found(timeout: float) -> Bootstrap:
-    started = adopted(timeout)
+def post_failure(
+    error: BaseException,
+    given: object,
+    *,
+    id: str | None = None,
+    rank: int | None = None,
+    nranks: int | None = None,
+    timeout: float = 60.0,
+) -> None:
+    """Let the other ranks raise an error that this one has met before it began with them.
+
+    It takes the place of what this rank would have sent first.
+    """
+    with contextlib.suppress(Error):
+        world = bootstrap_of(given, timeout=timeout, id=id, rank=rank, nranks=nranks)
+        if world.nranks > 1:
+            with ending(world):
+                world.allgather(Failure.of(error, world.rank).encode())
+
+
+@contextlib.contextmanager
+def ending(bootstrap: Bootstrap) -> Iterator[None]:
+    """End a bootstrap with its block; an error of the block reaches the ranks that wait."""
+    try:
+        yield
+    except BaseException as error:
+        if isinstance(bootstrap, (RelayedBootstrap, StoreBootstrap)):
+            bootstrap.fail(error)
+        raise
+    if isinstance(bootstrap, RelayedBootstrap):
+        bootstrap.close()
+
+
+def _found(timeout: float, id: str | None, rank: int | None, nranks: int | None) -> Bootstrap:
+    started = adopted(timeout) if id is None else None
     if started is not None:
         return started
+    met = id_of(id, rank, nranks, os.environ)
+    if met is not None:
+        return id_bootstrap(*met, timeout)
     launcher = launcher_of(os.environ)
     world = torch_world(os.environ, launcher)
     if launcher is not None and launcher.nranks > 1:
-        return MpiBootstrap(None, timeout)
+        job, own = job_of(os.environ), launched_rank(os.environ)
+        if job is not None and own is not None:
+            return HostBootstrap(job, own, launcher.nranks, timeout)
+        return mpi_bootstrap(None, timeout)
     running = mpi_running()
     if running is not None and running.COMM_WORLD.Get_size() > 1:
-        return MpiBootstrap(None, timeout)
+        return mpi_bootstrap(None, timeout)
     return SingleBootstrap() if world is None else torchrun_bootstrap(world, timeout)
 
 
 class _Checked:
     """A user's bootstrap whose answers are checked."""
 
-    def __init__(self, given: Bootstrap) -> None:
-        self._given = given
-        self.rank = given.rank
-        self.nranks = given.nranks
+    def __init__(self, given: object) -> None:
+        rank, nranks = (whole(getattr(given, name, None)) for name in ("rank", "nranks"))
+        if rank is None or nranks is None or not hasattr(given, "allgather"):
+            raise ArgumentTypeError(
+                "bootstrap must be an mpi4py communicator, a torch Store, or an object with rank, "
+                "nranks (integers) and allgather(bytes) -> list[bytes], not "
+                f"{type(given).__name__}"
+            )
+        if not 0 <= rank < nranks:
+            raise ArgumentError(f"bootstrap has rank {rank} of {nranks}: wanted 0 <= rank < nranks")
+        self._given, self.rank, self.nranks = cast(Bootstrap, given), rank, nranks
 
     def allgather(self, payload: bytes) -> list[bytes]:
         """Every rank's bytes."""
-        answer = list(self._given.allgather(payload))
-        if len(answer) != self.nranks or not all(isinstance(part, bytes) for part in answer):
+        answer = self._given.allgather(payload)
+        parts = list(answer) if isinstance(answer, Iterable) else []
+        if len(parts) != self.nranks or not all(isinstance(part, bytes) for part in parts):
             raise ArgumentTypeError(
                 f"the bootstrap's allgather must return {self.nranks} bytes objects"
             )
-        return answer
+        if parts[self.rank] != payload:
+            raise ArgumentError(
+                f"the bootstrap's allgather must return the bytes of rank r at place r: at place "
+                f"{self.rank} are not those of this rank"
+            )
+        return parts

@@ -2,8 +2,27 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from operator import index
+from typing import Any, Protocol
+
+from ringcoll.errors import (
+    AbortedError,
+    DeadlineError,
+    Error,
+    MachineError,
+    MismatchError,
+    OutOfMemory,
+    RankLostError,
+)
+
+_KINDS = {
+    kind.__name__: kind
+    for kind in (AbortedError, DeadlineError, MachineError, MismatchError, OutOfMemory)
+} | {RankLostError.__name__: RankLostError}
+_LONGEST = 2000  # characters
 
 
 class Bootstrap(Protocol):
@@ -32,7 +51,90 @@ class SingleBootstrap:
         return [payload]
 
 
+def whole(number: Any) -> int | None:
+    """An integer of any kind, numpy's too; None for what is none, a bool among that."""
+    try:
+        return None if isinstance(number, bool) else index(number)
+    except TypeError:
+        return None
+
+
+def gathered(bootstrap: Bootstrap, value: object) -> list[Any]:
+    """Every rank's value, as JSON carries it; a rank's :class:`Failure` is raised. Collective."""
+    found = []
+    for rank, part in enumerate(bootstrap.allgather(json.dumps(value).encode())):
+        try:
+            found.append(json.loads(part))
+        except (ValueError, RecursionError):
+            raise malformed(rank, part) from None
+        if type(found[-1]) is dict and "failure" in found[-1]:
+            raise Failure.decode(part).error()
+    return found
+
+
+def exchange_values(
+    bootstrap: Bootstrap, values: Sequence[object], types: Sequence[type]
+) -> list[list[Any]]:
+    """Every rank's values, checked to be of these types; collective."""
+    found = gathered(bootstrap, values)
+    for rank, received in enumerate(found):
+        if type(received) is not list or [type(value) for value in received] != [*types]:
+            raise malformed(rank, received)
+    return found
+
+
+def malformed(rank: int, received: object) -> MachineError:
+    """The error about what a rank has sent."""
+    shown = repr(received)
+    return MachineError(
+        f"init: rank {rank} sent what ringcoll does not send: {shown[:80]}; do all ranks run one "
+        "version of it, and does the bootstrap carry nothing else?"
+    )
+
+
 def named(ranks: Sequence[int]) -> str:
     """``rank 2`` or ``ranks 1, 2``, for messages."""
     listed = ", ".join(map(str, ranks))
     return f"rank {listed}" if len(ranks) == 1 else f"ranks {listed}"
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An error that another rank must raise: the name of its class, and its text."""
+
+    kind: str
+    text: str
+
+    @staticmethod
+    def of(error: BaseException, rank: int) -> Failure:
+        """What the others raise when an error ends the ``init`` of a rank."""
+        kind = type(error).__name__
+        if isinstance(error, (DeadlineError, MismatchError, RankLostError)):
+            return Failure(
+                kind if kind in _KINDS else "RankLostError", f"rank {rank} gave up: {error}"
+            )
+        if isinstance(error, MachineError):
+            return Failure(
+                kind if kind in _KINDS else "MachineError", f"rank {rank} failed: {error}"
+            )
+        return Failure("AbortedError", f"rank {rank} aborted: {kind}: {error}")
+
+    def encode(self) -> bytes:
+        """JSON of it."""
+        return json.dumps({"failure": self.kind, "text": self.text[:_LONGEST]}).encode()
+
+    @staticmethod
+    def decode(payload: bytes) -> Failure:
+        """Undo :meth:`encode`, of whatever bytes."""
+        try:
+            found = json.loads(payload)
+            kind, text = found["failure"], found["text"]
+        except (ValueError, TypeError, LookupError, RecursionError):
+            kind = text = None
+        if not isinstance(kind, str) or not isinstance(text, str) or kind not in _KINDS:
+            return Failure("MachineError", f"a rank sent a malformed error: {payload[:80]!r}")
+        return Failure(kind, text[:_LONGEST])
+
+    def error(self) -> Error:
+        """The error to raise."""
+        return _KINDS[self.kind](self.text)

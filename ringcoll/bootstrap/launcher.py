@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import socket
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from ringcoll.errors import LauncherError
+from ringcoll.host.fd_passing import credentials
 
 # In order of trust: a launcher that was itself started by srun leaves both kinds. A Slurm job's
 # size (SLURM_NTASKS) is also set for a process that runs alone in the job; its step's size is not.
@@ -55,6 +58,29 @@ def launched_rank(environ: Mapping[str, str]) -> int | None:
     """The rank that the launcher gave this process; None if none started it."""
     ranks = (environ.get(variable, "") for variable in _RANKS)
     return next((int(rank) for rank in ranks if rank.isdigit()), None)
+
+
+def one_host(environ: Mapping[str, str]) -> bool:
+    """Whether all ranks of a world that MPICH's launcher has started are on this host."""
+    local, size = environ.get("MPI_LOCALNRANKS", ""), environ.get("PMI_SIZE", "")
+    return local == size and size.isdigit() and environ.get("PMI_SPAWNED", "0") == "0"
+
+
+def job_of(environ: Mapping[str, str]) -> str | None:
+    """A name for the world that MPICH's launcher has started on this host; None if it has not.
+
+    Every rank holds a socket of the same process of the launcher, which the kernel knows.
+    """
+    number = environ.get("PMI_FD", "")
+    if not one_host(environ) or not number.isdigit() or launched_rank(environ) is None:
+        return None
+    try:
+        with socket.socket(fileno=os.dup(int(number))) as link:
+            pid, _ = credentials(link)
+        started = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19]
+    except OSError:
+        return None
+    return f"ringcoll-{os.geteuid()}-{pid}-{started}"
 
 
 def torch_world(environ: Mapping[str, str], launcher: Launcher | None) -> TorchWorld | None:

@@ -1,46 +1,99 @@
-"""Bootstrap over MPI: a few exchanges on a private communicator, each under a deadline.
+"""Bootstrap over MPI: rank 0 sends the others an id over MPI, by which they meet over TCP.
 
-Only buffers travel, nothing is pickled. MPI's collectives have no deadline, so they are started
-and polled. Each rank first sends every other a one-byte hello: after the deadline those ranks are
-absent whose hello has not come. Once the fabric is open MPI is used again only for messages between
-nodes, so that no rank hangs in it when another dies.
+MPI's collectives have no deadline, and notice no death. So one message to each rank is all that
+goes over MPI: it is probed for, never waited for, and a later one replaces it, so that an ``init``
+which has failed leaves nothing that the next one could take for its own. Two calls that MPI makes
+for all of its ranks at once are needed: MPI_Init, where the program has not made it, and the one
+that makes a communicator for messages between nodes. Each runs on a thread, which is left behind
+at the deadline; the next ``init`` waits for the same call.
 """
 
 from __future__ import annotations
 
+import ctypes
+import math
 import os
 import sys
+import threading
 import time
-from collections.abc import Mapping, Sequence
-from itertools import count
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
-from ringcoll.bootstrap.contract import named
+from ringcoll.bootstrap.contract import Bootstrap, SingleBootstrap
 from ringcoll.bootstrap.launcher import (
     OPEN_MPI,
+    Launcher,
     check_library,
     check_world,
+    launched_rank,
     launcher_of,
-    mpiexec,
+    one_host,
 )
+from ringcoll.bootstrap.tcp import id_bootstrap, unique_id
 from ringcoll.errors import ArgumentTypeError, DeadlineError, MachineError
 from ringcoll.folders import pip_install
 
-_HELLO, _PART = 32749, 32748  # the reserved tags; MPI promises tags up to 32767
-_YIELDS = 200  # polls that yield before a poll sleeps
-_SLEEP = 1e-3  # seconds
+_ID = 32749  # the reserved tag; MPI promises tags up to 32767
+_SLEEP = 1e-3  # seconds between probes
 
-_kept: list[Any] = []  # requests that outlived their deadline, with the buffers they may touch
-_keyval: list[int] = []  # under which a communicator remembers its private duplicate
+_kept: list[Any] = []  # messages that MPI has not yet sent
+_calls: dict[object, _Call] = {}  # those that have not ended
 
 
-def load_mpi() -> Any:
-    """mpi4py's MPI module, initialised."""
+class _Call:
+    """A call of MPI that waits for other ranks and has no deadline, on a thread of its own."""
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self._function, self.result = function, None
+        self.error: BaseException | None = None
+        self.thread = threading.Thread(target=self._run, name="ringcoll MPI", daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.result = self._function()
+        except BaseException as error:
+            self.error = error
+
+
+def within(
+    deadline: float, key: object, function: Callable[[], Any], check: Callable[[], None]
+) -> Any:
+    """What a call of MPI returns that all of its ranks have to make.
+
+    At the deadline, or when ``check`` raises, it is left behind; who comes with the same ``key``
+    later waits for that call.
+    """
+    started = time.monotonic()
+    call = _calls.get(key) or _calls.setdefault(key, _Call(function))
+    while call.thread.is_alive():
+        check()
+        if time.monotonic() > deadline:
+            rank = launched_rank(os.environ)
+            raise DeadlineError(
+                f"init: {'this rank' if rank is None else f'rank {rank}'} waited "
+                f"{time.monotonic() - started:.3g} s in {key}: did every rank call init()?"
+            )
+        call.thread.join(_SLEEP)
+    del _calls[key]
+    if call.error is not None:
+        raise MachineError(f"init: {key} failed: {call.error}") from call.error
+    return call.result
+
+
+def left_behind() -> list[str]:
+    """The calls of MPI that have not ended: MPI_Finalize would wait for them for ever."""
+    return [str(key) for key, call in _calls.items() if call.thread.is_alive()]
+
+
+def load_mpi(deadline: float = math.inf, check: Callable[[], None] = lambda: None) -> Any:
+    """mpi4py's MPI module, initialized."""
     try:
-        MPI = _import_mpi()  # noqa: N806
+        world = launcher_of(os.environ)
+        if world is not None and (world.nranks > 1 or world.variable == OPEN_MPI):
+            _initialize(world, deadline, check)
+        from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise MachineError(
@@ -54,29 +107,49 @@ def load_mpi() -> Any:
     return MPI
 
 
-def _import_mpi() -> Any:
-    """mpi4py's MPI module; below Open MPI's launcher its library is checked before MPI_Init."""
-    import mpi4py
-
-    rc, launcher = mpi4py.rc, launcher_of(os.environ)
-    below = launcher is not None and launcher.variable == OPEN_MPI
-    checked = below and rc.initialize and "mpi4py.MPI" not in sys.modules
-    if checked:  # what the import would do, in two steps
-        rc.initialize, rc.finalize = False, rc.finalize is not False
-    from mpi4py import MPI
-
-    if checked:
-        rc.initialize = True
-        check_library(launcher, library_of(MPI), os.environ)
-        if not MPI.Is_initialized():
-            level = rc.thread_level if rc.threads else "single"
-            MPI.Init_thread(getattr(MPI, f"THREAD_{level.upper()}"))
-    return MPI
-
-
 def library_of(mpi: Any) -> str:
     """The MPI library's name and version, a line."""
     return str(mpi.Get_library_version()).splitlines()[0].strip("\0 ")
+
+
+def _initialize(world: Launcher, deadline: float, check: Callable[[], None]) -> None:
+    """Import mpi4py, and make its MPI_Init where it can be left: mpi4py's own holds the GIL."""
+    if _INIT not in _calls:
+        if "mpi4py.MPI" in sys.modules:
+            return
+        import mpi4py
+
+        settings = mpi4py.rc
+        wanted = settings.initialize, settings.finalize
+        if wanted[0] in (True, "yes"):
+            settings.initialize = False
+            settings.finalize = True if wanted[1] is None else wanted[1]
+        try:
+            from mpi4py import MPI
+        finally:
+            settings.initialize, settings.finalize = wanted
+        if wanted[0] not in (True, "yes") or MPI.Is_initialized():
+            return
+        check_library(world, library_of(MPI), os.environ)
+    within(deadline, _INIT, _enter_mpi, check)
+
+
+def _enter_mpi() -> None:
+    from mpi4py import MPI, rc
+
+    level = rc.thread_level if rc.threads else "single"
+    required = int(getattr(MPI, f"THREAD_{level.upper()}"))
+    code = ctypes.CDLL(MPI.__file__).MPI_Init_thread(
+        None, None, required, ctypes.byref(ctypes.c_int())
+    )
+    if code:
+        raise MachineError(f"error {code}")
+    if rc.errors == "exception":
+        MPI.COMM_WORLD.Set_errhandler(MPI.ERRORS_RETURN)
+        MPI.COMM_SELF.Set_errhandler(MPI.ERRORS_RETURN)
+
+
+_INIT = "MPI_Init"
 
 
 def mpi_running() -> Any | None:
@@ -93,146 +166,71 @@ def is_mpi_communicator(candidate: object) -> bool:
     return package is not None and isinstance(candidate, package.Comm)
 
 
-class MpiBootstrap:
+class _NewerId(Exception):
+    """Rank 0 has begun anew."""
+
+
+def mpi_bootstrap(
+    communicator: Any | None, timeout: float, environ: Mapping[str, str] = os.environ
+) -> Bootstrap:
     """The ranks of an MPI communicator, mpi4py's; None takes the world."""
-
-    def __init__(
-        self, communicator: Any | None, timeout: float, environ: Mapping[str, str] = os.environ
-    ) -> None:
-        mpi = load_mpi()
-        given = mpi.COMM_WORLD if communicator is None else communicator
-        if given == mpi.COMM_NULL or not isinstance(given, mpi.Intracomm):
-            raise ArgumentTypeError(
-                f"bootstrap must be an MPI intracommunicator with this process in it, not {given}"
-            )
-        check_world(launcher_of(environ), mpi.COMM_WORLD.Get_size(), library_of(mpi))
-        self._mpi = mpi
-        self._timeout = timeout
-        self.rank: int = given.Get_rank()
-        self.nranks: int = given.Get_size()
-        if not _keyval:
-            _keyval.append(mpi.Comm.Create_keyval())
-        private = given.Get_attr(_keyval[0])
-        self._greet(given if private is None else private)
-        if private is None:
-            private, request = given.Idup()
-            self._finish(request, private)
-            # Kept for later calls: freeing is collective, and contexts are few.
-            given.Set_attr(_keyval[0], private)
-        self._private = private
-
-    @property
-    def communicator(self) -> Any:
-        """The private duplicate, which carries the messages between nodes too."""
-        return self._private
-
-    def allgather(self, payload: bytes) -> list[bytes]:
-        """Every rank's bytes: first the lengths, then the bytes."""
-        length = np.array([len(payload)], np.int64)
-        lengths = np.zeros(self.nranks, np.int64)
-        self._finish(self._private.Iallgather(length, lengths), length, lengths)
-        counts = [int(n) for n in lengths]
-        starts = [sum(counts[:rank]) for rank in range(self.nranks)]
-        sent = np.frombuffer(payload or b"\0", np.uint8)
-        received = np.zeros(sum(counts) + 1, np.uint8)
-        byte = self._mpi.BYTE
-        request = self._private.Iallgatherv(
-            [sent, len(payload), byte], [received, counts, starts, byte]
+    deadline = time.monotonic() + timeout
+    mpi = load_mpi(deadline)
+    given = mpi.COMM_WORLD if communicator is None else communicator
+    if given == mpi.COMM_NULL or not isinstance(given, mpi.Intracomm):
+        raise ArgumentTypeError(
+            f"bootstrap must be an MPI intracommunicator with this process in it, not {given}"
         )
-        self._finish(request, sent, received)
-        whole = received.tobytes()
-        return [whole[s : s + n] for s, n in zip(starts, counts, strict=True)]
-
-    def _greet(self, communicator: Any) -> None:
-        others = [rank for rank in range(self.nranks) if rank != self.rank]
-        self._word = np.ones(1, np.uint8)
-        self._heard = {rank: np.zeros(1, np.uint8) for rank in others}
-        self._hellos = {
-            rank: communicator.Irecv(box, rank, _HELLO) for rank, box in self._heard.items()
-        }
-        self._sent = [communicator.Isend(self._word, rank, _HELLO) for rank in others]
-
-    def _finish(self, request: Any, *buffers: object) -> None:
-        """Poll a request, and the hellos, until done or too late."""
-        started = time.monotonic()
-        polls = count()
-        while not (request.Test() and self._greeted()):
-            if time.monotonic() - started > self._timeout:
-                _kept.append((request, buffers, self._sent, self._word))
-                raise DeadlineError(self._absence(time.monotonic() - started))
-            _pause(next(polls))
-
-    def _greeted(self) -> bool:
-        self._hellos = {rank: call for rank, call in self._hellos.items() if not call.Test()}
-        self._sent = [call for call in self._sent if not call.Test()]
-        return not self._hellos and not self._sent
-
-    def _absence(self, waited: float) -> str:
-        self._greeted()
-        absent = sorted(self._hellos)
-        for call in self._hellos.values():
-            call.Cancel()
-            call.Wait()
-        start = f"init: rank {self.rank} of {self.nranks} waited {waited:.3g} s over MPI for "
-        if absent:
-            return f"{start}{named(absent)}: no message came; did every rank call init()?"
-        own = mpiexec() or "mpiexec"
-        return f"{start}the others: all began, but one has stopped since (see {own}'s output)"
-
-
-class PartOfMpi:
-    """Some ranks of a bootstrap, this one among them, without a communicator of their own.
-
-    MPI makes a smaller communicator only in a call that has no deadline. So these ranks exchange
-    point to point; the messages of a pair keep their order, and with it the exchanges.
-    """
-
-    def __init__(self, whole: MpiBootstrap, members: Sequence[int], timeout: float) -> None:
-        self.rank, self.nranks = members.index(whole.rank), len(members)
-        self._members, self._timeout = tuple(members), timeout
-        self._communicator = whole.communicator
-        self._mpi = load_mpi()
-        self._unsent: list[tuple[Any, npt.NDArray[np.uint8]]] = []
-
-    def allgather(self, payload: bytes) -> list[bytes]:
-        """Every member's bytes."""
-        deadline = time.monotonic() + self._timeout
-        sent = np.frombuffer(payload or b"\0", np.uint8)
-        found: dict[int, bytes] = {self.rank: payload}
-        others = [index for index in range(self.nranks) if index != self.rank]
-        for index in others:
-            message = [sent, len(payload), self._mpi.BYTE]
-            request = self._communicator.Isend(message, self._members[index], _PART)
-            self._unsent.append((request, sent))
-        polls = count()
-        while len(found) < self.nranks or self._unsent:
-            for index in others:
-                if index not in found:
-                    self._take(index, found)
-            self._unsent = [(call, array) for call, array in self._unsent if not call.Test()]
-            if time.monotonic() > deadline:
-                absent = [self._members[index] for index in others if index not in found]
-                raise DeadlineError(
-                    f"init: rank {self._members[self.rank]} waited {self._timeout:.3g} s over MPI "
-                    f"for {named(absent) if absent else 'the others'}"
+    check_world(launcher_of(environ), mpi.COMM_WORLD.Get_size(), library_of(mpi))
+    rank, nranks = given.Get_rank(), given.Get_size()
+    if nranks == 1:
+        return SingleBootstrap()
+    try:
+        if rank == 0:
+            made = unique_id("127.0.0.1" if one_host(environ) else None)
+            _send(mpi, given, made)
+            return id_bootstrap(made, 0, nranks, timeout, once=True)
+        while True:
+            made = _received(mpi, given, deadline, timeout)
+            seconds = max(_SLEEP, deadline - time.monotonic())
+            try:
+                return id_bootstrap(
+                    made, rank, nranks, seconds, once=True, news=partial(_newer, given)
                 )
-            _pause(next(polls))
-        return [found[index] for index in range(self.nranks)]
-
-    def _take(self, index: int, found: dict[int, bytes]) -> None:
-        status = self._mpi.Status()
-        message = self._communicator.Improbe(self._members[index], _PART, status)
-        if message is None:
-            return
-        length = status.Get_count(self._mpi.BYTE)
-        received = np.zeros(length + 1, np.uint8)
-        message.Recv([received, length, self._mpi.BYTE])
-        found[index] = received[:length].tobytes()
+            except _NewerId:
+                continue
+    except mpi.Exception as error:
+        raise MachineError(f"init: MPI could not carry a message: {error}") from error
 
 
-def _pause(polls: int) -> None:
-    """Yield the processor between the first polls, then sleep."""
-    if polls < _YIELDS:
-        os.sched_yield()
-    else:
-        time.sleep(_SLEEP)
+def _send(mpi: Any, given: Any, text: str) -> None:
+    payload = text.encode()
+    calls = [given.Isend([payload, mpi.BYTE], rank, _ID) for rank in range(1, given.Get_size())]
+    _kept[:] = [(call, text) for call, text in _kept if not call.Test()]
+    _kept.extend((call, payload) for call in calls if not call.Test())
+
+
+def _received(mpi: Any, given: Any, deadline: float, timeout: float) -> str:
+    """The newest id that rank 0 has sent."""
+    text = b""
+    while True:
+        status = mpi.Status()
+        message = given.Improbe(0, _ID, status)
+        if message is not None:
+            received = bytearray(status.Get_count(mpi.BYTE))
+            message.Recv([received, mpi.BYTE])
+            text = bytes(received)
+        elif text:
+            return text.decode("ascii", "replace")
+        elif time.monotonic() > deadline:
+            raise DeadlineError(
+                f"init: rank {given.Get_rank()} of {given.Get_size()} waited {timeout:.3g} s over "
+                "MPI for rank 0: no message came; did every rank call init()?"
+            )
+        else:
+            time.sleep(_SLEEP)
+
+
+def _newer(given: Any) -> None:
+    if given.Iprobe(0, _ID):
+        raise _NewerId

@@ -1,57 +1,67 @@
-"""MPI for ranks that began over something else: their processes in MPI's world.
+"""The MPI communicator that carries the data of ranks on several nodes.
 
-Whatever ranks begin over, their data goes by MPI between nodes. Where MPI runs among the same
-processes (torch's groups under mpiexec), each rank sends its number in MPI's world, and they make
-an MPI communicator of their own.
+Whatever ranks begin over, their data goes by MPI between nodes. Each rank sends its number in MPI's
+world over the bootstrap, and they make a communicator of their own, or use one that all have.
 """
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Callable
 from typing import Any
 
-from ringcoll.bootstrap.contract import Bootstrap
+from ringcoll.bootstrap.contract import Bootstrap, exchange_values
 from ringcoll.bootstrap.launcher import check_world, launcher_of
-from ringcoll.bootstrap.mpi import library_of, load_mpi, mpi_running
+from ringcoll.bootstrap.mpi import library_of, load_mpi, mpi_running, within
 from ringcoll.errors import Error, MachineError
 
 _TAG = 32747  # MPI promises tags up to 32767
-# This process's communicators, and their processes of the world. All members of two of them have
-# both in the same order: they are made in the order of the calls that need them.
-_made: list[tuple[Any, tuple[int, ...]]] = []
+# Communicators by their processes of the world: those that all of these have, and those of which
+# only this process knows that it has them.
+_made: dict[tuple[int, ...], Any] = {}
+_own: dict[tuple[int, ...], Any] = {}
 
 
-def in_mpi_world(bootstrap: Bootstrap) -> tuple[Any, list[int]]:
+def in_mpi_world(bootstrap: Bootstrap, timeout: float) -> tuple[Any, list[int]]:
     """A private MPI communicator with these ranks, and its number of each; collective."""
+    deadline = time.monotonic() + timeout
+    check = getattr(bootstrap, "check", lambda: None)
     own, why = -1, ""
     try:
-        own = _own_number()
+        own = _own_number(deadline, check)
     except Error as error:
         why = str(error)
-    sent = json.dumps([own, _size(), why]).encode()
-    received = [json.loads(part) for part in bootstrap.allgather(sent)]
-    for rank, (_, _, lacking) in enumerate(received):
+    known = [list(members) for members in _made]
+    received = exchange_values(bootstrap, [own, _size(), why, known], (int, int, str, list))
+    for rank, (_, _, lacking, _) in enumerate(received):
         if lacking:
             raise MachineError(
                 f"init: ranks on several nodes need MPI to carry their data, and rank {rank} has "
                 f"none: {lacking}; start with mpiexec"
             )
-    world, sizes = [number for number, _, _ in received], {size for _, size, _ in received}
+    world, sizes = tuple(values[0] for values in received), {values[1] for values in received}
     if len({*world}) < len(world) or len(sizes) > 1:
         raise MachineError(
             f"init: ranks on several nodes need MPI to carry their data, and these are not "
-            f"processes of one MPI world (numbers {world}): start all of them with one mpiexec"
+            f"processes of one MPI world (numbers {list(world)}): start all of them with one "
+            "mpiexec"
         )
-    return _communicator(world)
+    for members in _made:
+        if {*world} <= {*members} and all(list(members) in values[3] for values in received):
+            return _made[members], [members.index(number) for number in world]
+    if world not in _own:
+        _own[world] = _communicator(world, deadline, check)
+    exchange_values(bootstrap, [True], (bool,))
+    _made[world] = _own.pop(world)
+    return _made[world], list(range(len(world)))
 
 
-def _own_number() -> int:
+def _own_number(deadline: float, check: Callable[[], None]) -> int:
     """This process's number in MPI's world, which a launcher or the program has made."""
     if mpi_running() is None and launcher_of(os.environ) is None:
         raise MachineError("no MPI launcher has started it")
-    mpi = load_mpi()
+    mpi = load_mpi(deadline, check)
     check_world(launcher_of(os.environ), mpi.COMM_WORLD.Get_size(), library_of(mpi))
     return int(mpi.COMM_WORLD.Get_rank())
 
@@ -61,13 +71,11 @@ def _size() -> int:
     return 0 if mpi is None else int(mpi.COMM_WORLD.Get_size())
 
 
-def _communicator(world: Sequence[int]) -> tuple[Any, list[int]]:
-    for made, members in _made:
-        if {*world} <= {*members}:
-            return made, [members.index(number) for number in world]
+def _communicator(world: tuple[int, ...], deadline: float, check: Callable[[], None]) -> Any:
     everybody = load_mpi().COMM_WORLD
-    # The only way to make a communicator that is collective among its members alone. It has no
-    # deadline, but all of them have just answered.
-    made = everybody.Create_group(everybody.Get_group().Incl(list(world)), _TAG)
-    _made.append((made, tuple(world)))
-    return made, list(range(len(world)))
+
+    def make() -> Any:
+        # The only way to make a communicator that is collective among its members alone.
+        return everybody.Create_group(everybody.Get_group().Incl(list(world)), _TAG)
+
+    return within(deadline, f"MPI_Comm_create_group of {list(world)}", make, check)

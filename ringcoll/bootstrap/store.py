@@ -10,11 +10,17 @@ from __future__ import annotations
 import contextlib
 import struct
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol, TypeGuard
 
-from ringcoll.bootstrap.contract import named
-from ringcoll.errors import ArgumentError, ArgumentTypeError, DeadlineError, MachineError
+from ringcoll.bootstrap.contract import Failure, named
+from ringcoll.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    DeadlineError,
+    Error,
+    MachineError,
+)
 
 _LENGTH = struct.Struct("<Q")
 _FIRST, _LAST = 2e-4, 1e-2  # seconds between polls, which grow from the one to the other
@@ -79,6 +85,8 @@ class StoreBootstrap:
         prefix += "ringcoll"
         with self._errors():
             self._prefix = f"{prefix}/{int(store.add(f'{prefix}/generation/{rank}', 1))}"
+        self._failure = f"{self._prefix}/failure"
+        self.watch: Callable[[], None] = lambda: None  # called while it waits; may raise
 
     def allgather(self, payload: bytes) -> list[bytes]:
         """Every rank's bytes."""
@@ -94,17 +102,31 @@ class StoreBootstrap:
             self._tidy(folder, keys)
         return answer
 
-    def part(self, members: Sequence[int], timeout: float) -> StoreBootstrap:
+    def part(self, members: Sequence[int], timeout: float | None = None) -> StoreBootstrap:
         """Some of the ranks, this one among them; other parts may begin at the same time."""
         prefix = f"{self._prefix}/part/{'-'.join(map(str, members))}/"
         rank, nranks = members.index(self.rank), len(members)
-        return StoreBootstrap(self._store, rank, nranks, timeout, prefix=prefix)
+        part = StoreBootstrap(self._store, rank, nranks, timeout or self.timeout, prefix=prefix)
+        part.watch = self.watch
+        part._failure = self._failure
+        return part
+
+    def fail(self, error: BaseException) -> None:
+        """Let the ranks that wait raise an error of this one."""
+        self._broken = self._broken or "an earlier exchange among the ranks has failed"
+        with contextlib.suppress(Error), self._errors():
+            if not self._store.check([self._failure]):
+                self._store.set(self._failure, Failure.of(error, self.rank).encode())
 
     def _wait(self, keys: list[str]) -> None:
         # A wait inside the store would hold its client's lock and block the calls of every other
         # thread, among them those that another rank is waiting for.
         started, pause = time.monotonic(), _FIRST
         while not self._store.check(keys):
+            if self._store.check([self._failure]):
+                self._broken = "an earlier exchange among the ranks has failed"
+                raise Failure.decode(self._store.get(self._failure)).error()
+            self.watch()
             if time.monotonic() - started > self.timeout:
                 absent = [rank for rank, key in enumerate(keys) if not self._store.check([key])]
                 if not absent:
@@ -143,7 +165,7 @@ class StoreBootstrap:
         """Raise failures of the store as this library's; torch's stores raise RuntimeError."""
         try:
             yield
-        except DeadlineError:
+        except Error:
             raise
         except (RuntimeError, OSError) as error:
             first = str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -1,148 +1,176 @@
-"""Bootstrap over TCP: rank 0 listens at an address that all ranks know, the others connect.
+"""Bootstraps over TCP: at an address that all ranks know, or by an id that one of them has made.
 
-Rank 0 collects the payloads and answers each. Lengths are checked and nothing is unpickled, but
-nothing is authenticated either: use an address of a trusted network.
+Where an id is used the ends of each connection prove to each other that they have its secret, which
+never travels. An address alone authenticates nobody: use one of a trusted network. Lengths are
+checked and nothing is unpickled; what strangers send costs them their connection.
 """
 
 from __future__ import annotations
 
-import contextlib
+import errno
+import fcntl
+import re
+import secrets
 import socket
 import struct
-import time
+from collections.abc import Callable, Mapping
 
-from ringcoll.bootstrap.contract import named
-from ringcoll.bootstrap.frames import exactly, joined, left, split
-from ringcoll.errors import ArgumentError, DeadlineError, MachineError, RankLostError
+from ringcoll.bootstrap.contract import whole
+from ringcoll.bootstrap.launcher import launched_rank, launcher_of
+from ringcoll.bootstrap.relay import Relay
+from ringcoll.bootstrap.relayed import RelayedBootstrap, listening, serving
+from ringcoll.errors import ArgumentError, ArgumentTypeError, MachineError
 
-_HELLO = struct.Struct("<8sQQ")  # magic, rank, nranks
-_MAGIC = b"ringcoll"
-_LENGTH = struct.Struct("<Q")
-_LONGEST = 1 << 30  # bytes of a frame
-_AGAIN = 0.02  # seconds between two attempts to reach rank 0
-_PATIENCE = 1.0  # seconds that a new connection has to name its rank
+_OPEN = b"ringcoll"  # the key of those that have an address and no secret
+_ID = re.compile(r"([^:,\s]+(?:,[^:,\s]+)*):(\d{1,5}):([0-9a-f]{32})")
+_VARIABLES = ("RINGCOLL_ID", "RINGCOLL_RANK", "RINGCOLL_NRANKS")
+_SIOCGIFADDR = 0x8915
+
+_serving: dict[str, Relay] = {}  # by the ids that this process serves, to its end
 
 
-class TcpBootstrap:
+class TcpBootstrap(RelayedBootstrap):
     """One of the ranks that meet at ``host:port``; rank 0 listens there."""
 
     def __init__(self, rank: int, nranks: int, host: str, port: int, timeout: float) -> None:
-        if not 0 <= rank < nranks:
-            raise ArgumentError(f"rank {rank} of {nranks}: wanted 0 <= rank < nranks")
         if not 0 < port < 1 << 16:
             raise ArgumentError(f"port={port}: wanted one from 1 to 65535, the same on all ranks")
-        self.rank, self.nranks, self.timeout = rank, nranks, timeout
-        self._place = f"{host}:{port}"
-        # Rank 0 holds a link to every other rank, the others one to rank 0.
-        self._links: dict[int, socket.socket] = {}
-        deadline = time.monotonic() + timeout
-        try:
-            if rank == 0 and nranks > 1:
-                self._gather_ranks(host, port, deadline)
-            elif rank:
-                self._links[0] = self._reach(host, port, deadline)
-        except BaseException:
-            self.close()
-            raise
-
-    def allgather(self, payload: bytes) -> list[bytes]:
-        """Every rank's bytes, relayed by rank 0."""
-        deadline = time.monotonic() + self.timeout
-        if self.rank:
-            self._send(0, payload, deadline)
-            return split(self._receive(0, deadline), self.nranks, "init: rank 0")
-        parts = [payload, *(self._receive(peer, deadline) for peer in range(1, self.nranks))]
-        answer = joined(parts)
-        for peer in self._links:
-            self._send(peer, answer, deadline)
-        return parts
-
-    def close(self) -> None:
-        """Close the connections. Idempotent."""
-        while self._links:
-            self._links.popitem()[1].close()
-
-    def _gather_ranks(self, host: str, port: int, deadline: float) -> None:
-        try:
-            listener = socket.create_server((host, port), backlog=max(1, self.nranks))
-        except OSError as error:
-            raise MachineError(
-                f"init: rank 0 cannot listen at {self._place} ({error}): pass another host or port"
-            ) from error
-        with listener:
-            while len(self._links) < self.nranks - 1:
-                try:
-                    listener.settimeout(left(deadline))
-                    link, _ = listener.accept()
-                except TimeoutError:
-                    missing = [r for r in range(1, self.nranks) if r not in self._links]
-                    raise DeadlineError(
-                        f"init: rank 0 waited {self.timeout:.3g} s at {self._place} for "
-                        f"{named(missing)}"
-                    ) from None
-                peer = self._rank_of(link, deadline)
-                if peer is None:
-                    link.close()
-                else:
-                    self._links[peer] = link
-
-    def _rank_of(self, link: socket.socket, deadline: float) -> int | None:
-        """The rank at the other end; None: no rank of ours, or one that is connected already."""
-        with contextlib.suppress(OSError):
-            soon = min(deadline, time.monotonic() + _PATIENCE)
-            magic, peer, nranks = _HELLO.unpack(exactly(link, _HELLO.size, soon))
-            known = magic == _MAGIC and nranks == self.nranks
-            if known and 0 < peer < nranks and peer not in self._links:
-                return int(peer)
-        return None
-
-    def _reach(self, host: str, port: int, deadline: float) -> socket.socket:
-        while True:
+        where = f"{host}:{port}"
+        super().__init__(rank, nranks, timeout, f"rank 0 at {where}")
+        if rank == 0:
             try:
-                link = socket.create_connection((host, port), left(deadline))
+                listener = listening((host, port), max(1, nranks))
             except OSError as error:
-                if time.monotonic() + _AGAIN > deadline:
-                    raise DeadlineError(
-                        f"init: rank {self.rank} tried {self.timeout:.3g} s to reach rank 0 at "
-                        f"{self._place} ({error})"
-                    ) from None
-                time.sleep(_AGAIN)  # rank 0 may not be there yet
-                continue
-            link.sendall(_HELLO.pack(_MAGIC, self.rank, self.nranks))
-            return link
+                raise MachineError(
+                    f"init: rank 0 cannot listen at {where} ({error}): pass another host or port"
+                ) from error
+            self._relay = serving(listener, _OPEN, nranks)
+        self.reach([(host, port)], _OPEN)
 
-    def _send(self, peer: int, payload: bytes, deadline: float) -> None:
-        link = self._link(peer)
-        try:
-            link.settimeout(left(deadline))
-            link.sendall(_LENGTH.pack(len(payload)) + payload)
-        except OSError as error:
-            raise self._failed(peer, error) from error
 
-    def _receive(self, peer: int, deadline: float) -> bytes:
-        link = self._link(peer)
-        try:
-            (length,) = _LENGTH.unpack(exactly(link, _LENGTH.size, deadline))
-            if length > _LONGEST:
-                raise MachineError(f"init: rank {peer} sent a frame of {length} bytes")
-            return exactly(link, length, deadline)
-        except OSError as error:
-            raise self._failed(peer, error) from error
+def unique_id(host: str | None = None) -> str:
+    """A name for a world to be: one process makes it, and every rank passes it to ``init``.
 
-    def _link(self, peer: int) -> socket.socket:
-        link = self._links.get(peer)
-        if link is None:
-            raise MachineError(f"init: the connections of rank {self.rank} are closed")
-        return link
+    The ranks meet at this process, or at rank 0 if this process has ended by then and rank 0 is on
+    its host. Hand the id over by any means that you trust: who has it can join.
 
-    def _failed(self, peer: int, error: OSError) -> DeadlineError | RankLostError:
-        """Close all links: after a broken exchange the next frame's meaning is unknown."""
-        self.close()
-        if isinstance(error, TimeoutError):
-            return DeadlineError(
-                f"init: rank {self.rank} waited {self.timeout:.3g} s for rank {peer}"
-            )
-        return RankLostError(
-            f"init: rank {peer} has closed its connection to rank {self.rank} ({error}): it "
-            f"failed, or was not started as one of {self.nranks} ranks"
+    Args:
+        host: the address or name by which the other ranks reach this host; None: its IPv4
+            addresses. "127.0.0.1" keeps the port closed to other hosts.
+
+    Returns:
+        A text of one line: addresses, port and secret.
+
+    Raises:
+        MachineError: this process cannot listen at ``host``.
+
+    Example:
+        >>> text = ringcoll.unique_id("127.0.0.1")
+        >>> comm = ringcoll.init(id=text, rank=0, nranks=1, device="cpu")
+        >>> comm.nranks
+        1
+        >>> comm.close()
+
+    """
+    try:
+        listener = listening((host or "", 0))
+    except OSError as error:
+        raise MachineError(f"unique_id: cannot listen at {host or 'any port'}: {error}") from error
+    port, secret = listener.getsockname()[1], secrets.token_hex(16)
+    made = f"{host or ','.join(addresses() or ['127.0.0.1'])}:{port}:{secret}"
+    _serving[made] = serving(listener, secret.encode(), 0)
+    return made
+
+
+def id_bootstrap(
+    given: str,
+    rank: int,
+    nranks: int,
+    timeout: float,
+    *,
+    once: bool = False,
+    news: Callable[[], object] = lambda: None,
+) -> RelayedBootstrap:
+    """The ranks that have one id; ``once``: it serves this world alone, and rank 0 has made it.
+
+    ``news`` is called between attempts to connect; what it raises ends them.
+    """
+    found = _ID.fullmatch(given) if isinstance(given, str) else None
+    if found is None or not 0 < int(found[2]) < 1 << 16:
+        raise ArgumentError(
+            f"init: id={given!r}: wanted what ringcoll.unique_id() has returned on one rank"
         )
+    hosts, port, key = found[1].split(","), int(found[2]), found[3].encode()
+    where = f"rank 0{'' if once else ', or the process that made the id,'} at {hosts[0]}:{port}"
+    relay = _serving.pop(given, None) if once else None
+    bootstrap = RelayedBootstrap(rank, nranks, timeout, where, relay)
+    if rank == 0 and given not in _serving and not once:
+        _serve_for_maker(given, hosts, port, key)
+    return bootstrap.reach([(host, port) for host in hosts], key, news)
+
+
+def _serve_for_maker(given: str, hosts: list[str], port: int, key: bytes) -> None:
+    """Listen at an id's port where its maker has ended and this is its host."""
+    own = {*addresses(), "127.0.0.1", "localhost"}
+    if own.isdisjoint(hosts):
+        return
+    try:
+        listener = listening((hosts[0] if len(hosts) == 1 else "", port))
+    except OSError as error:
+        if error.errno not in (errno.EADDRINUSE, errno.EADDRNOTAVAIL):
+            raise MachineError(f"init: rank 0 cannot listen at port {port}: {error}") from error
+        return
+    _serving[given] = serving(listener, key, 0)
+
+
+def id_of(
+    given: str | None, rank: int | None, nranks: int | None, environ: Mapping[str, str]
+) -> tuple[str, int, int] | None:
+    """Id, rank and nranks, as given or as the environment has them; None where there is no id.
+
+    A rank without RINGCOLL_RANK is the launcher's.
+    """
+    text = given or environ.get(_VARIABLES[0]) or None
+    if text is None:
+        if rank is not None or nranks is not None:
+            raise ArgumentError(
+                f"init: rank={rank}, nranks={nranks} without an id: pass id=, what "
+                "ringcoll.unique_id() has returned on one rank, or set RINGCOLL_ID"
+            )
+        return None
+    launcher = launcher_of(environ)
+    found = {
+        "rank": (rank, launched_rank(environ), environ.get("RANK")),
+        "nranks": (nranks, launcher and launcher.nranks, environ.get("WORLD_SIZE")),
+    }
+    numbers = []
+    for (name, (own, *others)), variable in zip(found.items(), _VARIABLES[1:], strict=True):
+        words = (own, environ.get(variable) or None, *others)
+        word = next((word for word in words if word is not None), None)
+        number = int(word) if isinstance(word, str) and word.isdecimal() else whole(word)
+        if number is None:
+            kind = ArgumentError if word is None or isinstance(word, str) else ArgumentTypeError
+            raise kind(
+                f"init: {name}={word!r} with an id: pass {name}= as an integer, or set {variable}"
+            )
+        numbers.append(number)
+    if not 0 <= numbers[0] < numbers[1]:
+        raise ArgumentError(
+            f"init: rank={numbers[0]}, nranks={numbers[1]}: wanted 0 <= rank < nranks"
+        )
+    return text, numbers[0], numbers[1]
+
+
+def addresses() -> list[str]:
+    """The IPv4 addresses of this host's interfaces, the loopback interface's left out."""
+    found = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as query:
+        for _, name in socket.if_nameindex():
+            try:
+                answer = fcntl.ioctl(query, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+            except OSError:
+                continue  # an interface without an address
+            address = socket.inet_ntoa(answer[20:24])
+            if not address.startswith("127."):
+                found.append(address)
+    return found

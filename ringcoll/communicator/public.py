@@ -261,7 +261,8 @@ class Communicator(Collectives, CountedCollectives, Messages, Memory):
         error: BaseException | None,
         _trace: TracebackType | None,
     ) -> None:
-        if error is not None:
+        done = isinstance(error, SystemExit) and not error.code  # sys.exit(0) is no error
+        if error is not None and not done:
             self.abort(error_text(error))
             self.close()
             return

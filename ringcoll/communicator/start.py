@@ -17,12 +17,18 @@ from ringcoll.errors import (
     AbortedError,
     ArgumentError,
     Error,
-    MachineError,
     MismatchError,
     RankLostError,
 )
 from ringcoll.executors.pace import Pace
-from ringcoll.fabric import Fabric, each, open_fabric, start_all, thread_fabrics
+from ringcoll.fabric import (
+    Fabric,
+    closing_if_it_fails,
+    each,
+    open_fabric,
+    start_all,
+    thread_fabrics,
+)
 
 _log = logging.getLogger("ringcoll")
 
@@ -30,6 +36,9 @@ _log = logging.getLogger("ringcoll")
 def init(
     bootstrap: object = None,
     *,
+    id: str | None = None,
+    rank: int | None = None,
+    nranks: int | None = None,
     device: str = "auto",
     timeout: float | None = None,
     config: Config | None = None,
@@ -40,8 +49,11 @@ def init(
     Args:
         bootstrap: an mpi4py communicator, a torch Store (with RANK and WORLD_SIZE in the
             environment), or any object with ``rank``, ``nranks`` and
-            ``allgather(bytes) -> list[bytes]``. None: MPI where this process is one of several,
-            torch's Store under torchrun, else a world of one.
+            ``allgather(bytes) -> list[bytes]``. None: the world of ``id``, the launcher's under
+            mpiexec, torch's Store under torchrun, else a world of one.
+        id: what :func:`ringcoll.unique_id` has returned on one rank; None: RINGCOLL_ID.
+        rank: with an id: this rank; None: RINGCOLL_RANK, else the launcher's.
+        nranks: with an id: how many ranks there are; None: RINGCOLL_NRANKS, else the launcher's.
         device: "cpu"; "cuda"; or "auto": GPUs where every rank has CuPy and a device, else CPU.
         timeout: seconds that a wait may take; None: 60, ``math.inf``: for ever.
         config: options of all calls.
@@ -63,8 +75,9 @@ def init(
         ArgumentError: an option or its value does not exist, or ``topo_file`` is of no use.
         LauncherError: the launcher and the world that it made do not match.
         MachineError: ranks of one node cannot share memory, or those of several cannot meet.
-        MismatchError: the ranks run different versions or settings.
+        MismatchError: the ranks run different versions or settings, or two claim one rank.
         DeadlineError: a rank did not come within ``timeout``.
+        RankLostError: a rank ended, or raised, before the communicator was made.
 
     Example:
         A program that runs as ``python program.py`` and as ``mpiexec -n 4 python program.py``:
@@ -76,12 +89,18 @@ def init(
         array([1., 1., 1.])
 
     """
-    from ringcoll.bootstrap import bootstrap_of
+    from ringcoll.bootstrap import bootstrap_of, ending, post_failure
 
-    _refuse_register("init", options)
-    agreed, settings = starting(config, timeout, device, options)
-    world = bootstrap_of(bootstrap, timeout=agreed.timeout or 60.0)
-    fabric = open_fabric(world, timeout=agreed.timeout or 60.0, node=settings.node)
+    met: dict[str, Any] = {"id": id, "rank": rank, "nranks": nranks}
+    try:
+        _refuse_register("init", options)
+        agreed, settings = starting(config, timeout, device, options)
+    except Error as error:
+        post_failure(error, bootstrap, **met)
+        raise
+    world = bootstrap_of(bootstrap, timeout=agreed.timeout or 60.0, **met)
+    with ending(world):
+        fabric = open_fabric(world, timeout=agreed.timeout or 60.0, node=settings.node)
     comm = communicator_on(fabric, agreed, settings, None)
     comm._settle()
     return comm
@@ -254,24 +273,23 @@ def communicator_on(
     fabric: Fabric, config: Config, settings: Settings, ordinal: int | None
 ) -> Communicator:
     """This rank's communicator over a fabric; collective, on one GPU or by ``settings.device``."""
+    with closing_if_it_fails(fabric):
+        return Communicator(_state_on(fabric, config, settings, ordinal))
+
+
+def _state_on(fabric: Fabric, config: Config, settings: Settings, ordinal: int | None) -> RankState:
     received = fabric.allgather(config.agreed() + settings.agreed(), what="init")
     for rank, other in enumerate(received):
         if other != received[0]:
-            fabric.close()  # all ranks do
             raise MismatchError(
                 f"init: rank 0 was given {received[0].decode()} and rank {rank} {other.decode()}; "
                 f"pass the same options on every rank"
             )
     pace = None if settings.pace is None else Pace(*settings.pace)
-    try:
-        device = placed(fabric, settings.device or "auto", ordinal)
-        busid = None if device is None else device.pci
-        topology = agree(fabric, busid, settings.topo_file, settings.cache_dir)
-    except (ArgumentError, MachineError):
-        fabric.close()  # all ranks do
-        raise
+    device = placed(fabric, settings.device or "auto", ordinal)
+    busid = None if device is None else device.pci
+    topology = agree(fabric, busid, settings.topo_file, settings.cache_dir)
     if pace is not None and fabric.nodes:
-        fabric.close()
         raise ArgumentError(
             "init: pace= is for links inside one host, but these ranks are on several; leave it out"
         )
@@ -306,4 +324,4 @@ def communicator_on(
         _show_log()
         if fabric.rank == 0:
             _log.debug("init: %s agreed on %s", state, received[0].decode())
-    return Communicator(state)
+    return state

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ringcoll.bootstrap import bootstrap_of
+from ringcoll.bootstrap import bootstrap_of, ending
 from ringcoll.bootstrap.mpi import load_mpi
 from ringcoll.bootstrap.tcp import TcpBootstrap
 from ringcoll.communicator.public import Communicator
@@ -334,7 +334,9 @@ def _begun(bootstrap: object, device: str, timeout: float | None) -> Communicato
     chosen = None
     if cupy is not None and settings.device != "cpu" and available() is None:
         chosen = int(cupy.cuda.runtime.getDevice())
-    fabric = open_fabric(bootstrap_of(bootstrap, timeout=seconds), timeout=seconds)
+    world = bootstrap_of(bootstrap, timeout=seconds)
+    with ending(world):
+        fabric = open_fabric(world, timeout=seconds)
     comm = communicator_on(fabric, config, settings, chosen)
     comm._settle()
     return comm

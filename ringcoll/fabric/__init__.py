@@ -5,7 +5,7 @@ Not libfabric's fabric: data between nodes goes over MPI, and between GPUs over 
 
 from __future__ import annotations
 
-from ringcoll.fabric.base import Fabric
+from ringcoll.fabric.base import Fabric, closing_if_it_fails
 from ringcoll.fabric.opening import open_fabric
 from ringcoll.fabric.process import process_fabric
 from ringcoll.fabric.thread import ThreadFabric, each, start_all, thread_fabrics
@@ -13,6 +13,7 @@ from ringcoll.fabric.thread import ThreadFabric, each, start_all, thread_fabrics
 __all__ = [
     "Fabric",
     "ThreadFabric",
+    "closing_if_it_fails",
     "each",
     "open_fabric",
     "process_fabric",

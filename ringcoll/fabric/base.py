@@ -13,7 +13,7 @@ import json
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from ringcoll import finalize
 from ringcoll.bootstrap.contract import named
@@ -22,6 +22,7 @@ from ringcoll.errors import (
     ArgumentError,
     ClosedError,
     DeadlineError,
+    Error,
     RankLostError,
 )
 from ringcoll.fabric.liveness import State, Status, raise_departed, raise_failed
@@ -33,6 +34,18 @@ from ringcoll.host.pages import PAGE, whole_pages
 
 Ready = Callable[[], bool]
 Missing = Callable[[], Sequence[int]]
+
+
+@contextlib.contextmanager
+def closing_if_it_fails(fabric: Fabric) -> Iterator[None]:
+    """Close a fabric if its beginning fails; peers learn of an error that this rank alone meets."""
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Error):
+            fabric.abort(f"{type(error).__name__}: {error}")
+        fabric.close()
+        raise
 
 
 class Fabric(ABC):
@@ -255,6 +268,10 @@ class Fabric(ABC):
     def exited(self) -> None:
         """The process ends without having closed this fabric."""
         self._end(State.EXITED)
+
+    def mpi_finalized(self) -> None:
+        """The program calls MPI.Finalize(); of no concern inside one node."""
+        return
 
     def _end(self, state: State) -> None:
         if not self._ended:

@@ -1,32 +1,28 @@
 """One TCP connection between each two processes of different nodes, made by the bootstrap.
 
 Each rank listens and sends its addresses over the bootstrap, with random bytes; the higher rank of
-a pair connects to the lower one. Both prove (see :mod:`ringcoll.fabric.handshake`) that they know
-the random bytes of all ranks, so that nobody else on the network can take a rank's place. Where all
-ranks share a network namespace they listen on the loopback interface alone.
+a pair connects to the lower one. Both prove (see :mod:`ringcoll.bootstrap.handshake`) that they
+know the random bytes of all ranks, so that nobody else on the network can take a rank's place.
+Where all ranks share a network namespace they listen on the loopback interface alone.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
-import json
 import os
 import secrets
 import socket
-import struct
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ringcoll.bootstrap.contract import Bootstrap
+from ringcoll.bootstrap.contract import Bootstrap, exchange_values
+from ringcoll.bootstrap.handshake import PATIENCE, answer, prove
+from ringcoll.bootstrap.tcp import addresses
 from ringcoll.errors import DeadlineError, Error, MachineError
-from ringcoll.fabric.handshake import PATIENCE, answer, prove
 from ringcoll.fabric.links import Link
 from ringcoll.fabric.mapping import outcome, texts_of
-
-_SIOCGIFADDR = 0x8915
 
 
 class Connections:
@@ -75,10 +71,11 @@ def connect(
             "token": secrets.token_hex(32),
             "host": socket.gethostname(),
         }
-        alone = len(set(_gathered(bootstrap, own["network"]))) == 1
+        networks = exchange_values(bootstrap, [own["network"]], (str,))
+        alone = len({network for (network,) in networks}) == 1
         listener.bind(("127.0.0.1" if alone else "", 0))
         listener.listen(len(nodes))
-        own["addresses"] = ["127.0.0.1"] if alone else _addresses()
+        own["addresses"] = ["127.0.0.1"] if alone else addresses()
         own |= {"process": connections.own, "connected": connections.alive()}
         found = _gathered(bootstrap, {**own, "port": listener.getsockname()[1], "pid": os.getpid()})
         key = hashlib.sha256("".join(str(other["token"]) for other in found).encode()).digest()
@@ -109,29 +106,18 @@ def connect(
     return links
 
 
-def _gathered(bootstrap: Bootstrap, value: object) -> list[Any]:
-    return [json.loads(text) for text in texts_of(bootstrap)(json.dumps(value))]
+def _gathered(bootstrap: Bootstrap, own: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What every rank has sent of itself, of the types of this rank's."""
+    names = list(own)
+    types = [type(value) for value in own.values()]
+    received = exchange_values(bootstrap, list(own.values()), types)
+    return [dict(zip(names, values, strict=True)) for values in received]
 
 
 def _network() -> str:
     """The identity of this network namespace among all hosts."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot} {Path('/proc/self/ns/net').stat().st_ino}"
-
-
-def _addresses() -> list[str]:
-    """The IPv4 addresses of this host's interfaces, the loopback interface's left out."""
-    found = []
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as query:
-        for _, name in socket.if_nameindex():
-            try:
-                answer = fcntl.ioctl(query, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-            except OSError:
-                continue  # an interface without an address
-            address = socket.inet_ntoa(answer[20:24])
-            if not address.startswith("127."):
-                found.append(address)
-    return found
 
 
 def _name(peer: Mapping[str, Any]) -> str:

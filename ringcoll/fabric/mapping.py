@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from ringcoll.bootstrap.contract import Bootstrap
+from ringcoll.bootstrap.contract import Bootstrap, malformed
 from ringcoll.errors import Error, MachineError, OutOfMemory
 from ringcoll.host.fd_passing import FdServer, receive
 from ringcoll.host.shm import ProcAccessDenied, Segment, SegmentHandle, attach, create
@@ -92,7 +92,11 @@ def texts_of(bootstrap: Bootstrap) -> Gather:
     """A bootstrap's exchange, of texts."""
 
     def gather(text: str) -> list[str]:
-        return [part.decode() for part in bootstrap.allgather(text.encode())]
+        parts = bootstrap.allgather(text.encode())
+        try:
+            return [part.decode() for part in parts]
+        except UnicodeDecodeError as error:
+            raise malformed(parts.index(error.object), error.object) from None
 
     return gather
 

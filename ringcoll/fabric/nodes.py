@@ -230,6 +230,11 @@ class NodesFabric(Fabric):
         super().leave()
         self.local.leave()
 
+    def mpi_finalized(self) -> None:
+        """No message can be sent any more."""
+        self.exited()
+        self._ended = "MPI is finalized: close communicators of several nodes before MPI.Finalize()"
+
     def exited(self) -> None:
         """The process ends without having closed this fabric; its node's does so for itself."""
         super().exited()

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import secrets
+import time
 from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
 
 from ringcoll import finalize
-from ringcoll.bootstrap.contract import Bootstrap
-from ringcoll.bootstrap.mpi import MpiBootstrap, PartOfMpi
+from ringcoll.bootstrap.contract import Bootstrap, exchange_values, gathered, malformed, named
 from ringcoll.bootstrap.mpi_world import in_mpi_world
+from ringcoll.bootstrap.relayed import RelayedBootstrap
 from ringcoll.bootstrap.store import StoreBootstrap
-from ringcoll.errors import Error, MachineError
-from ringcoll.fabric.base import Fabric
+from ringcoll.errors import Error, MachineError, MismatchError, RankLostError
+from ringcoll.fabric.base import Fabric, closing_if_it_fails
 from ringcoll.fabric.connect import connect
 from ringcoll.fabric.identity import compare, compare_versions, identity, nodes_of
 from ringcoll.fabric.liveness import Process, ProcessMonitor
@@ -25,18 +27,49 @@ from ringcoll.fabric.process import ProcessFabric, process_fabric
 from ringcoll.fabric.remote import hold_exit
 from ringcoll.fabric.thread import thread_fabrics
 
+_ENDING, _INTERVAL = 0.5, 1e-3  # seconds from a process's last connection to its end
+
 
 def open_fabric(bootstrap: Bootstrap, *, timeout: float, node: str | None = None) -> Fabric:
     """The fabric of a bootstrap's ranks; collective. ``node`` replaces the host's name."""
     if bootstrap.nranks == 1:
         return thread_fabrics(1, timeout)[0]
     own = {**identity(), "node": node or "", "pid": str(os.getpid())}
-    found = [json.loads(text) for text in texts_of(bootstrap)(json.dumps(own))]
+    own |= {"rank": str(bootstrap.rank), "nranks": str(bootstrap.nranks)}
+    found: list[Mapping[str, str]] = []
     try:
+        found = _checked(gathered(bootstrap, own), own)
+        if isinstance(bootstrap, StoreBootstrap):
+            bootstrap.watch = partial(_check_alive, _beside(found, bootstrap.rank))
         return _opened(bootstrap, found, timeout)
-    except Error:
-        _hold_exit(found, bootstrap.rank)
+    except Error as error:
+        if found:
+            _hold_exit(found, bootstrap.rank, isinstance(error, RankLostError))
         raise
+
+
+def _checked(found: list[Any], own: Mapping[str, str]) -> list[Mapping[str, str]]:
+    """The identities that all ranks have sent, each at the place of its rank."""
+    for rank, other in enumerate(found):
+        texts = isinstance(other, dict) and all(type(text) is str for text in other.values())
+        if not texts or not own.keys() <= other.keys() or not other["pid"].isdecimal():
+            raise malformed(rank, other)
+    names = [f"process {other['pid']} on host {other['host']}" for other in found]
+    for rank, other in enumerate(found):
+        if other["nranks"] != own["nranks"]:
+            raise MismatchError(
+                f"init: rank {own['rank']} was given nranks={own['nranks']} and rank "
+                f"{other['rank']} ({names[rank]}) nranks={other['nranks']}: pass the same on every "
+                "rank"
+            )
+        if other["rank"] != str(rank):
+            first = next(peer for peer in range(len(found)) if found[peer]["rank"] == other["rank"])
+            twice = f"two processes are rank {other['rank']}: {names[first]} and {names[rank]}"
+            moved = (
+                f"rank {other['rank']} ({names[rank]}) is at place {rank} of the bootstrap's answer"
+            )
+            raise MismatchError(f"init: {moved if first == rank else twice}")
+    return found
 
 
 def _opened(bootstrap: Bootstrap, found: Sequence[Mapping[str, str]], timeout: float) -> Fabric:
@@ -50,21 +83,37 @@ def _opened(bootstrap: Bootstrap, found: Sequence[Mapping[str, str]], timeout: f
     return _nodes_fabric(bootstrap, nodes, found, timeout)
 
 
-def _hold_exit(found: Sequence[Mapping[str, str]], rank: int) -> None:
+def _beside(found: Sequence[Mapping[str, str]], rank: int) -> ProcessMonitor:
+    """The processes of other ranks that this one can watch: those of its host."""
+    keys = ("boot", "pidns")
+    return ProcessMonitor(
+        {
+            peer: Process(int(other["pid"]))
+            for peer, other in enumerate(found)
+            if peer != rank and all(other[key] == found[rank][key] for key in keys)
+        }
+    )
+
+
+def _check_alive(monitor: ProcessMonitor) -> None:
+    """Raise if a process has ended while the ranks begin."""
+    dead = monitor.dead()
+    if dead:
+        verb = "its process has" if len(dead) == 1 else "their processes have"
+        raise RankLostError(f"init: {named(dead)} died: {verb} ended")
+
+
+def _hold_exit(found: Sequence[Mapping[str, str]], rank: int, lost: bool) -> None:
     """No fabric was made, perhaps because a rank has died: MPI_Finalize would wait for it for ever.
 
     The processes of this host are checked before that; those of another host cannot be watched.
     """
-    keys = ("boot", "pidns")
-    beside = {
-        peer: int(other["pid"])
-        for peer, other in enumerate(found)
-        if peer != rank and all(other.get(key) == found[rank].get(key) for key in keys)
-    }
     with contextlib.suppress(MachineError):  # of the monitor: the first error matters more
-        monitor = ProcessMonitor({peer: Process(pid) for peer, pid in beside.items()})
+        monitor, late = _beside(found, rank), time.monotonic() + _ENDING
+        while lost and not monitor.dead() and time.monotonic() < late:
+            time.sleep(_INTERVAL)
         meeting = finalize.Exit(lambda: None, lambda: True, monitor.dead)
-        finalize.hold(frozenset(beside.items()), meeting)
+        finalize.hold(frozenset((peer, other["pid"]) for peer, other in enumerate(found)), meeting)
         finalize.note_death()
 
 
@@ -72,20 +121,18 @@ def _nodes_fabric(
     bootstrap: Bootstrap, nodes: list[int], found: Sequence[Mapping[str, str]], timeout: float
 ) -> Fabric:
     """Begin inside each node, then among all."""
-    if isinstance(bootstrap, MpiBootstrap):
-        carrier = Carrier(bootstrap.communicator, range(bootstrap.nranks))
-    else:
-        carrier = Carrier(*in_mpi_world(bootstrap))
+    carrier = Carrier(*in_mpi_world(bootstrap, timeout))
     links = connect(bootstrap, nodes, timeout)
-    serial = int.from_bytes(bootstrap.allgather(secrets.token_bytes(8))[0], "little")
+    serial = exchange_values(bootstrap, [secrets.randbits(63)], (int,))[0][0] % (1 << 63)
     near = [rank for rank, node in enumerate(nodes) if node == nodes[bootstrap.rank]]
     local = _local_fabric(bootstrap, near, timeout)
     fabric = NodesFabric(bootstrap.rank, nodes, local, links, serial, carrier, timeout)
     keys = ("boot", "pidns", "pid")
     processes = zip(nodes, found, strict=True)
     world = frozenset((node, *(other.get(key) for key in keys)) for node, other in processes)
-    hold_exit(world, links)
-    fabric.start("init")
+    with closing_if_it_fails(fabric):
+        hold_exit(world, links)
+        fabric.start("init")
     return fabric
 
 
@@ -93,17 +140,15 @@ def _local_fabric(bootstrap: Bootstrap, near: Sequence[int], timeout: float) -> 
     """That of this rank's node; raises on all ranks if a node cannot have one."""
 
     def make() -> ProcessFabric:
-        return process_fabric(_part(bootstrap, near, timeout), timeout=timeout, compared=True)
+        return process_fabric(_part(bootstrap, near), timeout=timeout, compared=True)
 
     return together(texts_of(bootstrap), make, undo=ProcessFabric.close, catch=Error)
 
 
-def _part(bootstrap: Bootstrap, near: Sequence[int], timeout: float) -> Bootstrap:
+def _part(bootstrap: Bootstrap, near: Sequence[int]) -> Bootstrap:
     """The ranks of this rank's node."""
-    if isinstance(bootstrap, MpiBootstrap):
-        return PartOfMpi(bootstrap, near, timeout)
-    if isinstance(bootstrap, StoreBootstrap):
-        return bootstrap.part(near, timeout)
+    if isinstance(bootstrap, (RelayedBootstrap, StoreBootstrap)):
+        return bootstrap.part(near)
     raise MachineError(
         f"init: a {type(bootstrap).__name__} cannot begin ranks on several nodes: start them with "
         "mpiexec or torchrun, or pass init(bootstrap=) an mpi4py communicator or a torch Store"

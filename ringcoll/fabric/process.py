@@ -12,8 +12,8 @@ from itertools import count
 
 from ringcoll import finalize
 from ringcoll.bootstrap.contract import Bootstrap
-from ringcoll.errors import AbortedError, Error
-from ringcoll.fabric.base import Fabric
+from ringcoll.errors import AbortedError
+from ringcoll.fabric.base import Fabric, closing_if_it_fails
 from ringcoll.fabric.control import CONTROL_BYTES, Control, Exchange
 from ringcoll.fabric.identity import compare, identity
 from ringcoll.fabric.liveness import Process, ProcessMonitor, State, Status
@@ -201,15 +201,12 @@ def process_fabric(
         return ProcessFabric(bootstrap.rank, timeout, controls, watched)
 
     fabric = together(gather, make)
-    if processes is None:
-        fabric.hold_exit()
-    try:
+    with closing_if_it_fails(fabric):
+        if processes is None:
+            fabric.hold_exit()
         # The control plane's first round: after it nobody needs the bootstrap any more.
         fabric.allgather(b"", what=what)
-    except Error:
-        fabric.close()
-        raise
-    finalize.track(fabric)
+        finalize.track(fabric)
     return fabric
 
 

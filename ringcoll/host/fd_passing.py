@@ -21,6 +21,14 @@ MOST = 250
 
 _TOKEN = 16  # random bytes of a name
 _INT = struct.Struct("i")
+_CREDENTIALS = struct.Struct("iII")  # process, user, group
+
+
+def credentials(connection: socket.socket) -> tuple[int, int]:
+    """The process and the user at the other end of a Unix socket, as the kernel knows them."""
+    sent = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, user, _ = _CREDENTIALS.unpack(sent)
+    return pid, user
 
 
 class FdServer:
@@ -42,8 +50,7 @@ class FdServer:
             except TimeoutError as error:
                 raise _late(callers - served) from error
             with peer:
-                sent = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-                if struct.unpack("iII", sent)[1] != os.geteuid():
+                if credentials(peer)[1] != os.geteuid():
                     continue
                 socket.send_fds(peer, [b"\1"], list(fds))
                 served += 1

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ringcoll.bootstrap import ending
 from ringcoll.bootstrap.contract import named
 from ringcoll.bootstrap.store import StoreBootstrap
 from ringcoll.communicator.public import Communicator
@@ -138,7 +139,8 @@ class ProcessGroupRingcoll(Barriers):
             patience = seconds if poll is None else math.inf
             where = StoreBootstrap(store, rank, nranks, patience)
             self._auto_register = settings.register is not False
-            fabric = open_fabric(where, timeout=seconds, node=settings.node)
+            with ending(where):
+                fabric = open_fabric(where, timeout=seconds, node=settings.node)
             return communicator_on(fabric, config, settings, ordinal)
         except Error as error:
             raise_from(self._failed(prefixed(error, who)), error)

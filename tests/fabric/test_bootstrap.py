@@ -202,16 +202,16 @@ def test_ranks_without_mpi_cannot_be_on_several_nodes(monkeypatch):
     with pytest.raises(
         MachineError, match=r"rank 0 has none: no MPI launcher .*start with mpiexec"
     ):
-        mpi_world.in_mpi_world(Said([1, 2, ""]))
+        mpi_world.in_mpi_world(Said([1, 2, "", []]), 1)
     with pytest.raises(MachineError, match=r"rank 1 has none: no mpi4py"):
-        monkeypatch.setattr(mpi_world, "_own_number", lambda: 0)
-        mpi_world.in_mpi_world(Said([-1, 0, "no mpi4py"]))
+        monkeypatch.setattr(mpi_world, "_own_number", lambda *_: 0)
+        mpi_world.in_mpi_world(Said([-1, 0, "no mpi4py", []]), 1)
 
 
 def test_ranks_of_several_mpi_worlds_are_refused(monkeypatch):
-    monkeypatch.setattr(mpi_world, "_own_number", lambda: 0)
+    monkeypatch.setattr(mpi_world, "_own_number", lambda *_: 0)
     monkeypatch.setattr(mpi_world, "_size", lambda: 1)
     with pytest.raises(MachineError, match=r"not processes of one MPI world \(numbers \[0, 0\]\)"):
-        mpi_world.in_mpi_world(Said([0, 1, ""]))
+        mpi_world.in_mpi_world(Said([0, 1, "", []]), 1)
     with pytest.raises(MachineError, match="not processes of one MPI world"):
-        mpi_world.in_mpi_world(Said([1, 2, ""]))
+        mpi_world.in_mpi_world(Said([1, 2, "", []]), 1)

@@ -168,7 +168,7 @@ def test_nothing_is_left_after_close(harmless):
 def test_a_rank_that_never_begins_is_named(ranks):
     results = ranks("absent").results
     # Rank 2 may be slow to start, too.
-    assert re.match(r"DeadlineError: init: rank 0 waited 2(\.\d+)? s for ranks? 1", results[0])
+    assert re.match(r"DeadlineError: init: rank 0 of 3 waited 2(\.\d+)? s for ranks? 1", results[0])
 
 
 def test_a_rank_that_ends_before_it_begins_is_named(ranks):

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ringcoll.bootstrap import handshake
 from ringcoll.errors import AbortedError, MachineError
 from ringcoll.executors.node_signals import NodeSignals
 from ringcoll.executors.shared_state import Hello, SharedState
 from ringcoll.fabric import connect as connecting
-from ringcoll.fabric import handshake, thread_fabrics
+from ringcoll.fabric import thread_fabrics
 from ringcoll.fabric.connect import Connections, connect
 from ringcoll.fabric.identity import nodes_of
 from ringcoll.fabric.links import Frame, Link

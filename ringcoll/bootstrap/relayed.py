@@ -1,0 +1,286 @@
+"""The ranks' end of a :mod:`relay <ringcoll.bootstrap.relay>`: a bootstrap over one connection."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import select
+import socket
+import time
+from collections.abc import Callable, Sequence
+
+from ringcoll.bootstrap.contract import Failure, named
+from ringcoll.bootstrap.frames import left, split
+from ringcoll.bootstrap.handshake import PATIENCE, prove
+from ringcoll.bootstrap.relay import CALLED, FRAME, LONGEST, RANK, Kind, Relay
+from ringcoll.errors import ArgumentError, DeadlineError, Error, MachineError, RankLostError
+from ringcoll.host.fd_passing import credentials
+
+_FIRST, _LAST = 1e-3, 2e-2  # seconds between attempts, which grow from the one to the other
+_BACKLOG = 128  # connections that wait to be accepted; strangers' too
+_LATE = 2.0  # seconds for ranks that come late to learn that another has ended
+_PARTING = 0.5  # seconds for the relay to take the last frame
+_ANSWER = 2.0  # seconds for the relay to name the missing ranks
+
+Address = tuple[str, int] | str
+"""Host and port, or the name of a Unix socket."""
+
+
+class RelayedBootstrap:
+    """A rank of a world whose exchanges a relay carries; ``timeout`` is for all of them together.
+
+    ``relay`` is the one that this process runs for this world; ``where`` names it in messages.
+    """
+
+    def __init__(
+        self, rank: int, nranks: int, timeout: float, where: str, relay: Relay | None = None
+    ) -> None:
+        if not 0 <= rank < nranks:
+            raise ArgumentError(f"rank {rank} of {nranks}: wanted 0 <= rank < nranks")
+        self.rank, self.nranks, self._where = rank, nranks, where
+        self._relay, self._kept = relay, False
+        self._link: socket.socket | None = None
+        self._received = bytearray()
+        self._limit(timeout)
+
+    def _limit(self, timeout: float) -> None:
+        self.timeout, self._deadline = timeout, time.monotonic() + timeout
+
+    def over(self, link: socket.socket, timeout: float) -> RelayedBootstrap:
+        """Join over a connection that this rank keeps for its next ``init``."""
+        if self._link is not None:
+            self.close()
+        self._limit(timeout)
+        self._link, self._kept = link, True
+        self._join(link)
+        return self
+
+    def reach(
+        self, addresses: Sequence[Address], key: bytes, news: Callable[[], object] = lambda: None
+    ) -> RelayedBootstrap:
+        """Connect to the relay at one of the addresses, and join.
+
+        ``news`` is called between attempts; what it raises ends them.
+        """
+        try:
+            self._link = self._connected(addresses, key, news)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def _connected(
+        self, addresses: Sequence[Address], key: bytes, news: Callable[[], object]
+    ) -> socket.socket:
+        pause, error = _FIRST, OSError("no address")
+        while True:
+            for address in addresses:
+                news()
+                soon = min(self._deadline, time.monotonic() + PATIENCE)
+                link = None
+                try:
+                    link = _connect(address, soon)
+                    prove(link, key, self.rank, CALLED, soon)
+                    self._join(link)
+                except BaseException as failed:
+                    if link is not None:
+                        link.close()
+                    if not isinstance(failed, OSError) or isinstance(failed, Error):
+                        raise
+                    error = failed
+                else:
+                    return link
+            if time.monotonic() + pause > self._deadline:
+                raise DeadlineError(
+                    f"init: rank {self.rank} of {self.nranks} tried {self.timeout:.3g} s to reach "
+                    f"{self._where} ({error}): did every rank call init()?"
+                )
+            time.sleep(pause)  # it may not be there yet
+            pause = min(pause * 1.5, _LAST)
+
+    def _join(self, link: socket.socket) -> None:
+        name = f"process {os.getpid()} on host {platform.node()}"
+        said = {"rank": self.rank, "nranks": self.nranks, "name": name}
+        payload = json.dumps(said).encode()
+        self._received.clear()
+        link.sendall(FRAME.pack(Kind.HELLO.value, len(payload)) + payload)
+        self._await(link, Kind.HELLO, self._deadline)
+
+    # -- exchanges -----------------------------------------------------------------------------
+
+    def allgather(self, payload: bytes) -> list[bytes]:
+        """Every rank's bytes."""
+        return self.exchange(payload, ())
+
+    def exchange(self, payload: bytes, members: Sequence[int]) -> list[bytes]:
+        """The bytes of some ranks, this one among them; of none: of all."""
+        link = self._link
+        if link is None:
+            raise MachineError(f"init: the connections of rank {self.rank} are closed")
+        words = b"".join(map(RANK.pack, (len(members), *members)))
+        try:
+            link.settimeout(left(self._deadline))
+            length = len(words) + len(payload)
+            link.sendall(FRAME.pack(Kind.GATHER.value, length) + words + payload)
+            answer = self._await(link, Kind.GATHER, self._deadline)
+        except Error:
+            raise
+        except TimeoutError:
+            raise self._late(link) from None
+        except OSError as error:
+            with contextlib.suppress(OSError):  # what the relay said before its end
+                self._await(link, Kind.GATHER, time.monotonic() + _ANSWER)
+            raise self._ended(error) from error
+        return split(answer, len(members) or self.nranks, "init: the relay of the bootstrap")
+
+    def part(self, members: Sequence[int]) -> Part:
+        """Some of the ranks, this one among them; other parts may begin at the same time."""
+        return Part(self, members)
+
+    def check(self) -> None:
+        """Raise if a rank has failed or ended."""
+        link = self._link
+        if link is None:
+            return
+        poll = select.poll()
+        poll.register(link, select.POLLIN)
+        if poll.poll(0):
+            try:
+                self._await(link, Kind.BYE, time.monotonic() + _ANSWER)
+            except Error:
+                raise
+            except OSError as error:
+                raise self._ended(error) from error
+
+    def fail(self, error: BaseException) -> None:
+        """End with an error, which the others raise."""
+        self._leave(Kind.FAIL, Failure.of(error, self.rank).encode())
+
+    def close(self) -> None:
+        """End: this rank needs the others no more. Idempotent."""
+        self._leave(Kind.BYE, b"")
+
+    def _leave(self, kind: Kind, payload: bytes) -> None:
+        link, self._link = self._link, None
+        if link is not None:
+            with contextlib.suppress(OSError, MachineError):
+                link.settimeout(_PARTING)
+                link.sendall(FRAME.pack(kind.value, len(payload)) + payload)
+                # A relay of this process may end with it: not before the others have the error.
+                # And what the relay has sent meanwhile is not for the next session.
+                late = time.monotonic() + _PARTING
+                while (self._kept or kind is Kind.FAIL) and self._frame(link, late)[0] != Kind.BYE:
+                    pass
+            if not self._kept:
+                link.close()
+        relay, self._relay = self._relay, None
+        if relay is not None:
+            relay.halt(max(0.0, min(_LATE, self._deadline - time.monotonic())))
+
+    def _await(self, link: socket.socket, kind: Kind, deadline: float) -> bytes:
+        """The next frame of a kind; a failure that the relay reports is raised."""
+        while True:
+            found, payload = self._frame(link, deadline)
+            if found == Kind.FAIL:
+                raise Failure.decode(payload).error()
+            if found == kind:
+                return payload
+
+    def _frame(self, link: socket.socket, deadline: float) -> tuple[Kind, bytes]:
+        """The next frame; one that has come in part by the deadline is kept."""
+        received = self._received
+        while True:
+            if len(received) >= FRAME.size:
+                kind, length = FRAME.unpack_from(received)
+                if length > LONGEST or kind not in {one.value for one in Kind}:
+                    raise MachineError(f"init: {self._where} sent what ringcoll does not send")
+                end = FRAME.size + length
+                if len(received) >= end:
+                    payload = bytes(received[FRAME.size : end])
+                    del received[:end]
+                    return Kind(kind), payload
+            link.settimeout(left(deadline))
+            part = link.recv(1 << 16)
+            if not part:
+                raise ConnectionError("end of file")
+            received += part
+
+    def _late(self, link: socket.socket) -> DeadlineError:
+        absent = "the others"
+        try:
+            deadline = time.monotonic() + _ANSWER
+            link.settimeout(_ANSWER)
+            link.sendall(FRAME.pack(Kind.ABSENT.value, 0))
+            ranks = [int(rank) for rank in json.loads(self._await(link, Kind.ABSENT, deadline))]
+            absent = named(ranks) if ranks else absent
+        except Error:
+            raise  # of a rank that was late, too
+        except (OSError, ValueError, TypeError):
+            pass
+        return DeadlineError(
+            f"init: rank {self.rank} of {self.nranks} waited {self.timeout:.3g} s for {absent}: "
+            "did every rank call init()?"
+        )
+
+    def _ended(self, error: OSError) -> RankLostError:
+        return RankLostError(
+            f"init: {self._where} closed its connection to rank {self.rank} ({error}): its process "
+            "has ended"
+        )
+
+
+class Part:
+    """Some ranks of a relayed world, as a bootstrap."""
+
+    def __init__(self, whole: RelayedBootstrap, members: Sequence[int]) -> None:
+        self.rank, self.nranks = members.index(whole.rank), len(members)
+        self._whole, self._members = whole, members
+
+    def allgather(self, payload: bytes) -> list[bytes]:
+        """Every member's bytes."""
+        return self._whole.exchange(payload, self._members)
+
+
+def _connect(address: Address, until: float) -> socket.socket:
+    seconds = left(until)
+    if not isinstance(address, str):
+        link = socket.create_connection(address, seconds)
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return link
+    link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        link.settimeout(seconds)
+        link.connect(f"\0{address}")
+        if credentials(link)[1] != os.geteuid():
+            raise PermissionError(f"another user listens at {address}")
+    except BaseException:
+        link.close()
+        raise
+    return link
+
+
+def listening(address: Address, backlog: int = 1) -> socket.socket:
+    """A listener at an address; the name of a Unix socket is free when its last one is closed."""
+    if not isinstance(address, str):
+        return socket.create_server(address, backlog=max(backlog, _BACKLOG))
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        listener.bind(f"\0{address}")
+        listener.listen(backlog)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def serving(listener: socket.socket, key: bytes, nranks: int) -> Relay:
+    """A relay on a thread of this process."""
+    relay = Relay(listener, key, nranks)
+    try:
+        relay.start()
+    except BaseException:
+        relay.close()
+        raise
+    return relay

@@ -1,0 +1,192 @@
+"""Ends of a rank during ``init``, before, between and after all of its exchanges.
+
+``python dying.py COUNT SEED`` draws so many cases at random and prints a line of JSON. The ranks
+are forks of this process, so that a case costs no start of an interpreter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import resource
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn
+
+import ringcoll
+from ringcoll.bootstrap.relayed import RelayedBootstrap
+from ringcoll.bootstrap.sockets import HostBootstrap
+from ringcoll.fabric.process import ProcessFabric
+from tests.adapters.ports import free_port
+from tests.processes.programs.verdict import say
+
+WAYS = ("kill", "raise", "exit", "memory", "nofile")
+NRANKS = 3
+TIMEOUT = 2.0  # seconds
+LIMIT = 30.0  # seconds, after which a rank hangs
+
+
+class Events:
+    """Counts the moments of an ``init``, and ends this rank at one of them."""
+
+    def __init__(self, last: int = -1, how: str = "") -> None:
+        self.count, self._last, self._how = 0, last, how
+
+    def happen(self) -> None:
+        self.count += 1
+        if self.count - 1 == self._last:
+            end(self._how)
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """An event before and after the beginning and each exchange, of bootstrap and fabric."""
+        places: list[tuple[Any, str]] = [
+            (RelayedBootstrap, "_join"),
+            (RelayedBootstrap, "exchange"),
+            (ProcessFabric, "allgather"),
+        ]
+        kept = [getattr(home, name) for home, name in places]
+
+        def around(method: Callable[..., Any]) -> Callable[..., Any]:
+            def watched(*args: Any, **how: Any) -> Any:
+                self.happen()
+                result = method(*args, **how)
+                self.happen()
+                return result
+
+            return watched
+
+        for (home, name), method in zip(places, kept, strict=True):
+            setattr(home, name, around(method))
+        try:
+            self.happen()
+            yield
+        finally:
+            for (home, name), method in zip(places, kept, strict=True):
+                setattr(home, name, method)
+
+
+def end(how: str) -> None:
+    if how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif how == "raise":
+        raise RuntimeError("no such thing")
+    elif how == "memory":
+        raise MemoryError("no room")
+    elif how == "exit":
+        sys.exit(0)
+    else:
+        held = max(int(file.name) for file in Path("/proc/self/fd").iterdir()) + 1
+        resource.setrlimit(resource.RLIMIT_NOFILE, (held - 1, held))
+
+
+def begun(make: Callable[[], dict[str, Any]], events: Events) -> dict[str, Any]:
+    """One init, and the first call; what came of it."""
+    started, error = time.monotonic(), ""
+    try:
+        with events.watching():
+            comm = ringcoll.init(device="cpu", timeout=TIMEOUT, **make())
+        comm.barrier()
+        comm.close()
+    except Exception as caught:
+        own = "" if isinstance(caught, ringcoll.Error) else "foreign "
+        error = f"{own}{type(caught).__name__}: {caught}"
+    took = round(time.monotonic() - started, 3)
+    return {"error": error, "took": took, "events": events.count}
+
+
+def worlds(mode: str) -> list[Callable[[], dict[str, Any]]]:
+    """What each rank passes to ``init``, made in its own process."""
+    ranks = range(NRANKS)
+    if mode == "id":
+        made = f"127.0.0.1:{free_port()}:{os.urandom(16).hex()}"
+        return [partial(dict, id=made, rank=rank, nranks=NRANKS) for rank in ranks]
+    job = f"ringcoll-test-{os.getpid()}-{os.urandom(8).hex()}"
+
+    def make(rank: int) -> dict[str, Any]:
+        return {"bootstrap": HostBootstrap(job, rank, NRANKS, TIMEOUT)}
+
+    return [partial(make, rank) for rank in ranks]
+
+
+def child(make: Callable[[], dict[str, Any]], pipe: int, events: Events) -> NoReturn:
+    """A rank: it sends what it has seen; one that has raised on purpose lives on."""
+    with contextlib.suppress(SystemExit):
+        found = begun(make, events)
+        os.write(pipe, json.dumps(found).encode())
+        if found["error"].startswith("foreign"):
+            time.sleep(LIMIT)
+    os._exit(0)
+
+
+def case(mode: str, how: str, lost: int, event: int) -> dict[int, dict[str, Any]]:
+    """What the other ranks report where one of them ends at an event."""
+    pipes, children = {}, []
+    for rank, make in enumerate(worlds(mode)):
+        pipes[rank], writing = os.pipe()
+        children.append(os.fork())
+        if not children[-1]:
+            child(make, writing, Events(event, how) if rank == lost else Events())
+        os.close(writing)
+    found = {}
+    late = time.monotonic() + LIMIT
+    for rank, reading in pipes.items():
+        wait = 0.0 if rank == lost else max(0.0, late - time.monotonic())
+        ready = select.select([reading], [], [], wait)[0]
+        text = os.read(reading, 1 << 16) if ready else b""
+        if rank != lost:
+            found[rank] = json.loads(text) if text else {"error": "hangs", "took": LIMIT}
+    for pid, reading in zip(children, pipes.values(), strict=True):
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(reading)
+    return found
+
+
+def wrong(how: str, lost: int, found: dict[int, dict[str, Any]]) -> list[str]:
+    """The reports that are no error of this library which names the rank."""
+    if how == "nofile" and not any(report["error"] for report in found.values()):
+        return []  # it needed no more descriptors
+    texts = {rank: report["error"] for rank, report in found.items()}
+    legal = ("RankLostError: ", "AbortedError: ", "DeadlineError: ", "MachineError: ")
+    return [
+        f"rank {rank}: {text or 'no error'}"
+        for rank, text in texts.items()
+        if not text.startswith(legal) or f"rank {lost}" not in text
+    ]
+
+
+def main(count: int, seed: int) -> None:
+    with ringcoll.init(device="cpu") as comm:  # what that imports no child need import
+        comm.barrier()
+    moments = {mode: case(mode, "kill", -1, -1)[0]["events"] for mode in ("id", "host")}
+    mixed = random.Random(seed)
+    took, failures = [], []
+    for number in range(count):
+        mode, how = mixed.choice(["id", "host"]), WAYS[number % len(WAYS)]
+        lost, event = mixed.randrange(NRANKS), mixed.randrange(moments[mode])
+        found = case(mode, how, lost, event)
+        took += [report["took"] for report in found.values()]
+        bad = wrong(how, lost, found)
+        failures += [f"{mode}: rank {lost} ends by {how} at event {event}: {bad}"] if bad else []
+    took.sort()
+    say(
+        0,
+        cases=count,
+        events=moments,
+        failures=failures,
+        median=took[len(took) // 2],
+        longest=took[-1],
+        timeout=TIMEOUT,
+    )
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,91 @@
+"""An ``init`` that fails reaches all ranks, hangs nobody and spoils no later one.
+
+The programs are ``programs/inits.py`` and ``programs/dying.py``.
+"""
+
+import re
+import subprocess
+
+import pytest
+
+from tests.adapters.ports import free_port
+from tests.processes.conftest import command, environment, outcome
+
+pytestmark = pytest.mark.slow
+
+
+def test_whenever_a_rank_ends_during_init_the_others_name_it(nothing_left):
+    """25 ends at random moments; ``dying.py 1000 2`` is the same for longer."""
+    done = subprocess.run(
+        [*command("dying", "25", "1"), nothing_left],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    verdict = outcome([done.returncode], done.stdout, done.stderr).verdicts[0]
+    assert verdict["failures"] == []
+    assert verdict["cases"] == 25
+    assert min(verdict["events"].values()) > 15
+
+
+def check_again(outcome, nranks=3):
+    assert outcome.errors == ""
+    for rank, verdict in outcome.verdicts.items():
+        assert re.match(r"DeadlineError: (rank \d gave up: )?init: ", verdict["late"])
+        assert verdict["early"]
+        assert verdict["sums"] == [6.0] * 3
+        for name, kind, word in (
+            ("option", "ArgumentError", "slices=-1"),
+            ("variable", "ArgumentError", "RINGCOLL_TIMEOUT='junk'"),
+        ):
+            error = verdict[name]
+            if rank != 1:
+                assert error.startswith(f"AbortedError: rank 1 aborted: {kind}: ")
+            else:
+                assert error.startswith(kind)
+            assert word in error
+        assert verdict["unlike"].startswith("MismatchError: init: rank 0 was given ")
+    assert len(outcome.verdicts) == nranks
+
+
+def test_after_an_init_that_has_failed_the_next_one_works(ranks):
+    check_again(ranks("inits", 3, "again", "plain"))
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("world", ["plain", "mpi"])
+def test_after_an_init_under_mpiexec_that_has_failed_the_next_one_works(mpi, world):
+    check_again(mpi("inits", 3, "again", world))
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("stage", ["init", "MPI_Init"])
+def test_a_rank_that_exits_before_init_is_waited_for_no_longer_than_the_deadline(mpi, stage):
+    outcome = mpi("inits", 2, "leaves", stage, deaths=True)
+    assert outcome.statuses == [0, 0]
+    assert re.match(r"DeadlineError: init: rank 0.* waited \d", outcome.verdicts[0]["error"])
+    assert ("MPI_Init" in outcome.verdicts[0]["error"]) == (stage == "MPI_Init")
+
+
+@pytest.mark.mpi
+def test_ranks_of_several_hosts_meet_over_mpi(mpi):
+    outcome = mpi("inits", 3, "over_mpi")
+    assert outcome.errors == ""
+    assert outcome.word("sums") == {rank: [6.0, 6.0] for rank in range(3)}
+
+
+@pytest.mark.mpi
+def test_ranks_meet_by_an_id_of_the_environment(mpi):
+    made = f"127.0.0.1:{free_port()}:{'01' * 16}"
+    outcome = mpi("inits", 3, "identified", RINGCOLL_ID=made)
+    assert outcome.errors == ""
+    assert outcome.word("sum") == dict.fromkeys(range(3), 6.0)
+
+
+def test_a_rank_that_exits_in_order_leaves_the_others_to_their_work(ranks):
+    outcome = ranks("inits", 3, "exits")
+    assert outcome.errors == ""
+    assert outcome.statuses == [0, 0, 0]
+    assert outcome.word("sum") == {0: 4.0, 2: 4.0}
