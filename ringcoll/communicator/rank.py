@@ -95,6 +95,8 @@ class RankState:
         self.closed = False
         self.inherited = False  # by a forked child of its process
         self._worker: Worker | None = None
+        own = weakref.ref(self)
+        fabric.busy = lambda: (state := own()) is not None and state.is_busy()
         self.debug: bool = parent is not None and parent.debug  # whether choices are logged
 
     def __str__(self) -> str:
@@ -227,12 +229,17 @@ class RankState:
     def submit(self, call: Callable[[], None], alive: tuple[object, ...], name: str = "") -> Work:
         """Run a call on this rank's worker thread; ``alive`` is kept until it is done."""
         self.usable()
+        self.fabric.adopt()
         if self._worker is None:
             what = f"{self}: an asynchronous call"
             self._worker = start(lambda: Worker(f"ringcoll rank {self.fabric.rank}"), what)
             # The thread ends with the communicator, even if that is collected without close().
             weakref.finalize(self, self._worker.close, 0).atexit = False
         return self._worker.submit(call, alive, name)
+
+    def is_busy(self) -> bool:
+        """Whether asynchronous calls are left to run."""
+        return self._worker is not None and self._worker.is_busy()
 
     def yield_to_worker(self) -> None:
         """Wait for the asynchronous calls, so that a blocking call keeps its place in the order."""

@@ -140,6 +140,10 @@ class Worker:
         """Whether this is the worker's own thread."""
         return threading.current_thread() is self._thread
 
+    def is_busy(self) -> bool:
+        """Whether calls are left to run."""
+        return self._running or bool(self._waiting)
+
     def drain(self) -> None:
         """Wait for all calls, and raise once the oldest error that no wait has raised."""
         with self._changed:

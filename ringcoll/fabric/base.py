@@ -65,6 +65,7 @@ class Fabric(ABC):
     nodes: tuple[int, ...] = ()
     messages: Messages | None = None
     names: Sequence[int]
+    busy: Callable[[], bool] = staticmethod(lambda: False)  # whether asynchronous calls are left
     entered: int = 0  # collectives that this rank has entered; peers see it in an exchange
     _timer: LivenessTimer
     _ended: str = ""  # why the fabric cannot be used any more
@@ -213,6 +214,10 @@ class Fabric(ABC):
     @abstractmethod
     def _statuses(self) -> Mapping[int, Status]:
         """What is known of every rank now."""
+
+    def adopt(self) -> None:
+        """Note that this thread makes this rank's calls."""
+        return
 
     @abstractmethod
     def check(self) -> None:

@@ -34,6 +34,16 @@ from ringcoll.host.shm import private
 T = TypeVar("T")
 
 _NAP = 0.5  # seconds between looks at the clock of a waiter that nobody wakes
+_GRACE = 1.0  # seconds after a thread's end in which another may take its rank over
+
+
+class _Local(threading.local):
+    """What is this thread's alone: its number may be a dead one's, and to read this takes 50 ns."""
+
+    mark: object = None
+
+
+_local = _Local()
 
 
 class ThreadFabric(Fabric):
@@ -49,7 +59,12 @@ class ThreadFabric(Fabric):
         self.fence = None if getattr(sys, "_is_gil_enabled", lambda: True)() else fence_of()
         self._world = world
         self._condition = world.conditions[rank]
+        world.fabrics[rank] = self
         self._round = 0
+        self._caller = object()  # the mark of the thread that made the last call
+        self._gone: dict[int, threading.Thread] = {}  # of other ranks, before this thread came
+        self._look_at = 0.0  # when threads that have ended are looked for next
+        self._seen: dict[threading.Thread, float] = {}  # when they were first seen to have ended
         self._forget = weakref.finalize(self, _collected, world, rank)
         self._forget.atexit = False
         finalize.track(self)
@@ -126,10 +141,39 @@ class ThreadFabric(Fabric):
                 self._condition.wait(min(left, _NAP))
 
     def _statuses(self) -> Mapping[int, Status]:
-        return dict(enumerate(self._world.statuses))
+        found = dict(enumerate(self._world.statuses))
+        now = time.monotonic()
+        if now >= self._look_at:
+            self._look_at = now + _NAP / 2
+            for rank, thread in list(self._world.threads.items()):
+                is_open = found[rank].state is State.OPEN and rank != self.rank
+                if is_open and self._has_left(rank, thread):
+                    self._look_at = 0.0
+                    found[rank] = Status(State.EXITED)
+        return found
+
+    def _has_left(self, rank: int, thread: threading.Thread) -> bool:
+        """Whether the last thread of a rank has ended, after this one came, for some time."""
+        if thread.is_alive() or thread in self._gone.values():
+            return False
+        other = self._world.fabrics.get(rank)
+        if other is not None and other.busy():  # with asynchronous calls that it has left behind
+            self._seen.pop(thread, None)
+            return False
+        return time.monotonic() - self._seen.setdefault(thread, time.monotonic()) >= _GRACE
+
+    def adopt(self) -> None:
+        """Note that this thread makes this rank's calls; the library's own count for nobody."""
+        thread, threads = threading.current_thread(), self._world.threads
+        _local.mark = self._caller = _local.mark or object()
+        if not thread.name.startswith("ringcoll ") and threads.get(self.rank) is not thread:
+            threads[self.rank] = thread
+            self._gone = {r: t for r, t in list(threads.items()) if not t.is_alive()}
 
     def check(self) -> None:
         """Read whether any rank has raised the alarm."""
+        if _local.mark is not self._caller:
+            self.adopt()
         self._require_open()
         if self._world.alarm:
             self.check_failures()

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ringcoll.fabric.control import compare_calls
 from ringcoll.fabric.liveness import State, Status
+
+if TYPE_CHECKING:
+    from ringcoll.fabric.base import Fabric
 
 
 @dataclass(slots=True)
@@ -39,6 +43,9 @@ class World:
         self.conditions = [threading.Condition() for _ in range(nranks)]
         self.statuses = [Status() for _ in range(nranks)]
         self.alarm = False
+        self.fabrics: weakref.WeakValueDictionary[int, Fabric] = weakref.WeakValueDictionary()
+        self.threads: dict[int, threading.Thread] = {}
+        """The thread that has made the last call of each rank."""
         self._rounds: dict[int, Round] = {}
         self._rendezvous: dict[tuple[int, ...], Rendezvous] = {}
 

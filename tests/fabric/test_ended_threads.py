@@ -1,0 +1,188 @@
+"""Ranks of init_all whose thread has ended without closing the communicator."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import ringcoll
+from ringcoll import RankLostError
+
+N = 3
+
+
+def leave():
+    sys.exit(3)
+
+
+def fail():
+    raise KeyError("nobody catches it")
+
+
+ENDS = {"returns": lambda: None, "exits": leave, "raises": fail}
+CALLS = {
+    "all_reduce": lambda comm: comm.all_reduce(np.ones(3)),
+    "large": lambda comm: comm.all_reduce(np.ones(100_000)),
+    "empty": lambda comm: comm.empty(4),
+    "split": lambda comm: comm.split(0),
+    "recv": lambda comm: comm.recv(np.ones(3), 1),
+    "group": lambda comm: grouped(comm),
+    "async": lambda comm: comm.barrier(async_op=True).wait(),
+}
+
+
+def grouped(comm):
+    with ringcoll.group():
+        comm.all_reduce(np.ones(3))
+        comm.barrier()
+
+
+@pytest.fixture
+def quiet(monkeypatch):
+    """Nothing is printed of a thread that raises."""
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+
+
+def run(functions, comms):
+    """Run one function a rank, each on its own thread."""
+    threads = [
+        threading.Thread(target=function, args=(comm,))
+        for function, comm in zip(functions, comms, strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("call", "end"),
+    [*((call, "returns") for call in CALLS), ("all_reduce", "exits"), ("empty", "raises")],
+)
+def test_who_waits_is_told_that_the_thread_of_a_rank_has_ended(call, end, quiet):
+    comms, told = ringcoll.init_all(N, timeout=20), {}
+
+    def waits(comm):
+        comm.barrier()
+        try:
+            CALLS[call](comm)
+        except ringcoll.Error as error:
+            told[comm.rank] = error
+
+    def ends(comm):
+        comm.barrier()
+        ENDS[end]()
+
+    began = time.monotonic()
+    run((waits, ends, waits), comms)
+    assert time.monotonic() - began < 15
+    assert {*told} == {0, 2}
+    for error in told.values():
+        assert isinstance(error, RankLostError)
+        assert "rank 1 left without closing its communicator" in str(error)
+    for comm in comms:
+        comm.close()
+
+
+def test_a_rank_that_has_lost_its_thread_is_left_out_by_shrink():
+    comms, sums = ringcoll.init_all(N, timeout=20), {}
+
+    def survives(comm):
+        comm.barrier()
+        with pytest.raises(RankLostError):
+            comm.barrier()
+        x = np.ones(3)
+        with comm.shrink() as rest:
+            rest.all_reduce(x)
+        sums[comm.rank] = x[0]
+
+    run((survives, lambda comm: comm.barrier(), survives), comms)
+    assert sums == {0: 2.0, 2: 2.0}
+    for comm in comms:
+        comm.close()
+
+
+def test_threads_of_one_phase_may_end_before_the_next():
+    comms, sums = ringcoll.init_all(N, timeout=20), []
+
+    def phase(comm):
+        if comm.rank:
+            time.sleep(1.6)  # the other waits meanwhile for a rank whose last thread is gone
+        x = np.ones(3)
+        comm.all_reduce(x)
+        sums.append(x[0])
+
+    for _ in range(2):
+        run((phase,) * N, comms)
+    assert sums == [3.0] * (2 * N)
+    with ringcoll.group():
+        for comm in comms:
+            comm.barrier()
+    for comm in comms:
+        comm.close()
+
+
+def test_what_a_thread_has_left_behind_is_taken_first():
+    comms, seen = ringcoll.init_all(2, timeout=20), {}
+
+    def ends(comm):
+        comm.barrier()
+        comm.broadcast(np.full(3, 7.0), root=1)
+        comm.send(np.full(3, 8.0), 0)
+
+    def takes(comm):
+        comm.barrier()
+        time.sleep(1.6)
+        x, y = np.ones(3), np.ones(3)
+        comm.broadcast(x, root=1)
+        comm.recv(y, 1)
+        seen[0] = x[0], y[0]
+
+    run((takes, ends), comms)
+    assert seen == {0: (7.0, 8.0)}
+    for comm in comms:
+        comm.close()
+
+
+def test_a_thread_of_ours_does_not_stand_for_the_caller():
+    """The thread of asynchronous calls outlives the one that has started them."""
+    comms, told = ringcoll.init_all(2, timeout=20), []
+
+    def ends(comm):
+        comm.barrier(async_op=True)
+
+    def waits(comm):
+        comm.barrier()
+        with pytest.raises(RankLostError) as caught:
+            comm.barrier()
+        told.append(str(caught.value))
+
+    run((waits, ends), comms)
+    assert "rank 1 left without closing" in told[0]
+    for comm in comms:
+        comm.close()
+
+
+def test_asynchronous_calls_that_a_thread_has_left_behind_are_still_made():
+    comms, sums = ringcoll.init_all(2, timeout=20), []
+    arrays = [np.ones(3) for _ in range(40)]
+
+    def ends(comm):
+        for x in arrays:
+            comm.all_reduce(x, async_op=True)
+
+    def waits(comm):
+        for number in range(40):
+            time.sleep(0.04)
+            x = np.ones(3)
+            comm.all_reduce(x)
+            sums.append(x[0] + number)
+
+    run((waits, ends), comms)
+    assert sums == [2.0 + number for number in range(40)]
+    for comm in comms:
+        comm.close()
