@@ -48,6 +48,14 @@ def flat(obj: object, *, argument: str, where: str, writable: bool) -> Array:
     return np.ndarray.reshape(array if type(array) is DeviceView else array.view(np.ndarray), -1)
 
 
+def in_memory_order(array: Any) -> Any:
+    """The array, or its transpose if that is how it lies in memory: elements are not reordered."""
+    flags = getattr(array, "flags", None)
+    if flags is not None and flags.f_contiguous and not flags.c_contiguous:
+        return array.T
+    return array
+
+
 def _host_view(obj: object, argument: str, where: str, writable: bool) -> Array:
     """The numpy view of a foreign array, any shape and strides."""
     kind = type(obj).__name__

@@ -89,7 +89,7 @@ def init(
         array([1., 1., 1.])
 
     """
-    from ringcoll.bootstrap import bootstrap_of, ending, post_failure
+    from ringcoll.bootstrap import post_failure
 
     met: dict[str, Any] = {"id": id, "rank": rank, "nranks": nranks}
     try:
@@ -98,10 +98,19 @@ def init(
     except Error as error:
         post_failure(error, bootstrap, **met)
         raise
-    world = bootstrap_of(bootstrap, timeout=agreed.timeout or 60.0, **met)
+    return begin(bootstrap, agreed, settings, None, **met)
+
+
+def begin(
+    bootstrap: object, config: Config, settings: Settings, ordinal: int | None, **met: Any
+) -> Communicator:
+    """What :func:`init` makes; ``ordinal``: the caller's choice of a GPU, ``met``: id and rank."""
+    from ringcoll.bootstrap import bootstrap_of, ending
+
+    world = bootstrap_of(bootstrap, timeout=config.timeout or 60.0, **met)
     with ending(world):
-        fabric = open_fabric(world, timeout=agreed.timeout or 60.0, node=settings.node)
-    comm = communicator_on(fabric, agreed, settings, None)
+        fabric = open_fabric(world, timeout=config.timeout or 60.0, node=settings.node)
+    comm = communicator_on(fabric, config, settings, ordinal)
     comm._settle()
     return comm
 

@@ -6,22 +6,18 @@ import functools
 import logging
 import os
 import re
-import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ringcoll.bootstrap import bootstrap_of, ending
+from ringcoll.arguments.buffers import in_memory_order
 from ringcoll.bootstrap.mpi import load_mpi
 from ringcoll.bootstrap.tcp import TcpBootstrap
+from ringcoll.communicator.here import communicator_here
 from ringcoll.communicator.public import Communicator
-from ringcoll.communicator.start import communicator_on
-from ringcoll.config import starting
-from ringcoll.cuda.device import available
 from ringcoll.cupyx.matrices import is_sparse
 from ringcoll.cupyx.sparse import SparseCalls
 from ringcoll.dtypes import Op
 from ringcoll.errors import ArgumentError, Error, UsageError
-from ringcoll.fabric import open_fabric
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -115,12 +111,12 @@ class RingcollBackend:
                     f"rank {rank} of {n_devices} with use_mpi=True, but MPI says rank "
                     f"{world.Get_rank()} of {world.Get_size()}; pass what MPI says"
                 )
-            self._comm = _begun(world, device, timeout)
+            self._comm = communicator_here(world, device=device, timeout=timeout)
         else:
             patience = 60.0 if timeout is None else timeout
             meeting = TcpBootstrap(rank, n_devices, host, port, patience)
             try:
-                self._comm = _begun(meeting, device, timeout)
+                self._comm = communicator_here(meeting, device=device, timeout=timeout)
             finally:
                 meeting.close()
         self._n_devices, self.rank = n_devices, rank
@@ -165,7 +161,7 @@ class RingcollBackend:
         if is_sparse(in_out_array):
             with self._sparse.on("broadcast", stream):
                 return self._sparse.broadcast(in_out_array, root)
-        self._comm.broadcast(_memory(in_out_array), None, root, **_on(stream))
+        self._comm.broadcast(in_memory_order(in_out_array), None, root, **_on(stream))
 
     @_pair
     def reduce_scatter(
@@ -199,7 +195,7 @@ class RingcollBackend:
         if is_sparse(array):
             with self._sparse.on("send", stream):
                 return self._sparse.send(array, peer)
-        self._comm.send(_memory(array), peer, **_on(stream))
+        self._comm.send(in_memory_order(array), peer, **_on(stream))
 
     @_as_cupy(buf="out_array", recvbuf="out_array")
     def recv(self, out_array: Any, peer: int, stream: Any = None) -> None:
@@ -207,7 +203,7 @@ class RingcollBackend:
         if is_sparse(out_array):
             with self._sparse.on("recv", stream):
                 return self._sparse.recv(out_array, peer)
-        self._comm.recv(_memory(out_array), peer, **_on(stream))
+        self._comm.recv(in_memory_order(out_array), peer, **_on(stream))
 
     @_pair
     def send_recv(self, in_array: Any, out_array: Any, peer: int, stream: Any = None) -> None:
@@ -215,7 +211,9 @@ class RingcollBackend:
         if is_sparse(in_array):
             with self._sparse.on("send_recv", stream):
                 return self._sparse.send_recv(in_array, out_array, peer)
-        self._comm.sendrecv(_memory(in_array), peer, _memory(out_array), peer, **_on(stream))
+        self._comm.sendrecv(
+            in_memory_order(in_array), peer, in_memory_order(out_array), peer, **_on(stream)
+        )
 
     @_pair
     def scatter(self, in_array: Any, out_array: Any, root: int = 0, stream: Any = None) -> None:
@@ -227,7 +225,7 @@ class RingcollBackend:
             with self._sparse.on("scatter", stream):
                 return self._sparse.scatter(in_array, out_array, root)
         send = self._rows(in_array, "in_array", "scatter") if self.rank == root else None
-        self._comm.scatter(send, _memory(out_array), root, **_on(stream))
+        self._comm.scatter(send, in_memory_order(out_array), root, **_on(stream))
 
     @_pair
     def gather(self, in_array: Any, out_array: Any, root: int = 0, stream: Any = None) -> None:
@@ -239,7 +237,7 @@ class RingcollBackend:
             with self._sparse.on("gather", stream):
                 return self._sparse.gather(in_array, out_array, root)
         recv = self._rows(out_array, "out_array", "gather") if self.rank == root else None
-        self._comm.gather(_memory(in_array), recv, root, **_on(stream))
+        self._comm.gather(in_memory_order(in_array), recv, root, **_on(stream))
 
     @_pair
     def all_to_all(self, in_array: Any, out_array: Any, stream: Any = None) -> None:
@@ -326,46 +324,22 @@ def init_process_group(
     return RingcollBackend(n_devices, rank, host, port, use_mpi, device=device, timeout=timeout)
 
 
-def _begun(bootstrap: object, device: str, timeout: float | None) -> Communicator:
-    """A communicator of this process's rank, on the device that is CuPy's current one."""
-    config, settings = starting(None, timeout, device, {})
-    seconds = config.timeout or 60.0
-    cupy = sys.modules.get("cupy")  # without it no program has chosen a device
-    chosen = None
-    if cupy is not None and settings.device != "cpu" and available() is None:
-        chosen = int(cupy.cuda.runtime.getDevice())
-    world = bootstrap_of(bootstrap, timeout=seconds)
-    with ending(world):
-        fabric = open_fabric(world, timeout=seconds)
-    comm = communicator_on(fabric, config, settings, chosen)
-    comm._settle()
-    return comm
-
-
 def _on(stream: Any) -> dict[str, Any]:
     return {} if stream is None else {"stream": stream}
 
 
-def _memory(array: Any) -> Any:
-    """The array, or its transpose if that is how it lies in memory: elements are not reordered."""
-    flags = getattr(array, "flags", None)
-    if flags is not None and flags.f_contiguous and not flags.c_contiguous:
-        return array.T
-    return array
-
-
 def _pair_of(in_array: Any, out_array: Any) -> tuple[Any, Any]:
     """Memory of both; of a larger ``out_array`` the first elements, as in CuPy."""
-    send, size = _memory(in_array), getattr(in_array, "size", None)
+    send, size = in_memory_order(in_array), getattr(in_array, "size", None)
     larger = isinstance(size, int) and isinstance(getattr(out_array, "size", None), int)
-    return send, _first(out_array, size, "out_array", "in_array has") if larger else _memory(
-        out_array
-    )
+    return send, _first(
+        out_array, size, "out_array", "in_array has"
+    ) if larger else in_memory_order(out_array)
 
 
 def _first(array: Any, count: Any, argument: str, wanted: str = "count asks for") -> Any:
     """The first elements of the array's memory."""
-    memory = _memory(array)
+    memory = in_memory_order(array)
     if memory is None or memory.size == count:
         return memory
     if not 0 <= count <= memory.size:

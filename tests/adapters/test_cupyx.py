@@ -7,6 +7,7 @@ import importlib.util
 import inspect
 import json
 import logging
+import os
 import pickle
 import re
 import subprocess
@@ -260,3 +261,23 @@ def test_processes_meet_at_a_port():
     outputs = [rank.communicate(timeout=100)[0] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0, 0]
     assert [json.loads(output) for output in outputs] == [[3, [3] * 5]] * 3
+
+
+def test_an_option_that_one_rank_has_wrong_is_told_to_the_others():
+    words = [sys.executable, "-c", PROGRAM]
+    port = str(free_port())
+    ranks = [
+        subprocess.Popen(
+            [*words, str(r), "2", port],
+            cwd=ROOT,
+            env={**os.environ, **({"RINGCOLL_SLICES": "junk"} if r else {})},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for r in range(2)
+    ]
+    for rank in ranks:
+        _, errors = rank.communicate(timeout=100)
+        assert rank.returncode == 1
+        assert "ArgumentError" in errors
+        assert "RINGCOLL_SLICES" in errors
