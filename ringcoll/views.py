@@ -26,7 +26,12 @@ class DeviceView(np.ndarray[Any, Any]):
 
 
 def device_view(pointer: int, nbytes: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """A flat view of device memory, writable; it keeps nothing alive.
+    """:func:`view_at` of device memory, which shows no elements."""
+    return view_at(pointer, nbytes, dtype).view(DeviceView) if nbytes else np.empty(0, dtype)
+
+
+def view_at(pointer: int, nbytes: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """A flat view of memory, writable; it keeps nothing alive.
 
     Args:
         nbytes: a multiple of the elements' size; without any there is no address either.
@@ -35,4 +40,4 @@ def device_view(pointer: int, nbytes: int, dtype: npt.DTypeLike) -> npt.NDArray[
     if not nbytes:
         return np.empty(0, dtype)
     memory = (ctypes.c_char * nbytes).from_address(pointer)
-    return np.frombuffer(memoryview(memory).cast("B"), np.uint8).view(dtype).view(DeviceView)
+    return np.frombuffer(memoryview(memory).cast("B"), np.uint8).view(dtype)

@@ -1,16 +1,18 @@
-"""Arrays around raw device pointers."""
+"""Arrays around raw pointers, of a device or of the host."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, Literal, overload
 
 import numpy as np
+import numpy.typing as npt
 
 from ringcoll.dtypes import DType, dtype_of
 from ringcoll.errors import ArgumentError, ArgumentTypeError
+from ringcoll.views import view_at
 
 _DLPACK_CUDA = 2  # kDLCUDA
 
@@ -58,16 +60,28 @@ class RawArray:
         return cupy.ndarray(self.shape, self.dtype.numpy, pointer).__dlpack__(**how)
 
 
+@overload
+def from_pointer(  # type: ignore[overload-overlap]  # a str that is known is the narrower one
+    ptr: int, shape: Sequence[int] | int, dtype: object, device: Literal["cpu"]
+) -> npt.NDArray[Any]: ...
+
+
+@overload
 def from_pointer(
     ptr: int, shape: Sequence[int] | int, dtype: object, device: int | str = 0
-) -> RawArray:
+) -> RawArray: ...
+
+
+def from_pointer(
+    ptr: int, shape: Sequence[int] | int, dtype: object, device: int | str = 0
+) -> RawArray | npt.NDArray[Any]:
     """An array of memory that the caller owns and keeps for as long as calls use it.
 
     Args:
         ptr: address of the first byte, on the device.
         shape: lengths in C order.
         dtype: numpy's, ml_dtypes' or torch's type, or a name.
-        device: CUDA's ordinal, or text such as "cuda:1".
+        device: CUDA's ordinal, or text such as "cuda:1"; "cpu" makes a numpy array of host memory.
 
     Raises:
         ArgumentTypeError: an argument of another type, or no such element type.
@@ -77,6 +91,9 @@ def from_pointer(
         >>> x = ringcoll.from_pointer(0x7F0000000000, (2, 3), "float32", device="cuda:1")
         >>> x.size, x.device
         (6, 1)
+        >>> memory = np.arange(3.0)
+        >>> ringcoll.from_pointer(memory.ctypes.data, 2, "float64", device="cpu")
+        array([0., 1.])
 
     """
     row = dtype_of(dtype)
@@ -90,6 +107,8 @@ def from_pointer(
             f"from_pointer: ptr={pointer:#x} is not aligned to {row.itemsize} bytes, the size of "
             f"{row}"
         )
+    if device == "cpu":
+        return view_at(pointer, prod(extent) * row.itemsize, row.numpy).reshape(extent)
     return RawArray(pointer, extent, row, _ordinal(device))
 
 
@@ -97,7 +116,9 @@ def _ordinal(device: object) -> int:
     if isinstance(device, str):
         kind, _, number = device.partition(":")
         if kind != "cuda" or (number and not number.isdecimal()):
-            raise ArgumentError(f"from_pointer: device={device!r}, wanted an ordinal or 'cuda:1'")
+            raise ArgumentError(
+                f"from_pointer: device={device!r}, wanted an ordinal, 'cuda:1' or 'cpu'"
+            )
         return int(number or 0)
     return _whole("device", device)
 

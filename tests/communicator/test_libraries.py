@@ -146,7 +146,25 @@ def test_a_library_that_one_rank_lacks_is_an_error_on_all(monkeypatch):
     assert one == other == [1, 1]
 
 
-def test_raw_pointers_are_for_gpu_ranks():
+def test_a_raw_pointer_of_the_host_is_an_array():
+    def work(comm):
+        memory = np.full(8, 77, "bfloat16")
+        raw = ringcoll.from_pointer(memory.ctypes.data + 4, (2, 2), "bfloat16", device="cpu")
+        raw[:] = comm.rank + 1
+        for _ in range(2):
+            comm.all_reduce(raw)
+        comm.sendrecv(raw, 1 - comm.rank, out := raw.copy(), 1 - comm.rank)
+        return raw.shape, memory.tolist(), set(out.ravel().tolist())
+
+    wanted = [77.0] * 2 + [6.0] * 4 + [77.0] * 2
+    assert ringcoll.spawn(work, 2, device="cpu") == [((2, 2), wanted, {6.0})] * 2
+    assert ringcoll.from_pointer(0, (0, 3), "int8", device="cpu").shape == (0, 3)
+    for wrong, said in ((0, "null pointer"), (4097, "not aligned to 4 bytes")):
+        with pytest.raises(ArgumentError, match=said):
+            ringcoll.from_pointer(wrong, 3, "float32", device="cpu")
+
+
+def test_raw_pointers_of_a_device_are_for_gpu_ranks():
     assert ringcoll.from_pointer is from_pointer
     raw = ringcoll.from_pointer(4096, 3, "float32", "cuda:0")
     with (

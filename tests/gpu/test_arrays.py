@@ -117,7 +117,7 @@ def test_raw_pointers(memory, dtype):
         ((4096, (1, 2.5), "float32"), ArgumentTypeError, "shape=2.5"),
         ((4096, 3, "float99"), ArgumentTypeError, "not one of"),
         ((4096, 3, "float32", -1), ArgumentError, "device=-1"),
-        ((4096, 3, "float32", "cpu"), ArgumentError, "device='cpu'"),
+        ((4096, 3, "float32", "tpu"), ArgumentError, "device='tpu'"),
         ((4096, 3, "float32", True), ArgumentTypeError, "device=True"),
     ],
 )
