@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any
 from ringcoll.version import __version__
 
 if TYPE_CHECKING:
+    from ringcoll.arguments.calls import ANY
     from ringcoll.bootstrap.tcp import unique_id
     from ringcoll.collectives import Collective
     from ringcoll.communicator.call_options import CallOptions
     from ringcoll.communicator.group import group
+    from ringcoll.communicator.progress import Envelope
     from ringcoll.communicator.public import Communicator
     from ringcoll.communicator.start import init, init_all, spawn
     from ringcoll.communicator.topology import Topology
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     from ringcoll.verifier.prover import verify
 
 __all__ = [
+    "ANY",
     "AbortedError",
     "ArgumentError",
     "ArgumentTypeError",
@@ -57,6 +60,7 @@ __all__ = [
     "Communicator",
     "Config",
     "DeadlineError",
+    "Envelope",
     "Error",
     "LauncherError",
     "MachineError",
@@ -83,9 +87,11 @@ __all__ = [
 
 _HOMES = {
     "unique_id": "ringcoll.bootstrap.tcp",
+    "ANY": "ringcoll.arguments.calls",
     "Collective": "ringcoll.collectives",
     "CallOptions": "ringcoll.communicator.call_options",
     "group": "ringcoll.communicator.group",
+    "Envelope": "ringcoll.communicator.progress",
     "Communicator": "ringcoll.communicator.public",
     "init": "ringcoll.communicator.start",
     "init_all": "ringcoll.communicator.start",

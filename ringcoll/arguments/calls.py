@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -27,9 +28,22 @@ from ringcoll.arguments.checks import (
 )
 from ringcoll.collectives import COLLECTIVES
 from ringcoll.dtypes import DType, ReduceOp
-from ringcoll.errors import ArgumentError
+from ringcoll.errors import ArgumentError, ArgumentTypeError
 
 Array = npt.NDArray[Any]
+
+
+class AnySource(Enum):
+    """The type of :data:`ringcoll.ANY`."""
+
+    ANY = "any rank"
+
+    def __repr__(self) -> str:
+        return "ringcoll.ANY"
+
+
+ANY = AnySource.ANY
+"""Any rank as the ``source`` of :meth:`ringcoll.Communicator.recv`."""
 
 
 @dataclass(slots=True, eq=False)
@@ -46,12 +60,13 @@ class Call:
         in_place: ``send`` and ``recv`` are the same, or the smaller one is this rank's slot of the
             larger.
         nbytes: by nccl-tests' convention, of the larger of the two buffers.
-        peer: the other end of a message, else -1.
+        peer: the other end of a message, else -1; a receive from any rank has -1 until it matches.
         counts: elements of every rank's segment where they differ, else empty.
         displs: where each of these segments begins in the buffer that holds all.
         custom_signature: what ranks must agree on, where the fields do not say it all.
         tag: the option, which ranks need not share.
         shown: what errors say of a message that is part of a larger call, else empty.
+        exact: a receive takes as many elements as its buffer holds, else at most as many.
 
     """
 
@@ -72,6 +87,7 @@ class Call:
     custom_signature: str = ""
     tag: str = ""
     shown: str = ""
+    exact: bool = True
 
     def signature(self) -> str:
         """What ranks must agree on: two calls belong together if this is equal."""
@@ -226,6 +242,13 @@ def check_peer(name: str, argument: str, peer: object, *, rank: int, nranks: int
     return checked_rank(name, rank, nranks, argument, peer)
 
 
+def check_source(name: str, source: object, *, rank: int, nranks: int) -> int:
+    """The rank that sends, -1 for :data:`ANY`."""
+    if source is ANY:
+        return -1
+    return check_peer(name, "source", source, rank=rank, nranks=nranks)
+
+
 def prepare_send(buf: object, dest: object, *, rank: int, nranks: int) -> Call:
     """Check ``send(buf, dest)``."""
     peer = check_peer("send", "dest", dest, rank=rank, nranks=nranks)
@@ -234,28 +257,56 @@ def prepare_send(buf: object, dest: object, *, rank: int, nranks: int) -> Call:
     return Call("send", rank, send, None, send.size, dtype, nbytes=send.nbytes, peer=peer)
 
 
-def prepare_recv(buf: object, source: object, *, rank: int, nranks: int) -> Call:
+def prepare_recv(
+    buf: object, source: object, exact: bool | None = None, *, rank: int, nranks: int
+) -> Call:
     """Check ``recv(buf, source)``."""
-    peer = check_peer("recv", "source", source, rank=rank, nranks=nranks)
-    recv = view("recv", rank, "buf", buf, True)
-    dtype = ROWS[recv.dtype]
-    return Call("send", rank, None, recv, recv.size, dtype, nbytes=recv.nbytes, peer=peer)
+    return _receive("recv", "buf", buf, source, exact, rank=rank, nranks=nranks)
+
+
+def _receive(
+    name: str,
+    argument: str,
+    buf: object,
+    source: object,
+    exact: bool | None,
+    *,
+    rank: int,
+    nranks: int,
+) -> Call:
+    """The receiving half of a message.
+
+    Who names the source names the count too, as with NCCL: another count is then a mistake. Who
+    takes a message of any rank learns the count with the rank, as with MPI.
+    """
+    peer = check_source(name, source, rank=rank, nranks=nranks)
+    if exact is not None and not isinstance(exact, bool):
+        raise ArgumentTypeError(f"{name} on rank {rank}: exact={exact!r}, wanted True or False")
+    recv, exact = view(name, rank, argument, buf, True), peer >= 0 if exact is None else exact
+    dtype, nbytes = ROWS[recv.dtype], recv.nbytes
+    return Call("send", rank, None, recv, recv.size, dtype, nbytes=nbytes, peer=peer, exact=exact)
 
 
 def prepare_sendrecv(
-    sendbuf: object, dest: object, recvbuf: object, source: object, *, rank: int, nranks: int
+    sendbuf: object,
+    dest: object,
+    recvbuf: object,
+    source: object,
+    exact: bool | None = None,
+    *,
+    rank: int,
+    nranks: int,
 ) -> tuple[Call, Call]:
     """Check ``sendrecv``: its two halves, which share no memory and may differ in size and type."""
     name = "sendrecv"
     to = check_peer(name, "dest", dest, rank=rank, nranks=nranks)
-    by = check_peer(name, "source", source, rank=rank, nranks=nranks)
     send = view(name, rank, "sendbuf", sendbuf, False)
-    recv = view(name, rank, "recvbuf", recvbuf, True)
-    if np.may_share_memory(send, recv):
+    received = _receive(name, "recvbuf", recvbuf, source, exact, rank=rank, nranks=nranks)
+    if received.recv is not None and np.may_share_memory(send, received.recv):
         raise ArgumentError(
             f"{name} on rank {rank}: recvbuf overlaps sendbuf; pass two that share no memory"
         )
     return (
         Call("send", rank, send, None, send.size, ROWS[send.dtype], nbytes=send.nbytes, peer=to),
-        Call("send", rank, None, recv, recv.size, ROWS[recv.dtype], nbytes=recv.nbytes, peer=by),
+        received,
     )

@@ -7,7 +7,6 @@ the cache (checks, choice, rows bound to memory), which does not keep the arrays
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import os
 import sys
@@ -23,20 +22,24 @@ import numpy.typing as npt
 from ringcoll.arguments.calls import Call, prepare
 from ringcoll.arguments.vector import VCall
 from ringcoll.communicator.call_cache import evict, reference
+from ringcoll.communicator.failures import more_frames, settle
 from ringcoll.communicator.group import current, run_together
-from ringcoll.communicator.rank import RankState, more_frames, settle, with_options
+from ringcoll.communicator.rank import RankState, with_options
 from ringcoll.communicator.vector import as_collective, as_pairs
 from ringcoll.communicator.work import Work
 from ringcoll.config import Config, resolve
 from ringcoll.errors import ArgumentError, Error
 from ringcoll.executors.contract import Runnable
 from ringcoll.options import take_async_op
+from ringcoll.views import view_at
 
 Array = npt.NDArray[Any]
 _Key = tuple[object, ...]
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
+
+_MESSAGES = ("send", "recv", "sendrecv")
 
 _alive: weakref.WeakSet[Calling] = weakref.WeakSet()
 
@@ -162,6 +165,10 @@ class Calling:
     ) -> Work | None:
         config, later = self._options(name, how)
         calls = [with_options(call, config) for call in calls]
+        progress = self._state.progress
+        if progress is not None and name in _MESSAGES and current() is None:
+            timeout = self._state.timeout_of(config)
+            return progress.issue(calls, timeout, name, alive, later=later)
         return self._issue(calls, later=later, alive=alive, timeout=config.timeout, name=name)
 
     def _vector(self, call: VCall, how: dict[str, Any], alive: tuple[object, ...]) -> Work | None:
@@ -267,6 +274,4 @@ def _unowned(call: Call) -> Call:
 def _view(array: Array | None) -> Array | None:
     if array is None or not array.nbytes:
         return array
-    address = array.__array_interface__["data"][0]
-    memory = (ctypes.c_char * array.nbytes).from_address(address)
-    return np.frombuffer(memoryview(memory).cast("B"), np.uint8).view(array.dtype)
+    return view_at(array.__array_interface__["data"][0], array.nbytes, array.dtype)

@@ -7,26 +7,34 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from ringcoll.errors import ArgumentError, ArgumentTypeError
+from ringcoll.config import Config
+from ringcoll.errors import ArgumentError, ArgumentTypeError, MismatchError
 
 _COLOR = struct.Struct("<qq")
 _NO_COLOR = -(1 << 63)
 _LARGEST = (1 << 63) - 1
 
 
-def pack_color(color: int | None, key: int, rank: int) -> bytes:
-    """A rank's colour and key as bytes."""
+def pack_color(color: int | None, key: int, rank: int, config: Config) -> bytes:
+    """A rank's colour, key, and the options that the ranks of a colour share, as bytes."""
     where = f"split on rank {rank}"
     if color is not None:
         color = _whole(where, "color", color, 0, _LARGEST)
     key = _whole(where, "key", key, -_LARGEST, _LARGEST)
-    return _COLOR.pack(_NO_COLOR if color is None else color, key)
+    return _COLOR.pack(_NO_COLOR if color is None else color, key) + config.agreed()
 
 
 def ranks_of_color(colors: Sequence[bytes], rank: int) -> list[int]:
     """The ranks of the colour of ``rank``, by their keys and then by their old ranks."""
-    rows = [_COLOR.unpack(part) for part in colors]
-    members = (other for other, (color, _) in enumerate(rows) if color == rows[rank][0])
+    rows = [_COLOR.unpack_from(part) for part in colors]
+    members = [other for other, (color, _) in enumerate(rows) if color == rows[rank][0]]
+    options = [colors[other][_COLOR.size :].decode(errors="replace") for other in members]
+    for other, given in zip(members, options, strict=True):
+        if given != options[0]:
+            raise MismatchError(
+                f"split, color {rows[rank][0]}: rank {members[0]} was given {options[0]} and rank "
+                f"{other} {given}; pass the same config on every rank of a color"
+            )
     return sorted(members, key=lambda other: (rows[other][1], other))
 
 

@@ -23,7 +23,7 @@ from ringcoll.communicator.work import Work
 from ringcoll.config import Config, resolve
 from ringcoll.cuda.arrays import device_array
 from ringcoll.cuda.streams import foreign_streams, stream_of, stream_pointer
-from ringcoll.errors import Error
+from ringcoll.errors import ArgumentError, Error
 from ringcoll.executors.contract import GroupCall
 from ringcoll.executors.cuda.cuda_call import StreamCall
 from ringcoll.executors.cuda.executor import CudaExecutor
@@ -210,6 +210,7 @@ class Enqueuer:
         """Sends and receives that are launched together."""
         state = self._state
         state.usable()
+        _refuse_matching(name, calls)
         config, stream, later = self._options(name, how)
         pointer, owner = self._stream_of(stream, alive, f"{name} on rank {self._rank}")
         timeout = state.timeout_of(config)
@@ -275,6 +276,16 @@ class Enqueuer:
         """Drop all cached calls."""
         self._cache.clear()
         self._counts.clear()
+
+
+def _refuse_matching(name: str, calls: list[Call]) -> None:
+    """Refuse what only the host could decide: whose message a receive takes, and how long it is."""
+    for call in calls:
+        if not call.exact or call.peer < 0:
+            raise ArgumentError(
+                f"{name} on rank {call.rank}: source=ANY and exact=False are for CPU ranks: a "
+                f"kernel cannot look at messages first; pass the source and the count that it sends"
+            )
 
 
 def _no_group() -> None:

@@ -91,10 +91,10 @@ class CudaState(RankState):
         self.cuda.resources = replace(self.cuda.resources, machine=self.topology.machine)
         self._watch = Watchdog(self.fabric, self.cuda)
 
-    def _child(self, fabric: Fabric, ranks: Sequence[int]) -> RankState:
+    def _child(self, fabric: Fabric, ranks: Sequence[int], config: Config) -> RankState:
         return CudaState(
             fabric,
-            self.config,
+            config,
             self.device,
             self.loader,
             transport=self.transport,

@@ -16,10 +16,11 @@ from typing import Any
 from ringcoll.algorithms import ALGORITHMS
 from ringcoll.arguments.calls import Call
 from ringcoll.collectives import COLLECTIVES
+from ringcoll.communicator.failures import reason_of
 from ringcoll.communicator.gpu import CudaState
 from ringcoll.communicator.group import wait_for
 from ringcoll.communicator.machine import agree
-from ringcoll.communicator.rank import SCRATCH_BYTES, RankState, reason_of, with_options
+from ringcoll.communicator.rank import SCRATCH_BYTES, RankState, with_options
 from ringcoll.communicator.topology import Topology
 from ringcoll.config import Config
 from ringcoll.cuda.arrays import device_array
@@ -68,6 +69,7 @@ class _Host:
     fabric: Fabric
     executor: Executor
     pairs: PairExecutor
+    progress: None = None
 
 
 class NodesState(RankState):
@@ -189,14 +191,12 @@ class NodesState(RankState):
         device = self.device
         return self.loader.function(text, device.ordinal, (device.major, device.minor))
 
-    def _child(self, fabric: Fabric, ranks: Sequence[int]) -> RankState:
+    def _child(self, fabric: Fabric, ranks: Sequence[int], config: Config) -> RankState:
         if fabric.nodes:
-            return NodesState(
-                fabric, self.config, self.device, self.loader, parent=self, ranks=ranks
-            )
+            return NodesState(fabric, config, self.device, self.loader, parent=self, ranks=ranks)
         return CudaState(
             fabric,
-            self.config,
+            config,
             self.device,
             self.loader,
             transport=self.inside.transport,

@@ -1,12 +1,14 @@
 """Groups: the calls of several ranks of this process, or of several pairs, made as one.
 
 Calls of one communicator run one after the other, as do calls of one pair in one direction; all
-others run concurrently, so that a pattern of sends and receives cannot deadlock.
+others run concurrently, so that a pattern of sends and receives cannot deadlock. Sends and receives
+of CPU ranks are posted with those that are under way.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 import threading
 import time
@@ -15,7 +17,9 @@ from functools import partial
 from typing import Protocol
 
 from ringcoll.arguments.calls import Call
-from ringcoll.communicator.rank import RankState, error_text, more_frames, settle
+from ringcoll.communicator.failures import error_text, more_frames, settle
+from ringcoll.communicator.progress import PASSED, Progress
+from ringcoll.communicator.rank import RankState
 from ringcoll.communicator.work import Work
 from ringcoll.errors import DeadlineError
 from ringcoll.executors.contract import Executor, GroupCall, PairExecutor, Runnable
@@ -156,6 +160,7 @@ def _timeout(item: Item) -> float:
 
 def _tasks(items: list[Item]) -> list[Task]:
     calls: dict[int, tuple[RankState, list[Runnable]]] = {}
+    messages: dict[int, tuple[Progress, list[tuple[Call, float]]]] = {}
     pairs: dict[tuple[int, int, bool], tuple[RankState, list[Call], float]] = {}
     for item in items:
         state, call, _ = item
@@ -163,12 +168,16 @@ def _tasks(items: list[Item]) -> list[Task]:
             continue
         if not isinstance(call, Call):
             calls.setdefault(id(state), (state, []))[1].append(call)
+        elif state.progress is not None and not call.shown:
+            own = messages.setdefault(id(state), (state.progress, []))[1]
+            own.append((call, _timeout(item)))
         else:
             key = id(state), call.peer, call.send is not None
             pairs.setdefault(key, (state, [], _timeout(item)))[1].append(call)
     return [
         *(state.executor.task(prepared) for state, prepared in calls.values()),
         *(state.pairs.task(halves, timeout) for state, halves, timeout in pairs.values()),
+        *(progress.task(own) for progress, own in messages.values()),
     ]
 
 
@@ -189,6 +198,10 @@ class Waiting(Protocol):
     @property
     def pairs(self) -> PairExecutor:
         """The executor of sends and receives."""
+
+    @property
+    def progress(self) -> Progress | None:
+        """Its messages, of a CPU rank."""
 
 
 def wait_for(states: Sequence[Waiting], ready: Callable[[], bool], timeout: float) -> None:
@@ -214,11 +227,20 @@ def wait_for(states: Sequence[Waiting], ready: Callable[[], bool], timeout: floa
         return "\n".join(lines)
 
     deadline = time.monotonic() + timeout
+    # A message that is late tells so itself, when it is moved next.
+    due = min((s.progress.due for s in states if s.progress is not None), default=math.inf)
     if len(states) == 1:
         (state,) = states
-        state.fabric.wait(
-            watched, deadline=deadline, describe=describe, peers=lambda: _absent(state)
-        )
+        try:
+            state.fabric.wait(
+                watched,
+                deadline=min(deadline, due),
+                describe=lambda: PASSED if due < deadline else describe(),
+                peers=lambda: _absent(state),
+            )
+        except DeadlineError as error:
+            if str(error) != PASSED:
+                raise
         return
     check_at = 0.0
     while not watched():
@@ -228,6 +250,8 @@ def wait_for(states: Sequence[Waiting], ready: Callable[[], bool], timeout: floa
             if now >= check_at:
                 state.fabric.check_peers(partial(_absent, state))
         check_at = now + _CHECK_SECONDS if now >= check_at else check_at
+        if now > due:
+            return
         if now > deadline:
             raise DeadlineError(describe())
         time.sleep(_POLL_SECONDS)
@@ -237,4 +261,5 @@ def _absent(state: Waiting) -> list[int]:
     """The ranks that have not entered a call under way: it cannot end if one of them has left."""
     active, halves = state.executor.running, state.pairs.running
     missing = {rank for half in halves for rank in state.pairs.absent(half)}
+    missing.update(() if state.progress is None else state.progress.absent())
     return sorted(missing.union(state.executor.absent(active) if active else ()))

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, overload
 
-from ringcoll.arguments.calls import prepare_recv, prepare_send, prepare_sendrecv
+from ringcoll.arguments.calls import (
+    ANY,
+    AnySource,
+    check_source,
+    prepare_recv,
+    prepare_send,
+    prepare_sendrecv,
+)
 from ringcoll.communicator.calling import Calling
+from ringcoll.communicator.progress import Envelope
 from ringcoll.communicator.work import Work
+from ringcoll.errors import ArgumentError
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -57,20 +66,46 @@ class Messages(Calling):
         return self._pairs("send", [call], how, (buf,))
 
     @overload
-    def recv(self, buf: object, source: int, **how: Unpack[Blocking]) -> None: ...
+    def recv(
+        self,
+        buf: object,
+        source: int | AnySource,
+        *,
+        exact: bool | None = None,
+        **how: Unpack[Blocking],
+    ) -> None: ...
 
     @overload
-    def recv(self, buf: object, source: int, **how: Unpack[Asynchronous]) -> Work: ...
+    def recv(
+        self,
+        buf: object,
+        source: int | AnySource,
+        *,
+        exact: bool | None = None,
+        **how: Unpack[Asynchronous],
+    ) -> Work: ...
 
     @overload
-    def recv(self, buf: object, source: int, **how: Unpack[Either]) -> Work | None: ...
+    def recv(
+        self,
+        buf: object,
+        source: int | AnySource,
+        *,
+        exact: bool | None = None,
+        **how: Unpack[Either],
+    ) -> Work | None: ...
 
-    def recv(self, buf: object, source: int, **how: Any) -> Work | None:
-        """Receive from rank ``source``, which calls :meth:`send`, as many elements as it sends.
+    def recv(
+        self, buf: object, source: int | AnySource, *, exact: bool | None = None, **how: Any
+    ) -> Work | None:
+        """Receive what rank ``source`` passes to :meth:`send`.
 
         Args:
-            buf: where they arrive.
-            source: the rank that sends.
+            buf: where the elements arrive.
+            source: the rank that sends; :data:`ringcoll.ANY` takes the first message of any rank.
+            exact: whether the message must fill ``buf``. Left out, it must where ``source`` is a
+                rank, and may be shorter where it is ANY. With ``async_op=True`` the Work has the
+                message's ``source`` and ``count``.
             how: :class:`ringcoll.CallOptions`; ``async_op=True`` returns a :class:`ringcoll.Work`.
 
         Raises:
@@ -92,26 +127,96 @@ class Messages(Calling):
 
         """
         (recv,) = self._views("recv", buf=buf)
-        call = prepare_recv(recv, source, rank=self.rank, nranks=self.nranks)
+        call = prepare_recv(recv, source, exact, rank=self.rank, nranks=self.nranks)
         return self._pairs("recv", [call], how, (buf,))
+
+    def probe(
+        self,
+        source: int | AnySource = ANY,
+        *,
+        wait: bool = True,
+        timeout: float | None = None,
+    ) -> Envelope | None:
+        """Look at the next message that has been sent here and that no earlier receive takes.
+
+        The message stays, and ``recv(buf, found.source)`` receives it. For CPU ranks.
+
+        Args:
+            source: the rank that sends; :data:`ringcoll.ANY`: any rank.
+            wait: False returns None if no message is there.
+            timeout: seconds to wait for one; None: the communicator's.
+
+        Raises:
+            UsageError: there is no such rank, or the ranks are GPUs.
+            DeadlineError: no message came; the communicator stays usable.
+            RankLostError: a rank died or left.
+
+        Example:
+            >>> def work(comm):
+            ...     if comm.rank == 1:
+            ...         comm.send(np.arange(3), 0)
+            ...         return None
+            ...     found = comm.probe()
+            ...     x = np.empty(found.count, found.dtype)
+            ...     comm.recv(x, found.source)
+            ...     return found, x.tolist()
+            >>> ringcoll.spawn(work, 2)[0]
+            (Envelope(source=1, count=3, dtype='int64'), [0, 1, 2])
+
+        """
+        rank = check_source("probe", source, rank=self.rank, nranks=self.nranks)
+        if self._state.progress is None:
+            raise ArgumentError(
+                f"probe on rank {self.rank} is for CPU ranks: a GPU receives messages without its "
+                f"host; pass device='cpu' to init"
+            )
+        return self._state.progress.probe(rank, timeout, wait=wait)
 
     @overload
     def sendrecv(
-        self, sendbuf: object, dest: int, recvbuf: object, source: int, **how: Unpack[Blocking]
+        self,
+        sendbuf: object,
+        dest: int,
+        recvbuf: object,
+        source: int | AnySource,
+        *,
+        exact: bool | None = None,
+        **how: Unpack[Blocking],
     ) -> None: ...
 
     @overload
     def sendrecv(
-        self, sendbuf: object, dest: int, recvbuf: object, source: int, **how: Unpack[Asynchronous]
+        self,
+        sendbuf: object,
+        dest: int,
+        recvbuf: object,
+        source: int | AnySource,
+        *,
+        exact: bool | None = None,
+        **how: Unpack[Asynchronous],
     ) -> Work: ...
 
     @overload
     def sendrecv(
-        self, sendbuf: object, dest: int, recvbuf: object, source: int, **how: Unpack[Either]
+        self,
+        sendbuf: object,
+        dest: int,
+        recvbuf: object,
+        source: int | AnySource,
+        *,
+        exact: bool | None = None,
+        **how: Unpack[Either],
     ) -> Work | None: ...
 
     def sendrecv(
-        self, sendbuf: object, dest: int, recvbuf: object, source: int, **how: Any
+        self,
+        sendbuf: object,
+        dest: int,
+        recvbuf: object,
+        source: int | AnySource,
+        *,
+        exact: bool | None = None,
+        **how: Any,
     ) -> Work | None:
         """Send to ``dest`` and receive from ``source`` at once.
 
@@ -119,7 +224,8 @@ class Messages(Calling):
             sendbuf: what is sent.
             dest: the rank that receives it.
             recvbuf: what is received; it shares no memory with ``sendbuf``.
-            source: the rank that sends it.
+            source: the rank that sends it, or :data:`ringcoll.ANY`.
+            exact: whether it must fill ``recvbuf``, as in :meth:`recv`.
             how: :class:`ringcoll.CallOptions`; ``async_op=True`` returns a :class:`ringcoll.Work`.
 
         Raises:
@@ -139,5 +245,6 @@ class Messages(Calling):
 
         """
         send, recv = self._views("sendrecv", sendbuf=sendbuf, recvbuf=recvbuf)
-        calls = prepare_sendrecv(send, dest, recv, source, rank=self.rank, nranks=self.nranks)
+        ranks = {"rank": self.rank, "nranks": self.nranks}
+        calls = prepare_sendrecv(send, dest, recv, source, exact, **ranks)
         return self._pairs("sendrecv", list(calls), how, (sendbuf, recvbuf))

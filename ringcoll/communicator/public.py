@@ -12,14 +12,17 @@ import numpy as np
 from ringcoll.collectives import COLLECTIVES
 from ringcoll.communicator.collectives import Collectives
 from ringcoll.communicator.counts import CountedCollectives
+from ringcoll.communicator.failures import error_text
 from ringcoll.communicator.memory import Memory
 from ringcoll.communicator.messages import Messages
-from ringcoll.communicator.rank import RankState, error_text
+from ringcoll.communicator.rank import RankState
 from ringcoll.communicator.topology import Topology
 from ringcoll.errors import ArgumentError, ArgumentTypeError, Error, did_you_mean
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+    from ringcoll.config import Config
 
 
 class Communicator(Collectives, CountedCollectives, Messages, Memory):
@@ -123,23 +126,28 @@ class Communicator(Collectives, CountedCollectives, Messages, Memory):
     # -- life --------------------------------------------------------------------------------
 
     @overload
-    def split(self, color: int, key: int = 0) -> Communicator: ...
+    def split(self, color: int, key: int = 0, *, config: Config | None = None) -> Communicator: ...
 
     @overload
-    def split(self, color: None, key: int = 0) -> None: ...
+    def split(self, color: None, key: int = 0, *, config: Config | None = None) -> None: ...
 
-    def split(self, color: int | None, key: int = 0) -> Communicator | None:
+    def split(
+        self, color: int | None, key: int = 0, *, config: Config | None = None
+    ) -> Communicator | None:
         """Make a communicator of the ranks of each colour; collective.
 
         Args:
             color: at least 0; ranks of one colour belong together. None: of no communicator.
             key: the new ranks follow the keys, then the old ranks.
+            config: options of the new communicator's calls, equal on its ranks; what it leaves out
+                is this communicator's.
 
         Returns:
             This rank's new communicator; None for ``color=None``.
 
         Raises:
             UsageError: ``color`` or ``key`` is no integer, or ``color`` is negative.
+            MismatchError: ranks of one colour pass different options.
             DeadlineError: a rank did not make the call within ``timeout``.
             RankLostError: a rank died or left.
 
@@ -152,7 +160,7 @@ class Communicator(Collectives, CountedCollectives, Messages, Memory):
 
         """
         with self._control():
-            child = self._state.split(color, key)
+            child = self._state.split(color, key, config)
         return None if child is None else Communicator(child)
 
     def shrink(self, exclude: Sequence[int] = ()) -> Communicator:

@@ -16,7 +16,9 @@ from ringcoll.arguments.buffers import flat
 from ringcoll.arguments.calls import Call
 from ringcoll.communicator.children import pack_color, ranks_of_color, remaining
 from ringcoll.communicator.explaining import explain_cpu
+from ringcoll.communicator.failures import broken_by, error_text, more_frames, reason_of, settle
 from ringcoll.communicator.machine import agree_among, unknown
+from ringcoll.communicator.progress import Progress
 from ringcoll.communicator.selection import (
     Algorithm,
     PlanOptions,
@@ -26,16 +28,14 @@ from ringcoll.communicator.selection import (
 )
 from ringcoll.communicator.topology import Topology
 from ringcoll.communicator.work import Work, Worker
-from ringcoll.config import Config
+from ringcoll.config import Config, resolve
 from ringcoll.errors import (
     AbortedError,
     ArgumentError,
     ClosedError,
-    DeadlineError,
     Error,
     MachineError,
     MismatchError,
-    OutOfMemory,
     PlanError,
     RankLostError,
     UsageError,
@@ -46,6 +46,7 @@ from ringcoll.executors.cpu_call import CpuChoice
 from ringcoll.executors.pace import Pace, pacer
 from ringcoll.executors.point_to_point import ActivePairCall, Pairs
 from ringcoll.executors.rows import TraceEntry
+from ringcoll.executors.shared_state import MESSAGES, VECTOR
 from ringcoll.fabric import Fabric
 from ringcoll.host.limits import start
 from ringcoll.plan import Buffer
@@ -56,7 +57,6 @@ SCRATCH_BYTES = 15 << 20
 
 _log = logging.getLogger("ringcoll")
 
-_FRAMES = 200  # that logging and an abort may take, beyond the recursion limit
 
 T = TypeVar("T")
 
@@ -104,6 +104,8 @@ class RankState:
         tag = self.config.tag
         return f"rank {self.fabric.rank}" + (f" of {tag!r}" if tag else "")
 
+    progress: Progress | None = None
+    """The messages of a CPU rank."""
     on_gpu = False
     """Whether calls are enqueued on a stream instead of waited for."""
 
@@ -114,11 +116,13 @@ class RankState:
         make = None if pace is None else (lambda shared: pacer(pace, shared))
         host = CpuExecutor(self.fabric, self.symmetric, scratch=SCRATCH_BYTES, pacer=make)
         self._host, self.executor = host, host
-        self.pairs = Pairs(self.fabric, host.shared_state, host.pacer, host.node_signals)
+        shared = self.fabric, host.shared_state, host.pacer, host.node_signals
+        self.pairs = Pairs(*shared, context=VECTOR)
+        self.progress = Progress(self, Pairs(*shared, context=MESSAGES))
 
-    def _child(self, fabric: Fabric, ranks: Sequence[int]) -> RankState:
+    def _child(self, fabric: Fabric, ranks: Sequence[int], config: Config) -> RankState:
         """The state of this rank in a communicator of some of these ranks."""
-        return RankState(fabric, self.config, pace=self.pace, parent=self, ranks=ranks)
+        return RankState(fabric, config, pace=self.pace, parent=self, ranks=ranks)
 
     # -- calls -------------------------------------------------------------------------------
 
@@ -242,15 +246,22 @@ class RankState:
         return self._worker is not None and self._worker.is_busy()
 
     def yield_to_worker(self) -> None:
-        """Wait for the asynchronous calls, so that a blocking call keeps its place in the order."""
+        """Wait for the asynchronous calls, so that a blocking call keeps its place in the order.
+
+        Messages are not waited for: the peer may send only after this call.
+        """
         worker = self._worker
         if worker is not None and not worker.is_current():
             worker.drain()
+        if self.progress is not None:
+            self.progress.raise_unseen()
 
     def synchronize(self) -> None:
-        """Wait for the calls of the worker thread."""
+        """Wait for the calls of the worker thread, and for the messages."""
         if self._worker is not None:
             self._worker.drain()
+        if self.progress is not None:
+            self.progress.drain()
 
     def register(self, array: object, *, undo: bool = False) -> bool:
         """Register an existing array (collective), or with ``undo`` unregister it."""
@@ -284,10 +295,9 @@ class RankState:
         if self.closed:
             raise ClosedError(f"{self}: the communicator is closed; make a new one")
         if self.broken is not None:
-            raise ClosedError(
-                f"{self}: the communicator is broken by an earlier error, "
-                f"{error_text(self.broken)}; shrink() it or make a new one"
-            ) from self.broken
+            if self.progress is not None:
+                self.progress.raise_unseen()
+            raise broken_by(self, self.broken) from self.broken
 
     def fail(self, error: BaseException, *, begun: bool = False) -> None:
         """Record that a call failed, abort the other ranks and refuse later calls.
@@ -302,9 +312,14 @@ class RankState:
             self.broken = error
             _log.error("%s: %s", self, error_text(error))
             self.fabric.abort(reason_of(error), error=type(error))
+        if self.progress is not None:
+            self.progress.abandon(error)
 
     def has_begun(self) -> bool:
         """Whether a call is under way that other ranks may have seen."""
+        progress = self.progress
+        if progress is not None and progress.pairs.running:
+            return True
         return self.executor.running is not None or bool(self.pairs.running)
 
     def _name_missed_call(self, error: BaseException) -> None:
@@ -320,8 +335,11 @@ class RankState:
         if active is not None and rank in host.absent(active):
             call = active.prepared.call
             return f"call {active.epoch}, {call.tagged(call.signature())}"
-        for half in self.pairs.running:
+        contexts = [self.pairs] if self.progress is None else [self.pairs, self.progress.pairs]
+        for pairs, half in [(each, half) for each in contexts for half in each.running]:
             if isinstance(half, ActivePairCall) and half.call.peer == rank:
+                if isinstance(pairs, Pairs) and pairs.has_entered(half):
+                    continue
                 end = "recv from" if half.sends else "send to"
                 larger = half.call.shown.partition(":")[0]
                 return f"its {larger or f'{end} rank {self.fabric.rank}'}"
@@ -364,17 +382,20 @@ class RankState:
 
     # -- children ----------------------------------------------------------------------------
 
-    def split(self, color: int | None, key: int) -> RankState | None:
+    def split(self, color: int | None, key: int, config: Config | None) -> RankState | None:
         """This rank's part of a split; collective."""
         self.usable()
         rank = self.fabric.rank
-        own = pack_color(color, key, rank)
+        options = resolve(self.config, config, {}, f"split on rank {rank}")
+        own = pack_color(color, key, rank, options)
         colors = self.together(lambda: self.fabric.allgather(own, what="split"))
         if color is None:
             return None
         members = ranks_of_color(colors, rank)
         fabric = self.fabric.subset(members, what=f"split, color {int(color)}")
-        return self._child(fabric, members)
+        if config is not None and config.timeout is not None:
+            fabric.timeout = config.timeout
+        return self._child(fabric, members, options)
 
     def shrink(self, exclude: Sequence[int]) -> RankState:
         """A communicator of the remaining ranks; collective among these."""
@@ -382,7 +403,7 @@ class RankState:
         members = remaining(exclude, lost, rank, self.fabric.nranks)
         fabric = self.fabric.subset(members, what="shrink")
         self.settled = self.settled or self.broken is not None or bool(lost)
-        return self._child(fabric, members)
+        return self._child(fabric, members, self.config)
 
     # -- the end -----------------------------------------------------------------------------
 
@@ -397,12 +418,14 @@ class RankState:
 
     def stop(self) -> None:
         """Wait for the asynchronous calls; the caller holds no lock that they take."""
+        if self.progress is not None and not self.inherited:
+            self.progress.close()
         if self._worker is not None:
             self._worker.close()
 
     def forked(self) -> None:
-        """Mark the state as inherited by a forked process, which has no worker thread."""
-        self.inherited, self._worker = True, None
+        """Mark the state as inherited by a forked process, which has no threads of this one."""
+        self.inherited, self._worker, self.progress = True, None, None
 
     def leave(self) -> None:
         """Declare that this rank makes no more calls; its memory stays until :meth:`close`."""
@@ -434,46 +457,3 @@ def with_options(call: Call, config: Config) -> Call:
     if config.accumulate == "dtype" and call.collective != "send":
         call = replace(call, dtype=replace(call.dtype, wide=False))
     return replace(call, tag=config.tag) if config.tag else call
-
-
-def reason_of(error: BaseException) -> str:
-    """Why a rank aborts; without the name of a class that the other ranks raise, too."""
-    if type(error) in (AbortedError, DeadlineError, MismatchError, RankLostError):
-        return str(error)
-    return error_text(error)
-
-
-def exhausted(error: BaseException, where: str) -> BaseException:
-    """What a call raises for want of memory or of Python's frames; other errors as they are."""
-    if isinstance(error, RecursionError):
-        return MachineError(
-            f"{where}: Python's recursion limit of {sys.getrecursionlimit()} was reached inside "
-            f"the call; call it with fewer frames on the stack, or raise sys.setrecursionlimit"
-        )
-    if isinstance(error, MemoryError) and not isinstance(error, Error):
-        return OutOfMemory(f"{where}: an allocation failed inside the call: {error}; free memory")
-    return error
-
-
-def settle(
-    states: Sequence[RankState], error: BaseException, *, begun: bool = False
-) -> BaseException:
-    """Record that a call of these ranks has failed; the error to raise for it."""
-    known = exhausted(error, str(states[0]))
-    for state in states:
-        if known is error or begun or state.has_begun():
-            state.fail(known, begun=begun)
-    return known
-
-
-def more_frames(error: BaseException) -> int:
-    """At the recursion limit, raise it, for logging and an abort; the limit to be set again."""
-    limit = sys.getrecursionlimit()
-    if isinstance(error, RecursionError):
-        sys.setrecursionlimit(limit + _FRAMES)
-    return limit
-
-
-def error_text(error: BaseException) -> str:
-    """Class and message of an error."""
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

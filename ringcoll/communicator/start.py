@@ -9,9 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ringcoll.communicator.devices import loader, ordinals, placed
+from ringcoll.communicator.failures import error_text
 from ringcoll.communicator.machine import agree
 from ringcoll.communicator.public import Communicator
-from ringcoll.communicator.rank import RankState, error_text
+from ringcoll.communicator.rank import RankState
 from ringcoll.config import Config, Settings, starting
 from ringcoll.errors import (
     AbortedError,

@@ -35,6 +35,8 @@ class Work:
         self._finished = threading.Event()
         self._error: BaseException | None = None
         self._seen = False
+        self._source: int | None = None
+        self._count: int | None = None
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait for the result: on CPU ranks the caller blocks, on GPU ranks its current stream.
@@ -55,7 +57,7 @@ class Work:
         """
         if self._not_started and not self._finished.is_set():
             raise UsageError(f"Work.wait(): {self._not_started}; wait after that")
-        if not self._finished.wait(timeout):
+        if not self._await(timeout):
             raise DeadlineError(
                 f"Work.wait(timeout={timeout}): the call has not finished and goes on until its "
                 f"own timeout; wait again, or abort() the communicator"
@@ -63,6 +65,42 @@ class Work:
         if self._error is not None:
             self._seen = True
             raise self._error
+
+    def _await(self, timeout: float | None) -> bool:
+        return self._finished.wait(timeout)
+
+    @property
+    def source(self) -> int | None:
+        """The rank whose message a receive has taken; None before, and of any other call.
+
+        Example:
+            >>> def work(comm):
+            ...     x = np.zeros(4)
+            ...     if comm.rank == 0:
+            ...         pending = comm.recv(x, ringcoll.ANY, async_op=True)
+            ...         pending.wait()
+            ...         return pending.source, pending.count
+            ...     comm.send(np.ones(3), 0)
+            >>> ringcoll.spawn(work, 2)[0]
+            (1, 3)
+
+        """
+        return self._source
+
+    @property
+    def count(self) -> int | None:
+        """How many elements a receive has taken; None before, and of any other call.
+
+        Example:
+            >>> [comm] = ringcoll.init_all(1)
+            >>> x, y = np.ones(2), np.zeros(5)
+            >>> pending = comm.sendrecv(x, 0, y, 0, exact=False, async_op=True)
+            >>> pending.wait()
+            >>> pending.count
+            2
+
+        """
+        return self._count
 
     def done(self) -> bool:
         """Whether the call has finished, in success or failure; does not block.
@@ -148,6 +186,11 @@ class Worker:
         """Wait for all calls, and raise once the oldest error that no wait has raised."""
         with self._changed:
             self._changed.wait_for(lambda: not self._waiting and not self._running)
+        self.raise_unseen()
+
+    def raise_unseen(self) -> None:
+        """Raise once the oldest error that nobody has waited for."""
+        with self._changed:
             while self._failed:
                 work = self._failed.popleft()
                 if work._unseen is not None:

@@ -33,9 +33,12 @@ def different_ends(
     A message of a larger call has that call's name in front: ``all_to_all_v: sendcounts[1]=3``.
     """
     own, other = ("send", "recv") if sends else ("recv", "send")
+    remedy = "count and dtype must be equal"
+    if "count<=" in mine + theirs:
+        remedy = "the message must fit into the buffer, and the dtypes be equal"
     return MismatchError(
         f"{_end(own, rank, mine, f', call {epoch} of its pair with rank {peer}')}; "
-        f"{_end(other, peer, theirs)}; count and dtype must be equal"
+        f"{_end(other, peer, theirs)}; {remedy}"
     )
 
 

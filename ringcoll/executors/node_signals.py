@@ -60,9 +60,9 @@ class NodeSignals:
         for rank in self.remote:
             self.messages.post(rank, payload)
 
-    def announce_pair(self, peer: int, epoch: int, record: int, *, sends: bool) -> None:
-        """Send the hello of a send or receive to its peer."""
-        shared_state, at = self._shared_state, self._shared_state.pair(peer, sends=sends)
+    def announce_pair(self, peer: int, at: int, epoch: int, record: int) -> None:
+        """Send the hello of a send or receive, of the pair at index ``at``, to its peer."""
+        shared_state = self._shared_state
         hello = at + 8 + (epoch & 3) * HELLO_WORDS
         places = [shared_state.record_span(record), (8 * hello, 8 * HELLO_WORDS), (8 * at, 8)]
         self.messages.post(peer, self._copied(places))

@@ -7,11 +7,13 @@ Every rank owns one segment. All words are 8 bytes, aligned, with one writer:
   offset), in place or not, premul_sum's factor. Four slots by epoch & 3: a rank in call x still
   compares the hellos of x - 1, and a peer can be in x + 1.
 * *flags*: for each other rank the counts that it posts here, (epoch << 32 | count), never reset.
-* *pairs*: the same for point-to-point, one set for each peer and direction.
+* *pairs*: the same for point-to-point, one set for each context, peer and direction. Messages are
+  one context, the v-variants made of sends and receives another: neither waits for the other.
 * *records*: text by which an error shows both sides.
 * *ports*: when a paced port or link is free again, and the two words of a lock.
 
-Then SCRATCH: two halves for collectives by epoch & 1, and two landing zones for each peer.
+Then SCRATCH: two halves for collectives by epoch & 1, and for each context two landing zones for
+each peer.
 """
 
 from __future__ import annotations
@@ -35,6 +37,9 @@ Times: TypeAlias = "memoryview[float]"
 HELLO_WORDS = 8
 FLAGS = 64
 """Flag words for each ordered pair of ranks: one for each pair of blocks that signals."""
+
+CONTEXTS = MESSAGES, VECTOR = 0, 1
+"""Of point-to-point: messages, and the v-variants of sends and receives."""
 
 _PAIR_FLAGS = 8
 RECORDS = 256
@@ -71,15 +76,16 @@ class SharedState:
         self.pairs = self.flags + n * FLAGS
         # A peer's pair words: two directions, each with an entered word, four hellos and flags.
         self.pair_words = 8 + 4 * HELLO_WORDS + _PAIR_FLAGS
-        self.ports = self.pairs + n * 2 * self.pair_words
+        self.ports = self.pairs + len(CONTEXTS) * n * 2 * self.pair_words
         words = self.ports + n + 2
         self.records = -(-words * 8 // 64) * 64
         self.scratch = -(-(self.records + RECORDS * _RECORD_BYTES) // _PAGE) * _PAGE
-        # An eighth of SCRATCH is for point-to-point: a landing zone and its twin for each peer.
+        # An eighth of SCRATCH is for each context: a landing zone and its twin for each peer.
         self.zone_bytes = scratch // 8 // (2 * n) // 64 * 64
-        self.half_bytes = (scratch - 2 * n * self.zone_bytes) // 2 // _PAGE * _PAGE
+        zones = len(CONTEXTS) * 2 * n * self.zone_bytes
+        self.half_bytes = (scratch - zones) // 2 // _PAGE * _PAGE
         self.zones = self.scratch + 2 * self.half_bytes
-        total = self.zones + 2 * n * self.zone_bytes
+        total = self.zones + zones
         views = fabric.share(total, what="the shared state of a communicator")
         # Ranks of other nodes share no memory: this rank keeps a copy of their words.
         views = [view if len(view) else memoryview(bytearray(self.scratch)) for view in views]
@@ -111,24 +117,30 @@ class SharedState:
 
     # -- a pair's hello --------------------------------------------------------------------
 
-    def pair(self, peer: int, *, sends: bool) -> int:
+    def pair(self, peer: int, *, sends: bool, context: int = MESSAGES) -> int:
         """The index of the pair with ``peer`` in a rank's words."""
-        return self.pairs + (2 * peer + int(sends)) * self.pair_words
+        return self.pairs + (2 * (context * self.nranks + peer) + int(sends)) * self.pair_words
 
-    def enter_pair(self, peer: int, epoch: int, hello: Hello, *, sends: bool) -> None:
-        """Publish the hello of one direction of a pair; ``sends`` if this rank is the sender."""
-        words, at = self.words[self.rank], self.pair(peer, sends=sends)
+    def zone(self, sender: int, epoch: int, context: int) -> slice:
+        """Where the bytes of a pair's call land in the receiver's memory."""
+        number = 2 * (context * self.nranks + sender) + (epoch & 1)
+        start = self.zones + number * self.zone_bytes
+        return slice(start, start + self.zone_bytes)
+
+    def enter_pair(self, at: int, epoch: int, hello: Hello) -> None:
+        """Publish the hello of one direction of the pair at index ``at``."""
+        words = self.words[self.rank]
         self._write_hello(words, at + 8 + (epoch & 3) * HELLO_WORDS, hello)
         words[at] = epoch << 32
 
-    def pair_hello(self, rank: int, peer: int, epoch: int, *, sends: bool) -> Hello:
-        """The hello of ``rank`` in its pair with ``peer``; ``sends`` if ``rank`` is the sender."""
-        at = self.pair(peer, sends=sends)
+    def pair_hello(self, rank: int, at: int, epoch: int) -> Hello:
+        """The hello of ``rank`` in its pair at index ``at``."""
         return self._read_hello(self.words[rank], at + 8 + (epoch & 3) * HELLO_WORDS)
 
-    def pair_flags(self, peer: int, *, sends: bool) -> int:
-        """The index of the flags that ``peer`` posts to a rank's side of their pair."""
-        return self.pair(peer, sends=sends) + 8 + 4 * HELLO_WORDS
+    @staticmethod
+    def pair_flags(at: int) -> int:
+        """The index of the flags that the peer posts to a rank's side of the pair at ``at``."""
+        return at + 8 + 4 * HELLO_WORDS
 
     # -- records ---------------------------------------------------------------------------
 

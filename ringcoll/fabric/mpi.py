@@ -2,9 +2,9 @@
 
 MPI matches messages of one pair of ranks and one tag in the order in which they were sent, so a tag
 is a stream. Each rank of a communicator receives by a range of tags: one stream for signals and
-texts that are stored in its memory (:meth:`Messages.post`), one for send and recv, one for each
-kind of slices of GPU ranks' calls, and one for each channel of a collective. No collective of MPI
-is used: it would not end when a rank dies.
+texts that are stored in its memory (:meth:`Messages.post`), one for send and recv, one for the
+v-variants that are made of them, one for each kind of slices of GPU ranks' calls, and one for each
+channel of a collective. No collective of MPI is used: it would not end when a rank dies.
 
 Messages move only inside calls of MPI, so every wait calls :meth:`Messages.progress`.
 """
@@ -34,7 +34,7 @@ POST_BYTES = 2048
 _STREAMS = 64  # tags of a communicator
 KINDS = 2
 """Kinds of slices: partial sums and results, which do not wait for each other."""
-_POSTS, PAIRS, SLICES, FIRST = 0, 1, 2, 2 + KINDS
+_POSTS, PAIRS, SLICES, FIRST = 0, 1, 3, 3 + KINDS  # PAIRS: one of messages, one of v-variants
 CHANNELS = _STREAMS - FIRST
 """How many channels of a plan can cross nodes."""
 
@@ -155,6 +155,7 @@ class Messages:
         self._unsent: list[tuple[Any, Array]] = []
         self._progressing = threading.Lock()
         self._over = False  # whether all transfers have been given up
+        self._touched = False  # whether MPI may still touch arrays of these
 
     def on_mismatch(self, method: Callable[[int], None]) -> None:
         """Call a method with a rank whose message has a wrong length; it may raise the cause."""
@@ -296,7 +297,8 @@ class Messages:
         with self.lock:
             self._over = True
             over = [transfer.give_up() for transfer in list(self.active)]
-        if all(over):
+            self._touched = self._touched or not all(over)
+        if not self._touched:
             return True
         _kept.append(alive)
         return False

@@ -237,7 +237,8 @@ class Messages:
 
     def _next_announcement(self, end: _End, comm: Communicator) -> tuple[int, str, int] | None:
         """Count, dtype and tag of the peer's next message; None after 0.2 s without one."""
-        pairs: Any = comm._state.pairs
+        progress: Any = comm._state.progress
+        pairs = progress.pairs
         wait = comm._state.fabric.wait
         look = time.monotonic() + 0.2
 

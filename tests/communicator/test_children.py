@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import ringcoll
-from ringcoll import ArgumentError, ArgumentTypeError, ClosedError
+from ringcoll import ArgumentError, ArgumentTypeError, ClosedError, MismatchError
 from ringcoll.executors import binder
 
 
@@ -53,6 +53,40 @@ def test_nested_splits_and_calls_of_all_generations_in_turn():
         child = 111.0 if rank < 3 else 111_000.0
         (family,) = [f for f in families if rank in f]
         assert seen == [111_111.0, child, sum(10.0**r for r in family)] * 4
+
+
+def test_a_child_has_options_of_its_own():
+    """What its config leaves out is the parent's; a call's own options still win."""
+
+    def work(comm):
+        config = ringcoll.Config(algorithm="tree", timeout=3.5, tag="rows")
+        child = comm.split(comm.rank % 2, config=config)
+        plain = comm.split(0)
+        settings = child._state.config
+        assert (settings.algorithm, settings.slices, settings.timeout) == ("tree", 2, 3.5)
+        assert (child._state.fabric.timeout, comm._state.fabric.timeout) == (3.5, 20)
+        assert plain._state.config == comm._state.config
+        assert "tag 'rows'" in repr(child)
+        x = np.ones(50)
+        child.all_reduce(x)
+        child.all_reduce(x, algorithm="ring")
+        assert set(x) == {4.0}
+        with pytest.raises(ArgumentTypeError, match=r"split on rank \d: config is a dict"):
+            comm.split(0, config={})
+
+    ringcoll.spawn(work, 4, slices=2, timeout=20)
+
+
+def test_ranks_of_a_child_that_disagree_about_its_options_are_told():
+    def work(comm):
+        config = ringcoll.Config(slices=3 if comm.rank == 2 else 4)
+        if comm.rank % 2:
+            return comm.split(1, config=config).nranks
+        with pytest.raises(MismatchError, match=r'rank 0 .*"slices": 4.* rank 2 .*"slices": 3'):
+            comm.split(0, config=config)
+        return None
+
+    assert ringcoll.spawn(work, 4) == [None, 2, None, 2]
 
 
 @pytest.fixture

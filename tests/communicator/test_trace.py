@@ -148,7 +148,7 @@ def test_trace_of_a_pair(count, monkeypatch):
     values = np.arange(count, dtype="float64")
 
     def work(comm):
-        comm._state.pairs.trace = merged
+        comm._state.progress.pairs.trace = merged
         if comm.rank == 1:
             comm.send(values, 2)
         if comm.rank == 2:

@@ -335,12 +335,13 @@ def test_a_hello_is_heard_on_the_other_nodes_with_its_text(boards):
 def test_a_hello_of_two_ranks_goes_to_the_other_one(boards):
     (shared_state, crossing, posts), (there, *_), _ = boards
     shared_state.record(6, "count=3")
-    shared_state.enter_pair(1, 2, Hello(78, 6), sends=True)
-    crossing.announce_pair(1, 2, 6, sends=True)
+    at = shared_state.pair(1, sends=True)
+    shared_state.enter_pair(at, 2, Hello(78, 6))
+    crossing.announce_pair(1, at, 2, 6)
     ((rank, payload),) = posts.posted
     assert rank == 1
     boards[1][2].store(0, memoryview(payload))
-    assert there.pair_hello(0, 1, 2, sends=True) == Hello(78, 6, scalar=0j)
+    assert there.pair_hello(0, at, 2) == Hello(78, 6, scalar=0j)
     assert there.recorded(0, 6) == "count=3"
 
 

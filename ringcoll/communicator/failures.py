@@ -1,0 +1,74 @@
+"""What a failed call makes of its error: which one is raised, which one the other ranks hear."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ringcoll.errors import (
+    AbortedError,
+    ClosedError,
+    DeadlineError,
+    Error,
+    MachineError,
+    MismatchError,
+    OutOfMemory,
+    RankLostError,
+)
+
+if TYPE_CHECKING:
+    from ringcoll.communicator.rank import RankState
+
+_FRAMES = 200  # that logging and an abort may take, beyond the recursion limit
+
+
+def reason_of(error: BaseException) -> str:
+    """Why a rank aborts; without the name of a class that the other ranks raise, too."""
+    if type(error) in (AbortedError, DeadlineError, MismatchError, RankLostError):
+        return str(error)
+    return error_text(error)
+
+
+def exhausted(error: BaseException, where: str) -> BaseException:
+    """What a call raises for want of memory or of Python's frames; other errors as they are."""
+    if isinstance(error, RecursionError):
+        return MachineError(
+            f"{where}: Python's recursion limit of {sys.getrecursionlimit()} was reached inside "
+            f"the call; call it with fewer frames on the stack, or raise sys.setrecursionlimit"
+        )
+    if isinstance(error, MemoryError) and not isinstance(error, Error):
+        return OutOfMemory(f"{where}: an allocation failed inside the call: {error}; free memory")
+    return error
+
+
+def settle(
+    states: Sequence[RankState], error: BaseException, *, begun: bool = False
+) -> BaseException:
+    """Record that a call of these ranks has failed; the error to raise for it."""
+    known = exhausted(error, str(states[0]))
+    for state in states:
+        if known is error or begun or state.has_begun():
+            state.fail(known, begun=begun)
+    return known
+
+
+def more_frames(error: BaseException) -> int:
+    """At the recursion limit, raise it, for logging and an abort; the limit to be set again."""
+    limit = sys.getrecursionlimit()
+    if isinstance(error, RecursionError):
+        sys.setrecursionlimit(limit + _FRAMES)
+    return limit
+
+
+def error_text(error: BaseException) -> str:
+    """Class and message of an error."""
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+def broken_by(state: RankState, error: BaseException) -> ClosedError:
+    """What calls raise after ``error`` has broken the communicator."""
+    return ClosedError(
+        f"{state}: the communicator is broken by an earlier error, {error_text(error)}; "
+        f"shrink() it or make a new one"
+    )

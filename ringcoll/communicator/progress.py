@@ -1,0 +1,490 @@
+"""Messages of CPU ranks under way: posted in order, matched, and moved together.
+
+Every send and receive of a rank is posted here, blocking or not. Of each peer and direction one
+message moves at a time, and all peers' messages move beside each other and beside other calls.
+Whoever waits for a message moves them all, as in MPI; while nobody waits, one thread does, which
+ends when nothing is under way.
+
+Matching is MPI's: messages of one pair do not overtake each other, and the message of a rank goes
+to the first receive posted that takes it. So a receive from any rank holds back those behind it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import sys
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ringcoll.arguments.calls import Call
+from ringcoll.communicator.failures import broken_by, exhausted, more_frames
+from ringcoll.communicator.work import Work
+from ringcoll.errors import (
+    AbortedError,
+    ClosedError,
+    DeadlineError,
+    Error,
+    MachineError,
+    RankLostError,
+)
+from ringcoll.executors.drive import Pause, Task
+from ringcoll.executors.point_to_point import ActivePairCall, Pairs
+from ringcoll.host.limits import start
+
+if TYPE_CHECKING:
+    from ringcoll.communicator.rank import RankState
+
+_log = logging.getLogger("ringcoll")
+
+_IDLE_SECONDS = 0.5
+"""The thread ends when nothing has been under way for so long."""
+
+PASSED = "a deadline that is no error here"
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """What :meth:`ringcoll.Communicator.probe` finds: a message that can be received at once."""
+
+    source: int
+    """The rank that has sent it."""
+    count: int
+    """How many elements it has."""
+    dtype: str
+    """Their type, as ``numpy.empty(count, dtype)`` takes it once ml_dtypes is imported."""
+
+
+class MessageWork(Work):
+    """A send, a receive, or both that belong together; a waiting thread moves all messages.
+
+    Until it has ended it keeps ``state``, so a communicator lives as long as its messages.
+    """
+
+    def __init__(self, progress: Progress, state: RankState, call: str, messages: int) -> None:
+        super().__init__(call)
+        self._progress, self._messages = progress, messages
+        self._state: RankState | None = state
+
+    def _await(self, timeout: float | None) -> bool:
+        return self._progress.drive(self._finished.is_set, timeout)
+
+    def _end(self, error: BaseException | None = None) -> None:
+        super()._end(error)
+        self._state = None
+
+    def _ended(self, call: Call) -> None:
+        """One of its messages has ended."""
+        if call.recv is not None:
+            self._source, self._count = call.peer, call.count
+        self._messages -= 1
+        if not self._messages:
+            self._end()
+
+
+@dataclass(slots=True, eq=False)
+class _Message:
+    """A posted send or receive; ``since`` is the time of its last progress."""
+
+    half: ActivePairCall
+    work: MessageWork
+    alive: object
+    since: float = math.inf
+    task: Task | None = None
+    pause: Pause | None = None
+
+    @property
+    def due(self) -> float:
+        """The time at which it is late, or a paced link is free."""
+        late = self.since + self.half.timeout
+        until = None if self.pause is None else self.pause.until
+        return late if until is None else min(late, until)
+
+
+class Progress:
+    """The messages of one rank; ``pairs`` moves them.
+
+    The lock is never taken by what a fabric calls while it waits: such a wait may hold a lock that
+    moving a message takes to wake another rank.
+    """
+
+    def __init__(self, state: RankState, pairs: Pairs) -> None:
+        self._state = weakref.ref(state)  # which has this: a circle would delay its collection
+        self.pairs, self.fabric = pairs, pairs.fabric
+        self.due = math.inf
+        """When the next message is late."""
+        self._lock = threading.RLock()
+        self._changed = threading.Condition()  # of what the thread waits for
+        self._held: deque[_Message] = deque()  # a receive from any rank, and the receives behind it
+        self._queues: dict[tuple[int, bool], deque[_Message]] = {}
+        self._heads: tuple[_Message, ...] = ()
+        self._pending = self._foreground = 0
+        self._last_source = -1
+        self._probed: list[int] = []  # the sources for whose messages probe() waits
+        self._thread: threading.Thread | None = None
+        self._closing = self._closed = False
+        self._failed: Work | None = None
+
+    @property
+    def state(self) -> RankState:
+        """The rank, which lives while a message is under way."""
+        state = self._state()
+        if state is None:
+            raise ClosedError(f"rank {self.fabric.rank}: the communicator was dropped; keep it")
+        return state
+
+    # -- what calls do -------------------------------------------------------------------------
+
+    def post(
+        self, calls: Sequence[tuple[Call, float]], name: str, alive: object = None
+    ) -> MessageWork:
+        """Post messages with their timeouts in seconds; ``alive`` is kept until they have ended."""
+        work = MessageWork(self, self.state, name, len(calls))
+        with self._lock:
+            if self._closing:
+                raise ClosedError(f"{self.state}: the communicator is closed; make a new one")
+            for call, timeout in calls:
+                message = _Message(ActivePairCall(call, timeout), work, alive)
+                sends = call.send is not None
+                queue = self._queues.setdefault((call.peer, True), deque()) if sends else self._held
+                queue.append(message)
+            self._pending += len(calls)
+            self._match()
+            self._settle()
+        self._notify()
+        return work
+
+    def issue(
+        self,
+        calls: Sequence[Call],
+        timeout: float,
+        name: str,
+        alive: tuple[object, ...],
+        *,
+        later: bool,
+    ) -> MessageWork | None:
+        """Post the messages of one call; unless ``later``, wait for them."""
+        state, timed = self.state, [(call, timeout) for call in calls]
+        state.usable()
+        if state._worker is not None:
+            state._worker.raise_unseen()
+        self.raise_unseen()
+        if later:
+            self._wake()  # first: where no thread is left, nothing is posted
+            work = self.post(timed, name, alive)
+            self._wake()
+            return work
+        try:
+            self.fabric.check()
+            self.post(timed, name, alive).wait()
+        except (MemoryError, RecursionError):
+            raise  # the caller says what is short
+        except BaseException as error:
+            state.fail(error)
+            raise
+        return None
+
+    def drive(self, until: Callable[[], bool], timeout: float | None = None) -> bool:
+        """Move messages until ``until()``, which must be cheap; False after ``timeout`` seconds."""
+        if until():
+            return True
+        limit = math.inf if timeout is None else time.monotonic() + timeout
+        with self._in_foreground():
+            while not until():
+                if not self._step() and not self._wait(until, limit):
+                    return until()
+        return True
+
+    def task(self, calls: Sequence[tuple[Call, float]]) -> Task:
+        """The messages of a group, in turns with its other calls."""
+        work = self.post(calls, "of a group")
+        with self._in_foreground():
+            while not work.done():
+                if not self._step():
+                    yield Pause(lambda: work.done() or self.can_move())
+        work.wait()
+
+    def probe(self, source: int, timeout: float | None, *, wait: bool) -> Envelope | None:
+        """The next message of a rank, or of any where ``source`` is -1, that no receive takes."""
+        self.state.check()
+        found: list[int] = []
+
+        def arrived() -> bool:
+            if not self._held:
+                found[:] = [self._arrived()] if source < 0 else [source]
+            return bool(found) and found[0] >= 0 and self._is_free(found[0])
+
+        seconds = self.state.timeout_of(self.state.config) if timeout is None else timeout
+        self._step()
+        self._probed.append(source)
+        try:
+            if not arrived() and (not wait or not self.drive(arrived, seconds)):
+                found.clear()
+        finally:
+            self._probed.remove(source)
+        if found:
+            count, dtype = self.pairs.arrived(found[0])
+            return Envelope(found[0], count, dtype.name)
+        if not wait:
+            return None
+        who = "any rank" if source < 0 else f"rank {source}"
+        raise DeadlineError(
+            f"probe of {who} on rank {self.fabric.rank}: waited {seconds:g} s; no message came "
+            f"that no earlier recv takes"
+        )
+
+    def drain(self) -> None:
+        """Wait until no message is under way, and raise an error that nobody has waited for."""
+        self.drive(lambda: not self._pending)
+        self.raise_unseen()
+
+    def raise_unseen(self) -> None:
+        """Raise once the error of a message that nobody has waited for."""
+        failed, self._failed = self._failed, None
+        if failed is not None and failed._unseen is not None:
+            failed.wait()
+
+    # -- moving --------------------------------------------------------------------------------
+
+    def can_move(self) -> bool:
+        """Whether a message can move, or is late or wrong; takes no lock."""
+        if time.monotonic() >= self.due:
+            return True
+        for message in self._heads:
+            pause = message.pause
+            if pause is None or pause.ready() or self.pairs.differs(message.half):
+                return True
+        return self._arrived() >= 0 if self._held else False
+
+    def absent(self) -> list[int]:
+        """The ranks without which a message cannot end, once they have left."""
+        missing = {rank for half in list(self.pairs.running) for rank in self.pairs.absent(half)}
+        me, probed = self.fabric.rank, list(self._probed)
+        missing.update(rank for rank in probed if rank not in (-1, me))
+        waits = -1 in probed or (self._held and self._foreground)
+        if waits and (me, True) not in self._queues:
+            lost = self.fabric.lost()
+            missing.update(lost if len(lost) == self.fabric.nranks - 1 else ())
+        return sorted(missing)
+
+    def _step(self) -> bool:
+        """Move every message that can; whether one did."""
+        with self._lock:
+            moved = self._match()
+            for queue in list(self._queues.values()):
+                moved = self._advance(queue) or moved
+            self._settle()
+        return moved
+
+    def _match(self) -> bool:
+        """Give each posted receive its source, in the order posted, as far as that is known."""
+        moved = False
+        while self._held:
+            message = self._held[0]
+            half, now = message.half, time.monotonic()
+            if half.call.peer < 0:
+                message.since = min(message.since, now)
+                source = self._arrived()
+                if source < 0:
+                    if now >= message.due:
+                        self._fail(message, DeadlineError(self._late_from_any(half)))
+                    return moved
+                self._last_source, half.call = source, replace(half.call, peer=source)
+            self._held.popleft()
+            self._queues.setdefault((half.call.peer, False), deque()).append(message)
+            moved = True
+        return moved
+
+    def _arrived(self) -> int:
+        """A rank whose next message is here and not for a receive that was posted before, or -1."""
+        n = self.fabric.nranks
+        ranks = ((self._last_source + step) % n for step in range(1, n + 1))
+        return next((r for r in ranks if self._is_free(r)), -1)
+
+    def _is_free(self, rank: int) -> bool:
+        return (rank, False) not in self._queues and self.pairs.has_arrived(rank)
+
+    def _advance(self, queue: deque[_Message]) -> bool:
+        """Move the messages of one peer and direction, one after the other."""
+        moved = False
+        while queue:
+            message = queue[0]
+            half = message.half
+            try:
+                if message.task is None:
+                    if self._closing:
+                        return moved
+                    message.task = self.pairs.half(half)
+                elif message.pause is not None and not message.pause.ready():
+                    self.pairs.compare(half)
+                    if time.monotonic() >= message.since + half.timeout:
+                        raise DeadlineError(self.pairs.late(half))
+                    return moved
+                message.pause = next(message.task, None)
+            except BaseException as error:
+                self._fail(message, error)
+                if not isinstance(error, Exception):
+                    raise
+                return True
+            moved, message.since = True, time.monotonic()
+            if message.pause is None:
+                queue.popleft()
+                self._pending -= 1
+                message.work._ended(half.call)
+                self._notify()
+        return moved
+
+    def _settle(self) -> None:
+        """Note what :meth:`can_move` looks at."""
+        for key in [key for key, queue in self._queues.items() if not queue]:
+            del self._queues[key]
+        self._heads = heads = tuple(queue[0] for queue in self._queues.values())
+        waiting = [message.due for message in heads]
+        if self._held:
+            waiting.append(self._held[0].due)
+        self.due = min(waiting, default=math.inf)
+
+    def _wait(self, until: Callable[[], bool], limit: float) -> bool:
+        """Wait until a message can move; False if ``limit`` has passed."""
+        try:
+            self.fabric.wait(
+                lambda: until() or self.can_move(),
+                deadline=min(limit, self.due),
+                describe=lambda: PASSED,
+                peers=self.absent,
+            )
+        except Error as error:
+            if str(error) == PASSED:
+                return time.monotonic() < limit
+            with self._lock:  # it is the error of all that wait
+                self._end(self._all(), error)
+            self.state.fail(error, begun=True)
+            if not until():
+                raise
+        return True
+
+    def _notify(self) -> None:
+        """Wake the threads of this rank that wait, where ranks wake each other."""
+        if self.fabric.notify is not None:
+            self.fabric.notify(self.fabric.rank)
+
+    def _late_from_any(self, half: ActivePairCall) -> str:
+        call = half.call
+        return (
+            f"recv from any rank on rank {self.fabric.rank} ({call.tagged(self.pairs.text(call))}):"
+            f" waited {half.timeout:g} s; no rank has sent a message that no earlier recv takes"
+        )
+
+    # -- the thread that moves messages while nobody waits -----------------------------------------
+
+    @contextlib.contextmanager
+    def _in_foreground(self) -> Iterator[None]:
+        with self._changed:
+            self._foreground += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._foreground -= 1
+            if self._pending:
+                self._notify()
+                with contextlib.suppress(MachineError):  # then they move when one is waited for
+                    self._wake()
+
+    def _wake(self) -> None:
+        with self._changed:
+            if self._closed:
+                return
+            if self._thread is None:
+                name = f"ringcoll rank {self.fabric.rank} messages"
+                thread = threading.Thread(target=self._serve, name=name, daemon=True)
+                start(thread.start, f"{self.state}: an asynchronous message")
+                self._thread = thread
+            self._changed.notify_all()
+
+    def _serve(self) -> None:
+        def stop() -> bool:
+            return self._closed or self._foreground > 0 or not self._pending
+
+        while True:
+            with self._changed:
+                awake = self._changed.wait_for(lambda: self._closed or not stop(), _IDLE_SECONDS)
+                if self._closed or not awake:
+                    self._thread = None
+                    return
+            try:
+                while not stop():
+                    if not self._step():
+                        self._wait(stop, math.inf)
+            except BaseException as error:  # not even SystemExit may be lost with this thread
+                self.state.fail(error, begun=True)
+
+    # -- the end -------------------------------------------------------------------------------
+
+    def _fail(self, message: _Message, error: BaseException) -> None:
+        """End a message with its error, which breaks the communicator."""
+        limit = more_frames(error)
+        try:
+            known = exhausted(error, str(self.state))
+            self._failed = message.work
+            message.work._end(known)
+            self.state.fail(known, begun=True)
+        finally:
+            sys.setrecursionlimit(limit)
+
+    def _all(self) -> list[_Message]:
+        return [*self._held, *(m for queue in self._queues.values() for m in queue)]
+
+    def _end(self, messages: Sequence[_Message], error: BaseException) -> None:
+        for message in messages:
+            if not message.work.done():
+                self._failed = self._failed or message.work
+                message.work._end(error)
+
+    def abandon(self, error: BaseException) -> None:
+        """End all messages, since the communicator is broken by ``error`` or closed."""
+        with self._lock:
+            messages = self._all()
+            self._held.clear()
+            self._queues.clear()
+            self._pending = 0
+            for message in messages:
+                if message.task is not None:
+                    message.task.close()  # type: ignore[attr-defined]
+            self.pairs.running.clear()
+            self._settle()
+            if messages:
+                self.state.quarantine(tuple(message.alive for message in messages))
+        if not isinstance(error, (RankLostError, AbortedError, ClosedError)):
+            later = broken_by(self.state, error)
+            later.__cause__, error = error, later
+        self._end(messages, error)
+        self._notify()
+
+    def close(self) -> None:
+        """Let started sends and arrived receives end, fail the others, and end the thread."""
+        with contextlib.suppress(Error):  # the works have it
+            self._step()
+        self._closing = True
+
+        def settled() -> bool:
+            heads = [m.half for m in self._heads if m.task is not None]
+            return not any(half.sends or self.pairs.has_entered(half) for half in heads)
+
+        with contextlib.suppress(Error):
+            self.drive(settled)
+        self.abandon(ClosedError(f"{self.state}: closed before this message ended"))
+        failed, self._failed = self._failed, None
+        if failed is not None and failed._unseen is not None and not self.state.settled:
+            _log.error("%s: nobody waited for a call that failed: %r", self.state, failed._unseen)
+        with self._changed:
+            self._closed, thread = True, self._thread
+            self._changed.notify_all()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()

@@ -1,0 +1,197 @@
+"""Errors of messages under way, and what becomes of these when a rank ends."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import ringcoll
+from ringcoll import ANY, AbortedError, ClosedError, DeadlineError, MismatchError, RankLostError
+
+LARGE = 300_000
+"""Elements: many slices of a landing zone."""
+
+
+def test_a_late_message_names_its_peer_and_breaks_the_communicator():
+    def work(comm):
+        if comm.rank == 1:
+            with pytest.raises((DeadlineError, ClosedError), match="recv from rank 1 on rank 0"):
+                while True:
+                    comm.check()
+            comm.close()
+            return None
+        late = comm.recv(np.zeros(3), 1, async_op=True, timeout=0.2)
+        other = comm.recv(np.zeros(3), ANY, async_op=True)
+        with pytest.raises(DeadlineError, match=r"waited 0\.2 s; rank 1 made no matching send"):
+            late.wait()
+        assert isinstance(other.exception(), ClosedError)
+        with pytest.raises(ClosedError, match="DeadlineError"):
+            comm.send(np.zeros(3), 1)
+        comm.close()
+        return True
+
+    assert ringcoll.spawn(work, 2)[0]
+
+
+def test_a_receive_from_any_rank_has_a_deadline():
+    def work(comm):
+        with pytest.raises(DeadlineError, match=r"recv from any rank on rank 0 \(count<=3"):
+            comm.recv(np.zeros(3), ANY, timeout=0.1)
+        comm.close()
+
+    ringcoll.spawn(work, 1)
+
+
+def test_waiting_for_a_message_may_end_before_the_message():
+    def work(comm):
+        if comm.rank == 1:
+            comm.barrier()
+            comm.send(np.ones(2), 0)
+            return None
+        out = np.zeros(2)
+        pending = comm.recv(out, 1, async_op=True)
+        with pytest.raises(DeadlineError, match=r"Work\.wait\(timeout=0\.05\)"):
+            pending.wait(0.05)
+        comm.barrier()
+        pending.wait(20)
+        return out.tolist()
+
+    assert ringcoll.spawn(work, 2)[0] == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("how", ["wait", "call", "check", "synchronize", "with"])
+def test_the_error_of_a_message_is_never_lost(how):
+    def work(comm):
+        x, peer = np.zeros(3 + comm.rank), 1 - comm.rank
+        pending = (comm.send if comm.rank else comm.recv)(x, peer, async_op=True)
+        while how == "check":
+            comm.check()
+        match how:
+            case "wait":
+                pending.wait()
+            case "call":
+                comm.barrier()
+                while not pending.done():
+                    time.sleep(0.001)
+                comm.barrier()
+            case "synchronize":
+                comm.synchronize()
+            case "with":
+                with comm:
+                    pass
+                return
+        comm.barrier()
+
+    with pytest.raises(MismatchError, match="count=3") as caught:
+        ringcoll.spawn(work, 2)
+    assert "count=4" in str(caught.value)
+
+
+def test_a_rank_that_raises_reaches_all_messages_under_way():
+    seen = {}
+
+    def work(comm):
+        outs = np.zeros((40, 3, 4))
+        pending = [comm.recv(out, by, async_op=True) for row in outs for by, out in enumerate(row)]
+        pending += [comm.recv(np.zeros(4), ANY, async_op=True)]
+        comm.barrier()
+        if comm.rank == 2:
+            raise KeyError("mine")
+        started = time.monotonic()
+        for each in pending:
+            with pytest.raises(AbortedError, match="KeyError"):
+                each.wait()
+        seen[comm.rank] = time.monotonic() - started
+        raise RuntimeError("seen")
+
+    with pytest.raises(KeyError):
+        ringcoll.spawn(work, 3)
+    assert set(seen) == {0, 1}
+    assert max(seen.values()) < 20
+
+
+def test_close_ends_messages_that_nobody_matches():
+    def work(comm):
+        pending = [comm.recv(np.zeros(2), by, async_op=True) for by in (1 - comm.rank, ANY)]
+        comm.barrier()
+        comm.close()
+        return [type(each.exception()) for each in pending]
+
+    ends = ringcoll.spawn(work, 2)
+    assert [ClosedError] * 2 in ends
+    assert {*ends[0], *ends[1]} <= {ClosedError, RankLostError}  # the later one hears of the other
+
+
+def test_close_lets_a_started_send_end():
+    def work(comm):
+        x = np.full(LARGE, 5.0)
+        if comm.rank == 0:
+            pending = comm.send(x, 1, async_op=True)
+            comm.close()
+            return pending.exception()
+        out = np.zeros(LARGE)
+        time.sleep(0.1)
+        comm.recv(out, 0)
+        return set(out)
+
+    assert ringcoll.spawn(work, 2) == [None, {5.0}]
+
+
+def test_a_peer_that_has_closed_is_told_to_who_waits_inside_a_message():
+    """It had posted its end, and left before the data had moved."""
+
+    def work(comm):
+        if comm.rank == 1:
+            comm.recv(np.zeros(LARGE), 0, async_op=True)
+            comm.barrier()
+            comm.close()
+            return None
+        comm.barrier()
+        time.sleep(0.05)
+        with pytest.raises(RankLostError, match="rank 1 closed its communicator"):
+            comm.send(np.zeros(LARGE), 1)
+        comm.close()
+        return True
+
+    assert ringcoll.spawn(work, 2)[0]
+
+
+def test_the_thread_of_messages_ends_when_nothing_is_under_way():
+    def threads():
+        return [each.name for each in threading.enumerate() if "messages" in each.name]
+
+    [comm] = ringcoll.init_all(1)
+    before = threads()
+    out = np.zeros(2)
+    pending = comm.recv(out, 0, async_op=True)
+    assert len(threads()) == len(before) + 1
+    comm.send(np.ones(2), 0)
+    pending.wait()
+    late = time.monotonic() + 20
+    while len(threads()) > len(before) and time.monotonic() < late:
+        time.sleep(0.01)
+    assert threads() == before
+    comm.recv(out, 0, async_op=True)  # it begins anew
+    comm.send(np.full(2, 3.0), 0)
+    comm.synchronize()
+    assert out.tolist() == [3.0, 3.0]
+    comm.close()
+    assert threads() == before
+
+
+def test_two_threads_receive_and_send_on_one_communicator():
+    """A thread that waits for a message keeps no other from sending."""
+
+    def work(comm):
+        peer, out = 1 - comm.rank, np.zeros(2)
+        thread = threading.Thread(target=lambda: comm.recv(out, peer))
+        thread.start()
+        time.sleep(0.02)
+        comm.send(np.full(2, comm.rank + 1.0), peer)
+        thread.join()
+        return out.tolist()
+
+    assert ringcoll.spawn(work, 2, timeout=20) == [[2.0, 2.0], [1.0, 1.0]]

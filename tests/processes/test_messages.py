@@ -1,0 +1,43 @@
+"""Messages under way between processes: their order, their lengths, and deaths.
+
+The ranks meet over sockets; the programs are in ``programs/messages.py``.
+"""
+
+import re
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("nranks", [2, 3])
+@pytest.mark.parametrize("scenario", ["in_any_order", "random_programs"])
+def test_every_message_arrives_where_the_model_says(ranks, scenario, nranks):
+    outcome = ranks("messages", nranks, scenario)
+    assert outcome.errors == ""
+    assert outcome.statuses == [0] * nranks
+    assert outcome.word("failures") == {rank: [] for rank in range(nranks)}
+    assert min(outcome.word("count").values()) >= 9
+
+
+def test_a_death_reaches_all_messages_under_way(ranks):
+    outcome = ranks("messages", 3, "killed")
+    assert outcome.statuses == [0, 0, 137]
+    for rank in (0, 1):
+        verdict = outcome.verdicts[rank]
+        assert verdict["errors"]
+        for error in verdict["errors"]:
+            assert re.match(r"RankLostError: (rank \d gave up: )?rank 2 died: its", error)
+        assert verdict["refused"].startswith("ClosedError: ")
+        assert verdict["after"] == [True, True]
+
+
+def test_a_message_that_does_not_fit_is_told_to_all(ranks):
+    outcome = ranks("messages", 3, "too_long")
+    assert outcome.statuses == [0, 0, 0]
+    for verdict in outcome.verdicts.values():
+        for count, error in zip((11, 200_000), verdict["errors"], strict=True):
+            assert error.startswith("MismatchError: ")
+            assert "recv on rank 0" in error
+            assert "count<=10 dtype=float32" in error
+            assert re.search(rf"send on rank 1.*: count={count} dtype=float32", error)
