@@ -109,6 +109,8 @@ class Failure:
     def of(error: BaseException, rank: int) -> Failure:
         """What the others raise when an error ends the ``init`` of a rank."""
         kind = type(error).__name__
+        if isinstance(error, SystemExit):
+            return Failure("RankLostError", f"rank {rank} has exited during init")
         if isinstance(error, (DeadlineError, MismatchError, RankLostError)):
             return Failure(
                 kind if kind in _KINDS else "RankLostError", f"rank {rank} gave up: {error}"

@@ -14,7 +14,7 @@ from typing import Any
 from ringcoll.bootstrap.contract import Bootstrap, exchange_values
 from ringcoll.bootstrap.launcher import check_world, launcher_of
 from ringcoll.bootstrap.mpi import library_of, load_mpi, mpi_running, within
-from ringcoll.errors import Error, MachineError
+from ringcoll.errors import MachineError
 
 _TAG = 32747  # MPI promises tags up to 32767
 # Communicators by their processes of the world: those that all of these have, and those of which
@@ -30,7 +30,7 @@ def in_mpi_world(bootstrap: Bootstrap, timeout: float) -> tuple[Any, list[int]]:
     own, why = -1, ""
     try:
         own = _own_number(deadline, check)
-    except Error as error:
+    except MachineError as error:
         why = str(error)
     known = [list(members) for members in _made]
     received = exchange_values(bootstrap, [own, _size(), why, known], (int, int, str, list))

@@ -43,6 +43,7 @@ class RelayedBootstrap:
         self._relay, self._kept = relay, False
         self._link: socket.socket | None = None
         self._received = bytearray()
+        self._failure: Failure | None = None  # that has ended this session
         self._limit(timeout)
 
     def _limit(self, timeout: float) -> None:
@@ -105,6 +106,7 @@ class RelayedBootstrap:
         said = {"rank": self.rank, "nranks": self.nranks, "name": name}
         payload = json.dumps(said).encode()
         self._received.clear()
+        self._failure = None
         link.sendall(FRAME.pack(Kind.HELLO.value, len(payload)) + payload)
         self._await(link, Kind.HELLO, self._deadline)
 
@@ -119,6 +121,8 @@ class RelayedBootstrap:
         link = self._link
         if link is None:
             raise MachineError(f"init: the connections of rank {self.rank} are closed")
+        if self._failure is not None:
+            raise self._failure.error()
         words = b"".join(map(RANK.pack, (len(members), *members)))
         try:
             link.settimeout(left(self._deadline))
@@ -184,7 +188,8 @@ class RelayedBootstrap:
         while True:
             found, payload = self._frame(link, deadline)
             if found == Kind.FAIL:
-                raise Failure.decode(payload).error()
+                self._failure = Failure.decode(payload)
+                raise self._failure.error()
             if found == kind:
                 return payload
 

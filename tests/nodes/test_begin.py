@@ -49,6 +49,29 @@ def test_a_rank_that_dies_in_init_keeps_nobody_from_ending(nodes, names):
         assert outcome.word("error")[rank].startswith("RankLostError: init: rank 2 (process ")
 
 
+@pytest.mark.parametrize(("how", "status"), [("exit", 0), ("kill", -9)])
+def test_a_rank_that_ends_before_a_call_of_mpi_keeps_nobody_in_it(nodes, how, status):
+    outcome = nodes("begin", "a,b,b", "leaves", how, deaths=True)
+    assert outcome.statuses == [3, 4, status]
+    for rank in (0, 1):
+        ended = r"init: rank 2 \(process \d+ on host .*\) ended|rank 2 has exited during init"
+        assert re.match(rf"RankLostError: ({ended})", outcome.word("error")[rank])
+        assert outcome.word("early")[rank]
+
+
+def test_after_mpi_is_finalized_calls_are_refused_in_words(nodes):
+    outcome = nodes("begin", "a,b,b", "finalized")
+    assert outcome.errors == ""
+    assert outcome.statuses == [0]
+    for verdict in outcome.verdicts.values():
+        assert verdict["sum"] == 6.0
+        for error in verdict["errors"]:
+            assert error.startswith("ClosedError: ")
+            assert "MPI is finalized" in error
+        assert verdict["again"].startswith("MachineError: ")
+        assert "MPI is finalized" in verdict["again"]
+
+
 def test_many_communicators_leave_nothing_open(nodes):
     outcome = nodes("begin", "a,b,a", "many")
     assert outcome.errors == ""

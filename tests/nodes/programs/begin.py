@@ -95,6 +95,26 @@ def dies() -> dict:
     sys.exit(3 + own_rank())
 
 
+def leaves() -> dict:
+    """Rank 2 ends before a call of MPI that all ranks make, which has no deadline of its own."""
+    from ringcoll.bootstrap import mpi_world
+
+    of_mpi: Any = mpi_world
+
+    def leave(*_args: object, **_how: object) -> NoReturn:
+        if sys.argv[2] == "exit":
+            sys.exit(0)
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise SystemExit
+
+    if own_rank() == 2:
+        setattr(of_mpi, {"exit": "load_mpi", "kill": "_communicator"}[sys.argv[2]], leave)
+    started = time.monotonic()
+    error = error_of(ringcoll.init, timeout=20)
+    say(own_rank(), error=error, early=time.monotonic() - started < 20)
+    sys.exit(3 + own_rank())
+
+
 def full() -> dict:
     """One node has no room; then it has."""
     from ringcoll.errors import OutOfMemory
@@ -116,6 +136,18 @@ def full() -> dict:
         sums = [total(before)]
         with ringcoll.init(timeout=20) as comm:
             return {"error": error, "early": took < 20, "sums": [*sums, total(comm)]}
+
+
+def finalized() -> dict:
+    """The program ends MPI under a communicator; later calls are refused in words."""
+    from mpi4py import MPI
+
+    comm = ringcoll.init(timeout=20)
+    before = total(comm)
+    MPI.Finalize()
+    errors = [error_of(total, comm), error_of(comm.barrier), error_of(comm.empty, 10)]
+    comm.close()
+    return {"sum": before, "errors": errors, "again": error_of(ringcoll.init, timeout=20)}
 
 
 def many() -> dict:
