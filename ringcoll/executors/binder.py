@@ -74,6 +74,8 @@ class Binder:
         mapped, in_place = agreed(call, hellos, rank=rank, nranks=nranks, alike=alike)
         choice = active.prepared.select(call, mapped, in_place, self.shared_state.half_bytes)
         program = encode(choice.plan, choice.launch)
+        slot = slot_bytes(call, choice.layout)
+        self.shared_state.need(program.scratch * program.slots * slot)
         user = self._user(call, choice, hellos)
         loads = [call.op or OPS["sum"]] * self.nranks
         if call.op is not None and call.op.scalar is not None:
@@ -82,7 +84,7 @@ class Binder:
             layout=choice.layout,
             user=user,
             scratch=self._scratch(active.epoch & 1),
-            slot_bytes=slot_bytes(call, choice.layout),
+            slot_bytes=slot,
             slots=program.slots,
             ranks=range(self.nranks),
             flag=self._flags(program),

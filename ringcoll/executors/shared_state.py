@@ -27,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ringcoll.fabric import Fabric
+from ringcoll.host.pages import advise
 
 Words: TypeAlias = "memoryview[int]"
 """Words of 8 bytes: a memoryview of format "Q"."""
@@ -35,6 +36,9 @@ Times: TypeAlias = "memoryview[float]"
 """The same words as seconds, format "d"."""
 
 HELLO_WORDS = 8
+HUGE_SCRATCH = 256 << 10
+"""Bytes of SCRATCH that a call needs before it is on huge pages, where ranks are threads."""
+
 FLAGS = 64
 """Flag words for each ordered pair of ranks: one for each pair of blocks that signals."""
 
@@ -87,11 +91,20 @@ class SharedState:
         self.zones = self.scratch + 2 * self.half_bytes
         total = self.zones + zones
         views = fabric.share(total, what="the shared state of a communicator")
+        self._own = views[self.rank]
+        self._huge = False
+        advise(self._own, huge=False)
         # Ranks of other nodes share no memory: this rank keeps a copy of their words.
         views = [view if len(view) else memoryview(bytearray(self.scratch)) for view in views]
         self.words: list[Words] = [view[: self.records].cast("Q") for view in views]
         self.bytes: list[npt.NDArray[Any]] = [np.frombuffer(view, np.uint8) for view in views]
         self.times: list[Times] = [view[: self.records].cast("d") for view in views]
+
+    def need(self, nbytes: int) -> None:
+        """Let this rank's SCRATCH be on huge pages once a call needs so much of it."""
+        if nbytes > HUGE_SCRATCH and not self._huge:
+            self._huge = True
+            advise(self._own, huge=True)
 
     # -- the call's hello ------------------------------------------------------------------
 
@@ -204,3 +217,4 @@ class SharedState:
         for times in self.times:
             times.release()
         self.words, self.times, self.bytes = [], [], []
+        self._own = memoryview(b"")

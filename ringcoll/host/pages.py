@@ -41,11 +41,22 @@ def map_shared(fd: int, nbytes: int) -> memoryview:
 
 def map_private(nbytes: int) -> memoryview:
     """Zeroed, page-aligned memory of this process alone."""
-    memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if nbytes >= _HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
+    memory = memoryview(mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+    if nbytes >= _HUGE:
+        advise(memory, huge=True)
+    return memory
+
+
+def advise(memory: memoryview, *, huge: bool) -> None:
+    """Let pages of :func:`map_private` that are touched from now on be huge, or be small.
+
+    A byte of a huge page takes 2 MiB, and a copy over many small pages takes longer. Other memory
+    stays as it is.
+    """
+    advice = getattr(mmap, "MADV_HUGEPAGE" if huge else "MADV_NOHUGEPAGE", None)
+    if isinstance(memory.obj, mmap.mmap) and advice is not None:
         with contextlib.suppress(OSError):
-            memory.madvise(mmap.MADV_HUGEPAGE)
-    return memoryview(memory)
+            memory.obj.madvise(advice)
 
 
 @cache

@@ -1,0 +1,44 @@
+"""How much memory the ranks of a process hold."""
+
+from __future__ import annotations
+
+import mmap
+from pathlib import Path
+
+import numpy as np
+
+import ringcoll
+
+COMMUNICATORS, RANKS = 24, 2
+MOST = 256 << 10
+"""Bytes a rank before a large call."""
+
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+
+def call(comms, count):
+    arrays = [np.full(count, comm.rank + 1.0) for comm in comms]
+    for root in range(RANKS):
+        with ringcoll.group():
+            for comm, x in zip(comms, arrays, strict=True):
+                comm.all_reduce(x, op="max")
+                comm.broadcast(x, root=root)
+                comm.send(np.ones(count), (comm.rank + 1) % RANKS)
+                comm.recv(np.empty(count), (comm.rank - 1) % RANKS)
+    assert all(set(x) == {float(RANKS)} for x in arrays)
+
+
+def test_small_calls_of_many_communicators_leave_little_memory():
+    first = ringcoll.init_all(RANKS)
+    call(first, 3)  # what the process keeps once
+    before = resident()
+    worlds = [ringcoll.init_all(RANKS) for _ in range(COMMUNICATORS)]
+    for comms in worlds:
+        call(comms, 3)
+    assert resident() - before < MOST * COMMUNICATORS * RANKS
+    call(worlds[0], 300_000)
+    call(worlds[0], 3)
+    for comm in [*first, *(comm for comms in worlds for comm in comms)]:
+        comm.close()
