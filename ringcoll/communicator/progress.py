@@ -172,6 +172,7 @@ class Progress:
         """Post the messages of one call; unless ``later``, wait for them."""
         state, timed = self.state, [(call, timeout) for call in calls]
         state.usable()
+        self.fabric.adopt()
         if state._worker is not None:
             state._worker.raise_unseen()
         self.raise_unseen()
@@ -238,6 +239,10 @@ class Progress:
             f"probe of {who} on rank {self.fabric.rank}: waited {seconds:g} s; no message came "
             f"that no earlier recv takes"
         )
+
+    def is_busy(self) -> bool:
+        """Whether messages are under way."""
+        return self._pending > 0
 
     def drain(self) -> None:
         """Wait until no message is under way, and raise an error that nobody has waited for."""

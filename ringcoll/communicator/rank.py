@@ -243,7 +243,8 @@ class RankState:
 
     def is_busy(self) -> bool:
         """Whether asynchronous calls are left to run."""
-        return self._worker is not None and self._worker.is_busy()
+        both = self._worker, self.progress
+        return any(moves is not None and moves.is_busy() for moves in both)
 
     def yield_to_worker(self) -> None:
         """Wait for the asynchronous calls, so that a blocking call keeps its place in the order.

@@ -34,6 +34,7 @@ from ringcoll.host.shm import private
 T = TypeVar("T")
 
 _NAP = 0.5  # seconds between looks at the clock of a waiter that nobody wakes
+_OURS = "ringcoll "  # how the names of the library's own threads begin
 _GRACE = 1.0  # seconds after a thread's end in which another may take its rank over
 
 
@@ -166,7 +167,7 @@ class ThreadFabric(Fabric):
         """Note that this thread makes this rank's calls; the library's own count for nobody."""
         thread, threads = threading.current_thread(), self._world.threads
         _local.mark = self._caller = _local.mark or object()
-        if not thread.name.startswith("ringcoll ") and threads.get(self.rank) is not thread:
+        if not thread.name.startswith(_OURS) and threads.get(self.rank) is not thread:
             threads[self.rank] = thread
             self._gone = {r: t for r, t in list(threads.items()) if not t.is_alive()}
 
@@ -244,7 +245,11 @@ def each(fabrics: Sequence[Fabric], function: Callable[[Fabric], T]) -> list[T]:
 
     if len(fabrics) == 1:
         return [function(fabrics[0])]
-    threads = [threading.Thread(target=call, args=(i,), daemon=True) for i in range(len(fabrics))]
+    indices = range(len(fabrics))  # named, since these threads make nobody's calls
+    threads = [
+        threading.Thread(target=call, args=(i,), name=f"{_OURS}init {i}", daemon=True)
+        for i in indices
+    ]
     start_all(threads, lambda index, reason: fabrics[index].abort(reason))
     if failures:
         raise failures[min(failures)]

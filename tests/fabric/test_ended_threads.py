@@ -186,3 +186,32 @@ def test_asynchronous_calls_that_a_thread_has_left_behind_are_still_made():
     assert sums == [2.0 + number for number in range(40)]
     for comm in comms:
         comm.close()
+
+
+def test_ranks_of_spawn_may_wait_for_each_other_for_long():
+    """The threads that have made their communicators are gone."""
+
+    def work(comm):
+        if comm.rank == 1:
+            time.sleep(2.2)
+        x = np.ones(3)
+        comm.all_reduce(x)
+        return x[0]
+
+    assert ringcoll.spawn(work, 3, timeout=20) == [3.0] * 3
+
+
+def test_threads_may_wait_for_one_that_has_not_called_yet():
+    comms, sums = ringcoll.init_all(2, timeout=20), []
+
+    def work(comm):
+        if comm.rank == 1:
+            time.sleep(2.2)
+        x = np.ones(3)
+        comm.all_reduce(x)
+        sums.append(x[0])
+
+    run((work, work), comms)
+    assert sums == [2.0, 2.0]
+    for comm in comms:
+        comm.close()
