@@ -12,7 +12,7 @@ from itertools import count
 
 from ringcoll import finalize
 from ringcoll.bootstrap.contract import Bootstrap
-from ringcoll.errors import AbortedError
+from ringcoll.errors import AbortedError, MachineError
 from ringcoll.fabric.base import Fabric, closing_if_it_fails
 from ringcoll.fabric.control import CONTROL_BYTES, Control, Exchange
 from ringcoll.fabric.identity import compare, identity
@@ -196,6 +196,9 @@ def process_fabric(
 
     def make() -> ProcessFabric:
         fence = fence_of()
+        for rank, view in enumerate(views):
+            if len(view) < CONTROL_BYTES:
+                raise MachineError(f"{what}: rank {rank} has sent {len(view)} bytes of memory")
         controls = [Control(view, fence) for view in views]
         watched = processes or [Process(handle.pid) for handle in handles]
         return ProcessFabric(bootstrap.rank, timeout, controls, watched)

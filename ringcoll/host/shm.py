@@ -13,6 +13,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import secrets
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,7 @@ from ringcoll.host.pages import PAGE, map_private, map_shared, whole_pages
 
 _MAGIC = b"ringcoll"
 _NONCE = 24  # random bytes; with the magic 32 bytes at the start of the header page
+_HEX = re.compile(f"[0-9a-f]{{{2 * _NONCE}}}")
 # Reserved piece by piece: an interrupted posix_fallocate starts again from nothing.
 _PIECE = 64 << 20
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -50,11 +52,11 @@ class SegmentHandle:
         """Decode what a peer has sent, checking every field."""
         try:
             pid, fd, nbytes, nonce = json.loads(text)
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             raise MachineError(f"a peer sent a malformed handle: {text[:80]!r}") from error
         numbers: tuple[Any, ...] = (pid, fd, nbytes)
-        legal = all(type(n) is int and n >= 0 for n in numbers) and isinstance(nonce, str)
-        if not legal or len(nonce) != 2 * _NONCE:
+        legal = all(type(n) is int and 0 <= n < 1 << 62 for n in numbers)
+        if not legal or not isinstance(nonce, str) or not _HEX.fullmatch(nonce):
             raise MachineError(f"a peer sent a malformed handle: {text[:80]!r}")
         return SegmentHandle(pid, fd, nbytes, nonce)
 

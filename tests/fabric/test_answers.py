@@ -31,6 +31,9 @@ WORDS = [
     b'{"error": null}',
     b"9" * 5000,
     b"NaN",
+    json.dumps({"value": json.dumps([1, 1, 4096, "é" * 48])}).encode(),
+    json.dumps({"value": json.dumps([1, 1, 1 << 70, "0" * 48])}).encode(),
+    json.dumps({"value": "[" * 90_000}).encode(),
 ]
 # Of the exchanges the third is a list of descriptors, and an empty one is right.
 PAIRS = [
