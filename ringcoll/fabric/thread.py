@@ -63,7 +63,7 @@ class ThreadFabric(Fabric):
         world.fabrics[rank] = self
         self._round = 0
         self._caller = object()  # the mark of the thread that made the last call
-        self._gone: dict[int, threading.Thread] = {}  # of other ranks, before this thread came
+        self._gone: set[threading.Thread] = set()  # that had ended before this one came
         self._look_at = 0.0  # when threads that have ended are looked for next
         self._seen: dict[threading.Thread, float] = {}  # when they were first seen to have ended
         self._forget = weakref.finalize(self, _collected, world, rank)
@@ -146,30 +146,32 @@ class ThreadFabric(Fabric):
         now = time.monotonic()
         if now >= self._look_at:
             self._look_at = now + _NAP / 2
-            for rank, thread in list(self._world.threads.items()):
+            for rank, threads in list(self._world.threads.items()):
                 is_open = found[rank].state is State.OPEN and rank != self.rank
-                if is_open and self._has_left(rank, thread):
+                if is_open and self._has_left(rank, threads):
                     self._look_at = 0.0
                     found[rank] = Status(State.EXITED)
         return found
 
-    def _has_left(self, rank: int, thread: threading.Thread) -> bool:
-        """Whether the last thread of a rank has ended, after this one came, for some time."""
-        if thread.is_alive() or thread in self._gone.values():
+    def _has_left(self, rank: int, threads: tuple[threading.Thread, ...]) -> bool:
+        """Whether the threads of a rank have ended, the last after this one came, for some time."""
+        last = threads[-1]
+        if any(thread.is_alive() for thread in threads) or last in self._gone:
             return False
         other = self._world.fabrics.get(rank)
         if other is not None and other.busy():  # with asynchronous calls that it has left behind
-            self._seen.pop(thread, None)
+            self._seen.pop(last, None)
             return False
-        return time.monotonic() - self._seen.setdefault(thread, time.monotonic()) >= _GRACE
+        return time.monotonic() - self._seen.setdefault(last, time.monotonic()) >= _GRACE
 
     def adopt(self) -> None:
         """Note that this thread makes this rank's calls; the library's own count for nobody."""
-        thread, threads = threading.current_thread(), self._world.threads
+        thread, known = threading.current_thread(), self._world.threads
         _local.mark = self._caller = _local.mark or object()
-        if not thread.name.startswith(_OURS) and threads.get(self.rank) is not thread:
-            threads[self.rank] = thread
-            self._gone = {r: t for r, t in list(threads.items()) if not t.is_alive()}
+        mine = known.get(self.rank, ())
+        if not thread.name.startswith(_OURS) and thread not in mine:
+            known[self.rank] = *(t for t in mine if t.is_alive()), thread
+            self._gone = {last for *_, last in list(known.values()) if not last.is_alive()}
 
     def check(self) -> None:
         """Read whether any rank has raised the alarm."""

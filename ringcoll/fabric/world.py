@@ -44,8 +44,8 @@ class World:
         self.statuses = [Status() for _ in range(nranks)]
         self.alarm = False
         self.fabrics: weakref.WeakValueDictionary[int, Fabric] = weakref.WeakValueDictionary()
-        self.threads: dict[int, threading.Thread] = {}
-        """The thread that has made the last call of each rank."""
+        self.threads: dict[int, tuple[threading.Thread, ...]] = {}
+        """The threads that have made calls of each rank, the last one at the end."""
         self._rounds: dict[int, Round] = {}
         self._rendezvous: dict[tuple[int, ...], Rendezvous] = {}
 

@@ -215,3 +215,28 @@ def test_threads_may_wait_for_one_that_has_not_called_yet():
     assert sums == [2.0, 2.0]
     for comm in comms:
         comm.close()
+
+
+def test_a_rank_may_make_its_calls_on_short_lived_threads_of_its_own():
+    comms, sums = ringcoll.init_all(2, timeout=20), []
+
+    def called(comm):
+        x = np.ones(3)
+        comm.all_reduce(x)
+        sums.append(x[0])
+
+    def work(comm):
+        comm.barrier()
+        for _ in range(2):
+            if comm.rank:
+                helper = threading.Thread(target=called, args=(comm,))
+                helper.start()
+                helper.join()
+                time.sleep(1.8)
+            else:
+                called(comm)
+
+    run((work, work), comms)
+    assert sums == [2.0] * 4
+    for comm in comms:
+        comm.close()
