@@ -50,6 +50,7 @@ def memory(tensor: Any, name: str, *, reduces: bool) -> npt.NDArray[Any]:
 
     Raises:
         ArgumentTypeError: such a type where the call would reduce.
+        ArgumentError: the tensor's storage was resized to less than its elements need.
 
     """
     row = ROWS.get(tensor.dtype)
@@ -60,6 +61,12 @@ def memory(tensor: Any, name: str, *, reduces: bool) -> npt.NDArray[Any]:
         )
     kind = _BYTES if row is None else row.numpy
     nbytes = tensor.numel() * tensor.element_size()
+    start = tensor.storage_offset() * tensor.element_size()
+    if nbytes and tensor.untyped_storage().nbytes() < start + nbytes:
+        raise ArgumentError(
+            f"ringcoll: {name} of a tensor of {nbytes} bytes whose storage was resized to "
+            f"{tensor.untyped_storage().nbytes()}; resize the storage before the call"
+        )
     if tensor.is_cuda:
         return device_view(tensor.data_ptr(), nbytes, kind)
     if not nbytes:

@@ -149,6 +149,24 @@ def sparse_tensors_are_refused_at_once(rank, n):
     assert y.tolist() == [4, 4]
 
 
+def tensors_are_resized_between_calls(rank, n):
+    x = torch.ones(4)
+    dist.all_reduce(x)
+    x.resize_(100).fill_(1)
+    dist.all_reduce(x)
+    assert x.tolist() == [4] * 100
+    for nbytes in (0, 8):
+        x = torch.ones(4)
+        x.untyped_storage().resize_(nbytes)
+        with pytest.raises(ValueError, match=f"storage was resized to {nbytes}; resize"):
+            dist.all_reduce(x)
+        with pytest.raises(ValueError, match=f"storage was resized to {nbytes}; resize"):
+            dist.broadcast(x, 0)
+    y = torch.ones(2)
+    dist.all_reduce(y)
+    assert y.tolist() == [4, 4]
+
+
 def dtypes_without_arithmetic(rank, n):
     x = torch.ones(4).to(torch.float8_e4m3fnuz)
     with pytest.raises(TypeError, match="no arithmetic"):
