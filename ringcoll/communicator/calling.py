@@ -23,13 +23,14 @@ from ringcoll.arguments.calls import Call, prepare
 from ringcoll.arguments.vector import VCall
 from ringcoll.communicator.call_cache import evict, reference
 from ringcoll.communicator.failures import more_frames, settle
-from ringcoll.communicator.group import current, run_together
+from ringcoll.communicator.group import Group, current, run_together
 from ringcoll.communicator.rank import RankState, with_options
 from ringcoll.communicator.vector import as_collective, as_pairs
 from ringcoll.communicator.work import Work
 from ringcoll.config import Config, resolve
-from ringcoll.errors import ArgumentError, Error
+from ringcoll.errors import ArgumentError, Error, UsageError
 from ringcoll.executors.contract import Runnable
+from ringcoll.fabric.thread import OURS
 from ringcoll.options import take_async_op
 from ringcoll.views import view_at
 
@@ -228,9 +229,22 @@ class Calling:
         sent, received = (None if b is None else b.dtype for b in (sendbuf, recvbuf))
         kept[key] = (send, recv, sent, received, runnable)
 
+    def _group(self) -> Group | None:
+        """The group that collects calls of the control plane: where ranks are threads."""
+        return current() if self.nranks > 1 and self._state.fabric.threads else None
+
+    def _refuse_only_thread(self, name: str, nranks: int) -> None:
+        """Refuse a call of ``nranks`` ranks that nobody else could make."""
+        if nranks > 1 and self._state.fabric.threads and _is_only_thread():
+            raise UsageError(
+                f"{name} on rank {self.rank}: this thread is the only one, and would wait for the "
+                f"other ranks for ever; make this call with one thread a rank, or inside group()"
+            )
+
     @contextlib.contextmanager
-    def _control(self) -> Iterator[None]:
+    def _control(self, name: str) -> Iterator[None]:
         """A call of the control plane: after the asynchronous calls before it."""
+        self._refuse_only_thread(name, self.nranks)
         self._state.yield_to_worker()
         with self._lock:
             yield
@@ -251,6 +265,13 @@ def _forked() -> None:
 
 
 os.register_at_fork(after_in_child=_forked)
+
+
+def _is_only_thread() -> bool:
+    """Whether no other thread of the program could make the calls of other ranks."""
+    here = threading.current_thread()
+    others = (t for t in threading.enumerate() if t is not here and not t.name.startswith(OURS))
+    return not here.name.startswith(OURS) and not any(others)
 
 
 def _is_as_checked(buffer: Any) -> bool:

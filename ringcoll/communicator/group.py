@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
@@ -24,9 +25,18 @@ from ringcoll.communicator.work import Work
 from ringcoll.errors import DeadlineError
 from ringcoll.executors.contract import Executor, GroupCall, PairExecutor, Runnable
 from ringcoll.executors.drive import Task, drive
-from ringcoll.fabric import Fabric
+from ringcoll.fabric import Fabric, each
+
+
+@dataclass(frozen=True, slots=True)
+class ControlCall:
+    """A call of the control plane inside a group; ``run`` is collective."""
+
+    run: Callable[[], object]
+
 
 Item = tuple["RankState", "Runnable | Call", "float | None"]
+Control = tuple["RankState", ControlCall, None]
 
 
 class _Local(threading.local):
@@ -42,7 +52,7 @@ class Group:
     """The calls made inside a ``with ringcoll.group():``."""
 
     def __init__(self) -> None:
-        self.items: list[Item] = []
+        self.items: list[Item | Control] = []
         self.alive: list[object] = []
         self.work = Work("of a group", not_started="the group that it belongs to has not ended")
 
@@ -53,6 +63,11 @@ class Group:
         state.usable()
         self.items.append((state, call, timeout))
         self.alive.append(alive)
+
+    def add_control(self, state: RankState, run: Callable[[], object]) -> None:
+        """Collect a call of the control plane."""
+        state.usable()
+        self.items.append((state, ControlCall(run), None))
 
 
 def current() -> Group | None:
@@ -67,6 +82,10 @@ def group() -> Iterator[None]:
     Calls of several communicators, collectives, sends and receives may be mixed; those of one
     communicator keep their order. An exception in the body discards the group and aborts its
     communicators, so that the other ranks do not wait for calls that are never made.
+
+    Where ranks are threads, ``empty``, ``register``, ``split`` and ``shrink`` are collected too, so
+    that one thread can hold all ranks of :func:`ringcoll.init_all`. Such an array can be written at
+    once; such a communicator is made when the group ends.
 
     Raises:
         Error: what one of the calls raises; none of them may be repeated alone.
@@ -106,7 +125,7 @@ def group() -> Iterator[None]:
             # All threads take the locks in one order, so that two groups cannot deadlock.
             for _, state in sorted(states.items()):
                 held.enter_context(state.lock)
-            run_together(mine.items)
+            _run_in_stages(mine.items)
     except BaseException as error:
         for state in states.values():
             state.fail(error)
@@ -116,11 +135,47 @@ def group() -> Iterator[None]:
     mine.work._end()
 
 
-def _discard(items: list[Item], first: int, error: BaseException) -> None:
+def _discard(items: list[Item | Control], first: int, error: BaseException) -> None:
     """Drop the calls of a body that raised, and abort their communicators."""
     for state, _, _ in items[first:]:
         state.abort(f"a group was left by {error_text(error)}")
     del items[first:]
+
+
+def _run_in_stages(items: list[Item | Control]) -> None:
+    """Run a group's calls; those of one communicator that move data and others keep their order."""
+    stages: list[tuple[list[Item], list[Control]]] = []
+    last: dict[int, tuple[int, bool]] = {}  # a communicator's stage, and whether it has others
+    for state, call, timeout in items:
+        at, others = last.get(id(state), (0, False))
+        is_control = isinstance(call, ControlCall)
+        at += others and not is_control
+        last[id(state)] = at, is_control
+        if at == len(stages):
+            stages.append(([], []))
+        if isinstance(call, ControlCall):
+            stages[at][1].append((state, call, None))
+        else:
+            stages[at][0].append((state, call, timeout))
+    for data, control in stages:
+        run_together(data)
+        _run_control(control)
+
+
+def _run_control(items: list[Control]) -> None:
+    """Run collective calls of ranks of this thread, each rank's on a thread of its own."""
+    calls: dict[int, list[ControlCall]] = {}
+    fabrics: dict[int, Fabric] = {}
+    for state, call, _ in items:
+        calls.setdefault(id(state.fabric), []).append(call)
+        fabrics[id(state.fabric)] = state.fabric
+
+    def run(fabric: Fabric) -> None:
+        for call in calls[id(fabric)]:
+            call.run()
+
+    if fabrics:
+        each(list(fabrics.values()), run)
 
 
 def run_together(items: list[Item]) -> None:

@@ -61,7 +61,14 @@ class Memory(Calling):
             wrapped = library_of(like, row, self.device, where)
         except MachineError as error:
             missing = error  # raised by the exchange, so that no rank waits for this one
-        with self._control():
+        group = self._group()
+        if group is not None:
+            if missing is not None:
+                raise missing
+            made, finish = state.symmetric.promise(extent, row.numpy)
+            group.add_control(state, lambda: state.together(finish))
+            return made if wrapped is None else wrapped(made)
+        with self._control("empty"):
             made = state.together(lambda: state.symmetric.empty(extent, row.numpy, missing))
         return made if wrapped is None else wrapped(made)
 
@@ -77,7 +84,8 @@ class Memory(Calling):
             array: contiguous; the caller keeps it until :meth:`unregister`.
 
         Returns:
-            Whether calls on this array are zero-copy from now on.
+            Whether calls on this array are zero-copy from now on; inside :func:`ringcoll.group`,
+            whether they can be.
 
         Raises:
             UsageError: not an array, or not contiguous.
@@ -95,7 +103,12 @@ class Memory(Calling):
             [True, True]
 
         """
-        with self._control():
+        group = self._group()
+        if group is not None:
+            group.add_control(self._state, lambda: self._state.register(array))
+            self._forget()
+            return bool(self._state.symmetric.reaches)
+        with self._control("register"):
             self._forget()
             return self._state.register(array)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, overload
 
@@ -13,11 +13,18 @@ from ringcoll.collectives import COLLECTIVES
 from ringcoll.communicator.collectives import Collectives
 from ringcoll.communicator.counts import CountedCollectives
 from ringcoll.communicator.failures import error_text
+from ringcoll.communicator.group import Group
 from ringcoll.communicator.memory import Memory
 from ringcoll.communicator.messages import Messages
 from ringcoll.communicator.rank import RankState
 from ringcoll.communicator.topology import Topology
-from ringcoll.errors import ArgumentError, ArgumentTypeError, Error, did_you_mean
+from ringcoll.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    Error,
+    UsageError,
+    did_you_mean,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -159,9 +166,26 @@ class Communicator(Collectives, CountedCollectives, Messages, Memory):
             [(0, 2), (0, 1), (1, 2)]
 
         """
-        with self._control():
-            child = self._state.split(color, key, config)
+        group, state = self._group(), self._state
+        if group is not None:
+            state.color(color, key, config)  # refused here
+            made = self._later(group, lambda: state.split(color, key, config))
+            return None if color is None else made
+        with self._control("split"):
+            child = state.split(color, key, config)
         return None if child is None else Communicator(child)
+
+    def _later(self, group: Group, make: Callable[[], RankState | None]) -> Communicator:
+        """A communicator that is made when the group ends."""
+        made = Communicator.__new__(Communicator)
+
+        def run() -> None:
+            state = make()
+            if state is not None:
+                Communicator.__init__(made, state)
+
+        group.add_control(self._state, run)
+        return made
 
     def shrink(self, exclude: Sequence[int] = ()) -> Communicator:
         """Make a communicator of the ranks that are left; collective among them, after a loss too.
@@ -184,8 +208,13 @@ class Communicator(Collectives, CountedCollectives, Messages, Memory):
             [(0, 2), None, (1, 2)]
 
         """
+        group, state = self._group(), self._state
+        left = len(state.remaining(exclude)) if state.fabric.threads else 1
+        if group is not None:
+            return self._later(group, lambda: state.shrink(exclude))
+        self._refuse_only_thread("shrink", left)
         with self._lock:
-            return Communicator(self._state.shrink(exclude))
+            return Communicator(state.shrink(exclude))
 
     def check(self) -> None:
         """Raise the error of an earlier call, or of a rank that is lost.
@@ -302,6 +331,8 @@ class Communicator(Collectives, CountedCollectives, Messages, Memory):
         )
 
     def __repr__(self) -> str:
+        if "_state" not in self.__dict__:
+            return "<ringcoll.Communicator, not made before its group ends>"
         state = self._state
         parts = [f"rank {self.rank} of {self.nranks} on {self.device}"]
         if self.nnodes > 1:
@@ -317,6 +348,11 @@ class Communicator(Collectives, CountedCollectives, Messages, Memory):
     if not TYPE_CHECKING:  # for a type checker it would make every name legal
 
         def __getattr__(self, name: str) -> Any:
+            if "_state" not in self.__dict__ and not name.startswith("__"):
+                raise UsageError(
+                    f"{name} of a communicator that is not made yet: the group() around its split "
+                    f"or shrink has not ended; use it after that"
+                )
             message = f"{type(self).__name__!r} object has no attribute {name!r}"
             if not name.startswith("_"):
                 public = {n for n in (*dir(type(self)), *_OWN) if not n.startswith("_")}

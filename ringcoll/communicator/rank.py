@@ -383,12 +383,17 @@ class RankState:
 
     # -- children ----------------------------------------------------------------------------
 
+    def color(self, color: int | None, key: int, config: Config | None) -> tuple[bytes, Config]:
+        """What this rank says in a split, and the options of its part."""
+        where = self.fabric.rank
+        options = resolve(self.config, config, {}, f"split on rank {where}")
+        return pack_color(color, key, where, options), options
+
     def split(self, color: int | None, key: int, config: Config | None) -> RankState | None:
         """This rank's part of a split; collective."""
         self.usable()
         rank = self.fabric.rank
-        options = resolve(self.config, config, {}, f"split on rank {rank}")
-        own = pack_color(color, key, rank, options)
+        own, options = self.color(color, key, config)
         colors = self.together(lambda: self.fabric.allgather(own, what="split"))
         if color is None:
             return None
@@ -398,9 +403,14 @@ class RankState:
             fabric.timeout = config.timeout
         return self._child(fabric, members, options)
 
+    def remaining(self, exclude: Sequence[int]) -> list[int]:
+        """The ranks that are neither lost nor excluded."""
+        fabric = self.fabric
+        return remaining(exclude, set(fabric.lost()), fabric.rank, fabric.nranks)
+
     def shrink(self, exclude: Sequence[int]) -> RankState:
         """A communicator of the remaining ranks; collective among these."""
-        rank, lost = self.fabric.rank, set(self.fabric.lost()) - {self.fabric.rank}
+        rank, lost = self.fabric.rank, set(self.fabric.lost())
         members = remaining(exclude, lost, rank, self.fabric.nranks)
         fabric = self.fabric.subset(members, what="shrink")
         self.settled = self.settled or self.broken is not None or bool(lost)

@@ -34,7 +34,7 @@ from ringcoll.host.shm import private
 T = TypeVar("T")
 
 _NAP = 0.5  # seconds between looks at the clock of a waiter that nobody wakes
-_OURS = "ringcoll "  # how the names of the library's own threads begin
+OURS = "ringcoll "  # how the names of the library's own threads begin
 _GRACE = 1.0  # seconds after a thread's end in which another may take its rank over
 
 
@@ -169,7 +169,7 @@ class ThreadFabric(Fabric):
         thread, known = threading.current_thread(), self._world.threads
         _local.mark = self._caller = _local.mark or object()
         mine = known.get(self.rank, ())
-        if not thread.name.startswith(_OURS) and thread not in mine:
+        if not thread.name.startswith(OURS) and thread not in mine:
             known[self.rank] = *(t for t in mine if t.is_alive()), thread
             self._gone = {last for *_, last in list(known.values()) if not last.is_alive()}
 
@@ -249,12 +249,15 @@ def each(fabrics: Sequence[Fabric], function: Callable[[Fabric], T]) -> list[T]:
         return [function(fabrics[0])]
     indices = range(len(fabrics))  # named, since these threads make nobody's calls
     threads = [
-        threading.Thread(target=call, args=(i,), name=f"{_OURS}init {i}", daemon=True)
+        threading.Thread(target=call, args=(i,), name=f"{OURS}init {i}", daemon=True)
         for i in indices
     ]
     start_all(threads, lambda index, reason: fabrics[index].abort(reason))
     if failures:
-        raise failures[min(failures)]
+        # Who was aborted only reports another's failure.
+        raise min(failures.items(), key=lambda kept: (isinstance(kept[1], AbortedError), kept[0]))[
+            1
+        ]
     return [results[index] for index in range(len(fabrics))]
 
 

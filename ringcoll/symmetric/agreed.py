@@ -31,6 +31,8 @@ from ringcoll.fabric.base import Fabric
 from ringcoll.symmetric.blocks import Block, Table
 
 P = TypeVar("P")
+Finish = Callable[[], None]
+"""What of a call waits for the other ranks; collective."""
 
 _TEXT_LIMIT = 1000
 

@@ -19,13 +19,13 @@ from typing import Any
 
 from ringcoll.cuda.arrays import DeviceArray
 from ringcoll.cuda.device import on
-from ringcoll.cuda.memory import whole_granules
+from ringcoll.cuda.memory import allocate, whole_granules
 from ringcoll.dtypes import DType, dtype_of
 from ringcoll.errors import ArgumentError, ArgumentTypeError, MachineError
 from ringcoll.fabric.base import Fabric
-from ringcoll.symmetric.agreed import AgreedBlocks, extent_of
+from ringcoll.symmetric.agreed import AgreedBlocks, Finish, extent_of
 from ringcoll.symmetric.blocks import Block, Table
-from ringcoll.transports.peers import PeerMemory, allocate_shared, expose
+from ringcoll.transports.peers import PeerMemory, allocate_shared, expose, share
 
 _lock = threading.Lock()  # of the tables' counts of users
 
@@ -93,6 +93,40 @@ class CudaSymmetricMemory(AgreedBlocks[Part]):
         self._announce(lease, block)
         block.parts[fabric.rank].memory.held = weakref.ref(lease)
         return _array(block.start, extent, row, lease, self.ordinal)
+
+    @property
+    def reaches(self) -> bool:
+        """Whether peers may reach an array."""
+        return self._reached
+
+    def promise(self, shape: Sequence[int] | int, dtype: object) -> tuple[Any, Finish]:
+        """The same in a group: the array of this rank, and what lets peers reach it; collective."""
+        fabric, row, extent = self._usable("empty"), dtype_of(dtype), extent_of(shape)
+        _array(0, (0,), row, None, self.ordinal)
+        nbytes = prod(extent) * row.itemsize
+        about, lease = f"{extent} {row}", _Lease()
+        if not (self._reached and nbytes):
+            made = (
+                _array(0, extent, row, None, self.ordinal)
+                if self._reached
+                else _plain(extent, row, self.ordinal)
+            )
+
+            def agree() -> None:
+                self._agree(fabric, "empty", nbytes, about)
+
+            return made, agree
+        memory = allocate(self.ordinal, nbytes, what="empty")
+
+        def finish() -> None:
+            unused, _ = self._agree(fabric, "empty", nbytes, about)
+            self._forget(fabric, "empty", unused)
+            start = memory.pointer
+            shared = share(fabric, memory, what="empty")
+            shared.held = weakref.ref(lease)
+            self._announce(lease, self._table.add(_parts(shared), start, memory.nbytes))
+
+        return _array(memory.pointer, extent, row, lease, self.ordinal), finish
 
     def register(self, array: DeviceArray) -> bool:
         """Let peers reach an existing array until :meth:`unregister`; collective, same bytes.

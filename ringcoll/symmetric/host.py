@@ -16,7 +16,8 @@ import numpy.typing as npt
 from ringcoll.errors import ArgumentError, ArgumentTypeError, MachineError
 from ringcoll.fabric.base import Fabric
 from ringcoll.host.pages import whole_pages
-from ringcoll.symmetric.agreed import AgreedBlocks, extent_of
+from ringcoll.host.shm import private
+from ringcoll.symmetric.agreed import AgreedBlocks, Finish, extent_of
 from ringcoll.symmetric.blocks import Table
 
 Array = npt.NDArray[Any]
@@ -49,6 +50,25 @@ class SymmetricMemory(AgreedBlocks[memoryview]):
         array: Bytes = np.frombuffer(block.parts[fabric.rank], np.uint8, nbytes)
         self._announce(array, block)
         return array.view(kind).reshape(extent)
+
+    reaches = True
+    """Whether peers that are threads reach any array."""
+
+    def promise(self, shape: Sequence[int] | int, dtype: npt.DTypeLike) -> tuple[Array, Finish]:
+        """The same in a group: the array of this rank, and what lets peers reach it; collective."""
+        fabric, kind, extent = self._usable("empty"), np.dtype(dtype), extent_of(shape)
+        nbytes = prod(extent) * kind.itemsize
+        mine = private(nbytes, "empty")[: whole_pages(nbytes)]
+        array: Bytes = np.frombuffer(mine, np.uint8, nbytes)
+
+        def finish() -> None:
+            unused, _ = self._agree(fabric, "empty", nbytes, f"{extent} {kind}")
+            self._forget(fabric, "empty", unused)
+            if nbytes:
+                parts = fabric.expose(mine, what="empty") or ()
+                self._announce(array, self._table.add(parts, array.ctypes.data, len(mine)))
+
+        return array.view(kind).reshape(extent), finish
 
     def register(self, array: Array) -> bool:
         """Let peers reach an existing array until :meth:`unregister`; collective, same bytes.

@@ -56,6 +56,37 @@ def test_peers_find_what_a_rank_has_in_any_view(ranks, stand_in, dtype):
     assert ranks(3, work) == [(1, [b"\0", b"\1", b"\2"])] * 3
 
 
+def test_an_array_is_reached_once_its_promise_is_kept(ranks, stand_in):
+    """As in a group: the array comes first, and what is collective later."""
+    stand_in(3)
+
+    def work(fabric):
+        memory = CudaSymmetricMemory(fabric, fabric.rank)
+        array, finish = memory.promise((3, 5), "int32")
+        nothing, agree = memory.promise((0, 5), "int32")
+        assert place(memory, array) is None
+        write(array.data.ptr, bytes([fabric.rank + 1]) * array.nbytes)
+        finish()
+        agree()
+        assert nothing.shape == (0, 5)
+        number, offset = place(memory, array)
+        seen = [
+            read(memory.peer_pointer(rank, number, offset, array.nbytes), 1)
+            for rank in range(fabric.nranks)
+        ]
+        fabric.allgather(b"", what="read")
+        del array, finish
+        gc.collect()
+        again, finish = memory.promise(7, "int8")  # releases what all have let go
+        finish()
+        assert len(memory.pointers()) == 1
+        assert place(memory, again) is not None
+        memory.close()
+        return number, seen
+
+    assert ranks(3, work) == [(1, [b"\1", b"\2", b"\3"])] * 3
+
+
 def test_what_is_not_there_is_refused(together, stand_in):
     stand_in(1)
 
