@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ringcoll.arguments.buffers import in_memory_order
 from ringcoll.bootstrap.mpi import load_mpi
 from ringcoll.bootstrap.tcp import TcpBootstrap
-from ringcoll.communicator.here import communicator_here
+from ringcoll.communicator.current_device import on_current_device
 from ringcoll.communicator.public import Communicator
 from ringcoll.cupyx.matrices import is_sparse
 from ringcoll.cupyx.sparse import SparseCalls
@@ -111,12 +111,12 @@ class RingcollBackend:
                     f"rank {rank} of {n_devices} with use_mpi=True, but MPI says rank "
                     f"{world.Get_rank()} of {world.Get_size()}; pass what MPI says"
                 )
-            self._comm = communicator_here(world, device=device, timeout=timeout)
+            self._comm = on_current_device(world, device=device, timeout=timeout)
         else:
             patience = 60.0 if timeout is None else timeout
             meeting = TcpBootstrap(rank, n_devices, host, port, patience)
             try:
-                self._comm = communicator_here(meeting, device=device, timeout=timeout)
+                self._comm = on_current_device(meeting, device=device, timeout=timeout)
             finally:
                 meeting.close()
         self._n_devices, self.rank = n_devices, rank

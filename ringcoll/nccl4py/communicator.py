@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import ringcoll.communicator.public as public
-from ringcoll.communicator.here import communicator_here
+from ringcoll.communicator.current_device import on_current_device
 from ringcoll.communicator.start import init_all
 from ringcoll.cuda.device import available, devices
 from ringcoll.dtypes import premul_sum
@@ -121,7 +121,7 @@ class Communicator(Calls):
         text = unique_id.text
         if not text:
             raise ArgumentError("init: the unique id is empty: no rank has sent one")
-        self._comm = communicator_here(None, id=text, rank=rank, nranks=nranks, always=True)
+        self._comm = on_current_device(None, id=text, rank=rank, nranks=nranks, always=True)
         self._options = {} if config is None else config.options()
 
     @classmethod

@@ -13,7 +13,7 @@ from ringcoll.cuda.device import available
 from ringcoll.errors import Error
 
 
-def communicator_here(
+def on_current_device(
     bootstrap: object,
     *,
     device: str = "auto",
