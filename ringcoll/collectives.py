@@ -28,7 +28,9 @@ class Leaf(NamedTuple):
 class Kind:
     """The shape of a family of collectives: a row of :data:`COLLECTIVES`.
 
-    ``rooted`` is the side that only the root has, if any.
+    ``rooted`` is the side that only the root has, if any. ``prefix``: a rank gets the contributions
+    of the ranks before it alone, with its own (scan) or without (exscan), and OUTPUT is finished
+    where it is written.
     """
 
     name: str
@@ -36,11 +38,17 @@ class Kind:
     output: Segments
     reduces: bool = False
     rooted: Literal["none", "input", "output"] = "none"
+    prefix: bool = False
 
     @property
     def has_root(self) -> bool:
         """Whether a call of this kind names a root."""
         return self.rooted != "none"
+
+    @property
+    def uneven(self) -> Literal["none", "input", "output"]:
+        """The side that not all ranks have: the root's, and OUTPUT, which exscan's rank 0 lacks."""
+        return "output" if self.prefix else self.rooted
 
 
 COLLECTIVES: Mapping[str, Kind] = {
@@ -54,6 +62,8 @@ COLLECTIVES: Mapping[str, Kind] = {
         Kind("all_to_all", "all", "all"),
         Kind("gather", "one", "all", rooted="output"),
         Kind("scatter", "all", "one", rooted="input"),
+        Kind("scan", "one", "one", reduces=True, prefix=True),
+        Kind("exscan", "one", "one", reduces=True, prefix=True),  # rank 0 has no OUTPUT
         # Two ranks: 0 sends its INPUT to the OUTPUT of 1.
         Kind("send", "one", "one"),
         Kind("barrier", "none", "none"),
@@ -110,6 +120,8 @@ class Collective:
         kind = self.kind
         if self.name == "send":
             return rank == (0 if buffer == "INPUT" else 1)
+        if self.name == "exscan" and buffer == "OUTPUT":
+            return rank > 0
         if buffer == "INPUT":
             return kind.input != "none" and (kind.rooted != "input" or rank == self.root)
         return kind.output != "none" and (kind.rooted != "output" or rank == self.root)
@@ -130,13 +142,17 @@ class Collective:
     def after(self, rank: int) -> dict[int, tuple[Leaf, ...]]:
         """The postcondition: for each OUTPUT chunk of ``rank`` the contributions it must hold.
 
-        A reducing collective combines them, each exactly once; the others hold exactly one.
+        A reducing collective combines them, each exactly once; the others hold exactly one. A
+        prefix is the left fold of them in the order of the ranks.
         """
         c, n = self.chunks, self.nranks
         size = self.chunks_in("OUTPUT", rank)
         match self.name:
             case "all_reduce" | "reduce":
                 return {i: tuple(Leaf(p, i) for p in range(n)) for i in range(size)}
+            case "scan" | "exscan":
+                before = range(rank + (self.name == "scan"))
+                return {i: tuple(Leaf(p, i) for p in before) for i in range(size)}
             case "reduce_scatter":
                 return {i: tuple(Leaf(p, rank * c + i) for p in range(n)) for i in range(size)}
             case "broadcast":

@@ -14,7 +14,7 @@ from ringcoll.plan import Chunk, Plan
 
 
 class Label(Enum):
-    """Raw: unscaled INPUT of one rank. Final: every contribution, finished. Partial: between."""
+    """Raw: unscaled INPUT of one rank. Final: what OUTPUT gets, finished. Partial: between."""
 
     RAW = "raw"
     PARTIAL = "partial"
@@ -38,23 +38,25 @@ class StepLabels(NamedTuple):
 
 
 class _Content(NamedTuple):
-    """What a cell holds: whose contributions, whether unscaled, and how long it is."""
+    """What a cell holds: whose contributions, what they are, and how long it is."""
 
     ranks: int
-    raw: bool
+    label: Label
     extent: Chunk
 
 
 def labels(plan: Plan) -> tuple[StepLabels, ...]:
     """For every step of ``plan.order`` what it handles.
 
-    A collective that does not reduce moves final values only. All chunks have size 1 (see
-    :func:`ringcoll.lower.slices.split`).
+    A collective that does not reduce moves final values only. What a rank of a prefix gets is final
+    where a step writes it to OUTPUT, that of any other collective where every rank contributed. All
+    chunks have size 1 (see :func:`ringcoll.lower.slices.split`).
     """
     collective = plan.collective
     everyone = (1 << plan.nranks) - 1
+    given = Label.RAW if collective.reduces else Label.FINAL
     held = {
-        collective.cell(chunk): _Content(1 << rank, collective.reduces, chunk)
+        collective.cell(chunk): _Content(1 << rank, given, chunk)
         for rank in range(plan.nranks)
         for chunk in plan.inputs(rank)
     }
@@ -73,29 +75,25 @@ def labels(plan: Plan) -> tuple[StepLabels, ...]:
         chunks = (*step.dsts, *step.srcs)
         real = [chunk for chunk in chunks if chunk.buffer.given]
         extent = real[0] if real else sources[0].extent
-        label = _label(sources, everyone, extent, reduces=collective.reduces)
         ranks = 0
         for content in sources:
             ranks |= content.ranks
+        if collective.kind.prefix:
+            final = any(collective.cell(dst)[1] == "O" for dst in step.dsts)
+        else:
+            final = ranks == everyone
+        label = _label(sources, extent, final=final, reduces=collective.reduces)
         for dst in step.dsts:
-            held[collective.cell(dst)] = _Content(ranks, label.dst is Label.RAW, extent)
+            held[collective.cell(dst)] = _Content(ranks, label.dst, extent)
         found.append(label)
     return tuple(found)
 
 
-def _label(sources: list[_Content], everyone: int, extent: Chunk, *, reduces: bool) -> StepLabels:
+def _label(sources: list[_Content], extent: Chunk, *, final: bool, reduces: bool) -> StepLabels:
+    kinds = tuple(content.label for content in sources)
     if not reduces:
-        copies = (Label.FINAL,) * len(sources)
-        return StepLabels(copies, Label.FINAL, (-1,) * len(sources), False, extent)
-    kinds, union = [], 0
-    for content in sources:
-        union |= content.ranks
-        whole = Label.FINAL if content.ranks == everyone else Label.PARTIAL
-        kinds.append(Label.RAW if content.raw else whole)
-    if union == everyone:
-        result = Label.FINAL
-    else:
-        result = Label.RAW if kinds == [Label.RAW] else Label.PARTIAL
-    owners = tuple(c.ranks.bit_length() - 1 if c.raw else -1 for c in sources)
-    applies = len(kinds) > 1 or kinds[0] is not result
-    return StepLabels(tuple(kinds), result, owners, applies, extent)
+        return StepLabels(kinds, Label.FINAL, (-1,) * len(sources), False, extent)
+    copied = kinds[0] if len(kinds) == 1 else Label.PARTIAL
+    result = Label.FINAL if final else copied
+    owners = tuple(c.ranks.bit_length() - 1 if c.label is Label.RAW else -1 for c in sources)
+    return StepLabels(kinds, result, owners, len(kinds) > 1 or kinds[0] is not result, extent)

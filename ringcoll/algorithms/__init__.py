@@ -22,6 +22,7 @@ from ringcoll.algorithms import (
     one_shot,
     ring,
     rooted,
+    scan,
     scatter_gather,
     tree,
     two_shot,
@@ -105,6 +106,16 @@ ALGORITHMS: Mapping[str, Mapping[str, Builder]] = {
     },
     "gather": {"one_shot": one_shot.gather, "all_pairs": rooted.gather},
     "scatter": {"one_shot": one_shot.scatter, "all_pairs": rooted.scatter},
+    "scan": {
+        "one_shot": scan.scan_one_shot,
+        "chain": scan.scan_chain,
+        "recursive_doubling": scan.scan_doubling,
+    },
+    "exscan": {
+        "one_shot": scan.exscan_one_shot,
+        "chain": scan.exscan_chain,
+        "recursive_doubling": scan.exscan_doubling,
+    },
     "send": {"pair": chain.send},
     "barrier": {"all_pairs": barrier.all_pairs, "dissemination": barrier.dissemination},
 }

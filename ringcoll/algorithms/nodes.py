@@ -76,7 +76,7 @@ def renumbered(plan: Plan, order: Sequence[int]) -> Plan:
     the order that the plan gives them. A symmetry of the plan is not one of the new numbers.
 
     Raises:
-        ArgumentError: ``order`` does not name every rank once.
+        ArgumentError: ``order`` does not name every rank once, or changes the order of a prefix.
 
     """
     if sorted(order) != list(range(plan.nranks)):
@@ -84,6 +84,10 @@ def renumbered(plan: Plan, order: Sequence[int]) -> Plan:
     if list(order) == list(range(plan.nranks)):
         return plan
     old = plan.collective
+    if old.kind.prefix:
+        raise ArgumentError(
+            f"{old}: order={list(order)}: a prefix follows the numbers of the ranks"
+        )
     new = replace(old, root=order[old.root]) if old.kind.has_root else old
 
     def chunk(was: Chunk) -> Chunk:

@@ -8,7 +8,7 @@ would be right.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
@@ -126,6 +126,20 @@ def _all_reduce(
     return Call(name, rank, send, recv, send.size, dtype, checked, 0, in_place, send.nbytes)
 
 
+def _scan(
+    name: str, rank: int, nranks: int, sendbuf: Any, recvbuf: Any, op: Any, root: Any
+) -> Call:
+    call = _all_reduce(name, rank, nranks, sendbuf, recvbuf, op, root)
+    if call.op is not None and call.op.name == "avg":
+        raise ArgumentError(
+            f"{name} on rank {rank}: op={op!r} has no meaning for a part of the ranks; pass "
+            f"op='sum' and divide by the number of ranks before"
+        )
+    if name == "exscan" and rank == 0:  # there is no rank before it: recvbuf stays as it is
+        return replace(call, recv=None, in_place=False)
+    return call
+
+
 def _reduce(
     name: str, rank: int, nranks: int, sendbuf: Any, recvbuf: Any, op: Any, root: Any
 ) -> Call:
@@ -230,6 +244,8 @@ _SHAPES: Mapping[str, _Shape] = {
     "reduce": _reduce,
     "all_gather": _all_gather,
     "reduce_scatter": _reduce_scatter,
+    "scan": _scan,
+    "exscan": _scan,
     "all_to_all": _all_to_all,
     "gather": _gather,
     "scatter": _scatter,

@@ -52,8 +52,10 @@ def across(
     """The plan of an algorithm for ranks on these nodes, however they are numbered.
 
     The plan is built for ranks numbered node by node, so that neighbours share a node where they
-    can, and then renumbered; if sums must be ``ordered`` by rank, the ranks keep their numbers.
+    can, and then renumbered; the ranks of a prefix, and of sums that must be ``ordered`` by rank,
+    keep their numbers.
     """
+    ordered = ordered or COLLECTIVES[collective].prefix
     order = sorted(range(len(nodes)), key=lambda rank: (0 if ordered else nodes[rank], rank))
     sizes = [list(nodes).count(node) for node in range(max(nodes) + 1)]
     takes = options(collective, algorithm)

@@ -89,8 +89,8 @@ def explain_gpu(
     ]
     lines += topology.format_use(collective, options.channels)
     lines += _settings(options)
-    rooted = COLLECTIVES[collective].rooted
-    shared = frozenset(b for b in ALL_MAPPED if units and b.name.lower() != rooted)
+    uneven = COLLECTIVES[collective].uneven
+    shared = frozenset(b for b in ALL_MAPPED if units and b.name.lower() != uneven)
     parts = []
     for mapped in (shared, frozenset[Buffer]()):
         chooser = _chooser(collective, unit, resources, options, mapped)

@@ -17,6 +17,7 @@ from ringcoll.communicator.group import Group
 from ringcoll.communicator.memory import Memory
 from ringcoll.communicator.messages import Messages
 from ringcoll.communicator.rank import RankState
+from ringcoll.communicator.scans import Scans
 from ringcoll.communicator.topology import Topology
 from ringcoll.errors import (
     ArgumentError,
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from ringcoll.config import Config
 
 
-class Communicator(Collectives, CountedCollectives, Messages, Memory):
+class Communicator(Collectives, Scans, CountedCollectives, Messages, Memory):
     """One rank's end of a communicator, made by :func:`ringcoll.init` and its kin.
 
     Collectives take ``(sendbuf, recvbuf=None, [op], [root], *, stream=None, async_op=False,

@@ -230,6 +230,8 @@ class CpuExecutor:
         """The ranks whose bytes may be here."""
         call = active.prepared.call
         kind = COLLECTIVES[call.collective]
+        if kind.prefix:
+            return bound.sources.union(range(self.rank))
         if bound.total or (kind.rooted == "output" and call.root == self.rank):
             return self.peers
         return bound.sources | ({call.root} if kind.rooted == "input" else set())

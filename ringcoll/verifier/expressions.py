@@ -24,11 +24,15 @@ class Expressions:
     """All trees of one proof; an expression is a number.
 
     ``rounds``: a stored partial is rounded to the dtype (``accumulate="dtype"``). ``overlap``: a
-    contribution counted twice is a flaw; only tests say no.
+    contribution counted twice is a flaw; only tests say no. ``prefix``: no tree is complete by
+    itself, and what OUTPUT gets is finished there (:meth:`finished`).
     """
 
-    def __init__(self, nranks: int, *, rounds: bool = False, overlap: bool = True) -> None:
+    def __init__(
+        self, nranks: int, *, rounds: bool = False, overlap: bool = True, prefix: bool = False
+    ) -> None:
         self.everyone = (1 << nranks) - 1
+        self.prefix = prefix
         self.rounds, self.overlap = rounds, overlap
         self.label: list[Label] = [Label.RAW]
         self.roundings: list[int] = [0]
@@ -38,7 +42,8 @@ class Expressions:
         self._leaves: dict[tuple[int, int], int] = {}
         self._sums: dict[tuple[int, int], int] = {}
         self._stored: dict[int, int] = {}
-        self._in_order: dict[int, int] = {}
+        self._finished: dict[int, int] = {}
+        self._in_order: dict[tuple[int, int], int] = {}
 
     def leaf(self, rank: int, index: int) -> int:
         """Chunk ``index`` of the INPUT of ``rank``, unscaled."""
@@ -65,14 +70,29 @@ class Expressions:
 
     def _store(self, whole: int) -> int:
         mask, index, roundings = self._mask[whole], self._index[whole], self.roundings[whole]
-        if mask == self.everyone:
+        if mask == self.everyone and not self.prefix:
             return self._new(mask, index, (whole,), Label.FINAL, roundings + 1)
         if self.rounds and len(self._parts[whole]) > 1:
             return self._new(mask, index, (whole,), Label.PARTIAL, roundings + 1)
         return whole
 
+    def finished(self, whole: int) -> int:
+        """What a prefix's OUTPUT gets of a tree: it is finished once, and then only copied."""
+        if self.label[whole] is Label.FINAL:
+            return whole
+        found = self._finished.get(whole)
+        if found is None:
+            mask, index, roundings = self._mask[whole], self._index[whole], self.roundings[whole]
+            found = self._new(mask, index, (whole,), Label.FINAL, roundings + 1)
+            self._finished[whole] = self._stored[found] = found
+        return found
+
     def _add(self, left: int, right: int) -> int:
         both = self._mask[left] & self._mask[right]
+        if self.prefix and Label.FINAL in (self.label[left], self.label[right]):
+            raise Flaw(
+                f"seen {self.show(left)} + {self.show(right)}, wanted no finished result combined"
+            )
         if self._index[left] != self._index[right]:
             raise Flaw(
                 f"seen {self.show(left)} + {self.show(right)}, "
@@ -100,16 +120,18 @@ class Expressions:
         self.roundings.append(roundings)
         return len(self._mask) - 1
 
-    def is_final(self, whole: int, index: int) -> bool:
-        """Whether this is every rank's contribution to chunk ``index``, finished."""
-        return self.label[whole] is Label.FINAL and self._index[whole] == index
+    def is_final(self, whole: int, index: int, count: int) -> bool:
+        """Whether this is what the first ranks contribute to chunk ``index``, finished."""
+        final = self.label[whole] is Label.FINAL and self._index[whole] == index
+        return final and self._mask[whole] == (1 << count) - 1
 
-    def in_rank_order(self, index: int) -> int:
-        """The left fold of all contributions to ``index`` in rank order, rounded once."""
-        found = self._in_order.get(index)
+    def in_rank_order(self, index: int, count: int) -> int:
+        """The left fold of what the first ranks contribute to ``index``, as OUTPUT gets it."""
+        found = self._in_order.get((index, count))
         if found is None:
-            first, *rest = (self.leaf(rank, index) for rank in range(self.everyone.bit_length()))
-            found = self._in_order[index] = self.reduce(first, rest)
+            first, *rest = (self.leaf(rank, index) for rank in range(count))
+            found = self.reduce(first, rest)
+            found = self._in_order[index, count] = self.finished(found) if self.prefix else found
         return found
 
     def show(self, whole: int, depth: int = 16) -> str:
@@ -130,4 +152,6 @@ def wanted_text(collective: Collective, leaves: tuple[Leaf, ...]) -> str:
     """A postcondition as text."""
     if not collective.reduces:
         return f"{leaves[0].rank}[{leaves[0].index}]"
+    if collective.kind.prefix:
+        return f"the [{leaves[0].index}] of ranks 0 to {leaves[-1].rank} once, finished"
     return f"every rank's [{leaves[0].index}] once, finished"

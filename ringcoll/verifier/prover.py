@@ -22,7 +22,7 @@ from ringcoll.labels import Label
 from ringcoll.launch import PROTOCOLS, Launch
 from ringcoll.lower import lower
 from ringcoll.plan import Chunk, Plan, walk
-from ringcoll.verifier.cells import FREE, INPUT_ONLY, Numbers, Row
+from ringcoll.verifier.cells import FREE, INPUT_ONLY, OUTPUT, Numbers, Row
 from ringcoll.verifier.clocks import Clocks
 from ringcoll.verifier.expressions import NOTHING, Expressions, Flaw, wanted_text
 
@@ -169,7 +169,12 @@ class Prover:
         self.numbers = Numbers(collective, nodes)
         # Mutants share most of their trees too. What overlap allows must not be found again.
         self.trees = {
-            overlap: Expressions(collective.nranks, rounds=accumulate == "dtype", overlap=overlap)
+            overlap: Expressions(
+                collective.nranks,
+                rounds=accumulate == "dtype",
+                overlap=overlap,
+                prefix=collective.kind.prefix,
+            )
             for overlap in (True, False)
         }
 
@@ -225,6 +230,7 @@ class _Memory:
     def __init__(self, numbers: Numbers, expressions: Expressions) -> None:
         self.numbers, self.expressions = numbers, expressions
         self.collective = numbers.collective
+        self.prefix = self.collective.kind.prefix
         self.alone = self.collective.reduces and self.collective.nranks == 1
         self.held = [NOTHING] * len(numbers.names)
         for cell, (rank, index) in numbers.before:
@@ -254,6 +260,8 @@ class _Memory:
             if whole == NOTHING:
                 empty = next(src for src in srcs if held[src] == NOTHING)
                 raise Flaw(f"seen nothing in {numbers.cell_text(empty)}, wanted a contribution")
+            if self.prefix and any(numbers.guard[dst] == OUTPUT for dst in dsts):
+                whole = self.expressions.finished(whole)
             for dst in dsts:
                 if guard[dst] != FREE:
                     self._guard(dst, whole)
@@ -274,21 +282,22 @@ class _Memory:
     def check_result(self, clocks: Clocks, *, deterministic: bool) -> None:
         """OUTPUT holds what the collective promises, and equal chunks are equal trees."""
         expressions, reduces, held = self.expressions, self.collective.reduces, self.held
-        trees: dict[int, int] = {}
+        trees: dict[tuple[int, int], int] = {}
         for cell, chunk, leaves in self.numbers.after:
             whole, (rank, index) = held[cell], leaves[0]
             if not reduces:
                 if whole != expressions.leaf(rank, index):
                     raise self._wrong(clocks, cell, chunk, wanted_text(self.collective, leaves))
                 continue
-            if not expressions.is_final(whole, index):
+            count = len(leaves)  # a reduction is of all ranks, or of the first ones
+            if not expressions.is_final(whole, index, count):
                 raise self._wrong(clocks, cell, chunk, wanted_text(self.collective, leaves))
-            tree = trees.setdefault(index, whole)
+            tree = trees.setdefault((index, count), whole)
             if tree != whole:
                 other = f"{expressions.show(tree)} as on another rank: bits would differ"
                 raise self._wrong(clocks, cell, chunk, other)
             self.roundings = max(self.roundings, expressions.roundings[whole])
-            if whole != expressions.in_rank_order(index):
+            if whole != expressions.in_rank_order(index, count):
                 self.rank_order = False
                 if deterministic:
                     other = "the left fold in rank order: this algorithm is not deterministic"

@@ -59,6 +59,9 @@ def _expected(plan: Plan, inputs: dict[int, Array]) -> dict[int, Array]:
         if name == "all_reduce":
             return dict.fromkeys(range(n), total)
         return {rank: total[rank * c : (rank + 1) * c] for rank in range(n)}
+    if name in ("scan", "exscan"):
+        sums = np.stack([inputs[rank] for rank in range(n)]).cumsum(axis=0)
+        return dict(enumerate(sums)) if name == "scan" else dict(enumerate(sums[:-1], 1))
     if name in ("all_gather", "gather"):
         joined = np.concatenate([inputs[rank] for rank in range(n)])
         return {root: joined} if name == "gather" else dict.fromkeys(range(n), joined)

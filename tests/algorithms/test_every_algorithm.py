@@ -106,8 +106,34 @@ def ranks_in_sum(value):
     ],
 )
 def test_direct_algorithms_sum_in_rank_order(collective, algorithm):
-    for value in interpret(build(collective, algorithm, 5)).values():
-        assert ranks_in_sum(value) == [0, 1, 2, 3, 4]
+    plan = build(collective, algorithm, 5)
+    for (rank, index), value in interpret(plan).items():
+        assert ranks_in_sum(value) == [leaf.rank for leaf in plan.collective.after(rank)[index]]
+        assert COLLECTIVES[collective].prefix or len(ranks_in_sum(value)) == 5
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS["scan"])
+@pytest.mark.parametrize("nranks", [1, 2, 3, 4, 7, 16])
+def test_ranks_of_a_scan_hold_the_ranks_up_to_them(algorithm, nranks):
+    scan = interpret(build("scan", algorithm, nranks))
+    assert {r: sorted(leaves_of(v)) for (r, _), v in scan.items()} == {
+        rank: [(p, 0) for p in range(rank + 1)] for rank in range(nranks)
+    }
+    exscan = interpret(build("exscan", algorithm, nranks))
+    assert {r: sorted(leaves_of(v)) for (r, _), v in exscan.items()} == {
+        rank: [(p, 0) for p in range(rank)] for rank in range(1, nranks)
+    }
+
+
+@pytest.mark.parametrize("collective", ["scan", "exscan"])
+def test_chain_scans_in_rank_order(collective):
+    for (rank, _), value in interpret(build(collective, "chain", 6)).items():
+        assert ranks_in_sum(value) == list(range(rank + (collective == "scan")))
+
+
+def leaves_of(value):
+    """The leaves of a nested sum, in the order of the sum."""
+    return [value] if isinstance(value, Leaf) else [leaf for v in value for leaf in leaves_of(v)]
 
 
 def test_chain_to_the_last_rank_sums_in_rank_order():

@@ -82,6 +82,17 @@ def test_bruck_sends_a_message_a_round(nranks):
         assert remote_steps(build("all_gather", "bruck", nranks), rank) <= 2 * rounds
 
 
+@pytest.mark.parametrize("collective", ["scan", "exscan"])
+@pytest.mark.parametrize("nranks", [2, 3, 5, 8, 16])
+def test_scans_send_a_buffer_a_hop(collective, nranks):
+    chain, doubling = (build(collective, a, nranks) for a in ("chain", "recursive_doubling"))
+    assert set(sent(chain).values()) == {1}
+    rounds = (nranks - 1).bit_length()
+    assert sent(doubling)[0] == rounds
+    arrivals = {chunk.index for _, s in doubling.order for chunk in s.dsts if chunk.rank > 0}
+    assert max(arrivals) < rounds
+
+
 @pytest.mark.parametrize("algorithm", ["recursive_doubling", "halving_doubling"])
 def test_recursive_algorithms_take_logarithmic_rounds(algorithm):
     hops = {"recursive_doubling": 4, "halving_doubling": 8}[algorithm]

@@ -25,7 +25,8 @@ NAMES = [name for name in COLLECTIVES if name not in ("send", "barrier")]
 REDUCING = [name for name in NAMES if COLLECTIVES[name].reduces]
 ROOTED = [name for name in NAMES if COLLECTIVES[name].has_root]
 # One buffer of the size of the other, or one of the two has nranks segments.
-EQUAL = ["all_reduce", "reduce", "broadcast", "all_to_all"]
+SCANS = ["scan", "exscan"]
+EQUAL = ["all_reduce", "reduce", "broadcast", "all_to_all", *SCANS]
 WIDE_RECV = ["all_gather", "gather"]
 WIDE_SEND = ["reduce_scatter", "scatter"]
 
@@ -65,7 +66,7 @@ def test_out_of_place(name, rank, count):
     assert not seen.in_place
     assert (seen.count, seen.dtype.name) == (count, "float32")
     assert (seen.op is OPS["sum"]) == (name in REDUCING)
-    wide = name not in ("all_reduce", "reduce", "broadcast")
+    wide = name not in ("all_reduce", "reduce", "broadcast", *SCANS)
     assert seen.nbytes == count * 4 * (N if wide else 1)
 
 
@@ -236,7 +237,10 @@ def test_operators_and_dtypes(name, dtype, op):
         "bxor": ("float", "complex"),
         "land": ("complex",),
     }
-    if dtype.category in refused.get(op, ()):
+    if name in SCANS and op == "avg" and dtype.category != "bool":
+        with pytest.raises(ArgumentError, match=f"{name} on rank 2: op='avg' has no meaning"):
+            call(name, send, recv, op=op)
+    elif dtype.category in refused.get(op, ()):
         with pytest.raises(ArgumentError, match=f"{name} on rank 2: op='{op}' is not defined"):
             call(name, send, recv, root=2, op=op)
     else:
@@ -274,6 +278,8 @@ def test_ranks_agree_by_what_they_say():
         call("broadcast", x, root=1),
         call("all_to_all", x),
         call("reduce_scatter", x),
+        call("scan", x),
+        call("exscan", x),
         call("barrier"),
     ]
     assert len({c.signature() for c in different}) == len(different)
@@ -338,6 +344,9 @@ def test_any_two_views_of_one_arena(name, nranks, data):
         assert re.match(f"{name} on rank {rank}: ", str(error))
         return
     shared = max(0, min(a + m, b + n) - max(a, b)) if m and n else 0
+    if (name, rank) == ("exscan", 0):  # nothing is received, in place or not
+        assert seen.recv is None and not seen.in_place and shared in (0, m)
+        return
     assert shared == (min(m, n) if seen.in_place else 0)
     if seen.in_place and m:
         offset = rank * seen.count * 4 if m != n else 0

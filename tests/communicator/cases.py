@@ -19,7 +19,8 @@ from ringcoll.dtypes import OPS, ReduceOp, dtype_of, premul_sum
 
 GUARD = 64
 POOL = 1 << 19
-REDUCING = ("all_reduce", "reduce", "reduce_scatter")
+REDUCING = ("all_reduce", "reduce", "reduce_scatter", "scan", "exscan")
+SCANS = ("scan", "exscan")
 ROOTED = ("broadcast", "reduce", "gather", "scatter")
 # Segments that a rank sends and receives: "n" is one for each rank.
 SHAPES = {
@@ -31,6 +32,8 @@ SHAPES = {
     "all_to_all": ("n", "n"),
     "gather": (1, "n"),
     "scatter": ("n", 1),
+    "scan": (1, 1),
+    "exscan": (1, 1),
 }
 
 
@@ -83,6 +86,8 @@ class Case:
 
     def has(self, side: str, rank: int) -> bool:
         """Whether a rank has a buffer to send, or to receive into."""
+        if (self.collective, side, rank) == ("exscan", "recv", 0):
+            return False
         only_root = {"send": ("broadcast", "scatter"), "recv": ("reduce", "gather")}[side]
         return self.collective not in only_root or rank == self.root
 
@@ -155,6 +160,8 @@ def expected(case: Case, rank: int, inputs: Sequence[np.ndarray]) -> np.ndarray:
             return reduced(case, inputs)
         case "reduce_scatter":
             return reduced(case, [i[rank * count : (rank + 1) * count] for i in inputs])
+        case "scan" | "exscan":
+            return reduced(case, inputs[: rank + (case.collective == "scan")])
         case "broadcast":
             return inputs[case.root]
         case "all_gather" | "gather":
@@ -175,7 +182,7 @@ def reduced(case: Case, inputs: Sequence[np.ndarray]) -> np.ndarray:
         if case.op in ("land", "lor"):
             terms = [t != 0 for t in terms]
         if case.op == "premul_sum":
-            pairs = zip(terms, case.scalars, strict=True)
+            pairs = zip(terms, case.scalars[:n], strict=True)
             terms = [product(t, in_dtype(s, wide)) for t, s in pairs]
         combine = product if case.op == "prod" else FOLD[case.op]
         if dtype.category == "bool":
@@ -241,14 +248,14 @@ def scalars(dtype_name: str, nranks: int, seed: int) -> tuple[complex, ...]:
             return tuple(complex(w, rng.randint(-3, 3)) for w in whole)
 
 
-def operators(dtype_name: str) -> list[str]:
+def operators(dtype_name: str, collective: str = "all_reduce") -> list[str]:
     """The names of the operators that make sense on a dtype, premul_sum among them."""
     category = dtype_of(dtype_name).category
-    names = [*OPS, "premul_sum"]
+    names = [name for name in (*OPS, "premul_sum") if name != "avg" or collective not in SCANS]
     if category == "bool":
         return [name for name in names if name not in ("avg", "premul_sum")]
     if category == "complex":
-        return ["sum", "prod", "avg", "premul_sum"]
+        return [name for name in names if name in ("sum", "prod", "avg", "premul_sum")]
     if category == "float":
         return [name for name in names if name not in ("band", "bor", "bxor")]
     return names

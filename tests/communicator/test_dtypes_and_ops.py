@@ -36,7 +36,7 @@ def cases(dtype):
     found = []
     for collective in SHAPES:
         reduces = collective in REDUCING
-        for op in operators(dtype) if reduces else ["sum"]:
+        for op in operators(dtype, collective) if reduces else ["sum"]:
             for in_place in (False, True):
                 counts = [rng.choice([1, 5, 7, 33])]
                 if in_place == (op in ("sum", "premul_sum")):
@@ -84,7 +84,7 @@ def test_every_algorithm_with_some_operator(dtype):
         )
         for collective in REDUCING
         for algorithm in ALGORITHMS[collective]
-        for op in rng.sample(operators(dtype), 3)
+        for op in rng.sample(operators(dtype, collective), 3)
     ]
     assert ringcoll.spawn(run_cases, RANKS, todo) == [len(todo)] * RANKS
 

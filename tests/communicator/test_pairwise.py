@@ -17,6 +17,7 @@ from tests.communicator.cases import (
     GUARD,
     REDUCING,
     ROOTED,
+    SCANS,
     SHAPES,
     Case,
     operators,
@@ -44,6 +45,8 @@ def legal(row):
     if op and collective and (op != "none") != (collective in REDUCING):
         return False
     if op and op != "none" and "dtype" in row and op not in operators(row["dtype"]):
+        return False
+    if op == "avg" and collective in SCANS:
         return False
     # all_to_all is in place on every rank or on none.
     return not (collective == "all_to_all" and row.get("in_place") == "some")

@@ -14,6 +14,7 @@ from ringcoll.dtypes import dtype_of
 from tests.communicator.cases import (
     REDUCING,
     ROOTED,
+    SCANS,
     SHAPES,
     Case,
     Memory,
@@ -40,7 +41,9 @@ def some_case(rng, n):
         collective,
         nbytes // dtype_of(dtype).itemsize // segments,
         dtype,
-        rng.choice(["sum", "max", "premul_sum", "avg"]) if collective in REDUCING else "sum",
+        rng.choice(["sum", "max", "premul_sum", *([] if collective in SCANS else ["avg"])])
+        if collective in REDUCING
+        else "sum",
         root=rng.randrange(n) if collective in ROOTED else 0,
         in_place=place,
         symmetric=tuple(rng.random() < 0.6 for _ in range(n)),

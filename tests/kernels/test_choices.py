@@ -25,6 +25,7 @@ from ringcoll.launch import ALL_MAPPED
 from ringcoll.plan import Buffer
 
 NAMES = [name for name in COLLECTIVES if name != "send"]
+SCANS = [name for name in NAMES if COLLECTIVES[name].prefix]
 
 
 @pytest.mark.parametrize("mapped", [frozenset(), ALL_MAPPED], ids=["plain", "mapped"])
@@ -113,7 +114,7 @@ def test_slices_are_words_and_no_text(nranks):
 
 
 @pytest.mark.parametrize("mapped", [frozenset(), ALL_MAPPED], ids=["plain", "mapped"])
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "barrier"])
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("barrier", *SCANS)])
 @pytest.mark.parametrize("nranks", [2, 3])
 def test_every_collective_has_lanes_of_copies(nranks, name, mapped):
     op = op_of("sum") if COLLECTIVES[name].reduces else None
@@ -134,6 +135,30 @@ def test_every_collective_has_lanes_of_copies(nranks, name, mapped):
     assert found.blocks <= 66
     if found.program.collective.reduces:
         assert any(row.labels.reduces for block in others for row in block.rows)
+
+
+@pytest.mark.parametrize("name", SCANS)
+def test_copy_engines_do_not_carry_prefixes(name):
+    with pytest.raises(LaunchRefused, match=f"engine='copy' does not support {name}: leave engine"):
+        choice(name, engine="copy")
+
+
+@pytest.mark.parametrize("name", SCANS)
+@pytest.mark.parametrize("nranks", [2, 4, 8])
+def test_prefixes_go_by_doubling_where_they_are_small_and_along_a_chain(nranks, name):
+    def by(nbytes, **options):
+        call = Call(
+            name, 0, None, None, nbytes // 4, dtype_of("float32"), op_of("sum"), nbytes=nbytes
+        )
+        resources = Resources(Workspace(nranks), 132, nvlink=True)
+        found = choose(call, resources, mapped=frozenset(), options=KernelOptions(**options))
+        name_of = found.source.algorithm if found.source else ""
+        return found.launch.protocol, name_of, found.launch.slices > 1
+
+    assert by(4096) == ("LL", "recursive_doubling", False)
+    assert by(4096, ordered=True) == ("LL", "chain", False)
+    assert by(1 << 20) == ("LL128", "recursive_doubling", False)
+    assert by(64 << 20) == ("Simple", "chain", True)
 
 
 def test_copy_engines_have_nothing_to_do_for_a_barrier_or_one_rank():

@@ -61,6 +61,8 @@ ACCEPTED = {
     "all_to_all": {"all_pairs": "2345", "bruck": "2345"},
     "gather": {"all_pairs": "2345"},
     "scatter": {"all_pairs": "2345"},
+    "scan": {"chain": "2345", "recursive_doubling": "2345"},
+    "exscan": {"chain": "2345", "recursive_doubling": "2345"},
     "send": {"pair": "2"},
 }
 """By how many ranks, of two to five: who pushes to a rank that reads, each line once."""

@@ -338,3 +338,40 @@ def test_arguments():
         verify(staged_sum(), nodes=[0])
     with pytest.raises(ArgumentError, match="accumulate"):
         verify(staged_sum(), accumulate="half")  # type: ignore[arg-type]
+
+
+def scan(**changes):
+    """A scan of three ranks along a chain. A named step is replaced; None drops it."""
+    steps = {
+        "send": (0, "0.I[0] -> 1.S[0]", ["hello 1"], [1]),
+        "first": (0, "0.I[0] -> 0.O[0]"),
+        "pass": (1, "1.S[0] + 1.I[0] -> 2.S[0]", [0, "hello 2"], [2]),
+        "second": (1, "1.S[0] + 1.I[0] -> 1.O[0]"),
+        "third": (2, "2.S[0] + 2.I[0] -> 2.O[0]", [1]),
+    }
+    steps.update(changes)
+    return plan("scan", 3, *(s for s in steps.values() if s is not None))
+
+
+def test_a_prefix_is_of_the_ranks_up_to_its_own():
+    proof = verify(scan())
+    assert (proof.roundings, proof.total, proof.rank_order) == (1, False, True)
+    wanted = "wanted the [0] of ranks 0 to 1 once, finished"
+    rejects(WrongResult, scan(second=(1, "1.I[0] -> 1.O[0]")), "1.O[0]", "seen ~1[0]", wanted)
+    rejects(WrongResult, scan(second=(1, "1.S[0] -> 1.O[0]")), "seen ~0[0]", wanted)
+    rejects(WrongResult, scan(second=None), "no step writes this chunk", "seen nothing", wanted)
+    twice = scan(third=(2, "2.S[0] + 2.I[0] + 2.I[0] -> 2.O[0]", [1]))
+    rejects(WrongResult, twice, "rank 2 once, seen twice")
+
+
+def test_a_prefix_that_is_finished_is_not_combined_again():
+    broken = scan(
+        second=None, **{"pass": (1, "1.S[0] + 1.I[0] -> 1.O[0], 2.S[0]", [0, "hello 2"], [2])}
+    )
+    rejects(WrongResult, broken, "rank 2", "~(0[0] + 1[0]) + 2[0]", "no finished result combined")
+
+
+def test_a_prefix_in_another_order_is_not_deterministic():
+    other = scan(third=(2, "2.I[0] + 2.S[0] -> 2.O[0]", [1]))
+    assert not verify(other).rank_order
+    rejects(WrongResult, other, "not deterministic", deterministic=True)

@@ -24,10 +24,26 @@ def test_labels():
     assert trees.label[trees.reduce(a, [b])] is Label.PARTIAL
     whole = trees.reduce(a, [b, c])
     assert trees.label[whole] is Label.FINAL
-    assert trees.is_final(whole, 0)
-    assert not trees.is_final(whole, 1)
-    assert trees.in_rank_order(0) == whole
-    assert trees.in_rank_order(0) != trees.reduce(c, [b, a])
+    assert trees.is_final(whole, 0, 3)
+    assert not trees.is_final(whole, 0, 2)
+    assert not trees.is_final(whole, 1, 3)
+    assert trees.in_rank_order(0, 3) == whole
+    assert trees.in_rank_order(0, 3) != trees.reduce(c, [b, a])
+
+
+def test_a_prefix_is_finished_where_it_is_written():
+    trees = Expressions(3, prefix=True)
+    a, b, c = (trees.leaf(rank, 0) for rank in range(3))
+    partial = trees.reduce(a, [b])
+    assert trees.label[trees.reduce(a, [b, c])] is Label.PARTIAL
+    done = trees.finished(partial)
+    assert done == trees.finished(partial) == trees.finished(done) == trees.in_rank_order(0, 2)
+    assert trees.label[done] is Label.FINAL
+    assert trees.is_final(done, 0, 2)
+    assert not trees.is_final(done, 0, 3)
+    assert not trees.is_final(partial, 0, 2)
+    with pytest.raises(Flaw, match="wanted no finished result combined"):
+        trees.reduce(done, [c])
 
 
 def test_roundings():
@@ -55,7 +71,7 @@ def test_flaws():
 
 def test_text_of_deep_trees_is_cut():
     trees = Expressions(100)
-    text = trees.show(trees.in_rank_order(0))
+    text = trees.show(trees.in_rank_order(0, 100))
     assert text.startswith("~")
     assert "…" in text
     assert "99[0]" in text

@@ -37,8 +37,9 @@ def choose_copies(
             f"{where} runs with protocol='Simple' only, because copy engines cannot poll flags "
             f"inside the data; leave protocol={options.protocol!r} out"
         )
-    if call.op is not None and call.op.scales:
-        raise LaunchRefused(f"{where} does not support {call.op}: leave engine out")
+    if call.op is not None and (call.op.scales or COLLECTIVES[call.collective].prefix):
+        what = call.op if call.op.scales else call.collective
+        raise LaunchRefused(f"{where} does not support {what}: leave engine out")
     default = _COPY_ALGORITHMS[call.collective][bool(mapped)]
     source = named_plan(call, resources, options, default)
     # Lanes that do different things are one block where there is nothing to overlap.

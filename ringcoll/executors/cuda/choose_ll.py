@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ringcoll.arguments.calls import Call
+from ringcoll.collectives import COLLECTIVES
 from ringcoll.encode import encode
 from ringcoll.errors import LaunchRefused
 from ringcoll.executors.cuda.kernel_choice import KernelChoice, in_place, named_plan
@@ -65,7 +66,8 @@ def choose_ll(
 ) -> KernelChoice:
     """The choice for LL or LL128; arguments and errors are those of ``choose``."""
     nranks = resources.nranks
-    source = named_plan(call, resources, options, ll_algorithm(call, nranks, protocol))
+    default = ll_algorithm(call, nranks, protocol, ordered=options.ordered)
+    source = named_plan(call, resources, options, default)
     launch = Launch(protocol=protocol, mapped=frozenset(), in_place=in_place(call))
     program, layout = encode(source.plan, launch), source.layout(call)
     ll_layout = LLLayout(call.dtype, LANES[protocol])
@@ -91,9 +93,11 @@ def choose_ll(
     return KernelChoice(source.plan, program, launch, layout, 1, blocks, threads, source=source)
 
 
-def ll_algorithm(call: Call, nranks: int, protocol: str) -> str:
-    """The default algorithm of LL or LL128."""
+def ll_algorithm(call: Call, nranks: int, protocol: str, *, ordered: bool = False) -> str:
+    """The default algorithm of LL or LL128; ``ordered``: one that sums in rank order."""
     name, n = call.collective, nranks
+    if COLLECTIVES[name].prefix:
+        return "chain" if ordered else "recursive_doubling"
     if name == "all_reduce":
         # One hop sends (n - 1) buffers, two send 2 (n - 1)/n; in lines of LL bytes count twice.
         extra = (2 if protocol == "LL" else 1) * call.nbytes * (n - 1) * (1 - 2 / n)

@@ -25,6 +25,7 @@ DEFAULT_ALGORITHMS = {
     "all_to_all": ("all_pairs", "all_pairs"),
     "gather": ("all_pairs", "one_shot"),
     "scatter": ("all_pairs", "all_pairs"),
+    **dict.fromkeys(("scan", "exscan"), ("chain", "chain")),
     "barrier": ("all_pairs", "all_pairs"),
 }
 """Algorithms of large messages: of plain buffers, and of buffers mapped by all ranks. 4 H200, 64

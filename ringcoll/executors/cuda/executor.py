@@ -207,8 +207,9 @@ class CudaExecutor:
     def _mapped(self, call: Call, hello: tuple[int, int]) -> frozenset[Buffer]:
         """The buffers in symmetric memory; ranks whose sets differ make different calls: an error.
 
-        Not among them: a buffer that only the root has, since kernels read its hello; and the
-        smaller buffer of a call with a count for each rank, which may be 0.
+        Not among them: a buffer that not all ranks have, since kernels read the root's hello and no
+        built-in prefix writes OUTPUT of another rank; and the smaller buffer of a call with a count
+        for each rank, which may be 0.
         """
         kind = COLLECTIVES[call.collective]
         if call.counts and not call.nbytes:
@@ -222,7 +223,7 @@ class CudaExecutor:
             for buffer, array, word, segments in sides
             if array is not None
             and word
-            and kind.rooted != buffer.name.lower()
+            and kind.uneven != buffer.name.lower()
             and not (call.counts and segments != "all")
         )
 

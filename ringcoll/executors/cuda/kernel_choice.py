@@ -64,12 +64,12 @@ def named_plan(call: Call, resources: Resources, options: KernelOptions, default
 def in_place(call: Call) -> bool:
     """Whether the launch is in place.
 
-    Of a rooted call only the root could know. In place adds order to a plan that reduces, which is
-    right for all ranks; the other plans at most copy the root's input to its output, which does no
-    harm where both are one.
+    Of a rooted call only the root could know, of exscan not rank 0. In place adds order to a plan
+    that reduces, which is right for all ranks; the other plans at most copy the root's input to its
+    output, which does no harm where both are one.
     """
     kind = COLLECTIVES[call.collective]
-    return kind.reduces if kind.has_root else call.in_place
+    return kind.reduces if kind.uneven != "none" else call.in_place
 
 
 @dataclass(frozen=True, slots=True)

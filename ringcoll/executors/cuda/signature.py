@@ -52,8 +52,8 @@ def signature_text(choice: KernelChoice, call: Call, known: tuple[int, int]) -> 
         text += f" shares={':'.join(map(str, shares))}"
     if choice.engine != "sm":
         text += f" engine={choice.engine}"
-    # In a rooted call only the root knows whether it is in place.
-    if choice.reads_hellos and not COLLECTIVES[call.collective].has_root:
+    # In a rooted call only the root knows whether it is in place, in exscan not rank 0.
+    if choice.reads_hellos and COLLECTIVES[call.collective].uneven == "none":
         text += f" in_place={call.in_place}"
     for name, word in zip(("sendbuf", "recvbuf"), known, strict=True):
         if word:

@@ -56,8 +56,8 @@ def _bodies() -> Iterator[Body]:
         wide = "all" in (COLLECTIVES[name].input, COLLECTIVES[name].output)
         count = nbytes // row.itemsize // (nranks if wide else 1)
         call = Call(name, 0, None, None, count, row, op, nbytes=nbytes)
-        rooted = COLLECTIVES[name].rooted  # only the root knows whether peers have mapped it
-        shared = frozenset(buffer for buffer in ALL_MAPPED if buffer.name.lower() != rooted)
+        uneven = COLLECTIVES[name].uneven  # not all ranks know whether peers have mapped it
+        shared = frozenset(buffer for buffer in ALL_MAPPED if buffer.name.lower() != uneven)
         variants = [(_UNMAPPED, KernelOptions()), (shared, KernelOptions())]
         if name == "all_reduce":
             variants.append(
