@@ -282,7 +282,7 @@ def wait_for(states: Sequence[Waiting], ready: Callable[[], bool], timeout: floa
         return "\n".join(lines)
 
     deadline = time.monotonic() + timeout
-    # A message that is late tells so itself, when it is moved next.
+    # A late message raises its own DeadlineError at its next step.
     due = min((s.progress.due for s in states if s.progress is not None), default=math.inf)
     if len(states) == 1:
         (state,) = states

@@ -6,7 +6,8 @@ Whoever waits for a message moves them all, as in MPI; while nobody waits, one t
 ends when nothing is under way.
 
 Matching is MPI's: messages of one pair do not overtake each other, and the message of a rank goes
-to the first receive posted that takes it. So a receive from any rank holds back those behind it.
+to the first receive posted that takes it. So a receive from any rank holds back the receives behind
+it.
 """
 
 from __future__ import annotations
@@ -399,7 +400,7 @@ class Progress:
                 self._foreground -= 1
             if self._pending:
                 self._notify()
-                with contextlib.suppress(MachineError):  # then they move when one is waited for
+                with contextlib.suppress(MachineError):  # without it they move while a call waits
                     self._wake()
 
     def _wake(self) -> None:

@@ -7,6 +7,7 @@ import sys
 import threading
 import weakref
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,9 +17,11 @@ from ringcoll.dtypes import premul_sum
 
 pytest.importorskip("cupy")
 
+from ringcoll import ANY, Communicator
+from ringcoll.arguments.calls import prepare_recv
 from ringcoll.communicator.enqueuing import Enqueuer
 from ringcoll.communicator.group import group
-from ringcoll.errors import LaunchRefused
+from ringcoll.errors import ArgumentError, LaunchRefused
 
 
 class Tensor:
@@ -92,6 +95,20 @@ def test_a_tensor_that_stays_as_it_is_is_prepared_once(state, enqueuer):
     for _ in range(3):
         enqueuer.collective("all_reduce", x, None, "sum", 0, {})
     assert (state.prepared, state.ran) == ([8], [8, 8, 8])
+
+
+@pytest.mark.parametrize(("source", "exact"), [(ANY, None), (ANY, True), (1, False)])
+def test_a_receive_that_only_a_host_could_match_is_refused(enqueuer, source, exact):
+    call = prepare_recv(np.zeros(3), source, exact, rank=0, nranks=2)
+    with pytest.raises(ArgumentError, match="source=ANY and exact=False are for CPU ranks"):
+        enqueuer.pairs("recv", [call], {}, ())
+
+
+def test_a_rank_whose_host_sees_no_messages_cannot_probe(state):
+    state.progress = None
+    comm: Any = SimpleNamespace(rank=0, nranks=2, _state=state)
+    with pytest.raises(ArgumentError, match="probe on rank 0 is for CPU ranks"):
+        Communicator.probe(comm)
 
 
 def test_factors_that_differ_in_the_sign_of_zero_are_two_calls(state, enqueuer):

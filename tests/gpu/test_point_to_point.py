@@ -233,6 +233,24 @@ def test_a_small_send_returns_before_its_receive():
     ringcoll.spawn(work, 2, device="cuda", timeout=20)
 
 
+def test_only_cpu_ranks_take_any_source():
+    def work(comm) -> None:
+        with on(comm):
+            x = comm.xp.zeros(5)
+            for refused in (
+                lambda: comm.recv(x, ringcoll.ANY),
+                lambda: comm.recv(x, 0, exact=False),
+                lambda: comm.probe(0),
+            ):
+                with pytest.raises(ringcoll.ArgumentError, match="for CPU ranks"):
+                    refused()
+            comm.sendrecv(x, 0, y := comm.xp.ones(5), 0)
+            comm.synchronize()
+            assert y.get().tolist() == [0] * 5
+
+    ringcoll.spawn(work, 1, device="cuda", timeout=20)
+
+
 def ended(comm) -> Error | None:
     """What a rank says of its calls."""
     try:
