@@ -64,6 +64,7 @@ class ThreadFabric(Fabric):
         self._round = 0
         self._caller = object()  # the mark of the thread that made the last call
         self._gone: set[threading.Thread] = set()  # that had ended before this one came
+        self._older: set[threading.Thread] = set()  # that were there then
         self._look_at = 0.0  # when threads that have ended are looked for next
         self._seen: dict[threading.Thread, float] = {}  # when they were first seen to have ended
         self._forget = weakref.finalize(self, _collected, world, rank)
@@ -159,10 +160,17 @@ class ThreadFabric(Fabric):
         if any(thread.is_alive() for thread in threads) or last in self._gone:
             return False
         other = self._world.fabrics.get(rank)
-        if other is not None and other.busy():  # with asynchronous calls that it has left behind
+        busy = other is not None and other.busy()  # with asynchronous calls that it has left behind
+        if busy or self._may_be_taken_over():
             self._seen.pop(last, None)
             return False
         return time.monotonic() - self._seen.setdefault(last, time.monotonic()) >= _GRACE
+
+    def _may_be_taken_over(self) -> bool:
+        """Whether there is a thread, newer than this one, that has made nobody's calls yet."""
+        callers = {thread for threads in list(self._world.threads.values()) for thread in threads}
+        new = {*threading.enumerate()} - callers - self._older
+        return not all(thread.name.startswith(OURS) for thread in new)
 
     def adopt(self) -> None:
         """Note that this thread makes this rank's calls; the library's own count for nobody."""
@@ -171,6 +179,7 @@ class ThreadFabric(Fabric):
         mine = known.get(self.rank, ())
         if not thread.name.startswith(OURS) and thread not in mine:
             known[self.rank] = *(t for t in mine if t.is_alive()), thread
+            self._older = {*threading.enumerate()}
             self._gone = {last for *_, last in list(known.values()) if not last.is_alive()}
 
     def check(self) -> None:

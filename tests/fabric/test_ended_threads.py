@@ -12,6 +12,8 @@ import pytest
 import ringcoll
 from ringcoll import RankLostError
 
+pytestmark = pytest.mark.slow
+
 N = 3
 
 
@@ -122,6 +124,31 @@ def test_threads_of_one_phase_may_end_before_the_next():
     with ringcoll.group():
         for comm in comms:
             comm.barrier()
+    for comm in comms:
+        comm.close()
+
+
+def test_one_thread_may_go_on_while_those_of_other_ranks_are_new_in_each_phase():
+    comms, sums = ringcoll.init_all(2, timeout=20), []
+
+    def phase(comm, number):
+        if number and comm.rank:
+            time.sleep(2.2)
+        x = np.ones(3)
+        comm.all_reduce(x)
+        sums.append(x[0])
+
+    def all_phases(comm):
+        for number in range(2):
+            other = threading.Thread(target=phase, args=(comms[1], number))
+            other.start()
+            phase(comm, number)
+            other.join()
+
+    first = threading.Thread(target=all_phases, args=(comms[0],))
+    first.start()
+    first.join()
+    assert sums == [2.0] * 4
     for comm in comms:
         comm.close()
 
