@@ -23,7 +23,7 @@ from ringcoll.bootstrap.sockets import HostBootstrap, adopted, run_ranks
 from ringcoll.bootstrap.store import StoreBootstrap, is_store, store_bootstrap
 from ringcoll.bootstrap.tcp import id_bootstrap, id_of
 from ringcoll.bootstrap.torchrun import torchrun_bootstrap
-from ringcoll.errors import ArgumentError, ArgumentTypeError, Error
+from ringcoll.errors import ArgumentError, ArgumentTypeError
 
 __all__ = [
     "Bootstrap",
@@ -34,6 +34,8 @@ __all__ = [
     "post_failure",
     "run_ranks",
 ]
+
+_POSTING = 5.0  # seconds
 
 
 def bootstrap_of(
@@ -49,7 +51,7 @@ def bootstrap_of(
     ``given``: an mpi4py communicator, a torch Store, an object with ``rank``, ``nranks`` and
     ``allgather(bytes) -> list[bytes]``, or None: that of ``id``, else MPI's launcher's if it has
     started this process as one of several, torch's Store if torchrun has, else a world of one.
-    ``timeout``: seconds for each exchange.
+    ``timeout``: seconds for all exchanges over sockets together, and for each over a Store.
     """
     if math.isnan(timeout) or timeout <= 0:
         raise ArgumentError(f"timeout must be a positive number of seconds, not {timeout}")
@@ -75,17 +77,26 @@ def post_failure(
     id: str | None = None,
     rank: int | None = None,
     nranks: int | None = None,
-    timeout: float = 60.0,
+    timeout: object = None,
 ) -> None:
     """Let the other ranks raise an error that this one has met before it began with them.
 
-    It takes the place of what this rank would have sent first.
+    It takes the place of what this rank would have sent first. It waits for ranks that come late no
+    longer than ``timeout``, what ``init`` was given, and never longer than 5 s.
     """
-    with contextlib.suppress(Error):
-        world = bootstrap_of(given, timeout=timeout, id=id, rank=rank, nranks=nranks)
+    seconds = _POSTING
+    if isinstance(timeout, (int, float)) and 0 < timeout < seconds:
+        seconds = float(timeout)
+    with contextlib.suppress(Exception):  # of a user's bootstrap too
+        world = bootstrap_of(given, timeout=seconds, id=id, rank=rank, nranks=nranks)
         if world.nranks > 1:
-            with ending(world):
+            try:
                 world.allgather(Failure.of(error, world.rank).encode())
+            except Exception:
+                _fail(world, error)  # ranks that come later learn this error, not that of waiting
+                raise
+            if isinstance(world, RelayedBootstrap):
+                world.close()
 
 
 @contextlib.contextmanager
@@ -94,11 +105,15 @@ def ending(bootstrap: Bootstrap) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        if isinstance(bootstrap, (RelayedBootstrap, StoreBootstrap)):
-            bootstrap.fail(error)
+        _fail(bootstrap, error)
         raise
     if isinstance(bootstrap, RelayedBootstrap):
         bootstrap.close()
+
+
+def _fail(bootstrap: Bootstrap, error: BaseException) -> None:
+    if isinstance(bootstrap, (RelayedBootstrap, StoreBootstrap)):
+        bootstrap.fail(error)
 
 
 def _found(timeout: float, id: str | None, rank: int | None, nranks: int | None) -> Bootstrap:

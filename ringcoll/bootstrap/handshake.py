@@ -40,11 +40,11 @@ _SHORTAGE = 0.01  # seconds until the next attempt where no descriptor was left
 def prove(connection: socket.socket, key: bytes, rank: int, peer: int, until: float) -> None:
     """The caller's end: ``rank`` calls ``peer``; all ranks have the key, and nobody else."""
     nonce = secrets.token_bytes(_NONCE)
-    connection.sendall(_CALL.pack(rank, nonce))
+    connection.sendall(_CALL.pack(rank, nonce), socket.MSG_NOSIGNAL)
     proof, challenge = _ANSWER.unpack(exactly(connection, _ANSWER.size, until))
     if not hmac.compare_digest(proof, _proof(key, b"called", nonce, rank, peer)):
         raise ConnectionError("the answer is not from a rank of this program")
-    connection.sendall(_proof(key, b"caller", challenge, rank, peer))
+    connection.sendall(_proof(key, b"caller", challenge, rank, peer), socket.MSG_NOSIGNAL)
     exactly(connection, len(_ACCEPTED), until)
 
 
@@ -73,12 +73,12 @@ class _Pending:
             own = _proof(key, b"caller", self.nonce, self.rank, called)
             if not legal(self.rank) or not hmac.compare_digest(received, own):
                 raise ConnectionError("the caller is no rank of this program")
-            self.connection.sendall(_ACCEPTED)
+            self.connection.sendall(_ACCEPTED, socket.MSG_NOSIGNAL)
             return True
         self.rank, challenge = _CALL.unpack(received)
         self.nonce = secrets.token_bytes(_NONCE)
         own = _proof(key, b"called", challenge, self.rank, called)
-        self.connection.sendall(_ANSWER.pack(own, self.nonce))
+        self.connection.sendall(_ANSWER.pack(own, self.nonce), socket.MSG_NOSIGNAL)
         return False
 
 

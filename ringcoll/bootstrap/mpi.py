@@ -39,6 +39,7 @@ _SLEEP = 1e-3  # seconds between probes
 
 _kept: list[Any] = []  # messages that MPI has not yet sent
 _calls: dict[object, _Call] = {}  # those that have not ended
+_lock = threading.Lock()
 
 
 class _Call:
@@ -66,7 +67,8 @@ def within(
     later waits for that call.
     """
     started = time.monotonic()
-    call = _calls.get(key) or _calls.setdefault(key, _Call(function))
+    with _lock:
+        call = _calls.get(key) or _calls.setdefault(key, _Call(function))
     while call.thread.is_alive():
         check()
         if time.monotonic() > deadline:
@@ -76,7 +78,7 @@ def within(
                 f"{time.monotonic() - started:.3g} s in {key}: did every rank call init()?"
             )
         call.thread.join(_SLEEP)
-    del _calls[key]
+    _calls.pop(key, None)  # unless another thread has waited for it too
     if call.error is not None:
         raise MachineError(f"init: {key} failed: {call.error}") from call.error
     return call.result

@@ -114,7 +114,7 @@ class Relay:
         self._halted, self._patience = True, patience
         if self._thread is not None:
             with contextlib.suppress(OSError):
-                self._wake.send(b"\0")
+                self._wake.send(b"\0", socket.MSG_NOSIGNAL)
             self._thread.join(patience + _HALT)
 
     def _run(self) -> None:
@@ -338,7 +338,7 @@ class Relay:
             return
         mask = selectors.EVENT_READ
         try:
-            sent = link.connection.send(link.unsent)
+            sent = link.connection.send(link.unsent, socket.MSG_NOSIGNAL)
             del link.unsent[:sent]
         except BlockingIOError:
             pass

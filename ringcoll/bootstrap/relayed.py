@@ -55,7 +55,18 @@ class RelayedBootstrap:
             self.close()
         self._limit(timeout)
         self._link, self._kept = link, True
-        self._join(link)
+        try:
+            link.settimeout(left(self._deadline))
+            self._join(link)
+        except Error:
+            raise
+        except TimeoutError:
+            raise DeadlineError(
+                f"init: rank {self.rank} of {self.nranks} waited {timeout:.3g} s for an answer of "
+                f"{self._where}"
+            ) from None
+        except OSError as error:
+            raise self._ended(error) from error
         return self
 
     def reach(
@@ -83,6 +94,7 @@ class RelayedBootstrap:
                 link = None
                 try:
                     link = _connect(address, soon)
+                    self._received.clear()
                     prove(link, key, self.rank, CALLED, soon)
                     self._join(link)
                 except BaseException as failed:
@@ -105,10 +117,10 @@ class RelayedBootstrap:
         name = f"process {os.getpid()} on host {platform.node()}"
         said = {"rank": self.rank, "nranks": self.nranks, "name": name}
         payload = json.dumps(said).encode()
-        self._received.clear()
         self._failure = None
-        link.sendall(FRAME.pack(Kind.HELLO.value, len(payload)) + payload)
-        self._await(link, Kind.HELLO, self._deadline)
+        _send(link, Kind.HELLO, payload)
+        while self._frame(link, self._deadline)[0] != Kind.HELLO:
+            pass  # of an earlier session over this connection
 
     # -- exchanges -----------------------------------------------------------------------------
 
@@ -126,8 +138,7 @@ class RelayedBootstrap:
         words = b"".join(map(RANK.pack, (len(members), *members)))
         try:
             link.settimeout(left(self._deadline))
-            length = len(words) + len(payload)
-            link.sendall(FRAME.pack(Kind.GATHER.value, length) + words + payload)
+            _send(link, Kind.GATHER, words + payload)
             answer = self._await(link, Kind.GATHER, self._deadline)
         except Error:
             raise
@@ -148,15 +159,21 @@ class RelayedBootstrap:
         link = self._link
         if link is None:
             return
+        if self._failure is not None:
+            raise self._failure.error()
         poll = select.poll()
         poll.register(link, select.POLLIN)
-        if poll.poll(0):
-            try:
-                self._await(link, Kind.BYE, time.monotonic() + _ANSWER)
-            except Error:
-                raise
-            except OSError as error:
-                raise self._ended(error) from error
+        try:
+            while True:  # an answer and a failure may have come together, or a part of one
+                while (frame := self._complete()) is not None:
+                    self._refuse(*frame)
+                if not poll.poll(0):
+                    return
+                self._receive(link, time.monotonic())
+        except Error:
+            raise
+        except OSError as error:
+            raise self._ended(error) from error
 
     def fail(self, error: BaseException) -> None:
         """End with an error, which the others raise."""
@@ -171,7 +188,7 @@ class RelayedBootstrap:
         if link is not None:
             with contextlib.suppress(OSError, MachineError):
                 link.settimeout(_PARTING)
-                link.sendall(FRAME.pack(kind.value, len(payload)) + payload)
+                _send(link, kind, payload)
                 # A relay of this process may end with it: not before the others have the error.
                 # And what the relay has sent meanwhile is not for the next session.
                 late = time.monotonic() + _PARTING
@@ -187,37 +204,50 @@ class RelayedBootstrap:
         """The next frame of a kind; a failure that the relay reports is raised."""
         while True:
             found, payload = self._frame(link, deadline)
-            if found == Kind.FAIL:
-                self._failure = Failure.decode(payload)
-                raise self._failure.error()
+            self._refuse(found, payload)
             if found == kind:
                 return payload
 
+    def _refuse(self, kind: Kind, payload: bytes) -> None:
+        """Raise what the relay reports."""
+        if kind == Kind.FAIL:
+            self._failure = Failure.decode(payload)
+            raise self._failure.error()
+
     def _frame(self, link: socket.socket, deadline: float) -> tuple[Kind, bytes]:
         """The next frame; one that has come in part by the deadline is kept."""
+        while (frame := self._complete()) is None:
+            self._receive(link, deadline)
+        return frame
+
+    def _complete(self) -> tuple[Kind, bytes] | None:
+        """The next frame if all of it has been received."""
         received = self._received
-        while True:
-            if len(received) >= FRAME.size:
-                kind, length = FRAME.unpack_from(received)
-                if length > LONGEST or kind not in {one.value for one in Kind}:
-                    raise MachineError(f"init: {self._where} sent what ringcoll does not send")
-                end = FRAME.size + length
-                if len(received) >= end:
-                    payload = bytes(received[FRAME.size : end])
-                    del received[:end]
-                    return Kind(kind), payload
-            link.settimeout(left(deadline))
-            part = link.recv(1 << 16)
-            if not part:
-                raise ConnectionError("end of file")
-            received += part
+        if len(received) < FRAME.size:
+            return None
+        kind, length = FRAME.unpack_from(received)
+        if length > LONGEST or kind not in {one.value for one in Kind}:
+            raise MachineError(f"init: {self._where} sent what ringcoll does not send")
+        end = FRAME.size + length
+        if len(received) < end:
+            return None
+        payload = bytes(received[FRAME.size : end])
+        del received[:end]
+        return Kind(kind), payload
+
+    def _receive(self, link: socket.socket, deadline: float) -> None:
+        link.settimeout(left(deadline))
+        part = link.recv(1 << 16)
+        if not part:
+            raise ConnectionError("end of file")
+        self._received += part
 
     def _late(self, link: socket.socket) -> DeadlineError:
         absent = "the others"
         try:
             deadline = time.monotonic() + _ANSWER
             link.settimeout(_ANSWER)
-            link.sendall(FRAME.pack(Kind.ABSENT.value, 0))
+            _send(link, Kind.ABSENT, b"")
             ranks = [int(rank) for rank in json.loads(self._await(link, Kind.ABSENT, deadline))]
             absent = named(ranks) if ranks else absent
         except Error:
@@ -231,8 +261,8 @@ class RelayedBootstrap:
 
     def _ended(self, error: OSError) -> RankLostError:
         return RankLostError(
-            f"init: {self._where} closed its connection to rank {self.rank} ({error}): its process "
-            "has ended"
+            f"init: {self._where} closed its connection to rank {self.rank} ({error}): it has "
+            "ended, or its init() has"
         )
 
 
@@ -246,6 +276,11 @@ class Part:
     def allgather(self, payload: bytes) -> list[bytes]:
         """Every member's bytes."""
         return self._whole.exchange(payload, self._members)
+
+
+def _send(link: socket.socket, kind: Kind, payload: bytes) -> None:
+    """Send a frame; a closed connection is an error, whatever the program has made of SIGPIPE."""
+    link.sendall(FRAME.pack(kind.value, len(payload)) + payload, socket.MSG_NOSIGNAL)
 
 
 def _connect(address: Address, until: float) -> socket.socket:

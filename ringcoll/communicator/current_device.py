@@ -29,7 +29,7 @@ def on_current_device(
     try:
         config, settings = starting(None, timeout, device, {})
     except Error as error:
-        post_failure(error, bootstrap, **met)
+        post_failure(error, bootstrap, timeout=timeout, **met)
         raise
     chosen, loaded = None, "cupy" in sys.modules
     if (loaded or always) and settings.device != "cpu" and available() is None:

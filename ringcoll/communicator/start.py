@@ -97,7 +97,7 @@ def init(
         _refuse_register("init", options)
         agreed, settings = starting(config, timeout, device, options)
     except Error as error:
-        post_failure(error, bootstrap, **met)
+        post_failure(error, bootstrap, timeout=timeout, **met)
         raise
     return begin(bootstrap, agreed, settings, None, **met)
 

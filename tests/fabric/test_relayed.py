@@ -1,0 +1,134 @@
+"""A rank's end of a relayed bootstrap, against a relay that this file plays."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+
+import pytest
+
+import ringcoll
+from ringcoll.bootstrap.contract import Failure
+from ringcoll.bootstrap.frames import joined
+from ringcoll.bootstrap.relay import FRAME, Kind
+from ringcoll.bootstrap.relayed import RelayedBootstrap
+
+
+def frame(kind, payload=b""):
+    return FRAME.pack(kind.value, len(payload)) + payload
+
+
+LOST = frame(Kind.FAIL, Failure("RankLostError", "rank 0 ended").encode())
+HELLO = frame(Kind.HELLO)
+
+
+@pytest.fixture
+def rank():
+    """Rank 1 of 2, over a connection that it keeps, and the relay's end of it."""
+    own, relays = socket.socketpair()
+    relays.sendall(HELLO)
+    bootstrap = RelayedBootstrap(1, 2, 5.0, "the relay").over(own, 5.0)
+    yield bootstrap, relays
+    relays.close()
+    own.close()
+
+
+def test_a_failure_that_came_with_an_answer_is_noticed(rank):
+    bootstrap, relay = rank
+    answer = joined([b"a", b"b"])
+    relay.sendall(frame(Kind.GATHER, answer) + LOST)
+    assert bootstrap.allgather(b"b") == [b"a", b"b"]
+    for _ in range(2):
+        with pytest.raises(ringcoll.RankLostError, match="rank 0 ended"):
+            bootstrap.check()
+
+
+def test_part_of_a_frame_is_waited_for_by_nobody_who_checks(rank):
+    bootstrap, relay = rank
+    bootstrap.check()
+    for byte in (LOST[:1], LOST[1:30], LOST[30:-1]):
+        relay.sendall(byte)
+        bootstrap.check()
+    relay.sendall(LOST[-1:])
+    with pytest.raises(ringcoll.RankLostError, match="rank 0 ended"):
+        bootstrap.check()
+
+
+def test_what_is_left_of_a_session_is_not_taken_for_the_next_ones(rank):
+    bootstrap, relay = rank
+    relay.sendall(LOST[:20])
+    bootstrap.check()
+    rest = threading.Timer(0.1, relay.sendall, [LOST[20:] + HELLO])
+    rest.start()
+    own = bootstrap._link
+    bootstrap._link = None  # as after a parting that the relay has not answered in time
+    bootstrap.over(own, 5.0)
+    rest.join()
+    relay.sendall(frame(Kind.GATHER, joined([b"a", b"b"])))
+    assert bootstrap.allgather(b"b") == [b"a", b"b"]
+
+
+def test_a_kept_connection_that_has_ended_is_a_lost_rank(rank):
+    bootstrap, relay = rank
+    relay.close()
+    own = bootstrap._link
+    for _ in range(2):
+        with pytest.raises(ringcoll.RankLostError, match="the relay closed its connection"):
+            bootstrap.over(own, 5.0)
+
+
+def test_a_relay_that_does_not_answer_is_waited_for_no_longer_than_the_deadline():
+    own, relay = socket.socketpair()
+    with own, relay, pytest.raises(ringcoll.DeadlineError, match=r"rank 1 of 2 waited 0\.1 s"):
+        RelayedBootstrap(1, 2, 0.1, "the relay").over(own, 0.1)
+
+
+def test_a_closed_connection_ends_no_program_that_has_reset_sigpipe():
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+            own, relay = socket.socketpair()
+            relay.sendall(HELLO)
+            bootstrap = RelayedBootstrap(1, 2, 5.0, "the relay").over(own, 5.0)
+            relay.close()
+            try:
+                bootstrap.allgather(b"")
+            except ringcoll.RankLostError:
+                status = 0
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+class Gone:
+    """A user's bootstrap that raises an error of its own."""
+
+    rank, nranks = 0, 2
+
+    def allgather(self, payload):
+        raise RuntimeError("no connection")
+
+
+def test_an_error_of_a_users_bootstrap_hides_no_error_of_an_option():
+    with pytest.raises(ringcoll.ArgumentTypeError, match="sliecs"):
+        ringcoll.init(Gone(), device="cpu", sliecs=1)
+
+
+def test_an_error_of_an_option_waits_for_late_ranks_no_longer_than_the_timeout():
+    """The others learn it as long as the process that made the id serves it."""
+    made = ringcoll.unique_id("127.0.0.1")
+    code = (
+        "import sys, time, ringcoll; started = time.monotonic()\n"
+        "try: ringcoll.init(id=sys.argv[1], rank=1, nranks=2, device='cpu', timeout=1, sliecs=1)\n"
+        "except ringcoll.ArgumentTypeError: print(time.monotonic() - started < 30)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, made], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout == "True\n"
+    with pytest.raises(ringcoll.AbortedError, match=r"rank 1 aborted: .*sliecs"):
+        ringcoll.init(id=made, rank=0, nranks=2, device="cpu", timeout=20)
