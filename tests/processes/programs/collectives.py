@@ -57,7 +57,7 @@ def one(comm, checks, name, count, root, in_place, what, pool=(), **how) -> None
     invoke(comm, name, send, recv, in_place=in_place, root=root, **how)
     if want is None:
         checks.equal(
-            f"{what}: only the root receives", recv, _untouched(recv, in_place, sent, rank)
+            f"{what}: this rank receives nothing", recv, _untouched(recv, in_place, sent, rank)
         )
         checks.equal(f"{what}: what is sent stays", send, sent[rank])
         return

@@ -5,7 +5,8 @@ from functools import lru_cache
 import numpy as np
 
 ROOTED = ("broadcast", "reduce", "gather", "scatter")
-COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", *ROOTED)
+SCANS = ("scan", "exscan")
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", *SCANS, *ROOTED)
 _SPREAD_INPUT = ("reduce_scatter", "scatter", "all_to_all")
 _SPREAD_OUTPUT = ("all_gather", "gather", "all_to_all")
 
@@ -44,6 +45,9 @@ def expected(name: str, count: int, sent: list, rank: int, root: int):
     own = slice(rank * count, (rank + 1) * count)
     if name in ("reduce", "gather") and rank != root:
         return None
+    if name in SCANS:
+        before = sent[: rank + (name == "scan")]
+        return sum(before[1:], before[0].copy()) if before else None
     if name in ("all_reduce", "reduce"):
         return sum(sent[1:], sent[0].copy())
     if name == "broadcast":
