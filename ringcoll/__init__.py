@@ -7,6 +7,11 @@ proven is the plan that is timed is the plan that runs.
 
 from __future__ import annotations
 
+from ringcoll import interrupts
+
+if interrupts.is_command():
+    interrupts.begin()  # before the modules below are loaded
+
 import importlib
 import logging
 from typing import TYPE_CHECKING, Any

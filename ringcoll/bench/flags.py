@@ -86,6 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     flag("--seed", type=_at_least(0), help="seed of the inputs (a new one each run)")
     own.add_argument("--output", help=argparse.SUPPRESS)
     own.add_argument("--member", help=argparse.SUPPRESS)
+    own.add_argument("--supervisor", help=argparse.SUPPRESS)
 
 
 # Flags of nccl-tests that say what a setting of another name says.

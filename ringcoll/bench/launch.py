@@ -1,7 +1,8 @@
 """How the ranks of ``ringcoll bench`` come to be.
 
-A plain command becomes the launcher of its own ranks: it turns into the ``mpiexec`` that belongs
-to this interpreter, or, without MPI, starts the ranks itself. Nothing heavy is loaded before that.
+A plain command starts its own ranks, in a child that :mod:`ringcoll.bench.supervisor` watches: the
+child turns into the ``mpiexec`` that belongs to this interpreter, or, without MPI, starts the ranks
+itself. Nothing heavy is loaded before that.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ from ringcoll.folders import pip_install
 
 MOST_RANKS = 4
 """Ranks that a plain command starts on CPUs, where there are so many cores, or on a lone GPU."""
+
+AFTER_DEATH = 1.0
+"""Seconds that the ranks of a plain command have to report the death of another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,32 +120,36 @@ def become_mpiexec(start: Start, command: Sequence[str]) -> NoReturn:
     is this process still, has it open for :func:`opened` to find.
     """
     output = os.dup(sys.stdout.fileno())
-    os.set_inheritable(output, True)
-    status = os.fstat(output)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     environ = dict(os.environ)
     # Open MPI refuses what MPICH allows: more ranks than cores.
     environ.setdefault("PRTE_MCA_rmaps_default_mapping_policy", ":oversubscribe")
     environ.setdefault("OMPI_MCA_rmaps_base_oversubscribe", "1")
-    marker = f"{os.getpid()}:{output}:{status.st_dev}:{status.st_ino}"
-    line = [start.launcher, "-n", str(start.ranks), *command, "--output", marker]
+    line = [start.launcher, "-n", str(start.ranks), *command, "--output", marker_of(output)]
     sys.stdout.flush()
     sys.stderr.flush()
     os.execve(start.launcher, line, environ)
 
 
+def marker_of(descriptor: int) -> str:
+    """Words by which a process that this one starts finds the file behind a descriptor."""
+    os.set_inheritable(descriptor, True)
+    status = os.fstat(descriptor)
+    return f"{os.getpid()}:{descriptor}:{status.st_dev}:{status.st_ino}"
+
+
 def opened(marker: str | None) -> TextIO:
     """The standard output behind ``marker`` of :func:`become_mpiexec`, else this process's own."""
-    kept = None if marker is None else _kept(marker)
-    if kept is not None:
-        return os.fdopen(kept, "w", encoding="utf-8", closefd=False)
+    found = None if marker is None else kept(marker)
+    if found is not None:
+        return os.fdopen(found, "w", encoding="utf-8", closefd=False)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # no α may end a run
     return sys.stdout
 
 
-def _kept(marker: str) -> int | None:
-    """A descriptor of the marked file: the inherited one, else a new one of the launcher's."""
+def kept(marker: str) -> int | None:
+    """A descriptor of the marked file: the inherited one, else a new one of its owner's."""
     try:
         launcher, number, *file = map(int, marker.split(":"))
     except ValueError:
@@ -167,7 +175,8 @@ def _kept(marker: str) -> int | None:
 
 def run_sockets(start: Start, command: Sequence[str]) -> int:
     """Start the ranks from here; the exit status that stands for theirs."""
-    codes = run_ranks([*command, "--member", str(start.ranks)], start.ranks)
+    words = [*command, "--member", str(start.ranks)]
+    codes = run_ranks(words, start.ranks, after_death=AFTER_DEATH)
     interrupted = [code for code in codes if code == 130]
     return 130 if interrupted else max(codes)
 

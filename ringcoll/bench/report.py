@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
@@ -64,6 +64,8 @@ class Report:
     machine: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, Any] = field(default_factory=dict)
     rows: list[Row] = field(default_factory=list)
+    begun: Callable[[], object] = lambda: None
+    """Called before the first row is kept."""
     _concluded: bool = False
     _ended: bool = False
 
@@ -114,6 +116,8 @@ class Report:
             # A comment, so that the columns are ringcoll's alone.
             start = "# " if self.settings.layout == "osu" else "#"
             line = f"{start}{line.removeprefix(' ')}  {lib}{self._ratio(case, results)}"
+        if not self.rows:
+            self.begun()
         # First kept, then shown: an interruption between the two loses nothing that was seen.
         self.rows += [
             Row(lib, algorithm, case, r, forecast) for r in results if r.seconds is not None

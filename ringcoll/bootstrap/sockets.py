@@ -13,6 +13,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import errno
+import math
 import os
 import signal
 import socket
@@ -77,19 +78,25 @@ class HostBootstrap(RelayedBootstrap):
 
 
 def run_ranks(
-    argv: Sequence[str], nranks: int, *, env: Mapping[str, str] | None = None, grace: float = 5.0
+    argv: Sequence[str],
+    nranks: int,
+    *,
+    env: Mapping[str, str] | None = None,
+    grace: float = 5.0,
+    after_death: float = math.inf,
 ) -> list[int]:
     """Run ``nranks`` processes that ``init()`` connects; their exit statuses, 128 + signal.
 
-    Ctrl-C is passed on once; a process that runs ``grace`` seconds later is killed. ``env`` of None
-    takes this process's.
+    Ctrl-C is passed on once; a process that runs ``grace`` seconds later is killed, and one that
+    runs ``after_death`` seconds after a signal has ended another. ``env`` of None takes this
+    process's.
     """
     ranks = _Ranks(nranks)
     try:
         for rank in range(nranks):
             ranks.start(argv, rank, dict(os.environ if env is None else env))
         try:
-            ranks.run(float("inf"))
+            ranks.run(math.inf, after_death)
         except KeyboardInterrupt:
             ranks.signal(signal.SIGINT)
             ranks.run(time.monotonic() + grace)
@@ -118,9 +125,11 @@ class _Ranks:
             )
         self._children.append(child)
 
-    def run(self, deadline: float) -> None:
+    def run(self, deadline: float, after_death: float = math.inf) -> None:
         """Relay until every rank has ended, or the deadline."""
-        while any(child.poll() is None for child in self._children):
+        while None in (ends := [child.poll() for child in self._children]):
+            if any(end is not None and end < 0 for end in ends):
+                deadline, after_death = min(deadline, time.monotonic() + after_death), math.inf
             if time.monotonic() > deadline:
                 return
             self._relay.step(_PATIENCE)

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
+from ringcoll import interrupts
 from ringcoll.errors import Error, did_you_mean
 
 __all__ = ["COMMANDS", "main"]
@@ -61,6 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _tell(f"{called}: {_line(error)}")
         return 2
     except KeyboardInterrupt:
+        interrupts.tell()
         return 130
     except BrokenPipeError:
         # Whoever read the output has had enough.
@@ -144,6 +146,8 @@ def _run(args: argparse.Namespace) -> int:
 
         print(__version__)
         return 0
+    if args.command != "bench":
+        interrupts.end()  # a measurement has handlers of its own, once it has rows
     status: int = importlib.import_module(f"ringcoll.cli.{args.command}").main(args)
     return status
 

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from types import FrameType
 
+from ringcoll import interrupts
 from ringcoll.bench.flags import add_arguments, read
 from ringcoll.bench.launch import (
     become_mpiexec,
@@ -24,7 +25,7 @@ from ringcoll.bench.launch import (
     run_sockets,
 )
 from ringcoll.bench.settings import Settings
-from ringcoll.bootstrap.launcher import launcher_of
+from ringcoll.bench.supervisor import Channel, limit, supervise
 from ringcoll.errors import AbortedError, Error, UsageError
 
 __all__ = ["EXAMPLES", "add_arguments", "main"]
@@ -44,6 +45,21 @@ _AGAIN_SECONDS = 10e-3
 
 def main(args: argparse.Namespace) -> int:
     """Start the ranks, or measure as one; 1 where an element was wrong, 130 once interrupted."""
+    channel = Channel(args.supervisor)
+    channel.send("begin")
+    status = 2
+    try:
+        status = _run(args, channel)
+    except Error as error:
+        if not channel.send("error", str(error) or type(error).__name__):
+            raise
+        return 2
+    finally:
+        channel.send("end", status)
+    return status
+
+
+def _run(args: argparse.Namespace, channel: Channel) -> int:
     try:
         settings = read(args, given=bool(_typed(args)))
         start = decide(settings, os.environ, member=args.member is not None)
@@ -52,52 +68,67 @@ def main(args: argparse.Namespace) -> int:
         if not is_first(os.environ):
             return 2
         raise
+    command = [*own_command(args.words), "--supervisor"]
     if start.how == "mpiexec":
-        become_mpiexec(start, own_command(args.words))
+        return supervise(
+            lambda marker: become_mpiexec(start, [*command, marker]), "mpiexec", quiet=True
+        )
     if start.how == "sockets":
-        return run_sockets(start, own_command(args.words))
+        name = "the process that connects the ranks"
+        return supervise(lambda marker: run_sockets(start, [*command, marker]), name, quiet=False)
     # The ranks that share a lone GPU are counted by `decide`.
-    return _measure(args, replace(settings, threads=start.ranks))
+    return _measure(args, replace(settings, threads=start.ranks), channel)
 
 
 def _typed(args: argparse.Namespace) -> list[str]:
     """The words that the user typed, without the hidden options of started ranks."""
     words = list(args.words)
-    for hidden in ("--output", "--member"):
+    for hidden in ("--output", "--member", "--supervisor"):
         if hidden in words:
             at = words.index(hidden)
             del words[at : at + 2]
     return words
 
 
-def _measure(args: argparse.Namespace, settings: Settings) -> int:
+def _measure(args: argparse.Namespace, settings: Settings, channel: Channel) -> int:
     from ringcoll.bench.report import Report
     from ringcoll.bench.session import measure
     from ringcoll.bench.tour import tour
     from ringcoll.bench.worlds import World
 
-    if launcher_of(os.environ) is not None:
-        # Open MPI's mpiexec forwards a Ctrl-C as SIGTERM, and kills the ranks a second later.
-        signal.signal(signal.SIGTERM, _interrupt)
+    first = is_first(os.environ)
+
+    def begun() -> None:
+        interrupts.handle(_interrupt)
+        if channel.send("rows"):
+            signal.signal(signal.SIGINT, _interrupt)
+
+    if args.supervisor is None and interrupts.begun():
+        limit()
+        if not first:
+            # The first rank saves its rows while the others serve its last call, then aborts.
+            interrupts.handle(lambda *_: None)
     output = opened(args.output)
-    report = Report(settings, output, sys.stderr)
+    report = Report(settings, output, sys.stderr, begun=begun)
     world = World(settings.threads, settings.device, settings.timeout)
     try:
         with _interruptible():
             right = (tour if settings.tour else measure)(world, settings, report)
     except KeyboardInterrupt:
+        if args.supervisor is None:
+            interrupts.tell()
         # Only rank 0 has rows: it shows those that are measured.
         if report.rows:
             report.end()
         return 130
     except UsageError:
-        if not is_first(os.environ):
+        if not first:
             return 2
         raise
     except Error as error:
         if report.rows:
             report.end()
-        if isinstance(error, AbortedError) and not is_first(os.environ):
+        if isinstance(error, AbortedError) and not first:
             return 2  # the rank that aborted reports why
         raise
     if report.rows:

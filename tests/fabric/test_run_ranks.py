@@ -79,6 +79,14 @@ def test_statuses_come_back_in_rank_order():
     assert run_ranks([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"], 2) == [137, 137]
 
 
+def test_a_death_ends_the_others_where_that_is_wanted():
+    code = (
+        "import os, time; rank = int(os.environ['_RINGCOLL_SOCKET'].split()[1])\n"
+        "os.kill(os.getpid(), 15) if rank else time.sleep(600)"
+    )
+    assert run_ranks([sys.executable, "-c", code], 2, after_death=0.1) == [137, 143]
+
+
 def test_a_command_that_does_not_exist_starts_nothing():
     with pytest.raises(FileNotFoundError):
         run_ranks(["/nowhere/python"], 2)

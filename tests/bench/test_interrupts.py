@@ -1,0 +1,98 @@
+"""An interruption or a death ends the whole job, with one line on the standard error."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from ringcoll import interrupts
+from ringcoll.bench.launch import marker_of
+from ringcoll.bench.supervisor import Channel
+from tests.bench.interrupt_loop import ROOT, attempt
+from tests.launching import launch
+
+MOMENTS = [
+    ("mpi", "SIGINT", 1.5),
+    ("mpi", "child", 0.7),
+    ("tour", "SIGTERM", 1.0),
+    ("processes", "child", 1.2),
+    ("sockets", "SIGINT", 0.2),
+    ("sockets", "child", 0.9),
+    ("threads", "SIGTERM", 0.6),
+]
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(("name", "kind", "delay"), MOMENTS)
+def test_the_job_ends_with_one_line(name, kind, delay, tmp_path):
+    launch(2)  # skips where there is no mpiexec
+    # The 5 s that a quiet machine keeps are measured by interrupt_loop's own command.
+    trial = attempt(name, kind, delay, tmp_path, allowed=30.0)
+    assert trial.wrong == (), trial.errors
+    if kind != "child":
+        assert trial.status == {"SIGINT": 130, "SIGTERM": 143}[kind]
+        assert trial.errors.endswith("ringcoll bench: interrupted\n")
+
+
+@pytest.mark.parametrize(
+    ("argv", "orig", "is_one"),
+    [
+        (["/usr/bin/ringcoll", "bench"], [], True),
+        (["-m", "bench"], ["python", "-X", "dev", "-m", "ringcoll", "bench"], True),
+        (["-m", "ringcoll"], ["python", "-m", "train", "ringcoll"], False),
+        (["train.py", "ringcoll"], ["python", "train.py", "ringcoll"], False),
+        (["-c", "bench"], ["python", "-c", "bench"], False),
+        ([""], ["python"], False),
+    ],
+)
+def test_only_the_command_handles_signals(argv, orig, is_one, monkeypatch):
+    monkeypatch.setattr(sys, "argv", argv)
+    monkeypatch.setattr(sys, "orig_argv", orig)
+    assert interrupts.is_command() == is_one
+
+
+def test_a_user_program_keeps_its_handlers():
+    assert not interrupts.begun()
+
+
+def test_the_line_comes_once_and_from_the_first_rank(monkeypatch, capfd):
+    monkeypatch.setattr(interrupts, "_untold", [True])
+    monkeypatch.setattr(sys, "argv", ["ringcoll", "bench"])
+    monkeypatch.setenv("PMI_RANK", "1")
+    interrupts.tell()
+    assert capfd.readouterr().err == ""
+    monkeypatch.setenv("PMI_RANK", "0")
+    interrupts.tell()
+    interrupts.tell()
+    assert capfd.readouterr().err == "ringcoll bench: interrupted\n"
+
+
+def test_a_message_is_one_line_of_bounded_length():
+    assert not Channel(None).send("begin")
+    reading, writing = os.pipe()
+    code = (
+        "import sys; from ringcoll.bench.supervisor import Channel\n"
+        "print(Channel(sys.argv[1]).send('error', 'a\\nb ' + 9999 * 'é'))"
+    )
+    # A shell between: the child of a supervisor itself takes its launcher for dead.
+    words = [
+        "sh",
+        "-c",
+        '"$@"; exit $?',
+        "sh",
+        sys.executable,
+        "-c",
+        code,
+        f"{marker_of(writing)},",
+    ]
+    subprocess.run(words, pass_fds=[writing], cwd=ROOT, check=True, timeout=60)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as stream:
+        message = stream.read()
+    assert len(message) == 4096
+    assert message.startswith(b"error ")
+    assert b" a b " in message
+    assert message.count(b"\n") == 1
