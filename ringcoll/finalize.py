@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
 from ringcoll.bootstrap.launcher import launched_rank, launcher_of
-from ringcoll.bootstrap.mpi import left_behind, mpi_running
+from ringcoll.bootstrap.mpi import finalize_within, left_behind, mpi_running
 from ringcoll.errors import AbortedError, RankLostError
 
 # Seconds for the others to come: long work at the end of one rank is no fault. The bound is for a
@@ -166,6 +166,9 @@ def _exit() -> None:
             fabric.abort(f"uncaught {type(error).__name__}: {error}")
         fabric.exited()
     _finalizing()
+    if not finalize_within(failed=bool(_status)):
+        _say("ends without MPI_Finalize, which waits for other ranks since one has failed")
+        _leave()
 
 
 def _finalizing() -> None:

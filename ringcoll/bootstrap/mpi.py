@@ -36,10 +36,15 @@ from ringcoll.folders import pip_install
 
 _ID = 32749  # the reserved tag; MPI promises tags up to 32767
 _SLEEP = 1e-3  # seconds between probes
+_FINALIZING, _LOST = 60.0, 2.0  # seconds for MPI_Finalize where a rank may come, and where not
 
 _kept: list[Any] = []  # messages that MPI has not yet sent
+_begun: list[float] = []  # seconds that the last init over MPI may take; < 0: it has succeeded
 _calls: dict[object, _Call] = {}  # those that have not ended
 _lock = threading.Lock()
+
+
+_INIT, _FINALIZE = "MPI_Init", "MPI_Finalize"
 
 
 class _Call:
@@ -86,7 +91,38 @@ def within(
 
 def left_behind() -> list[str]:
     """The calls of MPI that have not ended: MPI_Finalize would wait for them for ever."""
-    return [str(key) for key, call in _calls.items() if call.thread.is_alive()]
+    calls = ((key, call) for key, call in _calls.items() if key != _FINALIZE)
+    return [str(key) for key, call in calls if call.thread.is_alive()]
+
+
+def unsettled(timeout: float) -> None:
+    """Ranks begin that share MPI: until they have, MPI_Finalize is not waited for without end.
+
+    A rank that is only late would be killed if the others left before it.
+    """
+    _begun[:] = [max(timeout, _FINALIZING)]
+
+
+def settled(*, lost: bool = False) -> None:
+    """All ranks have begun, and MPI_Finalize has them all; or one is ``lost`` and will not come."""
+    _begun[:] = [_LOST if lost else -abs(seconds) for seconds in _begun]
+
+
+def finalize_within(*, failed: bool) -> bool:
+    """Whether MPI_Finalize ends in time, where an ``init`` over MPI or a rank since has ``failed``.
+
+    It would wait for ranks that have ended, or left without it. Elsewhere true at once.
+    """
+    mpi = mpi_running()
+    doubt = bool(_begun) and (failed or _begun[0] > 0)
+    if mpi is None or not doubt or sys.modules["mpi4py"].rc.finalize is False:
+        return True
+    finalize = ctypes.CDLL(mpi.__file__).MPI_Finalize
+    try:
+        within(time.monotonic() + abs(_begun[0]), _FINALIZE, finalize, lambda: None)
+    except (DeadlineError, MachineError):
+        return False
+    return True
 
 
 def load_mpi(deadline: float = math.inf, check: Callable[[], None] = lambda: None) -> Any:
@@ -151,9 +187,6 @@ def _enter_mpi() -> None:
         MPI.COMM_SELF.Set_errhandler(MPI.ERRORS_RETURN)
 
 
-_INIT = "MPI_Init"
-
-
 def mpi_running() -> Any | None:
     """mpi4py's MPI module if it is loaded and between Init and Finalize."""
     package = sys.modules.get("mpi4py.MPI")
@@ -187,6 +220,7 @@ def mpi_bootstrap(
     rank, nranks = given.Get_rank(), given.Get_size()
     if nranks == 1:
         return SingleBootstrap()
+    unsettled(timeout)
     try:
         if rank == 0:
             made = unique_id("127.0.0.1" if one_host(environ) else None)

@@ -13,7 +13,7 @@ from typing import Any
 
 from ringcoll.bootstrap.contract import Bootstrap, exchange_values
 from ringcoll.bootstrap.launcher import check_world, launcher_of
-from ringcoll.bootstrap.mpi import library_of, load_mpi, mpi_running, within
+from ringcoll.bootstrap.mpi import library_of, load_mpi, mpi_running, unsettled, within
 from ringcoll.errors import MachineError
 
 _TAG = 32747  # MPI promises tags up to 32767
@@ -26,6 +26,7 @@ _own: dict[tuple[int, ...], Any] = {}
 def in_mpi_world(bootstrap: Bootstrap, timeout: float) -> tuple[Any, list[int]]:
     """A private MPI communicator with these ranks, and its number of each; collective."""
     deadline = time.monotonic() + timeout
+    unsettled(timeout)
     check = getattr(bootstrap, "check", lambda: None)
     own, why = -1, ""
     try:

@@ -12,10 +12,11 @@ from typing import Any
 
 from ringcoll import finalize
 from ringcoll.bootstrap.contract import Bootstrap, exchange_values, gathered, malformed, named
+from ringcoll.bootstrap.mpi import settled
 from ringcoll.bootstrap.mpi_world import in_mpi_world
 from ringcoll.bootstrap.relayed import RelayedBootstrap
 from ringcoll.bootstrap.store import StoreBootstrap
-from ringcoll.errors import Error, MachineError, MismatchError, RankLostError
+from ringcoll.errors import AbortedError, Error, MachineError, MismatchError, RankLostError
 from ringcoll.fabric.base import Fabric, closing_if_it_fails
 from ringcoll.fabric.connect import connect
 from ringcoll.fabric.identity import compare, compare_versions, identity, nodes_of
@@ -41,11 +42,15 @@ def open_fabric(bootstrap: Bootstrap, *, timeout: float, node: str | None = None
         found = _checked(gathered(bootstrap, own), own)
         if isinstance(bootstrap, StoreBootstrap):
             bootstrap.watch = partial(_check_alive, _beside(found, bootstrap.rank))
-        return _opened(bootstrap, found, timeout)
-    except Error as error:
+        fabric = _opened(bootstrap, found, timeout)
+    except BaseException as error:
+        if isinstance(error, RankLostError) and not isinstance(error, AbortedError):
+            settled(lost=True)
         if found:
             _hold_exit(found, bootstrap.rank, isinstance(error, RankLostError))
         raise
+    settled()
+    return fabric
 
 
 def _checked(found: list[Any], own: Mapping[str, str]) -> list[Mapping[str, str]]:

@@ -169,7 +169,8 @@ class ProcessFabric(Fabric):
         own, controls = self._own, self.controls
 
         def ready() -> bool:
-            return all(control.exiting for control in controls)
+            # A rank that has dropped its half-made fabric says no more there.
+            return all(c.exiting or c.state is State.EXITED for c in controls)
 
         meeting = finalize.Exit(own.exit, ready, ProcessMonitor(self._others()).dead)
         finalize.hold(frozenset(process.pid for process in self.processes), meeting)

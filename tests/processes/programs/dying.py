@@ -2,7 +2,8 @@
 
 ``python dying.py COUNT SEED [DEVICE]`` draws so many cases at random and prints a line of JSON. The
 ranks are forks of this process, so that a case costs no start of an interpreter; on GPUs ("cuda")
-each begins CUDA for itself, and has more time.
+each begins CUDA for itself, and has more time. ``dying.py one HOW LOST EVENT`` is one rank of one
+case, for launchers.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from ringcoll.bootstrap.relayed import RelayedBootstrap
 from ringcoll.bootstrap.sockets import HostBootstrap
 from ringcoll.fabric.process import ProcessFabric
 from tests.adapters.ports import free_port
+from tests.processes.programs.setting import own_rank
 from tests.processes.programs.verdict import say
 
 WAYS = ("kill", "raise", "exit", "memory", "nofile")
@@ -190,5 +192,16 @@ def main(count: int, seed: int) -> None:
     )
 
 
+def one(how: str, lost: int, event: int) -> None:
+    """This process as one rank of a case."""
+    rank = own_rank()
+    ringcoll.spawn(lambda comm: comm.barrier(), 2, device="cpu")  # imports what init needs
+    found = begun(dict, Events(event, how) if rank == lost else Events())
+    say(rank, **found)
+
+
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    if sys.argv[1] == "one":
+        one(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+    else:
+        main(int(sys.argv[1]), int(sys.argv[2]))
