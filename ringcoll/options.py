@@ -6,6 +6,7 @@ import difflib
 import math
 import operator
 import os
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
@@ -214,6 +215,20 @@ def take_async_op(options: dict[str, Any], where: str) -> bool:
     if not isinstance(value, (bool, np.bool_)):
         raise ArgumentTypeError(f"{where}: async_op={value!r}: wanted True or False")
     return bool(value)
+
+
+def checked_limit(timeout: Any, where: str) -> float | None:
+    """Seconds to wait, at least 0; None for ever."""
+    if timeout is None:
+        return None
+    try:
+        seconds = _number(timeout)
+        if math.isnan(seconds):
+            raise ValueError
+    except (TypeError, ValueError) as error:
+        kind = ArgumentTypeError if isinstance(error, TypeError) else ArgumentError
+        raise kind(f"{where}: timeout={timeout!r}: wanted seconds, or None") from None
+    return None if seconds > threading.TIMEOUT_MAX else max(0.0, seconds)
 
 
 def check_fields(record: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, overload
 
 from ringcoll.arguments.calls import (
@@ -16,6 +17,7 @@ from ringcoll.communicator.calling import Calling
 from ringcoll.communicator.progress import Envelope
 from ringcoll.communicator.work import Work
 from ringcoll.errors import ArgumentError
+from ringcoll.options import checked_limit
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -170,7 +172,9 @@ class Messages(Calling):
                 f"probe on rank {self.rank} is for CPU ranks: a GPU receives messages without its "
                 f"host; pass device='cpu' to init"
             )
-        return self._state.progress.probe(rank, timeout, wait=wait)
+        limit = checked_limit(timeout, f"probe on rank {self.rank}")
+        forever = timeout is not None and limit is None
+        return self._state.progress.probe(rank, math.inf if forever else limit, wait=wait)
 
     @overload
     def sendrecv(

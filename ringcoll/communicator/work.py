@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 
 from ringcoll.errors import ClosedError, DeadlineError, UsageError
+from ringcoll.options import checked_limit
 
 _log = logging.getLogger("ringcoll")
 
@@ -57,7 +58,7 @@ class Work:
         """
         if self._not_started and not self._finished.is_set():
             raise UsageError(f"Work.wait(): {self._not_started}; wait after that")
-        if not self._await(timeout):
+        if not self._await(checked_limit(timeout, "Work.wait()")):
             raise DeadlineError(
                 f"Work.wait(timeout={timeout}): the call has not finished and goes on until its "
                 f"own timeout; wait again, or abort() the communicator"

@@ -57,6 +57,22 @@ def test_a_timeout_that_no_float_holds_is_refused(seconds):
         ringcoll.init_all(2, pace=10**400)
 
 
+def test_a_limit_of_a_wait_is_seconds_or_none():
+    (comm,) = ringcoll.init_all(1)
+    with comm:
+        wrong: list = ["x", True, float("nan"), 10**400, [1]]
+        for bad in wrong:
+            work = comm.barrier(async_op=True)
+            with pytest.raises(ringcoll.UsageError, match=r"Work.wait\(\): timeout=.*: wanted sec"):
+                work.wait(timeout=bad)
+            work.wait(timeout=None)
+        for good in (1, 1e12, float("inf")):
+            comm.barrier(async_op=True).wait(timeout=good)
+        assert comm.probe(0, timeout=1e12, wait=False) is None
+        with pytest.raises(ringcoll.UsageError, match=r"probe on rank 0: timeout='x': wanted"):
+            comm.probe(0, timeout=wrong[0])
+
+
 @pytest.mark.parametrize("value", ["yes", 1, 0, None, [], np.ones(2)], ids=repr)
 def test_async_op_is_true_or_false(value):
     (comm,) = ringcoll.init_all(1)
