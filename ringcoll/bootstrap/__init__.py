@@ -15,7 +15,7 @@ import os
 from collections.abc import Iterable, Iterator
 from typing import cast
 
-from ringcoll.bootstrap.contract import Bootstrap, Failure, SingleBootstrap, whole
+from ringcoll.bootstrap.contract import Bootstrap, Failure, SingleBootstrap, shortage, whole
 from ringcoll.bootstrap.launcher import job_of, launched_rank, launcher_of, torch_world
 from ringcoll.bootstrap.mpi import is_mpi_communicator, mpi_bootstrap, mpi_running
 from ringcoll.bootstrap.relayed import RelayedBootstrap
@@ -23,7 +23,7 @@ from ringcoll.bootstrap.sockets import HostBootstrap, adopted, run_ranks
 from ringcoll.bootstrap.store import StoreBootstrap, is_store, store_bootstrap
 from ringcoll.bootstrap.tcp import id_bootstrap, id_of
 from ringcoll.bootstrap.torchrun import torchrun_bootstrap
-from ringcoll.errors import ArgumentError, ArgumentTypeError
+from ringcoll.errors import ArgumentError, ArgumentTypeError, Error
 
 __all__ = [
     "Bootstrap",
@@ -56,7 +56,13 @@ def bootstrap_of(
     if math.isnan(timeout) or timeout <= 0:
         raise ArgumentError(f"timeout must be a positive number of seconds, not {timeout}")
     if given is None:
-        return _found(timeout, id, rank, nranks)
+        try:
+            return _found(timeout, id, rank, nranks)
+        except (OSError, RuntimeError) as error:
+            own = launched_rank(os.environ) if rank is None else rank
+            if not isinstance(error, Error) and (lack := shortage(error, own)) is not None:
+                raise lack from error
+            raise
     if (id, rank, nranks) != (None, None, None):
         raise ArgumentError(
             "init: a bootstrap says which ranks there are; leave out id, rank, nranks"
@@ -106,6 +112,10 @@ def ending(bootstrap: Bootstrap) -> Iterator[None]:
         yield
     except BaseException as error:
         _fail(bootstrap, error)
+        if not isinstance(error, Error):
+            lack = shortage(error, bootstrap.rank)
+            if lack is not None:
+                raise lack from error
         raise
     if isinstance(bootstrap, RelayedBootstrap):
         bootstrap.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ _KINDS = {
     for kind in (AbortedError, DeadlineError, MachineError, MismatchError, OutOfMemory)
 } | {RankLostError.__name__: RankLostError}
 _LONGEST = 2000  # characters
+_SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 class Bootstrap(Protocol):
@@ -96,6 +98,18 @@ def named(ranks: Sequence[int]) -> str:
     """``rank 2`` or ``ranks 1, 2``, for messages."""
     listed = ", ".join(map(str, ranks))
     return f"rank {listed}" if len(ranks) == 1 else f"ranks {listed}"
+
+
+def shortage(error: BaseException, rank: int | None) -> OutOfMemory | None:
+    """The error to raise where this process can open no descriptor or start no thread."""
+    if isinstance(error, OSError) and error.errno in _SHORTAGES:
+        remedy = "raise ulimit -n" if error.errno == errno.EMFILE else "end other processes"
+    elif isinstance(error, RuntimeError) and "start new thread" in str(error):
+        remedy = "raise ulimit -u"
+    else:
+        return None
+    who = "this rank" if rank is None else f"rank {rank}"
+    return OutOfMemory(f"init: {who} lacks descriptors, threads or memory ({error}): {remedy}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,6 +102,7 @@ class Callers:
         self._key, self._called, self._legal = key, called, legal
         self._most = _CROWD + expected
         self._pending: dict[int, _Pending] = {}
+        self.lacking: OSError | None = None  # why the last caller could not be taken
         listener.setblocking(False)
         selector.register(listener, selectors.EVENT_READ)
 
@@ -116,10 +117,11 @@ class Callers:
                     return call.rank, self._dismiss(number)
         except BlockingIOError:
             pass
-        except OSError:
+        except OSError as error:
             if number in self._pending:
                 self._dismiss(number).close()
             else:  # no descriptor is left: the oldest call gives up its own
+                self.lacking = error
                 self.expire(1)
                 time.sleep(_SHORTAGE)
         return None
@@ -142,8 +144,15 @@ class Callers:
             self._listener.close()
         self.expire(len(self._pending))
 
+    def forked(self) -> None:
+        """Close the descriptors of a forked child; the selector is its parent's."""
+        self._listener.close()
+        for call in self._pending.values():
+            call.connection.close()
+
     def _admit(self) -> None:
         connection, _ = self._listener.accept()
+        self.lacking = None
         if connection.family == socket.AF_UNIX and credentials(connection)[1] != os.geteuid():
             connection.close()
             return

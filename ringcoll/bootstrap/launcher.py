@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from ringcoll.bootstrap.contract import shortage
 from ringcoll.errors import LauncherError
 from ringcoll.host.fd_passing import credentials
 
@@ -75,10 +76,12 @@ def job_of(environ: Mapping[str, str]) -> str | None:
     if not one_host(environ) or not number.isdigit() or launched_rank(environ) is None:
         return None
     try:
-        with socket.socket(fileno=os.dup(int(number))) as link:
+        with socket.fromfd(int(number), socket.AF_UNIX, socket.SOCK_STREAM) as link:
             pid, _ = credentials(link)
         started = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19]
-    except OSError:
+    except OSError as error:
+        if (lack := shortage(error, launched_rank(environ))) is not None:
+            raise lack from error
         return None
     return f"ringcoll-{os.geteuid()}-{pid}-{started}"
 

@@ -117,6 +117,11 @@ class Relay:
                 self._wake.send(b"\0", socket.MSG_NOSIGNAL)
             self._thread.join(patience + _HALT)
 
+    def lacking(self) -> OSError | None:
+        """Why no rank that calls can be taken, where this process has no descriptor for it."""
+        callers = self._callers
+        return None if callers is None else callers.lacking
+
     def _run(self) -> None:
         try:
             while not self._halted:
@@ -359,6 +364,12 @@ def _forked() -> None:
     for relay in list(_relays):
         for link in relay._links.values():
             link.connection.close()
+        if relay._callers is not None:
+            relay._callers.forked()
+        if relay._thread is not None:
+            relay._wake.close()
+            relay._woken.close()
+        relay._selector.close()
     _relays.clear()
 
 

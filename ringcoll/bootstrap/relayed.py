@@ -11,11 +11,18 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 
-from ringcoll.bootstrap.contract import Failure, named
+from ringcoll.bootstrap.contract import Failure, named, shortage
 from ringcoll.bootstrap.frames import left, split
 from ringcoll.bootstrap.handshake import PATIENCE, prove
 from ringcoll.bootstrap.relay import CALLED, FRAME, LONGEST, RANK, Kind, Relay
-from ringcoll.errors import ArgumentError, DeadlineError, Error, MachineError, RankLostError
+from ringcoll.errors import (
+    ArgumentError,
+    DeadlineError,
+    Error,
+    MachineError,
+    OutOfMemory,
+    RankLostError,
+)
 from ringcoll.host.fd_passing import credentials
 
 _FIRST, _LAST = 1e-3, 2e-2  # seconds between attempts, which grow from the one to the other
@@ -41,6 +48,7 @@ class RelayedBootstrap:
             raise ArgumentError(f"rank {rank} of {nranks}: wanted 0 <= rank < nranks")
         self.rank, self.nranks, self._where = rank, nranks, where
         self._relay, self._kept = relay, False
+        self.local: Relay | None = None  # one that this process runs for other worlds too
         self._link: socket.socket | None = None
         self._received = bytearray()
         self._failure: Failure | None = None  # that has ended this session
@@ -102,6 +110,8 @@ class RelayedBootstrap:
                         link.close()
                     if not isinstance(failed, OSError) or isinstance(failed, Error):
                         raise
+                    if (lack := shortage(failed, self.rank) or self._lacking()) is not None:
+                        raise lack from failed
                     error = failed
                 else:
                     return link
@@ -112,6 +122,12 @@ class RelayedBootstrap:
                 )
             time.sleep(pause)  # it may not be there yet
             pause = min(pause * 1.5, _LAST)
+
+    def _lacking(self) -> OutOfMemory | None:
+        """Why a relay of this process can take no rank."""
+        relay = self._relay or self.local
+        lack = None if relay is None else relay.lacking()
+        return None if lack is None else shortage(lack, self.rank)
 
     def _join(self, link: socket.socket) -> None:
         name = f"process {os.getpid()} on host {platform.node()}"
@@ -242,7 +258,9 @@ class RelayedBootstrap:
             raise ConnectionError("end of file")
         self._received += part
 
-    def _late(self, link: socket.socket) -> DeadlineError:
+    def _late(self, link: socket.socket) -> Error:
+        if (lack := self._lacking()) is not None:
+            return lack
         absent = "the others"
         try:
             deadline = time.monotonic() + _ANSWER
@@ -317,10 +335,13 @@ def listening(address: Address, backlog: int = 1) -> socket.socket:
 
 def serving(listener: socket.socket, key: bytes, nranks: int) -> Relay:
     """A relay on a thread of this process."""
-    relay = Relay(listener, key, nranks)
+    relay = None
     try:
+        relay = Relay(listener, key, nranks)
         relay.start()
     except BaseException:
-        relay.close()
+        if relay is not None:
+            relay.close()
+        listener.close()
         raise
     return relay

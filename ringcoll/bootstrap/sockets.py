@@ -21,6 +21,7 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 
+from ringcoll.bootstrap.contract import shortage
 from ringcoll.bootstrap.relay import Relay
 from ringcoll.bootstrap.relayed import RelayedBootstrap, listening, serving
 from ringcoll.errors import DeadlineError, MachineError
@@ -53,6 +54,16 @@ def adopted(timeout: float) -> RelayedBootstrap | None:
     return bootstrap.over(link, timeout)
 
 
+def _forked() -> None:
+    """A child is no rank, and holds no connection of its parent's open."""
+    for link, _ in _adopted:
+        link.close()
+    _adopted.clear()
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
 class HostBootstrap(RelayedBootstrap):
     """One of the ranks that a launcher has started on one host as ``job``."""
 
@@ -69,7 +80,8 @@ class HostBootstrap(RelayedBootstrap):
                 return listening(job, self.nranks)
             except OSError as error:
                 if error.errno != errno.EADDRINUSE:
-                    raise MachineError(f"init: rank 0 cannot listen: {error}") from error
+                    text = f"init: rank 0 cannot listen: {error}"
+                    raise shortage(error, 0) or MachineError(text) from error
             if time.monotonic() > self._deadline:
                 raise DeadlineError(
                     f"init: rank 0 waited {self.timeout:.3g} s for another init() of rank 0 to end"

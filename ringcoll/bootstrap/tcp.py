@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import os
 import re
 import secrets
 import socket
 import struct
 from collections.abc import Callable, Mapping
 
-from ringcoll.bootstrap.contract import whole
+from ringcoll.bootstrap.contract import shortage, whole
 from ringcoll.bootstrap.launcher import launched_rank, launcher_of
 from ringcoll.bootstrap.relay import Relay
 from ringcoll.bootstrap.relayed import RelayedBootstrap, listening, serving
@@ -27,6 +28,7 @@ _VARIABLES = ("RINGCOLL_ID", "RINGCOLL_RANK", "RINGCOLL_NRANKS")
 _SIOCGIFADDR = 0x8915
 
 _serving: dict[str, Relay] = {}  # by the ids that this process serves, to its end
+os.register_at_fork(after_in_child=_serving.clear)
 
 
 class TcpBootstrap(RelayedBootstrap):
@@ -41,7 +43,7 @@ class TcpBootstrap(RelayedBootstrap):
             try:
                 listener = listening((host, port), max(1, nranks))
             except OSError as error:
-                raise MachineError(
+                raise shortage(error, 0) or MachineError(
                     f"init: rank 0 cannot listen at {where} ({error}): pass another host or port"
                 ) from error
             self._relay = serving(listener, _OPEN, nranks)
@@ -106,6 +108,7 @@ def id_bootstrap(
     bootstrap = RelayedBootstrap(rank, nranks, timeout, where, relay)
     if rank == 0 and given not in _serving and not once:
         _serve_for_maker(given, hosts, port, key)
+    bootstrap.local = _serving.get(given)
     return bootstrap.reach([(host, port) for host in hosts], key, news)
 
 
@@ -118,7 +121,8 @@ def _serve_for_maker(given: str, hosts: list[str], port: int, key: bytes) -> Non
         listener = listening((hosts[0] if len(hosts) == 1 else "", port))
     except OSError as error:
         if error.errno not in (errno.EADDRINUSE, errno.EADDRNOTAVAIL):
-            raise MachineError(f"init: rank 0 cannot listen at port {port}: {error}") from error
+            text = f"init: rank 0 cannot listen at port {port}: {error}"
+            raise shortage(error, 0) or MachineError(text) from error
         return
     _serving[given] = serving(listener, key, 0)
 

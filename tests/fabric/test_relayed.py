@@ -1,19 +1,26 @@
 """A rank's end of a relayed bootstrap, against a relay that this file plays."""
 
+import errno
 import os
+import resource
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
+from pathlib import Path
 
 import pytest
 
 import ringcoll
+from ringcoll.bootstrap import ending, tcp
 from ringcoll.bootstrap.contract import Failure
 from ringcoll.bootstrap.frames import joined
-from ringcoll.bootstrap.relay import FRAME, Kind
-from ringcoll.bootstrap.relayed import RelayedBootstrap
+from ringcoll.bootstrap.handshake import prove
+from ringcoll.bootstrap.relay import CALLED, FRAME, Kind
+from ringcoll.bootstrap.relayed import RelayedBootstrap, serving
+from tests.adapters.ports import free_port
 
 
 def frame(kind, payload=b""):
@@ -132,3 +139,107 @@ def test_an_error_of_an_option_waits_for_late_ranks_no_longer_than_the_timeout()
     assert done.stdout == "True\n"
     with pytest.raises(ringcoll.AbortedError, match=r"rank 1 aborted: .*sliecs"):
         ringcoll.init(id=made, rank=0, nranks=2, device="cpu", timeout=20)
+
+
+def forked(work):
+    """What ``work()`` returns in a forked child, as text; an error is its text."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            text = str(work())
+        except BaseException as error:
+            text = f"{type(error).__name__}: {error}"
+        os.write(writing, text.encode())
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        text = pipe.read()
+    os.waitpid(child, 0)
+    return text
+
+
+def test_a_forked_child_holds_no_port_of_an_id():
+    listener = socket.create_server(("127.0.0.1", 0))
+    relay = serving(listener, b"key", 2)
+    caller = socket.create_connection(listener.getsockname())  # one that has yet to prove its rank
+    own = socket.create_connection(listener.getsockname())
+    prove(own, b"key", 1, CALLED, time.monotonic() + 20)
+    shared = {os.fstat(end.fileno()).st_ino for end in (listener, relay._wake, relay._woken)}
+
+    def held():
+        names = [name.name for name in Path("/proc/self/fd").iterdir()]
+        return [*shared.intersection(map(inode, names))]
+
+    assert forked(held) == "[]"
+    with caller, own:  # and the parent's relay has lost nothing
+        own.sendall(frame(Kind.HELLO, b'{"rank": 1, "nranks": 2, "name": "x"}'))
+        assert own.recv(FRAME.size) == HELLO
+    relay.halt(0.0)
+
+
+def inode(descriptor):
+    try:
+        return os.fstat(int(descriptor)).st_ino
+    except OSError:
+        return 0
+
+
+def test_a_forked_child_serves_no_id_of_its_parent():
+    made = ringcoll.unique_id("127.0.0.1")
+    assert made in tcp._serving
+    assert forked(lambda: made in tcp._serving) == "False"
+
+
+def test_without_a_descriptor_init_says_at_once_which_rank_lacks_it():
+    made = ringcoll.unique_id("127.0.0.1")
+
+    def begin():
+        resource.setrlimit(resource.RLIMIT_NOFILE, (80, 80))
+        with pytest.raises(OSError, match="Too many"):
+            while True:
+                os.open("/dev/null", os.O_RDONLY)
+        ringcoll.init(id=made, rank=1, nranks=2, device="cpu", timeout=60)
+
+    error = forked(begin)
+    assert error.startswith("OutOfMemory: init: rank 1 lacks descriptors")
+    assert "ulimit -n" in error
+
+
+def test_without_a_descriptor_for_its_callers_rank_0_says_so():
+    made = f"127.0.0.1:{free_port()}:{'01' * 16}"
+
+    def begin():
+        resource.setrlimit(resource.RLIMIT_NOFILE, (80, 80))
+        held = []
+        with pytest.raises(OSError, match="Too many"):
+            while True:
+                held.append(os.open("/dev/null", os.O_RDONLY))
+        for _ in range(5):  # listener, selector, wake pair and this rank's end
+            os.close(held.pop())
+        ringcoll.init(id=made, rank=0, nranks=2, device="cpu", timeout=1)
+
+    assert forked(begin).startswith("OutOfMemory: init: rank 0 lacks descriptors")
+
+
+def test_without_a_thread_init_says_which_rank_lacks_it(monkeypatch):
+    def start(self):
+        raise RuntimeError("can't start new thread")
+
+    made = f"127.0.0.1:{free_port()}:{'01' * 16}"
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(ringcoll.OutOfMemory, match=r"rank 0 lacks .*ulimit -u"):
+        ringcoll.init(id=made, rank=0, nranks=2, device="cpu", timeout=20)
+    monkeypatch.undo()
+    socket.create_server(("127.0.0.1", int(made.split(":")[1]))).close()  # the port is free
+
+
+def test_a_descriptor_that_init_lacks_later_is_posted():
+    own, relay = socket.socketpair()
+    relay.sendall(HELLO)
+    bootstrap = RelayedBootstrap(1, 2, 5.0, "the relay").over(own, 5.0)
+    relay.sendall(frame(Kind.BYE))
+    with own, relay:
+        with pytest.raises(ringcoll.OutOfMemory, match="rank 1 lacks"), ending(bootstrap):
+            raise OSError(errno.EMFILE, "Too many open files")
+        assert b"rank 1 aborted: OSError" in relay.recv(1 << 16)
