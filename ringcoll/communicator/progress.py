@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 from ringcoll.arguments.calls import Call
 from ringcoll.communicator.failures import broken_by, exhausted, more_frames
-from ringcoll.communicator.work import Work
+from ringcoll.communicator.work import MessageWork, Work
 from ringcoll.errors import (
     AbortedError,
     ClosedError,
@@ -60,33 +60,6 @@ class Envelope:
     """How many elements it has."""
     dtype: str
     """Their type, as ``numpy.empty(count, dtype)`` takes it once ml_dtypes is imported."""
-
-
-class MessageWork(Work):
-    """A send, a receive, or both that belong together; a waiting thread moves all messages.
-
-    Until it has ended it keeps ``state``, so a communicator lives as long as its messages.
-    """
-
-    def __init__(self, progress: Progress, state: RankState, call: str, messages: int) -> None:
-        super().__init__(call)
-        self._progress, self._messages = progress, messages
-        self._state: RankState | None = state
-
-    def _await(self, timeout: float | None) -> bool:
-        return self._progress.drive(self._finished.is_set, timeout)
-
-    def _end(self, error: BaseException | None = None) -> None:
-        super()._end(error)
-        self._state = None
-
-    def _ended(self, call: Call) -> None:
-        """One of its messages has ended."""
-        if call.recv is not None:
-            self._source, self._count = call.peer, call.count
-        self._messages -= 1
-        if not self._messages:
-            self._end()
 
 
 @dataclass(slots=True, eq=False)
@@ -184,7 +157,9 @@ class Progress:
             return work
         try:
             self.fabric.check()
-            self.post(timed, name, alive).wait()
+            work = self.post(timed, name, alive)
+            self.drive(work._finished.is_set)
+            work._raise()
         except (MemoryError, RecursionError):
             raise  # the caller says what is short
         except BaseException as error:
@@ -210,7 +185,7 @@ class Progress:
             while not work.done():
                 if not self._step():
                     yield Pause(lambda: work.done() or self.can_move())
-        work.wait()
+        work._raise()
 
     def probe(self, source: int, timeout: float | None, *, wait: bool) -> Envelope | None:
         """The next message of a rank, or of any where ``source`` is -1, that no receive takes."""
@@ -335,6 +310,7 @@ class Progress:
                 message.pause = next(message.task, None)
             except BaseException as error:
                 self._fail(message, error)
+                del message, half, queue  # this frame is in the error's traceback
                 if not isinstance(error, Exception):
                     raise
                 return True

@@ -6,9 +6,15 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from ringcoll.errors import ClosedError, DeadlineError, UsageError
 from ringcoll.options import checked_limit
+
+if TYPE_CHECKING:
+    from ringcoll.arguments.calls import Call
+    from ringcoll.communicator.progress import Progress
+    from ringcoll.communicator.rank import RankState
 
 _log = logging.getLogger("ringcoll")
 
@@ -150,6 +156,46 @@ class Work:
     def _unseen(self) -> BaseException | None:
         """The error that no wait() or exception() has returned yet, or None."""
         return None if self._seen else self._error
+
+
+class MessageWork(Work):
+    """A send, a receive, or both that belong together; a waiting thread moves all messages.
+
+    Until it has ended it keeps ``state``, so a communicator lives as long as its messages.
+    """
+
+    def __init__(self, progress: Progress, state: RankState, call: str, messages: int) -> None:
+        super().__init__(call)
+        self._progress, self._messages = progress, messages
+        self._state: RankState | None = state
+
+    def _await(self, timeout: float | None) -> bool:
+        return self._progress.drive(self._finished.is_set, timeout)
+
+    def _end(self, error: BaseException | None = None) -> None:
+        super()._end(error)
+        self._state = None
+
+    def _raise(self) -> None:
+        """Raise the error, if it has failed, and forget it: nobody else waits.
+
+        An error and the frames of its traceback must not hold each other, or what the call was
+        bound to stays mapped until Python's collector comes.
+        """
+        error, self._error = self._error, None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error
+
+    def _ended(self, call: Call) -> None:
+        """One of its messages has ended."""
+        if call.recv is not None:
+            self._source, self._count = call.peer, call.count
+        self._messages -= 1
+        if not self._messages:
+            self._end()
 
 
 class Worker:
