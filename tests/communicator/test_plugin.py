@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.metadata
 import sys
 
+# Numpy can be loaded once a process, and pytester forgets the modules that its test has loaded.
+import numpy  # noqa: F401
 import pytest
 
 pytest_plugins = ["pytester"]
