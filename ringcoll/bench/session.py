@@ -82,6 +82,7 @@ def introduce(
     report: Report,
 ) -> None:
     """Print the ranks, complete the report, refuse graphs on a shared GPU; collective."""
+    from ringcoll.bootstrap.mpi import load_mpi
     from ringcoll.version import __version__
 
     address = device.address
@@ -94,6 +95,8 @@ def introduce(
             "-G: ranks that share a GPU share each launch, which no single "
             "rank's stream can capture; give each rank a GPU, or leave -G out"
         )
+    if settings.peer == "mpi":
+        load_mpi()  # the report names its version before the peer begins
     if comm.rank != 0:
         return
     threads = settings.threads > 1
