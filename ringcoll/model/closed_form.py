@@ -161,6 +161,7 @@ CLOSED_FORMS: Mapping[tuple[str, str], Callable[[int], Form]] = {
     ("broadcast", "ring"): _chain,
     ("reduce", "chain"): _chain,
     ("reduce", "ring"): _chain,
+    **{(name, "chain"): _chain for name in ("scan", "exscan")},
     ("broadcast", "one_shot"): _whole,
     ("reduce", "one_shot"): _whole,
     ("all_reduce", "one_shot"): _whole,
@@ -184,7 +185,10 @@ CLOSED_FORMS: Mapping[tuple[str, str], Callable[[int], Form]] = {
 
 
 CHAINS = frozenset(
-    {("broadcast", "chain"), ("reduce", "chain"), ("broadcast", "ring"), ("reduce", "ring")}
+    {
+        *((name, "chain") for name in ("broadcast", "reduce", "scan", "exscan")),
+        *((name, "ring") for name in ("broadcast", "reduce")),
+    }
 )
 """What :func:`chain_time` is exact for, by collective and algorithm."""
 
