@@ -140,7 +140,7 @@ def sections(settings: Settings, nranks: int) -> tuple[Section, ...]:
         for algorithm in settings.algorithms
         for slices in settings.slices
         for dtype in dtypes
-        for op in _ops(settings, dtype, kind.reduces)
+        for op in _ops(settings, dtype, kind)
         for root in roots
     )
     if not made:
@@ -155,8 +155,8 @@ def find_of(collective: str, algorithm: str) -> str | Builder:
     return find("send" if collective == "sendrecv" else collective, algorithm)
 
 
-def _ops(settings: Settings, dtype: DType, reduces: bool) -> tuple[str | None, ...]:
-    if not reduces:
+def _ops(settings: Settings, dtype: DType, kind: Kind) -> tuple[str | None, ...]:
+    if not kind.reduces:
         return (None,)
     every = settings.ops == ("all",)
     names = (*OPS, _PREMUL) if every else [_OP_ALIASES.get(n, n) for n in settings.ops]
@@ -165,6 +165,8 @@ def _ops(settings: Settings, dtype: DType, reduces: bool) -> tuple[str | None, .
         op = premul_sum(1) if name == _PREMUL else op_of(name)
         try:
             op.check(dtype)
+            if kind.prefix and name == "avg":
+                raise ArgumentError(f"-o avg: {kind.name} has no avg; name another operator")
         except ArgumentError:
             # With "all" of either, what makes no sense is left out.
             if every or settings.dtypes == ("all",):

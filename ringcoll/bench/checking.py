@@ -147,9 +147,8 @@ def _expected(inputs: Inputs, rank: int, start: int, stop: int) -> Array:
     name = section.collective
     if section.op is not None:
         offset = rank * count if name == "reduce_scatter" else 0
-        parts = (
-            inputs.contribution(p, offset + start, offset + stop) for p in range(section.nranks)
-        )
+        ranks = rank + (name == "scan") if section.kind.prefix else section.nranks
+        parts = (inputs.contribution(p, offset + start, offset + stop) for p in range(ranks))
         return _REDUCE[section.op](list(parts), section.dtype)
     if name == "broadcast":
         return inputs.contribution(section.root, start, stop)

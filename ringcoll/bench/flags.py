@@ -201,7 +201,8 @@ def _like_omb(args: argparse.Namespace) -> None:
     for flag, given in others.items():
         if given:
             raise ArgumentError(f"{flag}: --format osu measures in OMB's loop; leave {flag} out")
-    reduces = args.collective in (None, "all_reduce", "reduce", "reduce_scatter")
+    reduced = (None, "all_reduce", "reduce", "reduce_scatter", "scan", "exscan")
+    reduces = args.collective in reduced
     defaults = {"datatype": "float" if reduces else "uint8", "maxbytes": "1M", "stepfactor": 2}
     if args.minbytes is None:
         defaults["minbytes"] = "4" if reduces else "1"

@@ -82,6 +82,7 @@ class Buffers:
         kind, n = section.kind, section.nranks
         has_input = kind.rooted != "input" or rank == section.root
         has_output = kind.rooted != "output" or rank == section.root
+        has_output = has_output and (section.collective, rank) != ("exscan", 0)
         if section.collective == "barrier":
             return None if in_place else Place(False, None, None)
         wide_in = count * n if kind.input == "all" else count
@@ -245,10 +246,10 @@ class Ringcoll(Library):
 
 
 def _mapped(kind: Kind) -> frozenset[Buffer]:
-    """The buffers that all ranks know to be reachable: not those that only the root has."""
+    """The buffers that all ranks know to be reachable: not those that not all of them have."""
     sides = ((Buffer.INPUT, kind.input), (Buffer.OUTPUT, kind.output))
     return frozenset(
         buffer
         for buffer, segments in sides
-        if segments != "none" and kind.rooted != buffer.name.lower()
+        if segments != "none" and kind.uneven != buffer.name.lower()
     )

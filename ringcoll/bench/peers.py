@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ringcoll.bench.cases import Case
 from ringcoll.bench.library import Library, Operation, Place
 from ringcoll.errors import ArgumentError, LauncherError
@@ -91,6 +93,12 @@ class Mpi(Library):
             return Operation(lambda: world.Bcast(array, root), place.output)
         if name == "all_reduce":
             return Operation(lambda: world.Allreduce(source, target, op), place.output)
+        if name == "scan":
+            return Operation(lambda: world.Scan(source, target, op), place.output)
+        if name == "exscan":
+            if target is None:  # rank 0 receives nothing
+                source, target = place.input, np.empty_like(place.input)
+            return Operation(lambda: world.Exscan(source, target, op), place.output)
         if name == "reduce":
             return Operation(lambda: world.Reduce(source, target, op, root), place.output)
         if name == "reduce_scatter":

@@ -13,6 +13,8 @@ COLLECTIVES = (
     "all_to_all",
     "gather",
     "scatter",
+    "scan",
+    "exscan",
     "sendrecv",
     "barrier",
 )

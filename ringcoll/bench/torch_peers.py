@@ -112,7 +112,7 @@ class Gloo(_TorchPeer):
             return f"gloo has no {section.dtype}"
         if section.op not in (None, "sum", "prod", "min", "max"):
             return f"gloo has no {section.op_name}"
-        if section.collective in ("all_to_all", "reduce_scatter", "sendrecv"):
+        if section.collective in ("all_to_all", "reduce_scatter", "sendrecv", "scan", "exscan"):
             return f"gloo has no {section.collective}"
         return None
 
@@ -177,6 +177,8 @@ class Nccl(_TorchPeer):
             return f"torch's nccl has no {section.op_name}"
         if section.op == "avg" and section.dtype.category == "int":
             return f"torch's nccl has no avg of {section.dtype}"
+        if section.kind.prefix:
+            return f"torch's nccl has no {section.collective}"
         if section.collective in ("barrier", "sendrecv"):
             return f"torch's nccl has no {section.collective} that is enqueued by one call"
         return None

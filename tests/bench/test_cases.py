@@ -76,7 +76,15 @@ def test_every_collective_makes_a_section():
         (made,) = sections(Settings(collective=collective), 3)
         assert made.collective == collective
         assert (made.root >= 0) == (collective in ("broadcast", "reduce", "gather", "scatter"))
-        assert (made.op is not None) == (collective in ("all_reduce", "reduce", "reduce_scatter"))
+        reduces = ("all_reduce", "reduce", "reduce_scatter", "scan", "exscan")
+        assert (made.op is not None) == (collective in reduces)
+
+
+def test_scans_have_no_avg():
+    made = sections(Settings(collective="scan", ops=("all",)), 3)
+    assert {s.op for s in made} == {"sum", "prod", "min", "max", "land", "lor", "premul_sum"}
+    with pytest.raises(ArgumentError, match="-o avg: exscan has no avg; name another"):
+        sections(Settings(collective="exscan", ops=("avg",)), 3)
 
 
 def test_order_is_types_then_operators_then_roots():
