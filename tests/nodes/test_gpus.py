@@ -88,7 +88,8 @@ def test_what_goes_wrong_in_two_layers(nodes):
     }
     for verdict in outcome.verdicts.values():
         for name, (one, others) in sides.items():
-            assert verdict[name].startswith("MismatchError: ")
+            # Whoever finds it first may have told the others before they compare.
+            assert re.match("(AbortedError: .*)?MismatchError: ", verdict[name])
             assert re.search(f"rank 1: {one}", verdict[name])
             assert re.search(f"rank [023]: {others}", verdict[name])
         for name in ("never comes", "no segments"):
