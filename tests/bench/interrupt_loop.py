@@ -142,6 +142,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--only", choices=COMMANDS)
     parser.add_argument("--kind", choices=KINDS)
     args = parser.parse_args(argv)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # which the commands would inherit
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     draw = random.Random(args.seed)
     trials = []
     for number in range(args.n):
