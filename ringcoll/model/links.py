@@ -98,8 +98,8 @@ class Links:
             raise ArgumentError(f"links={self.topology!r}: one of {known}")
         if (self.topology == "machine") != bool(self.ways):
             raise ArgumentError(
-                f"links={self.topology!r}: links='machine' needs ways=, the paths of a machine; "
-                f"other links take none"
+                f"links={self.topology!r}: ways=, the paths of a machine, belong to "
+                f"links='machine' alone, which needs them"
             )
         if not self.local_bandwidth > 0:
             raise ArgumentError(f"local_bandwidth={self.local_bandwidth}: more than 0")

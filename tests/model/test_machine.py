@@ -79,5 +79,5 @@ def test_nothing_to_gain_without_rings():
 
 
 def test_a_machine_has_ways_and_nothing_else_has():
-    with pytest.raises(ArgumentError, match="a machine has ways"):
+    with pytest.raises(ArgumentError, match="links='machine' alone, which needs them"):
         Links(1e9, topology="machine")
