@@ -242,8 +242,9 @@ def mpi_bootstrap(
 def _send(mpi: Any, given: Any, text: str) -> None:
     payload = text.encode()
     calls = [given.Isend([payload, mpi.BYTE], rank, _ID) for rank in range(1, given.Get_size())]
-    _kept[:] = [(call, text) for call, text in _kept if not call.Test()]
-    _kept.extend((call, payload) for call in calls if not call.Test())
+    with _lock:
+        _kept[:] = [(call, text) for call, text in _kept if not call.Test()]
+        _kept.extend((call, payload) for call in calls if not call.Test())
 
 
 def _received(mpi: Any, given: Any, deadline: float, timeout: float) -> str:

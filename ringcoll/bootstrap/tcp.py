@@ -24,6 +24,7 @@ from ringcoll.errors import ArgumentError, ArgumentTypeError, MachineError
 
 _OPEN = b"ringcoll"  # the key of those that have an address and no secret
 _ID = re.compile(r"([^:,\s]+(?:,[^:,\s]+)*):(\d{1,5}):([0-9a-f]{32})")
+_SECRET = re.compile(r"[0-9a-fA-F]{12,}")  # of whatever length, where an id is malformed
 _VARIABLES = ("RINGCOLL_ID", "RINGCOLL_RANK", "RINGCOLL_NRANKS")
 _SIOCGIFADDR = 0x8915
 
@@ -97,10 +98,12 @@ def id_bootstrap(
 
     ``news`` is called between attempts to connect; what it raises ends them.
     """
+    given = given.strip() if isinstance(given, str) else given  # a file's last line ends
     found = _ID.fullmatch(given) if isinstance(given, str) else None
     if found is None or not 0 < int(found[2]) < 1 << 16:
+        shown = _SECRET.sub("…", repr(given))
         raise ArgumentError(
-            f"init: id={given!r}: wanted what ringcoll.unique_id() has returned on one rank"
+            f"init: id={shown}: wanted what ringcoll.unique_id() has returned on one rank"
         )
     hosts, port, key = found[1].split(","), int(found[2]), found[3].encode()
     where = f"rank 0{'' if once else ', or the process that made the id,'} at {hosts[0]}:{port}"

@@ -440,3 +440,17 @@ def test_a_port_that_is_taken_is_named():
         port = taken.getsockname()[1]
         with pytest.raises(MachineError, match=rf"rank 0 cannot listen at 127\.0\.0\.1:{port}"):
             TcpBootstrap(0, 2, "127.0.0.1", port, 1)
+
+
+def test_a_refused_id_shows_no_secret():
+    secret = "0123456789abcdef" * 2
+    with pytest.raises(ArgumentError, match=r"127\.0\.0\.1:port") as caught:
+        id_bootstrap(f"127.0.0.1:port:{secret}", 0, 1, 1.0)
+    assert secret[:12] not in str(caught.value)
+
+
+def test_an_id_from_a_file_ends_with_its_line():
+    made = ringcoll.unique_id("127.0.0.1")
+    bootstrap = id_bootstrap(f"{made}\n", 0, 1, 20.0)
+    assert bootstrap.allgather(b"x") == [b"x"]
+    bootstrap.close()

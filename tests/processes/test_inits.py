@@ -28,6 +28,7 @@ def test_whenever_a_rank_ends_during_init_the_others_name_it(nothing_left):
     assert verdict["failures"] == []
     assert verdict["cases"] == 25
     assert min(verdict["events"].values()) > 15
+    assert verdict["longest"] <= verdict["timeout"] + 1
 
 
 def check_again(outcome, nranks=3):
