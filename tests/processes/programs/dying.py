@@ -155,15 +155,22 @@ def case(mode: str, how: str, lost: int, event: int) -> dict[int, dict[str, Any]
 
 
 def wrong(how: str, lost: int, found: dict[int, dict[str, Any]]) -> list[str]:
-    """The reports that are no error of this library which names the rank."""
+    """The reports that are no error of this library which names the rank.
+
+    A rank that comes late finds that one which serves it has ended, and may name that one, whose
+    own report names the first.
+    """
     if how == "nofile" and not any(report["error"] for report in found.values()):
         return []  # it needed no more descriptors
     texts = {rank: report["error"] for rank, report in found.items()}
     legal = ("RankLostError: ", "AbortedError: ", "DeadlineError: ", "MachineError: ")
+    first = [rank for rank, text in texts.items() if f"rank {lost}" in text]
+    names = [f"rank {rank}" for rank in (lost, *first)]
     return [
         f"rank {rank}: {text or 'no error'}"
         for rank, text in texts.items()
-        if not text.startswith(legal) or f"rank {lost}" not in text
+        if not text.startswith(legal)
+        or not any(name in text for name in names if name != f"rank {rank}")
     ]
 
 
