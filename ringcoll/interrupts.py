@@ -17,6 +17,7 @@ _RANKS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
 
 _handlers: list[Handler] = []  # empty where the signals are not this module's
 _untold = [True]
+_received = [int(signal.SIGINT)]  # the last one that this module has handled
 
 
 def is_command() -> bool:
@@ -71,7 +72,13 @@ def tell() -> None:
         pass  # nobody reads it any more
 
 
+def status() -> int:
+    """The exit status of a command that a signal has ended: 130, or 143 after SIGTERM."""
+    return 128 + _received[-1]
+
+
 def _handle(number: int, frame: FrameType | None) -> None:
+    _received[:] = [number]
     _handlers[-1](number, frame)
 
 

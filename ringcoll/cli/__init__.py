@@ -2,7 +2,7 @@
 
 A command's module has ``EXAMPLES``, ``add_arguments(parser)`` and ``main(args) -> int``. Errors of
 ringcoll's own tree, words that are no options, and output that is closed or that its device refuses
-are one line on standard error and exit status 2; an interruption is 130.
+are one line on standard error and exit status 2; an interruption is 130, or 143 by SIGTERM.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         interrupts.tell()
-        return 130
+        return interrupts.status()
     except BrokenPipeError:
         # Whoever read the output has had enough.
         _close_stdout()

@@ -44,7 +44,7 @@ _AGAIN_SECONDS = 10e-3
 
 
 def main(args: argparse.Namespace) -> int:
-    """Start the ranks, or measure as one; 1 where an element was wrong, 130 once interrupted."""
+    """Start the ranks, or measure as one; 1: an element was wrong, 128 and more: a signal came."""
     channel = Channel(args.supervisor)
     channel.send("begin")
     status = 2
@@ -120,7 +120,7 @@ def _measure(args: argparse.Namespace, settings: Settings, channel: Channel) -> 
         # Only rank 0 has rows: it shows those that are measured.
         if report.rows:
             report.end()
-        return 130
+        return interrupts.status()
     except UsageError:
         if not first:
             return 2
