@@ -19,10 +19,13 @@ from ringcoll.errors import (
     RankLostError,
 )
 
-_KINDS = {
+_KINDS: dict[str, type[Error]] = {
     kind.__name__: kind
-    for kind in (AbortedError, DeadlineError, MachineError, MismatchError, OutOfMemory)
-} | {RankLostError.__name__: RankLostError}
+    for kind in (
+        *(AbortedError, DeadlineError, MachineError),
+        *(MismatchError, OutOfMemory, RankLostError),
+    )
+}
 _LONGEST = 2000  # characters
 _SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 

@@ -98,23 +98,14 @@ class RelayedBootstrap:
         while True:
             for address in addresses:
                 news()
-                soon = min(self._deadline, time.monotonic() + PATIENCE)
-                link = None
                 try:
-                    link = _connect(address, soon)
-                    self._received.clear()
-                    prove(link, key, self.rank, CALLED, soon)
-                    self._join(link)
-                except BaseException as failed:
-                    if link is not None:
-                        link.close()
-                    if not isinstance(failed, OSError) or isinstance(failed, Error):
-                        raise
+                    return self._joined(address, key)
+                except Error:
+                    raise
+                except OSError as failed:
                     if (lack := shortage(failed, self.rank) or self._lacking()) is not None:
                         raise lack from failed
                     error = failed
-                else:
-                    return link
             if time.monotonic() + pause > self._deadline:
                 raise DeadlineError(
                     f"init: rank {self.rank} of {self.nranks} tried {self.timeout:.3g} s to reach "
@@ -122,6 +113,19 @@ class RelayedBootstrap:
                 )
             time.sleep(pause)  # it may not be there yet
             pause = min(pause * 1.5, _LAST)
+
+    def _joined(self, address: Address, key: bytes) -> socket.socket:
+        """Connect to the relay at an address, prove the key and join."""
+        soon = min(self._deadline, time.monotonic() + PATIENCE)
+        link = _connect(address, soon)
+        try:
+            self._received.clear()
+            prove(link, key, self.rank, CALLED, soon)
+            self._join(link)
+        except BaseException:
+            link.close()
+            raise
+        return link
 
     def _lacking(self) -> OutOfMemory | None:
         """Why a relay of this process can take no rank."""
