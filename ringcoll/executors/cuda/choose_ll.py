@@ -20,19 +20,20 @@ hop while that sends fewer bytes more than two hops would. 4 H200: with LL the t
 KiB, with LL128 at 256 KiB."""
 
 LL_BYTES = {"all_reduce": 64 << 10, "broadcast": 32 << 10, "reduce": 64 << 10}
-"""Bytes of the larger buffer up to which LL is chosen where LL128 is legal; else 192 KiB. LL128
-loads twice, for the flag and for the data, and sends half as much. 4 H200: all_reduce of 64 KiB
-took 3.44 and 3.43 µs, 128 KiB 4.60 and 3.97; all_gather of 128 KiB 3.13 and 3.20, 256 KiB 3.64 and
-3.57."""
+LL_BYTES_ELSE = 192 << 10
+"""Bytes of the larger buffer up to which LL is chosen where LL128 is legal. LL128 loads twice, for
+the flag and for the data, and sends half as much. 4 H200: all_reduce of 64 KiB took 3.44 and 3.43
+µs, 128 KiB 4.60 and 3.97; all_gather of 128 KiB 3.13 and 3.20, 256 KiB 3.64 and 3.57."""
 
 LL128_BYTES = {"broadcast": 8 << 20}
-"""Bytes up to which LL128 is chosen; else 4 MiB. 4 H200, 4 MiB, LL128 and Simple: all_reduce 24.0
-and 28.7 µs, all_gather 13.7 and 17.8, reduce_scatter 13.9 and 20.1, broadcast 16.4 and 43.1."""
+LL128_BYTES_ELSE = 4 << 20
+"""Bytes up to which LL128 is chosen. 4 H200, 4 MiB, LL128 and Simple: all_reduce 24.0 and 28.7 µs,
+all_gather 13.7 and 17.8, reduce_scatter 13.9 and 20.1, broadcast 16.4 and 43.1."""
 
 LL_ALONE_BYTES = {"all_reduce": 1 << 20}
-"""Bytes up to which LL is chosen where LL128 is not legal; else 2 MiB. 4 H200, LL and Simple:
-all_reduce of 1 MiB took 11.9 and 14.7 µs, 2 MiB 23.0 and 18.9; all_gather of 2 MiB 13.1 and
-13.5."""
+LL_ALONE_BYTES_ELSE = 2 << 20
+"""Bytes up to which LL is chosen where LL128 is not legal. 4 H200, LL and Simple: all_reduce of
+1 MiB took 11.9 and 14.7 µs, 2 MiB 23.0 and 18.9; all_gather of 2 MiB 13.1 and 13.5."""
 
 DIRECT_BYTES = {
     "LL": {"broadcast": 128 << 10, "reduce": 384 << 10},
@@ -55,10 +56,10 @@ def ll_protocol(call: Call, nvlink: bool) -> str | None:
     """LL or LL128; None where Simple is faster."""
     name, nbytes = call.collective, call.nbytes
     if not nvlink or call.dtype.itemsize > _WORD:
-        return "LL" if nbytes <= LL_ALONE_BYTES.get(name, 2 << 20) else None
-    if nbytes <= LL_BYTES.get(name, 192 << 10):
+        return "LL" if nbytes <= LL_ALONE_BYTES.get(name, LL_ALONE_BYTES_ELSE) else None
+    if nbytes <= LL_BYTES.get(name, LL_BYTES_ELSE):
         return "LL"
-    return "LL128" if nbytes <= LL128_BYTES.get(name, 4 << 20) else None
+    return "LL128" if nbytes <= LL128_BYTES.get(name, LL128_BYTES_ELSE) else None
 
 
 def choose_ll(
