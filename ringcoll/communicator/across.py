@@ -15,7 +15,6 @@ from ringcoll.lower import place
 from ringcoll.model import tuner
 from ringcoll.model.links import Links, Wire
 from ringcoll.plan import Plan
-from ringcoll.verifier.prover import prove_launch
 
 MESSAGE_BYTES = 256 << 10
 """Bytes of a slice between nodes."""
@@ -79,6 +78,7 @@ def tuned_across(
     accumulate: Accumulate,
 ) -> tuner.Choice:
     """The algorithm that the model finds fastest across nodes, with messages and staging."""
+    from ringcoll.verifier.prover import prove_launch
 
     def refuse(algorithm: str) -> str:
         if not deterministic:

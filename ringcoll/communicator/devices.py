@@ -9,13 +9,15 @@ import warnings
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ringcoll.cuda.device import Device, available, devices
 from ringcoll.errors import ArgumentError, MachineError
-from ringcoll.executors.cuda.cache import KernelCache, kernel_folder
-from ringcoll.executors.cuda.loader import Loader
 from ringcoll.fabric import Fabric
 from ringcoll.fabric.identity import identity
+
+if TYPE_CHECKING:
+    from ringcoll.executors.cuda.loader import Loader
 
 _log = logging.getLogger("ringcoll")
 
@@ -91,4 +93,7 @@ def ordinals(ranks: int | Sequence[int], wanted: str) -> tuple[int, list[int] | 
 @cache
 def loader(cache_dir: str | None) -> Loader:
     """The kernels of this process; compiled ones are kept in the user's cache folder."""
+    from ringcoll.executors.cuda.cache import KernelCache, kernel_folder
+    from ringcoll.executors.cuda.loader import Loader
+
     return Loader(KernelCache(kernel_folder(cache_dir)))

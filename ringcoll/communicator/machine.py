@@ -18,7 +18,6 @@ from pathlib import Path
 from ringcoll.communicator.across import HOST, links_of
 from ringcoll.communicator.topology import Topology
 from ringcoll.errors import ArgumentError, MachineError
-from ringcoll.executors.cuda.choose import HOP
 from ringcoll.fabric import Fabric
 from ringcoll.model.links import Wire
 from ringcoll.model.machine import machine_of
@@ -244,6 +243,8 @@ def _topology(members: System, text: str, on_gpu: bool) -> Topology:
         return Topology(members, best, stored, None if on_gpu else HOST)
     if not stored.rings:
         raise ArgumentError("no ring joins the ranks' GPUs")
+    from ringcoll.executors.cuda.choose import HOP
+
     overheads = Wire(1.0, 0.0, HOP) if on_gpu else Wire(1.0, HOST.alpha, HOST.latency)
     machine = machine_of(members, stored, overheads)
     if on_gpu and not (machine.all_pairs or _is_sure(members, stored)):

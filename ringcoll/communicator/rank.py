@@ -15,7 +15,6 @@ from ringcoll.algorithms import ALGORITHMS
 from ringcoll.arguments.buffers import flat
 from ringcoll.arguments.calls import Call
 from ringcoll.communicator.children import pack_color, ranks_of_color, remaining
-from ringcoll.communicator.explaining import explain_cpu
 from ringcoll.communicator.failures import broken_by, error_text, more_frames, reason_of, settle
 from ringcoll.communicator.machine import agree_among, unknown
 from ringcoll.communicator.progress import Progress
@@ -279,6 +278,8 @@ class RankState:
 
     def explain(self, collective: str, nbytes: int) -> str:
         """Which algorithm a call of ``nbytes`` runs, and why."""
+        from ringcoll.communicator.explaining import explain_cpu
+
         fabric = self.fabric
         return explain_cpu(
             collective, nbytes, fabric.nranks, fabric.nodes, self.topology, self.config

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -50,6 +52,9 @@ def available() -> str | None:
 
 def _probe() -> tuple[tuple[Device, ...], str | None]:
     """The GPUs, and why ranks cannot use them."""
+    # CuPy takes as long to import as numpy: where there is no driver it could not find a GPU.
+    if "cupy" not in sys.modules and not _has_driver():
+        return (), "this host has no NVIDIA driver: libcuda.so.1 cannot be loaded"
     try:
         cuda = runtime()
     except ImportError as error:
@@ -70,6 +75,14 @@ def _probe() -> tuple[tuple[Device, ...], str | None]:
         listed = ", ".join(f"{device} of {device.major}.{device.minor}" for device in old)
         return found, f"ranks need compute capability {LEAST_CAPABILITY}.0; this host has {listed}"
     return found, None
+
+
+def _has_driver() -> bool:
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
 
 
 def _device(cuda: Any, ordinal: int) -> Device:

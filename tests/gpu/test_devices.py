@@ -38,6 +38,14 @@ def test_without_cupy_there_are_no_devices(monkeypatch):
     assert "[cu13]" in str(device.available())
 
 
+def test_without_a_driver_cupy_is_not_imported(monkeypatch):
+    monkeypatch.delitem(sys.modules, "cupy")
+    monkeypatch.setattr(device, "_has_driver", lambda: False)
+    monkeypatch.setattr(device, "runtime", lambda: pytest.fail("imported CuPy"))
+    assert device.devices() == ()
+    assert "no NVIDIA driver: libcuda.so.1" in str(device.available())
+
+
 def test_old_devices_are_refused(stand_in, monkeypatch):
     runtime = stand_in(1)
     old = {**runtime.getDeviceProperties(0), "major": 6}
