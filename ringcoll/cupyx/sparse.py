@@ -7,6 +7,7 @@ CuPy, and its dtype too.
 from __future__ import annotations
 
 import contextlib
+import struct
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -27,7 +28,7 @@ from ringcoll.cupyx.matrices import (
     split,
 )
 from ringcoll.dtypes import Op, dtype_of
-from ringcoll.errors import ArgumentError, ArgumentTypeError
+from ringcoll.errors import ArgumentError, ArgumentTypeError, MismatchError
 
 
 class SparseCalls:
@@ -126,7 +127,7 @@ class SparseCalls:
 
     def send(self, matrix: Any, peer: int) -> None:
         """Send the sizes, then the arrays."""
-        self._comm.send(self._words("send", [matrix]), peer)
+        self._comm.send(self._array(self._words("send", [matrix])), peer)
         for array in self._own(matrix):
             self._comm.send(array, peer)
 
@@ -145,7 +146,8 @@ class SparseCalls:
         """Exchange matrices with ``peer``."""
         self._check("send_recv", "out_array", out)
         words = self._xp.empty(HEADER_WORDS, np.int64)
-        self._comm.sendrecv(self._words("send_recv", [matrix]), peer, words, peer)
+        sent = self._array(self._words("send_recv", [matrix]))
+        self._comm.sendrecv(sent, peer, words, peer)
         header = self._arrived("send_recv", words)
         arrays = self._new(header)
         for own, array in zip(self._own(matrix), arrays, strict=True):
@@ -171,10 +173,7 @@ class SparseCalls:
         if out is not None:
             self._check(name, "out_array", out)
         width = HEADER_WORDS * (self._comm.nranks if one_each else 1) + 1
-        row = self._words(name, matrices, width, out)
-        table = self._xp.empty((self._comm.nranks, width), np.int64)
-        self._comm.all_gather(row, table)
-        rows = table.tolist()  # the host waits
+        rows = self._rows_of_all(name, self._words(name, matrices, width, out))
         found = [
             [
                 header
@@ -183,7 +182,9 @@ class SparseCalls:
             ]
             for row in rows
         ]
-        whole = next(headers for headers in found if headers)
+        whole = next((headers for headers in found if headers), None)
+        if whole is None:
+            raise self._refusal(name, "no rank has passed a sparse matrix; make the same call")
         first = whole[0]
         for rank, headers in enumerate(found):
             for header, other in zip(headers, whole, strict=False):
@@ -207,13 +208,35 @@ class SparseCalls:
                 )
         return found
 
+    def _rows_of_all(self, name: str, row: list[int]) -> list[tuple[int, ...]]:
+        """Every rank's row, over the control plane.
+
+        A kernel that waits for them would hold up what another rank must still do on its device
+        before it makes this call: CuPy allocates, frees and loads kernels to combine matrices.
+        """
+        state, layout = self._comm._state, struct.Struct(f"<{len(row)}q")
+        state.yield_to_worker()
+        own, what = layout.pack(*row), f"{name} of sparse matrices"
+        parts = state.together(lambda: state.fabric.allgather(own, what=what))
+        for rank, part in enumerate(parts):
+            if len(part) != layout.size:
+                raise MismatchError(
+                    f"{what}: rank {rank} has sent {len(part)} bytes of sizes, rank "
+                    f"{self._comm.rank} {layout.size}; use one version of ringcoll"
+                )
+        return [layout.unpack(part) for part in parts]
+
     def _words(
         self, name: str, matrices: Sequence[Any], width: int = HEADER_WORDS, out: Any = None
-    ) -> Any:
+    ) -> list[int]:
+        """The headers of matrices, and zeros up to ``width``, the format of ``out`` last."""
         words = [word for m in matrices for word in self._header(name, m).words()]
         words += [0] * (width - len(words))
         if out is not None:
             words[-1] = 1 + FORMATS.index(out.format)
+        return words
+
+    def _array(self, words: list[int]) -> Any:
         return self._xp.array(words, np.int64)
 
     def _header(self, name: str, matrix: Any) -> Header:
