@@ -65,15 +65,21 @@ class Program:
     """A lowered plan for any number of slices that its window allows, a program a block.
 
     ``collective`` is the plan's before slicing, with ``in_place`` of the launch. Each of the
-    ``scratch`` chunks a rank has ``slots`` slots, W'. ``total``: each rank ends after all have
-    entered.
+    ``scratch`` chunks a rank has ``slots`` slots, W'. ``heard``: for each rank the ranks that have
+    entered when it ends, bit p for rank p.
     """
 
     collective: Collective
     programs: tuple[BlockProgram, ...]
     scratch: int
     slots: int
-    total: bool
+    heard: tuple[int, ...]
+
+    @property
+    def total(self) -> bool:
+        """Whether each rank ends only after all ranks have entered."""
+        nranks = len(self.heard)
+        return nranks == 1 or all(mask == (1 << nranks) - 1 for mask in self.heard)
 
     @property
     def blocks(self) -> tuple[Block, ...]:
@@ -98,7 +104,7 @@ def encode(plan: Plan, launch: Launch) -> Program:
 @lru_cache(maxsize=512)
 def _encode(plan: Plan, launch: Launch) -> Program:
     placed, lowered = place(plan, launch), lower(plan, launch)
-    total = _is_total(lowered)
+    heard = _heard(lowered)
     if launch.in_band:
         lowered = without_signals(lowered)
     count = launch.slices
@@ -140,7 +146,7 @@ def _encode(plan: Plan, launch: Launch) -> Program:
         exit_signals = tuple(number[s] for step in tail for s in step.signals)
         exit_waits = tuple(number[w] for step in tail for w in step.waits)
         programs.append(BlockProgram(block, entry, tuple(rows), exit_signals, exit_waits))
-    return Program(placed.collective, tuple(programs), placed.scratch(), launch.slots, total)
+    return Program(placed.collective, tuple(programs), placed.scratch(), launch.slots, heard)
 
 
 Guarded = tuple[tuple[Block, ...] | None, tuple[Block, ...]]
@@ -164,8 +170,8 @@ def _guarded(column: list[tuple[Block, ...]], slots: int, *, credit_first: bool)
     return bare, credits
 
 
-def _is_total(lowered: Plan) -> bool:
-    """Whether each rank ends only after all ranks have entered."""
+def _heard(lowered: Plan) -> tuple[int, ...]:
+    """For each rank the ranks that are known to have entered when it ends: bits."""
     knows = {block: 1 << block.rank for block in lowered.steps}
     sent: dict[tuple[Block, Block], list[int]] = {}
     taken: Counter[tuple[Block, Block]] = Counter()
@@ -180,11 +186,10 @@ def _is_total(lowered: Plan) -> bool:
                 knows[block] |= posted[at] if at < len(posted) else 0
         for signal in step.signals:
             sent.setdefault((block, signal), []).append(knows[block])
-    everyone = (1 << lowered.nranks) - 1
-    ends = dict.fromkeys(range(lowered.nranks), 0)
+    ends = [0] * lowered.nranks
     for block, mask in knows.items():
         ends[block.rank] |= mask
-    return lowered.nranks == 1 or all(mask == everyone for mask in ends.values())
+    return tuple(ends)
 
 
 def expand(program: Program, block: BlockProgram, slices: int) -> Iterator[Step]:

@@ -166,6 +166,16 @@ struct Call {
         return compare_hello(peer, epoch, args.signature, local.launch, hello);
     }
 
+    // Compare the hellos of the ranks whose bytes have come here, each by one of `count` threads;
+    // false: one makes another call, or aborted. They have entered: the wait is short.
+    RC_DEVICE bool await_same_calls(u32 thread, u32 count) {
+        bool same = true;
+#pragma unroll 1
+        for (u32 p = thread; same && p < RC_RANKS; p += count)
+            same = !(local.compared >> p % 32 & 1) || await_same_call(p);
+        return same;
+    }
+
     // Whether a peer's hello of call `when` has this rank's signature; reports a mismatch.
     RC_DEVICE bool compare_hello(u32 peer, u64 when, u32 signature, u32 mine, u64 hello) const {
         if (!unlikely(!(static_cast<u32>(hello) == signature))) return true;

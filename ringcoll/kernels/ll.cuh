@@ -451,8 +451,8 @@ struct Nothing {
     RC_DEVICE static void run(Thread<T>&, const Users&, u32, u32) {}
 };
 
-// The last warp of a block sends the hellos and counts the epoch; of a total call it also compares
-// the peers' hellos, off the critical path: the other warps do not wait for it.
+// The last warp of a block sends the hellos and counts the epoch. It also compares the hellos of the
+// ranks whose bytes come here, off the critical path: the other warps do not wait for it.
 template <class Op>
 RC_DEVICE void run_sync_warp(const Args& args, const Local& local, u32 workers) {
     Call call(args, local);
@@ -466,10 +466,7 @@ RC_DEVICE void run_sync_warp(const Args& args, const Local& local, u32 workers) 
             if (block_index() == 0) call.send_factor(p);
     block_await();
     if (entered) call.leave(workers, SYNC_THREADS);
-    bool agreed = entered && args.total;
-#pragma unroll 1
-    for (u32 p = lane; agreed && p < RC_RANKS; p += SYNC_THREADS)
-        agreed = p == local.rank || call.await_same_call(p);
+    if (entered) call.await_same_calls(lane, SYNC_THREADS);
 }
 
 // The whole call of one rank. A Program has its batches in order: `First`, and `rest`, which runs

@@ -142,6 +142,9 @@ struct Half : Call {
         return true;
     }
 
+    // As Call's: enter() and leave() compare the peer's hello.
+    RC_DEVICE bool await_same_calls(u32, u32) const { return true; }
+
     // Wait until the peer has entered call `when` of the pair; false: aborted.
     RC_DEVICE bool await_hello(u64 when) {
         const u64 at = line(inbound, when);

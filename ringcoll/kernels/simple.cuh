@@ -135,7 +135,7 @@ struct Runner {
         const u64* posted = waited + 2 * head.waits;
         bool alive;
         if (waits()) {
-            alive = wait(waited, head.waits, slice, step, odd);
+            alive = wait(waited, head.waits, slice, step, odd, last);
         } else if (posts()) {
             alive = signal(posted, head.signals, slice, odd, last);
         } else {
@@ -145,11 +145,13 @@ struct Runner {
         return alive;
     }
 
-    // Wait for a row's signals, and let it begin.
-    RC_DEVICE bool wait(const u64* words, u32 count, u64 slice, u32 step, u32 odd) {
+    // Wait for a row's signals, and let it begin. Beside the last row that moves, compare hellos.
+    RC_DEVICE bool wait(const u64* words, u32 count, u64 slice, u32 step, u32 odd, bool last) {
+        const u32 lane = thread_index() % WARP;
         bool alive = true;
-        for (u32 k = thread_index() % WARP; k < count; k += WARP)
+        for (u32 k = lane; k < count; k += WARP)
             alive = await(words + 2 * k, slice, step, k) && alive;
+        if (last && !call.args.mapped) alive = call.await_same_calls(lane, WARP) && alive;
         alive = !warp_any(!alive);
         if (!alive && thread_index() % WARP == 0) shared.turns.aborted[odd] = 1;
         barrier_sync(BEGUN + odd, block_threads());
@@ -296,9 +298,6 @@ RC_DEVICE void run(const Args& args, const Local& local) {
         Runner<Call> runner{call, shared, block_index() % replicas, replicas};
         done = runner.template run<T, Program>(choice.words + choice.words[1 + number]);
     }
-    if (done && args.total && !args.mapped)
-        for (u32 p = thread_index(); p < RC_RANKS; p += block_threads())
-            if (p != local.rank) done = call.await_same_call(p) && done;
     if (!block_barrier_or(!done)) call.leave(0, block_threads());
 }
 

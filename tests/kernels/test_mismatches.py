@@ -15,7 +15,7 @@ from ringcoll.executors.cuda.hellos import find_mismatch
 from ringcoll.executors.cuda.reports import HELLO, MISMATCH, Report
 from ringcoll.launch import Launch
 from tests.kernels.apart import ADDRESS, run_apart
-from tests.kernels.cases import LL, STAGED, Case
+from tests.kernels.cases import LL, LL128, STAGED, Case
 from tests.kernels.sanitizer import THREADS, needs_sanitizer
 from tests.kernels.stand_in import CPU, KERNELS, compile_all, needs_compiler
 from tests.kernels.world import Ready, World
@@ -133,6 +133,52 @@ def test_a_rooted_call_against_a_total_one(nranks: int, launch: Launch) -> None:
     calls(world, [ours, *[total(nranks, launch)] * (nranks - 1)])
     assert any(report is not None for report in world.reports())
     assert told(world) >= 2
+
+
+@pytest.mark.parametrize("launch", [LL, LL128, STAGED], ids=["LL", "LL128", "staged"])
+@pytest.mark.parametrize("odd", [1, 2])
+@pytest.mark.parametrize(
+    ("name", "algorithm", "root", "receives"),
+    [
+        ("reduce", "all_pairs", 0, (0,)),
+        ("reduce", "chain", 0, (0,)),
+        ("gather", "all_pairs", 0, (0,)),
+        ("broadcast", "all_pairs", 0, ()),
+        ("broadcast", "chain", 0, ()),
+        ("scatter", "all_pairs", 0, ()),
+    ],
+)
+def test_no_rank_ends_with_bytes_of_another_call(
+    name: str, algorithm: str, root: int, receives: tuple[int, ...], odd: int, launch: Launch
+) -> None:
+    """The calls move the same bytes by the same program; only the signature of one rank differs."""
+    for _ in range(3):
+        world = World(3)
+        case = Case(build(name, algorithm, 3, root=root), launch, 100)
+        arrays = world.arrays(case)
+        ready = [
+            world.ready(case, arrays, ranks=(rank,), signature=100 + (rank == odd), number=40)
+            for rank in range(3)
+        ]
+        compile_all(each.text for each in ready)
+        threads = [Thread(target=each) for each in ready]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for rank in receives or (odd,):
+            report = world.report(rank)
+            assert report is not None
+            assert report.kind in (MISMATCH, PEER_FAILED)
+            assert known(world, rank) is not None
+
+
+def test_a_root_that_only_sends_waits_for_nobody() -> None:
+    for name in ("broadcast", "scatter"):
+        world = World(3)
+        case = rooted(name, 3, 0, LL)
+        world.ready(case, world.arrays(case), ranks=(0,))()
+        assert world.reports() == [None] * 3
 
 
 @SIZES

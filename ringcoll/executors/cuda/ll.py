@@ -14,7 +14,7 @@ from ringcoll.dtypes import DType, ReduceOp
 from ringcoll.encode import Program, Row
 from ringcoll.errors import LaunchRefused
 from ringcoll.executors.cuda.ll_layout import LLLayout, Storage
-from ringcoll.executors.cuda.params import Addresses, Body, padded
+from ringcoll.executors.cuda.params import Addresses, Body, compared_ranks, padded
 from ringcoll.executors.cuda.source import kernel_text, names_of
 from ringcoll.executors.cuda.workspace import Workspace
 from ringcoll.labels import Label
@@ -174,7 +174,8 @@ def ll_body(
     }
     text = _text(names_of(dtype, op), constants, programs)
     numbers = tuple(programs.index(found) for found in of_rank)
-    return Body(text, words, numbers, ll_layout.packs(layout), half)
+    compared = compared_ranks(program, local)
+    return Body(text, words, numbers, ll_layout.packs(layout), half, compared)
 
 
 def _words(

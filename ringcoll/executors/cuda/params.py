@@ -10,6 +10,7 @@ from typing import Any
 import numpy.typing as npt
 
 from ringcoll.dtypes import DType, ReduceOp
+from ringcoll.encode import Program
 from ringcoll.errors import LaunchRefused
 
 _HEAD = struct.Struct("<QQQIIII")
@@ -45,6 +46,7 @@ class Body:
     programs: tuple[int, ...]
     packs: int
     half: int  # bytes between the halves of the protocol's SCRATCH
+    compared: tuple[int, ...] = ()  # for each rank, whose hellos it compares at the end: bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,17 @@ def padded(words: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
     return tuple((*row, *(0,) * (length - len(row))) for row in words)
 
 
+def compared_ranks(program: Program, local: Sequence[Addresses]) -> tuple[int, ...]:
+    """For each rank those that have entered when it ends, without itself: bit p % 32 of rank p."""
+    found = []
+    for at in local:
+        rest, bits = program.heard[at.rank] & ~(1 << at.rank), 0
+        while rest:
+            rest, bits = rest >> 32, bits | rest & 0xFFFFFFFF
+        found.append(bits)
+    return tuple(found)
+
+
 def launch_bytes(nranks: int, words: int, local: int) -> int:
     """Bytes that a launch carries."""
     return _HEAD.size + local * (_LOCAL.size + _BUFFERS.size + 8 * (nranks + words))
@@ -94,12 +107,13 @@ def pack(body: Body, header: Header, progress: int, local: Sequence[Addresses]) 
             header.mapped,
         )
     ]
-    for at, words, program in zip(local, body.words, body.programs, strict=True):
+    compared = body.compared or (0,) * len(local)
+    for at, words, program, bits in zip(local, body.words, body.programs, compared, strict=True):
         parts += [
             _LOCAL.pack(at.workspaces[at.rank] + progress, at.report, at.workspaces[at.rank]),
             struct.pack(f"<{len(at.workspaces)}Q", *at.workspaces),
             _BUFFERS.pack(
-                at.mappings, *at.hello, at.factor, *at.user, at.rank, program, at.launch, 0
+                at.mappings, *at.hello, at.factor, *at.user, at.rank, program, at.launch, bits
             ),
             struct.pack(f"<{len(words)}Q", *words),
         ]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from ringcoll.dtypes import DType, ReduceOp
 from ringcoll.encode import BlockProgram, Program, Row
 from ringcoll.errors import LaunchRefused
-from ringcoll.executors.cuda.params import Addresses, Body, padded
+from ringcoll.executors.cuda.params import Addresses, Body, compared_ranks, padded
 from ringcoll.executors.cuda.source import kernel_text, names_of
 from ringcoll.executors.cuda.workspace import FLAGS, Workspace
 from ringcoll.executors.rows import flag_slots
@@ -115,9 +115,11 @@ def simple_body(
         writer.moves,
         "run" if kernel_part is None else "run_gated",
     )
-    return Body(
-        text, words, (0,) * len(local), 0, workspace.scratch_half if kernel_part is None else 0
-    )
+    programs = (0,) * len(local)
+    if kernel_part is not None:
+        return Body(text, words, programs, 0, 0)
+    compared = compared_ranks(program, local)
+    return Body(text, words, programs, 0, workspace.scratch_half, compared)
 
 
 class Writer:
