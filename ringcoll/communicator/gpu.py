@@ -227,11 +227,16 @@ class CudaState(RankState):
         """Record that a call failed, and stop the kernels of this rank that wait."""
         super().fail(error, begun=begun)
         if self.broken is not None:
-            self.cuda.give_up()
+            self.cuda.give_up(error)
+
+    def is_busy(self) -> bool:
+        """Whether enqueued calls may still run."""
+        return not self.closed and not self.cuda.stream_order.ended()
 
     def missed_call(self, rank: int) -> str | None:
-        """None: kernels wait, and their report names the call."""
-        return None
+        """The call that waits for a launch with ``rank``; what kernels wait for they report."""
+        active = self.cuda.running
+        return None if active is None else active.call.tagged(active.signature_text)
 
     def abort(self, reason: str, *, error: type[BaseException] = AbortedError) -> None:
         """Abort the communicator, and stop the kernels of this rank that wait."""

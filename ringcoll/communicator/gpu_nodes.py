@@ -108,6 +108,7 @@ class NodesState(RankState):
         own = fabric.nodes[fabric.rank]
         self.node_ranks = [rank for rank, node in enumerate(fabric.nodes) if node == own]
         self.inside = self._make_inside(parent, ranks)
+        self.inside.cuda.in_order = False  # its calls are launched by the communicator's thread
         made = contextlib.ExitStack()
         made.callback(self.inside.close)
         try:

@@ -164,7 +164,7 @@ def spawn(
 
     The first failure is raised again with its rank; the other ranks are aborted, none waits. When
     a rank's function returns, its communicator counts as closed: ranks that wait for it fail at
-    once, and kernels that wait for it fail by the deadline.
+    once.
 
     Args:
         function: gets its rank's communicator, then ``args``.

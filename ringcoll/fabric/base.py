@@ -25,7 +25,7 @@ from ringcoll.errors import (
     Error,
     RankLostError,
 )
-from ringcoll.fabric.liveness import State, Status, raise_departed, raise_failed
+from ringcoll.fabric.liveness import State, Status, departure, raise_departed, raise_failed
 from ringcoll.fabric.mpi import Messages
 from ringcoll.fabric.poll import SPINS, LivenessTimer, poll
 from ringcoll.host.fence import Fence
@@ -239,6 +239,26 @@ class Fabric(ABC):
         self._require_open()
         statuses = self._statuses().items()
         return tuple(sorted(r for r, status in statuses if status.lost and r != self.rank))
+
+    def left(self) -> list[int]:
+        """The other ranks that have left and whose kernels have all ended.
+
+        A process that exits without closing may leave kernels behind, until it is gone.
+        """
+        return [
+            rank
+            for rank, status in self._statuses().items()
+            if rank != self.rank
+            and (
+                status.state is State.CLOSED
+                or (status.state is State.EXITED and (self.threads or bool(status.death)))
+            )
+        ]
+
+    def departure(self, rank: int) -> RankLostError:
+        """The error of a call that needs a rank of :meth:`left`."""
+        self._note_departure()
+        return departure(self.names[rank], self._statuses()[rank].state)
 
     def _note_failure(self) -> None:
         self._note_departure()

@@ -124,10 +124,15 @@ def raise_departed(
     for rank in left:
         if rank in awaited:
             note()
-            how = "closed" if statuses[rank].state is State.CLOSED else "left without closing"
-            error = RankLostError(f"rank {names[rank]} {how} its communicator")
-            error.left = names[rank]
-            raise error
+            raise departure(names[rank], statuses[rank].state)
+
+
+def departure(name: int, state: State) -> RankLostError:
+    """The error of a rank, by its name in messages, that has closed or exited."""
+    how = "closed" if state is State.CLOSED else "left without closing"
+    error = RankLostError(f"rank {name} {how} its communicator")
+    error.left = name
+    return error
 
 
 class Process:

@@ -51,6 +51,7 @@ class ProcessFabric(Fabric):
         self._timer = LivenessTimer(self._own.alarm)
         self._exchange = Exchange([control.calls for control in controls], rank)
         self._seen: dict[int, str] = {}
+        self._meeting = False  # whether this rank is in an exchange or a rendezvous
         self._exit_key = next(_exit_keys)
         # Collected without close(): peers that wait for this rank must not wait for ever.
         self._forget = weakref.finalize(self, _collected, self._own, os.getpid())
@@ -76,10 +77,16 @@ class ProcessFabric(Fabric):
         self.check()
         started, deadline = time.monotonic(), self.deadline(timeout)
         wait = partial(self._await_all, call=call or what, started=started, deadline=deadline)
-        return self._exchange.allgather(payload, what, wait, self.entered)
+        self._meeting = True
+        try:
+            return self._exchange.allgather(payload, what, wait, self.entered)
+        finally:
+            self._meeting = False
 
     def ahead(self) -> dict[int, tuple[str, int]]:
         """The calls of the control plane in which other processes wait for this rank."""
+        if self._meeting:  # another thread looks: parts of the exchange under way have no header
+            return {}
         found = {rank: (what, n) for rank, (what, n, _) in self._exchange.ahead().items()}
         return {**found, **self.rendezvous()}
 
@@ -156,10 +163,12 @@ class ProcessFabric(Fabric):
         ranks = self._members(members, what)
         processes = [self.processes[rank] for rank in ranks]
         wait = partial(self._await_members, what=what, deadline=self.deadline())
+        self._meeting = True
         try:
             met = Rendezvous(self.controls, ranks, self.rank, self._seen, what, wait, self.entered)
             fabric = process_fabric(met, timeout=self.timeout, what=what, processes=processes)
         finally:
+            self._meeting = False
             self._own.subsets.clear()
         finalize.resolve(self._exit_key)
         return fabric

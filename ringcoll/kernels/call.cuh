@@ -48,14 +48,16 @@ RC_APART static void fail(const Args& args, const Local& local, u64 epoch, u64 w
     }
 }
 
-// Whether to stop waiting for `peer` at `step` after `waited` ns: a deadline, an abort by the host
-// or a failure at a peer.
+// Whether to stop waiting for `peer` at `step` after `waited` ns: a deadline, an abort by the host,
+// a failure at a peer, or a rank that has left and never enters this call.
 RC_APART static bool should_abort(const Args& args, const Local& local, u64 epoch, u64 time,
                                   u64 waited, u32 peer, u32 step) {
     u32 kind = waited < args.timeout ? 0 : EXPIRED, theirs = 0;
     if (ld_relaxed_sys_u32(local.report + 24) != 0) kind = ABORTED;
     // A rank that makes another call never sends what is awaited: compare one hello each time.
     const u32 other = static_cast<u32>(time >> 10) % RC_RANKS;
+    const u32 left = ld_relaxed_sys_u32(local.report + LEFT_RANKS + other * 4);
+    if (left != 0 && epoch >= left) kind = LEFT, peer = other;
     const Vector hello = ld_relaxed_sys_v4_u32(hello_at(local.own, epoch, other, 0));
     if (arrived(hello, static_cast<u32>(epoch)) && hello.x != args.signature) {
         kind = MISMATCH, peer = other, step = STEP_HELLO, theirs = hello.z;

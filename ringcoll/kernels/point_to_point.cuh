@@ -31,6 +31,7 @@ struct Half : Call {
     bool sends;
     u64 sequence, inbound, outbound;
     u32 signature, record;
+    bool left;  // whether the peer had left when a wait last looked
 
     RC_DEVICE Half(const Args& a, const Local& l, const u64* words, u32 block)
         : Call(a, l, 0),
@@ -43,7 +44,8 @@ struct Half : Call {
           inbound(words[2]),
           outbound(words[3]),
           signature(0),
-          record(0) {
+          record(0),
+          left(false) {
         if (sequence != 0) epoch = ld_relaxed_sys_u64(sequence + mine * 8);
     }
 
@@ -114,8 +116,11 @@ struct Half : Call {
             fail(ABORTED, more);
             return true;
         }
-        if (time - began < args.timeout) return false;
-        fail(EXPIRED, more);
+        // What a peer sent before it left has come since the check that found it gone.
+        const bool before = left;
+        left = ld_relaxed_sys_u32(local.report + LEFT_RANKS + peer * 4) != 0;
+        if (!(before && left) && time - began < args.timeout) return false;
+        fail(before && left ? LEFT : EXPIRED, more);
         return true;
     }
 

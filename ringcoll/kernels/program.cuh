@@ -38,11 +38,14 @@ struct Report {
     u32 launch;  // the peer's, if it made another call
     u32 abort;   // stored by the host: give up
     u32 mine;    // this rank's own launch of the call
+    // Stored by the host when a rank has left: 1 + the last call that it entered.
+    u32 left[RC_RANKS];
 };
+constexpr u64 LEFT_RANKS = 32;  // offset of `left`
 
 // Kinds of reports: a deadline, different calls, aborted by the host, a failure at a peer, 2^32
-// calls.
-constexpr u32 EXPIRED = 1, MISMATCH = 2, ABORTED = 3, PEER_FAILED = 4, EPOCH_WRAPPED = 5;
+// calls, a peer that has left.
+constexpr u32 EXPIRED = 1, MISMATCH = 2, ABORTED = 3, PEER_FAILED = 4, EPOCH_WRAPPED = 5, LEFT = 6;
 constexpr u32 STEP_HELLO = 0xffffffffu;
 constexpr u32 STEP_PAIR = 0x40000000u;  // of a send or receive; with the two bits below
 constexpr u32 PAIR_SENDS = 1, PAIR_ENTRY = 2;

@@ -50,7 +50,9 @@ class Gpus(Runtime):
         key = self.getDevice(), stream
         if key not in self._streams:
             work_queue = self._streams[key] = queue.SimpleQueue()
-            threading.Thread(target=_run, args=(work_queue,), daemon=True).start()
+            # Named like the library's own: it makes nobody's calls.
+            name = f"ringcoll stream {key}"
+            threading.Thread(target=_run, args=(work_queue,), name=name, daemon=True).start()
         self._streams[key].put(work)
 
     def memcpyAsync(self, target: int, source: int, nbytes: int, _kind: int, stream: int) -> None:

@@ -5,6 +5,7 @@ What a rank has seen it leaves in the folder, as JSON under its number.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -97,6 +98,54 @@ def killed(device: str, folder: Path) -> None:
     leave(folder, str(rank), json.dumps(said).encode())
 
 
+def leaves(device: str, folder: Path) -> None:
+    """The last rank closes, or exits without it, while the others wait in a third call."""
+    comm = ringcoll.init(device=device, timeout=TIMEOUT)
+    arrays = [comm.empty(count, "float32") for count in COUNTS]
+    for x in arrays:
+        x.fill(0)
+        comm.all_reduce(x)
+    comm.synchronize()
+    how, size = folder.name.split("-")
+    if comm.rank == comm.nranks - 1:
+        leave(folder, "died", repr(time.monotonic()).encode())
+        if how == "closes":
+            comm.close()
+            time.sleep(5)  # a process that has ended is known without that
+        return
+    said = {"error": "none", "kind": "none", "ended": 0.0}
+    try:
+        comm.all_reduce(arrays[size == "large"])
+        comm.synchronize()
+    except Error as error:
+        said = {"error": str(error), "kind": type(error).__name__, "ended": time.monotonic()}
+    leave(folder, str(comm.rank), json.dumps(said).encode())
+    with contextlib.suppress(Error):
+        comm.close()
+
+
+def control(device: str, folder: Path) -> None:
+    """Rank 0 makes a control call, the others one that moves data."""
+    comm = ringcoll.init(device=device, timeout=TIMEOUT)
+    x = comm.empty(COUNTS[0], "float32")
+    comm.all_reduce(x)
+    comm.synchronize()
+    said = {"error": "none", "kind": "none"}
+    try:
+        if comm.rank:
+            comm.all_reduce(x)
+            comm.synchronize()
+        elif folder.name == "split":
+            comm.split(0)
+        else:
+            comm.empty(COUNTS[1], "float32")
+    except Error as error:
+        said = {"error": str(error), "kind": type(error).__name__}
+    leave(folder, str(comm.rank), json.dumps(said).encode())
+    with contextlib.suppress(Error):
+        comm.close()
+
+
 def refused(comm: Any, x: Any) -> str:
     try:
         comm.all_reduce(x)
@@ -120,4 +169,6 @@ def waits(device: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    {"killed": killed, "waits": waits}[sys.argv[1]](sys.argv[2], Path(sys.argv[3]))
+    {"killed": killed, "waits": waits, "leaves": leaves, "control": control}[sys.argv[1]](
+        sys.argv[2], Path(sys.argv[3])
+    )

@@ -33,7 +33,7 @@ class Waiting:
         self.events.append("synchronized" if self.asked.wait(20) else "waited in vain")
         self.found = AbortedError("given up")
 
-    def give_up(self) -> None:
+    def give_up(self, _error=None) -> None:
         self.asked.set()
 
     def failure(self):

@@ -105,6 +105,39 @@ def test_a_killed_process_is_named_by_those_on_other_gpus(nothing_left, capsys):
     lose_one(nothing_left, nranks, shared=False, capsys=capsys)
 
 
+SHARED = pytest.mark.parametrize(
+    "shared", [True, pytest.param(False, marks=pytest.mark.multi_gpu)], ids=["one GPU", "two"]
+)
+
+
+@SHARED
+@pytest.mark.parametrize("how", ["closes-small", "closes-large", "exits-small"])
+def test_a_process_that_leaves_is_named_by_those_that_wait(nothing_left, how, shared, capsys):
+    folder = nothing_left / how
+    folder.mkdir()
+    assert run_ranks(command("leaves", folder), 2, env=seen(shared)) == [0, 0]
+    said = json.loads((folder / "0").read_text())
+    assert said["kind"] == "RankLostError", said
+    verb = "closed" if how.startswith("closes") else "left without closing"
+    assert f"rank 1 {verb} its communicator after call 2, without making call 3" in said["error"]
+    with capsys.disabled():
+        took = said["ended"] - float((folder / "died").read_text())
+        print(f"\nseconds until rank 0 knew: {took:.3f}")
+
+
+@SHARED
+@pytest.mark.parametrize("name", ["empty", "split"])
+def test_a_control_call_against_a_data_call_is_a_mismatch(nothing_left, name, shared):
+    folder = nothing_left / name
+    folder.mkdir()
+    assert run_ranks(command("control", folder), 2, env=seen(shared)) == [0, 0]
+    for rank in range(2):
+        said = json.loads((folder / str(rank)).read_text())
+        assert said["kind"] == "MismatchError", said
+        assert f"rank 0: {name}" in said["error"]
+        assert "rank 1: all_reduce" in said["error"]
+
+
 def interrupt(argv: list[str], folder: Path, nranks: int, *, shared: bool) -> int:
     """Press Ctrl-C when rank 0 waits in a kernel and the others elsewhere."""
     with subprocess.Popen(

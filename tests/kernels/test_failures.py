@@ -12,11 +12,11 @@ from ringcoll.algorithms import build
 from ringcoll.launch import Launch
 from tests.kernels.cases import LL, STAGED, Case
 from tests.kernels.stand_in import compile_all, needs_compiler
-from tests.kernels.world import ABORT, Ready, World
+from tests.kernels.world import ABORT, LEFT_RANKS, Ready, World
 
 pytestmark = [needs_compiler, pytest.mark.alone]
 
-EXPIRED, MISMATCH, ABORTED, PEER_FAILED, EPOCH_WRAPPED = 1, 2, 3, 4, 5
+EXPIRED, MISMATCH, ABORTED, PEER_FAILED, EPOCH_WRAPPED, LEFT = 1, 2, 3, 4, 5, 6
 HELLO = 0xFFFFFFFF
 SOURCE = 0x80000000
 AT_ONCE = 30.0
@@ -166,6 +166,30 @@ def test_the_host_gives_up(launch: Launch) -> None:
     assert report.kind == ABORTED
     assert other is not None
     assert other.kind == PEER_FAILED
+
+
+@EVERY
+@pytest.mark.parametrize("entered", [0, 1])
+def test_a_rank_that_has_left(entered: int, launch: Launch) -> None:
+    """The host says after which call; what was enqueued before that call still ends."""
+    world = World(3)
+    case = ring(launch)
+    arrays = world.arrays(case)
+    for rank in range(2):
+        world.words(rank)[LEFT_RANKS + 2] = 1 + entered
+    if entered:
+        seconds([world.ready(case, arrays)])
+        assert world.reports() == [None] * 3
+    assert seconds([world.ready(case, arrays, ranks=(0, 1))]) < AT_ONCE
+    reports = [world.report(rank) for rank in range(2)]
+    told = [report for report in reports if report is not None]
+    assert len(told) == 2
+    assert {report.kind for report in told} <= {LEFT, PEER_FAILED}
+    for report in told:
+        assert report.epoch == 1 + entered
+        if report.kind == LEFT:
+            assert report.peer == 2
+    assert any(report.kind == LEFT for report in told)
 
 
 def test_a_late_rank_is_waited_for() -> None:

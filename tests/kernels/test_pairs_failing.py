@@ -11,11 +11,11 @@ import pytest
 
 from ringcoll.errors import AbortedError, ClosedError, DeadlineError, Error, MismatchError
 from ringcoll.executors.cuda.point_to_point import window_bytes
-from ringcoll.executors.cuda.reports import error_of
+from ringcoll.executors.cuda.reports import LEFT, error_of
 from tests.kernels.stand_in import library, needs_compiler
 from tests.kernels.test_broken import changed, copied
 from tests.kernels.traffic import Traffic, side_by_side
-from tests.kernels.world import ABORT, World
+from tests.kernels.world import ABORT, LEFT_RANKS, World
 
 pytestmark = [needs_compiler, pytest.mark.alone]
 
@@ -55,6 +55,34 @@ def test_a_sender_whose_receiver_never_comes():
     told = error(world, 0)
     assert isinstance(told, DeadlineError)
     assert "send to rank 1 on rank 0 (call 1 of this pair, <101 of 0>)" in str(told)
+
+
+@pytest.mark.parametrize(
+    ("pair", "rank"), [((1, 0, 100), 0), ((0, 1, LONG), 0)], ids=["receiver", "sender"]
+)
+def test_a_peer_that_has_left(pair, rank):
+    world = World(3)
+    traffic = Traffic([pair])
+    world.words(rank)[LEFT_RANKS + 2] = 1  # another
+    side_by_side([[traffic.ready(world, (rank,), timeout=0.3)]])
+    assert isinstance(error(world, rank), DeadlineError)
+    world = World(3)
+    world.words(rank)[LEFT_RANKS + 1] = 1
+    start = time.monotonic()
+    side_by_side([[traffic.ready(world, (rank,))]])
+    assert time.monotonic() - start < AT_ONCE
+    report = world.report(rank)
+    assert report is not None
+    assert (report.kind, report.peer) == (LEFT, 1)
+
+
+def test_what_a_peer_has_sent_before_it_left_is_received():
+    world = World(2)
+    traffic = Traffic([(1, 0, 100)])
+    side_by_side([[traffic.ready(world, (1,))]])
+    world.words(0)[LEFT_RANKS + 1] = 1
+    side_by_side([[traffic.ready(world, (0,))]])
+    assert world.reports() == [None] * 2
 
 
 def test_a_small_send_too_many():

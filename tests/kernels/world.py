@@ -23,7 +23,6 @@ from ringcoll.executors.cuda.workspace import (
     HELLO_STRIDE,
     HELLOS,
     MOST_BLOCKS,
-    REPORT_BYTES,
     Workspace,
 )
 from ringcoll.launch import Launch
@@ -39,6 +38,8 @@ ROOM = 256
 """Words of a rank: what all calls of these tests find enough, or nearly all."""
 ABORT = 6
 """The word of a report by which the host gives up."""
+LEFT_RANKS = 8
+"""The first of the words by which the host says that ranks have left."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +83,7 @@ class World:
             nranks, half, half, half, replicas=4, copied=half, zone_bytes=zone * nranks
         )
         self._report = nranks * self.workspace.nbytes
-        self._user = -(-(self._report + nranks * REPORT_BYTES) // 4096) * 4096
+        self._user = -(-(self._report + nranks * self.workspace.report_bytes) // 4096) * 4096
         size = self._user + USER_BYTES
         held = np.zeros(size + 4096, np.uint8)
         self.memory = held[-held.ctypes.data % 4096 :][:size]
@@ -111,8 +112,8 @@ class World:
 
     def words(self, rank: int) -> Array:
         """The report as words."""
-        at = self._report + rank * REPORT_BYTES
-        return self.memory[at : at + REPORT_BYTES].view(np.uint32)
+        nbytes = self.workspace.report_bytes
+        return self.memory[self._report + rank * nbytes :][:nbytes].view(np.uint32)
 
     def report(self, rank: int) -> Report | None:
         return read(memoryview(self.words(rank).tobytes()))
@@ -232,7 +233,8 @@ class World:
     def place(self, rank: int) -> Addresses:
         """Where a rank finds the arenas and its report."""
         workspaces = tuple(self.address + r * self.workspace.nbytes for r in range(self.nranks))
-        return Addresses(rank, workspaces, self.address + self._report + rank * REPORT_BYTES)
+        report = self._report + rank * self.workspace.report_bytes
+        return Addresses(rank, workspaces, self.address + report)
 
     def seen(self, array: Array) -> int:
         """Where the kernels find an array."""

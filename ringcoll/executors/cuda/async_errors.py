@@ -1,13 +1,14 @@
 """Asynchronous errors: what kernels report to the host after a call has returned.
 
 A kernel that aborts writes a report into host-mapped memory. The next call reads one word of it; a
-watchdog thread checks ten times a second, logs the error and aborts kernels that wait for dead
-ranks.
+watchdog thread checks ten times a second, logs the error and ends kernels that wait for ranks that
+are dead, have left or make a control call.
 """
 
 from __future__ import annotations
 
 import logging
+import struct
 import threading
 import weakref
 from collections.abc import Iterator
@@ -19,13 +20,15 @@ from ringcoll.arguments.calls import Call
 from ringcoll.cuda.device import runtime
 from ringcoll.cuda.memory import HostMapped
 from ringcoll.encode import BlockProgram, Program
-from ringcoll.errors import Error
+from ringcoll.errors import Error, MismatchError, RankLostError
 from ringcoll.executors.cuda.cuda_call import CudaCall
 from ringcoll.executors.cuda.hellos import Hellos
 from ringcoll.executors.cuda.kernel_choice import KernelChoice
 from ringcoll.executors.cuda.ll import batches
 from ringcoll.executors.cuda.ll_layout import LANES, LLLayout
 from ringcoll.executors.cuda.reports import (
+    LEFT,
+    LEFT_RANKS,
     MISMATCH,
     RELAYED,
     Report,
@@ -33,6 +36,7 @@ from ringcoll.executors.cuda.reports import (
     read,
     with_peers,
 )
+from ringcoll.executors.mismatch import different_calls
 from ringcoll.executors.shared_state import RECORDS, SharedState
 from ringcoll.fabric import Fabric
 
@@ -56,6 +60,8 @@ class AsyncErrors:
         self._prepared: dict[int, CudaCall] = {}  # by slot of its record
         self._partial = False  # whether calls were made that end before their hellos are compared
         self._mismatch: Report | None = None
+        self._left: dict[int, int] = {}  # ranks that have left: the last call that each entered
+        self._found: Error | None = None  # by the watchdog
         self.last: CudaCall | None = None
         self.pair_timeout = 0.0
 
@@ -73,8 +79,11 @@ class AsyncErrors:
     def failure(self) -> Error | None:
         """The error that a kernel of this rank has reported, or None."""
         report = read(self._report.host)
-        if report is None:
-            return None
+        if report is None or self._found is not None:
+            return self._found
+        lost = self._departed(report)
+        if lost is not None:
+            return self._departure(report, lost)
         if report.kind in RELAYED:
             try:
                 self._fabric.check_peers(None)  # its error names the rank that died or aborted
@@ -85,6 +94,69 @@ class AsyncErrors:
             with suppress(runtime().CUDARuntimeError):
                 self._mismatch = self._hellos.find_mismatch()
         return self._error(self._mismatch or report)
+
+    # -- ranks that have left or are in a control call ---------------------------------------
+
+    def watch_departures(self) -> None:
+        """Let kernels know which ranks have left, and after which call."""
+        new = [rank for rank in self._fabric.left() if rank not in self._left]
+        if not new:
+            return
+        newest = self._hellos.newest()  # read after they had left: no more can come
+        for rank in new:
+            self._left[rank] = newest[rank][0]
+            struct.pack_into("<I", self._report.host, LEFT_RANKS + 4 * rank, 1 + newest[rank][0])
+
+    def _departed(self, report: Report) -> int | None:
+        """The rank that has left without making the call of a report."""
+        if report.kind == LEFT or (report.of_pair and report.kind in RELAYED):
+            return report.peer if report.peer in self._left else None
+        if report.kind not in RELAYED:
+            return None
+        return next((r for r, last in self._left.items() if last < report.epoch), None)
+
+    def _departure(self, report: Report, rank: int) -> RankLostError:
+        mine = self._shared_state.recorded(self._rank, report.own)
+        missed = f"call {report.epoch}, {mine}"
+        if report.of_pair:
+            missed = f"its {report.other_end} rank {self._rank}, {mine}"
+        after = f"after call {self._left[rank]}, without making {missed}"
+        return RankLostError(f"{self._fabric.departure(rank)} {after}")
+
+    def control_mismatch(self, pending: CudaCall | None) -> Error | None:
+        """Find ranks that wait in a control call for this one, which has made another call.
+
+        The host numbers calls when it enqueues them, kernels when they run: where both agree, no
+        call is under way that the host does not know of, such as one of a replayed graph.
+
+        Args:
+            pending: this rank's call that waits for a launch, if any.
+
+        """
+        if self._found is not None or not self._fabric.ahead():
+            return self._found
+        newest = self._hellos.newest()
+        mine = newest[self._rank][0] + (pending is not None)
+        others = {  # looked at again: this rank has made its call before it was not there
+            rank: call
+            for rank, (call, before) in self._fabric.ahead().items()
+            if before == newest[rank][0] and before < mine
+        }
+        if not others or mine != self._fabric.entered:
+            return None
+        self._fabric.check_failures()  # what a rank calls after a failure is no mismatch
+        calls = []
+        for rank, (entered, number) in enumerate(newest):
+            if rank == self._rank and pending is not None:
+                text = pending.call.tagged(pending.signature_text)
+            elif entered >= mine:
+                text = self._shared_state.recorded(rank, number)
+            else:
+                text = others.get(rank, "has not entered it yet")
+            calls.append((rank, text))
+        self._found = different_calls(f"call {mine} on rank {self._rank}", calls)
+        self._fabric.abort(str(self._found), error=MismatchError)
+        return self._found
 
     def compare_last(self) -> None:
         """Raise a reported error, or a mismatch of hellos that no kernel has compared."""
@@ -165,7 +237,10 @@ def _ll_senders(
 
 
 class Watchdog:
-    """A thread that logs the first error and aborts this rank's kernels if a rank is dead."""
+    """A thread that logs the first error, and ends this rank's kernels that wait in vain.
+
+    They wait for a rank that is dead, has left, or is in a control call.
+    """
 
     def __init__(self, fabric: Fabric, executor: CudaExecutor) -> None:
         self._stopped = threading.Event()
@@ -193,11 +268,11 @@ def _check_often(
             return
         try:
             fabric.check()
-            error: Error | None = known.failure()
+            error: Error | None = known.watch()
         except Error as cause:
             error = cause
         if error is not None:
             _log.error("rank %d: %s", fabric.rank, error)
-            known.give_up()
+            known.give_up(error)
             return
         del known

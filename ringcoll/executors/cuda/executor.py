@@ -23,7 +23,7 @@ from ringcoll.collectives import COLLECTIVES
 from ringcoll.cuda.device import Device, joined_by_nvlink, on, runtime
 from ringcoll.cuda.memory import host_mapped
 from ringcoll.cuda.streams import Event
-from ringcoll.errors import AbortedError, Error
+from ringcoll.errors import AbortedError, Error, MismatchError, RankLostError
 from ringcoll.executors.cuda.async_errors import AsyncErrors
 from ringcoll.executors.cuda.auto_register import AutoRegister
 from ringcoll.executors.cuda.choose import choose
@@ -45,7 +45,7 @@ from ringcoll.executors.cuda.signature import (
 )
 from ringcoll.executors.cuda.stream_order import StreamOrder
 from ringcoll.executors.cuda.trace import Recorder
-from ringcoll.executors.cuda.workspace import MOST_BLOCKS, REPORT_BYTES, Workspace
+from ringcoll.executors.cuda.workspace import MOST_BLOCKS, Workspace
 from ringcoll.executors.drive import Pause, Task
 from ringcoll.executors.mismatch import different_calls
 from ringcoll.executors.shared_state import RECORDS, SharedState
@@ -81,6 +81,7 @@ class CudaExecutor:
         self.recorder: Recorder | None = None
         self.auto_register: AutoRegister | None = None
         self.running: CudaCall | None = None
+        self.in_order = True  # whether control calls and collectives have one order
         self.stream_order = StreamOrder(device.ordinal, f"rank {fabric.rank}: {device}")
         self._device: Callable[[], int] = runtime().getDevice
         self._threads = threading.local()  # whether a thread has been bound to a context
@@ -89,7 +90,7 @@ class CudaExecutor:
         with ExitStack() as made:  # after an error here the caller still owns ``memory``
             self.shared_state = made.enter_context(closing(SharedState(fabric, 0)))
             self._records = self.shared_state.record_numbers
-            self.report = host_mapped(REPORT_BYTES, ordinal=ordinal)
+            self.report = host_mapped(self.workspace.report_bytes, ordinal=ordinal)
             made.callback(self.report.free)
             hellos = Hellos(self.workspace, self.rank, ordinal, pointers[self.rank])
             made.enter_context(closing(hellos))
@@ -281,6 +282,7 @@ class CudaExecutor:
         if marking:
             self.stream_order.mark(stream)
         self.async_errors.last = ready
+        self.fabric.entered += 1
 
     def task(self, calls: Sequence[StreamCall]) -> Task:
         """Several calls of this rank, in turns with those of other ranks in a group."""
@@ -295,6 +297,7 @@ class CudaExecutor:
                         part()
                     yield Pause(lambda: True)  # a turn for the other devices of this thread
                 self.async_errors.last = prepared.ready
+                self.fabric.entered += 1
                 self.stream_order.release(prepared)
                 continue
             if launchable is not None:
@@ -317,6 +320,7 @@ class CudaExecutor:
         self.stream_order.switch_to(stream)  # first: it may refuse the stream
         self._publish(ready)
         self.running = self.async_errors.last = ready
+        self.fabric.entered += 1
         return self.shared_launch.submit(self.rank, ready, stream)
 
     def await_launch(self, pending: PendingLaunch[CudaCall]) -> None:
@@ -383,12 +387,21 @@ class CudaExecutor:
         """An event at the present end of a stream."""
         return Event(self.device.ordinal, stream)
 
-    def give_up(self) -> None:
-        """Abort the kernels of this rank."""
+    def watch(self) -> Error | None:
+        """Let kernels know which ranks have left; an error that is known by now."""
+        self.async_errors.watch_departures()
+        error = self.async_errors.control_mismatch(self.running) if self.in_order else None
+        return error or self.failure()
+
+    def give_up(self, error: BaseException | None = None) -> None:
+        """Abort the kernels of this rank and, by an error of the cause, the launches it shares."""
         if self.report.nbytes and self.report.host:
             struct.pack_into("<I", self.report.host, ABORT, 1)
+        known = next((kind for kind in (MismatchError, RankLostError) if type(error) is kind), None)
         self.shared_launch.withdraw(
-            AbortedError(
+            known(str(error))
+            if known
+            else AbortedError(
                 f"rank {self.rank} aborted the launch that the ranks of {self.device} share; see "
                 f"the error of that rank"
             )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from threading import Lock
 
 import numpy as np
+import numpy.typing as npt
 
 from ringcoll.cuda.device import on
 from ringcoll.cuda.memory import host_mapped
@@ -34,12 +35,19 @@ class Hellos:
 
     def find_mismatch(self) -> Report | None:
         """The oldest known call that ranks make differently; None without any."""
+        return find_mismatch(self._read(), self._nranks, self._rank)
+
+    def newest(self) -> list[tuple[int, int]]:
+        """By rank the last call that it is known to have entered, and the number of its record."""
+        return newest(self._read(), self._nranks)
+
+    def _read(self) -> bytes:
         with self._lock, on(self._ordinal) as cuda:
             target = np.frombuffer(self._copy.host, np.uint32)
             kind = cuda.memcpyDeviceToHost
             cuda.memcpyAsync(target.ctypes.data, self._source, self._nbytes, kind, self._stream)
             cuda.streamSynchronize(self._stream)
-            return find_mismatch(target.tobytes(), self._nranks, self._rank)
+            return target.tobytes()
 
     def close(self) -> None:
         """Destroy the stream and free the memory; idempotent."""
@@ -50,9 +58,22 @@ class Hellos:
         self._copy.free()
 
 
+def newest(data: bytes, nranks: int) -> list[tuple[int, int]]:
+    """The newest whole line of each rank: epoch and launch; (0, 0) where none has come."""
+    return [
+        max((int(word[1]), int(word[2])) if word[1] == word[3] else (0, 0) for word in of_rank)
+        for of_rank in _lines(data, nranks).swapaxes(0, 1)
+    ]
+
+
+def _lines(data: bytes, nranks: int) -> npt.NDArray[np.uint32]:
+    """{signature, epoch, launch, epoch} by slot and rank."""
+    return np.frombuffer(data, np.uint32).reshape(HELLO_SLOTS, nranks, HELLO_STRIDE, 4)[:, :, 0]
+
+
 def find_mismatch(data: bytes, nranks: int, rank: int) -> Report | None:
     """The report of a kernel that compared these {signature, epoch, launch, epoch} lines."""
-    lines = np.frombuffer(data, np.uint32).reshape(HELLO_SLOTS, nranks, HELLO_STRIDE, 4)[:, :, 0]
+    lines = _lines(data, nranks)
     found: list[Report] = []
     for slot in lines:
         signature, epoch, launch, same = (int(word) for word in slot[rank])

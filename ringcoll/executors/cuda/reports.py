@@ -10,7 +10,7 @@ from ringcoll.errors import AbortedError, ClosedError, DeadlineError, Error
 from ringcoll.executors.mismatch import different_calls, different_ends
 
 _REPORT = struct.Struct("<IIQIIII")  # Report of kernels/program.cuh
-_EXPIRED, MISMATCH, _ABORTED, _PEER_FAILED, _EPOCH_WRAPPED = range(1, 6)
+_EXPIRED, MISMATCH, _ABORTED, _PEER_FAILED, _EPOCH_WRAPPED, LEFT = range(1, 7)
 RELAYED = _ABORTED, _PEER_FAILED
 """Kinds of reports whose cause is the host or a peer."""
 HELLO = 0xFFFFFFFF
@@ -19,6 +19,8 @@ _PAIR, _PAIR_SENDS, _PAIR_ENTRY = 0x40000000, 1, 2
 
 ABORT = 24
 """Offset of the word by which the host aborts kernels."""
+LEFT_RANKS = 32
+"""Offset of a word for each rank: 1 + the last call that it entered, once it has left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,11 @@ class Report:
     def of_pair(self) -> bool:
         """Whether the kernel ran sends and receives."""
         return self.step != HELLO and bool(self.step & _PAIR)
+
+    @property
+    def other_end(self) -> str:
+        """What the peer of a send or receive has not called."""
+        return "recv from" if self.step & _PAIR_SENDS else "send to"
 
     @property
     def source(self) -> int | None:

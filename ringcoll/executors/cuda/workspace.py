@@ -24,7 +24,7 @@ MOST_BLOCKS = 160
 FLAGS = 64
 """Pairs of blocks that may signal from one rank to another, each with a flag for every replica."""
 
-REPORT_BYTES = 32
+_REPORT_BYTES = 32
 HELLOS = 64
 """Where the hellos begin, ``u32[HELLO_SLOTS][source rank][HELLO_STRIDE][4]``."""
 HELLO_SLOTS, HELLO_LINES, FACTOR_LINES, _LINE = 4, 3, 2, 16
@@ -45,6 +45,11 @@ class Workspace:
     replicas: int = 64  # the most CUDA blocks that a block of a program may have
     copied: int = 12 << 20  # the SCRATCH of calls of copy engines
     zone_bytes: int = 7 << 20
+
+    @property
+    def report_bytes(self) -> int:
+        """Bytes of a report, with a word for each rank that has left."""
+        return -(-(_REPORT_BYTES + 4 * self.nranks) // 8) * 8
 
     @property
     def hello_bytes(self) -> int:

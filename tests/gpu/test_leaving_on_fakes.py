@@ -1,0 +1,183 @@
+"""Ranks that leave, or make a control call, while kernels of others wait; without a GPU."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+
+import numpy as np
+import pytest
+
+import ringcoll
+from ringcoll import MismatchError, RankLostError
+from ringcoll.cuda.raw import from_pointer
+from tests.gpu.leaving import CALLS, CONTROL, ENDS, SMALL, control, in_threads, leaves
+from tests.gpu.ranks import close, ordinal
+from tests.kernels.stand_in import needs_compiler
+
+pytest.importorskip("cupy")
+
+from tests.gpu.fake_gpus import FakeDevice, fake
+
+pytestmark = [needs_compiler, pytest.mark.slow]
+
+APART, SHARED, MIXED = [0, 1, 2], [0, 0, 0], [0, 1, 1]
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    made = fake(monkeypatch, 3, sms=24)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def array():
+    kept = []
+
+    def make(comm, count):
+        kept.append(np.ones(count, "float32"))
+        return from_pointer(kept[-1].ctypes.data, (count,), "float32", ordinal(comm))
+
+    return make
+
+
+@pytest.fixture
+def run(gpus):
+    """Run work on a thread for each rank; what each has raised."""
+
+    def use(comm):
+        gpus.current.ptr = comm.rank + 1
+        return FakeDevice(gpus, ordinal(comm))
+
+    def run(places, work, timeout=60.0):
+        comms = ringcoll.init_all(places, device="cuda", timeout=timeout)
+        raised = in_threads(comms, work, use)
+        close(comms, failed=True)
+        return raised
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("call", "end", "places"),
+    [
+        *((call, "closes", APART) for call in CALLS if call != "broadcast from 0"),
+        *(("all_reduce", end, APART) for end in ENDS),
+        *((call, "returns", APART) for call in ("large", "recv", "broadcast")),
+        *(
+            (call, "closes", places)
+            for call in ("all_reduce", "recv")
+            for places in (SHARED, MIXED)
+        ),
+        ("all_reduce", "returns", SHARED),
+        ("large", "raises", MIXED),
+    ],
+)
+def test_who_waits_raises_that_a_rank_has_left(run, array, call, end, places):
+    raised = run(places, leaves(call, end, array))
+    assert {*raised} == {0, 2}
+    how = "closed" if end == "closes" else "left without closing"
+    for error in raised.values():
+        assert type(error) is RankLostError, error
+        assert f"rank 1 {how} its communicator" in str(error)
+    if places == APART:
+        name = call if call not in ("large", "group") else "all_reduce"
+        text = "\n".join(map(str, raised.values()))
+        assert "after call 2, without making " in text
+        assert (f"call 3, {name} " if call not in ("send", "recv") else "its ") in text
+
+
+def test_a_rank_that_has_made_its_last_call_may_close(run, array):
+    """The others may be late, also in a rooted call that does not wait for them."""
+    seen = {}
+
+    def work(comm):
+        x = array(comm, SMALL)
+        comm.barrier()
+        if comm.rank != 1:
+            threading.Event().wait(0.5 * comm.rank)
+        comm.broadcast(x, root=1)
+        comm.all_reduce(x)
+        if comm.rank == 1:
+            comm.send(x, 2)
+        if comm.rank == 2:
+            threading.Event().wait(0.5)
+            comm.recv(x, 1)
+        comm.synchronize()
+        if comm.rank == 1:
+            comm.close()
+        else:
+            threading.Event().wait(0.5)
+            if comm.rank == 0:
+                comm.send(x, 2)
+            else:
+                comm.recv(x, 0)
+            comm.synchronize()
+            comm.check()
+        seen[comm.rank] = True
+
+    assert run(APART, work) == {}
+    assert {*seen} == {0, 1, 2}
+
+
+def test_a_thread_may_end_before_its_calls_have_run(run, gpus, array):
+    """What it has enqueued is still made; nobody takes it for lost."""
+    done = threading.Event()
+
+    def work(comm):
+        x, y = array(comm, SMALL), array(comm, SMALL)
+        comm.all_reduce(x)
+        comm.synchronize()
+        if comm.rank == 1:
+            gpus.give(comm.rank + 1, lambda: done.wait(3))
+            comm.all_reduce(y)
+            return
+        comm.all_reduce(y)
+        comm.synchronize()
+
+    assert run(APART, work) == {}
+
+
+@pytest.mark.parametrize("later", [0, 1], ids=["control second", "data second"])
+@pytest.mark.parametrize(
+    ("name", "data", "places"),
+    [
+        *((name, "all_reduce", APART) for name in CONTROL),
+        ("empty", "large", APART),
+        ("split", "broadcast from 0", APART),
+        ("empty", "barrier", APART),
+        ("empty", "all_reduce", SHARED),
+        ("split", "all_reduce", MIXED),
+    ],
+)
+def test_a_control_call_against_a_data_call_is_a_mismatch(run, array, name, data, places, later):
+    raised = run(places, control(name, data, later, array))
+    assert {*raised} == {0, 1, 2}
+    for error in raised.values():
+        assert type(error) is MismatchError, error
+        assert f"rank 0: {name}" in str(error)
+        assert data.replace("large", "all_reduce").split()[0] in str(error)
+
+
+@pytest.mark.parametrize("places", [APART, MIXED], ids=str)
+def test_control_calls_among_calls_that_are_under_way(run, array, places):
+    """Ranks reach control calls at different times, with kernels of earlier calls that wait."""
+
+    def work(comm):
+        rng = np.random.default_rng(comm.rank)
+        kinds = np.random.default_rng(5)
+        for _ in range(25):
+            threading.Event().wait(float(rng.uniform(0, 0.25)))
+            kind = kinds.integers(4)
+            with contextlib.ExitStack() as parts:
+                if kind == 0:
+                    comm.empty(4)
+                elif kind == 1:
+                    parts.enter_context(comm.split(0))
+                else:
+                    comm.all_reduce(array(comm, SMALL))
+        comm.synchronize()
+
+    assert run(places, work) == {}
