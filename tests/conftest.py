@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import os
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -33,6 +35,8 @@ settings.register_profile(
 settings.load_profile("ringcoll")
 
 SHM = Path("/dev/shm")
+EARLIER = frozenset(SHM.glob("mpich_shm_*"))
+"""Memory of MPICH that is there before the first test, and not ours to remove."""
 
 # Set where hosts made of namespaces must work: their tests fail there instead of being skipped.
 NET_ADMIN = "CI_NET_ADMIN"
@@ -41,7 +45,7 @@ HOSTS_WANTED = pytest.StashKey[bool]()
 # Which devices a marker needs.
 DEVICES = {"gpu": 1, "multi_gpu": 2}
 
-LONG = ("kernels", "processes", "docs", "fabric", "gpu", "lower", "model", "communicator")
+LONG = ("nodes", "processes", "kernels", "bench", "docs", "fabric", "gpu", "lower", "model")
 """Folders with files that take longest: they begin first, and no core waits for one at the end."""
 
 
@@ -114,14 +118,22 @@ def hosts(pytestconfig: pytest.Config) -> Callable[..., AbstractContextManager[H
 @pytest.fixture(autouse=True)
 def no_memory_of_mpich(request: pytest.FixtureRequest) -> Iterator[None]:
     """MPICH's named memory outlives a killed rank, 3 MB a time, where 64 may be all there are."""
-    if request.node.get_closest_marker("mpi") is None:
-        yield
-        return
-    before = set(SHM.glob("mpich_shm_*"))
     yield
-    for path in set(SHM.glob("mpich_shm_*")) - before:
-        if not _mapped(path.name):
-            path.unlink(missing_ok=True)
+    if request.node.get_closest_marker("mpi") is not None:
+        _remove_memory_of_mpich(older=10.0)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if not hasattr(session.config, "workerinput"):
+        _remove_memory_of_mpich(older=0.0)
+
+
+def _remove_memory_of_mpich(*, older: float) -> None:
+    """``older``, in seconds, than what a rank that begins beside this test has not mapped yet."""
+    for path in set(SHM.glob("mpich_shm_*")) - EARLIER:
+        with contextlib.suppress(FileNotFoundError):
+            if time.time() - path.stat().st_mtime >= older and not _mapped(path.name):
+                path.unlink()
 
 
 def _mapped(name: str) -> bool:
@@ -161,6 +173,10 @@ def _markers(item: pytest.Item) -> set[str]:
 
 
 def _count_devices() -> int:
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return 0
     # In a process of its own: a process that has started CUDA can no longer fork safely.
     code = "import cupy; print(cupy.cuda.runtime.getDeviceCount())"
     probe = subprocess.run(

@@ -15,7 +15,7 @@ import pytest
 
 from ringcoll.bench.settings import COLLECTIVES
 from ringcoll.bootstrap.launcher import mpiexec
-from tests.launching import is_open_mpi
+from tests.launching import is_open_mpi, launch
 
 ROOT = Path(__file__).parents[2]
 pytestmark = [
@@ -32,11 +32,19 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
-@pytest.mark.parametrize("collective", COLLECTIVES)
-def test_beside_mpi(collective, tmp_path):
+def check_beside_mpi(file: Path, collective: str) -> None:
+    found = json.loads(file.read_text())
+    assert found["machine"]["ranks_are"] == "processes"
+    assert "mpi" in found["versions"]
+    assert {row["lib"] for row in found["rows"]} == {"ringcoll", "mpi"}
+    wrong = {row["wrong"] for row in found["rows"]}
+    assert wrong == ({None} if collective == "barrier" else {0})
+
+
+def test_beside_mpi(tmp_path):
     file = tmp_path / "rows.json"
     result = subprocess.run(
-        [*BENCH, collective, *SHORT, "--peer", "mpi", "--json", str(file)],
+        [*BENCH, "all_reduce", *SHORT, "--peer", "mpi", "--json", str(file)],
         env=environment(),
         capture_output=True,
         text=True,
@@ -44,12 +52,30 @@ def test_beside_mpi(collective, tmp_path):
         timeout=100,
     )
     assert result.returncode == 0, result.stderr
-    found = json.loads(file.read_text())
-    assert found["machine"]["ranks_are"] == "processes"
-    assert "mpi" in found["versions"]
-    assert {row["lib"] for row in found["rows"]} == {"ringcoll", "mpi"}
-    wrong = {row["wrong"] for row in found["rows"]}
-    assert wrong == ({None} if collective == "barrier" else {0})
+    check_beside_mpi(file, "all_reduce")
+
+
+def test_every_collective_beside_mpi(tmp_path):
+    """One start for all of them: the command again and again in the same ranks."""
+    code = (
+        "import os, sys; from ringcoll.cli import main\n"
+        "folder, names, words = sys.argv[1], sys.argv[2].split(','), sys.argv[3:]\n"
+        "for name in names:\n"
+        "    json = os.path.join(folder, name + '.json')\n"
+        "    assert main(['bench', name, *words, '--json', json]) == 0, name\n"
+    )
+    words = [*SHORT[:-2], "--peer", "mpi"]
+    result = subprocess.run(
+        [*launch(2), sys.executable, "-c", code, str(tmp_path), ",".join(COLLECTIVES), *words],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=110,
+    )
+    assert result.returncode == 0, result.stderr
+    for collective in COLLECTIVES:
+        check_beside_mpi(tmp_path / f"{collective}.json", collective)
 
 
 def test_operators_and_dtypes_beside_mpi():

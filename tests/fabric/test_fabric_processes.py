@@ -1,9 +1,8 @@
 """Ranks that are real processes: memory, the control plane, and how bad news travels."""
 
 import re
-from pathlib import Path
 
-SHM = Path("/dev/shm")
+from tests.processes.conftest import named
 
 
 def test_allgather_carries_any_length(harmless):
@@ -40,7 +39,7 @@ def test_different_calls_show_all_sides(harmless):
 
 
 def test_a_killed_rank_is_noticed_and_the_others_go_on(ranks):
-    before = set(SHM.iterdir())
+    before = named()
     outcome = ranks("killed", 4)
     assert outcome.statuses == [0, 137, 0, 0]
     for rank in (0, 2, 3):
@@ -50,7 +49,7 @@ def test_a_killed_rank_is_noticed_and_the_others_go_on(ranks):
         assert survivors == [0, 2, 3]
         assert peers == [0, 10, 20]
         assert after == "no error"
-    assert set(SHM.iterdir()) <= before
+    assert named() <= before
 
 
 def test_an_abort_reaches_all_with_the_first_reason(ranks):
@@ -156,13 +155,13 @@ def test_a_member_that_never_comes_is_named(ranks):
 
 
 def test_nothing_is_left_after_close(harmless):
-    before = set(SHM.iterdir())
+    before = named()
     for counts in harmless["leftovers"]:
         held, left, descriptors = zip(*counts, strict=True)
         assert held == (1, 1, 1)  # the array that is still alive
         assert left == (0, 0, 0)
         assert len(set(descriptors)) == 1
-    assert set(SHM.iterdir()) <= before
+    assert named() <= before
 
 
 def test_a_rank_that_never_begins_is_named(ranks):

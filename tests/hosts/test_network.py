@@ -44,12 +44,12 @@ def wait_for(happened) -> None:
         time.sleep(0.02)
 
 
-def spaces() -> set[int]:
-    """The network namespaces of all processes."""
+def spaces(*pids: int) -> set[int]:
+    """The network namespaces of these processes, or of all."""
     found = set()
-    for folder in Path("/proc").glob("[0-9]*"):
+    for name in pids or (path.name for path in Path("/proc").glob("[0-9]*")):
         with contextlib.suppress(OSError):
-            found.add((folder / "ns" / "net").stat().st_ino)
+            found.add(Path(f"/proc/{name}/ns/net").stat().st_ino)
     return found
 
 
@@ -128,19 +128,20 @@ def test_a_killed_host_ends_the_launcher(hosts, tmp_path):
 
 
 def test_nothing_is_left_after_an_error(hosts, tmp_path):
-    before = spaces()
+    made: set[int] = set()
     program = [sys.executable, str(PROGRAMS / "wait.py"), str(tmp_path), "60"]
     with pytest.raises(ZeroDivisionError), hosts(2) as world:
+        made |= spaces(*(host.holder.pid for host in (*world.members, world.switch)))
         run = world.start(1, program)
         wait_for(lambda: (tmp_path / "0").exists())
         raise ZeroDivisionError
     assert run.process.poll() is not None
     assert all(host.holder.poll() is not None for host in (*world.members, world.switch))
-    wait_for(lambda: spaces() <= before)
+    assert len(made) == 3
+    wait_for(lambda: not made & spaces())
 
 
 def test_nothing_is_left_when_the_maker_is_killed(hosts):
-    before = spaces()
     maker = subprocess.Popen(
         [sys.executable, "-c", MAKES],
         cwd=ROOT,
@@ -150,10 +151,11 @@ def test_nothing_is_left_when_the_maker_is_killed(hosts):
     )
     with maker:
         assert maker.stdout is not None
-        assert len(maker.stdout.readline().split()) == 3
-        assert not spaces() <= before
+        made = spaces(*map(int, maker.stdout.readline().split()))
+        assert len(made) == 3
+        assert made <= spaces()
         maker.send_signal(signal.SIGKILL)
-    wait_for(lambda: spaces() <= before)
+    wait_for(lambda: not made & spaces())
 
 
 def test_what_is_missing_is_said(hosts, monkeypatch):

@@ -15,7 +15,7 @@ from tests.kernels.cases import LL, LL128, STAGED, Case
 from tests.kernels.sanitizer import THREADS, needs_sanitizer
 from tests.kernels.stand_in import CPU, KERNELS, needs_compiler
 
-pytestmark = [needs_compiler, pytest.mark.slow, pytest.mark.alone]
+pytestmark = [needs_compiler, pytest.mark.slow]
 
 RING = Case(build("all_reduce", "ring", 3), LL, 203)
 PAIRS = Case(build("all_reduce", "all_pairs", 3), LL, 203)

@@ -15,7 +15,7 @@ from tests.kernels.copied import devices, run
 from tests.kernels.stand_in import KERNELS, needs_compiler
 from tests.kernels.world import World
 
-pytestmark = [needs_compiler, pytest.mark.alone]
+pytestmark = needs_compiler
 
 CHAIN = Case(build("broadcast", "chain", 3), Launch(slices=4), 500, dtype="int32")
 REDUCE = Case(

@@ -14,7 +14,7 @@ from tests.kernels.cases import LL, STAGED, Case
 from tests.kernels.stand_in import compile_all, needs_compiler
 from tests.kernels.world import ABORT, LEFT_RANKS, Ready, World
 
-pytestmark = [needs_compiler, pytest.mark.alone]
+pytestmark = needs_compiler
 
 EXPIRED, MISMATCH, ABORTED, PEER_FAILED, EPOCH_WRAPPED, LEFT = 1, 2, 3, 4, 5, 6
 HELLO = 0xFFFFFFFF

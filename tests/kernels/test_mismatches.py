@@ -20,7 +20,7 @@ from tests.kernels.sanitizer import THREADS, needs_sanitizer
 from tests.kernels.stand_in import CPU, KERNELS, compile_all, needs_compiler
 from tests.kernels.world import Ready, World
 
-pytestmark = [needs_compiler, pytest.mark.alone]
+pytestmark = needs_compiler
 
 PEER_FAILED = 4
 AT_ONCE = 30.0

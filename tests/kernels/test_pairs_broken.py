@@ -12,7 +12,7 @@ from tests.kernels.test_broken import changed, copied
 from tests.kernels.traffic import Traffic, side_by_side
 from tests.kernels.world import World
 
-pytestmark = [needs_compiler, pytest.mark.alone]
+pytestmark = needs_compiler
 
 SLOW = ("if (first >= count) return 0;", "for (u32 k = 0; replica && k < 3000; ++k) pause();")
 """A machine on which all replicas but the first take their time."""

@@ -17,7 +17,7 @@ from tests.kernels.test_broken import changed, copied
 from tests.kernels.traffic import Traffic, side_by_side
 from tests.kernels.world import ABORT, LEFT_RANKS, World
 
-pytestmark = [needs_compiler, pytest.mark.alone]
+pytestmark = needs_compiler
 
 LONG = 20_000
 MANY = 600_000

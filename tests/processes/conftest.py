@@ -16,8 +16,8 @@ from tests.launching import launch
 ROOT = Path(__file__).parents[2]
 PROGRAMS = Path(__file__).with_name("programs")
 SHM = Path("/dev/shm")
-# MPICH's and Open MPI's, which a killed rank cannot remove, and multiprocessing's.
-OTHERS = ("mpich", "sm_segment", "vader_segment", "sem.mp-")
+# MPICH's, UCX's and Open MPI's, which a killed rank cannot remove, and multiprocessing's.
+OTHERS = ("mpich", "ucx_shm_posix", "sm_segment", "vader_segment", "sem.mp-")
 
 # Notes the exit status of a rank, which mpiexec does not tell apart. It ignores the signal by which
 # Hydra tells the others of a child that has died.
@@ -49,10 +49,20 @@ class Outcome:
         """One word of each verdict, by rank."""
         return {rank: verdict[key] for rank, verdict in self.verdicts.items()}
 
+    def of(self, scenario: str) -> "Outcome":
+        """What the ranks said of one of several scenarios."""
+        lines = [line for line in verdicts(self.output) if line.pop("scenario") == scenario]
+        return Outcome(
+            {line["rank"]: line for line in lines}, self.statuses, self.output, self.errors
+        )
+
+
+def verdicts(output: str) -> list[dict]:
+    return [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+
 
 def outcome(statuses: list[int], output: str, errors: str) -> Outcome:
-    said = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
-    return Outcome({line["rank"]: line for line in said}, statuses, output, errors)
+    return Outcome({line["rank"]: line for line in verdicts(output)}, statuses, output, errors)
 
 
 def environment(**extra: str) -> dict[str, str]:

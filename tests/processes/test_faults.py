@@ -7,13 +7,41 @@ import re
 
 import pytest
 
+from tests.processes.conftest import Outcome
+
 pytestmark = pytest.mark.slow
 
 SIZES = (10, 200_000)
 
+HEALTHY = (
+    "unlike_options",  # before any init, which takes the launcher's words away
+    "never_comes",
+    "never_comes_to_empty",
+    "disagree",
+    "control_against_data",
+    "bytes_of_another",
+    "disagree_late",
+    "pairs_disagree",
+    "aborts",
+    "closes",
+    "between_enter_and_finish",
+)
+"""Scenarios after which the ranks are still healthy: one start runs them all."""
 
-def test_a_rank_that_never_comes_is_named(ranks):
-    outcome = ranks("faults", 3, "never_comes")
+KEPT = pytest.StashKey[Outcome]()
+
+
+@pytest.fixture
+def healthy(request, ranks):
+    """What the ranks saw of a scenario, by its name."""
+    stash = request.node.getparent(pytest.Module).stash
+    if KEPT not in stash:
+        stash[KEPT] = ranks("faults", 3, ",".join(HEALTHY))
+    return stash[KEPT].of
+
+
+def test_a_rank_that_never_comes_is_named(healthy):
+    outcome = healthy("never_comes")
     assert outcome.statuses == [0, 0, 0]
     absent, waiting = outcome.verdicts[1], [outcome.verdicts[0], outcome.verdicts[2]]
     for name in ("all_reduce", "all_reduce large", "broadcast", "reduce_scatter", "barrier"):
@@ -30,8 +58,8 @@ def test_a_rank_that_never_comes_is_named(ranks):
             assert re.search(pattern, verdict[name])
 
 
-def test_a_rank_that_never_comes_to_empty_is_named(ranks):
-    for verdict in ranks("faults", 3, "never_comes_to_empty").verdicts.values():
+def test_a_rank_that_never_comes_to_empty_is_named(healthy):
+    for verdict in healthy("never_comes_to_empty").verdicts.values():
         assert re.match(
             r"DeadlineError: (rank \d gave up: )?empty: rank \d waited 2(\.\d+)? s for rank 1",
             verdict["error"],
@@ -55,8 +83,8 @@ def test_deaths_are_noticed_wherever_ranks_wait_and_survivors_go_on(ranks):
             assert works
 
 
-def test_ranks_that_disagree_all_see_all_sides(ranks):
-    outcome = ranks("faults", 3, "disagree")
+def test_ranks_that_disagree_all_see_all_sides(healthy):
+    outcome = healthy("disagree")
     assert outcome.statuses == [0, 0, 0]
     sides = {
         "small and large": ("count=10 ", "count=200000 "),
@@ -83,8 +111,8 @@ def test_ranks_that_disagree_all_see_all_sides(ranks):
         assert set(verdict) == {*sides, "empty", "rank"}
 
 
-def test_a_control_call_against_a_data_call_is_told_at_once(ranks):
-    verdicts = ranks("faults", 3, "control_against_data").verdicts
+def test_a_control_call_against_a_data_call_is_told_at_once(healthy):
+    verdicts = healthy("control_against_data").verdicts
     assert len(verdicts) == 3
     for verdict in verdicts.values():
         for case in set(verdict) - {"rank"}:
@@ -96,8 +124,8 @@ def test_a_control_call_against_a_data_call_is_told_at_once(ranks):
             assert took < 10  # where the deadline is 20
 
 
-def test_no_rank_returns_with_bytes_of_another_call(ranks):
-    verdicts = ranks("faults", 3, "bytes_of_another").verdicts
+def test_no_rank_returns_with_bytes_of_another_call(healthy):
+    verdicts = healthy("bytes_of_another").verdicts
     for case, rank in (
         ("reduce op", 2),
         ("gather dtype", 2),
@@ -107,8 +135,8 @@ def test_no_rank_returns_with_bytes_of_another_call(ranks):
         assert verdicts[rank][case].startswith("MismatchError: "), case
 
 
-def test_a_disagreement_that_shows_late_is_raised_at_the_end(ranks):
-    outcome = ranks("faults", 3, "disagree_late")
+def test_a_disagreement_that_shows_late_is_raised_at_the_end(healthy):
+    outcome = healthy("disagree_late")
     assert outcome.statuses == [0, 0, 0]
     for verdict in outcome.verdicts.values():
         for end in ("check", "synchronize", "close", "block"):
@@ -117,8 +145,8 @@ def test_a_disagreement_that_shows_late_is_raised_at_the_end(ranks):
             assert "broadcast count=11 dtype=float32 root=0" in verdict[end]
 
 
-def test_ranks_that_begin_with_different_options_show_them(ranks):
-    outcome = ranks("faults", 3, "unlike_options")
+def test_ranks_that_begin_with_different_options_show_them(healthy):
+    outcome = healthy("unlike_options")
     assert outcome.statuses == [0, 0, 0]
     for verdict in outcome.verdicts.values():
         assert verdict["error"].startswith("MismatchError: init: rank 0 was given {")
@@ -127,8 +155,8 @@ def test_ranks_that_begin_with_different_options_show_them(ranks):
         assert verdict["sum"] == 3
 
 
-def test_pairs_that_disagree_show_both_sides_to_all(ranks):
-    outcome = ranks("faults", 3, "pairs_disagree")
+def test_pairs_that_disagree_show_both_sides_to_all(healthy):
+    outcome = healthy("pairs_disagree")
     assert outcome.statuses == [0, 0, 0]
     for verdict in outcome.verdicts.values():
         for size in SIZES:
@@ -150,8 +178,8 @@ def test_a_rank_that_raises_is_named_with_its_reason(ranks):
     assert "ValueError: no such file" in outcome.errors
 
 
-def test_abort_reaches_all_and_is_no_error_for_who_called_it(ranks):
-    verdicts = ranks("faults", 3, "aborts").verdicts
+def test_abort_reaches_all_and_is_no_error_for_who_called_it(healthy):
+    verdicts = healthy("aborts").verdicts
     for case in range(3):
         assert verdicts[0][f"end {case}"] == "silent"
         assert f"rank 0 aborted: case {case}" in verdicts[0][f"call {case}"]
@@ -160,8 +188,8 @@ def test_abort_reaches_all_and_is_no_error_for_who_called_it(ranks):
             assert verdicts[rank][f"end {case}"] == "AbortedError"
 
 
-def test_who_waits_for_a_rank_that_has_closed_is_told(ranks):
-    outcome = ranks("faults", 3, "closes")
+def test_who_waits_for_a_rank_that_has_closed_is_told(healthy):
+    outcome = healthy("closes")
     assert outcome.statuses == [0, 0, 0]
     for name in ("all_reduce", "large", "recv", "empty", "split", "group"):
         for rank in (0, 1):
@@ -190,8 +218,8 @@ def test_an_interrupt_that_nobody_catches_ends_the_rank_and_is_told(ranks):
     assert outcome.word("error") == {0: expected, 2: expected}
 
 
-def test_an_unforeseen_error_inside_a_call_is_told(ranks):
-    outcome = ranks("faults", 3, "between_enter_and_finish")
+def test_an_unforeseen_error_inside_a_call_is_told(healthy):
+    outcome = healthy("between_enter_and_finish")
     assert outcome.statuses == [0, 0, 0]
     for rank, verdict in outcome.verdicts.items():
         for size in SIZES:

@@ -39,6 +39,8 @@ def own_rank() -> int:
 
 
 def perform(scenarios: Mapping[str, Callable[[], dict]]) -> None:
-    """Run the scenario that the first argument names; print what this rank has seen."""
-    mine = own_rank()
-    say(mine, **scenarios[sys.argv[1]]())
+    """Run the scenarios that the first argument names; print what this rank has seen of each."""
+    mine, names = own_rank(), sys.argv[1].split(",")
+    for name in names:
+        label = {"scenario": name} if len(names) > 1 else {}
+        say(mine, **label, **scenarios[name]())
