@@ -471,12 +471,12 @@ RC_DEVICE void run_sync_warp(const Args& args, const Local& local, u32 workers) 
 
 // The whole call of one rank. A Program has its batches in order: `First`, and `rest`, which runs
 // the others on a pack.
-template <class T, class Program>
+template <class T, class Program, class Worker = Thread<T>>
 RC_DEVICE void run(const Args& args, const Local& local) {
     const u32 workers = block_threads() - SYNC_THREADS;
     if (thread_index() >= workers) return run_sync_warp<typename Program::Op>(args, local, workers);
     Call call(args, local);
-    Thread<T> thread(call);
+    Worker thread(call);
     thread.pack = static_cast<u64>(block_index()) * workers + thread_index();
     // These loads are in flight beside that of the epoch: one latency instead of two.
     typename Program::First::Users users = Program::First::fetch(thread, 0);

@@ -62,6 +62,17 @@ struct Shared {
     }
 };
 
+// Bytes of an element, and whether the operator has factors: of the types that a text names, or of
+// the launch (generic_simple.cuh).
+template <class T>
+RC_DEVICE u64 item_bytes(const Local& /*local*/) {
+    return sizeof(typename T::Raw);
+}
+template <class Op>
+RC_DEVICE bool scales(const Local& /*local*/) {
+    return Op::SCALES;
+}
+
 // One CUDA block at work on its share of a program's block. `Calling`: a Call, or what is one.
 //
 // Each row is a turn. Moving and waiting warps meet at its named barrier BEGUN, so a turn begins
@@ -130,7 +141,8 @@ struct Runner {
     template <class T, class Program>
     RC_DEVICE bool advance(const u64*& row, u64 slice, u32 step, bool last) {
         const Head head(row[0]);
-        const u32 owners = Program::Op::SCALES ? head.srcs : 0, odd = turn++ & 1;
+        const u32 owners = scales<typename Program::Op>(call.local) ? head.srcs : 0;
+        const u32 odd = turn++ & 1;
         const u64* waited = row + 3 + 2 * (head.srcs + head.dsts) + owners;
         const u64* posted = waited + 2 * head.waits;
         bool alive;
@@ -184,11 +196,11 @@ struct Runner {
     // Returns the elements of this block's part.
     template <class T, class Program>
     RC_DEVICE u64 work(const Head& head, const u64* row, u64 slice) const {
-        constexpr u64 GRAIN = 512 / sizeof(typename T::Raw);
+        const u64 grain = 512 / item_bytes<T>(call.local);
         const u64 length = row[1], piece = row[2], before = slice * piece;
         const u64 count = length <= before ? 0 : length - before < piece ? length - before : piece;
         const u64 even = (width + replicas - 1) / replicas;
-        const u64 most = (even + GRAIN - 1) / GRAIN * GRAIN, first = replica * most;
+        const u64 most = (even + grain - 1) / grain * grain, first = replica * most;
         if (first >= count) return 0;
         const u64 mine = count - first < most ? count - first : most;
         const Share share{call, shared.bases, slice, slice % window, first, mine};
@@ -272,9 +284,9 @@ struct ProgramChoice {
     }
 };
 
-// The whole call of one rank.
-template <class T, class Program, bool DUAL = false>
-RC_DEVICE void run(const Args& args, const Local& local) {
+// The whole call of one rank; `dual`: it has two programs.
+template <class T, class Program>
+RC_DEVICE void run(const Args& args, const Local& local, bool dual = false) {
     Call call(args, local);
     Shared& shared = *block_memory<Shared>();
     Bases& bases = shared.bases;
@@ -283,15 +295,14 @@ RC_DEVICE void run(const Args& args, const Local& local) {
     if (done && block_index() == 0)
         for (u32 p = thread_index(); p < RC_RANKS; p += block_threads())
             call.send_hello(p, HELLO_LINES);
-    if constexpr (Program::Op::SCALES) {
+    if (scales<typename Program::Op>(local)) {
         if (done && block_index() == 0)
             for (u32 p = thread_index(); p < RC_RANKS; p += block_threads()) call.send_factor(p);
         if (done) done = read_factors(call, bases);
     }
     if (done && args.mapped) done = read_hellos(call, bases);
     ProgramChoice choice(args, local);
-    if constexpr (DUAL)
-        if (done) choice.choose(local, bases);
+    if (done && dual) choice.choose(local, bases);
     const u32 replicas = choice.replicas, number = block_index() / replicas;
     if (done && number < choice.words[0]) {
         if (thread_index() == 0 && args.mapped) trace(call, STEP_HELLO, choice.second, 0);
@@ -304,7 +315,7 @@ RC_DEVICE void run(const Args& args, const Local& local) {
 // The same of a call with two programs.
 template <class T, class Program>
 RC_DEVICE void run_dual(const Args& args, const Local& local) {
-    run<T, Program, true>(args, local);
+    run<T, Program>(args, local, true);
 }
 
 }  // namespace rc::simple

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from ringcoll.arguments.calls import Call
 from ringcoll.dtypes import dtype_of
 from ringcoll.encode import encode
+from ringcoll.executors.cuda.generic import generic_body
 from ringcoll.executors.cuda.kernel_choice import KernelChoice, body_of
 from ringcoll.executors.cuda.params import Addresses, Body, Header, pack
 from ringcoll.launch import ALL_MAPPED, Launch
@@ -106,6 +107,7 @@ def launch(
     there: bool,
     ranks: Sequence[int] | None = None,
     timeout: float = 60.0,
+    generic: bool = False,
 ) -> Ready:
     """The launch of ``ranks``, by default of all; ``there``: peers reach all buffers."""
     choice, case = call.choice, call.case
@@ -114,6 +116,8 @@ def launch(
         for rank in (range(world.nranks) if ranks is None else ranks)
     )
     body = body_at(world, call, at)
+    if generic:
+        body = generic_body(body, world.nranks) or body
     header = Header(timeout, 1234, choice.total, choice.reads_hellos, choice.replicas)
     parameter = pack(body, header, world.workspace.progress, at)
     return Ready(body.text, parameter, choice.blocks, len(at), case.threads)

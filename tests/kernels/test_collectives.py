@@ -15,6 +15,7 @@ from ringcoll.dtypes import dtype_of, op_of
 from ringcoll.encode import encode
 from ringcoll.errors import LaunchRefused
 from ringcoll.executors.cuda.copy_gates import gate_text
+from ringcoll.executors.cuda.generic import generic_texts
 from ringcoll.executors.cuda.point_to_point import pairs_text
 from ringcoll.executors.cuda_nodes.lane import staging_text
 from ringcoll.executors.cuda_nodes.phases import fold_text
@@ -194,6 +195,8 @@ def test_only_the_machine_is_stood_in_for() -> None:
     used |= headers_of(gate_text(2))
     used |= headers_of(pairs_text(2, 1, 64))
     used |= headers_of(staging_text())
+    for text in generic_texts(2):
+        used |= headers_of(text)
     kind, op = dtype_of("bfloat16"), op_of("sum")
     used |= headers_of(fold_text(kind, op, raw_in=True, raw_out=False, final=False))
     package = {path.resolve() for path in KERNELS.glob("*.cuh")}

@@ -13,6 +13,7 @@ import numpy as np
 
 from ringcoll.dtypes import dtype_of
 from ringcoll.encode import encode
+from ringcoll.executors.cuda.generic import generic_body
 from ringcoll.executors.cuda.ll import ll_body
 from ringcoll.executors.cuda.ll_layout import LANES
 from ringcoll.executors.cuda.params import Addresses, Body, Header, factor_bytes, pack
@@ -178,8 +179,12 @@ class World:
         timeout: float = 60.0,
         signature: int = 1234,
         number: int = 7,
+        generic: bool = False,
     ) -> Ready:
-        """The launch of ``ranks``, by default of all, whose calls have this number and the next."""
+        """The launch of ``ranks``, by default of all, whose calls have this number and the next.
+
+        ``generic``: of one rank, by the kernel that carries every call.
+        """
         ranks = range(self.nranks) if ranks is None else ranks
         program = encode(case.plan, case.launch)
         at = [
@@ -187,6 +192,11 @@ class World:
             for place, rank in enumerate(ranks)
         ]
         body = self.body(case, at)
+        if generic:
+            found = generic_body(body, self.nranks)
+            if found is None:
+                raise AssertionError(f"{case}: no generic kernel carries it")
+            body = found
         header = Header(timeout, signature, program.total, bool(case.launch.mapped), case.replicas)
         parameter = pack(body, header, self.workspace.progress, at)
         lanes = 1 if case.launch.in_band else max(len(program.of(r)) for r in range(self.nranks))

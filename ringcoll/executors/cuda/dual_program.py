@@ -15,9 +15,16 @@ from functools import lru_cache
 from ringcoll.dtypes import DType, ReduceOp, dtype_of
 from ringcoll.encode import Program, encode
 from ringcoll.errors import LaunchRefused
-from ringcoll.executors.cuda.params import LARGEST, Addresses, Body, launch_bytes, padded
-from ringcoll.executors.cuda.simple import Writer, simple_text
-from ringcoll.executors.cuda.source import names_of
+from ringcoll.executors.cuda.params import (
+    LARGEST,
+    Addresses,
+    Body,
+    GenericForm,
+    launch_bytes,
+    padded,
+)
+from ringcoll.executors.cuda.simple import Writer, shape_words, simple_text
+from ringcoll.executors.cuda.source import elements_word, names_of
 from ringcoll.executors.cuda.workspace import Workspace
 from ringcoll.launch import Launch, Layout
 from ringcoll.plan import Plan
@@ -87,7 +94,8 @@ def dual_body(
     text = simple_text(
         names_of(dtype, op), collective.nranks, len(rows[0]), len(local), moves, "run_dual"
     )
-    return Body(text, rows, (0,) * len(local), 0, workspace.scratch_half)
+    generic = GenericForm(0, elements_word(dtype, op, dual=True), shape_words(moves))
+    return Body(text, rows, (0,) * len(local), 0, workspace.scratch_half, generic=generic)
 
 
 @lru_cache(maxsize=256)

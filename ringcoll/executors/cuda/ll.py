@@ -14,8 +14,14 @@ from ringcoll.dtypes import DType, ReduceOp
 from ringcoll.encode import Program, Row
 from ringcoll.errors import LaunchRefused
 from ringcoll.executors.cuda.ll_layout import LLLayout, Storage
-from ringcoll.executors.cuda.params import Addresses, Body, compared_ranks, padded
-from ringcoll.executors.cuda.source import kernel_text, names_of
+from ringcoll.executors.cuda.params import (
+    Addresses,
+    Body,
+    GenericForm,
+    compared_ranks,
+    padded,
+)
+from ringcoll.executors.cuda.source import elements_word, kernel_text, names_of
 from ringcoll.executors.cuda.workspace import Workspace
 from ringcoll.labels import Label
 from ringcoll.launch import Layout
@@ -175,7 +181,8 @@ def ll_body(
     text = _text(names_of(dtype, op), constants, programs)
     numbers = tuple(programs.index(found) for found in of_rank)
     compared = compared_ranks(program, local)
-    return Body(text, words, numbers, ll_layout.packs(layout), half, compared)
+    generic = GenericForm(lanes, elements_word(dtype, op), _shapes(of_rank[0]))
+    return Body(text, words, numbers, ll_layout.packs(layout), half, compared, generic)
 
 
 def _words(
@@ -267,3 +274,13 @@ def _type(batch: Batch) -> str:
 
 def _packed(kinds: Sequence[Storage]) -> int:
     return sum(kind << 2 * k for k, kind in enumerate(kinds))
+
+
+def _shapes(program: Sequence[Batch]) -> tuple[int, ...]:
+    """The batches as words of a generic kernel: ``Shape`` of ``kernels/generic_ll.cuh``."""
+    words: list[int] = []
+    for batch in reversed(program):
+        counts = batch.rows | len(batch.srcs) << 8 | len(batch.dsts) << 16
+        flags = batch.reduces << 24 | batch.final << 25 | batch.raw << 32
+        words += (counts | flags, _packed(batch.srcs), _packed(batch.dsts))
+    return (*words, len(program))

@@ -38,6 +38,15 @@ class Addresses:
 
 
 @dataclass(frozen=True, slots=True)
+class GenericForm:
+    """What a generic kernel needs beside the words of one rank: see :mod:`.generic`."""
+
+    lanes: int  # threads of a line; 0: protocol Simple
+    elements: int  # see ``elements_word``
+    shapes: tuple[int, ...]  # the end of its words
+
+
+@dataclass(frozen=True, slots=True)
 class Body:
     """Source text, and words for each rank that one launch carries."""
 
@@ -47,6 +56,7 @@ class Body:
     packs: int
     half: int  # bytes between the halves of the protocol's SCRATCH
     compared: tuple[int, ...] = ()  # for each rank, whose hellos it compares at the end: bits
+    generic: GenericForm | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,14 @@ from dataclasses import dataclass
 from ringcoll.dtypes import DType, ReduceOp
 from ringcoll.encode import BlockProgram, Program, Row
 from ringcoll.errors import LaunchRefused
-from ringcoll.executors.cuda.params import Addresses, Body, compared_ranks, padded
-from ringcoll.executors.cuda.source import kernel_text, names_of
+from ringcoll.executors.cuda.params import (
+    Addresses,
+    Body,
+    GenericForm,
+    compared_ranks,
+    padded,
+)
+from ringcoll.executors.cuda.source import elements_word, kernel_text, names_of
 from ringcoll.executors.cuda.workspace import FLAGS, Workspace
 from ringcoll.executors.rows import flag_slots
 from ringcoll.labels import Label
@@ -119,7 +125,17 @@ def simple_body(
     if kernel_part is not None:
         return Body(text, words, programs, 0, 0)
     compared = compared_ranks(program, local)
-    return Body(text, words, programs, 0, workspace.scratch_half, compared)
+    generic = GenericForm(0, elements_word(dtype, op), shape_words(writer.moves))
+    return Body(text, words, programs, 0, workspace.scratch_half, compared, generic)
+
+
+def shape_words(moves: Sequence[Move]) -> tuple[int, ...]:
+    """Moves as words of a generic kernel: ``Shape`` of ``kernels/generic_simple.cuh``."""
+    words: list[int] = []
+    for move in reversed(moves):
+        flags = move.reduces << 16 | move.final << 17 | move.wide_dst << 18
+        words += (move.srcs | move.dsts << 8 | flags, move.raw | move.wide << 32)
+    return tuple(words)
 
 
 class Writer:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ringcoll.dtypes import DType, ReduceOp
+from ringcoll.dtypes import DTYPES, DType, ReduceOp, dtype_of
+from ringcoll.errors import ArgumentError
 
 TYPES = {
     "int8": "Int8",
@@ -48,6 +49,61 @@ def names_of(dtype: DType, op: ReduceOp | None) -> tuple[str, str]:
     if op is None:
         return _BY_WIDTH[dtype.itemsize], "Sum"
     return TYPES[dtype.name], OPERATORS[op.name]
+
+
+def _takes(op: str, dtype: DType) -> bool:
+    try:
+        ReduceOp(op).check(dtype)
+    except ArgumentError:
+        return False
+    return True
+
+
+def _computed_in(dtype: DType) -> str:
+    """The type in which a generic kernel computes; integers wrap in their own width there."""
+    if dtype.category == "int":
+        return "int64" if dtype.numpy.kind == "i" else "uint64"
+    return dtype.accumulator.name
+
+
+_CONVERTED = [dtype for dtype in DTYPES if dtype.category != "int"]
+_OPERATIONS = [
+    (name, op)
+    for name in dict.fromkeys(map(_computed_in, DTYPES))
+    for op in OPERATORS
+    if _takes(op, dtype_of(name))
+]
+
+
+def elements_word(dtype: DType, op: ReduceOp | None, *, dual: bool = False) -> int:
+    """``Elements`` of ``kernels/generic.cuh``: what a launch says of its elements."""
+    integers, negative = dtype.category == "int", dtype.numpy.kind == "i"
+    kind = 0 if integers else _CONVERTED.index(dtype_of(dtype.name))
+    pair = 0 if op is None else _OPERATIONS.index((_computed_in(dtype), op.name))
+    sizes = dtype.itemsize << 16 | dtype.accumulator.itemsize << 21
+    flags = integers << 26 | negative << 27 | (op is not None and op.scales) << 28 | dual << 29
+    return kind | pair << 8 | sizes | flags
+
+
+def elements_lines() -> list[str]:
+    """``Text`` of the generic kernels: all element types, and every operator on what it takes."""
+    types = [f"generic::Conversion<{TYPES[dtype.name]}>()" for dtype in _CONVERTED]
+    pairs = [f"generic::Operation<{OPERATORS[op]}<{TYPES[name]}>>()" for name, op in _OPERATIONS]
+    lines = ["struct Text {"]
+    for name, found in (("conversion", types), ("operation", pairs)):
+        lines += [
+            "    template <class Visit>",
+            f"    RC_DEVICE static generic::Value {name}(u32 number, const Visit& visit) {{",
+            "        switch (number) {",
+            *(
+                f"            case {number}: return visit({each});"
+                for number, each in enumerate(found)
+            ),
+            "        }",
+            "        return {};",
+            "    }",
+        ]
+    return [*lines, "};"]
 
 
 def kernel_text(
