@@ -34,18 +34,19 @@ RUNNER = """
 namespace {
 using Kernel = void (*)(rc::Args);
 struct Run {
+    rc::Where where;
     Kernel kernel;
     const rc::Args* args;
-    rc::Where where;
-    pthread_barrier_t* rank;
+    rc::Barrier* rank;
     unsigned calls;
 };
 void* thread(void* argument) {
-    const Run& run = *static_cast<Run*>(argument);
+    rc::own = argument;
+    Run& run = *static_cast<Run*>(argument);
     for (unsigned call = 0; call < run.calls; ++call) {
-        rc::where = run.where;
+        run.where.round = run.where.ballots = 0;
         run.kernel(*run.args);
-        pthread_barrier_wait(run.rank);
+        rc::meet(*run.rank, run.where.blocks * run.where.threads);
     }
     return nullptr;
 }
@@ -53,24 +54,17 @@ int launch(Kernel kernel, const rc::Args* args, unsigned blocks, unsigned locals
            unsigned threads, unsigned calls) {
     const unsigned number = blocks * locals * threads;
     auto* groups = static_cast<rc::Group*>(calloc(blocks * locals, sizeof(rc::Group)));
-    auto* ranks = static_cast<pthread_barrier_t*>(calloc(locals, sizeof(pthread_barrier_t)));
+    auto* ranks = static_cast<rc::Barrier*>(calloc(locals, sizeof(rc::Barrier)));
     auto* runs = static_cast<Run*>(calloc(number, sizeof(Run)));
-    auto* all = static_cast<pthread_t*>(calloc(number, sizeof(pthread_t)));
-    for (unsigned group = 0; group < blocks * locals; ++group) {
-        pthread_barrier_init(&groups[group].barrier, nullptr, threads);
+    for (unsigned group = 0; group < blocks * locals; ++group)
         memset(groups[group].memory, 0xa5, sizeof(groups[group].memory));
-    }
-    for (unsigned local = 0; local < locals; ++local)
-        pthread_barrier_init(&ranks[local], nullptr, blocks * threads);
     for (unsigned n = 0; n < number; ++n) {
         const unsigned group = n / threads, local = group / blocks;
         const rc::Where where{n % threads, threads, group % blocks, blocks, local, &groups[group],
                               0};
-        runs[n] = Run{kernel, args, where, &ranks[local], calls};
-        if (pthread_create(&all[n], nullptr, thread, &runs[n])) abort();
+        runs[n] = Run{where, kernel, args, &ranks[local], calls};
     }
-    for (unsigned n = 0; n < number; ++n) pthread_join(all[n], nullptr);
-    free(all);
+    rc::side_by_side(thread, runs, sizeof(Run), number);
     free(runs);
     free(ranks);
     free(groups);
@@ -182,13 +176,26 @@ def _compile(texts: Sequence[str], kernels: Path) -> None:
 
 
 def _source(texts: Sequence[str]) -> str:
+    """One source with the runner, of texts that are alike."""
+    launches = [LAUNCH.format(number=number) for number in range(len(texts))]
+    return "".join([together(texts), RUNNER, *launches])
+
+
+def together(texts: Sequence[str]) -> str:
     """One source of texts that begin with the same macros and headers."""
     found = [_head(texts[0])]
     for number, text in enumerate(texts):
         own = text.removeprefix(found[0]).replace(" ::Op;", f" text_{number}::Op;")
         found.append(ONE.format(number=number, text=own))
-    launches = [LAUNCH.format(number=number) for number in range(len(texts))]
-    return "".join([*found, RUNNER, *launches])
+    return "".join(found)
+
+
+def by_head(texts: Iterable[str]) -> list[list[str]]:
+    """Texts, each once, by the macros and headers they begin with."""
+    heads: dict[str, list[str]] = {}
+    for text in dict.fromkeys(texts):
+        heads.setdefault(_head(text), []).append(text)
+    return list(heads.values())
 
 
 def _head(text: str) -> str:
@@ -203,12 +210,9 @@ def program(text: str, *flags: str, kernels: Path = KERNELS) -> Path:
 
 def compile_all(texts: Iterable[str], kernels: Path = KERNELS) -> None:
     """Compile ahead what :func:`library` will return, on all cores."""
-    heads: dict[str, list[str]] = {}
-    for text in dict.fromkeys(texts):
-        if (text, kernels) not in _compiled:
-            heads.setdefault(_head(text), []).append(text)
+    missing = by_head(text for text in texts if (text, kernels) not in _compiled)
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        list(pool.map(_compile, heads.values(), itertools.repeat(kernels)))
+        list(pool.map(_compile, missing, itertools.repeat(kernels)))
 
 
 def headers_of(text: str) -> set[Path]:

@@ -39,7 +39,7 @@ ATTEMPTS = 8
 
 SLOW = (
     "__atomic_store_n(halves + 1, high",
-    "sched_yield(); sched_yield(); sched_yield(); __atomic_store_n(halves + 1, high",
+    "pause(); pause(); pause(); __atomic_store_n(halves + 1, high",
 )
 """A machine on which half a line arrives late."""
 

@@ -25,23 +25,21 @@ pytestmark = needs_compiler
 
 COUNTING = [
     (
-        "inline thread_local Where where;",
-        "inline thread_local Where where;\n"
-        "static thread_local bool heard = false;\n"
-        'extern "C" { u32 unordered = 0; }',
+        "u32 ballots = 0;\n};",
+        'u32 ballots = 0;\n    bool heard = false;\n};\nextern "C" { u32 unordered = 0; }',
     ),
     (
         "RC_DEVICE void block_barrier() {",
         "RC_DEVICE void block_barrier() {\n"
-        "    if (heard) __atomic_fetch_add(&unordered, 1u, __ATOMIC_RELAXED);\n   ",
+        "    if (where().heard) __atomic_fetch_add(&unordered, 1u, __ATOMIC_RELAXED);\n   ",
     ),
     (
         "RC_DEVICE void fence_acq_rel_sys() {",
-        "RC_DEVICE void fence_acq_rel_sys() {\n    heard = false;",
+        "RC_DEVICE void fence_acq_rel_sys() {\n    where().heard = false;",
     ),
     (
         "RC_DEVICE Vector ld_relaxed_sys_v4_u32(u64 line) {",
-        "RC_DEVICE Vector ld_relaxed_sys_v4_u32(u64 line) {\n    heard = true;\n   ",
+        "RC_DEVICE Vector ld_relaxed_sys_v4_u32(u64 line) {\n    where().heard = true;\n   ",
     ),
 ]
 

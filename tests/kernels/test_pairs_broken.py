@@ -14,7 +14,7 @@ from tests.kernels.world import World
 
 pytestmark = needs_compiler
 
-SLOW = ("if (first >= count) return 0;", "for (u32 k = 0; replica && k < 3000; ++k) pause();")
+SLOW = ("if (first >= count) return 0;", "for (u32 k = 0; replica && k < 200; ++k) pause();")
 """A machine on which all replicas but the first take their time."""
 
 

@@ -1,12 +1,12 @@
-// The functions of the kernels' system.cuh for a C++ compiler: a CUDA thread is an OS thread, a
+// The functions of the kernels' system.cuh for a C++ compiler, on the threads of threads.hpp: a
 // block is a group of them with a barrier, a grid is all of them at once. Under ThreadSanitizer,
 // which knows no fences, loads acquire and stores release.
 #pragma once
 
-#include <pthread.h>
-#include <sched.h>
 #include <string.h>
 #include <time.h>
+
+#include "threads.hpp"
 
 #define RC_DEVICE inline
 #define RC_APART inline
@@ -44,19 +44,16 @@ constexpr int ACQUIRE = __ATOMIC_RELAXED, RELEASE = __ATOMIC_RELAXED;
 // -- who and when ------------------------------------------------------------------------------
 
 struct Warp {
-    u32 come, round;
+    Barrier barrier;
     u32 votes[2];
 };
 
-struct NamedBarrier {
-    u32 come, round;
-};
 constexpr u32 NAMED_BARRIERS = 4;
 
 struct Group {
-    pthread_barrier_t barrier;
+    Barrier barrier;
     Warp warps[16];
-    NamedBarrier named[NAMED_BARRIERS];
+    Barrier named[NAMED_BARRIERS];
     u32 votes[2];
     u32 arrivals;
     u64 memory[512];
@@ -69,13 +66,13 @@ struct Where {
     u32 ballots = 0;
 };
 
-inline thread_local Where where;
+inline Where& where() { return *static_cast<Where*>(own); }
 
-RC_DEVICE u32 thread_index() { return where.thread; }
-RC_DEVICE u32 block_threads() { return where.threads; }
-RC_DEVICE u32 block_index() { return where.block; }
-RC_DEVICE u32 grid_blocks() { return where.blocks; }
-RC_DEVICE u32 local_index() { return where.local; }
+RC_DEVICE u32 thread_index() { return where().thread; }
+RC_DEVICE u32 block_threads() { return where().threads; }
+RC_DEVICE u32 block_index() { return where().block; }
+RC_DEVICE u32 grid_blocks() { return where().blocks; }
+RC_DEVICE u32 local_index() { return where().local; }
 
 RC_DEVICE u64 globaltimer_ns() {
     timespec time;
@@ -83,80 +80,55 @@ RC_DEVICE u64 globaltimer_ns() {
     return static_cast<u64>(time.tv_sec) * 1000000000ull + static_cast<u64>(time.tv_nsec);
 }
 
-RC_DEVICE void block_barrier() { pthread_barrier_wait(&where.group->barrier); }
+RC_DEVICE void block_barrier() { meet(where().group->barrier, where().threads); }
 
 RC_DEVICE bool block_barrier_or(bool yes) {
-    u32* vote = &where.group->votes[where.round++ & 1];
+    u32* vote = &where().group->votes[where().round++ & 1];
     if (yes) __atomic_store_n(vote, 1u, __ATOMIC_RELAXED);
     block_barrier();
     const bool any = __atomic_load_n(vote, __ATOMIC_RELAXED) != 0;
     block_barrier();
-    if (where.thread == 0) __atomic_store_n(vote, 0u, __ATOMIC_RELAXED);
+    if (where().thread == 0) __atomic_store_n(vote, 0u, __ATOMIC_RELAXED);
     return any;
 }
 
-// Threads of many ranks that only yield keep those from running that they wait for, where there are
-// few cores: of 6 ranks on 2 of them a wait took a minute. With a nap at each 4th turn 6 processes
-// take 28 s of processor time where with one at each 32nd they took 44 to 80.
-RC_DEVICE void pause() {
-    static thread_local u32 times = 0;
-    const timespec nap = {0, 100000};
-    if (++times % 4 == 0)
-        nanosleep(&nap, nullptr);
-    else
-        sched_yield();
-}
-
-RC_DEVICE Warp& warp() { return where.group->warps[where.thread / WARP]; }
+RC_DEVICE Warp& warp() { return where().group->warps[where().thread / WARP]; }
 
 RC_DEVICE void warp_barrier() {
-    if (WARP == 1) return;
-    Warp& mine = warp();
-    const u32 round = __atomic_load_n(&mine.round, __ATOMIC_ACQUIRE);
-    if (__atomic_add_fetch(&mine.come, 1u, __ATOMIC_ACQ_REL) == WARP) {
-        __atomic_store_n(&mine.come, 0u, __ATOMIC_RELAXED);
-        __atomic_store_n(&mine.round, round + 1, __ATOMIC_RELEASE);
-    }
-    while (__atomic_load_n(&mine.round, __ATOMIC_ACQUIRE) == round) pause();
+    if (WARP != 1) meet(warp().barrier, WARP);
 }
 
 RC_DEVICE bool warp_any(bool yes) {
-    u32* vote = &warp().votes[where.ballots++ & 1];
+    u32* vote = &warp().votes[where().ballots++ & 1];
     if (yes) __atomic_store_n(vote, 1u, __ATOMIC_RELAXED);
     warp_barrier();
     const bool any = __atomic_load_n(vote, __ATOMIC_RELAXED) != 0;
     warp_barrier();
-    if (where.thread % WARP == 0) __atomic_store_n(vote, 0u, __ATOMIC_RELAXED);
+    if (where().thread % WARP == 0) __atomic_store_n(vote, 0u, __ATOMIC_RELAXED);
     return any;
 }
 
-RC_DEVICE void block_arrive() { __atomic_fetch_add(&where.group->arrivals, 1u, __ATOMIC_RELEASE); }
+RC_DEVICE void block_arrive() {
+    __atomic_fetch_add(&where().group->arrivals, 1u, __ATOMIC_RELEASE);
+    wrote();
+}
 RC_DEVICE void block_await() {
-    u32* arrivals = &where.group->arrivals;
-    const u32 wanted = where.threads - SYNC_THREADS;
+    u32* arrivals = &where().group->arrivals;
+    const u32 wanted = where().threads - SYNC_THREADS;
     while (__atomic_load_n(arrivals, __ATOMIC_ACQUIRE) != wanted) pause();
     warp_barrier();
     __atomic_store_n(arrivals, 0u, __ATOMIC_RELAXED);  // for the next launch
 }
 
-RC_DEVICE u32 barrier_arrive(u32 number, u32 count) {
-    NamedBarrier& named = where.group->named[number];
-    const u32 round = __atomic_load_n(&named.round, __ATOMIC_ACQUIRE);
-    if (__atomic_add_fetch(&named.come, 1u, __ATOMIC_ACQ_REL) == count) {
-        __atomic_store_n(&named.come, 0u, __ATOMIC_RELAXED);
-        __atomic_store_n(&named.round, round + 1, __ATOMIC_RELEASE);
-    }
-    return round;
+RC_DEVICE void barrier_arrive(u32 number, u32 count) {
+    arrive(where().group->named[number], count);
 }
-RC_DEVICE void barrier_sync(u32 number, u32 count) {
-    const u32 round = barrier_arrive(number, count);
-    while (__atomic_load_n(&where.group->named[number].round, __ATOMIC_ACQUIRE) == round) pause();
-}
+RC_DEVICE void barrier_sync(u32 number, u32 count) { meet(where().group->named[number], count); }
 
 template <class T>
 RC_DEVICE T* block_memory() {
     static_assert(sizeof(T) <= sizeof(Group::memory));
-    return reinterpret_cast<T*>(where.group->memory);
+    return reinterpret_cast<T*>(where().group->memory);
 }
 
 RC_DEVICE bool unlikely(bool condition) { return condition; }
@@ -182,18 +154,23 @@ RC_DEVICE u64 atom_add_relaxed_gpu_u64(u64 at, u64 value) {
 // -- words that ranks and the host share --------------------------------------------------------
 
 RC_DEVICE u32 ld_relaxed_sys_u32(u64 at) {
+    step();
     return __atomic_load_n(reinterpret_cast<const u32*>(at), ACQUIRE);
 }
 RC_DEVICE u64 ld_relaxed_sys_u64(u64 at) {
+    step();
     return __atomic_load_n(reinterpret_cast<const u64*>(at), ACQUIRE);
 }
 RC_DEVICE void st_relaxed_sys_u32(u64 at, u32 value) {
+    step(), wrote();
     __atomic_store_n(reinterpret_cast<u32*>(at), value, RELEASE);
 }
 RC_DEVICE void st_relaxed_sys_u64(u64 at, u64 value) {
+    step(), wrote();
     __atomic_store_n(reinterpret_cast<u64*>(at), value, RELEASE);
 }
 RC_DEVICE u32 atom_exch_relaxed_gpu_u32(u64 at, u32 value) {
+    step(), wrote();
     return __atomic_exchange_n(reinterpret_cast<u32*>(at), value, __ATOMIC_RELAXED);
 }
 RC_DEVICE void fence_acq_rel_sys() {
@@ -205,15 +182,18 @@ RC_DEVICE void fence_acq_rel_sys() {
 // -- lines that carry their own signal (LL) -----------------------------------------------------
 
 RC_DEVICE void st_relaxed_sys_ll(u64 line, u64 data, u32 flag) {
+    step(), wrote();
     u64* halves = reinterpret_cast<u64*>(line);
     const u64 high = static_cast<u64>(flag) << 32;
     __atomic_store_n(halves, high | (data & 0xffffffffu), __ATOMIC_RELAXED);
+    step();
     __atomic_store_n(halves + 1, high | data >> 32, __ATOMIC_RELAXED);
 }
 
 RC_DEVICE Vector ld_relaxed_sys_v4_u32(u64 line) {
     const u64* halves = reinterpret_cast<const u64*>(line);
     const u64 low = __atomic_load_n(halves, __ATOMIC_RELAXED);
+    step();
     const u64 high = __atomic_load_n(halves + 1, __ATOMIC_RELAXED);
     return {static_cast<u32>(low), static_cast<u32>(low >> 32), static_cast<u32>(high),
             static_cast<u32>(high >> 32)};
@@ -232,10 +212,11 @@ RC_DEVICE u64 data_of(const Vector& line) { return static_cast<u64>(line.z) << 3
 
 RC_DEVICE void st_relaxed_sys_v2_u64_if(bool there, u64 at, u64 low, u64 high) {
     u64* words = reinterpret_cast<u64*>(at);
-    const bool last = where.thread % WARP == WARP - 1;
+    const bool last = where().thread % WARP == WARP - 1;
     if (there) __atomic_store_n(words, low, __ATOMIC_RELAXED);
     if (there && !last) __atomic_store_n(words + 1, high, __ATOMIC_RELAXED);
     warp_barrier();
+    wrote();
     if (there && last) __atomic_store_n(words + 1, high, __ATOMIC_RELEASE);
 }
 
