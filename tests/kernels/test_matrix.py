@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import re
 from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 
 import pytest
 
@@ -12,6 +14,7 @@ from ringcoll.algorithms import build
 from ringcoll.dtypes import DTYPES, OPS, DType, dtype_of, op_of, premul_sum
 from ringcoll.encode import encode
 from ringcoll.executors.cuda.cache import KernelCache
+from ringcoll.executors.cuda.compile import flags, read_headers
 from ringcoll.executors.cuda.copies import kernel_part
 from ringcoll.executors.cuda.copy_gates import gate_text
 from ringcoll.executors.cuda.ll import ll_body
@@ -23,6 +26,7 @@ from ringcoll.executors.cuda_nodes.standard import standard_sources
 from ringcoll.launch import Launch, Layout
 from tests.kernels import cuda12
 from tests.kernels.harness import LEGAL, OPERATORS, TYPES
+from tests.kernels.stand_in import by_head, together
 
 pytestmark = pytest.mark.slow
 
@@ -32,18 +36,30 @@ ARCHS = ("sm_75", "sm_80", "sm_90", "sm_100", "sm_120")
 ELF = b"\x7fELF"
 LAUNCHES = (Launch(protocol="LL", mapped=frozenset()), Launch())
 INSTANCE = re.compile(r"(?:Batch|Move)<.*>")
+BATCH = re.compile(r"0x(\w+), \d+, (\d+), (\d+), Kinds<0x(\w+)>, Kinds<0x(\w+)>")
 
 
 @functools.cache
 def shapes() -> tuple[str, ...]:
     """Of the standard kernels, for 8 ranks or one, so many that each piece of any is in one."""
+    texts = [text for text in standard_sources() if re.search(r"RC_RANKS [18]\n", text)]
+    return few(texts, pieces)
+
+
+@functools.cache
+def codes() -> tuple[str, ...]:
+    """Of those so many that each kind of code is in one."""
+    return few(shapes(), kinds_of_code)
+
+
+def few(texts: Sequence[str], parts: Callable[[str], set[tuple[str, str]]]) -> tuple[str, ...]:
+    """Texts that have all parts of all."""
     found: list[str] = []
     seen = set[tuple[str, str]]()
-    texts = [text for text in standard_sources() if re.search(r"RC_RANKS [18]\n", text)]
-    for text in sorted(texts, key=lambda text: -len(pieces(text))):
-        if not pieces(text) <= seen:
+    for text in sorted(texts, key=lambda text: -len(parts(text))):
+        if not parts(text) <= seen:
             found.append(text)
-            seen |= pieces(text)
+            seen |= parts(text)
     return tuple(found)
 
 
@@ -56,6 +72,22 @@ def pieces(text: str) -> set[tuple[str, str]]:
     text = text.replace("BFloat16", "Float16")
     frame = "\n".join(line for line in text.splitlines() if not INSTANCE.search(line))
     return {(frame, instance) for instance in ("", *INSTANCE.findall(text))}
+
+
+def kinds_of_code(text: str) -> set[tuple[str, str]]:
+    """Its frame, and each instance for any type, wherever which source stands among the others."""
+    found = set[tuple[str, str]]()
+    for frame, instance in pieces(text):
+        where = re.sub("using Type = .*", "", frame) if instance else frame
+        found.add((where, BATCH.sub(unordered, instance)))
+    return found
+
+
+def unordered(batch: re.Match[str]) -> str:
+    """A batch with its sources in order of what they are, and its destinations."""
+    raw, srcs, dsts = int(batch[1], 16), int(batch[4], 16), int(batch[5], 16)
+    first = sorted((raw >> k & 1, srcs >> 2 * k & 3) for k in range(int(batch[2])))
+    return f"{first} {sorted(dsts >> 2 * k & 3 for k in range(int(batch[3])))}"
 
 
 TWINS = {"uint16", "uint32", "uint64", "bfloat16", "float8_e5m2"}
@@ -128,9 +160,36 @@ def test_twins_are_as_large_as_another() -> None:
 @pytest.mark.parametrize("arch", ARCHS)
 def test_standard_kernels(arch: str) -> None:
     # NVRTC takes a second for each: every generation sees a fifth, all of them see all.
-    choice = shapes()[ARCHS.index(arch) :: len(ARCHS)]
+    choice = codes()[ARCHS.index(arch) :: len(ARCHS)]
     cubins = KernelCache(None).compile_all(choice, arch)
     assert all(cubin.startswith(ELF) for cubin in cubins)
+
+
+def test_every_piece_every_operator_and_each_kind_of_element_is_free_of_errors() -> None:
+    assert errors((*shapes(), *operators()), dict(read_headers())) == ""
+
+
+def test_an_error_in_one_instance_is_found() -> None:
+    headers, wanted = dict(read_headers()), b"    static constexpr u32 OWNERS = 1 + SRCS + DSTS;"
+    assert headers["ll.cuh"].count(wanted) == 1
+    refused = b"    static_assert(SRCS != 4 || RAW != 12);"
+    headers["ll.cuh"] = headers["ll.cuh"].replace(wanted, wanted + refused)
+    assert "static assertion failed" in errors(shapes(), headers)
+
+
+def errors(texts: Iterable[str], headers: dict[str, bytes]) -> str:
+    """What the compiler finds in them before it makes code: a tenth of its work."""
+    nvrtc = importlib.import_module("cupy.cuda").nvrtc
+    said = []
+    for alike in by_head(re.sub(r"RC_WORDS \d+", "RC_WORDS 512", text) for text in texts):
+        names = [name.encode() for name in headers]
+        program = nvrtc.createProgram(together(alike), "all", list(headers.values()), names)
+        try:
+            nvrtc.compileProgram(program, (*flags("sm_90"), "-fdevice-syntax-only"))
+        except nvrtc.NVRTCError:
+            said.append(nvrtc.getProgramLog(program))
+        nvrtc.destroyProgram(program)
+    return "".join(said)
 
 
 @pytest.mark.parametrize("arch", ARCHS)
@@ -153,7 +212,7 @@ def test_kernels_of_calls_of_copy_engines(arch: str) -> None:
 
 
 def test_standard_kernels_for_gpus_that_only_cuda_12_serves() -> None:
-    for text in shapes()[::8]:
+    for text in codes()[::8]:
         assert cuda12.compile_kernel(text, "sm_70").startswith(ELF)
 
 
@@ -167,8 +226,13 @@ def test_sends_and_receives_for_gpus_that_only_cuda_12_serves() -> None:
     assert cuda12.compile_kernel(pairs_text(2, 1, 64), "sm_70").startswith(ELF)
 
 
-def test_every_operator_and_each_kind_of_element_in_lines_and_in_words() -> None:
-    cubins = KernelCache(None).compile_all(operators(), "sm_90")
+def test_each_size_of_element_in_lines_and_in_words() -> None:
+    some: dict[tuple[bool, int], str] = {}
+    for number, text in enumerate(operators()):
+        dtype = FRAMED[-1 - number % len(FRAMED)]
+        some.setdefault((number < len(FRAMED), dtype.itemsize), text)
+    assert len(some) == 2 * len({dtype.itemsize for dtype in DTYPES})
+    cubins = KernelCache(None).compile_all([*some.values()], "sm_90")
     assert all(cubin.startswith(ELF) for cubin in cubins)
 
 
