@@ -41,3 +41,18 @@ def view_at(pointer: int, nbytes: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]
         return np.empty(0, dtype)
     memory = (ctypes.c_char * nbytes).from_address(pointer)
     return np.frombuffer(memoryview(memory).cast("B"), np.uint8).view(dtype)
+
+
+Extent = tuple[int, int]
+"""Address and bytes of a buffer; (0, 0) without one, and of an empty one."""
+
+
+def extent_of(array: npt.NDArray[Any] | None) -> Extent:
+    """Where an array lies."""
+    return (start, array.nbytes) if array is not None and (start := start_of(array)) else (0, 0)
+
+
+def start_of(array: npt.NDArray[Any] | None) -> int:
+    """The address of an array; 0 of None and of an empty array."""
+    address: int = 0 if array is None or not array.size else array.__array_interface__["data"][0]
+    return address

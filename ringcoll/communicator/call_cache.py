@@ -1,92 +1,141 @@
-"""The caches of prepared calls, which are found again by their buffers."""
+"""Prepared calls, found again by what they depend on, which is no address.
+
+A call's arguments are checked once for their *shape*: collective, dtype, count, operator, root,
+options, what of the alignment a kernel is compiled for, and how one buffer lies in the other. A
+checked call is prepared once for each class of memory. Every launch is given its addresses, and
+memory that peers reach is looked up by address at every call: nothing is known of an old one.
+"""
 
 from __future__ import annotations
 
-import sys
-import weakref
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Hashable
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from ringcoll.cuda.raw import RawArray
+import numpy.typing as npt
 
-if TYPE_CHECKING:
-    from ringcoll.executors.cuda.cuda_call import CudaCall
-    from ringcoll.executors.cuda_nodes.executor import CudaNodesCall
+from ringcoll.arguments.calls import Call
+from ringcoll.config import Config
+from ringcoll.executors.contract import Given
+from ringcoll.views import Extent, device_view, start_of, view_at
 
 CACHED_CALLS = 128
 """Calls that a communicator caches; the oldest goes first."""
 
 
-def evict(cache: dict[Any, Any], dead: Iterable[object] = ()) -> None:
-    """Make room for one more call: drop the ``dead`` ones, then the oldest beyond the bound.
-
-    Callbacks of weak references would not do: a KeyboardInterrupt inside one is lost. Another
-    thread may drop calls meanwhile.
-    """
-    for key in dead:
-        cache.pop(key, None)
+def evict(cache: dict[Any, Any]) -> None:
+    """Make room for one more call: drop the oldest beyond the bound."""
     while len(cache) >= CACHED_CALLS:
         cache.pop(next(iter(cache)), None)
 
 
-@dataclass(slots=True)
-class CachedCall:
-    """A prepared call of GPU ranks: weak references to its buffers, and their locations then."""
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Where a buffer of a call lies: in argument 0 or 1, or in none (2), at an offset in bytes."""
 
-    send: Callable[[], Any]
-    recv: Callable[[], Any]
-    locations: tuple[object, object]
-    call: CudaCall | CudaNodesCall
-    by_cupy: bool
-    """Whether the arrays are CuPy's: the call runs on CuPy's current stream."""
+    argument: int = 2
+    offset: int = 0
+    nbytes: int = 0
 
-    def is_of(self, sendbuf: Any, recvbuf: Any, changes: int) -> bool:
-        """Whether it was prepared for these buffers, and they have not moved."""
-        return (
-            (sendbuf is None or self.send() is sendbuf)
-            and (recvbuf is None or self.recv() is recvbuf)
-            and self.locations == (location_of(sendbuf), location_of(recvbuf))
-            and self.call.changes == changes
+
+@dataclass(slots=True, eq=False)
+class CheckedCall:
+    """A call whose arguments are checked, without addresses, and its preparations."""
+
+    call: Call  # without arrays
+    config: Config
+    input: Part
+    output: Part
+    nbytes: tuple[int, int]  # of both arguments
+    anywhere: Any = None  # the prepared call, if memory of any class will do
+    prepared: dict[Hashable, Any] = field(default_factory=dict)  # by class of memory
+
+
+class CallCache:
+    """The prepared calls of one communicator; ``how`` is for preparing them."""
+
+    def __init__(self, state: Any, **how: bool) -> None:
+        self._state, self._how = state, how
+        self._checked: dict[Hashable, CheckedCall] = {}
+
+    def find(self, key: Hashable, first: int, second: int) -> tuple[Any, Given] | None:
+        """A prepared call, and what its launch on arguments at these addresses is given.
+
+        ``key`` says all of the arguments but their addresses, which are 0 where there is no memory;
+        None: such a call has not been checked.
+        """
+        checked = self._checked.get(key)
+        if second and first:
+            between = second - first
+            if checked is None or -checked.nbytes[1] < between < checked.nbytes[0]:
+                checked = self._checked.get((key, between))
+        if checked is None:
+            return None
+        at, input_, output = (first, second, 0), checked.input, checked.output
+        start, end = at[input_.argument] + input_.offset, at[output.argument] + output.offset
+        if checked.anywhere is not None:
+            return checked.anywhere, (start, end, 0, 0)
+        return self._in_memory(checked, start, end)
+
+    def add(
+        self, key: Hashable, call: Call, config: Config, first: Extent, second: Extent
+    ) -> tuple[Any, Given]:
+        """Keep a checked call on arguments that lie there, and prepare it.
+
+        With a key of None it is not kept.
+        """
+        between = second[0] - first[0]
+        overlap = first[0] and second[0] and -second[1] < between < first[1]
+        input_, output = (_part(array, first, second) for array in (call.send, call.recv))
+        checked = CheckedCall(
+            replace(call, send=_emptied(call.send), recv=_emptied(call.recv)),
+            config,
+            input_,
+            output,
+            (first[1], second[1]),
         )
+        found = self._in_memory(checked, start_of(call.send), start_of(call.recv))
+        if key is not None:
+            evict(self._checked)
+            self._checked[(key, between) if overlap else key] = checked
+        return found
 
-    def is_still_of(self, sendbuf: Any, recvbuf: Any, changes: int) -> bool:
-        """:meth:`is_of` for CuPy's arrays, of which only the address can change."""
-        first, last = self.locations
-        return (
-            (sendbuf is None or (self.send() is sendbuf and sendbuf.data.ptr == first))
-            and (recvbuf is None or (self.recv() is recvbuf and recvbuf.data.ptr == last))
-            and self.call.changes == changes
-        )
+    def _in_memory(self, checked: CheckedCall, start: int, end: int) -> tuple[Any, Given]:
+        """The call prepared for memory of the class of these buffers."""
+        state, call = self._state, checked.call
+        extents = (start, checked.input.nbytes), (end, checked.output.nbytes)
+        kind, given = state.memory_class(call, checked.config, *extents, **self._how)
+        prepared = checked.prepared.get(kind)
+        if prepared is None:
+            view = device_view if state.on_gpu else view_at
+            send, recv = (
+                view(*extent, call.dtype.numpy) if extent[0] else array
+                for extent, array in zip(extents, (call.send, call.recv), strict=True)
+            )
+            whole = replace(call, send=send, recv=recv)
+            prepared = state.prepare(whole, checked.config, **self._how)
+            evict(checked.prepared)
+            checked.prepared[kind] = prepared
+            if prepared.anywhere:
+                checked.anywhere = prepared
+        return prepared, given
 
-
-def is_cupy(buffer: Any) -> bool:
-    """Whether a buffer is an array of CuPy's."""
-    return type(buffer).__module__.partition(".")[0] == "cupy"
-
-
-def location_of(buffer: Any) -> object:
-    """A buffer's address and, where these can change, its layout; None: unknown type of array."""
-    if buffer is None:
-        return 0
-    place: object
-    try:
-        place = buffer.data.ptr  # CuPy's arrays keep their size and type
-    except AttributeError:
-        torch = sys.modules.get("torch")
-        if torch is not None and isinstance(buffer, torch.Tensor):
-            # resize_, set_ and t_ change a tensor in place.
-            place = buffer.data_ptr(), buffer.numel(), buffer.dtype, buffer.is_contiguous()
-        else:
-            place = buffer.pointer if isinstance(buffer, RawArray) else None
-    return place
+    def clear(self) -> None:
+        """Drop all calls."""
+        self._checked.clear()
 
 
-def reference(buffer: Any) -> Callable[[], Any]:
-    """A weak reference, TypeError where there can be none; of no buffer one that is never dead."""
-    return _absent if buffer is None else weakref.ref(buffer)
+def _part(array: npt.NDArray[Any] | None, first: Extent, second: Extent) -> Part:
+    """The part of the arguments that a buffer is."""
+    at = start_of(array)
+    if array is None or not at:
+        return Part()
+    for number, (start, nbytes) in enumerate((first, second)):
+        if start <= at < start + nbytes:
+            return Part(number, at - start, array.nbytes)
+    raise ValueError(f"{array!r} lies in no argument")
 
 
-def _absent() -> bool:
-    """Stands for a weak reference to None: never dead."""
-    return True
+def _emptied(array: npt.NDArray[Any] | None) -> npt.NDArray[Any] | None:
+    """Nothing for a buffer with an address; one without stays."""
+    return None if start_of(array) else array

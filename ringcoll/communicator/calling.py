@@ -21,7 +21,6 @@ import numpy.typing as npt
 
 from ringcoll.arguments.calls import Call, prepare
 from ringcoll.arguments.vector import VCall
-from ringcoll.communicator.call_cache import evict, reference
 from ringcoll.communicator.failures import more_frames, settle
 from ringcoll.communicator.group import Group, current, run_together
 from ringcoll.communicator.rank import RankState, with_options
@@ -39,6 +38,9 @@ _Key = tuple[object, ...]
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
+
+CACHED_CALLS = 128
+"""Calls that a communicator caches; the oldest goes first."""
 
 _MESSAGES = ("send", "recv", "sendrecv")
 
@@ -155,10 +157,19 @@ class Calling:
         return self._issue([ready], later=later, alive=alive, name=name)
 
     @_explained
-    def _counted(self, call: VCall, how: dict[str, Any], alive: tuple[object, ...]) -> Work | None:
-        """A plan with unequal segments; counts change from call to call, so nothing is kept."""
-        config, later = self._options(call.collective, how)
-        return self._once(as_collective(call), config, later=later, alive=alive)
+    def _counted(
+        self,
+        name: str,
+        check: Callable[..., VCall],
+        sendbuf: Any,
+        recvbuf: Any,
+        arguments: tuple[Any, ...],
+        how: dict[str, Any],
+    ) -> Work | None:
+        """A call with a count for each rank; ``arguments`` are those behind the buffers."""
+        call = check(sendbuf, recvbuf, *arguments, rank=self.rank, nranks=self.nranks)
+        config, later = self._options(name, how)
+        return self._once(as_collective(call), config, later=later, alive=(sendbuf, recvbuf))
 
     @_explained
     def _pairs(
@@ -224,8 +235,13 @@ class Calling:
 
     def _cache_call(self, key: _Key, sendbuf: Any, recvbuf: Any, runnable: Runnable) -> None:
         kept = self._cache
-        evict(kept, [old for old, (a, b, *_) in kept.items() if a() is None or b() is None])
-        send, recv = reference(sendbuf), reference(recvbuf)
+        # Callbacks of weak references would not do: a KeyboardInterrupt inside one is lost.
+        # Another thread may drop calls meanwhile.
+        for old in [old for old, (a, b, *_) in kept.items() if a() is None or b() is None]:
+            kept.pop(old, None)
+        while len(kept) >= CACHED_CALLS:
+            kept.pop(next(iter(kept)), None)
+        send, recv = _reference(sendbuf), _reference(recvbuf)
         sent, received = (None if b is None else b.dtype for b in (sendbuf, recvbuf))
         kept[key] = (send, recv, sent, received, runnable)
 
@@ -285,6 +301,16 @@ def _is_as_checked(buffer: Any) -> bool:
 def _cacheable(buffer: object) -> bool:
     """Whether a buffer's memory stays where it is: numpy never resizes what is referenced."""
     return buffer is None or type(buffer) is np.ndarray
+
+
+def _reference(buffer: Any) -> Callable[[], Any]:
+    """A weak reference; of no buffer one that is never dead."""
+    return _absent if buffer is None else weakref.ref(buffer)
+
+
+def _absent() -> bool:
+    """Stands for a weak reference to None: never dead."""
+    return True
 
 
 def _unowned(call: Call) -> Call:

@@ -87,9 +87,8 @@ class CountedCollectives(Calling):
             [[0.0, 1.0, 1.0], [0.0, 1.0, 1.0]]
 
         """
-        send, recv = self._views("all_gather_v", sendbuf=sendbuf, recvbuf=recvbuf)
-        call = prepare_all_gather_v(send, recv, counts, displs, rank=self.rank, nranks=self.nranks)
-        return self._counted(call, how, (sendbuf, recvbuf))
+        arguments = counts, displs
+        return self._counted("all_gather_v", prepare_all_gather_v, sendbuf, recvbuf, arguments, how)
 
     @overload
     def reduce_scatter_v(
@@ -148,9 +147,8 @@ class CountedCollectives(Calling):
             [[0.0], [2.0, 4.0]]
 
         """
-        send, recv = self._views("reduce_scatter_v", sendbuf=sendbuf, recvbuf=recvbuf)
-        call = prepare_reduce_scatter_v(send, recv, counts, op, rank=self.rank, nranks=self.nranks)
-        return self._counted(call, how, (sendbuf, recvbuf))
+        check, arguments = prepare_reduce_scatter_v, (counts, op)
+        return self._counted("reduce_scatter_v", check, sendbuf, recvbuf, arguments, how)
 
     @overload
     def gather_v(

@@ -13,7 +13,7 @@ from typing import Any
 
 from ringcoll.arguments.calls import Call, prepare
 from ringcoll.arguments.vector import VCall
-from ringcoll.communicator.call_cache import CachedCall, evict, is_cupy, location_of, reference
+from ringcoll.communicator.call_cache import CallCache
 from ringcoll.communicator.gpu import CudaState
 from ringcoll.communicator.gpu_nodes import NodesState
 from ringcoll.communicator.group import Group, current, run_together
@@ -22,15 +22,16 @@ from ringcoll.communicator.vector import as_collective
 from ringcoll.communicator.work import Work
 from ringcoll.config import Config, resolve
 from ringcoll.cuda.arrays import device_array
-from ringcoll.cuda.streams import foreign_streams, stream_of, stream_pointer
+from ringcoll.cuda.readers import Library, library_of
+from ringcoll.cuda.streams import stream_of, stream_pointer
+from ringcoll.dtypes import ReduceOp
 from ringcoll.errors import ArgumentError, Error
-from ringcoll.executors.contract import GroupCall
+from ringcoll.executors.contract import Given, GroupCall
 from ringcoll.executors.cuda.cuda_call import StreamCall
 from ringcoll.executors.cuda.executor import CudaExecutor
-from ringcoll.executors.cuda.params import factor_bytes, start_of
 from ringcoll.executors.cuda_nodes.executor import CudaNodesExecutor
 from ringcoll.options import take_async_op
-from ringcoll.views import device_view
+from ringcoll.views import device_view, extent_of
 
 
 class DeviceWork(Work):
@@ -65,83 +66,118 @@ class DeviceWork(Work):
         return f"<ringcoll.Work {self._call}: {state}>"
 
 
+class Libraries(dict[type, Library]):
+    """The libraries of arrays on one device, by the arrays' type."""
+
+    def __init__(self, ordinal: int) -> None:
+        super().__init__()
+        self._ordinal = ordinal
+
+    def __missing__(self, kind: type) -> Library:
+        found = self[kind] = library_of(kind, self._ordinal)
+        return found
+
+
 class Enqueuer:
     """Makes the calls of one communicator on GPUs."""
 
     def __init__(self, state: CudaState | NodesState, nranks: int) -> None:
-        from cupy.cuda import get_current_stream, runtime
-
         self._state, self._nranks, self._lock = state, nranks, state.lock
         self._rank, self._ordinal = state.fabric.rank, state.device.ordinal
-        self._device: Callable[[], int] = runtime.getDevice
-        self._stream: Callable[[], Any] = get_current_stream
-        self._foreign = foreign_streams()
         # The owners of the last call's streams, by handle: a stream must live until the next call
         # has waited for it. Several, because a group may make its calls in another order.
         self._owners: dict[int, object] = {}
         self._group: Callable[[], Group | None] = _no_group
-        self._cache: dict[tuple[object, ...], CachedCall] = {}
-        self._counts: dict[tuple[object, ...], Any] = {}
+        self._libraries = Libraries(self._ordinal)
+        self._calls = CallCache(state)
 
     def collective(
         self, name: str, sendbuf: Any, recvbuf: Any, op: Any, root: int, how: dict[str, Any]
     ) -> Work | None:
         """One call of a collective, as the communicator's methods take it."""
-        state = self._state
-        if not how:
-            try:
-                key = (name, id(sendbuf), id(recvbuf), op, root, root.__class__)
-                cached = self._cache.get(key)
-            except TypeError:  # an illegal argument that has no hash
-                cached = None
-            if (
-                cached is not None
-                and cached.by_cupy
-                and cached.is_still_of(sendbuf, recvbuf, state.symmetric.changes)
-                and self._device() == self._ordinal
-                and current() is None
-            ):
-                stream = self._stream()
-                if type(stream) is not self._foreign:
-                    with self._lock:
-                        pointer = stream.ptr
-                        before, self._owners = self._owners, {pointer: stream}
-                        try:
-                            state.run(cached.call, pointer)
-                        except BaseException:
-                            self._keep(before)
-                            raise
-                    return None
-        return self._with_options(name, sendbuf, recvbuf, op, root, how)
+        arguments = op, root, root.__class__  # with types: True and 1.0 are equal to 1
+        return self._call(name, _collective, arguments, arguments, sendbuf, recvbuf, how)
 
-    def _with_options(
-        self, name: str, sendbuf: Any, recvbuf: Any, op: Any, root: int, how: dict[str, Any]
+    def _call(
+        self,
+        name: str,
+        check: Callable[..., Call],
+        arguments: tuple[Any, ...],
+        compared: tuple[object, ...] | None,
+        sendbuf: Any,
+        recvbuf: Any,
+        how: dict[str, Any],
     ) -> Work | None:
-        """A call with options, or one that is not in the cache."""
-        state, options = self._state, dict(how)
-        where = f"{name} on rank {self._rank}"
-        stream, later = options.pop("stream", None), take_async_op(options, where)
-        # With types: True and 1.0 are equal to 1.
-        kinds = map(type, options.values())
-        key = name, id(sendbuf), id(recvbuf), op, root, root.__class__, *options.items(), *kinds
-        try:
-            cached = self._cache.get(key)
-        except TypeError:  # an illegal argument, or an option, that has no hash
-            cached = None
-        if cached is not None and cached.is_of(sendbuf, recvbuf, state.symmetric.changes):
-            cuda_call = cached.call
-        else:
-            cuda_call = self._prepared(key, name, sendbuf, recvbuf, op, root, options, where)
-        alive = sendbuf, recvbuf
-        pointer, owner = self._stream_of(stream, alive, where)
-        enqueued = StreamCall(cuda_call, pointer, owner is not None)
-        return self._enqueue(enqueued, pointer, alive, owner, later=later, name=name)
+        """Find a call by its shape, or check and prepare it, and enqueue it.
 
-    def _stream_of(
-        self, stream: Any, buffers: tuple[object, ...], where: str
-    ) -> tuple[int, object]:
+        Args:
+            check: checks the buffers and makes the call, with the other ``arguments``.
+            compared: what two calls are compared by, beside the buffers; None: by nothing.
+
+        """
+        stream, later = None, False
+        if how:
+            how = dict(how)
+            stream = how.pop("stream", None)
+            later = take_async_op(how, f"{name} on rank {self._rank}")
+            if how and compared is not None:
+                compared = (*compared, *how.items(), *map(type, how.values()))
+        libraries = self._libraries
+        library = libraries[type(sendbuf)]
+        send, recv = library.read(sendbuf), libraries[type(recvbuf)].read(recvbuf)
+        found = key = None
+        if send is not None and recv is not None and compared is not None:
+            first, second = send[0], recv[0]
+            # By LL a kernel is compiled for memory that begins at whole words, or anywhere.
+            key = name, compared, send[1], recv[1], first & 7, second & 7
+            try:
+                found = self._calls.find(key, first, second)
+            except TypeError:  # an illegal argument, or an option, that has no hash
+                key = None
+        if found is None:
+            found = self._prepared(key, name, check, arguments, sendbuf, recvbuf, how)
+        like = recvbuf if sendbuf is None else sendbuf
+        if stream is not None:
+            pointer, owner = self._stream_of(stream, like, name)
+        elif sendbuf is None:
+            pointer, owner = libraries[type(recvbuf)].stream(recvbuf)
+        else:
+            pointer, owner = library.stream(sendbuf)
+        if owner is None or later or current() is not None:
+            enqueued = StreamCall(found[0], pointer, owner is not None, found[1])
+            alive = sendbuf, recvbuf
+            return self._enqueue(enqueued, pointer, alive, owner, later=later, name=name)
+        with self._lock:
+            before, self._owners = self._owners, {pointer: owner}
+            try:
+                self._state.run(found[0], pointer, found[1])
+            except BaseException:
+                self._keep(before)
+                raise
+        return None
+
+    def _prepared(
+        self,
+        key: tuple[object, ...] | None,
+        name: str,
+        check: Callable[..., Call],
+        arguments: tuple[Any, ...],
+        sendbuf: Any,
+        recvbuf: Any,
+        how: dict[str, Any],
+    ) -> tuple[Any, Given]:
+        """Check and prepare a call; it is kept if it has a key."""
+        where = f"{name} on rank {self._rank}"
+        send = self._view(sendbuf, "sendbuf", where)
+        recv = self._view(recvbuf, "recvbuf", where)
+        call = check(name, arguments, self._rank, self._nranks, send, recv)
+        config = resolve(self._state.config, how.pop("config", None), how, where)
+        return self._calls.add(key, call, config, extent_of(send), extent_of(recv))
+
+    def _stream_of(self, stream: Any, like: object, name: str) -> tuple[int, object]:
         """The handle of a call's stream, and its owner, if known, which must outlive the call."""
-        return stream_of(stream, _first(buffers), ordinal=self._ordinal, where=where)
+        where = f"{name} on rank {self._rank}"
+        return stream_of(stream, like, ordinal=self._ordinal, where=where)
 
     def _enqueue(
         self,
@@ -184,25 +220,18 @@ class Enqueuer:
         where = f"{name} on rank {self._rank}"
         return [self._view(buffer, argument, where) for argument, buffer in buffers.items()]
 
-    def counted(self, call: VCall, how: dict[str, Any], alive: tuple[object, ...]) -> Work | None:
-        """A call with a count for each rank.
-
-        A rank with an empty segment cannot know whether the others are in place, so all ranks
-        behave as if they were: that only adds order, and a copy of a segment onto itself.
-        """
-        config, stream, later = self._options(call.collective, how)
-        pointer, owner = self._stream_of(stream, alive, f"{call.collective} on rank {self._rank}")
-        plain = replace(as_collective(call), in_place=call.op is not None)
-        factor = factor_bytes(plain.op, plain.dtype)
-        key = (plain.signature(), start_of(plain.send), start_of(plain.recv), factor, config)
-        cuda_call = self._counts.pop(key, None)
-        if cuda_call is None or cuda_call.changes != self._state.symmetric.changes:
-            evict(self._counts)
-            cuda_call = self._state.prepare(plain, config)
-        self._counts[key] = cuda_call
-        enqueued = StreamCall(cuda_call, pointer, owner is not None)
-        name = call.collective
-        return self._enqueue(enqueued, pointer, alive, owner, later=later, name=name)
+    def counted(
+        self,
+        name: str,
+        check: Callable[..., VCall],
+        sendbuf: Any,
+        recvbuf: Any,
+        arguments: tuple[Any, ...],
+        how: dict[str, Any],
+    ) -> Work | None:
+        """A call with a count for each rank; ``arguments`` are those behind the buffers."""
+        compared = _comparable(arguments)
+        return self._call(name, _counted, (check, arguments), compared, sendbuf, recvbuf, how)
 
     def pairs(
         self, name: str, calls: list[Call], how: dict[str, Any], alive: tuple[object, ...], /
@@ -212,7 +241,7 @@ class Enqueuer:
         state.usable()
         _refuse_matching(name, calls)
         config, stream, later = self._options(name, how)
-        pointer, owner = self._stream_of(stream, alive, f"{name} on rank {self._rank}")
+        pointer, owner = self._stream_of(stream, _first(alive), name)
         timeout = state.timeout_of(config)
         owned = owner is not None
         made = tuple(with_options(call, config) for call in calls)
@@ -227,41 +256,6 @@ class Enqueuer:
         given = options.pop("config", None)
         return resolve(self._state.config, given, options, where), stream, later
 
-    def _prepared(
-        self,
-        key: tuple[object, ...],
-        name: str,
-        sendbuf: Any,
-        recvbuf: Any,
-        op: Any,
-        root: int,
-        options: dict[str, Any],
-        where: str,
-    ) -> Any:
-        call = prepare(
-            name,
-            rank=self._rank,
-            nranks=self._nranks,
-            sendbuf=self._view(sendbuf, "sendbuf", where),
-            recvbuf=self._view(recvbuf, "recvbuf", where),
-            op=op,
-            root=root,
-        )
-        config = resolve(self._state.config, options.pop("config", None), options, where)
-        cuda_call = self._state.prepare(call, config)
-        try:
-            refs = reference(sendbuf), reference(recvbuf)
-            hash(key)
-        except TypeError:
-            return cuda_call
-        cached = self._cache.items()
-        evict(self._cache, [old for old, k in cached if k.send() is None or k.recv() is None])
-        locations = location_of(sendbuf), location_of(recvbuf)
-        if None not in locations:
-            by_cupy = all(b is None or is_cupy(b) for b in (sendbuf, recvbuf))
-            self._cache[key] = CachedCall(refs[0], refs[1], locations, cuda_call, by_cupy)
-        return cuda_call
-
     def _view(self, buffer: Any, argument: str, where: str) -> Any:
         """A buffer as a flat array for the checks, which do not read its memory."""
         if buffer is None or isinstance(buffer, (str, int, float, complex)):
@@ -274,8 +268,40 @@ class Enqueuer:
 
     def forget(self) -> None:
         """Drop all cached calls."""
-        self._cache.clear()
-        self._counts.clear()
+        self._calls.clear()
+
+
+def _collective(
+    name: str, arguments: tuple[Any, ...], rank: int, nranks: int, send: Any, recv: Any
+) -> Call:
+    op, root, _ = arguments
+    return prepare(name, rank=rank, nranks=nranks, sendbuf=send, recvbuf=recv, op=op, root=root)
+
+
+def _counted(
+    _name: str, arguments: tuple[Any, ...], rank: int, nranks: int, send: Any, recv: Any
+) -> Call:
+    """A call with a count for each rank.
+
+    A rank with an empty segment cannot know whether the others are in place, so all ranks behave as
+    if they were: that only adds order, and a copy of a segment onto itself.
+    """
+    check, rest = arguments
+    call = check(send, recv, *rest, rank=rank, nranks=nranks)
+    return replace(as_collective(call), in_place=call.op is not None)
+
+
+def _comparable(arguments: tuple[Any, ...]) -> tuple[object, ...] | None:
+    """Counts and displacements by value and by type: True and 1.0 are equal to 1."""
+    found: list[object] = []
+    for argument in arguments:
+        if type(argument) in (list, tuple):
+            found += tuple(argument), *map(type, argument)
+        elif argument is None or isinstance(argument, (str, ReduceOp)):
+            found.append(argument)
+        else:
+            return None
+    return tuple(found)
 
 
 def _refuse_matching(name: str, calls: list[Call]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -18,10 +18,10 @@ from ringcoll.cuda.device import Device
 from ringcoll.cuda.streams import outside_capture
 from ringcoll.dtypes import dtype_of
 from ringcoll.errors import AbortedError, ArgumentError, Error, LaunchRefused, MachineError
-from ringcoll.executors.contract import GroupCall
+from ringcoll.executors.contract import Given, GroupCall
 from ringcoll.executors.cuda.async_errors import Watchdog
 from ringcoll.executors.cuda.cuda_call import CudaCall
-from ringcoll.executors.cuda.executor import CudaExecutor
+from ringcoll.executors.cuda.executor import CudaExecutor, mapped_buffers
 from ringcoll.executors.cuda.kernel_choice import KernelChoice
 from ringcoll.executors.cuda.limits import KernelOptions
 from ringcoll.executors.cuda.loader import Loader
@@ -32,6 +32,7 @@ from ringcoll.executors.rows import TraceEntry
 from ringcoll.fabric import Fabric
 from ringcoll.symmetric.device import CudaSymmetricMemory
 from ringcoll.transports.scratch import Transport, allocate_scratch
+from ringcoll.views import Extent
 
 T = TypeVar("T")
 
@@ -128,6 +129,30 @@ class CudaState(RankState):
             self.log_choice(call.tagged(ready.signature_text))
         return ready
 
+    def memory_class(
+        self,
+        call: Call,
+        config: Config,
+        input_: Extent,
+        output: Extent,
+        *,
+        hellos_decide: bool = False,
+    ) -> tuple[Hashable, Given]:
+        """What a preparation depends on of the buffers' memory, and what a launch is given.
+
+        Kernels need to know which buffers all ranks reach; copy engines also where they lie.
+        """
+        hello = self.cuda.hello(input_, output, registered=hellos_decide)
+        given = input_[0], output[0], *hello
+        if config.engine == "copy":
+            return (given, self.symmetric.changes), given
+        if hellos_decide:
+            return None, given
+        mapped = mapped_buffers(call, hello)
+        if mapped:
+            self.cuda.mappings.update()
+        return mapped, given
+
     def _options(self, call: Call, config: Config, plan_options: PlanOptions) -> KernelOptions:
         """The options that decide what runs; proves a user's algorithm."""
         algorithm = plan_options.algorithm
@@ -149,13 +174,13 @@ class CudaState(RankState):
         most = None if most is None else min(most, self.cuda.resources.blocks)
         return PairCalls(self.sending, calls, stream, timeout, owned, most)
 
-    def run(self, prepared: Any, stream: int | None = None) -> None:
+    def run(self, prepared: Any, stream: int | None = None, addresses: Given | None = None) -> None:
         """Enqueue one call of this rank alone."""
         if self.closed or self.inherited or self.broken is not None:  # saves a call
             self.usable()
         try:
             self.fabric.check()
-            self.cuda.run(prepared, stream)
+            self.cuda.run(prepared, stream, addresses)
         except BaseException as error:
             self.fail(error)
             raise

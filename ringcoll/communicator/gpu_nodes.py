@@ -35,7 +35,7 @@ from ringcoll.errors import (
     MachineError,
     MismatchError,
 )
-from ringcoll.executors.contract import Executor, GroupCall, PairExecutor
+from ringcoll.executors.contract import Executor, Given, GroupCall, PairExecutor
 from ringcoll.executors.cpu import CpuExecutor
 from ringcoll.executors.cuda.loader import DeferredLoader, Loader
 from ringcoll.executors.cuda_nodes.carry import on_one_core
@@ -249,7 +249,6 @@ class NodesState(RankState):
             call,
             lambda piece: RankState.prepare(self, piece, config),
             self.timeout_of(config),
-            self.symmetric.changes,
         )
 
     def _in_layers(self, call: Call, config: Config) -> bool:
@@ -280,7 +279,9 @@ class NodesState(RankState):
         """Sends and receives that are enqueued together; ``most`` has no meaning here."""
         return CudaNodesPairCalls(self.sending, calls, stream, timeout, owned)
 
-    def run(self, prepared: Any, stream: int | None = None) -> None:
+    def run(
+        self, prepared: Any, stream: int | None = None, _addresses: Given | None = None
+    ) -> None:
         """Enqueue one call of this rank alone."""
         self.usable()
         try:

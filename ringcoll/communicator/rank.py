@@ -7,7 +7,7 @@ import logging
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -39,7 +39,7 @@ from ringcoll.errors import (
     RankLostError,
     UsageError,
 )
-from ringcoll.executors.contract import Executor, PairExecutor, Runnable
+from ringcoll.executors.contract import Executor, Given, PairExecutor, Runnable
 from ringcoll.executors.cpu import CpuExecutor
 from ringcoll.executors.cpu_call import CpuChoice
 from ringcoll.executors.pace import Pace, pacer
@@ -50,6 +50,7 @@ from ringcoll.fabric import Fabric
 from ringcoll.host.limits import start
 from ringcoll.plan import Buffer
 from ringcoll.symmetric.host import SymmetricMemory
+from ringcoll.views import Extent
 
 SCRATCH_BYTES = 15 << 20
 """SCRATCH a rank; with the rest of the shared state it stays below the promised 16 MiB."""
@@ -158,6 +159,13 @@ class RankState:
             timeout=self.timeout_of(config),
         )
 
+    def memory_class(
+        self, _call: Call, _config: Config, input_: Extent, output: Extent
+    ) -> tuple[Hashable, Given]:
+        """The addresses: a call's rows are bound to these alone."""
+        given = input_[0], output[0], 0, 0
+        return (given, self.symmetric.changes), given
+
     def log_choice(self, text: str) -> None:
         """Log on rank 0 what a new call runs; all ranks choose the same."""
         if self.fabric.rank == 0:
@@ -213,7 +221,9 @@ class RankState:
                     f"ranks; CPU ranks take {value!r}"
                 )
 
-    def run(self, prepared: Runnable) -> None:
+    def run(
+        self, prepared: Any, _stream: int | None = None, _addresses: Given | None = None
+    ) -> None:
         """Run one call of this rank alone."""
         self.usable()
         try:

@@ -17,7 +17,7 @@ from ringcoll.views import view_at
 _DLPACK_CUDA = 2  # kDLCUDA
 
 
-@dataclass(frozen=True)  # without slots, which would forbid the weak references of kept calls
+@dataclass(frozen=True)
 class RawArray:
     """A C-contiguous array around a pointer; made by :func:`from_pointer`.
 

@@ -8,6 +8,10 @@ from typing import Any, Protocol
 
 from ringcoll.executors.drive import Task
 
+Given = tuple[int, int, int, int]
+"""What a launch is given: the addresses of INPUT and OUTPUT, 0 without one, and both as peers reach
+them, 0 where they do not."""
+
 
 class Runnable(Protocol):
     """A checked call that is ready to run."""

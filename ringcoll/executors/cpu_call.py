@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from ringcoll.arguments.calls import Call
 from ringcoll.executors.shared_state import Hello
@@ -52,6 +52,8 @@ class CpuCall:
     bound: dict[tuple[object, ...], BoundRows] = field(default_factory=dict)
     timeout: float = 60.0
     changes: int = 0
+
+    anywhere: ClassVar[bool] = False  # its rows are bound to these addresses alone
 
 
 @dataclass(slots=True)

@@ -69,7 +69,7 @@ class AutoRegistration:
             caller_owned: False for a temporary copy, which is never registered.
 
         Returns:
-            The address that hellos carry, 0 if unregistered; a call prepared for another is stale.
+            The address that hellos carry, 0 if unregistered.
 
         """
         self._registry.poll()

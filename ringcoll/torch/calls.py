@@ -1,7 +1,6 @@
-"""The cache of prepared calls on tensors, one for each address range.
+"""The prepared calls of one group on tensors.
 
-A cached call depends on addresses, a count and a type, and keeps no tensor alive: a later tensor at
-the same address uses it as rightly as the first.
+They are found by what a call depends on, as the communicator's own; no tensor is kept alive.
 """
 
 from __future__ import annotations
@@ -11,23 +10,23 @@ from typing import Any
 
 from ringcoll.arguments.calls import prepare
 from ringcoll.collectives import COLLECTIVES
+from ringcoll.communicator.call_cache import CallCache
 from ringcoll.communicator.gpu import CudaState
 from ringcoll.communicator.public import Communicator
 from ringcoll.config import Config, resolve
 from ringcoll.dtypes import ReduceOp
 from ringcoll.errors import MachineError
+from ringcoll.executors.contract import Given
 from ringcoll.torch.auto_register import MIN_BYTES, AutoRegistration
 from ringcoll.torch.tensors import memory
+from ringcoll.views import extent_of
 
-__all__ = ["CallCache"]
+__all__ = ["TensorCalls"]
 
 _log = logging.getLogger("ringcoll")
 
-MAX_CACHED = 512
-"""Calls that a communicator caches; the oldest is dropped first."""
 
-
-class CallCache:
+class TensorCalls:
     """Prepares and caches the collectives of one communicator on dense tensors.
 
     Args:
@@ -38,10 +37,8 @@ class CallCache:
 
     def __init__(self, comm: Communicator, *, auto_register: bool = False) -> None:
         state = comm._state
-        self.comm = comm
-        self.state: Any = state
-        self._cache: dict[tuple[object, ...], Any] = {}
-        self._symmetric = self.state.symmetric
+        self._rank, self._nranks, self._config = comm.rank, comm.nranks, state.config
+        self._calls = CallCache(state)
         self._registration: AutoRegistration | None = None
         # Copy engines need all ranks' addresses on the host, which hellos do not give.
         if (
@@ -52,12 +49,13 @@ class CallCache:
         ):
             try:
                 self._registration = AutoRegistration(state)
+                self._registering = CallCache(state, hellos_decide=True)
             except MachineError as error:  # on all ranks
                 _log.warning(
                     "automatic registration is off, all_reduce stages its tensors: %s", error
                 )
 
-    def cached(
+    def find(
         self,
         name: str,
         send: Any,
@@ -66,8 +64,8 @@ class CallCache:
         root: int,
         *,
         caller_owned: bool = False,
-    ) -> Any:
-        """The call that ``state.run`` takes, checked and prepared for these tensors.
+    ) -> tuple[Any, Given]:
+        """The call that ``state.run`` takes, and the addresses for its launch.
 
         Args:
             send: dense tensor, or None.
@@ -75,65 +73,69 @@ class CallCache:
             caller_owned: False where ``send`` is a temporary copy.
 
         """
-        registration = self._registration_for(name, send)
+        registration, calls = self._registration, self._calls
+        if registration is not None and name == "all_reduce" and send.nbytes >= MIN_BYTES:
+            registration.count_use(send, caller_owned=caller_owned)
+            calls = self._registering
+        first, second = _address(send), _address(recv)
+        if first is None or second is None:
+            return self._prepare(calls, None, name, send, recv, op, root)
         key = (
-            name,
-            None if send is None else (send.data_ptr(), send.numel(), send.dtype),
-            None if recv is None else (recv.data_ptr(), recv.numel(), recv.dtype),
-            op,
-            root,
-            0 if registration is None else registration.count_use(send, caller_owned=caller_owned),
+            *(name, op, root, first & 7, second & 7),
+            None if send is None else (send.numel(), send.dtype),
+            None if recv is None else (recv.numel(), recv.dtype),
         )
-        found = self._cache.get(key)
-        # Memory may have been registered there since, or unregistered.
-        if found is not None and found.changes == self._symmetric.changes:
-            return found
-        return self._prepare(key, name, send, recv, op, root, None)
+        found = calls.find(key, first, second)
+        return found or self._prepare(calls, key, name, send, recv, op, root)
 
-    def cached_barrier(self, timeout: float | None) -> Any:
+    def find_barrier(self, timeout: float | None) -> tuple[Any, Given]:
         """A barrier, with its own timeout if one is given."""
         key = ("barrier", timeout)
-        found = self._cache.get(key)
-        if found is not None and found.changes == self._symmetric.changes:
-            return found
-        return self._prepare(key, "barrier", None, None, None, 0, timeout)
+        found = self._calls.find(key, 0, 0)
+        return found or self._prepare(self._calls, key, "barrier", None, None, None, 0, timeout)
 
     def _prepare(
         self,
-        key: tuple[object, ...],
+        calls: CallCache,
+        key: tuple[object, ...] | None,
         name: str,
         send: Any,
         recv: Any,
         op: str | ReduceOp | None,
         root: int,
-        timeout: float | None,
-    ) -> Any:
+        timeout: float | None = None,
+    ) -> tuple[Any, Given]:
         reduces = COLLECTIVES[name].reduces
+        first, second = (
+            None if tensor is None else memory(tensor, name, reduces=reduces)
+            for tensor in (send, recv)
+        )
         call = prepare(
             name,
-            rank=self.comm.rank,
-            nranks=self.comm.nranks,
-            sendbuf=None if send is None else memory(send, name, reduces=reduces),
-            recvbuf=None if recv is None else memory(recv, name, reduces=reduces),
+            rank=self._rank,
+            nranks=self._nranks,
+            sendbuf=first,
+            recvbuf=second,
             op=op,
             root=root,
         )
-        config = self.state.config
+        config = self._config
         if timeout is not None:
             config = resolve(config, Config(timeout=timeout), {}, name)
-        registers = self._registration_for(name, send) is not None
-        made = self.state.prepare(call, config, **({"hellos_decide": True} if registers else {}))
-        self._cache.pop(key, None)
-        while len(self._cache) >= MAX_CACHED:
-            self._cache.pop(next(iter(self._cache)))
-        self._cache[key] = made
-        return made
-
-    def _registration_for(self, name: str, send: Any) -> AutoRegistration | None:
-        """The registration if it applies to such a call; equal on all ranks."""
-        return self._registration if name == "all_reduce" and send.nbytes >= MIN_BYTES else None
+        return calls.add(key, call, config, extent_of(first), extent_of(second))
 
     def forget(self) -> None:
         """Drop all cached calls, and unregister nothing more."""
-        self._cache.clear()
+        self._calls.clear()
         self._registration = None
+
+
+def _address(tensor: Any) -> int | None:
+    """Where a tensor lies, 0 without elements; None if its storage has been resized to less."""
+    if tensor is None or not tensor.nbytes:
+        return 0
+    end = tensor.storage_offset() * tensor.itemsize + tensor.nbytes
+    if end > tensor.untyped_storage().nbytes():
+        return None
+    address: int = tensor.data_ptr()
+    return address

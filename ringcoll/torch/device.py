@@ -13,11 +13,13 @@ import torch
 
 from ringcoll.communicator.public import Communicator
 from ringcoll.cuda.raw import RawArray, from_pointer
+from ringcoll.cuda.readers import TorchStreams
 from ringcoll.dtypes import ReduceOp
+from ringcoll.executors.contract import Given
 from ringcoll.executors.cuda.cuda_call import StreamCall
 from ringcoll.torch.async_stream import AsyncStream
 from ringcoll.torch.batch import Batch
-from ringcoll.torch.calls import CallCache
+from ringcoll.torch.calls import TensorCalls
 from ringcoll.torch.device_work import DeviceWork
 from ringcoll.torch.failures import raise_from
 from ringcoll.torch.options import ROWS
@@ -43,10 +45,10 @@ class Device:
     ) -> None:
         self.comm, self.ordinal, self._failed = comm, ordinal, failed
         self._state: Any = comm._state
-        self._calls = CallCache(comm, auto_register=auto_register)
+        self._calls = TensorCalls(comm, auto_register=auto_register)
         self._where = torch.device("cuda", ordinal)
         self._raw: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
-        self._torch_streams: set[int] = set()
+        self._streams = TorchStreams(torch, ordinal)
         self.async_stream = AsyncStream(self._where)
         self.batch = Batch(self, failed)
 
@@ -61,20 +63,16 @@ class Device:
         root: int = 0,
     ) -> None:
         """One collective on dense tensors, on the current stream."""
-        self._enqueue(self._calls.cached(name, send, recv, op, root))
+        self._enqueue(self._calls.find(name, send, recv, op, root))
 
-    def _enqueue(self, call: Any) -> None:
-        """Enqueue a call on the current stream."""
-        stream = self._raw(self.ordinal)
-        if stream in self._torch_streams:
-            self._state.run(call, stream)
-            return
-        # torch never destroys a stream of its own. The number of any other is its handle.
-        number = torch.cuda.current_stream(self._where).stream_id
-        borrowed = number == stream != 0
-        if not borrowed:
-            self._torch_streams.add(stream)
-        self._state.run(StreamCall(call, stream, owned=not borrowed))
+    def _enqueue(self, found: tuple[Any, Given]) -> None:
+        """Enqueue a call on the current stream, on the tensors at these addresses."""
+        call, given = found
+        stream, owner = self._streams()
+        if owner is not None:
+            self._state.run(call, stream, given)
+        else:
+            self._state.run(StreamCall(call, stream, owned=False, addresses=given))
 
     def lock(self) -> Any:
         """The lock of the group's calls, as a context."""
@@ -111,7 +109,7 @@ class Device:
         state = self._state
         try:
             with state.lock:
-                self._enqueue(self._calls.cached(name, tensor, None, op, root, caller_owned=True))
+                self._enqueue(self._calls.find(name, tensor, None, op, root, caller_owned=True))
         except BaseException as error:
             raise_from(self._failed(error), error)
         return Finished((tensor,))
@@ -133,8 +131,8 @@ class Device:
             with state.lock, stream.device_guard():
                 stream.wait_stream(self._raw(self.ordinal))
                 tensor.record_stream(stream.stream)
-                call = self._calls.cached(name, tensor, None, op, root, caller_owned=True)
-                state.run(call, stream.handle)
+                call, given = self._calls.find(name, tensor, None, op, root, caller_owned=True)
+                state.run(call, stream.handle, given)
                 event = stream.record_event()
         except BaseException as error:
             raise_from(self._failed(error), error)

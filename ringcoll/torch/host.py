@@ -7,7 +7,8 @@ from typing import Any
 
 from ringcoll.communicator.public import Communicator
 from ringcoll.dtypes import ReduceOp
-from ringcoll.torch.calls import CallCache
+from ringcoll.executors.contract import Given
+from ringcoll.torch.calls import TensorCalls
 from ringcoll.torch.failures import raise_from
 from ringcoll.torch.tensors import memory
 from ringcoll.torch.work import Finished, HostWork, serve_on_this_thread
@@ -25,7 +26,7 @@ class Host:
         self, comm: Communicator, failed: Callable[[BaseException], BaseException]
     ) -> None:
         self.comm, self._failed = comm, failed
-        self._state, self._calls = comm._state, CallCache(comm)
+        self._state, self._calls = comm._state, TensorCalls(comm)
 
     # -- for the bodies that :meth:`run` takes --------------------------------------------------
 
@@ -38,11 +39,15 @@ class Host:
         root: int = 0,
     ) -> None:
         """One collective on dense tensors."""
-        self._state.run(self._calls.cached(name, send, recv, op, root))
+        self._run(self._calls.find(name, send, recv, op, root))
+
+    def _run(self, found: tuple[Any, Given]) -> None:
+        """Run a prepared call on the arrays at these addresses."""
+        self._state.run(found[0], None, found[1])
 
     def barrier(self, timeout: float | None) -> None:
         """A barrier, with its own timeout if one is given."""
-        self._state.run(self._calls.cached_barrier(timeout))
+        self._run(self._calls.find_barrier(timeout))
 
     def exchange(self, text: str, what: str) -> list[str]:
         """The texts of all ranks; collective."""
@@ -69,7 +74,7 @@ class Host:
         try:
             state.yield_to_worker()
             with state.lock:
-                state.run(self._calls.cached(name, tensor, None, op, root))
+                self._run(self._calls.find(name, tensor, None, op, root))
         except BaseException as error:
             raise_from(self._failed(error), error)
         return Finished((tensor,))

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from ringcoll.cuda.raw import from_pointer
+from ringcoll.executors.cuda.params import Parameter, Places
 from ringcoll.executors.cuda.workspace import Workspace
 from tests.gpu.messages import Buffer
 from tests.gpu.stand_in import Runtime
@@ -107,9 +108,15 @@ class Gpus(Runtime):
             return self.texts.index(text)
 
     def launchable(
-        self, function: int, blocks: int, locals_: int, _threads: int, parameter: bytes
+        self,
+        function: int,
+        blocks: int,
+        locals_: int,
+        _threads: int,
+        packed: bytes,
+        places: Places = (),
     ) -> Launch:
-        return Launch(self, function, blocks, locals_, parameter)
+        return Launch(self, function, blocks, locals_, Parameter(packed, places))
 
     def close(self) -> None:
         for stream in self._streams.values():
@@ -125,15 +132,17 @@ class Current(threading.local):
 class Launch:
     """Stands for a ``Launchable``."""
 
-    def __init__(self, gpus: Gpus, function: int, blocks: int, ranks: int, parameter: bytes):
+    def __init__(self, gpus: Gpus, function: int, blocks: int, ranks: int, parameter: Parameter):
         self.gpus, self.text = gpus, gpus.texts[function]
         self.blocks, self.ranks, self.parameter = blocks, ranks, parameter
 
-    def launch(self, stream: int) -> None:
-        held = ctypes.create_string_buffer(self.parameter, len(self.parameter))
+    def launch(self, stream: int, addresses: tuple[int, ...] = ()) -> None:
+        self.parameter.fill(addresses)
+        packed = self.parameter.memory.raw
+        held = ctypes.create_string_buffer(packed, len(packed))
         kernel = library(self.text)
-        if kernel.args_bytes() != len(self.parameter):
-            raise AssertionError(f"{kernel.args_bytes()} bytes, {len(self.parameter)} packed")
+        if kernel.args_bytes() != len(packed):
+            raise AssertionError(f"{kernel.args_bytes()} bytes, {len(packed)} packed")
         self.gpus.launches.append((self.gpus.getDevice(), self.ranks, self.blocks))
         self.gpus.give(stream, lambda: kernel.launch(held, self.blocks, self.ranks, THREADS, 1))
 

@@ -15,6 +15,7 @@ from ringcoll.errors import MismatchError, OutOfMemory
 from ringcoll.executors.cuda import executor as executing
 from ringcoll.executors.cuda.executor import CudaExecutor
 from ringcoll.executors.cuda.limits import KernelOptions
+from ringcoll.executors.cuda.params import Parameter
 from ringcoll.executors.cuda.workspace import Workspace
 from ringcoll.executors.shared_state import RECORDS
 from ringcoll.symmetric.device import CudaSymmetricMemory
@@ -43,14 +44,15 @@ def texts(monkeypatch) -> Texts:
     found = Texts()
 
     class Launchable:
-        def __init__(self, function, blocks, local, threads, parameter) -> None:
+        def __init__(self, function, blocks, local, threads, packed, places) -> None:
             with found.lock:  # a text is compiled once
                 self.kernel = library(found.all[function])
             self.grid = blocks, local, min(threads, 8)  # what there are share the work
-            self.parameter = ctypes.create_string_buffer(parameter, len(parameter))
+            self.parameter = Parameter(packed, places)
 
-        def launch(self, _stream: int) -> None:
-            self.kernel.launch(self.parameter, *self.grid, 1)
+        def launch(self, _stream: int, addresses: tuple[int, ...]) -> None:
+            self.parameter.fill(addresses)
+            self.kernel.launch(self.parameter.memory, *self.grid, 1)
 
     monkeypatch.setattr(executing, "Launchable", Launchable)
     return found

@@ -19,16 +19,23 @@ pytest.importorskip("cupy")
 
 from ringcoll import ANY, Communicator
 from ringcoll.arguments.calls import prepare_recv
+from ringcoll.arguments.vector import prepare_all_gather_v
 from ringcoll.communicator.enqueuing import Enqueuer
 from ringcoll.communicator.group import group
-from ringcoll.errors import ArgumentError, LaunchRefused
+from ringcoll.errors import ArgumentError, ArgumentTypeError, LaunchRefused
+from ringcoll.executors.cuda.cuda_call import StreamCall
+from ringcoll.views import device_view
+
+STRIDED = object()
 
 
 class Tensor:
     """As torch's: some of it changes in place."""
 
-    def __init__(self, count: int) -> None:
-        self.count, self.pointer, self.dtype, self.contiguous = count, 4096, "float32", True
+    layout = STRIDED
+
+    def __init__(self, count: int, pointer: int = 4096) -> None:
+        self.count, self.pointer, self.dtype, self.contiguous = count, pointer, "float32", True
 
     def data_ptr(self) -> int:
         return self.pointer
@@ -36,25 +43,42 @@ class Tensor:
     def numel(self) -> int:
         return self.count
 
+    def get_device(self) -> int:
+        return 0
+
     def is_contiguous(self) -> bool:
         return self.contiguous
 
+    def is_neg(self) -> bool:
+        return False
+
+    is_conj = is_neg
+
 
 class State:
-    """Counts what is prepared and what is run."""
+    """Counts what is prepared and what is run; ``reached`` are the pointers that peers reach."""
+
+    on_gpu = True
 
     def __init__(self) -> None:
         self.prepared: list[int] = []
         self.ran: list[int] = []
+        self.at: list[tuple[int, int]] = []
+        self.reached: set[int] = set()
+        self.anywhere = False
         self.lock = threading.RLock()
         self.fabric, self.device = SimpleNamespace(rank=0), SimpleNamespace(ordinal=0)
-        self.symmetric, self.config = SimpleNamespace(changes=0), Config()
+        self.config = Config()
         self.cuda = SimpleNamespace(stream_order=SimpleNamespace(stream=None))
         self.refuses = False
 
+    def memory_class(self, _call, _config, input_, output):
+        given = input_[0], output[0], 0, 0
+        return (input_[0] in self.reached, output[0] in self.reached), given
+
     def prepare(self, call, _config):
         self.prepared.append(call.count)
-        return SimpleNamespace(changes=0, count=call.count)
+        return SimpleNamespace(anywhere=self.anywhere, count=call.count, timeout=1.0)
 
     def usable(self):
         pass
@@ -62,11 +86,14 @@ class State:
     def abort(self, _reason):
         pass
 
-    def run(self, enqueued, _stream=None):
+    def run(self, prepared, stream=None, addresses=None):
         if self.refuses:
             raise LaunchRefused("no")
-        self.ran.append(enqueued.ready.count)
-        self.cuda.stream_order.stream = enqueued.stream
+        if isinstance(prepared, StreamCall):
+            prepared, stream, addresses = prepared.ready, prepared.stream, prepared.addresses
+        self.ran.append(prepared.count)
+        self.at.append(addresses[:2])
+        self.cuda.stream_order.stream = stream
 
 
 @pytest.fixture
@@ -76,15 +103,23 @@ def state() -> State:
 
 @pytest.fixture
 def enqueuer(state, monkeypatch) -> Enqueuer:
-    stream = SimpleNamespace(cuda_stream=0)
+    stream = SimpleNamespace(cuda_stream=0, stream_id=7)
     torch = SimpleNamespace(
-        Tensor=Tensor, cuda=SimpleNamespace(current_stream=lambda _ordinal=None: stream)
+        Tensor=Tensor,
+        nn=SimpleNamespace(Parameter=None),
+        strided=STRIDED,
+        _C=SimpleNamespace(_cuda_getCurrentRawStream=lambda _ordinal: stream.cuda_stream),
+        cuda=SimpleNamespace(current_stream=lambda _ordinal=None: stream),
     )
     monkeypatch.setitem(sys.modules, "torch", torch)
     made = Enqueuer(state, 2)
 
     def view(buffer, *_):
-        return None if buffer is None else np.zeros(buffer.count, "float32")
+        if buffer is None:
+            return None
+        if not buffer.contiguous:
+            raise ArgumentError("strided")
+        return device_view(buffer.pointer, 4 * buffer.count, buffer.dtype)
 
     monkeypatch.setattr(made, "_view", view)
     return made
@@ -95,6 +130,61 @@ def test_a_tensor_that_stays_as_it_is_is_prepared_once(state, enqueuer):
     for _ in range(3):
         enqueuer.collective("all_reduce", x, None, "sum", 0, {})
     assert (state.prepared, state.ran) == ([8], [8, 8, 8])
+
+
+def test_tensors_of_one_shape_are_prepared_once_and_each_launch_has_its_address(state, enqueuer):
+    places = [4096, 8192, 4096, 12288]
+    for pointer in places:
+        enqueuer.collective("all_reduce", Tensor(8, pointer), None, "sum", 0, {})
+    assert (state.prepared, state.at) == ([8], [(at, at) for at in places])
+
+
+def test_memory_of_another_class_is_another_preparation(state, enqueuer):
+    """What peers reach is looked up at each call: the same address may be reached no more."""
+    x = Tensor(8)
+    for reached in (set(), {4096}, set(), {4096}, {8192}):
+        state.reached = reached
+        enqueuer.collective("all_reduce", x, None, "sum", 0, {})
+    assert state.prepared == [8, 8]
+
+
+def test_memory_of_any_class_shares_a_preparation_that_allows_it(state, enqueuer):
+    state.anywhere = True
+    for reached in (set(), {4096}, {8192}):
+        state.reached = reached
+        enqueuer.collective("all_reduce", Tensor(8), None, "sum", 0, {})
+    assert state.prepared == [8]
+
+
+@pytest.mark.parametrize("place", [4096 + 4, 4096 + 2])
+def test_memory_of_another_alignment_is_another_preparation(state, enqueuer, place):
+    for pointer in (4096, place, 4096 + 64, place + 64):
+        enqueuer.collective("all_reduce", Tensor(8, pointer), None, "sum", 0, {})
+    assert state.prepared == [8, 8]
+
+
+def test_two_buffers_that_come_to_overlap_are_checked_again(state, enqueuer):
+    x, y = Tensor(8, 4096), Tensor(8, 4096 + 32)
+    enqueuer.collective("all_reduce", x, y, "sum", 0, {})
+    for pointer in (4096 + 24, 4096 - 24):
+        with pytest.raises(ArgumentError, match="overlaps"):
+            enqueuer.collective("all_reduce", x, Tensor(8, pointer), "sum", 0, {})
+    for _ in range(2):
+        enqueuer.collective("all_reduce", x, Tensor(8, 4096), "sum", 0, {})
+    enqueuer.collective("all_reduce", x, Tensor(8, 4096 - 32), "sum", 0, {})
+    assert len(state.prepared) == 2
+    assert state.at == [(4096, 4128), (4096, 4096), (4096, 4096), (4096, 4064)]
+
+
+def test_a_slot_of_the_larger_buffer_is_found_wherever_both_lie(state, enqueuer):
+    """all_gather in place, by None and by the slot itself; rank 0 of 2."""
+    for at in (4096, 8192):
+        enqueuer.collective("all_gather", None, Tensor(8, at), None, 0, {})
+        enqueuer.collective("all_gather", Tensor(4, at), Tensor(8, at), None, 0, {})
+    assert state.at == [(4096, 4096)] * 2 + [(8192, 8192)] * 2
+    assert state.prepared == [4, 4]
+    with pytest.raises(ArgumentError, match="exactly slot 0"):
+        enqueuer.collective("all_gather", Tensor(4, 4112), Tensor(8, 4096), None, 0, {})
 
 
 @pytest.mark.parametrize(("source", "exact"), [(ANY, None), (ANY, True), (1, False)])
@@ -118,10 +208,7 @@ def test_factors_that_differ_in_the_sign_of_zero_are_two_calls(state, enqueuer):
     assert len(state.prepared) == 5
 
 
-@pytest.mark.parametrize(
-    ("attribute", "value"),
-    [("count", 5), ("pointer", 8192), ("dtype", "int32"), ("contiguous", False)],
-)
+@pytest.mark.parametrize(("attribute", "value"), [("count", 5), ("dtype", "int32")])
 def test_a_tensor_that_changed_in_place_is_prepared_again(state, enqueuer, attribute, value):
     x = Tensor(8)
     enqueuer.collective("all_reduce", x, None, "sum", 0, {})
@@ -129,6 +216,32 @@ def test_a_tensor_that_changed_in_place_is_prepared_again(state, enqueuer, attri
     enqueuer.collective("all_reduce", x, None, "sum", 0, {})
     assert state.prepared == [8, x.count]
     assert state.ran[-1] == x.count
+
+
+def test_a_tensor_that_is_contiguous_no_more_is_refused(state, enqueuer):
+    x = Tensor(8)
+    enqueuer.collective("all_reduce", x, None, "sum", 0, {})
+    x.contiguous = False
+    with pytest.raises(ArgumentError, match="strided"):
+        enqueuer.collective("all_reduce", x, None, "sum", 0, {})
+
+
+def test_arguments_that_are_equal_but_of_another_type_are_checked_again(state, enqueuer):
+    check = prepare_all_gather_v
+
+    def call(counts):
+        x, y = Tensor(1), Tensor(3, 8192)
+        enqueuer.counted("all_gather_v", check, x, y, (counts, None), {})
+
+    call([1, 2])
+    call((1, 2))
+    assert len(state.prepared) == 1
+    with pytest.raises(ArgumentTypeError, match="pass 2 host integers"):
+        call([1.0, 2.0])
+    with pytest.raises(ArgumentError, match="add up to 4"):
+        call([1, 3])
+    call(np.array([1, 2]))
+    assert len(state.prepared) == 2, "an array is compared with nothing"
 
 
 class Stream:
@@ -179,7 +292,6 @@ def test_a_group_keeps_all_its_streams_until_the_next_call(state, enqueuer):
     state.executor = SimpleNamespace(task=lambda _calls: iter(()))
     state.yield_to_worker = lambda: None
     state.fabric.check = lambda: None
-    state.prepare = lambda *_: SimpleNamespace(changes=0, timeout=1.0)
     with group():
         enqueuer.collective("all_reduce", Tensor(8), None, "sum", 0, {"stream": first})
         enqueuer.collective("all_reduce", Tensor(8), None, "sum", 0, {"stream": second})

@@ -103,8 +103,11 @@ class CopyLaunch:
         ]
         self._leave = [bound(row) for row in found.leave]
 
-    def launch(self, stream: int) -> None:
-        """Enqueue on a stream of the current device and on streams that fork from it and join."""
+    def launch(self, stream: int, _addresses: tuple[int, ...] = ()) -> None:
+        """Enqueue on a stream of the current device and on streams that fork from it and join.
+
+        The addresses are those of :func:`copy_launch`: copies are prepared for these alone.
+        """
         for part in self.parts(stream):
             part()
 

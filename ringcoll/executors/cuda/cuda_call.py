@@ -1,4 +1,4 @@
-"""A prepared call of a GPU rank, with all but its launch: choice, kernel and addresses."""
+"""A prepared call of a GPU rank, with all but its launch: choice, kernel and packed parameter."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ringcoll.arguments.calls import Call
+from ringcoll.executors.contract import Given
 from ringcoll.executors.cuda.copy_launch import CopyLaunch
 from ringcoll.executors.cuda.kernel_choice import KernelChoice
 from ringcoll.executors.cuda.loader import Launchable
@@ -14,9 +15,12 @@ from ringcoll.executors.cuda.params import Addresses
 
 @dataclass(slots=True, eq=False)
 class CudaCall:
-    """A checked call of one rank and its launch without a stream."""
+    """A checked call of one rank and its launch, without a stream and without its arrays.
 
-    call: Call
+    It serves all arrays of its shape in memory of one class; copy engines those of one address.
+    """
+
+    call: Call  # without arrays
     choice: KernelChoice
     signature_text: str  # what the ranks must agree on
     signature: int  # its digest in 32 bits
@@ -24,17 +28,23 @@ class CudaCall:
     slot: int
     timeout: float  # seconds that a wait of its kernels may take
     at: Addresses
-    changes: int
+    addresses: Given  # of the arrays that it was prepared for
     launchable: Launchable | CopyLaunch | None  # None where ranks share a launch
+
+    @property
+    def anywhere(self) -> bool:
+        """Whether the same is prepared for memory of any class: lines go through SCRATCH."""
+        return self.choice.launch.in_band or self.call.collective == "barrier"
 
 
 @dataclass(frozen=True, slots=True)
 class StreamCall:
-    """A prepared call and its stream."""
+    """A prepared call, its stream, and the addresses of its buffers."""
 
     ready: Any
     stream: int
     owned: bool = True  # whether the caller keeps the stream alive until the next call
+    addresses: Given | None = None  # None: those that it was prepared for
 
     @property
     def timeout(self) -> float:

@@ -14,9 +14,7 @@ import struct
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
-from typing import Any
-
-import numpy.typing as npt
+from dataclasses import replace
 
 from ringcoll.arguments.calls import Call
 from ringcoll.collectives import COLLECTIVES
@@ -24,6 +22,7 @@ from ringcoll.cuda.device import Device, joined_by_nvlink, on, runtime
 from ringcoll.cuda.memory import host_mapped
 from ringcoll.cuda.streams import Event
 from ringcoll.errors import AbortedError, Error, MismatchError, RankLostError
+from ringcoll.executors.contract import Given
 from ringcoll.executors.cuda.async_errors import AsyncErrors
 from ringcoll.executors.cuda.auto_register import AutoRegister
 from ringcoll.executors.cuda.choose import choose
@@ -34,7 +33,14 @@ from ringcoll.executors.cuda.kernel_choice import body_of
 from ringcoll.executors.cuda.limits import KernelOptions, Resources
 from ringcoll.executors.cuda.loader import Launchable, Loader
 from ringcoll.executors.cuda.mappings import Mappings
-from ringcoll.executors.cuda.params import Addresses, Header, factor_bytes, pack, start_of
+from ringcoll.executors.cuda.params import (
+    Addresses,
+    Header,
+    factor_bytes,
+    given_address,
+    pack,
+    places_of,
+)
 from ringcoll.executors.cuda.reports import ABORT
 from ringcoll.executors.cuda.shared_launch import PendingLaunch, SharedLaunch
 from ringcoll.executors.cuda.signature import (
@@ -54,11 +60,12 @@ from ringcoll.plan import Buffer
 from ringcoll.symmetric.device import CudaSymmetricMemory
 from ringcoll.transports.peers import PeerMemory
 from ringcoll.transports.scratch import Transport
+from ringcoll.views import Extent, extent_of
 
 _IDENTITY = struct.Struct("<QQiiii16s")
 """Process, number of its shared launch, device, multiprocessors, capability, bus address."""
 
-_shared_launches: dict[int, SharedLaunch[CudaCall]] = {}
+_shared_launches: dict[int, SharedLaunch[StreamCall]] = {}
 _numbers = itertools.count(1)
 
 
@@ -102,7 +109,7 @@ class CudaExecutor:
             self.shared_launch, self.resources = self._group_by_device()
             made.pop_all()
 
-    def _group_by_device(self) -> tuple[SharedLaunch[CudaCall], Resources]:
+    def _group_by_device(self) -> tuple[SharedLaunch[StreamCall], Resources]:
         """The launch shared by the ranks of this device, and a rank's resources; collective."""
         device, mine = self.device, next(_numbers)
         capability = device.major, device.minor
@@ -143,11 +150,9 @@ class CudaExecutor:
 
     def prepare(self, call: Call, options: KernelOptions, timeout: float) -> CudaCall:
         """Choose, compile and load: all work of a call but its launch. No array is read."""
-        hello = (
-            self._mapped_address(call.send, options.hellos_decide),
-            self._mapped_address(call.recv, options.hellos_decide),
-        )
-        mapped = frozenset[Buffer]() if options.hellos_decide else self._mapped(call, hello)
+        input_, output = extent_of(call.send), extent_of(call.recv)
+        hello = self.hello(input_, output, registered=options.hellos_decide)
+        mapped = frozenset[Buffer]() if options.hellos_decide else mapped_buffers(call, hello)
         choice = choose(call, self.resources, mapped=mapped, options=options)
         known = copied_buffers(choice, hello)
         text = signature_text(choice, call, known)
@@ -161,8 +166,8 @@ class CudaExecutor:
             self.memory.pointers,
             self.report.device,
             self.mappings.pointer,
-            hello if choice.reads_hellos else (0, 0),
-            (start_of(call.send), start_of(call.recv)),
+            _given(hello, 2) if choice.reads_hellos else (0, 0),
+            _given((input_[0], output[0]), 0),
             factor_bytes(call.op, call.dtype),
             peer_addresses(known, self.symmetric, self.nranks),
             trace=0 if self.recorder is None else self.recorder.address,
@@ -170,7 +175,7 @@ class CudaExecutor:
         )
         signature = int.from_bytes(digest, "little")
         ready = CudaCall(
-            call,
+            replace(call, send=None, recv=None),
             choice,
             text,
             signature,
@@ -178,7 +183,7 @@ class CudaExecutor:
             number % RECORDS,
             timeout,
             at,
-            self.symmetric.changes,
+            (input_[0], output[0], *hello),
             None,
         )
         self.async_errors.prepared(ready)
@@ -186,11 +191,15 @@ class CudaExecutor:
             ready.launchable = self._launchable([ready])
         return ready
 
-    def _mapped_address(self, array: npt.NDArray[Any] | None, registered: bool) -> int:
-        """An array as peers reach it: mapping << 48 | offset, 0 if they cannot."""
-        if array is None or not array.size:
+    def hello(self, input_: Extent, output: Extent, *, registered: bool) -> tuple[int, int]:
+        """Both buffers as peers reach them; ``registered``: also those registered automatically."""
+        first = self._mapped_address(*input_, registered)
+        return first, first if output == input_ else self._mapped_address(*output, registered)
+
+    def _mapped_address(self, start: int, nbytes: int, registered: bool) -> int:
+        """Memory as peers reach it: mapping << 48 | offset, 0 if they cannot."""
+        if not start:
             return 0
-        start, nbytes = start_of(array), array.nbytes
         found = self.symmetric.lookup(start, nbytes)
         if found is None:
             return (
@@ -204,29 +213,6 @@ class CudaExecutor:
         """Open automatic registration, by which peers map repeated tensors; collective."""
         self.auto_register = AutoRegister(self.fabric, self.device.ordinal, self.mappings)
         return self.auto_register
-
-    def _mapped(self, call: Call, hello: tuple[int, int]) -> frozenset[Buffer]:
-        """The buffers in symmetric memory; ranks whose sets differ make different calls: an error.
-
-        Not among them: a buffer that not all ranks have, since kernels read the root's hello and no
-        built-in prefix writes OUTPUT of another rank; and the smaller buffer of a call with a count
-        for each rank, which may be 0.
-        """
-        kind = COLLECTIVES[call.collective]
-        if call.counts and not call.nbytes:
-            return frozenset()
-        sides = (
-            (Buffer.INPUT, call.send, hello[0], kind.input),
-            (Buffer.OUTPUT, call.recv, hello[1], kind.output),
-        )
-        return frozenset(
-            buffer
-            for buffer, array, word, segments in sides
-            if array is not None
-            and word
-            and kind.uneven != buffer.name.lower()
-            and not (call.counts and segments != "all")
-        )
 
     def _launchable(self, calls: Sequence[CudaCall]) -> Launchable | CopyLaunch:
         """The launch of one rank, or of all that share the device."""
@@ -247,23 +233,31 @@ class CudaExecutor:
         body = body_of(choice, ready.call, self.workspace, local)
         parameter = pack(body, header, self.workspace.progress, local)
         function = self._load(body.text)
-        return Launchable(function, choice.blocks, len(local), choice.threads, parameter)
+        places = places_of(body, local)
+        return Launchable(function, choice.blocks, len(local), choice.threads, parameter, places)
 
     def _load(self, text: str) -> int:
         """The loaded function of a source text."""
         device = self.device
         return self.loader.function(text, device.ordinal, (device.major, device.minor))
 
-    def run(self, prepared: CudaCall | StreamCall, stream: int | None = None) -> None:
-        """Enqueue the whole call of this rank."""
+    def run(
+        self,
+        prepared: CudaCall | StreamCall,
+        stream: int | None = None,
+        addresses: Given | None = None,
+    ) -> None:
+        """Enqueue the whole call of this rank, on the arrays at these addresses."""
         if isinstance(prepared, StreamCall):
-            self.run(prepared.ready, prepared.stream)
+            self.run(prepared.ready, prepared.stream, prepared.addresses)
             self.stream_order.release(prepared)
             return
         ready, stream = prepared, stream or 0
+        if addresses is None:
+            addresses = ready.addresses
         launchable = ready.launchable
         if launchable is None:
-            self.await_launch(self.submit(ready, stream))
+            self.await_launch(self.submit(StreamCall(ready, stream, addresses=addresses)))
             return
         if self.report.host[0]:
             self.async_errors.check()
@@ -274,10 +268,10 @@ class CudaExecutor:
         if marking:
             self.stream_order.unmark()
         if self._device() == self.device.ordinal and getattr(self._threads, "bound", False):
-            launchable.launch(stream)
+            launchable.launch(stream, addresses)
         else:
             with on(self.device.ordinal):
-                launchable.launch(stream)
+                launchable.launch(stream, addresses)
             self._threads.bound = True
         if marking:
             self.stream_order.mark(stream)
@@ -303,7 +297,7 @@ class CudaExecutor:
             if launchable is not None:
                 self.run(prepared)
                 continue
-            pending = self.submit(prepared.ready, prepared.stream)
+            pending = self.submit(prepared)
             while not pending.launched.is_set():
                 yield Pause(pending.launched.is_set)
             self.done(pending)
@@ -314,34 +308,35 @@ class CudaExecutor:
         if self._records[ready.slot] != ready.number:
             self.shared_state.record(ready.number, ready.call.tagged(ready.signature_text))
 
-    def submit(self, ready: CudaCall, stream: int) -> PendingLaunch[CudaCall]:
+    def submit(self, call: StreamCall) -> PendingLaunch[StreamCall]:
         """Submit a call to the shared launch; the last rank of the device launches for all."""
         self.async_errors.check()
-        self.stream_order.switch_to(stream)  # first: it may refuse the stream
-        self._publish(ready)
-        self.running = self.async_errors.last = ready
+        self.stream_order.switch_to(call.stream)  # first: it may refuse the stream
+        self._publish(call.ready)
+        self.running = self.async_errors.last = call.ready
         self.fabric.entered += 1
-        return self.shared_launch.submit(self.rank, ready, stream)
+        return self.shared_launch.submit(self.rank, call, call.stream)
 
-    def await_launch(self, pending: PendingLaunch[CudaCall]) -> None:
+    def await_launch(self, pending: PendingLaunch[StreamCall]) -> None:
         """Wait until a submitted call is launched."""
-        timeout = pending.ready.timeout
+        ready, timeout = pending.ready.ready, pending.ready.timeout
         self.fabric.wait(
             pending.launched.is_set,
             deadline=self.fabric.deadline(timeout),
-            describe=lambda: self.late(pending.ready, timeout),
-            peers=lambda: self.absent(pending.ready),
+            describe=lambda: self.late(ready, timeout),
+            peers=lambda: self.absent(ready),
         )
         self.done(pending)
 
-    def done(self, pending: PendingLaunch[CudaCall]) -> None:
+    def done(self, pending: PendingLaunch[StreamCall]) -> None:
         """End a submitted call: raise the error of its launch."""
         self.running = None
         if pending.error is not None:
             raise pending.error
 
-    def _launch_all(self, calls: Sequence[CudaCall], stream: int) -> None:
+    def _launch_all(self, submitted: Sequence[StreamCall], stream: int) -> None:
         """Launch for all ranks of the device."""
+        calls: list[CudaCall] = [call.ready for call in submitted]
         for other in calls[1:]:
             if other.signature != calls[0].signature:
                 raise different_calls(
@@ -355,8 +350,9 @@ class CudaExecutor:
             while len(self._merged) >= 64:
                 self._merged.pop(next(iter(self._merged)))
             found = self._merged[key] = (calls, self._launchable(calls))
+        given = (call.addresses or call.ready.addresses for call in submitted)
         with on(self.device.ordinal):
-            found[1].launch(stream)
+            found[1].launch(stream, tuple(itertools.chain.from_iterable(given)))
 
     # -- errors --------------------------------------------------------------------------------
 
@@ -425,3 +421,26 @@ class CudaExecutor:
         self.memory.close()
         self.report.free()
         self.shared_state.close()
+
+
+def mapped_buffers(call: Call, hello: tuple[int, int]) -> frozenset[Buffer]:
+    """The buffers in symmetric memory; ranks whose sets differ make different calls: an error.
+
+    Not among them: a buffer that not all ranks have, since kernels read the root's hello and no
+    built-in prefix writes OUTPUT of another rank; and the smaller buffer of a call with a count
+    for each rank, which may be 0.
+    """
+    kind = COLLECTIVES[call.collective]
+    if call.counts and not call.nbytes:
+        return frozenset()
+    sides = (Buffer.INPUT, hello[0], kind.input), (Buffer.OUTPUT, hello[1], kind.output)
+    return frozenset(
+        buffer
+        for buffer, word, segments in sides
+        if word and kind.uneven != buffer.name.lower() and not (call.counts and segments != "all")
+    )
+
+
+def _given(addresses: tuple[int, int], first: int) -> tuple[int, int]:
+    """Two addresses that every launch is given anew, but for buffers that the rank lacks."""
+    return given_address(addresses[0], first), given_address(addresses[1], first + 1)

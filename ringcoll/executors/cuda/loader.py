@@ -5,12 +5,13 @@ from __future__ import annotations
 import ctypes
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from threading import Lock
 from typing import Any
 
 from ringcoll.executors.cuda.cache import KernelCache
 from ringcoll.executors.cuda.compile import arch_of
+from ringcoll.executors.cuda.params import Parameter, Places
 
 ENTRY = "ringcoll_kernel"
 
@@ -93,23 +94,25 @@ class Launchable:
     blocks: int
     locals: int
     threads: int
-    parameter: bytes
-    _kept: tuple[Any, ...] = field(init=False, repr=False)
+    packed: InitVar[bytes]
+    places: InitVar[Places] = ()
+    parameter: Parameter = field(init=False, repr=False)
+    _kept: Any = field(init=False, repr=False)
     _pointers: int = field(init=False, repr=False)
     _before: tuple[int, ...] = field(init=False, repr=False)
     _call: Any = field(init=False, repr=False)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, packed: bytes, places: Places) -> None:
         from cupy.cuda import driver
 
         # CuPy's cuLaunchKernel takes raw integers and releases the GIL.
         self._call = driver.launchKernel
         self._before = (self.function, self.blocks, self.locals, 1, self.threads, 1, 1, 0)
-        buffer = ctypes.create_string_buffer(self.parameter, len(self.parameter))
-        pointers = (ctypes.c_void_p * 1)(ctypes.addressof(buffer))
-        self._kept = buffer, pointers
-        self._pointers = ctypes.addressof(pointers)
+        self.parameter = Parameter(packed, places)
+        self._kept = (ctypes.c_void_p * 1)(ctypes.addressof(self.parameter.memory))
+        self._pointers = ctypes.addressof(self._kept)
 
-    def launch(self, stream: int) -> None:
-        """Enqueue on a stream of the current device; the parameter is copied at once."""
+    def launch(self, stream: int, addresses: tuple[int, ...] = ()) -> None:
+        """Enqueue on a stream of the current device; the driver copies the parameter at once."""
+        self.parameter.fill(addresses)
         self._call(*self._before, stream, self._pointers, 0)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import numpy.typing as npt
 
 from ringcoll.dtypes import DType, ReduceOp
 from ringcoll.encode import Program
@@ -17,8 +15,31 @@ _HEAD = struct.Struct("<QQQIIII")
 _LOCAL = struct.Struct("<QQQ")
 _BUFFERS = struct.Struct("<QQQ16sQQIIII")
 
+GIVEN = 4
+"""Addresses that a launch is given for each rank: INPUT, OUTPUT, and both as peers reach them."""
+
 LARGEST = 32_764
 """Bytes of kernel parameters, from CUDA 12.1 and sm_70 on."""
+
+
+class GivenAddress(int):
+    """One of the addresses that a launch is given, or a place at an offset from it.
+
+    A prepared call serves every array of its shape: :func:`places_of` finds these among the words.
+    """
+
+    number: int = 0  # from 0 to GIVEN - 1
+    offset: int = 0
+
+    def __add__(self, distance: int) -> GivenAddress:
+        return given_address(int(self) + distance, self.number, self.offset + distance)
+
+
+def given_address(value: int, number: int, offset: int = 0) -> GivenAddress:
+    """An address that a launch is given as its ``number``, or that lies ``offset`` behind it."""
+    made = GivenAddress(value)
+    made.number, made.offset = number, offset
+    return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +96,6 @@ def factor_bytes(op: ReduceOp | None, dtype: DType) -> bytes:
     return op.factor(dtype).tobytes() if op is not None and op.scales else b""
 
 
-def start_of(array: npt.NDArray[Any] | None) -> int:
-    """The address of a view of device memory; 0 of None and of an empty view."""
-    address: int = 0 if array is None or not array.size else array.__array_interface__["data"][0]
-    return address
-
-
 def padded(words: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
     """Words padded to one length, a multiple of 16, so that fewer texts differ."""
     length = -(-max(1, *map(len, words)) // 16) * 16
@@ -134,3 +149,41 @@ def pack(body: Body, header: Header, progress: int, local: Sequence[Addresses]) 
             f"the limit is {LARGEST}: let fewer ranks share a GPU, or use fewer channels and steps"
         )
     return whole
+
+
+Places = tuple[tuple[tuple[int, int], ...], ...]
+"""Of each address that a launch is given: the words that hold it, and what each adds to it."""
+
+
+def places_of(body: Body, local: Sequence[Addresses]) -> Places:
+    """Where the bytes of :func:`pack` hold the addresses that a launch is given."""
+    found: list[list[tuple[int, int]]] = [[] for _ in range(GIVEN * len(local))]
+    first = _HEAD.size // 8
+    for rank, (at, own) in enumerate(zip(local, body.words, strict=True)):
+        first += _LOCAL.size // 8 + len(at.workspaces)
+        words = (at.mappings, *at.hello, 0, 0, *at.user, 0, 0, *own)
+        for place, word in enumerate(words, first):
+            if isinstance(word, GivenAddress):
+                found[GIVEN * rank + word.number].append((place, word.offset))
+        first += len(words)
+    return tuple(map(tuple, found))
+
+
+class Parameter:
+    """The bytes of ``Args`` in memory of their own, with the addresses of the last launch."""
+
+    def __init__(self, packed: bytes, places: Places = ()) -> None:
+        self.memory = ctypes.create_string_buffer(packed, len(packed))
+        self._words = memoryview(self.memory).cast("B")[: len(packed) // 8 * 8].cast("Q")
+        self._places = places
+        self._filled: tuple[int, ...] = ()
+
+    def fill(self, addresses: tuple[int, ...]) -> None:
+        """Write the addresses of a launch; those of a launch before are in no kernel's memory."""
+        if addresses == self._filled:
+            return
+        words = self._words
+        for places, address in zip(self._places, addresses, strict=False):
+            for place, offset in places:
+                words[place] = address + offset
+        self._filled = addresses

@@ -15,7 +15,7 @@ from ringcoll.arguments.calls import Call
 from ringcoll.cuda.device import on
 from ringcoll.executors.contract import GroupCall
 from ringcoll.executors.cuda.loader import Launchable
-from ringcoll.executors.cuda.params import Addresses, Header, pack, start_of
+from ringcoll.executors.cuda.params import Addresses, Header, pack
 from ringcoll.executors.cuda.point_to_point import (
     Half,
     Message,
@@ -28,6 +28,7 @@ from ringcoll.executors.cuda.shared_launch import order
 from ringcoll.executors.cuda.simple import THREADS
 from ringcoll.executors.drive import Pause, Task
 from ringcoll.executors.shared_state import SharedState
+from ringcoll.views import start_of
 
 if TYPE_CHECKING:
     from ringcoll.executors.cuda.executor import CudaExecutor

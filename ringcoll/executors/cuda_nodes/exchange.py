@@ -20,12 +20,12 @@ import numpy.typing as npt
 
 from ringcoll.arguments.calls import Call
 from ringcoll.errors import Error
-from ringcoll.executors.cuda.params import start_of
 from ringcoll.executors.cuda_nodes.carry import Exchange, Flow, carry
 from ringcoll.executors.cuda_nodes.executor import CudaNodesExecutor
 from ringcoll.executors.cuda_nodes.lane import StagingLane
 from ringcoll.executors.cuda_nodes.pieces import ALIGN, StagingCopy
 from ringcoll.fabric.mpi import KINDS, SLICES
+from ringcoll.views import start_of
 
 Array = npt.NDArray[Any]
 

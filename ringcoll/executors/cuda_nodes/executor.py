@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar
 
 from ringcoll.arguments.calls import Call
 from ringcoll.cuda.device import Device, on, runtime
@@ -48,7 +49,7 @@ class CudaNodesCall:
     call: Call
     enqueue: Callable[[int], None]
     timeout: float  # seconds that a wait of the host may take
-    changes: int
+    anywhere: ClassVar[bool] = False  # its copies are prepared for these addresses alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +136,7 @@ class CudaNodesExecutor:
     # -- a call --------------------------------------------------------------------------------
 
     def prepare(
-        self, call: Call, bind: Callable[[Call], Runnable], timeout: float, changes: int
+        self, call: Call, bind: Callable[[Call], Runnable], timeout: float
     ) -> CudaNodesCall:
         """Cut a call and prepare its pieces; reads no device memory."""
         nranks, lane = self.fabric.nranks, self._lane
@@ -149,9 +150,7 @@ class CudaNodesExecutor:
             pieces.append(piece)
             prepared.append(bound[key])
         lane.launches(timeout)
-        return CudaNodesCall(
-            call, partial(self._enqueue, pieces, prepared, timeout), timeout, changes
-        )
+        return CudaNodesCall(call, partial(self._enqueue, pieces, prepared, timeout), timeout)
 
     def run(self, prepared: CudaNodesCall | StreamCall, stream: int | None = None) -> None:
         """Enqueue the whole call of this rank."""

@@ -123,7 +123,7 @@ class Layers:
             for part in parts:
                 part(stream)
 
-        return CudaNodesCall(call, enqueue, timeout, hello.changes)
+        return CudaNodesCall(call, enqueue, timeout)
 
     def _share(self, call: Call, partial_dtype: DType) -> _Share:
         """The elements of a segment in a slice."""

@@ -17,12 +17,12 @@ from ringcoll.errors import PlanError
 from ringcoll.executors.cuda.executor import CudaExecutor
 from ringcoll.executors.cuda.limits import KernelOptions
 from ringcoll.executors.cuda.loader import Launchable
-from ringcoll.executors.cuda.params import Addresses, Body, Header, pack, padded, start_of
+from ringcoll.executors.cuda.params import Addresses, Body, Header, pack, padded
 from ringcoll.executors.cuda.source import kernel_text, names_of
 from ringcoll.executors.cuda_nodes.carry import Exchange
 from ringcoll.executors.cuda_nodes.exchange import PARTIALS, Enqueue, Exchanges
 from ringcoll.executors.cuda_nodes.executor import CudaNodesExecutor, settle
-from ringcoll.views import device_view
+from ringcoll.views import device_view, start_of
 
 Array = npt.NDArray[Any]
 

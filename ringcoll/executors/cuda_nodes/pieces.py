@@ -16,9 +16,9 @@ import numpy.typing as npt
 
 from ringcoll.arguments.calls import Call
 from ringcoll.collectives import COLLECTIVES, Collective
-from ringcoll.executors.cuda.params import start_of
 from ringcoll.launch import Layout
 from ringcoll.plan import Buffer
+from ringcoll.views import start_of
 
 ALIGN = 64
 """Bytes on whose multiples pieces and slots begin."""

@@ -16,13 +16,13 @@ from ringcoll.errors import AbortedError
 from ringcoll.executors.contract import GroupCall
 from ringcoll.executors.cuda.copy_launch import StreamPool
 from ringcoll.executors.cuda.loader import Launchable
-from ringcoll.executors.cuda.params import start_of
 from ringcoll.executors.cuda.shared_launch import order
 from ringcoll.executors.cuda_nodes.executor import CudaNodesExecutor, await_stream, refuse_capture
 from ringcoll.executors.cuda_nodes.lane import StagingLane
 from ringcoll.executors.cuda_nodes.pieces import ALIGN, Piece, cut, piece_of
 from ringcoll.executors.drive import Pause, Task, drive
 from ringcoll.executors.point_to_point import Pairs
+from ringcoll.views import start_of
 
 _SLOTS, _PIECE_BYTES = 2, 2 << 20
 """Pinned slots of each pair and direction in use, and bytes of a slot."""

@@ -11,9 +11,9 @@ from functools import partial
 
 from ringcoll.arguments.calls import Call
 from ringcoll.errors import PlanError
-from ringcoll.executors.cuda.params import start_of
 from ringcoll.executors.cuda_nodes.exchange import RESULTS, Array, Enqueue, Slice
 from ringcoll.executors.cuda_nodes.phases import LayeredCall, Phases
+from ringcoll.views import start_of
 
 
 def all_reduce(phases: Phases, layered: LayeredCall, number: int, first: int, last: int) -> Slice:

@@ -63,12 +63,12 @@ class State:
     def __getattr__(self, name):
         return getattr(self._state, name)
 
-    def run(self, ready, stream=None):
+    def run(self, ready, stream=None, addresses=None):
         if isinstance(ready, StreamCall):
             lasts = "" if ready.owned else ", which may go"
-            ready, stream = ready.ready, f"{ready.stream}{lasts}"
+            ready, stream, addresses = ready.ready, f"{ready.stream}{lasts}", ready.addresses
         self._noted.append(f"{ready.call.collective} on {stream}")
-        self._state.run(ready)
+        self._state.run(ready, None, addresses)
 
 
 class Fake:
@@ -110,7 +110,7 @@ class Fake:
             device = Device(comm, 0, self.group._failed)
             device.ordinal = -1  # what a CPU tensor says of its device
             state = State(comm._state, self.noted)
-            device._state = device._calls.state = state
+            device._state = device._calls._calls._state = state
             self.group._engine = lambda tensor: device
             yield device
             device.close()
