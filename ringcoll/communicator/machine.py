@@ -14,17 +14,18 @@ from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ringcoll.communicator.across import HOST, links_of
 from ringcoll.communicator.topology import Topology
 from ringcoll.errors import ArgumentError, MachineError
 from ringcoll.fabric import Fabric
 from ringcoll.model.links import Wire
-from ringcoll.model.machine import machine_of
 from ringcoll.topology.busid import bus_id
-from ringcoll.topology.rings import RingSet
-from ringcoll.topology.ringsets import as_json, ring_set_of
-from ringcoll.topology.system import Confidence, System, subsystem
+
+if TYPE_CHECKING:
+    from ringcoll.topology.rings import RingSet
+    from ringcoll.topology.system import System
 
 _SECONDS = 60.0
 """The shortest timeout of the ranks that wait for rank 0, which may detect for seconds."""
@@ -171,6 +172,7 @@ def _gpus(system: System, nranks: int, busids: Sequence[str] | None) -> tuple[st
 
 def _rings_text(members: System, cache_dir: str | None = None, *, keep: bool = False) -> str:
     """The rings of a machine's ranks; and, if these differ, the rings without relaying GPUs."""
+    from ringcoll.topology.ringsets import as_json
     from ringcoll.topology.search.cached import cached_rings
 
     with _reading:
@@ -192,6 +194,8 @@ def _system(text: str, title: str) -> System:
 
 @lru_cache(maxsize=64)
 def _members(system: System, names: tuple[str, ...]) -> System:
+    from ringcoll.topology.system import subsystem
+
     by_name = {gpu.name: gpu for gpu in system.gpus}
     return subsystem(system, [by_name[name] for name in names])
 
@@ -231,6 +235,10 @@ def _parse_rings(members: System, text: str, on_gpu: bool) -> Topology:
 
 @lru_cache(maxsize=64)
 def _topology(members: System, text: str, on_gpu: bool) -> Topology:
+    from ringcoll.executors.cuda.choose import HOP
+    from ringcoll.model.machine import machine_of
+    from ringcoll.topology.ringsets import ring_set_of
+
     received = _object(text)
     if set(received) == {"unknown"}:
         return unknown(on_gpu, _text(received, "unknown"))
@@ -243,8 +251,6 @@ def _topology(members: System, text: str, on_gpu: bool) -> Topology:
         return Topology(members, best, stored, None if on_gpu else HOST)
     if not stored.rings:
         raise ArgumentError("no ring joins the ranks' GPUs")
-    from ringcoll.executors.cuda.choose import HOP
-
     overheads = Wire(1.0, 0.0, HOP) if on_gpu else Wire(1.0, HOST.alpha, HOST.latency)
     machine = machine_of(members, stored, overheads)
     if on_gpu and not (machine.all_pairs or _is_sure(members, stored)):
@@ -260,6 +266,8 @@ def _is_sure(system: System, found: RingSet) -> bool:
 
     With guessed links the defaults, which have been measured, are the better choice.
     """
+    from ringcoll.topology.system import Confidence
+
     hops = {hop for ring in found.rings for path in ring.paths for hop in pairwise(path)}
     low = (link for link in system.links if link.confidence is Confidence.LOW)
     return not any((link.src, link.dst) in hops for link in low)

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from ringcoll.algorithms import ALGORITHMS, Algorithm, build, name_of
 from ringcoll.algorithms.channels import Channels, channelled
@@ -26,9 +27,10 @@ from ringcoll.executors.cpu_call import CpuChoice
 from ringcoll.launch import ALL_MAPPED, Launch, Layout
 from ringcoll.lower import place
 from ringcoll.model import tuner
-from ringcoll.model.machine import Machine
 from ringcoll.plan import Buffer, Plan, format_plan
-from ringcoll.verifier.prover import prove_launch
+
+if TYPE_CHECKING:
+    from ringcoll.model.machine import Machine
 
 __all__ = [
     "AGREED_BYTES",
@@ -247,7 +249,11 @@ def _tuned(
 
     def refuse(algorithm: str) -> str:
         plan = tuner.plan_for(collective, algorithm, nranks, channels=channels)
-        if not deterministic or prove_launch(plan, Launch(), accumulate=accumulate).rank_order:
+        if not deterministic:
+            return ""
+        from ringcoll.verifier.prover import prove_launch
+
+        if prove_launch(plan, Launch(), accumulate=accumulate).rank_order:
             return ""
         return "it does not sum in rank order, which deterministic=True asks for"
 
@@ -293,6 +299,8 @@ def user_plan(call: Call, nranks: int, options: PlanOptions) -> Plan | None:
 def prove(plan: Plan, launch: Launch, options: PlanOptions) -> None:
     """Prove a user's plan, or a built-in one with ``verify=True`` or ``deterministic=True``."""
     if callable(options.algorithm) or options.verify or options.deterministic:
+        from ringcoll.verifier.prover import prove_launch
+
         ordered, accumulate = options.deterministic, options.accumulate
         if isinstance(options.algorithm, str) and ordered and plan.collective.reduces:
             if not prove_launch(plan, launch, accumulate=accumulate).rank_order:
@@ -303,6 +311,8 @@ def prove(plan: Plan, launch: Launch, options: PlanOptions) -> None:
 
 def _not_deterministic(plan: Plan, algorithm: str, accumulate: Accumulate) -> str:
     """What is wrong with a built-in algorithm that does not sum in rank order, and which do."""
+    from ringcoll.verifier.prover import prove_launch
+
     name, nranks = plan.collective.name, plan.collective.nranks
     right = []
     for other in ALGORITHMS[name]:

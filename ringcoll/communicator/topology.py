@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from html import escape
+from typing import TYPE_CHECKING
 
 from ringcoll.algorithms import ALGORITHMS
 from ringcoll.algorithms.channels import Channels
 from ringcoll.model.links import Links
-from ringcoll.model.machine import Machine, format_gain
-from ringcoll.topology.rings import RingSet
-from ringcoll.topology.system import System
+
+if TYPE_CHECKING:  # most ranks on CPUs know no machine
+    from ringcoll.model.machine import Machine
+    from ringcoll.topology.rings import RingSet
+    from ringcoll.topology.system import System
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -96,6 +99,8 @@ class Topology:
             yield f"  (channels={wanted}: in turns, every other turn the other way round)"
         yield from _listed(channels if wanted is None else channels.taken(wanted))
         if collective == "all_reduce":
+            from ringcoll.model.machine import format_gain
+
             for line in format_gain(self.system, self.stored, stored=True):
                 yield line.rstrip()
 
@@ -107,6 +112,7 @@ class Topology:
         if system is None or rings is None:
             yield f"the machine is not known: {self.reason}"
             return
+        from ringcoll.model.machine import format_gain
         from ringcoll.topology.draw.matrix import format_matrix
         from ringcoll.topology.draw.words import format_machine, format_notes, format_rings
 

@@ -15,7 +15,7 @@ import pytest
 
 import ringcoll
 from ringcoll.arguments.calls import Call, prepare
-from ringcoll.communicator import devices, gpu, selection, start
+from ringcoll.communicator import devices, gpu, start
 from ringcoll.communicator.gpu import CudaState
 from ringcoll.communicator.selection import PlanOptions
 from ringcoll.config import OPTIONS, SETTINGS, Config, merge, starting
@@ -26,6 +26,7 @@ from ringcoll.executors.cuda.choose import choose
 from ringcoll.executors.cuda.limits import Resources
 from ringcoll.executors.cuda.workspace import Workspace
 from ringcoll.launch import ALL_MAPPED
+from ringcoll.verifier import prover
 
 ROOT = Path(__file__).parents[2]
 TOPOLOGY = """
@@ -90,7 +91,7 @@ def stored(how, patch):
 
 def proofs(how, patch):
     proven: list[object] = []
-    patch.setattr(selection, "prove_launch", lambda plan, *_, **__: proven.append(plan))
+    patch.setattr(prover, "prove_launch", lambda plan, *_, **__: proven.append(plan))
     prepared(how)
     return len(proven)
 
