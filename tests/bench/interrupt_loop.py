@@ -9,6 +9,7 @@ import argparse
 import contextlib
 import os
 import random
+import re
 import signal
 import statistics
 import subprocess
@@ -100,9 +101,12 @@ def attempt(name: str, kind: str, delay: float, folder: Path, *, allowed: float 
                 os.kill(pid, signal.SIGKILL)
         process.wait()
     errors = files["err"].read_text(errors="replace")
-    # Until the interpreter runs a line of ringcoll, the interpreter and the kernel answer.
-    traceback = "Traceback" in errors
-    unborn = "ringcoll" not in errors and (traceback or -process.returncode in (2, 15))
+    # Until the command's handlers are set, the interpreter and the kernel answer.
+    frames = set(re.findall(r'File ".*/ringcoll/(.*)", line', errors))
+    if "Traceback" in errors:
+        unborn = frames <= {"__init__.py", "interrupts.py"}
+    else:
+        unborn = "ringcoll" not in errors and -process.returncode in (2, 15)
     if not early and not unborn:
         wrong += _judge(name, kind, victim == process.pid, errors)
     return Trial(name, kind, delay, seconds, process.returncode, errors, tuple(wrong), unborn)
