@@ -9,7 +9,9 @@ arrays can be made of it as long as nothing is computed with them.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import mmap
 import threading
 from collections import Counter
 from dataclasses import dataclass
@@ -36,6 +38,15 @@ class CUDARuntimeError(RuntimeError):
 
 OUT_OF_MEMORY, INVALID_VALUE, ALREADY_ENABLED = 2, 1, 704
 ALIGNMENT = 2 << 20
+
+
+def pages(nbytes: int) -> ctypes.c_char:
+    """Memory in large pages, where there are such; ctypes would clear its own, 4 KiB at a time."""
+    memory = mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE)
+    if nbytes > ALIGNMENT:
+        with contextlib.suppress(OSError):
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return ctypes.c_char.from_buffer(memory)
 
 
 @dataclass
@@ -107,7 +118,7 @@ class Runtime:
         with self._lock:
             if nbytes > self.memGetInfo()[0]:
                 raise CUDARuntimeError(OUT_OF_MEMORY)
-            buffer = (ctypes.c_char * (nbytes + ALIGNMENT))()
+            buffer = pages(nbytes + ALIGNMENT)
             address = -(-ctypes.addressof(buffer) // ALIGNMENT) * ALIGNMENT
             ctypes.memset(address, 0xAB, nbytes)  # CUDA clears nothing
             self.memory[address] = (buffer, nbytes, self.getDevice())
@@ -168,7 +179,7 @@ class Runtime:
     def hostAlloc(self, nbytes, flags):
         if flags != self.hostAllocMapped | self.hostAllocPortable:
             raise CUDARuntimeError(INVALID_VALUE)
-        buffer = (ctypes.c_char * nbytes)()
+        buffer = pages(nbytes)
         self.host[ctypes.addressof(buffer)] = buffer
         return ctypes.addressof(buffer)
 
