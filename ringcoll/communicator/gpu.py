@@ -53,9 +53,12 @@ class CudaState(RankState):
         parent: RankState | None = None,
         ranks: Sequence[int] = (),
         topology: Topology | None = None,
+        whole: bool = True,
     ) -> None:
         self.device, self.loader, self.transport = device, loader, transport
         super().__init__(fabric, config, parent=parent, ranks=ranks, topology=topology)
+        if whole:  # not a part of a communicator that is still being made
+            self.cuda.kernels.open()
 
     def _equip(self, parent: RankState | None, ranks: Sequence[int]) -> None:
         above = None if parent is None else parent.symmetric

@@ -96,6 +96,7 @@ class NodesState(RankState):
         )
         self._cache_dir = cache_dir
         super().__init__(fabric, config, parent=parent, ranks=ranks, topology=topology)
+        self.inside.cuda.kernels.open()
 
     def _equip(self, parent: RankState | None, ranks: Sequence[int]) -> None:
         fabric, device = self.fabric, self.device
@@ -175,6 +176,7 @@ class NodesState(RankState):
             parent=above,
             ranks=ranks,
             topology=topology,
+            whole=False,
         )
 
     def _failure(self) -> Error | None:

@@ -108,6 +108,21 @@ def on(ordinal: int) -> Iterator[Any]:
             cuda.setDevice(before)
 
 
+@contextmanager
+def on_own_stream(ordinal: int) -> Iterator[tuple[Any, int]]:
+    """The runtime of a device and a stream that is waited for at the end, behind no other stream.
+
+    The default stream waits for the caller's blocking streams, in which a call may wait for a peer.
+    """
+    with on(ordinal) as cuda:
+        stream: int = cuda.streamCreateWithFlags(cuda.streamNonBlocking)
+        try:
+            yield cuda, stream
+            cuda.streamSynchronize(stream)
+        finally:
+            cuda.streamDestroy(stream)
+
+
 def joined_by_nvlink(pci: str, others: Sequence[str]) -> bool:
     """Whether a GPU reaches all of some others, by bus addresses, over NVLink; False if unknown."""
     far = [other for other in others if other != pci]

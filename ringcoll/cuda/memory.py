@@ -10,7 +10,7 @@ import ctypes
 from dataclasses import dataclass
 from typing import Any
 
-from ringcoll.cuda.device import on, runtime
+from ringcoll.cuda.device import on, on_own_stream, runtime
 from ringcoll.cuda.quarantine import sweep
 from ringcoll.errors import ArgumentError, MachineError, OutOfMemory
 from ringcoll.host.limits import size
@@ -55,8 +55,9 @@ def allocate(ordinal: int, nbytes: int, *, what: str = "memory") -> DeviceMemory
             raise _refusal(cuda, error, ordinal, whole, what) from error
         memory = DeviceMemory(ordinal, pointer, whole)
         try:
-            cuda.memset(pointer, 0, whole)
-            cuda.deviceSynchronize()  # a peer may write as soon as it knows the address
+            # Waited for: a peer may write as soon as it knows the address.
+            with on_own_stream(ordinal) as (_, stream):
+                cuda.memsetAsync(pointer, 0, whole, stream)
         except RuntimeError as error:
             memory.free()
             raise MachineError(f"{what}: device {ordinal} fails: {error}") from error

@@ -97,6 +97,11 @@ class Gpus(Runtime):
 
     # -- what stands for the loader and its launches -----------------------------------------------
 
+    generic = False
+
+    def compile(self, text: str, _capability: tuple[int, int]) -> None:
+        """When it is loaded."""
+
     def has(self, text: str, _ordinal: int) -> bool:
         return text in self.texts
 

@@ -69,6 +69,14 @@ class Machine(Runtime):
         self.texts: list[str] = []
         self._building = threading.Lock()
 
+    generic = False
+
+    def compile(self, text: str, _capability: tuple[int, int]) -> None:
+        """When it is loaded."""
+
+    def has(self, text: str, _ordinal: int) -> bool:
+        return text in self.texts
+
     def function(self, text: str, _ordinal: int, _capability: tuple[int, int]) -> int:
         """As a Loader's."""
         with self._building:

@@ -135,6 +135,9 @@ class Runtime:
     def memGetInfo(self):
         return self.room - sum(size for _, size, _ in self.memory.values()), self.room
 
+    def memsetAsync(self, pointer, value, nbytes, _stream):
+        self.memset(pointer, value, nbytes)
+
     def memset(self, pointer, value, nbytes):
         ctypes.memset(pointer, value, nbytes)
 
@@ -171,6 +174,9 @@ class Runtime:
 
     def streamSynchronize(self, _stream):
         self.synchronised += 1
+
+    def streamQuery(self, _stream):
+        return 0
 
     def streamDestroy(self, stream):
         if stream not in self.made:

@@ -32,6 +32,14 @@ class Texts:
         self.all: list[str] = []
         self.lock = threading.Lock()
 
+    generic = False
+
+    def has(self, _text: str, _ordinal: int) -> bool:
+        return False
+
+    def compile(self, text: str, _capability: object) -> None:
+        """When it is loaded."""
+
     def function(self, text: str, _ordinal: int, _capability: object) -> int:
         with self.lock:
             self.all.append(text)

@@ -55,12 +55,12 @@ def test_what_was_made_is_closed(stand_in, together, monkeypatch, kind, step):
 
 def test_hellos_without_a_stream_let_go_of_their_copy(stand_in, together, monkeypatch):
     runtime = stand_in(1)
-    monkeypatch.setattr(runtime, "streamCreateWithFlags", refuse)
 
     def work(fabric):
         device = Device(0, "stand-in", "0000:00:00.0", 9, 0, 4)
         texts: Any = None  # no kernel is loaded
         memory = allocate_shared(fabric, 0, Workspace(1).nbytes, what="a test")
+        monkeypatch.setattr(runtime, "streamCreateWithFlags", refuse)
         before = set(runtime.memory), set(runtime.host)
         with pytest.raises(MachineError, match="on purpose"):
             CudaExecutor(fabric, device, CudaSymmetricMemory(fabric, 0), texts, memory)

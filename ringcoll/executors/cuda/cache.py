@@ -66,6 +66,10 @@ class KernelCache:
                 self._cubins[key] = cubin
             return cubin
 
+    def stored(self, source: str, arch: str) -> bool:
+        """Whether the folder has a file for a source, which :meth:`get` may still refuse."""
+        return self.folder is not None and (self.folder / _name(self._key(source, arch))).exists()
+
     def compile_all(self, sources: Sequence[str], arch: str) -> list[bytes]:
         """The cubins of many sources, in order, on all cores: NVRTC runs without the GIL."""
         cores = len(os.sched_getaffinity(0))

@@ -13,7 +13,7 @@ from functools import partial
 from itertools import groupby
 
 from ringcoll.arguments.calls import Call
-from ringcoll.cuda.device import on, runtime
+from ringcoll.cuda.device import on, on_own_stream, runtime
 from ringcoll.errors import ArgumentError
 from ringcoll.executors.cuda.copies import Copy, Schedule, kernel_part, schedule
 from ringcoll.executors.cuda.copy_gates import GATE_THREADS, CopyGate, gate_body
@@ -41,11 +41,10 @@ class StreamPool:
 
     def warm(self, source: int, targets: Sequence[int]) -> None:
         """Copy 256 bytes to every rank: the driver's first copy to a device may synchronize."""
-        with on(self._ordinal) as cuda:
+        with on_own_stream(self._ordinal) as (cuda, stream):
             for target in targets:
                 # A workspace may be pinned host memory: the driver infers the direction.
-                cuda.memcpyAsync(target, source, 256, cuda.memcpyDefault, 0)
-            cuda.streamSynchronize(0)
+                cuda.memcpyAsync(target, source, 256, cuda.memcpyDefault, stream)
 
     def take(self, count: int) -> list[PooledStream]:
         """The first ``count`` streams, each with an event."""

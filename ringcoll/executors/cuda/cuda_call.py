@@ -7,9 +7,8 @@ from typing import Any
 
 from ringcoll.arguments.calls import Call
 from ringcoll.executors.contract import Given
-from ringcoll.executors.cuda.copy_launch import CopyLaunch
 from ringcoll.executors.cuda.kernel_choice import KernelChoice
-from ringcoll.executors.cuda.loader import Launchable
+from ringcoll.executors.cuda.loading import Launching
 from ringcoll.executors.cuda.params import Addresses
 
 
@@ -29,7 +28,7 @@ class CudaCall:
     timeout: float  # seconds that a wait of its kernels may take
     at: Addresses
     addresses: Given  # of the arrays that it was prepared for
-    launchable: Launchable | CopyLaunch | None  # None where ranks share a launch
+    launchable: Launching | None  # None where ranks share a launch
 
     @property
     def anywhere(self) -> bool:

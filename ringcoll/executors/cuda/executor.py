@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
+from functools import partial
 
 from ringcoll.arguments.calls import Call
 from ringcoll.collectives import COLLECTIVES
@@ -32,9 +33,11 @@ from ringcoll.executors.cuda.hellos import Hellos
 from ringcoll.executors.cuda.kernel_choice import body_of
 from ringcoll.executors.cuda.limits import KernelOptions, Resources
 from ringcoll.executors.cuda.loader import Launchable, Loader
+from ringcoll.executors.cuda.loading import KernelLoading, Launching
 from ringcoll.executors.cuda.mappings import Mappings
 from ringcoll.executors.cuda.params import (
     Addresses,
+    Body,
     Header,
     factor_bytes,
     given_address,
@@ -92,7 +95,7 @@ class CudaExecutor:
         self.stream_order = StreamOrder(device.ordinal, f"rank {fabric.rank}: {device}")
         self._device: Callable[[], int] = runtime().getDevice
         self._threads = threading.local()  # whether a thread has been bound to a context
-        self._merged: dict[tuple[int, ...], tuple[Sequence[CudaCall], Launchable | CopyLaunch]] = {}
+        self._merged: dict[tuple[int, ...], tuple[Sequence[CudaCall], Launching]] = {}
         ordinal, pointers = device.ordinal, memory.pointers
         with ExitStack() as made:  # after an error here the caller still owns ``memory``
             self.shared_state = made.enter_context(closing(SharedState(fabric, 0)))
@@ -107,6 +110,8 @@ class CudaExecutor:
             copies = [pointer + self.workspace.copies for pointer in pointers]
             self.streams.warm(copies[self.rank], [pointer + 256 for pointer in copies])
             self.shared_launch, self.resources = self._group_by_device()
+            self.stream_order.communicator = self.shared_launch
+            self.kernels = KernelLoading(loader, device, fabric, lambda: self.stream_order)
             made.pop_all()
 
     def _group_by_device(self) -> tuple[SharedLaunch[StreamCall], Resources]:
@@ -214,10 +219,10 @@ class CudaExecutor:
         self.auto_register = AutoRegister(self.fabric, self.device.ordinal, self.mappings)
         return self.auto_register
 
-    def _launchable(self, calls: Sequence[CudaCall]) -> Launchable | CopyLaunch:
+    def _launchable(self, calls: Sequence[CudaCall]) -> Launching:
         """The launch of one rank, or of all that share the device."""
         ready = calls[0]
-        choice = ready.choice
+        choice, what = ready.choice, ready.call.collective
         local = tuple(each.at for each in calls)
         header = Header(
             ready.timeout,
@@ -227,19 +232,18 @@ class CudaExecutor:
             choice.replicas,
         )
         if choice.engine == "copy":
+            load = partial(self.kernels.function, timeout=ready.timeout, what=what)
             return copy_launch(
-                choice, ready.call, header, self.workspace, local, self._load, self.streams
+                choice, ready.call, header, self.workspace, local, load, self.streams
             )
-        body = body_of(choice, ready.call, self.workspace, local)
-        parameter = pack(body, header, self.workspace.progress, local)
-        function = self._load(body.text)
-        places = places_of(body, local)
-        return Launchable(function, choice.blocks, len(local), choice.threads, parameter, places)
 
-    def _load(self, text: str) -> int:
-        """The loaded function of a source text."""
-        device = self.device
-        return self.loader.function(text, device.ordinal, (device.major, device.minor))
+        def made(body: Body, function: int) -> Launchable:
+            parameter = pack(body, header, self.workspace.progress, local)
+            places, threads = places_of(body, local), choice.threads
+            return Launchable(function, choice.blocks, len(local), threads, parameter, places)
+
+        body = body_of(choice, ready.call, self.workspace, local)
+        return self.kernels.launch(body, made, ready.timeout, what)
 
     def run(
         self,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import os
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import InitVar, dataclass, field
 from threading import Lock
 from typing import Any
@@ -19,20 +21,44 @@ ENTRY = "ringcoll_kernel"
 class Loader:
     """The functions of one process; threads may share it.
 
-    A module is loaded when a call is prepared, never when it is launched: loading may synchronize
-    with the device, on which a kernel may already wait for this rank.
+    Loading synchronizes with the device: :mod:`.loading` decides when that is safe.
 
     """
 
+    generic = True
+    """Whether generic kernels are loaded."""
+
     def __init__(self, cache: KernelCache) -> None:
         self._cache = cache
+        self._compiling: dict[tuple[object, ...], Future[bytes]] = {}
+        cores = len(os.sched_getaffinity(0))
+        self._pool = ThreadPoolExecutor(min(8, cores), thread_name_prefix="ringcoll-nvrtc")
         self._lock = Lock()
-        self._functions: dict[tuple[int, bytes], Any] = {}
+        self._functions: dict[tuple[object, ...], Any] = {}
 
     def has(self, text: str, ordinal: int) -> bool:
         """Whether the kernel of a source is loaded on a device."""
         with self._lock:
             return _key(text, ordinal) in self._functions
+
+    def stored(self, text: str, capability: tuple[int, int]) -> bool:
+        """Whether the cache folder has a source's cubin."""
+        return self._cache.stored(text, arch_of(*capability))
+
+    def compile(self, text: str, capability: tuple[int, int]) -> None:
+        """Compile a source, if it has not been, in this thread."""
+        self._cache.get(text, arch_of(*capability))
+
+    def compile_ahead(self, text: str, capability: tuple[int, int]) -> Future[bytes]:
+        """Compile a source in the background, once."""
+        key = _key(text, *capability)
+        with self._lock:
+            found = self._compiling.get(key)
+            if found is None:
+                found = self._compiling[key] = self._pool.submit(
+                    self._cache.get, text, arch_of(*capability)
+                )
+            return found
 
     def function(self, text: str, ordinal: int, capability: tuple[int, int]) -> int:
         """The kernel of a source on a device, as the driver names it."""
@@ -55,8 +81,8 @@ class Loader:
         return pointer
 
 
-def _key(text: str, ordinal: int) -> tuple[int, bytes]:
-    return ordinal, hashlib.blake2b(text.encode(), digest_size=16).digest()
+def _key(text: str, *where: int) -> tuple[object, ...]:
+    return *where, hashlib.blake2b(text.encode(), digest_size=16).digest()
 
 
 def _touch(function: Any) -> None:
@@ -74,10 +100,23 @@ class DeferredLoader(Loader):
 
     def __init__(self, loader: Loader, settle: Callable[[], None]) -> None:
         self._loader, self._settle = loader, settle
+        self.generic = loader.generic
 
     def has(self, text: str, ordinal: int) -> bool:
         """Whether the kernel of a source is loaded on a device."""
         return self._loader.has(text, ordinal)
+
+    def stored(self, text: str, capability: tuple[int, int]) -> bool:
+        """Whether the cache folder has a source's cubin."""
+        return self._loader.stored(text, capability)
+
+    def compile(self, text: str, capability: tuple[int, int]) -> None:
+        """Compile a source, if it has not been, in this thread."""
+        self._loader.compile(text, capability)
+
+    def compile_ahead(self, text: str, capability: tuple[int, int]) -> Future[bytes]:
+        """Compile a source in the background, once."""
+        return self._loader.compile_ahead(text, capability)
 
     def function(self, text: str, ordinal: int, capability: tuple[int, int]) -> int:
         """The kernel of a source on a device, as the driver names it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ringcoll.cuda.device import on
+from ringcoll.cuda.device import on_own_stream
 from ringcoll.cuda.memory import allocate
 from ringcoll.errors import OutOfMemory
 from ringcoll.symmetric.device import CudaSymmetricMemory
@@ -51,8 +51,9 @@ class Mappings:
             )
         for mapping, pointers in found.items():
             table[mapping] = pointers
-        with on(self._memory.ordinal) as cuda:
-            cuda.memcpy(self.pointer, table.ctypes.data, table.nbytes, cuda.memcpyHostToDevice)
+        with on_own_stream(self._memory.ordinal) as (cuda, stream):
+            size, kind = table.nbytes, cuda.memcpyDefault
+            cuda.memcpyAsync(self.pointer, table.ctypes.data, size, kind, stream)
         self._changes = changes  # last: a table that is too long is refused each time
 
     def close(self) -> None:

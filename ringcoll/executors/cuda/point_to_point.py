@@ -31,6 +31,9 @@ BLOCK_BYTES = 16 << 10
 SLICE_BYTES = 256 << 10
 """Messages shorter than a window of these are cut into fewer slices."""
 
+WORDS = 256
+"""The least of a rank, so that most launches have one text."""
+
 _PIECE = 512
 """Bytes: slices and the shares of replicas are multiples of it."""
 
@@ -126,7 +129,7 @@ def pairs_body(
 
 def _padded(rows: Sequence[list[int]], nranks: int) -> tuple[tuple[int, ...], ...]:
     """Words of one length: a power of two where a launch may carry that, so that texts agree."""
-    longest = max(64, *map(len, rows))
+    longest = max(WORDS, *map(len, rows))
     wide = 1 << (longest - 1).bit_length()
     if 64 + len(rows) * 8 * (wide + nranks + 16) > LARGEST:
         return padded(rows)
@@ -237,6 +240,11 @@ def _move() -> Move:
     if move is None:
         raise LaunchRefused("send: a pair's plan moves nothing")
     return move
+
+
+def standard_pairs_text(nranks: int) -> str:
+    """The kernel that most launches of one rank run."""
+    return pairs_text(nranks, 1, WORDS)
 
 
 def pairs_text(nranks: int, local: int, words: int) -> str:

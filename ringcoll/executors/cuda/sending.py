@@ -179,8 +179,7 @@ class CudaPairs:
         body = pairs_body(executor.workspace, local, halves, blocks)
         header = Header(timeout, 0, False, False, executor.workspace.replicas)
         parameter = pack(body, header, executor.workspace.progress, local)
-        device = executor.device
-        function = executor.loader.function(body.text, device.ordinal, (device.major, device.minor))
+        function = executor.kernels.function(body.text, timeout, "send and recv")
         grid = max(1, *map(sum, blocks))
         return Launchable(function, grid, len(local), THREADS, parameter), records
 

@@ -53,6 +53,24 @@ def all_idle() -> bool:
     return ended
 
 
+def others_idle(own: StreamOrder) -> bool:
+    """Whether no call of another communicator can be running on the device of this one.
+
+    As :func:`all_idle`, but a captured call counts only while the stream of its capture is busy:
+    on which stream a graph is replayed is not known.
+    """
+    with _lock:
+        others = [
+            other
+            for other in _all
+            if other.ordinal == own.ordinal and other.communicator is not own.communicator
+        ]
+    ended = all(other.ended(replays=False) for other in others)
+    for other in others:
+        other.watch(marking=not ended)
+    return ended
+
+
 class OnStream(Protocol):
     """A call that goes to a stream."""
 
@@ -69,7 +87,9 @@ class StreamOrder:
     """Orders the calls of one rank."""
 
     def __init__(self, ordinal: int, rank: str) -> None:
-        self._ordinal, self._rank = ordinal, rank
+        self.ordinal, self._rank = ordinal, rank
+        self.communicator: object = self
+        """What the ranks of its communicator on this device share."""
         self.stream: int | None = None
         self._eager = False  # whether it was part of no capture when the last call came to it
         self._end: Event | None = None  # of calls that ran, or will
@@ -136,7 +156,7 @@ class StreamOrder:
         """Order a stream, of a capture or of none (0), behind the last call's stream."""
         capture = _capture_of(before)
         if capture == graph or (capture is None and not graph):
-            order(self._ordinal, before, stream)
+            order(self.ordinal, before, stream)
         elif capture is not None:  # into a capture, or out of it: later calls there wait
             if capture and self._eager:
                 # An event recorded there now would be part of the capture.
@@ -162,11 +182,11 @@ class StreamOrder:
             # recently.
             while len(self._captured) >= _MOST:
                 del self._captured[next(iter(self._captured))]
-            self._captured[graph] = Event(self._ordinal, stream)
+            self._captured[graph] = Event(self.ordinal, stream)
             return
         if self._end is not None:
             self._end.order(stream)
-        self._end = Event(self._ordinal, stream)
+        self._end = Event(self.ordinal, stream)
 
     def refuse_capture(self, what: str) -> None:
         """Refuse to wait for a stream that is being captured: that would end the capture."""
@@ -175,7 +195,7 @@ class StreamOrder:
     def _refuse_capture(self, stream: int | None, what: str) -> None:
         if stream is None:
             return
-        with on(self._ordinal):
+        with on(self.ordinal):
             if waiting_ends_capture(stream):
                 raise LaunchRefused(
                     f"{self._rank}: {what} cannot wait for a stream that is being captured in a "
@@ -187,7 +207,7 @@ class StreamOrder:
         end, stream = self._end, self.stream  # another thread may make calls meanwhile
         self._refuse_capture(stream, "synchronize")
         self._eager = False  # a capture that begins now contains none of these calls
-        with on(self._ordinal) as cuda, outside_capture():
+        with on(self.ordinal) as cuda, outside_capture():
             try:
                 if end is not None:
                     end.synchronize()
@@ -198,15 +218,18 @@ class StreamOrder:
                     f"{self._rank} fails: {error}; this process can use it no more"
                 ) from error
 
-    def ended(self) -> bool:
-        """Whether all calls are known to have ended and none was captured; does not wait."""
+    def ended(self, *, replays: bool = True) -> bool:
+        """Whether all calls are known to have ended; does not wait.
+
+        With ``replays`` they have not once any was captured.
+        """
         last, end, stream = self._last, self._end, self.stream
-        if self._replayed:
+        if replays and self._replayed:
             return False
         if last is None and end is None and stream is None:
             return True
         try:
-            with on(self._ordinal) as cuda, outside_capture():
+            with on(self.ordinal) as cuda, outside_capture():
                 if last is not None and self.marking:
                     return last.done()
                 if end is not None and not end.done():
@@ -232,8 +255,8 @@ class StreamOrder:
 
     def mark(self, stream: int) -> None:
         """Record an event at the end of a stream, behind all calls."""
-        with contextlib.suppress(RuntimeError), on(self._ordinal), outside_capture():
-            self._last = None if waiting_ends_capture(stream) else Event(self._ordinal, stream)
+        with contextlib.suppress(RuntimeError), on(self.ordinal), outside_capture():
+            self._last = None if waiting_ends_capture(stream) else Event(self.ordinal, stream)
 
     def forget(self) -> None:
         """Forget all streams and events."""

@@ -24,7 +24,7 @@ _RANKS = (2, 4, 8)
 _DTYPES = ("bfloat16", "float16", "float32")
 _BYTES = (4 << 10, 256 << 10, 64 << 20)
 _BLOCKS = 128
-_PAIR_WORDS = (64, 128, 256, 512)
+_PAIR_WORDS = (256, 512)
 _UNMAPPED = frozenset[Buffer]()
 
 

@@ -1,0 +1,182 @@
+"""By which kernel a call runs, and when kernels are loaded.
+
+The driver loads a kernel only once all work in flight on the device has ended, and holds back the
+launches of other threads meanwhile. Another communicator's call in flight may wait for a peer that
+waits for this very call. So a kernel is loaded only while no call of another communicator can be
+running; a call that cannot wait for that runs by a generic kernel, which was loaded when the
+communicator was made, and by its own at a later launch that finds the others idle. Calls of the
+same communicator have one order on all ranks: waiting for them is safe.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import weakref
+from collections.abc import Callable
+from threading import Lock
+from typing import Any, Protocol
+
+from ringcoll.cuda.device import Device
+from ringcoll.cuda.streams import waiting_ends_capture
+from ringcoll.errors import LaunchRefused
+from ringcoll.executors.cuda.copy_gates import gate_text
+from ringcoll.executors.cuda.generic import generic_body, generic_texts
+from ringcoll.executors.cuda.loader import Loader
+from ringcoll.executors.cuda.params import Body
+from ringcoll.executors.cuda.point_to_point import standard_pairs_text
+from ringcoll.executors.cuda.stream_order import StreamOrder, others_idle
+from ringcoll.fabric import Fabric
+
+_open: weakref.WeakSet[KernelLoading] = weakref.WeakSet()
+_pending: weakref.WeakSet[GenericLaunch] = weakref.WeakSet()
+_lock = Lock()  # held to change and to list either
+
+
+class Launching(Protocol):
+    """A launch without a stream."""
+
+    def launch(self, stream: int, *addresses: Any) -> None:
+        """Enqueue on a stream of the current device."""
+
+
+class KernelLoading:
+    """Loads the kernels of one rank's communicator."""
+
+    def __init__(
+        self, loader: Loader, device: Device, fabric: Fabric, order: Callable[[], StreamOrder]
+    ) -> None:
+        self.loader, self.device, self._fabric, self.order = loader, device, fabric, order
+        self.capability = device.major, device.minor
+        self._texts: tuple[str, ...] = ()
+        if loader.generic:
+            nranks = fabric.nranks
+            self._texts = (
+                *generic_texts(nranks),
+                standard_pairs_text(nranks),
+                gate_text(nranks),
+            )
+            for text in self._texts:
+                loader.compile_ahead(text, self.capability)
+
+    def open(self) -> None:
+        """Load the kernels that carry every call; behind all that is collective.
+
+        Those that are not compiled yet are left until there is a second communicator.
+        """
+        with _lock:
+            here = [each for each in _open if each.device.ordinal == self.device.ordinal]
+            _open.add(self)
+        for each in (*here, self):
+            each.load_generic(wait=bool(here))
+
+    def load_generic(self, *, wait: bool) -> None:
+        """Load generic kernels, unless another communicator's call may be running."""
+        missing = [text for text in self._texts if not self._has(text)]
+        for text in missing:
+            if wait or self.loader.stored(text, self.capability):
+                concurrent.futures.wait([self.loader.compile_ahead(text, self.capability)])
+        missing = [text for text in missing if self._compiled(text)]
+        if missing and others_idle(self.order()):
+            self._await_own()
+            for text in missing:
+                self._load(text)
+
+    def function(self, text: str, timeout: float, what: str) -> int:
+        """The loaded function of a text; waits while calls of other communicators may run.
+
+        Raises:
+            DeadlineError: they have not ended in time.
+
+        """
+        if not self._has(text):
+            self.loader.compile(text, self.capability)
+            order = self.order()
+            self._fabric.wait(
+                lambda: others_idle(order),
+                deadline=self._fabric.deadline(timeout),
+                describe=lambda: (
+                    f"{what} on rank {self._fabric.rank}: waited {timeout:g} s to load its kernel, "
+                    f"which {self.device} does only when the calls of other communicators have "
+                    f"ended: make a first call of this kind, and synchronize, before calls that "
+                    f"the ranks enqueue in different orders"
+                ),
+                peers=list,
+            )
+            self._await_own()
+        return self._load(text)
+
+    def launch(
+        self, body: Body, made: Callable[[Body, int], Any], timeout: float, what: str
+    ) -> Launching:
+        """The launch of a call, ``made`` from text and words and their function."""
+        if not self._has(body.text) and self._texts and not others_idle(self.order()):
+            generic = generic_body(body, self._fabric.nranks)
+            if generic is not None:
+                if not self._has(generic.text):
+                    self.load_generic(wait=True)
+                if self._has(generic.text):
+                    self.loader.compile_ahead(body.text, self.capability)
+                    return GenericLaunch(self, made(generic, self._load(generic.text)), body, made)
+        found: Launching = made(body, self.function(body.text, timeout, what))
+        return found
+
+    def _has(self, text: str) -> bool:
+        return self.loader.has(text, self.device.ordinal)
+
+    def _compiled(self, text: str) -> bool:
+        found = self.loader.compile_ahead(text, self.capability)
+        return found.done() and found.exception() is None
+
+    def _load(self, text: str) -> int:
+        return self.loader.function(text, self.device.ordinal, self.capability)
+
+    def _await_own(self) -> None:
+        """Wait here for what loading would wait for in the driver, perhaps holding the GIL."""
+        try:
+            self.order().synchronize()
+        except LaunchRefused:  # its stream is being captured: it runs nothing
+            return
+
+
+class GenericLaunch:
+    """A launch by a generic kernel until the call's own is loaded."""
+
+    def __init__(
+        self,
+        loading: KernelLoading,
+        generic: Launching,
+        body: Body,
+        made: Callable[[Body, int], Launching],
+    ) -> None:
+        self._loading, self._launch, self._body, self._made = loading, generic, body, made
+        self._waits = True
+        with _lock:
+            _pending.add(self)
+
+    def launch(self, stream: int, *addresses: Any) -> None:
+        """Enqueue on a stream of the current device."""
+        # A capture keeps the kernel that it has recorded.
+        if self._waits and self._compiled() and not waiting_ends_capture(stream):
+            loading = self._loading
+            if others_idle(loading.order()):
+                loading._await_own()
+                for each in _waiting_on(loading.device.ordinal):
+                    each.load()
+        self._launch.launch(stream, *addresses)
+
+    def _compiled(self) -> bool:
+        return self._loading._compiled(self._body.text)
+
+    def load(self) -> None:
+        """Load the call's own kernel, if it is compiled; no call may be running."""
+        if self._waits and self._compiled():
+            self._launch = self._made(self._body, self._loading._load(self._body.text))
+            self._waits = False
+            with _lock:
+                _pending.discard(self)
+
+
+def _waiting_on(ordinal: int) -> list[GenericLaunch]:
+    """The launches on a device that wait for their own kernels."""
+    with _lock:
+        return [each for each in _pending if each._loading.device.ordinal == ordinal]

@@ -1,0 +1,199 @@
+"""When kernels are loaded, and which kernel carries a call that cannot wait for that."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ringcoll.errors import DeadlineError
+from ringcoll.executors.cuda import loading, stream_order
+from ringcoll.executors.cuda.loading import GenericLaunch, KernelLoading
+from ringcoll.executors.cuda.params import Body, GenericForm
+from ringcoll.executors.cuda.stream_order import StreamOrder
+from tests.gpu.streams import Call
+from tests.gpu.streams import runtime as runtime
+
+BODY = Body("own", ((1, 2, 3),), (0,), 0, 0, generic=GenericForm(0, 0, (4,)))
+HUGE = Body("huge", ((0,) * 5000,), (0,), 0, 0, generic=GenericForm(0, 0, (4,)))
+
+
+class Loader:
+    """Kernels by name; what is compiled is told by the test."""
+
+    generic = True
+
+    def __init__(self) -> None:
+        self.compiling: dict[str, Future[bytes]] = {}
+        self.loaded: list[tuple[str, int]] = []
+
+    def has(self, text, ordinal):
+        return (text, ordinal) in self.loaded
+
+    def stored(self, _text, _capability):
+        return True
+
+    def compile(self, text, capability):
+        self.done(text, self.compile_ahead(text, capability))
+
+    def compile_ahead(self, text, _capability):
+        found = self.compiling.setdefault(text, Future())
+        if text.startswith("#"):  # generic kernels
+            self.done(text, found)
+        return found
+
+    def done(self, text, found=None):
+        found = found or self.compiling[text]
+        if not found.done():
+            found.set_result(b"")
+
+    def function(self, text, ordinal, _capability):
+        assert self.compiling[text].done()
+        if not self.has(text, ordinal):
+            self.loaded.append((text, ordinal))
+        return self.loaded.index((text, ordinal))
+
+
+class Launch:
+    """Remembers its kernel."""
+
+    def __init__(self, body, function):
+        self.body, self.function, self.launched = body, function, 0
+
+    def launch(self, _stream, *_addresses):
+        self.launched += 1
+
+
+class Fabric:
+    rank, nranks = 0, 2
+
+    def deadline(self, timeout):
+        return timeout
+
+    def wait(self, ready, *, deadline, describe, peers):
+        for _ in range(int(deadline)):
+            if ready():
+                return
+        raise DeadlineError(describe())
+
+
+@pytest.fixture
+def made(runtime, monkeypatch):
+    """Communicators of one device, each with its stream order."""
+    monkeypatch.setattr(loading, "_open", type(loading._open)())
+    monkeypatch.setattr(loading, "_pending", type(loading._pending)())
+    monkeypatch.setattr(stream_order, "_all", type(stream_order._all)())
+    monkeypatch.setattr(runtime, "setDevice", lambda _ordinal: None)
+    loader: Any = Loader()
+    fabric: Any = Fabric()
+    kept: list[KernelLoading] = []
+
+    def make(ordinal=0):
+        order = StreamOrder(ordinal, "rank 0")
+        device: Any = SimpleNamespace(ordinal=ordinal, major=9, minor=0)
+        found = KernelLoading(loader, device, fabric, lambda: order)
+        found.open()
+        kept.append(found)
+        return found, order
+
+    return SimpleNamespace(make=make, loader=loader, runtime=runtime)
+
+
+def texts(loader):
+    return [text if len(text) < 10 else "generic" for text, _ in loader.loaded]
+
+
+def test_generic_kernels_are_loaded_once_for_a_number_of_ranks(made):
+    made.make()
+    assert texts(made.loader) == ["generic"] * 5
+    made.make()
+    assert len(made.loader.loaded) == 5
+    made.make(ordinal=1)
+    assert len(made.loader.loaded) == 10
+
+
+def test_a_call_alone_runs_by_its_own_kernel(made):
+    kernels, order = made.make()
+    order.switch_to(7)
+    made.runtime.busy = {7}  # its own communicator's calls have one order on all ranks
+    found = kernels.launch(BODY, Launch, 9.0, "all_reduce")
+    assert found.body is BODY and texts(made.loader)[5:] == ["own"]
+
+
+def test_beside_another_call_the_generic_kernel_runs_until_that_has_ended(made):
+    (first, _), (_, other) = made.make(), made.make()
+    other.switch_to(8)
+    made.runtime.busy = {8}
+    found = first.launch(BODY, Launch, 9.0, "all_reduce")
+    assert isinstance(found, GenericLaunch)
+    found.launch(7)
+    generic: Any = found._launch
+    assert (generic.launched, generic.body.programs) == (1, (0,))
+    assert generic.body.words[0][:3] == (1, 2, 3) and generic.body.words[0][-1] == 4
+    made.runtime.busy = set()
+    found.launch(7)  # idle, but its own kernel is not compiled yet
+    assert (generic.launched, texts(made.loader)[5:]) == (2, [])
+    made.loader.done("own")
+    made.runtime.busy = {8}
+    found.launch(7)
+    assert generic.launched == 3
+    made.runtime.busy = set()
+    made.runtime.capture(7)
+    found.launch(7)  # a capture keeps what it records
+    assert generic.launched == 4
+    made.runtime.captured.clear()
+    found.launch(7)
+    own: Any = found._launch
+    assert (generic.launched, own.body, own.launched) == (4, BODY, 1)
+    assert texts(made.loader)[5:] == ["own"]
+    made.runtime.busy = {8}
+    assert not isinstance(first.launch(BODY, Launch, 9.0, "all_reduce"), GenericLaunch)
+
+
+def test_all_kernels_that_wait_are_loaded_when_nothing_runs(made):
+    (first, _), (second, _), (_, other) = made.make(), made.make(), made.make()
+    other.switch_to(8)
+    made.runtime.busy = {8}
+    one = first.launch(BODY, Launch, 9.0, "all_reduce")
+    two = second.launch(
+        Body("two", *(BODY.words, BODY.programs, 0, 0), generic=BODY.generic), Launch, 9.0, "reduce"
+    )
+    for text in ("own", "two"):
+        made.loader.done(text)
+    made.runtime.busy = set()
+    one.launch(7)
+    assert sorted(texts(made.loader)[5:]) == ["own", "two"]
+    made.runtime.busy = {7, 8}
+    two.launch(9)
+    assert two._launch.body.text == "two"
+
+
+def test_calls_of_another_device_do_not_count(made):
+    (first, _), (_, other) = made.make(), made.make(ordinal=1)
+    other.switch_to(8)
+    made.runtime.busy = {8}
+    assert first.launch(BODY, Launch, 9.0, "all_reduce").body is BODY
+
+
+def test_what_no_generic_kernel_carries_waits_with_a_deadline(made):
+    (first, _), (_, other) = made.make(), made.make()
+    other.switch_to(8)
+    made.runtime.busy = {8}
+    with pytest.raises(DeadlineError, match=r"reduce on rank 0: waited 3 s to load .*synchronize"):
+        first.launch(HUGE, Launch, 3.0, "reduce")
+    with pytest.raises(DeadlineError, match="send and recv on rank 0"):
+        first.function("pairs", 3.0, "send and recv")
+    made.runtime.busy = set()
+    assert first.launch(HUGE, Launch, 3.0, "reduce").body is HUGE
+
+
+def test_a_captured_call_counts_while_its_stream_is_busy(made):
+    (first, _), (_, other) = made.make(), made.make()
+    made.runtime.capture(8)
+    other.switch_to(8)
+    other.release(Call(8, owned=True))
+    assert isinstance(first.launch(BODY, Launch, 9.0, "all_reduce"), GenericLaunch)
+    made.runtime.captured.clear()
+    assert first.launch(BODY, Launch, 9.0, "all_reduce").body is BODY
