@@ -89,11 +89,11 @@ def test_a_control_call_against_a_data_call_is_a_mismatch(places, name, data, la
 
 def _into_root(name, count, protocol):
     def call(comm, odd):
-        x = comm.xp.ones(count, "int32" if odd and name == "gather" else "float32")
         if name == "gather":
-            y = comm.xp.zeros(2 * count, "float32") if comm.rank == 0 else None
+            x = comm.xp.ones(count, "int32" if odd else "float32")
+            y = comm.xp.zeros(2 * count, x.dtype) if comm.rank == 0 else None
             return comm.gather(x, y, root=0, protocol=protocol)
-        op = "max" if odd else "sum"
+        x, op = comm.xp.ones(count, "float32"), "max" if odd else "sum"
         y = comm.xp.zeros(count, "float32") if comm.rank == 0 else None
         return comm.reduce(x, y, root=0, op=op, protocol=protocol)
 
