@@ -240,20 +240,21 @@ class Fabric(ABC):
         statuses = self._statuses().items()
         return tuple(sorted(r for r, status in statuses if status.lost and r != self.rank))
 
-    def left(self) -> list[int]:
-        """The other ranks that have left and whose kernels have all ended.
+    def left(self) -> dict[int, bool]:
+        """The other ranks that have left and whose kernels have all ended; whether for good.
 
-        A process that exits without closing may leave kernels behind, until it is gone.
+        A process that exits without closing may leave kernels behind, until it is gone. A rank
+        whose thread has ended may go on in a new one.
         """
-        return [
-            rank
+        return {
+            rank: not self.threads or status.state is State.CLOSED
             for rank, status in self._statuses().items()
             if rank != self.rank
             and (
                 status.state is State.CLOSED
                 or (status.state is State.EXITED and (self.threads or bool(status.death)))
             )
-        ]
+        }
 
     def departure(self, rank: int) -> RankLostError:
         """The error of a call that needs a rank of :meth:`left`."""

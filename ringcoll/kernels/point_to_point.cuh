@@ -25,13 +25,15 @@ using simple::Runner;
 using simple::Share;
 using simple::Shared;
 
+constexpr u64 GONE_NS = 250'000'000;
+
 // One CUDA block of a half.
 struct Half : Call {
     u32 peer, calls, mine, blocks;
     bool sends;
     u64 sequence, inbound, outbound;
     u32 signature, record;
-    bool left;  // whether the peer had left when a wait last looked
+    u64 left_since;  // ns; when a wait found that the peer had left; 0: it is here
 
     RC_DEVICE Half(const Args& a, const Local& l, const u64* words, u32 block)
         : Call(a, l, 0),
@@ -45,7 +47,7 @@ struct Half : Call {
           outbound(words[3]),
           signature(0),
           record(0),
-          left(false) {
+          left_since(0) {
         if (sequence != 0) epoch = ld_relaxed_sys_u64(sequence + mine * 8);
     }
 
@@ -116,11 +118,13 @@ struct Half : Call {
             fail(ABORTED, more);
             return true;
         }
-        // What a peer sent before it left has come since the check that found it gone.
-        const bool before = left;
-        left = ld_relaxed_sys_u32(local.report + LEFT_RANKS + peer * 4) != 0;
-        if (!(before && left) && time - began < args.timeout) return false;
-        fail(before && left ? LEFT : EXPIRED, more);
+        // What a peer sent before it left has come since a check found it gone; and the host, which
+        // looks every 100 ms, has had time to find that it goes on in a new thread.
+        const bool here = ld_relaxed_sys_u32(local.report + LEFT_RANKS + peer * 4) == 0;
+        if (here || left_since == 0) left_since = here ? 0 : time;
+        const bool left = left_since != 0 && time - left_since > GONE_NS;
+        if (!left && time - began < args.timeout) return false;
+        fail(left ? LEFT : EXPIRED, more);
         return true;
     }
 

@@ -38,7 +38,8 @@ struct Report {
     u32 launch;  // the peer's, if it made another call
     u32 abort;   // stored by the host: give up
     u32 mine;    // this rank's own launch of the call
-    // Stored by the host when a rank has left: 1 + the last call that it entered.
+    // Stored by the host when a rank has left: 1 + the last call that it entered. All bits: it has
+    // entered all calls of this rank, but makes no more sends and receives.
     u32 left[RC_RANKS];
 };
 constexpr u64 LEFT_RANKS = 32;  // offset of `left`

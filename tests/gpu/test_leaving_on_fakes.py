@@ -140,6 +140,40 @@ def test_a_thread_may_end_before_its_calls_have_run(run, gpus, array):
     assert run(APART, work) == {}
 
 
+@pytest.mark.parametrize("message", [False, True], ids=["collective", "message"])
+def test_threads_of_one_phase_may_end_before_the_next(gpus, array, message):
+    """A thread whose calls end late, and new threads at once, of which one is late."""
+    comms = ringcoll.init_all(APART, device="cuda", timeout=60)
+    done, seen = threading.Event(), []
+
+    def phase(comm, number):
+        gpus.current.ptr = comm.rank + 1
+        with FakeDevice(gpus, ordinal(comm)):
+            if number and comm.rank:
+                threading.Event().wait(1.6)
+            x = array(comm, SMALL)
+            if not number and comm.rank == 0:
+                gpus.give(comm.rank + 1, lambda: done.wait(2.5))
+            if message and comm.rank < 2:
+                comm.send(x, 1) if comm.rank == 0 else comm.recv(x, 0)
+                comm.recv(x, 1) if comm.rank == 0 else comm.send(x, 0)
+            elif not message:
+                comm.broadcast(x, root=1)
+            comm.synchronize()
+            seen.append(comm.rank)
+
+    for number in range(2):
+        threads = [threading.Thread(target=phase, args=(comm, number)) for comm in comms]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert sorted(seen) == [0, 0, 1, 1, 2, 2]
+    for comm in comms:
+        comm.check()
+    close(comms)
+
+
 @pytest.mark.parametrize("later", [0, 1], ids=["control second", "data second"])
 @pytest.mark.parametrize(
     ("name", "data", "places"),

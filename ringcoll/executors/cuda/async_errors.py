@@ -10,8 +10,9 @@ from __future__ import annotations
 import logging
 import struct
 import threading
+import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
@@ -28,6 +29,7 @@ from ringcoll.executors.cuda.ll import batches
 from ringcoll.executors.cuda.ll_layout import LANES, LLLayout
 from ringcoll.executors.cuda.reports import (
     LEFT,
+    LEFT_PAIR,
     LEFT_RANKS,
     MISMATCH,
     RELAYED,
@@ -49,6 +51,10 @@ _EVERY = 0.1
 """Seconds between checks; a kernel that waits for a dead rank aborts within twice that."""
 
 
+_UNTIL_DECLARED = 0.3
+"""Seconds for a rank whose kernel has failed to declare why: its watchdog does so by then."""
+
+
 class AsyncErrors:
     """The asynchronous errors of one rank; closing them closes ``hellos``."""
 
@@ -60,8 +66,10 @@ class AsyncErrors:
         self._prepared: dict[int, CudaCall] = {}  # by slot of its record
         self._partial = False  # whether calls were made that end before their hellos are compared
         self._mismatch: Report | None = None
-        self._left: dict[int, int] = {}  # ranks that have left: the last call that each entered
+        self._left: dict[int, int] = {}  # ranks that had left: the last call that each entered
+        self._words: dict[int, int] = {}  # what kernels know of them
         self._found: Error | None = None  # by the watchdog
+        self._searched = False  # whether the cause of a relayed failure was waited for
         self.last: CudaCall | None = None
         self.pair_timeout = 0.0
 
@@ -81,6 +89,24 @@ class AsyncErrors:
         report = read(self._report.host)
         if report is None or self._found is not None:
             return self._found
+        cause = self._cause(report)
+        if cause is not None:
+            return cause
+        if report.kind != MISMATCH and self._mismatch is None:
+            # Ranks may wait for each other because they make different calls.
+            with suppress(runtime().CUDARuntimeError):
+                self._mismatch = self._hellos.find_mismatch()
+        until = time.monotonic() + _UNTIL_DECLARED
+        while report.kind in RELAYED and self._mismatch is None and not self._searched:
+            time.sleep(0.005)
+            cause = self._cause(report)
+            if cause is not None:
+                return cause
+            self._searched = time.monotonic() > until
+        return self._error(self._mismatch or report)
+
+    def _cause(self, report: Report) -> Error | None:
+        """A rank that has left, died or aborted, if that has ended the kernel."""
         lost = self._departed(report)
         if lost is not None:
             return self._departure(report, lost)
@@ -89,23 +115,30 @@ class AsyncErrors:
                 self._fabric.check_peers(None)  # its error names the rank that died or aborted
             except Error as cause:
                 return cause
-        if report.kind != MISMATCH and self._mismatch is None:
-            # Ranks may wait for each other because they make different calls.
-            with suppress(runtime().CUDARuntimeError):
-                self._mismatch = self._hellos.find_mismatch()
-        return self._error(self._mismatch or report)
+        return None
 
     # -- ranks that have left or are in a control call ---------------------------------------
 
-    def watch_departures(self) -> None:
-        """Let kernels know which ranks have left, and after which call."""
-        new = [rank for rank in self._fabric.left() if rank not in self._left]
-        if not new:
+    def watch_departures(self, ended: Callable[[], bool]) -> None:
+        """Let kernels know which ranks have left, and after which call.
+
+        Of a rank that may go on in a new thread they know only while this rank has calls that it
+        has not made, or for sends and receives, calls that have not ended.
+        """
+        left = self._fabric.left()
+        if not left and not self._words:
             return
         newest = self._hellos.newest()  # read after they had left: no more can come
-        for rank in new:
-            self._left[rank] = newest[rank][0]
-            struct.pack_into("<I", self._report.host, LEFT_RANKS + 4 * rank, 1 + newest[rank][0])
+        words = {}
+        for rank, for_good in left.items():
+            last = self._left[rank] = newest[rank][0]
+            if for_good or last < newest[self._rank][0]:
+                words[rank] = 1 + last
+            elif not ended():
+                words[rank] = LEFT_PAIR
+        for rank in self._words.keys() | words:
+            struct.pack_into("<I", self._report.host, LEFT_RANKS + 4 * rank, words.get(rank, 0))
+        self._words = words
 
     def _departed(self, report: Report) -> int | None:
         """The rank that has left without making the call of a report."""
@@ -113,7 +146,8 @@ class AsyncErrors:
             return report.peer if report.peer in self._left else None
         if report.kind not in RELAYED:
             return None
-        return next((r for r, last in self._left.items() if last < report.epoch), None)
+        left = self._fabric.left()
+        return next((r for r in left if self._left.get(r, report.epoch) < report.epoch), None)
 
     def _departure(self, report: Report, rank: int) -> RankLostError:
         mine = self._shared_state.recorded(self._rank, report.own)
@@ -273,6 +307,8 @@ def _check_often(
             error = cause
         if error is not None:
             _log.error("rank %d: %s", fabric.rank, error)
+            if type(error) is RankLostError:  # whose cause others may not know yet
+                fabric.abort(str(error), error=RankLostError)
             known.give_up(error)
             return
         del known

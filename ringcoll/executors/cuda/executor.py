@@ -389,7 +389,7 @@ class CudaExecutor:
 
     def watch(self) -> Error | None:
         """Let kernels know which ranks have left; an error that is known by now."""
-        self.async_errors.watch_departures()
+        self.async_errors.watch_departures(self.stream_order.ended)
         error = self.async_errors.control_mismatch(self.running) if self.in_order else None
         return error or self.failure()
 

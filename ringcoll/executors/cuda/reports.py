@@ -21,6 +21,8 @@ ABORT = 24
 """Offset of the word by which the host aborts kernels."""
 LEFT_RANKS = 32
 """Offset of a word for each rank: 1 + the last call that it entered, once it has left."""
+LEFT_PAIR = 0xFFFFFFFF
+"""The word of a rank that has left and has entered all calls that this one has."""
 
 
 @dataclass(frozen=True, slots=True)
