@@ -305,6 +305,8 @@ def _check_often(
             error: Error | None = known.watch()
         except Error as cause:
             error = cause
+        except runtime().CUDARuntimeError:  # the device fails, as the next call finds
+            error = None
         if error is not None:
             _log.error("rank %d: %s", fabric.rank, error)
             if type(error) is RankLostError:  # whose cause others may not know yet

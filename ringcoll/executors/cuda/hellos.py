@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from ringcoll.cuda.device import on
 from ringcoll.cuda.memory import host_mapped
+from ringcoll.cuda.streams import outside_capture
 from ringcoll.executors.cuda.reports import HELLO, MISMATCH, Report
 from ringcoll.executors.cuda.workspace import HELLO_SLOTS, HELLO_STRIDE, HELLOS, Workspace
 
@@ -42,7 +43,7 @@ class Hellos:
         return newest(self._read(), self._nranks)
 
     def _read(self) -> bytes:
-        with self._lock, on(self._ordinal) as cuda:
+        with self._lock, on(self._ordinal) as cuda, outside_capture():
             target = np.frombuffer(self._copy.host, np.uint32)
             kind = cuda.memcpyDeviceToHost
             cuda.memcpyAsync(target.ctypes.data, self._source, self._nbytes, kind, self._stream)
