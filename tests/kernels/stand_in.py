@@ -1,4 +1,4 @@
-"""The kernels' own source on a CPU: g++ compiles it, a CUDA thread is an OS thread."""
+"""The kernels' own source on a CPU: g++ compiles it, threads.hpp runs its CUDA threads."""
 
 from __future__ import annotations
 
