@@ -191,8 +191,8 @@ class NodesState(RankState):
         )
 
     def _load(self, text: str) -> int:
-        device = self.device
-        return self.loader.function(text, device.ordinal, (device.major, device.minor))
+        where = f"a call across nodes on rank {self.fabric.rank}"
+        return self.inside.cuda.kernels.function(text, self.fabric.timeout, where)
 
     def _child(self, fabric: Fabric, ranks: Sequence[int], config: Config) -> RankState:
         if fabric.nodes:

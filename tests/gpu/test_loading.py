@@ -90,10 +90,10 @@ def made(runtime, monkeypatch):
     fabric: Any = Fabric()
     kept: list[KernelLoading] = []
 
-    def make(ordinal=0):
+    def make(ordinal=0, alone=True):
         order = StreamOrder(ordinal, "rank 0")
         device: Any = SimpleNamespace(ordinal=ordinal, major=9, minor=0)
-        found = KernelLoading(loader, device, fabric, lambda: order)
+        found = KernelLoading(loader, device, fabric, lambda: order, alone=alone)
         found.open()
         kept.append(found)
         return found, order
@@ -112,13 +112,15 @@ def test_generic_kernels_are_loaded_once_for_a_number_of_ranks(made):
     assert len(made.loader.loaded) == 5
     made.make(ordinal=1)
     assert len(made.loader.loaded) == 10
+    made.make(ordinal=2, alone=False)  # a launch of several ranks: no generic kernel carries it
+    assert len(made.loader.loaded) == 10
 
 
 def test_a_call_alone_runs_by_its_own_kernel(made):
     kernels, order = made.make()
     order.switch_to(7)
     made.runtime.busy = {7}  # its own communicator's calls have one order on all ranks
-    found = kernels.launch(BODY, Launch, 9.0, "all_reduce")
+    found = kernels.launch(BODY, Launch, 9.0, "all_reduce on rank 0")
     assert found.body is BODY and texts(made.loader)[5:] == ["own"]
 
 
@@ -126,7 +128,7 @@ def test_beside_another_call_the_generic_kernel_runs_until_that_has_ended(made):
     (first, _), (_, other) = made.make(), made.make()
     other.switch_to(8)
     made.runtime.busy = {8}
-    found = first.launch(BODY, Launch, 9.0, "all_reduce")
+    found = first.launch(BODY, Launch, 9.0, "all_reduce on rank 0")
     assert isinstance(found, GenericLaunch)
     found.launch(7)
     generic: Any = found._launch
@@ -149,14 +151,14 @@ def test_beside_another_call_the_generic_kernel_runs_until_that_has_ended(made):
     assert (generic.launched, own.body, own.launched) == (4, BODY, 1)
     assert texts(made.loader)[5:] == ["own"]
     made.runtime.busy = {8}
-    assert not isinstance(first.launch(BODY, Launch, 9.0, "all_reduce"), GenericLaunch)
+    assert not isinstance(first.launch(BODY, Launch, 9.0, "all_reduce on rank 0"), GenericLaunch)
 
 
 def test_all_kernels_that_wait_are_loaded_when_nothing_runs(made):
     (first, _), (second, _), (_, other) = made.make(), made.make(), made.make()
     other.switch_to(8)
     made.runtime.busy = {8}
-    one = first.launch(BODY, Launch, 9.0, "all_reduce")
+    one = first.launch(BODY, Launch, 9.0, "all_reduce on rank 0")
     two = second.launch(
         Body("two", *(BODY.words, BODY.programs, 0, 0), generic=BODY.generic), Launch, 9.0, "reduce"
     )
@@ -174,7 +176,7 @@ def test_calls_of_another_device_do_not_count(made):
     (first, _), (_, other) = made.make(), made.make(ordinal=1)
     other.switch_to(8)
     made.runtime.busy = {8}
-    assert first.launch(BODY, Launch, 9.0, "all_reduce").body is BODY
+    assert first.launch(BODY, Launch, 9.0, "all_reduce on rank 0").body is BODY
 
 
 def test_what_no_generic_kernel_carries_waits_with_a_deadline(made):
@@ -182,11 +184,11 @@ def test_what_no_generic_kernel_carries_waits_with_a_deadline(made):
     other.switch_to(8)
     made.runtime.busy = {8}
     with pytest.raises(DeadlineError, match=r"reduce on rank 0: waited 3 s to load .*synchronize"):
-        first.launch(HUGE, Launch, 3.0, "reduce")
+        first.launch(HUGE, Launch, 3.0, "reduce on rank 0")
     with pytest.raises(DeadlineError, match="send and recv on rank 0"):
-        first.function("pairs", 3.0, "send and recv")
+        first.function("pairs", 3.0, "send and recv on rank 0")
     made.runtime.busy = set()
-    assert first.launch(HUGE, Launch, 3.0, "reduce").body is HUGE
+    assert first.launch(HUGE, Launch, 3.0, "reduce on rank 0").body is HUGE
 
 
 def test_a_captured_call_counts_while_its_stream_is_busy(made):
@@ -194,6 +196,6 @@ def test_a_captured_call_counts_while_its_stream_is_busy(made):
     made.runtime.capture(8)
     other.switch_to(8)
     other.release(Call(8, owned=True))
-    assert isinstance(first.launch(BODY, Launch, 9.0, "all_reduce"), GenericLaunch)
+    assert isinstance(first.launch(BODY, Launch, 9.0, "all_reduce on rank 0"), GenericLaunch)
     made.runtime.captured.clear()
-    assert first.launch(BODY, Launch, 9.0, "all_reduce").body is BODY
+    assert first.launch(BODY, Launch, 9.0, "all_reduce on rank 0").body is BODY

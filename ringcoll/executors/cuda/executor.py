@@ -111,7 +111,13 @@ class CudaExecutor:
             self.streams.warm(copies[self.rank], [pointer + 256 for pointer in copies])
             self.shared_launch, self.resources = self._group_by_device()
             self.stream_order.communicator = self.shared_launch
-            self.kernels = KernelLoading(loader, device, fabric, lambda: self.stream_order)
+            self.kernels = KernelLoading(
+                loader,
+                device,
+                fabric,
+                lambda: self.stream_order,
+                alone=len(self.shared_launch.ranks) == 1,
+            )
             made.pop_all()
 
     def _group_by_device(self) -> tuple[SharedLaunch[StreamCall], Resources]:
@@ -222,7 +228,7 @@ class CudaExecutor:
     def _launchable(self, calls: Sequence[CudaCall]) -> Launching:
         """The launch of one rank, or of all that share the device."""
         ready = calls[0]
-        choice, what = ready.choice, ready.call.collective
+        choice, where = ready.choice, f"{ready.call.collective} on rank {self.rank}"
         local = tuple(each.at for each in calls)
         header = Header(
             ready.timeout,
@@ -232,7 +238,7 @@ class CudaExecutor:
             choice.replicas,
         )
         if choice.engine == "copy":
-            load = partial(self.kernels.function, timeout=ready.timeout, what=what)
+            load = partial(self.kernels.function, timeout=ready.timeout, where=where)
             return copy_launch(
                 choice, ready.call, header, self.workspace, local, load, self.streams
             )
@@ -243,7 +249,7 @@ class CudaExecutor:
             return Launchable(function, choice.blocks, len(local), threads, parameter, places)
 
         body = body_of(choice, ready.call, self.workspace, local)
-        return self.kernels.launch(body, made, ready.timeout, what)
+        return self.kernels.launch(body, made, ready.timeout, where)
 
     def run(
         self,

@@ -43,12 +43,19 @@ class KernelLoading:
     """Loads the kernels of one rank's communicator."""
 
     def __init__(
-        self, loader: Loader, device: Device, fabric: Fabric, order: Callable[[], StreamOrder]
+        self,
+        loader: Loader,
+        device: Device,
+        fabric: Fabric,
+        order: Callable[[], StreamOrder],
+        *,
+        alone: bool,
     ) -> None:
+        """``alone``: no other rank of the communicator shares the device and the launches."""
         self.loader, self.device, self._fabric, self.order = loader, device, fabric, order
         self.capability = device.major, device.minor
         self._texts: tuple[str, ...] = ()
-        if loader.generic:
+        if loader.generic and alone:
             nranks = fabric.nranks
             self._texts = (
                 *generic_texts(nranks),
@@ -81,7 +88,7 @@ class KernelLoading:
             for text in missing:
                 self._load(text)
 
-    def function(self, text: str, timeout: float, what: str) -> int:
+    def function(self, text: str, timeout: float, where: str) -> int:
         """The loaded function of a text; waits while calls of other communicators may run.
 
         Raises:
@@ -95,7 +102,7 @@ class KernelLoading:
                 lambda: others_idle(order),
                 deadline=self._fabric.deadline(timeout),
                 describe=lambda: (
-                    f"{what} on rank {self._fabric.rank}: waited {timeout:g} s to load its kernel, "
+                    f"{where}: waited {timeout:g} s to load its kernel, "
                     f"which {self.device} does only when the calls of other communicators have "
                     f"ended: make a first call of this kind, and synchronize, before calls that "
                     f"the ranks enqueue in different orders"
@@ -106,7 +113,7 @@ class KernelLoading:
         return self._load(text)
 
     def launch(
-        self, body: Body, made: Callable[[Body, int], Any], timeout: float, what: str
+        self, body: Body, made: Callable[[Body, int], Any], timeout: float, where: str
     ) -> Launching:
         """The launch of a call, ``made`` from text and words and their function."""
         if not self._has(body.text) and self._texts and not others_idle(self.order()):
@@ -117,7 +124,7 @@ class KernelLoading:
                 if self._has(generic.text):
                     self.loader.compile_ahead(body.text, self.capability)
                     return GenericLaunch(self, made(generic, self._load(generic.text)), body, made)
-        found: Launching = made(body, self.function(body.text, timeout, what))
+        found: Launching = made(body, self.function(body.text, timeout, where))
         return found
 
     def _has(self, text: str) -> bool:

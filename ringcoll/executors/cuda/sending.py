@@ -179,7 +179,9 @@ class CudaPairs:
         body = pairs_body(executor.workspace, local, halves, blocks)
         header = Header(timeout, 0, False, False, executor.workspace.replicas)
         parameter = pack(body, header, executor.workspace.progress, local)
-        function = executor.kernels.function(body.text, timeout, "send and recv")
+        function = executor.kernels.function(
+            body.text, timeout, f"send and recv on rank {self.rank}"
+        )
         grid = max(1, *map(sum, blocks))
         return Launchable(function, grid, len(local), THREADS, parameter), records
 

@@ -10,6 +10,7 @@ from ringcoll.collectives import COLLECTIVES
 from ringcoll.dtypes import dtype_of, op_of
 from ringcoll.executors.cuda.choose import choose
 from ringcoll.executors.cuda.copy_gates import gate_text
+from ringcoll.executors.cuda.generic import generic_texts
 from ringcoll.executors.cuda.kernel_choice import body_of
 from ringcoll.executors.cuda.limits import KernelOptions, Resources
 from ringcoll.executors.cuda.params import Addresses, Body
@@ -31,12 +32,14 @@ _UNMAPPED = frozenset[Buffer]()
 def standard_sources() -> list[str]:
     """Source texts, each once, for 2, 4 and 8 ranks on a GPU each.
 
-    Sums of the common floats, copies, copy gates, sends and receives, and staging between nodes.
+    Sums of the common floats, copies, generic kernels, copy gates, sends and receives, and staging
+    between nodes.
     """
     bodies = (body.text for body in _bodies())
     pairs = (pairs_text(nranks, 1, words) for nranks, words in product(_RANKS, _PAIR_WORDS))
     between = (staging_text(), *_folds())
-    return list(dict.fromkeys((*bodies, *map(gate_text, _RANKS), *pairs, *between)))
+    generic = (text for nranks in _RANKS for text in generic_texts(nranks))
+    return list(dict.fromkeys((*bodies, *generic, *map(gate_text, _RANKS), *pairs, *between)))
 
 
 def _folds() -> Iterator[str]:
