@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from ringcoll.collectives import Collective
@@ -74,6 +74,15 @@ class Program:
     scratch: int
     slots: int
     heard: tuple[int, ...]
+    _hash: int = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        parts = self.collective, self.programs, self.scratch, self.slots, self.heard
+        object.__setattr__(self, "_hash", hash(parts))
+
+    def __hash__(self) -> int:
+        """Computed once: what follows from a program is kept by it."""
+        return self._hash
 
     @property
     def total(self) -> bool:

@@ -143,7 +143,7 @@ class Launch:
 
     def launch(self, stream: int, addresses: tuple[int, ...] = ()) -> None:
         self.parameter.fill(addresses)
-        packed = self.parameter.memory.raw
+        packed = self.parameter.words.tobytes()
         held = ctypes.create_string_buffer(packed, len(packed))
         kernel = library(self.text)
         if kernel.args_bytes() != len(packed):

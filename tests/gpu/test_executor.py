@@ -60,7 +60,7 @@ def texts(monkeypatch) -> Texts:
 
         def launch(self, _stream: int, addresses: tuple[int, ...]) -> None:
             self.parameter.fill(addresses)
-            self.kernel.launch(self.parameter.memory, *self.grid, 1)
+            self.kernel.launch(ctypes.c_void_p(self.parameter.address), *self.grid, 1)
 
     monkeypatch.setattr(executing, "Launchable", Launchable)
     return found

@@ -7,8 +7,9 @@ another: their lines are polled together. See ``kernels/ll.cuh``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from ringcoll.dtypes import DType, ReduceOp
 from ringcoll.encode import Program, Row
@@ -57,6 +58,7 @@ class Batch:
         return self.rows * (1 + len(self.srcs) + len(self.dsts) + owners)
 
 
+@lru_cache(maxsize=1024)
 def batches(
     program: Program, rank: int, ll_layout: LLLayout, *, scales: bool = False
 ) -> tuple[Batch, ...]:
@@ -127,8 +129,14 @@ def _storage_of(chunk: Chunk, label: Label, dtype: DType) -> Storage:
 
 def _slot_bytes(program: Program, layout: Layout, ll_layout: LLLayout) -> int:
     """Bytes of a SCRATCH chunk in lines, for the widest type that the program keeps there."""
-    kinds = {
-        _storage_of(chunk, label, ll_layout.dtype)
+    return ll_layout.nbytes(layout, _storages(program, ll_layout.dtype))
+
+
+@lru_cache(maxsize=512)
+def _storages(program: Program, dtype: DType) -> frozenset[Storage]:
+    """How chunks are stored."""
+    return frozenset(
+        _storage_of(chunk, label, dtype)
         for block in program.programs
         for row in block.rows
         for chunk, label in zip(
@@ -136,8 +144,7 @@ def _slot_bytes(program: Program, layout: Layout, ll_layout: LLLayout) -> int:
             (*row.labels.srcs, *(row.labels.dst for _ in row.dsts)),
             strict=True,
         )
-    }
-    return ll_layout.nbytes(layout, kinds)
+    )
 
 
 def ll_scratch_bytes(program: Program, layout: Layout, ll_layout: LLLayout) -> int:
@@ -170,14 +177,17 @@ def ll_body(
     words = padded(
         [_words(program, layout, ll_layout, workspace, at, scales=scales) for at in local]
     )
-    whole = all(_whole(program, layout, ll_layout, workspace, at) for at in local)
-    constants = {
-        "RANKS": program.collective.nranks,
-        "LOCAL": len(local),
-        "WORDS": len(words[0]),
-        "WHOLE": int(whole),
-        "LANES": lanes,
-    }
+    whole = all(
+        _whole(program, at.rank, own, dtype.itemsize, scales=scales)
+        for at, own in zip(local, words, strict=True)
+    )
+    constants = (
+        ("RANKS", program.collective.nranks),
+        ("LOCAL", len(local)),
+        ("WORDS", len(words[0])),
+        ("WHOLE", int(whole)),
+        ("LANES", lanes),
+    )
     text = _text(names_of(dtype, op), constants, programs)
     numbers = tuple(programs.index(found) for found in of_rank)
     compared = compared_ranks(program, local)
@@ -214,25 +224,27 @@ def _words(
     return found
 
 
-def _whole(
-    program: Program, layout: Layout, ll_layout: LLLayout, workspace: Workspace, at: Addresses
-) -> bool:
+def _whole(program: Program, rank: int, words: Sequence[int], item: int, *, scales: bool) -> bool:
     """Whether every chunk in the user's memory begins at 8 bytes and ends with 8 whole ones."""
-    item = ll_layout.dtype.itemsize
-    words = iter(_words(program, layout, ll_layout, workspace, at))
-    for row in _rows(program, at.rank):
-        count = next(words)
+    left = iter(words)
+    for row in _rows(program, rank):
+        count = next(left)
         for chunk in (*row.srcs, *row.dsts):
-            address = next(words)
+            address = next(left)
             if chunk.buffer is not Buffer.SCRATCH and (count * item % 8 or address % 8):
                 return False
+        for _ in row.labels.owners if scales and row.labels.reduces else ():
+            next(left)
     return True
 
 
+@lru_cache(maxsize=512)
 def _text(
-    names: tuple[str, str], constants: Mapping[str, int], programs: Sequence[Sequence[Batch]]
+    names: tuple[str, str],
+    values: tuple[tuple[str, int], ...],
+    programs: tuple[tuple[Batch, ...], ...],
 ) -> str:
-    dtype, op = names
+    (dtype, op), constants = names, dict(values)
     lines = ["using namespace rc::ll;", f"using Type = {dtype};", f"using Op = {op}<Type>;"]
     for number, program in enumerate(programs):
         lines += [

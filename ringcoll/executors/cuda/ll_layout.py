@@ -7,6 +7,7 @@ computes the same.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -59,6 +60,6 @@ class LLLayout:
         lines = -(-words // (2 * self.lanes - 1))
         return -(-lines // 4) * 4 * self.lanes
 
-    def nbytes(self, layout: Layout, storages: set[Storage]) -> int:
+    def nbytes(self, layout: Layout, storages: Collection[Storage]) -> int:
         """Bytes of a SCRATCH chunk that is stored in any of these ways."""
         return self.packs(layout) * max(map(self.lines, storages), default=0) * _PART

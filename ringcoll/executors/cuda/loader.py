@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import InitVar, dataclass, field
+from functools import lru_cache
 from threading import Lock
 from typing import Any
 
@@ -81,6 +82,7 @@ class Loader:
         return pointer
 
 
+@lru_cache(maxsize=1024)
 def _key(text: str, *where: int) -> tuple[object, ...]:
     return *where, hashlib.blake2b(text.encode(), digest_size=16).digest()
 
@@ -148,10 +150,11 @@ class Launchable:
         self._call = driver.launchKernel
         self._before = (self.function, self.blocks, self.locals, 1, self.threads, 1, 1, 0)
         self.parameter = Parameter(packed, places)
-        self._kept = (ctypes.c_void_p * 1)(ctypes.addressof(self.parameter.memory))
+        self._kept = (ctypes.c_void_p * 1)(self.parameter.address)
         self._pointers = ctypes.addressof(self._kept)
 
     def launch(self, stream: int, addresses: tuple[int, ...] = ()) -> None:
         """Enqueue on a stream of the current device; the driver copies the parameter at once."""
-        self.parameter.fill(addresses)
+        if addresses != self.parameter.filled:
+            self.parameter.fill(addresses)
         self._call(*self._before, stream, self._pointers, 0)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import struct
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -173,17 +173,15 @@ class Parameter:
     """The bytes of ``Args`` in memory of their own, with the addresses of the last launch."""
 
     def __init__(self, packed: bytes, places: Places = ()) -> None:
-        self.memory = ctypes.create_string_buffer(packed, len(packed))
-        self._words = memoryview(self.memory).cast("B")[: len(packed) // 8 * 8].cast("Q")
-        self._places = places
-        self._filled: tuple[int, ...] = ()
+        self.words = array("Q", packed)
+        self.address, _ = self.words.buffer_info()
+        self.places = places
+        self.filled: tuple[int, ...] = ()
 
     def fill(self, addresses: tuple[int, ...]) -> None:
         """Write the addresses of a launch; those of a launch before are in no kernel's memory."""
-        if addresses == self._filled:
-            return
-        words = self._words
-        for places, address in zip(self._places, addresses, strict=False):
+        words = self.words
+        for places, address in zip(self.places, addresses, strict=False):
             for place, offset in places:
                 words[place] = address + offset
-        self._filled = addresses
+        self.filled = addresses

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from functools import lru_cache
 
 from ringcoll.arguments.calls import Call
 from ringcoll.collectives import COLLECTIVES
 from ringcoll.executors.cuda.copies import remote_buffers
 from ringcoll.executors.cuda.kernel_choice import KernelChoice
-from ringcoll.plan import Buffer, format_plan
+from ringcoll.plan import Buffer, Plan, format_plan
 from ringcoll.symmetric.device import CudaSymmetricMemory
 
 OFFSET_BITS = 48
@@ -43,7 +44,6 @@ def signature_text(choice: KernelChoice, call: Call, known: tuple[int, int]) -> 
     """The text of a call and of its choice."""
     launch = choice.launch
     mapped = "+".join(sorted(buffer.name for buffer in launch.mapped)) or "nothing"
-    plan = hashlib.blake2b(format_plan(choice.plan).encode(), digest_size=4).hexdigest()
     text = f"by {launch.protocol} slices={launch.slices} mapped={mapped} blocks={choice.blocks}"
     if not launch.mapped and choice.direct is not None:
         text += " dual=all"
@@ -58,4 +58,9 @@ def signature_text(choice: KernelChoice, call: Call, known: tuple[int, int]) -> 
     for name, word in zip(("sendbuf", "recvbuf"), known, strict=True):
         if word:
             text += f" {name}=byte {word & OFFSETS} of symmetric array {word >> OFFSET_BITS}"
-    return f"{call.signature()} {text} plan={plan}"
+    return f"{call.signature()} {text} plan={_digest(choice.plan)}"
+
+
+@lru_cache(maxsize=512)
+def _digest(plan: Plan) -> str:
+    return hashlib.blake2b(format_plan(plan).encode(), digest_size=4).hexdigest()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 
 from ringcoll.dtypes import DTYPES, DType, ReduceOp, dtype_of
 from ringcoll.errors import ArgumentError
@@ -75,6 +76,7 @@ _OPERATIONS = [
 ]
 
 
+@cache
 def elements_word(dtype: DType, op: ReduceOp | None, *, dual: bool = False) -> int:
     """``Elements`` of ``kernels/generic.cuh``: what a launch says of its elements."""
     integers, negative = dtype.category == "int", dtype.numpy.kind == "i"
