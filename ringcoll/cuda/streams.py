@@ -12,7 +12,7 @@ import os
 import sys
 import weakref
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -39,7 +39,7 @@ def stream_of(
     the handle is known, nothing keeps it: the caller may destroy it when the call has returned.
     """
     if stream is None:
-        return _current(like, ordinal)
+        return _current_stream(like, ordinal)
     if isinstance(stream, (int, np.integer)) and not isinstance(stream, bool):
         if stream < 0:
             raise ArgumentError(f"{where}: stream={stream}, wanted a handle of at least 0")
@@ -75,7 +75,7 @@ def _owner(stream: Any) -> object | None:
     return None if foreign else stream
 
 
-def _current(like: Any, ordinal: int | None) -> tuple[int, object | None]:
+def _current_stream(like: Any, ordinal: int | None) -> tuple[int, object | None]:
     torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
     if torch is not None and isinstance(like, torch.Tensor):
         stream = torch.cuda.current_stream(ordinal)
@@ -154,6 +154,51 @@ def _destroy(pid: int, ordinal: int, event: int) -> None:
     if os.getpid() == pid:  # a forked child has no CUDA: to call it there fails or hangs
         with on(ordinal) as cuda:
             cuda.eventDestroy(event)
+
+
+class ReusedEvent:
+    """An event of which CUDA's is used again once this object is garbage: that takes less time.
+
+    A wait that is enqueued already is not affected: it waits for the earlier record.
+    """
+
+    __slots__ = ("_event", "_ordinal", "_unused")
+
+    def __init__(self, ordinal: int, stream: int) -> None:
+        self._ordinal = ordinal
+        # By process: a forked child has no CUDA.
+        self._unused = _unused.setdefault((os.getpid(), ordinal), [])
+        with _current(ordinal) as cuda:
+            try:
+                self._event = self._unused.pop()
+            except IndexError:
+                self._event = cuda.eventCreateWithFlags(cuda.eventDisableTiming)
+            cuda.eventRecord(self._event, stream)
+
+    def __del__(self) -> None:
+        event = getattr(self, "_event", None)
+        if event is not None:
+            self._unused.append(event)
+
+    def done(self) -> bool:
+        """Whether the stream has come so far."""
+        with _current(self._ordinal) as cuda:
+            return bool(cuda.eventQuery(self._event) == 0)
+
+    def order(self, stream: int) -> None:
+        """Make what a stream is given from now on wait for it."""
+        with _current(self._ordinal) as cuda:
+            cuda.streamWaitEvent(stream, self._event, 0)
+
+
+_unused: dict[tuple[int, int], list[int]] = {}
+"""Events to be used again, by process and device."""
+
+
+def _current(ordinal: int) -> AbstractContextManager[Any]:
+    """A context with a device as the current one, in which the runtime is called."""
+    cuda = runtime()
+    return nullcontext(cuda) if cuda.getDevice() == ordinal else on(ordinal)
 
 
 def capture_of(stream: int) -> int:

@@ -1,30 +1,36 @@
-"""An event is destroyed where it was made."""
+"""An event is destroyed, or used again, where it was made."""
 
 # ruff: noqa: N802, N815
 from __future__ import annotations
 
+import gc
 import os
 from contextlib import contextmanager
+from itertools import count
 
 import pytest
 
 from ringcoll.cuda import streams as module
-from ringcoll.cuda.streams import Event
+from ringcoll.cuda.streams import Event, ReusedEvent
 
 
 class Runtime:
-    """Notes which events are destroyed."""
+    """Counts the events that are made, and notes where they are recorded."""
 
     eventDisableTiming = 2
 
     def __init__(self):
-        self.destroyed = []
+        self.numbers, self.recorded, self.device = count(1001), [], 0
+        self.destroyed: list[int] = []
+
+    def getDevice(self):
+        return self.device
 
     def eventCreateWithFlags(self, _flags):
-        return 1001
+        return next(self.numbers)
 
-    def eventRecord(self, _event, _stream):
-        pass
+    def eventRecord(self, event, stream):
+        self.recorded.append((self.device, event, stream))
 
     def eventDestroy(self, event):
         self.destroyed.append(event)
@@ -35,11 +41,37 @@ def runtime(monkeypatch):
     made = Runtime()
 
     @contextmanager
-    def on(_ordinal):
+    def on(ordinal):
+        before, made.device = made.device, ordinal
         yield made
+        made.device = before
 
     monkeypatch.setattr(module, "on", on)
+    monkeypatch.setattr(module, "runtime", lambda: made)
+    monkeypatch.setattr(module, "_unused", {})
     return made
+
+
+def test_an_event_that_nobody_has_is_used_again_on_its_device(runtime):
+    for stream in (7, 8):
+        ReusedEvent(0, stream)
+        gc.collect()
+    kept = ReusedEvent(0, 9)
+    ReusedEvent(0, 10)
+    ReusedEvent(1, 11)
+    assert runtime.recorded == [
+        *((0, 1001, 7), (0, 1001, 8), (0, 1001, 9), (0, 1002, 10)),
+        (1, 1003, 11),
+    ]
+    del kept
+
+
+def test_a_forked_child_uses_none_of_its_parent(runtime, monkeypatch):
+    ReusedEvent(0, 7)
+    gc.collect()
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    ReusedEvent(0, 8)
+    assert runtime.recorded == [(0, 1001, 7), (0, 1002, 8)]
 
 
 def test_an_event_that_nobody_has_is_destroyed(runtime):

@@ -21,7 +21,7 @@ from ringcoll.arguments.calls import Call
 from ringcoll.collectives import COLLECTIVES
 from ringcoll.cuda.device import Device, joined_by_nvlink, on, runtime
 from ringcoll.cuda.memory import host_mapped
-from ringcoll.cuda.streams import Event
+from ringcoll.cuda.streams import ReusedEvent
 from ringcoll.errors import AbortedError, Error, MismatchError, RankLostError
 from ringcoll.executors.contract import Given
 from ringcoll.executors.cuda.async_errors import AsyncErrors
@@ -389,9 +389,9 @@ class CudaExecutor:
         """The ranks without which a call cannot be launched."""
         return [rank for rank in self.shared_launch.ranks if rank != self.rank]
 
-    def record(self, stream: int) -> Event:
+    def record(self, stream: int) -> ReusedEvent:
         """An event at the present end of a stream."""
-        return Event(self.device.ordinal, stream)
+        return ReusedEvent(self.device.ordinal, stream)
 
     def watch(self) -> Error | None:
         """Let kernels know which ranks have left; an error that is known by now."""

@@ -18,7 +18,7 @@ from typing import ClassVar
 
 from ringcoll.arguments.calls import Call
 from ringcoll.cuda.device import Device, on, runtime
-from ringcoll.cuda.streams import Event
+from ringcoll.cuda.streams import ReusedEvent
 from ringcoll.errors import AbortedError, DeadlineError, Error, LaunchRefused, MachineError
 from ringcoll.executors.contract import Executor, Runnable
 from ringcoll.executors.cuda.cuda_call import StreamCall
@@ -234,9 +234,9 @@ class CudaNodesExecutor:
         """No rank: enqueuing waits for none."""
         return []
 
-    def record(self, stream: int) -> Event:
+    def record(self, stream: int) -> ReusedEvent:
         """An event at the present end of a stream."""
-        return Event(self.device.ordinal, stream)
+        return ReusedEvent(self.device.ordinal, stream)
 
     def give_up(self) -> None:
         """End the waits of all streams for the host."""
