@@ -55,10 +55,11 @@ def compile_reduce(
 
     It is called again and again, by one thread at a time. All arrays are flat, of equal length and
     aligned. A destination may be the very memory of a source, also when their types differ in
-    width; it may not overlap one otherwise.
+    width; it may not overlap one otherwise. Between two calls lists may get other arrays, of the
+    same types and lengths, which overlap as those before did.
 
     Args:
-        srcs: raw ones and copies in the element type, partial ones in ``dtype.partial``.
+        srcs: raw ones in the element type, partial ones in ``dtype.partial``; copies are bytes.
         dsts: in the element type if ``final`` or without an operator that combines, else in
             ``dtype.partial``.
         op: None copies one source as it is, whatever it holds.
@@ -74,7 +75,7 @@ def compile_reduce(
     if dsts[0].size == 0:
         return _nothing
     if op is None:
-        return _copy(srcs[0], dsts)
+        return _copy(srcs, dsts)
     direct = dsts[0].dtype == dtype.accumulator and not (final and op.name == "avg")
     loaders: list[_Loader | None] = [None] * len(srcs)
     for k, src in enumerate(srcs):
@@ -97,22 +98,23 @@ def _nothing() -> None:
     """An empty chunk."""
 
 
-def _copy(src: Array, dsts: Sequence[Array]) -> Closure:
+def _copy(srcs: Sequence[Array], dsts: Sequence[Array]) -> Closure:
     # Bytes are copied by memcpy; the element-wise copy of ml_dtypes' types is not.
-    source = src.view(np.uint8)
-    targets = [dst.view(np.uint8) for dst in dsts if not np.may_share_memory(src, dst)]
+    if srcs[0].dtype != np.uint8:
+        srcs, dsts = ([array.view(np.uint8) for array in each] for each in (srcs, dsts))
+    targets = [k for k, dst in enumerate(dsts) if not np.may_share_memory(srcs[0], dst)]
     if not targets:
         return _nothing
-    target, nbytes = targets[0], source.size
+    target, nbytes = targets[0], srcs[0].size
 
     def copy() -> None:
-        target[...] = source
+        dsts[target][...] = srcs[0]
 
     def copy_to_all() -> None:
         for part in _tiles(nbytes, TILE, backward=False):
-            tile = source[part]
-            for each in targets:
-                each[part] = tile
+            tile = srcs[0][part]
+            for k in targets:
+                dsts[k][part] = tile
 
     return copy if len(targets) == 1 else copy_to_all
 
@@ -127,21 +129,23 @@ def _chain(
     first, nbytes = dsts[0], dsts[0].nbytes
     if nbytes > TILE and (len(srcs) > 2 or len(dsts) > 1):
         return None
-    total = first
+    total: Array | None = None
     if any(np.may_share_memory(first, src) for src in srcs[2:]):
         if nbytes > _SMALL:
             return None
         total = np.empty_like(first)
-    last = len(srcs) - 1
-    calls = [(srcs[0], srcs[1], first if last == 1 else total)]
-    calls += [(total, src, first if k == last else total) for k, src in enumerate(srcs) if k > 1]
-    others = tuple(dsts[1:])
+    last, others = len(srcs) - 1, len(dsts) > 1
 
     def chain() -> None:
-        for left, right, out in calls:
-            ufunc(left, right, out=out)
-        for dst in others:
-            dst[...] = first
+        left, result = srcs[0], dsts[0]
+        between = result if total is None else total
+        for k in range(1, last):
+            ufunc(left, srcs[k], out=between)
+            left = between
+        ufunc(left, srcs[last], out=result)
+        if others:
+            for dst in dsts[1:]:
+                dst[...] = result
 
     return chain
 

@@ -14,12 +14,13 @@ from typing import Any
 
 import numpy.typing as npt
 
-from ringcoll.arguments.calls import Call
+from ringcoll.arguments.calls import Call, prepare
 from ringcoll.config import Config
+from ringcoll.dtypes import ReduceOp
 from ringcoll.executors.contract import Given
 from ringcoll.views import Extent, device_view, start_of, view_at
 
-CACHED_CALLS = 128
+CACHED_CALLS = 512
 """Calls that a communicator caches; the oldest goes first."""
 
 
@@ -94,14 +95,18 @@ class CallCache:
             output,
             (first[1], second[1]),
         )
-        found = self._in_memory(checked, start_of(call.send), start_of(call.recv))
+        # What is kept of a call on the host must not keep its arrays alive.
+        whole = call if self._state.on_gpu else None
+        found = self._in_memory(checked, start_of(call.send), start_of(call.recv), whole)
         if key is not None:
             evict(self._checked)
             self._checked[(key, between) if overlap else key] = checked
         return found
 
-    def _in_memory(self, checked: CheckedCall, start: int, end: int) -> tuple[Any, Given]:
-        """The call prepared for memory of the class of these buffers."""
+    def _in_memory(
+        self, checked: CheckedCall, start: int, end: int, whole: Call | None = None
+    ) -> tuple[Any, Given]:
+        """The call prepared for memory of the class of these buffers; ``whole``: with arrays."""
         state, call = self._state, checked.call
         extents = (start, checked.input.nbytes), (end, checked.output.nbytes)
         kind, given = state.memory_class(call, checked.config, *extents, **self._how)
@@ -109,16 +114,20 @@ class CallCache:
         if prepared is None:
             view = device_view if state.on_gpu else view_at
             send, recv = (
-                view(*extent, call.dtype.numpy) if extent[0] else array
+                view(*extent, call.dtype.numpy) if extent[0] and whole is None else array
                 for extent, array in zip(extents, (call.send, call.recv), strict=True)
             )
-            whole = replace(call, send=send, recv=recv)
+            whole = whole or replace(call, send=send, recv=recv)
             prepared = state.prepare(whole, checked.config, **self._how)
             evict(checked.prepared)
             checked.prepared[kind] = prepared
             if prepared.anywhere:
                 checked.anywhere = prepared
         return prepared, given
+
+    def __len__(self) -> int:
+        """How many calls are kept."""
+        return len(self._checked)
 
     def clear(self) -> None:
         """Drop all calls."""
@@ -139,3 +148,24 @@ def _part(array: npt.NDArray[Any] | None, first: Extent, second: Extent) -> Part
 def _emptied(array: npt.NDArray[Any] | None) -> npt.NDArray[Any] | None:
     """Nothing for a buffer with an address; one without stays."""
     return None if start_of(array) else array
+
+
+def prepare_collective(
+    name: str, arguments: tuple[Any, ...], rank: int, nranks: int, send: Any, recv: Any
+) -> Call:
+    """Check a call whose buffers have one count."""
+    op, root = arguments
+    return prepare(name, rank=rank, nranks=nranks, sendbuf=send, recvbuf=recv, op=op, root=root)
+
+
+def comparable(arguments: tuple[Any, ...]) -> object:
+    """Counts and displacements by value and by type; without a hash if nothing is equal to them."""
+    found: list[object] = []
+    for argument in arguments:
+        if type(argument) in (list, tuple):
+            found += tuple(argument), *map(type, argument)
+        elif argument is None or isinstance(argument, (str, ReduceOp)):
+            found.append(argument)
+        else:
+            return found
+    return tuple(found)

@@ -1,7 +1,7 @@
-"""Calls of CPU ranks: from the arguments to the executor, and the cache of prepared calls.
+"""Calls of CPU ranks: from the arguments to the executor.
 
-A call blocks until the result is there. A second call with the same arrays finds all preparation in
-the cache (checks, choice, rows bound to memory), which does not keep the arrays alive.
+A call blocks until the result is there. A second call of its shape finds all preparation in the
+cache (checks, choice, rows), which keeps no array alive: its rows are bound to the arrays at hand.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
-from ringcoll.arguments.calls import Call, prepare
+from ringcoll.arguments.calls import Call
+from ringcoll.arguments.checks import address_of
 from ringcoll.arguments.vector import VCall
+from ringcoll.communicator.call_cache import CallCache, comparable, prepare_collective
 from ringcoll.communicator.failures import more_frames, settle
 from ringcoll.communicator.group import Group, current, run_together
 from ringcoll.communicator.rank import RankState, with_options
@@ -28,19 +28,16 @@ from ringcoll.communicator.vector import as_collective, as_pairs
 from ringcoll.communicator.work import Work
 from ringcoll.config import Config, resolve
 from ringcoll.errors import ArgumentError, Error, UsageError
-from ringcoll.executors.contract import Runnable
+from ringcoll.executors.contract import Given, Runnable
+from ringcoll.executors.cpu_call import PlacedCall
 from ringcoll.fabric.thread import OURS
 from ringcoll.options import take_async_op
-from ringcoll.views import view_at
+from ringcoll.views import Extent
 
-Array = npt.NDArray[Any]
 _Key = tuple[object, ...]
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
-
-CACHED_CALLS = 128
-"""Calls that a communicator caches; the oldest goes first."""
 
 _MESSAGES = ("send", "recv", "sendrecv")
 
@@ -76,7 +73,7 @@ class Calling:
 
     def __init__(self, state: RankState) -> None:
         self._state = state
-        self._cache: dict[_Key, tuple[Any, Any, Any, Any, Runnable]] = {}
+        self._calls = CallCache(state)
         self._lock = state.lock
         _alive.add(self)
         self.rank: int = state.fabric.rank
@@ -85,67 +82,70 @@ class Calling:
         """How many ranks there are."""
 
     def _collective(
-        self, name: str, sendbuf: Any, recvbuf: Any, op: Any, root: int, how: dict[str, Any]
-    ) -> Work | None:
-        # With types: True and 1.0 are equal to 1. One tuple is 0.5 µs faster than a sum of two.
-        key: _Key
-        if how:
-            kinds = map(type, how.values())
-            key = name, id(sendbuf), id(recvbuf), op, root, root.__class__, *how.items(), *kinds
-        else:
-            key = name, id(sendbuf), id(recvbuf), op, root, root.__class__
-        hashed = True
-        try:
-            kept = self._cache.get(key)
-        except TypeError:  # an illegal argument, or an option, that has no hash
-            kept, hashed = None, False
-        if (
-            kept is not None
-            and (sendbuf is None or kept[0]() is sendbuf)
-            and (recvbuf is None or kept[1]() is recvbuf)
-            and (sendbuf is None or sendbuf.dtype is kept[2])
-            and (recvbuf is None or recvbuf.dtype is kept[3])
-            and (recvbuf is None or sendbuf is None or sendbuf.flags.c_contiguous)
-            and _is_as_checked(sendbuf if recvbuf is None else recvbuf)
-            and current() is None
-        ):
-            self._state.yield_to_worker()
-            with self._lock:
-                try:
-                    self._state.run(kept[4])
-                except BaseException:
-                    self._state.quarantine((sendbuf, recvbuf))
-                    raise
-            return None
-        return self._first_call(key if hashed else (), name, sendbuf, recvbuf, op, root, how)
-
-    @_explained
-    def _first_call(
         self,
-        key: _Key,
         name: str,
         sendbuf: Any,
         recvbuf: Any,
         op: Any,
         root: int,
         how: dict[str, Any],
+        check: Callable[..., Call] = prepare_collective,
+        arguments: tuple[Any, ...] = (),
     ) -> Work | None:
-        """A call with new arrays or options; ``key`` is empty where it cannot be kept."""
-        call = prepare(
-            name,
-            rank=self.rank,
-            nranks=self.nranks,
-            sendbuf=sendbuf,
-            recvbuf=recvbuf,
-            op=op,
-            root=root,
-        )
+        """Find a call by its shape, or check and prepare it, and run it.
+
+        ``check`` makes the call of the buffers and its other ``arguments``, by default operator and
+        root. Of other arguments ``op`` is what calls are compared by.
+        """
+        found = key = None
+        sent = _read(sendbuf)
+        received = (0, None) if recvbuf is None else _read(recvbuf)
+        if sent is not None and received is not None:
+            (first, sends), (second, receives) = sent, received
+            # With types: True and 1.0 are equal to 1.
+            options = (*how.items(), *map(type, how.values())) if how else ()
+            key = name, op, root, root.__class__, sends, receives, options
+            try:
+                found = self._calls.find(key, first, second)
+            except TypeError:  # an illegal argument, or an option, that has no hash
+                key = None
+        if found is None or "async_op" in how or current() is not None:
+            arguments = arguments or (op, root)
+            return self._first_call(key, found, name, check, arguments, sendbuf, recvbuf, how)
+        self._state.yield_to_worker()
+        with self._lock:
+            try:
+                self._state.run(found[0], None, found[1])
+            except BaseException:
+                self._state.quarantine((sendbuf, recvbuf))
+                raise
+        return None
+
+    @_explained
+    def _first_call(
+        self,
+        key: _Key | None,
+        found: tuple[Any, Given] | None,
+        name: str,
+        check: Callable[..., Call],
+        arguments: tuple[Any, ...],
+        sendbuf: Any,
+        recvbuf: Any,
+        how: dict[str, Any],
+    ) -> Work | None:
+        """A call that has no preparation yet, or that does not run at once.
+
+        ``key`` is None where none can be kept.
+        """
         config, later = self._options(name, how)
-        if later or not (key and _cacheable(sendbuf) and _cacheable(recvbuf)):
-            return self._once(call, config, later=later, alive=(sendbuf, recvbuf))
-        runnable = self._state.prepare(_unowned(call), config)
-        self._cache_call(key, sendbuf, recvbuf, runnable)
-        return self._issue([runnable], later=False, alive=(sendbuf, recvbuf))
+        if found is None:
+            call = check(name, arguments, self.rank, self.nranks, sendbuf, recvbuf)
+            if key is None:
+                return self._once(call, config, later=later, alive=(sendbuf, recvbuf))
+            found = self._calls.add(key, call, config, _extent(sendbuf), _extent(recvbuf))
+        placed = PlacedCall(*found)
+        text = placed.ready.call.tagged(placed.ready.call.signature()) if later else ""
+        return self._issue([placed], later=later, alive=(sendbuf, recvbuf), name=text)
 
     def _once(
         self, call: Call, config: Config, *, later: bool, alive: tuple[object, ...]
@@ -156,7 +156,6 @@ class Calling:
         ready = self._state.prepare(call, config)
         return self._issue([ready], later=later, alive=alive, name=name)
 
-    @_explained
     def _counted(
         self,
         name: str,
@@ -167,9 +166,8 @@ class Calling:
         how: dict[str, Any],
     ) -> Work | None:
         """A call with a count for each rank; ``arguments`` are those behind the buffers."""
-        call = check(sendbuf, recvbuf, *arguments, rank=self.rank, nranks=self.nranks)
-        config, later = self._options(name, how)
-        return self._once(as_collective(call), config, later=later, alive=(sendbuf, recvbuf))
+        compared, given = comparable(arguments), (check, arguments)
+        return self._collective(name, sendbuf, recvbuf, compared, 0, how, _counted, given)
 
     @_explained
     def _pairs(
@@ -233,18 +231,6 @@ class Calling:
                 self._state.quarantine(alive)
                 raise
 
-    def _cache_call(self, key: _Key, sendbuf: Any, recvbuf: Any, runnable: Runnable) -> None:
-        kept = self._cache
-        # Callbacks of weak references would not do: a KeyboardInterrupt inside one is lost.
-        # Another thread may drop calls meanwhile.
-        for old in [old for old, (a, b, *_) in kept.items() if a() is None or b() is None]:
-            kept.pop(old, None)
-        while len(kept) >= CACHED_CALLS:
-            kept.pop(next(iter(kept)), None)
-        send, recv = _reference(sendbuf), _reference(recvbuf)
-        sent, received = (None if b is None else b.dtype for b in (sendbuf, recvbuf))
-        kept[key] = (send, recv, sent, received, runnable)
-
     def _group(self) -> Group | None:
         """The group that collects calls of the control plane: where ranks are threads."""
         return current() if self.nranks > 1 and self._state.fabric.threads else None
@@ -267,7 +253,7 @@ class Calling:
 
     def _forget(self) -> None:
         """Drop all cached calls."""
-        self._cache.clear()
+        self._calls.clear()
 
     def _forked(self) -> None:
         """In a forked process: replace the lock, which a thread may have held at the fork."""
@@ -290,35 +276,26 @@ def _is_only_thread() -> bool:
     return not here.name.startswith(OURS) and not any(others)
 
 
-def _is_as_checked(buffer: Any) -> bool:
-    """Whether the array that a cached call writes is still contiguous and writable.
-
-    An array's strides and its flag can be set between two calls, its pointer and size cannot.
-    """
-    return buffer is None or buffer.flags.carray
-
-
-def _cacheable(buffer: object) -> bool:
-    """Whether a buffer's memory stays where it is: numpy never resizes what is referenced."""
-    return buffer is None or type(buffer) is np.ndarray
+def _counted(
+    _name: str, arguments: tuple[Any, ...], rank: int, nranks: int, send: Any, recv: Any
+) -> Call:
+    """Check a call with a count for each rank."""
+    check, rest = arguments
+    return as_collective(check(send, recv, *rest, rank=rank, nranks=nranks))
 
 
-def _reference(buffer: Any) -> Callable[[], Any]:
-    """A weak reference; of no buffer one that is never dead."""
-    return _absent if buffer is None else weakref.ref(buffer)
+def _read(buffer: Any) -> tuple[int, object] | None:
+    """The address of a numpy array, and what of its shape a call depends on; None: another kind."""
+    if buffer is None:
+        return 0, None
+    if type(buffer) is not np.ndarray:
+        return None
+    flags = buffer.flags
+    if not flags.c_contiguous:
+        return None
+    return address_of(buffer), (buffer.size, buffer.dtype, flags.writeable)
 
 
-def _absent() -> bool:
-    """Stands for a weak reference to None: never dead."""
-    return True
-
-
-def _unowned(call: Call) -> Call:
-    """The call on views that do not keep the user's arrays alive."""
-    return replace(call, send=_view(call.send), recv=_view(call.recv))
-
-
-def _view(array: Array | None) -> Array | None:
-    if array is None or not array.nbytes:
-        return array
-    return view_at(array.__array_interface__["data"][0], array.nbytes, array.dtype)
+def _extent(buffer: Any) -> Extent:
+    """Where an array that was read lies."""
+    return (0, 0) if buffer is None else (address_of(buffer), buffer.nbytes)

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from ringcoll.arguments.calls import Call, prepare
+from ringcoll.arguments.calls import Call
 from ringcoll.arguments.vector import VCall
-from ringcoll.communicator.call_cache import CallCache
+from ringcoll.communicator.call_cache import CallCache, comparable, prepare_collective
 from ringcoll.communicator.gpu import CudaState
 from ringcoll.communicator.gpu_nodes import NodesState
 from ringcoll.communicator.group import Group, current, run_together
@@ -23,8 +23,7 @@ from ringcoll.communicator.work import Work
 from ringcoll.config import Config, resolve
 from ringcoll.cuda.arrays import device_array
 from ringcoll.cuda.readers import Library, library_of
-from ringcoll.cuda.streams import stream_of, stream_pointer
-from ringcoll.dtypes import ReduceOp
+from ringcoll.cuda.streams import stream_of
 from ringcoll.errors import ArgumentError, Error
 from ringcoll.executors.contract import Given, GroupCall
 from ringcoll.executors.cuda.cuda_call import StreamCall
@@ -35,13 +34,18 @@ from ringcoll.views import device_view, extent_of
 
 
 class DeviceWork(Work):
-    """A call enqueued with ``async_op=True``; the library of ``like`` knows the current stream."""
+    """A call enqueued with ``async_op=True``; ``current`` says which stream waits for it."""
 
     def __init__(
-        self, executor: CudaExecutor | CudaNodesExecutor, stream: int, like: object, call: str
+        self,
+        executor: CudaExecutor | CudaNodesExecutor,
+        stream: int,
+        current: Callable[[], int],
+        call: str,
     ) -> None:
-        super().__init__(call)
-        self._executor, self._like = executor, like
+        # Not Work's, whose event of the host takes as long to make as all this.
+        self._call, self._executor, self._current = call, executor, current
+        self._seen, self._source, self._count = False, None, None
         self._event = executor.record(stream)
 
     def wait(self, timeout: float | None = None) -> None:
@@ -49,8 +53,7 @@ class DeviceWork(Work):
         error = self.exception()
         if error is not None:
             raise error
-        ordinal = self._executor.device.ordinal
-        self._event.order(stream_pointer(None, self._like, ordinal=ordinal))
+        self._event.order(self._current())
 
     def done(self) -> bool:
         """Whether the call has finished, in success or failure."""
@@ -92,49 +95,44 @@ class Enqueuer:
         self._calls = CallCache(state)
 
     def collective(
-        self, name: str, sendbuf: Any, recvbuf: Any, op: Any, root: int, how: dict[str, Any]
-    ) -> Work | None:
-        """One call of a collective, as the communicator's methods take it."""
-        arguments = op, root, root.__class__  # with types: True and 1.0 are equal to 1
-        return self._call(name, _collective, arguments, arguments, sendbuf, recvbuf, how)
-
-    def _call(
         self,
         name: str,
-        check: Callable[..., Call],
-        arguments: tuple[Any, ...],
-        compared: tuple[object, ...] | None,
         sendbuf: Any,
         recvbuf: Any,
+        op: Any,
+        root: int,
         how: dict[str, Any],
+        check: Callable[..., Call] = prepare_collective,
+        arguments: tuple[Any, ...] = (),
     ) -> Work | None:
         """Find a call by its shape, or check and prepare it, and enqueue it.
 
-        Args:
-            check: checks the buffers and makes the call, with the other ``arguments``.
-            compared: what two calls are compared by, beside the buffers; None: by nothing.
-
+        ``check`` makes the call of checked buffers and its other ``arguments``, by default operator
+        and root. Of other arguments ``op`` is what calls are compared by.
         """
-        stream, later = None, False
+        stream, later, key, found = None, False, None, None
+        options: tuple[object, ...] = ()
         if how:
             how = dict(how)
             stream = how.pop("stream", None)
             later = take_async_op(how, f"{name} on rank {self._rank}")
-            if how and compared is not None:
-                compared = (*compared, *how.items(), *map(type, how.values()))
+            options = *how.items(), *map(type, how.values())
         libraries = self._libraries
         library = libraries[type(sendbuf)]
-        send, recv = library.read(sendbuf), libraries[type(recvbuf)].read(recvbuf)
-        found = key = None
-        if send is not None and recv is not None and compared is not None:
-            first, second = send[0], recv[0]
-            # By LL a kernel is compiled for memory that begins at whole words, or anywhere.
-            key = name, compared, send[1], recv[1], first & 7, second & 7
+        sent = library.read(sendbuf)
+        received = (0, None) if recvbuf is None else libraries[type(recvbuf)].read(recvbuf)
+        if sent is not None and received is not None:
+            (first, sends), (second, receives) = sent, received
+            # By LL a kernel is compiled for memory that begins at whole words, or anywhere. With
+            # types: True and 1.0 are equal to 1.
+            places = first & 7, second & 7
+            key = name, op, root, root.__class__, sends, receives, places, options
             try:
                 found = self._calls.find(key, first, second)
             except TypeError:  # an illegal argument, or an option, that has no hash
                 key = None
         if found is None:
+            arguments = arguments or (op, root)
             found = self._prepared(key, name, check, arguments, sendbuf, recvbuf, how)
         like = recvbuf if sendbuf is None else sendbuf
         if stream is not None:
@@ -207,7 +205,11 @@ class Enqueuer:
             except BaseException:
                 self._keep(before)
                 raise
-        return DeviceWork(state.cuda, stream, _first(alive), name) if later else None
+        if not later:
+            return None
+        like = _first(alive)
+        library = self._libraries[type(like)]
+        return DeviceWork(state.cuda, stream, lambda: library.stream(like)[0], name)
 
     def _keep(self, before: dict[int, object]) -> None:
         """After a call that was not enqueued: keep the owner of the last enqueued call's stream."""
@@ -230,8 +232,9 @@ class Enqueuer:
         how: dict[str, Any],
     ) -> Work | None:
         """A call with a count for each rank; ``arguments`` are those behind the buffers."""
-        compared = _comparable(arguments)
-        return self._call(name, _counted, (check, arguments), compared, sendbuf, recvbuf, how)
+        compared = comparable(arguments)
+        given = check, arguments
+        return self.collective(name, sendbuf, recvbuf, compared, 0, how, _counted, given)
 
     def pairs(
         self, name: str, calls: list[Call], how: dict[str, Any], alive: tuple[object, ...], /
@@ -271,13 +274,6 @@ class Enqueuer:
         self._calls.clear()
 
 
-def _collective(
-    name: str, arguments: tuple[Any, ...], rank: int, nranks: int, send: Any, recv: Any
-) -> Call:
-    op, root, _ = arguments
-    return prepare(name, rank=rank, nranks=nranks, sendbuf=send, recvbuf=recv, op=op, root=root)
-
-
 def _counted(
     _name: str, arguments: tuple[Any, ...], rank: int, nranks: int, send: Any, recv: Any
 ) -> Call:
@@ -289,19 +285,6 @@ def _counted(
     check, rest = arguments
     call = check(send, recv, *rest, rank=rank, nranks=nranks)
     return replace(as_collective(call), in_place=call.op is not None)
-
-
-def _comparable(arguments: tuple[Any, ...]) -> tuple[object, ...] | None:
-    """Counts and displacements by value and by type: True and 1.0 are equal to 1."""
-    found: list[object] = []
-    for argument in arguments:
-        if type(argument) in (list, tuple):
-            found += tuple(argument), *map(type, argument)
-        elif argument is None or isinstance(argument, (str, ReduceOp)):
-            found.append(argument)
-        else:
-            return None
-    return tuple(found)
 
 
 def _refuse_matching(name: str, calls: list[Call]) -> None:

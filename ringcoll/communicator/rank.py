@@ -162,9 +162,10 @@ class RankState:
     def memory_class(
         self, _call: Call, _config: Config, input_: Extent, output: Extent
     ) -> tuple[Hashable, Given]:
-        """The addresses: a call's rows are bound to these alone."""
-        given = input_[0], output[0], 0, 0
-        return (given, self.symmetric.changes), given
+        """None: rows are bound anew to other arrays; between nodes messages are not."""
+        find = self._host.binder.mapped_address
+        given = input_[0], output[0], find(*input_), find(*output)
+        return ((given, self.symmetric.changes) if self.fabric.nodes else None), given
 
     def log_choice(self, text: str) -> None:
         """Log on rank 0 what a new call runs; all ranks choose the same."""
@@ -222,13 +223,13 @@ class RankState:
                 )
 
     def run(
-        self, prepared: Any, _stream: int | None = None, _addresses: Given | None = None
+        self, prepared: Any, _stream: int | None = None, addresses: Given | None = None
     ) -> None:
         """Run one call of this rank alone."""
         self.usable()
         try:
             self.fabric.check()
-            self.executor.run(prepared)
+            self._host.run(prepared, addresses)
         except BaseException as error:
             limit = more_frames(error)
             try:

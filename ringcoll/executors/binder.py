@@ -6,6 +6,7 @@ Done once for each set of arrays and hellos; the executor keeps the result for t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy.typing as npt
@@ -58,11 +59,9 @@ class Binder:
         self.symmetric, self.shared_state = symmetric, shared_state
         self.node_signals, self.pacer = node_signals, pacer
 
-    def mapped_address(self, array: Array | None) -> int:
-        """An array's address in symmetric memory: mapping << 48 | offset; 0 outside of it."""
-        if array is None or not array.size:
-            return 0
-        found = self.symmetric.lookup(array.__array_interface__["data"][0], array.nbytes)
+    def mapped_address(self, start: int, nbytes: int) -> int:
+        """An address in symmetric memory: mapping << 48 | offset; 0 outside of it."""
+        found = self.symmetric.lookup(start, nbytes) if start else None
         return 0 if found is None else found[0] << _MAPPING_BITS | found[1]
 
     def bind(
@@ -104,7 +103,9 @@ class Binder:
         lanes = [self._lane(program, number, binding) for number in own]
         carried = [at for at, number in enumerate(own) if program.programs[number].messages]
         sources = {rank for message, rank in binding.senders.items() if message.rank == self.rank}
-        return BoundRows(program.total, lanes, frozenset(carried), frozenset(sources))
+        return BoundRows(
+            program.total, lanes, frozenset(carried), frozenset(sources), user, binding.places
+        )
 
     def _user(
         self, call: Call, choice: CpuChoice, hellos: Sequence[Hello]
@@ -160,7 +161,7 @@ class Binder:
     def _lane(self, program: Program, number: int, binding: Binding) -> Callable[[], Any]:
         length = len(program.programs[number].rows) * binding.layout.slices
         if length > UNROLLED:
-            return lambda: lane_rows(program, number, binding)
+            return lambda: lane_rows(program, number, replace(binding, places=[]))
         kept: tuple[Row, ...] = tuple(lane_rows(program, number, binding))
         return lambda: kept
 

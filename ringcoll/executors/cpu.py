@@ -18,7 +18,8 @@ from ringcoll.bootstrap.contract import named
 from ringcoll.collectives import COLLECTIVES
 from ringcoll.errors import MismatchError, PlanError, UsageError
 from ringcoll.executors.binder import Binder
-from ringcoll.executors.cpu_call import ActiveCall, BoundRows, CpuCall, Select
+from ringcoll.executors.contract import Given
+from ringcoll.executors.cpu_call import ActiveCall, BoundRows, CpuCall, PlacedCall, Select
 from ringcoll.executors.drive import Lane, Pause, Task, drive, run_paced_rows, run_rows, steps
 from ringcoll.executors.message_lane import MessageLane
 from ringcoll.executors.mismatch import different_calls
@@ -28,6 +29,7 @@ from ringcoll.executors.shared_state import Hello, SharedState, Words
 from ringcoll.fabric import Fabric
 from ringcoll.plan import Buffer
 from ringcoll.symmetric.host import SymmetricMemory
+from ringcoll.views import extent_of, start_of
 
 
 class CpuExecutor:
@@ -81,8 +83,8 @@ class CpuExecutor:
         hello = Hello(
             signature,
             number,
-            self.binder.mapped_address(call.send),
-            self.binder.mapped_address(call.recv),
+            self.binder.mapped_address(*extent_of(call.send)),
+            self.binder.mapped_address(*extent_of(call.recv)),
             call.in_place,
             _factor(call),
         )
@@ -93,6 +95,8 @@ class CpuExecutor:
             in_place = call.in_place if agrees else COLLECTIVES[call.collective].reduces
             select(call, mapped, in_place, self.shared_state.half_bytes)
         changes = self.symmetric.changes
+        anywhere = not (agrees or self.fabric.nodes)
+        reached = (0, 0) if anywhere else (hello.send, hello.recv)
         return CpuCall(
             call,
             select,
@@ -103,10 +107,16 @@ class CpuExecutor:
             alike=alike,
             timeout=timeout,
             changes=changes,
+            given=(start_of(call.send), start_of(call.recv), *reached),
+            anywhere=anywhere,
         )
 
-    def run(self, prepared: CpuCall) -> None:
-        """The whole call of this rank."""
+    def run(self, prepared: CpuCall | PlacedCall, given: Given | None = None) -> None:
+        """The whole call of this rank, on the arrays at these addresses."""
+        if isinstance(prepared, PlacedCall):
+            prepared, given = prepared.ready, prepared.given
+        if given is not None and given != prepared.given:
+            prepared.place(self.rank, given)
         active = self.enter(prepared)
         bound = self.bind(active)
         base = active.epoch << 32
@@ -117,9 +127,12 @@ class CpuExecutor:
             drive([steps(self.lanes(active))], self.idle)
         self.finish(active)
 
-    def task(self, calls: Sequence[CpuCall]) -> Task:
+    def task(self, calls: Sequence[CpuCall | PlacedCall]) -> Task:
         """Several calls of this rank, one after the other, beside those of others in a group."""
-        for prepared in calls:
+        for call in calls:
+            prepared = call.ready if isinstance(call, PlacedCall) else call
+            if isinstance(call, PlacedCall) and call.given != prepared.given:
+                prepared.place(self.rank, call.given)
             active = self.enter(prepared)
             for epoch in (active.epoch - 1, active.epoch if prepared.agrees else 0):
                 while not self._all_entered(epoch):
@@ -160,8 +173,8 @@ class CpuExecutor:
         prepared.bound.clear()
         prepared.hello = replace(
             prepared.hello,
-            send=self.binder.mapped_address(call.send),
-            recv=self.binder.mapped_address(call.recv),
+            send=self.binder.mapped_address(*extent_of(call.send)),
+            recv=self.binder.mapped_address(*extent_of(call.recv)),
         )
 
     def bind(self, active: ActiveCall) -> BoundRows:

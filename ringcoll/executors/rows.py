@@ -50,6 +50,9 @@ Signal = tuple[Storing, int, int, int]
 Work = Callable[[], float | None]
 """Does the step; over a paced link it returns the time at which the step is over."""
 Row = tuple[tuple[Wait, ...], Callable[[], object] | None, tuple[Signal, ...]]
+Place = tuple[list[Array], int, tuple[Buffer, bool], slice]
+"""Where rows hold a part of this rank's INPUT or OUTPUT: a list and an index, the buffer and
+whether as bytes, and the part."""
 TraceEntry = tuple[Block, int, int, int]
 """Block, step of the block, slice, elements."""
 Pacer = Callable[[Callable[[], None], Sequence[tuple[int, int]], int], Callable[[], object]]
@@ -75,6 +78,7 @@ class Binding:
     nodes: Sequence[int] = ()  # of each plan rank where there are several
     node_messages: NodeMessages | None = None
     senders: Mapping[Chunk, int] = field(default_factory=dict)
+    places: list[Place] = field(default_factory=list)  # filled as rows are bound
 
     def span(self, chunk: Chunk, at: int) -> tuple[int, int]:
         """Offset and count, in elements, of slice ``at`` of an INPUT or OUTPUT chunk."""
@@ -93,6 +97,27 @@ class Binding:
                 f"a plan may only move chunks of equal length in one step"
             )
         return self.user[chunk.rank, chunk.buffer][offset : offset + count]
+
+    def views(
+        self,
+        chunks: Sequence[Chunk],
+        at: int,
+        count: int,
+        kinds: Sequence[np.dtype[Any]],
+        *,
+        copies: bool,
+        rank: int,
+    ) -> list[Array]:
+        """Slice ``at`` of each chunk, to copy as bytes; notes the places of this rank's buffers."""
+        found: list[Array] = []
+        for k, (chunk, kind) in enumerate(zip(chunks, kinds, strict=True)):
+            array = self.view(chunk, at, count, kind)
+            found.append(array.view(np.uint8) if copies else array)
+            if chunk.rank == rank and chunk.buffer in (Buffer.INPUT, Buffer.OUTPUT):
+                first, item = self.span(chunk, at)[0], kind.itemsize if copies else 1
+                part = slice(first * item, (first + count) * item)
+                self.places.append((found, k, (chunk.buffer, copies), part))
+        return found
 
 
 def flag_slots(program: Program, most: int = FLAGS) -> dict[tuple[int, int], int]:
@@ -172,16 +197,14 @@ def _work(
     if count and _is_message(row):
         work = _message(row, at, count, block, bound)
     elif count:
-        dtype = bound.dtype
+        dtype, me = bound.dtype, block.rank
         stored = dtype.partial if label.dst is Label.PARTIAL else dtype.numpy
-        srcs = [
-            bound.view(src, at, count, dtype.partial if kind is Label.PARTIAL else dtype.numpy)
-            for src, kind in zip(row.srcs, label.srcs, strict=True)
-        ]
+        kinds = [dtype.partial if kind is Label.PARTIAL else dtype.numpy for kind in label.srcs]
         reduces = label.reduces
+        srcs = bound.views(row.srcs, at, count, kinds, copies=not reduces, rank=me)
         reduce = compile_reduce(
             srcs,
-            [bound.view(dst, at, count, stored) for dst in row.dsts],
+            bound.views(row.dsts, at, count, [stored] * len(row.dsts), copies=not reduces, rank=me),
             op=bound.op if reduces else None,
             dtype=dtype,
             nranks=len(bound.ranks),
@@ -191,7 +214,6 @@ def _work(
         )
         work = reduce
         if bound.pacer is not None:
-            me = block.rank
             links = [(src.rank, me) for src in row.srcs if src.rank != me]
             links += [(me, dst.rank) for dst in row.dsts if dst.rank != me]
             if links:

@@ -11,7 +11,7 @@ import pytest
 
 import ringcoll
 from ringcoll import ArgumentError, MachineError, OutOfMemory
-from ringcoll.communicator import calling
+from ringcoll.communicator import call_cache
 from ringcoll.executors import binder, cpu
 from ringcoll.executors.shared_state import SharedState
 
@@ -111,7 +111,7 @@ def failing_once(monkeypatch, owner, name, error):
 @pytest.mark.parametrize(
     ("owner", "name"),
     [
-        (calling, "prepare"),
+        (call_cache, "prepare"),
         (cpu.CpuExecutor, "prepare"),
         (SharedState, "record"),
         (SharedState, "enter"),

@@ -5,12 +5,14 @@ from __future__ import annotations
 import array
 import gc
 import threading
+import weakref
 
 import ml_dtypes
 import numpy as np
 import pytest
 
 import ringcoll
+from ringcoll import ArgumentError
 from ringcoll.communicator.call_cache import CACHED_CALLS
 
 
@@ -33,7 +35,7 @@ def test_the_same_arrays_again_and_again(count, symmetric):
             assert set(x) == {3.0 + 3 * number}
             comm.all_reduce(x, op=ringcoll.premul_sum(comm.rank))
             assert set(x) == {3 * (3.0 + 3 * number)}
-        return len(comm._cache)
+        return len(comm._calls)
 
     # Four forms of all_reduce, three roots of broadcast, one reduce.
     assert ringcoll.spawn(work, 3) == [8] * 3
@@ -65,12 +67,49 @@ def test_arrays_come_and_go_and_their_addresses_with_them():
             y = np.full(9000, comm.rank + number, ["int32", "float32"][number % 2])
             comm.all_reduce(y)
             assert set(y) == {1 + 2 * number}
+            kept = weakref.ref(x), weakref.ref(y)
             del x, y
-        gc.collect()
-        return len(comm._cache)
+            gc.collect()
+            assert [ref() for ref in kept] == [None, None]
+        return len(comm._calls)
 
-    # What is dead goes when the next call is kept: the last two are still there.
-    assert max(ringcoll.spawn(work, 2)) <= 2
+    # One of each shape.
+    assert ringcoll.spawn(work, 2) == [4, 4]
+
+
+@pytest.mark.parametrize("count", [7, 20_000])
+@pytest.mark.parametrize("algorithm", [None, "ring"])
+def test_arrays_at_one_address_after_the_other_give_their_own_results(count, algorithm):
+    """As an allocator gives memory out, in and out of place, whole rows and slices of them."""
+
+    def work(comm):
+        room, wanted = np.empty((4, count + 8)), {3.0}
+        for number in range(40):
+            room[:] = -7
+            x = room[number % 4, number % 3 : number % 3 + count]
+            y = room[(number + 1 + number % 2) % 4, number % 5 : number % 5 + count]
+            x[:] = comm.rank
+            if number % 7 == 0:
+                y = x
+            comm.all_reduce(x, None if number % 7 == 1 else y, algorithm=algorithm)
+            assert set(x if number % 7 == 1 else y) == wanted
+            assert (room == -7).sum() == room.size - count * (1 if number % 7 < 2 else 2)
+        return len(comm._calls)
+
+    assert ringcoll.spawn(work, 3) == [3] * 3
+
+
+def test_arrays_that_come_to_overlap_are_refused():
+    def work(comm):
+        room = np.ones(30)
+        for start in (10, 15, 20):
+            comm.all_reduce(room[:10], room[start : start + 10])
+            with pytest.raises(ArgumentError, match=r"overlaps sendbuf \+72 bytes"):
+                comm.all_reduce(room[:10], room[9:19])
+        comm.all_gather(room[10:20], room[10 : 10 + 10 * comm.nranks])
+        return len(comm._calls)
+
+    assert ringcoll.spawn(work, 1) == [2]
 
 
 def test_symmetric_memory_is_used_again_by_later_arrays():
@@ -90,13 +129,13 @@ def test_symmetric_memory_is_used_again_by_later_arrays():
 
 def test_only_so_many_calls_are_kept():
     def work(comm):
-        arrays = [np.full(2, float(i)) for i in range(CACHED_CALLS + 20)]
+        arrays = [np.full(2 + i, float(i)) for i in range(CACHED_CALLS + 20)]
         for _ in range(2):
             for i, x in enumerate(arrays):
                 x[:] = i + comm.rank
                 comm.all_reduce(x)
                 assert set(x) == {2.0 * i + 1}
-        return len(comm._cache)
+        return len(comm._calls)
 
     assert ringcoll.spawn(work, 2) == [CACHED_CALLS] * 2
 
