@@ -130,6 +130,7 @@ class NodesState(RankState):
             made.callback(self.cuda.close)
             # Calls inside a node are parts of this communicator's calls, on the same streams.
             self.inside.cuda.stream_order = self.cuda.stream_order
+            self.inside.cuda.kernels.order = self.cuda.stream_order
 
             def wait(ready: Callable[[], bool], timeout: float) -> None:
                 wait_for([side], ready, timeout)

@@ -64,11 +64,9 @@ struct Elements {
 // An element type's conversions.
 template <class T>
 struct Conversion {
-    RC_DEVICE static Value widen(const Value& raw) {
-        return value_of(T::widen(as<typename T::Raw>(raw)));
-    }
-    RC_DEVICE static Value narrow(const Value& total) {
-        return value_of(T::narrow(as<typename T::Acc>(total)));
+    RC_DEVICE static Value run(bool widens, const Value& value) {
+        if (widens) return value_of(T::widen(as<typename T::Raw>(value)));
+        return value_of(T::narrow(as<typename T::Acc>(value)));
     }
 };
 
@@ -86,17 +84,15 @@ struct Operation {
     }
 };
 
-// Text::conversion and Text::operation, which a text defines, call a function with the Conversion or
-// Operation of a number: a switch, which stands in a kernel once.
+// A text defines Text::convert and Text::operate: a switch over all types, and over all operators.
+// Each stands in a kernel once.
 template <class Text>
 RC_APART static Value convert(u32 type, bool widens, Value value) {
-    return Text::conversion(type, [&](auto known) {
-        return widens ? known.widen(value) : known.narrow(value);
-    });
+    return Text::convert(type, widens, value);
 }
 template <class Text>
 RC_APART static Value operate(u32 pair, Step step, Value left, Value right) {
-    return Text::operation(pair, [&](auto known) { return known.run(step, left, right); });
+    return Text::operate(pair, step, left, right);
 }
 
 // A source in the accumulator: a rank's contribution is loaded by the operator, a result between

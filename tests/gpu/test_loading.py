@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ringcoll.errors import DeadlineError
+from ringcoll.errors import DeadlineError, MachineError
 from ringcoll.executors.cuda import loading, stream_order
 from ringcoll.executors.cuda.loading import GenericLaunch, KernelLoading
 from ringcoll.executors.cuda.params import Body, GenericForm
@@ -67,16 +67,10 @@ class Launch:
 
 
 class Fabric:
-    rank, nranks = 0, 2
+    rank, nranks, timeout = 0, 2, 0.05
 
-    def deadline(self, timeout):
-        return timeout
-
-    def wait(self, ready, *, deadline, describe, peers):
-        for _ in range(int(deadline)):
-            if ready():
-                return
-        raise DeadlineError(describe())
+    def check(self):
+        pass
 
 
 @pytest.fixture
@@ -87,18 +81,21 @@ def made(runtime, monkeypatch):
     monkeypatch.setattr(stream_order, "_all", type(stream_order._all)())
     monkeypatch.setattr(runtime, "setDevice", lambda _ordinal: None)
     loader: Any = Loader()
-    fabric: Any = Fabric()
     kept: list[KernelLoading] = []
 
-    def make(ordinal=0, alone=True):
+    def make(ordinal=0, alone=True, nranks=2):
+        fabric: Any = Fabric()
+        fabric.nranks = nranks
         order = StreamOrder(ordinal, "rank 0")
         device: Any = SimpleNamespace(ordinal=ordinal, major=9, minor=0)
-        found = KernelLoading(loader, device, fabric, lambda: order, alone=alone)
+        found = KernelLoading(loader, device, fabric, order, alone=alone)
         found.open()
         kept.append(found)
         return found, order
 
-    return SimpleNamespace(make=make, loader=loader, runtime=runtime)
+    yield SimpleNamespace(make=make, loader=loader, runtime=runtime)
+    for each in kept:
+        each.order.forget()  # and its events, while their runtime is there
 
 
 def texts(loader):
@@ -183,12 +180,14 @@ def test_what_no_generic_kernel_carries_waits_with_a_deadline(made):
     (first, _), (_, other) = made.make(), made.make()
     other.switch_to(8)
     made.runtime.busy = {8}
-    with pytest.raises(DeadlineError, match=r"reduce on rank 0: waited 3 s to load .*synchronize"):
-        first.launch(HUGE, Launch, 3.0, "reduce on rank 0")
+    with pytest.raises(
+        DeadlineError, match=r"reduce on rank 0: waited 0.05 s to load .* no generic"
+    ):
+        first.launch(HUGE, Launch, 0.05, "reduce on rank 0")
     with pytest.raises(DeadlineError, match="send and recv on rank 0"):
-        first.function("pairs", 3.0, "send and recv on rank 0")
+        first.function("pairs", 0.05, "send and recv on rank 0")
     made.runtime.busy = set()
-    assert first.launch(HUGE, Launch, 3.0, "reduce on rank 0").body is HUGE
+    assert first.launch(HUGE, Launch, 0.05, "reduce on rank 0").body is HUGE
 
 
 def test_a_captured_call_counts_while_its_stream_is_busy(made):
@@ -199,3 +198,36 @@ def test_a_captured_call_counts_while_its_stream_is_busy(made):
     assert isinstance(first.launch(BODY, Launch, 9.0, "all_reduce on rank 0"), GenericLaunch)
     made.runtime.captured.clear()
     assert first.launch(BODY, Launch, 9.0, "all_reduce on rank 0").body is BODY
+
+
+def test_a_thread_makes_a_call_while_a_kernel_is_compiled(made, monkeypatch):
+    (first, _), (_, other) = made.make(), made.make()
+    compile_ = made.loader.compile
+
+    def compiled(text, capability):
+        compile_(text, capability)
+        other.switch_to(8)
+        made.runtime.busy = {8}
+
+    monkeypatch.setattr(made.loader, "compile", compiled)
+    found = first.launch(BODY, Launch, 9.0, "all_reduce on rank 0")
+    assert isinstance(found, GenericLaunch) and texts(made.loader)[5:] == []
+
+
+def test_without_generic_kernels_no_second_communicator_is_made(made, monkeypatch):
+    monkeypatch.setattr(made.loader, "stored", lambda *_: False)  # a cold cache
+    first, order = made.make()
+    assert made.loader.loaded == []
+    order.switch_to(8)
+    made.runtime.busy = {8}
+    with pytest.raises(DeadlineError, match=r"init of a communicator .* make it before"):
+        made.make()
+    made.runtime.busy = set()
+    made.make()
+    assert texts(made.loader) == ["generic"] * 5
+    first.close()
+    failed: Future[bytes] = Future()
+    failed.set_exception(MachineError("NVRTC"))
+    monkeypatch.setattr(made.loader, "compile_ahead", lambda *_: failed)
+    with pytest.raises(MachineError, match="NVRTC"):
+        made.make(ordinal=0, nranks=3)

@@ -17,6 +17,7 @@ from ringcoll.executors.cuda.cache import KernelCache
 from ringcoll.executors.cuda.compile import flags, read_headers
 from ringcoll.executors.cuda.copies import kernel_part
 from ringcoll.executors.cuda.copy_gates import gate_text
+from ringcoll.executors.cuda.generic import generic_texts
 from ringcoll.executors.cuda.ll import ll_body
 from ringcoll.executors.cuda.params import Addresses
 from ringcoll.executors.cuda.point_to_point import pairs_text
@@ -224,6 +225,8 @@ def test_sends_and_receives(arch: str) -> None:
 
 def test_sends_and_receives_for_gpus_that_only_cuda_12_serves() -> None:
     assert cuda12.compile_kernel(pairs_text(2, 1, 64), "sm_70").startswith(ELF)
+    for text in generic_texts(2):
+        assert cuda12.compile_kernel(text, "sm_70").startswith(ELF)
 
 
 def test_each_size_of_element_in_lines_and_in_words() -> None:

@@ -115,7 +115,7 @@ class CudaExecutor:
                 loader,
                 device,
                 fabric,
-                lambda: self.stream_order,
+                self.stream_order,
                 alone=len(self.shared_launch.ranks) == 1,
             )
             made.pop_all()
@@ -243,8 +243,10 @@ class CudaExecutor:
                 choice, ready.call, header, self.workspace, local, load, self.streams
             )
 
-        def made(body: Body, function: int) -> Launchable:
-            parameter = pack(body, header, self.workspace.progress, local)
+        progress = self.workspace.progress
+
+        def made(body: Body, function: int) -> Launchable:  # without self, which keeps it
+            parameter = pack(body, header, progress, local)
             places, threads = places_of(body, local), choice.threads
             return Launchable(function, choice.blocks, len(local), threads, parameter, places)
 
@@ -420,6 +422,7 @@ class CudaExecutor:
     def close(self) -> None:
         """Free the memory once the kernels have ended; not collective."""
         self.synchronize()
+        self.kernels.close()
         self._merged.clear()
         self.streams.close()
         self.running = None

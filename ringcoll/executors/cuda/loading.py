@@ -10,7 +10,7 @@ same communicator have one order on all ranks: waiting for them is safe.
 
 from __future__ import annotations
 
-import concurrent.futures
+import time
 import weakref
 from collections.abc import Callable
 from threading import Lock
@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from ringcoll.cuda.device import Device
 from ringcoll.cuda.streams import waiting_ends_capture
-from ringcoll.errors import LaunchRefused
+from ringcoll.errors import DeadlineError, LaunchRefused
 from ringcoll.executors.cuda.copy_gates import gate_text
 from ringcoll.executors.cuda.generic import generic_body, generic_texts
 from ringcoll.executors.cuda.loader import Loader
@@ -31,6 +31,8 @@ _open: weakref.WeakSet[KernelLoading] = weakref.WeakSet()
 _pending: weakref.WeakSet[GenericLaunch] = weakref.WeakSet()
 _lock = Lock()  # held to change and to list either
 
+_FIRST_SLEEP, _LONGEST_SLEEP = 20e-6, 1e-3  # seconds
+
 
 class Launching(Protocol):
     """A launch without a stream."""
@@ -40,14 +42,14 @@ class Launching(Protocol):
 
 
 class KernelLoading:
-    """Loads the kernels of one rank's communicator."""
+    """Loads the kernels of one rank's communicator; ``order`` is that of its calls."""
 
     def __init__(
         self,
         loader: Loader,
         device: Device,
         fabric: Fabric,
-        order: Callable[[], StreamOrder],
+        order: StreamOrder,
         *,
         alone: bool,
     ) -> None:
@@ -66,29 +68,40 @@ class KernelLoading:
                 loader.compile_ahead(text, self.capability)
 
     def open(self) -> None:
-        """Load the kernels that carry every call; behind all that is collective.
+        """Load the kernels that carry every call, behind all that is collective.
 
-        Those that are not compiled yet are left until there is a second communicator.
+        A communicator that is alone on its device needs none. Those that are not compiled yet are
+        left until there is a second one, which loads them for both before it makes a call.
+
+        Raises:
+            MachineError: NVRTC fails.
+            DeadlineError: the calls of other communicators have not ended in time.
+
         """
         with _lock:
             here = [each for each in _open if each.device.ordinal == self.device.ordinal]
             _open.add(self)
-        for each in (*here, self):
-            each.load_generic(wait=bool(here))
-
-    def load_generic(self, *, wait: bool) -> None:
-        """Load generic kernels, unless another communicator's call may be running."""
-        missing = [text for text in self._texts if not self._has(text)]
+        texts = dict.fromkeys(text for each in (*here, self) for text in each._texts)
+        missing = [text for text in texts if not self._has(text)]
+        if not here:
+            missing = [text for text in missing if self.loader.stored(text, self.capability)]
         for text in missing:
-            if wait or self.loader.stored(text, self.capability):
-                concurrent.futures.wait([self.loader.compile_ahead(text, self.capability)])
-        missing = [text for text in missing if self._compiled(text)]
-        if missing and others_idle(self.order()):
-            self._await_own()
-            for text in missing:
-                self._load(text)
+            self.loader.compile_ahead(text, self.capability).result()
+        if missing:
+            self._await_others(
+                self._fabric.timeout,
+                f"init of a communicator on rank {self._fabric.rank}",
+                "make it before calls that the ranks enqueue in different orders",
+            )
+        for text in missing:
+            self._load(text)
 
-    def function(self, text: str, timeout: float, where: str) -> int:
+    def close(self) -> None:
+        """Forget the communicator: it makes no more calls."""
+        with _lock:
+            _open.discard(self)
+
+    def function(self, text: str, timeout: float, where: str, why: str = "") -> int:
         """The loaded function of a text; waits while calls of other communicators may run.
 
         Raises:
@@ -97,18 +110,8 @@ class KernelLoading:
         """
         if not self._has(text):
             self.loader.compile(text, self.capability)
-            order = self.order()
-            self._fabric.wait(
-                lambda: others_idle(order),
-                deadline=self._fabric.deadline(timeout),
-                describe=lambda: (
-                    f"{where}: waited {timeout:g} s to load its kernel, "
-                    f"which {self.device} does only when the calls of other communicators have "
-                    f"ended: make a first call of this kind, and synchronize, before calls that "
-                    f"the ranks enqueue in different orders"
-                ),
-                peers=list,
-            )
+            remedy = "make a first call of this kind, and synchronize, before such calls"
+            self._await_others(timeout, where, why + remedy)
             self._await_own()
         return self._load(text)
 
@@ -116,16 +119,35 @@ class KernelLoading:
         self, body: Body, made: Callable[[Body, int], Any], timeout: float, where: str
     ) -> Launching:
         """The launch of a call, ``made`` from text and words and their function."""
-        if not self._has(body.text) and self._texts and not others_idle(self.order()):
-            generic = generic_body(body, self._fabric.nranks)
-            if generic is not None:
-                if not self._has(generic.text):
-                    self.load_generic(wait=True)
-                if self._has(generic.text):
+        why = ""
+        if self._texts and not self._has(body.text):
+            if others_idle(self.order):
+                self.loader.compile(body.text, self.capability)
+            if not others_idle(self.order):  # other threads may have made calls meanwhile
+                generic = generic_body(body, self._fabric.nranks)
+                if generic is None:
+                    why = "no generic kernel carries it: "
+                elif not self._has(generic.text):
+                    why = "its generic kernel is not loaded: "
+                else:
                     self.loader.compile_ahead(body.text, self.capability)
                     return GenericLaunch(self, made(generic, self._load(generic.text)), body, made)
-        found: Launching = made(body, self.function(body.text, timeout, where))
+        found: Launching = made(body, self.function(body.text, timeout, where, why))
         return found
+
+    def _await_others(self, timeout: float, where: str, remedy: str) -> None:
+        """Wait on the host until no call of another communicator can be running."""
+        deadline, pause = time.monotonic() + timeout, _FIRST_SLEEP
+        while not others_idle(self.order):
+            self._fabric.check()
+            if time.monotonic() >= deadline:
+                raise DeadlineError(
+                    f"{where}: waited {timeout:g} s to load a kernel, which {self.device} does "
+                    f"only when the calls of other communicators have ended, and one of these may "
+                    f"wait for this call; {remedy}"
+                )
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_SLEEP)
 
     def _has(self, text: str) -> bool:
         return self.loader.has(text, self.device.ordinal)
@@ -140,7 +162,7 @@ class KernelLoading:
     def _await_own(self) -> None:
         """Wait here for what loading would wait for in the driver, perhaps holding the GIL."""
         try:
-            self.order().synchronize()
+            self.order.synchronize()
         except LaunchRefused:  # its stream is being captured: it runs nothing
             return
 
@@ -165,7 +187,7 @@ class GenericLaunch:
         # A capture keeps the kernel that it has recorded.
         if self._waits and self._compiled() and not waiting_ends_capture(stream):
             loading = self._loading
-            if others_idle(loading.order()):
+            if others_idle(loading.order):
                 loading._await_own()
                 for each in _waiting_on(loading.device.ordinal):
                     each.load()

@@ -179,9 +179,8 @@ class CudaPairs:
         body = pairs_body(executor.workspace, local, halves, blocks)
         header = Header(timeout, 0, False, False, executor.workspace.replicas)
         parameter = pack(body, header, executor.workspace.progress, local)
-        function = executor.kernels.function(
-            body.text, timeout, f"send and recv on rank {self.rank}"
-        )
+        where = f"send and recv on rank {self.rank}"
+        function = executor.kernels.function(body.text, timeout, where)
         grid = max(1, *map(sum, blocks))
         return Launchable(function, grid, len(local), THREADS, parameter), records
 

@@ -89,23 +89,31 @@ def elements_word(dtype: DType, op: ReduceOp | None, *, dual: bool = False) -> i
 
 def elements_lines() -> list[str]:
     """``Text`` of the generic kernels: all element types, and every operator on what it takes."""
-    types = [f"generic::Conversion<{TYPES[dtype.name]}>()" for dtype in _CONVERTED]
-    pairs = [f"generic::Operation<{OPERATORS[op]}<{TYPES[name]}>>()" for name, op in _OPERATIONS]
-    lines = ["struct Text {"]
-    for name, found in (("conversion", types), ("operation", pairs)):
-        lines += [
-            "    template <class Visit>",
-            f"    RC_DEVICE static generic::Value {name}(u32 number, const Visit& visit) {{",
-            "        switch (number) {",
-            *(
-                f"            case {number}: return visit({each});"
-                for number, each in enumerate(found)
-            ),
-            "        }",
-            "        return {};",
-            "    }",
-        ]
-    return [*lines, "};"]
+    types = [f"generic::Conversion<{TYPES[dtype.name]}>" for dtype in _CONVERTED]
+    pairs = [f"generic::Operation<{OPERATORS[op]}<{TYPES[name]}>>" for name, op in _OPERATIONS]
+    value = "const generic::Value&"
+    return [
+        "struct Text {",
+        *_switch("convert", "bool widens", f"{value} value", types),
+        *_switch("operate", "generic::Step step", f"{value} left, {value} right", pairs),
+        "};",
+    ]
+
+
+def _switch(name: str, first: str, values: str, cases: Sequence[str]) -> list[str]:
+    """A function that calls ``run`` of the case of a number."""
+    arguments = ", ".join(part.split()[-1] for part in (first, *values.split(", ")))
+    return [
+        f"    RC_DEVICE static generic::Value {name}(u32 number, {first}, {values}) {{",
+        "        switch (number) {",
+        *(
+            f"            case {k}: return {each}::run({arguments});"
+            for k, each in enumerate(cases)
+        ),
+        "        }",
+        "        return {};",
+        "    }",
+    ]
 
 
 def kernel_text(
