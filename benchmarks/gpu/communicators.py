@@ -2,7 +2,7 @@
 
 ::
 
-    python -m benchmarks.gpu.communicators [--ranks N] [--seconds S] [--commit HASH] [--out FILE]
+    python -m benchmarks.gpu.communicators [--ranks N] [--communicators N ...] [--out FILE]
 
 One process a GPU. Tensor- and data-parallel groups are such communicators: no order of their calls
 is the same on all ranks. Every communicator has another collective on another type. ``first ms`` is
@@ -20,6 +20,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from benchmarks.gpu.deterministic import Among
@@ -49,7 +50,7 @@ def round_of(sides: Sequence[tuple[Any, Any, str, Any, Any]], order: Sequence[in
             getattr(comm, name)(x, None if name == "reduce" and comm.rank else y)
 
 
-def work(link: Link, folder: str, opposite: bool, settle: float) -> None:
+def work(link: Link, folder: str, opposite: bool, settle: float, numbers: Sequence[int]) -> None:
     """What one rank measures; a message a row."""
     os.environ["RINGCOLL_CACHE_DIR"] = folder
     import cupy
@@ -60,7 +61,7 @@ def work(link: Link, folder: str, opposite: bool, settle: float) -> None:
     cupy.cuda.Device(rank).use()
     base = ringcoll.init(Among(link), device="cuda", timeout=20.0)
     kind = 0
-    for number in NUMBERS:
+    for number in numbers:
         comms: list[Any] = [base.split(0) for _ in range(number)]
         for count in COUNTS:
             sides = []
@@ -108,6 +109,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Calls of many communicators in opposite orders.")
     parser.add_argument("--ranks", type=int, default=2, help="0: all GPUs")
     parser.add_argument("--seconds", type=float, default=100.0, help="after which a part is ended")
+    parser.add_argument(
+        "--communicators", type=int, nargs="+", default=NUMBERS, metavar="N", help="at once"
+    )
     parser.add_argument("--commit", default="", help="what is measured, where there is no git")
     add_out(parser, file=True)
     options = parser.parse_args(argv)
@@ -120,15 +124,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         way = "opposite orders" if opposite else "one order"
         with tempfile.TemporaryDirectory(prefix="ringcoll-kernels-") as folder:
             for cache in ("cold", "warm"):
-
-                def keep(
-                    messages: list[dict[str, Any]], cache: str = cache, way: str = way
-                ) -> None:
-                    slowest = {key: max(m[key] for m in messages) for key in ("first_ms", "us")}
-                    row = {"name": way, "cache": cache, "ranks": ranks, **messages[0], **slowest}
-                    report.add({**row, "us": round(row["us"], 2)})
-
-                wrong = run_ranks(work, ranks, (folder, opposite), options.seconds, keep)
+                about = {"name": way, "cache": cache, "ranks": ranks}
+                args = folder, opposite, SETTLES[cache], options.communicators
+                wrong = run_ranks(work, ranks, args, options.seconds, partial(keep, report, about))
                 report.fail(f"{way}, {cache}", wrong)
     for row in report.rows:
         cell = f"{row['name']:<16}{row['cache']:<6}{row['communicators']:>3}{row['count']:>9}"
