@@ -236,9 +236,12 @@ class RankState:
                 known = settle([self], error)
             finally:
                 sys.setrecursionlimit(limit)
-            if known is error:
-                raise
-            raise known from error
+            try:
+                if known is error:
+                    raise
+                raise known from error
+            finally:
+                del known  # a frame that refers to its own error lives until cycles are collected
 
     def submit(self, call: Callable[[], None], alive: tuple[object, ...], name: str = "") -> Work:
         """Run a call on this rank's worker thread; ``alive`` is kept until it is done."""

@@ -156,43 +156,54 @@ def _destroy(pid: int, ordinal: int, event: int) -> None:
             cuda.eventDestroy(event)
 
 
+class EventPool:
+    """Events of one device that are used again: making one takes as long as a call."""
+
+    def __init__(self, ordinal: int) -> None:
+        self.ordinal = ordinal
+        self.unused: list[int] = []
+        end = weakref.finalize(self, _destroy_all, os.getpid(), ordinal, self.unused)
+        end.atexit = False
+
+    def record(self, stream: int) -> ReusedEvent:
+        """An event at the present end of a stream."""
+        with _current(self.ordinal) as cuda:
+            try:
+                event = self.unused.pop()
+            except IndexError:
+                event = cuda.eventCreateWithFlags(cuda.eventDisableTiming)
+            cuda.eventRecord(event, stream)
+        return ReusedEvent(self, event)
+
+
 class ReusedEvent:
-    """An event of which CUDA's is used again once this object is garbage: that takes less time.
+    """An event that goes back to its pool once this object is garbage.
 
     A wait that is enqueued already is not affected: it waits for the earlier record.
     """
 
-    __slots__ = ("_event", "_ordinal", "_unused")
+    __slots__ = ("_event", "_pool")
 
-    def __init__(self, ordinal: int, stream: int) -> None:
-        self._ordinal = ordinal
-        # By process: a forked child has no CUDA.
-        self._unused = _unused.setdefault((os.getpid(), ordinal), [])
-        with _current(ordinal) as cuda:
-            try:
-                self._event = self._unused.pop()
-            except IndexError:
-                self._event = cuda.eventCreateWithFlags(cuda.eventDisableTiming)
-            cuda.eventRecord(self._event, stream)
+    def __init__(self, pool: EventPool, event: int) -> None:
+        self._pool, self._event = pool, event
 
     def __del__(self) -> None:
-        event = getattr(self, "_event", None)
-        if event is not None:
-            self._unused.append(event)
+        self._pool.unused.append(self._event)
 
     def done(self) -> bool:
         """Whether the stream has come so far."""
-        with _current(self._ordinal) as cuda:
+        with _current(self._pool.ordinal) as cuda:
             return bool(cuda.eventQuery(self._event) == 0)
 
     def order(self, stream: int) -> None:
         """Make what a stream is given from now on wait for it."""
-        with _current(self._ordinal) as cuda:
+        with _current(self._pool.ordinal) as cuda:
             cuda.streamWaitEvent(stream, self._event, 0)
 
 
-_unused: dict[tuple[int, int], list[int]] = {}
-"""Events to be used again, by process and device."""
+def _destroy_all(pid: int, ordinal: int, events: list[int]) -> None:
+    for event in events:
+        _destroy(pid, ordinal, event)
 
 
 def _current(ordinal: int) -> AbstractContextManager[Any]:

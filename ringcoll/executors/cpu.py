@@ -31,6 +31,9 @@ from ringcoll.plan import Buffer
 from ringcoll.symmetric.host import SymmetricMemory
 from ringcoll.views import extent_of, start_of
 
+BOUND = 64
+"""Rows that a prepared call keeps: by the half of SCRATCH, and by where peers' buffers lie."""
+
 
 class CpuExecutor:
     """One rank's side of the collectives of one communicator, with ``scratch`` bytes of SCRATCH.
@@ -116,7 +119,7 @@ class CpuExecutor:
         if isinstance(prepared, PlacedCall):
             prepared, given = prepared.ready, prepared.given
         if given is not None and given != prepared.given:
-            prepared.place(self.rank, given)
+            prepared.place(given)
         active = self.enter(prepared)
         bound = self.bind(active)
         base = active.epoch << 32
@@ -132,7 +135,7 @@ class CpuExecutor:
         for call in calls:
             prepared = call.ready if isinstance(call, PlacedCall) else call
             if isinstance(call, PlacedCall) and call.given != prepared.given:
-                prepared.place(self.rank, call.given)
+                prepared.place(call.given)
             active = self.enter(prepared)
             for epoch in (active.epoch - 1, active.epoch if prepared.agrees else 0):
                 while not self._all_entered(epoch):
@@ -205,8 +208,13 @@ class CpuExecutor:
                 # All ranks raise the same error, and no data have moved.
                 self.finish(active)
                 raise
-            if len(prepared.bound) < 8 and self.trace is None:
+            bound.given = prepared.given
+            if self.trace is None:
+                while len(prepared.bound) >= BOUND:
+                    prepared.bound.pop(next(iter(prepared.bound)))
                 prepared.bound[key] = bound
+        elif bound.given != prepared.given:
+            bound.place(prepared.call, prepared.given)
         active.bound = bound
         return bound
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -48,14 +48,18 @@ class BoundRows:
     """The arrays of the call, which lanes of many rows bind anew each time."""
     places: list[Place] = field(default_factory=list)
 
-    def place(self, rank: int, buffers: Mapping[Buffer, Array]) -> None:
-        """Let the rows work on other arrays of this rank, of the same shape."""
-        given: dict[tuple[Buffer, bool], Array] = {}
-        for buffer, array in buffers.items():
-            self.user[rank, buffer] = given[buffer, False] = array
-            given[buffer, True] = array.view(np.uint8)
+    given: Given = (0, 0, 0, 0)  # the arrays at hand
+
+    def place(self, call: Call, given: Given) -> None:
+        """Let the rows work on the arrays of a call of the same shape."""
+        arrays: dict[tuple[Buffer, bool], Array] = {}
+        for buffer, array in ((Buffer.INPUT, call.send), (Buffer.OUTPUT, call.recv)):
+            if array is not None:
+                self.user[call.rank, buffer] = arrays[buffer, False] = array
+                arrays[buffer, True] = array.view(np.uint8)
         for found, k, key, part in self.places:
-            found[k] = given[key][part]
+            found[k] = arrays[key][part]
+        self.given = given
 
 
 @dataclass(slots=True)
@@ -73,23 +77,19 @@ class CpuCall:
     timeout: float = 60.0
     changes: int = 0
 
-    given: Given = (0, 0, 0, 0)  # of the arrays to which its rows are bound
+    given: Given = (0, 0, 0, 0)  # of its arrays
     anywhere: bool = False  # whether it does not matter which memory peers reach
 
-    def place(self, rank: int, given: Given) -> None:
-        """Bind the rows to the arrays at other addresses."""
+    def place(self, given: Given) -> None:
+        """Take the arrays at other addresses, to which rows are bound when they are to run."""
         call = self.call
         send, recv = (
             array if array is None or not at else view_at(at, array.nbytes, array.dtype)
             for array, at in zip((call.send, call.recv), given, strict=False)
         )
         self.call, self.given = replace(call, send=send, recv=recv), given
-        if given[2:] != (self.hello.send, self.hello.recv) and not self.anywhere:
+        if not self.anywhere:
             self.hello = replace(self.hello, send=given[2], recv=given[3])
-        sides = (Buffer.INPUT, send), (Buffer.OUTPUT, recv)
-        buffers = {side: array for side, array in sides if array is not None}
-        for bound in self.bound.values():
-            bound.place(rank, buffers)
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ from itertools import count
 import pytest
 
 from ringcoll.cuda import streams as module
-from ringcoll.cuda.streams import Event, ReusedEvent
+from ringcoll.cuda.streams import Event, EventPool
 
 
 class Runtime:
@@ -48,30 +48,27 @@ def runtime(monkeypatch):
 
     monkeypatch.setattr(module, "on", on)
     monkeypatch.setattr(module, "runtime", lambda: made)
-    monkeypatch.setattr(module, "_unused", {})
     return made
 
 
 def test_an_event_that_nobody_has_is_used_again_on_its_device(runtime):
+    first, other = EventPool(0), EventPool(1)
     for stream in (7, 8):
-        ReusedEvent(0, stream)
+        first.record(stream)
         gc.collect()
-    kept = ReusedEvent(0, 9)
-    ReusedEvent(0, 10)
-    ReusedEvent(1, 11)
+    kept = first.record(9)
+    first.record(10)
+    other.record(11)
     assert runtime.recorded == [
         *((0, 1001, 7), (0, 1001, 8), (0, 1001, 9), (0, 1002, 10)),
         (1, 1003, 11),
     ]
-    del kept
-
-
-def test_a_forked_child_uses_none_of_its_parent(runtime, monkeypatch):
-    ReusedEvent(0, 7)
+    del first, other
     gc.collect()
-    monkeypatch.setattr(os, "getpid", lambda: -1)
-    ReusedEvent(0, 8)
-    assert runtime.recorded == [(0, 1001, 7), (0, 1002, 8)]
+    assert runtime.destroyed == [1003]
+    del kept
+    gc.collect()
+    assert sorted(runtime.destroyed) == [1001, 1002, 1003]
 
 
 def test_an_event_that_nobody_has_is_destroyed(runtime):

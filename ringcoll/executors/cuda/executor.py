@@ -21,7 +21,7 @@ from ringcoll.arguments.calls import Call
 from ringcoll.collectives import COLLECTIVES
 from ringcoll.cuda.device import Device, joined_by_nvlink, on, runtime
 from ringcoll.cuda.memory import host_mapped
-from ringcoll.cuda.streams import ReusedEvent
+from ringcoll.cuda.streams import EventPool, ReusedEvent
 from ringcoll.errors import AbortedError, Error, MismatchError, RankLostError
 from ringcoll.executors.contract import Given
 from ringcoll.executors.cuda.async_errors import AsyncErrors
@@ -92,6 +92,7 @@ class CudaExecutor:
         self.auto_register: AutoRegister | None = None
         self.running: CudaCall | None = None
         self.in_order = True  # whether control calls and collectives have one order
+        self._events = EventPool(device.ordinal)
         self.stream_order = StreamOrder(device.ordinal, f"rank {fabric.rank}: {device}")
         self._device: Callable[[], int] = runtime().getDevice
         self._threads = threading.local()  # whether a thread has been bound to a context
@@ -393,7 +394,7 @@ class CudaExecutor:
 
     def record(self, stream: int) -> ReusedEvent:
         """An event at the present end of a stream."""
-        return ReusedEvent(self.device.ordinal, stream)
+        return self._events.record(stream)
 
     def watch(self) -> Error | None:
         """Let kernels know which ranks have left; an error that is known by now."""

@@ -18,7 +18,7 @@ from typing import ClassVar
 
 from ringcoll.arguments.calls import Call
 from ringcoll.cuda.device import Device, on, runtime
-from ringcoll.cuda.streams import ReusedEvent
+from ringcoll.cuda.streams import EventPool, ReusedEvent
 from ringcoll.errors import AbortedError, DeadlineError, Error, LaunchRefused, MachineError
 from ringcoll.executors.contract import Executor, Runnable
 from ringcoll.executors.cuda.cuda_call import StreamCall
@@ -117,6 +117,7 @@ class CudaNodesExecutor:
         self.host, self.thread = host, thread
         self._inside = inside
         self.running: CudaNodesCall | None = None
+        self._events = EventPool(device.ordinal)
         self.stream_order = StreamOrder(device.ordinal, f"rank {fabric.rank}: {device}")
         self.lanes: list[StagingLane] = []
         self._given_up = False
@@ -236,7 +237,7 @@ class CudaNodesExecutor:
 
     def record(self, stream: int) -> ReusedEvent:
         """An event at the present end of a stream."""
-        return ReusedEvent(self.device.ordinal, stream)
+        return self._events.record(stream)
 
     def give_up(self) -> None:
         """End the waits of all streams for the host."""
