@@ -11,6 +11,7 @@ import pytest
 import ringcoll
 from ringcoll import MismatchError, RankLostError
 from ringcoll.cuda.raw import from_pointer
+from ringcoll.executors.cuda.hellos import Hellos
 from tests.gpu.leaving import CALLS, CONTROL, ENDS, SMALL, control, in_threads, leaves
 from tests.gpu.ranks import close, ordinal
 from tests.kernels.stand_in import needs_compiler
@@ -172,6 +173,36 @@ def test_threads_of_one_phase_may_end_before_the_next(gpus, array, message):
     for comm in comms:
         comm.check()
     close(comms)
+
+
+def test_a_departure_that_is_taken_back_meanwhile(gpus, array, monkeypatch):
+    """New threads make the next call while the watchdog reads what kernels have entered."""
+
+    def use(comm):
+        gpus.current.ptr = comm.rank + 1
+        return FakeDevice(gpus, ordinal(comm))
+
+    def phase(comm, late=0.0):
+        x = array(comm, SMALL)
+        threading.Event().wait(late if comm.rank == 1 else 0)
+        comm.all_reduce(x)
+        comm.synchronize()
+
+    comms = ringcoll.init_all(APART, device="cuda", timeout=60)
+    first = in_threads(comms, phase, use)
+    threading.Event().wait(1.5)  # longer than ranks without a thread are waited for
+    reading, plain = threading.Event(), Hellos.newest
+
+    def slow(hellos):
+        reading.set()
+        threading.Event().wait(0.4)
+        return plain(hellos)
+
+    monkeypatch.setattr(Hellos, "newest", slow)
+    assert reading.wait(10)
+    second = in_threads(comms, lambda comm: phase(comm, late=1.0), use)
+    close(comms, failed=True)
+    assert (first, second) == ({}, {})
 
 
 @pytest.mark.parametrize("later", [0, 1], ids=["control second", "data second"])

@@ -129,8 +129,12 @@ class AsyncErrors:
         if not left and not self._words:
             return
         newest = self._hellos.newest()  # read after they had left: no more can come
+        # Asked again: a new thread that has taken a rank over since may have made the next call.
+        gone = self._fabric.left()
         words = {}
         for rank, for_good in left.items():
+            if rank not in gone:
+                continue
             last = self._left[rank] = newest[rank][0]
             if for_good or last < newest[self._rank][0]:
                 words[rank] = 1 + last
