@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
@@ -10,9 +11,11 @@ import pytest
 
 from ringcoll.errors import DeadlineError, MachineError
 from ringcoll.executors.cuda import loading, stream_order
+from ringcoll.executors.cuda.loader import Loader as RealLoader
 from ringcoll.executors.cuda.loading import GenericLaunch, KernelLoading
 from ringcoll.executors.cuda.params import Body, GenericForm
 from ringcoll.executors.cuda.stream_order import StreamOrder
+from ringcoll.fabric.thread import OURS
 from tests.gpu.streams import Call
 from tests.gpu.streams import runtime as runtime
 
@@ -48,6 +51,9 @@ class Loader:
         found = found or self.compiling[text]
         if not found.done():
             found.set_result(b"")
+
+    def rest(self):
+        self.resting = True
 
     def function(self, text, ordinal, _capability):
         assert self.compiling[text].done()
@@ -122,7 +128,7 @@ def test_a_call_alone_runs_by_its_own_kernel(made):
 
 
 def test_beside_another_call_the_generic_kernel_runs_until_that_has_ended(made):
-    (first, _), (_, other) = made.make(), made.make()
+    (first, order), (_, other) = made.make(), made.make()
     other.switch_to(8)
     made.runtime.busy = {8}
     found = first.launch(BODY, Launch, 9.0, "all_reduce on rank 0")
@@ -143,9 +149,14 @@ def test_beside_another_call_the_generic_kernel_runs_until_that_has_ended(made):
     found.launch(7)  # a capture keeps what it records
     assert generic.launched == 4
     made.runtime.captured.clear()
+    order.switch_to(9)
+    made.runtime.busy = {9}  # of its own communicator: one thread may launch for all ranks
+    found.launch(7)
+    assert generic.launched == 5
+    made.runtime.busy = set()
     found.launch(7)
     own: Any = found._launch
-    assert (generic.launched, own.body, own.launched) == (4, BODY, 1)
+    assert (generic.launched, own.body, own.launched) == (5, BODY, 1)
     assert texts(made.loader)[5:] == ["own"]
     made.runtime.busy = {8}
     assert not isinstance(first.launch(BODY, Launch, 9.0, "all_reduce on rank 0"), GenericLaunch)
@@ -231,3 +242,21 @@ def test_without_generic_kernels_no_second_communicator_is_made(made, monkeypatc
     monkeypatch.setattr(made.loader, "compile_ahead", lambda *_: failed)
     with pytest.raises(MachineError, match="NVRTC"):
         made.make(ordinal=0, nranks=3)
+
+
+def test_compilers_threads_are_the_librarys_and_rest_behind_the_last_communicator(made):
+    done = threading.Event()
+    cache: Any = SimpleNamespace(get=lambda *_: done.wait(20) and threading.current_thread().name)
+    loader = RealLoader(cache)
+    first = [loader.compile_ahead(str(number), (9, 0)) for number in range(50)]
+    loader.rest()
+    done.set()
+    assert str(first[0].result()).startswith(OURS) and first[-1].cancelled()
+    again = loader.compile_ahead("49", (9, 0))
+    assert again.result() and again is loader.compile_ahead("49", (9, 0))
+    loader.rest()
+    (one, _), (two, _) = made.make(), made.make()
+    one.close()
+    assert not hasattr(made.loader, "resting")
+    two.close()
+    assert made.loader.resting

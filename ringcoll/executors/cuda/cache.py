@@ -19,6 +19,7 @@ from threading import Lock
 
 from ringcoll import version
 from ringcoll.executors.cuda.compile import compile_kernel, flags, nvrtc_version, read_headers
+from ringcoll.fabric.thread import OURS
 from ringcoll.folders import contents, own_folder, user_folder, write_aside
 
 _log = logging.getLogger("ringcoll")
@@ -73,7 +74,7 @@ class KernelCache:
     def compile_all(self, sources: Sequence[str], arch: str) -> list[bytes]:
         """The cubins of many sources, in order, on all cores: NVRTC runs without the GIL."""
         cores = len(os.sched_getaffinity(0))
-        with ThreadPoolExecutor(cores, thread_name_prefix="ringcoll-nvrtc") as pool:
+        with ThreadPoolExecutor(cores, thread_name_prefix=f"{OURS}nvrtc") as pool:
             return list(pool.map(lambda source: self.get(source, arch), sources))
 
     def _key(self, source: str, arch: str) -> bytes:

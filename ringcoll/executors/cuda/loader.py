@@ -15,6 +15,7 @@ from typing import Any
 from ringcoll.executors.cuda.cache import KernelCache
 from ringcoll.executors.cuda.compile import arch_of
 from ringcoll.executors.cuda.params import Parameter, Places
+from ringcoll.fabric.thread import OURS
 
 ENTRY = "ringcoll_kernel"
 
@@ -32,8 +33,7 @@ class Loader:
     def __init__(self, cache: KernelCache) -> None:
         self._cache = cache
         self._compiling: dict[tuple[object, ...], Future[bytes]] = {}
-        cores = len(os.sched_getaffinity(0))
-        self._pool = ThreadPoolExecutor(min(8, cores), thread_name_prefix="ringcoll-nvrtc")
+        self._pool: ThreadPoolExecutor | None = None
         self._lock = Lock()
         self._functions: dict[tuple[object, ...], Any] = {}
 
@@ -55,11 +55,20 @@ class Loader:
         key = _key(text, *capability)
         with self._lock:
             found = self._compiling.get(key)
-            if found is None:
-                found = self._compiling[key] = self._pool.submit(
-                    self._cache.get, text, arch_of(*capability)
-                )
+            if found is None or found.cancelled():
+                if self._pool is None:
+                    cores = len(os.sched_getaffinity(0))
+                    self._pool = ThreadPoolExecutor(min(4, cores), f"{OURS}nvrtc")
+                found = self._pool.submit(self._cache.get, text, arch_of(*capability))
+                self._compiling[key] = found
             return found
+
+    def rest(self) -> None:
+        """Compile nothing more in the background: the program may end, and would wait for it."""
+        with self._lock:
+            pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.shutdown(wait=False, cancel_futures=True)
 
     def function(self, text: str, ordinal: int, capability: tuple[int, int]) -> int:
         """The kernel of a source on a device, as the driver names it."""
@@ -119,6 +128,10 @@ class DeferredLoader(Loader):
     def compile_ahead(self, text: str, capability: tuple[int, int]) -> Future[bytes]:
         """Compile a source in the background, once."""
         return self._loader.compile_ahead(text, capability)
+
+    def rest(self) -> None:
+        """Compile nothing more in the background."""
+        self._loader.rest()
 
     def function(self, text: str, ordinal: int, capability: tuple[int, int]) -> int:
         """The kernel of a source on a device, as the driver names it."""

@@ -100,6 +100,9 @@ class KernelLoading:
         """Forget the communicator: it makes no more calls."""
         with _lock:
             _open.discard(self)
+            last = not _open
+        if last and self._texts:
+            self.loader.rest()
 
     def function(self, text: str, timeout: float, where: str, why: str = "") -> int:
         """The loaded function of a text; waits while calls of other communicators may run.
@@ -154,7 +157,7 @@ class KernelLoading:
 
     def _compiled(self, text: str) -> bool:
         found = self.loader.compile_ahead(text, self.capability)
-        return found.done() and found.exception() is None
+        return found.done() and not found.cancelled() and found.exception() is None
 
     def _load(self, text: str) -> int:
         return self.loader.function(text, self.device.ordinal, self.capability)
@@ -186,9 +189,9 @@ class GenericLaunch:
         """Enqueue on a stream of the current device."""
         # A capture keeps the kernel that it has recorded.
         if self._waits and self._compiled() and not waiting_ends_capture(stream):
+            # Own calls count, too: one thread may launch for all ranks, and nothing waits here.
             loading = self._loading
-            if others_idle(loading.order):
-                loading._await_own()
+            if loading.order.ended(replays=False) and others_idle(loading.order):
                 for each in _waiting_on(loading.device.ordinal):
                     each.load()
         self._launch.launch(stream, *addresses)
