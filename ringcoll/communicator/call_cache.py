@@ -24,9 +24,13 @@ CACHED_CALLS = 512
 """Calls that a communicator caches; the oldest goes first."""
 
 
-def evict(cache: dict[Any, Any]) -> None:
-    """Make room for one more call: drop the oldest beyond the bound."""
-    while len(cache) >= CACHED_CALLS:
+MEMORY_CLASSES = 128
+"""Preparations of one call; where these depend on addresses there may be many."""
+
+
+def evict(cache: dict[Any, Any], most: int) -> None:
+    """Make room for one more entry: drop the oldest beyond the bound."""
+    while len(cache) >= most:
         cache.pop(next(iter(cache)), None)
 
 
@@ -99,7 +103,7 @@ class CallCache:
         whole = call if self._state.on_gpu else None
         found = self._in_memory(checked, start_of(call.send), start_of(call.recv), whole)
         if key is not None:
-            evict(self._checked)
+            evict(self._checked, CACHED_CALLS)
             self._checked[(key, between) if overlap else key] = checked
         return found
 
@@ -119,7 +123,7 @@ class CallCache:
             )
             whole = whole or replace(call, send=send, recv=recv)
             prepared = state.prepare(whole, checked.config, **self._how)
-            evict(checked.prepared)
+            evict(checked.prepared, MEMORY_CLASSES)
             checked.prepared[kind] = prepared
             if prepared.anywhere:
                 checked.anywhere = prepared

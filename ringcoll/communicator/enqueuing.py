@@ -174,6 +174,8 @@ class Enqueuer:
 
     def _stream_of(self, stream: Any, like: object, name: str) -> tuple[int, object]:
         """The handle of a call's stream, and its owner, if known, which must outlive the call."""
+        if stream is None:
+            return self._libraries[type(like)].stream(like)
         where = f"{name} on rank {self._rank}"
         return stream_of(stream, like, ordinal=self._ordinal, where=where)
 

@@ -12,7 +12,7 @@ import os
 import sys
 import weakref
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
 import numpy as np
@@ -162,8 +162,12 @@ class EventPool:
     def __init__(self, ordinal: int) -> None:
         self.ordinal = ordinal
         self.unused: list[int] = []
-        end = weakref.finalize(self, _destroy_all, os.getpid(), ordinal, self.unused)
-        end.atexit = False
+        self._end = weakref.finalize(self, _destroy_all, os.getpid(), ordinal, self.unused)
+        self._end.atexit = False
+
+    def close(self) -> None:
+        """Destroy the events that are not in use; idempotent."""
+        self._end()
 
     def record(self, stream: int) -> ReusedEvent:
         """An event at the present end of a stream."""
@@ -202,8 +206,9 @@ class ReusedEvent:
 
 
 def _destroy_all(pid: int, ordinal: int, events: list[int]) -> None:
-    for event in events:
-        _destroy(pid, ordinal, event)
+    while events:
+        with suppress(RuntimeError):  # a device that fails
+            _destroy(pid, ordinal, events.pop())
 
 
 def _current(ordinal: int) -> AbstractContextManager[Any]:

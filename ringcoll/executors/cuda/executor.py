@@ -425,6 +425,7 @@ class CudaExecutor:
         self.synchronize()
         self.kernels.close()
         self._merged.clear()
+        self._events.close()
         self.streams.close()
         self.running = None
         self.async_errors.close()

@@ -63,7 +63,7 @@ class PairCalls(GroupCall):
             launches.setdefault(id(shared_launch), []).append(Member(own[0].pairs, tuple(own)))
         groups = [sorted(group, key=lambda member: member.rank) for group in launches.values()]
         # Loaded before anything is launched: loading may wait for a device whose kernel waits.
-        for group in groups:
+        for group in groups if len(groups) > 1 else ():
             _launchable(group)
         return [_task(group) for group in groups]
 

@@ -258,6 +258,7 @@ class CudaNodesExecutor:
         finally:
             _alive.discard(self)
             self.stream_order.forget()
+            self._events.close()
             if not ended:  # no thread will carry what the streams wait for
                 self.give_up()
             # Streams that have not been synchronized may still copy: their memory stays pinned.
