@@ -13,6 +13,7 @@ import ctypes
 import queue
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
@@ -40,6 +41,7 @@ class Gpus(Runtime):
         self._compiling = threading.Lock()
         self.texts: list[str] = []
         self.launches: list[tuple[int, int, int]] = []  # device, ranks, blocks of each
+        self.ran: list[str] = []  # the texts of the launches
         self._streams: dict[tuple[int, int], queue.SimpleQueue[Callable[[], object] | None]] = {}
         self._events: list[threading.Event] = []
 
@@ -102,6 +104,18 @@ class Gpus(Runtime):
     def compile(self, text: str, _capability: tuple[int, int]) -> None:
         """When it is loaded."""
 
+    def compile_ahead(self, _text: str, _capability: tuple[int, int]) -> Future[bytes]:
+        """When it is loaded."""
+        found: Future[bytes] = Future()
+        found.set_result(b"")
+        return found
+
+    def stored(self, _text: str, _capability: tuple[int, int]) -> bool:
+        return True
+
+    def rest(self) -> None:
+        """Nothing is compiled in the background."""
+
     def has(self, text: str, _ordinal: int) -> bool:
         return text in self.texts
 
@@ -148,6 +162,7 @@ class Launch:
         kernel = library(self.text)
         if kernel.args_bytes() != len(packed):
             raise AssertionError(f"{kernel.args_bytes()} bytes, {len(packed)} packed")
+        self.gpus.ran.append(self.text)
         self.gpus.launches.append((self.gpus.getDevice(), self.ranks, self.blocks))
         self.gpus.give(stream, lambda: kernel.launch(held, self.blocks, self.ranks, THREADS, 1))
 
