@@ -103,3 +103,24 @@ def test_of_a_device_that_fails_nothing_is_known(stream_order, runtime, monkeypa
     stream_order.switch_to(7)
     monkeypatch.setattr(runtime, "streamQuery", fails)
     assert not stream_order.ended()
+
+
+def test_the_calls_before_one_that_is_being_made(stream_order, runtime):
+    stream_order.switch_to(7)
+    runtime.busy = {7}
+    assert not stream_order.earlier_ended()
+    stream_order.marking = True
+    stream_order.mark(7)
+    event = stream_order._last._event
+    stream_order.unmark()
+    assert not stream_order.earlier_ended()
+    event.clear()  # passed; the stream has more to do, which is no call
+    assert stream_order.earlier_ended()
+    stream_order.unmark()  # a call that was not marked stands between
+    assert not stream_order.earlier_ended()
+    stream_order.mark(7)
+    stream_order.unmark()
+    stream_order.watch(marking=False)
+    assert not stream_order.earlier_ended()
+    runtime.busy = set()
+    assert stream_order.earlier_ended()

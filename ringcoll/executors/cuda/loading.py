@@ -190,10 +190,12 @@ class GenericLaunch:
         # A capture keeps the kernel that it has recorded.
         if self._waits and self._compiled() and not waiting_ends_capture(stream):
             # Own calls count, too: one thread may launch for all ranks, and nothing waits here.
-            loading = self._loading
-            if loading.order.ended(replays=False) and others_idle(loading.order):
-                for each in _waiting_on(loading.device.ordinal):
+            order = self._loading.order
+            if order.earlier_ended() and others_idle(order):
+                for each in _waiting_on(order.ordinal):
                     each.load()
+            else:
+                order.marking = True  # from the next call on: this one is not launched yet
         self._launch.launch(stream, *addresses)
 
     def _compiled(self) -> bool:
@@ -204,6 +206,7 @@ class GenericLaunch:
         if self._waits and self._compiled():
             self._launch = self._made(self._body, self._loading._load(self._body.text))
             self._waits = False
+            self._loading.order.watch(marking=False)
             with _lock:
                 _pending.discard(self)
 

@@ -98,6 +98,7 @@ class StreamOrder:
         self.marking = False
         """Whether :meth:`mark` is to be called behind each call."""
         self._last: Event | None = None  # behind the last call, if that was marked
+        self._before: Event | None = None  # the same of the call before one that is being made
         with _lock:
             _all.add(self)
 
@@ -119,7 +120,7 @@ class StreamOrder:
                 the stream is unchanged.
 
         """
-        self._last = None
+        self.unmark()
         if self.is_on(stream):
             return
         graph, before = self._graph(stream), self.stream
@@ -245,13 +246,27 @@ class StreamOrder:
         """Whether calls are marked from now on."""
         self.marking, stream = marking, self.stream
         if not marking:
-            self._last = None
+            self._last = self._before = None
         elif self._last is None and self._end is None and stream is not None:
             self.mark(stream)
 
     def unmark(self) -> None:
         """Forget the mark: a call follows."""
-        self._last = None
+        self._before, self._last = self._last, None
+
+    def earlier_ended(self) -> bool:
+        """Whether the calls before the one that is being made have ended, as :meth:`ended` says.
+
+        Where they are marked, what their stream was given since does not count.
+        """
+        before = self._before
+        if before is None or not self.marking:
+            return self.ended(replays=False)
+        try:
+            with on(self.ordinal), outside_capture():
+                return before.done()
+        except RuntimeError:
+            return False
 
     def mark(self, stream: int) -> None:
         """Record an event at the end of a stream, behind all calls."""
@@ -260,7 +275,7 @@ class StreamOrder:
 
     def forget(self) -> None:
         """Forget all streams and events."""
-        self.stream = self._end = self._last = None
+        self.stream = self._end = self._last = self._before = None
         self._replayed = False
         self._captured.clear()
 
