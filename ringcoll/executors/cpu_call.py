@@ -52,13 +52,17 @@ class BoundRows:
 
     def place(self, call: Call, given: Given) -> None:
         """Let the rows work on the arrays of a call of the same shape."""
-        arrays: dict[tuple[Buffer, bool], Array] = {}
-        for buffer, array in ((Buffer.INPUT, call.send), (Buffer.OUTPUT, call.recv)):
+        user = {Buffer.INPUT: call.send, Buffer.OUTPUT: call.recv}
+        for buffer, array in user.items():
             if array is not None:
-                self.user[call.rank, buffer] = arrays[buffer, False] = array
-                arrays[buffer, True] = array.view(np.uint8)
+                self.user[call.rank, buffer] = array
+        seen: dict[tuple[Buffer, bool], Array] = {}
         for found, k, key, part in self.places:
-            found[k] = arrays[key][part]
+            whole = seen.get(key)
+            if whole is None:
+                whole = self.user[call.rank, key[0]]
+                seen[key] = whole = whole.view(np.uint8) if key[1] else whole
+            found[k] = whole[part]
         self.given = given
 
 
@@ -82,12 +86,14 @@ class CpuCall:
 
     def place(self, given: Given) -> None:
         """Take the arrays at other addresses, to which rows are bound when they are to run."""
-        call = self.call
-        send, recv = (
-            array if array is None or not at else view_at(at, array.nbytes, array.dtype)
-            for array, at in zip((call.send, call.recv), given, strict=False)
-        )
-        self.call, self.given = replace(call, send=send, recv=recv), given
+        call = self.call  # nobody else has it
+        send, recv, (start, end, _, _) = call.send, call.recv, given
+        if send is not None and start:
+            call.send = view_at(start, send.nbytes, send.dtype)
+        if recv is not None and end:
+            same = end == start and send is not None and recv.nbytes == send.nbytes
+            call.recv = call.send if same else view_at(end, recv.nbytes, recv.dtype)
+        self.given = given
         if not self.anywhere:
             self.hello = replace(self.hello, send=given[2], recv=given[3])
 
