@@ -33,8 +33,8 @@ __all__ = ["main"]
 
 NUMBERS = (2, 4, 8)
 """Communicators at once."""
-COUNTS = (1 << 10, 1 << 20)
-"""Elements of a call's larger array."""
+COUNTS = (1 << 10, 4 << 10)
+"""Elements of a call's larger array: 8 such calls fit on the multiprocessors at once."""
 ROUNDS = 40
 SETTLES = {"cold": 2.0, "warm": 0.2}
 """Seconds between the first calls and the measured ones, in which kernels are compiled."""
