@@ -29,6 +29,7 @@ from benchmarks.gpu.timer import Line, Rendezvous, Timer, calls_of
 from benchmarks.gpu.torch_peers import Torch
 from benchmarks.needs import require
 from benchmarks.record import add_out, now
+from ringcoll.communicator.enqueuing import Enqueuer
 from ringcoll.errors import ArgumentError, LaunchRefused
 from ringcoll.units import parse_bytes, parse_ints, parse_sizes
 
@@ -226,12 +227,13 @@ class Ringcoll:
         best: dict[str, float] = {}
         with self.stream:
             comm.all_reduce(x)
-            enqueuer: Any = comm._collective.__self__  # type: ignore[attr-defined]
-            prepared = next(reversed(enqueuer._cache.values())).call
+            enqueuer: Enqueuer = comm._collective.__self__  # type: ignore[attr-defined]
+            checked = next(reversed(enqueuer._calls._checked.values()))
+            prepared = next(iter(checked.prepared.values()))
             pointer = self.stream.ptr
             for name, call in (
                 ("call", lambda: comm.all_reduce(x)),
-                ("bare launch", lambda: prepared.launchable.launch(pointer)),
+                ("bare launch", lambda: prepared.launchable.launch(pointer, prepared.addresses)),
             ):
                 for _ in range(5):
                     self.stream.synchronize()

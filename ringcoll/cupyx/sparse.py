@@ -282,6 +282,7 @@ class SparseCalls:
                 self._comm.gather_v(own, wide, counts, root=root)
             if here:
                 moved.append(split(wide, counts))
+        self._await()
         parts = zip(*moved, strict=True)
         return [made(matrix, part, h) for part, h in zip(parts, rows if here else [], strict=True)]
 
@@ -298,8 +299,17 @@ class SparseCalls:
             wide = self._xp.empty(sum(counts), own.dtype)
             self._comm.all_to_all_v(own, [header.sizes[k] for header in sent], wide, counts)
             moved.append(split(wide, counts))
+        self._await()
         parts = zip(*moved, strict=True)
         return [made(rows[0], part, h) for part, h in zip(parts, received, strict=True)]
+
+    def _await(self) -> None:
+        """Wait for the data, and raise what failed, before CuPy computes with them.
+
+        CuPy may wait for the device while it holds Python's lock, which the threads of other ranks
+        need to make the same calls.
+        """
+        self._comm.synchronize()
 
     def _is_root(self, name: str, root: int) -> bool:
         return checked_root(name, self._comm.rank, self._comm.nranks, root) == self._comm.rank

@@ -6,6 +6,7 @@ import functools
 import operator
 from typing import Any
 
+import numpy as np
 import pytest
 
 import ringcoll
@@ -66,20 +67,26 @@ def test_sparse_matrices(nranks, kind):
     def work(comm):
         backend, xp, rank = RingcollBackend.from_communicator(comm), comm.xp, comm.rank
 
-        def matrix(seed, dtype="float64"):
-            full = xp.random.RandomState(seed).randint(0, 5, (6, 6)) * (xp.eye(6) + xp.tri(6))
-            return getattr(sparse, f"{kind}_matrix")(full.astype(dtype))
+        full = [np.random.default_rng(seed).integers(0, 5, (6, 6)) for seed in range(11 * n + 8)]
+        full = [(one * (np.eye(6) + np.tri(6))).astype("float64") for one in full]
+
+        def matrix(seed):
+            return matrices[seed]
 
         def empty():
             return getattr(sparse, f"{kind}_matrix")((1, 1), dtype="float64")
 
         def check(found, wanted):
+            comm.synchronize()  # what failed is an error, not wrong elements
             assert found.format == kind
             assert found.shape == (6, 6)
             assert (found.todense().get() == wanted).all()
 
         with on(comm):
-            every = [matrix(r).todense().get() for r in range(n)]
+            # Made before the calls: CuPy may wait for a device and hold Python's lock meanwhile,
+            # which the other rank's thread needs to make the call that this device waits for.
+            matrices = [getattr(sparse, f"{kind}_matrix")(xp.asarray(one)) for one in full]
+            every = full[:n]
             out, part, mine, came = empty(), empty(), empty(), empty()
             gathered: list[Any] = []
             turned: list[Any] = []
@@ -95,8 +102,9 @@ def test_sparse_matrices(nranks, kind):
             if rank == n - 1:
                 check(part, sum(every))
             sent = matrix(7) if rank == 0 else empty()
+            comm.synchronize()
             backend.broadcast(sent)
-            check(sent, matrix(7).todense().get())
+            check(sent, full[7])
             backend.all_gather(matrix(rank), gathered, 1)
             backend.gather(matrix(rank), at_root, 0)
             backend.all_to_all([matrix(10 * rank + q) for q in range(n)], turned)
@@ -106,7 +114,7 @@ def test_sparse_matrices(nranks, kind):
             check(mine, n * every[rank])
             for r in range(n):
                 check(gathered[r], every[r])
-                check(turned[r], matrix(10 * r + rank).todense().get())
+                check(turned[r], full[10 * r + rank])
             assert len(at_root) == (n if rank == 0 else 0)
             if n > 1:
                 backend.send_recv(matrix(rank), came, rank ^ 1)
@@ -116,7 +124,7 @@ def test_sparse_matrices(nranks, kind):
                 else:
                     backend.send(matrix(3), rank + 1)
                     came = matrix(3)
-                check(came, matrix(3).todense().get())
+                check(came, full[3])
 
     ringcoll.spawn(work, n, device="cuda", timeout=20)
 

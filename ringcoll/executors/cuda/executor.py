@@ -277,8 +277,7 @@ class CudaExecutor:
         if not self.stream_order.is_on(stream):
             self.stream_order.switch_to(stream)
         self._publish(ready)
-        marking = self.stream_order.marking
-        if marking:
+        if self.stream_order.marking:
             self.stream_order.unmark()
         if self._device() == self.device.ordinal and getattr(self._threads, "bound", False):
             launchable.launch(stream, addresses)
@@ -286,7 +285,8 @@ class CudaExecutor:
             with on(self.device.ordinal):
                 launchable.launch(stream, addresses)
             self._threads.bound = True
-        if marking:
+        # Read after the launch: another thread may have begun to mark ends meanwhile, ahead of it.
+        if self.stream_order.marking:
             self.stream_order.mark(stream)
         self.async_errors.last = ready
         self.fabric.entered += 1
