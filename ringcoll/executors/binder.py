@@ -35,6 +35,7 @@ from ringcoll.fabric.mpi import FIRST
 from ringcoll.launch import Layout
 from ringcoll.plan import Buffer
 from ringcoll.symmetric.host import SymmetricMemory
+from ringcoll.views import start_of, view_at
 
 Array = npt.NDArray[Any]
 
@@ -131,7 +132,8 @@ class Binder:
                 mapping, offset = word >> _MAPPING_BITS, word & ((1 << _MAPPING_BITS) - 1)
                 if nbytes:
                     memory = self.symmetric.peer(rank, mapping, offset, nbytes)
-                    user[rank, buffer] = memory.view(call.dtype.numpy)
+                    # Keeps nothing alive: rows are bound anew once memory has been freed.
+                    user[rank, buffer] = view_at(start_of(memory), nbytes, call.dtype.numpy)
         return user
 
     def _near(self, rank: int) -> bool:

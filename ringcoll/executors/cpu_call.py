@@ -93,9 +93,9 @@ class CpuCall:
         if recv is not None and end:
             same = end == start and send is not None and recv.nbytes == send.nbytes
             call.recv = call.send if same else view_at(end, recv.nbytes, recv.dtype)
-        self.given = given
         if not self.anywhere:
             self.hello = replace(self.hello, send=given[2], recv=given[3])
+        self.given = given  # last: an error before it leaves all to be done again
 
 
 @dataclass(slots=True)

@@ -42,3 +42,26 @@ def test_small_calls_of_many_communicators_leave_little_memory():
     call(worlds[0], 3)
     for comm in [*first, *(comm for comms in worlds for comm in comms)]:
         comm.close()
+
+
+def test_kept_calls_keep_no_symmetric_memory():
+    """Of the ranks' arrays nothing is left, whatever shapes their calls had."""
+    turns, nbytes = 6, 16 << 20
+
+    def work(comm):
+        comm.all_reduce(np.zeros(10))
+        comm.barrier()
+        before = resident()
+        for turn in range(turns):
+            x = comm.empty(nbytes // 8 + turn, "float64")
+            x[:] = comm.rank
+            comm.all_reduce(x)
+            assert {*x.tolist()[:3], *x.tolist()[-3:]} == {1.0}
+            del x
+            comm.all_reduce(np.zeros(11 + turn))
+            comm.barrier()
+        comm.empty(8, "float64")  # what nobody holds is given back
+        comm.barrier()
+        return resident() - before
+
+    assert max(ringcoll.spawn(work, 2)) < turns * nbytes
