@@ -21,11 +21,8 @@ from ringcoll.executors.contract import Given
 from ringcoll.views import Extent, device_view, start_of, view_at
 
 CACHED_CALLS = 512
-"""Calls that a communicator caches; the oldest goes first."""
-
-
-MEMORY_CLASSES = 128
-"""Preparations of one call; where these depend on addresses there may be many."""
+"""Calls that a communicator caches, and preparations of all of them: the oldest goes first. Where
+preparations depend on addresses, between nodes and by copy engines, one call may have many."""
 
 
 def evict(cache: dict[Any, Any], most: int) -> None:
@@ -62,6 +59,7 @@ class CallCache:
     def __init__(self, state: Any, **how: bool) -> None:
         self._state, self._how = state, how
         self._checked: dict[Hashable, CheckedCall] = {}
+        self._prepared: dict[tuple[CheckedCall, Hashable], None] = {}  # all, the oldest first
 
     def find(self, key: Hashable, first: int, second: int) -> tuple[Any, Given] | None:
         """A prepared call, and what its launch on arguments at these addresses is given.
@@ -123,7 +121,12 @@ class CallCache:
             )
             whole = whole or replace(call, send=send, recv=recv)
             prepared = state.prepare(whole, checked.config, **self._how)
-            evict(checked.prepared, MEMORY_CLASSES)
+            while len(self._prepared) >= CACHED_CALLS:
+                oldest, place = next(iter(self._prepared))
+                del self._prepared[oldest, place]
+                oldest.prepared.pop(place, None)
+                oldest.anywhere = None
+            self._prepared[checked, kind] = None
             checked.prepared[kind] = prepared
             if prepared.anywhere:
                 checked.anywhere = prepared
@@ -136,6 +139,7 @@ class CallCache:
     def clear(self) -> None:
         """Drop all calls."""
         self._checked.clear()
+        self._prepared.clear()
 
 
 def _part(array: npt.NDArray[Any] | None, first: Extent, second: Extent) -> Part:

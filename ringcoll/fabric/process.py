@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -85,10 +86,12 @@ class ProcessFabric(Fabric):
 
     def ahead(self) -> dict[int, tuple[str, int]]:
         """The calls of the control plane in which other processes wait for this rank."""
-        if self._meeting:  # another thread looks: parts of the exchange under way have no header
+        try:
+            found = {rank: (what, n) for rank, (what, n, _) in self._exchange.ahead().items()}
+        except struct.error:
             return {}
-        found = {rank: (what, n) for rank, (what, n, _) in self._exchange.ahead().items()}
-        return {**found, **self.rendezvous()}
+        # Another thread looks: parts of an exchange that is under way have no header.
+        return {} if self._meeting else {**found, **self.rendezvous()}
 
     def rendezvous(self) -> dict[int, tuple[str, int]]:
         """Those that wait for this rank in a rendezvous, unless that follows a loss."""

@@ -13,7 +13,10 @@ import pytest
 
 import ringcoll
 from ringcoll import ArgumentError
-from ringcoll.communicator.call_cache import CACHED_CALLS
+from ringcoll.arguments.calls import prepare
+from ringcoll.communicator.call_cache import CACHED_CALLS, CallCache
+from ringcoll.config import Config
+from ringcoll.views import extent_of, start_of
 
 
 @pytest.mark.parametrize("count", [5, 20_000])
@@ -138,6 +141,38 @@ def test_only_so_many_calls_are_kept():
         return len(comm._calls)
 
     assert ringcoll.spawn(work, 2) == [CACHED_CALLS] * 2
+
+
+def test_only_so_many_preparations_are_kept_where_they_depend_on_addresses():
+    class Prepared:
+        anywhere = False
+
+    class State:
+        on_gpu = False
+
+        def memory_class(self, _call, _config, start, end):
+            return (start[0], end[0]), (start[0], end[0], 0, 0)
+
+        def prepare(self, _call, _config):
+            made.append(Prepared())
+            kept.add(made[-1])
+            return made[-1]
+
+    made = list[Prepared]()
+    kept = weakref.WeakSet[Prepared]()
+    cache = CallCache(State())
+    memory = np.zeros(3 * CACHED_CALLS)
+    for shape in (1, 2, 3):
+        for start in range(CACHED_CALLS):
+            x = memory[start : start + shape]
+            if cache.find(shape, start_of(x), 0) is None:
+                call = prepare("all_reduce", rank=0, nranks=2, sendbuf=x)
+                cache.add(shape, call, Config(), extent_of(x), (0, 0))
+    assert len(made) == 3 * CACHED_CALLS
+    made.clear()
+    assert len(kept) == CACHED_CALLS
+    cache.clear()
+    assert len(kept) == 0
 
 
 @pytest.mark.parametrize("count", [4, 20_000])
