@@ -93,7 +93,8 @@ struct GenericProgram {
             for (u32 s = 0; s < shape.srcs; ++s) {
                 const bool wide = shape.wide >> s & 1, raw = shape.raw >> s & 1;
                 const u32 size = elements.size(wide);
-                Value term = generic::load_value(address(share, words + 2 * s, size) + i * size, size);
+                Value term =
+                    generic::load_value(address(share, words + 2 * s, size) + i * size, size);
                 Value factor{};
                 if (elements.scales && raw)
                     for (u32 k = 0; k < FACTOR_LINES; ++k)
@@ -101,8 +102,7 @@ struct GenericProgram {
                 if (!wide) term = generic::loaded<Text>(elements, term, raw, factor);
                 total = s == 0 ? term : generic::combined<Text>(elements, total, term);
             }
-            if (!shape.wide_dst)
-                total = generic::narrowed<Text>(elements, total, shape.final);
+            if (!shape.wide_dst) total = generic::narrowed<Text>(elements, total, shape.final);
             const u32 size = elements.size(shape.wide_dst);
 #pragma unroll 1
             for (u32 k = shape.srcs; k < chunks; ++k)

@@ -451,8 +451,8 @@ struct Nothing {
     RC_DEVICE static void run(Thread<T>&, const Users&, u32, u32) {}
 };
 
-// The last warp of a block sends the hellos and counts the epoch. It also compares the hellos of the
-// ranks whose bytes come here, off the critical path: the other warps do not wait for it.
+// The last warp of a block sends the hellos and counts the epoch. It also compares the hellos of
+// the ranks whose bytes come here, off the critical path: the other warps do not wait for it.
 template <class Op>
 RC_DEVICE void run_sync_warp(const Args& args, const Local& local, u32 workers) {
     Call call(args, local);

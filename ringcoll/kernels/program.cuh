@@ -62,8 +62,8 @@ struct Local {
     u64 factor[2];        // bytes of this rank's factor, in the accumulator's type
     u64 user[2];          // INPUT and OUTPUT
     u32 rank;
-    u32 program;  // which of the text's programs this rank runs
-    u32 launch;   // by which the host finds this rank's call again
+    u32 program;   // which of the text's programs this rank runs
+    u32 launch;    // by which the host finds this rank's call again
     u32 compared;  // bit p % 32: rank p has entered when this rank ends, so its hello is compared
     u64 words[RC_WORDS];  // of the program: counts, addresses, flags
 };

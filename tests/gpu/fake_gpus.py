@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import queue
 import threading
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
@@ -199,6 +200,8 @@ def fake(monkeypatch: Any, ndevices: int, sms: int) -> Gpus:
     monkeypatch.setattr("ringcoll.communicator.start.loader", lambda _cache_dir: gpus)
     workspace = partial(Workspace, zone_bytes=256 << 10)
     monkeypatch.setattr("ringcoll.executors.cuda.executor.Workspace", workspace)
+    # Calls of communicators that an earlier test has left ran on other devices.
+    monkeypatch.setattr("ringcoll.executors.cuda.stream_order._all", weakref.WeakSet())
     for module in ("cuda.executor", "cuda.sending", "cuda_nodes.lane", "cuda_nodes.phases"):
         monkeypatch.setattr(f"ringcoll.executors.{module}.Launchable", gpus.launchable)
     return gpus

@@ -141,7 +141,7 @@ def test_there_is_something_of_everything() -> None:
     texts = "".join(shapes())
     assert {"BFloat16", "Float32"} <= set(re.findall(r"using Type = (\w+);", texts))
     used = set(re.findall(r'#include "(\w+\.cuh)"', texts))
-    others = {"copy_gates.cuh", "staging.cuh", "fold.cuh"}
+    others = {"copy_gates.cuh", "staging.cuh", "fold.cuh", "generic_ll.cuh", "generic_simple.cuh"}
     assert used == {"ll.cuh", "point_to_point.cuh", "simple.cuh", *others}
     lines, words = "".join(operators()[: len(FRAMED)]), "".join(operators()[len(FRAMED) :])
     for texts in (lines, words):
