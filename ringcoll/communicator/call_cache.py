@@ -12,6 +12,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from ringcoll.arguments.calls import Call, prepare
@@ -154,8 +155,8 @@ def _part(array: npt.NDArray[Any] | None, first: Extent, second: Extent) -> Part
 
 
 def _emptied(array: npt.NDArray[Any] | None) -> npt.NDArray[Any] | None:
-    """Nothing for a buffer with an address; one without stays."""
-    return None if start_of(array) else array
+    """Nothing for a buffer with an address; another empty one for an empty one."""
+    return None if array is None or start_of(array) else np.empty(0, array.dtype)
 
 
 def prepare_collective(

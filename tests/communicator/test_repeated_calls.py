@@ -130,6 +130,20 @@ def test_symmetric_memory_is_used_again_by_later_arrays():
     assert max(ringcoll.spawn(work, 3)) < 10
 
 
+def test_an_empty_slice_keeps_nothing_alive():
+    def work(comm):
+        whole = np.ones(1000)
+        gone = weakref.ref(whole)
+        y = np.zeros(3)
+        comm.all_gather_v(np.ones(3) if comm.rank else whole[:0], y, [0, 3])
+        assert set(y) == {1.0}
+        del whole
+        gc.collect()
+        return gone() is None
+
+    assert ringcoll.spawn(work, 2) == [True, True]
+
+
 def test_only_so_many_calls_are_kept():
     def work(comm):
         arrays = [np.full(2 + i, float(i)) for i in range(CACHED_CALLS + 20)]
