@@ -151,7 +151,7 @@ def _part(array: npt.NDArray[Any] | None, first: Extent, second: Extent) -> Part
     for number, (start, nbytes) in enumerate((first, second)):
         if start <= at < start + nbytes:
             return Part(number, at - start, array.nbytes)
-    raise ValueError(f"{array!r} lies in no argument")
+    raise ValueError(f"the buffer at {at:#x} lies in no argument")  # its memory is not read
 
 
 def _emptied(array: npt.NDArray[Any] | None) -> npt.NDArray[Any] | None:
