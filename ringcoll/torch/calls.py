@@ -127,6 +127,8 @@ class TensorCalls:
     def forget(self) -> None:
         """Drop all cached calls, and unregister nothing more."""
         self._calls.clear()
+        if self._registration is not None:
+            self._registering.clear()
         self._registration = None
 
 
