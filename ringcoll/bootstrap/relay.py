@@ -5,8 +5,9 @@ which the relay reports to the others at once. It runs in the process that has s
 or as a thread of one rank. A frame is a kind, a length and bytes.
 
 A session begins with every rank's HELLO and ends with every rank's BYE, FAIL or end of file. A rank
-that comes again after the first of these begins another session, as in its next ``init``; a
-late one learns of a rank that has ended or raised, and begins another session after other failures.
+that comes again after the first of these begins another session, as in its next ``init``. A rank
+that comes late learns why the session has failed, unless a deadline was the reason, or its process
+has begun since, as that of a program that is started again: then it begins another session.
 """
 
 from __future__ import annotations
@@ -36,16 +37,15 @@ LONGEST = 1 << 30
 """Bytes of a frame."""
 _FIRST = 1 << 12  # bytes of a rank's first frame
 _MOST = 1 << 20  # ranks
-_ENDED = ("AbortedError", "RankLostError")  # a rank will not come: late ones learn it
 _HALT, _TURN = 0.5, 0.05  # seconds for a relay to send what it still has, and of one turn
 
 
 class Kind(bytes, Enum):
     """What a frame is; the answer to a frame has its kind.
 
-    HELLO: JSON of rank, nranks and the process. GATHER: how many of the ranks exchange (0: all),
-    these, and bytes. ABSENT: which of them have not come. FAIL: a :class:`Failure`, to and from the
-    relay. BYE: this rank needs the others no more.
+    HELLO: JSON of rank, nranks, the process and its age in seconds. GATHER: how many of the ranks
+    exchange (0: all), these, and bytes. ABSENT: which of them have not come. FAIL: a
+    :class:`Failure`, to and from the relay. BYE: this rank needs the others no more.
     """
 
     HELLO = b"H"
@@ -76,7 +76,13 @@ class _Session:
     active: set[int] = field(default_factory=set)  # those that have not left
     rounds: dict[tuple[int, ...], dict[int, bytes]] = field(default_factory=dict)
     failure: Failure | None = None
+    failed: float = math.inf  # when, by time.monotonic()
     over: bool = False
+
+    def concerns(self, begun: float) -> bool:
+        """Whether a late rank must learn of the failure, whose process has begun at that time."""
+        failure = self.failure
+        return failure is not None and failure.kind != "DeadlineError" and begun < self.failed
 
 
 class Relay:
@@ -136,8 +142,7 @@ class Relay:
     def _needed(self) -> bool:
         """Whether something is left to be sent, or a rank has yet to learn that another ended."""
         session = self._session
-        ended = session.failure is not None and session.failure.kind in _ENDED
-        missing = ended and len(session.links) < session.nranks
+        missing = session.concerns(-math.inf) and len(session.links) < session.nranks
         return missing or any(link.unsent for link in self._links.values())
 
     def close(self) -> None:
@@ -233,16 +238,16 @@ class Relay:
 
     def _join(self, link: _Link, payload: bytes) -> None:
         said = json.loads(payload)
-        rank, nranks, name = said["rank"], said["nranks"], said["name"]
-        if type(rank) is not int or type(nranks) is not int or not isinstance(name, str):
+        rank, nranks, name, age = (said[word] for word in ("rank", "nranks", "name", "age"))
+        if [type(value) for value in (rank, nranks, name, age)] != [int, int, str, float]:
             raise TypeError
-        if not 0 < nranks < _MOST:
+        if not 0 <= rank < nranks < _MOST:
             raise ValueError
         if link.session is not None or rank != (rank if link.fixed is None else link.fixed):
             raise ValueError
         session = self._session
-        ended = session.failure is not None and session.failure.kind in _ENDED
-        if session.over and (rank in session.links or not ended):
+        told = rank not in session.links and session.concerns(time.monotonic() - age)
+        if session.over and not told:
             session = self._session = _Session(self._nranks)
         other = session.links.get(rank)
         session.nranks = session.nranks or nranks
@@ -263,8 +268,6 @@ class Relay:
                 f"init: rank {first} was given nranks={session.nranks} and rank {rank} ({name}) "
                 f"nranks={nranks}: pass the same on every rank"
             )
-        elif not 0 <= rank < nranks:
-            why = f"init: there is no rank {rank} of {nranks}"
         if why:
             failure = Failure("MismatchError", why)
             if other is not None:
@@ -303,7 +306,7 @@ class Relay:
         session.over = True
         session.rounds.clear()
         if session.failure is None:
-            session.failure = failure
+            session.failure, session.failed = failure, time.monotonic()
             for rank in sorted(session.active):
                 self._send(session.links[rank], Kind.FAIL, failure.encode())
 

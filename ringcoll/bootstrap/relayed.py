@@ -10,6 +10,7 @@ import select
 import socket
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from ringcoll.bootstrap.contract import Failure, named, shortage
 from ringcoll.bootstrap.frames import left, split
@@ -135,7 +136,7 @@ class RelayedBootstrap:
 
     def _join(self, link: socket.socket) -> None:
         name = f"process {os.getpid()} on host {platform.node()}"
-        said = {"rank": self.rank, "nranks": self.nranks, "name": name}
+        said = {"rank": self.rank, "nranks": self.nranks, "name": name, "age": _age()}
         payload = json.dumps(said).encode()
         self._failure = None
         _send(link, Kind.HELLO, payload)
@@ -298,6 +299,12 @@ class Part:
     def allgather(self, payload: bytes) -> list[bytes]:
         """Every member's bytes."""
         return self._whole.exchange(payload, self._members)
+
+
+def _age() -> float:
+    """Seconds since this process began, whatever the clocks of other hosts say."""
+    started = int(Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()[19])
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - started / os.sysconf("SC_CLK_TCK")
 
 
 def _send(link: socket.socket, kind: Kind, payload: bytes) -> None:

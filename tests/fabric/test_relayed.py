@@ -173,7 +173,7 @@ def test_a_forked_child_holds_no_port_of_an_id():
 
     assert forked(held) == "[]"
     with caller, own:  # and the parent's relay has lost nothing
-        own.sendall(frame(Kind.HELLO, b'{"rank": 1, "nranks": 2, "name": "x"}'))
+        own.sendall(frame(Kind.HELLO, b'{"rank": 1, "nranks": 2, "name": "x", "age": 1.0}'))
         assert own.recv(FRAME.size) == HELLO
     relay.halt(0.0)
 

@@ -14,7 +14,7 @@ from functools import partial
 import pytest
 
 import ringcoll
-from ringcoll.bootstrap import bootstrap_of, handshake
+from ringcoll.bootstrap import bootstrap_of, handshake, relayed
 from ringcoll.bootstrap.relay import CALLED, FRAME, Kind
 from ringcoll.bootstrap.tcp import TcpBootstrap, id_bootstrap, id_of
 from ringcoll.errors import (
@@ -245,8 +245,8 @@ def framed(kind, payload):
     return FRAME.pack(kind, len(payload)) + payload
 
 
-def hello(rank, nranks, name="somebody"):
-    said = {"rank": rank, "nranks": nranks, "name": name}
+def hello(rank, nranks, age=1e6):
+    said = {"rank": rank, "nranks": nranks, "name": "somebody", "age": age}
     return framed(Kind.HELLO.value, json.dumps(said).encode())
 
 
@@ -268,6 +268,7 @@ BROKEN = [
     hello(1, 2) + framed(b"F", b'{"failure": "SystemExit", "text": "x"}'),
     hello(2, 2),
     hello(-1, 2),
+    hello(1, 2, age="old"),
 ]
 
 
@@ -351,6 +352,43 @@ def test_two_that_claim_one_rank_are_both_named():
     for error in found.values():
         assert isinstance(error, MismatchError)
         assert str(error).startswith("init: two processes are rank 1: process ")
+
+
+def test_a_rank_that_comes_after_two_have_claimed_another_learns_it():
+    given = ringcoll.unique_id("127.0.0.1")
+    gone = threading.Barrier(3)
+
+    def begin(name):
+        if name == "0":
+            gone.wait()
+        return id_bootstrap(given, int(name[0]), 3, 20)
+
+    def work(bootstrap):
+        try:
+            bootstrap.allgather(b"x")
+        finally:
+            if bootstrap.rank == 1:
+                bootstrap.close()
+                gone.wait()
+
+    for error in together(["0", "1", "1 again"], begin, work).values():
+        assert isinstance(error, MismatchError)
+        assert str(error).startswith("init: two processes are rank 1: process ")
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_program_that_is_started_again_with_its_id_begins_anew(monkeypatch, again):
+    """Rank 1 aborts; rank 0 comes late, or is of the program's next start."""
+    given = ringcoll.unique_id("127.0.0.1")
+    id_bootstrap(given, 1, 2, 20).fail(ValueError("no such file"))
+    if again:
+        monkeypatch.setattr(relayed, "_age", lambda: 0.0)
+    ranks = [0, 1] if again else [0]
+    found = together(ranks, lambda r: id_bootstrap(given, r, 2, 20), lambda b: b.allgather(b""))
+    if again:
+        assert found == every(2, b"")
+    else:
+        assert str(found[0]) == "rank 1 aborted: ValueError: no such file"
 
 
 def test_ranks_of_two_worlds_are_told_so():
