@@ -29,7 +29,6 @@ from benchmarks.gpu.timer import Line, Rendezvous, Timer, calls_of
 from benchmarks.gpu.torch_peers import Torch
 from benchmarks.needs import require
 from benchmarks.record import add_out, now
-from ringcoll.communicator.enqueuing import Enqueuer
 from ringcoll.errors import ArgumentError, LaunchRefused
 from ringcoll.units import parse_bytes, parse_ints, parse_sizes
 
@@ -227,8 +226,7 @@ class Ringcoll:
         best: dict[str, float] = {}
         with self.stream:
             comm.all_reduce(x)
-            enqueuer: Enqueuer = comm._collective.__self__  # type: ignore[attr-defined]
-            checked = next(reversed(enqueuer._calls._checked.values()))
+            checked = next(reversed(comm._engine.calls._checked.values()))
             prepared = next(iter(checked.prepared.values()))
             pointer = self.stream.ptr
             for name, call in (

@@ -60,7 +60,7 @@ class Collectives(Calling):
             [([3.0, 3.0, 3.0], [3.0, 3.0, 3.0]), ([3.0, 3.0, 3.0], [3.0, 3.0, 3.0])]
 
         """
-        return self._collective("all_reduce", sendbuf, recvbuf, op, 0, how)
+        return self._engine.collective("all_reduce", sendbuf, recvbuf, op, 0, how)
 
     @overload
     def reduce(
@@ -121,7 +121,7 @@ class Collectives(Calling):
             [[1, 1], [6, 6], [3, 3]]
 
         """
-        return self._collective("reduce", sendbuf, recvbuf, op, root, how)
+        return self._engine.collective("reduce", sendbuf, recvbuf, op, root, how)
 
     @overload
     def broadcast(
@@ -165,7 +165,7 @@ class Collectives(Calling):
             [[0, 1, 2], [0, 1, 2]]
 
         """
-        return self._collective("broadcast", sendbuf, recvbuf, None, root, how)
+        return self._engine.collective("broadcast", sendbuf, recvbuf, None, root, how)
 
     @overload
     def all_gather(
@@ -206,7 +206,7 @@ class Collectives(Calling):
             [[0, 0, 1, 1], [0, 0, 1, 1]]
 
         """
-        return self._collective("all_gather", sendbuf, recvbuf, None, 0, how)
+        return self._engine.collective("all_gather", sendbuf, recvbuf, None, 0, how)
 
     @overload
     def reduce_scatter(
@@ -249,7 +249,7 @@ class Collectives(Calling):
             [[0.0, 2.0], [4.0, 6.0]]
 
         """
-        return self._collective("reduce_scatter", sendbuf, recvbuf, op, 0, how)
+        return self._engine.collective("reduce_scatter", sendbuf, recvbuf, op, 0, how)
 
     @overload
     def all_to_all(
@@ -289,7 +289,7 @@ class Collectives(Calling):
             [[10, 11], [20, 21]]
 
         """
-        return self._collective("all_to_all", sendbuf, recvbuf, None, 0, how)
+        return self._engine.collective("all_to_all", sendbuf, recvbuf, None, 0, how)
 
     @overload
     def gather(
@@ -333,7 +333,7 @@ class Collectives(Calling):
             [array([5., 6.]), None]
 
         """
-        return self._collective("gather", sendbuf, recvbuf, None, root, how)
+        return self._engine.collective("gather", sendbuf, recvbuf, None, root, how)
 
     @overload
     def scatter(
@@ -376,7 +376,7 @@ class Collectives(Calling):
             [[0.0, 1.0], [2.0, 3.0]]
 
         """
-        return self._collective("scatter", sendbuf, recvbuf, None, root, how)
+        return self._engine.collective("scatter", sendbuf, recvbuf, None, root, how)
 
     @overload
     def barrier(self, **how: Unpack[Blocking]) -> None: ...
@@ -407,4 +407,4 @@ class Collectives(Calling):
             [None, None]
 
         """
-        return self._collective("barrier", None, None, None, 0, how)
+        return self._engine.collective("barrier", None, None, None, 0, how)

@@ -88,7 +88,9 @@ class CountedCollectives(Calling):
 
         """
         arguments = counts, displs
-        return self._counted("all_gather_v", prepare_all_gather_v, sendbuf, recvbuf, arguments, how)
+        return self._engine.counted(
+            "all_gather_v", prepare_all_gather_v, sendbuf, recvbuf, arguments, how
+        )
 
     @overload
     def reduce_scatter_v(
@@ -148,7 +150,7 @@ class CountedCollectives(Calling):
 
         """
         check, arguments = prepare_reduce_scatter_v, (counts, op)
-        return self._counted("reduce_scatter_v", check, sendbuf, recvbuf, arguments, how)
+        return self._engine.counted("reduce_scatter_v", check, sendbuf, recvbuf, arguments, how)
 
     @overload
     def gather_v(
@@ -217,11 +219,11 @@ class CountedCollectives(Calling):
             [array([0, 1, 1]), None]
 
         """
-        send, recv = self._views("gather_v", sendbuf=sendbuf, recvbuf=recvbuf)
+        send, recv = self._engine.views("gather_v", sendbuf=sendbuf, recvbuf=recvbuf)
         call = prepare_gather_v(
             send, recv, counts, displs, root, rank=self.rank, nranks=self.nranks
         )
-        return self._vector(call, how, (sendbuf, recvbuf))
+        return self._engine.exchange(call, how, (sendbuf, recvbuf))
 
     @overload
     def scatter_v(
@@ -290,11 +292,11 @@ class CountedCollectives(Calling):
             [[0], [1, 2]]
 
         """
-        send, recv = self._views("scatter_v", sendbuf=sendbuf, recvbuf=recvbuf)
+        send, recv = self._engine.views("scatter_v", sendbuf=sendbuf, recvbuf=recvbuf)
         call = prepare_scatter_v(
             send, recv, counts, displs, root, rank=self.rank, nranks=self.nranks
         )
-        return self._vector(call, how, (sendbuf, recvbuf))
+        return self._engine.exchange(call, how, (sendbuf, recvbuf))
 
     @overload
     def all_to_all_v(
@@ -368,7 +370,7 @@ class CountedCollectives(Calling):
             [[1, 11], [2, 12]]
 
         """
-        send, recv = self._views("all_to_all_v", sendbuf=sendbuf, recvbuf=recvbuf)
+        send, recv = self._engine.views("all_to_all_v", sendbuf=sendbuf, recvbuf=recvbuf)
         call = prepare_all_to_all_v(
             send,
             sendcounts,
@@ -379,4 +381,4 @@ class CountedCollectives(Calling):
             rank=self.rank,
             nranks=self.nranks,
         )
-        return self._vector(call, how, (sendbuf, recvbuf))
+        return self._engine.exchange(call, how, (sendbuf, recvbuf))

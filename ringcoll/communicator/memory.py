@@ -106,10 +106,10 @@ class Memory(Calling):
         group = self._group()
         if group is not None:
             group.add_control(self._state, lambda: self._state.register(array))
-            self._forget()
+            self._engine.forget()
             return bool(self._state.symmetric.reaches)
         with self._control("register"):
-            self._forget()
+            self._engine.forget()
             return self._state.register(array)
 
     def unregister(self, array: object) -> None:
@@ -126,5 +126,5 @@ class Memory(Calling):
 
         """
         with self._lock:
-            self._forget()
+            self._engine.forget()
             self._state.register(array, undo=True)

@@ -63,9 +63,9 @@ class Messages(Calling):
             [[1.0, 1.0], [1.0, 1.0]]
 
         """
-        (send,) = self._views("send", buf=buf)
+        (send,) = self._engine.views("send", buf=buf)
         call = prepare_send(send, dest, rank=self.rank, nranks=self.nranks)
-        return self._pairs("send", [call], how, (buf,))
+        return self._engine.pairs("send", [call], how, (buf,))
 
     @overload
     def recv(
@@ -128,9 +128,9 @@ class Messages(Calling):
             [[1.0, 1.0], [1.0, 1.0]]
 
         """
-        (recv,) = self._views("recv", buf=buf)
+        (recv,) = self._engine.views("recv", buf=buf)
         call = prepare_recv(recv, source, exact, rank=self.rank, nranks=self.nranks)
-        return self._pairs("recv", [call], how, (buf,))
+        return self._engine.pairs("recv", [call], how, (buf,))
 
     def probe(
         self,
@@ -248,7 +248,7 @@ class Messages(Calling):
             [[2, 2], [0, 0], [1, 1]]
 
         """
-        send, recv = self._views("sendrecv", sendbuf=sendbuf, recvbuf=recvbuf)
+        send, recv = self._engine.views("sendrecv", sendbuf=sendbuf, recvbuf=recvbuf)
         ranks = {"rank": self.rank, "nranks": self.nranks}
         calls = prepare_sendrecv(send, dest, recv, source, exact, **ranks)
-        return self._pairs("sendrecv", list(calls), how, (sendbuf, recvbuf))
+        return self._engine.pairs("sendrecv", list(calls), how, (sendbuf, recvbuf))

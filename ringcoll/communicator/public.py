@@ -61,28 +61,10 @@ class Communicator(Collectives, Scans, CountedCollectives, Messages, Memory):
         """How many nodes there are."""
         self.local_rank: int = nodes[: self.rank].count(self.node)
         """This rank among those of its node."""
-        self.device = "cpu"
+        self.device = self._engine.device
         """Where this rank computes, such as ``"cpu"`` or ``"cuda:0"``."""
-        self.xp: Any = np
+        self.xp: Any = self._engine.xp
         """The module of the arrays that this communicator makes, numpy or CuPy."""
-        if state.on_gpu:
-            self._settle_on_gpu(state)
-
-    def _settle_on_gpu(self, state: RankState) -> None:
-        import cupy
-
-        from ringcoll.communicator.enqueuing import Enqueuer
-        from ringcoll.communicator.gpu import CudaState
-        from ringcoll.communicator.gpu_nodes import NodesState
-
-        if isinstance(state, (CudaState, NodesState)):
-            self.device, self.xp = f"cuda:{state.device.ordinal}", cupy
-            enqueuer = Enqueuer(state, self.nranks)
-            self._collective = enqueuer.collective  # type: ignore[method-assign]
-            self._counted = enqueuer.counted  # type: ignore[method-assign]
-            self._pairs = enqueuer.pairs  # type: ignore[method-assign]
-            self._views = enqueuer.views  # type: ignore[method-assign]
-            self._forget = enqueuer.forget  # type: ignore[method-assign]
 
     # -- why ---------------------------------------------------------------------------------
 
@@ -282,7 +264,7 @@ class Communicator(Collectives, Scans, CountedCollectives, Messages, Memory):
         """
         self._state.stop()
         with self._lock:
-            self._forget()
+            self._engine.forget()
             self._state.close()
 
     def _settle(self) -> None:

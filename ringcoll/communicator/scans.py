@@ -59,7 +59,7 @@ class Scans(Calling):
             [[1, 1], [3, 3], [6, 6]]
 
         """
-        return self._collective("scan", sendbuf, recvbuf, op, 0, how)
+        return self._engine.collective("scan", sendbuf, recvbuf, op, 0, how)
 
     @overload
     def exscan(
@@ -105,4 +105,4 @@ class Scans(Calling):
             [[0], [10], [21]]
 
         """
-        return self._collective("exscan", sendbuf, recvbuf, op, 0, how)
+        return self._engine.collective("exscan", sendbuf, recvbuf, op, 0, how)

@@ -38,7 +38,7 @@ def test_the_same_arrays_again_and_again(count, symmetric):
             assert set(x) == {3.0 + 3 * number}
             comm.all_reduce(x, op=ringcoll.premul_sum(comm.rank))
             assert set(x) == {3 * (3.0 + 3 * number)}
-        return len(comm._calls)
+        return len(comm._engine.calls)
 
     # Four forms of all_reduce, three roots of broadcast, one reduce.
     assert ringcoll.spawn(work, 3) == [8] * 3
@@ -74,7 +74,7 @@ def test_arrays_come_and_go_and_their_addresses_with_them():
             del x, y
             gc.collect()
             assert [ref() for ref in kept] == [None, None]
-        return len(comm._calls)
+        return len(comm._engine.calls)
 
     # One of each shape.
     assert ringcoll.spawn(work, 2) == [4, 4]
@@ -97,7 +97,7 @@ def test_arrays_at_one_address_after_the_other_give_their_own_results(count, alg
             comm.all_reduce(x, None if number % 7 == 1 else y, algorithm=algorithm)
             assert set(x if number % 7 == 1 else y) == wanted
             assert (room == -7).sum() == room.size - count * (1 if number % 7 < 2 else 2)
-        return len(comm._calls)
+        return len(comm._engine.calls)
 
     assert ringcoll.spawn(work, 3) == [3] * 3
 
@@ -110,7 +110,7 @@ def test_arrays_that_come_to_overlap_are_refused():
             with pytest.raises(ArgumentError, match=r"overlaps sendbuf \+72 bytes"):
                 comm.all_reduce(room[:10], room[9:19])
         comm.all_gather(room[10:20], room[10 : 10 + 10 * comm.nranks])
-        return len(comm._calls)
+        return len(comm._engine.calls)
 
     assert ringcoll.spawn(work, 1) == [2]
 
@@ -152,7 +152,7 @@ def test_only_so_many_calls_are_kept():
                 x[:] = i + comm.rank
                 comm.all_reduce(x)
                 assert set(x) == {2.0 * i + 1}
-        return len(comm._calls)
+        return len(comm._engine.calls)
 
     assert ringcoll.spawn(work, 2) == [CACHED_CALLS] * 2
 

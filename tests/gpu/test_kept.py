@@ -20,7 +20,7 @@ pytest.importorskip("cupy")
 from ringcoll import ANY, Communicator
 from ringcoll.arguments.calls import prepare_recv
 from ringcoll.arguments.vector import prepare_all_gather_v
-from ringcoll.communicator.enqueuing import Enqueuer
+from ringcoll.communicator.cuda_engine import CudaEngine
 from ringcoll.communicator.group import group
 from ringcoll.errors import ArgumentError, ArgumentTypeError, LaunchRefused
 from ringcoll.executors.cuda.cuda_call import StreamCall
@@ -102,7 +102,7 @@ def state() -> State:
 
 
 @pytest.fixture
-def enqueuer(state, monkeypatch) -> Enqueuer:
+def engine(state, monkeypatch) -> CudaEngine:
     stream = SimpleNamespace(cuda_stream=0, stream_id=7)
     torch = SimpleNamespace(
         Tensor=Tensor,
@@ -112,7 +112,7 @@ def enqueuer(state, monkeypatch) -> Enqueuer:
         cuda=SimpleNamespace(current_stream=lambda _ordinal=None: stream),
     )
     monkeypatch.setitem(sys.modules, "torch", torch)
-    made = Enqueuer(state, 2)
+    made = CudaEngine(state, 2)
 
     def view(buffer, *_):
         if buffer is None:
@@ -125,73 +125,73 @@ def enqueuer(state, monkeypatch) -> Enqueuer:
     return made
 
 
-def test_a_tensor_that_stays_as_it_is_is_prepared_once(state, enqueuer):
+def test_a_tensor_that_stays_as_it_is_is_prepared_once(state, engine):
     x = Tensor(8)
     for _ in range(3):
-        enqueuer.collective("all_reduce", x, None, "sum", 0, {})
+        engine.collective("all_reduce", x, None, "sum", 0, {})
     assert (state.prepared, state.ran) == ([8], [8, 8, 8])
 
 
-def test_tensors_of_one_shape_are_prepared_once_and_each_launch_has_its_address(state, enqueuer):
+def test_tensors_of_one_shape_are_prepared_once_and_each_launch_has_its_address(state, engine):
     places = [4096, 8192, 4096, 12288]
     for pointer in places:
-        enqueuer.collective("all_reduce", Tensor(8, pointer), None, "sum", 0, {})
+        engine.collective("all_reduce", Tensor(8, pointer), None, "sum", 0, {})
     assert (state.prepared, state.at) == ([8], [(at, at) for at in places])
 
 
-def test_memory_of_another_class_is_another_preparation(state, enqueuer):
+def test_memory_of_another_class_is_another_preparation(state, engine):
     """What peers reach is looked up at each call: the same address may be reached no more."""
     x = Tensor(8)
     for reached in (set(), {4096}, set(), {4096}, {8192}):
         state.reached = reached
-        enqueuer.collective("all_reduce", x, None, "sum", 0, {})
+        engine.collective("all_reduce", x, None, "sum", 0, {})
     assert state.prepared == [8, 8]
 
 
-def test_memory_of_any_class_shares_a_preparation_that_allows_it(state, enqueuer):
+def test_memory_of_any_class_shares_a_preparation_that_allows_it(state, engine):
     state.anywhere = True
     for reached in (set(), {4096}, {8192}):
         state.reached = reached
-        enqueuer.collective("all_reduce", Tensor(8), None, "sum", 0, {})
+        engine.collective("all_reduce", Tensor(8), None, "sum", 0, {})
     assert state.prepared == [8]
 
 
 @pytest.mark.parametrize("place", [4096 + 4, 4096 + 2])
-def test_memory_of_another_alignment_is_another_preparation(state, enqueuer, place):
+def test_memory_of_another_alignment_is_another_preparation(state, engine, place):
     for pointer in (4096, place, 4096 + 64, place + 64):
-        enqueuer.collective("all_reduce", Tensor(8, pointer), None, "sum", 0, {})
+        engine.collective("all_reduce", Tensor(8, pointer), None, "sum", 0, {})
     assert state.prepared == [8, 8]
 
 
-def test_two_buffers_that_come_to_overlap_are_checked_again(state, enqueuer):
+def test_two_buffers_that_come_to_overlap_are_checked_again(state, engine):
     x, y = Tensor(8, 4096), Tensor(8, 4096 + 32)
-    enqueuer.collective("all_reduce", x, y, "sum", 0, {})
+    engine.collective("all_reduce", x, y, "sum", 0, {})
     for pointer in (4096 + 24, 4096 - 24):
         with pytest.raises(ArgumentError, match="overlaps"):
-            enqueuer.collective("all_reduce", x, Tensor(8, pointer), "sum", 0, {})
+            engine.collective("all_reduce", x, Tensor(8, pointer), "sum", 0, {})
     for _ in range(2):
-        enqueuer.collective("all_reduce", x, Tensor(8, 4096), "sum", 0, {})
-    enqueuer.collective("all_reduce", x, Tensor(8, 4096 - 32), "sum", 0, {})
+        engine.collective("all_reduce", x, Tensor(8, 4096), "sum", 0, {})
+    engine.collective("all_reduce", x, Tensor(8, 4096 - 32), "sum", 0, {})
     assert len(state.prepared) == 2
     assert state.at == [(4096, 4128), (4096, 4096), (4096, 4096), (4096, 4064)]
 
 
-def test_a_slot_of_the_larger_buffer_is_found_wherever_both_lie(state, enqueuer):
+def test_a_slot_of_the_larger_buffer_is_found_wherever_both_lie(state, engine):
     """all_gather in place, by None and by the slot itself; rank 0 of 2."""
     for at in (4096, 8192):
-        enqueuer.collective("all_gather", None, Tensor(8, at), None, 0, {})
-        enqueuer.collective("all_gather", Tensor(4, at), Tensor(8, at), None, 0, {})
+        engine.collective("all_gather", None, Tensor(8, at), None, 0, {})
+        engine.collective("all_gather", Tensor(4, at), Tensor(8, at), None, 0, {})
     assert state.at == [(4096, 4096)] * 2 + [(8192, 8192)] * 2
     assert state.prepared == [4, 4]
     with pytest.raises(ArgumentError, match="exactly slot 0"):
-        enqueuer.collective("all_gather", Tensor(4, 4112), Tensor(8, 4096), None, 0, {})
+        engine.collective("all_gather", Tensor(4, 4112), Tensor(8, 4096), None, 0, {})
 
 
 @pytest.mark.parametrize(("source", "exact"), [(ANY, None), (ANY, True), (1, False)])
-def test_a_receive_that_only_a_host_could_match_is_refused(enqueuer, source, exact):
+def test_a_receive_that_only_a_host_could_match_is_refused(engine, source, exact):
     call = prepare_recv(np.zeros(3), source, exact, rank=0, nranks=2)
     with pytest.raises(ArgumentError, match="source=ANY and exact=False are for CPU ranks"):
-        enqueuer.pairs("recv", [call], {}, ())
+        engine.pairs("recv", [call], {}, ())
 
 
 def test_a_rank_whose_host_sees_no_messages_cannot_probe(state):
@@ -201,37 +201,37 @@ def test_a_rank_whose_host_sees_no_messages_cannot_probe(state):
         Communicator.probe(comm)
 
 
-def test_factors_that_differ_in_the_sign_of_zero_are_two_calls(state, enqueuer):
+def test_factors_that_differ_in_the_sign_of_zero_are_two_calls(state, engine):
     x = Tensor(8)
     for factor in (0.0, -0.0, 0.0, complex(1, -0.0), complex(1, 0.0), 1):
-        enqueuer.collective("all_reduce", x, None, premul_sum(factor), 0, {})
+        engine.collective("all_reduce", x, None, premul_sum(factor), 0, {})
     assert len(state.prepared) == 5
 
 
 @pytest.mark.parametrize(("attribute", "value"), [("count", 5), ("dtype", "int32")])
-def test_a_tensor_that_changed_in_place_is_prepared_again(state, enqueuer, attribute, value):
+def test_a_tensor_that_changed_in_place_is_prepared_again(state, engine, attribute, value):
     x = Tensor(8)
-    enqueuer.collective("all_reduce", x, None, "sum", 0, {})
+    engine.collective("all_reduce", x, None, "sum", 0, {})
     setattr(x, attribute, value)
-    enqueuer.collective("all_reduce", x, None, "sum", 0, {})
+    engine.collective("all_reduce", x, None, "sum", 0, {})
     assert state.prepared == [8, x.count]
     assert state.ran[-1] == x.count
 
 
-def test_a_tensor_that_is_contiguous_no_more_is_refused(state, enqueuer):
+def test_a_tensor_that_is_contiguous_no_more_is_refused(state, engine):
     x = Tensor(8)
-    enqueuer.collective("all_reduce", x, None, "sum", 0, {})
+    engine.collective("all_reduce", x, None, "sum", 0, {})
     x.contiguous = False
     with pytest.raises(ArgumentError, match="strided"):
-        enqueuer.collective("all_reduce", x, None, "sum", 0, {})
+        engine.collective("all_reduce", x, None, "sum", 0, {})
 
 
-def test_arguments_that_are_equal_but_of_another_type_are_checked_again(state, enqueuer):
+def test_arguments_that_are_equal_but_of_another_type_are_checked_again(state, engine):
     check = prepare_all_gather_v
 
     def call(counts):
         x, y = Tensor(1), Tensor(3, 8192)
-        enqueuer.counted("all_gather_v", check, x, y, (counts, None), {})
+        engine.counted("all_gather_v", check, x, y, (counts, None), {})
 
     call([1, 2])
     call((1, 2))
@@ -251,41 +251,41 @@ class Stream:
         self.cuda_stream = handle
 
 
-def test_the_stream_of_the_last_call_is_kept_alive_and_no_other(state, enqueuer):
+def test_the_stream_of_the_last_call_is_kept_alive_and_no_other(state, engine):
     first, second = Stream(7), Stream(8)
     gone = weakref.ref(first)
-    enqueuer.collective("all_reduce", Tensor(8), None, "sum", 0, {"stream": first})
+    engine.collective("all_reduce", Tensor(8), None, "sum", 0, {"stream": first})
     del first
     assert gone() is not None
-    enqueuer.collective("all_reduce", Tensor(8), None, "sum", 0, {"stream": second})
+    engine.collective("all_reduce", Tensor(8), None, "sum", 0, {"stream": second})
     assert gone() is None
 
 
-def test_a_call_that_is_refused_does_not_let_go_of_the_stream_before(state, enqueuer):
+def test_a_call_that_is_refused_does_not_let_go_of_the_stream_before(state, engine):
     first = Stream(7)
     gone = weakref.ref(first)
-    enqueuer.collective("all_reduce", Tensor(8), None, "sum", 0, {"stream": first})
+    engine.collective("all_reduce", Tensor(8), None, "sum", 0, {"stream": first})
     del first
     state.refuses = True
     for handle in (8, 9):
         with pytest.raises(LaunchRefused):
-            enqueuer.collective("all_reduce", Tensor(8), None, "sum", 0, {"stream": Stream(handle)})
+            engine.collective("all_reduce", Tensor(8), None, "sum", 0, {"stream": Stream(handle)})
     assert gone() is not None
 
 
-def test_a_group_that_is_left_by_an_error_does_not_let_go_of_the_stream_before(state, enqueuer):
+def test_a_group_that_is_left_by_an_error_does_not_let_go_of_the_stream_before(state, engine):
     first = Stream(7)
     gone = weakref.ref(first)
-    enqueuer.collective("all_reduce", Tensor(8), None, "sum", 0, {"stream": first})
+    engine.collective("all_reduce", Tensor(8), None, "sum", 0, {"stream": first})
     del first
     with pytest.raises(KeyError), group():
         for handle in (8, 9):
-            enqueuer.collective("all_reduce", Tensor(8), None, "sum", 0, {"stream": Stream(handle)})
+            engine.collective("all_reduce", Tensor(8), None, "sum", 0, {"stream": Stream(handle)})
         raise KeyError
     assert gone() is not None
 
 
-def test_a_group_keeps_all_its_streams_until_the_next_call(state, enqueuer):
+def test_a_group_keeps_all_its_streams_until_the_next_call(state, engine):
     """Sends and receives come last, wherever they stand in its body."""
     first, second = Stream(7), Stream(8)
     kept = weakref.ref(first), weakref.ref(second)
@@ -293,24 +293,24 @@ def test_a_group_keeps_all_its_streams_until_the_next_call(state, enqueuer):
     state.yield_to_worker = lambda: None
     state.fabric.check = lambda: None
     with group():
-        enqueuer.collective("all_reduce", Tensor(8), None, "sum", 0, {"stream": first})
-        enqueuer.collective("all_reduce", Tensor(8), None, "sum", 0, {"stream": second})
+        engine.collective("all_reduce", Tensor(8), None, "sum", 0, {"stream": first})
+        engine.collective("all_reduce", Tensor(8), None, "sum", 0, {"stream": second})
     del first, second
     gc.collect()
     state.cuda.stream_order.stream = 7
     assert None not in [ref() for ref in kept]
     with group():
-        enqueuer.collective("all_reduce", Tensor(8), None, "sum", 0, {"stream": Stream(9)})
+        engine.collective("all_reduce", Tensor(8), None, "sum", 0, {"stream": Stream(9)})
         assert [ref() is None for ref in kept] == [False, True]
 
 
-def test_waiting_orders_the_current_stream_of_the_arrays_library(state, enqueuer, monkeypatch):
+def test_waiting_orders_the_current_stream_of_the_arrays_library(state, engine, monkeypatch):
     ordered: list[int] = []
     event = SimpleNamespace(order=ordered.append)
     state.cuda.record, state.cuda.failure = lambda _stream: event, lambda: None
     state.cuda.device = state.device
     options = {"stream": Stream(7), "async_op": True}
-    work = enqueuer.collective("all_reduce", Tensor(8), None, "sum", 0, options)
+    work = engine.collective("all_reduce", Tensor(8), None, "sum", 0, options)
     sys.modules["torch"].cuda.current_stream().cuda_stream = 8
     work.wait()
     assert ordered == [8]

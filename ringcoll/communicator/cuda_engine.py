@@ -12,15 +12,14 @@ from dataclasses import replace
 from typing import Any
 
 from ringcoll.arguments.calls import Call
-from ringcoll.arguments.vector import VCall
-from ringcoll.communicator.call_cache import CallCache, comparable, prepare_collective
+from ringcoll.communicator.call_cache import prepare_collective
+from ringcoll.communicator.engine import Check, Engine
 from ringcoll.communicator.gpu import CudaState
 from ringcoll.communicator.gpu_nodes import NodesState
 from ringcoll.communicator.group import Group, current, run_together
 from ringcoll.communicator.rank import with_options
-from ringcoll.communicator.vector import as_collective
 from ringcoll.communicator.work import Work
-from ringcoll.config import Config, resolve
+from ringcoll.config import resolve
 from ringcoll.cuda.arrays import device_array
 from ringcoll.cuda.readers import Library, library_of
 from ringcoll.cuda.streams import stream_of
@@ -81,18 +80,22 @@ class Libraries(dict[type, Library]):
         return found
 
 
-class Enqueuer:
-    """Makes the calls of one communicator on GPUs."""
+class CudaEngine(Engine):
+    """Makes the calls of one GPU rank."""
+
+    _state: CudaState | NodesState
 
     def __init__(self, state: CudaState | NodesState, nranks: int) -> None:
-        self._state, self._nranks, self._lock = state, nranks, state.lock
-        self._rank, self._ordinal = state.fabric.rank, state.device.ordinal
+        import cupy
+
+        super().__init__(state, nranks)
+        self._ordinal = state.device.ordinal
+        self.device, self.xp = f"cuda:{self._ordinal}", cupy
         # The owners of the last call's streams, by handle: a stream must live until the next call
         # has waited for it. Several, because a group may make its calls in another order.
         self._owners: dict[int, object] = {}
         self._group: Callable[[], Group | None] = _no_group
         self._libraries = Libraries(self._ordinal)
-        self._calls = CallCache(state)
 
     def collective(
         self,
@@ -102,14 +105,10 @@ class Enqueuer:
         op: Any,
         root: int,
         how: dict[str, Any],
-        check: Callable[..., Call] = prepare_collective,
+        check: Check = prepare_collective,
         arguments: tuple[Any, ...] = (),
     ) -> Work | None:
-        """Find a call by its shape, or check and prepare it, and enqueue it.
-
-        ``check`` makes the call of checked buffers and its other ``arguments``, by default operator
-        and root. Of other arguments ``op`` is what calls are compared by.
-        """
+        """Find a call by its shape, or check and prepare it, and enqueue it."""
         stream, later, key, found = None, False, None, None
         options: tuple[object, ...] = ()
         if how:
@@ -128,7 +127,7 @@ class Enqueuer:
             places = first & 7, second & 7
             key = name, op, root, root.__class__, sends, receives, places, options
             try:
-                found = self._calls.find(key, first, second)
+                found = self.calls.find(key, first, second)
             except TypeError:  # an illegal argument, or an option, that has no hash
                 key = None
         if found is None:
@@ -145,7 +144,7 @@ class Enqueuer:
             enqueued = StreamCall(found[0], pointer, owner is not None, found[1])
             alive = sendbuf, recvbuf
             return self._enqueue(enqueued, pointer, alive, owner, later=later, name=name)
-        with self._lock:
+        with self._state.lock:
             before, self._owners = self._owners, {pointer: owner}
             try:
                 self._state.run(found[0], pointer, found[1])
@@ -158,7 +157,7 @@ class Enqueuer:
         self,
         key: tuple[object, ...] | None,
         name: str,
-        check: Callable[..., Call],
+        check: Check,
         arguments: tuple[Any, ...],
         sendbuf: Any,
         recvbuf: Any,
@@ -170,7 +169,7 @@ class Enqueuer:
         recv = self._view(recvbuf, "recvbuf", where)
         call = check(name, arguments, self._rank, self._nranks, send, recv)
         config = resolve(self._state.config, how.pop("config", None), how, where)
-        return self._calls.add(key, call, config, extent_of(send), extent_of(recv))
+        return self.calls.add(key, call, config, extent_of(send), extent_of(recv))
 
     def _stream_of(self, stream: Any, like: object, name: str) -> tuple[int, object]:
         """The handle of a call's stream, and its owner, if known, which must outlive the call."""
@@ -224,19 +223,17 @@ class Enqueuer:
         where = f"{name} on rank {self._rank}"
         return [self._view(buffer, argument, where) for argument, buffer in buffers.items()]
 
-    def counted(
-        self,
-        name: str,
-        check: Callable[..., VCall],
-        sendbuf: Any,
-        recvbuf: Any,
-        arguments: tuple[Any, ...],
-        how: dict[str, Any],
-    ) -> Work | None:
-        """A call with a count for each rank; ``arguments`` are those behind the buffers."""
-        compared = comparable(arguments)
-        given = check, arguments
-        return self.collective(name, sendbuf, recvbuf, compared, 0, how, _counted, given)
+    @staticmethod
+    def check_counted(
+        name: str, arguments: tuple[Any, ...], rank: int, nranks: int, send: Any, recv: Any
+    ) -> Call:
+        """Check a collective with a count for each rank.
+
+        A rank with an empty segment cannot know whether the others are in place, so all ranks
+        behave as if they were: that only adds order, and a copy of a segment onto itself.
+        """
+        call = Engine.check_counted(name, arguments, rank, nranks, send, recv)
+        return replace(call, in_place=call.op is not None)
 
     def pairs(
         self, name: str, calls: list[Call], how: dict[str, Any], alive: tuple[object, ...], /
@@ -253,14 +250,6 @@ class Enqueuer:
         paired = state.paired(made, pointer, timeout, owned=owned, most=config.max_sms)
         return self._enqueue(paired, pointer, alive, owner, later=later, name=name)
 
-    def _options(self, name: str, how: dict[str, Any]) -> tuple[Config, Any, bool]:
-        """The options of a call, its stream, and whether it returns a Work."""
-        options = dict(how)
-        where = f"{name} on rank {self._rank}"
-        stream, later = options.pop("stream", None), take_async_op(options, where)
-        given = options.pop("config", None)
-        return resolve(self._state.config, given, options, where), stream, later
-
     def _view(self, buffer: Any, argument: str, where: str) -> Any:
         """A buffer as a flat array for the checks, which do not read its memory."""
         if buffer is None or isinstance(buffer, (str, int, float, complex)):
@@ -270,23 +259,6 @@ class Enqueuer:
         view = device_view(found.pointer, found.nbytes, found.dtype.numpy)
         view.flags.writeable = not found.readonly
         return view
-
-    def forget(self) -> None:
-        """Drop all cached calls."""
-        self._calls.clear()
-
-
-def _counted(
-    _name: str, arguments: tuple[Any, ...], rank: int, nranks: int, send: Any, recv: Any
-) -> Call:
-    """A call with a count for each rank.
-
-    A rank with an empty segment cannot know whether the others are in place, so all ranks behave as
-    if they were: that only adds order, and a copy of a segment onto itself.
-    """
-    check, rest = arguments
-    call = check(send, recv, *rest, rank=rank, nranks=nranks)
-    return replace(as_collective(call), in_place=call.op is not None)
 
 
 def _refuse_matching(name: str, calls: list[Call]) -> None:

@@ -1,0 +1,208 @@
+"""Calls of CPU ranks: from the arguments to the executor.
+
+A call blocks until the result is there. A second call of its shape finds all preparation in the
+cache (checks, choice, rows), which keeps no array alive: its rows are bound to the arrays at hand.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, ParamSpec, TypeVar
+
+import numpy as np
+
+from ringcoll.arguments.calls import Call
+from ringcoll.arguments.checks import address_of
+from ringcoll.communicator.call_cache import prepare_collective
+from ringcoll.communicator.engine import Check, Engine
+from ringcoll.communicator.failures import more_frames, settle
+from ringcoll.communicator.group import current, run_together
+from ringcoll.communicator.rank import RankState, with_options
+from ringcoll.communicator.work import Work
+from ringcoll.config import Config
+from ringcoll.errors import ArgumentError, Error
+from ringcoll.executors.contract import Given, Runnable
+from ringcoll.executors.cpu_call import PlacedCall
+from ringcoll.views import Extent
+
+_Key = tuple[object, ...]
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+_MESSAGES = ("send", "recv", "sendrecv")
+
+
+def _explained(call: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Where a call ends for want of memory or of frames, let it raise an error of ours."""
+
+    @functools.wraps(call)
+    def explained(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        try:
+            return call(*args, **kwargs)
+        except (MemoryError, RecursionError) as error:
+            if isinstance(error, Error):
+                raise
+            limit = more_frames(error)
+            try:
+                known = settle([args[0]._state], error)  # type: ignore[attr-defined]
+            finally:
+                sys.setrecursionlimit(limit)
+            raise known from error
+
+    return explained
+
+
+class CpuEngine(Engine):
+    """Makes the calls of one CPU rank."""
+
+    xp = np
+    _state: RankState
+
+    def collective(
+        self,
+        name: str,
+        sendbuf: Any,
+        recvbuf: Any,
+        op: Any,
+        root: int,
+        how: dict[str, Any],
+        check: Check = prepare_collective,
+        arguments: tuple[Any, ...] = (),
+    ) -> Work | None:
+        """Find a call by its shape, or check and prepare it, and run it."""
+        found = key = None
+        sent = _read(sendbuf)
+        received = (0, None) if recvbuf is None else _read(recvbuf)
+        if sent is not None and received is not None:
+            (first, sends), (second, receives) = sent, received
+            # With types: True and 1.0 are equal to 1.
+            options = (*how.items(), *map(type, how.values())) if how else ()
+            key = name, op, root, root.__class__, sends, receives, options
+            try:
+                found = self.calls.find(key, first, second)
+            except TypeError:  # an illegal argument, or an option, that has no hash
+                key = None
+        if found is None or "async_op" in how or current() is not None:
+            arguments = arguments or (op, root)
+            return self._first_call(key, found, name, check, arguments, sendbuf, recvbuf, how)
+        self._state.yield_to_worker()
+        with self._state.lock:
+            try:
+                self._state.run(found[0], None, found[1])
+            except BaseException:
+                self._state.quarantine((sendbuf, recvbuf))
+                raise
+        return None
+
+    @_explained
+    def _first_call(
+        self,
+        key: _Key | None,
+        found: tuple[Any, Given] | None,
+        name: str,
+        check: Check,
+        arguments: tuple[Any, ...],
+        sendbuf: Any,
+        recvbuf: Any,
+        how: dict[str, Any],
+    ) -> Work | None:
+        """A call that has no preparation yet, or that does not run at once.
+
+        ``key`` is None where none can be kept.
+        """
+        config, _, later = self._options(name, how)
+        if found is None:
+            call = check(name, arguments, self._rank, self._nranks, sendbuf, recvbuf)
+            if key is None:
+                return self._once(call, config, later=later, alive=(sendbuf, recvbuf))
+            found = self.calls.add(key, call, config, _extent(sendbuf), _extent(recvbuf))
+        placed = PlacedCall(*found)
+        text = placed.ready.call.tagged(placed.ready.call.signature()) if later else ""
+        return self._issue([placed], later=later, alive=(sendbuf, recvbuf), name=text)
+
+    def _once(
+        self, call: Call, config: Config, *, later: bool, alive: tuple[object, ...]
+    ) -> Work | None:
+        """A call whose buffers cannot be recognised next time."""
+        call = with_options(call, config)
+        name = call.tagged(call.signature()) if later else ""
+        ready = self._state.prepare(call, config)
+        return self._issue([ready], later=later, alive=alive, name=name)
+
+    @_explained
+    def pairs(
+        self, name: str, calls: list[Call], how: dict[str, Any], alive: tuple[object, ...], /
+    ) -> Work | None:
+        """Run checked sends and receives together."""
+        config, _, later = self._options(name, how)
+        calls = [with_options(call, config) for call in calls]
+        progress = self._state.progress
+        if progress is not None and name in _MESSAGES and current() is None:
+            timeout = self._state.timeout_of(config)
+            return progress.issue(calls, timeout, name, alive, later=later)
+        return self._issue(calls, later=later, alive=alive, timeout=config.timeout, name=name)
+
+    def views(self, _name: str, /, **buffers: Any) -> list[Any]:
+        """The buffers, for the checks."""
+        return list(buffers.values())
+
+    def _options(self, name: str, how: dict[str, Any]) -> tuple[Config, Any, bool]:
+        stream = how.get("stream")
+        if stream is not None:
+            raise ArgumentError(
+                f"{name} on rank {self._rank}: stream={stream!r}, but CPU ranks have no streams; "
+                f"leave it out"
+            )
+        return super()._options(name, how)
+
+    def _issue(
+        self,
+        calls: Sequence[Runnable | Call],
+        *,
+        later: bool,
+        alive: tuple[object, ...] = (),
+        timeout: float | None = None,
+        name: str = "",
+    ) -> Work | None:
+        group = current()
+        if group is not None:
+            for call in calls:
+                group.add(self._state, call, timeout, alive)
+            return group.work if later else None
+        if later:
+            return self._state.submit(lambda: self._now(calls, timeout, alive), alive, name)
+        self._now(calls, timeout, alive)
+        return None
+
+    def _now(
+        self, calls: Sequence[Runnable | Call], timeout: float | None, alive: tuple[object, ...]
+    ) -> None:
+        self._state.yield_to_worker()
+        with self._state.lock:
+            try:
+                if len(calls) == 1 and not isinstance(calls[0], Call):
+                    self._state.run(calls[0])
+                else:
+                    run_together([(self._state, call, timeout) for call in calls])
+            except BaseException:
+                self._state.quarantine(alive)
+                raise
+
+
+def _read(buffer: Any) -> tuple[int, object] | None:
+    """The address of a numpy array, and what of its shape a call depends on; None: another kind."""
+    if buffer is None:
+        return 0, None
+    if type(buffer) is not np.ndarray:
+        return None
+    flags = buffer.flags
+    if not flags.c_contiguous:
+        return None
+    return address_of(buffer), (buffer.size, buffer.dtype, flags.writeable)
+
+
+def _extent(buffer: Any) -> Extent:
+    """Where an array that was read lies."""
+    return (0, 0) if buffer is None else (address_of(buffer), buffer.nbytes)

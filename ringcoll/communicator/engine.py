@@ -1,0 +1,104 @@
+"""The engine of a communicator: how one rank makes its calls.
+
+A call goes one way on every device. Its arguments are checked, which gives a ``Call``; once for its
+shape what it runs is chosen and prepared; the prepared call is launched at the addresses at hand.
+``CpuEngine`` of :mod:`.cpu_engine` launches on the caller's thread or on a worker,
+``CudaEngine`` of :mod:`.cuda_engine` on the caller's stream.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+from ringcoll.arguments.calls import Call
+from ringcoll.arguments.vector import VCall
+from ringcoll.communicator.call_cache import CallCache, comparable, prepare_collective
+from ringcoll.communicator.rank import RankState
+from ringcoll.communicator.vector import as_collective, as_pairs
+from ringcoll.communicator.work import Work
+from ringcoll.config import Config, resolve
+from ringcoll.options import take_async_op
+
+Check = Callable[..., Call]
+"""(name, arguments, rank, nranks, send, recv) -> the checked call."""
+
+
+class Engine(ABC):
+    """Checks, prepares and launches the calls of one rank."""
+
+    device = "cpu"
+    """Where the rank computes, such as ``"cpu"`` or ``"cuda:0"``."""
+    xp: Any
+    """The module of the arrays that it takes, numpy or CuPy."""
+
+    def __init__(self, state: RankState, nranks: int) -> None:
+        self._state: Any = state
+        self._rank, self._nranks = state.fabric.rank, nranks
+        self.calls = CallCache(state)
+
+    @abstractmethod
+    def collective(
+        self,
+        name: str,
+        sendbuf: Any,
+        recvbuf: Any,
+        op: Any,
+        root: int,
+        how: dict[str, Any],
+        check: Check = prepare_collective,
+        arguments: tuple[Any, ...] = (),
+    ) -> Work | None:
+        """Find a call by its shape, or check and prepare it, and launch it.
+
+        ``check`` makes the call of the buffers and its other ``arguments``, by default operator and
+        root. Of other arguments ``op`` is what calls are compared by.
+        """
+
+    def counted(
+        self,
+        name: str,
+        check: Callable[..., VCall],
+        sendbuf: Any,
+        recvbuf: Any,
+        arguments: tuple[Any, ...],
+        how: dict[str, Any],
+    ) -> Work | None:
+        """A collective with a count for each rank; ``arguments`` are those behind the buffers."""
+        compared, given = comparable(arguments), (check, arguments)
+        return self.collective(name, sendbuf, recvbuf, compared, 0, how, self.check_counted, given)
+
+    @staticmethod
+    def check_counted(
+        _name: str, arguments: tuple[Any, ...], rank: int, nranks: int, send: Any, recv: Any
+    ) -> Call:
+        """Check a collective with a count for each rank."""
+        check, rest = arguments
+        return as_collective(check(send, recv, *rest, rank=rank, nranks=nranks))
+
+    @abstractmethod
+    def pairs(
+        self, name: str, calls: list[Call], how: dict[str, Any], alive: tuple[object, ...], /
+    ) -> Work | None:
+        """Launch checked sends and receives together; ``alive``: their buffers."""
+
+    def exchange(self, call: VCall, how: dict[str, Any], alive: tuple[object, ...]) -> Work | None:
+        """Launch a v-variant that runs as sends and receives."""
+        return self.pairs(call.collective, as_pairs(call, self._nranks), how, alive)
+
+    @abstractmethod
+    def views(self, name: str, /, **buffers: Any) -> list[Any]:
+        """The buffers as the checks take them."""
+
+    def _options(self, name: str, how: dict[str, Any]) -> tuple[Config, Any, bool]:
+        """The options of a call, its stream, and whether it returns a Work."""
+        options = dict(how)
+        where = f"{name} on rank {self._rank}"
+        stream, later = options.pop("stream", None), take_async_op(options, where)
+        given = options.pop("config", None)
+        return resolve(self._state.config, given, options, where), stream, later
+
+    def forget(self) -> None:
+        """Drop all prepared calls."""
+        self.calls.clear()
