@@ -427,7 +427,13 @@ class RankState:
         """A communicator of the remaining ranks; collective among these."""
         rank, lost = self.fabric.rank, set(self.fabric.lost())
         members = remaining(exclude, lost, rank, self.fabric.nranks)
-        fabric = self.fabric.subset(members, what="shrink")
+        self.fabric.drop(lost)
+        try:
+            fabric = self.fabric.subset(members, what="shrink")
+        except RankLostError:
+            if lost.issuperset(self.fabric.lost()):
+                raise
+            return self.shrink(exclude)  # without the rank that was lost meanwhile
         self.settled = self.settled or self.broken is not None or bool(lost)
         return self._child(fabric, members, self.config)
 

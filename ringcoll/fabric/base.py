@@ -13,7 +13,7 @@ import json
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from ringcoll import finalize
 from ringcoll.bootstrap.contract import named
@@ -195,6 +195,7 @@ class Fabric(ABC):
                     self.check_failures()  # a peer that has found that it makes another call
             lost = {*self.lost()}.intersection(missing())
             if lost:
+                self.drop(lost)
                 who = self._named(sorted(lost))
                 raise RankLostError(f"{what}: {who} died or closed the communicator")
 
@@ -258,15 +259,20 @@ class Fabric(ABC):
 
     def departure(self, rank: int) -> RankLostError:
         """The error of a call that needs a rank of :meth:`left`."""
-        self._note_departure()
+        self._note_departure(rank)
         return departure(self.names[rank], self._statuses()[rank].state)
 
+    def drop(self, ranks: Collection[int]) -> None:
+        """Count these ranks as lost from now on, on every rank, whatever they do."""
+        return
+
     def _note_failure(self) -> None:
-        self._note_departure()
         if self._exit_key:
+            finalize.unresolved(self._exit_key)
             finalize.note_death()  # a rank that has failed may soon be gone
 
-    def _note_departure(self) -> None:
+    def _note_departure(self, rank: int) -> None:
+        self.drop((rank,))
         if self._exit_key:
             finalize.unresolved(self._exit_key)
 

@@ -11,9 +11,10 @@ import os
 import re
 import select
 import threading
+import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from ringcoll.bootstrap.contract import named
@@ -83,6 +84,12 @@ class Status:
         """Whether the rank takes part no more, for whatever reason but an abort."""
         return bool(self.death) or self.state.left
 
+    def ended(self) -> Status:
+        """The status once the thread of the rank has ended, which need not be for good."""
+        if self.state.failed:
+            return replace(self, death="its thread has ended")
+        return Status(State.EXITED, time.monotonic_ns())
+
 
 def raise_failed(
     statuses: Mapping[int, Status], own: int | None, names: Sequence[int], note: Callable[[], None]
@@ -111,10 +118,11 @@ def raise_departed(
     statuses: Mapping[int, Status],
     names: Sequence[int],
     peers: Callable[[], Sequence[int]] | None,
-    note: Callable[[], None],
+    note: Callable[[int], None],
 ) -> None:
     """Raise if a rank that ``peers`` names has left; None: if all have.
 
+    ``note`` is called with that rank before.
     A rank that has failed since :func:`raise_failed` is raised by its next call, with its reason.
     """
     left = [rank for rank, status in statuses.items() if status.state.left]
@@ -123,7 +131,7 @@ def raise_departed(
     awaited = left if peers is None else peers()
     for rank in left:
         if rank in awaited:
-            note()
+            note(rank)
             raise departure(names[rank], statuses[rank].state)
 
 

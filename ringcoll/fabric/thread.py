@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 from ringcoll import finalize
@@ -148,10 +148,10 @@ class ThreadFabric(Fabric):
         if now >= self._look_at:
             self._look_at = now + _NAP / 2
             for rank, threads in list(self._world.threads.items()):
-                is_open = found[rank].state is State.OPEN and rank != self.rank
-                if is_open and self._has_left(rank, threads):
+                status = found[rank]
+                if not status.lost and rank != self.rank and self._has_left(rank, threads):
                     self._look_at = 0.0
-                    found[rank] = Status(State.EXITED)
+                    found[rank] = status.ended()
         return found
 
     def _has_left(self, rank: int, threads: tuple[threading.Thread, ...]) -> bool:
@@ -171,6 +171,11 @@ class ThreadFabric(Fabric):
         callers = {thread for threads in list(self._world.threads.values()) for thread in threads}
         new = {*threading.enumerate()} - callers - self._older
         return not all(thread.name.startswith(OURS) for thread in new)
+
+    def drop(self, ranks: Collection[int]) -> None:
+        """Declare that these ranks have left: another may not have looked at their threads yet."""
+        for rank in ranks:
+            self._world.drop(rank)
 
     def adopt(self) -> None:
         """Note that this thread makes this rank's calls; the library's own count for nobody."""

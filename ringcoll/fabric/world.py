@@ -57,14 +57,24 @@ class World:
 
     def declare(self, rank: int, state: State, reason: str = "") -> None:
         """Take a rank out of the open state; its first declaration counts."""
-        status = self.statuses[rank]
         with self.lock:
+            status = self.statuses[rank]
             if status.state is State.OPEN:
                 status.reason, status.since = reason, time.monotonic_ns()
                 status.state = state
                 if state.failed:
                     self.alarm = True
         self.wake()
+
+    def drop(self, rank: int) -> None:
+        """Note that the threads of a rank have ended, unless it has closed.
+
+        Nobody is woken: a caller that waits holds its own condition, and two would wait for each
+        other's. Waiters look by themselves, and the caller is about to fail.
+        """
+        with self.lock:
+            if not self.statuses[rank].lost:
+                self.statuses[rank] = self.statuses[rank].ended()
 
     def contribute(self, number: int, rank: int, what: str, value: Any, entered: int) -> Round:
         """Bring a value to an exchange; wake all for the first, too, who may make other calls."""

@@ -108,6 +108,52 @@ def test_a_rank_that_has_lost_its_thread_is_left_out_by_shrink():
         comm.close()
 
 
+def test_a_loss_that_one_rank_has_found_counts_for_all_in_shrink():
+    """Whatever threads appear that might have taken the rank over."""
+    comms, sums, done = ringcoll.init_all(N, timeout=20), {}, threading.Event()
+
+    def survives(comm):
+        comm.barrier()
+        with pytest.raises(RankLostError):
+            comm.barrier()
+        threading.Thread(target=done.wait).start()
+        x = np.ones(3)
+        with comm.shrink() as rest:
+            rest.all_reduce(x)
+        sums[comm.rank] = x[0]
+
+    try:
+        run((survives, lambda comm: comm.barrier(), survives), comms)
+    finally:
+        done.set()
+    assert sums == {0: 2.0, 2: 2.0}
+    for comm in comms:
+        comm.close()
+
+
+def test_a_rank_that_is_lost_while_others_shrink_is_left_out_too():
+    comms, sums = ringcoll.init_all(4, timeout=20), {}
+
+    def survives(comm):
+        comm.barrier()
+        with pytest.raises(RankLostError):
+            comm.barrier()
+        x = np.ones(3)
+        with comm.shrink() as rest:
+            rest.all_reduce(x)
+        sums[comm.rank] = x[0]
+
+    def ends_later(comm):
+        comm.barrier()
+        with pytest.raises(RankLostError):
+            comm.barrier()
+
+    run((survives, lambda comm: comm.barrier(), survives, ends_later), comms)
+    assert sums == {0: 2.0, 2: 2.0}
+    for comm in comms:
+        comm.close()
+
+
 def test_threads_of_one_phase_may_end_before_the_next():
     comms, sums = ringcoll.init_all(N, timeout=20), []
 
