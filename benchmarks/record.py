@@ -71,8 +71,9 @@ def commit() -> str:
 
 def command_line() -> str:
     """The command that runs, from the root of the repository."""
-    name = Path(sys.argv[0]).stem
-    return shlex.join(["python", "-m", f"benchmarks.{name}", *sys.argv[1:]])
+    spec = sys.modules["__main__"].__spec__
+    name = f"benchmarks.{Path(sys.argv[0]).stem}" if spec is None else spec.name
+    return shlex.join(["python", "-m", name, *sys.argv[1:]])
 
 
 def save(

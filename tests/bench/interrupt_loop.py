@@ -1,6 +1,7 @@
 """Interruptions and deaths of ``ringcoll bench`` at random moments: the job ends, with one line.
 
-``python -m tests.bench.interrupt_loop -n 200`` prints each trial that failed, and figures.
+``python -m tests.bench.interrupt_loop -n 200`` prints each trial that failed, and figures;
+``--out FOLDER`` writes a record.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.record import add_out, save
 from ringcoll.bootstrap.launcher import mpiexec
 
 ROOT = Path(__file__).parents[2]
@@ -145,6 +147,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", choices=COMMANDS)
     parser.add_argument("--kind", choices=KINDS)
+    add_out(parser)
     args = parser.parse_args(argv)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # which the commands would inherit
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -168,7 +171,18 @@ def main(argv: list[str] | None = None) -> int:
         f"{sum(trial.unborn for trial in trials)} before the first line of ringcoll; ended after "
         f"{statistics.median(seconds):.2f} s (median), {max(seconds):.2f} s (most)"
     )
-    print(Counter((trial.name, trial.kind) for trial in trials))
+    counts = Counter((trial.name, trial.kind) for trial in trials)
+    print(counts)
+    content = {
+        "allowed_seconds": SECONDS,
+        "trials": len(trials),
+        "failed": [[t.name, t.kind, round(t.delay, 3), *t.wrong] for t in trials if t.wrong],
+        "before_the_first_line_of_ringcoll": sum(trial.unborn for trial in trials),
+        "seconds": {"median": round(statistics.median(seconds), 3), "most": round(max(seconds), 3)},
+        "by_command_and_kind": {" ".join(pair): count for pair, count in sorted(counts.items())},
+        "load_per_minute": [round(load, 1) for load in os.getloadavg()],
+    }
+    save(args.out, "interrupts", content, ranks=3)
     return int(any(trial.wrong for trial in trials))
 
 
