@@ -1,13 +1,15 @@
 """Ends of a rank during ``init``, before, between and after all of its exchanges.
 
-``python dying.py COUNT SEED [DEVICE]`` draws so many cases at random and prints a line of JSON. The
-ranks are forks of this process, so that a case costs no start of an interpreter; on GPUs ("cuda")
-each begins CUDA for itself, and has more time. ``dying.py one HOW LOST EVENT`` is one rank of one
-case, for launchers.
+``python -m tests.processes.programs.dying COUNT SEED [DEVICE] --modes id,host --out FOLDER`` draws
+so many cases at random for each way to begin, and prints a line of JSON. The ranks are forks of
+this process, so that a case costs no start of an interpreter; on GPUs ("cuda") each begins CUDA for
+itself, and has more time. Over MPI ("mpi": its world is given, "init over mpi": ``init``
+initializes it) mpiexec starts them: ``one MODE HOW LOST EVENT`` is one rank of one case.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -15,26 +17,34 @@ import random
 import resource
 import select
 import signal
+import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 import ringcoll
+from benchmarks.record import add_out, save
+from ringcoll.bootstrap import mpi
 from ringcoll.bootstrap.relayed import RelayedBootstrap
 from ringcoll.bootstrap.sockets import HostBootstrap
 from ringcoll.fabric.process import ProcessFabric
 from tests.adapters.ports import free_port
+from tests.launching import launch
 from tests.processes.programs.setting import own_rank
 from tests.processes.programs.verdict import say
 
 WAYS = ("kill", "raise", "exit", "memory", "nofile")
+FORKED, OVER_MPI = ("id", "host"), ("mpi", "init over mpi")
 NRANKS = 3
 DEVICE = "cuda" if "cuda" in sys.argv else "cpu"
 TIMEOUT = 2.0 if DEVICE == "cpu" else 20.0  # seconds
 LIMIT = 15 * TIMEOUT  # seconds, after which a rank hangs
+STARTING = 60.0  # seconds for mpiexec
+ROOT = Path(__file__).parents[3]
 
 
 class Events:
@@ -55,6 +65,7 @@ class Events:
             (RelayedBootstrap, "_join"),
             (RelayedBootstrap, "exchange"),
             (ProcessFabric, "allgather"),
+            *((mpi, name) for name in ("load_mpi", "_send", "_received")),
         ]
         kept = [getattr(home, name) for home, name in places]
 
@@ -154,61 +165,124 @@ def case(mode: str, how: str, lost: int, event: int) -> dict[int, dict[str, Any]
     return found
 
 
-def wrong(how: str, lost: int, found: dict[int, dict[str, Any]]) -> list[str]:
-    """The reports that are no error of this library which names the rank.
+def launched(mode: str, how: str, lost: int, event: int) -> dict[int, dict[str, Any]]:
+    """The same of ranks that mpiexec starts; what is left of the job is ended after the reports."""
+    words = [sys.executable, str(Path(__file__)), "one", mode, how, str(lost), str(event)]
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    reading, writing = os.pipe()
+    job = subprocess.Popen(
+        [*launch(NRANKS, deaths=True), *words],
+        env={**os.environ, "PYTHONPATH": path},
+        stdout=writing,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    os.close(writing)
+    found: dict[int, dict[str, Any]] = {}
+    wanted, text, late = {*range(NRANKS)} - {lost}, b"", time.monotonic() + LIMIT + STARTING
+    while not wanted <= found.keys() and select.select([reading], [], [], wait(late))[0]:
+        part = os.read(reading, 1 << 16)
+        text += part
+        lines = [json.loads(line) for line in text.splitlines(True) if line.endswith(b"}\n")]
+        found = {line.pop("rank"): line for line in lines}
+        if not part:
+            break
+    os.killpg(job.pid, signal.SIGKILL)
+    job.wait()
+    os.close(reading)
+    return {rank: found.get(rank, {"error": "hangs", "took": LIMIT}) for rank in wanted}
+
+
+def wait(late: float) -> float:
+    """Seconds to a time."""
+    return max(0.0, late - time.monotonic())
+
+
+def wrong(mode: str, how: str, lost: int, found: dict[int, dict[str, Any]]) -> list[str]:
+    """The reports that are no error of this library which names the rank, or are late.
 
     A rank that comes late finds that one which serves it has ended, and may name that one, whose
-    own report names the first.
+    own report names the first. Who waits in MPI_Init cannot know for whom.
     """
+    late = [
+        f"rank {rank} after {report['took']} s: {report['error']}"
+        for rank, report in found.items()
+        if report["took"] > TIMEOUT + 1
+    ]
     if how == "nofile" and not any(report["error"] for report in found.values()):
-        return []  # it needed no more descriptors
+        return late  # it needed no more descriptors
     texts = {rank: report["error"] for rank, report in found.items()}
     legal = ("RankLostError: ", "AbortedError: ", "DeadlineError: ", "MachineError: ")
     first = [rank for rank, text in texts.items() if f"rank {lost}" in text]
     names = [f"rank {rank}" for rank in (lost, *first)]
-    return [
+    return late + [
         f"rank {rank}: {text or 'no error'}"
         for rank, text in texts.items()
         if not text.startswith(legal)
-        or not any(name in text for name in names if name != f"rank {rank}")
+        or not (
+            any(name in text for name in names if name != f"rank {rank}")
+            or (mode == "init over mpi" and " s in MPI_Init: " in text)
+        )
     ]
 
 
-def main(count: int, seed: int) -> None:
-    with ringcoll.init(device="cpu") as comm:  # what that imports no child need import
-        comm.barrier()
-    moments = {mode: case(mode, "kill", -1, -1)[0]["events"] for mode in ("id", "host")}
+def campaign(mode: str, count: int, seed: int) -> dict[str, Any]:
+    """So many cases of one way to begin."""
+    ends = launched if mode in OVER_MPI else case
+    moments = max(report["events"] for report in ends(mode, "kill", -1, -1).values())
     mixed = random.Random(seed)
-    took, failures = [], []
+    took, failures, kinds = [], [], Counter[str]()
     for number in range(count):
-        mode, how = mixed.choice(["id", "host"]), WAYS[number % len(WAYS)]
-        lost, event = mixed.randrange(NRANKS), mixed.randrange(moments[mode])
-        found = case(mode, how, lost, event)
+        how = WAYS[number % len(WAYS)]
+        lost, event = mixed.randrange(NRANKS), mixed.randrange(moments)
+        found = ends(mode, how, lost, event)
         took += [report["took"] for report in found.values()]
-        bad = wrong(how, lost, found)
+        kinds.update(report["error"].partition(":")[0] or "no error" for report in found.values())
+        bad = wrong(mode, how, lost, found)
         failures += [f"{mode}: rank {lost} ends by {how} at event {event}: {bad}"] if bad else []
     took.sort()
-    say(
-        0,
-        cases=count,
-        events=moments,
-        failures=failures,
-        median=took[len(took) // 2],
-        longest=took[-1],
-        timeout=TIMEOUT,
-    )
+    figures = {"median": took[len(took) // 2], "longest": took[-1]}
+    return {
+        "cases": count,
+        "events": moments,
+        "failures": failures,
+        "seconds": figures,
+        "errors": dict(kinds),
+    }
 
 
-def one(how: str, lost: int, event: int) -> None:
-    """This process as one rank of a case."""
-    rank = own_rank()
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("count", type=int, help="cases of each way to begin")
+    parser.add_argument("seed", type=int)
+    parser.add_argument("rest", nargs="*", help="the device, and words that mark the process")
+    parser.add_argument("--modes", default=",".join(FORKED), help=", ".join(FORKED + OVER_MPI))
+    add_out(parser)
+    args = parser.parse_args()
+    with ringcoll.init(device="cpu") as comm:  # what that imports no child need import
+        comm.barrier()
+    found = {mode: campaign(mode, args.count, args.seed) for mode in args.modes.split(",")}
+    about = {"timeout": TIMEOUT, "ways": WAYS, "load": [round(n, 1) for n in os.getloadavg()]}
+    say(0, **about, modes=found)
+    save(args.out, "deaths_in_init", {**about, "modes": found}, ranks=NRANKS, device=DEVICE)
+
+
+def one(mode: str, how: str, lost: int, event: int) -> None:
+    """This process as one rank of a case over MPI, as on several hosts."""
+    rank, given = own_rank(), {}
     ringcoll.spawn(lambda comm: comm.barrier(), 2, device="cpu")  # imports what init needs
-    found = begun(dict, Events(event, how) if rank == lost else Events())
+    del os.environ["MPI_LOCALNRANKS"]
+    if mode == "mpi":
+        from mpi4py import MPI
+
+        given = {"bootstrap": MPI.COMM_WORLD}
+        MPI.COMM_WORLD.Barrier()
+    found = begun(lambda: given, Events(event, how) if rank == lost else Events())
     say(rank, **found)
 
 
 if __name__ == "__main__":
     if sys.argv[1] == "one":
-        one(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+        one(sys.argv[2], sys.argv[3], int(sys.argv[4]), int(sys.argv[5]))
     else:
-        main(int(sys.argv[1]), int(sys.argv[2]))
+        main()
