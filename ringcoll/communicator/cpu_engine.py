@@ -172,7 +172,8 @@ class CpuEngine(Engine):
                 group.add(self._state, call, timeout, alive)
             return group.work if later else None
         if later:
-            return self._state.submit(lambda: self._now(calls, timeout, alive), alive, name)
+            run = functools.partial(self._now, calls, timeout, alive)
+            return self._state.submit(run, alive, name, sum(map(_nbytes, calls)))
         self._now(calls, timeout, alive)
         return None
 
@@ -201,6 +202,12 @@ def _read(buffer: Any) -> tuple[int, object] | None:
     if not flags.c_contiguous:
         return None
     return address_of(buffer), (buffer.size, buffer.dtype, flags.writeable)
+
+
+def _nbytes(call: Any) -> int:
+    """The bytes of a call, prepared or not."""
+    whole: Call = call if isinstance(call, Call) else getattr(call, "ready", call).call
+    return whole.nbytes
 
 
 def _extent(buffer: Any) -> Extent:

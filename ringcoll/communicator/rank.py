@@ -26,7 +26,7 @@ from ringcoll.communicator.selection import (
     select,
 )
 from ringcoll.communicator.topology import Topology
-from ringcoll.communicator.work import Work, Worker
+from ringcoll.communicator.work import Work, Worker, patience_for
 from ringcoll.config import Config, resolve
 from ringcoll.errors import (
     AbortedError,
@@ -243,8 +243,10 @@ class RankState:
             finally:
                 del known  # a frame that refers to its own error lives until cycles are collected
 
-    def submit(self, call: Callable[[], None], alive: tuple[object, ...], name: str = "") -> Work:
-        """Run a call on this rank's worker thread; ``alive`` is kept until it is done."""
+    def submit(
+        self, call: Callable[[], None], alive: object, name: str = "", nbytes: int | None = None
+    ) -> Work:
+        """Run a call later; with ``nbytes`` it may run on a thread that waits for it."""
         self.usable()
         self.fabric.adopt()
         if self._worker is None:
@@ -252,7 +254,8 @@ class RankState:
             self._worker = start(lambda: Worker(f"ringcoll rank {self.fabric.rank}"), what)
             # The thread ends with the communicator, even if that is collected without close().
             weakref.finalize(self, self._worker.close, 0).atexit = False
-        return self._worker.submit(call, alive, name)
+        patience = patience_for(nbytes, threads=self.fabric.threads)
+        return self._worker.submit(call, alive, name, patience)
 
     def is_busy(self) -> bool:
         """Whether asynchronous calls are left to run."""

@@ -150,3 +150,105 @@ def test_a_wait_inside_the_group_that_collects_the_call_is_refused():
     assert not work.done()
     work._end()
     work.wait()
+
+
+def test_a_waiting_thread_runs_the_calls_that_have_not_started(worker):
+    seen = []
+    here = threading.get_ident()
+
+    def note(k):
+        seen.append((k, threading.get_ident() == here, worker.is_current()))
+
+    works = [worker.submit(lambda k=k: note(k), patience=60.0) for k in range(5)]
+    works[2].wait()
+    assert seen == [(k, True, True) for k in range(3)]
+    assert [work.done() for work in works] == [True, True, True, False, False]
+    assert not worker.is_current()
+    worker.drain()
+    assert [entry[:2] for entry in seen] == [(k, True) for k in range(5)]
+    assert not worker.is_busy()
+
+
+def test_a_call_that_nobody_waits_for_runs_after_its_patience(worker):
+    ended, threads = threading.Event(), []
+    worker.submit(lambda: threads.append(worker.is_current()), patience=0.01)
+    worker.submit(ended.set, patience=0.01)
+    assert ended.wait(60)
+    assert threads == [True]
+
+
+def test_a_wait_with_a_timeout_leaves_the_call_to_the_worker(worker):
+    gate, seen = threading.Event(), []
+
+    def call():
+        seen.append(threading.get_ident())
+        gate.wait()
+
+    work = worker.submit(call, patience=0.0)
+    with pytest.raises(DeadlineError):
+        work.wait(timeout=0.01)
+    gate.set()
+    work.wait(timeout=60)
+    assert seen != [threading.get_ident()]
+
+
+def test_a_call_that_runs_at_once_is_not_left_to_who_waits(worker):
+    gate, threads = threading.Event(), []
+    worker.submit(lambda: gate.wait() and None)
+    plain = worker.submit(lambda: threads.append(threading.get_ident()))
+    patient = worker.submit(lambda: None, patience=60.0)
+    threading.Timer(0.02, gate.set).start()
+    patient.wait()
+    assert plain.done()
+    assert threads != [threading.get_ident()]
+
+
+def test_hurrying_ends_all_patience(worker):
+    seen = threading.Event()
+    worker.submit(lambda: None, patience=60.0)
+    worker.submit(seen.set, patience=60.0)
+    worker.hurry()
+    assert seen.wait(60)
+
+
+def test_an_interrupt_ends_the_wait_whichever_call_it_met(worker):
+    first = worker.submit(lambda: raise_(KeyboardInterrupt()), patience=60.0)
+    second = worker.submit(lambda: None, patience=60.0)
+    with pytest.raises(KeyboardInterrupt):
+        second.wait()
+    assert isinstance(first.exception(), KeyboardInterrupt)
+    second.wait()
+
+
+def test_an_error_of_an_earlier_call_is_not_the_waiters(worker):
+    first = worker.submit(lambda: raise_(ValueError("first")), patience=60.0)
+    worker.submit(lambda: None, patience=60.0).wait()
+    with pytest.raises(ValueError, match="first"):
+        first.wait()
+
+
+def test_threads_that_wait_share_the_calls(worker):
+    seen = []
+    works = [worker.submit(lambda k=k: seen.append(k), patience=1e-4) for k in range(300)]
+    threads = [threading.Thread(target=work.wait) for work in works[::10]]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    worker.drain()
+    assert seen == list(range(300))
+
+
+def test_a_patient_call_fails_when_the_worker_closes():
+    worker = Worker("rank 3")
+    work = worker.submit(lambda: None, patience=60.0)
+    assert worker.close(timeout=60)
+    with pytest.raises(ClosedError, match="before this call started"):
+        work.wait()
+
+
+def test_a_call_that_a_waiter_runs_may_close_the_worker():
+    worker, closed = Worker("rank 3"), []
+    worker.submit(lambda: closed.append(worker.close()), patience=60.0).wait()
+    assert len(closed) == 1
+    assert worker.close(timeout=60)
