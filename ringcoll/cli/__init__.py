@@ -27,7 +27,7 @@ COMMANDS: Mapping[str, str] = {
     "algorithms": "list the algorithms of each collective, and draw them",
     "verify": "prove the plans of the algorithms",
     "explain": "show what a plan moves where and when",
-    "kernels": "compile GPU kernels ahead of their first use",
+    "kernels": "list compiled GPU kernels, or compile them ahead of their first use",
 }
 """The commands, and a line on each."""
 

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ringcoll.cuda.device import Device, available, devices
+from ringcoll.cuda.device import Device, available, cuda_version, devices
 from ringcoll.errors import ArgumentError, MachineError
 from ringcoll.fabric import Fabric
 from ringcoll.fabric.identity import identity
@@ -92,8 +92,10 @@ def ordinals(ranks: int | Sequence[int], wanted: str) -> tuple[int, list[int] | 
 
 @cache
 def loader(cache_dir: str | None) -> Loader:
-    """The kernels of this process; compiled ones are kept in the user's cache folder."""
+    """The kernels of this process; those not in the package are kept in the user's cache folder."""
     from ringcoll.executors.cuda.cache import KernelCache, kernel_folder
     from ringcoll.executors.cuda.loader import Loader
+    from ringcoll.executors.cuda.shipped import ShippedKernels
 
-    return Loader(KernelCache(kernel_folder(cache_dir)))
+    shipped = ShippedKernels(cuda=cuda_version())
+    return Loader(KernelCache(kernel_folder(cache_dir), shipped))

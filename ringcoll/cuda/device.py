@@ -50,6 +50,15 @@ def available() -> str | None:
     return _probe()[1]
 
 
+def cuda_version() -> int | None:
+    """The newest major version of CUDA that the driver serves; None without a driver."""
+    try:
+        version = runtime().driverGetVersion()
+    except (ImportError, RuntimeError):
+        return None
+    return int(version) // 1000 or None
+
+
 def _probe() -> tuple[tuple[Device, ...], str | None]:
     """The GPUs, and why ranks cannot use them."""
     # CuPy takes as long to import as numpy: where there is no driver it could not find a GPU.

@@ -102,10 +102,15 @@ class Gpus(Runtime):
 
     generic = False
 
-    def compile(self, text: str, _capability: tuple[int, int]) -> None:
+    def available(self, _text: str, _capability: tuple[int, int]) -> bool:
+        return True
+
+    def compile(self, text: str, _capability: tuple[int, int], _call: str = "") -> None:
         """When it is loaded."""
 
-    def compile_ahead(self, _text: str, _capability: tuple[int, int]) -> Future[bytes]:
+    def compile_ahead(
+        self, _text: str, _capability: tuple[int, int], _call: str = ""
+    ) -> Future[bytes]:
         """When it is loaded."""
         found: Future[bytes] = Future()
         found.set_result(b"")

@@ -31,6 +31,8 @@ class Loader:
     def __init__(self) -> None:
         self.compiling: dict[str, Future[bytes]] = {}
         self.loaded: list[tuple[str, int]] = []
+        self.calls: dict[str, str] = {}
+        self.compiler = True
 
     def has(self, text, ordinal):
         return (text, ordinal) in self.loaded
@@ -38,10 +40,14 @@ class Loader:
     def stored(self, _text, _capability):
         return True
 
-    def compile(self, text, capability):
-        self.done(text, self.compile_ahead(text, capability))
+    def available(self, _text, _capability):
+        return self.compiler
 
-    def compile_ahead(self, text, _capability):
+    def compile(self, text, capability, call=""):
+        self.done(text, self.compile_ahead(text, capability, call))
+
+    def compile_ahead(self, text, _capability, call=""):
+        self.calls.setdefault(text, call)
         found = self.compiling.setdefault(text, Future())
         if text.startswith("#"):  # generic kernels
             self.done(text, found)
@@ -180,6 +186,38 @@ def test_all_kernels_that_wait_are_loaded_when_nothing_runs(made):
     assert two._launch.body.text == "two"
 
 
+def test_without_a_compiler_the_generic_kernel_stays(made, caplog):
+    first, _ = made.make()
+    made.loader.compiler = False
+    loading._warn_without_compiler.cache_clear()
+    for _ in range(2):
+        found = first.launch(BODY, Launch, 9.0, "all_reduce on rank 0", "all_reduce of 4")
+        for _ in range(3):
+            found.launch(7)
+        assert isinstance(found, GenericLaunch)
+        generic: Any = found._launch
+        assert generic.launched == 3
+    assert made.loader.calls["own"] == "all_reduce of 4"
+    assert texts(made.loader)[5:] == []
+    assert caplog.text.count("NVRTC is missing here") == 1
+    made.loader.compiler = True
+    assert first.launch(BODY, Launch, 9.0, "all_reduce on rank 0").body is BODY
+
+
+def test_a_compilation_names_the_call_that_needs_it(made):
+    (first, _), (_, other) = made.make(), made.make()
+    assert set(made.loader.calls.values()) == {"init of a communicator of 2 ranks"}
+    other.switch_to(8)
+    made.runtime.busy = {8}
+    first.launch(BODY, Launch, 9.0, "all_reduce on rank 0", "all_reduce of 4 float32")
+    made.runtime.busy = set()
+    assert first.launch(HUGE, Launch, 9.0, "reduce on rank 0", "reduce of 9").body is HUGE
+    first.function("pairs", 9.0, "send and recv on rank 0")
+    calls = made.loader.calls
+    assert calls["own"] == "all_reduce of 4 float32" and calls["huge"] == "reduce of 9"
+    assert calls["pairs"] == "send and recv on rank 0"
+
+
 def test_calls_of_another_device_do_not_count(made):
     (first, _), (_, other) = made.make(), made.make(ordinal=1)
     other.switch_to(8)
@@ -215,8 +253,8 @@ def test_a_thread_makes_a_call_while_a_kernel_is_compiled(made, monkeypatch):
     (first, _), (_, other) = made.make(), made.make()
     compile_ = made.loader.compile
 
-    def compiled(text, capability):
-        compile_(text, capability)
+    def compiled(text, capability, call):
+        compile_(text, capability, call)
         other.switch_to(8)
         made.runtime.busy = {8}
 
@@ -245,10 +283,16 @@ def test_without_generic_kernels_no_second_communicator_is_made(made, monkeypatc
 
 
 def test_compilers_threads_are_the_librarys_and_rest_behind_the_last_communicator(made):
-    done = threading.Event()
-    cache: Any = SimpleNamespace(get=lambda *_: done.wait(20) and threading.current_thread().name)
+    began, done = threading.Event(), threading.Event()
+
+    def get(*_):
+        began.set()
+        return done.wait(20) and threading.current_thread().name
+
+    cache: Any = SimpleNamespace(get=get)
     loader = RealLoader(cache)
     first = [loader.compile_ahead(str(number), (9, 0)) for number in range(50)]
+    assert began.wait(20)
     loader.rest()
     done.set()
     assert str(first[0].result()).startswith(OURS) and first[-1].cancelled()

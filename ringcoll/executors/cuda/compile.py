@@ -7,8 +7,10 @@ first, takes their place.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import logging
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,8 +25,12 @@ _NAME = "ringcoll"  # of every kernel's text, in errors
 
 _log = logging.getLogger("ringcoll")
 
+_stop = ctypes.create_string_buffer(2)
+"""A text of no byte while compilations go on, of one when they are to end."""
 
-def _advice() -> str:
+
+def advice() -> str:
+    """How to install NVRTC, and CuPy with it."""
     return f"{pip_install('cu13')}, or with a driver before 580 {pip_install('cu12')}"
 
 
@@ -56,18 +62,32 @@ def nvrtc_version() -> tuple[int, int]:
     return int(major), int(minor)
 
 
+def has_nvrtc() -> bool:
+    """Whether kernels can be compiled here."""
+    try:
+        _nvrtc()
+    except MachineError:
+        return False
+    return True
+
+
 def compile_kernel(source: str, arch: str, *, headers: Mapping[str, bytes] | None = None) -> bytes:
     """The cubin of a kernel; other threads run meanwhile. An error holds the compiler's text."""
     nvrtc = _nvrtc()
+    if _stop.value:
+        raise MachineError("no kernel is compiled any more: the program ends")
     _check_arch(nvrtc, arch)
     if headers is None:
         headers = read_headers()
     names = [header.encode() for header in headers]
     program = nvrtc.createProgram(source, _NAME, list(headers.values()), names)
     try:
+        _make_stoppable(nvrtc, program)
         try:
             nvrtc.compileProgram(program, flags(arch))
         except nvrtc.NVRTCError as error:
+            if _stop.value:
+                raise MachineError("the compilation has been stopped: the program ends") from None
             log = nvrtc.getProgramLog(program).strip() or str(error)
             texts = {**headers, _NAME: source.encode()}
             raise MachineError(
@@ -82,19 +102,52 @@ def compile_kernel(source: str, arch: str, *, headers: Mapping[str, bytes] | Non
         nvrtc.destroyProgram(program)
 
 
+def stop_compiling() -> None:
+    """End all compilations of this process within one phase of NVRTC, and begin no other.
+
+    A process whose threads compile while the library is being unloaded crashes.
+    """
+    _stop.value = b"1"
+
+
+def _make_stoppable(nvrtc: Any, program: int) -> None:
+    """Let NVRTC look at ``_stop`` now and then, which it can from 12.9 on."""
+    set_callback = _flow_callback(nvrtc.getVersion()[0])
+    if set_callback is not None:
+        # strlen takes a pointer, returns whether to stop, and needs no GIL.
+        set_callback(program, ctypes.cast(_libc().strlen, ctypes.c_void_p), ctypes.addressof(_stop))
+
+
+@functools.cache
+def _flow_callback(major: int) -> Any:
+    """``nvrtcSetFlowCallback`` of the library that CuPy has loaded; None where it has none."""
+    try:
+        loaded = ctypes.CDLL(f"libnvrtc.so.{major}", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+        function = loaded.nvrtcSetFlowCallback
+    except (OSError, AttributeError):
+        return None
+    function.argtypes, function.restype = (ctypes.c_void_p,) * 3, ctypes.c_int
+    return function
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None)
+
+
 @functools.cache
 def _nvrtc() -> Any:
     """CuPy's module, once it has found the library."""
     try:
         from cupy.cuda import nvrtc
     except ImportError as error:
-        raise MachineError(f"ranks on GPUs need CuPy ({error}): {_advice()}") from error
+        raise MachineError(f"ranks on GPUs need CuPy ({error}): {advice()}") from error
     try:
         nvrtc.getVersion()
     except (OSError, RuntimeError) as error:
         why = str(error).partition("\n")[0]
         raise MachineError(
-            f"kernels are compiled by NVRTC, which CuPy does not find ({why}): {_advice()}"
+            f"kernels are compiled by NVRTC, which CuPy does not find ({why}): {advice()}"
         ) from error
     return nvrtc
 

@@ -252,7 +252,7 @@ class CudaExecutor:
             return Launchable(function, choice.blocks, len(local), threads, parameter, places)
 
         body = body_of(choice, ready.call, self.workspace, local)
-        return self.kernels.launch(body, made, ready.timeout, where)
+        return self.kernels.launch(body, made, ready.timeout, where, ready.signature_text)
 
     def run(
         self,

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import os
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import InitVar, dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from threading import Lock
 from typing import Any
 
+from ringcoll.executors.cuda.background import Compilers
 from ringcoll.executors.cuda.cache import KernelCache
-from ringcoll.executors.cuda.compile import arch_of
+from ringcoll.executors.cuda.compile import arch_of, has_nvrtc
 from ringcoll.executors.cuda.params import Parameter, Places
-from ringcoll.fabric.thread import OURS
 
 ENTRY = "ringcoll_kernel"
 
@@ -33,7 +32,7 @@ class Loader:
     def __init__(self, cache: KernelCache) -> None:
         self._cache = cache
         self._compiling: dict[tuple[object, ...], Future[bytes]] = {}
-        self._pool: ThreadPoolExecutor | None = None
+        self._compilers = Compilers()
         self._lock = Lock()
         self._functions: dict[tuple[object, ...], Any] = {}
 
@@ -43,32 +42,32 @@ class Loader:
             return _key(text, ordinal) in self._functions
 
     def stored(self, text: str, capability: tuple[int, int]) -> bool:
-        """Whether the cache folder has a source's cubin."""
+        """Whether the package or the cache folder has a source's cubin."""
         return self._cache.stored(text, arch_of(*capability))
 
-    def compile(self, text: str, capability: tuple[int, int]) -> None:
-        """Compile a source, if it has not been, in this thread."""
-        self._cache.get(text, arch_of(*capability))
+    def available(self, text: str, capability: tuple[int, int]) -> bool:
+        """Whether a source's cubin is there or can be made; without NVRTC it may not."""
+        return self.stored(text, capability) or has_nvrtc()
 
-    def compile_ahead(self, text: str, capability: tuple[int, int]) -> Future[bytes]:
-        """Compile a source in the background, once."""
+    def compile(self, text: str, capability: tuple[int, int], call: str = "") -> None:
+        """Compile a source for a call, if it has not been, in this thread."""
+        self._cache.get(text, arch_of(*capability), call)
+
+    def compile_ahead(
+        self, text: str, capability: tuple[int, int], call: str = ""
+    ) -> Future[bytes]:
+        """Compile a source for a call in the background, once."""
         key = _key(text, *capability)
         with self._lock:
             found = self._compiling.get(key)
             if found is None or found.cancelled():
-                if self._pool is None:
-                    cores = len(os.sched_getaffinity(0))
-                    self._pool = ThreadPoolExecutor(min(4, cores), f"{OURS}nvrtc")
-                found = self._pool.submit(self._cache.get, text, arch_of(*capability))
-                self._compiling[key] = found
+                get = partial(self._cache.get, text, arch_of(*capability), call)
+                found = self._compiling[key] = self._compilers.submit(get)
             return found
 
     def rest(self) -> None:
-        """Compile nothing more in the background: the program may end, and would wait for it."""
-        with self._lock:
-            pool, self._pool = self._pool, None
-        if pool is not None:
-            pool.shutdown(wait=False, cancel_futures=True)
+        """Begin no more compilations in the background: nobody needs them any more."""
+        self._compilers.rest()
 
     def function(self, text: str, ordinal: int, capability: tuple[int, int]) -> int:
         """The kernel of a source on a device, as the driver names it."""
@@ -118,16 +117,18 @@ class DeferredLoader(Loader):
         return self._loader.has(text, ordinal)
 
     def stored(self, text: str, capability: tuple[int, int]) -> bool:
-        """Whether the cache folder has a source's cubin."""
+        """Whether the package or the cache folder has a source's cubin."""
         return self._loader.stored(text, capability)
 
-    def compile(self, text: str, capability: tuple[int, int]) -> None:
-        """Compile a source, if it has not been, in this thread."""
-        self._loader.compile(text, capability)
+    def compile(self, text: str, capability: tuple[int, int], call: str = "") -> None:
+        """Compile a source for a call, if it has not been, in this thread."""
+        self._loader.compile(text, capability, call)
 
-    def compile_ahead(self, text: str, capability: tuple[int, int]) -> Future[bytes]:
-        """Compile a source in the background, once."""
-        return self._loader.compile_ahead(text, capability)
+    def compile_ahead(
+        self, text: str, capability: tuple[int, int], call: str = ""
+    ) -> Future[bytes]:
+        """Compile a source for a call in the background, once."""
+        return self._loader.compile_ahead(text, capability, call)
 
     def rest(self) -> None:
         """Compile nothing more in the background."""

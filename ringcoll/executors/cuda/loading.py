@@ -10,15 +10,19 @@ same communicator have one order on all ranks: waiting for them is safe.
 
 from __future__ import annotations
 
+import logging
 import time
 import weakref
 from collections.abc import Callable
+from concurrent.futures import Future
+from functools import cache
 from threading import Lock
 from typing import Any, Protocol
 
 from ringcoll.cuda.device import Device
 from ringcoll.cuda.streams import waiting_ends_capture
 from ringcoll.errors import DeadlineError, LaunchRefused
+from ringcoll.executors.cuda.compile import advice
 from ringcoll.executors.cuda.copy_gates import gate_text
 from ringcoll.executors.cuda.generic import generic_body, generic_texts
 from ringcoll.executors.cuda.loader import Loader
@@ -26,6 +30,8 @@ from ringcoll.executors.cuda.params import Body
 from ringcoll.executors.cuda.point_to_point import standard_pairs_text
 from ringcoll.executors.cuda.stream_order import StreamOrder, others_idle
 from ringcoll.fabric import Fabric
+
+_log = logging.getLogger("ringcoll")
 
 _open: weakref.WeakSet[KernelLoading] = weakref.WeakSet()
 _pending: weakref.WeakSet[GenericLaunch] = weakref.WeakSet()
@@ -65,7 +71,7 @@ class KernelLoading:
                 gate_text(nranks),
             )
             for text in self._texts:
-                loader.compile_ahead(text, self.capability)
+                self._compile_ahead(text)
 
     def open(self) -> None:
         """Load the kernels that carry every call, behind all that is collective.
@@ -86,7 +92,7 @@ class KernelLoading:
         if not here:
             missing = [text for text in missing if self.loader.stored(text, self.capability)]
         for text in missing:
-            self.loader.compile_ahead(text, self.capability).result()
+            self._compile_ahead(text).result()
         if missing:
             self._await_others(
                 self._fabric.timeout,
@@ -112,28 +118,40 @@ class KernelLoading:
 
         """
         if not self._has(text):
-            self.loader.compile(text, self.capability)
+            self.loader.compile(text, self.capability, where)
             remedy = "make a first call of this kind, and synchronize, before such calls"
             self._await_others(timeout, where, why + remedy)
             self._await_own()
         return self._load(text)
 
     def launch(
-        self, body: Body, made: Callable[[Body, int], Any], timeout: float, where: str
+        self,
+        body: Body,
+        made: Callable[[Body, int], Any],
+        timeout: float,
+        where: str,
+        call: str = "",
     ) -> Launching:
-        """The launch of a call, ``made`` from text and words and their function."""
-        why = ""
+        """The launch of a call, ``made`` from text and words and their function.
+
+        ``call`` says in the record of a compilation what needs the kernel.
+        """
+        why, call = "", call or where
         if self._texts and not self._has(body.text):
-            if others_idle(self.order):
-                self.loader.compile(body.text, self.capability)
-            if not others_idle(self.order):  # other threads may have made calls meanwhile
+            made_for_it = self.loader.available(body.text, self.capability)
+            if made_for_it and others_idle(self.order):
+                self.loader.compile(body.text, self.capability, call)
+            # Other threads may have made calls meanwhile.
+            if not made_for_it or not others_idle(self.order):
                 generic = generic_body(body, self._fabric.nranks)
                 if generic is None:
                     why = "no generic kernel carries it: "
                 elif not self._has(generic.text):
                     why = "its generic kernel is not loaded: "
                 else:
-                    self.loader.compile_ahead(body.text, self.capability)
+                    if not made_for_it:
+                        _warn_without_compiler()
+                    self.loader.compile_ahead(body.text, self.capability, call)
                     return GenericLaunch(self, made(generic, self._load(generic.text)), body, made)
         found: Launching = made(body, self.function(body.text, timeout, where, why))
         return found
@@ -154,6 +172,11 @@ class KernelLoading:
 
     def _has(self, text: str) -> bool:
         return self.loader.has(text, self.device.ordinal)
+
+    def _compile_ahead(self, text: str) -> Future[bytes]:
+        """Compile a kernel that is loaded before the first call."""
+        call = f"init of a communicator of {self._fabric.nranks} ranks"
+        return self.loader.compile_ahead(text, self.capability, call)
 
     def _compiled(self, text: str) -> bool:
         found = self.loader.compile_ahead(text, self.capability)
@@ -209,6 +232,16 @@ class GenericLaunch:
             self._loading.order.watch(marking=False)
             with _lock:
                 _pending.discard(self)
+
+
+@cache
+def _warn_without_compiler() -> None:
+    """Say once why calls are slow."""
+    _log.warning(
+        "a generic kernel, slower than their own, carries calls whose kernel is not in the "
+        "package: NVRTC is missing here; %s",
+        advice(),
+    )
 
 
 def _waiting_on(ordinal: int) -> list[GenericLaunch]:

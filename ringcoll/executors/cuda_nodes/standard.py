@@ -1,4 +1,9 @@
-"""The kernels that most programs need, for ``ringcoll kernels``, which compiles them ahead."""
+"""The kernels that most programs need: what ``ringcoll kernels ARCH`` compiles and a wheel carries.
+
+A text depends on collective, algorithm, protocol, element type, operator and the rank's part, never
+on a size: three sizes stand for all, one for each protocol on GPUs joined by NVLink. Copies depend
+on the width of elements alone.
+"""
 
 from __future__ import annotations
 
@@ -13,62 +18,75 @@ from ringcoll.executors.cuda.copy_gates import gate_text
 from ringcoll.executors.cuda.generic import generic_texts
 from ringcoll.executors.cuda.kernel_choice import body_of
 from ringcoll.executors.cuda.limits import KernelOptions, Resources
-from ringcoll.executors.cuda.params import Addresses, Body
+from ringcoll.executors.cuda.params import Addresses
 from ringcoll.executors.cuda.point_to_point import pairs_text
-from ringcoll.executors.cuda.workspace import Workspace
+from ringcoll.executors.cuda.workspace import MOST_BLOCKS, Workspace
 from ringcoll.executors.cuda_nodes.lane import staging_text
 from ringcoll.executors.cuda_nodes.phases import fold_text
 from ringcoll.launch import ALL_MAPPED
 from ringcoll.plan import Buffer
 
 _RANKS = (2, 4, 8)
-_DTYPES = ("bfloat16", "float16", "float32")
-_BYTES = (4 << 10, 256 << 10, 64 << 20)
-_BLOCKS = 128
+_FLOATS = ("bfloat16", "float16", "float32")
+_COMMON: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
+    (tuple(name for name in COLLECTIVES if name != "send"), ("float32",)),
+    (("all_reduce", "reduce_scatter"), ("bfloat16", "float16")),
+    (("all_gather", "broadcast", "all_to_all"), ("bfloat16",)),  # float16's are the same
+    (("all_gather", "broadcast"), ("uint8",)),  # torch's objects
+)
+"""Collectives and the element types that they are compiled for; reductions are sums."""
+_BYTES = (4 << 10, 256 << 10, 64 << 20)  # LL, LL128 and Simple
+_REGISTERED_BYTES = 64 << 20  # torch's large tensors, which are registered automatically
 _PAIR_WORDS = (256, 512)
-_UNMAPPED = frozenset[Buffer]()
 
 
 def standard_sources() -> list[str]:
     """Source texts, each once, for 2, 4 and 8 ranks on a GPU each.
 
-    Sums of the common floats, copies, generic kernels, copy gates, sends and receives, and staging
-    between nodes.
+    Generic kernels, copy gates, sends and receives, the collectives of ``_COMMON``, and staging
+    and sums between nodes.
     """
-    bodies = (body.text for body in _bodies())
+    generic = (text for nranks in _RANKS for text in generic_texts(nranks))
     pairs = (pairs_text(nranks, 1, words) for nranks, words in product(_RANKS, _PAIR_WORDS))
     between = (staging_text(), *_folds())
-    generic = (text for nranks in _RANKS for text in generic_texts(nranks))
-    return list(dict.fromkeys((*bodies, *generic, *map(gate_text, _RANKS), *pairs, *between)))
+    return list(dict.fromkeys((*generic, *map(gate_text, _RANKS), *pairs, *_texts(), *between)))
 
 
 def _folds() -> Iterator[str]:
     """The reductions of partial sums inside a node, and of the nodes' partial sums."""
-    for name in _DTYPES:
+    for name in _FLOATS:
         dtype, op = dtype_of(name), op_of("sum")
         raw = dtype.partial == dtype.numpy
         yield fold_text(dtype, op, raw_in=True, raw_out=raw, final=False)
         yield fold_text(dtype, op, raw_in=raw, raw_out=True, final=True)
 
 
-def _bodies() -> Iterator[Body]:
-    names = [name for name in COLLECTIVES if name not in ("send", "barrier")]
-    for nranks, name, dtype, nbytes in product(_RANKS, names, _DTYPES, _BYTES):
-        workspace, row = Workspace(nranks), dtype_of(dtype)
-        op = op_of("sum") if COLLECTIVES[name].reduces else None
-        wide = "all" in (COLLECTIVES[name].input, COLLECTIVES[name].output)
-        count = nbytes // row.itemsize // (nranks if wide else 1)
-        call = Call(name, 0, None, None, count, row, op, nbytes=nbytes)
-        uneven = COLLECTIVES[name].uneven  # not all ranks know whether peers have mapped it
-        shared = frozenset(buffer for buffer in ALL_MAPPED if buffer.name.lower() != uneven)
-        variants = [(_UNMAPPED, KernelOptions()), (shared, KernelOptions())]
-        if name == "all_reduce":
-            variants.append(
-                (_UNMAPPED, KernelOptions(hellos_decide=True))
-            )  # torch's gradient buckets
-        for mapped, options in variants:
-            resources = Resources(workspace, _BLOCKS, nvlink=True)
-            choice = choose(call, resources, mapped=mapped, options=options)
-            for rank in range(nranks):
-                at = Addresses(rank, (0,) * nranks, 0)
-                yield body_of(choice, call, workspace, (at,))
+def _texts() -> Iterator[str]:
+    for nranks, (names, dtypes) in product(_RANKS, _COMMON):
+        for name, dtype, nbytes in product(names, dtypes, _BYTES):
+            for call, mapped, options in _calls(nranks, name, dtype, nbytes):
+                workspace = Workspace(nranks)
+                for nvlink in (True, False):
+                    resources = Resources(workspace, MOST_BLOCKS, nvlink=nvlink)
+                    choice = choose(call, resources, mapped=mapped, options=options)
+                    for rank in range(nranks):
+                        at = Addresses(rank, (0,) * nranks, 0)
+                        yield body_of(choice, call, workspace, (at,)).text
+
+
+def _calls(
+    nranks: int, name: str, dtype: str, nbytes: int
+) -> Iterator[tuple[Call, frozenset[Buffer], KernelOptions]]:
+    """Calls on plain, on symmetric and on registered arrays, in place and not."""
+    kind, row = COLLECTIVES[name], dtype_of(dtype)
+    op = op_of("sum") if kind.reduces else None
+    nbytes = 0 if name == "barrier" else nbytes
+    count = nbytes // row.itemsize // (nranks if "all" in (kind.input, kind.output) else 1)
+    # Not all ranks know whether peers reach a buffer that some lack.
+    shared = frozenset(buffer for buffer in ALL_MAPPED if buffer.name.lower() != kind.uneven)
+    for in_place in (False, True):
+        call = Call(name, 0, None, None, count, row, op, 0, in_place, nbytes)
+        for mapped in (frozenset[Buffer](), shared):
+            yield call, mapped, KernelOptions()
+        if nbytes >= _REGISTERED_BYTES and not kind.prefix:
+            yield call, frozenset(), KernelOptions(hellos_decide=True)

@@ -1,0 +1,84 @@
+"""Compile in the background, in threads for which the end of the program does not wait.
+
+``concurrent.futures`` joins its threads at the end of a program, after all that is queued. Daemon
+threads alone would not do: NVRTC crashes when it is unloaded while it compiles. So the end stops
+what is being compiled, which takes one phase of NVRTC, and only then joins.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from threading import Condition, Thread, current_thread
+
+from ringcoll.executors.cuda.compile import stop_compiling
+from ringcoll.fabric.thread import OURS
+
+_MOST = 4  # threads
+
+
+class Compilers:
+    """Threads that compile; :meth:`rest` ends them, and the next :meth:`submit` begins anew."""
+
+    def __init__(self) -> None:
+        self._queue: deque[tuple[Future[bytes], Callable[[], bytes]]] = deque()
+        self._changed = Condition()
+        self._threads: set[Thread] = set()
+        self._idle = 0
+        self._resting = False
+        self._process: int | None = None  # whose end has been prepared
+
+    def submit(self, work: Callable[[], bytes]) -> Future[bytes]:
+        """Have a thread compile something."""
+        future: Future[bytes] = Future()
+        with self._changed:
+            if self._process != os.getpid():  # threads of a parent are not in its fork
+                self._process, self._threads, self._idle = os.getpid(), set(), 0
+                atexit.register(self._end, os.getpid())
+            self._resting = False
+            most = min(_MOST, len(os.sched_getaffinity(0)))
+            if self._idle <= len(self._queue) and len(self._threads) < most:
+                thread = Thread(target=self._run, name=f"{OURS}nvrtc", daemon=True)
+                thread.start()
+                self._threads.add(thread)
+            self._queue.append((future, work))
+            self._changed.notify()
+        return future
+
+    def rest(self) -> None:
+        """Begin nothing more of what has been submitted."""
+        with self._changed:
+            self._resting = True
+            while self._queue:
+                self._queue.popleft()[0].cancel()
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._idle += 1
+                while not self._queue and not self._resting:
+                    self._changed.wait()
+                self._idle -= 1
+                if not self._queue:
+                    self._threads.discard(current_thread())
+                    return
+                future, work = self._queue.popleft()
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(work())
+                except BaseException as error:
+                    future.set_exception(error)
+            del future, work
+
+    def _end(self, process: int) -> None:
+        if process == os.getpid():
+            stop_compiling()
+            self.rest()
+            with self._changed:
+                threads = list(self._threads)
+            for thread in threads:
+                thread.join()

@@ -1,0 +1,99 @@
+"""``ringcoll kernels`` lists what is there, and writes the archives of a wheel."""
+
+from __future__ import annotations
+
+import json
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from ringcoll.cli import main
+from ringcoll.executors.cuda import cache as caching
+from ringcoll.executors.cuda import compile as compiling
+from ringcoll.executors.cuda import shipped as shipping
+from ringcoll.executors.cuda.cache import KernelCache, kernel_folder
+from ringcoll.executors.cuda.shipped import ShippedKernels
+
+SOURCES = ["one", "two", "three"]
+
+
+@pytest.fixture(autouse=True)
+def stand_in(tmp_path, monkeypatch):
+    """A cache and a package in folders of the test, three kernels and a compiler of 2 KiB each."""
+    monkeypatch.setenv("RINGCOLL_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(shipping, "FOLDER", tmp_path / "package")
+    module = SimpleNamespace(standard_sources=lambda: SOURCES)
+    monkeypatch.setitem(sys.modules, "ringcoll.executors.cuda_nodes.standard", module)
+    compiled = lambda source, arch, **_: f"{source}{arch}".encode().ljust(2048)  # noqa: E731
+    monkeypatch.setattr(caching, "compile_kernel", compiled)
+    for where in (caching, compiling):
+        monkeypatch.setattr(where, "nvrtc_version", lambda: (12, 9))
+
+
+def cells(out):
+    return [line.split() for line in out.splitlines()]
+
+
+def test_nothing_is_there_yet(capsys, tmp_path):
+    assert main(["kernels"]) == 0
+    out = capsys.readouterr().out
+    assert "the package carries no compiled kernels" in out
+    assert f"in {tmp_path}/kernels: none" in out
+
+
+def test_a_compilation_is_listed_with_its_call(capsys, tmp_path):
+    cache = KernelCache(kernel_folder(None if tmp_path is None else str(tmp_path)))
+    cache.get("one", "sm_90", "all_reduce count=4 dtype=float32 op=sum by LL")
+    cache.get("two", "sm_80", "reduce count=4")
+    (tmp_path / "kernels" / f"{'0' * 64}.cubin").write_bytes(b"damaged")
+    (tmp_path / "kernels" / "no digest.cubin").write_bytes(b"damaged")
+    assert main(["kernels"]) == 0
+    rows = cells(capsys.readouterr().out)
+    assert [row[:2] for row in rows if row[:1] in (["sm_80"], ["sm_90"])] == [
+        ["sm_80", "1"],
+        ["sm_90", "1"],
+    ]
+    last = [row for row in rows if len(row) > 5 and row[2].startswith("sm_")]
+    assert [row[2] for row in last] == ["sm_80", "sm_90"]  # the last first
+    assert " ".join(last[1][4:]) == "2 all_reduce count=4 dtype=float32 op=sum by LL"
+    assert main(["kernels", "--json", "-"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["shipped"] == [] and found["cache"] == str(tmp_path / "kernels")
+    assert [(each["arch"], each["call"], each["nbytes"]) for each in found["cached"]] == [
+        ("sm_80", "reduce count=4", 2048),
+        ("sm_90", "all_reduce count=4 dtype=float32 op=sum by LL", 2048),
+    ]
+
+
+def test_archives_are_written_listed_and_taken(capsys, tmp_path):
+    words = ["kernels", "sm_80", "sm_90", "--out", str(tmp_path / "package")]
+    assert main([*words, "--json", "-"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["nvrtc"] == "12.9"
+    assert [(row["arch"], row["compiled"], row["bytes"]) for row in found["archs"]] == [
+        ("sm_80", 3, 6144),
+        ("sm_90", 3, 6144),
+    ]
+    assert main(["kernels"]) == 0
+    rows = cells(capsys.readouterr().out)
+    assert [row for row in rows if "12.9" in row] == [
+        ["sm_80", "3", "0.0", "0.0", "12.9"],
+        ["sm_90", "3", "0.0", "0.0", "12.9"],
+    ]
+    shipped = ShippedKernels(tmp_path / "package")
+    cache = KernelCache(None, shipped)
+    assert [cache.get(source, "sm_90") for source in SOURCES] == [
+        f"{source}sm_90".encode().ljust(2048) for source in SOURCES
+    ]
+    assert cache.taken == 3
+    assert main(["kernels", "sm_90", "--json", "-"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["archs"]
+    assert (row["compiled"], row["found"], row["shipped"]) == (0, 0, 3)
+    assert main(words) == 0  # once more, from the cache
+    assert cells(capsys.readouterr().out)[-1][:4] == ["sm_90", "0", "3", "0"]
+
+
+def test_archives_need_an_architecture(capsys):
+    assert main(["kernels", "--out", "there"]) == 2
+    assert "--out without an architecture" in capsys.readouterr().err
