@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Sequence
+from ctypes import addressof, c_char
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
@@ -18,7 +19,7 @@ from ringcoll.arguments.checks import address_of
 from ringcoll.communicator.call_cache import prepare_collective
 from ringcoll.communicator.engine import Check, Engine
 from ringcoll.communicator.failures import more_frames, settle
-from ringcoll.communicator.group import current, run_together
+from ringcoll.communicator.group import current, of_thread, run_together
 from ringcoll.communicator.rank import RankState, with_options
 from ringcoll.communicator.work import Work
 from ringcoll.config import Config
@@ -84,15 +85,18 @@ class CpuEngine(Engine):
                 found = self.calls.find(key, first, second)
             except TypeError:  # an illegal argument, or an option, that has no hash
                 key = None
-        if found is None or "async_op" in how or current() is not None:
+        if found is None or "async_op" in how or of_thread.group is not None:
             arguments = arguments or (op, root)
             return self._first_call(key, found, name, check, arguments, sendbuf, recvbuf, how)
-        self._state.yield_to_worker()
-        with self._state.lock:
+        state = self._state
+        progress = state.progress
+        if state._worker is not None or progress is None or progress._failed is not None:
+            state.yield_to_worker()
+        with state.lock:
             try:
-                self._state.run(found[0], None, found[1])
+                state.run(found[0], None, found[1])
             except BaseException:
-                self._state.quarantine((sendbuf, recvbuf))
+                state.quarantine((sendbuf, recvbuf))
                 raise
         return None
 
@@ -201,7 +205,11 @@ def _read(buffer: Any) -> tuple[int, object] | None:
     flags = buffer.flags
     if not flags.c_contiguous:
         return None
-    return address_of(buffer), (buffer.size, buffer.dtype, flags.writeable)
+    try:
+        at = addressof(c_char.from_buffer(buffer))  # type: ignore[arg-type]
+    except (TypeError, ValueError, BufferError):  # the common case above saves a call
+        at = address_of(buffer)
+    return at, (buffer.size, buffer.dtype, flags.writeable)
 
 
 def _nbytes(call: Any) -> int:

@@ -45,7 +45,7 @@ class _Local(threading.local):
     group: Group | None = None
 
 
-_local = _Local()
+of_thread = _Local()
 
 
 class Group:
@@ -72,7 +72,7 @@ class Group:
 
 def current() -> Group | None:
     """The group of this thread, or None."""
-    return _local.group
+    return of_thread.group
 
 
 @contextlib.contextmanager
@@ -109,14 +109,14 @@ def group() -> Iterator[None]:
             _discard(outer.items, first, error)
             raise
         return
-    mine = _local.group = Group()
+    mine = of_thread.group = Group()
     try:
         yield
     except BaseException as error:
         _discard(mine.items, 0, error)
         raise
     finally:
-        _local.group = None
+        of_thread.group = None
     states = {id(state): state for state, _, _ in mine.items}
     try:
         with contextlib.ExitStack() as held:

@@ -226,7 +226,8 @@ class RankState:
         self, prepared: Any, _stream: int | None = None, addresses: Given | None = None
     ) -> None:
         """Run one call of this rank alone."""
-        self.usable()
+        if self.closed or self.inherited or self.broken is not None:  # saves a call
+            self.usable()
         try:
             self.fabric.check()
             self._host.run(prepared, addresses)

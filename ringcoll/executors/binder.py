@@ -5,8 +5,8 @@ Done once for each set of arrays and hellos; the executor keeps the result for t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy.typing as npt
@@ -160,12 +160,23 @@ class Binder:
 
         return flag
 
-    def _lane(self, program: Program, number: int, binding: Binding) -> Callable[[], Any]:
+    def _lane(self, program: Program, number: int, binding: Binding) -> Iterable[Row]:
         length = len(program.programs[number].rows) * binding.layout.slices
         if length > UNROLLED:
-            return lambda: lane_rows(program, number, replace(binding, places=[]))
-        kept: tuple[Row, ...] = tuple(lane_rows(program, number, binding))
-        return lambda: kept
+            return LongLane(program, number, replace(binding, places=[]))
+        return tuple(lane_rows(program, number, binding))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LongLane:
+    """A lane of many rows, which are bound again each time that they run."""
+
+    program: Program
+    number: int
+    binding: Binding
+
+    def __iter__(self) -> Iterator[Row]:
+        return lane_rows(self.program, self.number, self.binding)
 
 
 def slot_bytes(call: Call, layout: Layout) -> int:

@@ -25,7 +25,7 @@ from ringcoll.executors.message_lane import MessageLane
 from ringcoll.executors.mismatch import different_calls
 from ringcoll.executors.node_signals import open_node_signals
 from ringcoll.executors.rows import Pacer, TraceEntry
-from ringcoll.executors.shared_state import Hello, SharedState, Words
+from ringcoll.executors.shared_state import RECORDS, Hello, SharedState, Words
 from ringcoll.fabric import Fabric
 from ringcoll.plan import Buffer
 from ringcoll.symmetric.host import SymmetricMemory
@@ -125,7 +125,7 @@ class CpuExecutor:
         base = active.epoch << 32
         if len(bound.lanes) == 1 and not bound.messages:
             run_lane = run_rows if self.pacer is None else run_paced_rows
-            run_lane(bound.lanes[0](), base, self.idle, self.fabric.notify, self.fabric.fence)
+            run_lane(bound.lanes[0], base, self.idle, self.fabric.notify, self.fabric.fence)
         elif bound.lanes:
             drive([steps(self.lanes(active))], self.idle)
         self.finish(active)
@@ -150,7 +150,7 @@ class CpuExecutor:
             self._refresh_mappings(prepared)
         epoch, number = self.epoch + 1, prepared.hello.record
         active = ActiveCall(prepared, epoch)
-        recorded = self.shared_state.keeps_record(number)
+        recorded = self.shared_state.record_numbers[number % RECORDS] == number
         if not recorded:
             self.shared_state.record(number, prepared.call.tagged(prepared.signature_text))
         self.running = active
@@ -225,7 +225,7 @@ class CpuExecutor:
             return []
         base, notify, fence = active.epoch << 32, self.fabric.notify, self.fabric.fence
         return [
-            (MessageLane if at in bound.messages else Lane)(iter(rows()), base, notify, fence)
+            (MessageLane if at in bound.messages else Lane)(iter(rows), base, notify, fence)
             for at, rows in enumerate(bound.lanes)
         ]
 
@@ -240,7 +240,11 @@ class CpuExecutor:
             node_signals, met = self.node_signals, self._came_from(active, bound)
             self.idle(lambda: node_signals.settled(active.epoch, met))
         if bound is not None:
-            self._compare_hellos(active)
+            mine, at = active.prepared.signature, self.shared_state.signatures[active.epoch & 3]
+            for words in self.entered:
+                if words[at] != mine:  # of another call, or of one before
+                    self._compare_hellos(active)
+                    break
         if bound is not None and bound.total:
             self.known = active.epoch
         elif self.known < active.epoch:
@@ -293,12 +297,8 @@ class CpuExecutor:
 
     def _compare_hellos(self, active: ActiveCall) -> None:
         """Compare this rank's hello with those that have arrived."""
-        epoch, mine = active.epoch, active.prepared.signature
-        at, base, entered = (
-            self.shared_state.signature_at(epoch),
-            epoch << 32,
-            self.shared_state.entered,
-        )
+        mine, base = active.prepared.signature, active.epoch << 32
+        at, entered = self.shared_state.signatures[active.epoch & 3], self.shared_state.entered
         for words in self.entered:
             # In this order: the slot holds an older signature until the rank has entered.
             if words[entered] >= base and words[at] != mine:

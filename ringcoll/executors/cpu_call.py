@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from ringcoll.arguments.calls import Call
 from ringcoll.executors.contract import Given
-from ringcoll.executors.rows import Place
+from ringcoll.executors.rows import Place, Row
 from ringcoll.executors.shared_state import Hello
 from ringcoll.launch import Launch, Layout
 from ringcoll.plan import Buffer, Plan
@@ -38,8 +38,8 @@ class BoundRows:
     """A program bound to memory for one half of SCRATCH."""
 
     total: bool
-    lanes: list[Callable[[], Any]]
-    """Each gives the rows of a lane: a kept tuple, or a fresh iterator."""
+    lanes: list[Iterable[Row]]
+    """The rows of each lane: a tuple, or what binds them anew each time."""
     messages: frozenset[int] = frozenset()
     """The indices of the lanes whose rows are messages between nodes."""
     sources: frozenset[int] = frozenset()

@@ -95,7 +95,7 @@ class Pairs:
         self.shared_state.record(number, self._shown(call))
         at = self._at(call.peer, sends=sends)
         hello = Hello(active.signature, number, call.count, _DTYPE_NUMBERS[call.dtype.name])
-        self.shared_state.enter_pair(at, epoch, hello)
+        self.shared_state.enter(epoch, hello, at)
         if self._is_remote(call.peer) and self.node_signals is not None:
             self.node_signals.announce_pair(call.peer, at, epoch, number)
         if self.fabric.notify is not None:
@@ -193,7 +193,7 @@ class Pairs:
         if self.differs(active):
             peer, epoch = active.call.peer, active.epoch
             at = self._at(self.rank, sends=not active.sends)
-            hello = self.shared_state.pair_hello(peer, at, epoch)
+            hello = self.shared_state.hello(peer, epoch, at)
             mine = active.call.tagged(self._shown(active.call))
             theirs = self.shared_state.recorded(peer, hello.record)
             raise different_ends(self.rank, peer, epoch, mine, theirs, sends=active.sends)
@@ -245,7 +245,7 @@ class Pairs:
         if self.fabric.fence is not None:
             self.fabric.fence()
         at = self._at(self.rank, sends=True)
-        return self.shared_state.pair_hello(peer, at, self._epochs[peer, False] + 1)
+        return self.shared_state.hello(peer, self._epochs[peer, False] + 1, at)
 
     def _at(self, peer: int, *, sends: bool) -> int:
         """The index, in a rank's words, of its pair with ``peer``; ``sends``: it is the sender."""

@@ -76,6 +76,8 @@ class SharedState:
         self.record_numbers = [0] * RECORDS
         """The number of the text that this rank keeps in each slot, number % RECORDS."""
         self.hellos = 8
+        self.signatures = tuple(self.hellos + slot * HELLO_WORDS for slot in range(4))
+        """Where a rank's words hold the hello of each epoch & 3, which begins with a signature."""
         self.flags = self.hellos + 4 * HELLO_WORDS
         self.pairs = self.flags + n * FLAGS
         # A peer's pair words: two directions, each with an entered word, four hellos and flags.
@@ -108,25 +110,42 @@ class SharedState:
 
     # -- the call's hello ------------------------------------------------------------------
 
-    def enter(self, epoch: int, hello: Hello) -> None:
-        """Publish that this rank has entered ``epoch``: the hello first, the entered word last."""
-        words = self.words[self.rank]
-        self._write_hello(words, self.hellos + (epoch & 3) * HELLO_WORDS, hello)
-        words[self.entered] = epoch << 32
+    def enter(self, epoch: int, hello: Hello, pair: int = 0) -> None:
+        """Publish that this rank has entered ``epoch``: the hello first, the entered word last.
 
-    def hello(self, rank: int, epoch: int) -> Hello:
+        ``pair`` is the index of one direction of a pair; 0: a collective, whose words come first.
+        """
+        words, at = self.words[self.rank], pair + self.signatures[epoch & 3]
+        words[at] = hello.signature
+        words[at + 1] = hello.record
+        words[at + 2] = hello.send
+        words[at + 3] = hello.recv
+        words[at + 4] = hello.in_place
+        scalar = hello.scalar
+        if scalar is not None:
+            words[at + 7] = isinstance(scalar, int)
+            if isinstance(scalar, int):
+                words[at + 5] = scalar % (1 << 64)
+            else:
+                parts = _SCALAR.pack(scalar.real, scalar.imag)
+                words[at + 5], words[at + 6] = struct.unpack("QQ", parts)
+        words[pair + self.entered] = epoch << 32
+
+    def hello(self, rank: int, epoch: int, pair: int = 0) -> Hello:
         """The hello of ``rank`` at ``epoch``, which it must have entered."""
-        return self._read_hello(self.words[rank], self.hellos + (epoch & 3) * HELLO_WORDS)
+        words, at = self.words[rank], pair + self.signatures[epoch & 3]
+        scalar: complex = words[at + 5]
+        if not words[at + 7]:
+            scalar = complex(*_SCALAR.unpack(struct.pack("QQ", words[at + 5], words[at + 6])))
+        return Hello(
+            words[at], words[at + 1], words[at + 2], words[at + 3], bool(words[at + 4]), scalar
+        )
 
     def hello_bytes(self, epoch: int, *, scaled: bool) -> list[bytes]:
         """All hellos' buffers, and factors if ``scaled``: 0.3 µs a rank, a Hello takes 2."""
-        first = self.signature_at(epoch) + 2
+        first = self.signatures[epoch & 3] + 2
         last = first + (6 if scaled else 3)
         return [words[first:last].tobytes() for words in self.words]
-
-    def signature_at(self, epoch: int) -> int:
-        """The index of the signature of ``epoch`` in a rank's words."""
-        return self.hellos + (epoch & 3) * HELLO_WORDS
 
     # -- a pair's hello --------------------------------------------------------------------
 
@@ -139,16 +158,6 @@ class SharedState:
         number = 2 * (context * self.nranks + sender) + (epoch & 1)
         start = self.zones + number * self.zone_bytes
         return slice(start, start + self.zone_bytes)
-
-    def enter_pair(self, at: int, epoch: int, hello: Hello) -> None:
-        """Publish the hello of one direction of the pair at index ``at``."""
-        words = self.words[self.rank]
-        self._write_hello(words, at + 8 + (epoch & 3) * HELLO_WORDS, hello)
-        words[at] = epoch << 32
-
-    def pair_hello(self, rank: int, at: int, epoch: int) -> Hello:
-        """The hello of ``rank`` in its pair at index ``at``."""
-        return self._read_hello(self.words[rank], at + 8 + (epoch & 3) * HELLO_WORDS)
 
     @staticmethod
     def pair_flags(at: int) -> int:
@@ -185,30 +194,6 @@ class SharedState:
             return "a call whose record is gone"
         length = min(head & 0xFFFF, _RECORD_BYTES - 8)
         return row[at + 8 : at + 8 + length].tobytes().decode(errors="replace")
-
-    @staticmethod
-    def _write_hello(words: Words, at: int, hello: Hello) -> None:
-        words[at] = hello.signature
-        words[at + 1] = hello.record
-        words[at + 2] = hello.send
-        words[at + 3] = hello.recv
-        words[at + 4] = hello.in_place
-        if hello.scalar is not None:
-            words[at + 7] = isinstance(hello.scalar, int)
-            if isinstance(hello.scalar, int):
-                words[at + 5] = hello.scalar % (1 << 64)
-            else:
-                parts = _SCALAR.pack(hello.scalar.real, hello.scalar.imag)
-                words[at + 5], words[at + 6] = struct.unpack("QQ", parts)
-
-    @staticmethod
-    def _read_hello(words: Words, at: int) -> Hello:
-        scalar: complex = words[at + 5]
-        if not words[at + 7]:
-            scalar = complex(*_SCALAR.unpack(struct.pack("QQ", words[at + 5], words[at + 6])))
-        return Hello(
-            words[at], words[at + 1], words[at + 2], words[at + 3], bool(words[at + 4]), scalar
-        )
 
     def close(self) -> None:
         """Release the memory; the fabric unmaps it."""

@@ -155,7 +155,8 @@ class NodesFabric(Fabric):
 
     def check(self) -> None:
         """Read this node's alarm, and every 20 ms who has died here or on another node."""
-        self._require_open()
+        if self._ended:
+            self._require_open()
         self._timer.tick(self.check_failures)
 
     def check_failures(self) -> None:

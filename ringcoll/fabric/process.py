@@ -111,7 +111,8 @@ class ProcessFabric(Fabric):
 
     def check(self) -> None:
         """Read one word of this rank's memory, and every 20 ms who has died."""
-        self._require_open()
+        if self._ended:
+            self._require_open()
         self._timer.tick(self.check_failures)
 
     def check_failures(self) -> None:

@@ -191,7 +191,8 @@ class ThreadFabric(Fabric):
         """Read whether any rank has raised the alarm."""
         if _local.mark is not self._caller:
             self.adopt()
-        self._require_open()
+        if self._ended:
+            self._require_open()
         if self._world.alarm:
             self.check_failures()
 

@@ -336,12 +336,12 @@ def test_a_hello_of_two_ranks_goes_to_the_other_one(boards):
     (shared_state, crossing, posts), (there, *_), _ = boards
     shared_state.record(6, "count=3")
     at = shared_state.pair(1, sends=True)
-    shared_state.enter_pair(at, 2, Hello(78, 6))
+    shared_state.enter(2, Hello(78, 6), at)
     crossing.announce_pair(1, at, 2, 6)
     ((rank, payload),) = posts.posted
     assert rank == 1
     boards[1][2].store(0, memoryview(payload))
-    assert there.pair_hello(0, at, 2) == Hello(78, 6, scalar=0j)
+    assert there.hello(0, 2, at) == Hello(78, 6, scalar=0j)
     assert there.recorded(0, 6) == "count=3"
 
 
