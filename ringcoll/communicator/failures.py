@@ -19,6 +19,7 @@ from ringcoll.errors import (
 
 if TYPE_CHECKING:
     from ringcoll.communicator.rank import RankState
+    from ringcoll.communicator.rank_errors import RankErrors
 
 _FRAMES = 200  # that logging and an abort may take, beyond the recursion limit
 
@@ -66,7 +67,7 @@ def error_text(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
-def broken_by(state: RankState, error: BaseException) -> ClosedError:
+def broken_by(state: RankErrors, error: BaseException) -> ClosedError:
     """What calls raise after ``error`` has broken the communicator."""
     return ClosedError(
         f"{state}: the communicator is broken by an earlier error, {error_text(error)}; "

@@ -15,9 +15,10 @@ from ringcoll.algorithms import ALGORITHMS
 from ringcoll.arguments.buffers import flat
 from ringcoll.arguments.calls import Call
 from ringcoll.communicator.children import pack_color, ranks_of_color, remaining
-from ringcoll.communicator.failures import broken_by, error_text, more_frames, reason_of, settle
+from ringcoll.communicator.failures import more_frames, reason_of, settle
 from ringcoll.communicator.machine import agree_among, unknown
 from ringcoll.communicator.progress import Progress
+from ringcoll.communicator.rank_errors import RankErrors
 from ringcoll.communicator.selection import (
     Algorithm,
     PlanOptions,
@@ -29,21 +30,14 @@ from ringcoll.communicator.topology import Topology
 from ringcoll.communicator.work import Work, Worker, patience_for
 from ringcoll.config import Config, resolve
 from ringcoll.errors import (
-    AbortedError,
     ArgumentError,
-    ClosedError,
-    Error,
-    MachineError,
     MismatchError,
-    PlanError,
-    RankLostError,
-    UsageError,
 )
-from ringcoll.executors.contract import Executor, Given, PairExecutor, Runnable
+from ringcoll.executors.contract import Given, Runnable
 from ringcoll.executors.cpu import CpuExecutor
 from ringcoll.executors.cpu_call import CpuChoice
 from ringcoll.executors.pace import Pace, pacer
-from ringcoll.executors.point_to_point import ActivePairCall, Pairs
+from ringcoll.executors.point_to_point import Pairs
 from ringcoll.executors.rows import TraceEntry
 from ringcoll.executors.shared_state import MESSAGES, VECTOR
 from ringcoll.fabric import Fabric
@@ -61,7 +55,7 @@ _log = logging.getLogger("ringcoll")
 T = TypeVar("T")
 
 
-class RankState:
+class RankState(RankErrors):
     """The state of one rank; ``ranks`` are the numbers that its ranks have in ``parent``."""
 
     def __init__(
@@ -74,12 +68,11 @@ class RankState:
         ranks: Sequence[int] = (),
         topology: Topology | None = None,
     ) -> None:
-        self.fabric, self.config, self.pace = fabric, config, pace
+        super().__init__(fabric, config)
+        self.pace = pace
         self.topology = topology or unknown(self.on_gpu, "it has not been detected")
         self.lock = threading.RLock()
         self.symmetric: Any
-        self.executor: Executor
-        self.pairs: PairExecutor
         try:
             if parent is not None:
                 above = parent.topology
@@ -89,23 +82,11 @@ class RankState:
             fabric.abort(reason_of(error), error=type(error))
             fabric.close()
             raise
-        self.broken: BaseException | None = None
-        self.raised = False  # whether the caller has seen the error that broke it
-        self.settled = False  # by abort(), or by shrink() after a loss: close() raises no error
-        self.closed = False
-        self.inherited = False  # by a forked child of its process
         self._worker: Worker | None = None
         own = weakref.ref(self)
         fabric.busy = lambda: (state := own()) is not None and state.is_busy()
         self.debug: bool = parent is not None and parent.debug  # whether choices are logged
 
-    def __str__(self) -> str:
-        """The rank, and the communicator's tag where it has one: for log lines and errors."""
-        tag = self.config.tag
-        return f"rank {self.fabric.rank}" + (f" of {tag!r}" if tag else "")
-
-    progress: Progress | None = None
-    """The messages of a CPU rank."""
     on_gpu = False
     """Whether calls are enqueued on a stream instead of waited for."""
 
@@ -303,103 +284,6 @@ class RankState:
             collective, nbytes, fabric.nranks, fabric.nodes, self.topology, self.config
         )
 
-    # -- errors ------------------------------------------------------------------------------
-
-    def usable(self) -> None:
-        """Refuse a call after close or a failed call, and in a fork's child."""
-        if self.inherited:
-            raise ClosedError(
-                f"{self}: this process was forked from the one that the communicator belongs to; "
-                f"make a new one, or start processes by spawn"
-            )
-        if self.closed:
-            raise ClosedError(f"{self}: the communicator is closed; make a new one")
-        if self.broken is not None:
-            if self.progress is not None:
-                self.progress.raise_unseen()
-            raise broken_by(self, self.broken) from self.broken
-
-    def fail(self, error: BaseException, *, begun: bool = False) -> None:
-        """Record that a call failed, abort the other ranks and refuse later calls.
-
-        ``begun``: another call of its group has begun, even if this one has not.
-        """
-        begun = begun or self.has_begun()
-        if isinstance(error, (UsageError, PlanError)) and not begun:
-            return
-        if self.broken is None:
-            self._name_missed_call(error)
-            self.broken = error
-            _log.error("%s: %s", self, error_text(error))
-            self.fabric.abort(reason_of(error), error=type(error))
-        if self.progress is not None:
-            self.progress.abandon(error)
-
-    def has_begun(self) -> bool:
-        """Whether a call is under way that other ranks may have seen."""
-        progress = self.progress
-        if progress is not None and progress.pairs.running:
-            return True
-        return self.executor.running is not None or bool(self.pairs.running)
-
-    def _name_missed_call(self, error: BaseException) -> None:
-        """Add to a RankLostError the call that the rank has not made."""
-        left = error.left if isinstance(error, RankLostError) else None
-        missed = None if left is None else self.missed_call(left)
-        if missed is not None:
-            error.args = (f"{error} without making {missed}",)
-
-    def missed_call(self, rank: int) -> str | None:
-        """The call under way that ``rank`` has not entered; None: unknown."""
-        host, active = self._host, self._host.running
-        if active is not None and rank in host.absent(active):
-            call = active.prepared.call
-            return f"call {active.epoch}, {call.tagged(call.signature())}"
-        contexts = [self.pairs] if self.progress is None else [self.pairs, self.progress.pairs]
-        for pairs, half in [(each, half) for each in contexts for half in each.running]:
-            if isinstance(half, ActivePairCall) and half.call.peer == rank:
-                if isinstance(pairs, Pairs) and pairs.has_entered(half):
-                    continue
-                end = "recv from" if half.sends else "send to"
-                larger = half.call.shown.partition(":")[0]
-                return f"its {larger or f'{end} rank {self.fabric.rank}'}"
-        return None
-
-    def quarantine(self, alive: tuple[object, ...]) -> None:
-        """After a failure, keep for ever the arrays to which MPI may still write."""
-        messages = self.fabric.messages
-        if self.broken is not None and messages is not None:
-            messages.give_up(alive)
-
-    def check(self) -> None:
-        """Raise the error of an earlier call, of a lost rank or of calls that differ."""
-        if isinstance(self.broken, Error):
-            self.raised = True
-            raise self.broken
-        self.usable()
-        try:
-            self.fabric.check()
-            self.executor.compare_last()
-        except Error as error:
-            self.fail(error)
-            raise
-
-    def together(self, call: Callable[[], T]) -> T:
-        """Make a collective call of the control plane; an error of this rank alone aborts all."""
-        self.usable()
-        try:
-            return call()
-        except (UsageError, MismatchError, MachineError):
-            # On all ranks alike: the communicator stays usable, unless a rank has given up.
-            try:
-                self.fabric.check()
-            except Error as given_up:
-                self.fail(given_up)
-            raise
-        except BaseException as error:
-            self.fail(error)
-            raise
-
     # -- children ----------------------------------------------------------------------------
 
     def color(self, color: int | None, key: int, config: Config | None) -> tuple[bytes, Config]:
@@ -442,15 +326,6 @@ class RankState:
         return self._child(fabric, members, self.config)
 
     # -- the end -----------------------------------------------------------------------------
-
-    def abort(self, reason: str, *, error: type[BaseException] = AbortedError) -> None:
-        """Abort the communicator: the calls of the other ranks raise ``error`` with ``reason``."""
-        if self.closed:
-            return
-        if self.broken is None:
-            self.broken = ClosedError(f"rank {self.fabric.rank} aborted: {reason}")
-        self.settled = True
-        self.fabric.abort(reason, error=error)
 
     def stop(self) -> None:
         """Wait for the asynchronous calls; the caller holds no lock that they take."""
