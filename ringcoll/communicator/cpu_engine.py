@@ -24,8 +24,7 @@ from ringcoll.communicator.rank import RankState, with_options
 from ringcoll.communicator.work import Work
 from ringcoll.config import Config
 from ringcoll.errors import ArgumentError, Error
-from ringcoll.executors.contract import Given, Runnable
-from ringcoll.executors.cpu_call import PlacedCall
+from ringcoll.executors.contract import Given, LaunchRequest
 from ringcoll.views import Extent
 
 _Key = tuple[object, ...]
@@ -122,9 +121,10 @@ class CpuEngine(Engine):
             if key is None:
                 return self._once(call, config, later=later, alive=(sendbuf, recvbuf))
             found = self.calls.add(key, call, config, _extent(sendbuf), _extent(recvbuf))
-        placed = PlacedCall(*found)
-        text = placed.ready.call.tagged(placed.ready.call.signature()) if later else ""
-        return self._issue([placed], later=later, alive=(sendbuf, recvbuf), name=text)
+        prepared, given = found
+        text = prepared.call.tagged(prepared.call.signature()) if later else ""
+        request = LaunchRequest(prepared, addresses=given)
+        return self._issue([request], later=later, alive=(sendbuf, recvbuf), name=text)
 
     def _once(
         self, call: Call, config: Config, *, later: bool, alive: tuple[object, ...]
@@ -132,8 +132,8 @@ class CpuEngine(Engine):
         """A call whose buffers cannot be recognised next time."""
         call = with_options(call, config)
         name = call.tagged(call.signature()) if later else ""
-        ready = self._state.prepare(call, config)
-        return self._issue([ready], later=later, alive=alive, name=name)
+        request = LaunchRequest(self._state.prepare(call, config))
+        return self._issue([request], later=later, alive=alive, name=name)
 
     @_explained
     def pairs(
@@ -163,7 +163,7 @@ class CpuEngine(Engine):
 
     def _issue(
         self,
-        calls: Sequence[Runnable | Call],
+        calls: Sequence[LaunchRequest | Call],
         *,
         later: bool,
         alive: tuple[object, ...] = (),
@@ -182,13 +182,16 @@ class CpuEngine(Engine):
         return None
 
     def _now(
-        self, calls: Sequence[Runnable | Call], timeout: float | None, alive: tuple[object, ...]
+        self,
+        calls: Sequence[LaunchRequest | Call],
+        timeout: float | None,
+        alive: tuple[object, ...],
     ) -> None:
         self._state.yield_to_worker()
         with self._state.lock:
             try:
-                if len(calls) == 1 and not isinstance(calls[0], Call):
-                    self._state.run(calls[0])
+                if len(calls) == 1 and isinstance(calls[0], LaunchRequest):
+                    self._state.run(calls[0].prepared, None, calls[0].addresses)
                 else:
                     run_together([(self._state, call, timeout) for call in calls])
             except BaseException:

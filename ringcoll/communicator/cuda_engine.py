@@ -24,8 +24,7 @@ from ringcoll.cuda.arrays import device_array
 from ringcoll.cuda.readers import Library, library_of
 from ringcoll.cuda.streams import stream_of
 from ringcoll.errors import ArgumentError, Error
-from ringcoll.executors.contract import Given, GroupCall
-from ringcoll.executors.cuda.cuda_call import StreamCall
+from ringcoll.executors.contract import Given, GroupCall, LaunchRequest
 from ringcoll.executors.cuda.executor import CudaExecutor
 from ringcoll.executors.cuda_nodes.executor import CudaNodesExecutor
 from ringcoll.options import take_async_op
@@ -141,7 +140,7 @@ class CudaEngine(Engine):
         else:
             pointer, owner = library.stream(sendbuf)
         if owner is None or later or current() is not None:
-            enqueued = StreamCall(found[0], pointer, owner is not None, found[1])
+            enqueued = LaunchRequest(found[0], pointer, owner is not None, found[1])
             alive = sendbuf, recvbuf
             return self._enqueue(enqueued, pointer, alive, owner, later=later, name=name)
         with self._state.lock:
@@ -180,7 +179,7 @@ class CudaEngine(Engine):
 
     def _enqueue(
         self,
-        call: StreamCall | GroupCall,
+        call: LaunchRequest | GroupCall,
         stream: int,
         alive: tuple[object, ...],
         owner: object,

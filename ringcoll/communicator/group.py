@@ -23,7 +23,7 @@ from ringcoll.communicator.progress import PASSED, Progress
 from ringcoll.communicator.rank import RankState
 from ringcoll.communicator.work import Work
 from ringcoll.errors import DeadlineError
-from ringcoll.executors.contract import Executor, GroupCall, PairExecutor, Runnable
+from ringcoll.executors.contract import Executor, GroupCall, LaunchRequest, PairExecutor
 from ringcoll.executors.drive import Task, drive
 from ringcoll.fabric import Fabric, each
 
@@ -35,7 +35,10 @@ class ControlCall:
     run: Callable[[], object]
 
 
-Item = tuple["RankState", "Runnable | Call", "float | None"]
+Launched = LaunchRequest | GroupCall | Call
+"""What a group holds of a call: prepared, or a send or receive that it matches with others."""
+
+Item = tuple["RankState", "Launched", "float | None"]
 Control = tuple["RankState", ControlCall, None]
 
 
@@ -56,9 +59,7 @@ class Group:
         self.alive: list[object] = []
         self.work = Work("of a group", not_started="the group that it belongs to has not ended")
 
-    def add(
-        self, state: RankState, call: Runnable | Call, timeout: float | None, alive: object
-    ) -> None:
+    def add(self, state: RankState, call: Launched, timeout: float | None, alive: object) -> None:
         """Add a call to run at the end of the group; keeps its arrays ``alive`` until then."""
         state.usable()
         self.items.append((state, call, timeout))
@@ -214,7 +215,7 @@ def _timeout(item: Item) -> float:
 
 
 def _tasks(items: list[Item]) -> list[Task]:
-    calls: dict[int, tuple[RankState, list[Runnable]]] = {}
+    calls: dict[int, tuple[RankState, list[LaunchRequest]]] = {}
     messages: dict[int, tuple[Progress, list[tuple[Call, float]]]] = {}
     pairs: dict[tuple[int, int, bool], tuple[RankState, list[Call], float]] = {}
     for item in items:

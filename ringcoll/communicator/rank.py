@@ -33,7 +33,7 @@ from ringcoll.errors import (
     ArgumentError,
     MismatchError,
 )
-from ringcoll.executors.contract import Given, Runnable
+from ringcoll.executors.contract import Given, Prepared
 from ringcoll.executors.cpu import CpuExecutor
 from ringcoll.executors.cpu_call import CpuChoice
 from ringcoll.executors.pace import Pace, pacer
@@ -107,7 +107,7 @@ class RankState(RankErrors):
 
     # -- calls -------------------------------------------------------------------------------
 
-    def prepare(self, call: Call, config: Config) -> Runnable:
+    def prepare(self, call: Call, config: Config) -> Prepared:
         """Bind a checked call and its options to this rank's executor."""
         self.usable()
         self._refuse_gpu_options(call, config)

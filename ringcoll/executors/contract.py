@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ringcoll.executors.drive import Task
@@ -13,12 +14,27 @@ Given = tuple[int, int, int, int]
 them, 0 where they do not."""
 
 
-class Runnable(Protocol):
-    """A checked call that is ready to run."""
+class Prepared(Protocol):
+    """A call with all but its launch: what it runs is chosen, and compiled or made of closures."""
 
     @property
     def timeout(self) -> float:
         """Seconds that a wait of it may take."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchRequest:
+    """A prepared call with what its launch is given: a stream, of GPU ranks, and addresses."""
+
+    prepared: Any
+    stream: int = 0
+    owned: bool = True  # whether the caller keeps the stream alive until the next call
+    addresses: Given | None = None  # None: those that it was prepared for
+
+    @property
+    def timeout(self) -> float:
+        """Seconds that a wait of it may take."""
+        return float(self.prepared.timeout)
 
 
 class GroupCall(ABC):

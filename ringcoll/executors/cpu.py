@@ -18,8 +18,8 @@ from ringcoll.bootstrap.contract import named
 from ringcoll.collectives import COLLECTIVES
 from ringcoll.errors import MismatchError, PlanError, UsageError
 from ringcoll.executors.binder import Binder
-from ringcoll.executors.contract import Given
-from ringcoll.executors.cpu_call import ActiveCall, BoundRows, CpuCall, PlacedCall, Select
+from ringcoll.executors.contract import Given, LaunchRequest
+from ringcoll.executors.cpu_call import ActiveCall, BoundRows, CpuCall, Select
 from ringcoll.executors.drive import Lane, Pause, Task, drive, run_paced_rows, run_rows, steps
 from ringcoll.executors.message_lane import MessageLane
 from ringcoll.executors.mismatch import different_calls
@@ -114,10 +114,8 @@ class CpuExecutor:
             anywhere=anywhere,
         )
 
-    def run(self, prepared: CpuCall | PlacedCall, given: Given | None = None) -> None:
+    def run(self, prepared: CpuCall, given: Given | None = None) -> None:
         """The whole call of this rank, on the arrays at these addresses."""
-        if isinstance(prepared, PlacedCall):
-            prepared, given = prepared.ready, prepared.given
         if given is not None and given != prepared.given:
             prepared.place(given)
         active = self.enter(prepared)
@@ -130,12 +128,12 @@ class CpuExecutor:
             drive([steps(self.lanes(active))], self.idle)
         self.finish(active)
 
-    def task(self, calls: Sequence[CpuCall | PlacedCall]) -> Task:
+    def task(self, calls: Sequence[LaunchRequest]) -> Task:
         """Several calls of this rank, one after the other, beside those of others in a group."""
-        for call in calls:
-            prepared = call.ready if isinstance(call, PlacedCall) else call
-            if isinstance(call, PlacedCall) and call.given != prepared.given:
-                prepared.place(call.given)
+        for request in calls:
+            prepared, given = request.prepared, request.addresses
+            if given is not None and given != prepared.given:
+                prepared.place(given)
             active = self.enter(prepared)
             for epoch in (active.epoch - 1, active.epoch if prepared.agrees else 0):
                 while not self._all_entered(epoch):

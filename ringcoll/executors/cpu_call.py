@@ -99,19 +99,6 @@ class CpuCall:
 
 
 @dataclass(slots=True)
-class PlacedCall:
-    """A prepared call and the addresses of its buffers, which are bound when it runs."""
-
-    ready: CpuCall
-    given: Given
-
-    @property
-    def timeout(self) -> float:
-        """Seconds that a wait of it may take."""
-        return self.ready.timeout
-
-
-@dataclass(slots=True)
 class ActiveCall:
     """A call under way."""
 

@@ -15,8 +15,7 @@ from ringcoll.communicator.public import Communicator
 from ringcoll.cuda.raw import RawArray, from_pointer
 from ringcoll.cuda.readers import TorchStreams
 from ringcoll.dtypes import ReduceOp
-from ringcoll.executors.contract import Given
-from ringcoll.executors.cuda.cuda_call import StreamCall
+from ringcoll.executors.contract import Given, LaunchRequest
 from ringcoll.torch.async_stream import AsyncStream
 from ringcoll.torch.batch import Batch
 from ringcoll.torch.calls import TensorCalls
@@ -72,7 +71,7 @@ class Device:
         if owner is not None:
             self._state.run(call, stream, given)
         else:
-            self._state.run(StreamCall(call, stream, owned=False, addresses=given))
+            self._state.run(LaunchRequest(call, stream, owned=False, addresses=given))
 
     def lock(self) -> Any:
         """The lock of the group's calls, as a context."""

@@ -15,7 +15,7 @@ from ringcoll.arguments.calls import prepare
 from ringcoll.cuda import quarantine
 from ringcoll.cuda.device import devices
 from ringcoll.errors import DeadlineError, Error, MismatchError
-from ringcoll.executors.cuda.cuda_call import StreamCall
+from ringcoll.executors.contract import LaunchRequest
 from ringcoll.executors.cuda.executor import CudaExecutor
 from ringcoll.executors.cuda.limits import KernelOptions
 from ringcoll.executors.cuda.workspace import Workspace
@@ -85,7 +85,7 @@ class Rank:
         call = replace(call, tag=tag)
         ready = self.executor.prepare(call, given, timeout)
         assert ready.choice.engine == "copy"
-        return self.executor.task([StreamCall(ready, self.stream)])
+        return self.executor.task([LaunchRequest(ready, self.stream)])
 
     def ended(self) -> None:
         """Wait for the end, and hear of errors."""
@@ -194,7 +194,7 @@ def test_a_call_says_what_it_is_again_if_later_ones_have_overwritten_it(machine,
         ready = rank.executor.prepare(call, KernelOptions(engine="copy"), 20.0)
         shared_state.record(ready.number + RECORDS, "a later call")
         assert not shared_state.keeps_record(ready.number)
-        drive([rank.executor.task([StreamCall(ready, rank.stream)])], rank._idle)
+        drive([rank.executor.task([LaunchRequest(ready, rank.stream)])], rank._idle)
         rank.ended()
         return shared_state.keeps_record(ready.number)
 

@@ -11,7 +11,7 @@ import ringcoll
 from ringcoll.arguments.calls import prepare
 from ringcoll.config import Config, resolve
 from ringcoll.errors import MismatchError
-from ringcoll.executors.cuda.cuda_call import StreamCall
+from ringcoll.executors.contract import LaunchRequest
 from tests.gpu.ranks import close, together
 from tests.kernels.stand_in import needs_compiler
 
@@ -42,7 +42,7 @@ def reduced(comm: Any, buffer: FakeBuffer, *, hellos_decide: bool = True, **opti
     call = prepare("all_reduce", rank=comm.rank, nranks=comm.nranks, sendbuf=view, op="sum")
     config = resolve(state.config, Config(protocol="Simple", **options), {}, "here")
     ready = state.prepare(call, config, hellos_decide=hellos_decide)
-    state.run(StreamCall(ready, 0))
+    state.run(LaunchRequest(ready, 0))
     return ready
 
 

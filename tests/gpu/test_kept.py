@@ -23,7 +23,7 @@ from ringcoll.arguments.vector import prepare_all_gather_v
 from ringcoll.communicator.cuda_engine import CudaEngine
 from ringcoll.communicator.group import group
 from ringcoll.errors import ArgumentError, ArgumentTypeError, LaunchRefused
-from ringcoll.executors.cuda.cuda_call import StreamCall
+from ringcoll.executors.contract import LaunchRequest
 from ringcoll.views import device_view
 
 STRIDED = object()
@@ -89,8 +89,8 @@ class State:
     def run(self, prepared, stream=None, addresses=None):
         if self.refuses:
             raise LaunchRefused("no")
-        if isinstance(prepared, StreamCall):
-            prepared, stream, addresses = prepared.ready, prepared.stream, prepared.addresses
+        if isinstance(prepared, LaunchRequest):
+            prepared, stream, addresses = prepared.prepared, prepared.stream, prepared.addresses
         self.ran.append(prepared.count)
         self.at.append(addresses[:2])
         self.cuda.stream_order.stream = stream

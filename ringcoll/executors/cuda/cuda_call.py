@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from ringcoll.arguments.calls import Call
 from ringcoll.executors.contract import Given
@@ -34,18 +33,3 @@ class CudaCall:
     def anywhere(self) -> bool:
         """Whether the same is prepared for memory of any class: lines go through SCRATCH."""
         return self.choice.launch.in_band or self.call.collective == "barrier"
-
-
-@dataclass(frozen=True, slots=True)
-class StreamCall:
-    """A prepared call, its stream, and the addresses of its buffers."""
-
-    ready: Any
-    stream: int
-    owned: bool = True  # whether the caller keeps the stream alive until the next call
-    addresses: Given | None = None  # None: those that it was prepared for
-
-    @property
-    def timeout(self) -> float:
-        """Seconds that a wait of its kernels may take."""
-        return float(self.ready.timeout)

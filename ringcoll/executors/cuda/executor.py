@@ -23,12 +23,12 @@ from ringcoll.cuda.device import Device, joined_by_nvlink, on, runtime
 from ringcoll.cuda.memory import host_mapped
 from ringcoll.cuda.streams import EventPool, ReusedEvent
 from ringcoll.errors import AbortedError, Error, MismatchError, RankLostError
-from ringcoll.executors.contract import Given
+from ringcoll.executors.contract import Given, LaunchRequest
 from ringcoll.executors.cuda.async_errors import AsyncErrors
 from ringcoll.executors.cuda.auto_register import AutoRegister
 from ringcoll.executors.cuda.choose import choose
 from ringcoll.executors.cuda.copy_launch import CopyLaunch, StreamPool, copy_launch
-from ringcoll.executors.cuda.cuda_call import CudaCall, StreamCall
+from ringcoll.executors.cuda.cuda_call import CudaCall
 from ringcoll.executors.cuda.hellos import Hellos
 from ringcoll.executors.cuda.kernel_choice import body_of
 from ringcoll.executors.cuda.limits import KernelOptions, Resources
@@ -68,7 +68,7 @@ from ringcoll.views import Extent, extent_of
 _IDENTITY = struct.Struct("<QQiiii16s")
 """Process, number of its shared launch, device, multiprocessors, capability, bus address."""
 
-_shared_launches: dict[int, SharedLaunch[StreamCall]] = {}
+_shared_launches: dict[int, SharedLaunch[LaunchRequest]] = {}
 _numbers = itertools.count(1)
 
 
@@ -121,7 +121,7 @@ class CudaExecutor:
             )
             made.pop_all()
 
-    def _group_by_device(self) -> tuple[SharedLaunch[StreamCall], Resources]:
+    def _group_by_device(self) -> tuple[SharedLaunch[LaunchRequest], Resources]:
         """The launch shared by the ranks of this device, and a rank's resources; collective."""
         device, mine = self.device, next(_numbers)
         capability = device.major, device.minor
@@ -256,13 +256,13 @@ class CudaExecutor:
 
     def run(
         self,
-        prepared: CudaCall | StreamCall,
+        prepared: CudaCall | LaunchRequest,
         stream: int | None = None,
         addresses: Given | None = None,
     ) -> None:
         """Enqueue the whole call of this rank, on the arrays at these addresses."""
-        if isinstance(prepared, StreamCall):
-            self.run(prepared.ready, prepared.stream, prepared.addresses)
+        if isinstance(prepared, LaunchRequest):
+            self.run(prepared.prepared, prepared.stream, prepared.addresses)
             self.stream_order.release(prepared)
             return
         ready, stream = prepared, stream or 0
@@ -270,7 +270,7 @@ class CudaExecutor:
             addresses = ready.addresses
         launchable = ready.launchable
         if launchable is None:
-            self.await_launch(self.submit(StreamCall(ready, stream, addresses=addresses)))
+            self.await_launch(self.submit(LaunchRequest(ready, stream, addresses=addresses)))
             return
         if self.report.host[0]:
             self.async_errors.check()
@@ -291,19 +291,19 @@ class CudaExecutor:
         self.async_errors.last = ready
         self.fabric.entered += 1
 
-    def task(self, calls: Sequence[StreamCall]) -> Task:
+    def task(self, calls: Sequence[LaunchRequest]) -> Task:
         """Several calls of this rank, in turns with those of other ranks in a group."""
         for prepared in calls:
-            launchable = prepared.ready.launchable
+            launchable = prepared.prepared.launchable
             if isinstance(launchable, CopyLaunch):
                 self.async_errors.check()
                 self.stream_order.switch_to(prepared.stream)
-                self._publish(prepared.ready)
+                self._publish(prepared.prepared)
                 for part in launchable.parts(prepared.stream):
                     with on(self.device.ordinal):
                         part()
                     yield Pause(lambda: True)  # a turn for the other devices of this thread
-                self.async_errors.last = prepared.ready
+                self.async_errors.last = prepared.prepared
                 self.fabric.entered += 1
                 self.stream_order.release(prepared)
                 continue
@@ -321,18 +321,18 @@ class CudaExecutor:
         if self._records[ready.slot] != ready.number:
             self.shared_state.record(ready.number, ready.call.tagged(ready.signature_text))
 
-    def submit(self, call: StreamCall) -> PendingLaunch[StreamCall]:
+    def submit(self, call: LaunchRequest) -> PendingLaunch[LaunchRequest]:
         """Submit a call to the shared launch; the last rank of the device launches for all."""
         self.async_errors.check()
         self.stream_order.switch_to(call.stream)  # first: it may refuse the stream
-        self._publish(call.ready)
-        self.running = self.async_errors.last = call.ready
+        self._publish(call.prepared)
+        self.running = self.async_errors.last = call.prepared
         self.fabric.entered += 1
         return self.shared_launch.submit(self.rank, call, call.stream)
 
-    def await_launch(self, pending: PendingLaunch[StreamCall]) -> None:
+    def await_launch(self, pending: PendingLaunch[LaunchRequest]) -> None:
         """Wait until a submitted call is launched."""
-        ready, timeout = pending.ready.ready, pending.ready.timeout
+        ready, timeout = pending.request.prepared, pending.request.timeout
         self.fabric.wait(
             pending.launched.is_set,
             deadline=self.fabric.deadline(timeout),
@@ -341,15 +341,15 @@ class CudaExecutor:
         )
         self.done(pending)
 
-    def done(self, pending: PendingLaunch[StreamCall]) -> None:
+    def done(self, pending: PendingLaunch[LaunchRequest]) -> None:
         """End a submitted call: raise the error of its launch."""
         self.running = None
         if pending.error is not None:
             raise pending.error
 
-    def _launch_all(self, submitted: Sequence[StreamCall], stream: int) -> None:
+    def _launch_all(self, submitted: Sequence[LaunchRequest], stream: int) -> None:
         """Launch for all ranks of the device."""
-        calls: list[CudaCall] = [call.ready for call in submitted]
+        calls: list[CudaCall] = [call.prepared for call in submitted]
         for other in calls[1:]:
             if other.signature != calls[0].signature:
                 raise different_calls(
@@ -363,7 +363,7 @@ class CudaExecutor:
             while len(self._merged) >= 64:
                 self._merged.pop(next(iter(self._merged)))
             found = self._merged[key] = (calls, self._launchable(calls))
-        given = (call.addresses or call.ready.addresses for call in submitted)
+        given = (call.addresses or call.prepared.addresses for call in submitted)
         with on(self.device.ordinal):
             found[1].launch(stream, tuple(itertools.chain.from_iterable(given)))
 

@@ -21,7 +21,7 @@ class PendingLaunch(Generic[R]):
     """A submitted call of one rank."""
 
     rank: int
-    ready: R
+    request: R
     stream: int
     launched: threading.Event = field(default_factory=threading.Event)
     error: BaseException | None = None
@@ -43,9 +43,9 @@ class SharedLaunch(Generic[R]):
         self._waiting: dict[int, list[PendingLaunch[R]]] = {rank: [] for rank in ranks}
         self.rendezvous: Rendezvous[Any] = Rendezvous(wake)
 
-    def submit(self, rank: int, ready: R, stream: int) -> PendingLaunch[R]:
+    def submit(self, rank: int, request: R, stream: int) -> PendingLaunch[R]:
         """Submit a rank's call; it is launched when every rank of the device has submitted one."""
-        pending = PendingLaunch(rank, ready, stream)
+        pending = PendingLaunch(rank, request, stream)
         with self._lock:
             self._waiting[rank].append(pending)
             while all(self._waiting.values()):
@@ -73,7 +73,7 @@ class SharedLaunch(Generic[R]):
         try:
             for other in others:
                 order(self.ordinal, other, stream)
-            self._launch([pending.ready for pending in group], stream)
+            self._launch([pending.request for pending in group], stream)
             for other in others:
                 order(self.ordinal, stream, other)
         except BaseException as error:

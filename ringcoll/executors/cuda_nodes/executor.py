@@ -20,8 +20,7 @@ from ringcoll.arguments.calls import Call
 from ringcoll.cuda.device import Device, on, runtime
 from ringcoll.cuda.streams import EventPool, ReusedEvent
 from ringcoll.errors import AbortedError, DeadlineError, Error, LaunchRefused, MachineError
-from ringcoll.executors.contract import Executor, Runnable
-from ringcoll.executors.cuda.cuda_call import StreamCall
+from ringcoll.executors.contract import Executor, LaunchRequest, Prepared
 from ringcoll.executors.cuda.stream_order import StreamOrder
 from ringcoll.executors.cuda_nodes.lane import StagingLane
 from ringcoll.executors.cuda_nodes.pieces import ALIGN, Piece, cut, piece_of
@@ -137,12 +136,12 @@ class CudaNodesExecutor:
     # -- a call --------------------------------------------------------------------------------
 
     def prepare(
-        self, call: Call, bind: Callable[[Call], Runnable], timeout: float
+        self, call: Call, bind: Callable[[Call], Prepared], timeout: float
     ) -> CudaNodesCall:
         """Cut a call and prepare its pieces; reads no device memory."""
         nranks, lane = self.fabric.nranks, self._lane
         pieces, prepared = [], []
-        bound: dict[tuple[object, ...], Runnable] = {}
+        bound: dict[tuple[object, ...], Prepared] = {}
         for number, (first, last) in enumerate(cut(call, nranks, PIECE_BYTES)):
             piece = piece_of(call, nranks, first, last, lane.slot(number))
             key = number % lane.slots, piece.call.count, piece.call.counts
@@ -153,10 +152,10 @@ class CudaNodesExecutor:
         lane.launches(timeout)
         return CudaNodesCall(call, partial(self._enqueue, pieces, prepared, timeout), timeout)
 
-    def run(self, prepared: CudaNodesCall | StreamCall, stream: int | None = None) -> None:
+    def run(self, prepared: CudaNodesCall | LaunchRequest, stream: int | None = None) -> None:
         """Enqueue the whole call of this rank."""
-        if isinstance(prepared, StreamCall):
-            self.run(prepared.ready, prepared.stream)
+        if isinstance(prepared, LaunchRequest):
+            self.run(prepared.prepared, prepared.stream)
             self.stream_order.release(prepared)
             return
         stream = stream or 0
@@ -170,7 +169,7 @@ class CudaNodesExecutor:
         self.running = None
 
     def _enqueue(
-        self, pieces: Sequence[Piece], calls: Sequence[Runnable], timeout: float, stream: int
+        self, pieces: Sequence[Piece], calls: Sequence[Prepared], timeout: float, stream: int
     ) -> None:
         """Enqueue the copies of all pieces; piece k lies in slot k modulo the number of slots."""
         lane, base = self._lane, self._lane.enqueued
@@ -186,7 +185,7 @@ class CudaNodesExecutor:
         for number in range(max(0, len(pieces) - lane.slots), len(pieces)):
             lane.take(number, pieces[number].to_device, wait, stream)
 
-    def _carry(self, calls: Sequence[Runnable], base: int) -> None:
+    def _carry(self, calls: Sequence[Prepared], base: int) -> None:
         """The host's part, on the communicator's thread."""
         for number, prepared in enumerate(calls, base):
             await_stream(partial(self._lane.posted, number), self.fabric, self.thread)
@@ -194,7 +193,7 @@ class CudaNodesExecutor:
             self.host.run(prepared)
             self._lane.done(number)
 
-    def task(self, calls: Sequence[StreamCall]) -> Task:
+    def task(self, calls: Sequence[LaunchRequest]) -> Task:
         """Several calls of this rank, one after the other; enqueuing waits for no rank."""
         for prepared in calls:
             self.run(prepared)

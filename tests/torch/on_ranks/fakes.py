@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ringcoll.executors.cuda.cuda_call import StreamCall
+from ringcoll.executors.contract import LaunchRequest
 from ringcoll.torch import device as module
 from ringcoll.torch import hooks
 from ringcoll.torch.device import Device
@@ -64,9 +64,9 @@ class State:
         return getattr(self._state, name)
 
     def run(self, ready, stream=None, addresses=None):
-        if isinstance(ready, StreamCall):
+        if isinstance(ready, LaunchRequest):
             lasts = "" if ready.owned else ", which may go"
-            ready, stream, addresses = ready.ready, f"{ready.stream}{lasts}", ready.addresses
+            ready, stream, addresses = ready.prepared, f"{ready.stream}{lasts}", ready.addresses
         self._noted.append(f"{ready.call.collective} on {stream}")
         self._state.run(ready, None, addresses)
 
