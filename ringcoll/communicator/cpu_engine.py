@@ -215,9 +215,9 @@ def _read(buffer: Any) -> tuple[int, object] | None:
     return at, (buffer.size, buffer.dtype, flags.writeable)
 
 
-def _nbytes(call: Any) -> int:
+def _nbytes(call: LaunchRequest | Call) -> int:
     """The bytes of a call, prepared or not."""
-    whole: Call = call if isinstance(call, Call) else getattr(call, "ready", call).call
+    whole: Call = call if isinstance(call, Call) else call.prepared.call
     return whole.nbytes
 
 

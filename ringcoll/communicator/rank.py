@@ -29,10 +29,7 @@ from ringcoll.communicator.selection import (
 from ringcoll.communicator.topology import Topology
 from ringcoll.communicator.work import Work, Worker, patience_for
 from ringcoll.config import Config, resolve
-from ringcoll.errors import (
-    ArgumentError,
-    MismatchError,
-)
+from ringcoll.errors import ArgumentError, MismatchError, RankLostError
 from ringcoll.executors.contract import Given, Prepared
 from ringcoll.executors.cpu import CpuExecutor
 from ringcoll.executors.cpu_call import CpuChoice
