@@ -10,12 +10,13 @@ import pytest
 import ringcoll
 from ringcoll.algorithms import ALGORITHMS, build
 from ringcoll.arguments.calls import prepare
-from ringcoll.communicator.selection import tuned
 from ringcoll.encode import encode
 from ringcoll.launch import Launch
 from ringcoll.lower import lower
 from ringcoll.model.links import Links
 from ringcoll.model.predict import predict
+from ringcoll.tuner import CpuRanks, Limits
+from ringcoll.tuner.predicted import fastest
 
 RANKS = 8
 SHAPES = (("all_reduce", "ring"), ("all_reduce", "two_shot"), ("broadcast", "chain"))
@@ -95,5 +96,6 @@ def test_predict(benchmark, shape):
 
 
 def test_tuner_that_remembers(benchmark):
-    tuned("all_reduce", RANKS, 1 << 20)
-    assert benchmark(tuned, "all_reduce", RANKS, 1 << 20).algorithm
+    call = "all_reduce", 1 << 20, CpuRanks(RANKS), Limits()
+    fastest(*call)
+    assert benchmark(fastest, *call).algorithm

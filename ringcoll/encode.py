@@ -107,7 +107,7 @@ def encode(plan: Plan, launch: Launch) -> Program:
     W on is refused.
     """
     short = min(launch.slices, 2 * launch.window + 2)
-    return _encode(plan, replace(launch, slices=short))
+    return _encode(plan, launch if short == launch.slices else replace(launch, slices=short))
 
 
 @lru_cache(maxsize=512)

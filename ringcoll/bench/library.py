@@ -6,7 +6,7 @@ A library is given the arrays of a call (:class:`Place`) and returns the call to
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
@@ -14,8 +14,7 @@ import numpy.typing as npt
 from ringcoll.arguments.calls import Call
 from ringcoll.bench.cases import Case, Section
 from ringcoll.bench.devices import Device
-from ringcoll.collectives import Kind
-from ringcoll.communicator.selection import tuned
+from ringcoll.communicator.explaining import reachable
 from ringcoll.errors import ArgumentError, LaunchRefused
 from ringcoll.plan import Buffer
 
@@ -160,30 +159,10 @@ class Ringcoll(Library):
     def algorithm(self, case: Case) -> str:
         """The one that the user named, or the one that the tuner picks."""
         section = case.section
-        if self.comm.device != "cpu":
-            return self._on_gpu(case)
-        name = section.algorithm
-        if name is None and section.collective == "sendrecv":
-            name = "pair"
-        if name is None:
-            links, machine = self.comm.topology.links, self.comm.topology.machine
-            nodes = links.nodes if links is not None else ()
-            name = tuned(
-                section.collective, section.nranks, case.nbytes, nodes=nodes, machine=machine
-            ).algorithm
-        return name if section.slices is None else f"{name} S={section.slices}"
-
-    def _on_gpu(self, case: Case) -> str:
-        """Algorithm, protocol and slices by the executor's own choice: ``"all_pairs LL"``."""
-        from ringcoll.communicator.gpu import CudaState
-        from ringcoll.executors.cuda.choose import choose
-        from ringcoll.executors.cuda.limits import KernelOptions
-
-        section, state = case.section, self.comm._state
-        if section.collective == "sendrecv" or not isinstance(state, CudaState):
+        if section.collective == "sendrecv":
             return section.algorithm or "pair"
         op = None if section.op is None else section.operator(self.comm.rank)
-        root = max(section.root, 0)
+        root, state = max(section.root, 0), self.comm._state
         call = Call(
             section.collective,
             self.comm.rank,
@@ -195,24 +174,17 @@ class Ringcoll(Library):
             root,
             nbytes=case.nbytes,
         )
-        config = state.config
-        options = KernelOptions(
-            section.algorithm,
-            config.protocol,
-            section.slices,
-            config.max_sms,
-            engine=config.engine,
-            channels=config.channels,
-        )
-        mapped = _mapped(section.kind) if self.symmetric and case.count else frozenset[Buffer]()
+        how: dict[str, Any] = {"algorithm": section.algorithm, "slices": section.slices}
+        mapped = reachable(call) if self.symmetric else frozenset[Buffer]()
         try:
-            found = choose(call, state.cuda.resources, mapped=mapped, options=options)
+            found = state.choice(call, replace(state.config, **how), mapped)
         except (ArgumentError, LaunchRefused):
             return section.algorithm or "none"  # the call itself will say why
+        algorithm = found.algorithm or "unnamed"
+        if found.engine == "host":
+            return algorithm if section.slices is None else f"{algorithm} S={section.slices}"
         slices = found.variants[-1].launch.slices  # the root's own buffer is like the others
-        how = "copy" if found.engine == "copy" else found.launch.protocol
-        algorithm = found.source.algorithm if found.source is not None else ""
-        name = f"{algorithm or 'unnamed'} {how}"
+        name = f"{algorithm} {'copy' if found.engine == 'copy' else found.launch.protocol}"
         return f"{name} S={slices}" if slices > 1 else name
 
     def operation(self, case: Case, place: Place) -> Operation:
@@ -243,13 +215,3 @@ class Ringcoll(Library):
         if section.kind.input == "one" and section.kind.output == "all":
             return None, place.whole
         return place.whole, None
-
-
-def _mapped(kind: Kind) -> frozenset[Buffer]:
-    """The buffers that all ranks know to be reachable: not those that not all of them have."""
-    sides = ((Buffer.INPUT, kind.input), (Buffer.OUTPUT, kind.output))
-    return frozenset(
-        buffer
-        for buffer, segments in sides
-        if segments != "none" and kind.uneven != buffer.name.lower()
-    )

@@ -1,168 +1,186 @@
 """``Communicator.explain``: what a call of a size runs and why, and what other sizes run.
 
-The range of sizes of a choice is found by choosing for other sizes, so no threshold stands twice.
+It shows the choice that a call of this size gets. The range of sizes of a choice is found by
+choosing for other sizes, so no threshold stands twice.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
+from ringcoll.algorithms import name_of
 from ringcoll.arguments.calls import Call
 from ringcoll.collectives import COLLECTIVES, Collective
-from ringcoll.communicator.across import NETWORK
-from ringcoll.communicator.selection import AGREED_BYTES, tuned
-from ringcoll.communicator.topology import Topology
-from ringcoll.config import Config
 from ringcoll.dtypes import dtype_of, op_of
 from ringcoll.errors import Error
-from ringcoll.executors.cuda.choose import choose
-from ringcoll.executors.cuda.kernel_choice import KernelChoice
-from ringcoll.executors.cuda.limits import KernelOptions, Resources
 from ringcoll.launch import ALL_MAPPED, Launch
 from ringcoll.plan import Buffer, Plan
+from ringcoll.tuner.choice import Choice, Limits, limits_of
+from ringcoll.tuner.cpu import waits_for_hellos
+from ringcoll.tuner.measured import NETWORK
+from ringcoll.tuner.predicted import fastest
+from ringcoll.tuner.proof import prove_algorithm
+
+if TYPE_CHECKING:
+    from ringcoll.communicator.gpu import CudaState
+    from ringcoll.communicator.rank import RankState
 
 _MOST_BYTES = 1 << 36
 """The largest size for which a choice is searched."""
 
 _DTYPE = dtype_of("float32")
 
-Chooser = Callable[[int], KernelChoice]
+_TITLES = ("buffers of comm.empty", "buffers of plain memory")
+
+Chooser = Callable[[int], Choice]
 """Chooses for a size, in units: the smallest size that all ranks can share."""
 
 
-def explain_cpu(
-    collective: str,
-    nbytes: int,
-    nranks: int,
-    nodes: tuple[int, ...],
-    topology: Topology,
-    config: Config,
-) -> str:
-    """Which algorithm CPU ranks run for a size, and the tuner's candidates, in lines of text."""
-    choice = tuned(
-        collective,
-        nranks,
-        nbytes,
-        deterministic=bool(config.deterministic),
-        nodes=nodes,
-        machine=topology.machine,
-    )
-    where = "staged at once" if nbytes <= AGREED_BYTES else "agreed first, zero-copy if it can be"
+def _unit(collective: str, nranks: int) -> int:
+    """Bytes of the smallest call: a number for each segment of the larger buffer."""
+    kind = Collective(collective, nranks)
+    return _DTYPE.itemsize * max(1, kind.segments("INPUT"), kind.segments("OUTPUT"))
+
+
+def _call(collective: str, nbytes: int, unit: int) -> Call:
+    """A call of this size, as its rank 0 makes it."""
+    op = op_of("sum") if COLLECTIVES[collective].reduces else None
+    count = 0 if collective == "barrier" else nbytes // unit
+    return Call(collective, 0, None, None, count, _DTYPE, op, nbytes=nbytes)
+
+
+def explain_cpu(collective: str, nbytes: int, state: RankState) -> str:
+    """What CPU ranks run for buffers of both kinds, and the candidates, in lines of text."""
+    config, nodes, nranks = state.config, state.fabric.nodes, state.fabric.nranks
+    call = _call(collective, nbytes, _unit(collective, nranks))
+    limits = limits_of(call, config, config)
+    agreed = waits_for_hellos(call, limits)
     ranks = f"{nranks} CPU ranks"
     if nodes:
         sizes = "+".join(str(nodes.count(node)) for node in range(max(nodes) + 1))
         ranks += f" on {max(nodes) + 1} nodes ({sizes}), messages between them by MPI"
+    where = "agreed first, zero-copy if it can be" if agreed else "staged at once"
     lines = [f"{collective}, {nbytes} bytes, {ranks}: {where}"]
-    if topology.system is not None:
-        lines += topology.format_use(collective, config.channels)
+    if state.topology.system is not None:
+        lines += state.topology.format_use(collective, config.channels)
     if nodes:
-        lines.append(
-            f"a network of {NETWORK.bandwidth / 1e9:g} GB/s a rank is assumed, not measured"
-        )
-    if config.algorithm is not None:
+        network = NETWORK.value.bandwidth / 1e9
+        lines.append(f"a network of {network:g} GB/s a rank is assumed, not measured")
+    titles = _TITLES if agreed else ("buffers of any kind",)
+    for title, mapped in zip(titles, (ALL_MAPPED, frozenset[Buffer]()), strict=False):
+        found = state.choice(call, config, mapped)
+        lines.append(f"{title}: {_name(found)}, S = {found.launch.slices}, {_data(found)}")
+    if limits.algorithm is not None:
         lines.append(f"algorithm={config.algorithm!r} is set; the tuner compares:")
-    return "\n".join([*lines, *(f"  {reason}" for reason in choice.reasons)])
+    compared = fastest(collective, nbytes, state.machine, limits)
+    return "\n".join([*lines, *(f"  {reason}" for reason in compared.reasons)])
 
 
-def explain_gpu(
-    collective: str,
-    nbytes: int,
-    resources: Resources,
-    *,
-    topology: Topology,
-    options: KernelOptions,
-    check: Callable[[KernelChoice], None],
-) -> str:
+def format_choice(call: Call, found: Choice, limits: Limits) -> str:
+    """What a call of CPU ranks runs, as one line for the log."""
+    given, channels = limits.algorithm, limits.channels
+    if callable(given):
+        by = f"{name_of(given)} (algorithm= is a function)"
+    elif given is not None:
+        by = f"{given} (algorithm={given!r})"
+    else:
+        how = "the tuner's choice" if channels is None else f"channels={channels}"
+        by = f"{found.algorithm} ({how})"
+    return (
+        f"{call.tagged(call.signature())}, {call.nbytes} bytes: {by}, S = {found.launch.slices}, "
+        f"{_data(found)}"
+    )
+
+
+def _data(found: Choice) -> str:
+    return _reached(found) if found.launch.mapped else "staged"
+
+
+def explain_gpu(collective: str, nbytes: int, state: CudaState) -> str:
     """Algorithm, protocol, slices and blocks for buffers of both kinds, in lines of text.
 
-    ``nbytes`` is rounded down to a whole number of float32 for each rank. ``check`` raises an
-    Error for a choice that the options do not allow.
+    ``nbytes`` is rounded down to a whole number of float32 for each rank.
     """
-    nranks = resources.nranks
-    kind = Collective(collective, nranks)
-    unit = _DTYPE.itemsize * max(1, kind.segments("INPUT"), kind.segments("OUTPUT"))
+    config, machine = state.config, state.cuda.machine
+    unit = _unit(collective, machine.nranks)
     units = nbytes // unit if collective != "barrier" else 0
+    call = _call(collective, units * unit, unit)
+    limits = limits_of(call, config, config)
+    prove_algorithm(call, machine.nranks, limits)
     lines = [
-        f"{collective}, {nbytes} bytes (as float32), {nranks} GPU ranks, "
-        f"at most {resources.blocks} CUDA blocks each"
+        f"{collective}, {nbytes} bytes (as float32), {machine.nranks} GPU ranks, "
+        f"at most {machine.blocks} CUDA blocks each"
     ]
-    lines += topology.format_use(collective, options.channels)
-    lines += _settings(options)
-    uneven = COLLECTIVES[collective].uneven
-    shared = frozenset(b for b in ALL_MAPPED if units and b.name.lower() != uneven)
+    lines += state.topology.format_use(collective, limits.channels)
+    lines += _settings(limits)
     parts = []
-    for mapped in (shared, frozenset[Buffer]()):
-        chooser = _chooser(collective, unit, resources, options, mapped)
+    for mapped in (reachable(call), frozenset[Buffer]()):
+
+        def chooser(units: int, mapped: frozenset[Buffer] = mapped) -> Choice:
+            return state.choice(_call(collective, units * unit, unit), config, mapped)
+
         try:
             found = chooser(units)
-            check(found)
         except Error as error:
             parts.append([f"refused: {error}"])
         else:
             parts.append(list(_lines(found, chooser, units, unit)))
-    titles = ("buffers of comm.empty", "buffers of plain memory")
-    for title, part in zip(
-        ("buffers of any kind",) if parts[0] == parts[1] else titles, parts, strict=False
-    ):
+    titles = ("buffers of any kind",) if parts[0] == parts[1] else _TITLES
+    for title, part in zip(titles, parts, strict=False):
         lines += [f"{title}:", *(f"  {line}" for line in part)]
     return "\n".join(lines)
 
 
-def _settings(options: KernelOptions) -> Iterator[str]:
+def reachable(call: Call) -> frozenset[Buffer]:
+    """The buffers of GPU ranks that all know to be mapped where all are of ``comm.empty``."""
+    uneven = COLLECTIVES[call.collective].uneven
+    return frozenset(b for b in ALL_MAPPED if call.count and b.name.lower() != uneven)
+
+
+def _settings(limits: Limits) -> Iterator[str]:
     """The options that are set, a line each."""
     given = {
-        "algorithm": options.algorithm,
-        "protocol": options.protocol,
-        "slices": options.slices,
-        "channels": options.channels,
-        "max_sms": options.blocks,
-        "engine": options.engine,
+        "algorithm": "a function of yours" if callable(limits.algorithm) else limits.algorithm,
+        "protocol": limits.protocol,
+        "slices": limits.slices,
+        "channels": limits.channels,
+        "max_sms": limits.blocks,
+        "engine": limits.engine,
     }
-    if options.plan is not None:
-        given["algorithm"] = "a function of yours"
     for name, value in given.items():
         if value is not None:
             yield f"{name}={value!r} is set"
 
 
-def _chooser(
-    collective: str,
-    unit: int,
-    resources: Resources,
-    options: KernelOptions,
-    mapped: frozenset[Buffer],
-) -> Chooser:
-    """Chooses for calls whose buffers in ``mapped`` peers can reach."""
-    op = op_of("sum") if COLLECTIVES[collective].reduces else None
-
-    def chooser(units: int) -> KernelChoice:
-        nbytes = units * unit
-        call = Call(collective, 0, None, None, units, _DTYPE, op, nbytes=nbytes)
-        return choose(call, resources, mapped=mapped, options=options)
-
-    return chooser
+def _reasons(found: Choice) -> Iterator[str]:
+    """Why: the model's comparison, or the measurement behind a threshold."""
+    if found.predicted:
+        yield "the clock on this machine's links:"
+    yield from (f"  {reason}" if found.predicted else reason for reason in found.why)
 
 
-def _lines(found: KernelChoice, chooser: Chooser, units: int, unit: int) -> Iterator[str]:
+def _lines(found: Choice, chooser: Chooser, units: int, unit: int) -> Iterator[str]:
     """What runs, and the sizes for which it is chosen."""
     launch = found.launch
-    blocks = f"{found.blocks} {'block' if found.blocks == 1 else 'blocks'}"
+    blocks = f"{found.grid.blocks} {'block' if found.grid.blocks == 1 else 'blocks'}"
     if found.engine == "copy":
-        blocks = f"{blocks if found.blocks else 'no block'} beside them"
+        blocks = f"{blocks if found.grid.blocks else 'no block'} beside them"
     yield (
         f"{_name(found)} by {_means(found)}, S = {launch.slices}, "
-        f"{blocks} of {found.threads} threads"
+        f"{blocks} of {found.grid.threads} threads"
     )
     if launch.in_band:
         yield "signals ride in the data, so the call has one slice"
     elif launch.mapped:
-        yield f"signals are words of their own; {_reached(found)}"
+        yield f"signals are words of their own; {_reached(found)} without a copy"
         if found.direct is not None:
             other, kind = found.direct, found.plan.collective.kind
             yield (
                 f"if the root's {kind.rooted.upper()} is of comm.empty too, by its hello: "
-                f"S = {other.launch.slices}, {other.blocks} of the blocks; {_reached(other)}"
+                f"S = {other.launch.slices}, {other.grid.blocks} of the blocks; {_reached(other)} "
+                f"without a copy"
             )
     else:
         yield (
@@ -171,9 +189,7 @@ def _lines(found: KernelChoice, chooser: Chooser, units: int, unit: int) -> Iter
         )
     if found.plan.collective.name == "barrier":
         return
-    if found.why:
-        yield "the clock on this machine's links:"
-        yield from (f"  {reason}" for reason in found.why)
+    yield from _reasons(found)
     limit = _MOST_BYTES // unit
     least, most = _edge(chooser, units, 0), _edge(chooser, units, max(limit, units))
     upper = f"{most * unit} bytes" if most < limit else "any size"
@@ -185,13 +201,12 @@ def _lines(found: KernelChoice, chooser: Chooser, units: int, unit: int) -> Iter
                 yield (f"{side}: {_name(other)} by {_means(other)}, S = {other.launch.slices}")
 
 
-def _reached(found: KernelChoice) -> str:
+def _reached(found: Choice) -> str:
     """The buffers that peers read or write directly."""
-    names = " and ".join(sorted(buffer.name for buffer in found.launch.mapped))
-    return f"peers reach {names} without a copy"
+    return f"peers reach {' and '.join(sorted(buffer.name for buffer in found.launch.mapped))}"
 
 
-def _means(found: KernelChoice) -> str:
+def _means(found: Choice) -> str:
     """The protocol, or "copy engines"."""
     return "copy engines" if found.engine == "copy" else found.launch.protocol
 
@@ -202,7 +217,7 @@ def _edge(chooser: Chooser, units: int, limit: int) -> int:
     Distances double until the choice differs, then bisection finds the edge.
     """
 
-    def kind(found: KernelChoice) -> list[tuple[Launch, Plan]]:
+    def kind(found: Choice) -> list[tuple[Launch, Plan]]:
         return [(variant.launch, variant.plan) for variant in found.variants]
 
     wanted = kind(chooser(units))
@@ -230,10 +245,8 @@ def _edge(chooser: Chooser, units: int, limit: int) -> int:
     return inside
 
 
-def _name(found: KernelChoice) -> str:
+def _name(found: Choice) -> str:
     """The algorithm, and the number of its rings."""
-    source = found.source
-    if source is None or not source.algorithm:
-        return "your algorithm"
-    rings = len(source.channels.rings) if source.channels is not None else 1
-    return source.algorithm if rings == 1 else f"{source.algorithm} on {rings} rings"
+    rings = len(found.channels.rings) if found.channels is not None else 1
+    name = found.algorithm or "your algorithm"
+    return name if rings == 1 else f"{name} on {rings} rings"

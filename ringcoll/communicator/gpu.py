@@ -10,28 +10,27 @@ from typing import Any, TypeVar
 from ringcoll.arguments.calls import Call
 from ringcoll.communicator.explaining import explain_gpu
 from ringcoll.communicator.rank import RankState, with_options
-from ringcoll.communicator.selection import PlanOptions, prove, user_plan
 from ringcoll.communicator.topology import Topology
 from ringcoll.config import Config
 from ringcoll.cuda.arrays import device_array
 from ringcoll.cuda.device import Device
 from ringcoll.cuda.streams import outside_capture
-from ringcoll.dtypes import dtype_of
 from ringcoll.errors import AbortedError, ArgumentError, Error, LaunchRefused, MachineError
 from ringcoll.executors.contract import Given, GroupCall
 from ringcoll.executors.cuda.async_errors import Watchdog
 from ringcoll.executors.cuda.cuda_call import CudaCall
 from ringcoll.executors.cuda.executor import CudaExecutor, mapped_buffers
-from ringcoll.executors.cuda.kernel_choice import KernelChoice
-from ringcoll.executors.cuda.limits import KernelOptions
 from ringcoll.executors.cuda.loader import Loader
 from ringcoll.executors.cuda.sending import CudaPairs, PairCalls
 from ringcoll.executors.cuda.trace import Recorder
 from ringcoll.executors.cuda.workspace import Workspace
 from ringcoll.executors.rows import TraceEntry
 from ringcoll.fabric import Fabric
+from ringcoll.plan import Buffer
 from ringcoll.symmetric.device import CudaSymmetricMemory
 from ringcoll.transports.scratch import Transport, allocate_scratch
+from ringcoll.tuner import Choice, choose
+from ringcoll.tuner.choice import limits_of
 from ringcoll.views import Extent
 
 T = TypeVar("T")
@@ -92,7 +91,7 @@ class CudaState(RankState):
             self.topology = replace(
                 self.topology, stored=None, links=None, machine=None, reason=why
             )
-        self.cuda.resources = replace(self.cuda.resources, machine=self.topology.machine)
+        self.cuda.machine = replace(self.cuda.machine, known=self.topology.machine)
         self._watch = Watchdog(self.fabric, self.cuda)
 
     def _child(self, fabric: Fabric, ranks: Sequence[int], config: Config) -> RankState:
@@ -122,15 +121,20 @@ class CudaState(RankState):
         if config.engine == "copy":
             _check_alone(self.cuda, where)
         call = with_options(call, config)
-        plan_options = self._plan_options(call, config)
-        options = self._options(call, config, plan_options)
+        limits = limits_of(call, config, self.config)
         if hellos_decide and config.engine != "copy":  # copies need all addresses beforehand
-            options = replace(options, hellos_decide=True)
-        ready = self.cuda.prepare(call, options, self.timeout_of(config))
-        _prove(ready.choice, plan_options)
+            limits = replace(limits, hellos_decide=True)
+        ready = self.cuda.prepare(call, limits, self.timeout_of(config))
         if self.debug:
             self.log_choice(call.tagged(ready.signature_text))
         return ready
+
+    def choice(self, call: Call, config: Config, mapped: frozenset[Buffer]) -> Choice:
+        """What a call runs whose buffers in ``mapped`` peers reach."""
+        if config.engine == "copy":
+            _check_alone(self.cuda, f"{call.collective} on rank {self.fabric.rank}")
+        limits = replace(limits_of(call, config, self.config), mapped=mapped)
+        return choose(with_options(call, config), self.cuda.machine, limits, self.cuda.fits)
 
     def memory_class(
         self,
@@ -156,25 +160,11 @@ class CudaState(RankState):
             self.cuda.mappings.update()
         return mapped, given
 
-    def _options(self, call: Call, config: Config, plan_options: PlanOptions) -> KernelOptions:
-        """The options that decide what runs; proves a user's algorithm."""
-        algorithm = plan_options.algorithm
-        return KernelOptions(
-            algorithm=algorithm if isinstance(algorithm, str) else None,
-            protocol=config.protocol,
-            slices=config.slices,
-            blocks=config.max_sms,
-            plan=user_plan(call, self.fabric.nranks, plan_options),
-            engine=config.engine,
-            channels=self._channels(call, config),
-            ordered=bool(config.deterministic),
-        )
-
     def paired(
         self, calls: tuple[Call, ...], stream: int, timeout: float, *, owned: bool, most: int | None
     ) -> GroupCall:
         """Sends and receives that are launched together; ``most``: CUDA blocks."""
-        most = None if most is None else min(most, self.cuda.resources.blocks)
+        most = None if most is None else min(most, self.cuda.machine.blocks)
         return PairCalls(self.sending, calls, stream, timeout, owned, most)
 
     def run(self, prepared: Any, stream: int | None = None, addresses: Given | None = None) -> None:
@@ -204,25 +194,7 @@ class CudaState(RankState):
 
     def explain(self, collective: str, nbytes: int) -> str:
         """What a call of ``nbytes`` runs, for which sizes that is chosen, and what others run."""
-        config = self.config
-        call = Call(collective, self.fabric.rank, None, None, 0, dtype_of("float32"))
-        plan_options = PlanOptions(
-            self._algorithm(call, config), deterministic=bool(config.deterministic)
-        )
-
-        def check(chosen: KernelChoice) -> None:
-            if chosen.engine == "copy":
-                _check_alone(self.cuda, f"{collective} on rank {self.fabric.rank}")
-            _prove(chosen, plan_options)
-
-        return explain_gpu(
-            collective,
-            nbytes,
-            self.cuda.resources,
-            topology=self.topology,
-            options=self._options(call, config, plan_options),
-            check=check,
-        )
+        return explain_gpu(collective, nbytes, self)
 
     def synchronize(self) -> None:
         """Wait for the enqueued calls; :meth:`check` raises their errors."""
@@ -305,12 +277,6 @@ class CudaState(RankState):
         super().close()
         if self.cuda.recorder is not None:
             self.cuda.recorder.close()
-
-
-def _prove(chosen: KernelChoice, options: PlanOptions) -> None:
-    """Prove all variants, in at most 2 W + 2 = 6 slices, after which the rows repeat."""
-    for found in chosen.variants:
-        prove(found.plan, replace(found.launch, slices=min(found.launch.slices, 6)), options)
 
 
 def _check_alone(executor: CudaExecutor, where: str) -> None:

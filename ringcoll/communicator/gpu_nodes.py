@@ -115,7 +115,13 @@ class NodesState(RankState):
         try:
             host_memory = SymmetricMemory(fabric)
             made.callback(host_memory.close)
-            self._host = CpuExecutor(fabric, host_memory, scratch=SCRATCH_BYTES, in_order=False)
+            self._host = CpuExecutor(
+                fabric,
+                host_memory,
+                scratch=SCRATCH_BYTES,
+                in_order=False,
+                machine=self.topology.machine,
+            )
             made.callback(self._host.close)
             pairs = Pairs(fabric, self._host.shared_state, None, self._host.node_signals)
             side = _Host(fabric, self._host, pairs)

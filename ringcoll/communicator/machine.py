@@ -16,12 +16,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ringcoll.communicator.across import HOST, links_of
 from ringcoll.communicator.topology import Topology
 from ringcoll.errors import ArgumentError, MachineError
 from ringcoll.fabric import Fabric
 from ringcoll.model.links import Wire
 from ringcoll.topology.busid import bus_id
+from ringcoll.tuner.measured import HOP, HOST
+from ringcoll.tuner.nodes import links_of
 
 if TYPE_CHECKING:
     from ringcoll.topology.rings import RingSet
@@ -235,7 +236,6 @@ def _parse_rings(members: System, text: str, on_gpu: bool) -> Topology:
 
 @lru_cache(maxsize=64)
 def _topology(members: System, text: str, on_gpu: bool) -> Topology:
-    from ringcoll.executors.cuda.choose import HOP
     from ringcoll.model.machine import machine_of
     from ringcoll.topology.ringsets import ring_set_of
 
@@ -248,10 +248,12 @@ def _topology(members: System, text: str, on_gpu: bool) -> Topology:
     if received["stored"] is not None:
         stored = ring_set_of(received["stored"], members, f"{_WHAT}: stored")
     if len(members.gpus) < 2:
-        return Topology(members, best, stored, None if on_gpu else HOST)
+        return Topology(members, best, stored, None if on_gpu else HOST.value)
     if not stored.rings:
         raise ArgumentError("no ring joins the ranks' GPUs")
-    overheads = Wire(1.0, 0.0, HOP) if on_gpu else Wire(1.0, HOST.alpha, HOST.latency)
+    overheads = (
+        Wire(1.0, 0.0, HOP.value) if on_gpu else Wire(1.0, HOST.value.alpha, HOST.value.latency)
+    )
     machine = machine_of(members, stored, overheads)
     if on_gpu and not (machine.all_pairs or _is_sure(members, stored)):
         why = (

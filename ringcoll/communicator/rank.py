@@ -11,28 +11,20 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from ringcoll.algorithms import ALGORITHMS
 from ringcoll.arguments.buffers import flat
 from ringcoll.arguments.calls import Call
 from ringcoll.communicator.children import pack_color, ranks_of_color, remaining
+from ringcoll.communicator.explaining import explain_cpu, format_choice
 from ringcoll.communicator.failures import more_frames, reason_of, settle
 from ringcoll.communicator.machine import agree_among, unknown
 from ringcoll.communicator.progress import Progress
 from ringcoll.communicator.rank_errors import RankErrors
-from ringcoll.communicator.selection import (
-    Algorithm,
-    PlanOptions,
-    agrees,
-    format_selection,
-    select,
-)
 from ringcoll.communicator.topology import Topology
 from ringcoll.communicator.work import Work, Worker, patience_for
 from ringcoll.config import Config, resolve
 from ringcoll.errors import ArgumentError, MismatchError, RankLostError
 from ringcoll.executors.contract import Given, Prepared
 from ringcoll.executors.cpu import CpuExecutor
-from ringcoll.executors.cpu_call import CpuChoice
 from ringcoll.executors.pace import Pace, pacer
 from ringcoll.executors.point_to_point import Pairs
 from ringcoll.executors.rows import TraceEntry
@@ -41,6 +33,7 @@ from ringcoll.fabric import Fabric
 from ringcoll.host.limits import start
 from ringcoll.plan import Buffer
 from ringcoll.symmetric.host import SymmetricMemory
+from ringcoll.tuner.choice import Choice, CpuRanks, limits_of
 from ringcoll.views import Extent
 
 SCRATCH_BYTES = 15 << 20
@@ -92,7 +85,13 @@ class RankState(RankErrors):
         pace, above = self.pace, None if parent is None else parent.symmetric
         self.symmetric = SymmetricMemory(self.fabric, above, ranks)
         make = None if pace is None else (lambda shared: pacer(pace, shared))
-        host = CpuExecutor(self.fabric, self.symmetric, scratch=SCRATCH_BYTES, pacer=make)
+        host = CpuExecutor(
+            self.fabric,
+            self.symmetric,
+            scratch=SCRATCH_BYTES,
+            pacer=make,
+            machine=self.topology.machine,
+        )
         self._host, self.executor = host, host
         shared = self.fabric, host.shared_state, host.pacer, host.node_signals
         self.pairs = Pairs(*shared, context=VECTOR)
@@ -108,34 +107,28 @@ class RankState(RankErrors):
         """Bind a checked call and its options to this rank's executor."""
         self.usable()
         self._refuse_gpu_options(call, config)
-        options = replace(self._plan_options(call, config), channels=self._channels(call, config))
-        call = with_options(call, config)
-        nranks = self.fabric.nranks
-        known: dict[str, Any] = {
-            "nranks": nranks,
-            "options": options,
-            "nodes": self.fabric.nodes,
-            "machine": self.topology.machine,
-        }
+        limits = limits_of(call, config, self.config)
+        logged: list[Choice] = []
 
-        logged: list[CpuChoice] = []
+        def log(call: Call, choice: Choice) -> None:
+            if choice not in logged:
+                logged.append(choice)
+                self.log_choice(format_choice(call, choice, limits))
 
-        def selected(call: Call, mapped: frozenset[Buffer], in_place: bool, half: int) -> CpuChoice:
-            found = select(call, mapped, in_place, half, **known)
-            if self.debug and found not in logged:
-                logged.append(found)
-                self.log_choice(format_selection(call, found, **known))
-            return found
-
+        timeout, chosen = self.timeout_of(config), log if self.debug else None
         return self._host.prepare(
-            call,
-            selected,
-            # A user's plan may overwrite its input: all ranks are in place, or none.
-            agrees=agrees(call) or callable(options.algorithm),
-            alike=callable(options.algorithm) or call.collective == "all_to_all",
-            options=options.signature(call, nranks),
-            timeout=self.timeout_of(config),
+            with_options(call, config), limits, timeout=timeout, chosen=chosen
         )
+
+    @property
+    def machine(self) -> CpuRanks:
+        """What choices are made for."""
+        return self._host.machine
+
+    def choice(self, call: Call, config: Config, mapped: frozenset[Buffer]) -> Choice:
+        """What a call runs whose buffers in ``mapped`` peers reach."""
+        limits = replace(limits_of(call, config, self.config), mapped=mapped)
+        return self._host.choice(with_options(call, config), limits)
 
     def memory_class(
         self, _call: Call, _config: Config, input_: Extent, output: Extent
@@ -165,29 +158,6 @@ class RankState(RankErrors):
     def timeout_of(self, config: Config) -> float:
         """Seconds that a wait of a call may take."""
         return self.fabric.timeout if config.timeout is None else config.timeout
-
-    def _plan_options(self, call: Call, config: Config) -> PlanOptions:
-        """The options that decide which plan runs, without the channels."""
-        return PlanOptions(
-            self._algorithm(call, config),
-            config.slices,
-            None,
-            bool(config.deterministic),
-            "dtype" if config.accumulate == "dtype" else "wide",
-            bool(config.verify),
-        )
-
-    def _algorithm(self, call: Call, config: Config) -> Algorithm | None:
-        """The option; the communicator's own only where the collective has such an algorithm."""
-        algorithm, names = config.algorithm, ALGORITHMS[call.collective]
-        inherited = algorithm is self.config.algorithm
-        unknown = call.collective == "barrier" if callable(algorithm) else algorithm not in names
-        return None if inherited and unknown else algorithm
-
-    def _channels(self, call: Call, config: Config) -> int | None:
-        """The option; the communicator's own only where the collective has rings."""
-        inherited = config.channels == self.config.channels
-        return None if inherited and "ring" not in ALGORITHMS[call.collective] else config.channels
 
     def _refuse_gpu_options(self, call: Call, config: Config) -> None:
         """Refuse options of kernels: CPU ranks have one protocol and one engine."""
@@ -274,12 +244,7 @@ class RankState(RankErrors):
 
     def explain(self, collective: str, nbytes: int) -> str:
         """Which algorithm a call of ``nbytes`` runs, and why."""
-        from ringcoll.communicator.explaining import explain_cpu
-
-        fabric = self.fabric
-        return explain_cpu(
-            collective, nbytes, fabric.nranks, fabric.nodes, self.topology, self.config
-        )
+        return explain_cpu(collective, nbytes, self)
 
     # -- children ----------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Bind a call's program to memory: rows of closures, for one half of SCRATCH.
+"""Bind a choice to memory: rows of closures, for one half of SCRATCH.
 
 Done once for each set of arrays and hellos; the executor keeps the result for the next call.
 """
@@ -15,9 +15,9 @@ from ringcoll.arguments.calls import Call
 from ringcoll.bootstrap.contract import named
 from ringcoll.collectives import Collective
 from ringcoll.dtypes import OPS, ReduceOp
-from ringcoll.encode import Program, encode
+from ringcoll.encode import Program
 from ringcoll.errors import MismatchError
-from ringcoll.executors.cpu_call import ActiveCall, BoundRows, CpuChoice
+from ringcoll.executors.cpu_call import ActiveCall, BoundRows
 from ringcoll.executors.node_signals import NodeSignals
 from ringcoll.executors.rows import (
     Binding,
@@ -35,6 +35,7 @@ from ringcoll.fabric.mpi import FIRST
 from ringcoll.launch import Layout
 from ringcoll.plan import Buffer
 from ringcoll.symmetric.host import SymmetricMemory
+from ringcoll.tuner.choice import Choice
 from ringcoll.views import start_of, view_at
 
 Array = npt.NDArray[Any]
@@ -66,14 +67,14 @@ class Binder:
         return 0 if found is None else found[0] << _MAPPING_BITS | found[1]
 
     def bind(
-        self, active: ActiveCall, hellos: Sequence[Hello], trace: list[TraceEntry] | None
+        self,
+        active: ActiveCall,
+        choice: Choice,
+        hellos: Sequence[Hello],
+        trace: list[TraceEntry] | None,
     ) -> BoundRows:
         """The lanes of this rank; each executed row is appended to ``trace``, if there is one."""
-        call = active.prepared.call
-        rank, nranks, alike = self.rank, self.nranks, active.prepared.alike
-        mapped, in_place = agreed(call, hellos, rank=rank, nranks=nranks, alike=alike)
-        choice = active.prepared.select(call, mapped, in_place, self.shared_state.half_bytes)
-        program = encode(choice.plan, choice.launch)
+        call, program = active.prepared.call, choice.program
         slot = slot_bytes(call, choice.layout)
         self.shared_state.need(program.scratch * program.slots * slot)
         user = self._user(call, choice, hellos)
@@ -109,7 +110,7 @@ class Binder:
         )
 
     def _user(
-        self, call: Call, choice: CpuChoice, hellos: Sequence[Hello]
+        self, call: Call, choice: Choice, hellos: Sequence[Hello]
     ) -> dict[tuple[int, Buffer], Array]:
         """The arrays of the call, and the mapped arrays of peers."""
         user: dict[tuple[int, Buffer], Array] = {}
@@ -185,6 +186,26 @@ def slot_bytes(call: Call, layout: Layout) -> int:
     if call.op is not None:
         item = max(item, call.dtype.partial.itemsize)
     return -(-layout.width() * item // 64) * 64
+
+
+@dataclass(frozen=True, slots=True)
+class HostFits:
+    """What ``half`` bytes of SCRATCH hold, those of one call; calls take two halves by turns."""
+
+    half: int
+
+    def scratch(self, call: Call, choice: Choice) -> tuple[int, int]:
+        """Bytes of SCRATCH that a choice needs, and bytes that are there."""
+        program = choice.program
+        return program.scratch * program.slots * slot_bytes(call, choice.layout), self.half
+
+    def parameters(self, _call: Call, _choices: Sequence[Choice], _together: int) -> bool:
+        """Whether a launch holds the steps: the host has no limit."""
+        return True
+
+    def packs(self, _call: Call, _choice: Choice) -> int:
+        """None: the host has no lines."""
+        return 0
 
 
 def agreed(

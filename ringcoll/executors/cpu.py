@@ -17,9 +17,9 @@ from ringcoll.arguments.calls import Call
 from ringcoll.bootstrap.contract import named
 from ringcoll.collectives import COLLECTIVES
 from ringcoll.errors import MismatchError, PlanError, UsageError
-from ringcoll.executors.binder import Binder
+from ringcoll.executors.binder import Binder, HostFits, agreed
 from ringcoll.executors.contract import Given, LaunchRequest
-from ringcoll.executors.cpu_call import ActiveCall, BoundRows, CpuCall, Select
+from ringcoll.executors.cpu_call import ActiveCall, BoundRows, Chosen, CpuCall
 from ringcoll.executors.drive import Lane, Pause, Task, drive, run_paced_rows, run_rows, steps
 from ringcoll.executors.message_lane import MessageLane
 from ringcoll.executors.mismatch import different_calls
@@ -27,8 +27,11 @@ from ringcoll.executors.node_signals import open_node_signals
 from ringcoll.executors.rows import Pacer, TraceEntry
 from ringcoll.executors.shared_state import RECORDS, Hello, SharedState, Words
 from ringcoll.fabric import Fabric
+from ringcoll.model.machine import Machine
 from ringcoll.plan import Buffer
 from ringcoll.symmetric.host import SymmetricMemory
+from ringcoll.tuner import Choice, CpuRanks, Limits, choose
+from ringcoll.tuner.cpu import waits_for_hellos
 from ringcoll.views import extent_of, start_of
 
 BOUND = 64
@@ -49,8 +52,10 @@ class CpuExecutor:
         scratch: int,
         pacer: Callable[[SharedState], Pacer] | None = None,
         in_order: bool = True,
+        machine: Machine | None = None,
     ) -> None:
         self.in_order = in_order
+        self.machine = CpuRanks(fabric.nranks, fabric.nodes, machine)
         self.fabric, self.symmetric = fabric, symmetric
         self.rank, self.nranks = fabric.rank, fabric.nranks
         self.shared_state = SharedState(fabric, scratch)
@@ -65,20 +70,20 @@ class CpuExecutor:
         self.uncompared: ActiveCall | None = None
         self.trace: list[TraceEntry] | None = None
         self.running: ActiveCall | None = None
+        self.fits = HostFits(self.shared_state.half_bytes)
 
     # -- a call, in three parts; a group runs the parts of several ranks together -----------
 
     def prepare(
         self,
         call: Call,
-        select: Select,
+        limits: Limits,
         *,
-        agrees: bool,
-        alike: bool,
-        options: str,
         timeout: float,
+        chosen: Chosen | None = None,
     ) -> CpuCall:
-        """Bind a checked call to this executor; ``timeout`` is in seconds, for each wait."""
+        """Prepare a checked call; ``timeout`` is in seconds, for each wait."""
+        options, agrees = limits.signature(call, self.nranks), waits_for_hellos(call, limits)
         text = f"{call.signature()} {options}".rstrip()
         digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
         signature = int.from_bytes(digest, "little") or 1
@@ -94,25 +99,33 @@ class CpuExecutor:
         if options:
             # Refuse wrong options before the other ranks see the call.
             words = {Buffer.INPUT: hello.send, Buffer.OUTPUT: hello.recv}
-            mapped = frozenset(buffer for buffer, word in words.items() if word and agrees)
-            in_place = call.in_place if agrees else COLLECTIVES[call.collective].reduces
-            select(call, mapped, in_place, self.shared_state.half_bytes)
+            mapped = frozenset(buffer for buffer, word in words.items() if word)
+            choice = self.choice(call, replace(limits, mapped=mapped))
+            if chosen is not None:
+                chosen(call, choice)
         changes = self.symmetric.changes
         anywhere = not (agrees or self.fabric.nodes)
         reached = (0, 0) if anywhere else (hello.send, hello.recv)
         return CpuCall(
             call,
-            select,
+            limits,
             signature,
             text,
             agrees,
             hello,
-            alike=alike,
+            chosen=chosen,
             timeout=timeout,
             changes=changes,
             given=(start_of(call.send), start_of(call.recv), *reached),
             anywhere=anywhere,
         )
+
+    def choice(self, call: Call, limits: Limits) -> Choice:
+        """What a call runs; a small one is staged whatever its buffers are."""
+        if not waits_for_hellos(call, limits):
+            in_place = COLLECTIVES[call.collective].reduces
+            limits = replace(limits, mapped=frozenset(), in_place=in_place)
+        return choose(call, self.machine, limits, self.fits)
 
     def run(self, prepared: CpuCall, given: Given | None = None) -> None:
         """The whole call of this rank, on the arrays at these addresses."""
@@ -201,7 +214,19 @@ class CpuExecutor:
             ranks = range(self.nranks) if prepared.agrees else ()
             hellos = [self.shared_state.hello(rank, epoch) for rank in ranks]
             try:
-                bound = self.binder.bind(active, hellos, self.trace)
+                call, limits = prepared.call, prepared.limits
+                mapped, in_place = agreed(
+                    call,
+                    hellos,
+                    rank=self.rank,
+                    nranks=self.nranks,
+                    alike=callable(limits.algorithm) or call.collective == "all_to_all",
+                )
+                limits = replace(limits, mapped=mapped, in_place=in_place)
+                choice = choose(call, self.machine, limits, self.fits)
+                if prepared.chosen is not None:
+                    prepared.chosen(call, choice)
+                bound = self.binder.bind(active, choice, hellos, self.trace)
             except (UsageError, PlanError):
                 # All ranks raise the same error, and no data have moved.
                 self.finish(active)

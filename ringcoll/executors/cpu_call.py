@@ -13,24 +13,15 @@ from ringcoll.arguments.calls import Call
 from ringcoll.executors.contract import Given
 from ringcoll.executors.rows import Place, Row
 from ringcoll.executors.shared_state import Hello
-from ringcoll.launch import Launch, Layout
-from ringcoll.plan import Buffer, Plan
+from ringcoll.plan import Buffer
+from ringcoll.tuner.choice import Choice, Limits
 from ringcoll.views import view_at
 
 Array = npt.NDArray[Any]
 
 
-@dataclass(frozen=True, slots=True)
-class CpuChoice:
-    """What a call runs: the algorithm's plan, its launch and where its elements lie."""
-
-    plan: Plan
-    launch: Launch
-    layout: Layout
-
-
-Select = Callable[[Call, frozenset[Buffer], bool, int], CpuChoice]
-"""(call, mapped, in place, bytes of a SCRATCH half) -> choice; pure, equal on all ranks."""
+Chosen = Callable[[Call, Choice], None]
+"""What the communicator does with each new choice of a call: it logs it."""
 
 
 @dataclass(slots=True)
@@ -71,12 +62,12 @@ class CpuCall:
     """A checked call of this rank with what is kept for the next call of its shape."""
 
     call: Call  # with the arrays of the last one
-    select: Select
+    limits: Limits  # without the memory, which the hellos name
     signature: int
     signature_text: str
     agrees: bool
     hello: Hello
-    alike: bool = False
+    chosen: Chosen | None = None
     bound: dict[tuple[object, ...], BoundRows] = field(default_factory=dict)
     timeout: float = 60.0
     changes: int = 0

@@ -24,7 +24,7 @@ from ringcoll.communicator.gpu import CudaState
 from ringcoll.config import Config
 from ringcoll.dtypes import dtype_of
 from ringcoll.errors import ArgumentError, MachineError
-from ringcoll.executors.cuda.limits import Resources
+from ringcoll.executors.cuda.kernel_body import KernelFits, gpu_ranks
 from ringcoll.executors.cuda.workspace import Workspace
 from tests.bench.test_flags import settings
 
@@ -237,7 +237,8 @@ def test_a_capture_that_fails_is_ended(stream):
 def named(collective: str, nbytes: int, *, symmetric=True, **section) -> str:
     state = object.__new__(CudaState)
     state.config = Config()
-    vars(state)["cuda"] = SimpleNamespace(resources=Resources(Workspace(4), 32, nvlink=True))
+    machine, fits = gpu_ranks(Workspace(4), 32, nvlink=True), KernelFits(Workspace(4))
+    vars(state)["cuda"] = SimpleNamespace(machine=machine, fits=fits)
     comm: Any = SimpleNamespace(rank=0, nranks=4, device="cuda:0", _state=state)
     op = "sum" if "reduce" in collective else None
     root = 0 if collective in ROOTED else -1

@@ -7,16 +7,23 @@ from typing import Any
 
 from ringcoll.bench.cases import Section
 from ringcoll.bench.library import Ringcoll
-from ringcoll.communicator.topology import Topology
+from ringcoll.communicator.rank import RankState
+from ringcoll.config import Config
 from ringcoll.dtypes import dtype_of
-from ringcoll.model.links import Links
+from ringcoll.executors.binder import HostFits
+from ringcoll.executors.cpu import CpuExecutor
+from ringcoll.tuner import CpuRanks
 
 
 def test_the_algorithm_named_is_that_of_the_ranks_nodes():
     case = Section("all_reduce", 4, dtype_of("float32"), "sum").case(64 << 20)
     names = []
     for nodes in ((), (0, 0, 1, 1)):
-        topology = Topology(links=Links(1e9, nodes=nodes))
-        comm: Any = SimpleNamespace(device="cpu", rank=0, topology=topology)
+        state = object.__new__(RankState)
+        state.config, fits = Config(), HostFits(1 << 22)
+        host = object.__new__(CpuExecutor)
+        host.machine, host.fits = CpuRanks(4, nodes), fits
+        state._host = host
+        comm: Any = SimpleNamespace(device="cpu", rank=0, _state=state)
         names.append(Ringcoll(comm).algorithm(case))
     assert names[1] == "hierarchical" != names[0]

@@ -9,8 +9,8 @@ import pytest
 
 import ringcoll
 from ringcoll.algorithms import ALGORITHMS
-from ringcoll.communicator.selection import AGREED_BYTES
 from ringcoll.dtypes import DTYPES
+from ringcoll.tuner.measured import AGREED_BYTES
 from tests.communicator.cases import (
     REDUCING,
     ROOTED,
@@ -40,7 +40,7 @@ def cases(dtype):
             for in_place in (False, True):
                 counts = [rng.choice([1, 5, 7, 33])]
                 if in_place == (op in ("sum", "premul_sum")):
-                    counts.append(AGREED_BYTES // itemsize + 11)
+                    counts.append(AGREED_BYTES.value // itemsize + 11)
                 found += [
                     Case(
                         collective,

@@ -8,7 +8,7 @@ import pytest
 
 import ringcoll
 from ringcoll.algorithms import ALGORITHMS
-from ringcoll.communicator.selection import AGREED_BYTES
+from ringcoll.tuner.measured import AGREED_BYTES
 from tests.communicator.cases import ROOTED, SHAPES, Case, run_cases
 
 PAIRS = [(c, a) for c, builders in ALGORITHMS.items() if c in SHAPES for a in builders]
@@ -32,7 +32,7 @@ def cases(nranks):
                 seed=rng.randrange(1 << 16),
             )
 
-        small, large = rng.randrange(4, 2000), AGREED_BYTES + rng.randrange(8000, 60000)
+        small, large = rng.randrange(4, 2000), AGREED_BYTES.value + rng.randrange(8000, 60000)
         some, more = rng.choice([False, True]), rng.choice([False, True])
         found += [
             case(small, some, more, algorithm=algorithm),

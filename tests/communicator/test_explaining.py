@@ -13,20 +13,18 @@ import ringcoll
 from ringcoll import Block, Buffer, Chunk, Collective, Plan, Step
 from ringcoll.arguments.calls import Call
 from ringcoll.collectives import COLLECTIVES
-from ringcoll.communicator import gpu
 from ringcoll.communicator.gpu import CudaState
-from ringcoll.communicator.selection import PlanOptions
 from ringcoll.communicator.topology import Topology
 from ringcoll.config import Config
 from ringcoll.dtypes import dtype_of, op_of
-from ringcoll.executors.cuda.choose import choose
-from ringcoll.executors.cuda.limits import KernelOptions, Resources
+from ringcoll.executors.cuda.kernel_body import KernelFits, gpu_ranks
 from ringcoll.executors.cuda.workspace import Workspace
 from ringcoll.launch import ALL_MAPPED
+from ringcoll.tuner import Limits, choose, gpu
 from tests.communicator.known import known
 
 RANKS = 4
-RESOURCES = Resources(Workspace(RANKS), 132, nvlink=True)
+MACHINE = gpu_ranks(Workspace(RANKS), 132, nvlink=True)
 NAMES = [name for name in COLLECTIVES if name != "send"]
 
 
@@ -39,23 +37,24 @@ def explain(collective, nbytes, *, alone=True, topology=NOWHERE, **options):
         config=Config(**options),
         fabric=types.SimpleNamespace(nranks=RANKS, rank=0),
         cuda=types.SimpleNamespace(
-            resources=replace(RESOURCES, machine=topology.machine), alone=alone
+            machine=replace(MACHINE, known=topology.machine),
+            fits=KernelFits(Workspace(RANKS)),
+            alone=alone,
         ),
         topology=topology,
     )
-    for name in ("_algorithm", "_channels", "_options"):
-        setattr(state, name, types.MethodType(getattr(CudaState, name), state))
+    state.choice = types.MethodType(CudaState.choice, state)
     return CudaState.explain(state, collective, nbytes)
 
 
-def chosen(name, units, mapped=ALL_MAPPED):
+def chosen(name, units, mapped=ALL_MAPPED, **options):
     wide = "all" in (COLLECTIVES[name].input, COLLECTIVES[name].output)
     nbytes = units * 4 * (RANKS if wide else 1)
     op = op_of("sum") if COLLECTIVES[name].reduces else None
     call = Call(name, 0, None, None, units, dtype_of("float32"), op, nbytes=nbytes)
     rooted = COLLECTIVES[name].rooted
     reached = frozenset(b for b in mapped if b.name.lower() != rooted)
-    return choose(call, RESOURCES, mapped=reached, options=KernelOptions())
+    return choose(call, MACHINE, Limits(mapped=reached, **options), KernelFits(Workspace(RANKS)))
 
 
 @pytest.mark.parametrize("nbytes", [0, 5, 256, 1 << 20, 512 << 20])
@@ -70,7 +69,8 @@ def test_every_collective_has_an_answer(name, nbytes):
 def test_the_answer_is_what_a_call_gets():
     found = chosen("all_reduce", 16 << 20)
     part = explain("all_reduce", 64 << 20).partition("buffers of plain")[0]
-    assert f"by {found.launch.protocol}, S = {found.launch.slices}, {found.blocks} blocks" in part
+    launch, grid = found.launch, found.grid
+    assert f"by {launch.protocol}, S = {launch.slices}, {grid.blocks} blocks" in part
     assert "peers reach INPUT and OUTPUT without a copy" in part
 
 
@@ -129,11 +129,12 @@ def test_an_algorithm_of_the_users_own_is_no_riddle():
 def test_a_rooted_call_says_what_runs_where_the_root_is_reached():
     found = chosen("reduce", 16 << 20)
     part, _, plain = explain("reduce", 64 << 20).partition("buffers of plain")
-    assert f"by Simple, S = {found.launch.slices}, {found.blocks} blocks" in part
+    assert f"by Simple, S = {found.launch.slices}, {found.grid.blocks} blocks" in part
     (line,) = (line for line in part.splitlines() if "hello" in line)
     other = found.direct
     assert line.startswith("  if the root's OUTPUT is of comm.empty too, by its hello: S = 1,")
-    assert f" {other.blocks} of the blocks; peers reach INPUT and OUTPUT without a copy" in line
+    blocks = other.grid.blocks
+    assert f" {blocks} of the blocks; peers reach INPUT and OUTPUT without a copy" in line
     assert "hello" not in plain
     assert "hello" not in explain("broadcast", 64 << 20)
     line = explain("scatter", 64 << 20, algorithm="one_shot").partition("if the root's ")[2]
@@ -143,9 +144,8 @@ def test_a_rooted_call_says_what_runs_where_the_root_is_reached():
 @pytest.mark.parametrize(("name", "programs"), [("reduce", 2), ("all_reduce", 1)])
 def test_all_that_may_run_is_proven(monkeypatch, name, programs):
     proven = []
-    monkeypatch.setattr(gpu, "prove", lambda plan, launch, options: proven.append(launch.mapped))
-    found = chosen(name, 16 << 20)
-    gpu._prove(found, PlanOptions(verify=True))
+    monkeypatch.setattr(gpu, "prove", lambda plan, launch, limits: proven.append(launch.mapped))
+    found = chosen(name, 16 << 20, verify=True)
     assert proven == [kind.launch.mapped for kind in found.variants]
     assert len(set(proven)) == programs
 

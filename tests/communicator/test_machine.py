@@ -14,12 +14,12 @@ import ringcoll
 from ringcoll import ArgumentError, MachineError, MismatchError
 from ringcoll.communicator import machine, start
 from ringcoll.communicator.machine import agree
-from ringcoll.communicator.selection import HOST
 from ringcoll.config import starting
 from ringcoll.fabric import each, thread_fabrics
 from ringcoll.topology.document import parse, write
 from ringcoll.topology.presets import preset_document
 from ringcoll.topology.search import cached
+from ringcoll.tuner.measured import HOST
 from tests.communicator.sums import sums
 
 BUSIDS = ["06", "07", "0A", "0B", "85", "86", "89", "8A"]
@@ -170,7 +170,7 @@ def test_an_unknown_machine_costs_nothing(detected, caplog, document, gpus, said
 
 def test_a_rank_alone_and_cpu_ranks_do_not_look(detected):
     assert agreed(1, [0])[0].reason == "a rank alone has no links"
-    assert agreed(3)[1].links is HOST
+    assert agreed(3)[1].links is HOST.value
     assert detected["count"] == 0
 
 
@@ -368,7 +368,7 @@ def test_ranks_without_a_machine_are_as_they_were():
         return comm.topology, child.topology, comm.explain("all_reduce", 4096)
 
     for mine, childs, text in ringcoll.spawn(work, 2, device="cpu"):
-        assert mine.links is HOST and childs == mine
+        assert mine.links is HOST.value and childs == mine
         assert "machine" not in text
         assert str(mine) == "the machine is not known: CPU ranks, and no topo_file"
 

@@ -11,8 +11,8 @@ import pytest
 
 import ringcoll
 from ringcoll.algorithms import ALGORITHMS
-from ringcoll.communicator.selection import AGREED_BYTES
 from ringcoll.dtypes import DTYPES, OPS, dtype_of
+from ringcoll.tuner.measured import AGREED_BYTES
 from tests.communicator.cases import (
     GUARD,
     REDUCING,
@@ -94,7 +94,7 @@ def count_of(size, collective, nranks, itemsize, rng):
         case "odd":
             return rng.randrange(3, 300) | 1
         case "large":
-            return (AGREED_BYTES + rng.randrange(1, 9999)) // itemsize // segments + 1 | 1
+            return (AGREED_BYTES.value + rng.randrange(1, 9999)) // itemsize // segments + 1 | 1
         case "slices":
             return rng.randrange(600, 900) * 4 // segments // itemsize * 37 + 5
         case _:

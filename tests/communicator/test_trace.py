@@ -15,11 +15,11 @@ import ringcoll
 import ringcoll.communicator.rank
 from ringcoll.algorithms import ALGORITHMS, build
 from ringcoll.collectives import Collective
-from ringcoll.communicator.selection import AGREED_BYTES
 from ringcoll.executors.point_to_point import Pairs
 from ringcoll.executors.rows import TraceEntry
 from ringcoll.launch import Launch, Layout
 from ringcoll.lower import lower
+from ringcoll.tuner.measured import AGREED_BYTES
 from tests.communicator.cases import ROOTED, SHAPES, Case, Memory, contribution, run_case
 from tests.communicator.traces import check_rows, check_trace
 
@@ -72,7 +72,7 @@ def variants(collective, algorithm, nranks):
     """Staged and mapped, in place and not, one slice, more than the window, many lanes."""
     wide = nranks if "n" in SHAPES[collective] else 1
     root = nranks - 1 if collective in ROOTED else 0
-    large = (AGREED_BYTES + 4100) // 4 // wide | 1
+    large = (AGREED_BYTES.value + 4100) // 4 // wide | 1
     for count, in_place, symmetric, slices in [
         (33, False, False, None),
         (large, True, True, 1),

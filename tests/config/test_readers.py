@@ -5,9 +5,8 @@ from __future__ import annotations
 import ast
 import logging
 from contextlib import ExitStack
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,16 +15,15 @@ import pytest
 import ringcoll
 from ringcoll.arguments.calls import Call, prepare
 from ringcoll.communicator import devices, gpu, start
-from ringcoll.communicator.gpu import CudaState
-from ringcoll.communicator.selection import PlanOptions
 from ringcoll.config import OPTIONS, SETTINGS, Config, merge, starting
 from ringcoll.cuda.device import Device
 from ringcoll.dtypes import dtype_of, op_of
 from ringcoll.errors import Error
-from ringcoll.executors.cuda.choose import choose
-from ringcoll.executors.cuda.limits import Resources
+from ringcoll.executors.cuda.kernel_body import KernelFits, gpu_ranks
 from ringcoll.executors.cuda.workspace import Workspace
 from ringcoll.launch import ALL_MAPPED
+from ringcoll.tuner import choose
+from ringcoll.tuner.choice import limits_of
 from ringcoll.verifier import prover
 
 ROOT = Path(__file__).parents[2]
@@ -59,7 +57,7 @@ def prepared(how, **options):
         state = comms[0]._state
         try:
             kept: Any = state.prepare(call, merge(state.config, Config(**options)))
-            return kept, kept.select(kept.call, frozenset(), True, 1 << 20)
+            return kept, state._host.choice(kept.call, kept.limits)
         except Error as error:
             return type(error), str(error)
 
@@ -103,16 +101,15 @@ def said(how, patch):
 def on_gpus(how, patch):
     """What four GPU ranks run, as far as a CPU can tell."""
     config, _ = how
-    state = SimpleNamespace(fabric=SimpleNamespace(nranks=4), _channels=lambda *_: None)
     nbytes = 1 << 20
     call = Call(
         "all_reduce", 0, None, None, nbytes // 4, dtype_of("float32"), op_of("sum"), nbytes=nbytes
     )
-    options = CudaState._options(state, call, config, PlanOptions())  # type: ignore[arg-type]
+    limits = replace(limits_of(call, config, Config()), mapped=ALL_MAPPED)
     found = choose(
-        call, Resources(Workspace(4), 132, nvlink=True), mapped=ALL_MAPPED, options=options
+        call, gpu_ranks(Workspace(4), 132, nvlink=True), limits, KernelFits(Workspace(4))
     )
-    return found.launch.protocol, found.engine, found.blocks
+    return found.launch.protocol, found.engine, found.grid.blocks
 
 
 def begun(how, patch):

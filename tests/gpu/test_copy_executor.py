@@ -17,12 +17,12 @@ from ringcoll.cuda.device import devices
 from ringcoll.errors import DeadlineError, Error, MismatchError
 from ringcoll.executors.contract import LaunchRequest
 from ringcoll.executors.cuda.executor import CudaExecutor
-from ringcoll.executors.cuda.limits import KernelOptions
 from ringcoll.executors.cuda.workspace import Workspace
 from ringcoll.executors.drive import drive
 from ringcoll.executors.shared_state import RECORDS
 from ringcoll.symmetric.device import CudaSymmetricMemory
 from ringcoll.transports.peers import allocate_shared
+from ringcoll.tuner import Limits
 from tests.kernels.stand_in import needs_compiler
 
 pytestmark = needs_compiler
@@ -78,7 +78,7 @@ class Rank:
 
     def task(self, name, send, recv=None, *, timeout=20.0, tag="", **options):
         """What enqueues a call."""
-        given = KernelOptions(engine="copy", **options)
+        given = Limits(engine="copy", **options)
         call = prepare(
             name, rank=self.rank, nranks=self.n, sendbuf=send, recvbuf=recv, op="sum", root=0
         )
@@ -191,7 +191,7 @@ def test_a_call_says_what_it_is_again_if_later_ones_have_overwritten_it(machine,
     def work(rank):
         shared_state, array = rank.executor.shared_state, rank.array(2 * COUNT)
         call = prepare("all_gather", rank=rank.rank, nranks=rank.n, recvbuf=array)
-        ready = rank.executor.prepare(call, KernelOptions(engine="copy"), 20.0)
+        ready = rank.executor.prepare(call, Limits(engine="copy"), 20.0)
         shared_state.record(ready.number + RECORDS, "a later call")
         assert not shared_state.keeps_record(ready.number)
         drive([rank.executor.task([LaunchRequest(ready, rank.stream)])], rank._idle)

@@ -14,13 +14,12 @@ import pytest
 from ringcoll.arguments.calls import Call
 from ringcoll.dtypes import dtype_of, op_of
 from ringcoll.errors import ArgumentError
-from ringcoll.executors.cuda.choose import choose
 from ringcoll.executors.cuda.copy_launch import StreamPool, copy_launch
-from ringcoll.executors.cuda.limits import KernelOptions, Resources
 from ringcoll.executors.cuda.params import Addresses, Header
 from ringcoll.executors.cuda.signature import OFFSET_BITS, copied_buffers, signature_text
 from ringcoll.executors.cuda.workspace import Workspace
 from ringcoll.launch import ALL_MAPPED
+from tests.kernels.chosen import chosen
 
 CALLER = 77
 GATE, BESIDE = 1, 2
@@ -105,8 +104,7 @@ def call_of(name: str, *, in_place: bool = False) -> Call:
 def prepared(cuda, name, ranks=(0,), nranks=2, *, streams=None, in_place=False, **options):
     """A call of 1000 elements of 4 bytes a segment; rank r has its buffers at 10 + r and 20 + r."""
     workspace, call = Workspace(nranks), call_of(name, in_place=in_place)
-    given = KernelOptions(engine="copy", **options)
-    choice = choose(call, Resources(workspace, 132, nvlink=True), mapped=ALL_MAPPED, options=given)
+    choice = chosen(call, nranks, mapped=ALL_MAPPED, engine="copy", **options)
     send, recv = (tuple((10 * k + r) << 32 for r in range(nranks)) for k in (1, 2))
     if in_place:
         send = tuple(at + 4000 * rank for rank, at in enumerate(recv))
@@ -115,7 +113,7 @@ def prepared(cuda, name, ranks=(0,), nranks=2, *, streams=None, in_place=False, 
         Addresses(rank, workspaces, 0, user=(send[rank], recv[rank]), peer_buffers=(send, recv))
         for rank in ranks
     ]
-    header = Header(60.0, 1, False, True, choice.replicas)
+    header = Header(60.0, 1, False, True, choice.grid.replicas)
     return copy_launch(
         choice,
         call,
@@ -234,12 +232,7 @@ def test_a_thread_of_several_gpus_serves_them_slice_by_slice(cuda):
 
 def terms(known_at: int, **options) -> str:
     call = call_of("all_gather")
-    choice = choose(
-        call,
-        Resources(Workspace(2), 132, nvlink=True),
-        mapped=ALL_MAPPED,
-        options=KernelOptions(**options),
-    )
+    choice = chosen(call, 2, mapped=ALL_MAPPED, **options)
     send, recv = copied_buffers(choice, (3 << OFFSET_BITS | 64, 5 << OFFSET_BITS | known_at))
     assert send == 0, "nobody reads a peer's sendbuf"
     return signature_text(choice, call, (send, recv))

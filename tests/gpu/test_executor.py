@@ -14,12 +14,12 @@ from ringcoll.cuda.device import Device
 from ringcoll.errors import MismatchError, OutOfMemory
 from ringcoll.executors.cuda import executor as executing
 from ringcoll.executors.cuda.executor import CudaExecutor
-from ringcoll.executors.cuda.limits import KernelOptions
 from ringcoll.executors.cuda.params import Parameter
 from ringcoll.executors.cuda.workspace import Workspace
 from ringcoll.executors.shared_state import RECORDS
 from ringcoll.symmetric.device import CudaSymmetricMemory
 from ringcoll.transports.peers import allocate_shared
+from ringcoll.tuner import Limits
 from tests.kernels.stand_in import library, needs_compiler
 
 TIMEOUT = 60.0
@@ -86,7 +86,7 @@ class Rank:
         op = "sum" if "reduce" in name else None
         rank, nranks = self.fabric.rank, self.fabric.nranks
         call = prepare(name, rank=rank, nranks=nranks, sendbuf=x, recvbuf=None, op=op, root=root)
-        return self.cuda.prepare(call, KernelOptions(), TIMEOUT)
+        return self.cuda.prepare(call, Limits(), TIMEOUT)
 
     def reduce(self, x, y, root: int):
         """A reduce by words, out of place at the root."""
@@ -94,7 +94,7 @@ class Rank:
         call = prepare(
             "reduce", rank=rank, nranks=nranks, sendbuf=x, recvbuf=y, op="sum", root=root
         )
-        return self.cuda.prepare(call, KernelOptions(protocol="Simple", slices=3), TIMEOUT)
+        return self.cuda.prepare(call, Limits(protocol="Simple", slices=3), TIMEOUT)
 
     def empty(self, count: int):
         """An array that peers reach, and the numpy view of it."""

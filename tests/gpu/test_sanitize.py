@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import pytest
 
 from ringcoll.arguments.calls import Call
 from ringcoll.collectives import COLLECTIVES
 from ringcoll.dtypes import dtype_of, op_of
-from ringcoll.executors.cuda.choose import choose
-from ringcoll.executors.cuda.limits import KernelOptions, Resources
-from ringcoll.executors.cuda.workspace import Workspace
 from ringcoll.launch import ALL_MAPPED
 from tests.communicator.cases import SHAPES
 from tests.gpu import sanitize
 from tests.gpu.sanitized import parts
+from tests.kernels.chosen import chosen
 
 CLEAN = "echo 'ringcoll: 10 calls made'; echo '========= ERROR SUMMARY: 0 errors'"
 RACES = "echo 'ringcoll: 10 calls made'; echo '========= RACECHECK SUMMARY: {} displayed'"
@@ -115,11 +114,9 @@ def test_the_calls_can_be_made():
             call = Call(
                 case.collective, 0, None, None, case.count, row, op, root=case.root, nbytes=nbytes
             )
-            options = KernelOptions(
-                case.options.get("algorithm"), case.options["protocol"], case.options.get("slices")
-            )
+            names = ("algorithm", "protocol", "slices")
+            options: dict[str, Any] = {name: case.options.get(name) for name in names}
             mapped = ALL_MAPPED if case.symmetric else frozenset()
-            resources = Resources(Workspace(nranks), 16, nvlink=True)
-            found = choose(call, resources, mapped=mapped, options=options)
+            found = chosen(call, nranks, 16, mapped=mapped, **options)
             seen.add((case.collective, found.launch.protocol))
     assert seen == {(name, how) for name in SHAPES for how in ("LL", "LL128", "Simple")}

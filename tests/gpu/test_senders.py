@@ -9,21 +9,17 @@ import pytest
 from ringcoll.arguments.calls import Call
 from ringcoll.dtypes import dtype_of, op_of, premul_sum
 from ringcoll.executors.cuda.async_errors import awaited_ranks
-from ringcoll.executors.cuda.choose import choose
-from ringcoll.executors.cuda.kernel_choice import KernelChoice
-from ringcoll.executors.cuda.limits import KernelOptions, Resources
 from ringcoll.executors.cuda.ll import batches
 from ringcoll.executors.cuda.ll_layout import LANES, LLLayout
-from ringcoll.executors.cuda.workspace import Workspace
+from ringcoll.tuner import Choice
+from tests.kernels.chosen import chosen
 
 N = 4
 
 
-def choice(protocol: str, algorithm: str, **options) -> tuple[KernelChoice, Call]:
+def choice(protocol: str, algorithm: str, **options) -> tuple[Choice, Call]:
     call = Call("all_reduce", 0, None, None, 4096, dtype_of("float32"), op_of("sum"), nbytes=16384)
-    resources = Resources(Workspace(N), 64, nvlink=True)
-    wished = KernelOptions(algorithm, protocol, **options)
-    return choose(call, resources, mapped=frozenset(), options=wished), call
+    return chosen(call, N, 64, algorithm=algorithm, protocol=protocol, **options), call
 
 
 @pytest.mark.parametrize("protocol", ["LL", "LL128"])

@@ -14,11 +14,11 @@ from ringcoll.collectives import Collective
 from ringcoll.dtypes import dtype_of
 from ringcoll.encode import encode
 from ringcoll.errors import OutOfMemory
-from ringcoll.executors.cuda.kernel_choice import KernelChoice
 from ringcoll.executors.cuda.trace import HEAD, ROW, Recorder
 from ringcoll.launch import Launch, Layout
 from ringcoll.lower import lower
 from ringcoll.plan import Block
+from ringcoll.tuner.choice import Choice, Grid
 from tests.communicator.cases import ROOTED, SHAPES, Case
 from tests.communicator.traces import check_rows
 from tests.gpu.ranks import close, run_in_groups
@@ -55,15 +55,15 @@ def test_kernels_execute_the_lowered_plan(ranks, collective):
         kinds["in lines"] += choice.launch.in_band
         kinds["mapped"] += bool(choice.launch.mapped)
         kinds["credits"] += choice.launch.slices > choice.launch.window
-        kinds["replicas"] += choice.replicas > 1
+        kinds["replicas"] += choice.grid.replicas > 1
     assert min(kinds.values()) >= 1
 
 
-def choice() -> KernelChoice:
+def choice() -> Choice:
     """A broadcast to one other rank."""
     plan, launch = build("broadcast", "all_pairs", 2), Launch(protocol="LL", mapped=frozenset())
     layout = Layout(Collective("broadcast", 2), (6,))
-    return KernelChoice(plan, encode(plan, launch), launch, layout, 1, 1, 64)
+    return Choice(plan, encode(plan, launch), launch, layout, Grid(1, 1, 64))
 
 
 def left(recorder: Recorder, rows: list[tuple[int, int, int, int]], more: int = 0) -> None:

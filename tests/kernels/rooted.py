@@ -9,10 +9,11 @@ from ringcoll.arguments.calls import Call
 from ringcoll.dtypes import dtype_of
 from ringcoll.encode import encode
 from ringcoll.executors.cuda.generic import generic_body
-from ringcoll.executors.cuda.kernel_choice import KernelChoice, body_of
+from ringcoll.executors.cuda.kernel_body import body_of
 from ringcoll.executors.cuda.params import Addresses, Body, Header, pack
 from ringcoll.launch import ALL_MAPPED, Launch
 from ringcoll.plan import Buffer, Plan
+from ringcoll.tuner.choice import Choice, Grid
 from tests.kernels.cases import Arrays, Case
 from tests.kernels.world import Ready, World, roomy
 
@@ -72,20 +73,19 @@ class Rooted:
         )
 
     @property
-    def choice(self) -> KernelChoice:
+    def choice(self) -> Choice:
         """What runs."""
         first, second = (self._chosen(number) for number in range(2))
-        return replace(first, blocks=max(first.blocks, second.blocks), direct=second)
+        blocks = max(first.grid.blocks, second.grid.blocks)
+        return replace(first, grid=replace(first.grid, blocks=blocks), direct=second)
 
-    def _chosen(self, number: int) -> KernelChoice:
+    def _chosen(self, number: int) -> Choice:
         case = self._case(number, in_place=self.plan.collective.reduces or self.in_place)
         program = encode(case.plan, case.launch)
         lanes = max(len(program.of(rank)) for rank in range(case.plan.nranks))
         layout = case.layout(sliced=True)
-        blocks = lanes * case.replicas
-        return KernelChoice(
-            case.plan, program, case.launch, layout, case.replicas, blocks, case.threads
-        )
+        grid = Grid(case.replicas, lanes * case.replicas, case.threads)
+        return Choice(case.plan, program, case.launch, layout, grid)
 
 
 def addresses(world: World, call: Rooted, arrays: Arrays, rank: int, *, there: bool) -> Addresses:
@@ -118,9 +118,9 @@ def launch(
     body = body_at(world, call, at)
     if generic:
         body = generic_body(body, world.nranks) or body
-    header = Header(timeout, 1234, choice.total, choice.reads_hellos, choice.replicas)
+    header = Header(timeout, 1234, choice.total, choice.reads_hellos, choice.grid.replicas)
     parameter = pack(body, header, world.workspace.progress, at)
-    return Ready(body.text, parameter, choice.blocks, len(at), case.threads)
+    return Ready(body.text, parameter, choice.grid.blocks, len(at), case.threads)
 
 
 def text_of(world: World, call: Rooted) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -14,15 +15,14 @@ from ringcoll.collectives import COLLECTIVES
 from ringcoll.dtypes import dtype_of, op_of
 from ringcoll.errors import ArgumentError, LaunchRefused
 from ringcoll.executors.cuda import dual_program
-from ringcoll.executors.cuda.choose import choose
-from ringcoll.executors.cuda.copies import copied_blocks, crosses
 from ringcoll.executors.cuda.dual_program import fits_dual
-from ringcoll.executors.cuda.kernel_choice import body_of
-from ringcoll.executors.cuda.limits import KernelOptions, Resources
+from ringcoll.executors.cuda.kernel_body import body_of
 from ringcoll.executors.cuda.params import Addresses, Header, pack
 from ringcoll.executors.cuda.workspace import Workspace
 from ringcoll.launch import ALL_MAPPED
 from ringcoll.plan import Buffer
+from ringcoll.tuner.copies import copied_blocks, crosses
+from tests.kernels.chosen import chosen
 
 NAMES = [name for name in COLLECTIVES if name != "send"]
 SCANS = [name for name in NAMES if COLLECTIVES[name].prefix]
@@ -41,10 +41,10 @@ def test_every_call_has_a_kernel(nranks, nvlink, name, count, in_place, mapped):
     workspace = Workspace(nranks)
     nbytes = 4 * count * nranks
     call = Call(name, 0, None, None, count, dtype_of("float32"), op, 0, in_place, nbytes)
-    choice = choose(call, Resources(workspace, 132, nvlink), mapped=mapped, options=KernelOptions())
+    choice = chosen(call, nranks, nvlink=nvlink, mapped=mapped)
     body = body_of(choice, call, workspace, (Addresses(0, (0,) * nranks, 0),))
     assert "ringcoll_kernel" in body.text
-    assert 1 <= choice.blocks <= 132
+    assert 1 <= choice.grid.blocks <= 132
     assert len(body.words) == len(body.programs) == 1
 
 
@@ -54,8 +54,7 @@ def choice(name, nbytes=256, nvlink=True, dtype="float32", **options):
     wide = "all" in (COLLECTIVES[name].input, COLLECTIVES[name].output)
     count = nbytes // row.itemsize // (4 if wide else 1)
     call = Call(name, 0, None, None, count, row, op, nbytes=nbytes)
-    resources = Resources(Workspace(4), 132, nvlink)
-    return choose(call, resources, mapped=frozenset(), options=KernelOptions(**options))
+    return chosen(call, 4, nvlink=nvlink, **options)
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if n not in ("barrier", "gather", "scatter")])
@@ -100,13 +99,10 @@ def test_slices_are_words_and_no_text(nranks):
         call = Call("broadcast", rank, None, None, 128 << 20, row, None, nbytes=512 << 20)
         texts, words = set(), set()
         for slices in (1, 2, 4, 64, 256):
-            choice = choose(
-                call,
-                Resources(workspace, 132, nvlink=True),
-                mapped=frozenset({Buffer.OUTPUT}),
-                options=KernelOptions("chain", "Simple", slices),
-            )
-            assert (choice.launch.slices, choice.blocks) == (slices, workspace.replicas)
+            mapped = frozenset({Buffer.OUTPUT})
+            options: dict[str, Any] = {"algorithm": "chain", "protocol": "Simple"}
+            choice = chosen(call, nranks, mapped=mapped, slices=slices, **options)
+            assert (choice.launch.slices, choice.grid.blocks) == (slices, workspace.replicas)
             body = body_of(choice, call, workspace, (Addresses(rank, (0,) * nranks, 0),))
             texts.add(body.text)
             words.add(tuple(body.words[0]))
@@ -120,19 +116,14 @@ def test_every_collective_has_lanes_of_copies(nranks, name, mapped):
     op = op_of("sum") if COLLECTIVES[name].reduces else None
     nbytes = 4 * (1 << 22) * nranks
     call = Call(name, 0, None, None, 1 << 22, dtype_of("float32"), op, nbytes=nbytes)
-    found = choose(
-        call,
-        Resources(Workspace(nranks), 132, nvlink=True),
-        mapped=mapped,
-        options=KernelOptions(engine="copy"),
-    )
+    found = chosen(call, nranks, mapped=mapped, engine="copy")
     assert found.engine == "copy"
     programs = found.program.programs
     copied = copied_blocks(found.program)
     assert any(crosses(programs[number]) for number in copied)
     others = [block for k, block in enumerate(programs) if k not in copied]
-    assert bool(found.blocks) == bool(others)
-    assert found.blocks <= 66
+    assert bool(found.grid.blocks) == bool(others)
+    assert found.grid.blocks <= 66
     if found.program.collective.reduces:
         assert any(row.labels.reduces for block in others for row in block.rows)
 
@@ -150,13 +141,11 @@ def test_prefixes_go_by_doubling_where_they_are_small_and_along_a_chain(nranks, 
         call = Call(
             name, 0, None, None, nbytes // 4, dtype_of("float32"), op_of("sum"), nbytes=nbytes
         )
-        resources = Resources(Workspace(nranks), 132, nvlink=True)
-        found = choose(call, resources, mapped=frozenset(), options=KernelOptions(**options))
-        name_of = found.source.algorithm if found.source else ""
-        return found.launch.protocol, name_of, found.launch.slices > 1
+        found = chosen(call, nranks, **options)
+        return found.launch.protocol, found.algorithm, found.launch.slices > 1
 
     assert by(4096) == ("LL", "recursive_doubling", False)
-    assert by(4096, ordered=True) == ("LL", "chain", False)
+    assert by(4096, deterministic=True) == ("LL", "chain", False)
     assert by(1 << 20) == ("LL128", "recursive_doubling", False)
     assert by(64 << 20) == ("Simple", "chain", True)
 
@@ -164,10 +153,7 @@ def test_prefixes_go_by_doubling_where_they_are_small_and_along_a_chain(nranks, 
 def test_copy_engines_have_nothing_to_do_for_a_barrier_or_one_rank():
     assert choice("barrier", engine="copy").engine == "sm"
     call = Call("all_gather", 0, None, None, 64, dtype_of("float32"), None, nbytes=256)
-    options = KernelOptions(engine="copy")
-    alone = choose(
-        call, Resources(Workspace(1), 132, nvlink=True), mapped=frozenset(), options=options
-    )
+    alone = chosen(call, 1, engine="copy")
     assert alone.engine == "sm"
 
 
@@ -178,17 +164,16 @@ def test_copy_engines_carry_no_lines():
 
 def test_an_algorithm_without_a_lane_of_copies_is_refused():
     call = Call("all_reduce", 1, None, None, 64, dtype_of("float32"), op_of("sum"), nbytes=256)
-    options = KernelOptions(engine="copy", algorithm="one_shot")
     refusal = "all_reduce on rank 1: engine='copy': with slices=2 no block"
     with pytest.raises(LaunchRefused, match=refusal):
-        choose(call, Resources(Workspace(2), 132, nvlink=True), mapped=ALL_MAPPED, options=options)
+        chosen(call, 2, mapped=ALL_MAPPED, engine="copy", algorithm="one_shot")
 
 
 def test_more_lanes_than_blocks_that_run_together_are_refused():
     call = Call("all_reduce", 0, None, None, 1 << 22, dtype_of("float32"), op_of("sum"))
-    options = KernelOptions(protocol="Simple", algorithm="all_pairs", slices=4)
+    options: dict[str, Any] = {"protocol": "Simple", "algorithm": "all_pairs", "slices": 4}
     with pytest.raises(LaunchRefused, match="needs 3 CUDA blocks on a rank, 1 are resident"):
-        choose(call, Resources(Workspace(4), 1, nvlink=True), mapped=ALL_MAPPED, options=options)
+        chosen(call, 4, 1, mapped=ALL_MAPPED, **options)
 
 
 @pytest.mark.parametrize(
@@ -209,8 +194,8 @@ def test_more_lanes_than_blocks_that_run_together_are_refused():
 )
 def test_a_large_broadcast(nranks, mebibytes, options, algorithm, slices, blocks):
     found = rooted("broadcast", nranks, mebibytes << 20, **options)
-    assert found.source.algorithm == algorithm
-    assert (found.launch.slices, found.blocks) == (slices, blocks)
+    assert found.algorithm == algorithm
+    assert (found.launch.slices, found.grid.blocks) == (slices, blocks)
 
 
 def rooted(name, nranks=4, nbytes=64 << 20, mapped=None, together=1, **options):
@@ -220,9 +205,8 @@ def rooted(name, nranks=4, nbytes=64 << 20, mapped=None, together=1, **options):
     own = frozenset(buffer for buffer in Buffer if buffer.name.lower() == kind.rooted)
     count = nbytes // 4 // (nranks if "all" in (kind.input, kind.output) else 1)
     call = Call(name, 0, None, None, count, dtype_of("float32"), op, nbytes=nbytes)
-    resources = Resources(Workspace(nranks), 132, nvlink=True, together=together)
     mapped = ALL_MAPPED - own if mapped is None else mapped
-    return choose(call, resources, mapped=mapped, options=KernelOptions(**options))
+    return chosen(call, nranks, together=together, mapped=mapped, **options)
 
 
 EITHER = [
@@ -239,10 +223,13 @@ ASKED = ("all_reduce", {"mapped": frozenset(), "hellos_decide": True})
 @pytest.mark.parametrize("ordered", [False, True])
 def test_where_hellos_tell_of_all_buffers_both_ways_are_carried(nranks, ordered):
     name, options = ASKED
-    found = rooted(name, nranks, **options, ordered=ordered)
-    reached = rooted(name, nranks, mapped=ALL_MAPPED, ordered=ordered)
-    staged = rooted(name, nranks, mapped=frozenset(), ordered=ordered, blocks=reached.blocks)
-    assert found == replace(staged, blocks=reached.blocks, direct=reached)
+    ordering = {"deterministic": ordered}
+    found = rooted(name, nranks, **options, **ordering)
+    reached = rooted(name, nranks, mapped=ALL_MAPPED, **ordering)
+    blocks = reached.grid.blocks
+    staged = rooted(name, nranks, mapped=frozenset(), blocks=blocks, **ordering)
+    grid = replace(staged.grid, blocks=blocks)
+    assert found == replace(staged, grid=grid, direct=reached)
     assert found.reads_hellos and reached.reads_hellos and not staged.reads_hellos
 
 
@@ -259,7 +246,8 @@ def test_a_rooted_call_carries_what_runs_where_the_root_is_reached(nranks, name,
     assert found.direct == other and other.direct is None
     assert found.program != other.program and found.plan == other.plan
     assert other.launch.mapped == ALL_MAPPED and other.launch.slices < found.launch.slices
-    assert found.blocks == max(other.blocks, rooted(name, nranks, **options).blocks) <= 132
+    wanted = rooted(name, nranks, **options).grid.blocks
+    assert found.grid.blocks == max(other.grid.blocks, wanted) <= 132
     assert [kind.launch for kind in found.variants] == [found.launch, other.launch]
     assert found.total == (found.program.total and other.program.total)
 
@@ -334,7 +322,7 @@ def test_both_programs_are_words_of_one_text(name, options):
         assert words[begin : begin + 1 + len(blocks)] == own[: 1 + len(blocks)]
         for place in own[1 : 1 + len(blocks)]:  # rows, slices, window, width
             assert words[begin + place : begin + place + 4] == own[place : place + 4]
-        assert words[2 + number] == kind.replicas
+        assert words[2 + number] == kind.grid.replicas
     # The first program's moves have the numbers that they would have alone.
     assert words[words[0] : words[1]] == alone[0].words[0][: words[1] - words[0]]
     side = int(COLLECTIVES[name].rooted == "output")  # of root 0

@@ -14,14 +14,12 @@ from ringcoll.collectives import COLLECTIVES
 from ringcoll.dtypes import dtype_of, op_of
 from ringcoll.errors import LaunchRefused
 from ringcoll.executors.cuda import dual_program
-from ringcoll.executors.cuda.choose import choose
-from ringcoll.executors.cuda.limits import KernelOptions, Resources
 from ringcoll.executors.cuda.signature import signature_text
-from ringcoll.executors.cuda.workspace import Workspace
 from ringcoll.launch import ALL_MAPPED
 from ringcoll.model import tuner
 from ringcoll.plan import Buffer
 from tests.communicator.known import machine_on
+from tests.kernels.chosen import chosen
 
 SIZES = (8, 100_000, 1 << 20, 64 << 20)
 
@@ -49,10 +47,10 @@ def choice(
     most: int | None = None,
     **options: Any,
 ) -> Any:
-    resources = Resources(Workspace(nranks), blocks, nvlink, machine=machine)
     reached = mapped_of(name) if mapped else frozenset[Buffer]()
     call = call_of(name, nbytes, nranks)
-    return choose(call, resources, mapped=reached, options=KernelOptions(blocks=most, **options))
+    how: dict[str, Any] = {"mapped": reached, "blocks": most, **options}
+    return chosen(call, nranks, blocks, nvlink=nvlink, known=machine, **how)
 
 
 @pytest.mark.parametrize("name", [name for name in ALGORITHMS if name != "send"])
@@ -62,7 +60,8 @@ def test_on_a_switch_everything_stays_as_it_is(name):
     for nbytes, mapped in product(SIZES if name != "barrier" else (0,), (False, True)):
         how: dict[str, Any] = {"mapped": mapped, "nvlink": True, "blocks": 132}
         found = choice(name, nbytes, machine, **how)
-        assert found == choice(name, nbytes, None, **how) and not found.why
+        unknown = choice(name, nbytes, None, **how)
+        assert found == unknown and found.why == unknown.why and not found.predicted
     if "ring" in ALGORITHMS[name]:
         for wish in ({"algorithm": "ring"}, {"channels": 3}):
             found = choice(name, 1 << 24, machine, **wish)
@@ -78,8 +77,8 @@ def test_a_machine_of_unlike_pairs_goes_along_its_rings(name, mapped):
     assert small.why[1].startswith("ring, S = 1: ")
     for nbytes in (1 << 20, 64 << 20):
         found = choice(name, nbytes, machine, mapped=mapped)
-        assert found.source.algorithm == "ring" and found.source.channels == machine.channels
-        assert found.layout.shares == (2, 2, 1, 1) and found.plan == found.source.plan
+        assert found.algorithm == "ring" and found.channels == machine.channels
+        assert found.layout.shares == (2, 2, 1, 1)
         assert found.plan == build(name, "ring", 8, rings=machine.channels.rings)
         assert " shares=2:2:1:1 " in signature_text(found, call_of(name, nbytes, 8), (0, 0))
         assert found.why[0].startswith("ring, S = 1: ")
@@ -89,7 +88,7 @@ def test_a_machine_of_unlike_pairs_goes_along_its_rings(name, mapped):
 @pytest.mark.parametrize("name", ["broadcast", "reduce"])
 def test_a_rooted_call_goes_along_chains_in_slices(name):
     found = choice(name, 256 << 20, machine_on("dgx1-v100"), mapped=False)
-    assert found.source.algorithm == "chain" and found.launch.slices >= 32
+    assert found.algorithm == "chain" and found.launch.slices >= 32
     assert found.layout.shares == (2, 2, 1, 1)
 
 
@@ -101,18 +100,19 @@ def test_what_has_no_rings_stays(name):
 
 def test_options_go_before_the_clock():
     machine = machine_on("dgx1-v100")
-    assert choice("all_reduce", 1 << 26, machine, algorithm="tree").source.algorithm == "tree"
-    ordered = choice("all_reduce", 1 << 26, machine, ordered=True)
-    assert ordered == choice("all_reduce", 1 << 26, None, ordered=True)
-    copied = choice("all_gather", 1 << 26, machine, ordered=True)
-    assert copied.source.algorithm == "ring", "nothing is summed"
+    assert choice("all_reduce", 1 << 26, machine, algorithm="tree").algorithm == "tree"
+    ordered = choice("all_reduce", 1 << 26, machine, deterministic=True)
+    assert ordered == choice("all_reduce", 1 << 26, None, deterministic=True)
+    copied = choice("all_gather", 1 << 26, machine, deterministic=True)
+    assert copied.algorithm == "ring", "nothing is summed"
     two = choice("all_reduce", 1 << 26, machine, channels=2)
-    assert two.source.channels.rings == machine.channels.rings[:2]
+    assert two.channels.rings == machine.channels.rings[:2]
     assert two.layout.shares == (1,)
     lines = choice("all_reduce", 4096, machine, algorithm="ring", protocol="LL")
     assert lines.launch.protocol == "LL" and lines.layout.shares == (2, 2, 1, 1)
     plan = build("all_reduce", "tree", 8)
-    assert choice("all_reduce", 1 << 26, machine, plan=plan).plan is plan
+    own = choice("all_reduce", 1 << 26, machine, algorithm=lambda _nranks: plan)
+    assert own.plan is plan and not own.algorithm
     engine = choice("all_gather", 1 << 26, machine, engine="copy")
     assert engine == choice("all_gather", 1 << 26, None, engine="copy")
 
@@ -121,17 +121,17 @@ def test_fewer_rings_where_not_all_can_run():
     machine = machine_on("dgx1-v100")
     for blocks, rings in ((4, 4), (3, 2), (1, 1)):
         found = choice("all_gather", 1 << 26, machine, blocks=blocks)
-        assert found.source.channels.rings == machine.channels.rings[:rings]
+        assert found.channels.rings == machine.channels.rings[:rings]
 
 
 def test_fewer_rings_where_the_user_spares_blocks():
     machine = machine_on("dgx1-v100")
     for spared, rings in ((4, 4), (3, 2), (1, 1)):
         found = choice("all_gather", 1 << 26, machine, blocks=80, most=spared)
-        assert found.source.channels.rings == machine.channels.rings[:rings]
-        assert found.blocks <= spared and found.why
+        assert found.channels.rings == machine.channels.rings[:rings]
+        assert found.grid.blocks <= spared and found.why
     wanted = choice("all_gather", 1 << 26, machine, most=1, channels=4)
-    assert len(wanted.source.channels.rings) == 4, "asked for"
+    assert len(wanted.channels.rings) == 4, "asked for"
 
 
 def test_ranks_that_are_threads_compare_once(monkeypatch):
@@ -160,7 +160,7 @@ def small_launches(monkeypatch):
 def test_fewer_rings_where_a_launch_does_not_carry_all(small_launches):
     machine = machine_on("dgx1-v100")
     found = choice("all_reduce", 1 << 26, machine)
-    assert found.source.channels.rings == machine.channels.rings[:2]
+    assert found.channels.rings == machine.channels.rings[:2]
     with pytest.raises(LaunchRefused, match="do not hold the steps of 4 rings; use fewer"):
         choice("all_reduce", 1 << 26, machine, channels=4)
 
@@ -176,17 +176,17 @@ def test_two_ranks_are_as_on_a_switch(name):
 
 def test_a_mesh_has_as_many_rings_as_its_links_carry():
     mesh = choice("all_reduce", 1 << 26, machine_on("a100-mesh-4"), nranks=4)
-    assert mesh.source.algorithm == "ring" and len(mesh.source.channels.rings) == 6
+    assert mesh.algorithm == "ring" and len(mesh.channels.rings) == 6
 
 
 @pytest.mark.parametrize("mapped", [False, True])
 def test_a_broadcast_goes_along_chains_whatever_is_reached(mapped):
     how: dict[str, Any] = {"nranks": 4, "blocks": 132, "nvlink": True, "mapped": mapped}
     mesh = choice("broadcast", 64 << 20, machine_on("a100-mesh-4"), **how)
-    assert mesh.source.algorithm == "chain" and len(mesh.source.channels.rings) == 6
+    assert mesh.algorithm == "chain" and len(mesh.channels.rings) == 6
     if mapped:  # where all pairs are alike there is no need to
         alike = choice("broadcast", 64 << 20, None, **how)
-        assert alike.source.algorithm == "scatter_gather_fused"
+        assert alike.algorithm == "scatter_gather_fused"
 
 
 def test_a_pcie_tree_crosses_between_its_switches_once():

@@ -9,13 +9,14 @@ import pytest
 from ringcoll.algorithms import build
 from ringcoll.dtypes import dtype_of
 from ringcoll.encode import encode
-from ringcoll.executors.cuda.copies import Copy, copied_blocks, kernel_part, schedule
+from ringcoll.executors.cuda.copies import Copy, kernel_part, schedule
 from ringcoll.executors.cuda.copy_gates import ENTER, LEAVE, WAIT_ALL, CopyGate
 from ringcoll.executors.cuda.params import Addresses
 from ringcoll.executors.cuda.simple import Writer
 from ringcoll.launch import Launch
 from ringcoll.lower import lower
 from ringcoll.plan import HELLO, Buffer
+from ringcoll.tuner.copies import copied_blocks
 from tests.kernels.cases import Case
 from tests.kernels.world import World
 

@@ -175,7 +175,7 @@ class Recorded:
             number = ran(data, rank)
             programs.add(number)
             found = call.choice.variants[number]
-            rows += executed(data, rank, found.program, found.launch, places, found.replicas)
+            rows += executed(data, rank, found.program, found.launch, places, found.grid.replicas)
         return programs, summed(rows)
 
 

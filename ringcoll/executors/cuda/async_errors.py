@@ -24,7 +24,6 @@ from ringcoll.encode import BlockProgram, Program
 from ringcoll.errors import Error, MismatchError, RankLostError
 from ringcoll.executors.cuda.cuda_call import CudaCall
 from ringcoll.executors.cuda.hellos import Hellos
-from ringcoll.executors.cuda.kernel_choice import KernelChoice
 from ringcoll.executors.cuda.ll import batches
 from ringcoll.executors.cuda.ll_layout import LANES, LLLayout
 from ringcoll.executors.cuda.reports import (
@@ -41,6 +40,7 @@ from ringcoll.executors.cuda.reports import (
 from ringcoll.executors.mismatch import different_calls
 from ringcoll.executors.shared_state import RECORDS, SharedState
 from ringcoll.fabric import Fabric
+from ringcoll.tuner.choice import Choice
 
 if TYPE_CHECKING:
     from ringcoll.executors.cuda.executor import CudaExecutor
@@ -223,7 +223,7 @@ class AsyncErrors:
         self._hellos.close()
 
 
-def awaited_ranks(choice: KernelChoice, call: Call, rank: int, step: int, number: int) -> list[int]:
+def awaited_ranks(choice: Choice, call: Call, rank: int, step: int, number: int) -> list[int]:
     """The ranks for which a kernel may have waited; several where a launch carries two programs.
 
     None where blocks of one rank wait for each other: the cause is elsewhere.
@@ -254,9 +254,7 @@ def _awaited(block: BlockProgram, step: int) -> list[int]:
     return list(dict.fromkeys((*row.waits, *row.awaits)))
 
 
-def _ll_senders(
-    choice: KernelChoice, call: Call, rank: int, step: int, number: int
-) -> Iterator[int]:
+def _ll_senders(choice: Choice, call: Call, rank: int, step: int, number: int) -> Iterator[int]:
     """The ranks that write the lines of a batch's source, or send its factor."""
     program: Program = choice.program
     ll_layout = LLLayout(call.dtype, LANES[choice.launch.protocol])

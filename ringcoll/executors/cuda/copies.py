@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ringcoll.dtypes import DType
-from ringcoll.encode import BlockProgram, Program, Row
+from ringcoll.encode import Program, Row
 from ringcoll.executors.cuda.copy_gates import ENTER, LEAVE, WAIT_ALL, CopyGate, merged
 from ringcoll.executors.cuda.params import Addresses
 from ringcoll.executors.cuda.simple import KernelPart, Writer
@@ -26,6 +26,7 @@ from ringcoll.labels import Label
 from ringcoll.launch import Launch, Layout
 from ringcoll.lower import place
 from ringcoll.plan import Buffer, Chunk, Plan
+from ringcoll.tuner.copies import copied_blocks
 
 Pair = tuple[int, int]
 """The two words of a signal or wait in a gate."""
@@ -50,26 +51,6 @@ class Schedule:
     enter: tuple[CopyGate, ...]
     rows: tuple[CopyGate | Copy, ...]
     leave: tuple[CopyGate, ...]
-
-
-def copied_blocks(program: Program) -> frozenset[int]:
-    """The numbers of the blocks that are lanes of copies or only signal; the same on all ranks.
-
-    A block of local copies alone is not among them: a kernel is faster there.
-    """
-    return frozenset(
-        number
-        for number, block in enumerate(program.programs)
-        if all(len(row.srcs) <= 1 and not row.labels.reduces for row in block.rows)
-        and (crosses(block) or not any(row.dsts for row in block.rows))
-    )
-
-
-def crosses(block: BlockProgram) -> bool:
-    """Whether a block touches memory of other ranks."""
-    return any(
-        chunk.rank != block.block.rank for row in block.rows for chunk in (*row.srcs, *row.dsts)
-    )
 
 
 def remote_buffers(program: Program) -> frozenset[Buffer]:

@@ -17,11 +17,11 @@ from ringcoll.cuda.device import on, on_own_stream, runtime
 from ringcoll.errors import ArgumentError
 from ringcoll.executors.cuda.copies import Copy, Schedule, kernel_part, schedule
 from ringcoll.executors.cuda.copy_gates import GATE_THREADS, CopyGate, gate_body
-from ringcoll.executors.cuda.kernel_choice import KernelChoice
 from ringcoll.executors.cuda.loader import Launchable
 from ringcoll.executors.cuda.params import Addresses, Header, pack
 from ringcoll.executors.cuda.simple import simple_body
 from ringcoll.executors.cuda.workspace import Workspace
+from ringcoll.tuner.choice import Choice
 
 PooledStream = tuple[int, int]
 """A stream, and an event for its end."""
@@ -161,7 +161,7 @@ class CopyLaunch:
 
 
 def copy_launch(
-    choice: KernelChoice,
+    choice: Choice,
     call: Call,
     header: Header,
     workspace: Workspace,
@@ -173,7 +173,14 @@ def copy_launch(
     program, layout, nranks = choice.program, choice.layout, choice.plan.nranks
     header = replace(header, total=True)  # the first gates wait until all ranks have entered
     found = schedule(
-        choice.plan, choice.launch, program, layout, call.dtype, workspace, local, choice.replicas
+        choice.plan,
+        choice.launch,
+        program,
+        layout,
+        call.dtype,
+        workspace,
+        local,
+        choice.grid.replicas,
     )
 
     def gate(row: CopyGate) -> Launchable:
@@ -187,6 +194,8 @@ def copy_launch(
             program, layout, call.dtype, call.op, workspace, local, kernel_part=others
         )
         parameter = pack(body, header, workspace.progress, local)
-        kernel = Launchable(load(body.text), choice.blocks, len(local), choice.threads, parameter)
+        kernel = Launchable(
+            load(body.text), choice.grid.blocks, len(local), choice.grid.threads, parameter
+        )
     where = f"{call.collective} on rank {call.rank}"
     return CopyLaunch(found, gate, kernel, streams, shared=len(local) > 1, where=where)

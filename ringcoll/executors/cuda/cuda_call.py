@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from ringcoll.arguments.calls import Call
 from ringcoll.executors.contract import Given
-from ringcoll.executors.cuda.kernel_choice import KernelChoice
 from ringcoll.executors.cuda.loading import Launching
 from ringcoll.executors.cuda.params import Addresses
+from ringcoll.tuner.choice import Choice
 
 
 @dataclass(slots=True, eq=False)
@@ -19,7 +19,7 @@ class CudaCall:
     """
 
     call: Call  # without arrays
-    choice: KernelChoice
+    choice: Choice
     signature_text: str  # what the ranks must agree on
     signature: int  # its digest in 32 bits
     number: int

@@ -26,12 +26,10 @@ from ringcoll.errors import AbortedError, Error, MismatchError, RankLostError
 from ringcoll.executors.contract import Given, LaunchRequest
 from ringcoll.executors.cuda.async_errors import AsyncErrors
 from ringcoll.executors.cuda.auto_register import AutoRegister
-from ringcoll.executors.cuda.choose import choose
 from ringcoll.executors.cuda.copy_launch import CopyLaunch, StreamPool, copy_launch
 from ringcoll.executors.cuda.cuda_call import CudaCall
 from ringcoll.executors.cuda.hellos import Hellos
-from ringcoll.executors.cuda.kernel_choice import body_of
-from ringcoll.executors.cuda.limits import KernelOptions, Resources
+from ringcoll.executors.cuda.kernel_body import KernelFits, body_of, gpu_ranks
 from ringcoll.executors.cuda.loader import Launchable, Loader
 from ringcoll.executors.cuda.loading import KernelLoading, Launching
 from ringcoll.executors.cuda.mappings import Mappings
@@ -63,6 +61,7 @@ from ringcoll.plan import Buffer
 from ringcoll.symmetric.device import CudaSymmetricMemory
 from ringcoll.transports.peers import PeerMemory
 from ringcoll.transports.scratch import Transport
+from ringcoll.tuner import GpuRanks, Limits, choose
 from ringcoll.views import Extent, extent_of
 
 _IDENTITY = struct.Struct("<QQiiii16s")
@@ -88,6 +87,7 @@ class CudaExecutor:
         self.memory, self.transport = memory, transport
         self.rank, self.nranks = fabric.rank, fabric.nranks
         self.workspace = Workspace(self.nranks)
+        self.fits = KernelFits(self.workspace)
         self.recorder: Recorder | None = None
         self.auto_register: AutoRegister | None = None
         self.running: CudaCall | None = None
@@ -110,7 +110,7 @@ class CudaExecutor:
             self.streams = made.enter_context(closing(StreamPool(ordinal)))
             copies = [pointer + self.workspace.copies for pointer in pointers]
             self.streams.warm(copies[self.rank], [pointer + 256 for pointer in copies])
-            self.shared_launch, self.resources = self._group_by_device()
+            self.shared_launch, self.machine = self._group_by_device()
             self.stream_order.communicator = self.shared_launch
             self.kernels = KernelLoading(
                 loader,
@@ -121,8 +121,8 @@ class CudaExecutor:
             )
             made.pop_all()
 
-    def _group_by_device(self) -> tuple[SharedLaunch[LaunchRequest], Resources]:
-        """The launch shared by the ranks of this device, and a rank's resources; collective."""
+    def _group_by_device(self) -> tuple[SharedLaunch[LaunchRequest], GpuRanks]:
+        """The launch shared by the ranks of this device, and what all ranks have; collective."""
         device, mine = self.device, next(_numbers)
         capability = device.major, device.minor
         pci = device.pci.encode()
@@ -156,16 +156,17 @@ class CudaExecutor:
         self.fabric.allgather(b"", what="the ranks' devices")
         _shared_launches.pop(first, None)
         blocks = max(1, min(most, MOST_BLOCKS))
-        return shared_launch, Resources(self.workspace, blocks, all(map(any, agreed)), together)
+        joined = all(map(any, agreed))
+        return shared_launch, gpu_ranks(self.workspace, blocks, nvlink=joined, together=together)
 
     # -- a call --------------------------------------------------------------------------------
 
-    def prepare(self, call: Call, options: KernelOptions, timeout: float) -> CudaCall:
+    def prepare(self, call: Call, limits: Limits, timeout: float) -> CudaCall:
         """Choose, compile and load: all work of a call but its launch. No array is read."""
         input_, output = extent_of(call.send), extent_of(call.recv)
-        hello = self.hello(input_, output, registered=options.hellos_decide)
-        mapped = frozenset[Buffer]() if options.hellos_decide else mapped_buffers(call, hello)
-        choice = choose(call, self.resources, mapped=mapped, options=options)
+        hello = self.hello(input_, output, registered=limits.hellos_decide)
+        mapped = frozenset[Buffer]() if limits.hellos_decide else mapped_buffers(call, hello)
+        choice = choose(call, self.machine, replace(limits, mapped=mapped), self.fits)
         known = copied_buffers(choice, hello)
         text = signature_text(choice, call, known)
         digest = hashlib.blake2b(text.encode(), digest_size=4).digest()
@@ -236,7 +237,7 @@ class CudaExecutor:
             ready.signature,
             choice.total,
             choice.reads_hellos,
-            choice.replicas,
+            choice.grid.replicas,
         )
         if choice.engine == "copy":
             load = partial(self.kernels.function, timeout=ready.timeout, where=where)
@@ -248,8 +249,8 @@ class CudaExecutor:
 
         def made(body: Body, function: int) -> Launchable:  # without self, which keeps it
             parameter = pack(body, header, progress, local)
-            places, threads = places_of(body, local), choice.threads
-            return Launchable(function, choice.blocks, len(local), threads, parameter, places)
+            places, grid = places_of(body, local), choice.grid
+            return Launchable(function, grid.blocks, len(local), grid.threads, parameter, places)
 
         body = body_of(choice, ready.call, self.workspace, local)
         return self.kernels.launch(body, made, ready.timeout, where, ready.signature_text)

@@ -28,7 +28,7 @@ from ringcoll.labels import Label
 from ringcoll.launch import Layout
 from ringcoll.plan import Buffer, Chunk
 
-WORKERS = 480
+WORKERS, SYNC_THREADS = 480, 32
 """Threads a CUDA block that move data. With the synchronizing warp they are 16 warps of 128
 registers a thread; 17 would get 96 and spill."""
 

@@ -88,7 +88,7 @@ class Member:
     @property
     def most(self) -> int:
         """The most CUDA blocks."""
-        return min(p.most or self.pairs.executor.resources.blocks for p in self.paired)
+        return min(p.most or self.pairs.executor.machine.blocks for p in self.paired)
 
     def key(self) -> tuple[object, ...]:
         """What a kernel's parameter depends on."""

@@ -8,16 +8,16 @@ from functools import lru_cache
 from ringcoll.arguments.calls import Call
 from ringcoll.collectives import COLLECTIVES
 from ringcoll.executors.cuda.copies import remote_buffers
-from ringcoll.executors.cuda.kernel_choice import KernelChoice
 from ringcoll.plan import Buffer, Plan, format_plan
 from ringcoll.symmetric.device import CudaSymmetricMemory
+from ringcoll.tuner.choice import Choice
 
 OFFSET_BITS = 48
 """An address in symmetric memory is mapping << 48 | offset; 0 outside of it."""
 OFFSETS = (1 << OFFSET_BITS) - 1
 
 
-def copied_buffers(choice: KernelChoice, hello: tuple[int, int]) -> tuple[int, int]:
+def copied_buffers(choice: Choice, hello: tuple[int, int]) -> tuple[int, int]:
     """INPUT and OUTPUT of a hello, 0 unless copy engines access them at peers.
 
     The host must know their addresses, so they have the same offset in the same array on all ranks.
@@ -40,11 +40,13 @@ def peer_addresses(
     return send, recv
 
 
-def signature_text(choice: KernelChoice, call: Call, known: tuple[int, int]) -> str:
+def signature_text(choice: Choice, call: Call, known: tuple[int, int]) -> str:
     """The text of a call and of its choice."""
     launch = choice.launch
     mapped = "+".join(sorted(buffer.name for buffer in launch.mapped)) or "nothing"
-    text = f"by {launch.protocol} slices={launch.slices} mapped={mapped} blocks={choice.blocks}"
+    text = (
+        f"by {launch.protocol} slices={launch.slices} mapped={mapped} blocks={choice.grid.blocks}"
+    )
     if not launch.mapped and choice.direct is not None:
         text += " dual=all"
     shares = choice.layout.shares

@@ -29,7 +29,7 @@ from ringcoll.launch import Launch
 from ringcoll.plan import Block
 
 if TYPE_CHECKING:
-    from ringcoll.executors.cuda.kernel_choice import KernelChoice
+    from ringcoll.tuner.choice import Choice
 
 HEAD = np.dtype([("rows", "<u8"), ("room", "<u8")])
 """``Record`` of ``kernels/trace.cuh``."""
@@ -167,7 +167,7 @@ class Recorder:
         """Its device address."""
         return self._memory.pointer
 
-    def rows(self, rank: int, choice: KernelChoice, dtype: DType) -> list[TraceEntry]:
+    def rows(self, rank: int, choice: Choice, dtype: DType) -> list[TraceEntry]:
         """The rows of the one call that has ended since the last reading, which clears them."""
         number, room = np.frombuffer(self._read(HEAD.itemsize), HEAD)[0].tolist()
         record = self._read(HEAD.itemsize + min(number, room) * ROW.itemsize)
@@ -175,7 +175,7 @@ class Recorder:
         found = choice.variants[ran(record, rank)]
         ll_layout = LLLayout(dtype, LANES.get(found.launch.protocol, 1))
         return summed(
-            executed(record, rank, found.program, found.launch, ll_layout, found.replicas)
+            executed(record, rank, found.program, found.launch, ll_layout, found.grid.replicas)
         )
 
     def close(self) -> None:

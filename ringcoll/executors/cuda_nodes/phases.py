@@ -15,13 +15,13 @@ from ringcoll.cuda.memory import DeviceMemory, allocate
 from ringcoll.dtypes import DType, ReduceOp
 from ringcoll.errors import PlanError
 from ringcoll.executors.cuda.executor import CudaExecutor
-from ringcoll.executors.cuda.limits import KernelOptions
 from ringcoll.executors.cuda.loader import Launchable
 from ringcoll.executors.cuda.params import Addresses, Body, Header, pack, padded
 from ringcoll.executors.cuda.source import kernel_text, names_of
 from ringcoll.executors.cuda_nodes.carry import Exchange
 from ringcoll.executors.cuda_nodes.exchange import PARTIALS, Enqueue, Exchanges
 from ringcoll.executors.cuda_nodes.executor import CudaNodesExecutor, settle
+from ringcoll.tuner import Limits
 from ringcoll.views import device_view, start_of
 
 Array = npt.NDArray[Any]
@@ -104,7 +104,7 @@ class Phases:
 
     def _in_node(self, call: Call, layered: LayeredCall) -> Enqueue:
         """A collective of the ranks of this node."""
-        ready = self._inside.prepare(call, KernelOptions(blocks=layered.blocks), layered.timeout)
+        ready = self._inside.prepare(call, Limits(blocks=layered.blocks), layered.timeout)
         return partial(self._inside.run, ready)
 
     def _fold(

@@ -13,18 +13,16 @@ from itertools import product
 from ringcoll.arguments.calls import Call
 from ringcoll.collectives import COLLECTIVES
 from ringcoll.dtypes import dtype_of, op_of
-from ringcoll.executors.cuda.choose import choose
 from ringcoll.executors.cuda.copy_gates import gate_text
 from ringcoll.executors.cuda.generic import generic_texts
-from ringcoll.executors.cuda.kernel_choice import body_of
-from ringcoll.executors.cuda.limits import KernelOptions, Resources
+from ringcoll.executors.cuda.kernel_body import KernelFits, body_of, gpu_ranks
 from ringcoll.executors.cuda.params import Addresses
 from ringcoll.executors.cuda.point_to_point import pairs_text
 from ringcoll.executors.cuda.workspace import MOST_BLOCKS, Workspace
 from ringcoll.executors.cuda_nodes.lane import staging_text
 from ringcoll.executors.cuda_nodes.phases import fold_text
 from ringcoll.launch import ALL_MAPPED
-from ringcoll.plan import Buffer
+from ringcoll.tuner import Limits, choose
 
 _RANKS = (2, 4, 8)
 _FLOATS = ("bfloat16", "float16", "float32")
@@ -64,19 +62,17 @@ def _folds() -> Iterator[str]:
 def _texts() -> Iterator[str]:
     for nranks, (names, dtypes) in product(_RANKS, _COMMON):
         for name, dtype, nbytes in product(names, dtypes, _BYTES):
-            for call, mapped, options in _calls(nranks, name, dtype, nbytes):
+            for call, limits in _calls(nranks, name, dtype, nbytes):
                 workspace = Workspace(nranks)
                 for nvlink in (True, False):
-                    resources = Resources(workspace, MOST_BLOCKS, nvlink=nvlink)
-                    choice = choose(call, resources, mapped=mapped, options=options)
+                    machine = gpu_ranks(workspace, MOST_BLOCKS, nvlink=nvlink)
+                    choice = choose(call, machine, limits, KernelFits(workspace))
                     for rank in range(nranks):
                         at = Addresses(rank, (0,) * nranks, 0)
                         yield body_of(choice, call, workspace, (at,)).text
 
 
-def _calls(
-    nranks: int, name: str, dtype: str, nbytes: int
-) -> Iterator[tuple[Call, frozenset[Buffer], KernelOptions]]:
+def _calls(nranks: int, name: str, dtype: str, nbytes: int) -> Iterator[tuple[Call, Limits]]:
     """Calls on plain, on symmetric and on registered arrays, in place and not."""
     kind, row = COLLECTIVES[name], dtype_of(dtype)
     op = op_of("sum") if kind.reduces else None
@@ -86,7 +82,7 @@ def _calls(
     shared = frozenset(buffer for buffer in ALL_MAPPED if buffer.name.lower() != kind.uneven)
     for in_place in (False, True):
         call = Call(name, 0, None, None, count, row, op, 0, in_place, nbytes)
-        for mapped in (frozenset[Buffer](), shared):
-            yield call, mapped, KernelOptions()
+        yield call, Limits()
+        yield call, Limits(mapped=shared)
         if nbytes >= _REGISTERED_BYTES and not kind.prefix:
-            yield call, frozenset(), KernelOptions(hellos_decide=True)
+            yield call, Limits(hellos_decide=True)

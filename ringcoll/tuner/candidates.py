@@ -1,0 +1,88 @@
+"""A plan that may run, and its launch in the fewest slices that fit SCRATCH."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ringcoll.algorithms import ALGORITHMS, build
+from ringcoll.algorithms.channels import Channels, channelled
+from ringcoll.arguments.calls import Call
+from ringcoll.collectives import COLLECTIVES
+from ringcoll.encode import encode
+from ringcoll.errors import ArgumentError, LaunchRefused
+from ringcoll.launch import Launch, Layout
+from ringcoll.plan import Plan
+from ringcoll.tuner.choice import Choice, CpuRanks, Fits, GpuRanks, Grid, Limits
+from ringcoll.tuner.nodes import across
+
+WINDOW = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """An algorithm's plan; its name is "" for a user's, ``channels`` None without rings."""
+
+    plan: Plan
+    algorithm: str = ""
+    channels: Channels | None = None
+
+    def layout(self, call: Call, slices: int, align: int) -> Layout:
+        """Where the elements of a call's chunks lie; chunks begin on multiples of ``align`` B."""
+        counts, displs = call.counts or (call.count,), call.displs or None
+        shares = (1,) if self.channels is None else self.channels.shares
+        elements = max(1, align // call.dtype.itemsize)
+        return Layout(self.plan.collective, counts, slices, shares, elements, displs)
+
+    def launched(
+        self, call: Call, launch: Launch, align: int, engine: str, why: tuple[str, ...] = ()
+    ) -> Choice:
+        """The choice of this plan in this launch, without a grid."""
+        program, layout = encode(self.plan, launch), self.layout(call, launch.slices, align)
+        parts = self.plan, program, launch, layout, Grid(), engine, self.algorithm, self.channels
+        return Choice(*parts, None, why, engine == "host")
+
+
+def candidate_of(
+    call: Call, machine: CpuRanks | GpuRanks, limits: Limits, default: str
+) -> Candidate:
+    """The plan of the algorithm that an option names, or along so many rings, or by default."""
+    name, nranks, names = call.collective, machine.nranks, ALGORITHMS[call.collective]
+    algorithm, where = limits.algorithm, f"{name} on rank {call.rank}"
+    if callable(algorithm):
+        return Candidate(build(name, algorithm, nranks, root=call.root))
+    if algorithm not in (None, *names):
+        raise ArgumentError(f"{where}: algorithm={algorithm!r} is not one of {', '.join(names)}")
+    wanted = algorithm or (default if limits.channels is None else None)
+    found = None if machine.known is None else machine.known.channels
+    chosen, along = channelled(where, name, wanted, nranks, limits.channels, found)
+    rings = None if along is None else along.rings
+    if isinstance(machine, CpuRanks) and machine.nodes:
+        ordered = limits.deterministic and COLLECTIVES[name].reduces
+        nodes = machine.nodes
+        plan = across(name, chosen, nodes, root=call.root, rings=rings, ordered=ordered)
+    else:
+        plan = build(name, chosen, nranks, root=call.root, rings=rings)
+    return Candidate(plan, chosen, along)
+
+
+def fitted(
+    call: Call,
+    candidate: Candidate,
+    launch: Launch,
+    align: int,
+    fits: Fits,
+    engine: str,
+    why: tuple[str, ...] = (),
+) -> Choice:
+    """The choice in the slices of ``launch``, or in more until they fit SCRATCH."""
+    while True:
+        found = candidate.launched(call, launch, align, engine, why)
+        need, room = fits.scratch(call, found)
+        if need <= room:
+            return found
+        if found.layout.width() <= found.layout.align:
+            raise LaunchRefused(
+                f"{call.collective}: {found.program.scratch} chunks do not fit {room} bytes of "
+                f"SCRATCH; use another algorithm"
+            )
+        launch = replace(launch, slices=2 * launch.slices)

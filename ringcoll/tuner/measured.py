@@ -1,0 +1,225 @@
+"""The figures by which calls are chosen: one table, each with where and when it was measured.
+
+No other module of the tuner has a threshold. Records lie in ``benchmarks/results``; figures of a
+source without one stand in the entry alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from ringcoll.model.links import Links, Wire
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where and when figures were measured; ``record`` is "" where none is kept."""
+
+    machine: str
+    date: str
+    record: str = ""
+
+    def __str__(self) -> str:
+        kept = f", {self.record}" if self.record else ""
+        return f"{self.machine}, {self.date}{kept}"
+
+
+@dataclass(frozen=True, slots=True)
+class Measured(Generic[T]):
+    """A figure: ``of`` a collective that ``by`` names, else ``value``."""
+
+    value: T
+    source: Source
+    figures: str
+    by: Mapping[str, T] = field(default_factory=dict)
+
+    def of(self, collective: str) -> T:
+        """The figure of a collective."""
+        return self.by.get(collective, self.value)
+
+
+ANY_BYTES = 1 << 62
+"""A threshold that no call exceeds."""
+
+SWITCH = Source("4 NVIDIA H200 over NVSwitch", "2026-11-21", "gpu_choices_4.json")
+BLOCKS = Source("2 and 4 NVIDIA H200 over NVSwitch", "2026-11-22")
+XEON = Source("4 CPU ranks on a 4-core Xeon at 2.5 GHz", "2026-11-21")
+ASSUMED = Source("assumed, not measured", "2026-11-21")
+
+# -- GPU ranks: protocols LL and LL128 -------------------------------------------------------------
+
+LL_BYTES = Measured(
+    192 << 10,
+    SWITCH,
+    "LL and LL128 in µs: all_reduce of 64 KiB 3.44 and 3.43, 128 KiB 4.60 and 3.97; all_gather of "
+    "128 KiB 3.13 and 3.20, 256 KiB 3.64 and 3.57",
+    {"all_reduce": 64 << 10, "broadcast": 32 << 10, "reduce": 64 << 10},
+)
+"""Bytes of the larger buffer up to which LL is chosen where LL128 is legal. LL128 loads twice, for
+the flag and for the data, and sends half as much."""
+
+LL128_BYTES = Measured(
+    4 << 20,
+    SWITCH,
+    "LL128 and Simple in µs, 4 MiB: all_reduce 24.0 and 28.7, all_gather 13.7 and 17.8, "
+    "reduce_scatter 13.9 and 20.1, broadcast 16.4 and 43.1",
+    {"broadcast": 8 << 20},
+)
+"""Bytes up to which LL128 is chosen."""
+
+LL_ALONE_BYTES = Measured(
+    2 << 20,
+    SWITCH,
+    "LL and Simple in µs: all_reduce of 1 MiB 11.9 and 14.7, 2 MiB 23.0 and 18.9; all_gather of "
+    "2 MiB 13.1 and 13.5",
+    {"all_reduce": 1 << 20},
+)
+"""Bytes up to which LL is chosen where LL128 is not legal."""
+
+DIRECT_BYTES = {
+    "LL": Measured(
+        ANY_BYTES, SWITCH, "as with LL128", {"broadcast": 128 << 10, "reduce": 384 << 10}
+    ),
+    "LL128": Measured(
+        ANY_BYTES,
+        SWITCH,
+        "all_pairs and scatter_gather in µs: broadcast of 256 KiB 4.32 and 4.48, 512 KiB 6.69 and "
+        "5.20; reduce of 512 KiB 4.87 and 5.38, 1 MiB 9.12 and 7.10",
+        {"broadcast": 320 << 10, "reduce": 600 << 10},
+    ),
+}
+"""By protocol: bytes up to which the root sends to or receives from all itself."""
+
+HOP = Measured(1.8e-6, SWITCH, "all_reduce in two hops took 1.8 µs more than in one")
+"""Seconds of one more hop between GPUs. The size from which rings are faster depends on it."""
+
+HOP_BYTES = Measured(
+    650 << 10,
+    SWITCH,
+    "all_reduce in one hop and in two took equally long with LL at 128 KiB, with LL128 at 256 KiB",
+)
+"""Bytes that a link carries in the time of another hop, at 364 GB/s: all_reduce takes one hop while
+that sends fewer bytes more than two hops would."""
+
+LL_WORKERS = Measured(
+    (64, 128, 256),
+    BLOCKS,
+    "2 GPUs, all_reduce by LL in blocks of 32, 64, 128, 256 and 480 threads, in µs: 4 KiB 2.31, "
+    "2.27, 2.25, 2.38 and 2.52, 32 KiB 2.74, 2.67, 2.69, 2.71 and 2.81, 128 KiB 3.36, 3.36, 3.31, "
+    "3.28 and 3.36; by LL128 64 KiB 3.25, 3.07, 3.12, 3.17 and 3.27, 256 KiB 3.86, 3.84, 3.85, "
+    "3.72 and 3.85",
+)
+"""Threads of a block that move data: the fewest that suffice in LL_BLOCKS blocks, else as many as
+the kernel has."""
+
+LL_BLOCKS = Measured(72, BLOCKS, LL_WORKERS.figures)
+"""CUDA blocks of a rank up to which blocks of fewer threads are taken."""
+
+# -- GPU ranks: protocol Simple and copy engines ---------------------------------------------------
+
+SIMPLE_ALGORITHMS = Measured(
+    ("all_pairs", "all_pairs"),
+    SWITCH,
+    "64 MiB: all_reduce took 308 µs by two_shot, 1023 by ring; reduce 247 by scatter_gather (402 "
+    "with the root's array staged), 555 by one_shot, 750 by chain in 64 slices; pushing to the "
+    "reducing rank's SCRATCH instead of reading took 345 to 438 in 8 to 32 slices by 64 and by 132 "
+    "blocks",
+    {
+        "all_reduce": ("all_pairs", "two_shot"),
+        "broadcast": ("scatter_gather", "chain"),
+        "reduce": ("all_pairs", "scatter_gather"),
+        "all_gather": ("all_pairs", "all_pairs_fused"),
+        "reduce_scatter": ("all_pairs", "one_shot"),
+        "gather": ("all_pairs", "one_shot"),
+        **dict.fromkeys(("scan", "exscan"), ("chain", "chain")),
+    },
+)
+"""Algorithms of Simple: of plain buffers, and of buffers mapped by all ranks."""
+
+COPY_ALGORITHMS = Measured(
+    SIMPLE_ALGORITHMS.value,
+    SWITCH,
+    "engine='copy' of 64 MiB: all_reduce by all_pairs 719 µs in 2 slices",
+    {name: pair for name, pair in SIMPLE_ALGORITHMS.by.items() if name in ("broadcast", "gather")},
+)
+"""Algorithms of copy engines: of plain buffers, and of buffers mapped by all ranks."""
+
+FUSED_BYTES = Measured(
+    128 << 20,
+    SWITCH,
+    "scatter_gather_fused and chain in µs: 16 MiB 75 and 94, 32 MiB 128 and 148, 64 MiB 229 and "
+    "247, 128 MiB 431 and 429, 512 MiB 1622 and 1556",
+)
+"""A broadcast of fewer bytes runs scatter_gather_fused where all pairs are alike and each lane of
+the root has FUSED_BLOCKS CUDA blocks."""
+
+FUSED_BLOCKS = Measured(32, SWITCH, FUSED_BYTES.figures)
+
+PIPELINED: Measured[tuple[int, int, int] | None] = Measured(
+    None,
+    SWITCH,
+    "broadcast by chain, in µs: 16 MiB 97.8 with 4 slices, 94.7 with 8; 64 MiB 250 with 8, 248 "
+    "with 16, 266 with 32; 512 MiB 1566 with 64, 1590 with 128; several rings side by side changed "
+    "nothing. By scatter_gather_fused: 16 MiB 76.2 with 4, 75.2 with 8, 80.2 with 16; 64 MiB 233 "
+    "with 8, 232 with 16, 229 with 24",
+    {"chain": (4 << 20, 8, 64), "scatter_gather_fused": (2 << 20, 4, 24)},
+)
+"""By algorithm, of those that are pipelined: bytes of a slice, the fewest and the most slices."""
+
+BLOCK_BYTES = Measured(
+    16 << 10,
+    BLOCKS,
+    "all_reduce on 4 GPUs by 48, 64, 96 and 128 blocks, in µs: 8 MiB 48.6, 48.2, 49.0 and 50.8, "
+    "64 MiB 320, 313, 307 and 309, 512 MiB 2470, 2388, 2368 and 2345",
+)
+"""Bytes of a slice that a CUDA block moves at least; no more share one than the executor allows,
+64: they are two percent slower than 128, but calls of four communicators fit a GPU at once."""
+
+BESIDE_BLOCKS = Measured(32, ASSUMED, "a GPU's own memory is much faster than the links")
+"""The most CUDA blocks for each block that reduces beside copy engines."""
+
+# -- CPU ranks -------------------------------------------------------------------------------------
+
+ONE_HOP = Measured(
+    ("one_shot", "all_pairs"),
+    XEON,
+    "16 KiB: all_reduce by one_shot took 27 µs, by two_shot_fused, which staged has three hops, 48",
+)
+"""The candidates of calls up to AGREED_BYTES: algorithms of one hop. A wake-up costs more than the
+bytes."""
+
+AGREED_BYTES = Measured(32 << 10, XEON, ONE_HOP.figures)
+"""Bytes from which CPU ranks wait for all hellos, which name the buffers that peers can reach."""
+
+SLICE_BYTES = Measured(128 << 10, XEON, "it is still in the writer's cache when the others read it")
+"""Bytes of a staged slice."""
+
+HOST = Measured(
+    Links(bandwidth=12e9, alpha=0.7e-6, latency=4e-6, topology="memory", local_bandwidth=4e9),
+    XEON,
+    "bytes that all ranks and that one rank copies a second, seconds of a call into numpy and of a "
+    "wake-up",
+)
+"""CPU ranks of one host; only the order of the algorithms depends on it."""
+
+# -- ranks on several nodes ------------------------------------------------------------------------
+
+NETWORK = Measured(
+    Wire(bandwidth=1e9, alpha=10e-6, latency=30e-6), ASSUMED, "slower than a host's memory"
+)
+"""What a rank sends to and receives from other nodes; only the order of the algorithms depends on
+it."""
+
+MESSAGE_BYTES = Measured(256 << 10, ASSUMED, "a message's overhead is small beside its bytes")
+"""Bytes of a slice between nodes."""
+
+COMPARED_RANKS = Measured(16, ASSUMED, "predicting takes longer with more ranks")
+"""Ranks on several nodes up to which all algorithms are compared; beyond, only hierarchical is
+taken."""
+
+LAYERS_BYTES = Measured(1 << 20, ASSUMED, "below, latency dominates")
+"""Bytes of the larger buffer from which calls of GPU ranks on several nodes run in two layers."""

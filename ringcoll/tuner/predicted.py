@@ -1,0 +1,137 @@
+"""Where no threshold is measured: the algorithm that the timing model finds fastest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+
+from ringcoll.algorithms import ALGORITHMS, build
+from ringcoll.arguments.calls import Call
+from ringcoll.collectives import COLLECTIVES
+from ringcoll.dtypes import Accumulate
+from ringcoll.launch import Launch
+from ringcoll.lower import place
+from ringcoll.model import tuner
+from ringcoll.plan import Plan
+from ringcoll.tuner.choice import MAKING, CpuRanks, GpuRanks, Limits
+from ringcoll.tuner.measured import AGREED_BYTES, COMPARED_RANKS, ONE_HOP
+from ringcoll.tuner.nodes import across, links_of
+from ringcoll.tuner.proof import sums_in_rank_order
+
+_RINGED = {
+    "all_reduce": "ring",
+    "all_gather": "ring",
+    "reduce_scatter": "ring",
+    "broadcast": "chain",
+    "reduce": "chain",
+}
+"""The algorithms of GPU ranks along a machine's rings."""
+
+
+def fastest(collective: str, nbytes: int, machine: CpuRanks, limits: Limits) -> tuner.Choice:
+    """The algorithm that the model finds fastest on CPU ranks for a size."""
+    ordered = limits.deterministic and COLLECTIVES[collective].reduces
+    with MAKING:
+        rounding = limits.accumulate if ordered else "wide"
+        return _fastest(collective, _power(nbytes), machine, ordered, rounding)
+
+
+def _power(nbytes: int) -> int:
+    """A size, rounded up to a power of two."""
+    return 1 << max(0, nbytes - 1).bit_length()
+
+
+@lru_cache(maxsize=1024)
+def _fastest(
+    collective: str, nbytes: int, machine: CpuRanks, ordered: bool, rounding: Accumulate
+) -> tuner.Choice:
+    nranks, nodes, known = machine.nranks, machine.nodes, machine.known
+    channels = None if known is None or nodes else known.channels
+
+    def refuse(name: str) -> str:
+        if not ordered:
+            return ""
+        plan = (
+            across(collective, name, nodes, ordered=True)
+            if nodes
+            else tuner.plan_for(collective, name, nranks, channels=channels)
+        )
+        if sums_in_rank_order(plan, Launch(), rounding):
+            return ""
+        return "it does not sum in rank order, which deterministic=True asks for"
+
+    if nbytes > AGREED_BYTES.value and not nodes:
+        candidates = tuner.candidates_for(collective, nranks, channels=channels, refuse=refuse)
+    else:
+        names = [*ALGORITHMS[collective]]
+        if not nodes:
+            # A small call is staged whatever its buffers are, so the model times staged plans.
+            names = [name for name in names if name in ONE_HOP.value]
+        elif nranks > COMPARED_RANKS.value and "hierarchical" in names and not ordered:
+            names = ["hierarchical"]
+        candidates = tuple(
+            tuner.Candidate(
+                name,
+                _staged(collective, name, nranks, nodes, ordered),
+                None if nodes else 1,
+                refuse(name),
+            )
+            for name in names
+        )
+    links = links_of(nodes) if known is None or nodes else known.links
+    return tuner.choose(collective, nranks, nbytes, links=links, candidates=candidates)
+
+
+@lru_cache(maxsize=512)
+def _staged(
+    collective: str, algorithm: str, nranks: int, nodes: tuple[int, ...], ordered: bool
+) -> Callable[[], Plan]:
+    """Makes the staged plan; the same function each time: it is the model's cache key."""
+    in_place = COLLECTIVES[collective].reduces
+    launch = Launch("Simple", 2 if nodes else 1, 2, frozenset(), in_place, nodes)
+
+    def make() -> Plan:
+        if not nodes:
+            return place(build(collective, algorithm, nranks), launch)
+        plan = across(collective, algorithm, nodes, ordered=ordered)
+        return plan if collective == "barrier" else place(plan, launch)
+
+    return make
+
+
+def faster_along_rings(
+    call: Call, machine: GpuRanks, default: str, slices: int
+) -> tuple[str, tuple[str, ...]]:
+    """``default``, or the algorithm along the machine's rings where the model finds it faster.
+
+    And the reasons, none where there is no other. ``slices`` are those of a chain.
+    """
+    known, name = machine.known, call.collective
+    if known is None or known.all_pairs or _RINGED.get(name, default) == default:
+        return default, ()
+    with MAKING:
+        return _faster(name, machine, _power(call.nbytes), call.root, default, slices)
+
+
+@lru_cache(maxsize=1024)
+def _faster(
+    collective: str, machine: GpuRanks, nbytes: int, root: int, default: str, slices: int
+) -> tuple[str, tuple[str, ...]]:
+    known, nranks = machine.known, machine.nranks
+    if known is None:
+        return default, ()
+    candidates = tuple(
+        tuner.candidate_for(
+            collective,
+            algorithm,
+            nranks,
+            root=root,
+            channels=known.channels,
+            slices=slices if algorithm == "chain" else 1,
+        )
+        for algorithm in (default, _RINGED[collective])
+    )
+    found = tuner.choose(
+        collective, nranks, nbytes, links=known.links, root=root, candidates=candidates
+    )
+    return found.algorithm, found.reasons
