@@ -20,32 +20,29 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ringcoll.arguments.calls import Call
 from ringcoll.communicator.failures import broken_by, exhausted, more_frames
-from ringcoll.communicator.work import MessageWork, Work
+from ringcoll.communicator.message_thread import MessageThread
+from ringcoll.communicator.work import MessageWork, Work, patience_for
 from ringcoll.errors import (
     AbortedError,
     ClosedError,
     DeadlineError,
     Error,
-    MachineError,
+    MismatchError,
     RankLostError,
 )
-from ringcoll.executors.drive import Pause, Task
+from ringcoll.executors.drive import SPINS, Pause, Task
 from ringcoll.executors.point_to_point import ActivePairCall, Pairs
-from ringcoll.host.limits import start
 
 if TYPE_CHECKING:
     from ringcoll.communicator.rank import RankState
 
 _log = logging.getLogger("ringcoll")
-
-_IDLE_SECONDS = 0.5
-"""The thread ends when nothing has been under way for so long."""
 
 PASSED = "a deadline that is no error here"
 
@@ -81,7 +78,7 @@ class _Message:
         return late if until is None else min(late, until)
 
 
-class Progress:
+class Progress(MessageThread):
     """The messages of one rank; ``pairs`` moves them.
 
     The lock is never taken by what a fabric calls while it waits: such a wait may hold a lock that
@@ -89,20 +86,20 @@ class Progress:
     """
 
     def __init__(self, state: RankState, pairs: Pairs) -> None:
+        name = f"ringcoll rank {pairs.fabric.rank} messages"
+        super().__init__(name, f"{state}: an asynchronous message")
         self._state = weakref.ref(state)  # which has this: a circle would delay its collection
         self.pairs, self.fabric = pairs, pairs.fabric
         self.due = math.inf
         """When the next message is late."""
         self._lock = threading.RLock()
-        self._changed = threading.Condition()  # of what the thread waits for
         self._held: deque[_Message] = deque()  # a receive from any rank, and the receives behind it
         self._queues: dict[tuple[int, bool], deque[_Message]] = {}
         self._heads: tuple[_Message, ...] = ()
-        self._pending = self._foreground = 0
+        self._pending = 0
         self._last_source = -1
         self._probed: list[int] = []  # the sources for whose messages probe() waits
-        self._thread: threading.Thread | None = None
-        self._closing = self._closed = False
+        self._closing = False
         self._failed: Work | None = None
 
     @property
@@ -119,20 +116,75 @@ class Progress:
         self, calls: Sequence[tuple[Call, float]], name: str, alive: object = None
     ) -> MessageWork:
         """Post messages with their timeouts in seconds; ``alive`` is kept until they have ended."""
-        work = MessageWork(self, self.state, name, len(calls))
+        halves = [ActivePairCall(call, timeout) for call, timeout in calls]
+        work = MessageWork(self, self.state, name, len(halves))
         with self._lock:
-            if self._closing:
-                raise ClosedError(f"{self.state}: the communicator is closed; make a new one")
-            for call, timeout in calls:
-                message = _Message(ActivePairCall(call, timeout), work, alive)
-                sends = call.send is not None
-                queue = self._queues.setdefault((call.peer, True), deque()) if sends else self._held
-                queue.append(message)
-            self._pending += len(calls)
-            self._match()
-            self._settle()
-        self._notify()
+            self._queue(self._begin(halves, work), work, alive)
         return work
+
+    def _begin(
+        self, halves: Sequence[ActivePairCall], work: MessageWork | None = None
+    ) -> list[ActivePairCall]:
+        """Enter the halves that are next of their pair, and end those that can; returns the rest.
+
+        That is all of a small send whose landing zone is free.
+        """
+        if self._closing:
+            raise ClosedError(f"{self.state}: the communicator is closed; make a new one")
+        left: list[ActivePairCall] = []
+        before = set(self._queues)
+        held = bool(self._held)
+        for half in halves:
+            key = half.call.peer, half.sends
+            if key in before or not half.call.exact or key[0] < 0 or (held and not half.sends):
+                held = held or key[0] < 0
+            else:
+                self.pairs.enter(half)
+                if self._has_ended(half):
+                    if work is not None:
+                        work._ended(half.call)
+                    continue
+            before.add(key)
+            left.append(half)
+        return left
+
+    def _has_ended(self, half: ActivePairCall) -> bool:
+        """Whether a half that was entered could be ended without waiting."""
+        try:
+            return self.pairs.finish(half)
+        except MismatchError:
+            return False  # raised again when the message is moved
+
+    def _spin(self, left: list[ActivePairCall]) -> list[ActivePairCall]:
+        """Poll for the ends of halves for some microseconds; returns the rest."""
+        if self.fabric.notify is not None or not all(map(self.pairs.is_small, left)):
+            return left
+        for _ in range(SPINS):
+            if any(map(self.pairs.may_finish, left)):
+                left = [half for half in left if not self._has_ended(half)]
+                if not left:
+                    break
+        return left
+
+    def _queue(self, left: Sequence[ActivePairCall], work: MessageWork, alive: object) -> None:
+        """Let halves be moved by whoever waits, or by the thread."""
+        if not left:
+            return
+        for half in left:
+            message, key = _Message(half, work, alive), (half.call.peer, half.sends)
+            if half.epoch or half.sends:
+                self._queues.setdefault(key, deque()).append(message)
+            else:
+                self._held.append(message)
+        patience = patience_for(sum(h.call.nbytes for h in left), threads=self.fabric.threads)
+        if not patience:
+            self._due = 0.0
+        elif not self._pending:
+            self._due = time.monotonic() + patience
+        self._pending += len(left)
+        self._match()
+        self._settle()
+        self.notify()
 
     def issue(
         self,
@@ -144,7 +196,7 @@ class Progress:
         later: bool,
     ) -> MessageWork | None:
         """Post the messages of one call; unless ``later``, wait for them."""
-        state, timed = self.state, [(call, timeout) for call in calls]
+        state = self.state
         state.usable()
         self.fabric.adopt()
         if state._worker is not None:
@@ -152,20 +204,29 @@ class Progress:
         self.raise_unseen()
         if later:
             self._wake()  # first: where no thread is left, nothing is posted
-            work = self.post(timed, name, alive)
-            self._wake()
-            return work
         try:
-            self.fabric.check()
-            work = self.post(timed, name, alive)
-            self.drive(work._finished.is_set)
-            work._raise()
+            if not later:
+                self.fabric.check()
+            halves = [ActivePairCall(call, timeout) for call in calls]
+            work = MessageWork(self, state, name, len(halves)) if later else None
+            with self._lock:
+                left = self._begin(halves, work)
+                if work is None and left:
+                    left = self._spin(left)
+                    work = MessageWork(self, state, name, len(left)) if left else None
+                if work is not None:
+                    self._queue(left, work, alive)
+            if work is not None and not later:
+                self.drive(work._finished.is_set)
+                work._raise()
         except (MemoryError, RecursionError):
             raise  # the caller says what is short
         except BaseException as error:
             state.fail(error)
             raise
-        return None
+        if later and self._pending:
+            self._wake()
+        return work if later else None
 
     def drive(self, until: Callable[[], bool], timeout: float | None = None) -> bool:
         """Move messages until ``until()``, which must be cheap; False after ``timeout`` seconds."""
@@ -181,7 +242,7 @@ class Progress:
     def task(self, calls: Sequence[tuple[Call, float]]) -> Task:
         """The messages of a group, in turns with its other calls."""
         work = self.post(calls, "of a group")
-        with self._in_foreground():
+        with contextlib.nullcontext() if work.done() else self._in_foreground():
             while not work.done():
                 if not self._step():
                     yield Pause(lambda: work.done() or self.can_move())
@@ -245,7 +306,9 @@ class Progress:
 
     def absent(self) -> list[int]:
         """The ranks without which a message cannot end, once they have left."""
-        missing = {rank for half in list(self.pairs.running) for rank in self.pairs.absent(half)}
+        # Not of all that run: another thread may be moving one that has all it needs.
+        stuck = [m.half for m in self._heads if m.pause is not None and not m.pause.ready()]
+        missing = {rank for half in stuck for rank in self.pairs.absent(half)}
         me, probed = self.fabric.rank, list(self._probed)
         missing.update(rank for rank in probed if rank not in (-1, me))
         waits = -1 in probed or (self._held and self._foreground)
@@ -260,7 +323,8 @@ class Progress:
             moved = self._match()
             for queue in list(self._queues.values()):
                 moved = self._advance(queue) or moved
-            self._settle()
+            if moved or self._held:
+                self._settle()
         return moved
 
     def _match(self) -> bool:
@@ -319,7 +383,7 @@ class Progress:
                 queue.popleft()
                 self._pending -= 1
                 message.work._ended(half.call)
-                self._notify()
+                self.notify()
         return moved
 
     def _settle(self) -> None:
@@ -351,7 +415,7 @@ class Progress:
                 raise
         return True
 
-    def _notify(self) -> None:
+    def notify(self) -> None:
         """Wake the threads of this rank that wait, where ranks wake each other."""
         if self.fabric.notify is not None:
             self.fabric.notify(self.fabric.rank)
@@ -363,49 +427,14 @@ class Progress:
             f" waited {half.timeout:g} s; no rank has sent a message that no earlier recv takes"
         )
 
-    # -- the thread that moves messages while nobody waits -----------------------------------------
-
-    @contextlib.contextmanager
-    def _in_foreground(self) -> Iterator[None]:
-        with self._changed:
-            self._foreground += 1
+    def _move(self, stop: Callable[[], bool]) -> None:
+        """On the thread: move messages until ``stop()``."""
         try:
-            yield
-        finally:
-            with self._changed:
-                self._foreground -= 1
-            if self._pending:
-                self._notify()
-                with contextlib.suppress(MachineError):  # without it they move while a call waits
-                    self._wake()
-
-    def _wake(self) -> None:
-        with self._changed:
-            if self._closed:
-                return
-            if self._thread is None:
-                name = f"ringcoll rank {self.fabric.rank} messages"
-                thread = threading.Thread(target=self._serve, name=name, daemon=True)
-                start(thread.start, f"{self.state}: an asynchronous message")
-                self._thread = thread
-            self._changed.notify_all()
-
-    def _serve(self) -> None:
-        def stop() -> bool:
-            return self._closed or self._foreground > 0 or not self._pending
-
-        while True:
-            with self._changed:
-                awake = self._changed.wait_for(lambda: self._closed or not stop(), _IDLE_SECONDS)
-                if self._closed or not awake:
-                    self._thread = None
-                    return
-            try:
-                while not stop():
-                    if not self._step():
-                        self._wait(stop, math.inf)
-            except BaseException as error:  # not even SystemExit may be lost with this thread
-                self.state.fail(error, begun=True)
+            while not stop():
+                if not self._step():
+                    self._wait(stop, math.inf)
+        except BaseException as error:  # not even SystemExit may be lost with this thread
+            self.state.fail(error, begun=True)
 
     # -- the end -------------------------------------------------------------------------------
 
@@ -447,7 +476,7 @@ class Progress:
             later = broken_by(self.state, error)
             later.__cause__, error = error, later
         self._end(messages, error)
-        self._notify()
+        self.notify()
 
     def close(self) -> None:
         """Let started sends and arrived receives end, fail the others, and end the thread."""
@@ -465,8 +494,4 @@ class Progress:
         failed, self._failed = self._failed, None
         if failed is not None and failed._unseen is not None and not self.state.settled:
             _log.error("%s: nobody waited for a call that failed: %r", self.state, failed._unseen)
-        with self._changed:
-            self._closed, thread = True, self._thread
-            self._changed.notify_all()
-        if thread is not None and thread is not threading.current_thread():
-            thread.join()
+        self._end_thread()

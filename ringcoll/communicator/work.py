@@ -209,7 +209,7 @@ PATIENCE = 5e-4
 PATIENT_BYTES = 64 << 10
 """From so many bytes on the worker's thread is woken for a call, whoever waits for it."""
 
-_NAPS = 20
+NAPS = 20
 """Naps of that length without a call, after which the worker's thread sleeps until it is woken."""
 
 
@@ -374,7 +374,7 @@ class Worker:
                 elif self._closed and not self._running:
                     return False
                 naps += 1
-                self._asleep = naps > _NAPS
+                self._asleep = naps > NAPS
                 self._changed.wait(None if self._asleep else left)
                 naps = 0 if self._asleep else naps
                 self._asleep = False

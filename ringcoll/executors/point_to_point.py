@@ -13,16 +13,19 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from ringcoll.algorithms import build
 from ringcoll.arguments.calls import Call
 from ringcoll.collectives import Collective
 from ringcoll.dtypes import DTYPES, DType
 from ringcoll.encode import Program, encode
-from ringcoll.executors.drive import Lane, Pause, Task, steps
+from ringcoll.executors.drive import Lane, Pause, Task, post, steps
 from ringcoll.executors.message_lane import MessageLane
 from ringcoll.executors.mismatch import different_ends
 from ringcoll.executors.node_signals import NodeSignals
@@ -30,6 +33,8 @@ from ringcoll.executors.rows import (
     Binding,
     NodeMessages,
     Pacer,
+    Place,
+    Row,
     TraceEntry,
     flag_slots,
     lane_rows,
@@ -47,17 +52,50 @@ MESSAGE_BYTES = 64 << 20
 
 SENDER, RECEIVER = 0, 1
 
+Array = npt.NDArray[Any]
+
+_NO_BYTES: Array = np.empty(0, np.uint8)
+
 _DTYPE_NUMBERS = {row.name: number for number, row in enumerate(DTYPES)}
 
 
-@dataclass(slots=True)
+PREPARED = 256
+"""Shapes of messages whose preparation a rank keeps: the oldest goes first."""
+
+
+@dataclass(slots=True, eq=False)
+class _BoundRow:
+    """The one row of a message that fits a landing zone; a slot of ``arrays`` is its array's."""
+
+    row: Row
+    arrays: list[Array]
+    slot: int
+
+
+@dataclass(slots=True, eq=False)
+class PreparedPair:
+    """What depends on the shape of a message, and not on where its array lies."""
+
+    hello: Hello
+    text: str
+    own: int
+    """The index of the pair in this rank's words."""
+    other: int
+    """The same in the peer's words."""
+    slot_bytes: int
+    launch: Launch
+    row: list[_BoundRow | None]
+    """By epoch & 1, once bound; empty if the message has several rows."""
+
+
+@dataclass(slots=True, eq=False)
 class ActivePairCall:
     """One half of a pair's call under way on this rank; its epoch is 0 before it has entered."""
 
     call: Call
     timeout: float
     epoch: int = 0
-    signature: int = 0
+    prepared: PreparedPair | None = None
 
     @property
     def sends(self) -> bool:
@@ -82,24 +120,60 @@ class Pairs:
         self.running: list[ActivePairCall] = []
         self.trace: list[TraceEntry] | None = None
         self._epochs: defaultdict[tuple[int, bool], int] = defaultdict(int)
+        self._prepared: dict[tuple[object, ...], PreparedPair] = {}
+        shared_state.bound.append(self._prepared.clear)
 
-    def enter(self, active: ActivePairCall) -> None:
+    def enter(self, active: ActivePairCall) -> PreparedPair:
         """Publish this half's hello to the peer without waiting."""
-        call, sends = active.call, active.sends
+        call, sends, state = active.call, active.sends, self.shared_state
+        prepared = active.prepared = self._prepare(call, sends=sends)
+        number = prepared.hello.record
+        if not state.keeps_record(number):
+            state.record(number, prepared.text)
         self._epochs[call.peer, sends] += 1
         epoch = active.epoch = self._epochs[call.peer, sends]
-        text = self.text(call)
-        digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
-        active.signature = int.from_bytes(digest, "little") or 1
-        number = next(self.shared_state.numbers)
-        self.shared_state.record(number, self._shown(call))
-        at = self._at(call.peer, sends=sends)
-        hello = Hello(active.signature, number, call.count, _DTYPE_NUMBERS[call.dtype.name])
-        self.shared_state.enter(epoch, hello, at)
+        self.running.append(active)
+        state.enter(epoch, prepared.hello, prepared.own)
         if self._is_remote(call.peer) and self.node_signals is not None:
-            self.node_signals.announce_pair(call.peer, at, epoch, number)
+            self.node_signals.announce_pair(call.peer, prepared.own, epoch, number)
         if self.fabric.notify is not None:
             self.fabric.notify(call.peer)
+        return prepared
+
+    def _prepare(self, call: Call, *, sends: bool) -> PreparedPair:
+        """What is kept for messages of this shape."""
+        dtype = call.dtype.name
+        key = (
+            call.peer,
+            sends,
+            call.count,
+            dtype,
+            call.exact,
+            call.shown,
+            call.custom_signature,
+        )
+        found = self._prepared.get(key)
+        if found is None:
+            text = self.text(call)
+            digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+            signature = int.from_bytes(digest, "little") or 1
+            number = next(self.shared_state.numbers)
+            remote = self._is_remote(call.peer)
+            slot, launch = self._remote_launch(call) if remote else self._staged_launch(call)
+            fits = self.pacer is None and not remote and launch.slices == 1
+            found = PreparedPair(
+                Hello(signature, number, call.count, _DTYPE_NUMBERS[dtype]),
+                call.shown or text,
+                self._at(call.peer, sends=sends),
+                self._at(self.rank, sends=not sends),
+                slot,
+                launch,
+                [None, None] if fits else [],
+            )
+            while len(self._prepared) >= PREPARED:
+                self._prepared.pop(next(iter(self._prepared)), None)
+            self._prepared[key] = found
+        return found
 
     def task(self, calls: Sequence[Call], timeout: float) -> Task:
         """Several calls of one pair and direction, one after the other."""
@@ -110,34 +184,115 @@ class Pairs:
             yield from self.half(ActivePairCall(call, timeout))
 
     def half(self, active: ActivePairCall) -> Task:
-        """One half from its entry to its end.
+        """One half from its entry to its end; it may have been entered before.
 
         A send waits until the peer has entered the call before, when its landing zone is free; a
         receive waits for the sender's hello, before which no data arrive.
         """
         call, peer = active.call, active.call.peer
-        self.running.append(active)
         if not call.exact:
             if not self.has_arrived(peer):
+                self.running.append(active)
                 yield Pause(lambda: self.has_arrived(peer))
+                self.running.remove(active)
             count, dtype = self.arrived(peer)
             if call.recv is not None and count <= call.count and dtype.name == call.dtype.name:
                 recv = call.recv[:count]
                 active.call = replace(call, recv=recv, count=count, nbytes=recv.nbytes, exact=True)
-        self.enter(active)
-        yield from self._await(active, active.epoch - 1 if active.sends else active.epoch)
+        prepared = active.prepared or self.enter(active)
+        if prepared.row and self.trace is None:
+            while not self._try(active, prepared):
+                yield Pause(lambda: self._is_ready(active, prepared))
+            return
+        wanted = self._credit(active)
+        words, at = self.shared_state.words[peer], prepared.other
+        if words[at] < wanted:
+            yield Pause(lambda: words[at] >= wanted)
         self.compare(active)
         yield from steps(self.lanes(active))
         self.compare(active)
         self.running.remove(active)
 
+    def finish(self, active: ActivePairCall) -> bool:
+        """Whether a half that was entered could be run to its end without waiting."""
+        prepared = active.prepared
+        if prepared is None or not prepared.row or self.trace is not None:
+            return False
+        return self._try(active, prepared)
+
+    def is_small(self, active: ActivePairCall) -> bool:
+        """Whether a half was entered, and moves in one piece."""
+        return active.prepared is not None and bool(active.prepared.row)
+
+    def may_finish(self, active: ActivePairCall) -> bool:
+        """Whether a small half can end now; very cheap."""
+        prepared = active.prepared
+        return prepared is not None and self._is_ready(active, prepared)
+
+    @staticmethod
+    def _credit(active: ActivePairCall) -> int:
+        """What the peer's entered word must have reached before data move."""
+        return (active.epoch - 1 if active.sends else active.epoch) << 32
+
+    def _is_ready(self, active: ActivePairCall, prepared: PreparedPair) -> bool:
+        """Whether the row of a half can run."""
+        if self.shared_state.words[active.call.peer][prepared.other] < self._credit(active):
+            return False
+        base = active.epoch << 32
+        waits, _, _ = self._bound(active, prepared).row
+        return all(words[at] >= base + count for words, at, count in waits)
+
+    def _try(self, active: ActivePairCall, prepared: PreparedPair) -> bool:
+        """Run the one row of a half, if its signals are there."""
+        if not self._is_ready(active, prepared):
+            return False
+        self.compare(active)
+        bound, call = self._bound(active, prepared), active.call
+        array = call.recv if call.send is None else call.send
+        _, work, signals = bound.row
+        fence = self.fabric.fence
+        if work is not None and array is not None:
+            if fence is not None:
+                fence()
+            bound.arrays[bound.slot] = array.view(np.uint8)
+            try:
+                work()
+            finally:
+                bound.arrays[bound.slot] = _NO_BYTES  # what is kept keeps no memory alive
+        post(signals, active.epoch << 32, self.fabric.notify, fence)
+        self.compare(active)
+        self.running.remove(active)
+        return True
+
+    def _bound(self, active: ActivePairCall, prepared: PreparedPair) -> _BoundRow:
+        """The one row of a half, bound to the landing zone of its epoch."""
+        bound = prepared.row[active.epoch & 1]
+        if bound is None:
+            places: list[Place] = []
+            (row,) = self._rows(active, prepared, places)[0]
+            arrays, slot = (places[0][0], places[0][1]) if places else ([], 0)
+            bound = prepared.row[active.epoch & 1] = _BoundRow(row, arrays, slot)
+            if arrays:
+                arrays[slot] = _NO_BYTES
+        return bound
+
     def lanes(self, active: ActivePairCall) -> list[Lane]:
         """The lanes of this half."""
-        call, base = active.call, active.epoch << 32
+        remote = self._is_remote(active.call.peer)
+        base, notify, fence = active.epoch << 32, self.fabric.notify, self.fabric.fence
+        kind = MessageLane if remote else Lane
+        prepared = active.prepared or self._prepare(active.call, sends=active.sends)
+        lanes = self._rows(active, prepared, [])
+        return [kind(rows, base, notify, fence) for rows in lanes]
+
+    def _rows(
+        self, active: ActivePairCall, prepared: PreparedPair, places: list[Place]
+    ) -> list[Iterator[Row]]:
+        """The rows of each lane of this half; ``places`` gets where they hold its array."""
+        call, launch = active.call, prepared.launch
         me = SENDER if active.sends else RECEIVER
         ranks = (self.rank, call.peer) if active.sends else (call.peer, self.rank)
         remote = self._is_remote(call.peer)
-        slot, launch = self._remote_launch(call) if remote else self._staged_launch(call)
         program = encode(build("send", "pair", 2), launch)
         layout = Layout(
             Collective("send", 2),
@@ -156,7 +311,7 @@ class Pairs:
             layout=layout,
             user=user,
             scratch=(landing, landing),
-            slot_bytes=slot,
+            slot_bytes=prepared.slot_bytes,
             slots=program.slots,
             ranks=ranks,
             flag=self._flags(program, ranks),
@@ -171,22 +326,22 @@ class Pairs:
             if remote and self.node_signals
             else None,
             senders=senders(program),
+            places=places,
         )
         return [
-            (MessageLane if block.messages else Lane)(
-                lane_rows(program, number, binding), base, self.fabric.notify, self.fabric.fence
-            )
+            lane_rows(program, number, binding)
             for number, block in enumerate(program.programs)
             if block.block.rank == me
         ]
 
     def differs(self, active: ActivePairCall) -> bool:
         """Whether the peer's hello has arrived and is not this half's; very cheap."""
-        at, epoch = self._at(self.rank, sends=not active.sends), active.epoch
+        prepared, epoch = active.prepared, active.epoch
         words = self.shared_state.words[active.call.peer]
-        if not epoch or words[at] < epoch << 32:
+        if prepared is None or words[prepared.other] < epoch << 32:
             return False
-        return words[at + 8 + (epoch & 3) * HELLO_WORDS] != active.signature
+        at = prepared.other + 8 + (epoch & 3) * HELLO_WORDS
+        return words[at] != prepared.hello.signature
 
     def compare(self, active: ActivePairCall) -> None:
         """Compare the peer's hello with this half's, if it has arrived."""
@@ -264,12 +419,6 @@ class Pairs:
 
     def _shown(self, call: Call) -> str:
         return call.shown or self.text(call)
-
-    def _await(self, active: ActivePairCall, epoch: int) -> Task:
-        words = self.shared_state.words[active.call.peer]
-        at = self._at(self.rank, sends=not active.sends)
-        if words[at] < epoch << 32:
-            yield Pause(lambda: words[at] >= epoch << 32)
 
     def compare_running(self) -> None:
         """Compare the hellos of all halves that wait."""

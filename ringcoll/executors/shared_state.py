@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import itertools
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -95,6 +96,8 @@ class SharedState:
         views = fabric.share(total, what="the shared state of a communicator")
         self._own = views[self.rank]
         self._huge = False
+        self.bound: list[Callable[[], None]] = []
+        """What drops views of this memory when it is released."""
         advise(self._own, huge=False)
         # Ranks of other nodes share no memory: this rank keeps a copy of their words.
         views = [view if len(view) else memoryview(bytearray(self.scratch)) for view in views]
@@ -197,6 +200,8 @@ class SharedState:
 
     def close(self) -> None:
         """Release the memory; the fabric unmaps it."""
+        for forget in self.bound:
+            forget()
         for words in self.words:
             words.release()
         for times in self.times:

@@ -5,9 +5,11 @@ A model of what a program of messages must receive is compared with random progr
 
 from __future__ import annotations
 
+import gc
 import itertools
 import random
 import threading
+import weakref
 from collections import Counter
 
 import numpy as np
@@ -24,6 +26,7 @@ from ringcoll import (
     MismatchError,
     RankLostError,
 )
+from ringcoll.executors import point_to_point
 
 SMALL, LARGE = 3, 300_000
 """Elements: one that a sender may leave in the landing zone, and many slices of it."""
@@ -357,3 +360,68 @@ def _merged(rng, *lists):
 
 def _content(sender, receiver, number, count):
     return np.arange(count) + 1000 * (number + 100 * receiver + 10_000 * sender)
+
+
+def test_messages_of_one_shape_move_other_arrays_each_time():
+    """What is kept of a message is not where its array lies, and keeps no array alive."""
+
+    def work(comm):
+        peer, found = 1 - comm.rank, []
+        gone: list[weakref.ref] = []
+        for number in range(9):
+            whole = np.full(40 + number, -1)
+            out, sent = whole[number : number + 5], np.full(5, 10 * number + comm.rank)
+            match number % 3:
+                case 0:
+                    comm.sendrecv(sent, peer, out, peer)
+                case 1:
+                    pending = comm.recv(out, peer, async_op=True)
+                    comm.send(sent, peer)
+                    pending.wait()
+                    del pending
+                case _:
+                    with ringcoll.group():
+                        comm.send(sent, peer)
+                        comm.recv(out, peer)
+            assert list(whole[:number]) == [-1] * number
+            assert set(whole[number + 5 :]) == {-1}
+            found.append(set(out.tolist()))
+            gone += weakref.ref(whole), weakref.ref(sent)
+            del whole, out, sent
+        gc.collect()
+        assert [ref() for ref in gone] == [None] * 18
+        return found
+
+    first, second = ringcoll.spawn(work, 2)
+    assert first == [{10 * number + 1} for number in range(9)]
+    assert second == [{10 * number} for number in range(9)]
+
+
+def test_many_shapes_of_messages_are_forgotten_in_turn(monkeypatch):
+    monkeypatch.setattr(point_to_point, "PREPARED", 4)
+
+    def work(comm):
+        peer = 1 - comm.rank
+        for count in [*range(12)] * 2:
+            out = np.zeros(count, int)
+            comm.sendrecv(np.full(count, comm.rank + count), peer, out, peer)
+            assert set(out) <= {peer + count}
+        return len(comm._state.progress.pairs._prepared)
+
+    assert ringcoll.spawn(work, 2) == [4, 4]
+
+
+def test_the_other_end_of_a_message_that_was_sent_is_another():
+    """A send leaves its message behind; the receive that does not fit it names both."""
+
+    def work(comm):
+        for _ in range(3):
+            comm.sendrecv(np.ones(4), 1 - comm.rank, np.empty(4), 1 - comm.rank)
+        if comm.rank == 0:
+            comm.send(np.ones(4), 1)
+            comm.barrier()
+        else:
+            comm.recv(np.empty(5), 0)
+
+    with pytest.raises(MismatchError, match=r"count=4.*count=5|count=5.*count=4"):
+        ringcoll.spawn(work, 2)
