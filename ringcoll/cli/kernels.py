@@ -32,6 +32,7 @@ ringcoll kernels sm_80 sm_90 --out compiled       archives, as a wheel has them
 """
 
 _RECENT = 20
+_MOST = 64  # ranks
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,6 +43,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="ARCH",
         help="compile the common kernels for this architecture of a GPU, such as sm_90 for "
         "compute capability 9.0; without one, list what is there",
+    )
+    parser.add_argument(
+        "--ranks",
+        metavar="LIST",
+        type=_ranks,
+        default=None,
+        help="compile for communicators of these numbers of ranks (default: 2,4,8)",
     )
     parser.add_argument(
         "--out", metavar="FOLDER", help="write what is compiled as archives of a wheel there, too"
@@ -59,8 +67,8 @@ def main(args: argparse.Namespace) -> int:
     folder = kernel_folder(settings.cache_dir)
     if args.arch:
         found = _compile(args, folder)
-    elif args.out is not None:
-        raise ArgumentError("--out without an architecture; add one, such as sm_90")
+    elif args.out is not None or args.ranks is not None:
+        raise ArgumentError("--out and --ranks need an architecture; add one, such as sm_90")
     else:
         found = _list(folder, quiet=args.json == "-")
     write_json(args.json, found)
@@ -68,16 +76,26 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
+def _ranks(text: str) -> list[int]:
+    found = [int(word) if word.isdecimal() else 0 for word in text.split(",")]
+    if not all(2 <= number <= _MOST for number in found):
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: wanted numbers from 2 to {_MOST}, such as 2,4,8"
+        )
+    return found
+
+
 def _list(folder: Path | None, *, quiet: bool) -> dict[str, Any]:
     """What the package and the cache folder have, and the last compilations."""
-    from ringcoll.executors.cuda.cache import compilations
+    from ringcoll.executors.cuda.cache import KernelCache, compilations
     from ringcoll.executors.cuda.shipped import ShippedKernels
 
+    cache = KernelCache(None)
     shipped = list(ShippedKernels().manifests())
     kept = [] if folder is None else sorted(compilations(folder), key=lambda each: each.time)
     recent = kept[: -_RECENT - 1 : -1]
     if not quiet:
-        _print_shipped(shipped)
+        _print_shipped(shipped, cache)
         _print_kept(folder, kept)
         _print_recent(recent)
     return {
@@ -90,6 +108,7 @@ def _list(folder: Path | None, *, quiet: bool) -> dict[str, Any]:
                 "archive_bytes": each.packed,
                 "version": each.version,
                 "nvrtc": "{}.{}".format(*each.nvrtc),
+                "outdated": _outdated(each, cache),
             }
             for each in shipped
         ],
@@ -98,7 +117,15 @@ def _list(folder: Path | None, *, quiet: bool) -> dict[str, Any]:
     }
 
 
-def _print_shipped(shipped: Sequence[Manifest]) -> None:
+def _outdated(manifest: Manifest, cache: KernelCache) -> bool:
+    """Whether an archive was compiled from other sources, and serves nobody."""
+    from ringcoll.executors.cuda.copy_gates import gate_text
+
+    keys = (cache.key(gate_text(nranks), manifest.arch).hex() for nranks in range(2, _MOST + 1))
+    return not any(key in manifest.kernels for key in keys)
+
+
+def _print_shipped(shipped: Sequence[Manifest], cache: KernelCache) -> None:
     if not shipped:
         print("the package carries no compiled kernels\n")
         return
@@ -107,7 +134,8 @@ def _print_shipped(shipped: Sequence[Manifest]) -> None:
     for each in shipped:
         nvrtc = "{}.{}".format(*each.nvrtc)
         sizes = _mib(each.nbytes), _mib(each.packed)
-        print(_row(each.arch, str(len(each.kernels)), *sizes, nvrtc))
+        note = "  outdated: of other sources" if _outdated(each, cache) else ""
+        print(_row(each.arch, str(len(each.kernels)), *sizes, nvrtc) + note)
     print()
 
 
@@ -143,10 +171,10 @@ def _compile(args: argparse.Namespace, folder: Path | None) -> dict[str, Any]:
     from ringcoll.executors.cuda.cache import KernelCache
     from ringcoll.executors.cuda.compile import nvrtc_version
     from ringcoll.executors.cuda.shipped import ShippedKernels, write_archive
-    from ringcoll.executors.cuda_nodes.standard import standard_sources
+    from ringcoll.executors.cuda_nodes.standard import RANKS, standard_sources
 
     show = partial(print, flush=True) if args.json != "-" else _silent
-    sources = standard_sources()
+    sources = standard_sources(args.ranks or RANKS)
     show(f"{len(sources)} kernels, kept in {folder}\n")
     show(bold(_row("arch", "compiled", "found", "in package", "seconds", "MiB", "archive MiB")))
     rows = []
@@ -174,6 +202,7 @@ def _compile(args: argparse.Namespace, folder: Path | None) -> dict[str, Any]:
         rows.append(
             {
                 "arch": arch,
+                "kernels": len(sources),
                 **dict(zip(("compiled", "found", "shipped"), counts, strict=True)),
                 "seconds": round(seconds, 1),
                 "cpu_seconds": round(cpu, 1),

@@ -18,12 +18,16 @@ from ringcoll.executors.cuda.shipped import ShippedKernels
 SOURCES = ["one", "two", "three"]
 
 
+def sources(ranks):
+    return SOURCES[: len(ranks)]
+
+
 @pytest.fixture(autouse=True)
 def stand_in(tmp_path, monkeypatch):
     """A cache and a package in folders of the test, three kernels and a compiler of 2 KiB each."""
     monkeypatch.setenv("RINGCOLL_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(shipping, "FOLDER", tmp_path / "package")
-    module = SimpleNamespace(standard_sources=lambda: SOURCES)
+    module = SimpleNamespace(RANKS=(2, 4, 8), standard_sources=sources)
     monkeypatch.setitem(sys.modules, "ringcoll.executors.cuda_nodes.standard", module)
     compiled = lambda source, arch, **_: f"{source}{arch}".encode().ljust(2048)  # noqa: E731
     monkeypatch.setattr(caching, "compile_kernel", compiled)
@@ -66,7 +70,7 @@ def test_a_compilation_is_listed_with_its_call(capsys, tmp_path):
     ]
 
 
-def test_archives_are_written_listed_and_taken(capsys, tmp_path):
+def test_archives_are_written_listed_and_taken(capsys, tmp_path, monkeypatch):
     words = ["kernels", "sm_80", "sm_90", "--out", str(tmp_path / "package")]
     assert main([*words, "--json", "-"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -78,8 +82,15 @@ def test_archives_are_written_listed_and_taken(capsys, tmp_path):
     assert main(["kernels"]) == 0
     rows = cells(capsys.readouterr().out)
     assert [row for row in rows if "12.9" in row] == [
-        ["sm_80", "3", "0.0", "0.0", "12.9"],
-        ["sm_90", "3", "0.0", "0.0", "12.9"],
+        ["sm_80", "3", "0.0", "0.0", "12.9", "outdated:", "of", "other", "sources"],
+        ["sm_90", "3", "0.0", "0.0", "12.9", "outdated:", "of", "other", "sources"],
+    ]
+    monkeypatch.setattr("ringcoll.executors.cuda.copy_gates.gate_text", lambda _: SOURCES[1])
+    assert main(["kernels", "--json", "-"]) == 0
+    found = json.loads(capsys.readouterr().out)["shipped"]
+    assert [(each["arch"], each["kernels"], each["outdated"]) for each in found] == [
+        ("sm_80", 3, False),
+        ("sm_90", 3, False),
     ]
     shipped = ShippedKernels(tmp_path / "package")
     cache = KernelCache(None, shipped)
@@ -96,4 +107,13 @@ def test_archives_are_written_listed_and_taken(capsys, tmp_path):
 
 def test_archives_need_an_architecture(capsys):
     assert main(["kernels", "--out", "there"]) == 2
-    assert "--out without an architecture" in capsys.readouterr().err
+    assert "need an architecture; add one" in capsys.readouterr().err
+
+
+def test_ranks_are_those_of_the_communicators(capsys):
+    assert main(["kernels", "sm_90", "--ranks", "2,4", "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["archs"][0]["kernels"] == 2
+    for wrong in ("1", "2,,4", "65", "two"):
+        with pytest.raises(SystemExit):
+            main(["kernels", "sm_90", "--ranks", wrong])
+        assert "wanted numbers from 2 to 64" in capsys.readouterr().err

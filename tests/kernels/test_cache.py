@@ -306,7 +306,7 @@ def test_the_folder_follows_setting_and_environment(tmp_path, monkeypatch):
 
 def stand_in(monkeypatch, sources: list[str]) -> None:
     """Let the command compile these sources."""
-    module = types.SimpleNamespace(standard_sources=lambda: sources)
+    module = types.SimpleNamespace(RANKS=(2,), standard_sources=lambda _: sources)
     monkeypatch.setitem(sys.modules, "ringcoll.executors.cuda_nodes.standard", module)
 
 

@@ -1,13 +1,13 @@
 """The kernels that most programs need: what ``ringcoll kernels ARCH`` compiles and a wheel carries.
 
 A text depends on collective, algorithm, protocol, element type, operator and the rank's part, never
-on a size: three sizes stand for all, one for each protocol on GPUs joined by NVLink. Copies depend
-on the width of elements alone.
+on a size: four sizes stand for all on GPUs that NVLink joins. Copies depend on the width of
+elements alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import product
 
 from ringcoll.arguments.calls import Call
@@ -17,37 +17,40 @@ from ringcoll.executors.cuda.copy_gates import gate_text
 from ringcoll.executors.cuda.generic import generic_texts
 from ringcoll.executors.cuda.kernel_body import KernelFits, body_of, gpu_ranks
 from ringcoll.executors.cuda.params import Addresses
-from ringcoll.executors.cuda.point_to_point import pairs_text
+from ringcoll.executors.cuda.point_to_point import standard_pairs_text
 from ringcoll.executors.cuda.workspace import MOST_BLOCKS, Workspace
 from ringcoll.executors.cuda_nodes.lane import staging_text
 from ringcoll.executors.cuda_nodes.phases import fold_text
 from ringcoll.launch import ALL_MAPPED
 from ringcoll.tuner import Limits, choose
 
-_RANKS = (2, 4, 8)
+RANKS = (2, 4, 8)
 _FLOATS = ("bfloat16", "float16", "float32")
 _COMMON: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (tuple(name for name in COLLECTIVES if name != "send"), ("float32",)),
-    (("all_reduce", "reduce_scatter"), ("bfloat16", "float16")),
-    (("all_gather", "broadcast", "all_to_all"), ("bfloat16",)),  # float16's are the same
+    (("all_reduce", "reduce_scatter"), ("bfloat16",)),
+    (("all_gather", "broadcast", "all_to_all"), ("bfloat16",)),  # and so of float16
+    (("all_reduce",), ("float16",)),
     (("all_gather", "broadcast"), ("uint8",)),  # torch's objects
 )
 """Collectives and the element types that they are compiled for; reductions are sums."""
-_BYTES = (4 << 10, 256 << 10, 64 << 20)  # LL, LL128 and Simple
+_BYTES = (4 << 10, 256 << 10, 1 << 20, 64 << 20)  # LL, LL128 in one hop and in two, Simple
+_NO_LIMITS = Limits()
 _REGISTERED_BYTES = 64 << 20  # torch's large tensors, which are registered automatically
-_PAIR_WORDS = (256, 512)
 
 
-def standard_sources() -> list[str]:
-    """Source texts, each once, for 2, 4 and 8 ranks on a GPU each.
+def standard_sources(ranks: Sequence[int] = RANKS) -> list[str]:
+    """Source texts, each once, for communicators of so many ranks on a GPU each.
 
     Generic kernels, copy gates, sends and receives, the collectives of ``_COMMON``, and staging
     and sums between nodes.
     """
-    generic = (text for nranks in _RANKS for text in generic_texts(nranks))
-    pairs = (pairs_text(nranks, 1, words) for nranks, words in product(_RANKS, _PAIR_WORDS))
-    between = (staging_text(), *_folds())
-    return list(dict.fromkeys((*generic, *map(gate_text, _RANKS), *pairs, *_texts(), *between)))
+    each = (
+        text
+        for nranks in ranks
+        for text in (*generic_texts(nranks), gate_text(nranks), standard_pairs_text(nranks))
+    )
+    return list(dict.fromkeys((*each, staging_text(), *_folds(), *_texts(ranks))))
 
 
 def _folds() -> Iterator[str]:
@@ -59,30 +62,37 @@ def _folds() -> Iterator[str]:
         yield fold_text(dtype, op, raw_in=raw, raw_out=True, final=True)
 
 
-def _texts() -> Iterator[str]:
-    for nranks, (names, dtypes) in product(_RANKS, _COMMON):
-        for name, dtype, nbytes in product(names, dtypes, _BYTES):
-            for call, limits in _calls(nranks, name, dtype, nbytes):
-                workspace = Workspace(nranks)
-                for nvlink in (True, False):
-                    machine = gpu_ranks(workspace, MOST_BLOCKS, nvlink=nvlink)
-                    choice = choose(call, machine, limits, KernelFits(workspace))
-                    for rank in range(nranks):
-                        at = Addresses(rank, (0,) * nranks, 0)
-                        yield body_of(choice, call, workspace, (at,)).text
+def _texts(ranks: Sequence[int]) -> Iterator[str]:
+    for nranks, (names, dtypes) in product(ranks, _COMMON):
+        for name, dtype, nbytes, in_place in product(names, dtypes, _BYTES, (False, True)):
+            call = call_of(nranks, name, dtype, nbytes, in_place=in_place)
+            kind = COLLECTIVES[name]
+            # Not all ranks know whether peers reach a buffer that some lack.
+            shared = frozenset(each for each in ALL_MAPPED if each.name.lower() != kind.uneven)
+            yield from texts_of(call, nranks)
+            yield from texts_of(call, nranks, Limits(mapped=shared))
+            if name == "all_reduce":
+                yield from texts_of(call, nranks, nvlink=False)
+            if nbytes >= _REGISTERED_BYTES and not kind.prefix:
+                yield from texts_of(call, nranks, Limits(hellos_decide=True))
 
 
-def _calls(nranks: int, name: str, dtype: str, nbytes: int) -> Iterator[tuple[Call, Limits]]:
-    """Calls on plain, on symmetric and on registered arrays, in place and not."""
+def call_of(nranks: int, name: str, dtype: str, nbytes: int, *, in_place: bool = False) -> Call:
+    """A call of rank 0, a sum where it reduces; ``nbytes``: of the larger buffer."""
     kind, row = COLLECTIVES[name], dtype_of(dtype)
     op = op_of("sum") if kind.reduces else None
     nbytes = 0 if name == "barrier" else nbytes
     count = nbytes // row.itemsize // (nranks if "all" in (kind.input, kind.output) else 1)
-    # Not all ranks know whether peers reach a buffer that some lack.
-    shared = frozenset(buffer for buffer in ALL_MAPPED if buffer.name.lower() != kind.uneven)
-    for in_place in (False, True):
-        call = Call(name, 0, None, None, count, row, op, 0, in_place, nbytes)
-        yield call, Limits()
-        yield call, Limits(mapped=shared)
-        if nbytes >= _REGISTERED_BYTES and not kind.prefix:
-            yield call, Limits(hellos_decide=True)
+    return Call(name, 0, None, None, count, row, op, 0, in_place, nbytes)
+
+
+def texts_of(
+    call: Call, nranks: int, limits: Limits = _NO_LIMITS, *, nvlink: bool = True
+) -> Iterator[str]:
+    """The source text of each rank's kernel."""
+    workspace = Workspace(nranks)
+    machine = gpu_ranks(workspace, MOST_BLOCKS, nvlink=nvlink)
+    choice = choose(call, machine, limits, KernelFits(workspace))
+    for rank in range(nranks):
+        at = Addresses(rank, (0,) * nranks, 0)
+        yield body_of(choice, call, workspace, (at,)).text

@@ -1,0 +1,138 @@
+"""A wheel takes compiled kernels along, and needs no compiler to find them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import venv
+import zipfile
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from ringcoll.executors.cuda.cache import KernelCache
+from ringcoll.executors.cuda.generic import generic_texts
+from ringcoll.executors.cuda.shipped import write_archive
+from ringcoll.version import __version__
+
+ROOT = Path(__file__).parents[2]
+
+# CuPy's parts that load a kernel; there is no NVRTC, nor a driver.
+CUPY = {
+    "__init__.py": "",
+    "cuda/__init__.py": """
+class Device:
+    def __init__(self, ordinal): pass
+    def __enter__(self): return self
+    def __exit__(self, *error): pass
+""",
+    "cuda/runtime.py": "def driverGetVersion(): return 12020\n",
+    "cuda/driver.py": "CU_FUNC_ATTRIBUTE_NUM_REGS = 4\ndef funcGetAttribute(*words): return 32\n",
+    "cuda/function.py": """
+class Module:
+    def load(self, cubin):
+        global loaded
+        loaded = cubin
+    def get_function(self, name):
+        return type("Function", (), {"ptr": 77})
+""",
+}
+
+PROGRAM = """
+import hashlib, json, logging, sys
+import ringcoll
+from cupy.cuda import function
+from ringcoll.communicator.devices import loader
+from ringcoll.errors import MachineError
+from ringcoll.executors.cuda.generic import generic_texts
+kernels = loader(sys.argv[1])
+found = []
+for text in generic_texts(2):
+    assert kernels.stored(text, (9, 0)) and kernels.function(text, 0, (9, 0)) == 77
+    found.append(hashlib.sha256(function.loaded).hexdigest())
+other = "".join(generic_texts(3))
+assert not kernels.available(other, (9, 0))
+try:
+    kernels.function(other, 0, (9, 0))
+except MachineError as error:
+    print(json.dumps([ringcoll.__file__, found, str(error)]))
+"""
+
+
+def built(checkout: Path, out: Path) -> Path:
+    """The wheel of a checkout, by hatchling as ``python -m build --wheel`` calls it."""
+    pytest.importorskip("hatchling", reason="the group test of pyproject.toml has it")
+    out.mkdir()
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(out)]
+    subprocess.run(command, cwd=checkout, capture_output=True, check=True, timeout=100)
+    (wheel,) = out.glob("*.whl")
+    return wheel
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """The parts of the repository that a wheel is made from."""
+    made = tmp_path / "checkout"
+    made.mkdir()
+    for name in ("pyproject.toml", "README.md", "LICENSE", ".gitignore"):
+        shutil.copy(ROOT / name, made)
+    ignored = shutil.ignore_patterns("__pycache__", "compiled")
+    shutil.copytree(ROOT / "ringcoll", made / "ringcoll", ignore=ignored)
+    return made
+
+
+@pytest.mark.slow
+def test_kernels_of_a_wheel_are_loaded_without_a_compiler(tmp_path, checkout):
+    cache = KernelCache(None)
+    cubins = [os.urandom(50_000 + number) for number in range(3)]
+    kernels = [
+        (cache.key(text, "sm_90"), cubin)
+        for text, cubin in zip(generic_texts(2), cubins, strict=True)
+    ]
+    folder = checkout / "ringcoll" / "compiled"
+    write_archive(folder, "sm_90", kernels, version=__version__, nvrtc=(12, 9))
+    (folder / "new-left-behind").write_bytes(b"")
+    wheel = built(checkout, tmp_path / "dist")
+    names = [name for name in zipfile.ZipFile(wheel).namelist() if "/compiled/" in name]
+    assert sorted(names) == ["ringcoll/compiled/sm_90.json", "ringcoll/compiled/sm_90.xz"]
+
+    place = tmp_path / "env"
+    venv.create(place, with_pip=False)
+    (site,) = (place / "lib").glob("python*/site-packages")
+    pip = [sys.executable, "-m", "pip", "--python", str(place), "install", "--no-deps"]
+    subprocess.run([*pip, "--no-index", str(wheel)], capture_output=True, check=True, timeout=100)
+    for name, text in CUPY.items():
+        path = site / "cupy" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    for package in (np, ml_dtypes):
+        for found in Path(str(package.__file__)).parents[1].glob(f"{package.__name__}*"):
+            (site / found.name).symlink_to(found)
+    python = place / "bin" / "python"
+    said = subprocess.run(
+        [python, "-I", "-c", PROGRAM, tmp_path / "cache"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert said.returncode == 0, said.stderr
+    where, digests, error = json.loads(said.stdout)
+    assert Path(where).is_relative_to(place)
+    assert digests == [hashlib.sha256(cubin).hexdigest() for cubin in cubins]
+    assert "need CuPy" in error and "pip install" in error
+    assert list((tmp_path / "cache").rglob("*.cubin")) == []
+
+
+@pytest.mark.slow
+def test_a_wheel_of_a_bare_checkout_has_none(tmp_path, checkout):
+    names = zipfile.ZipFile(built(checkout, tmp_path / "dist")).namelist()
+    assert "ringcoll/kernels/simple.cuh" in names
+    assert [name for name in names if "compiled/" in name or name.endswith(".cubin")] == []
