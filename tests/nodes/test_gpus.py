@@ -5,6 +5,7 @@ import re
 import pytest
 
 from tests.kernels.stand_in import folder, needs_compiler
+from tests.processes.conftest import Outcome
 
 pytest.importorskip("cupy")
 pytestmark = [pytest.mark.mpi, pytest.mark.slow, needs_compiler]
@@ -20,7 +21,7 @@ def built_once():
     ("names", "parts"),
     [
         # A start for each placement: to start a rank takes longer than most parts do.
-        ("a,b", "collectives types options vectors streams reduces"),
+        ("a,b", "collectives types options vectors streams reduces one_core"),
         ("a,b,b", "vectors streams splits"),
         ("a,b,c", "rails reduces direct crosses"),
         ("a,a,b,b", "collectives layers crosses"),
@@ -28,7 +29,6 @@ def built_once():
         ("a,b,b,a", "reduces"),
         ("a,a,b,a,b", "direct"),
         ("a,a,a,b,b,b", "rails reduces"),
-        ("a,b", "one_core"),
     ],
 )
 def test_every_call(nodes, names, parts):
@@ -40,9 +40,34 @@ def test_every_call(nodes, names, parts):
     assert min(outcome.word("count").values()) >= 6
 
 
-def test_a_rank_that_never_comes_is_named(nodes):
-    outcome = nodes("gpu_faults", "a,b,a", "never_comes")
-    assert outcome.statuses == [0]
+HEALTHY = {
+    "a,b,a": ("never_comes", "disagree", "late", "aborted"),
+    "a,a,b,b": ("layers", "short", "elsewhere"),
+}
+"""Scenarios after which the ranks are still healthy: one start runs all of a placement."""
+
+KEPT = pytest.StashKey[dict[str, Outcome]]()
+
+
+@pytest.fixture
+def healthy(request, nodes):
+    """What the ranks saw of a scenario, by its name."""
+    kept = request.node.getparent(pytest.Module).stash.setdefault(KEPT, {})
+
+    def seen(scenario: str) -> Outcome:
+        names = next(names for names, those in HEALTHY.items() if scenario in those)
+        if names not in kept:
+            kept[names] = nodes("gpu_faults", names, ",".join(HEALTHY[names]))
+        outcome = kept[names].of(scenario)
+        assert (outcome.errors, outcome.statuses) == ("", [0])
+        assert len(outcome.verdicts) == len(names.split(","))
+        return outcome
+
+    return seen
+
+
+def test_a_rank_that_never_comes_is_named(healthy):
+    outcome = healthy("never_comes")
     for name in ("all_reduce", "all_reduce large", "broadcast", "barrier"):
         call = name.split()[0]
         pattern = rf"DeadlineError: .*{call} \(call 1\) on rank [02]: waited 0.5 s for rank 1, "
@@ -53,9 +78,8 @@ def test_a_rank_that_never_comes_is_named(nodes):
         assert re.match(pattern, verdict["recv"])
 
 
-def test_ranks_that_disagree_see_both_sides(nodes):
-    outcome = nodes("gpu_faults", "a,b,a", "disagree")
-    assert outcome.statuses == [0]
+def test_ranks_that_disagree_see_both_sides(healthy):
+    outcome = healthy("disagree")
     sides = {
         "count": ("count=100001 ", "count=100000 "),
         "op": ("op=max", "op=sum"),
@@ -76,9 +100,8 @@ def test_ranks_that_disagree_see_both_sides(nodes):
         assert "count=100001 dtype=float32" in pair
 
 
-def test_what_goes_wrong_in_two_layers(nodes):
-    outcome = nodes("gpu_faults", "a,a,b,b", "layers")
-    assert outcome.statuses == [0]
+def test_what_goes_wrong_in_two_layers(healthy):
+    outcome = healthy("layers")
     sides = {
         "differs": ("all_reduce count=100000 .*deterministic=True", "all_reduce .* in two layers"),
         "other buffers": ("reduce_scatter count=25000 ", "all_reduce count=100000 "),
@@ -96,9 +119,8 @@ def test_what_goes_wrong_in_two_layers(nodes):
             assert re.match(r"DeadlineError: .* for ranks? [\d, ]*1, which", verdict[name])
 
 
-def test_what_one_rank_lacks_is_told_to_all(nodes):
-    outcome = nodes("gpu_faults", "a,b,a,b", "short")
-    assert outcome.statuses == [0]
+def test_what_one_rank_lacks_is_told_to_all(healthy):
+    outcome = healthy("short")
     for rank, verdict in outcome.verdicts.items():
         for name in ("slots", "slices", "pairs"):
             own = "OutOfMemory: no memory is left"
@@ -109,9 +131,8 @@ def test_what_one_rank_lacks_is_told_to_all(nodes):
     assert outcome.verdicts[1]["left"] == 0
 
 
-def test_a_disagreement_that_shows_late_is_raised_at_the_end(nodes):
-    outcome = nodes("gpu_faults", "a,b,a", "late")
-    assert outcome.statuses == [0]
+def test_a_disagreement_that_shows_late_is_raised_at_the_end(healthy):
+    outcome = healthy("late")
     for verdict in outcome.verdicts.values():
         for end in ("check", "synchronize", "close"):
             assert verdict[end].startswith("MismatchError: ")
@@ -120,9 +141,8 @@ def test_a_disagreement_that_shows_late_is_raised_at_the_end(nodes):
             assert verdict[f"{end}, then close"] == "no error"
 
 
-def test_a_rank_that_gives_up_releases_all(nodes):
-    outcome = nodes("gpu_faults", "a,b,a", "aborted")
-    assert outcome.statuses == [0]
+def test_a_rank_that_gives_up_releases_all(healthy):
+    outcome = healthy("aborted")
     for rank, verdict in outcome.verdicts.items():
         kind = "AbortedError" if rank else "ClosedError"
         for name in ("in the call", "before the stream comes"):
@@ -143,9 +163,8 @@ def test_a_capture_outlasts_a_close_that_comes_too_early(nodes):
         assert verdict["the rest"]
 
 
-def test_a_capture_of_a_stream_of_former_calls_is_no_matter(nodes):
-    outcome = nodes("gpu_faults", "a,a,b,b", "elsewhere")
-    assert (outcome.errors, outcome.statuses) == ("", [0])
+def test_a_capture_of_a_stream_of_former_calls_is_no_matter(healthy):
+    outcome = healthy("elsewhere")
     for rank, verdict in outcome.verdicts.items():
         said = {"large": "no error", "close": "no error", "inside": True}
         assert verdict == {"rank": rank, **said}

@@ -1,4 +1,7 @@
-"""What goes wrong between GPU ranks of several nodes: ``python gpu_faults.py SCENARIO WORD``."""
+"""What goes wrong between GPU ranks of several nodes.
+
+``python gpu_faults.py SCENARIO,... WORD``: those after which the ranks are healthy by one start.
+"""
 
 import os
 import signal
@@ -361,10 +364,10 @@ SCENARIOS = {
 def main() -> None:
     # By which MPICH's launcher tells a rank that one beside it has died.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    with fake_gpus() as gpus:
-        seen = SCENARIOS[sys.argv[1]](gpus)
     rank = int(os.environ.get("PMI_RANK") or os.environ["OMPI_COMM_WORLD_RANK"])
-    say(rank, **seen)
+    with fake_gpus() as gpus:
+        for name in sys.argv[1].split(","):
+            say(rank, scenario=name, **SCENARIOS[name](gpus))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -19,7 +20,8 @@ from ringcoll.communicator.gpu import CudaState
 from ringcoll.communicator.gpu_nodes import NodesState
 from ringcoll.cuda.raw import from_pointer
 from ringcoll.dtypes import dtype_of
-from ringcoll.executors.cuda_nodes import executor, pieces, point_to_point
+from ringcoll.executors.cuda.workspace import Workspace
+from ringcoll.executors.cuda_nodes import carry, executor, pieces, point_to_point
 from ringcoll.executors.cuda_nodes import layers as executor_layers
 from ringcoll.executors.cuda_nodes.exchange import RailLimits
 from tests.communicator.cases import ROOTED, SHAPES, Case
@@ -31,6 +33,9 @@ from tests.processes.programs.verdict import Checks, error_of, say
 
 SMALL = 16 << 10
 """Bytes of a piece here, so that calls have many."""
+
+HALVES = {"line_half": 1 << 20, "wide_half": 5 << 19, "scratch_half": 2 << 20}
+"""A quarter of what GPUs have."""
 
 
 class FakeMemory(Mirror):
@@ -399,11 +404,19 @@ def fake_gpus() -> Iterator[Gpus]:
     with pytest.MonkeyPatch.context() as patched:
         gpus = fake(patched, 4, sms=4)
         gpus.one_process = False
+        # Several ranks share a core: who polls keeps the others from what is polled for.
+        patched.setattr(carry, "_SPIN_SECONDS", 0.0)
         patched.setattr(executor, "PIECE_BYTES", SMALL)
         patched.setattr(point_to_point, "_PIECE_BYTES", SMALL)
         patched.setattr(pieces, "_SHORT", SMALL // 2)
         patched.setattr(executor_layers, "_SHORT", SMALL // 8)
         patched.setattr(gpu_nodes, "LEAST_BYTES", 30_000)
+        # Each communicator takes its memory anew, page by page: room for the largest call here.
+        workspace = partial(Workspace, **HALVES, copied=1 << 20, zone_bytes=256 << 10)
+        for module in ("communicator.gpu", "executors.cuda.executor"):
+            patched.setattr(f"ringcoll.{module}.Workspace", workspace)
+        patched.setattr(gpu_nodes, "RailLimits", partial(RailLimits, 1 << 20))
+        patched.setattr(gpu_nodes, "SCRATCH_BYTES", 4 << 20)
         try:
             yield gpus
         finally:
