@@ -1,8 +1,10 @@
 """Every collective in many sizes, from plain and from symmetric arrays, in place and out of it.
 
-``python collectives.py WORD``: WORD only marks the process. Under a launcher, or alone.
+``python collectives.py [few] WORD``: WORD only marks the process. Under a launcher, or alone.
+``few`` is for ranks of which only the network is another one: three sizes, no algorithm by name.
 """
 
+import sys
 from itertools import product
 
 import numpy as np
@@ -24,12 +26,14 @@ LARGE = 1_400_001  # float32 elements: more bytes than a half of SCRATCH has
 POISON = 77
 
 
-def collectives(comm, checks: Checks) -> None:
+def collectives(comm, checks: Checks, *, few: bool = False) -> None:
     n = comm.nranks
     pool = [comm.empty(LARGE + 63 * n, "float32") for _ in range(2)]
     for number, name in enumerate(COLLECTIVES):
         spread = n if max(lengths(name, 1, n)) == n else 1
         counts = [0, 1, n - 1, n + 1, 1001, 20_000 // spread + 1, LARGE // spread]
+        if few:
+            counts = [1, 1001, counts[-1]]
         for index, count in enumerate(dict.fromkeys(counts)):
             large = count == counts[-1]
             for symmetric, in_place in product((False, True), repeat=2):
@@ -305,13 +309,14 @@ def refusals(comm, checks: Checks) -> None:
 
 
 def main() -> None:
-    checks = Checks()
+    checks, few = Checks(), "few" in sys.argv
     with ringcoll.init(timeout=20) as comm:
         n = comm.nranks
+        refusals(comm, checks)
+        collectives(comm, checks, few=few)
+        if not few:
+            algorithms(comm, checks)
         for part in (
-            refusals,
-            collectives,
-            algorithms,
             types_and_operators,
             point_to_point,
             vectors,
