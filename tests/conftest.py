@@ -42,6 +42,9 @@ EARLIER = frozenset(SHM.glob("mpich_shm_*"))
 NET_ADMIN = "CI_NET_ADMIN"
 HOSTS_WANTED = pytest.StashKey[bool]()
 
+ALONE = {"OPENBLAS_NUM_THREADS": "1"}
+"""Programs of tests multiply no matrices: a thread a core for that is a tenth of their start."""
+
 # Which devices a marker needs.
 DEVICES = {"gpu": 1, "multi_gpu": 2}
 
@@ -65,7 +68,7 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     _share_stand_ins(config)
     config.stash[HOSTS_WANTED] = os.environ.get(NET_ADMIN) == "1"
-    for name, value in AS_MPICH.items():
+    for name, value in {**AS_MPICH, **ALONE}.items():
         os.environ.setdefault(name, value)
     # A developer's settings must not decide what the tests see; debug output is welcome.
     for name in [n for n in os.environ if n.startswith("RINGCOLL_")]:
