@@ -6,7 +6,6 @@ over the defaults. A name or a value that does not exist is an error, never igno
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 import socket
@@ -15,7 +14,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, TypeVar
 
 from ringcoll.dtypes import Accumulate
-from ringcoll.errors import ArgumentError, ArgumentTypeError, UsageError
+from ringcoll.errors import ArgumentError, ArgumentTypeError, UsageError, nearest
 from ringcoll.options import OPTION_TYPES, AlgorithmName, Engine, Protocol, check_fields
 
 _T = TypeVar("_T")
@@ -260,8 +259,8 @@ def _refuse_unknown(where: str, options: Iterable[str], legal: tuple[str, ...]) 
 
 def _nearest(name: str, legal: Iterable[str]) -> str:
     names = list(legal)
-    near = difflib.get_close_matches(name, names, n=1)
-    return f"did you mean {near[0]!r}?" if near else f"it is one of {', '.join(names)}"
+    near = nearest(name, names)
+    return f"did you mean {near!r}?" if near else f"it is one of {', '.join(names)}"
 
 
 DEFAULTS = Config(timeout=60.0, deterministic=False, accumulate="wide")

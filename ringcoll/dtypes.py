@@ -7,7 +7,6 @@ once, when it is finished. float16, bfloat16 and float8 accumulate in float32.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
@@ -16,7 +15,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from ringcoll.errors import ArgumentError, ArgumentTypeError
+from ringcoll.errors import ArgumentError, ArgumentTypeError, nearest
 
 Array = npt.NDArray[Any]
 Category = Literal["bool", "int", "float", "complex"]
@@ -308,6 +307,5 @@ _OTHERS = {
 def _hint(spec: object) -> str:
     """The operator that is meant: also by ``ReduceOp.SUM`` of torch and ``MPI.SUM``."""
     word = str(spec).rpartition(".")[2].lower()
-    near = difflib.get_close_matches(word, OPS, n=1)
-    meant = _OTHERS.get(word) or (near[0] if near else None)
+    meant = _OTHERS.get(word) or nearest(word, OPS)
     return "" if meant is None else f"; did you mean {meant!r}?"

@@ -29,7 +29,6 @@ Every message names the rank, the call, the argument where there is one, and wha
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 
 
@@ -122,5 +121,12 @@ class AbortedError(RankLostError):
 
 def did_you_mean(word: str, names: Iterable[str]) -> str:
     """The end of a message about a word that is none of the names; "" where no name is near."""
-    near = difflib.get_close_matches(word, list(names), n=1)
-    return f"; did you mean {near[0]}?" if near else ""
+    near = nearest(word, names)
+    return "" if near is None else f"; did you mean {near}?"
+
+
+def nearest(word: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """The name that is most like a word; None where none is as near as ``cutoff``, of 0 to 1."""
+    from difflib import get_close_matches  # not at every rank's start: errors are rare
+
+    return next(iter(get_close_matches(word, list(names), n=1, cutoff=cutoff)), None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-import tempfile
 from pathlib import Path
 
 
@@ -72,6 +71,8 @@ def write_aside(path: Path, content: bytes) -> None:
         OSError: it cannot be written; nothing is left behind.
 
     """
+    import tempfile  # not at every rank's start: few write
+
     file, aside = tempfile.mkstemp(prefix="new-", dir=path.parent)
     try:
         with os.fdopen(file, "wb") as stream:

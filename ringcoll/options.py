@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import operator
 import os
@@ -15,7 +14,7 @@ import numpy as np
 
 from ringcoll.algorithms import ALGORITHMS
 from ringcoll.dtypes import Accumulate
-from ringcoll.errors import ArgumentError, ArgumentTypeError
+from ringcoll.errors import ArgumentError, ArgumentTypeError, nearest
 
 AlgorithmName = Literal[
     "ring",
@@ -63,8 +62,7 @@ class OptionType:
         """The end of a message about a value that is none of the names; "" if no name is near."""
         word = str(value)
         # Stricter than the usual 0.6, by which "gpu" would be told to be "cpu".
-        near = difflib.get_close_matches(word, self.names, n=1, cutoff=0.7)
-        meant = self.others.get(word.lower().partition(":")[0]) or next(iter(near), None)
+        meant = self.others.get(word.lower().partition(":")[0]) or nearest(word, self.names, 0.7)
         return f"; did you mean {meant!r}?" if meant else ""
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import sys
 from collections.abc import Mapping
@@ -120,6 +119,8 @@ def torch_world(environ: Mapping[str, str], launcher: Launcher | None) -> TorchW
 
 def mpiexec() -> str | None:
     """The ``mpiexec`` that belongs to this interpreter, else the first on the path."""
+    import shutil  # not at every rank's start: ranks have been launched
+
     beside = Path(sys.executable).parent / "mpiexec"
     return str(beside) if beside.is_file() else shutil.which("mpiexec")
 

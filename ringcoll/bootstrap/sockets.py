@@ -17,14 +17,17 @@ import math
 import os
 import signal
 import socket
-import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from ringcoll.bootstrap.contract import shortage
 from ringcoll.bootstrap.relay import Relay
 from ringcoll.bootstrap.relayed import RelayedBootstrap, listening, serving
 from ringcoll.errors import DeadlineError, MachineError
+
+if TYPE_CHECKING:
+    import subprocess
 
 _VARIABLE = "_RINGCOLL_SOCKET"  # descriptor, rank, nranks, parent's process id
 _PATIENCE = 0.05  # seconds between checks of which ranks have ended
@@ -127,6 +130,8 @@ class _Ranks:
         self._relay = Relay(nranks=nranks)
 
     def start(self, argv: Sequence[str], rank: int, env: dict[str, str]) -> None:
+        import subprocess  # not at every rank's start: ranks start none
+
         ours, theirs = socket.socketpair()
         self._relay.add(rank, ours)
         with theirs:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, overload
@@ -25,6 +24,7 @@ from ringcoll.errors import (
     Error,
     UsageError,
     did_you_mean,
+    nearest,
 )
 
 if TYPE_CHECKING:
@@ -378,5 +378,5 @@ def _hint(name: str, names: Iterable[str]) -> str:
         return f"; did you mean {found!r}?"
     if later and plain.startswith("i"):  # MPI's Iallreduce, torch's isend
         return f"; did you mean {later!r} with async_op=True?"
-    near = difflib.get_close_matches(plain, known, n=1, cutoff=0.75)
-    return f"; did you mean {known[near[0]]!r}?" if near else ""
+    near = nearest(plain, known, 0.75)
+    return f"; did you mean {known[near]!r}?" if near else ""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from html import escape
 from typing import TYPE_CHECKING
 
 from ringcoll.algorithms import ALGORITHMS
@@ -58,6 +57,8 @@ class Topology:
 
     def _repr_html_(self) -> str:
         """The matrix and the rings as tables, for notebooks."""
+        from html import escape
+
         if self.system is None or self.rings is None:
             return f"<pre>{escape(repr(self))}</pre>"
         from ringcoll.topology.draw.matrix import matrix
@@ -131,6 +132,8 @@ class Topology:
 
 def _table(rows: Sequence[Sequence[str]]) -> str:
     """Rows as HTML; the first is the head."""
+    from html import escape
+
     head, *rest = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows)
     body = "".join(f"<tr>{row}</tr>" for row in rest)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
