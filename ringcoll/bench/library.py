@@ -20,6 +20,8 @@ from ringcoll.plan import Buffer
 
 if TYPE_CHECKING:
     from ringcoll.communicator.public import Communicator
+    from ringcoll.communicator.rank import RankState
+    from ringcoll.config import Config
 
 Array = npt.NDArray[Any]
 
@@ -177,7 +179,10 @@ class Ringcoll(Library):
         how: dict[str, Any] = {"algorithm": section.algorithm, "slices": section.slices}
         mapped = reachable(call) if self.symmetric else frozenset[Buffer]()
         try:
-            found = state.choice(call, replace(state.config, **how), mapped)
+            config = replace(state.config, **how)
+            if state.on_gpu and _in_layers(state, call, config):
+                return "two layers"
+            found = state.choice(call, config, mapped)
         except (ArgumentError, LaunchRefused):
             return section.algorithm or "none"  # the call itself will say why
         algorithm = found.algorithm or "unnamed"
@@ -215,3 +220,10 @@ class Ringcoll(Library):
         if section.kind.input == "one" and section.kind.output == "all":
             return None, place.whole
         return place.whole, None
+
+
+def _in_layers(state: RankState, call: Call, config: Config) -> bool:
+    """Whether GPU ranks on several nodes run a call in two layers."""
+    from ringcoll.communicator.gpu_nodes import NodesState
+
+    return isinstance(state, NodesState) and state.in_layers(call, config)

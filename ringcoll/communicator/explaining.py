@@ -7,7 +7,7 @@ choosing for other sizes, so no threshold stands twice.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ringcoll.algorithms import name_of
@@ -38,44 +38,71 @@ Chooser = Callable[[int], Choice]
 """Chooses for a size, in units: the smallest size that all ranks can share."""
 
 
+def call_of(collective: str, nbytes: int, nranks: int) -> Call:
+    """A call of this size, as its rank 0 makes it; its count is rounded down."""
+    op = op_of("sum") if COLLECTIVES[collective].reduces else None
+    count = 0 if collective == "barrier" else nbytes // _unit(collective, nranks)
+    return Call(collective, 0, None, None, count, _DTYPE, op, nbytes=nbytes)
+
+
 def _unit(collective: str, nranks: int) -> int:
-    """Bytes of the smallest call: a number for each segment of the larger buffer."""
+    """Bytes of the smallest call: an element for each segment of the larger buffer."""
     kind = Collective(collective, nranks)
     return _DTYPE.itemsize * max(1, kind.segments("INPUT"), kind.segments("OUTPUT"))
 
 
-def _call(collective: str, nbytes: int, unit: int) -> Call:
-    """A call of this size, as its rank 0 makes it."""
-    op = op_of("sum") if COLLECTIVES[collective].reduces else None
-    count = 0 if collective == "barrier" else nbytes // unit
-    return Call(collective, 0, None, None, count, _DTYPE, op, nbytes=nbytes)
-
-
 def explain_cpu(collective: str, nbytes: int, state: RankState) -> str:
-    """What CPU ranks run for buffers of both kinds, and the candidates, in lines of text."""
-    config, nodes, nranks = state.config, state.fabric.nodes, state.fabric.nranks
-    call = _call(collective, nbytes, _unit(collective, nranks))
+    """The candidates of CPU ranks, and what runs for buffers of both kinds, in lines of text."""
+    call = call_of(collective, nbytes, state.fabric.nranks)
+    titles: tuple[str, ...] = _TITLES
+    if waits_for_hellos(call, limits_of(call, state.config, state.config)):
+        where = "agreed first, zero-copy if it can be"
+    else:
+        titles, where = ("buffers of any kind",), "staged at once"
+    title = f"{collective}, {nbytes} bytes, {_ranks(state, 'CPU')}: {where}"
+    return "\n".join([title, *_on_host(call, state, titles)])
+
+
+def explain_pieces(call: Call, piece: Call, most: int, state: RankState) -> str:
+    """How GPU ranks on several nodes carry a call, and what its first piece runs between them."""
+    title = (
+        f"{call.collective}, {call.nbytes} bytes, {_ranks(state, 'GPU')}; between them in pinned "
+        f"host memory, in pieces of at most {most} bytes, each by:"
+    )
+    return "\n".join([title, *_on_host(piece, state, (f"a piece of {piece.nbytes} bytes",))])
+
+
+def _ranks(state: RankState, kind: str) -> str:
+    nodes, text = state.fabric.nodes, f"{state.fabric.nranks} {kind} ranks"
+    if not nodes:
+        return text
+    sizes = "+".join(str(nodes.count(node)) for node in range(max(nodes) + 1))
+    return f"{text} on {max(nodes) + 1} nodes ({sizes}), messages between them by MPI"
+
+
+def _on_host(call: Call, state: RankState, titles: Sequence[str]) -> Iterator[str]:
+    """What is compared, and what runs: of the titles the first is for symmetric memory."""
+    config, machine = state.config, state.machine
     limits = limits_of(call, config, config)
-    agreed = waits_for_hellos(call, limits)
-    ranks = f"{nranks} CPU ranks"
-    if nodes:
-        sizes = "+".join(str(nodes.count(node)) for node in range(max(nodes) + 1))
-        ranks += f" on {max(nodes) + 1} nodes ({sizes}), messages between them by MPI"
-    where = "agreed first, zero-copy if it can be" if agreed else "staged at once"
-    lines = [f"{collective}, {nbytes} bytes, {ranks}: {where}"]
     if state.topology.system is not None:
-        lines += state.topology.format_use(collective, config.channels)
-    if nodes:
+        yield from state.topology.format_use(call.collective, config.channels)
+    if machine.nodes:
         network = NETWORK.value.bandwidth / 1e9
-        lines.append(f"a network of {network:g} GB/s a rank is assumed, not measured")
-    titles = _TITLES if agreed else ("buffers of any kind",)
-    for title, mapped in zip(titles, (ALL_MAPPED, frozenset[Buffer]()), strict=False):
-        found = state.choice(call, config, mapped)
-        lines.append(f"{title}: {_name(found)}, S = {found.launch.slices}, {_data(found)}")
+        yield f"a network of {network:g} GB/s a rank is assumed, not measured"
     if limits.algorithm is not None:
-        lines.append(f"algorithm={config.algorithm!r} is set; the tuner compares:")
-    compared = fastest(collective, nbytes, state.machine, limits)
-    return "\n".join([*lines, *(f"  {reason}" for reason in compared.reasons)])
+        yield f"algorithm={config.algorithm!r} is set; the tuner compares:"
+    compared = fastest(call.collective, call.nbytes, machine, limits)
+    yield from (f"  {reason}" for reason in compared.reasons)
+    for title, mapped in zip(titles, (ALL_MAPPED, frozenset[Buffer]()), strict=False):
+        yield f"{title}: {_on_host_runs(call, state, mapped)}"
+
+
+def _on_host_runs(call: Call, state: RankState, mapped: frozenset[Buffer]) -> str:
+    try:
+        found = state.choice(call, state.config, mapped)
+    except Error as error:
+        return f"refused: {error}"
+    return f"{_name(found)}, S = {found.launch.slices}, {_data(found)}"
 
 
 def format_choice(call: Call, found: Choice, limits: Limits) -> str:
@@ -106,7 +133,7 @@ def explain_gpu(collective: str, nbytes: int, state: CudaState) -> str:
     config, machine = state.config, state.cuda.machine
     unit = _unit(collective, machine.nranks)
     units = nbytes // unit if collective != "barrier" else 0
-    call = _call(collective, units * unit, unit)
+    call = call_of(collective, units * unit, machine.nranks)
     limits = limits_of(call, config, config)
     prove_algorithm(call, machine.nranks, limits)
     lines = [
@@ -119,7 +146,7 @@ def explain_gpu(collective: str, nbytes: int, state: CudaState) -> str:
     for mapped in (reachable(call), frozenset[Buffer]()):
 
         def chooser(units: int, mapped: frozenset[Buffer] = mapped) -> Choice:
-            return state.choice(_call(collective, units * unit, unit), config, mapped)
+            return state.choice(call_of(collective, units * unit, machine.nranks), config, mapped)
 
         try:
             found = chooser(units)

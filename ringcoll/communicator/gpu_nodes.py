@@ -13,9 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ringcoll.algorithms import ALGORITHMS
 from ringcoll.arguments.calls import Call
-from ringcoll.collectives import COLLECTIVES
+from ringcoll.communicator.explaining import call_of, explain_pieces
 from ringcoll.communicator.failures import reason_of
 from ringcoll.communicator.gpu import CudaState
 from ringcoll.communicator.group import wait_for
@@ -26,7 +25,7 @@ from ringcoll.config import Config
 from ringcoll.cuda.arrays import device_array
 from ringcoll.cuda.device import Device
 from ringcoll.cuda.streams import outside_capture
-from ringcoll.dtypes import dtype_of, op_of
+from ringcoll.dtypes import dtype_of
 from ringcoll.errors import (
     AbortedError,
     ArgumentError,
@@ -47,19 +46,22 @@ from ringcoll.executors.cuda_nodes.executor import (
     CudaNodesExecutor,
     settle,
 )
-from ringcoll.executors.cuda_nodes.layers import LEAST_BYTES, Layers
+from ringcoll.executors.cuda_nodes.layers import Layers
 from ringcoll.executors.cuda_nodes.phases import Phases
+from ringcoll.executors.cuda_nodes.pieces import cut, part_of
 from ringcoll.executors.cuda_nodes.point_to_point import CudaNodesPairCalls, CudaNodesPairs
 from ringcoll.executors.point_to_point import Pairs
 from ringcoll.fabric import Fabric
+from ringcoll.launch import ALL_MAPPED
+from ringcoll.plan import Buffer
 from ringcoll.symmetric.host import SymmetricMemory
 from ringcoll.symmetric.nodes import NodesMemory
 from ringcoll.transports.scratch import Transport
+from ringcoll.tuner import measured
+from ringcoll.tuner.choice import Choice, limits_of
+from ringcoll.tuner.nodes import in_two_layers
 
 _log = logging.getLogger("ringcoll")
-
-_HIERARCHICAL = [name for name, known in ALGORITHMS.items() if "hierarchical" in known]
-"""Collectives for which ``algorithm="hierarchical"`` names the two layers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +223,7 @@ class NodesState(RankState):
         self.usable()
         self._refuse_gpu_options(call, config)
         try:
-            if self._in_layers(call, config):
+            if self.in_layers(call, config):
                 return self._layered(call, config)
             return self._staged(call, config)
         except BaseException as error:
@@ -260,17 +262,18 @@ class NodesState(RankState):
             self.timeout_of(config),
         )
 
-    def _in_layers(self, call: Call, config: Config) -> bool:
+    def in_layers(self, call: Call, config: Config) -> bool:
         """Whether a call runs in two layers; the same on all ranks."""
-        ordered = config.deterministic and COLLECTIVES[call.collective].reduces
-        named = config.algorithm == "hierarchical" and call.collective in _HIERARCHICAL
-        allowed = (config.algorithm is None or named) and not (config.slices or config.channels)
-        return (
-            self.layers.supports(call)
-            and call.nbytes >= LEAST_BYTES
-            and allowed
-            and not (ordered or config.verify)
-        )
+        limits = limits_of(call, config, Config())
+        return self.layers.supports(call) and in_two_layers(call, limits)
+
+    def choice(self, call: Call, config: Config, mapped: frozenset[Buffer]) -> Choice:
+        """What the first piece of a call runs, which lies in pinned host memory."""
+        return RankState.choice(self, self._first_piece(call), config, mapped - ALL_MAPPED)
+
+    def _first_piece(self, call: Call) -> Call:
+        nranks = self.fabric.nranks
+        return part_of(call, nranks, *cut(call, nranks, PIECE_BYTES)[0])
 
     def _refuse_gpu_options(self, call: Call, config: Config) -> None:
         """Refuse options of kernels: between nodes the host carries messages."""
@@ -313,25 +316,15 @@ class NodesState(RankState):
 
     def explain(self, collective: str, nbytes: int) -> str:
         """Which algorithm runs between the ranks' host memory, and how data get there."""
-        lines = super().explain(collective, nbytes).splitlines()
-        kind = COLLECTIVES[collective]
-        op = op_of("sum") if kind.reduces else None
-        call = Call(collective, 0, None, None, 0, dtype_of("float32"), op, nbytes=nbytes)
-        if self._in_layers(call, self.config):
-            first = (
-                f"{collective}, {nbytes} bytes, {self.fabric.nranks} GPU ranks on "
-                f"{max(self.fabric.nodes) + 1} nodes: in two layers, from {LEAST_BYTES} bytes on"
-            )
-            return "\n".join([first, *self.layers.explain(call)])
-        first = lines[0].replace("CPU ranks", "GPU ranks").partition(": staged")[0]
-        first = first.partition(": agreed")[0]
-        return "\n".join(
-            [
-                f"{first}; between them in pinned host memory, in pieces of at most "
-                f"{PIECE_BYTES} bytes, each by:",
-                *lines[1:],
-            ]
+        nranks = self.fabric.nranks
+        call = call_of(collective, nbytes, nranks)
+        if not self.in_layers(call, self.config):
+            return explain_pieces(call, self._first_piece(call), PIECE_BYTES, self)
+        title = (
+            f"{collective}, {nbytes} bytes, {nranks} GPU ranks on {max(self.fabric.nodes) + 1} "
+            f"nodes: in two layers, from {measured.LAYERS_BYTES.value} bytes on"
         )
+        return "\n".join([title, *self.layers.explain(call)])
 
     # -- errors ------------------------------------------------------------------------------
 

@@ -11,8 +11,9 @@ from ringcoll.arguments.calls import Call
 from ringcoll.collectives import COLLECTIVES
 from ringcoll.model.links import Links
 from ringcoll.plan import Plan
+from ringcoll.tuner import measured
 from ringcoll.tuner.choice import Limits
-from ringcoll.tuner.measured import HOST, LAYERS_BYTES, NETWORK
+from ringcoll.tuner.measured import HOST, NETWORK
 
 
 def links_of(nodes: Sequence[int]) -> Links:
@@ -57,4 +58,4 @@ def in_two_layers(call: Call, limits: Limits) -> bool:
     named = limits.algorithm == "hierarchical" and "hierarchical" in ALGORITHMS[call.collective]
     free = (limits.algorithm is None or named) and not (limits.slices or limits.channels)
     ordered = limits.deterministic and COLLECTIVES[call.collective].reduces
-    return call.nbytes >= LAYERS_BYTES.value and free and not (ordered or limits.verify)
+    return call.nbytes >= measured.LAYERS_BYTES.value and free and not (ordered or limits.verify)

@@ -31,9 +31,6 @@ from ringcoll.executors.cuda_nodes.phases import LayeredCall, Phases
 from ringcoll.executors.cuda_nodes.pieces import ALIGN
 from ringcoll.executors.cuda_nodes.slices import SLICE_MAKERS
 
-LEAST_BYTES = 1 << 20
-"""Bytes of the larger buffer from which calls run in layers; below, latency dominates."""
-
 _FEW = 4
 """The fewest slices of a call, unless they would be shorter than :data:`_SHORT`."""
 

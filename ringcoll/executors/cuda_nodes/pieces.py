@@ -8,7 +8,7 @@ as a call of CPU ranks, so all ranks get the same bits.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -61,10 +61,34 @@ def cut(call: Call, nranks: int, most: int) -> list[tuple[int, int]]:
     return [(at, min(longest, at + per)) for at in range(0, max(1, longest), per)]
 
 
+def part_of(call: Call, nranks: int, first: int, last: int) -> Call:
+    """The call with elements ``first`` to ``last`` of each segment, without buffers."""
+    counts = tuple(min(last, count) - min(first, count) for count in call.counts)
+    kind = COLLECTIVES[call.collective]
+    width = nranks if "all" in (kind.input, kind.output) else 1
+    nbytes = (sum(counts) if counts else width * (last - first)) * call.dtype.itemsize
+    return Call(
+        call.collective,
+        call.rank,
+        None,
+        None,
+        max(counts, default=last - first),
+        call.dtype,
+        call.op,
+        call.root,
+        False,
+        nbytes,
+        call.peer,
+        counts,
+        (),
+        _signature_text(call),
+        shown=call.shown,
+    )
+
+
 def piece_of(call: Call, nranks: int, first: int, last: int, slot: Bytes) -> Piece:
     """The piece with elements ``first`` to ``last``, in ``slot``; reads no device memory."""
     name = call.collective
-    counts = tuple(min(last, count) - min(first, count) for count in call.counts)
     item = call.dtype.itemsize
     # The plan of a send has two ranks, the sender and the receiver.
     collective = Collective(name, 2 if name == "send" else nranks, root=call.root)
@@ -87,26 +111,7 @@ def piece_of(call: Call, nranks: int, first: int, last: int, slot: Bytes) -> Pie
         views.append(slot[start:end].view(call.dtype.numpy))
         copies.append(tuple(_merged(found)))
         start = -(-end // ALIGN) * ALIGN
-    count = max(counts, default=last - first)
-    kind = COLLECTIVES[name]
-    width = nranks if "all" in (kind.input, kind.output) else 1
-    part = Call(
-        name,
-        call.rank,
-        views[0],
-        views[1],
-        count,
-        call.dtype,
-        call.op,
-        call.root,
-        False,
-        (sum(counts) if counts else width * count) * item,
-        call.peer,
-        counts,
-        (),
-        _signature_text(call),
-        shown=call.shown,
-    )
+    part = replace(part_of(call, nranks, first, last), send=views[0], recv=views[1])
     return Piece(part, copies[0], copies[1])
 
 

@@ -24,6 +24,7 @@ from ringcoll.executors.cuda.workspace import Workspace
 from ringcoll.executors.cuda_nodes import carry, executor, pieces, point_to_point
 from ringcoll.executors.cuda_nodes import layers as executor_layers
 from ringcoll.executors.cuda_nodes.exchange import RailLimits
+from ringcoll.tuner import measured
 from tests.communicator.cases import ROOTED, SHAPES, Case
 from tests.gpu.fake_gpus import FakeBuffer, Gpus, fake
 from tests.gpu.messages import by_threads, messages, ring, several, unequal
@@ -410,7 +411,8 @@ def fake_gpus() -> Iterator[Gpus]:
         patched.setattr(point_to_point, "_PIECE_BYTES", SMALL)
         patched.setattr(pieces, "_SHORT", SMALL // 2)
         patched.setattr(executor_layers, "_SHORT", SMALL // 8)
-        patched.setattr(gpu_nodes, "LEAST_BYTES", 30_000)
+        short = replace(measured.LAYERS_BYTES, value=30_000)
+        patched.setattr(measured, "LAYERS_BYTES", short)
         # Each communicator takes its memory anew, page by page: room for the largest call here.
         workspace = partial(Workspace, **HALVES, copied=1 << 20, zone_bytes=256 << 10)
         for module in ("communicator.gpu", "executors.cuda.executor"):

@@ -1,12 +1,13 @@
 """The program of fake GPUs on real ones: ``python real_gpus.py PART ... WORD``."""
 
 import sys
+from dataclasses import replace
 
 import numpy as np
 
 import ringcoll
-from ringcoll.communicator import gpu_nodes
 from ringcoll.executors.cuda_nodes import layers
+from ringcoll.tuner import measured
 from tests.gpu.ranks import Call, Mirror, inputs_of, judge, on
 from tests.gpu.test_point_to_point import DeviceBuffer
 from tests.nodes.programs import gpus
@@ -107,7 +108,7 @@ def main() -> None:
         (gpus, "Plain", DeviceBuffer),
         (gpus, "run", run),
         # So that what is small enough to be checked closely has layers and slices.
-        (gpu_nodes, "LEAST_BYTES", 30_000),
+        (measured, "LAYERS_BYTES", replace(measured.LAYERS_BYTES, value=30_000)),
         (layers, "_SHORT", 2048),
     ):
         setattr(module, name, value)
