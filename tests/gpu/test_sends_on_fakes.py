@@ -10,7 +10,18 @@ import pytest
 
 import ringcoll
 from ringcoll.errors import ArgumentError, DeadlineError, Error, LaunchRefused, MismatchError
+from ringcoll.executors.cuda.params import (
+    Addresses,
+    Header,
+    Parameter,
+    Places,
+    given_address,
+    pack,
+    places_of,
+)
+from ringcoll.executors.cuda.point_to_point import Half, Message, pairs_body, shared_out
 from ringcoll.executors.cuda.stream_order import StreamOrder
+from ringcoll.executors.cuda.workspace import Workspace
 from ringcoll.fabric.thread import ThreadFabric
 from tests.gpu.messages import (
     all_gather_v,
@@ -125,6 +136,50 @@ def test_sends_one_after_the_other(ranks):
     """Neither end groups its calls: they meet one by one, small ones also out of step."""
     sent = [(0, 1, n) for n in (5, LARGE, 0, 7, LARGE)] + [(1, 0, 3), (0, 1, 4)]
     assert in_threads(ranks, by_threads(messages(sent), FakeBuffer)) == []
+
+
+@placed([0, 0], [0, 1])
+@pytest.mark.parametrize("count", [0, 37, 4096])
+def test_messages_of_one_shape_are_prepared_once(ranks, count):
+    """A launch is given the addresses of its arrays; only their alignment counts."""
+
+    def work(comm) -> None:
+        other = 1 - comm.rank
+        kept: list[FakeBuffer] = []
+        for number in range(12):
+            offset = 4 * number + number // 6  # in elements of four bytes
+            sent = FakeBuffer(comm, np.full(count, comm.rank + number), offset=offset)
+            got = FakeBuffer(comm, count, offset=offset)
+            kept += sent, got  # so that the next lie elsewhere
+            comm.sendrecv(sent.array, other, got.array, other)
+            comm.synchronize()
+            got.check(np.full(count, other + number))
+            sent.check(np.full(count, comm.rank + number))
+
+    assert in_threads(ranks, work) == []
+    launches = {id(comm._state.sending): len(comm._state.sending._kept) for comm in ranks}
+    assert 1 <= sum(launches.values()) <= 2 * len(ranks)
+
+
+def test_the_words_of_a_launch_are_those_of_its_addresses():
+    """Byte for byte what was packed for these addresses themselves."""
+    workspace = Workspace(2)
+    local = [Addresses(0, (1 << 32, 2 << 32), 0)]
+    header = Header(20.0, 0, False, False, workspace.replicas)
+
+    def packed(first: int, second: int) -> tuple[bytes, Places]:
+        halves = [
+            Half(1, True, (Message(given_address(first, 0), 70_000, "count=70000", 5),)),
+            Half(1, False, (Message(given_address(second, 3), 640, "count=640", 6),)),
+        ]
+        body = pairs_body(workspace, local, [halves], [shared_out(halves, workspace, 8, "here")])
+        return pack(body, header, workspace.progress, local), places_of(body, local, 4)
+
+    (made, places), (wanted, _) = packed(0x7000_0000, 0x7100_0010), packed(0x7200_0040, 0x7300_0020)
+    assert made != wanted
+    parameter = Parameter(made, places)
+    parameter.fill((0x7200_0040, 0, 0, 0x7300_0020))
+    assert parameter.words.tobytes() == wanted
 
 
 @placed([0, 0], [0, 1])

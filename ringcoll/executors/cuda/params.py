@@ -28,7 +28,7 @@ class GivenAddress(int):
     A prepared call serves every array of its shape: :func:`places_of` finds these among the words.
     """
 
-    number: int = 0  # from 0 to GIVEN - 1
+    number: int = 0  # below GIVEN; of sends and receives, below their number
     offset: int = 0
 
     def __add__(self, distance: int) -> GivenAddress:
@@ -155,16 +155,16 @@ Places = tuple[tuple[tuple[int, int], ...], ...]
 """Of each address that a launch is given: the words that hold it, and what each adds to it."""
 
 
-def places_of(body: Body, local: Sequence[Addresses]) -> Places:
-    """Where the bytes of :func:`pack` hold the addresses that a launch is given."""
-    found: list[list[tuple[int, int]]] = [[] for _ in range(GIVEN * len(local))]
+def places_of(body: Body, local: Sequence[Addresses], given: int = GIVEN) -> Places:
+    """Where the bytes of :func:`pack` hold the addresses that a launch is given for each rank."""
+    found: list[list[tuple[int, int]]] = [[] for _ in range(given * len(local))]
     first = _HEAD.size // 8
     for rank, (at, own) in enumerate(zip(local, body.words, strict=True)):
         first += _LOCAL.size // 8 + len(at.workspaces)
         words = (at.mappings, *at.hello, 0, 0, *at.user, 0, 0, *own)
         for place, word in enumerate(words, first):
             if isinstance(word, GivenAddress):
-                found[GIVEN * rank + word.number].append((place, word.offset))
+                found[given * rank + word.number].append((place, word.offset))
         first += len(words)
     return tuple(map(tuple, found))
 

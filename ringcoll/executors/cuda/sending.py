@@ -7,6 +7,7 @@ other. Where ranks share a GPU their halves may have to share the launch too: se
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ from ringcoll.arguments.calls import Call
 from ringcoll.cuda.device import on
 from ringcoll.executors.contract import GroupCall
 from ringcoll.executors.cuda.loader import Launchable
-from ringcoll.executors.cuda.params import Addresses, Header, pack
+from ringcoll.executors.cuda.params import Addresses, Header, given_address, pack, places_of
 from ringcoll.executors.cuda.point_to_point import (
     Half,
     Message,
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
 
 KEPT = 128
 """Launches that a rank keeps; the oldest goes first."""
+
+ALIGNED = 16
+"""Bytes: of an address the kernel's words depend on the rest of a division by it."""
 
 _Record = tuple[SharedState, int, str]
 
@@ -91,15 +95,27 @@ class Member:
         return min(p.most or self.pairs.executor.machine.blocks for p in self.paired)
 
     def key(self) -> tuple[object, ...]:
-        """What a kernel's parameter depends on."""
+        """What a kernel's parameter depends on, beside the addresses that a launch is given."""
         calls = tuple(
             (
-                *(c.peer, c.count, c.dtype.name, start_of(c.send), start_of(c.recv)),
-                *(c.send is not None, c.shown),
+                *(
+                    c.peer,
+                    c.count,
+                    c.dtype.name,
+                    c.send is not None,
+                    c.recv is not None,
+                    c.shown,
+                    c.tag,
+                ),
+                *(address % ALIGNED for address in _addresses(c)),
             )
             for c in self.calls
         )
         return self.rank, self.most, calls
+
+    def addresses(self) -> list[int]:
+        """The addresses that a launch is given: of INPUT and OUTPUT of each call."""
+        return [address for call in self.calls for address in _addresses(call)]
 
     def ends(self) -> list[End]:
         """The ends of messages whose other end shares the device."""
@@ -172,6 +188,7 @@ class CudaPairs:
             shared_out(own, executor.workspace, member.most, f"rank {member.rank}")
             for member, own in zip(members, halves, strict=True)
         ]
+        given = max(len(member.addresses()) for member in members)
         local = [
             Addresses(each.rank, each.memory.pointers, each.report.device)
             for each in (member.pairs.executor for member in members)
@@ -182,21 +199,26 @@ class CudaPairs:
         where = f"send and recv on rank {self.rank}"
         function = executor.kernels.function(body.text, timeout, where)
         grid = max(1, *map(sum, blocks))
-        return Launchable(function, grid, len(local), THREADS, parameter), records
+        places = places_of(body, local, given)
+        return Launchable(function, grid, len(local), THREADS, parameter, places), records
 
 
 def _halves(member: Member, records: list[_Record]) -> list[Half]:
     """The calls of a rank by peer and direction; their signature texts go to ``records``."""
     shared_state = member.pairs.executor.shared_state
     found: dict[tuple[int, bool, bool], list[Message]] = {}
-    for call in member.calls:
+    for at, call in enumerate(member.calls):
         copies = call.send is not None and call.recv is not None
         nbytes = call.count * call.dtype.itemsize
         text = f"count={call.count} dtype={call.dtype.name}"
+        source, target = (
+            given_address(address, 2 * at + end) if address else 0
+            for end, address in enumerate(_addresses(call))
+        )
         if copies:
-            message = Message(start_of(call.send), nbytes, target=start_of(call.recv))
+            message = Message(source, nbytes, target=target)
         else:
-            address = start_of(call.recv if call.send is None else call.send)
+            address = target if call.send is None else source
             number = next(shared_state.numbers)
             records.append((shared_state, number, call.tagged(call.shown or text)))
             message = Message(address, nbytes, text, number)
@@ -205,6 +227,10 @@ def _halves(member: Member, records: list[_Record]) -> list[Half]:
         Half(peer, sends, tuple(messages), copies)
         for (peer, sends, copies), messages in found.items()
     ]
+
+
+def _addresses(call: Call) -> tuple[int, int]:
+    return start_of(call.send), start_of(call.recv)
 
 
 def _task(members: Sequence[Member]) -> Task:
@@ -246,8 +272,11 @@ def _launch(members: Sequence[Member]) -> None:
     for member in members:
         member.pairs.executor.stream_order.switch_to(stream)
         member.pairs.executor.async_errors.pair_timeout = timeout
+    addresses = [member.addresses() for member in members]
+    longest = max(map(len, addresses))
+    filled = (each + [0] * (longest - len(each)) for each in addresses)
     with on(ordinal):
-        launchable.launch(stream)
+        launchable.launch(stream, tuple(itertools.chain.from_iterable(filled)))
     for other in others:
         order(ordinal, stream, other)
     for member in members:
