@@ -44,7 +44,9 @@ def choose_simple(call: Call, machine: GpuRanks, limits: Limits, fits: Fits) -> 
     most = min(limits.blocks or machine.blocks, machine.blocks)
     default = _default_algorithm(call, machine, limits, most)
     candidate = candidate_of(call, machine, limits, default)
-    slices = limits.slices or slices_of(call, limits, default)
+    # A barrier has nothing to slice, even if the communicator's options set slices.
+    barrier = call.collective == "barrier"
+    slices = 1 if barrier else limits.slices or slices_of(call, limits, default)
     launch = Launch("Simple", slices, WINDOW, limits.mapped, in_place(call))
     found = fitted(call, candidate, launch, ALIGN, fits, "sm", _why(call, limits, default))
     lanes = max(1, *(len(found.program.of(rank)) for rank in range(nranks)))

@@ -71,7 +71,7 @@ class Machine(Runtime):
 
     generic = False
 
-    def compile(self, text: str, _capability: tuple[int, int]) -> None:
+    def compile(self, text: str, _capability: tuple[int, int], _call: str = "") -> None:
         """When it is loaded."""
 
     def has(self, text: str, _ordinal: int) -> bool:

@@ -37,7 +37,7 @@ class Texts:
     def has(self, _text: str, _ordinal: int) -> bool:
         return False
 
-    def compile(self, text: str, _capability: object) -> None:
+    def compile(self, text: str, _capability: object, _call: str = "") -> None:
         """When it is loaded."""
 
     def function(self, text: str, _ordinal: int, _capability: object) -> int:
