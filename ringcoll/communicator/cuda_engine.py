@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from ringcoll.arguments.calls import Call
-from ringcoll.communicator.call_cache import prepare_collective
+from ringcoll.communicator.call_cache import CACHED_CALLS, evict, prepare_collective
 from ringcoll.communicator.engine import Check, Engine
 from ringcoll.communicator.gpu import CudaState
 from ringcoll.communicator.gpu_nodes import NodesState
@@ -26,6 +26,7 @@ from ringcoll.cuda.streams import stream_of
 from ringcoll.errors import ArgumentError, Error
 from ringcoll.executors.contract import Given, GroupCall, LaunchRequest
 from ringcoll.executors.cuda.executor import CudaExecutor
+from ringcoll.executors.cuda.sending import ALIGNED, PreparedPairs
 from ringcoll.executors.cuda_nodes.executor import CudaNodesExecutor
 from ringcoll.options import take_async_op
 from ringcoll.views import device_view, extent_of
@@ -95,6 +96,8 @@ class CudaEngine(Engine):
         self._owners: dict[int, object] = {}
         self._group: Callable[[], Group | None] = _no_group
         self._libraries = Libraries(self._ordinal)
+        self._messages: dict[object, PreparedPairs] = {}
+        self._keeps_messages = isinstance(state, CudaState) and state.sending.launches_alone
 
     def collective(
         self,
@@ -233,6 +236,52 @@ class CudaEngine(Engine):
         """
         call = Engine.check_counted(name, arguments, rank, nranks, send, recv)
         return replace(call, in_place=call.op is not None)
+
+    def message(
+        self, name: str, sendbuf: Any, dest: Any, recvbuf: Any, source: Any, exact: Any, how: Any
+    ) -> Work | None:
+        """Find messages by their shape and launch them, or check and prepare them."""
+        state: Any = self._state
+        libraries, first, second = self._libraries, 0, 0
+        key: tuple[object, ...] | None = None
+        if self._keeps_messages and not how and current() is None:
+            sent = (0, None) if sendbuf is None else libraries[type(sendbuf)].read(sendbuf)
+            received = (0, None) if recvbuf is None else libraries[type(recvbuf)].read(recvbuf)
+            if sent is not None and received is not None:
+                (first, sends), (second, receives) = sent, received
+                # With types: True and 1.0 are equal to 1.
+                peers = dest, source, exact, type(dest), type(source), type(exact)
+                key = name, peers, sends, receives, first % ALIGNED, second % ALIGNED
+        try:
+            found = None if key is None else self._messages.get(key)
+        except TypeError:  # an illegal argument that has no hash
+            key = found = None
+        like = recvbuf if sendbuf is None else sendbuf
+        if found is not None and not found.overlap(first, second):
+            pointer, owner = libraries[type(like)].stream(like)
+            if owner is not None:
+                with state.lock:
+                    before, self._owners = self._owners, {pointer: owner}
+                    try:
+                        state.run_pairs(found, pointer, first, second)
+                    except BaseException:
+                        self._keep(before)
+                        raise
+                return None
+        calls = self._check_message(name, sendbuf, dest, recvbuf, source, exact)
+        work = self.pairs(name, calls, how, (sendbuf, recvbuf))
+        if key is not None and found is None:
+            config = state.config
+            made = tuple(with_options(call, config) for call in calls)
+            timeout = state.timeout_of(config)
+            evict(self._messages, CACHED_CALLS)
+            self._messages[key] = state.prepared_pairs(made, timeout, config.max_sms)
+        return work
+
+    def forget(self) -> None:
+        """Drop all prepared calls."""
+        super().forget()
+        self._messages.clear()
 
     def pairs(
         self, name: str, calls: list[Call], how: dict[str, Any], alive: tuple[object, ...], /

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
-from ringcoll.arguments.calls import Call
+from ringcoll.arguments.calls import Call, prepare_recv, prepare_send, prepare_sendrecv
 from ringcoll.arguments.vector import VCall
 from ringcoll.communicator.call_cache import CallCache, comparable, prepare_collective
 from ringcoll.communicator.rank import RankState
@@ -82,6 +82,26 @@ class Engine(ABC):
         self, name: str, calls: list[Call], how: dict[str, Any], alive: tuple[object, ...], /
     ) -> Work | None:
         """Launch checked sends and receives together; ``alive``: their buffers."""
+
+    def message(
+        self, name: str, sendbuf: Any, dest: Any, recvbuf: Any, source: Any, exact: Any, how: Any
+    ) -> Work | None:
+        """Check and launch ``send``, ``recv`` or ``sendrecv``; None for what it does not take."""
+        calls = self._check_message(name, sendbuf, dest, recvbuf, source, exact)
+        return self.pairs(name, calls, how, (sendbuf, recvbuf))
+
+    def _check_message(
+        self, name: str, sendbuf: Any, dest: Any, recvbuf: Any, source: Any, exact: Any
+    ) -> list[Call]:
+        ranks: dict[str, Any] = {"rank": self._rank, "nranks": self._nranks}
+        if name == "send":
+            (send,) = self.views(name, buf=sendbuf)
+            return [prepare_send(send, dest, **ranks)]
+        if name == "recv":
+            (recv,) = self.views(name, buf=recvbuf)
+            return [prepare_recv(recv, source, exact, **ranks)]
+        send, recv = self.views(name, sendbuf=sendbuf, recvbuf=recvbuf)
+        return [*prepare_sendrecv(send, dest, recv, source, exact, **ranks)]
 
     def exchange(self, call: VCall, how: dict[str, Any], alive: tuple[object, ...]) -> Work | None:
         """Launch a v-variant that runs as sends and receives."""

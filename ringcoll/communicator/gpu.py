@@ -16,12 +16,12 @@ from ringcoll.cuda.arrays import device_array
 from ringcoll.cuda.device import Device
 from ringcoll.cuda.streams import outside_capture
 from ringcoll.errors import AbortedError, ArgumentError, Error, LaunchRefused, MachineError
-from ringcoll.executors.contract import Given, GroupCall
+from ringcoll.executors.contract import Given
 from ringcoll.executors.cuda.async_errors import Watchdog
 from ringcoll.executors.cuda.cuda_call import CudaCall
 from ringcoll.executors.cuda.executor import CudaExecutor, mapped_buffers
 from ringcoll.executors.cuda.loader import Loader
-from ringcoll.executors.cuda.sending import CudaPairs, PairCalls
+from ringcoll.executors.cuda.sending import CudaPairs, PairCalls, PreparedPairs
 from ringcoll.executors.cuda.trace import Recorder
 from ringcoll.executors.cuda.workspace import Workspace
 from ringcoll.executors.rows import TraceEntry
@@ -162,10 +162,28 @@ class CudaState(RankState):
 
     def paired(
         self, calls: tuple[Call, ...], stream: int, timeout: float, *, owned: bool, most: int | None
-    ) -> GroupCall:
+    ) -> PairCalls:
         """Sends and receives that are launched together; ``most``: CUDA blocks."""
         most = None if most is None else min(most, self.cuda.machine.blocks)
         return PairCalls(self.sending, calls, stream, timeout, owned, most)
+
+    def prepared_pairs(
+        self, calls: tuple[Call, ...], timeout: float, most: int | None
+    ) -> PreparedPairs:
+        """The launch of the messages of one call, for all arrays of their shape."""
+        found = self.paired(calls, 0, timeout, owned=True, most=most)
+        return self.sending.prepared(found)
+
+    def run_pairs(self, prepared: PreparedPairs, stream: int, send: int, recv: int) -> None:
+        """Enqueue the messages of one call, on arrays at these addresses."""
+        if self.closed or self.inherited or self.broken is not None:  # saves a call
+            self.usable()
+        try:
+            self.fabric.check()
+            self.sending.run(prepared, stream, send, recv)
+        except BaseException as error:
+            self.fail(error)
+            raise
 
     def run(self, prepared: Any, stream: int | None = None, addresses: Given | None = None) -> None:
         """Enqueue one call of this rank alone."""

@@ -5,14 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, overload
 
-from ringcoll.arguments.calls import (
-    ANY,
-    AnySource,
-    check_source,
-    prepare_recv,
-    prepare_send,
-    prepare_sendrecv,
-)
+from ringcoll.arguments.calls import ANY, AnySource, check_source
 from ringcoll.communicator.calling import Calling
 from ringcoll.communicator.progress import Envelope
 from ringcoll.communicator.work import Work
@@ -63,9 +56,7 @@ class Messages(Calling):
             [[1.0, 1.0], [1.0, 1.0]]
 
         """
-        (send,) = self._engine.views("send", buf=buf)
-        call = prepare_send(send, dest, rank=self.rank, nranks=self.nranks)
-        return self._engine.pairs("send", [call], how, (buf,))
+        return self._engine.message("send", buf, dest, None, None, None, how)
 
     @overload
     def recv(
@@ -128,9 +119,7 @@ class Messages(Calling):
             [[1.0, 1.0], [1.0, 1.0]]
 
         """
-        (recv,) = self._engine.views("recv", buf=buf)
-        call = prepare_recv(recv, source, exact, rank=self.rank, nranks=self.nranks)
-        return self._engine.pairs("recv", [call], how, (buf,))
+        return self._engine.message("recv", None, None, buf, source, exact, how)
 
     def probe(
         self,
@@ -248,7 +237,4 @@ class Messages(Calling):
             [[2, 2], [0, 0], [1, 1]]
 
         """
-        send, recv = self._engine.views("sendrecv", sendbuf=sendbuf, recvbuf=recvbuf)
-        ranks = {"rank": self.rank, "nranks": self.nranks}
-        calls = prepare_sendrecv(send, dest, recv, source, exact, **ranks)
-        return self._engine.pairs("sendrecv", list(calls), how, (sendbuf, recvbuf))
+        return self._engine.message("sendrecv", sendbuf, dest, recvbuf, source, exact, how)

@@ -131,6 +131,22 @@ class Member:
         ]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class PreparedPairs:
+    """The launch of the messages of one call: at most one each way, to or from other ranks."""
+
+    launchable: Launchable
+    records: list[_Record]
+    timeout: float
+    nbytes: tuple[int, int]  # sent and received
+    slots: tuple[int, int]  # where a launch is given their addresses; -1: not
+    given: int
+
+    def overlap(self, send: int, recv: int) -> bool:
+        """Whether buffers at these addresses share memory."""
+        return -self.nbytes[1] < recv - send < self.nbytes[0]
+
+
 class CudaPairs:
     """One rank's sends and receives, with the workspace, report and streams of ``executor``."""
 
@@ -138,6 +154,44 @@ class CudaPairs:
         self.executor, self.rank = executor, executor.rank
         self.running: list[Bundle[Member]] = []
         self._kept: dict[tuple[object, ...], tuple[Launchable, list[_Record]]] = {}
+
+    @property
+    def launches_alone(self) -> bool:
+        """Whether no other rank shares the device, and so the launch."""
+        return len(self.executor.shared_launch.ranks) == 1
+
+    def prepared(self, calls: PairCalls) -> PreparedPairs:
+        """The launch of the messages of one call, for all arrays of their shape."""
+        member = Member(self, (calls,))
+        key = calls.timeout, member.key()
+        launchable = self.launchable([member], calls.timeout)
+        slots, nbytes = [-1, -1], [0, 0]
+        for at, call in enumerate(calls.calls):
+            side = int(call.send is None)
+            slots[side], nbytes[side] = 2 * at + side, call.nbytes
+        return PreparedPairs(
+            launchable,
+            self._kept[key][1],
+            calls.timeout,
+            (nbytes[0], nbytes[1]),
+            (slots[0], slots[1]),
+            2 * len(calls.calls),
+        )
+
+    def run(self, prepared: PreparedPairs, stream: int, send: int, recv: int) -> None:
+        """Launch the messages of one call, on arrays at these addresses."""
+        executor, given = self.executor, [0] * prepared.given
+        executor.compare_last()
+        for shared_state, number, text in prepared.records:
+            if not shared_state.keeps_record(number):
+                shared_state.record(number, text)
+        for slot, address in zip(prepared.slots, (send, recv), strict=True):
+            if slot >= 0:
+                given[slot] = address
+        executor.stream_order.switch_to(stream)
+        executor.async_errors.pair_timeout = prepared.timeout
+        with on(executor.device.ordinal):
+            prepared.launchable.launch(stream, tuple(given))
 
     def task(self, calls: Sequence[PairCalls], _timeout: float) -> Task:
         """Launch all sends and receives of this rank at once."""

@@ -1,0 +1,123 @@
+"""Messages of GPU ranks that are found by their shape, with kernels that run on the CPU."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+import ringcoll
+from ringcoll.errors import ArgumentError, MismatchError
+from tests.gpu.ranks import close
+from tests.kernels.stand_in import needs_compiler
+
+pytest.importorskip("cupy")
+
+from tests.gpu.fake_gpus import FakeBuffer, fake
+
+pytestmark = needs_compiler
+
+
+@pytest.fixture
+def comms(monkeypatch):
+    gpus = fake(monkeypatch, 2, sms=24)
+    made = ringcoll.init_all([0, 1], device="cuda", timeout=20)
+    yield made
+    close(made, failed=True)
+    gpus.close()
+
+
+def in_threads(comms, work):
+    """A thread for each rank; what they raised."""
+    failures = []
+
+    def run(comm) -> None:
+        try:
+            comm._settle()
+            work(comm)
+        except BaseException as error:
+            failures.append(error)
+            comm.abort(repr(error))
+
+    threads = [threading.Thread(target=run, args=(comm,)) for comm in comms]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return failures
+
+
+@pytest.mark.parametrize("name", ["sendrecv", "send", "recv"])
+def test_messages_of_one_shape_are_checked_once(name, comms, monkeypatch):
+    """The buffers of a message that was made before are read, and not viewed and checked again."""
+    checked = []
+    honest = type(comms[0]._engine)._check_message
+
+    def noted(self, *arguments):
+        checked.append(arguments[0])
+        return honest(self, *arguments)
+
+    monkeypatch.setattr(type(comms[0]._engine), "_check_message", noted)
+
+    def work(comm) -> None:
+        other = 1 - comm.rank
+        kept: list[FakeBuffer] = []
+        for number in range(8):
+            sent = FakeBuffer(comm, np.full(300, comm.rank + number))
+            got = FakeBuffer(comm, 300)
+            kept += sent, got
+            if name == "sendrecv":
+                comm.sendrecv(sent.array, other, got.array, other)
+            elif comm.rank == 0:
+                comm.send(sent.array, other)
+                comm.recv(got.array, other)
+            else:
+                comm.recv(got.array, other)
+                comm.send(sent.array, other)
+            comm.synchronize()
+            got.check(np.full(300, other + number))
+
+    assert in_threads(comms, work) == []
+    assert len(comms[0]._engine._messages) <= 4
+    assert len(checked) == sum(len(comm._engine._messages) for comm in comms)
+    comms[0]._engine.forget()
+    assert not comms[0]._engine._messages
+
+
+def test_buffers_that_share_memory_are_refused_whatever_went_before(comms):
+    def work(comm) -> None:
+        other = 1 - comm.rank
+        one, two = FakeBuffer(comm, np.full(64, 1)), FakeBuffer(comm, 64)
+        for _ in range(2):
+            comm.sendrecv(one.array, other, two.array, other)
+        with pytest.raises(ArgumentError, match="overlaps"):
+            comm.sendrecv(one.array, other, one.array, other)
+        comm.sendrecv(one.array, other, two.array, other)
+        comm.synchronize()
+        two.check(np.full(64, 1))
+
+    assert in_threads(comms, work) == []
+
+
+def test_a_kept_message_that_the_other_end_does_not_expect(comms):
+    """Its record is published again, so the error shows both ends."""
+
+    def work(comm) -> None:
+        other = 1 - comm.rank
+        x, y = FakeBuffer(comm, np.full(64, 1)), FakeBuffer(comm, 64)
+        longer = FakeBuffer(comm, 80)
+        for _ in range(2):
+            comm.sendrecv(x.array, other, y.array, other)
+        if comm.rank == 0:
+            comm.send(x.array, 1)
+            comm.sendrecv(x.array, other, y.array, other)
+        else:
+            comm.recv(longer.array, 0)
+            comm.sendrecv(x.array, other, y.array, other)
+        comm.synchronize()
+        comm.check()
+
+    failures = in_threads(comms, work)
+    assert any(isinstance(error, MismatchError) for error in failures)
+    assert any("count=64" in str(error) and "count=80" in str(error) for error in failures)
