@@ -2,8 +2,9 @@
 
 A call's arguments are checked once for their *shape*: collective, dtype, count, operator, root,
 options, what of the alignment a kernel is compiled for, and how one buffer lies in the other. A
-checked call is prepared once for each class of memory. Every launch is given its addresses, and
-memory that peers reach is looked up by address at every call: nothing is known of an old one.
+checked call is prepared once for each class of memory; across nodes and for copy engines, once for
+each address. Every launch is given its addresses, and memory that peers reach is looked up by
+address at every call: nothing is known of an old one.
 """
 
 from __future__ import annotations
@@ -70,9 +71,9 @@ class CallCache:
         """
         checked = self._checked.get(key)
         if second and first:
-            between = second - first
-            if checked is None or -checked.nbytes[1] < between < checked.nbytes[0]:
-                checked = self._checked.get((key, between))
+            distance = second - first
+            if checked is None or -checked.nbytes[1] < distance < checked.nbytes[0]:
+                checked = self._checked.get((key, distance))
         if checked is None:
             return None
         at, input_, output = (first, second, 0), checked.input, checked.output
@@ -88,8 +89,8 @@ class CallCache:
 
         With a key of None it is not kept.
         """
-        between = second[0] - first[0]
-        overlap = first[0] and second[0] and -second[1] < between < first[1]
+        distance = second[0] - first[0]
+        overlap = first[0] and second[0] and -second[1] < distance < first[1]
         input_, output = (_part(array, first, second) for array in (call.send, call.recv))
         checked = CheckedCall(
             replace(call, send=_emptied(call.send), recv=_emptied(call.recv)),
@@ -103,7 +104,7 @@ class CallCache:
         found = self._in_memory(checked, start_of(call.send), start_of(call.recv), whole)
         if key is not None:
             evict(self._checked, CACHED_CALLS)
-            self._checked[(key, between) if overlap else key] = checked
+            self._checked[(key, distance) if overlap else key] = checked
         return found
 
     def _in_memory(
