@@ -19,8 +19,9 @@ from ringcoll.errors import AbortedError, ArgumentError, Error, LaunchRefused, M
 from ringcoll.executors.contract import Given
 from ringcoll.executors.cuda.async_errors import Watchdog
 from ringcoll.executors.cuda.cuda_call import CudaCall
-from ringcoll.executors.cuda.executor import CudaExecutor, mapped_buffers
+from ringcoll.executors.cuda.executor import CudaExecutor
 from ringcoll.executors.cuda.loader import Loader
+from ringcoll.executors.cuda.preparing import mapped_buffers
 from ringcoll.executors.cuda.sending import CudaPairs, PairCalls, PreparedPairs
 from ringcoll.executors.cuda.trace import Recorder
 from ringcoll.executors.cuda.workspace import Workspace

@@ -8,6 +8,7 @@ import pytest
 
 from ringcoll.cuda.device import Device
 from ringcoll.errors import MachineError
+from ringcoll.executors.cuda import executor
 from ringcoll.executors.cuda.copy_launch import StreamPool
 from ringcoll.executors.cuda.executor import CudaExecutor
 from ringcoll.executors.cuda.mappings import Mappings
@@ -23,8 +24,8 @@ def refuse(*_words, **_names):
 
 @pytest.mark.parametrize(
     ("kind", "step"),
-    [(Mappings, "__init__"), (StreamPool, "warm"), (CudaExecutor, "_group_by_device")],
-    ids=["table", "streams", "seats"],
+    [(Mappings, "__init__"), (StreamPool, "warm"), (executor, "group_by_device")],
+    ids=["table", "streams", "group"],
 )
 def test_what_was_made_is_closed(stand_in, together, monkeypatch, kind, step):
     runtime = stand_in(1)

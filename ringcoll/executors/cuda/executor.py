@@ -7,71 +7,39 @@ next call reads without synchronizing with the device.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import os
 import struct
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import replace
-from functools import partial
 
-from ringcoll.arguments.calls import Call
-from ringcoll.collectives import COLLECTIVES
-from ringcoll.cuda.device import Device, joined_by_nvlink, on, runtime
+from ringcoll.cuda.device import Device, on, runtime
 from ringcoll.cuda.memory import host_mapped
 from ringcoll.cuda.streams import EventPool, ReusedEvent
 from ringcoll.errors import AbortedError, Error, MismatchError, RankLostError
 from ringcoll.executors.contract import Given, LaunchRequest
 from ringcoll.executors.cuda.async_errors import AsyncErrors
-from ringcoll.executors.cuda.auto_register import AutoRegister
-from ringcoll.executors.cuda.copy_launch import CopyLaunch, StreamPool, copy_launch
+from ringcoll.executors.cuda.copy_launch import CopyLaunch, StreamPool
 from ringcoll.executors.cuda.cuda_call import CudaCall
+from ringcoll.executors.cuda.device_group import group_by_device
 from ringcoll.executors.cuda.hellos import Hellos
-from ringcoll.executors.cuda.kernel_body import KernelFits, body_of, gpu_ranks
-from ringcoll.executors.cuda.loader import Launchable, Loader
+from ringcoll.executors.cuda.loader import Loader
 from ringcoll.executors.cuda.loading import KernelLoading, Launching
 from ringcoll.executors.cuda.mappings import Mappings
-from ringcoll.executors.cuda.params import (
-    Addresses,
-    Body,
-    Header,
-    factor_bytes,
-    given_address,
-    pack,
-    places_of,
-)
+from ringcoll.executors.cuda.preparing import CudaPreparer
 from ringcoll.executors.cuda.reports import ABORT
-from ringcoll.executors.cuda.shared_launch import PendingLaunch, SharedLaunch
-from ringcoll.executors.cuda.signature import (
-    OFFSET_BITS,
-    copied_buffers,
-    peer_addresses,
-    signature_text,
-)
+from ringcoll.executors.cuda.shared_launch import PendingLaunch
 from ringcoll.executors.cuda.stream_order import StreamOrder
-from ringcoll.executors.cuda.trace import Recorder
-from ringcoll.executors.cuda.workspace import MOST_BLOCKS, Workspace
 from ringcoll.executors.drive import Pause, Task
 from ringcoll.executors.mismatch import different_calls
-from ringcoll.executors.shared_state import RECORDS, SharedState
+from ringcoll.executors.shared_state import SharedState
 from ringcoll.fabric import Fabric
-from ringcoll.plan import Buffer
 from ringcoll.symmetric.device import CudaSymmetricMemory
 from ringcoll.transports.peers import PeerMemory
 from ringcoll.transports.scratch import Transport
-from ringcoll.tuner import GpuRanks, Limits, choose
-from ringcoll.views import Extent, extent_of
-
-_IDENTITY = struct.Struct("<QQiiii16s")
-"""Process, number of its shared launch, device, multiprocessors, capability, bus address."""
-
-_shared_launches: dict[int, SharedLaunch[LaunchRequest]] = {}
-_numbers = itertools.count(1)
 
 
-class CudaExecutor:
+class CudaExecutor(CudaPreparer):
     """One rank's collectives on GPUs; it owns ``memory``, and constructing it is collective."""
 
     def __init__(
@@ -86,10 +54,7 @@ class CudaExecutor:
         self.fabric, self.device, self.symmetric, self.loader = fabric, device, symmetric, loader
         self.memory, self.transport = memory, transport
         self.rank, self.nranks = fabric.rank, fabric.nranks
-        self.workspace = Workspace(self.nranks)
-        self.fits = KernelFits(self.workspace)
-        self.recorder: Recorder | None = None
-        self.auto_register: AutoRegister | None = None
+        super().__init__(self.nranks)
         self.running: CudaCall | None = None
         self.in_order = True  # whether control calls and collectives have one order
         self._events = EventPool(device.ordinal)
@@ -110,7 +75,12 @@ class CudaExecutor:
             self.streams = made.enter_context(closing(StreamPool(ordinal)))
             copies = [pointer + self.workspace.copies for pointer in pointers]
             self.streams.warm(copies[self.rank], [pointer + 256 for pointer in copies])
-            self.shared_launch, self.machine = self._group_by_device()
+            group = group_by_device(fabric, device, transport, self.workspace, self._launch_all)
+            self.shared_launch, self.machine, self.alone = (
+                group.shared_launch,
+                group.machine,
+                group.alone,
+            )
             self.stream_order.communicator = self.shared_launch
             self.kernels = KernelLoading(
                 loader,
@@ -121,139 +91,7 @@ class CudaExecutor:
             )
             made.pop_all()
 
-    def _group_by_device(self) -> tuple[SharedLaunch[LaunchRequest], GpuRanks]:
-        """The launch shared by the ranks of this device, and what all ranks have; collective."""
-        device, mine = self.device, next(_numbers)
-        capability = device.major, device.minor
-        pci = device.pci.encode()
-        sent = _IDENTITY.pack(os.getpid(), mine, device.ordinal, device.sms, *capability, pci)
-        received = [
-            _IDENTITY.unpack(part)
-            for part in self.fabric.allgather(sent, what="the ranks' devices")
-        ]
-        ranks = [
-            rank
-            for rank, (pid, _, ordinal, *_) in enumerate(received)
-            if (pid, ordinal) == (os.getpid(), device.ordinal)
-        ]
-        addresses = [each[6] for each in received]
-        together = max(map(addresses.count, addresses))
-        most = min(int(each[3]) for each in received) // together
-        drivers = {(pid, ordinal) for pid, _, ordinal, *_ in received}
-        self.alone = len(drivers) == len({pid for pid, _ in drivers})
-        first = int(received[ranks[0]][1])
-        if self.rank == ranks[0]:
-            _shared_launches[first] = SharedLaunch(
-                ranks, device.ordinal, self._launch_all, self.fabric.notify
-            )
-        # NVLink keeps lines of 128 bytes whole between GPUs of one kind, and from Hopper on.
-        kinds = {(int(each[4]), int(each[5])) for each in received}
-        alike = len(kinds) == 1 or min(kinds) >= (9, 0)
-        peers = [bytes(address).rstrip(b"\0").decode() for address in addresses]
-        nvlink = alike and self.transport == "p2p" and joined_by_nvlink(device.pci, peers)
-        agreed = self.fabric.allgather(bytes([nvlink]), what="the ranks' devices")
-        shared_launch = _shared_launches[first]
-        self.fabric.allgather(b"", what="the ranks' devices")
-        _shared_launches.pop(first, None)
-        blocks = max(1, min(most, MOST_BLOCKS))
-        joined = all(map(any, agreed))
-        return shared_launch, gpu_ranks(self.workspace, blocks, nvlink=joined, together=together)
-
     # -- a call --------------------------------------------------------------------------------
-
-    def prepare(self, call: Call, limits: Limits, timeout: float) -> CudaCall:
-        """Choose, compile and load: all work of a call but its launch. No array is read."""
-        input_, output = extent_of(call.send), extent_of(call.recv)
-        hello = self.hello(input_, output, registered=limits.hellos_decide)
-        mapped = frozenset[Buffer]() if limits.hellos_decide else mapped_buffers(call, hello)
-        choice = choose(call, self.machine, replace(limits, mapped=mapped), self.fits)
-        known = copied_buffers(choice, hello)
-        text = signature_text(choice, call, known)
-        digest = hashlib.blake2b(text.encode(), digest_size=4).digest()
-        number = next(self.shared_state.numbers)
-        self.shared_state.record(number, call.tagged(text))
-        if choice.reads_hellos:
-            self.mappings.update()
-        at = Addresses(
-            self.rank,
-            self.memory.pointers,
-            self.report.device,
-            self.mappings.pointer,
-            _given(hello, 2) if choice.reads_hellos else (0, 0),
-            _given((input_[0], output[0]), 0),
-            factor_bytes(call.op, call.dtype),
-            peer_addresses(known, self.symmetric, self.nranks),
-            trace=0 if self.recorder is None else self.recorder.address,
-            launch=number,
-        )
-        signature = int.from_bytes(digest, "little")
-        ready = CudaCall(
-            replace(call, send=None, recv=None),
-            choice,
-            text,
-            signature,
-            number,
-            number % RECORDS,
-            timeout,
-            at,
-            (input_[0], output[0], *hello),
-            None,
-        )
-        self.async_errors.prepared(ready)
-        if len(self.shared_launch.ranks) == 1:
-            ready.launchable = self._launchable([ready])
-        return ready
-
-    def hello(self, input_: Extent, output: Extent, *, registered: bool) -> tuple[int, int]:
-        """Both buffers as peers reach them; ``registered``: also those registered automatically."""
-        first = self._mapped_address(*input_, registered)
-        return first, first if output == input_ else self._mapped_address(*output, registered)
-
-    def _mapped_address(self, start: int, nbytes: int, registered: bool) -> int:
-        """Memory as peers reach it: mapping << 48 | offset, 0 if they cannot."""
-        if not start:
-            return 0
-        found = self.symmetric.lookup(start, nbytes)
-        if found is None:
-            return (
-                self.auto_register.mapped_address(start, nbytes)
-                if registered and self.auto_register is not None
-                else 0
-            )
-        return found[0] << OFFSET_BITS | found[1]
-
-    def open_auto_register(self) -> AutoRegister:
-        """Open automatic registration, by which peers map repeated tensors; collective."""
-        self.auto_register = AutoRegister(self.fabric, self.device.ordinal, self.mappings)
-        return self.auto_register
-
-    def _launchable(self, calls: Sequence[CudaCall]) -> Launching:
-        """The launch of one rank, or of all that share the device."""
-        ready = calls[0]
-        choice, where = ready.choice, f"{ready.call.collective} on rank {self.rank}"
-        local = tuple(each.at for each in calls)
-        header = Header(
-            ready.timeout,
-            ready.signature,
-            choice.total,
-            choice.reads_hellos,
-            choice.grid.replicas,
-        )
-        if choice.engine == "copy":
-            load = partial(self.kernels.function, timeout=ready.timeout, where=where)
-            return copy_launch(
-                choice, ready.call, header, self.workspace, local, load, self.streams
-            )
-
-        progress = self.workspace.progress
-
-        def made(body: Body, function: int) -> Launchable:  # without self, which keeps it
-            parameter = pack(body, header, progress, local)
-            places, grid = places_of(body, local), choice.grid
-            return Launchable(function, grid.blocks, len(local), grid.threads, parameter, places)
-
-        body = body_of(choice, ready.call, self.workspace, local)
-        return self.kernels.launch(body, made, ready.timeout, where, ready.signature_text)
 
     def run(
         self,
@@ -266,18 +104,18 @@ class CudaExecutor:
             self.run(prepared.prepared, prepared.stream, prepared.addresses)
             self.stream_order.release(prepared)
             return
-        ready, stream = prepared, stream or 0
+        stream = stream or 0
         if addresses is None:
-            addresses = ready.addresses
-        launchable = ready.launchable
+            addresses = prepared.addresses
+        launchable = prepared.launchable
         if launchable is None:
-            self.await_launch(self.submit(LaunchRequest(ready, stream, addresses=addresses)))
+            self.await_launch(self.submit(LaunchRequest(prepared, stream, addresses=addresses)))
             return
         if self.report.host[0]:
             self.async_errors.check()
         if not self.stream_order.is_on(stream):
             self.stream_order.switch_to(stream)
-        self._publish(ready)
+        self._publish(prepared)
         if self.stream_order.marking:
             self.stream_order.unmark()
         if self._device() == self.device.ordinal and getattr(self._threads, "bound", False):
@@ -289,38 +127,38 @@ class CudaExecutor:
         # Read after the launch: another thread may have begun to mark ends meanwhile, ahead of it.
         if self.stream_order.marking:
             self.stream_order.mark(stream)
-        self.async_errors.last = ready
+        self.async_errors.last = prepared
         self.fabric.entered += 1
 
     def task(self, calls: Sequence[LaunchRequest]) -> Task:
         """Several calls of this rank, in turns with those of other ranks in a group."""
-        for prepared in calls:
-            launchable = prepared.prepared.launchable
+        for request in calls:
+            launchable = request.prepared.launchable
             if isinstance(launchable, CopyLaunch):
                 self.async_errors.check()
-                self.stream_order.switch_to(prepared.stream)
-                self._publish(prepared.prepared)
-                for part in launchable.parts(prepared.stream):
+                self.stream_order.switch_to(request.stream)
+                self._publish(request.prepared)
+                for part in launchable.parts(request.stream):
                     with on(self.device.ordinal):
                         part()
                     yield Pause(lambda: True)  # a turn for the other devices of this thread
-                self.async_errors.last = prepared.prepared
+                self.async_errors.last = request.prepared
                 self.fabric.entered += 1
-                self.stream_order.release(prepared)
+                self.stream_order.release(request)
                 continue
             if launchable is not None:
-                self.run(prepared)
+                self.run(request)
                 continue
-            pending = self.submit(prepared)
+            pending = self.submit(request)
             while not pending.launched.is_set():
                 yield Pause(pending.launched.is_set)
             self.done(pending)
-            self.stream_order.release(prepared)
+            self.stream_order.release(request)
 
-    def _publish(self, ready: CudaCall) -> None:
+    def _publish(self, prepared: CudaCall) -> None:
         """Publish the signature text of this call again if later calls have overwritten it."""
-        if self._records[ready.slot] != ready.number:
-            self.shared_state.record(ready.number, ready.call.tagged(ready.signature_text))
+        if self._records[prepared.slot] != prepared.number:
+            self.shared_state.record(prepared.number, prepared.call.tagged(prepared.signature_text))
 
     def submit(self, call: LaunchRequest) -> PendingLaunch[LaunchRequest]:
         """Submit a call to the shared launch; the last rank of the device launches for all."""
@@ -333,12 +171,12 @@ class CudaExecutor:
 
     def await_launch(self, pending: PendingLaunch[LaunchRequest]) -> None:
         """Wait until a submitted call is launched."""
-        ready, timeout = pending.request.prepared, pending.request.timeout
+        prepared, timeout = pending.request.prepared, pending.request.timeout
         self.fabric.wait(
             pending.launched.is_set,
             deadline=self.fabric.deadline(timeout),
-            describe=lambda: self.late(ready, timeout),
-            peers=lambda: self.absent(ready),
+            describe=lambda: self.late(prepared, timeout),
+            peers=lambda: self.absent(prepared),
         )
         self.done(pending)
 
@@ -363,7 +201,7 @@ class CudaExecutor:
         if found is None:
             while len(self._merged) >= 64:
                 self._merged.pop(next(iter(self._merged)))
-            found = self._merged[key] = (calls, self._launchable(calls))
+            found = self._merged[key] = (calls, self.launchable_of(calls))
         given = (call.addresses or call.prepared.addresses for call in submitted)
         with on(self.device.ordinal):
             found[1].launch(stream, tuple(itertools.chain.from_iterable(given)))
@@ -437,26 +275,3 @@ class CudaExecutor:
         self.memory.close()
         self.report.free()
         self.shared_state.close()
-
-
-def mapped_buffers(call: Call, hello: tuple[int, int]) -> frozenset[Buffer]:
-    """The buffers in symmetric memory; ranks whose sets differ make different calls: an error.
-
-    Not among them: a buffer that not all ranks have, since kernels read the root's hello and no
-    built-in prefix writes OUTPUT of another rank; and the smaller buffer of a call with a count
-    for each rank, which may be 0.
-    """
-    kind = COLLECTIVES[call.collective]
-    if call.counts and not call.nbytes:
-        return frozenset()
-    sides = (Buffer.INPUT, hello[0], kind.input), (Buffer.OUTPUT, hello[1], kind.output)
-    return frozenset(
-        buffer
-        for buffer, word, segments in sides
-        if word and kind.uneven != buffer.name.lower() and not (call.counts and segments != "all")
-    )
-
-
-def _given(addresses: tuple[int, int], first: int) -> tuple[int, int]:
-    """Two addresses that every launch is given anew, but for buffers that the rank lacks."""
-    return given_address(addresses[0], first), given_address(addresses[1], first + 1)

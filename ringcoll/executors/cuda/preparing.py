@@ -1,0 +1,189 @@
+"""Prepare the calls of a GPU rank: choose, compile and load, all but the launch."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+from ringcoll.arguments.calls import Call
+from ringcoll.collectives import COLLECTIVES
+from ringcoll.cuda.device import Device
+from ringcoll.cuda.memory import HostMapped
+from ringcoll.executors.contract import LaunchRequest
+from ringcoll.executors.cuda.async_errors import AsyncErrors
+from ringcoll.executors.cuda.auto_register import AutoRegister
+from ringcoll.executors.cuda.copy_launch import StreamPool, copy_launch
+from ringcoll.executors.cuda.cuda_call import CudaCall
+from ringcoll.executors.cuda.kernel_body import KernelFits, body_of
+from ringcoll.executors.cuda.loader import Launchable
+from ringcoll.executors.cuda.loading import KernelLoading, Launching
+from ringcoll.executors.cuda.mappings import Mappings
+from ringcoll.executors.cuda.params import (
+    Addresses,
+    Body,
+    Header,
+    factor_bytes,
+    given_address,
+    pack,
+    places_of,
+)
+from ringcoll.executors.cuda.shared_launch import SharedLaunch
+from ringcoll.executors.cuda.signature import (
+    OFFSET_BITS,
+    copied_buffers,
+    peer_addresses,
+    signature_text,
+)
+from ringcoll.executors.cuda.trace import Recorder
+from ringcoll.executors.cuda.workspace import Workspace
+from ringcoll.executors.shared_state import RECORDS, SharedState
+from ringcoll.fabric import Fabric
+from ringcoll.plan import Buffer
+from ringcoll.symmetric.device import CudaSymmetricMemory
+from ringcoll.transports.peers import PeerMemory
+from ringcoll.tuner import GpuRanks, Limits, choose
+from ringcoll.views import Extent, extent_of
+
+
+class CudaPreparer:
+    """What calls of one GPU rank are prepared with; the executor makes and closes it all."""
+
+    fabric: Fabric
+    device: Device
+    rank: int
+    nranks: int
+    symmetric: CudaSymmetricMemory
+    memory: PeerMemory
+    report: HostMapped
+    shared_state: SharedState
+    async_errors: AsyncErrors
+    mappings: Mappings
+    streams: StreamPool
+    shared_launch: SharedLaunch[LaunchRequest]
+    machine: GpuRanks
+    kernels: KernelLoading
+
+    def __init__(self, nranks: int) -> None:
+        self.workspace = Workspace(nranks)
+        self.fits = KernelFits(self.workspace)
+        self.recorder: Recorder | None = None
+        self.auto_register: AutoRegister | None = None
+
+    def prepare(self, call: Call, limits: Limits, timeout: float) -> CudaCall:
+        """Choose, compile and load: all work of a call but its launch. No array is read."""
+        input_, output = extent_of(call.send), extent_of(call.recv)
+        hello = self.hello(input_, output, registered=limits.hellos_decide)
+        mapped = frozenset[Buffer]() if limits.hellos_decide else mapped_buffers(call, hello)
+        choice = choose(call, self.machine, replace(limits, mapped=mapped), self.fits)
+        known = copied_buffers(choice, hello)
+        text = signature_text(choice, call, known)
+        digest = hashlib.blake2b(text.encode(), digest_size=4).digest()
+        number = next(self.shared_state.numbers)
+        self.shared_state.record(number, call.tagged(text))
+        if choice.reads_hellos:
+            self.mappings.update()
+        at = Addresses(
+            self.rank,
+            self.memory.pointers,
+            self.report.device,
+            self.mappings.pointer,
+            _given(hello, 2) if choice.reads_hellos else (0, 0),
+            _given((input_[0], output[0]), 0),
+            factor_bytes(call.op, call.dtype),
+            peer_addresses(known, self.symmetric, self.nranks),
+            trace=0 if self.recorder is None else self.recorder.address,
+            launch=number,
+        )
+        signature = int.from_bytes(digest, "little")
+        prepared = CudaCall(
+            replace(call, send=None, recv=None),
+            choice,
+            text,
+            signature,
+            number,
+            number % RECORDS,
+            timeout,
+            at,
+            (input_[0], output[0], *hello),
+            None,
+        )
+        self.async_errors.prepared(prepared)
+        if len(self.shared_launch.ranks) == 1:
+            prepared.launchable = self.launchable_of([prepared])
+        return prepared
+
+    def hello(self, input_: Extent, output: Extent, *, registered: bool) -> tuple[int, int]:
+        """Both buffers as peers reach them; ``registered``: also those registered automatically."""
+        first = self._mapped_address(*input_, registered)
+        return first, first if output == input_ else self._mapped_address(*output, registered)
+
+    def _mapped_address(self, start: int, nbytes: int, registered: bool) -> int:
+        """Memory as peers reach it: mapping << 48 | offset, 0 if they cannot."""
+        if not start:
+            return 0
+        found = self.symmetric.lookup(start, nbytes)
+        if found is None:
+            return (
+                self.auto_register.mapped_address(start, nbytes)
+                if registered and self.auto_register is not None
+                else 0
+            )
+        return found[0] << OFFSET_BITS | found[1]
+
+    def open_auto_register(self) -> AutoRegister:
+        """Open automatic registration, by which peers map repeated tensors; collective."""
+        self.auto_register = AutoRegister(self.fabric, self.device.ordinal, self.mappings)
+        return self.auto_register
+
+    def launchable_of(self, calls: Sequence[CudaCall]) -> Launching:
+        """The launch of one rank, or of all that share the device."""
+        prepared = calls[0]
+        choice, where = prepared.choice, f"{prepared.call.collective} on rank {self.rank}"
+        local = tuple(each.at for each in calls)
+        header = Header(
+            prepared.timeout,
+            prepared.signature,
+            choice.total,
+            choice.reads_hellos,
+            choice.grid.replicas,
+        )
+        if choice.engine == "copy":
+            load = partial(self.kernels.function, timeout=prepared.timeout, where=where)
+            return copy_launch(
+                choice, prepared.call, header, self.workspace, local, load, self.streams
+            )
+
+        progress = self.workspace.progress
+
+        def made(body: Body, function: int) -> Launchable:  # without self, which keeps it
+            parameter = pack(body, header, progress, local)
+            places, grid = places_of(body, local), choice.grid
+            return Launchable(function, grid.blocks, len(local), grid.threads, parameter, places)
+
+        body = body_of(choice, prepared.call, self.workspace, local)
+        return self.kernels.launch(body, made, prepared.timeout, where, prepared.signature_text)
+
+
+def mapped_buffers(call: Call, hello: tuple[int, int]) -> frozenset[Buffer]:
+    """The buffers in symmetric memory; ranks whose sets differ make different calls: an error.
+
+    Not among them: a buffer that not all ranks have, since kernels read the root's hello and no
+    built-in prefix writes OUTPUT of another rank; and the smaller buffer of a call with a count
+    for each rank, which may be 0.
+    """
+    kind = COLLECTIVES[call.collective]
+    if call.counts and not call.nbytes:
+        return frozenset()
+    sides = (Buffer.INPUT, hello[0], kind.input), (Buffer.OUTPUT, hello[1], kind.output)
+    return frozenset(
+        buffer
+        for buffer, word, segments in sides
+        if word and kind.uneven != buffer.name.lower() and not (call.counts and segments != "all")
+    )
+
+
+def _given(addresses: tuple[int, int], first: int) -> tuple[int, int]:
+    """Two addresses that every launch is given anew, but for buffers that the rank lacks."""
+    return given_address(addresses[0], first), given_address(addresses[1], first + 1)
