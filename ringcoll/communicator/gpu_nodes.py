@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from ringcoll.arguments.calls import Call
@@ -18,14 +18,14 @@ from ringcoll.communicator.explaining import call_of, explain_pieces
 from ringcoll.communicator.failures import reason_of
 from ringcoll.communicator.gpu import CudaState
 from ringcoll.communicator.group import wait_for
-from ringcoll.communicator.machine import agree
-from ringcoll.communicator.rank import SCRATCH_BYTES, RankState, with_options
+from ringcoll.communicator.inside import inside_failure, members_of, open_inside
+from ringcoll.communicator.nodes_calls import prepare_across
+from ringcoll.communicator.rank import SCRATCH_BYTES, RankState
 from ringcoll.communicator.topology import Topology
 from ringcoll.config import Config
 from ringcoll.cuda.arrays import device_array
 from ringcoll.cuda.device import Device
 from ringcoll.cuda.streams import outside_capture
-from ringcoll.dtypes import dtype_of
 from ringcoll.errors import (
     AbortedError,
     ArgumentError,
@@ -78,6 +78,8 @@ class NodesState(RankState):
     """The state of one rank of a communicator of GPUs on several nodes."""
 
     on_gpu = True
+    inside: CudaState
+    """The communicator of this node's ranks."""
 
     def __init__(
         self,
@@ -110,7 +112,17 @@ class NodesState(RankState):
             )
         own = fabric.nodes[fabric.rank]
         self.node_ranks = [rank for rank, node in enumerate(fabric.nodes) if node == own]
-        self.inside = self._make_inside(parent, ranks)
+        above = parent if isinstance(parent, NodesState) else None
+        self.inside = open_inside(
+            fabric.subset(self.node_ranks, what="init: the ranks of a node"),
+            config=self.config,
+            device=device,
+            loader=self.loader,
+            transport=self._transport,
+            cache_dir=self._cache_dir,
+            parent=None if above is None else above.inside,
+            ranks=[above.node_ranks.index(ranks[r]) for r in self.node_ranks] if above else (),
+        )
         self.inside.cuda.in_order = False  # its calls are launched by the communicator's thread
         made = contextlib.ExitStack()
         made.callback(self.inside.close)
@@ -154,50 +166,12 @@ class NodesState(RankState):
 
     def set_rail_limits(self, limits: RailLimits) -> None:
         """Cut calls in two layers by these limits; the same on all ranks, before the first call."""
-        members = _members(self.fabric.nodes)
+        members = members_of(self.fabric.nodes)
         exchanges = Exchanges(self.cuda, self._failure, limits)
         self.layers = Layers(Phases(self.cuda, exchanges, self.inside.cuda, members))
 
-    def _make_inside(self, parent: RankState | None, ranks: Sequence[int]) -> CudaState:
-        """The communicator of this node's ranks."""
-        what = "init: the ranks of a node"
-        fabric = self.fabric.subset(self.node_ranks, what=what)
-        above, topology = None, None
-        if isinstance(parent, NodesState):
-            above, ranks = (
-                parent.inside,
-                [parent.node_ranks.index(ranks[rank]) for rank in self.node_ranks],
-            )
-            transport = above.transport
-        else:
-            transport = self._transport
-            try:
-                topology = agree(fabric, self.device.pci, None, self._cache_dir)
-            except BaseException:
-                fabric.close()
-                raise
-        return CudaState(
-            fabric,
-            self.config,
-            self.device,
-            self.loader,
-            transport=transport,
-            parent=above,
-            ranks=ranks,
-            topology=topology,
-            whole=False,
-        )
-
     def _failure(self) -> Error | None:
-        """The error of a kernel inside the node, with the numbers that it gives the ranks."""
-        error = self.inside.cuda.failure()
-        if error is None:
-            return None
-        numbers = ", ".join(f"{number} is rank {r}" for number, r in enumerate(self.node_ranks))
-        return type(error)(
-            f"rank {self.fabric.rank}, inside its node, which counts its own ranks ({numbers}): "
-            f"{error}"
-        )
+        return inside_failure(self.inside, self.node_ranks, self.fabric.rank)
 
     def _load(self, text: str) -> int:
         where = f"a call across nodes on rank {self.fabric.rank}"
@@ -218,49 +192,16 @@ class NodesState(RankState):
 
     # -- calls -------------------------------------------------------------------------------
 
-    def prepare(self, call: Call, config: Config) -> Any:
+    def prepare(self, call: Call, config: Config) -> CudaNodesCall:
         """Cut a checked call into pieces or slices, and prepare them."""
         self.usable()
         self._refuse_gpu_options(call, config)
         try:
-            if self.in_layers(call, config):
-                return self._layered(call, config)
-            return self._staged(call, config)
+            return prepare_across(self, call, config)
         except BaseException as error:
             # Allocating or loading may fail on one rank alone, for which the others would wait.
             self.fail(error)
             raise
-
-    def _layered(self, call: Call, config: Config) -> CudaNodesCall:
-        """A call in two layers, after a barrier in which the ranks compare its signature."""
-        signature = f"{call.signature()} in two layers"
-        if call.collective == "all_to_all":
-            # The kernels of a node must agree on it, and an error names the ranks that differ.
-            signature += f" in_place={call.in_place}"
-        if config.accumulate == "dtype":
-            signature += " accumulate=dtype"
-        call = with_options(call, config)
-        if self.debug:
-            self.log_choice(call.tagged(signature))
-        hello = Call(
-            "barrier", call.rank, None, None, 0, dtype_of("uint8"), custom_signature=signature
-        )
-        plain = replace(config, algorithm=None, accumulate=None)
-        return self.layers.prepare(
-            call,
-            self._staged(hello, plain),
-            lambda rest: self._staged(rest, config),
-            self.timeout_of(config),
-            config.max_sms,
-        )
-
-    def _staged(self, call: Call, config: Config) -> CudaNodesCall:
-        """A call in pieces, each of which runs as a call of CPU ranks."""
-        return self.cuda.prepare(
-            call,
-            lambda piece: RankState.prepare(self, piece, config),
-            self.timeout_of(config),
-        )
 
     def in_layers(self, call: Call, config: Config) -> bool:
         """Whether a call runs in two layers; the same on all ranks."""
@@ -269,7 +210,7 @@ class NodesState(RankState):
 
     def choice(self, call: Call, config: Config, mapped: frozenset[Buffer]) -> Choice:
         """What the first piece of a call runs, which lies in pinned host memory."""
-        return RankState.choice(self, self._first_piece(call), config, mapped - ALL_MAPPED)
+        return self.choice_on_host(self._first_piece(call), config, mapped - ALL_MAPPED)
 
     def _first_piece(self, call: Call) -> Call:
         nranks = self.fabric.nranks
@@ -413,8 +354,3 @@ class NodesState(RankState):
                 self.inside.close()
         if unseen is not None:
             raise unseen
-
-
-def _members(nodes: Sequence[int]) -> list[list[int]]:
-    """The ranks of each node."""
-    return [[rank for rank, at in enumerate(nodes) if at == node] for node in range(max(nodes) + 1)]

@@ -23,8 +23,9 @@ from ringcoll.communicator.topology import Topology
 from ringcoll.communicator.work import Work, Worker, patience_for
 from ringcoll.config import Config, resolve
 from ringcoll.errors import ArgumentError, MismatchError, RankLostError
-from ringcoll.executors.contract import Given, Prepared
+from ringcoll.executors.contract import Given
 from ringcoll.executors.cpu import CpuExecutor
+from ringcoll.executors.cpu_call import CpuCall
 from ringcoll.executors.pace import Pace, pacer
 from ringcoll.executors.point_to_point import Pairs
 from ringcoll.executors.rows import TraceEntry
@@ -103,10 +104,14 @@ class RankState(RankErrors):
 
     # -- calls -------------------------------------------------------------------------------
 
-    def prepare(self, call: Call, config: Config) -> Prepared:
-        """Bind a checked call and its options to this rank's executor."""
+    def prepare(self, call: Call, config: Config) -> Any:
+        """Prepare a checked call for this rank's executor."""
         self.usable()
         self._refuse_gpu_options(call, config)
+        return self.prepare_on_host(call, config)
+
+    def prepare_on_host(self, call: Call, config: Config) -> CpuCall:
+        """Prepare a checked call that runs in host memory."""
         limits = limits_of(call, config, self.config)
         logged: list[Choice] = []
 
@@ -127,6 +132,10 @@ class RankState(RankErrors):
 
     def choice(self, call: Call, config: Config, mapped: frozenset[Buffer]) -> Choice:
         """What a call runs whose buffers in ``mapped`` peers reach."""
+        return self.choice_on_host(call, config, mapped)
+
+    def choice_on_host(self, call: Call, config: Config, mapped: frozenset[Buffer]) -> Choice:
+        """The same in host memory."""
         limits = replace(limits_of(call, config, self.config), mapped=mapped)
         return self._host.choice(with_options(call, config), limits)
 

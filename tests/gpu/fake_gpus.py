@@ -204,10 +204,10 @@ def fake(monkeypatch: Any, ndevices: int, sms: int) -> Gpus:
     monkeypatch.setattr("cupy.cuda.get_current_stream", lambda *_ordinal: gpus.current)
     monkeypatch.setattr("ringcoll.communicator.start.loader", lambda _cache_dir: gpus)
     workspace = partial(Workspace, zone_bytes=256 << 10)
-    monkeypatch.setattr("ringcoll.executors.cuda.executor.Workspace", workspace)
+    monkeypatch.setattr("ringcoll.executors.cuda.preparing.Workspace", workspace)
     # Calls of communicators that an earlier test has left ran on other devices.
     monkeypatch.setattr("ringcoll.executors.cuda.stream_order._all", weakref.WeakSet())
-    for module in ("cuda.executor", "cuda.sending", "cuda_nodes.lane", "cuda_nodes.phases"):
+    for module in ("cuda.preparing", "cuda.sending", "cuda_nodes.lane", "cuda_nodes.phases"):
         monkeypatch.setattr(f"ringcoll.executors.{module}.Launchable", gpus.launchable)
     return gpus
 

@@ -12,7 +12,7 @@ import pytest
 from ringcoll.arguments.calls import prepare
 from ringcoll.cuda.device import Device
 from ringcoll.errors import MismatchError, OutOfMemory
-from ringcoll.executors.cuda import executor as executing
+from ringcoll.executors.cuda import preparing
 from ringcoll.executors.cuda.executor import CudaExecutor
 from ringcoll.executors.cuda.params import Parameter
 from ringcoll.executors.cuda.workspace import Workspace
@@ -62,7 +62,7 @@ def texts(monkeypatch) -> Texts:
             self.parameter.fill(addresses)
             self.kernel.launch(ctypes.c_void_p(self.parameter.address), *self.grid, 1)
 
-    monkeypatch.setattr(executing, "Launchable", Launchable)
+    monkeypatch.setattr(preparing, "Launchable", Launchable)
     return found
 
 

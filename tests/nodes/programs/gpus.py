@@ -415,7 +415,7 @@ def fake_gpus() -> Iterator[Gpus]:
         patched.setattr(measured, "LAYERS_BYTES", short)
         # Each communicator takes its memory anew, page by page: room for the largest call here.
         workspace = partial(Workspace, **HALVES, copied=1 << 20, zone_bytes=256 << 10)
-        for module in ("communicator.gpu", "executors.cuda.executor"):
+        for module in ("communicator.gpu", "executors.cuda.preparing"):
             patched.setattr(f"ringcoll.{module}.Workspace", workspace)
         patched.setattr(gpu_nodes, "RailLimits", partial(RailLimits, 1 << 20))
         patched.setattr(gpu_nodes, "SCRATCH_BYTES", 4 << 20)
