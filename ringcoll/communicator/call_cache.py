@@ -51,7 +51,7 @@ class CheckedCall:
     input: Part
     output: Part
     nbytes: tuple[int, int]  # of both arguments
-    anywhere: Any = None  # the prepared call, if memory of any class will do
+    any_class: Any = None  # the prepared call, if memory of any class will do
     prepared: dict[Hashable, Any] = field(default_factory=dict)  # by class of memory
 
 
@@ -78,8 +78,8 @@ class CallCache:
             return None
         at, input_, output = (first, second, 0), checked.input, checked.output
         start, end = at[input_.argument] + input_.offset, at[output.argument] + output.offset
-        if checked.anywhere is not None:
-            return checked.anywhere, (start, end, 0, 0)
+        if checked.any_class is not None:
+            return checked.any_class, (start, end, 0, 0)
         return self._in_memory(checked, start, end)
 
     def add(
@@ -127,11 +127,11 @@ class CallCache:
                 oldest, place = next(iter(self._prepared))
                 del self._prepared[oldest, place]
                 oldest.prepared.pop(place, None)
-                oldest.anywhere = None
+                oldest.any_class = None
             self._prepared[checked, kind] = None
             checked.prepared[kind] = prepared
-            if prepared.anywhere:
-                checked.anywhere = prepared
+            if prepared.any_class:
+                checked.any_class = prepared
         return prepared, given
 
     def __len__(self) -> int:

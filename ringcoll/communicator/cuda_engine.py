@@ -126,8 +126,8 @@ class CudaEngine(Engine):
             (first, sends), (second, receives) = sent, received
             # By LL a kernel is compiled for memory that begins at whole words, or anywhere. With
             # types: True and 1.0 are equal to 1.
-            places = first & 7, second & 7
-            key = name, op, root, root.__class__, sends, receives, places, options
+            alignment = first & 7, second & 7
+            key = name, op, root, root.__class__, sends, receives, alignment, options
             try:
                 found = self.calls.find(key, first, second)
             except TypeError:  # an illegal argument, or an option, that has no hash

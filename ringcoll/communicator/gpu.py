@@ -125,10 +125,10 @@ class CudaState(RankState):
         limits = limits_of(call, config, self.config)
         if hellos_decide and config.engine != "copy":  # copies need all addresses beforehand
             limits = replace(limits, hellos_decide=True)
-        ready = self.cuda.prepare(call, limits, self.timeout_of(config))
+        prepared = self.cuda.prepare(call, limits, self.timeout_of(config))
         if self.debug:
-            self.log_choice(call.tagged(ready.signature_text))
-        return ready
+            self.log_choice(call.tagged(prepared.signature_text))
+        return prepared
 
     def choice(self, call: Call, config: Config, mapped: frozenset[Buffer]) -> Choice:
         """What a call runs whose buffers in ``mapped`` peers reach."""

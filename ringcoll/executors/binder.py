@@ -106,7 +106,7 @@ class Binder:
         carried = [at for at, number in enumerate(own) if program.programs[number].messages]
         sources = {rank for message, rank in binding.senders.items() if message.rank == self.rank}
         return BoundRows(
-            program.total, lanes, frozenset(carried), frozenset(sources), user, binding.places
+            program.total, lanes, frozenset(carried), frozenset(sources), user, binding.user_parts
         )
 
     def _user(
@@ -164,7 +164,7 @@ class Binder:
     def _lane(self, program: Program, number: int, binding: Binding) -> Iterable[Row]:
         length = len(program.programs[number].rows) * binding.layout.slices
         if length > UNROLLED:
-            return LongLane(program, number, replace(binding, places=[]))
+            return LongLane(program, number, replace(binding, user_parts=[]))
         return tuple(lane_rows(program, number, binding))
 
 

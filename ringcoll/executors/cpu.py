@@ -104,8 +104,8 @@ class CpuExecutor:
             if chosen is not None:
                 chosen(call, choice)
         changes = self.symmetric.changes
-        anywhere = not (agrees or self.fabric.nodes)
-        reached = (0, 0) if anywhere else (hello.send, hello.recv)
+        any_class = not (agrees or self.fabric.nodes)
+        reached = (0, 0) if any_class else (hello.send, hello.recv)
         return CpuCall(
             call,
             limits,
@@ -117,7 +117,7 @@ class CpuExecutor:
             timeout=timeout,
             changes=changes,
             given=(start_of(call.send), start_of(call.recv), *reached),
-            anywhere=anywhere,
+            any_class=any_class,
         )
 
     def choice(self, call: Call, limits: Limits) -> Choice:
@@ -130,7 +130,7 @@ class CpuExecutor:
     def run(self, prepared: CpuCall, given: Given | None = None) -> None:
         """The whole call of this rank, on the arrays at these addresses."""
         if given is not None and given != prepared.given:
-            prepared.place(given)
+            prepared.move_to(given)
         active = self.enter(prepared)
         bound = self.bind(active)
         base = active.epoch << 32
@@ -146,7 +146,7 @@ class CpuExecutor:
         for request in calls:
             prepared, given = request.prepared, request.addresses
             if given is not None and given != prepared.given:
-                prepared.place(given)
+                prepared.move_to(given)
             active = self.enter(prepared)
             for epoch in (active.epoch - 1, active.epoch if prepared.agrees else 0):
                 while not self._all_entered(epoch):
@@ -237,7 +237,7 @@ class CpuExecutor:
                     prepared.bound.pop(next(iter(prepared.bound)))
                 prepared.bound[key] = bound
         elif bound.given != prepared.given:
-            bound.place(prepared.call, prepared.given)
+            bound.move_to(prepared.call, prepared.given)
         active.bound = bound
         return bound
 
@@ -255,7 +255,7 @@ class CpuExecutor:
     def finish(self, active: ActiveCall) -> None:
         """End a call: compare the hellos of all whose bytes are here, of all ranks if it is total.
 
-        A rank has entered before its bytes go anywhere. Those of another node may have come by way
+        A rank has entered before its bytes go any_class. Those of another node may have come by way
         of a third rank, and before their hello.
         """
         bound = active.bound

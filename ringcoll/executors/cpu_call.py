@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from ringcoll.arguments.calls import Call
 from ringcoll.executors.contract import Given
-from ringcoll.executors.rows import Place, Row
+from ringcoll.executors.rows import Row, UserPart
 from ringcoll.executors.shared_state import Hello
 from ringcoll.plan import Buffer
 from ringcoll.tuner.choice import Choice, Limits
@@ -37,18 +37,18 @@ class BoundRows:
     """The ranks of other nodes from which messages come."""
     user: dict[tuple[int, Buffer], Array] = field(default_factory=dict)
     """The arrays of the call, which lanes of many rows bind anew each time."""
-    places: list[Place] = field(default_factory=list)
+    user_parts: list[UserPart] = field(default_factory=list)
 
     given: Given = (0, 0, 0, 0)  # the arrays at hand
 
-    def place(self, call: Call, given: Given) -> None:
+    def move_to(self, call: Call, given: Given) -> None:
         """Let the rows work on the arrays of a call of the same shape."""
         user = {Buffer.INPUT: call.send, Buffer.OUTPUT: call.recv}
         for buffer, array in user.items():
             if array is not None:
                 self.user[call.rank, buffer] = array
         seen: dict[tuple[Buffer, bool], Array] = {}
-        for found, k, key, part in self.places:
+        for found, k, key, part in self.user_parts:
             whole = seen.get(key)
             if whole is None:
                 whole = self.user[call.rank, key[0]]
@@ -73,9 +73,9 @@ class CpuCall:
     changes: int = 0
 
     given: Given = (0, 0, 0, 0)  # of its arrays
-    anywhere: bool = False  # whether it does not matter which memory peers reach
+    any_class: bool = False  # whether it does not matter which memory peers reach
 
-    def place(self, given: Given) -> None:
+    def move_to(self, given: Given) -> None:
         """Take the arrays at other addresses, to which rows are bound when they are to run."""
         call = self.call  # nobody else has it
         send, recv, (start, end, _, _) = call.send, call.recv, given
@@ -84,7 +84,7 @@ class CpuCall:
         if recv is not None and end:
             same = end == start and send is not None and recv.nbytes == send.nbytes
             call.recv = call.send if same else view_at(end, recv.nbytes, recv.dtype)
-        if not self.anywhere:
+        if not self.any_class:
             self.hello = replace(self.hello, send=given[2], recv=given[3])
         self.given = given  # last: an error before it leaves all to be done again
 

@@ -64,8 +64,8 @@ class NodeSignals:
         """Send the hello of a send or receive, of the pair at index ``at``, to its peer."""
         shared_state = self._shared_state
         hello = at + 8 + (epoch & 3) * HELLO_WORDS
-        places = [shared_state.record_span(record), (8 * hello, 8 * HELLO_WORDS), (8 * at, 8)]
-        self.messages.post(peer, self._copied(places))
+        spans = [shared_state.record_span(record), (8 * hello, 8 * HELLO_WORDS), (8 * at, 8)]
+        self.messages.post(peer, self._copied(spans))
 
     def settled(self, epoch: int, ranks: Iterable[int]) -> bool:
         """Whether all control messages have left and the hellos of these ranks have arrived."""
@@ -78,10 +78,10 @@ class NodeSignals:
         while not self.settled(epoch, (rank,)) and time.monotonic() < late:
             self.messages.progress()
 
-    def _copied(self, places: Iterable[tuple[int, int]]) -> bytes:
+    def _copied(self, spans: Iterable[tuple[int, int]]) -> bytes:
         own = self._shared_state.bytes[self._rank]
         parts = [_HEAD.pack(_COPY)]
-        for offset, length in places:
+        for offset, length in spans:
             parts += [_PIECE.pack(offset, length, 0), own[offset : offset + length].tobytes()]
         return b"".join(parts)
 

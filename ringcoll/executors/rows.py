@@ -50,7 +50,7 @@ Signal = tuple[Storing, int, int, int]
 Work = Callable[[], float | None]
 """Does the step; over a paced link it returns the time at which the step is over."""
 Row = tuple[tuple[Wait, ...], Callable[[], object] | None, tuple[Signal, ...]]
-Place = tuple[list[Array], int, tuple[Buffer, bool], slice]
+UserPart = tuple[list[Array], int, tuple[Buffer, bool], slice]
 """Where rows hold a part of this rank's INPUT or OUTPUT: a list and an index, the buffer and
 whether as bytes, and the part."""
 TraceEntry = tuple[Block, int, int, int]
@@ -78,7 +78,7 @@ class Binding:
     nodes: Sequence[int] = ()  # of each plan rank where there are several
     node_messages: NodeMessages | None = None
     senders: Mapping[Chunk, int] = field(default_factory=dict)
-    places: list[Place] = field(default_factory=list)  # filled as rows are bound
+    user_parts: list[UserPart] = field(default_factory=list)  # filled as rows are bound
 
     def span(self, chunk: Chunk, at: int) -> tuple[int, int]:
         """Offset and count, in elements, of slice ``at`` of an INPUT or OUTPUT chunk."""
@@ -108,7 +108,7 @@ class Binding:
         copies: bool,
         rank: int,
     ) -> list[Array]:
-        """Slice ``at`` of each chunk, to copy as bytes; notes the places of this rank's buffers."""
+        """Slice ``at`` of each chunk, to copy as bytes; notes the parts of this rank's buffers."""
         found: list[Array] = []
         for k, (chunk, kind) in enumerate(zip(chunks, kinds, strict=True)):
             array = self.view(chunk, at, count, kind)
@@ -116,7 +116,7 @@ class Binding:
             if chunk.rank == rank and chunk.buffer in (Buffer.INPUT, Buffer.OUTPUT):
                 first, item = self.span(chunk, at)[0], kind.itemsize if copies else 1
                 part = slice(first * item, (first + count) * item)
-                self.places.append((found, k, (chunk.buffer, copies), part))
+                self.user_parts.append((found, k, (chunk.buffer, copies), part))
         return found
 
 

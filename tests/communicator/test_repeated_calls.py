@@ -159,7 +159,7 @@ def test_only_so_many_calls_are_kept():
 
 def test_only_so_many_preparations_are_kept_where_they_depend_on_addresses():
     class Prepared:
-        anywhere = False
+        any_class = False
 
     class State:
         on_gpu = False

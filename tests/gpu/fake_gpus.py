@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from ringcoll.cuda.raw import from_pointer
-from ringcoll.executors.cuda.params import Parameter, Places
+from ringcoll.executors.cuda.params import AddressWords, Parameter
 from ringcoll.executors.cuda.workspace import Workspace
 from tests.gpu.messages import Buffer
 from tests.gpu.stand_in import Runtime
@@ -139,9 +139,9 @@ class Gpus(Runtime):
         locals_: int,
         _threads: int,
         packed: bytes,
-        places: Places = (),
+        address_words: AddressWords = (),
     ) -> Launch:
-        return Launch(self, function, blocks, locals_, Parameter(packed, places))
+        return Launch(self, function, blocks, locals_, Parameter(packed, address_words))
 
     def close(self) -> None:
         for stream in self._streams.values():

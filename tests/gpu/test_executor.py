@@ -52,11 +52,11 @@ def texts(monkeypatch) -> Texts:
     found = Texts()
 
     class Launchable:
-        def __init__(self, function, blocks, local, threads, packed, places) -> None:
+        def __init__(self, function, blocks, local, threads, packed, address_words) -> None:
             with found.lock:  # a text is compiled once
                 self.kernel = library(found.all[function])
             self.grid = blocks, local, min(threads, 8)  # what there are share the work
-            self.parameter = Parameter(packed, places)
+            self.parameter = Parameter(packed, address_words)
 
         def launch(self, _stream: int, addresses: tuple[int, ...]) -> None:
             self.parameter.fill(addresses)

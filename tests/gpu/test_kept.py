@@ -65,7 +65,7 @@ class State:
         self.ran: list[int] = []
         self.at: list[tuple[int, int]] = []
         self.reached: set[int] = set()
-        self.anywhere = False
+        self.any_class = False
         self.lock = threading.RLock()
         self.fabric, self.device = SimpleNamespace(rank=0), SimpleNamespace(ordinal=0)
         self.config = Config()
@@ -78,7 +78,7 @@ class State:
 
     def prepare(self, call, _config):
         self.prepared.append(call.count)
-        return SimpleNamespace(anywhere=self.anywhere, count=call.count, timeout=1.0)
+        return SimpleNamespace(any_class=self.any_class, count=call.count, timeout=1.0)
 
     def usable(self):
         pass
@@ -149,7 +149,7 @@ def test_memory_of_another_class_is_another_preparation(state, engine):
 
 
 def test_memory_of_any_class_shares_a_preparation_that_allows_it(state, engine):
-    state.anywhere = True
+    state.any_class = True
     for reached in (set(), {4096}, {8192}):
         state.reached = reached
         engine.collective("all_reduce", Tensor(8), None, "sum", 0, {})

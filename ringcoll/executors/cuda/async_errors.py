@@ -73,10 +73,10 @@ class AsyncErrors:
         self.last: CudaCall | None = None
         self.pair_timeout = 0.0
 
-    def prepared(self, ready: CudaCall) -> None:
+    def prepared(self, call: CudaCall) -> None:
         """Remember a call that may be launched."""
-        self._prepared[ready.slot] = ready
-        self._partial = self._partial or not ready.choice.total
+        self._prepared[call.slot] = call
+        self._partial = self._partial or not call.choice.total
 
     def check(self) -> None:
         """Raise the error that a kernel has reported."""

@@ -30,6 +30,6 @@ class CudaCall:
     launchable: Launching | None  # None where ranks share a launch
 
     @property
-    def anywhere(self) -> bool:
+    def any_class(self) -> bool:
         """Whether the same is prepared for memory of any class: lines go through SCRATCH."""
         return self.choice.launch.in_band or self.call.collective == "barrier"

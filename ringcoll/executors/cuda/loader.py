@@ -14,7 +14,7 @@ from typing import Any
 from ringcoll.executors.cuda.background import Compilers
 from ringcoll.executors.cuda.cache import KernelCache
 from ringcoll.executors.cuda.compile import arch_of, has_nvrtc
-from ringcoll.executors.cuda.params import Parameter, Places
+from ringcoll.executors.cuda.params import AddressWords, Parameter
 
 ENTRY = "ringcoll_kernel"
 
@@ -150,20 +150,20 @@ class Launchable:
     locals: int
     threads: int
     packed: InitVar[bytes]
-    places: InitVar[Places] = ()
+    address_words: InitVar[AddressWords] = ()
     parameter: Parameter = field(init=False, repr=False)
     _kept: Any = field(init=False, repr=False)
     _pointers: int = field(init=False, repr=False)
     _before: tuple[int, ...] = field(init=False, repr=False)
     _call: Any = field(init=False, repr=False)
 
-    def __post_init__(self, packed: bytes, places: Places) -> None:
+    def __post_init__(self, packed: bytes, address_words: AddressWords) -> None:
         from cupy.cuda import driver
 
         # CuPy's cuLaunchKernel takes raw integers and releases the GIL.
         self._call = driver.launchKernel
         self._before = (self.function, self.blocks, self.locals, 1, self.threads, 1, 1, 0)
-        self.parameter = Parameter(packed, places)
+        self.parameter = Parameter(packed, address_words)
         self._kept = (ctypes.c_void_p * 1)(self.parameter.address)
         self._pointers = ctypes.addressof(self._kept)
 

@@ -25,7 +25,7 @@ LARGEST = 32_764
 class GivenAddress(int):
     """One of the addresses that a launch is given, or a place at an offset from it.
 
-    A prepared call serves every array of its shape: :func:`places_of` finds these among the words.
+    A prepared call serves every array of its shape; :func:`address_words` finds these words.
     """
 
     number: int = 0  # below GIVEN; of sends and receives, below their number
@@ -151,20 +151,20 @@ def pack(body: Body, header: Header, progress: int, local: Sequence[Addresses]) 
     return whole
 
 
-Places = tuple[tuple[tuple[int, int], ...], ...]
+AddressWords = tuple[tuple[tuple[int, int], ...], ...]
 """Of each address that a launch is given: the words that hold it, and what each adds to it."""
 
 
-def places_of(body: Body, local: Sequence[Addresses], given: int = GIVEN) -> Places:
+def address_words(body: Body, local: Sequence[Addresses], given: int = GIVEN) -> AddressWords:
     """Where the bytes of :func:`pack` hold the addresses that a launch is given for each rank."""
     found: list[list[tuple[int, int]]] = [[] for _ in range(given * len(local))]
     first = _HEAD.size // 8
     for rank, (at, own) in enumerate(zip(local, body.words, strict=True)):
         first += _LOCAL.size // 8 + len(at.workspaces)
         words = (at.mappings, *at.hello, 0, 0, *at.user, 0, 0, *own)
-        for place, word in enumerate(words, first):
+        for at_word, word in enumerate(words, first):
             if isinstance(word, GivenAddress):
-                found[given * rank + word.number].append((place, word.offset))
+                found[given * rank + word.number].append((at_word, word.offset))
         first += len(words)
     return tuple(map(tuple, found))
 
@@ -172,16 +172,16 @@ def places_of(body: Body, local: Sequence[Addresses], given: int = GIVEN) -> Pla
 class Parameter:
     """The bytes of ``Args`` in memory of their own, with the addresses of the last launch."""
 
-    def __init__(self, packed: bytes, places: Places = ()) -> None:
+    def __init__(self, packed: bytes, address_words: AddressWords = ()) -> None:
         self.words = array("Q", packed)
         self.address, _ = self.words.buffer_info()
-        self.places = places
+        self.address_words = address_words
         self.filled: tuple[int, ...] = ()
 
     def fill(self, addresses: tuple[int, ...]) -> None:
         """Write the addresses of a launch; those of a launch before are in no kernel's memory."""
         words = self.words
-        for places, address in zip(self.places, addresses, strict=False):
-            for place, offset in places:
-                words[place] = address + offset
+        for held, address in zip(self.address_words, addresses, strict=False):
+            for word, offset in held:
+                words[word] = address + offset
         self.filled = addresses

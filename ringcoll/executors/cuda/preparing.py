@@ -24,10 +24,10 @@ from ringcoll.executors.cuda.params import (
     Addresses,
     Body,
     Header,
+    address_words,
     factor_bytes,
     given_address,
     pack,
-    places_of,
 )
 from ringcoll.executors.cuda.shared_launch import SharedLaunch
 from ringcoll.executors.cuda.signature import (
@@ -159,8 +159,8 @@ class CudaPreparer:
 
         def made(body: Body, function: int) -> Launchable:  # without self, which keeps it
             parameter = pack(body, header, progress, local)
-            places, grid = places_of(body, local), choice.grid
-            return Launchable(function, grid.blocks, len(local), grid.threads, parameter, places)
+            words, grid = address_words(body, local), choice.grid
+            return Launchable(function, grid.blocks, len(local), grid.threads, parameter, words)
 
         body = body_of(choice, prepared.call, self.workspace, local)
         return self.kernels.launch(body, made, prepared.timeout, where, prepared.signature_text)

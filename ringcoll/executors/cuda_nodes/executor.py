@@ -43,12 +43,12 @@ _SPINS = 50
 
 @dataclass(slots=True, eq=False)
 class CudaNodesCall:
-    """A checked call of one rank that is ready to be enqueued."""
+    """A checked call of one rank with all but its launch."""
 
     call: Call
     enqueue: Callable[[int], None]
     timeout: float  # seconds that a wait of the host may take
-    anywhere: ClassVar[bool] = False  # its copies are prepared for these addresses alone
+    any_class: ClassVar[bool] = False  # its copies are prepared for these addresses alone
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,8 +104,8 @@ class Phases:
 
     def _in_node(self, call: Call, layered: LayeredCall) -> Enqueue:
         """A collective of the ranks of this node."""
-        ready = self._inside.prepare(call, Limits(blocks=layered.blocks), layered.timeout)
-        return partial(self._inside.run, ready)
+        prepared = self._inside.prepare(call, Limits(blocks=layered.blocks), layered.timeout)
+        return partial(self._inside.run, prepared)
 
     def _fold(
         self,
