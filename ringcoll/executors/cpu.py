@@ -8,21 +8,18 @@ which buffers the others can reach, and all choose the same launch.
 from __future__ import annotations
 
 import hashlib
-import itertools
-import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from ringcoll.arguments.calls import Call
-from ringcoll.bootstrap.contract import named
 from ringcoll.collectives import COLLECTIVES
-from ringcoll.errors import MismatchError, PlanError, UsageError
+from ringcoll.errors import PlanError, UsageError
 from ringcoll.executors.binder import Binder, HostFits, agreed
+from ringcoll.executors.call_entries import CallEntries
 from ringcoll.executors.contract import Given, LaunchRequest
 from ringcoll.executors.cpu_call import ActiveCall, BoundRows, Chosen, CpuCall
 from ringcoll.executors.drive import Lane, Pause, Task, drive, run_paced_rows, run_rows, steps
 from ringcoll.executors.message_lane import MessageLane
-from ringcoll.executors.mismatch import different_calls
 from ringcoll.executors.node_signals import open_node_signals
 from ringcoll.executors.rows import Pacer, TraceEntry
 from ringcoll.executors.shared_state import RECORDS, Hello, SharedState, Words
@@ -38,7 +35,7 @@ BOUND = 64
 """Rows that a prepared call keeps: by the half of SCRATCH, and by where peers' buffers lie."""
 
 
-class CpuExecutor:
+class CpuExecutor(CallEntries):
     """One rank's side of the collectives of one communicator, with ``scratch`` bytes of SCRATCH.
 
     ``in_order``: calls of the control plane wait for the collectives before them.
@@ -61,7 +58,7 @@ class CpuExecutor:
         self.shared_state = SharedState(fabric, scratch)
         self.node_signals = open_node_signals(fabric, self.shared_state)
         if self.node_signals is not None:
-            self.node_signals.messages.on_mismatch(self._explain_mismatch)
+            self.node_signals.messages.on_mismatch(self.explain_mismatch)
         self.pacer = pacer(self.shared_state) if pacer is not None else None
         self.binder = Binder(fabric, symmetric, self.shared_state, self.node_signals, self.pacer)
         self.peers = [rank for rank in range(self.nranks) if rank != self.rank]
@@ -255,7 +252,7 @@ class CpuExecutor:
     def finish(self, active: ActiveCall) -> None:
         """End a call: compare the hellos of all whose bytes are here, of all ranks if it is total.
 
-        A rank has entered before its bytes go any_class. Those of another node may have come by way
+        A rank has entered before its bytes go anywhere. Those of another node may have come by way
         of a third rank, and before their hello.
         """
         bound = active.bound
@@ -283,111 +280,6 @@ class CpuExecutor:
         if bound.total or (kind.rooted == "output" and call.root == self.rank):
             return self.peers
         return bound.sources | ({call.root} if kind.rooted == "input" else set())
-
-    def _explain_mismatch(self, rank: int) -> None:
-        """After a message of the wrong length: compare the hello that ``rank`` sent before it."""
-        if self.node_signals is not None and self.running is not None:
-            self.node_signals.await_hello(rank, self.running.epoch)
-            self._compare_hellos(self.running)
-
-    # -- hellos ------------------------------------------------------------------------------
-
-    def await_entered(self, epoch: int) -> None:
-        """Wait until all ranks have entered ``epoch``."""
-        base = epoch << 32
-        at = self.shared_state.entered
-        for words in self.entered:
-            if words[at] < base:
-                for _ in range(40 if self.fabric.notify is None else 0):
-                    if words[at] >= base:
-                        break
-                else:
-                    self.idle(lambda words=words: words[at] >= base)  # type: ignore[misc]
-        self.known = epoch
-
-    def _all_entered(self, epoch: int) -> bool:
-        at, base = self.shared_state.entered, epoch << 32
-        return all(words[at] >= base for words in self.entered)
-
-    def compare(self, active: ActiveCall) -> None:
-        """Raise MismatchError if a rank made another call, or waits in one of the control plane."""
-        self._compare_hellos(active)
-        ahead = self.fabric.ahead() if self.in_order else {}
-        others = {rank: call for rank, (call, before) in ahead.items() if before < active.epoch}
-        if others:
-            self.fabric.check_failures()  # what a rank calls after a failure is no mismatch
-            raise self._disagreement(active, others)
-
-    def _compare_hellos(self, active: ActiveCall) -> None:
-        """Compare this rank's hello with those that have arrived."""
-        mine, base = active.prepared.signature, active.epoch << 32
-        at, entered = self.shared_state.signatures[active.epoch & 3], self.shared_state.entered
-        for words in self.entered:
-            # In this order: the slot holds an older signature until the rank has entered.
-            if words[entered] >= base and words[at] != mine:
-                raise self._disagreement(active)
-
-    def compare_last(self) -> None:
-        """The same for the last call, which may have ended here before all ranks entered it."""
-        if self.uncompared is not None:
-            self.fabric.progress()
-            self.compare(self.uncompared)
-
-    def _disagreement(
-        self, active: ActiveCall, others: Mapping[int, str] | None = None
-    ) -> MismatchError:
-        """Every rank's call; ``others``: those of the control plane in which ranks wait."""
-        epoch, state = active.epoch, self.shared_state
-        calls = []
-        for rank in range(self.nranks):
-            if state.words[rank][state.entered] >= epoch << 32:
-                calls.append((rank, state.recorded(rank, state.hello(rank, epoch).record)))
-            else:
-                calls.append((rank, (others or {}).get(rank, "has not entered it yet")))
-        return different_calls(f"call {epoch} on rank {self.rank}", calls)
-
-    # -- waiting -----------------------------------------------------------------------------
-
-    def idle(self, ready: Callable[[], bool]) -> None:
-        """Wait with naps and a deadline; raise on lost ranks and ranks that made another call."""
-        active = self.running
-        if active is None:
-            self.fabric.wait(ready, deadline=self.fabric.deadline(), describe=lambda: "no call")
-            return
-        began = time.monotonic()
-
-        looks, every = itertools.count(1), 10 if self.fabric.notify is None else 1
-
-        def watched() -> bool:
-            if ready():
-                return True
-            # Comparing costs more than polling. Ranks that wake each other poll only after a wake.
-            if next(looks) % every == 0:
-                self.compare(active)
-            return False
-
-        timeout = active.prepared.timeout
-        self.fabric.wait(
-            watched,
-            deadline=began + timeout,
-            describe=lambda: self.late(active, timeout),
-            peers=lambda: self.absent(active),
-        )
-
-    def absent(self, active: ActiveCall) -> list[int]:
-        """The ranks that have not entered a call: it cannot end if one of them has left."""
-        base, at = active.epoch << 32, self.shared_state.entered
-        return [rank for rank in self.peers if self.shared_state.words[rank][at] < base]
-
-    def late(self, active: ActiveCall, timeout: float) -> str:
-        """The message of a deadline: which ranks have not entered the call."""
-        epoch, call = active.epoch, active.prepared.call
-        absent = self.absent(active)
-        what = f"{call.collective} (call {epoch}) on rank {self.rank}: waited {timeout:g} s"
-        mine = call.tagged(call.signature())
-        if absent:
-            return f"{what} for {named(absent)}, which made no such call; this rank's call: {mine}"
-        return f"{what}; all ranks entered it, one of them has stopped inside; {mine}"
 
     def close(self) -> None:
         """Release the shared state; not collective."""

@@ -1,0 +1,134 @@
+"""The entries of CPU ranks into a call: who has made it, whether all made the same, who is late."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Mapping
+
+from ringcoll.bootstrap.contract import named
+from ringcoll.errors import MismatchError
+from ringcoll.executors.cpu_call import ActiveCall
+from ringcoll.executors.mismatch import different_calls
+from ringcoll.executors.node_signals import NodeSignals
+from ringcoll.executors.shared_state import SharedState, Words
+from ringcoll.fabric import Fabric
+
+
+class CallEntries:
+    """What one rank knows of the others' entries, by their hellos in the shared state."""
+
+    fabric: Fabric
+    shared_state: SharedState
+    rank: int
+    nranks: int
+    in_order: bool
+    node_signals: NodeSignals | None
+    peers: list[int]
+    entered: list[Words]
+    known: int
+    running: ActiveCall | None
+    uncompared: ActiveCall | None
+
+    def await_entered(self, epoch: int) -> None:
+        """Wait until all ranks have entered ``epoch``."""
+        base = epoch << 32
+        at = self.shared_state.entered
+        for words in self.entered:
+            if words[at] < base:
+                for _ in range(40 if self.fabric.notify is None else 0):
+                    if words[at] >= base:
+                        break
+                else:
+                    self.idle(lambda words=words: words[at] >= base)  # type: ignore[misc]
+        self.known = epoch
+
+    def _all_entered(self, epoch: int) -> bool:
+        at, base = self.shared_state.entered, epoch << 32
+        return all(words[at] >= base for words in self.entered)
+
+    def compare(self, active: ActiveCall) -> None:
+        """Raise MismatchError if a rank made another call, or waits in one of the control plane."""
+        self._compare_hellos(active)
+        ahead = self.fabric.ahead() if self.in_order else {}
+        others = {rank: call for rank, (call, before) in ahead.items() if before < active.epoch}
+        if others:
+            self.fabric.check_failures()  # what a rank calls after a failure is no mismatch
+            raise self._disagreement(active, others)
+
+    def _compare_hellos(self, active: ActiveCall) -> None:
+        """Compare this rank's hello with those that have arrived."""
+        mine, base = active.prepared.signature, active.epoch << 32
+        at, entered = self.shared_state.signatures[active.epoch & 3], self.shared_state.entered
+        for words in self.entered:
+            # In this order: the slot holds an older signature until the rank has entered.
+            if words[entered] >= base and words[at] != mine:
+                raise self._disagreement(active)
+
+    def compare_last(self) -> None:
+        """The same for the last call, which may have ended here before all ranks entered it."""
+        if self.uncompared is not None:
+            self.fabric.progress()
+            self.compare(self.uncompared)
+
+    def _disagreement(
+        self, active: ActiveCall, others: Mapping[int, str] | None = None
+    ) -> MismatchError:
+        """Every rank's call; ``others``: those of the control plane in which ranks wait."""
+        epoch, state = active.epoch, self.shared_state
+        calls = []
+        for rank in range(self.nranks):
+            if state.words[rank][state.entered] >= epoch << 32:
+                calls.append((rank, state.recorded(rank, state.hello(rank, epoch).record)))
+            else:
+                calls.append((rank, (others or {}).get(rank, "has not entered it yet")))
+        return different_calls(f"call {epoch} on rank {self.rank}", calls)
+
+    def explain_mismatch(self, rank: int) -> None:
+        """After a message of the wrong length: compare the hello that ``rank`` sent before it."""
+        if self.node_signals is not None and self.running is not None:
+            self.node_signals.await_hello(rank, self.running.epoch)
+            self._compare_hellos(self.running)
+
+    # -- waiting -----------------------------------------------------------------------------
+
+    def idle(self, ready: Callable[[], bool]) -> None:
+        """Wait with naps and a deadline; raise on lost ranks and ranks that made another call."""
+        active = self.running
+        if active is None:
+            self.fabric.wait(ready, deadline=self.fabric.deadline(), describe=lambda: "no call")
+            return
+        began = time.monotonic()
+
+        looks, every = itertools.count(1), 10 if self.fabric.notify is None else 1
+
+        def watched() -> bool:
+            if ready():
+                return True
+            # Comparing costs more than polling. Ranks that wake each other poll only after a wake.
+            if next(looks) % every == 0:
+                self.compare(active)
+            return False
+
+        timeout = active.prepared.timeout
+        self.fabric.wait(
+            watched,
+            deadline=began + timeout,
+            describe=lambda: self.late(active, timeout),
+            peers=lambda: self.absent(active),
+        )
+
+    def absent(self, active: ActiveCall) -> list[int]:
+        """The ranks that have not entered a call: it cannot end if one of them has left."""
+        base, at = active.epoch << 32, self.shared_state.entered
+        return [rank for rank in self.peers if self.shared_state.words[rank][at] < base]
+
+    def late(self, active: ActiveCall, timeout: float) -> str:
+        """The message of a deadline: which ranks have not entered the call."""
+        epoch, call = active.epoch, active.prepared.call
+        absent = self.absent(active)
+        what = f"{call.collective} (call {epoch}) on rank {self.rank}: waited {timeout:g} s"
+        mine = call.tagged(call.signature())
+        if absent:
+            return f"{what} for {named(absent)}, which made no such call; this rank's call: {mine}"
+        return f"{what}; all ranks entered it, one of them has stopped inside; {mine}"
