@@ -33,9 +33,9 @@ from ringcoll.executors.rows import (
     Binding,
     NodeMessages,
     Pacer,
-    Place,
     Row,
     TraceEntry,
+    UserPart,
     flag_slots,
     lane_rows,
     senders,
@@ -268,9 +268,9 @@ class Pairs:
         """The one row of a half, bound to the landing zone of its epoch."""
         bound = prepared.row[active.epoch & 1]
         if bound is None:
-            places: list[Place] = []
-            (row,) = self._rows(active, prepared, places)[0]
-            arrays, slot = (places[0][0], places[0][1]) if places else ([], 0)
+            user_parts: list[UserPart] = []
+            (row,) = self._rows(active, prepared, user_parts)[0]
+            arrays, slot = (user_parts[0][0], user_parts[0][1]) if user_parts else ([], 0)
             bound = prepared.row[active.epoch & 1] = _BoundRow(row, arrays, slot)
             if arrays:
                 arrays[slot] = _NO_BYTES
@@ -286,9 +286,9 @@ class Pairs:
         return [kind(rows, base, notify, fence) for rows in lanes]
 
     def _rows(
-        self, active: ActivePairCall, prepared: PreparedPair, places: list[Place]
+        self, active: ActivePairCall, prepared: PreparedPair, user_parts: list[UserPart]
     ) -> list[Iterator[Row]]:
-        """The rows of each lane of this half; ``places`` gets where they hold its array."""
+        """The rows of each lane of this half; ``user_parts`` gets where they hold its array."""
         call, launch = active.call, prepared.launch
         me = SENDER if active.sends else RECEIVER
         ranks = (self.rank, call.peer) if active.sends else (call.peer, self.rank)
@@ -326,7 +326,7 @@ class Pairs:
             if remote and self.node_signals
             else None,
             senders=senders(program),
-            places=places,
+            user_parts=user_parts,
         )
         return [
             lane_rows(program, number, binding)
