@@ -12,12 +12,12 @@ import ringcoll
 from ringcoll.errors import ArgumentError, DeadlineError, Error, LaunchRefused, MismatchError
 from ringcoll.executors.cuda.params import (
     Addresses,
+    AddressWords,
     Header,
     Parameter,
-    Places,
+    address_words,
     given_address,
     pack,
-    places_of,
 )
 from ringcoll.executors.cuda.point_to_point import Half, Message, pairs_body, shared_out
 from ringcoll.executors.cuda.stream_order import StreamOrder
@@ -167,13 +167,13 @@ def test_the_words_of_a_launch_are_those_of_its_addresses():
     local = [Addresses(0, (1 << 32, 2 << 32), 0)]
     header = Header(20.0, 0, False, False, workspace.replicas)
 
-    def packed(first: int, second: int) -> tuple[bytes, Places]:
+    def packed(first: int, second: int) -> tuple[bytes, AddressWords]:
         halves = [
             Half(1, True, (Message(given_address(first, 0), 70_000, "count=70000", 5),)),
             Half(1, False, (Message(given_address(second, 3), 640, "count=640", 6),)),
         ]
         body = pairs_body(workspace, local, [halves], [shared_out(halves, workspace, 8, "here")])
-        return pack(body, header, workspace.progress, local), places_of(body, local, 4)
+        return pack(body, header, workspace.progress, local), address_words(body, local, 4)
 
     (made, places), (wanted, _) = packed(0x7000_0000, 0x7100_0010), packed(0x7200_0040, 0x7300_0020)
     assert made != wanted

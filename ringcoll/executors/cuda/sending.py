@@ -16,7 +16,7 @@ from ringcoll.arguments.calls import Call
 from ringcoll.cuda.device import on
 from ringcoll.executors.contract import GroupCall
 from ringcoll.executors.cuda.loader import Launchable
-from ringcoll.executors.cuda.params import Addresses, Header, given_address, pack, places_of
+from ringcoll.executors.cuda.params import Addresses, Header, address_words, given_address, pack
 from ringcoll.executors.cuda.point_to_point import (
     Half,
     Message,
@@ -253,8 +253,8 @@ class CudaPairs:
         where = f"send and recv on rank {self.rank}"
         function = executor.kernels.function(body.text, timeout, where)
         grid = max(1, *map(sum, blocks))
-        places = places_of(body, local, given)
-        return Launchable(function, grid, len(local), THREADS, parameter, places), records
+        words = address_words(body, local, given)
+        return Launchable(function, grid, len(local), THREADS, parameter, words), records
 
 
 def _halves(member: Member, records: list[_Record]) -> list[Half]:
