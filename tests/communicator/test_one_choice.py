@@ -18,8 +18,8 @@ from ringcoll.communicator.topology import Topology
 from ringcoll.config import Config
 from ringcoll.dtypes import dtype_of
 from ringcoll.executors.binder import Binder
-from ringcoll.executors.cuda.executor import mapped_buffers
 from ringcoll.executors.cuda.kernel_body import KernelFits, gpu_ranks
+from ringcoll.executors.cuda.preparing import mapped_buffers
 from ringcoll.executors.cuda.workspace import Workspace
 from ringcoll.launch import ALL_MAPPED
 from ringcoll.tuner import measured
