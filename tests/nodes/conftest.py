@@ -36,7 +36,7 @@ def nodes(nothing_left, tmp_path):
         words = command(program, *args, nothing_left)
         if (PROGRAMS / f"{program}.py").exists():
             words[words.index(str(OTHERS / f"{program}.py"))] = str(PROGRAMS / f"{program}.py")
-        argv = [sys.executable, "-c", PLACED, names, *words]
+        argv = [sys.executable, "-IS", "-c", PLACED, names, *words]
         return under_mpiexec(argv, nranks, tmp_path, deaths=deaths, **env)
 
     return run

@@ -39,7 +39,7 @@ def calling(world, ranks, tmp_path, timeout, kind="calls"):
     """The program, when its ranks are in the middle of their calls."""
     file = tmp_path / "calling"
     # The launcher's own children live on: it ends the others when one of them is killed.
-    argv = [sys.executable, "-c", NOTES, str(tmp_path), sys.executable]
+    argv = [sys.executable, "-IS", "-c", NOTES, str(tmp_path), sys.executable]
     argv += [LOSS, str(file), str(timeout), kind, str(tmp_path)]
     run = world.start(ranks, argv, flags=DEATHS)
     late = time.monotonic() + 60

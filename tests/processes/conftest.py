@@ -140,7 +140,7 @@ def under_mpiexec(
 ) -> Outcome:
     """Run a program; ``deaths``: each rank's own status, noted in the folder."""
     if deaths:
-        argv = [sys.executable, "-c", NOTES, str(folder), *argv]
+        argv = [sys.executable, "-IS", "-c", NOTES, str(folder), *argv]
     try:
         done = subprocess.run(
             [*launch(nranks, deaths=deaths), *argv],
