@@ -54,13 +54,16 @@ def codes() -> tuple[str, ...]:
 
 
 def few(texts: Sequence[str], parts: Callable[[str], set[tuple[str, str]]]) -> tuple[str, ...]:
-    """Texts that have all parts of all."""
-    found: list[str] = []
-    seen = set[tuple[str, str]]()
-    for text in sorted(texts, key=lambda text: -len(parts(text))):
-        if not parts(text) <= seen:
+    """Texts that have all parts of all, none of which the others could do without."""
+    of = {text: parts(text) for text in texts}
+    times = Counter(part for own in of.values() for part in own)
+    found = []
+    # Of those that do as well, the floats of 16 bits that are used most stay.
+    for text in sorted(of, key=lambda text: (len(of[text]), "BFloat16" in text)):
+        if any(times[part] == 1 for part in of[text]):
             found.append(text)
-            seen |= parts(text)
+        else:
+            times.subtract(of[text])
     return tuple(found)
 
 
