@@ -63,7 +63,7 @@ def test_other_ranks_may_pass_other_arrays_each_time(count):
 
 def test_arrays_come_and_go_and_their_addresses_with_them():
     def work(comm):
-        for number in range(200):
+        for number in range(40):
             x = np.full(3 + number % 2, comm.rank + number)
             comm.all_reduce(x)
             assert set(x) == {1 + 2 * number}
@@ -72,7 +72,6 @@ def test_arrays_come_and_go_and_their_addresses_with_them():
             assert set(y) == {1 + 2 * number}
             kept = weakref.ref(x), weakref.ref(y)
             del x, y
-            gc.collect()
             assert [ref() for ref in kept] == [None, None]
         return len(comm._engine.calls)
 
