@@ -26,6 +26,7 @@ FOLDER = Path(__file__).parents[2] / "compiled"
 
 _FORMAT = 1
 _BLOCK = 1 << 20
+_KEPT = 4  # blocks in memory
 _LARGEST = 64 << 20  # bytes of a manifest, of a block or of a cubin
 _INTEGRATED = ((7, 2), (8, 7), (10, 1), (11, 0))  # compatible with themselves alone
 
@@ -64,7 +65,7 @@ class ShippedKernels:
         self._cuda = cuda
         self._lock = Lock()
         self._manifests: dict[str, Manifest | None] = {}
-        self._block: tuple[str, int, bytes] = ("", 0, b"")  # the last one read
+        self._blocks: dict[tuple[str, int], bytes] = {}  # the last ones read
 
     def arch_for(self, arch: str) -> str:
         """The shipped architecture whose cubins a GPU runs; its own where there is none.
@@ -140,17 +141,20 @@ class ShippedKernels:
         return manifest
 
     def _read(self, manifest: Manifest, number: int) -> bytes:
-        """A block: kernels that are needed one after the other are mostly in the same."""
+        """A block: kernels that are needed one after the other are mostly in the same ones."""
         with self._lock:
-            if self._block[:2] == (manifest.arch, number):
-                return self._block[2]
+            found = self._blocks.get((manifest.arch, number))
+        if found is not None:
+            return found
         first, length, size = manifest.blocks[number]
         with (self.folder / f"{manifest.arch}.xz").open("rb") as file:
             file.seek(first)
             packed = file.read(length)
         block = _unpacked(packed, size)
         with self._lock:
-            self._block = manifest.arch, number, block
+            while len(self._blocks) >= _KEPT:
+                self._blocks.pop(next(iter(self._blocks)))
+            self._blocks[manifest.arch, number] = block
         return block
 
 
@@ -168,9 +172,11 @@ def write_archive(
     blocks: list[tuple[int, int, int]] = []
     index: dict[str, tuple[int, int, int, str]] = {}
     archive, block = bytearray(), bytearray()
+    # A window larger than a block would only cost the reader time.
+    filters = [{"id": lzma.FILTER_LZMA2, "preset": 9, "dict_size": 2 * _BLOCK}]
 
     def end() -> None:
-        packed = lzma.compress(bytes(block), preset=9)
+        packed = lzma.compress(bytes(block), filters=filters)
         blocks.append((len(archive), len(packed), len(block)))
         archive.extend(packed)
         block.clear()
