@@ -3,9 +3,11 @@
 ::
 
     python docs/generate.py [FOLDER]
+    python docs/generate.py options|algorithms
 
-The build of the pages runs this first. Nothing in the folder is typed by hand and nothing of it is
-kept in the repository.
+The build of the pages runs the first, which needs matplotlib (``pip install '.[plot]'``). Nothing
+in the folder is typed by hand and nothing of it is kept in the repository. The second prints a
+table that a page keeps, so that it is there without a build: a test compares the two.
 """
 
 from __future__ import annotations
@@ -18,12 +20,14 @@ import sys
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-from benchmarks import tables
-from ringcoll import cli
-from ringcoll.config import DEFAULTS, OPTIONS, SETTINGS, Config, Settings
-from ringcoll.options import OPTION_TYPES
-
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))  # The checkout that these pages are of, wherever it is run.
+
+from benchmarks import tables  # noqa: E402
+from ringcoll import cli  # noqa: E402
+from ringcoll.config import DEFAULTS, OPTIONS, SETTINGS, Config, Settings  # noqa: E402
+from ringcoll.folders import pip_install  # noqa: E402
+from ringcoll.options import OPTION_TYPES  # noqa: E402
 
 PICTURES = {
     "plan-ring": "explain all_reduce --algorithm ring --ranks 4 --bandwidth 10G",
@@ -34,14 +38,15 @@ PICTURES = {
 
 
 def main(folder: Path) -> None:
-    """Write everything into ``folder``."""
+    """Write everything into ``folder``; SystemExit where matplotlib is missing."""
+    try:
+        import matplotlib as _  # noqa: F401
+    except ImportError:
+        raise SystemExit(f"The pictures are drawn by matplotlib: {pip_install('plot')}") from None
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "options.md").write_text(options(), encoding="utf-8")
     tables.main(["--out", str(folder)])
     for name, command in PICTURES.items():
         run(f"{command} --plot {folder / f'{name}.svg'}")
-    listed = run("algorithms")
-    (folder / "algorithms.md").write_text(f"```text\n{listed}```\n", encoding="utf-8")
     machines = [line.split()[0] for line in run("topo --preset list").splitlines()]
     for name in machines:
         run(f"topo --preset {name} --picture {folder / f'{name}.svg'}")
@@ -91,6 +96,11 @@ def layers(text: str) -> str:
     return "\n".join([head, *parts, "</svg>\n"])
 
 
+def algorithms() -> str:
+    """The list of the built-in algorithms."""
+    return f"```text\n{run('algorithms')}```\n"
+
+
 def options() -> str:
     """The table of options, settings and their environment variables."""
     meanings = {**described(Config), **described(Settings)}
@@ -123,5 +133,12 @@ def _sentence(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}"
 
 
+KEPT = {"options": options, "algorithms": algorithms}
+"""Tables that a page keeps below a comment with the command that prints them."""
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else HERE / "_generated")
+    given = sys.argv[1] if len(sys.argv) > 1 else str(HERE / "_generated")
+    if given in KEPT:
+        print(KEPT[given](), end="")
+    else:
+        main(Path(given))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,23 @@ def test_every_option_has_a_row_with_a_meaning():
         f"`RINGCOLL_{n.upper()}`" for n in (*OPTIONS, *SETTINGS)
     ]
     assert all(len(cells) == 4 and cells[3].endswith(".") for cells in rows)
+
+
+@pytest.mark.parametrize(("name", "page"), [("options", "guide"), ("algorithms", "own-algorithm")])
+def test_a_page_keeps_what_its_command_prints_in_any_folder(name, page, tmp_path):
+    program = [sys.executable, str(ROOT / "docs" / "generate.py"), name]
+    printed = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, check=True)
+    kept = (ROOT / "docs" / f"{page}.md").read_text("utf-8")
+    marked = f"<!-- python docs/generate.py {name} -->\n\n"
+    assert kept.partition(marked)[2].startswith(printed.stdout.rstrip("\n"))
+    assert printed.stdout == generate.KEPT[name]()
+
+
+def test_without_matplotlib_nothing_is_made_and_the_extra_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(SystemExit, match=r"pip install .*\[plot\]"):
+        generate.main(tmp_path / "made")
+    assert not (tmp_path / "made").exists()
 
 
 @pytest.mark.parametrize("name", FIGURES)
