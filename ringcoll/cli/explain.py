@@ -20,17 +20,17 @@ from ringcoll.errors import ArgumentError
 from ringcoll.launch import Launch
 from ringcoll.lower import lower
 from ringcoll.model.explain import LEGEND, MOST_RANKS, space_time
-from ringcoll.model.picture import plot_space_time
-from ringcoll.model.plot import check_plot
-from ringcoll.model.predict import Clock, Timed
-from ringcoll.model.tuner import (
-    Choice,
+from ringcoll.model.fastest import (
+    Fastest,
     best_slices,
     candidate_for,
     candidates_for,
-    choose,
+    fastest,
     plan_for,
 )
+from ringcoll.model.picture import plot_space_time
+from ringcoll.model.plot import check_plot
+from ringcoll.model.predict import Clock, Timed
 from ringcoll.plan import Plan, format_plan
 from ringcoll.units import format_bytes, format_seconds, parse_bytes
 
@@ -161,7 +161,7 @@ def _launch(args: argparse.Namespace) -> _Launched:
         algorithm = find(args.collective, args.algorithm)
     if callable(algorithm):
         candidates += (candidate_for(args.collective, algorithm, args.ranks, **options),)
-    choice = choose(*call, args.bytes, links=links, candidates=candidates, window=args.window)
+    choice = fastest(*call, args.bytes, links=links, candidates=candidates, window=args.window)
     algorithm = algorithm or choice.algorithm
     plan = plan_for(args.collective, algorithm, args.ranks, **options)
     clock = Clock(plan, links, window=args.window)
@@ -182,7 +182,7 @@ def _launch(args: argparse.Namespace) -> _Launched:
 
 
 def _reasons(
-    args: argparse.Namespace, choice: Choice, algorithm: str, slices: int, seconds: float
+    args: argparse.Namespace, choice: Fastest, algorithm: str, slices: int, seconds: float
 ) -> tuple[str, ...]:
     how = "given" if args.algorithm is not None else "the fastest by the model"
     said = "given" if args.slices is not None else "the best power of two by the model"

@@ -28,11 +28,11 @@ from ringcoll.model.closed_form import (
     chain_limits,
     closed_form,
 )
+from ringcoll.model.fastest import best_slices, plan_for
 from ringcoll.model.limits import Answer, answer
 from ringcoll.model.links import KINDS, Links
 from ringcoll.model.plot import check_plot, plot_curves
 from ringcoll.model.predict import Clock
-from ringcoll.model.tuner import best_slices, plan_for
 from ringcoll.units import format_bytes, format_seconds, parse_ints, parse_sizes
 
 EXAMPLES = """\

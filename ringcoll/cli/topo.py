@@ -16,9 +16,9 @@ from ringcoll.cli.links import typed
 from ringcoll.cli.output import check_target, progress, say_written, write_json, write_text
 from ringcoll.config import from_environment
 from ringcoll.errors import ArgumentError, MachineError
+from ringcoll.model.fastest import best_slices
 from ringcoll.model.machine import format_gain, machine_links, times_as_long
 from ringcoll.model.predict import Clock
-from ringcoll.model.tuner import best_slices
 from ringcoll.topology.build import build
 from ringcoll.topology.document import Element, write
 from ringcoll.topology.draw.files import check_picture, write_picture

@@ -20,7 +20,7 @@ from ringcoll.plan import Buffer, Plan
 from ringcoll.tuner.choice import Choice, Limits, limits_of
 from ringcoll.tuner.cpu import waits_for_hellos
 from ringcoll.tuner.measured import NETWORK
-from ringcoll.tuner.predicted import fastest
+from ringcoll.tuner.predicted import predicted
 from ringcoll.tuner.proof import prove_algorithm
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def _on_host(call: Call, state: RankState, titles: Sequence[str]) -> Iterator[st
         yield f"a network of {network:g} GB/s a rank is assumed, not measured"
     if limits.algorithm is not None:
         yield f"algorithm={config.algorithm!r} is set; the tuner compares:"
-    compared = fastest(call.collective, call.nbytes, machine, limits)
+    compared = predicted(call.collective, call.nbytes, machine, limits)
     yield from (f"  {reason}" for reason in compared.reasons)
     for title, mapped in zip(titles, (ALL_MAPPED, frozenset[Buffer]()), strict=False):
         yield f"{title}: {_on_host_runs(call, state, mapped)}"

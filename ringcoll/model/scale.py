@@ -19,10 +19,10 @@ from typing import NamedTuple
 from ringcoll.algorithms import Algorithm, name_of
 from ringcoll.errors import ArgumentError
 from ringcoll.model.closed_form import Terms
+from ringcoll.model.fastest import SLICES, SMALLEST, plan_for
 from ringcoll.model.limits import Answer
 from ringcoll.model.links import Links
 from ringcoll.model.predict import Clock
-from ringcoll.model.tuner import SLICES, SMALLEST, plan_for
 
 _ADDED = frozenset({"ring", "chain", "hierarchical"})
 """Algorithms in which one more node adds the same time again."""

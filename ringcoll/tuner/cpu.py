@@ -9,7 +9,7 @@ from ringcoll.launch import ALL_MAPPED, Launch
 from ringcoll.tuner.candidates import WINDOW, candidate_of, fitted
 from ringcoll.tuner.choice import MAKING, Choice, CpuRanks, Fits, Limits
 from ringcoll.tuner.measured import AGREED_BYTES, MESSAGE_BYTES, SLICE_BYTES
-from ringcoll.tuner.predicted import fastest
+from ringcoll.tuner.predicted import predicted
 from ringcoll.tuner.proof import prove
 
 _ALIGN = 64
@@ -30,7 +30,7 @@ def choose_cpu(call: Call, machine: CpuRanks, limits: Limits, fits: Fits) -> Cho
         default = ""
         why: tuple[str, ...] = ()
         if limits.algorithm is None and limits.channels is None:
-            found = fastest(call.collective, call.nbytes, machine, limits)
+            found = predicted(call.collective, call.nbytes, machine, limits)
             default, why = found.algorithm, found.reasons
         candidate = candidate_of(call, machine, limits, default)
         if callable(limits.algorithm):

@@ -11,7 +11,7 @@ from ringcoll.collectives import COLLECTIVES
 from ringcoll.dtypes import Accumulate
 from ringcoll.launch import Launch
 from ringcoll.lower import place
-from ringcoll.model import tuner
+from ringcoll.model import fastest as model
 from ringcoll.plan import Plan
 from ringcoll.tuner.choice import MAKING, CpuRanks, GpuRanks, Limits
 from ringcoll.tuner.measured import AGREED_BYTES, COMPARED_RANKS, ONE_HOP
@@ -28,12 +28,12 @@ _RINGED = {
 """The algorithms of GPU ranks along a machine's rings."""
 
 
-def fastest(collective: str, nbytes: int, machine: CpuRanks, limits: Limits) -> tuner.Choice:
+def predicted(collective: str, nbytes: int, machine: CpuRanks, limits: Limits) -> model.Fastest:
     """The algorithm that the model finds fastest on CPU ranks for a size."""
     ordered = limits.deterministic and COLLECTIVES[collective].reduces
     with MAKING:
         rounding = limits.accumulate if ordered else "wide"
-        return _fastest(collective, _power(nbytes), machine, ordered, rounding)
+        return _predicted(collective, _power(nbytes), machine, ordered, rounding)
 
 
 def _power(nbytes: int) -> int:
@@ -42,9 +42,9 @@ def _power(nbytes: int) -> int:
 
 
 @lru_cache(maxsize=1024)
-def _fastest(
+def _predicted(
     collective: str, nbytes: int, machine: CpuRanks, ordered: bool, rounding: Accumulate
-) -> tuner.Choice:
+) -> model.Fastest:
     nranks, nodes, known = machine.nranks, machine.nodes, machine.known
     channels = None if known is None or nodes else known.channels
 
@@ -54,14 +54,14 @@ def _fastest(
         plan = (
             across(collective, name, nodes, ordered=True)
             if nodes
-            else tuner.plan_for(collective, name, nranks, channels=channels)
+            else model.plan_for(collective, name, nranks, channels=channels)
         )
         if sums_in_rank_order(plan, Launch(), rounding):
             return ""
         return "it does not sum in rank order, which deterministic=True asks for"
 
     if nbytes > AGREED_BYTES.value and not nodes:
-        candidates = tuner.candidates_for(collective, nranks, channels=channels, refuse=refuse)
+        candidates = model.candidates_for(collective, nranks, channels=channels, refuse=refuse)
     else:
         names = [*ALGORITHMS[collective]]
         if not nodes:
@@ -70,7 +70,7 @@ def _fastest(
         elif nranks > COMPARED_RANKS.value and "hierarchical" in names and not ordered:
             names = ["hierarchical"]
         candidates = tuple(
-            tuner.Candidate(
+            model.Candidate(
                 name,
                 _staged(collective, name, nranks, nodes, ordered),
                 None if nodes else 1,
@@ -79,7 +79,7 @@ def _fastest(
             for name in names
         )
     links = links_of(nodes) if known is None or nodes else known.links
-    return tuner.choose(collective, nranks, nbytes, links=links, candidates=candidates)
+    return model.fastest(collective, nranks, nbytes, links=links, candidates=candidates)
 
 
 @lru_cache(maxsize=512)
@@ -121,7 +121,7 @@ def _faster(
     if known is None:
         return default, ()
     candidates = tuple(
-        tuner.candidate_for(
+        model.candidate_for(
             collective,
             algorithm,
             nranks,
@@ -131,7 +131,7 @@ def _faster(
         )
         for algorithm in (default, _RINGED[collective])
     )
-    found = tuner.choose(
+    found = model.fastest(
         collective, nranks, nbytes, links=known.links, root=root, candidates=candidates
     )
     return found.algorithm, found.reasons

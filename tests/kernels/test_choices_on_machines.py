@@ -16,7 +16,7 @@ from ringcoll.errors import LaunchRefused
 from ringcoll.executors.cuda import dual_program
 from ringcoll.executors.cuda.signature import signature_text
 from ringcoll.launch import ALL_MAPPED
-from ringcoll.model import tuner
+from ringcoll.model import fastest as model
 from ringcoll.plan import Buffer
 from tests.communicator.known import machine_on
 from tests.kernels.chosen import chosen
@@ -136,13 +136,13 @@ def test_fewer_rings_where_the_user_spares_blocks():
 
 def test_ranks_that_are_threads_compare_once(monkeypatch):
     machine, asked = machine_on("dgx1-v100"), []
-    honest = tuner.choose
+    honest = model.fastest
 
     def counted(*args: Any, **how: Any) -> Any:
         asked.append(1)
         return honest(*args, **how)
 
-    monkeypatch.setattr(tuner, "choose", counted)
+    monkeypatch.setattr(model, "fastest", counted)
     with ThreadPoolExecutor(8) as ranks:
         found = [*ranks.map(lambda _rank: choice("reduce", 1 << 21, machine), range(8))]
     assert all(one == found[0] for one in found) and len(asked) == 1

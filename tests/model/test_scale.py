@@ -10,11 +10,11 @@ import pytest
 from ringcoll.algorithms import build, options
 from ringcoll.cli import main
 from ringcoll.errors import ArgumentError
+from ringcoll.model.fastest import plan_for
 from ringcoll.model.links import Links, Wire, equal_nodes
 from ringcoll.model.machine import node_figures
 from ringcoll.model.predict import Clock, predict
 from ringcoll.model.scale import Growth, Span, winners
-from ringcoll.model.tuner import plan_for
 from ringcoll.topology.presets import preset
 
 B, NIC = 400e9, 50e9

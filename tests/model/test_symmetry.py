@@ -8,10 +8,10 @@ import pytest
 
 from ringcoll.algorithms import ALGORITHMS, build, options
 from ringcoll.errors import ArgumentError, PlanError
+from ringcoll.model.fastest import plan_for
 from ringcoll.model.links import Links, Wire, equal_nodes
 from ringcoll.model.predict import predict
 from ringcoll.model.symmetry import representatives_of
-from ringcoll.model.tuner import plan_for
 from ringcoll.plan import Symmetry
 
 N, B = 64 * 2**20, 10e9

@@ -1,6 +1,6 @@
 """Which algorithm in how many slices: the argmin of the clock over what is allowed.
 
-Pure: ranks that call with the same arguments get the same choice and exchange nothing. A choice is
+Pure: ranks that call with the same arguments get the same choice and exchange nothing. A result is
 cached, and so are the graphs that it was made from.
 """
 
@@ -56,8 +56,8 @@ class Option:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """What to launch, and why.
+class Fastest:
+    """The algorithm of the least predicted time, and why.
 
     ``options`` are all candidates, the choice first, then by time, refused ones last; ``reasons``
     are the same as lines of text.
@@ -101,30 +101,15 @@ def plan_for(
 
 
 def candidates_for(
-    collective: str,
-    nranks: int,
-    *,
-    root: int = 0,
-    nodes: tuple[int, ...] = (),
-    channels: Channels | None = None,
-    per_port: int = 1,
-    refuse: Callable[[str], str] | None = None,
+    collective: str, nranks: int, *, refuse: Callable[[str], str] | None = None, **others: Any
 ) -> tuple[Candidate, ...]:
     """Every algorithm of a collective; ``refuse`` says why one is not allowed, or ""."""
     if collective not in ALGORITHMS:
         raise ArgumentError(f"collective={collective!r}: one of {', '.join(ALGORITHMS)}")
+    refusals = {name: refuse(name) if refuse else "" for name in ALGORITHMS[collective]}
     return tuple(
-        candidate_for(
-            collective,
-            algorithm,
-            nranks,
-            root=root,
-            nodes=nodes,
-            channels=channels,
-            per_port=per_port,
-            refusal=refuse(algorithm) if refuse else "",
-        )
-        for algorithm in ALGORITHMS[collective]
+        candidate_for(collective, name, nranks, refusal=refusal, **others)
+        for name, refusal in refusals.items()
     )
 
 
@@ -133,18 +118,14 @@ def candidate_for(
     algorithm: Algorithm,
     nranks: int,
     *,
-    root: int = 0,
-    nodes: tuple[int, ...] = (),
     channels: Channels | None = None,
-    per_port: int = 1,
     slices: int | None = None,
     refusal: str = "",
+    **others: Any,
 ) -> Candidate:
-    """One algorithm of a collective, as :func:`plan_for` makes it; ``slices`` None: searched."""
+    """One algorithm, as :func:`plan_for` makes it of ``others``; ``slices`` None: searched."""
     along = channels if "rings" in options(collective, algorithm) else None
-    make = _builder(
-        collective, algorithm, nranks, root=root, nodes=nodes, channels=along, per_port=per_port
-    )
+    make = _builder(collective, algorithm, nranks, channels=along, **others)
     return Candidate(name_of(algorithm), make, slices, refusal, along.shares if along else (1,))
 
 
@@ -155,7 +136,7 @@ def _builder(
     return partial(plan_for, collective, algorithm, nranks, **others)
 
 
-def choose(
+def fastest(
     collective: str,
     nranks: int,
     nbytes: int,
@@ -165,7 +146,7 @@ def choose(
     candidates: tuple[Candidate, ...] | None = None,
     window: int = 2,
     smallest: int = SMALLEST,
-) -> Choice:
+) -> Fastest:
     """The algorithm that the clock finds fastest, and its number of slices.
 
     Of equally fast ``candidates`` the first is chosen; None: every algorithm. ``smallest`` is the
@@ -176,15 +157,15 @@ def choose(
             collective, nranks, root=root, nodes=links.nodes, per_port=links.per_port
         )
     try:
-        return _choose(candidates, nbytes, links, window, smallest)
+        return _fastest(candidates, nbytes, links, window, smallest)
     except LaunchRefused as error:
         raise LaunchRefused(f"{collective} of {nranks} ranks, {nbytes} bytes: {error}") from None
 
 
 @lru_cache(maxsize=4096)
-def _choose(
+def _fastest(
     candidates: tuple[Candidate, ...], nbytes: int, links: Links, window: int, smallest: int
-) -> Choice:
+) -> Fastest:
     refused = [Option(c.algorithm, 0, math.inf, c.refusal) for c in candidates if c.refusal]
     clocks = {c: _clock(c.build, c.shares, links, window) for c in candidates if not c.refusal}
     if not clocks:
@@ -212,7 +193,7 @@ def _choose(
     limit = next(clock.limit(nbytes) for c, clock in clocks.items() if seen[c] is first)
     listed = (*ranked, *refused)
     reasons = tuple(_reason(option, first, limit) for option in listed)
-    return Choice(first.algorithm, first.slices, window, first.seconds, listed, reasons)
+    return Fastest(first.algorithm, first.slices, window, first.seconds, listed, reasons)
 
 
 @lru_cache(maxsize=512)

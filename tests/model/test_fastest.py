@@ -7,9 +7,9 @@ import pytest
 from ringcoll.algorithms import ALGORITHMS, build
 from ringcoll.errors import ArgumentError, LaunchRefused
 from ringcoll.model.closed_form import chain_best_slices, chain_time
+from ringcoll.model.fastest import Candidate, best_slices, candidates_for, fastest, plan_for
 from ringcoll.model.links import Links, Wire, equal_nodes
 from ringcoll.model.predict import Clock, predict
-from ringcoll.model.tuner import Candidate, best_slices, candidates_for, choose, plan_for
 
 N, B = 64 << 20, 10e9
 LINKS = Links(B, 2e-6, 1e-6)
@@ -18,7 +18,7 @@ LINKS = Links(B, 2e-6, 1e-6)
 @pytest.mark.parametrize("collective", sorted(set(ALGORITHMS) - {"send"}))
 @pytest.mark.parametrize("nbytes", [8, 1 << 16, 1 << 24])
 def test_nothing_that_is_allowed_is_faster(collective, nbytes):
-    choice = choose(collective, 5, nbytes, links=LINKS)
+    choice = fastest(collective, 5, nbytes, links=LINKS)
     for algorithm in ALGORITHMS[collective]:
         plan = build(collective, algorithm, 5)
         for slices in (1, 2, 4) if collective != "barrier" and nbytes > 1 << 20 else (1,):
@@ -29,20 +29,20 @@ def test_nothing_that_is_allowed_is_faster(collective, nbytes):
 
 
 def test_the_size_decides():
-    assert choose("all_reduce", 8, 8, links=LINKS).algorithm == "recursive_doubling"
-    assert choose("all_reduce", 8, N, links=LINKS).algorithm != "recursive_doubling"
-    sliced = choose("broadcast", 8, N, links=LINKS)
+    assert fastest("all_reduce", 8, 8, links=LINKS).algorithm == "recursive_doubling"
+    assert fastest("all_reduce", 8, N, links=LINKS).algorithm != "recursive_doubling"
+    sliced = fastest("broadcast", 8, N, links=LINKS)
     assert sliced.slices > 1
-    assert choose("broadcast", 8, 8, links=LINKS).slices == 1
+    assert fastest("broadcast", 8, 8, links=LINKS).slices == 1
 
 
 def test_a_choice_explains_itself():
-    choice = choose("all_reduce", 4, N, links=LINKS)
+    choice = fastest("all_reduce", 4, N, links=LINKS)
     assert choice.options[0].algorithm == choice.algorithm
     assert {option.algorithm for option in choice.options} == set(ALGORITHMS["all_reduce"])
     assert choice.reasons[0].startswith(f"{choice.algorithm}, S = {choice.slices}: ")
     assert any("at least" in reason for reason in choice.reasons)
-    assert choice is choose("all_reduce", 4, N, links=LINKS), "a choice is remembered"
+    assert choice is fastest("all_reduce", 4, N, links=LINKS), "a choice is remembered"
 
 
 def test_what_is_refused_is_named_and_never_chosen():
@@ -50,21 +50,21 @@ def test_what_is_refused_is_named_and_never_chosen():
         return "" if algorithm in ("one_shot", "two_shot") else "it sums in another order"
 
     candidates = candidates_for("all_reduce", 8, refuse=only_in_rank_order)
-    choice = choose("all_reduce", 8, 8, links=LINKS, candidates=candidates)
+    choice = fastest("all_reduce", 8, 8, links=LINKS, candidates=candidates)
     assert choice.algorithm in ("one_shot", "two_shot")
     assert "ring is refused: it sums in another order" in choice.reasons
     nobody = candidates_for("all_reduce", 8, refuse=lambda algorithm: f"no {algorithm}")
     with pytest.raises(LaunchRefused, match=r"all_reduce of 8 ranks.*ring: no ring"):
-        choose("all_reduce", 8, 8, links=LINKS, candidates=nobody)
+        fastest("all_reduce", 8, 8, links=LINKS, candidates=nobody)
     with pytest.raises(LaunchRefused, match="there is none"):
-        choose("all_reduce", 8, 8, links=LINKS, candidates=())
+        fastest("all_reduce", 8, 8, links=LINKS, candidates=())
 
 
 def test_given_slices_are_kept_and_slices_stay_large_enough():
     mine = Candidate("mine", lambda: build("broadcast", "chain", 4), slices=7)
-    choice = choose("broadcast", 4, N, links=LINKS, candidates=(mine,))
+    choice = fastest("broadcast", 4, N, links=LINKS, candidates=(mine,))
     assert (choice.algorithm, choice.slices) == ("mine", 7)
-    fast = choose("broadcast", 4, 1 << 20, links=Links(B), smallest=1 << 18)
+    fast = fastest("broadcast", 4, 1 << 20, links=Links(B), smallest=1 << 18)
     assert fast.slices <= 4
 
 
@@ -91,14 +91,14 @@ def test_nodes_reach_the_algorithms_that_care():
     assert plan.symmetry is not None and plan.symmetry.shape == (2, 3)
     assert plan_for("all_reduce", "ring", 6, nodes=nodes) == build("all_reduce", "ring", 6)
     slow = Links(10 * B, 1e-6, nodes=equal_nodes(16, 2), network=Wire(B / 10, 1e-6))
-    assert choose("all_gather", 16, N, links=slow).algorithm == "hierarchical"
+    assert fastest("all_gather", 16, N, links=slow).algorithm == "hierarchical"
 
 
 def test_many_ranks_are_one_where_they_are_alike():
     assert {block.rank for block in plan_for("all_reduce", "ring", 100).steps} == {0}
     assert len({block.rank for block in plan_for("all_reduce", "ring", 64).steps}) == 64
     assert len({block.rank for block in plan_for("broadcast", "chain", 100).steps}) == 99
-    assert choose("all_gather", 256, 1 << 28, links=LINKS).seconds > 0
+    assert fastest("all_gather", 256, 1 << 28, links=LINKS).seconds > 0
 
 
 def test_unknown_collectives_are_refused():
