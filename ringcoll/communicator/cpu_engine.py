@@ -20,7 +20,8 @@ from ringcoll.communicator.call_cache import prepare_collective
 from ringcoll.communicator.engine import Check, Engine
 from ringcoll.communicator.failures import more_frames, settle
 from ringcoll.communicator.group import current, of_thread, run_together
-from ringcoll.communicator.rank import RankState, with_options
+from ringcoll.communicator.rank import RankState
+from ringcoll.communicator.rank_calls import with_options
 from ringcoll.communicator.work import Work
 from ringcoll.config import Config
 from ringcoll.errors import ArgumentError, Error

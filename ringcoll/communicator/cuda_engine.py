@@ -17,7 +17,7 @@ from ringcoll.communicator.engine import Check, Engine
 from ringcoll.communicator.gpu import CudaState
 from ringcoll.communicator.gpu_nodes import NodesState
 from ringcoll.communicator.group import Group, current, run_together
-from ringcoll.communicator.rank import with_options
+from ringcoll.communicator.rank_calls import with_options
 from ringcoll.communicator.work import Work
 from ringcoll.config import resolve
 from ringcoll.cuda.arrays import device_array

@@ -122,3 +122,8 @@ class Engine(ABC):
     def forget(self) -> None:
         """Drop all prepared calls."""
         self.calls.clear()
+
+    def close(self) -> None:
+        """Drop all prepared calls, and free what the rank has; not collective."""
+        self.forget()
+        self._state.close()

@@ -25,7 +25,7 @@ from ringcoll.tuner.proof import prove_algorithm
 
 if TYPE_CHECKING:
     from ringcoll.communicator.gpu import CudaState
-    from ringcoll.communicator.rank import RankState
+    from ringcoll.communicator.rank_calls import RankCalls
 
 _MOST_BYTES = 1 << 36
 """The largest size for which a choice is searched."""
@@ -51,7 +51,7 @@ def _unit(collective: str, nranks: int) -> int:
     return _DTYPE.itemsize * max(1, kind.segments("INPUT"), kind.segments("OUTPUT"))
 
 
-def explain_cpu(collective: str, nbytes: int, state: RankState) -> str:
+def explain_cpu(collective: str, nbytes: int, state: RankCalls) -> str:
     """The candidates of CPU ranks, and what runs for buffers of both kinds, in lines of text."""
     call = call_of(collective, nbytes, state.fabric.nranks)
     titles: tuple[str, ...] = _TITLES
@@ -63,7 +63,7 @@ def explain_cpu(collective: str, nbytes: int, state: RankState) -> str:
     return "\n".join([title, *_on_host(call, state, titles)])
 
 
-def explain_pieces(call: Call, piece: Call, most: int, state: RankState) -> str:
+def explain_pieces(call: Call, piece: Call, most: int, state: RankCalls) -> str:
     """How GPU ranks on several nodes carry a call, and what its first piece runs between them."""
     title = (
         f"{call.collective}, {call.nbytes} bytes, {_ranks(state, 'GPU')}; between them in pinned "
@@ -72,7 +72,7 @@ def explain_pieces(call: Call, piece: Call, most: int, state: RankState) -> str:
     return "\n".join([title, *_on_host(piece, state, (f"a piece of {piece.nbytes} bytes",))])
 
 
-def _ranks(state: RankState, kind: str) -> str:
+def _ranks(state: RankCalls, kind: str) -> str:
     nodes, text = state.fabric.nodes, f"{state.fabric.nranks} {kind} ranks"
     if not nodes:
         return text
@@ -80,7 +80,7 @@ def _ranks(state: RankState, kind: str) -> str:
     return f"{text} on {max(nodes) + 1} nodes ({sizes}), messages between them by MPI"
 
 
-def _on_host(call: Call, state: RankState, titles: Sequence[str]) -> Iterator[str]:
+def _on_host(call: Call, state: RankCalls, titles: Sequence[str]) -> Iterator[str]:
     """What is compared, and what runs: of the titles the first is for symmetric memory."""
     config, machine = state.config, state.machine
     limits = limits_of(call, config, config)
@@ -97,7 +97,7 @@ def _on_host(call: Call, state: RankState, titles: Sequence[str]) -> Iterator[st
         yield f"{title}: {_on_host_runs(call, state, mapped)}"
 
 
-def _on_host_runs(call: Call, state: RankState, mapped: frozenset[Buffer]) -> str:
+def _on_host_runs(call: Call, state: RankCalls, mapped: frozenset[Buffer]) -> str:
     try:
         found = state.choice(call, state.config, mapped)
     except Error as error:

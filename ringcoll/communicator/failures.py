@@ -18,7 +18,6 @@ from ringcoll.errors import (
 )
 
 if TYPE_CHECKING:
-    from ringcoll.communicator.rank import RankState
     from ringcoll.communicator.rank_errors import RankErrors
 
 _FRAMES = 200  # that logging and an abort may take, beyond the recursion limit
@@ -44,7 +43,7 @@ def exhausted(error: BaseException, where: str) -> BaseException:
 
 
 def settle(
-    states: Sequence[RankState], error: BaseException, *, begun: bool = False
+    states: Sequence[RankErrors], error: BaseException, *, begun: bool = False
 ) -> BaseException:
     """Record that a call of these ranks has failed; the error to raise for it."""
     known = exhausted(error, str(states[0]))

@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 
 from ringcoll.arguments.calls import Call
 from ringcoll.communicator.explaining import explain_gpu
-from ringcoll.communicator.rank import RankState, with_options
+from ringcoll.communicator.rank import RankState
+from ringcoll.communicator.rank_calls import with_options
 from ringcoll.communicator.topology import Topology
 from ringcoll.config import Config
 from ringcoll.cuda.arrays import device_array

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ringcoll.arguments.calls import Call
-from ringcoll.communicator.rank import with_options
+from ringcoll.communicator.rank_calls import with_options
 from ringcoll.config import Config
 from ringcoll.dtypes import dtype_of
 from ringcoll.executors.cuda_nodes.executor import CudaNodesCall

@@ -264,8 +264,7 @@ class Communicator(Collectives, Scans, CountedCollectives, Messages, Memory):
         """
         self._state.stop()
         with self._lock:
-            self._engine.forget()
-            self._state.close()
+            self._engine.close()
 
     def _settle(self) -> None:
         """Make the rank's GPU this thread's current one, so that ``xp`` makes arrays there."""

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import ringcoll
-import ringcoll.communicator.rank
+import ringcoll.executors.cpu
 from ringcoll.algorithms import ALGORITHMS, build
 from ringcoll.collectives import Collective
 from ringcoll.executors.point_to_point import Pairs
@@ -30,14 +30,14 @@ PAIRS = [(c, a) for c, builders in ALGORITHMS.items() if c in SHAPES for a in bu
 def selections(monkeypatch):
     """What each traced call selected, in a list: one entry a rank and call."""
     chosen = []
-    honest = vars(ringcoll.communicator.rank)["select"]
+    honest = vars(ringcoll.executors.cpu)["choose"]
 
-    def select(*args, **named):
+    def choose(*args, **named):
         found = honest(*args, **named)
         chosen.append(found)
         return found
 
-    monkeypatch.setattr(ringcoll.communicator.rank, "select", select)
+    monkeypatch.setattr(ringcoll.executors.cpu, "choose", choose)
     return chosen
 
 
