@@ -216,6 +216,10 @@ def test_a_compilation_names_the_call_that_needs_it(made):
     calls = made.loader.calls
     assert calls["own"] == "all_reduce of 4 float32" and calls["huge"] == "reduce of 9"
     assert calls["pairs"] == "send and recv on rank 0"
+    together, _ = made.make(ordinal=2, alone=False)
+    shared = Body("shared", BODY.words, BODY.programs, 0, 0)
+    assert together.launch(shared, Launch, 9.0, "reduce on rank 0", "reduce of 2").body is shared
+    assert calls["shared"] == "reduce of 2"
 
 
 def test_calls_of_another_device_do_not_count(made):

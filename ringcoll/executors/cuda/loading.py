@@ -110,15 +110,17 @@ class KernelLoading:
         if last and self._texts:
             self.loader.rest()
 
-    def function(self, text: str, timeout: float, where: str, why: str = "") -> int:
+    def function(self, text: str, timeout: float, where: str, why: str = "", call: str = "") -> int:
         """The loaded function of a text; waits while calls of other communicators may run.
+
+        ``call`` says in the record of a compilation what needs the kernel, by default ``where``.
 
         Raises:
             DeadlineError: they have not ended in time.
 
         """
         if not self._has(text):
-            self.loader.compile(text, self.capability, where)
+            self.loader.compile(text, self.capability, call or where)
             remedy = "make a first call of this kind, and synchronize, before such calls"
             self._await_others(timeout, where, why + remedy)
             self._await_own()
@@ -153,7 +155,7 @@ class KernelLoading:
                         _warn_without_compiler()
                     self.loader.compile_ahead(body.text, self.capability, call)
                     return GenericLaunch(self, made(generic, self._load(generic.text)), body, made)
-        found: Launching = made(body, self.function(body.text, timeout, where, why))
+        found: Launching = made(body, self.function(body.text, timeout, where, why, call))
         return found
 
     def _await_others(self, timeout: float, where: str, remedy: str) -> None:
