@@ -122,12 +122,18 @@ class RankState(RankCalls):
         self.fabric.drop(lost)
         try:
             fabric = self.fabric.subset(members, what="shrink")
+            child = self._child(fabric, members, self.config)
+            try:
+                fabric.conclude("shrink")
+            except Error:
+                child.close()
+                raise
         except RankLostError:
             if lost.issuperset(self.fabric.lost()):
                 raise
             return self.shrink(exclude)  # without the rank that was lost meanwhile
         self.settled = self.settled or self.broken is not None or bool(lost)
-        return self._child(fabric, members, self.config)
+        return child
 
     # -- the end -----------------------------------------------------------------------------
 

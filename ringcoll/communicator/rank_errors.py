@@ -155,4 +155,5 @@ class RankErrors:
         if self.broken is None:
             self.broken = ClosedError(f"rank {self.fabric.rank} aborted: {reason}")
         self.settled = True
+        self.fabric.adopt()  # this may be the only call of its thread, which now ends
         self.fabric.abort(reason, error=error)

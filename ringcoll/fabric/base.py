@@ -94,6 +94,14 @@ class Fabric(ABC):
         ranks that did not come, and aborts the fabric.
         """
 
+    def conclude(self, what: str) -> None:
+        """Return on all ranks or raise on all: the last step of making a communicator.
+
+        A rank that is lost counts only if it has not come. Between nodes that does not hold for one
+        that ends while it comes.
+        """
+        self.allgather(b"", what=what)
+
     def ahead(self) -> dict[int, tuple[str, int]]:
         """The exchange or rendezvous in which other ranks wait for this one, which is in none.
 
@@ -178,8 +186,18 @@ class Fabric(ABC):
             self.abort(str(error), error=DeadlineError)
             raise
 
-    def _await_members(self, ready: Ready, missing: Missing, what: str, deadline: float) -> None:
-        """Wait for the ranks that are still missing from a rendezvous of :meth:`subset`."""
+    def _await_members(
+        self,
+        ready: Ready,
+        missing: Missing,
+        what: str,
+        deadline: float,
+        beyond: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Wait for the ranks that are still missing from a rendezvous of :meth:`subset`.
+
+        ``beyond`` is called meanwhile, and may raise.
+        """
 
         def describe() -> str:
             own = self.names[self.rank]
@@ -190,6 +208,7 @@ class Fabric(ABC):
         intact = self._intact()
 
         def check() -> None:
+            beyond()
             if intact:  # else an alarm is up, by what the ranks may be leaving behind
                 with contextlib.suppress(AbortedError, DeadlineError, RankLostError):
                     self.check_failures()  # a peer that has found that it makes another call

@@ -18,7 +18,8 @@ from ringcoll.errors import MachineError, MismatchError
 from ringcoll.fabric.liveness import State
 from ringcoll.host.fence import Fence
 
-_STATE, _SINCE, _REASON, _ALARM, _EXITING = 0, 8, 16, 24, 32  # words, a cache line each
+# Words, a cache line each.
+_STATE, _SINCE, _REASON, _ALARM, _EXITING, _LEFT = 0, 8, 16, 24, 32, 40
 _TEXT, _TEXT_BYTES = 512, 3584
 _CALLS = 4096  # offset of the control plane's mailbox
 _CALLS_SLOT = 16 << 10
@@ -112,7 +113,9 @@ class Control:
         return bytes(self._text[:length]).decode("utf-8", "replace")
 
     def declare(self, state: State, reason: str = "") -> None:
-        """Leave the open state; the first declaration counts."""
+        """Leave the open state; the first declaration counts, but for a later departure."""
+        if state.left:
+            self.words[_LEFT] = 1
         if self.state is not State.OPEN:
             return
         text = reason.encode("utf-8", "replace")[:_TEXT_BYTES]
@@ -126,6 +129,11 @@ class Control:
     def alert(self) -> None:
         """Raise this rank's alarm."""
         self.alarm[0] = 1
+
+    @property
+    def left(self) -> bool:
+        """Whether the rank has closed or exited, even if it has failed before."""
+        return self.words[_LEFT] != 0
 
     @property
     def exiting(self) -> bool:

@@ -41,6 +41,7 @@ class Inbox:
 
     gathers: deque[bytes] = field(default_factory=deque)
     state: bytes | None = None
+    left: bytes | None = None  # a state that was sent after it
     since: int = 0
     tokens: dict[bytes, bytes] = field(default_factory=dict)
     over: bool = False  # nobody reads it any more
@@ -165,6 +166,8 @@ class Link:
             inbox.gathers.append(payload)
         elif kind is Frame.STATE and inbox.state is None:
             inbox.state, inbox.since = payload, time.monotonic_ns()
+        elif kind is Frame.STATE:
+            inbox.left = payload
         elif kind in (Frame.JOIN, Frame.WITHDRAW):
             members, _, token = payload.partition(b" ")
             if kind is Frame.JOIN:

@@ -18,7 +18,7 @@ from functools import partial
 from itertools import count
 
 from ringcoll import finalize
-from ringcoll.errors import AbortedError, DeadlineError, MachineError
+from ringcoll.errors import AbortedError, DeadlineError, MachineError, RankLostError
 from ringcoll.fabric.base import Fabric, Missing, Ready
 from ringcoll.fabric.control import compare_calls
 from ringcoll.fabric.links import Link
@@ -270,7 +270,15 @@ class NodesFabric(Fabric):
         ranks = self._members(members, what)
         near = [rank for rank in ranks if rank in self.near]
         self.local.entered = self.entered
-        local = self.local.subset([self.near.index(rank) for rank in near], what=what)
+
+        def beyond() -> None:
+            # Else some of a node's ranks would meet that differ in who is lost on another.
+            gone = [r for r, status in self._remote.statuses().items() if r in ranks and status.lost]
+            if gone:
+                raise RankLostError(f"{what}: {self._named(gone)} died or closed the communicator")
+
+        numbers = [self.near.index(rank) for rank in near]
+        local = self.local.subset(numbers, what=what, whole=ranks, beyond=beyond)
         finalize.resolve(self._exit_key)
         if len(near) == len(ranks):
             return local
@@ -279,6 +287,7 @@ class NodesFabric(Fabric):
         wait = partial(self._await_members, what=what, deadline=self.deadline())
         try:
             own, tokens = self._remote.swap_tokens(ranks, wait, what, self.entered)
+            local.names = near
             tokens |= dict(zip(near, local.allgather(own, what=what), strict=True))
             text = b" ".join(tokens[rank] for rank in ranks)
             fabric = NodesFabric(
@@ -290,7 +299,9 @@ class NodesFabric(Fabric):
                 self._carrier.among(ranks),
                 self.timeout,
             )
+            local.names, fabric.names = near, ranks  # of this fabric, until there is another
             fabric.start(what)
+            local.names, fabric.names = tuple(fabric.near), range(fabric.nranks)
         except BaseException:
             local.close()
             raise

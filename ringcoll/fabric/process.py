@@ -84,6 +84,11 @@ class ProcessFabric(Fabric):
         finally:
             self._meeting = False
 
+    def conclude(self, what: str) -> None:
+        """Meet all ranks, whatever has become of those that have come already."""
+        wait = partial(self._await_members, what=what, deadline=self.deadline())
+        self._exchange.allgather(b"", what, wait, self.entered)
+
     def ahead(self) -> dict[int, tuple[str, int]]:
         """The calls of the control plane in which other processes wait for this rank."""
         try:
@@ -129,6 +134,8 @@ class ProcessFabric(Fabric):
             state = control.state
             reason = control.reason if state.failed else ""
             death = f"its process {self.processes[rank].pid} is gone" if rank in dead else ""
+            if state.failed and control.left:
+                death = death or "it has closed its communicator"
             found[rank] = Status(state, control.since, reason, death)
         return found
 
@@ -162,14 +169,27 @@ class ProcessFabric(Fabric):
 
     # -- children ------------------------------------------------------------------------------
 
-    def subset(self, members: Sequence[int], *, what: str) -> Fabric:
-        """Meet the members over the control segments, then begin anew among them."""
+    def subset(
+        self,
+        members: Sequence[int],
+        *,
+        what: str,
+        whole: Sequence[int] = (),
+        beyond: Callable[[], None] = lambda: None,
+    ) -> Fabric:
+        """Meet the members over the control segments, then begin anew among them.
+
+        ``whole``: all members, of other nodes too, which those that meet have in common; ``beyond``
+        raises if one of another node is lost.
+        """
         ranks = self._members(members, what)
         processes = [self.processes[rank] for rank in ranks]
-        wait = partial(self._await_members, what=what, deadline=self.deadline())
+        wait = partial(self._await_members, what=what, deadline=self.deadline(), beyond=beyond)
         self._meeting = True
         try:
-            met = Rendezvous(self.controls, ranks, self.rank, self._seen, what, wait, self.entered)
+            met = Rendezvous(
+                *(self.controls, ranks, self.rank, self._seen, what, wait, self.entered, whole)
+            )
             fabric = process_fabric(met, timeout=self.timeout, what=what, processes=processes)
         finally:
             self._meeting = False

@@ -47,7 +47,10 @@ class RemoteRanks:
             return Status(State.EXITED if link.broken and not death else State.OPEN, death=death)
         try:
             value, reason = json.loads(inbox.state)
-            return Status(State(value), inbox.since, str(reason), death)
+            state, last = State(value), State(json.loads(inbox.left or inbox.state)[0])
+            if state.failed and (last.left or link.exiting or link.broken):
+                death = death or "it has closed its communicator, or ended"
+            return Status(state, inbox.since, str(reason), death)
         except (ValueError, TypeError, RecursionError) as error:
             raise MachineError(f"rank {rank} sent a malformed state: {error}") from None
 

@@ -19,7 +19,7 @@ class Rendezvous:
     """A bootstrap among some ranks of a fabric.
 
     ``seen`` has the last token that each rank has met this one by, and is updated; ``wait`` raises
-    when a rank is lost or late.
+    when a rank is lost or late. ``whole``: members on all nodes, the same on those that meet.
     """
 
     def __init__(
@@ -31,12 +31,13 @@ class Rendezvous:
         what: str,
         wait: Wait,
         entered: int = 0,
+        whole: Sequence[int] = (),
     ) -> None:
         self.rank, self.nranks = members.index(own), len(members)
         self._members = members
         self._what = what
         self._wait = wait
-        self._entered = entered
+        self._entered, self._whole = entered, whole
         self._boxes = [controls[rank].subsets for rank in members]
         tokens = self._swap_tokens(seen)
         self._exchange = Exchange(self._boxes, self.rank, _digest(json.dumps(tokens)))
@@ -49,7 +50,7 @@ class Rendezvous:
         self._wait(ready, lambda: [self._members[index] for index in missing()])
 
     def _swap_tokens(self, seen: dict[int, str]) -> list[str]:
-        tag = _digest(json.dumps(self._members)) or 2
+        tag = _digest(json.dumps([self._members, self._whole])) or 2
         tokens = {self.rank: secrets.token_hex(16)}
         about = json.dumps([tokens[self.rank], self._members, self._what, self._entered])
         self._boxes[self.rank].post(tag, about.encode())

@@ -11,6 +11,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from ringcoll import finalize
@@ -104,9 +105,17 @@ class ThreadFabric(Fabric):
         found = self._world.waiting(self._round, self.rank)
         return found if found and self._intact() else {}
 
-    def _swap(self, value: Any, what: str, timeout: float | None) -> list[Any]:
+    def conclude(self, what: str) -> None:
+        """Meet all ranks, whatever has become of those that have come already."""
+        self._swap(None, what, None, partial(self._await_members, what=what))
+
+    def _swap(
+        self, value: Any, what: str, timeout: float | None, wait: Callable[..., None] | None = None
+    ) -> list[Any]:
         """Every rank's object, in rank order; collective."""
-        self.check()
+        if wait is None:
+            self.check()
+            wait = partial(self._await_all, call=what, started=time.monotonic())
         number = self._round
         self._round += 1
         round_ = self._world.contribute(number, self.rank, what, value, self.entered)
@@ -117,7 +126,7 @@ class ThreadFabric(Fabric):
         def full() -> bool:
             return len(round_.values) == self.nranks
 
-        self._await_all(full, missing, what, time.monotonic(), self.deadline(timeout))
+        wait(full, missing, deadline=self.deadline(timeout))
         return self._world.collect(number, self.rank, round_)
 
     def _sleep(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ringcoll.fabric.control import compare_calls
@@ -56,9 +56,11 @@ class World:
                 condition.notify_all()
 
     def declare(self, rank: int, state: State, reason: str = "") -> None:
-        """Take a rank out of the open state; its first declaration counts."""
+        """Take a rank out of the open state; its first declaration counts, and a departure."""
         with self.lock:
             status = self.statuses[rank]
+            if status.state.failed and state.left and not status.death:
+                self.statuses[rank] = replace(status, death="it has closed its communicator")
             if status.state is State.OPEN:
                 status.reason, status.since = reason, time.monotonic_ns()
                 status.state = state

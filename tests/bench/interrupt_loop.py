@@ -62,6 +62,10 @@ class Trial:
     wrong: tuple[str, ...]
     unborn: bool
     """It was ended before it ran a line of ringcoll."""
+    over: bool
+    """The command had ended before."""
+    victim: str
+    """The command line of the process that a signal has gone to."""
 
 
 def attempt(name: str, kind: str, delay: float, folder: Path, *, allowed: float = SECONDS) -> Trial:
@@ -81,7 +85,9 @@ def attempt(name: str, kind: str, delay: float, folder: Path, *, allowed: float 
         victim = process.pid
         if kind == "child":
             victim = random.choice([p for p in _marked(mark) if p != process.pid] or [victim])
-        early = process.poll() is not None
+        early, line = process.poll() is not None, ""
+        with contextlib.suppress(OSError):
+            line = Path(f"/proc/{victim}/cmdline").read_bytes().replace(b"\0", b" ").decode()
         begun = time.monotonic()
         with contextlib.suppress(ProcessLookupError):
             os.kill(
@@ -111,7 +117,8 @@ def attempt(name: str, kind: str, delay: float, folder: Path, *, allowed: float 
         unborn = "ringcoll" not in errors and -process.returncode in (2, 15)
     if not early and not unborn:
         wrong += _judge(name, kind, victim == process.pid, errors)
-    return Trial(name, kind, delay, seconds, process.returncode, errors, tuple(wrong), unborn)
+    status = process.returncode
+    return Trial(name, kind, delay, seconds, status, errors, tuple(wrong), unborn, early, line)
 
 
 def _judge(name: str, kind: str, first: bool, errors: str) -> list[str]:
@@ -163,12 +170,14 @@ def main(argv: list[str] | None = None) -> int:
         trials.append(trial)
         if trial.wrong:
             print(f"{name} {kind} after {delay:.3f} s, status {trial.status}: {trial.wrong}")
+            print(f"    the signal went to: {trial.victim}")
             print("".join(f"    {line}\n" for line in trial.errors.splitlines()[-12:]), end="")
             sys.stdout.flush()
     seconds = [trial.seconds for trial in trials]
     print(
         f"{len(trials)} trials, {sum(bool(trial.wrong) for trial in trials)} failed, "
-        f"{sum(trial.unborn for trial in trials)} before the first line of ringcoll; ended after "
+        f"{sum(trial.unborn for trial in trials)} before the first line of ringcoll, "
+        f"{sum(trial.over for trial in trials)} after the command's end; ended after "
         f"{statistics.median(seconds):.2f} s (median), {max(seconds):.2f} s (most)"
     )
     counts = Counter((trial.name, trial.kind) for trial in trials)
@@ -177,6 +186,7 @@ def main(argv: list[str] | None = None) -> int:
         "allowed_seconds": SECONDS,
         "trials": len(trials),
         "failed": [[t.name, t.kind, round(t.delay, 3), *t.wrong] for t in trials if t.wrong],
+        "after_the_end_of_the_command": sum(trial.over for trial in trials),
         "before_the_first_line_of_ringcoll": sum(trial.unborn for trial in trials),
         "seconds": {"median": round(statistics.median(seconds), 3), "most": round(max(seconds), 3)},
         "by_command_and_kind": {" ".join(pair): count for pair, count in sorted(counts.items())},

@@ -313,3 +313,20 @@ def test_a_rank_may_make_its_calls_on_short_lived_threads_of_its_own():
     assert sums == [2.0] * 4
     for comm in comms:
         comm.close()
+
+
+def test_a_rank_whose_only_call_was_abort_is_left_out():
+    comms, sums = ringcoll.init_all(3, timeout=20), []
+
+    def goes_on(comm):
+        with pytest.raises(ringcoll.AbortedError, match="rank 1 aborted: no data"):
+            comm.all_reduce(np.ones(3))
+        x = np.ones(3)
+        with comm.shrink() as rest:
+            rest.all_reduce(x)
+        sums.append(x[0])
+
+    run((goes_on, lambda comm: comm.abort("no data"), goes_on), comms)
+    assert sums == [2.0, 2.0]
+    for comm in comms:
+        comm.close()

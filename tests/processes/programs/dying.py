@@ -17,7 +17,6 @@ import random
 import resource
 import select
 import signal
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -33,7 +32,7 @@ from ringcoll.bootstrap.relayed import RelayedBootstrap
 from ringcoll.bootstrap.sockets import HostBootstrap
 from ringcoll.fabric.process import ProcessFabric
 from tests.adapters.ports import free_port
-from tests.launching import launch
+from tests.processes.programs import launched as launched_ranks
 from tests.processes.programs.setting import own_rank
 from tests.processes.programs.verdict import say
 
@@ -43,8 +42,6 @@ NRANKS = 3
 DEVICE = "cuda" if "cuda" in sys.argv else "cpu"
 TIMEOUT = 2.0 if DEVICE == "cpu" else 20.0  # seconds
 LIMIT = 15 * TIMEOUT  # seconds, after which a rank hangs
-STARTING = 60.0  # seconds for mpiexec
-ROOT = Path(__file__).parents[3]
 
 
 class Events:
@@ -165,37 +162,12 @@ def case(mode: str, how: str, lost: int, event: int) -> dict[int, dict[str, Any]
     return found
 
 
-def launched(mode: str, how: str, lost: int, event: int) -> dict[int, dict[str, Any]]:
-    """The same of ranks that mpiexec starts; what is left of the job is ended after the reports."""
-    words = [sys.executable, str(Path(__file__)), "one", mode, how, str(lost), str(event)]
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    reading, writing = os.pipe()
-    job = subprocess.Popen(
-        [*launch(NRANKS, deaths=True), *words],
-        env={**os.environ, "PYTHONPATH": path},
-        stdout=writing,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    os.close(writing)
-    found: dict[int, dict[str, Any]] = {}
-    wanted, text, late = {*range(NRANKS)} - {lost}, b"", time.monotonic() + LIMIT + STARTING
-    while not wanted <= found.keys() and select.select([reading], [], [], wait(late))[0]:
-        part = os.read(reading, 1 << 16)
-        text += part
-        lines = [json.loads(line) for line in text.splitlines(True) if line.endswith(b"}\n")]
-        found = {line.pop("rank"): line for line in lines}
-        if not part:
-            break
-    os.killpg(job.pid, signal.SIGKILL)
-    job.wait()
-    os.close(reading)
+def over_mpi(mode: str, how: str, lost: int, event: int) -> dict[int, dict[str, Any]]:
+    """The same of ranks that mpiexec starts."""
+    words = [str(Path(__file__)), "one", mode, how, str(lost), str(event)]
+    wanted = {*range(NRANKS)} - {lost}
+    found = launched_ranks.launched(NRANKS, words, wanted, LIMIT)
     return {rank: found.get(rank, {"error": "hangs", "took": LIMIT}) for rank in wanted}
-
-
-def wait(late: float) -> float:
-    """Seconds to a time."""
-    return max(0.0, late - time.monotonic())
 
 
 def wrong(mode: str, how: str, lost: int, found: dict[int, dict[str, Any]]) -> list[str]:
@@ -228,7 +200,7 @@ def wrong(mode: str, how: str, lost: int, found: dict[int, dict[str, Any]]) -> l
 
 def campaign(mode: str, count: int, seed: int) -> dict[str, Any]:
     """So many cases of one way to begin."""
-    ends = launched if mode in OVER_MPI else case
+    ends = over_mpi if mode in OVER_MPI else case
     moments = max(report["events"] for report in ends(mode, "kill", -1, -1).values())
     mixed = random.Random(seed)
     took, failures, kinds = [], [], Counter[str]()
@@ -278,7 +250,7 @@ def one(mode: str, how: str, lost: int, event: int) -> None:
         given = {"bootstrap": MPI.COMM_WORLD}
         MPI.COMM_WORLD.Barrier()
     found = begun(lambda: given, Events(event, how) if rank == lost else Events())
-    say(rank, **found)
+    launched_ranks.report(rank=rank, **found)
 
 
 if __name__ == "__main__":
