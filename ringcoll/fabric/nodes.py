@@ -273,7 +273,9 @@ class NodesFabric(Fabric):
 
         def beyond() -> None:
             # Else some of a node's ranks would meet that differ in who is lost on another.
-            gone = [r for r, status in self._remote.statuses().items() if r in ranks and status.lost]
+            gone = [
+                r for r, status in self._remote.statuses().items() if r in ranks and status.lost
+            ]
             if gone:
                 raise RankLostError(f"{what}: {self._named(gone)} died or closed the communicator")
 

@@ -135,6 +135,10 @@ def aborted():
         fabric.abort(first)  # what a rank does that leaves its `with` by that error
     # A new start among all is possible.
     small = fabric.subset(range(fabric.nranks), what="restart")
+    while fabric.rank and not fabric.lost():
+        time.sleep(0.01)
+    fabric.close()  # from then on rank 0 is lost, though its process goes on
+    small.allgather(b"", what="seen")
     return [first, second, error_of(small.check)]
 
 

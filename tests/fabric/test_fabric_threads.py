@@ -16,6 +16,7 @@ from ringcoll.errors import (
     RankLostError,
 )
 from ringcoll.fabric import each, thread_fabrics
+from ringcoll.fabric.liveness import State
 
 
 def outcomes(fabrics, function):
@@ -162,6 +163,44 @@ def test_a_subset_with_a_lost_member_is_refused():
         fabrics[0].subset([0, 1], what="split")
     with pytest.raises(ArgumentError):
         fabrics[0].subset([1, 2], what="split")
+
+
+def test_a_rank_that_closes_after_it_has_failed_is_lost():
+    fabrics = thread_fabrics(3, timeout=5)
+    fabrics[1].abort("no data")
+    assert fabrics[0].lost() == ()
+    fabrics[1].close()
+    assert fabrics[0].lost() == (1,)
+    with pytest.raises(AbortedError, match="rank 1 aborted: no data"):
+        fabrics[0].check()
+
+
+@pytest.mark.parametrize("came", [False, True])
+def test_the_last_step_succeeds_on_all_ranks_or_on_none(came):
+    fabrics = thread_fabrics(3, timeout=20)
+    found = {}
+
+    def conclude(rank):
+        try:
+            fabrics[rank].conclude("shrink")
+            found[rank] = ""
+        except RankLostError as error:
+            found[rank] = str(error)
+
+    def begin(rank):
+        thread = threading.Thread(target=conclude, args=(rank,))
+        thread.start()
+        return thread
+
+    threads = [begin(2)] if came else []
+    while came and 2 not in fabrics[0].ahead():
+        time.sleep(0.001)
+    fabrics[2]._declare(State.EXITED)  # as a process that dies
+    threads += [begin(0), begin(1)]
+    for thread in threads:
+        thread.join()
+    lost = "shrink: rank 2 died or closed the communicator"
+    assert found == (dict.fromkeys(range(3), "") if came else dict.fromkeys(range(2), lost))
 
 
 def test_too_much_memory_names_need_and_available():

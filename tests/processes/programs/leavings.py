@@ -157,8 +157,10 @@ class Rank:
         return {"errors": self.errors, "members": self.members, "sum": total}
 
     def perhaps_leave(self) -> None:
-        way, at, delay = self.case.leavers.get(self.own, ("", STEPS + 1, 0.0))
-        if self.step < min(at, STEPS):
+        if self.own not in self.case.leavers:
+            return
+        way, at, delay = self.case.leavers[self.own]
+        if self.step < at:
             return
         if way == "kill later" and self.step == at:
             # In the middle of this call or of a later one.
@@ -233,7 +235,8 @@ def wrong(case: Case, found: dict[int, dict[str, Any]]) -> list[str]:
             named = {int(number) for number in re.findall(r"rank (\d+)", error["error"])}
             members = error["members"]
             lost = {at for at, member in enumerate(members) if member in case.leavers}
-            kinds = ("RankLostError", "AbortedError", "DeadlineError")
+            # Of the second of two asynchronous calls: ClosedError, which names the first's.
+            kinds = ("RankLostError", "AbortedError", "DeadlineError", "ClosedError")
             if (members and not named & lost) or not error["error"].startswith(kinds):
                 problems.append(f"rank {rank} of {members}, {error['call']}: {error['error']}")
             if error["took"] > TIMEOUT + 1:

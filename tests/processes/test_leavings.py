@@ -1,0 +1,38 @@
+"""Ranks that leave at random moments: the others are told, and go on in a smaller communicator.
+
+The program is ``programs/leavings.py``; the record ``leavings.json`` is of a longer campaign.
+"""
+
+import subprocess
+
+import pytest
+
+from tests.launching import launch
+from tests.processes.conftest import command, environment, outcome
+
+pytestmark = pytest.mark.slow
+
+
+def campaign(count, modes, word):
+    argv = command("leavings", str(count), "0", word, f"--modes={modes}")
+    done = subprocess.run(
+        argv, env=environment(), capture_output=True, text=True, timeout=300, check=False
+    )
+    verdict = outcome([done.returncode], done.stdout, done.stderr).verdicts[0]
+    for found in verdict["modes"].values():
+        assert found["failures"] == []
+        assert found["cases"] == count
+    return verdict["modes"]
+
+
+def test_threads_and_processes_that_leave_are_left_out(nothing_left):
+    found = campaign(5, "threads,processes", nothing_left)
+    for mode in ("threads", "processes"):
+        assert found[mode]["errors"]["RankLostError"] > 5
+
+
+@pytest.mark.mpi
+def test_ranks_of_two_nodes_that_leave_are_left_out(nothing_left):
+    """Cases of three that leave, two of them on the other node."""
+    launch(5)  # skips where there is no mpiexec
+    assert campaign(2, "nodes", nothing_left)["nodes"]["errors"]["RankLostError"] > 2
