@@ -21,7 +21,7 @@ from ringcoll.bootstrap.mpi import is_mpi_communicator, mpi_bootstrap, mpi_runni
 from ringcoll.bootstrap.relayed import RelayedBootstrap
 from ringcoll.bootstrap.sockets import HostBootstrap, adopted, run_ranks
 from ringcoll.bootstrap.store import StoreBootstrap, is_store, store_bootstrap
-from ringcoll.bootstrap.tcp import id_bootstrap, id_of
+from ringcoll.bootstrap.tcp import id_bootstrap, id_of, post_refusal
 from ringcoll.bootstrap.torchrun import torchrun_bootstrap
 from ringcoll.errors import ArgumentError, ArgumentTypeError, Error
 
@@ -130,7 +130,14 @@ def _found(timeout: float, id: str | None, rank: int | None, nranks: int | None)
     started = adopted(timeout) if id is None else None
     if started is not None:
         return started
-    met = id_of(id, rank, nranks, os.environ)
+    try:
+        met = id_of(id, rank, nranks, os.environ)
+    except Error as error:
+        found = id or os.environ.get("RINGCOLL_ID")
+        if found:
+            with contextlib.suppress(Exception):  # the error itself is to be raised
+                post_refusal(found, error, timeout)
+        raise
     if met is not None:
         return id_bootstrap(*met, timeout)
     launcher = launcher_of(os.environ)

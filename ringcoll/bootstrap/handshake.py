@@ -37,13 +37,17 @@ _CROWD = 64  # strangers at once; one more, and the first of them is closed
 _SHORTAGE = 0.01  # seconds until the next attempt where no descriptor was left
 
 
+class KeyMismatch(ConnectionError):
+    """The process at an address has another key than the caller."""
+
+
 def prove(connection: socket.socket, key: bytes, rank: int, peer: int, until: float) -> None:
     """The caller's end: ``rank`` calls ``peer``; all ranks have the key, and nobody else."""
     nonce = secrets.token_bytes(_NONCE)
     connection.sendall(_CALL.pack(rank, nonce), socket.MSG_NOSIGNAL)
     proof, challenge = _ANSWER.unpack(exactly(connection, _ANSWER.size, until))
     if not hmac.compare_digest(proof, _proof(key, b"called", nonce, rank, peer)):
-        raise ConnectionError("the answer is not from a rank of this program")
+        raise KeyMismatch("the answer is not from a rank of this program")
     connection.sendall(_proof(key, b"caller", challenge, rank, peer), socket.MSG_NOSIGNAL)
     exactly(connection, len(_ACCEPTED), until)
 

@@ -45,7 +45,8 @@ class Kind(bytes, Enum):
 
     HELLO: JSON of rank, nranks, the process and its age in seconds. GATHER: how many of the ranks
     exchange (0: all), these, and bytes. ABSENT: which of them have not come. FAIL: a
-    :class:`Failure`, to and from the relay. BYE: this rank needs the others no more.
+    :class:`Failure`, to and from the relay, without HELLO from a process that has no valid rank.
+    BYE: this rank needs the others no more.
     """
 
     HELLO = b"H"
@@ -220,6 +221,11 @@ class Relay:
         session = link.session
         if kind is Kind.HELLO:
             self._join(link, payload)
+        elif session is None and kind is Kind.FAIL and link.fixed is None:
+            if self._session.over:
+                self._session = _Session(self._nranks)
+            self._fail(self._session, Failure.decode(payload))
+            self._send(link, Kind.BYE, b"")
         elif session is None:
             raise ValueError
         elif kind is Kind.GATHER:

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ringcoll.bootstrap.contract import Failure, named, shortage
-from ringcoll.bootstrap.frames import left, split
-from ringcoll.bootstrap.handshake import PATIENCE, prove
+from ringcoll.bootstrap.frames import exactly, left, split
+from ringcoll.bootstrap.handshake import PATIENCE, KeyMismatch, prove
 from ringcoll.bootstrap.relay import CALLED, FRAME, LONGEST, RANK, Kind, Relay
 from ringcoll.errors import (
     ArgumentError,
@@ -50,6 +50,7 @@ class RelayedBootstrap:
         self.rank, self.nranks, self._where = rank, nranks, where
         self._relay, self._kept = relay, False
         self.local: Relay | None = None  # one that this process runs for other worlds too
+        self.unlike = "another program listens there"  # the advice where its key is another
         self._link: socket.socket | None = None
         self._received = bytearray()
         self._failure: Failure | None = None  # that has ended this session
@@ -95,7 +96,7 @@ class RelayedBootstrap:
     def _connected(
         self, addresses: Sequence[Address], key: bytes, news: Callable[[], object]
     ) -> socket.socket:
-        pause, error = _FIRST, OSError("no address")
+        pause, error, advice = _FIRST, OSError("no address"), "did every rank call init()?"
         while True:
             for address in addresses:
                 news()
@@ -107,10 +108,12 @@ class RelayedBootstrap:
                     if (lack := shortage(failed, self.rank) or self._lacking()) is not None:
                         raise lack from failed
                     error = failed
+                    if isinstance(failed, KeyMismatch):
+                        advice = self.unlike
             if time.monotonic() + pause > self._deadline:
                 raise DeadlineError(
                     f"init: rank {self.rank} of {self.nranks} tried {self.timeout:.3g} s to reach "
-                    f"{self._where} ({error}): did every rank call init()?"
+                    f"{self._where} ({error}): {advice}"
                 )
             time.sleep(pause)  # it may not be there yet
             pause = min(pause * 1.5, _LAST)
@@ -135,8 +138,7 @@ class RelayedBootstrap:
         return None if lack is None else shortage(lack, self.rank)
 
     def _join(self, link: socket.socket) -> None:
-        name = f"process {os.getpid()} on host {platform.node()}"
-        said = {"rank": self.rank, "nranks": self.nranks, "name": name, "age": _age()}
+        said = {"rank": self.rank, "nranks": self.nranks, "name": this_process(), "age": _age()}
         payload = json.dumps(said).encode()
         self._failure = None
         _send(link, Kind.HELLO, payload)
@@ -289,6 +291,24 @@ class RelayedBootstrap:
         )
 
 
+def post(addresses: Sequence[Address], key: bytes, failure: Failure, timeout: float) -> None:
+    """Report the failure of a process without a valid rank to the ranks that meet at a relay.
+
+    It tries for ``timeout`` seconds to reach the relay, which may begin later.
+    """
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        for address in addresses:
+            with contextlib.suppress(OSError):
+                soon = min(deadline, time.monotonic() + PATIENCE)
+                with _connect(address, soon) as link:
+                    prove(link, key, CALLED, CALLED, soon)
+                    _send(link, Kind.FAIL, failure.encode())
+                    exactly(link, FRAME.size, soon)  # the answer: the ranks that came have it
+                return
+        time.sleep(_LAST)
+
+
 class Part:
     """Some ranks of a relayed world, as a bootstrap."""
 
@@ -299,6 +319,11 @@ class Part:
     def allgather(self, payload: bytes) -> list[bytes]:
         """Every member's bytes."""
         return self._whole.exchange(payload, self._members)
+
+
+def this_process() -> str:
+    """This process as other ranks' errors name it."""
+    return f"process {os.getpid()} on host {platform.node()}"
 
 
 def _age() -> float:

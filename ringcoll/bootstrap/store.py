@@ -74,8 +74,6 @@ class StoreBootstrap:
             raise ArgumentTypeError(
                 f"store must have {', '.join(_VERBS)}, as torch's have, not {type(store).__name__}"
             )
-        if not 0 <= rank < nranks:
-            raise ArgumentError(f"there is no rank {rank} of {nranks}")
         self.rank = rank
         self.nranks = nranks
         self.timeout = timeout
@@ -86,6 +84,10 @@ class StoreBootstrap:
         with self._errors():
             self._prefix = f"{prefix}/{int(store.add(f'{prefix}/generation/{rank}', 1))}"
         self._failure = f"{self._prefix}/failure"
+        if not 0 <= rank < nranks:
+            error = ArgumentError(f"there is no rank {rank} of {nranks}")
+            self.fail(error)
+            raise error
         self.watch: Callable[[], None] = lambda: None  # called while it waits; may raise
 
     def allgather(self, payload: bytes) -> list[bytes]:

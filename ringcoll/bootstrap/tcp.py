@@ -16,17 +16,26 @@ import socket
 import struct
 from collections.abc import Callable, Mapping
 
-from ringcoll.bootstrap.contract import shortage, whole
+from ringcoll.bootstrap.contract import Failure, shortage, whole
 from ringcoll.bootstrap.launcher import launched_rank, launcher_of
 from ringcoll.bootstrap.relay import Relay
-from ringcoll.bootstrap.relayed import RelayedBootstrap, listening, serving
-from ringcoll.errors import ArgumentError, ArgumentTypeError, MachineError
+from ringcoll.bootstrap.relayed import (
+    Address,
+    RelayedBootstrap,
+    listening,
+    post,
+    serving,
+    this_process,
+)
+from ringcoll.errors import ArgumentError, ArgumentTypeError, Error, MachineError
 
 _OPEN = b"ringcoll"  # the key of those that have an address and no secret
 _ID = re.compile(r"([^:,\s]+(?:,[^:,\s]+)*):(\d{1,5}):([0-9a-f]{32})")
 _SECRET = re.compile(r"[0-9a-fA-F]{12,}")  # of whatever length, where an id is malformed
 _VARIABLES = ("RINGCOLL_ID", "RINGCOLL_RANK", "RINGCOLL_NRANKS")
+_SAME_ID = "pass every rank the one id that ringcoll.unique_id() has returned"
 _SIOCGIFADDR = 0x8915
+_POSTING = 5.0  # seconds to report the error of a process that has no valid rank
 
 _serving: dict[str, Relay] = {}  # by the ids that this process serves, to its end
 os.register_at_fork(after_in_child=_serving.clear)
@@ -39,7 +48,11 @@ class TcpBootstrap(RelayedBootstrap):
         if not 0 < port < 1 << 16:
             raise ArgumentError(f"port={port}: wanted one from 1 to 65535, the same on all ranks")
         where = f"{host}:{port}"
-        super().__init__(rank, nranks, timeout, f"rank 0 at {where}")
+        try:
+            super().__init__(rank, nranks, timeout, f"rank 0 at {where}")
+        except ArgumentError as error:
+            _post([(host, port)], _OPEN, error, timeout)
+            raise
         if rank == 0:
             try:
                 listener = listening((host, port), max(1, nranks))
@@ -98,6 +111,30 @@ def id_bootstrap(
 
     ``news`` is called between attempts to connect; what it raises ends them.
     """
+    given, hosts, port, key = _parsed(given)
+    where = f"rank 0{'' if once else ', or the process that made the id,'} at {hosts[0]}:{port}"
+    relay = _serving.pop(given, None) if once else None
+    bootstrap = RelayedBootstrap(rank, nranks, timeout, where, relay)
+    if rank == 0 and given not in _serving and not once:
+        _serve_for_maker(given, hosts, port, key)
+    bootstrap.local = _serving.get(given)
+    bootstrap.unlike = "the id of the process that listens there has another secret: " + _SAME_ID
+    return bootstrap.reach([(host, port) for host in hosts], key, news)
+
+
+def post_refusal(given: object, error: Error, timeout: float) -> None:
+    """Report to the ranks that meet by an id that this process has no valid rank for it."""
+    _, hosts, port, key = _parsed(given)
+    _post([(host, port) for host in hosts], key, error, timeout)
+
+
+def _post(addresses: list[Address], key: bytes, error: Error, timeout: float) -> None:
+    text = f"{this_process()} aborted: {type(error).__name__}: {error}"
+    post(addresses, key, Failure("AbortedError", text), min(timeout, _POSTING))
+
+
+def _parsed(given: object) -> tuple[str, list[str], int, bytes]:
+    """An id without spaces around it, its hosts, its port and its secret."""
     given = given.strip() if isinstance(given, str) else given  # a file's last line ends
     found = _ID.fullmatch(given) if isinstance(given, str) else None
     if found is None or not 0 < int(found[2]) < 1 << 16:
@@ -105,14 +142,7 @@ def id_bootstrap(
         raise ArgumentError(
             f"init: id={shown}: wanted what ringcoll.unique_id() has returned on one rank"
         )
-    hosts, port, key = found[1].split(","), int(found[2]), found[3].encode()
-    where = f"rank 0{'' if once else ', or the process that made the id,'} at {hosts[0]}:{port}"
-    relay = _serving.pop(given, None) if once else None
-    bootstrap = RelayedBootstrap(rank, nranks, timeout, where, relay)
-    if rank == 0 and given not in _serving and not once:
-        _serve_for_maker(given, hosts, port, key)
-    bootstrap.local = _serving.get(given)
-    return bootstrap.reach([(host, port) for host in hosts], key, news)
+    return found[0], found[1].split(","), int(found[2]), found[3].encode()
 
 
 def _serve_for_maker(given: str, hosts: list[str], port: int, key: bytes) -> None:
@@ -139,6 +169,13 @@ def id_of(
     """
     text = given or environ.get(_VARIABLES[0]) or None
     if text is None:
+        for variable in _VARIABLES[1:]:
+            if environ.get(variable):
+                raise ArgumentError(
+                    f"init: {variable}={environ[variable]!r} is set, but RINGCOLL_ID is missing: "
+                    "set it to what ringcoll.unique_id() has returned on one rank, or unset "
+                    f"{variable}"
+                )
         if rank is not None or nranks is not None:
             raise ArgumentError(
                 f"init: rank={rank}, nranks={nranks} without an id: pass id=, what "
@@ -157,9 +194,10 @@ def id_of(
         number = int(word) if isinstance(word, str) and word.isdecimal() else whole(word)
         if number is None:
             kind = ArgumentError if word is None or isinstance(word, str) else ArgumentTypeError
-            raise kind(
-                f"init: {name}={word!r} with an id: pass {name}= as an integer, or set {variable}"
-            )
+            what = f"init: {name}={word!r} with an id"
+            if word is None and not given:
+                what = f"init: RINGCOLL_ID is set, but {variable} is missing"
+            raise kind(f"{what}: pass {name}= as an integer, or set {variable}")
         numbers.append(number)
     if not 0 <= numbers[0] < numbers[1]:
         raise ArgumentError(

@@ -8,7 +8,13 @@ import pytest
 
 import ringcoll
 from ringcoll.bootstrap import StoreBootstrap, bootstrap_of
-from ringcoll.errors import ArgumentError, ArgumentTypeError, DeadlineError, MachineError
+from ringcoll.errors import (
+    AbortedError,
+    ArgumentError,
+    ArgumentTypeError,
+    DeadlineError,
+    MachineError,
+)
 
 
 class Kept:
@@ -135,6 +141,14 @@ def test_what_is_no_store_is_refused():
         StoreBootstrap(dict[str, bytes](), 0, 1, 1)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="no rank 2 of 2"):
         StoreBootstrap(Kept(), 2, 2, 1)
+
+
+def test_a_rank_out_of_range_ends_the_wait_of_the_others():
+    store = Kept()
+    with pytest.raises(ArgumentError, match="no rank 2 of 2"):
+        StoreBootstrap(store, 2, 2, 30)
+    with pytest.raises(AbortedError, match="rank 2 aborted: ArgumentError: there is no rank 2"):
+        StoreBootstrap(store, 0, 2, 30).allgather(b"")
 
 
 def test_init_takes_a_store_and_the_rank_from_the_environment(monkeypatch):

@@ -14,12 +14,10 @@ from functools import partial
 import pytest
 
 import ringcoll
-from ringcoll.bootstrap import bootstrap_of, handshake, relayed
+from ringcoll.bootstrap import handshake, relayed
 from ringcoll.bootstrap.relay import CALLED, FRAME, Kind
-from ringcoll.bootstrap.tcp import TcpBootstrap, id_bootstrap, id_of
+from ringcoll.bootstrap.tcp import TcpBootstrap, id_bootstrap
 from ringcoll.errors import (
-    ArgumentError,
-    ArgumentTypeError,
     DeadlineError,
     MachineError,
     MismatchError,
@@ -407,7 +405,7 @@ def test_ranks_of_two_worlds_are_told_so():
 def test_an_id_without_its_secret_lets_nobody_in():
     given = ringcoll.unique_id("127.0.0.1")
     other = given[:-32] + "0" * 32
-    with pytest.raises(DeadlineError, match=r"not from a rank of this program|closed|end of file"):
+    with pytest.raises(DeadlineError, match=r"the id of .* has another secret: pass every rank"):
         id_bootstrap(other, 1, 2, 0.5)
     found = together(range(2), lambda r: id_bootstrap(given, r, 2, 20), lambda b: b.allgather(b""))
     assert found == every(2, b"")
@@ -431,64 +429,3 @@ def test_an_id_whose_maker_has_ended_is_served_by_rank_0():
     made = f"127.0.0.1:{free_port()}:{'0123456789abcdef' * 2}"
     found = together(range(2), lambda r: id_bootstrap(made, r, 2, 20), lambda b: b.allgather(b"x"))
     assert found == every(2, b"x")
-
-
-@pytest.mark.parametrize(
-    "given", ["", "x", "127.0.0.1:1", "127.0.0.1:0:" + "0" * 32, 7, "a b:1:" + "0" * 32]
-)
-def test_what_is_no_id_is_refused(given):
-    with pytest.raises(ArgumentError, match="unique_id"):
-        id_bootstrap(given, 0, 2, 1)
-
-
-def test_rank_and_nranks_come_with_the_id_or_from_the_environment():
-    assert id_of("i", 1, 2, {}) == ("i", 1, 2)
-    assert id_of(None, None, None, {}) is None
-    assert id_of(None, None, None, {"RINGCOLL_ID": ""}) is None
-    own = {"RINGCOLL_ID": "e", "RINGCOLL_RANK": "3", "RINGCOLL_NRANKS": "4"}
-    assert id_of(None, None, None, own) == ("e", 3, 4)
-    assert id_of("i", 0, None, own) == ("i", 0, 4)
-    assert id_of("i", None, None, {"PMI_RANK": "1", "PMI_SIZE": "2"}) == ("i", 1, 2)
-    assert id_of("i", None, None, {"RANK": "1", "WORLD_SIZE": "2"}) == ("i", 1, 2)
-    with pytest.raises(ArgumentError, match="without an id"):
-        id_of(None, 0, 2, {})
-    with pytest.raises(ArgumentError, match="RINGCOLL_RANK"):
-        id_of("i", None, 2, {})
-    with pytest.raises(ArgumentError, match="rank='x'"):
-        id_of("i", None, 2, {"RINGCOLL_RANK": "x"})
-    with pytest.raises(ArgumentTypeError, match="rank=True"):
-        id_of("i", True, 2, {})
-    with pytest.raises(ArgumentTypeError, match=r"nranks=2\.0"):
-        id_of("i", 0, 2.0, {})  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError, match=r"0 <= rank < nranks"):
-        id_of("i", 2, 2, {})
-    with pytest.raises(ArgumentError, match="leave out id"):
-        bootstrap_of(object(), timeout=1, id="i")
-
-
-def test_no_such_rank_or_port():
-    with pytest.raises(ArgumentError, match="rank 3 of 2"):
-        TcpBootstrap(3, 2, "127.0.0.1", 13333, 1)
-    with pytest.raises(ArgumentError, match="port=0"):
-        TcpBootstrap(0, 2, "127.0.0.1", 0, 1)
-
-
-def test_a_port_that_is_taken_is_named():
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        with pytest.raises(MachineError, match=rf"rank 0 cannot listen at 127\.0\.0\.1:{port}"):
-            TcpBootstrap(0, 2, "127.0.0.1", port, 1)
-
-
-def test_a_refused_id_shows_no_secret():
-    secret = "0123456789abcdef" * 2
-    with pytest.raises(ArgumentError, match=r"127\.0\.0\.1:port") as caught:
-        id_bootstrap(f"127.0.0.1:port:{secret}", 0, 1, 1.0)
-    assert secret[:12] not in str(caught.value)
-
-
-def test_an_id_from_a_file_ends_with_its_line():
-    made = ringcoll.unique_id("127.0.0.1")
-    bootstrap = id_bootstrap(f"{made}\n", 0, 1, 20.0)
-    assert bootstrap.allgather(b"x") == [b"x"]
-    bootstrap.close()

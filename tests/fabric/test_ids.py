@@ -1,0 +1,130 @@
+"""The id, the rank and the number of ranks that a process is given; who is given wrong ones."""
+
+from __future__ import annotations
+
+import re
+import socket
+import threading
+
+import pytest
+
+import ringcoll
+from ringcoll.bootstrap import bootstrap_of
+from ringcoll.bootstrap.tcp import TcpBootstrap, id_bootstrap, id_of
+from ringcoll.errors import AbortedError, ArgumentError, ArgumentTypeError, MachineError
+from tests.adapters.ports import free_port
+from tests.fabric.test_tcp_bootstrap import every, together
+
+
+@pytest.mark.parametrize(
+    "given", ["", "x", "127.0.0.1:1", "127.0.0.1:0:" + "0" * 32, 7, "a b:1:" + "0" * 32]
+)
+def test_what_is_no_id_is_refused(given):
+    with pytest.raises(ArgumentError, match="unique_id"):
+        id_bootstrap(given, 0, 2, 1)
+
+
+def test_rank_and_nranks_come_with_the_id_or_from_the_environment():
+    assert id_of("i", 1, 2, {}) == ("i", 1, 2)
+    assert id_of(None, None, None, {}) is None
+    assert id_of(None, None, None, {"RINGCOLL_ID": ""}) is None
+    own = {"RINGCOLL_ID": "e", "RINGCOLL_RANK": "3", "RINGCOLL_NRANKS": "4"}
+    assert id_of(None, None, None, own) == ("e", 3, 4)
+    assert id_of("i", 0, None, own) == ("i", 0, 4)
+    assert id_of("i", None, None, {"PMI_RANK": "1", "PMI_SIZE": "2"}) == ("i", 1, 2)
+    assert id_of("i", None, None, {"RANK": "1", "WORLD_SIZE": "2"}) == ("i", 1, 2)
+    with pytest.raises(ArgumentError, match="without an id"):
+        id_of(None, 0, 2, {})
+    with pytest.raises(ArgumentError, match="RINGCOLL_RANK"):
+        id_of("i", None, 2, {})
+    with pytest.raises(ArgumentError, match="rank='x'"):
+        id_of("i", None, 2, {"RINGCOLL_RANK": "x"})
+    with pytest.raises(ArgumentTypeError, match="rank=True"):
+        id_of("i", True, 2, {})
+    with pytest.raises(ArgumentTypeError, match=r"nranks=2\.0"):
+        id_of("i", 0, 2.0, {})  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match=r"0 <= rank < nranks"):
+        id_of("i", 2, 2, {})
+    with pytest.raises(ArgumentError, match="leave out id"):
+        bootstrap_of(object(), timeout=1, id="i")
+
+
+@pytest.mark.parametrize("variable", ["RINGCOLL_RANK", "RINGCOLL_NRANKS"])
+def test_rank_or_nranks_of_the_environment_without_an_id_name_what_is_missing(variable):
+    with pytest.raises(ArgumentError, match=rf"{variable}='1' is set, but RINGCOLL_ID is missing"):
+        id_of(None, None, None, {variable: "1"})
+    assert id_of(None, None, None, {variable: ""}) is None
+    environ = {"RINGCOLL_ID": "i", "RINGCOLL_RANK": "0", "RINGCOLL_NRANKS": "2"}
+    with pytest.raises(ArgumentError, match=rf"RINGCOLL_ID is set, but {variable} is missing"):
+        id_of(None, None, None, {**environ, variable: ""})
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize(
+    ("rank", "nranks", "text"),
+    [(2, 2, "rank=2, nranks=2: wanted 0 <= rank < nranks"), (None, 2, "rank=None with an id")],
+)
+def test_a_rank_out_of_range_ends_the_init_of_the_others(first, rank, nranks, text):
+    given = ringcoll.unique_id("127.0.0.1")
+    began = threading.Event()
+
+    def wrong():
+        with pytest.raises(ArgumentError, match=text):
+            bootstrap_of(timeout=20, id=given, rank=rank, nranks=nranks)
+
+    def join(number):
+        bootstrap = bootstrap_of(timeout=20, id=given, rank=number, nranks=3)
+        began.set()
+        return bootstrap
+
+    late = threading.Thread(target=lambda: (began.wait(), wrong()))
+    wrong() if first else late.start()
+    found = together([0, 1], join, lambda bootstrap: bootstrap.allgather(b"x"))
+    for error in found.values():
+        assert isinstance(error, AbortedError)
+        assert re.match(f"process .* aborted: ArgumentError: init: {text}", str(error))
+    if not first:
+        late.join()
+    # The id serves the next world.
+    found = together(range(2), lambda r: id_bootstrap(given, r, 2, 20), lambda b: b.allgather(b"x"))
+    assert found == every(2, b"x")
+
+
+def test_a_rank_out_of_range_by_address_ends_the_init_of_the_others():
+    port = free_port()
+
+    def begin(rank):
+        return TcpBootstrap(rank, 2, "127.0.0.1", port, 20)
+
+    found = together([0, 2], begin, lambda bootstrap: bootstrap.allgather(b"x"))
+    assert isinstance(found[0], AbortedError)
+    assert "rank 2 of 2" in str(found[0])
+    assert isinstance(found[2], ArgumentError)
+
+
+def test_no_such_rank_or_port():
+    with pytest.raises(ArgumentError, match="rank 3 of 2"):
+        TcpBootstrap(3, 2, "127.0.0.1", 13333, 1)
+    with pytest.raises(ArgumentError, match="port=0"):
+        TcpBootstrap(0, 2, "127.0.0.1", 0, 1)
+
+
+def test_a_port_that_is_taken_is_named():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(MachineError, match=rf"rank 0 cannot listen at 127\.0\.0\.1:{port}"):
+            TcpBootstrap(0, 2, "127.0.0.1", port, 1)
+
+
+def test_a_refused_id_shows_no_secret():
+    secret = "0123456789abcdef" * 2
+    with pytest.raises(ArgumentError, match=r"127\.0\.0\.1:port") as caught:
+        id_bootstrap(f"127.0.0.1:port:{secret}", 0, 1, 1.0)
+    assert secret[:12] not in str(caught.value)
+
+
+def test_an_id_from_a_file_ends_with_its_line():
+    made = ringcoll.unique_id("127.0.0.1")
+    bootstrap = id_bootstrap(f"{made}\n", 0, 1, 20.0)
+    assert bootstrap.allgather(b"x") == [b"x"]
+    bootstrap.close()
