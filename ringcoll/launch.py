@@ -105,8 +105,12 @@ class Layout:
 
     def part(self, count: int, chunk: int) -> tuple[int, int]:
         """First and last + 1 element of ``chunk`` in a segment of ``count`` elements."""
-        channels = len(self.shares)
-        per_channel = self.collective.chunks // channels
+        channels, chunks = len(self.shares), self.collective.chunks
+        if chunks == 1:
+            return 0, count
+        if channels == 1:
+            return self._cut(count, chunk, chunks), self._cut(count, chunk + 1, chunks)
+        per_channel = chunks // channels
         channel, within = divmod(chunk, per_channel)
         total = sum(self.shares)
         low = self._cut(count, sum(self.shares[:channel]), total)

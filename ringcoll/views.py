@@ -12,6 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+_Memory = ctypes.c_char * (1 << 62)
+"""All memory from an address on. One type for all sizes: ctypes takes 40 µs to make one."""
+
 
 class DeviceView(np.ndarray[Any, Any]):
     """An array that does not show its elements."""
@@ -39,8 +42,18 @@ def view_at(pointer: int, nbytes: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]
     """
     if not nbytes:
         return np.empty(0, dtype)
-    memory = (ctypes.c_char * nbytes).from_address(pointer)
-    return np.frombuffer(memoryview(memory).cast("B"), np.uint8).view(dtype)
+    kind, memory = np.dtype(dtype), _Memory.from_address(pointer)
+    return np.ndarray(nbytes // kind.itemsize, kind, memory)  # type: ignore[arg-type]
+
+
+def address_of(array: npt.NDArray[Any]) -> int:
+    """Where an array begins in memory."""
+    try:
+        # A fifth of the time of the other way.
+        return ctypes.addressof(ctypes.c_char.from_buffer(array))  # type: ignore[arg-type]
+    except (TypeError, ValueError, BufferError):  # read-only, empty, or of ml_dtypes' types
+        address: int = array.__array_interface__["data"][0]
+        return address
 
 
 Extent = tuple[int, int]
@@ -54,5 +67,4 @@ def extent_of(array: npt.NDArray[Any] | None) -> Extent:
 
 def start_of(array: npt.NDArray[Any] | None) -> int:
     """The address of an array; 0 of None and of an empty array."""
-    address: int = 0 if array is None or not array.size else array.__array_interface__["data"][0]
-    return address
+    return 0 if array is None or not array.size else address_of(array)

@@ -17,8 +17,9 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from ringcoll.arguments.checks import address_of, refuse_keyword, same_dtype, view
+from ringcoll.arguments.checks import refuse_keyword, same_dtype, view
 from ringcoll.errors import ArgumentError, ArgumentTypeError
+from ringcoll.views import address_of
 
 Array = npt.NDArray[Any]
 Counts = tuple[int, ...]

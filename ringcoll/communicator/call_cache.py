@@ -10,7 +10,7 @@ address at every call: nothing is known of an old one.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -93,7 +93,7 @@ class CallCache:
         overlap = first[0] and second[0] and -second[1] < distance < first[1]
         input_, output = (_part(array, first, second) for array in (call.send, call.recv))
         checked = CheckedCall(
-            replace(call, send=_emptied(call.send), recv=_emptied(call.recv)),
+            call.on(_emptied(call.send), _emptied(call.recv)),
             config,
             input_,
             output,
@@ -121,7 +121,7 @@ class CallCache:
                 view(*extent, call.dtype.numpy) if extent[0] and whole is None else array
                 for extent, array in zip(extents, (call.send, call.recv), strict=True)
             )
-            whole = whole or replace(call, send=send, recv=recv)
+            whole = whole or call.on(send, recv)
             prepared = state.prepare(whole, checked.config, **self._how)
             while len(self._prepared) >= CACHED_CALLS:
                 oldest, place = next(iter(self._prepared))

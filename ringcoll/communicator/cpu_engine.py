@@ -15,7 +15,6 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 
 from ringcoll.arguments.calls import Call
-from ringcoll.arguments.checks import address_of
 from ringcoll.communicator.call_cache import prepare_collective
 from ringcoll.communicator.engine import Check, Engine
 from ringcoll.communicator.failures import more_frames, settle
@@ -26,7 +25,7 @@ from ringcoll.communicator.work import Work
 from ringcoll.config import Config
 from ringcoll.errors import ArgumentError, Error
 from ringcoll.executors.contract import Given, LaunchRequest
-from ringcoll.views import Extent
+from ringcoll.views import Extent, address_of
 
 _Key = tuple[object, ...]
 _P = ParamSpec("_P")

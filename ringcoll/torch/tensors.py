@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -13,7 +12,7 @@ import torch
 
 from ringcoll.errors import ArgumentError, ArgumentTypeError
 from ringcoll.torch.options import ROWS
-from ringcoll.views import device_view
+from ringcoll.views import device_view, view_at
 
 __all__ = [
     "check_writable",
@@ -72,8 +71,7 @@ def memory(tensor: Any, name: str, *, reduces: bool) -> npt.NDArray[Any]:
     if not nbytes:
         return np.empty(0, kind)
     # Writable whatever the tensor: autograd does not see what a collective writes.
-    raw = (ctypes.c_char * nbytes).from_address(tensor.data_ptr())
-    return np.frombuffer(memoryview(raw).cast("B"), np.uint8).view(kind)
+    return view_at(tensor.data_ptr(), nbytes, kind)
 
 
 def wrong_device(tensor: Any, where: Any) -> ArgumentError:

@@ -98,7 +98,7 @@ class CudaPreparer:
         )
         signature = int.from_bytes(digest, "little")
         prepared = CudaCall(
-            replace(call, send=None, recv=None),
+            call.on(None, None),
             choice,
             text,
             signature,
