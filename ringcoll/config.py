@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, TypeVar
 
+from ringcoll.collectives import COLLECTIVES
 from ringcoll.dtypes import Accumulate
 from ringcoll.errors import ArgumentError, ArgumentTypeError, UsageError, nearest
 from ringcoll.options import OPTION_TYPES, AlgorithmName, Engine, Protocol, check_fields
@@ -252,9 +253,18 @@ def _named(where: str, make: Callable[[], _T]) -> _T:
 def _refuse_unknown(where: str, options: Iterable[str], legal: tuple[str, ...]) -> None:
     for name in options:
         if name not in legal:
+            names = *_arguments(where.partition(" ")[0]), *legal
             raise ArgumentTypeError(
-                f"{where}: there is no option {name!r}; {_nearest(name, legal)}"
+                f"{where}: there is no option {name!r}; {_nearest(name, names)}"
             )
+
+
+def _arguments(call: str) -> tuple[str, ...]:
+    """The arguments of a collective that may have been meant; none where it is no collective."""
+    kind = COLLECTIVES.get(call)
+    if kind is None:
+        return ()
+    return (*("op",) * kind.reduces, *("root",) * kind.has_root)
 
 
 def _nearest(name: str, legal: Iterable[str]) -> str:

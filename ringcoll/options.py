@@ -61,8 +61,11 @@ class OptionType:
     def hint(self, value: object) -> str:
         """The end of a message about a value that is none of the names; "" if no name is near."""
         word = str(value)
-        # Stricter than the usual 0.6, by which "gpu" would be told to be "cpu".
-        meant = self.others.get(word.lower().partition(":")[0]) or nearest(word, self.names, 0.7)
+        meant = self.others.get(word.lower().partition(":")[0])
+        if meant is None:
+            # Stricter than the usual 0.6, by which "gpu" would be told to be "cpu".
+            folded = {name.lower(): name for name in self.names}
+            meant = folded.get(nearest(word.lower(), folded, 0.7) or "")
         return f"; did you mean {meant!r}?" if meant else ""
 
 

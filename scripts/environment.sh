@@ -119,7 +119,7 @@ find_python() {
 }
 
 make_environment() {
-    echo "ringcoll: making the Python environment $env (once, some 30 s)" >&2
+    echo "ringcoll: making the Python environment $env (once)" >&2
     rm -rf "$env"
     # A user-wide configuration of pip must not turn it away from the environment.
     (

@@ -67,6 +67,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     _share_stand_ins(config)
+    if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(FailuresByName(config), "failures-by-name")
     config.stash[HOSTS_WANTED] = os.environ.get(NET_ADMIN) == "1"
     for name, value in {**AS_MPICH, **ALONE}.items():
         os.environ.setdefault(name, value)
@@ -74,6 +76,18 @@ def pytest_configure(config: pytest.Config) -> None:
     for name in [n for n in os.environ if n.startswith("RINGCOLL_")]:
         if not name.startswith("RINGCOLL_DEBUG"):
             del os.environ[name]
+
+
+class FailuresByName:
+    """Names a test at once when it fails: workers' letters F have no names until all have ended."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        reporter = self.config.pluginmanager.get_plugin("terminalreporter")
+        if report.failed and reporter is not None:
+            reporter.write_line(f"\nFAILED {report.nodeid} ({report.when})")
 
 
 def _share_stand_ins(config: pytest.Config) -> None:

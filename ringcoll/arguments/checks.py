@@ -130,11 +130,18 @@ def spread_buffers(
     written = "recvbuf"
     refuse_keyword(name, rank, wide if wide_name == written else narrow)
     large = view(name, rank, wide_name, wide, wide_name == written or narrow is None)
+    if narrow is None:
+        count = segment(name, rank, nranks, wide_name, large.size)
+        return large[rank * count : (rank + 1) * count], large, True
+    small = view(name, rank, narrow_name, narrow, narrow_name == written)
+    if large.size % nranks and small.size:
+        raise ArgumentError(
+            f"{name} on rank {rank}: {wide_name} has {large.size} elements, {narrow_name} "
+            f"{small.size} for each of {nranks} ranks: pass {wide_name} of {nranks * small.size}, "
+            f"or use {name}_v with counts"
+        )
     count = segment(name, rank, nranks, wide_name, large.size)
     slot = large[rank * count : (rank + 1) * count]
-    if narrow is None:
-        return slot, large, True
-    small = view(name, rank, narrow_name, narrow, narrow_name == written)
     same_dtype(name, rank, *((small, large) if wide_name == written else (large, small)))
     if small.size != count:
         raise ArgumentError(

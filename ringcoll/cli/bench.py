@@ -31,7 +31,7 @@ from ringcoll.errors import AbortedError, Error, UsageError
 __all__ = ["EXAMPLES", "add_arguments", "main"]
 
 EXAMPLES = """\
-ringcoll bench                                    a tour of the common collectives
+ringcoll bench                                    a tour: all_reduce beside MPI, the timing model
 ringcoll bench all_reduce -b 1K -e 64M -f 4       sizes, as nccl-tests takes them
 ringcoll bench all_reduce --algorithm ring,two_shot --slices 1,4
 ringcoll bench broadcast --pace 20M,1ms           slow links, as the model assumes them

@@ -6,6 +6,11 @@ from collections.abc import Iterable
 
 from ringcoll.errors import MismatchError
 
+SENDERS_WAIT = (
+    "; ranks that all send before they receive wait for each other: use sendrecv or a group"
+)
+"""What a send's deadline adds: a message that does not fit the landing zone waits for its recv."""
+
 
 def different_calls(
     where: str, calls: Iterable[tuple[int, str]], *, symmetric: bool = False

@@ -27,7 +27,7 @@ from ringcoll.dtypes import DTYPES, DType
 from ringcoll.encode import Program, encode
 from ringcoll.executors.drive import Lane, Pause, Task, post, steps
 from ringcoll.executors.message_lane import MessageLane
-from ringcoll.executors.mismatch import different_ends
+from ringcoll.executors.mismatch import SENDERS_WAIT, different_ends
 from ringcoll.executors.node_signals import NodeSignals
 from ringcoll.executors.rows import (
     Binding,
@@ -377,7 +377,7 @@ class Pairs:
         return (
             f"{verb} rank {call.peer} on rank {self.rank} (call {number} of this pair, "
             f"{text}): waited {active.timeout:g} s; rank {call.peer} made no matching {other}, or "
-            f"stopped inside it"
+            f"stopped inside it{SENDERS_WAIT if active.sends else ''}"
         )
 
     def has_arrived(self, peer: int) -> bool:

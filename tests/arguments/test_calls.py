@@ -163,6 +163,15 @@ def test_a_remainder_is_refused_never_dropped(name):
         call(name, *pair, root=2)
 
 
+@pytest.mark.parametrize("name", WIDE_RECV + WIDE_SEND)
+def test_the_remedy_of_a_remainder_fits_the_other_buffer(name):
+    wide, narrow = np.zeros(7), np.zeros(3)
+    pair = (narrow, wide) if name in WIDE_RECV else (wide, narrow)
+    with pytest.raises(ArgumentError, match=rf"buf of 12, or use {name}_v") as refused:
+        call(name, *pair, root=2)
+    assert "left over" not in str(refused.value)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_dtypes_must_match(name):
     send, recv = buffers(name, 2, root=2 if name in ROOTED else 0)

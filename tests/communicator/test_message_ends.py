@@ -15,6 +15,18 @@ LARGE = 300_000
 """Elements: many slices of a landing zone."""
 
 
+def test_a_ring_of_large_sends_is_told_what_exchanges():
+    def work(comm):
+        with pytest.raises((DeadlineError, AbortedError, RankLostError)) as late:
+            comm.send(np.ones(1 << 20), (comm.rank + 1) % comm.nranks, timeout=0.2)
+        comm.close()
+        return type(late.value), str(late.value)
+
+    found = [text for kind, text in ringcoll.spawn(work, 3) if kind is DeadlineError]
+    assert found
+    assert all(text.endswith("wait for each other: use sendrecv or a group") for text in found)
+
+
 def test_a_late_message_names_its_peer_and_breaks_the_communicator():
     def work(comm):
         if comm.rank == 1:

@@ -87,8 +87,22 @@ def test_an_unknown_option_names_the_nearest(name, nearest):
 
 
 def test_an_option_like_no_other_lists_all():
-    with pytest.raises(ArgumentTypeError, match=r"it is one of algorithm, protocol, .*, tag"):
+    with pytest.raises(ArgumentTypeError, match=r"one of op, root, algorithm, protocol, .*, tag"):
         from_options("reduce", qqqqqq=1)
+
+
+@pytest.mark.parametrize(
+    ("call", "name", "wanted"),
+    [
+        ("all_reduce on rank 0", "oop", "did you mean 'op'"),
+        ("broadcast on rank 0", "rot", "did you mean 'root'"),
+        ("broadcast on rank 0", "oop", "it is one of root, algorithm, .*, tag"),
+        ("init", "rot", "it is one of algorithm, .*, tag"),
+    ],
+)
+def test_an_argument_of_the_call_may_have_been_meant(call, name, wanted):
+    with pytest.raises(ArgumentTypeError, match=f"{call}: .*'{name}'; {wanted}"):
+        from_options(call, **{name: 1})
 
 
 def test_settings_are_no_options_of_a_call():
@@ -102,6 +116,7 @@ def test_settings_are_no_options_of_a_call():
         ("algorithm", "rng", ArgumentError, "one of ring, .*did you mean 'ring'"),
         ("algorithm", 3, ArgumentTypeError, "a function that returns a Plan"),
         ("protocol", "simple", ArgumentError, "LL, LL128, Simple; did you mean 'Simple'"),
+        ("protocol", "ll", ArgumentError, "LL, LL128, Simple; did you mean 'LL'"),
         ("engine", "cpu", ArgumentError, "one of sm, copy, host"),
         ("channels", 0, ArgumentError, "an integer >= 1"),
         ("slices", True, ArgumentTypeError, "an integer >= 1"),

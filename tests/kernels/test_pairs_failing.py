@@ -94,6 +94,7 @@ def test_a_small_send_too_many():
     assert isinstance(told, DeadlineError)
     assert "call 2 of this pair" in str(told)
     assert "no recv that matches the one before" in str(told)
+    assert str(told).endswith("wait for each other: use sendrecv or a group")
 
 
 def test_of_many_halves_the_one_that_waits_is_named():

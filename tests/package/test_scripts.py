@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -148,3 +150,16 @@ def test_shared_folder_of_another_user_is_refused(tmp_path):
     (tmp_path / f"ringcoll-{os.getuid()}").symlink_to(tmp_path / "elsewhere")
     result = shell("name=toy; place temporary", TMPDIR=str(tmp_path))
     assert result.returncode == 1
+
+
+def test_under_workers_a_test_is_named_when_it_fails(tmp_path):
+    (tmp_path / "test_two.py").write_text(
+        "def test_bad():\n    raise OSError\ndef test_good(): pass\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-p", "no:cacheprovider"]
+    command += ["--numprocesses=1", str(tmp_path)]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    early, heading, _ = result.stdout.partition("= FAILURES =")
+    assert heading
+    assert re.search(r"^FAILED \S*test_two.py::test_bad \(call\)$", early, re.MULTILINE)
+    assert "test_good" not in early

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from ringcoll.errors import AbortedError, ClosedError, DeadlineError, Error
-from ringcoll.executors.mismatch import different_calls, different_ends
+from ringcoll.executors.mismatch import SENDERS_WAIT, different_calls, different_ends
 
 _REPORT = struct.Struct("<IIQIIII")  # Report of kernels/program.cuh
 _EXPIRED, MISMATCH, _ABORTED, _PEER_FAILED, _EPOCH_WRAPPED, LEFT = range(1, 7)
@@ -113,7 +113,8 @@ def _error_of_pair(
     before = "the one before" if sends and report.step & _PAIR_ENTRY else "it"
     waited = f"rank {peer} made no {other} that matches {before}, or stopped inside it"
     if report.kind == _EXPIRED:
-        return DeadlineError(f"{where}: waited {timeout:g} s; {waited}")
+        remedy = SENDERS_WAIT if sends else ""
+        return DeadlineError(f"{where}: waited {timeout:g} s; {waited}{remedy}")
     if report.kind == _ABORTED:
         return AbortedError(f"{where}: aborted; {waited}")
     return AbortedError(f"{where}: another rank's call has failed, and this one with it")
