@@ -26,6 +26,7 @@ from typing import Any
 
 from ringcoll import interrupts
 from ringcoll.bench.launch import kept, marker_of
+from ringcoll.bootstrap.launcher import launcher_of
 
 __all__ = ["GRACE", "Channel", "limit", "supervise"]
 
@@ -49,6 +50,8 @@ class Channel:
         pipe, _, errors = (marker or "").partition(",")
         self._fd = kept(pipe)
         if marker is None:
+            if launcher_of(os.environ) is not None:  # the user's: its ranks end with it
+                ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
             return
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() in (1, int(pipe.partition(":")[0])):

@@ -98,10 +98,13 @@ class RelayedBootstrap:
     ) -> socket.socket:
         pause, error, advice = _FIRST, OSError("no address"), "did every rank call init()?"
         while True:
-            for address in addresses:
+            for number, address in enumerate(addresses):
                 news()
+                left_seconds = self._deadline - time.monotonic()
+                # One that does not answer must leave time for the rest.
+                share = min(PATIENCE, left_seconds / (len(addresses) - number))
                 try:
-                    return self._joined(address, key)
+                    return self._joined(address, key, share)
                 except Error:
                     raise
                 except OSError as failed:
@@ -118,9 +121,9 @@ class RelayedBootstrap:
             time.sleep(pause)  # it may not be there yet
             pause = min(pause * 1.5, _LAST)
 
-    def _joined(self, address: Address, key: bytes) -> socket.socket:
+    def _joined(self, address: Address, key: bytes, seconds: float) -> socket.socket:
         """Connect to the relay at an address, prove the key and join."""
-        soon = min(self._deadline, time.monotonic() + PATIENCE)
+        soon = min(self._deadline, time.monotonic() + seconds)
         link = _connect(address, soon)
         try:
             self._received.clear()

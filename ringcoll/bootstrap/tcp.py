@@ -89,7 +89,7 @@ def unique_id(host: str | None = None) -> str:
 
     """
     try:
-        listener = listening((host or "", 0))
+        listener = listening((_bound(host), 0))
     except OSError as error:
         raise MachineError(f"unique_id: cannot listen at {host or 'any port'}: {error}") from error
     port, secret = listener.getsockname()[1], secrets.token_hex(16)
@@ -145,13 +145,32 @@ def _parsed(given: object) -> tuple[str, list[str], int, bytes]:
     return found[0], found[1].split(","), int(found[2]), found[3].encode()
 
 
+def _resolved(host: str) -> str:
+    """The IPv4 address of a host's name; the name itself where there is none."""
+    try:
+        return socket.gethostbyname(host)
+    except (OSError, UnicodeError):
+        return host
+
+
+def _bound(host: str | None) -> str:
+    """The address to listen at for those who know this host by a name or an address; None: any.
+
+    A host's own name may stand for its loopback interface there, and for another elsewhere.
+    """
+    if host in (None, "localhost"):
+        return host or ""
+    address = _resolved(host)
+    return "" if address.startswith("127.") and address != host else host
+
+
 def _serve_for_maker(given: str, hosts: list[str], port: int, key: bytes) -> None:
     """Listen at an id's port where its maker has ended and this is its host."""
-    own = {*addresses(), "127.0.0.1", "localhost"}
-    if own.isdisjoint(hosts):
+    own = addresses()
+    if not any(at in own or at.startswith("127.") for at in map(_resolved, hosts)):
         return
     try:
-        listener = listening((hosts[0] if len(hosts) == 1 else "", port))
+        listener = listening((_bound(hosts[0] if len(hosts) == 1 else None), port))
     except OSError as error:
         if error.errno not in (errno.EADDRINUSE, errno.EADDRNOTAVAIL):
             text = f"init: rank 0 cannot listen at port {port}: {error}"

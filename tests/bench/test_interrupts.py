@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import subprocess
 import sys
 
@@ -39,6 +40,22 @@ def test_the_job_ends_with_one_line(name, kind, delay, tmp_path):
     if kind != "child":
         assert trial.status == {"SIGINT": 130, "SIGTERM": 143}[kind]
         assert trial.errors.endswith("ringcoll bench: interrupted\n")
+
+
+def test_a_rank_ends_with_the_users_launcher():
+    rank = (
+        "import os, time; from ringcoll.bench.supervisor import Channel; Channel(None); "
+        "print(os.getpid(), flush=True); time.sleep(60)"
+    )
+    launcher = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {rank!r}])"
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "PMI_SIZE": "2", "PMI_RANK": "0"}
+    words = [sys.executable, "-c", launcher]
+    with subprocess.Popen(words, env=environ, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        end = os.pidfd_open(int(process.stdout.readline()))
+        process.kill()
+        assert select.select([end], [], [], 20)[0]
+        os.close(end)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from functools import partial
 import pytest
 
 import ringcoll
-from ringcoll.bootstrap import handshake, relayed
+from ringcoll.bootstrap import handshake, relayed, tcp
 from ringcoll.bootstrap.relay import CALLED, FRAME, Kind
 from ringcoll.bootstrap.tcp import TcpBootstrap, id_bootstrap
 from ringcoll.errors import (
@@ -387,6 +387,33 @@ def test_a_program_that_is_started_again_with_its_id_begins_anew(monkeypatch, ag
         assert found == every(2, b"")
     else:
         assert str(found[0]) == "rank 1 aborted: ValueError: no such file"
+
+
+def test_an_address_that_does_not_answer_leaves_time_for_the_next():
+    with socket.socket() as deaf, contextlib.ExitStack() as waiting:
+        deaf.bind(("127.0.0.1", 0))
+        deaf.listen(0)
+        for _ in range(3):  # its queue is full: what comes after is not answered
+            link = waiting.enter_context(socket.socket())
+            link.setblocking(False)
+            link.connect_ex(deaf.getsockname())
+        given = ringcoll.unique_id("127.0.0.1")
+        _, port, secret = given.split(":")
+        at = [deaf.getsockname(), ("127.0.0.1", int(port))]
+        bootstrap = relayed.RelayedBootstrap(0, 1, 4.0, "rank 0")
+        bootstrap.reach(at, secret.encode())
+        assert bootstrap.allgather(b"x") == [b"x"]
+        bootstrap.close()
+
+
+def test_a_name_of_this_host_is_reached_from_others(monkeypatch):
+    """The name stands for the loopback interface here, as in many /etc/hosts."""
+    monkeypatch.setattr(socket, "gethostbyname", {"here": "127.0.1.1"}.get)
+    given = ringcoll.unique_id("here")
+    assert given.startswith("here:")
+    callers = tcp._serving[given]._callers
+    assert callers is not None
+    assert callers._listener.getsockname()[0] == "0.0.0.0"
 
 
 def test_ranks_of_two_worlds_are_told_so():

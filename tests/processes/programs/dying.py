@@ -229,6 +229,7 @@ def main() -> None:
     parser.add_argument("seed", type=int)
     parser.add_argument("rest", nargs="*", help="the device, and words that mark the process")
     parser.add_argument("--modes", default=",".join(FORKED), help=", ".join(FORKED + OVER_MPI))
+    parser.add_argument("--name", default="deaths_in_init", help="of the record")
     add_out(parser)
     args = parser.parse_args()
     with ringcoll.init(device="cpu") as comm:  # what that imports no child need import
@@ -236,7 +237,7 @@ def main() -> None:
     found = {mode: campaign(mode, args.count, args.seed) for mode in args.modes.split(",")}
     about = {"timeout": TIMEOUT, "ways": WAYS, "load": [round(n, 1) for n in os.getloadavg()]}
     say(0, **about, modes=found)
-    save(args.out, "deaths_in_init", {**about, "modes": found}, ranks=NRANKS, device=DEVICE)
+    save(args.out, args.name, {**about, "modes": found}, ranks=NRANKS, device=DEVICE)
 
 
 def one(mode: str, how: str, lost: int, event: int) -> None:

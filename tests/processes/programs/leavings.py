@@ -346,6 +346,7 @@ def main() -> None:
     parser.add_argument("rest", nargs="*", help="words that mark the process")
     parser.add_argument("--modes", default=",".join(FORKED), help=", ".join(FORKED + LAUNCHED))
     parser.add_argument("--log", default=os.devnull, help="what the ranks write to stderr")
+    parser.add_argument("--name", default="leavings", help="of the record")
     add_out(parser)
     args = parser.parse_args()
     with ringcoll.init(device="cpu") as comm:  # what that imports no child need import
@@ -375,7 +376,7 @@ def main() -> None:
         }
     about = {"timeout": TIMEOUT, "load": [round(load, 1) for load in os.getloadavg()]}
     say(0, **about, modes=modes)
-    save(args.out, "leavings", {**about, "modes": modes}, ranks=5)
+    save(args.out, args.name, {**about, "modes": modes}, ranks=5)
 
 
 if __name__ == "__main__":
