@@ -20,6 +20,7 @@ from ringcoll.errors import (
     DeadlineError,
     Error,
     MachineError,
+    RankLostError,
 )
 
 _LENGTH = struct.Struct("<Q")
@@ -89,6 +90,8 @@ class StoreBootstrap:
             self.fail(error)
             raise error
         self.watch: Callable[[], None] = lambda: None  # called while it waits; may raise
+        # Called while it waits: why ranks, by their numbers, send no more than they have sent.
+        self.left: Callable[[], Mapping[int, str]] = dict
 
     def allgather(self, payload: bytes) -> list[bytes]:
         """Every rank's bytes."""
@@ -125,6 +128,9 @@ class StoreBootstrap:
         # thread, among them those that another rank is waiting for.
         started, pause = time.monotonic(), _FIRST
         while not self._store.check(keys):
+            for rank, why in self.left().items():
+                if not self._store.check([keys[rank]]):
+                    raise RankLostError(why)
             if self._store.check([self._failure]):
                 self._broken = "an earlier exchange among the ranks has failed"
                 raise Failure.decode(self._store.get(self._failure)).error()

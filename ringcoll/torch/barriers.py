@@ -108,11 +108,11 @@ class Barriers(Collectives):
     _exchanges = 0
 
     @abstractmethod
-    def _open_host(self) -> Host:
+    def _open_host(self, name: str) -> Host:
         """The engine of CPU tensors; collective."""
 
     @abstractmethod
-    def _open_now(self, ordinal: int) -> Device:
+    def _open_now(self, ordinal: int, name: str) -> Device:
         """The engine of CUDA tensors; collective."""
 
     @abstractmethod
@@ -132,7 +132,7 @@ class Barriers(Collectives):
         opts = options(BarrierOptions, opts, timeout)
         if self._failure is not None:
             raise self._after_failure()
-        host, seconds = self._host or self._open_host(), seconds_of(opts.timeout)
+        host, seconds = self._host or self._open_host("barrier"), seconds_of(opts.timeout)
         ends, named = self._pending_events(), tuple(opts.device_ids)
         ended = self._last_barrier = threading.Event()
 
@@ -174,7 +174,7 @@ class Barriers(Collectives):
         if decision is not Decision.OPEN or ordinal is None:
             return
         try:
-            self._open_now(ordinal)
+            self._open_now(ordinal, "barrier")
         except Exception:
             if self._failure is not None:
                 raise

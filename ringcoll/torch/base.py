@@ -79,8 +79,8 @@ class GroupBase(dist.ProcessGroup):  # type: ignore[misc]
     # -- calls ----------------------------------------------------------------------------------
 
     @abstractmethod
-    def _engine(self, tensor: Any) -> Any:
-        """The engine for tensors of this device: a Host or a Device."""
+    def _engine(self, tensor: Any, name: str) -> Any:
+        """The engine of a call on tensors of this device: a Host or a Device."""
 
     def _run(
         self,

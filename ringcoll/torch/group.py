@@ -13,6 +13,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,13 +32,15 @@ from ringcoll.torch.barriers import Barriers
 from ringcoll.torch.device import Device
 from ringcoll.torch.failures import as_torch_error, closed, desynchronizes, prefixed, raise_from
 from ringcoll.torch.host import Host
-from ringcoll.torch.lifetime import EXIT_GRACE, PolledStore, leave_at_exit
+from ringcoll.torch.lifetime import EXIT_GRACE, PolledStore, leave_at_exit, reachable
 from ringcoll.torch.messages import Messages, pair_prefix
 from ringcoll.torch.point_to_point import Pairs, in_batch
 from ringcoll.torch.tensors import check_writable, single
 from ringcoll.torch.tracing import compile_disabled, profiler, profiler_event
 
 __all__ = ["ProcessGroupRingcoll"]
+
+_LEFT, _LEFT_RANK = "left", "left/{}"  # keys of the store: whether a rank has left, and which
 
 
 @compile_disabled
@@ -81,35 +84,36 @@ class ProcessGroupRingcoll(Barriers):
 
     # -- engines --------------------------------------------------------------------------------
 
-    def _engine(self, tensor: Any) -> Any:
+    def _engine(self, tensor: Any, name: str) -> Any:
         if self._failure is not None:
             raise self._after_failure()
         if tensor.is_cpu:
-            return self._host or self._open_host()
+            return self._host or self._open_host(name)
         if tensor.is_cuda:
             if self._pairs is not None:
                 self._pairs.flush()
-            return self._device or self._open_device(tensor.get_device())
+            return self._device or self._open_device(tensor.get_device(), name)
         raise ArgumentTypeError(
             f"ringcoll: cannot use a tensor on {tensor.device}: pass a cpu or cuda tensor"
         )
 
-    def _open_host(self) -> Host:
+    def _open_host(self, name: str) -> Host:
         with self._opening:
             if self._host is None:
-                self._host = Host(self._open("cpu", "cpu", self._rank, self._nranks), self._failed)
+                comm = self._open("cpu", "cpu", range(self._nranks), name)
+                self._host = Host(comm, self._failed)
             return self._host
 
-    def _open_device(self, ordinal: int) -> Device:
+    def _open_device(self, ordinal: int, name: str) -> Device:
         self._after_barrier()
-        return self._open_now(ordinal)
+        return self._open_now(ordinal, name)
 
-    def _open_now(self, ordinal: int) -> Device:
+    def _open_now(self, ordinal: int, name: str) -> Device:
         with self._opening:
             if self._device is None:
                 if self._pairs is not None:
                     self._pairs.flush()  # torch/point_to_point.py says why first
-                comm = self._open("cuda", "cuda", self._rank, self._nranks, ordinal=ordinal)
+                comm = self._open("cuda", "cuda", range(self._nranks), name, ordinal=ordinal)
                 device = Device(comm, ordinal, self._failed, auto_register=self._auto_register)
                 device.batch.launch = self._launch
                 self._device = device
@@ -119,14 +123,14 @@ class ProcessGroupRingcoll(Barriers):
         self,
         key: str,
         device: str,
-        rank: int,
-        nranks: int,
+        members: Sequence[int],
+        name: str,
         *,
         ordinal: int | None = None,
         poll: Callable[[], None] | None = None,
         who: str = "",
     ) -> Communicator:
-        """Open a communicator; collective among the ranks that pass the same ``key``.
+        """Open a communicator for a call ``name``; collective among ``members``, by ``key``.
 
         With ``poll``, which is called while it waits, the others may take as long as they like.
         ``who`` prefixes its errors if its ranks are not the group's.
@@ -137,7 +141,8 @@ class ProcessGroupRingcoll(Barriers):
             config, settings = starting(self._config, seconds, device, self._options)
             store = PolledStore(dist.PrefixStore(key, self._store), poll or self._usable)
             patience = seconds if poll is None else math.inf
-            where = StoreBootstrap(store, rank, nranks, patience)
+            where = StoreBootstrap(store, members.index(self._rank), len(members), patience)
+            where.left = partial(self._left, members, name)
             self._auto_register = settings.register is not False
             with ending(where):
                 fabric = open_fabric(where, timeout=seconds, node=settings.node)
@@ -158,14 +163,15 @@ class ProcessGroupRingcoll(Barriers):
             return self._messages
 
     def _open_pair(self, source: int, dest: int, poll: Callable[[], None]) -> Communicator:
-        mine, who = 0 if source == self._rank else 1, pair_prefix(source, dest)
-        return self._open(f"messages/{source}/{dest}", "cpu", mine, 2, poll=poll, who=who)
+        key, who = f"messages/{source}/{dest}", pair_prefix(source, dest)
+        call = "send" if source == self._rank else "recv"
+        return self._open(key, "cpu", (source, dest), call, poll=poll, who=who)
 
     def _open_two(self, low: int, high: int, ordinal: int) -> Device:
         """Open GPU ranks for messages between two ranks, or of one with itself."""
-        key, nranks = f"messages of GPUs/{low}/{high}", 1 if low == high else 2
-        mine, who = 0 if self._rank == low else 1, pair_prefix(low, high)
-        comm = self._open(key, "cuda", mine, nranks, ordinal=ordinal, who=who)
+        key, who = f"messages of GPUs/{low}/{high}", pair_prefix(low, high)
+        members = (low,) if low == high else (low, high)
+        comm = self._open(key, "cuda", members, "message", ordinal=ordinal, who=who)
         return Device(comm, ordinal, lambda error: self._failed(prefixed(error, who)))
 
     # -- what goes wrong ------------------------------------------------------------------------
@@ -199,6 +205,25 @@ class ProcessGroupRingcoll(Barriers):
             raise closed(f"{self._ended}; make a new one")
         if self._failure is not None:
             raise self._after_failure()
+
+    def _left(self, members: Sequence[int], name: str) -> dict[int, str]:
+        """Members that have left the group, and why a first call of these cannot run."""
+        if not self._store.check([_LEFT]):
+            return {}
+        keys = [_LEFT_RANK.format(rank) for rank in members]
+        return {
+            place: f"{self._store.get(key).decode()} without making call 1, {name}"
+            for place, key in enumerate(keys)
+            if members[place] != self._rank and self._store.check([key])
+        }
+
+    def _note_leaving(self, how: str) -> None:
+        """Let ranks that wait for this one to open a communicator know that it has left."""
+        with contextlib.suppress(Exception):  # of a store that has ended meanwhile
+            if self._nranks > 1 and reachable(self._store):
+                text = f"rank {self._rank} {how}"
+                self._store.set(_LEFT_RANK.format(self._rank), text.encode())
+                self._store.set(_LEFT, b"")
 
     # -- messages -------------------------------------------------------------------------------
 
@@ -243,14 +268,14 @@ class ProcessGroupRingcoll(Barriers):
     def _post(self, name: str, tensor: Any, peer: int) -> Any:
         """Post a message of a CUDA tensor; it is launched later."""
         if self._device is None:
-            self._choose_communicator(peer, tensor.get_device())
+            self._choose_communicator(name, peer, tensor.get_device())
         pairs = self._pairs
         if pairs is not None and peer in pairs:
             return pairs.post(name, tensor, peer)
-        device = self._device or self._open_device(tensor.get_device())
+        device = self._device or self._open_device(tensor.get_device(), name)
         return device.batch.post(name, tensor, peer)
 
-    def _choose_communicator(self, peer: int, ordinal: int) -> None:
+    def _choose_communicator(self, name: str, peer: int, ordinal: int) -> None:
         """Choose the communicator of messages with a peer, while the group's is not open.
 
         torch requires that all ranks take part in a batch that is the group's first call: so it
@@ -258,7 +283,7 @@ class ProcessGroupRingcoll(Barriers):
         opened the communicator: where ours could not, a batch goes as single messages do.
         """
         if self._last_barrier is None and in_batch():
-            self._open_device(ordinal)
+            self._open_device(ordinal, name)
         if self._pairs is not None and peer in self._pairs:
             return
         self._after_barrier()
@@ -287,10 +312,10 @@ class ProcessGroupRingcoll(Barriers):
         """A flat tensor in symmetric memory of the device's communicator."""
         self._usable()
         if device.type == "cpu":
-            comm, stream = (self._host or self._open_host()).comm, 0
+            comm, stream = (self._host or self._open_host("empty")).comm, 0
         else:
             ordinal = torch.cuda.current_device() if device.index is None else device.index
-            engine = self._device or self._open_device(ordinal)
+            engine = self._device or self._open_device(ordinal, "empty")
             comm, stream = engine.comm, engine.stream_options()["stream"]
         with self._opening:
             blocks = self._blocks.setdefault(device.type, Blocks(comm))
@@ -303,9 +328,11 @@ class ProcessGroupRingcoll(Barriers):
 
     def shutdown(self) -> None:
         """Wait for running calls, and close everything; not collective. Idempotent."""
-        self._ended = self._ended or "the group was destroyed"
+        began, self._ended = self._ended, self._ended or "the group was destroyed"
         if self._process != os.getpid():
             return  # threads and communicators are the parent's
+        if not began:
+            self._note_leaving("destroyed its group")
         self._blocks.clear()
         for part in (self._messages, self._pairs, self._host, self._device):
             if part is not None:
@@ -316,6 +343,7 @@ class ProcessGroupRingcoll(Barriers):
         """Abort: running calls fail, here and on the other ranks. Idempotent."""
         if not self._ended:
             self._ended = "the group was aborted"
+            self._note_leaving("aborted its group")
             for part in (self._host, self._device, self._pairs, self._messages):
                 if part is not None:
                     part.abort("the group of torch.distributed was aborted")
@@ -326,6 +354,8 @@ class ProcessGroupRingcoll(Barriers):
         if self._ended:
             return
         self._ended = "the process ends"
+        if self._process == os.getpid():
+            self._note_leaving(f"ended ({why})" if why else "ended")
         for part in (self._host, self._device, self._pairs, self._messages):
             if part is not None and why:
                 part.abort(why)

@@ -127,7 +127,7 @@ def _checked(state: Any, bucket: Any, where: str) -> tuple[Communicator, Any]:
                 f"{where}: state is a {type(state).__name__}, pass a communicator of ringcoll "
                 f"or a group of its backend: ddp.register_comm_hook(ringcoll.init(...), {where})"
             )
-        engine = group._engine(buffer)
+        engine = group._engine(buffer, where)
         engine.flush()
         comm = engine.comm
     kind = "cuda" if buffer.is_cuda else "cpu"

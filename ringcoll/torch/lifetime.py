@@ -10,16 +10,22 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import socket
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Protocol
+
+import torch.distributed as dist
 
 from ringcoll.finalize import uncaught
 
-__all__ = ["EXIT_GRACE", "PolledStore", "leave_at_exit"]
+__all__ = ["EXIT_GRACE", "PolledStore", "leave_at_exit", "reachable"]
 
 EXIT_GRACE = 5.0
 """Seconds that a running call has to end in, when its process ends."""
+
+_ATTEMPT = 1.0  # seconds to reach the server of a store
 
 
 class Leaving(Protocol):
@@ -53,6 +59,20 @@ def _exit() -> None:
 
 # Exit functions run last in, first out: before the one of ringcoll.finalize.
 atexit.register(_exit)
+
+
+def reachable(store: Any) -> bool:
+    """Whether a store can still be written: torch prints a warning where its server has ended."""
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    if isinstance(store, dist.FileStore):
+        return Path(store.path).exists()
+    if isinstance(store, dist.TCPStore):
+        try:
+            socket.create_connection((store.host, store.port), _ATTEMPT).close()
+        except OSError:
+            return False
+    return True
 
 
 class PolledStore:

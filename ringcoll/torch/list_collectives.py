@@ -47,7 +47,7 @@ class Collectives(TensorCollectives):
         given = single(input_tensors, "all_gather")
         parts = self._list(output_tensors, "all_gather")
         counts = [part.numel() for part in parts]
-        engine = self._engine(given)
+        engine = self._engine(given, "all_gather")
 
         def body() -> None:
             with gathered(parts, "all_gather") as flat:
@@ -67,7 +67,7 @@ class Collectives(TensorCollectives):
     ) -> Any:
         """Gather several tensors of every rank; list r of the outputs holds rank r's."""
         opts = options(AllgatherOptions, opts)
-        engine = self._engine(first(inputs, "all_gather_coalesced"))
+        engine = self._engine(first(inputs, "all_gather_coalesced"), "all_gather_coalesced")
         rows = [list(row) for row in outputs]
         if len(rows) != self._nranks or any(len(row) != len(inputs) for row in rows):
             raise ArgumentError(
@@ -106,7 +106,7 @@ class Collectives(TensorCollectives):
         result = single(output_tensors, "reduce_scatter")
         parts = self._list(input_tensors, "reduce_scatter")
         counts = [part.numel() for part in parts]
-        engine, op = self._engine(result), op_of(opts.reduceOp)
+        engine, op = self._engine(result, "reduce_scatter"), op_of(opts.reduceOp)
 
         def body() -> None:
             flat, _ = flatten(parts, "reduce_scatter", filled=True)
@@ -145,7 +145,7 @@ class Collectives(TensorCollectives):
             opts = options(GatherOptions, opts, timeout, root=root)
         given, root = single(input_tensors, "gather"), opts.rootRank
         parts = self._list(output_tensors, "gather") if root == self._rank else []
-        engine = self._engine(given)
+        engine = self._engine(given, "gather")
 
         def body() -> None:
             send = dense(given, "gather")
@@ -175,7 +175,7 @@ class Collectives(TensorCollectives):
             opts = options(ScatterOptions, opts, timeout, root=root)
         result, root = single(output_tensors, "scatter"), opts.rootRank
         parts = self._list(input_tensors, "scatter") if root == self._rank else []
-        engine = self._engine(result)
+        engine = self._engine(result, "scatter")
 
         def body() -> None:
             flat = flatten(parts, "scatter", filled=True)[0] if parts else None
@@ -199,7 +199,7 @@ class Collectives(TensorCollectives):
             opts = options(AllToAllOptions, opts, timeout)
         sources = self._list([input_tensors], "all_to_all")
         targets = self._list([output_tensors], "all_to_all")
-        engine = self._engine(sources[0])
+        engine = self._engine(sources[0], "all_to_all")
 
         def body() -> None:
             send, _ = flatten(sources, "all_to_all", filled=True)

@@ -92,7 +92,7 @@ class TensorCollectives(GroupBase):
 
     def _in_place(self, name: str, tensors: Sequence[Any], op: Any, root: int, opts: Any) -> Any:
         tensor, async_op = single(tensors, name), opts.asyncOp
-        engine = self._engine(tensor)
+        engine = self._engine(tensor, name)
         if tensor.layout is not torch.strided:
             raise sparse_error(tensor, name)
         if tensor.is_contiguous() and not (tensor.is_neg() or tensor.is_conj()):
@@ -122,7 +122,7 @@ class TensorCollectives(GroupBase):
         """:meth:`allreduce` of several tensors."""
         opts = options(AllreduceCoalescedOptions, opts)
         op = op_of(opts.reduceOp)
-        engine = self._engine(first(tensors, "all_reduce_coalesced"))
+        engine = self._engine(first(tensors, "all_reduce_coalesced"), "all_reduce_coalesced")
 
         def body() -> None:
             for tensor in tensors:
@@ -145,7 +145,10 @@ class TensorCollectives(GroupBase):
         return self._gathered(outputs, inputs, opts)
 
     def _gathered(self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any) -> Any:
-        engine, opts = self._engine(first(inputs, "all_gather")), options(AllgatherOptions, opts)
+        engine, opts = (
+            self._engine(first(inputs, "all_gather"), "all_gather"),
+            options(AllgatherOptions, opts),
+        )
         pairs = paired(outputs, inputs, "all_gather")
 
         def body() -> None:
@@ -169,7 +172,7 @@ class TensorCollectives(GroupBase):
         return self._scattered(outputs, inputs, opts)
 
     def _scattered(self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any) -> Any:
-        engine = self._engine(first(inputs, "reduce_scatter"))
+        engine = self._engine(first(inputs, "reduce_scatter"), "reduce_scatter")
         opts, pairs = options(ReduceScatterOptions, opts), paired(outputs, inputs, "reduce_scatter")
         op = op_of(opts.reduceOp)
 
@@ -195,7 +198,7 @@ class TensorCollectives(GroupBase):
         """Send part q of the input to rank q; the parts are equal, or have the given rows."""
         if type(opts) is not AllToAllOptions:
             opts = options(AllToAllOptions, opts, timeout)
-        engine = self._engine(input)
+        engine = self._engine(input, "all_to_all")
         if not output_split_sizes and not input_split_sizes:
 
             def body() -> None:

@@ -86,6 +86,35 @@ dist.all_reduce(x)
     assert "uncaught ValueError: the data is gone" in err
 
 
+@pytest.mark.parametrize(
+    ("call", "end", "how"),
+    [
+        ("dist.all_reduce(x)", "dist.destroy_process_group()", "destroyed its group"),
+        ("dist.barrier()", "sys.exit(0)", "ended"),
+        ("dist.recv(x, 1)", "raise ValueError('no data')", "ended (uncaught ValueError: no data)"),
+    ],
+)
+def test_a_rank_that_leaves_before_the_first_call_is_lost_at_once(two, call, end, how):
+    first = f"""
+if rank == 1:
+    {end}
+else:
+    import time
+    began = time.monotonic()
+    try:
+        {call}
+    except RuntimeError as error:
+        print(error)
+        assert time.monotonic() - began < 15, "waited for the group's timeout"
+    dist.destroy_process_group()
+"""
+    (code, out, err), _ = two(first)
+    assert code == 0, err
+    assert "Connection closed : " in out
+    assert f"rank 1 {how} without making call 1, {call[5:].partition('(')[0]}" in out
+    assert "Broken pipe" not in err
+
+
 def test_a_killed_rank_is_named(two):
     killed = """
 dist.all_reduce(x)

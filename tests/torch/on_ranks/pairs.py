@@ -120,7 +120,7 @@ class _Group:
     def engine(self):
         """What any collective of CUDA tensors begins with."""
         tensor = SimpleNamespace(is_cpu=False, is_cuda=True, get_device=lambda: 0)
-        return self.group._engine(tensor)
+        return self.group._engine(tensor, "send")
 
     def send(self, value, peer):
         return dist.isend(torch.full((3,), float(value)), peer, group=self.group)

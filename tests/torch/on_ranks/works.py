@@ -85,7 +85,9 @@ def a_callback_that_waits_for_a_later_call_is_told(rank, n):
         held = (
             threading.Event()
         )  # of a call that has ended callbacks run at once, where they are made
-        dist.distributed_c10d._get_default_group()._engine(x)._state.submit(held.wait, ())
+        dist.distributed_c10d._get_default_group()._engine(x, "all_reduce")._state.submit(
+            held.wait, ()
+        )
         future = dist.all_reduce(x, async_op=True).get_future().then(lambda _, wait=wait: wait())
         held.set()
         with pytest.raises(RuntimeError, match="make that call without async_op"):
