@@ -305,6 +305,7 @@ def check_types(plan: Plan) -> None:
 
     Raises:
         ArgumentTypeError: naming the step, what stands there and what is wanted.
+        IllegalStep: a chunk is of a rank that does not exist.
 
     """
     if not isinstance(plan.collective, Collective):
@@ -314,28 +315,32 @@ def check_types(plan: Plan) -> None:
         )
     if not isinstance(plan.order, tuple):
         raise ArgumentTypeError(f"plan: its order is a {type(plan.order).__name__}, wanted a tuple")
-    for number, (block, step) in enumerate(plan.order):
+    steps: defaultdict[Block, int] = defaultdict(int)  # as all errors number them: in their block
+    for position, (block, step) in enumerate(plan.order):
         if not (isinstance(block, Block) and isinstance(step, Step)):
             raise ArgumentTypeError(
-                f"plan, step {number}: ({block!r}, {step!r}), wanted a pair (Block, Step)"
+                f"plan, entry {position} of its order: ({block!r}, {step!r}), wanted a pair "
+                "(Block, Step)"
             )
+        where = f"{plan.collective}: {block}, step {steps[block]}"
+        steps[block] += 1
         for name, kind in _FIELDS:
             values = getattr(step, name)
             if not isinstance(values, tuple) or not all(isinstance(v, kind) for v in values):
                 raise ArgumentTypeError(
-                    f"plan, step {number} ({block}): {name}={values!r}, wanted a tuple of "
-                    f"{kind.__name__}, as ({kind.__name__}(...),)"
+                    f"{where}: {name}={values!r}, wanted a tuple of {kind.__name__}, as "
+                    f"({kind.__name__}(...),)"
                 )
         for chunk in (*step.srcs, *step.dsts):
             if not isinstance(chunk.buffer, Buffer):
                 raise ArgumentTypeError(
-                    f"plan, step {number} ({block}): the buffer of a chunk is {chunk.buffer!r}, "
-                    f"wanted Buffer.INPUT, OUTPUT or SCRATCH"
+                    f"{where}: the buffer of a chunk is {chunk.buffer!r}, wanted Buffer.INPUT, "
+                    "OUTPUT or SCRATCH"
                 )
             if chunk.rank not in range(plan.nranks):
-                raise ArgumentTypeError(
-                    f"plan, step {number} ({block}): a chunk is of rank {chunk.rank!r}, wanted one "
-                    f"of the ranks 0 to {plan.nranks - 1}"
+                raise IllegalStep(
+                    f"{where}: seen a chunk of rank {chunk.rank!r}, wanted one of the ranks 0 to "
+                    f"{plan.nranks - 1}"
                 )
 
 

@@ -48,6 +48,7 @@ class Numbers:
     def __init__(self, collective: Collective, nodes: Sequence[int] | None = None) -> None:
         self.collective = collective
         self.nodes = nodes
+        self.leading: dict[Block, int] = {}  # first steps of a block that errors do not count
         self.home: list[int] = []
         self.guard: list[int] = []
         self.names: list[tuple[int, str, int]] = []

@@ -59,7 +59,9 @@ class Clocks:
 
     def where(self, b: int, time: int = 0) -> str:
         """A step as messages name it; the current one if no time is given."""
-        return f"{self.numbers.blocks[b]}, step {(time or self.time[b]) - 1}"
+        block = self.numbers.blocks[b]
+        at = (time or self.time[b]) - 1 - self.numbers.leading.get(block, 0)
+        return f"{block}, step {max(0, at)}"
 
     def last_writer(self, cell: int) -> str:
         """The step that wrote a cell last, or the empty string."""

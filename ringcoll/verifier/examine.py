@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 from ringcoll.algorithms import Algorithm, build, name_of, options
-from ringcoll.errors import ArgumentError, LaunchRefused, PlanError
+from ringcoll.errors import ArgumentError, ArgumentTypeError, LaunchRefused, PlanError
 from ringcoll.launch import Launch
 from ringcoll.lower import lower
 from ringcoll.plan import Buffer, Plan
@@ -99,8 +99,15 @@ def examine(case: Case) -> Outcome:
         except ArgumentError:
             # Not an algorithm for this number of ranks: a send has two.
             return Outcome()
+        except (PlanError, ArgumentTypeError) as error:
+            total = total.join(_failure(case, given.get("root", 0), "not lowered", error))
+            continue
+        try:
+            lowered = _lowered(case, plan)
+        except PlanError as error:
+            total = total.join(_failure(case, plan.collective.root, "not lowered", error))
+            continue
         total = total.join(_prove_plan(case, plan))
-        lowered = _lowered(case, plan)
         broken = _to_break(case, list(lowered))
         for launch in lowered:
             doubted = launch in broken
@@ -131,12 +138,12 @@ def _lowered(case: Case, plan: Plan) -> dict[Launch, Plan]:
     return found
 
 
-def _failure(case: Case, plan: Plan, how: str, error: object, kind: str = "") -> Outcome:
+def _failure(case: Case, root: int, how: str, error: object, kind: str = "") -> Outcome:
     what = {
         "collective": case.collective,
         "algorithm": name_of(case.algorithm),
         "ranks": case.nranks,
-        "root": plan.collective.root,
+        "root": root,
         "launch": how,
         "mutant": kind or None,
         "error": f"{type(error).__name__}: {error}" if isinstance(error, Exception) else error,
@@ -149,7 +156,7 @@ def _prove_plan(case: Case, plan: Plan) -> Outcome:
     try:
         check_symmetry(plan)
     except PlanError as error:
-        return _failure(case, plan, "not lowered", error)
+        return _failure(case, plan.collective.root, "not lowered", error)
     total = Outcome()
     if case.nranks > SMALL:
         return total
@@ -161,13 +168,13 @@ def _prove_plan(case: Case, plan: Plan) -> Outcome:
                 continue
             except PlanError as error:
                 how = describe(launch).replace("S=1", "every S")
-                total = total.join(_failure(case, plan, how, error))
+                total = total.join(_failure(case, plan.collective.root, how, error))
                 continue
             total = total.join(Outcome(len(proofs), sum(proof.steps for proof in proofs)))
     try:
         prove_calls(plan, case.nodes)
     except PlanError as error:
-        total = total.join(_failure(case, plan, "calls in a row", error))
+        total = total.join(_failure(case, plan.collective.root, "calls in a row", error))
     return total
 
 
@@ -179,7 +186,7 @@ def _prove_launch(
     try:
         proof = prover.prove(lowered)
     except PlanError as error:
-        return _failure(case, plan, how, error)
+        return _failure(case, plan.collective.root, how, error)
     total = Outcome(1, proof.steps)
     if not doubted:
         return total
@@ -222,7 +229,7 @@ def _judge(
     counts = Outcome(kinds={kind: (1, int(verdict.rejected), int(verdict.equivalent))})
     if verdict.failure:
         error = f"{verdict.failure}: {_changes(before.plan, mutant)}"
-        counts = counts.join(_failure(case, plan, how, error, kind))
+        counts = counts.join(_failure(case, plan.collective.root, how, error, kind))
     return counts
 
 

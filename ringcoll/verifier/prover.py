@@ -21,7 +21,7 @@ from ringcoll.errors import ArgumentError, EntryViolation, ExitViolation, Race, 
 from ringcoll.labels import Label
 from ringcoll.launch import PROTOCOLS, Launch
 from ringcoll.lower import lower
-from ringcoll.plan import Chunk, Plan, walk
+from ringcoll.plan import HELLO, Chunk, Plan, Step, walk
 from ringcoll.verifier.cells import FREE, INPUT_ONLY, OUTPUT, Numbers, Row
 from ringcoll.verifier.clocks import Clocks
 from ringcoll.verifier.expressions import NOTHING, Expressions, Flaw, wanted_text
@@ -117,13 +117,28 @@ def verify(
 def prove_launch(
     plan: Plan, launch: Launch, *, deterministic: bool = False, accumulate: Accumulate = "wide"
 ) -> Proof:
-    """Lower an algorithm's plan and prove what would run."""
-    return verify(
-        lower(plan, launch),
+    """Lower an algorithm's plan and prove what would run.
+
+    Errors number the steps of a block without the waits for entry that lowering puts before them.
+    """
+    lowered = lower(plan, launch)
+    prover = Prover(
+        lowered.collective,
         protocol=launch.protocol,
         nodes=launch.nodes or None,
         deterministic=deterministic and plan.collective.reduces,
         accumulate=accumulate,
+    )
+    for block, steps in lowered.steps.items():
+        if steps[0] not in plan.steps.get(block, ())[:1] and _only_enters(steps[0]):
+            prover.numbers.leading[block] = 1
+    return prover.prove(lowered)
+
+
+def _only_enters(step: Step) -> bool:
+    """Whether a step does nothing but wait for ranks to enter."""
+    return not (step.srcs or step.dsts or step.signals) and all(
+        wait.channel == HELLO for wait in step.waits
     )
 
 

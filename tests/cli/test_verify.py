@@ -100,3 +100,34 @@ def test_ranks_that_are_no_numbers_are_refused(text, capsys):
     with pytest.raises(SystemExit):
         main(["verify", f"--ranks={text}"])
     assert "--ranks" in capsys.readouterr().err
+
+
+def test_a_plan_that_means_nothing_is_reported_with_its_algorithm_and_its_ranks(capsys, tmp_path):
+    """The other algorithms are still proven."""
+    own = tmp_path / "own.py"
+    own.write_text(
+        """
+from ringcoll import Block, Buffer, Chunk, Collective, Plan, Step
+
+def beyond(nranks):
+    step = Step((Chunk(2, Buffer.INPUT, 0),), (Chunk(0, Buffer.OUTPUT, 0),))
+    return Plan(Collective("all_reduce", nranks), ((Block(0), step),))
+
+def outside(nranks):
+    step = Step((Chunk(0, Buffer.INPUT, 7),), (Chunk(0, Buffer.OUTPUT, 0),))
+    return Plan(Collective("all_reduce", nranks), ((Block(0), step),))
+"""
+    )
+    names = f"{own}:beyond,{own}:outside,ring"
+    words = ("--ranks", "2", "--mutants", "none", "--collective", "all_reduce")
+    status, out = run(capsys, "--algorithm", names, *words)
+    failed = [line for line in out.splitlines() if line.startswith("FAILED")]
+    assert status == 1
+    for line, name, why in zip(
+        failed, ("beyond", "outside"), ("chunk of rank 2, wanted one", "outside of"), strict=True
+    ):
+        assert "collective all_reduce, algorithm " in line
+        assert f"{name}, ranks 2" in line
+        assert "rank 0 channel 0 lane 0, step 0" in line
+        assert why in line
+    assert any(line.split()[:3] == ["all_reduce", "ring", "2"] for line in out.splitlines())

@@ -9,7 +9,7 @@ import pytest
 import ringcoll
 from ringcoll import ArgumentError, ArgumentTypeError, Block, Buffer, Chunk, Collective, Plan, Step
 from ringcoll.algorithms import ALGORITHMS, build
-from ringcoll.errors import Deadlock, EntryViolation, Race, WrongResult
+from ringcoll.errors import Deadlock, EntryViolation, IllegalStep, Race, WrongResult
 from ringcoll.launch import ALL_MAPPED, Launch
 from ringcoll.lower import lower
 from ringcoll.verifier.induction import verify_slices
@@ -177,12 +177,11 @@ AnyStep: Any = Step
     [
         ("all_reduce", (), "its collective is 'all_reduce', wanted a Collective"),
         (None, [], "its order is a list, wanted a tuple"),
-        (None, ((0, Step()),), "step 0: .*wanted a pair"),
-        (None, ((Block(0), AnyStep([CHUNK])),), "step 0 .*srcs=.*wanted a tuple of Chunk"),
+        (None, ((0, Step()),), "entry 0 of its order: .*wanted a pair"),
+        (None, ((Block(0), AnyStep([CHUNK])),), "step 0: srcs=.*wanted a tuple of Chunk"),
         (None, ((Block(0), AnyStep(CHUNK, (CHUNK,))),), "srcs=.*wanted a tuple of Chunk"),
         (None, ((Block(0), AnyStep(waits=(0,))),), r"waits=\(0,\), wanted a tuple of Block"),
         (None, ((Block(0), Step((AnyChunk(0, "input", 0),))),), "is 'input', wanted Buffer.INPUT"),
-        (None, ((Block(0), Step((Chunk(3, Buffer.INPUT, 0),))),), "of rank 3, .*ranks 0 to 2"),
     ],
 )
 def test_what_is_no_plan_is_named(collective, order, message):
@@ -191,3 +190,20 @@ def test_what_is_no_plan_is_named(collective, order, message):
         ringcoll.prove(plan)
     with pytest.raises(ringcoll.ArgumentTypeError, match=message):
         ringcoll.prove(lambda nranks: plan, 3)
+
+
+@pytest.mark.parametrize(
+    ("step", "error", "message"),
+    [
+        (Step((Chunk(3, Buffer.INPUT, 0),), (Chunk(1, Buffer.OUTPUT, 0),)), IllegalStep, "rank 3,"),
+        (Step((Chunk(0, Buffer.INPUT, 9),), (Chunk(1, Buffer.OUTPUT, 0),)), IllegalStep, "9"),
+        (AnyStep([CHUNK]), ringcoll.ArgumentTypeError, "wanted a tuple of Chunk"),
+        (Step((Chunk(1, Buffer.SCRATCH, 0),), (Chunk(1, Buffer.OUTPUT, 0),)), WrongResult, "seen"),
+    ],
+)
+def test_errors_number_the_steps_of_a_block_as_they_are_written(step, error, message):
+    """Steps of other blocks are not counted, nor the wait for entry that lowering adds."""
+    first = Step((Chunk(0, Buffer.INPUT, 0),), (Chunk(1, Buffer.SCRATCH, 1),))
+    order = [*star(3).order, (Block(1, channel=1), first), (Block(1, channel=1), step)]
+    with pytest.raises(error, match=rf"rank 1 channel 1 lane 0, step 1: .*{message}"):
+        ringcoll.prove(Plan(Collective("all_reduce", 3), tuple(order)))
