@@ -28,11 +28,11 @@ def campaign(count, modes, word):
 def test_threads_and_processes_that_leave_are_left_out(nothing_left):
     found = campaign(5, "threads,processes", nothing_left)
     for mode in ("threads", "processes"):
-        assert found[mode]["errors"]["RankLostError"] > 5
+        assert sum(found[mode]["errors"].values()) > 5
 
 
 @pytest.mark.mpi
 def test_ranks_of_two_nodes_that_leave_are_left_out(nothing_left):
-    """Cases of three that leave, two of them on the other node."""
+    """Two cases, in each of which a rank of either node leaves."""
     launch(5)  # skips where there is no mpiexec
-    assert campaign(2, "nodes", nothing_left)["nodes"]["errors"]["RankLostError"] > 2
+    assert sum(campaign(2, "nodes", nothing_left)["nodes"]["errors"].values()) > 2
