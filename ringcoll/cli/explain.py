@@ -12,6 +12,7 @@ from ringcoll.cli.links import (
     add_call_arguments,
     add_link_arguments,
     describe_links,
+    figures_of,
     links_of,
     typed,
 )
@@ -28,6 +29,7 @@ from ringcoll.model.fastest import (
     fastest,
     plan_for,
 )
+from ringcoll.model.machine import NETWORK_ALPHA
 from ringcoll.model.picture import plot_space_time
 from ringcoll.model.plot import check_plot
 from ringcoll.model.predict import Clock, Timed
@@ -35,7 +37,8 @@ from ringcoll.plan import Plan, format_plan
 from ringcoll.units import format_bytes, format_seconds, parse_bytes
 
 EXAMPLES = """\
-ringcoll explain all_reduce                       the fastest algorithm, and why
+ringcoll explain all_reduce                       the fastest on assumed links, and why
+ringcoll explain all_reduce --bandwidth measured  on the links that a timing run has measured
 ringcoll explain all_reduce --algorithm ring --slices 1 --plot ring.svg
 ringcoll explain broadcast --algorithm chain --ranks 4 --slices 4
 ringcoll explain all_reduce --algorithm star.py:star --lowered
@@ -68,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="bytes of the larger buffer, such as 64M (default 1M)",
     )
-    add_link_arguments(parser)
+    add_link_arguments(parser, alpha="1us, that of NCCL's model for a network")
     option(
         "--width", type=int, metavar="COLUMNS", help="of the table (default: those of the terminal)"
     )
@@ -100,6 +103,7 @@ def main(args: argparse.Namespace) -> int:
     for name in ("ranks", "window"):
         if getattr(args, name) < 1:
             raise ArgumentError(f"--{name} {getattr(args, name)}: at least 1")
+    assumed = _assume(args)
     launched = _launch(args)
     title = (
         f"{args.collective} of {format_bytes(args.bytes)} by {launched.algorithm}, "
@@ -108,7 +112,7 @@ def main(args: argparse.Namespace) -> int:
     )
     if args.json != "-":
         print(title)
-        print(f"over {describe_links(links_of(args, args.ranks))}\n")
+        print(f"over {describe_links(links_of(args, args.ranks))}{assumed}\n")
         width = args.width or shutil.get_terminal_size((100, 24)).columns
         panels = space_time(launched.timed, args.ranks, width=width).split("\n\n")
         print("\n\n".join(panels[:_PANELS]).rstrip() + "\n")
@@ -123,6 +127,23 @@ def main(args: argparse.Namespace) -> int:
         _plot(args, launched)
     write_json(args.json, _as_json(args, launched))
     return 0
+
+
+def _assume(args: argparse.Namespace) -> str:
+    """Fill in an α that nothing gives, and say which figures are assumed; "" where none is."""
+    if figures_of(args) is not None:
+        return ""
+    given = {"B": args.bandwidth, "alpha": args.alpha, "L": args.latency}
+    names = [name for name, figure in given.items() if figure is None]
+    if args.alpha is None:
+        args.alpha = NETWORK_ALPHA.seconds
+    if not names:
+        return ""
+    are = "is" if len(names) == 1 else "are"
+    return (
+        f"\n{', '.join(names)} {are} assumed, not measured: --bandwidth, --alpha, --latency or "
+        f"--figures give others; comm.explain() in a program says what runs on this machine"
+    )
 
 
 def _plot(args: argparse.Namespace, launched: _Launched) -> None:
@@ -141,6 +162,9 @@ def _plot(args: argparse.Namespace, launched: _Launched) -> None:
 
 _MOST_SLICES = 64
 """S that is searched for a table."""
+
+_TIE = 1e-3
+"""Parts of the least time within which others are as fast: the model is not that exact."""
 
 _PANELS = 4
 """The table is cut into panels as wide as the terminal; so many are printed."""
@@ -184,7 +208,11 @@ def _launch(args: argparse.Namespace) -> _Launched:
 def _reasons(
     args: argparse.Namespace, choice: Fastest, algorithm: str, slices: int, seconds: float
 ) -> tuple[str, ...]:
+    least = choice.seconds * (1 + _TIE)
+    tied = [o.algorithm for o in choice.options if o.slices and not o.note and o.seconds <= least]
     how = "given" if args.algorithm is not None else "the fastest by the model"
+    if args.algorithm is None and len(tied) > 1:
+        how = f"the first of {len(tied)} that tie by the model: {', '.join(tied)}"
     said = "given" if args.slices is not None else "the best power of two by the model"
     return (
         f"launch: {algorithm} ({how}), S = {slices} ({said}), W = {args.window}: "

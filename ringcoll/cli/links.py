@@ -45,8 +45,11 @@ def add_call_arguments(parser: argparse.ArgumentParser) -> None:
     option("--root", type=int, default=0, metavar="RANK", help="root of the call (default 0)")
 
 
-def add_link_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add ``--bandwidth``, ``--alpha``, ``--latency``, ``--links``, ``--nodes`` and the like."""
+def add_link_arguments(parser: argparse.ArgumentParser, *, alpha: str = "0") -> None:
+    """Add ``--bandwidth``, ``--alpha``, ``--latency``, ``--links``, ``--nodes`` and the like.
+
+    ``alpha`` is what the command assumes where nothing gives it.
+    """
     option = parser.add_argument_group("links").add_argument
     bandwidth, seconds = typed(parse_bandwidth), typed(parse_seconds)
     option(
@@ -61,7 +64,8 @@ def add_link_arguments(parser: argparse.ArgumentParser) -> None:
         "--alpha",
         type=seconds,
         metavar="SECONDS",
-        help="time that each message occupies a link beside its bytes, such as 2us (default 0)",
+        help="time that each message occupies a link beside its bytes, such as 2us "
+        f"(default {alpha})",
     )
     option(
         "--latency",

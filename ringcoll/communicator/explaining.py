@@ -56,9 +56,9 @@ def explain_cpu(collective: str, nbytes: int, state: RankCalls) -> str:
     call = call_of(collective, nbytes, state.fabric.nranks)
     titles: tuple[str, ...] = _TITLES
     if waits_for_hellos(call, limits_of(call, state.config, state.config)):
-        where = "agreed first, zero-copy if it can be"
+        where = "by a handshake, staged where need be"
     else:
-        titles, where = ("buffers of any kind",), "staged at once"
+        titles, where = ("buffers of any kind",), "staged, without a handshake"
     title = f"{collective}, {nbytes} bytes, {_ranks(state, 'CPU')}: {where}"
     return "\n".join([title, *_on_host(call, state, titles)])
 

@@ -97,7 +97,7 @@ class Communicator(Collectives, Scans, CountedCollectives, Messages, Memory):
         Example:
             >>> [comm] = ringcoll.init_all(1)
             >>> print(comm.explain("all_reduce", 1 << 20).splitlines()[0])
-            all_reduce, 1048576 bytes, 1 CPU ranks: agreed first, zero-copy if it can be
+            all_reduce, 1048576 bytes, 1 CPU ranks: by a handshake, staged where need be
 
         """
         where = f"explain on rank {self.rank}"

@@ -111,7 +111,7 @@ _NCCL = "NCCL 2.28's model, src/graph/tuning.cc: "
 
 _NVLINK_LATENCY = Known(3.4e-6, _NCCL + "a hop of a ring over NVLink, protocol Simple")
 _NETWORK_LATENCY = Known(14e-6, _NCCL + "a hop of a ring over the network, protocol Simple")
-_NETWORK_ALPHA = Known(1e-6, _NCCL + "to post a message, on Intel hosts")
+NETWORK_ALPHA = Known(1e-6, _NCCL + "to post a message, on Intel hosts")
 
 _ALPHAS = {
     90: Known(
@@ -136,7 +136,7 @@ class NodeFigures:
     network: float | None
     alpha: Known
     latency: Known = _NVLINK_LATENCY
-    network_alpha: Known = _NETWORK_ALPHA
+    network_alpha: Known = NETWORK_ALPHA
     network_latency: Known = _NETWORK_LATENCY
 
 

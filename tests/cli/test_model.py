@@ -208,6 +208,28 @@ def test_explain_shows_the_table_and_the_launch(capsys):
     assert "signal" in out.split("times as long")[-1]
 
 
+def test_explain_names_a_tie_and_what_is_assumed(capsys):
+    status, out, _ = run(capsys, "explain all_reduce --ranks 4 --alpha 0")
+    assert status == 0
+    assert "launch: ring (the first of 6 that tie by the model: ring, two_shot, two_shot_f" in out
+    assert "alpha = 0 ns, L = 0 ns\nB, L are assumed, not measured: --bandwidth" in out
+    status, out, _ = run(capsys, "explain all_reduce --ranks 4")
+    assert status == 0
+    assert "over a switch of B = 10 GB/s, alpha = 1 us, L = 0 ns\nB, alpha, L are assumed" in out
+    given = "--bandwidth 5G --alpha 2us --latency 0"
+    status, out, _ = run(capsys, f"explain all_reduce --ranks 4 --algorithm ring {given}")
+    assert status == 0
+    assert "assumed" not in out and "tie" not in out
+    assert "over a switch of B = 5 GB/s, alpha = 2 us, L = 0 ns\n\n" in out
+    assert "launch: ring (given)" in out
+
+
+def test_explain_cuts_no_more_slices_than_an_overhead_allows(capsys):
+    status, out, _ = run(capsys, "explain broadcast --algorithm chain --json -")
+    assert status == 0
+    assert 1 < json.loads(out)["slices"] < 64
+
+
 def test_explain_answers_as_json_and_as_a_picture(capsys, tmp_path):
     svg = tmp_path / "a.svg"
     words = f"explain all_reduce --algorithm ring --ranks 3 --slices 2 --json - --plot {svg}"
