@@ -18,6 +18,21 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
+def overcommitted(nranks: int, ncores: int | None = None, load: float | None = None) -> str | None:
+    """A remark where ranks of this host share cores, with each other or with other programs.
+
+    ``load`` is that of other programs: the load average before the ranks have begun.
+    """
+    ncores = cores() if ncores is None else ncores
+    load = os.getloadavg()[0] if load is None else load
+    if nranks <= ncores and (load < 1 or load + nranks <= ncores):
+        return None
+    return (
+        f"Warning: {nranks} ranks on {ncores} cores, load average {load:.1f}: ranks wait for a "
+        f"core, so times spread and say little; use fewer ranks, or stop what else runs"
+    )
+
+
 def gpus() -> int:
     """GPUs that ranks of this process could live on; loads CuPy where it is installed."""
     from ringcoll.cuda.device import available, devices

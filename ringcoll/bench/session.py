@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import secrets
+import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -34,7 +35,7 @@ from ringcoll.bench.timing import (
     Timing,
     blocks_of,
     iterations_for,
-    median_over_ranks,
+    over_ranks_by_block,
     spread,
 )
 from ringcoll.bench.worlds import World, agree, gather_bytes, gather_numbers
@@ -111,6 +112,10 @@ def introduce(
     report.begin(__version__, ranks)
     if settings.device == "auto":
         report.say(f"# Device: auto is {kind}")
+    if kind == "cpu" and settings.pace is None:
+        remark = environment.overcommitted(sum(said[1] == platform.node() for said in everyone))
+        if remark is not None:
+            report.say(f"# {remark}")
     if shared:
         report.say("# Ranks share a GPU: a simulation, whose times say nothing of real links")
     if settings.pace is not None:
@@ -384,13 +389,14 @@ class Session:
             means = [found[0] for found in gather_numbers(self.control, watch.blocks)]
             mean, over_ranks = osu.over_ranks(means, osu.loop_of(case, settings))
             return Result(entrant.place.in_place, mean, wrong, over_ranks=over_ranks)
-        seconds = median_over_ranks(gather_numbers(self.control, watch.blocks), settings.average)
+        blocks = over_ranks_by_block(gather_numbers(self.control, watch.blocks), settings.average)
+        seconds, ends = statistics.median(blocks), (min(blocks), max(blocks))
         place = entrant.place.in_place
         if not settings.per_iteration:
-            return Result(place, seconds, wrong)
+            return Result(place, seconds, wrong, ends=ends)
         singles = gather_numbers(self.control, watch.singles)
         skip = min(settings.per_iteration_skip, len(singles[0]) - 1)
-        return Result(place, seconds, wrong, spread(singles, skip))
+        return Result(place, seconds, wrong, spread(singles, skip), ends=ends)
 
 
 def _finished(call: Callable[[], object], device: Device) -> Callable[[], object]:

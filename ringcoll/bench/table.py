@@ -19,7 +19,8 @@ _STAMP_WIDTH = 19
 class Result:
     """One side of a row, in place or not; ``seconds`` is None where the library has no such call.
 
-    ``wrong`` counts elements over all ranks; None: not checked.
+    ``wrong`` counts elements over all ranks; None: not checked. ``ends`` are the seconds of the
+    fastest and of the slowest block, of which ``seconds`` is the median.
     """
 
     in_place: bool
@@ -27,6 +28,7 @@ class Result:
     wrong: int | None = None
     spread: Spread | None = None
     over_ranks: OverRanks | None = None
+    ends: tuple[float, float] | None = None
 
 
 def fixed(value: float, width: int) -> str:

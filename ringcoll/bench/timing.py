@@ -102,8 +102,8 @@ class Stopwatch:
         return seconds
 
 
-def median_over_ranks(ranks: Sequence[Sequence[float]], average: int) -> float:
-    """One time out of every rank's blocks: first over ranks, block by block, then the median.
+def over_ranks_by_block(ranks: Sequence[Sequence[float]], average: int) -> list[float]:
+    """One time for each block out of those of all ranks; a call's time is their median.
 
     ``average``: 0 takes rank 0, 1 the mean, 2 the fastest, 3 the slowest rank of each block.
     """
@@ -113,7 +113,7 @@ def median_over_ranks(ranks: Sequence[Sequence[float]], average: int) -> float:
         min,
         max,
     )[average]
-    return statistics.median(over(block) for block in zip(*ranks, strict=True))
+    return [over(block) for block in zip(*ranks, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,24 +87,34 @@ def _peer(world: World, settings: Settings) -> str | None:
 
 
 def verdict(rows: Sequence[Row], peer: str) -> list[str]:
-    """Who is faster at which sizes, out of place, and by how much at most."""
+    """Who is faster at which sizes, out of place, and by how much at most.
+
+    A size has a verdict where all blocks of one are faster than all of the other.
+    """
     times = {
-        (row.lib, row.case.nbytes): row.result.seconds
+        (row.lib, row.case.nbytes): (row.result.seconds, row.result.ends)
         for row in rows
         if not row.result.in_place and row.result.seconds
     }
-    ratios = [
-        (nbytes, theirs / ours)
-        for (lib, nbytes), theirs in times.items()
-        if lib == peer and (ours := times.get(("ringcoll", nbytes)))
-    ]
+    found: list[tuple[int, str | None, float]] = []
+    for (lib, nbytes), (theirs, their_ends) in times.items():
+        if lib == peer and ("ringcoll", nbytes) in times:
+            ours, our_ends = times["ringcoll", nbytes]
+            name = "ringcoll" if theirs >= ours else peer.upper()
+            least, most = sorted((our_ends or (ours, ours), their_ends or (theirs, theirs)))
+            # The faster library's slowest block against the other's fastest.
+            clear = least[1] <= most[0]
+            found.append((nbytes, name if clear else None, max(theirs / ours, ours / theirs)))
     lines = []
-    for ours, part in groupby(sorted(ratios), key=lambda pair: pair[1] >= 1):
-        found = list(part)
-        ends = dict.fromkeys(format_bytes(nbytes) for nbytes in (found[0][0], found[-1][0]))
-        most = max(ratio if ours else 1 / ratio for _, ratio in found)
-        name = "ringcoll" if ours else peer.upper()
-        lines.append(f"{name} is faster at {' to '.join(ends)}, by up to {most:.2f} times")
+    for faster, part in groupby(sorted(found), key=lambda entry: entry[1]):
+        sizes = list(part)
+        ends = dict.fromkeys(format_bytes(nbytes) for nbytes in (sizes[0][0], sizes[-1][0]))
+        at = " to ".join(ends)
+        if faster is None:
+            lines.append(f"no verdict at {at}: the times of the two overlap")
+        else:
+            most_times = max(ratio for _, _, ratio in sizes)
+            lines.append(f"{faster} is faster at {at}, by up to {most_times:.2f} times")
     return lines
 
 

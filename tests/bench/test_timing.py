@@ -10,7 +10,7 @@ from ringcoll.bench.timing import (
     Timing,
     blocks_of,
     iterations_for,
-    median_over_ranks,
+    over_ranks_by_block,
     spread,
 )
 
@@ -85,12 +85,12 @@ def test_single_iterations():
     assert watch.blocks == [2.0]
 
 
-def test_slowest_rank_of_the_median_block():
+def test_a_block_has_one_time_of_all_ranks():
     ranks = [[1.0, 9.0, 2.0], [3.0, 4.0, 1.0]]
-    assert median_over_ranks(ranks, 3) == 3.0  # of 3, 9 and 2
-    assert median_over_ranks(ranks, 2) == 1.0  # of 1, 4 and 1
-    assert median_over_ranks(ranks, 1) == 2.0  # of 2, 6.5 and 1.5
-    assert median_over_ranks(ranks, 0) == 2.0  # rank 0: 1, 9 and 2
+    assert over_ranks_by_block(ranks, 3) == [3.0, 9.0, 2.0]
+    assert over_ranks_by_block(ranks, 2) == [1.0, 4.0, 1.0]
+    assert over_ranks_by_block(ranks, 1) == [2.0, 6.5, 1.5]
+    assert over_ranks_by_block(ranks, 0) == [1.0, 9.0, 2.0]
 
 
 def test_spread_is_of_the_slowest_ranks():

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import io
 import json
+import os
 
 import pytest
 
 from benchmarks.collectives import BARS, RUNS, Bar, judge
 from ringcoll.bench import tour
 from ringcoll.bench.cases import Section
+from ringcoll.bench.environment import overcommitted
 from ringcoll.bench.paced import measure_chain
 from ringcoll.bench.report import Report, Row
+from ringcoll.bench.session import measure
 from ringcoll.bench.settings import Settings
 from ringcoll.bench.table import Result
 from ringcoll.bench.worlds import World
@@ -66,6 +69,45 @@ def test_verdict_names_who_is_faster_where():
         "MPI is faster at 16 B to 1 KiB, by up to 2.00 times",
         "ringcoll is faster at 64 KiB, by up to 2.50 times",
     ]
+
+
+def test_no_verdict_where_the_spread_makes_it_noise():
+    section = Section("all_reduce", 2, dtype_of("float32"), "sum")
+    # Medians, and the fastest and the slowest block.
+    times = {
+        16: ((3180.0, (11.0, 4000.0)), (20.0, (18.0, 30.0))),
+        1024: ((4.0, (3.0, 6.0)), (5.0, (4.5, 7.0))),
+        65536: ((10.0, (9.0, 12.0)), (25.0, (20.0, 31.0))),
+    }
+    rows = [
+        Row(lib, "x", section.case(nbytes), Result(False, seconds, ends=ends))
+        for nbytes, pair in times.items()
+        for lib, (seconds, ends) in zip(("ringcoll", "mpi"), pair, strict=True)
+    ]
+    assert tour.verdict(rows, "mpi") == [
+        "no verdict at 16 B to 1 KiB: the times of the two overlap",
+        "ringcoll is faster at 64 KiB, by up to 2.50 times",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "load", "said"),
+    [(2, 0.3, False), (4, 0.9, False), (4, 1.1, True), (2, 2.5, True), (5, 0.0, True)],
+)
+def test_ranks_that_wait_for_cores_are_remarked(ranks, load, said):
+    remark = overcommitted(ranks, 4, load)
+    assert (remark is not None) is said
+    if remark is not None:
+        assert f"{ranks} ranks on 4 cores, load average {load:.1f}" in remark
+
+
+def test_the_remark_stands_above_the_table(monkeypatch):
+    monkeypatch.setattr(os, "getloadavg", lambda: (1000.0, 1.0, 1.0))
+    for pace, times in ((None, 1), ((1e9, 0.0), 0)):
+        settings = Settings(threads=2, iterations=1, max_bytes=32, pace=pace)
+        out = io.StringIO()
+        assert measure(World(2, "cpu"), settings, Report(settings, out, io.StringIO()))
+        assert out.getvalue().count("# Warning: 2 ranks on ") == times
 
 
 def test_folder_that_cannot_be_written(monkeypatch, tmp_path):
