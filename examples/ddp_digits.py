@@ -1,7 +1,7 @@
 """Handwritten digits by DistributedDataParallel: torchrun --nproc-per-node 2 ddp_digits.py.
 
-One rank a GPU, or a process of the CPU where there are none. The digits are scikit-learn's; without
-scikit-learn, noisy shapes take their place. Nothing is downloaded.
+One rank a GPU, or a process of the CPU where there are none. The digits are those of scikit-learn
+(pip install scikit-learn); without it noisy shapes take their place. Nothing is downloaded.
 """
 
 import os
@@ -19,9 +19,10 @@ def digits():
     try:
         from sklearn.datasets import load_digits
     except ImportError:
-        generator = torch.Generator().manual_seed(7)
-        shapes, labels = torch.rand(10, 64, generator=generator), torch.arange(1797) % 10
-        return shapes[labels] + torch.randn(1797, 64, generator=generator) / 4, labels
+        if dist.get_rank() == 0:
+            print("No scikit-learn: noisy shapes, which are no digits, take their place")
+        shapes, labels = torch.rand(10, 64), torch.arange(1797) % 10
+        return shapes[labels] + torch.randn(1797, 64) / 4, labels
     images, labels = load_digits(return_X_y=True)
     return torch.tensor(images, dtype=torch.float32) / 16, torch.tensor(labels)
 
@@ -37,7 +38,6 @@ def main():
     images, labels = (part.to(device) for part in digits())
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
     train, test = order[:1440].to(device), order[1440:].to(device)
-
     model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10)).to(device)
     ddp = DistributedDataParallel(model)  # averages gradients through ringcoll
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.2, momentum=0.9)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import subprocess
@@ -37,6 +38,9 @@ def test_digits_are_learned_and_replicas_stay_equal(tmp_path, nranks, extra):
         timeout=110,
     )
     assert found.returncode == 0, found.stderr
+    stand_in = "noisy shapes, which are no digits" in found.stdout
+    assert stand_in is (importlib.util.find_spec("sklearn") is None)
+    assert found.stdout.count("No scikit-learn") == stand_in
     losses = [float(loss) for loss in re.findall(r"loss (\S+)", found.stdout)]
     assert len(losses) == 12
     assert losses[-1] < losses[0] / 5
