@@ -171,7 +171,7 @@ class ProcessGroupRingcoll(Barriers):
         """Open GPU ranks for messages between two ranks, or of one with itself."""
         key, who = f"messages of GPUs/{low}/{high}", pair_prefix(low, high)
         members = (low,) if low == high else (low, high)
-        comm = self._open(key, "cuda", members, "message", ordinal=ordinal, who=who)
+        comm = self._open(key, "cuda", members, "send or recv", ordinal=ordinal, who=who)
         return Device(comm, ordinal, lambda error: self._failed(prefixed(error, who)))
 
     # -- what goes wrong ------------------------------------------------------------------------

@@ -106,12 +106,12 @@ class Fake:
         with contextlib.ExitStack() as held:
             for patch in (*patches, raw, keep, side):
                 held.enter_context(patch)
-            comm = self.group._open("fake", "cpu", self.group._rank, self.group._nranks)
+            comm = self.group._open("fake", "cpu", range(self.group._nranks), "fake")
             device = Device(comm, 0, self.group._failed)
             device.ordinal = -1  # what a CPU tensor says of its device
             state = State(comm._state, self.noted)
             device._state = device._calls._calls._state = state
-            self.group._engine = lambda tensor: device
+            self.group._engine = lambda tensor, name: device
             yield device
             device.close()
         dist.destroy_process_group(self.group)

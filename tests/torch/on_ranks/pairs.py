@@ -102,8 +102,8 @@ class _Group:
             dist.destroy_process_group(self.group)
         self._held.close()
 
-    def _noting(self, key, device, rank, nranks, *, ordinal=None, poll=None, who=""):
-        comm = self._open(key, "cpu", rank, nranks, poll=poll, who=who)
+    def _noting(self, key, device, members, name, *, ordinal=None, poll=None, who=""):
+        comm = self._open(key, "cpu", members, name, poll=poll, who=who)
         if device == "cuda":
             self.opened.append(key)
             self._keys[comm] = key
@@ -258,6 +258,15 @@ def nobody_comes_to_open_the_pair(rank, n):
                 work.wait()
             with pytest.raises(RuntimeError, match=r"(?s) closed .*out of step"):
                 fake.engine()
+        dist.barrier()  # the others stay in the group, and make no call of it
+
+
+def the_other_end_of_the_pair_has_left_the_group(rank, n):
+    with _Group() as fake:
+        if rank == 0:
+            work = fake.send(1, 1)
+            with pytest.raises(RuntimeError, match=r" closed .*rank 1 destroyed its group without"):
+                work.wait()
 
 
 def a_group_ends_before_its_pair_is_open(rank, n):
