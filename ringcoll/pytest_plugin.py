@@ -20,7 +20,8 @@ A test with the marker is run by one thread a rank; it takes the fixture ``comm`
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, cast
 
 import pytest
@@ -85,8 +86,44 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     nranks, device, options = cast("tuple[int, str, dict[str, Any]]", pyfuncitem.funcargs[_COMM])
     test = pyfuncitem.obj
 
+    __tracebackhide__ = True
+
     def work(rank_comm: Any) -> None:
+        __tracebackhide__ = True
         test(**values, **{_COMM: rank_comm})
 
     run_ranks(work, nranks, device, options, "left the test")
     return True
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, Any, None]:
+    """Show a failure on ranks at the test's own line; ``--full-trace`` shows all frames."""
+    modules = _modules_of(call.excinfo) if _uses_ranks(item) else []
+    for module in modules:
+        module["__tracebackhide__"] = True
+    try:
+        yield
+    finally:
+        for module in modules:
+            del module["__tracebackhide__"]
+
+
+def _uses_ranks(item: pytest.Item) -> bool:
+    names = getattr(item, "fixturenames", ())
+    return item.get_closest_marker("ringcoll") is not None or "ringcoll_spawn" in names
+
+
+def _modules_of(excinfo: pytest.ExceptionInfo[BaseException] | None) -> list[dict[str, Any]]:
+    """The names of the modules of ringcoll in a traceback and those of its causes."""
+    found: dict[str, dict[str, Any]] = {}
+    error = None if excinfo is None else excinfo.value
+    while error is not None:
+        for frame, _ in traceback.walk_tb(error.__traceback__):
+            name = frame.f_globals.get("__name__", "")
+            if name.partition(".")[0] == "ringcoll" and "__tracebackhide__" not in frame.f_globals:
+                found[name] = frame.f_globals
+        error = error.__cause__ or error.__context__
+    return list(found.values())

@@ -39,6 +39,8 @@ class RankErrors:
     _host: CpuExecutor
     progress: Progress | None = None
     """The messages of a CPU rank."""
+    failure_level = logging.ERROR
+    """The level of a failure's log line: DEBUG where the caller of spawn gets the error."""
 
     def __init__(self, fabric: Fabric, config: Config) -> None:
         self.fabric, self.config = fabric, config
@@ -78,7 +80,7 @@ class RankErrors:
         if self.broken is None:
             self._name_missed_call(error)
             self.broken = error
-            _log.error("%s: %s", self, error_text(error))
+            _log.log(self.failure_level, "%s: %s", self, error_text(error))
             self.fabric.abort(reason_of(error), error=type(error))
         if self.progress is not None:
             self.progress.abandon(error)

@@ -188,6 +188,7 @@ def spawn(
         [60, 60, 60, 60]
 
     """
+    __tracebackhide__ = True
     left = "returned from its function"
     return run_ranks(lambda comm: function(comm, *args), nranks, device, options, left)
 
@@ -200,12 +201,15 @@ def run_ranks(
     left: str,
 ) -> list[Any]:
     """Run a function as :func:`spawn` does; ``left``: in errors, how a rank has ended."""
+    __tracebackhide__ = True
     comms = init_all(nranks, device=device, **options)
     returned: list[int] = []
     results: list[Any] = [None] * nranks
     failures: list[tuple[int, BaseException]] = []
 
     def work(comm: Communicator) -> None:
+        __tracebackhide__ = True
+        comm._state.failure_level = logging.DEBUG  # the caller gets the first error
         try:
             comm._settle()
             results[comm.rank] = function(comm)

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from ringcoll import finalize
+from ringcoll.bootstrap.contract import named
 from ringcoll.errors import (
     AbortedError,
     ArgumentError,
@@ -36,6 +37,7 @@ T = TypeVar("T")
 
 _NAP = 0.5  # seconds between looks at the clock of a waiter that nobody wakes
 OURS = "ringcoll "  # how the names of the library's own threads begin
+_ENDING = 0.5  # seconds for the calls of interrupted ranks to end
 _GRACE = 1.0  # seconds after a thread's end in which another may take its rank over
 
 
@@ -286,19 +288,31 @@ def each(fabrics: Sequence[Fabric], function: Callable[[Fabric], T]) -> list[T]:
 
 
 def start_all(threads: Sequence[threading.Thread], abort: Callable[[int, str], None]) -> None:
-    """Start the threads of all ranks, and wait for their ends; all abort if one cannot start."""
-    started: list[threading.Thread] = []
+    """Start the threads of all ranks, and wait for their ends; all abort if one cannot start.
+
+    Ctrl-C, or what another signal handler raises, aborts all ranks too: their calls end at once,
+    and those that run the program's own code are named and left behind.
+    """
+    __tracebackhide__ = True
     try:
         for rank, thread in enumerate(threads):
             start(thread.start, f"rank {rank} of {len(threads)}")
-            started.append(thread)
-    except MachineError as error:
-        for rank in range(len(threads)):
-            abort(rank, str(error))
-        raise
-    finally:
-        for thread in started:
+        for thread in threads:
             thread.join()
+    except BaseException as error:
+        for rank in range(len(threads)):
+            abort(rank, str(error) or f"interrupted by {type(error).__name__}")
+        late = math.inf if isinstance(error, MachineError) else time.monotonic() + _ENDING
+        alive = [thread for thread in threads if thread.is_alive()]  # one was perhaps just starting
+        for thread in alive:
+            thread.join(None if late == math.inf else max(0.0, late - time.monotonic()))
+        running = [rank for rank, thread in enumerate(threads) if thread.is_alive()]
+        if running and type(error) is KeyboardInterrupt:
+            error.args = (
+                f"{named(running)} of {len(threads)} had not returned from the program's own code; "
+                "these threads end with the process",
+            )
+        raise
 
 
 def _collected(world: World, rank: int) -> None:

@@ -249,3 +249,31 @@ def test_an_expected_error_says_how_it_is_expected(outcomes):
     assert counts == {"failed": 1, "passed": 1}
     if sys.version_info >= (3, 11):
         lines.fnmatch_lines(["*is followed by comm.close(), comm.shrink() or comm.abort()*"])
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_failure_is_shown_once_at_the_line_of_the_test(outcomes, whole):
+    counts, lines = outcomes(
+        """
+        import numpy as np
+        import pytest
+
+        @pytest.mark.ringcoll(nranks=3)
+        def test_skips_a_call(comm):
+            comm.barrier()
+            if comm.rank != 2:
+                comm.all_reduce(np.ones(4))
+
+        def test_spawned(ringcoll_spawn):
+            ringcoll_spawn(lambda comm: comm.broadcast(np.ones(3), root=9), 2)
+        """,
+        *(["--full-trace"] if whole else []),
+    )
+    assert counts == {"failed": 2}
+    text = lines.str()
+    assert ("ringcoll/communicator/" in text) == whole
+    assert ("start.py" in text) == whole
+    assert "Captured log call" not in text
+    told = [line for line in text.splitlines() if line.startswith("E  ")]
+    assert sum("rank 2 left the test without making call 2, all_reduce" in s for s in told) == 1
+    assert "closed its communicator" not in "".join(told)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 import time
 
 import numpy as np
@@ -248,3 +251,21 @@ def test_spawn_tells_the_failure_not_who_waited_for_a_rank_that_had_returned():
 
     with pytest.raises(LookupError, match="mine"):
         ringcoll.spawn(work, 3, timeout=20)
+
+
+def test_ctrl_c_names_the_ranks_that_have_not_returned():
+    """The others' calls end at once; nobody waits for the sleeping thread."""
+    release = threading.Event()
+
+    def work(comm):
+        if comm.rank == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+            release.wait(30)
+            return
+        comm.barrier()
+
+    try:
+        with pytest.raises(KeyboardInterrupt, match=r"rank 1 of 3 had not returned"):
+            ringcoll.spawn(work, 3)
+    finally:
+        release.set()
