@@ -16,6 +16,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ringcoll.bench.environment import overcommitted
 from ringcoll.bench.launch import is_first
 from ringcoll.bench.paced import links_of, measure_chain
 from ringcoll.bench.report import Report, Row
@@ -54,11 +55,15 @@ def tour(world: World, settings: Settings, report: Report) -> bool:
             f"{beside}\n# 2. a pipelined broadcast over paced links beside the timing model\n#"
         )
     report.settings = replace(settings, min_bytes=16, max_bytes=MAX_BYTES, step_factor=4, peer=peer)
+    load = os.getloadavg()[0]
     right = measure(world, report.settings, report)
     report.conclude()
     first = bool(report.rows)
     if first and peer is not None:
-        report.say("\n".join(f"# {line}" for line in verdict(report.rows, peer)))
+        ranks = report.machine["ranks"]
+        crowded = not world.on_gpu() and overcommitted(ranks, load=load) is not None
+        lines = verdict(report.rows, peer, crowded=crowded)
+        report.say("\n".join(f"# {line}" for line in lines))
     elif first and not world.on_gpu():
         report.say(f"# MPI is not here to compare with: {pip_install('mpi')} brings it")
     if world.threads > 1:
@@ -86,10 +91,11 @@ def _peer(world: World, settings: Settings) -> str | None:
     return None if nccl_version() is None else "nccl"
 
 
-def verdict(rows: Sequence[Row], peer: str) -> list[str]:
+def verdict(rows: Sequence[Row], peer: str, *, crowded: bool = False) -> list[str]:
     """Who is faster at which sizes, out of place, and by how much at most.
 
-    A size has a verdict where all blocks of one are faster than all of the other.
+    A size has a verdict where all blocks of one are faster than all of the other. ``crowded``:
+    ranks shared cores, which is said.
     """
     times = {
         (row.lib, row.case.nbytes): (row.result.seconds, row.result.ends)
@@ -115,6 +121,8 @@ def verdict(rows: Sequence[Row], peer: str) -> list[str]:
         else:
             most_times = max(ratio for _, _, ratio in sizes)
             lines.append(f"{faster} is faster at {at}, by up to {most_times:.2f} times")
+    if crowded:
+        lines.append("Ranks waited for cores: measure again on a quiet machine before you compare")
     return lines
 
 

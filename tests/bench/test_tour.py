@@ -88,6 +88,9 @@ def test_no_verdict_where_the_spread_makes_it_noise():
         "no verdict at 16 B to 1 KiB: the times of the two overlap",
         "ringcoll is faster at 64 KiB, by up to 2.50 times",
     ]
+    *same, last = tour.verdict(rows, "mpi", crowded=True)
+    assert same == tour.verdict(rows, "mpi")
+    assert last.startswith("Ranks waited for cores")
 
 
 @pytest.mark.parametrize(
