@@ -40,7 +40,8 @@ class Collectives(Calling):
         Args:
             sendbuf: the contribution; contiguous, one size and dtype on all ranks.
             recvbuf: the result, of the same size; None: it replaces ``sendbuf``.
-            op: an operator's name, or :func:`ringcoll.premul_sum`; the same on all ranks.
+            op: an operator's name, or :func:`ringcoll.premul_sum`; the same on all ranks. "avg" of
+                integers truncates toward zero, as NCCL does.
             how: :class:`ringcoll.CallOptions`; ``async_op=True`` returns a :class:`ringcoll.Work`.
 
         Raises:
@@ -102,7 +103,8 @@ class Collectives(Calling):
                 ``root`` is ever written, and only in place.
             recvbuf: on ``root`` the result, of the same size, or None: it replaces ``sendbuf``.
                 Others pass None.
-            op: an operator's name, or :func:`ringcoll.premul_sum`; the same on all ranks.
+            op: an operator's name, or :func:`ringcoll.premul_sum`; the same on all ranks. "avg" of
+                integers truncates toward zero, as NCCL does.
             root: the rank that gets the result.
             how: :class:`ringcoll.CallOptions`; ``async_op=True`` returns a :class:`ringcoll.Work`.
 
@@ -231,7 +233,8 @@ class Collectives(Calling):
         Args:
             sendbuf: ``nranks`` × n elements; a remainder is refused.
             recvbuf: n elements; None: the result replaces slot ``rank`` of ``sendbuf``.
-            op: an operator's name, or :func:`ringcoll.premul_sum`; the same on all ranks.
+            op: an operator's name, or :func:`ringcoll.premul_sum`; the same on all ranks. "avg" of
+                integers truncates toward zero, as NCCL does.
             how: :class:`ringcoll.CallOptions`; ``async_op=True`` returns a :class:`ringcoll.Work`.
 
         Raises:
