@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
+import pkgutil
 import sys
 
 # Numpy can be loaded once a process, and pytester forgets the modules that its test has loaded.
 import numpy  # noqa: F401
 import pytest
 
+import ringcoll.communicator
+import ringcoll.executors
+import ringcoll.fabric
+
 pytest_plugins = ["pytester"]
 
 # Where the package is installed its entry point loads the plugin; from a checkout we name it.
 INSTALLED = list(importlib.metadata.entry_points(group="pytest11", name="ringcoll"))
 PLUGIN = [] if INSTALLED else ["-p", "ringcoll.pytest_plugin"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def loaded():
+    """Load what calls import late: a second copy of a module would have a state of its own."""
+    for package in (ringcoll.communicator, ringcoll.executors, ringcoll.fabric):
+        for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+            importlib.import_module(module.name)
+    ringcoll.spawn(lambda comm: comm.barrier(), 2)
 
 
 @pytest.fixture
