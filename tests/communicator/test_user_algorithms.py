@@ -147,17 +147,17 @@ def test_one_that_copies_a_chunk_onto_itself_serves_ranks_out_of_place(count, sy
 def test_is_made_and_proven_once(monkeypatch):
     made, proven = [], []
     prover.prove_launch.cache_clear()
-    honest = prover.verify
+    honest = prover.Prover.prove
 
     def mine(nranks):
         made.append(nranks)
         return hub(nranks)
 
-    def verify_noted(plan, **how):
+    def prove_noted(self, plan):
         proven.append(plan)
-        return honest(plan, **how)
+        return honest(self, plan)
 
-    monkeypatch.setattr(prover, "verify", verify_noted)
+    monkeypatch.setattr(prover.Prover, "prove", prove_noted)
 
     def work(comm):
         x = np.ones(5)
