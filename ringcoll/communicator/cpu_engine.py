@@ -177,7 +177,7 @@ class CpuEngine(Engine):
             return group.work if later else None
         if later:
             run = functools.partial(self._now, calls, timeout, alive)
-            return self._state.submit(run, alive, name, sum(map(_nbytes, calls)))
+            return self._state.submit(run, alive, name)
         self._now(calls, timeout, alive)
         return None
 
@@ -213,12 +213,6 @@ def _read(buffer: Any) -> tuple[int, object] | None:
     except (TypeError, ValueError, BufferError):  # the common case above saves a call
         at = address_of(buffer)
     return at, (buffer.size, buffer.dtype, flags.writeable)
-
-
-def _nbytes(call: LaunchRequest | Call) -> int:
-    """The bytes of a call, prepared or not."""
-    whole: Call = call if isinstance(call, Call) else call.prepared.call
-    return whole.nbytes
 
 
 def _extent(buffer: Any) -> Extent:

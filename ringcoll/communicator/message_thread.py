@@ -8,9 +8,17 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 
-from ringcoll.communicator.work import NAPS, PATIENCE
 from ringcoll.errors import MachineError
 from ringcoll.host.limits import start
+
+PATIENCE = 5e-4
+"""Seconds for which the thread leaves a small message to a thread that waits for it."""
+
+PATIENT_BYTES = 64 << 10
+"""From so many bytes on the thread is woken for a message, whoever waits for it."""
+
+_NAPS = 20
+"""Naps of that length with nothing under way, after which the thread sleeps until it is woken."""
 
 _IDLE_SECONDS = 0.5
 """The thread ends when nothing has been under way for so long."""
@@ -99,7 +107,7 @@ class MessageThread(ABC):
                     if left <= 0:
                         return True
                 naps += 1
-                if naps <= NAPS:
+                if naps <= _NAPS:
                     self._changed.wait(left)
                     continue
                 self._asleep, naps = True, 0  # before the last look at what is under way

@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING
 
 from ringcoll.arguments.calls import Call
 from ringcoll.communicator.failures import broken_by, exhausted, more_frames
-from ringcoll.communicator.message_thread import MessageThread
-from ringcoll.communicator.work import MessageWork, Work, patience_for
+from ringcoll.communicator.message_thread import PATIENCE, PATIENT_BYTES, MessageThread
+from ringcoll.communicator.work import MessageWork, Work
 from ringcoll.errors import (
     AbortedError,
     ClosedError,
@@ -176,11 +176,10 @@ class Progress(MessageThread):
                 self._queues.setdefault(key, deque()).append(message)
             else:
                 self._held.append(message)
-        patience = patience_for(sum(h.call.nbytes for h in left), threads=self.fabric.threads)
-        if not patience:
+        if self.fabric.threads or sum(h.call.nbytes for h in left) >= PATIENT_BYTES:
             self._due = 0.0
         elif not self._pending:
-            self._due = time.monotonic() + patience
+            self._due = time.monotonic() + PATIENCE
         self._pending += len(left)
         self._match()
         self._settle()

@@ -15,7 +15,7 @@ from ringcoll.communicator.explaining import explain_cpu, format_choice
 from ringcoll.communicator.failures import more_frames, settle
 from ringcoll.communicator.rank_errors import RankErrors
 from ringcoll.communicator.topology import Topology
-from ringcoll.communicator.work import Work, Worker, patience_for
+from ringcoll.communicator.work import Work, Worker
 from ringcoll.config import Config
 from ringcoll.errors import ArgumentError
 from ringcoll.executors.contract import Given
@@ -139,10 +139,8 @@ class RankCalls(RankErrors):
             finally:
                 del known  # a frame that refers to its own error lives until cycles are collected
 
-    def submit(
-        self, call: Callable[[], None], alive: object, name: str = "", nbytes: int | None = None
-    ) -> Work:
-        """Run a call later; with ``nbytes`` it may run on a thread that waits for it."""
+    def submit(self, call: Callable[[], None], alive: object, name: str = "") -> Work:
+        """Run a call on this rank's worker thread; ``alive`` is kept until it is done."""
         self.usable()
         self.fabric.adopt()
         if self._worker is None:
@@ -150,8 +148,7 @@ class RankCalls(RankErrors):
             self._worker = start(lambda: Worker(f"ringcoll rank {self.fabric.rank}"), what)
             # The thread ends with the communicator, even if that is collected without close().
             weakref.finalize(self, self._worker.close, 0).atexit = False
-        patience = patience_for(nbytes, threads=self.fabric.threads)
-        return self._worker.submit(call, alive, name, patience)
+        return self._worker.submit(call, alive, name)
 
     def is_busy(self) -> bool:
         """Whether asynchronous calls are left to run."""

@@ -1,13 +1,11 @@
-"""Asynchronous calls of CPU ranks: what they return, and the threads that run them."""
+"""Asynchronous calls of CPU ranks: a worker thread for each communicator, and what it returns."""
 
 from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ringcoll.errors import ClosedError, DeadlineError, UsageError
@@ -77,9 +75,6 @@ class Work:
 
     def _await(self, timeout: float | None) -> bool:
         return self._finished.wait(timeout)
-
-    def _start(self) -> None:
-        """Let it start at once, if that is not so anyway."""
 
     @property
     def source(self) -> int | None:
@@ -203,131 +198,42 @@ class MessageWork(Work):
             self._end()
 
 
-PATIENCE = 5e-4
-"""Seconds for which the worker's thread leaves a small call to a thread that waits for it."""
-
-PATIENT_BYTES = 64 << 10
-"""From so many bytes on the worker's thread is woken for a call, whoever waits for it."""
-
-NAPS = 20
-"""Naps of that length without a call, after which the worker's thread sleeps until it is woken."""
-
-
-@dataclass(slots=True, eq=False)
-class _Submitted:
-    """A call that has not started; the worker's thread may start it at ``due``."""
-
-    work: Work
-    call: Callable[[], None]
-    alive: object
-    due: float
-
-
-class WaiterWork(Work):
-    """A call that a thread that waits for it may run."""
-
-    def __init__(self, worker: Worker, call: str) -> None:
-        super().__init__(call)
-        self._worker = worker
-
-    def _await(self, timeout: float | None) -> bool:
-        if timeout is None:
-            self._worker.run_until(self._finished.is_set)
-        return super()._await(timeout)
-
-    def _start(self) -> None:
-        self._worker.hurry()
-
-
-def patience_for(nbytes: int | None, *, threads: bool) -> float | None:
-    """The patience of a call of so many bytes; None: it must run on the worker's thread.
-
-    One thread may hold several ranks that are ``threads``, and waits for one while others run.
-    """
-    if nbytes is None:
-        return None
-    return 0.0 if threads or nbytes >= PATIENT_BYTES else PATIENCE
-
-
 class Worker:
-    """Runs the asynchronous calls of a communicator in the order submitted.
-
-    A thread that waits for a call runs it, and those before it, if they have not started: to hand a
-    small call to another thread and back takes longer than the call. The worker's own thread runs
-    the calls that nobody waits for. It need not be woken for a call with some *patience*: while
-    calls come it looks for them by itself.
-    """
+    """One thread that runs the asynchronous calls of a communicator in the order submitted."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._changed = threading.Condition()
-        self._waiting: deque[_Submitted] = deque()
-        self._running = 0  # the thread that runs a call
-        self._waiters = 0
-        self._asleep = self._closed = False
+        self._waiting: deque[tuple[Work, Callable[[], None], object]] = deque()
+        self._running = False
+        self._closed = False
         self._failed: deque[Work] = deque()
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
 
-    def submit(
-        self,
-        call: Callable[[], None],
-        alive: object = None,
-        name: str = "",
-        patience: float | None = None,
-    ) -> Work:
-        """Run ``call`` after all before it; ``alive`` is kept until it has finished.
-
-        With a ``patience`` in seconds a thread that waits may run it, and the worker's own thread
-        only after that time. Without one the worker's thread runs it, at once.
-        """
-        work = Work(name) if patience is None else WaiterWork(self, name)
-        due = time.monotonic() + patience if patience else 0.0
+    def submit(self, call: Callable[[], None], alive: object = None, name: str = "") -> Work:
+        """Run ``call`` after all before it; ``alive`` is kept until it has finished."""
+        work = Work(name)
         with self._changed:
             if self._closed:
                 raise ClosedError(f"{self._name}: the communicator is closed; make a new one")
-            self._waiting.append(_Submitted(work, call, alive, due))
-            if self._asleep or not patience:
-                self._changed.notify_all()
+            self._waiting.append((work, call, alive))
+            self._changed.notify_all()
         return work
 
-    def hurry(self) -> None:
-        """Let the worker's thread run all calls at once, as nobody else will."""
-        with self._changed:
-            for submitted in self._waiting:
-                submitted.due = 0.0
-            self._changed.notify_all()
-
     def is_current(self) -> bool:
-        """Whether this thread is the worker's, or runs one of its calls."""
-        return threading.get_ident() in (self._running, self._thread.ident)
+        """Whether this is the worker's own thread."""
+        return threading.current_thread() is self._thread
 
     def is_busy(self) -> bool:
         """Whether calls are left to run."""
-        return bool(self._running or self._waiting)
+        return self._running or bool(self._waiting)
 
     def drain(self) -> None:
         """Wait for all calls, and raise once the oldest error that no wait has raised."""
-        self.run_until(lambda: not self._waiting and not self._running)
-        if self._failed:
-            self.raise_unseen()
-
-    def run_until(self, ended: Callable[[], bool]) -> None:
-        """Run calls on this thread, while no other thread does, until ``ended()``."""
-        while not ended():
-            with self._changed:
-                self._waiters += 1
-                try:
-                    self._changed.wait_for(lambda: ended() or self._can_take())
-                finally:
-                    self._waiters -= 1
-            if not ended():
-                self._run_next()
-
-    def _can_take(self) -> bool:
-        """Whether a waiting thread may run the next call."""
-        waiting = self._waiting
-        return bool(waiting) and not self._running and isinstance(waiting[0].work, WaiterWork)
+        with self._changed:
+            self._changed.wait_for(lambda: not self._waiting and not self._running)
+        self.raise_unseen()
 
     def raise_unseen(self) -> None:
         """Raise once the oldest error that nobody has waited for."""
@@ -345,7 +251,7 @@ class Worker:
         with self._changed:
             self._closed = True
             while self._waiting:
-                work = self._waiting.popleft().work
+                work, _, _ = self._waiting.popleft()
                 self._finish(work, ClosedError(f"{self._name}: closed before this call started"))
             self._changed.notify_all()
         if not self.is_current():
@@ -358,56 +264,24 @@ class Worker:
         return not self._thread.is_alive()
 
     def _serve(self) -> None:
-        while self._await_due():
-            self._run_next()
-
-    def _await_due(self) -> bool:
-        """Wait on the worker's thread until a call is due; False once the worker is closed."""
-        naps = 0
-        with self._changed:
-            while True:
-                left = PATIENCE
-                if self._waiting and not self._running:
-                    naps, left = 0, self._waiting[0].due - time.monotonic()
-                    if left <= 0:
-                        return True
-                elif self._closed and not self._running:
-                    return False
-                naps += 1
-                self._asleep = naps > NAPS
-                self._changed.wait(None if self._asleep else left)
-                naps = 0 if self._asleep else naps
-                self._asleep = False
-
-    def _run_next(self) -> None:
-        """Run the next call on this thread, unless another thread runs one."""
-        error: BaseException | None = None
-        taken: _Submitted | None = None
-        try:
+        while True:
             with self._changed:
-                if self._running or not self._waiting:
+                self._changed.wait_for(lambda: bool(self._waiting) or self._closed)
+                if not self._waiting:
                     return
-                self._running = threading.get_ident()
-                taken = self._waiting.popleft()
-            taken.call()
-        except BaseException as caught:  # Not even SystemExit may be lost with the thread.
-            if taken is None:
-                self._running = 0
-                raise
-            error = caught
-        # The call's references are dropped before it is marked as finished.
-        work, taken = taken.work, None
-        with self._changed:
-            self._running = 0
-            self._finish(work, error)
-            if self._waiters or (self._asleep and (self._waiting or self._closed)):
+                work, call, alive = self._waiting.popleft()
+                self._running = True
+            error: BaseException | None = None
+            try:
+                call()
+            except BaseException as caught:  # Not even SystemExit may be lost with this thread.
+                error = caught
+            # The call's references are dropped before it is marked as finished.
+            del call, alive
+            with self._changed:
+                self._running = False
+                self._finish(work, error)
                 self._changed.notify_all()
-        try:
-            if error is not None and not (
-                isinstance(error, Exception) or threading.get_ident() == self._thread.ident
-            ):
-                raise error  # an interrupt is of this thread, whichever call it has ended
-        finally:
             del work, error
 
     def _finish(self, work: Work, error: BaseException | None) -> None:

@@ -1,9 +1,8 @@
-"""CPU tensors: a call runs on the caller's thread, or an asynchronous one on a worker thread."""
+"""CPU tensors: blocking calls run on the caller's thread, asynchronous ones on a worker thread."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 from ringcoll.communicator.public import Communicator
@@ -81,7 +80,7 @@ class Host:
         return Finished((tensor,))
 
     def in_place_async(self, name: str, tensor: Any, op: str | ReduceOp | None, root: int) -> Any:
-        """The same asynchronously."""
+        """The same on the worker thread."""
 
         def body() -> None:
             self.call(name, tensor, None, op, root)
@@ -96,14 +95,12 @@ class Host:
         writes: Sequence[Any] = (),
         async_op: bool,
     ) -> Finished | HostWork:
-        """Run several calls: on this thread, or with ``async_op`` later."""
+        """Run several calls: on this thread, or with ``async_op`` on the worker."""
         state = self._state
         try:
             if async_op:
                 work = HostWork(writes, self._failed, self)
-                nbytes = sum(tensor.nbytes for tensor in reads)
-                call = partial(self._together, body, work)
-                work.submitted = state.submit(call, (reads, writes), nbytes=nbytes)
+                state.submit(lambda: self._together(body, work), (reads, writes))
                 return work
             state.yield_to_worker()
             with state.lock:
@@ -113,15 +110,13 @@ class Host:
         return Finished(writes)
 
     def _together(self, body: Callable[[], None], work: HostWork) -> None:
+        serve_on_this_thread(self)
+
         def locked() -> None:
             with self._state.lock:
                 body()
 
-        before = serve_on_this_thread(self)
-        try:
-            work.run(locked)
-        finally:
-            serve_on_this_thread(before)
+        work.run(locked)
 
     # -- the end --------------------------------------------------------------------------------
 

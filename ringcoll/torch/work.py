@@ -10,7 +10,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ringcoll.communicator.work import Work
 from ringcoll.torch.failures import as_torch_error
 from ringcoll.torch.tracing import compile_disabled
 
@@ -26,10 +25,9 @@ class _Thread(threading.local):
 _here = _Thread()
 
 
-def serve_on_this_thread(worker: object) -> object:
-    """Declare that this thread runs the calls of a ``worker``; returns whose it ran before."""
-    before, _here.worker = _here.worker, worker
-    return before
+def serve_on_this_thread(worker: object) -> None:
+    """Declare that this thread runs the calls of a ``worker`` of :class:`HostWork`."""
+    _here.worker = worker
 
 
 def seconds_of(timeout: timedelta | float | None) -> float | None:
@@ -80,14 +78,11 @@ class Finished(dist.Work):  # type: ignore[misc]
 
 @compile_disabled
 class HostWork(dist.Work):  # type: ignore[misc]
-    """A call of CPU ranks that another thread runs, or the one that waits for it.
+    """A call of CPU ranks that another thread runs.
 
-    ``failed`` records an error and returns the one to raise. ``worker`` identifies who runs such
-    calls one after the other; None: any thread may.
+    ``failed`` records an error and returns the one to raise. ``worker`` identifies the only thread
+    that runs such calls; None: any thread may.
     """
-
-    submitted: Work | None = None
-    """The communicator's call that runs this one."""
 
     def __init__(
         self,
@@ -138,8 +133,6 @@ class HostWork(dist.Work):  # type: ignore[misc]
         """
         self._refuse_callback()
         limit = seconds_of(timeout)
-        if limit is None and self.submitted is not None:
-            self.submitted._await(None)
         if not self._ended.wait(limit):
             raise dist.DistBackendError(
                 f"ringcoll: Timed out : the call has not completed after {limit:g} s; it "
@@ -198,8 +191,6 @@ class HostWork(dist.Work):  # type: ignore[misc]
                 self._futures.append(ended)
         if not later:
             ended.set_result(None)
-        elif self.submitted is not None:
-            self.submitted._start()  # who waits for a future does not run the call
         return ended.then(self._outcome)
 
     def _outcome(self, _ended: Any) -> list[Any]:
