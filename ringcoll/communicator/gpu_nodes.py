@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -62,6 +63,7 @@ from ringcoll.tuner.choice import Choice, limits_of
 from ringcoll.tuner.nodes import in_two_layers
 
 _log = logging.getLogger("ringcoll")
+_SOON, _INTERVAL = 1.0, 1e-3  # seconds until a comparison has failed everywhere, between looks
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,11 +244,22 @@ class NodesState(RankState):
             self.cuda.run(prepared, stream)
         except BaseException as error:
             # The call may have failed on the worker while this thread enqueued it.
-            if self.broken is not None and isinstance(error, ClosedError):
+            if self._failed_before(error) and self.broken is not None:
                 self.raised = True
                 raise self.broken from None
             self.fail(error)
             raise
+
+    def _failed_before(self, error: BaseException) -> bool:
+        """Whether an error follows from one of the worker's, which names the user's call.
+
+        Kernels inside a node run once a peer's comparison has failed and released its stream, and
+        find the difference too, of calls that no user has made: maybe before this rank's worker.
+        """
+        late = time.monotonic() + _SOON
+        while isinstance(error, MismatchError) and self.broken is None and time.monotonic() < late:
+            time.sleep(_INTERVAL)
+        return isinstance(error, (ClosedError, MismatchError))
 
     def yield_to_worker(self) -> None:
         """Does nothing: streams wait for the worker's calls."""
