@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import signal
 import threading
 import time
 import weakref
@@ -34,6 +35,24 @@ def test_calls_keep_the_order_in_which_they_were_made():
             assert works[0].exception() is None
 
     ringcoll.spawn(work, 3)
+
+
+def test_an_interrupt_ends_the_wait_and_not_the_call():
+    comms = ringcoll.init_all(2)
+    x, y, main = np.ones(3), np.ones(3), threading.main_thread().ident
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        work = comms[0].all_reduce(x, async_op=True)
+        threading.Timer(0.2, signal.pthread_kill, (main, signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            work.wait()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    comms[1].all_reduce(y)
+    work.wait()
+    assert set(x) == set(y) == {2.0}
+    for comm in comms:
+        comm.close()
 
 
 @pytest.mark.parametrize("name", ["all_gather", "reduce_scatter", "all_to_all", "barrier", "send"])
