@@ -63,6 +63,41 @@ def test_an_error_of_the_program_stays_its_status():
     assert done.returncode == 3
 
 
+FORK = """
+import os, threading
+from ringcoll.executors.cuda import cache
+from ringcoll.executors.cuda.cache import KernelCache
+from ringcoll.executors.cuda.loader import Loader
+parent, running, gate = os.getpid(), threading.Event(), threading.Event()
+
+def compile_kernel(source, arch, **_):
+    if os.getpid() == parent:
+        running.set()
+        gate.wait()
+    return source.encode()
+
+cache.compile_kernel, cache.nvrtc_version = compile_kernel, lambda: (13, 0)
+loader = Loader(KernelCache(None))
+first, *_, last = [loader.compile_ahead(str(number), (9, 0)) for number in range(9)]
+running.wait()
+child = os.fork()
+if not child:
+    found = [loader.compile_ahead(text, (9, 0)).result(20) for text in "08"]
+    loader.compile("1", (9, 0))
+    os.write(1, b"fork %s %s\\n" % tuple(found))
+else:
+    status = os.waitpid(child, 0)[1]
+    gate.set()
+    os.write(1, b"parent %s %s %d\\n" % (first.result(20), last.result(20), status))
+"""
+
+
+def test_a_fork_compiles_what_its_parent_is_compiling():
+    done = run(FORK)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == ["fork 0 8", "parent 0 8 0"]
+
+
 NVRTC = """
 import pathlib, sys
 from ringcoll.executors.cuda.cache import KernelCache

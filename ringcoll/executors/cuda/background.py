@@ -35,9 +35,9 @@ class Compilers:
         """Have a thread compile something."""
         future: Future[bytes] = Future()
         with self._changed:
-            if self._process != os.getpid():  # threads of a parent are not in its fork
-                self._process, self._threads, self._idle = os.getpid(), set(), 0
-                atexit.register(self._end, os.getpid())
+            if self._process is None:
+                self._process = os.getpid()
+                atexit.register(self._end, self._process)
             self._resting = False
             most = min(_MOST, len(os.sched_getaffinity(0)))
             if self._idle <= len(self._queue) and len(self._threads) < most:
@@ -55,6 +55,11 @@ class Compilers:
             while self._queue:
                 self._queue.popleft()[0].cancel()
             self._changed.notify_all()
+
+    def forked(self) -> None:
+        """Forget, in a fork, the threads of the parent and what they were to compile."""
+        self._queue, self._changed = deque(), Condition()
+        self._threads, self._idle, self._process = set(), 0, None
 
     def _run(self) -> None:
         while True:

@@ -113,6 +113,12 @@ class KernelCache:
         with ThreadPoolExecutor(cores, thread_name_prefix=f"{OURS}nvrtc") as pool:
             return list(pool.map(lambda source: self.get(source, arch, call), sources))
 
+    def forked(self) -> None:
+        """Forget, in a fork, the locks that threads of the parent hold while they compile."""
+        self._lock, self._making = Lock(), {}
+        if self._shipped is not None:
+            self._shipped.forked()
+
     def key(self, source: str, arch: str) -> bytes:
         """A digest of all that the cubin depends on, but for the compiler's version."""
         return _digest(self._common, *(flag.encode() for flag in flags(arch)), source.encode())

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import os
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import InitVar, dataclass, field
@@ -17,6 +19,8 @@ from ringcoll.executors.cuda.compile import arch_of, has_nvrtc
 from ringcoll.executors.cuda.params import AddressWords, Parameter
 
 ENTRY = "ringcoll_kernel"
+
+_loaders: weakref.WeakSet[Loader] = weakref.WeakSet()
 
 
 class Loader:
@@ -35,6 +39,7 @@ class Loader:
         self._compilers = Compilers()
         self._lock = Lock()
         self._functions: dict[tuple[object, ...], Any] = {}
+        _loaders.add(self)
 
     def has(self, text: str, ordinal: int) -> bool:
         """Whether the kernel of a source is loaded on a device."""
@@ -69,6 +74,12 @@ class Loader:
         """Begin no more compilations in the background: nobody needs them any more."""
         self._compilers.rest()
 
+    def forked(self) -> None:
+        """Forget, in a fork, the compilations that threads of the parent will not end here."""
+        self._lock, self._compiling = Lock(), {}
+        self._compilers.forked()
+        self._cache.forked()
+
     def function(self, text: str, ordinal: int, capability: tuple[int, int]) -> int:
         """The kernel of a source on a device, as the driver names it."""
         from cupy.cuda import Device
@@ -88,6 +99,14 @@ class Loader:
                 self._functions[key] = found
         pointer: int = found.ptr
         return pointer
+
+
+def _forked() -> None:
+    for loader in list(_loaders):
+        loader.forked()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 @lru_cache(maxsize=1024)

@@ -108,6 +108,10 @@ class ShippedKernels:
             return None
         return cubin
 
+    def forked(self) -> None:
+        """Forget, in a fork, the lock that a thread of the parent may hold."""
+        self._lock = Lock()
+
     def manifests(self) -> Iterator[Manifest]:
         """What is shipped, by architecture."""
         if self.folder.is_dir():
