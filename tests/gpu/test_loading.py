@@ -11,6 +11,7 @@ import pytest
 
 from ringcoll.errors import DeadlineError, MachineError
 from ringcoll.executors.cuda import loading, stream_order
+from ringcoll.executors.cuda.copy_gates import gate_text
 from ringcoll.executors.cuda.loader import Loader as RealLoader
 from ringcoll.executors.cuda.loading import GenericLaunch, KernelLoading
 from ringcoll.executors.cuda.params import Body, GenericForm
@@ -202,6 +203,49 @@ def test_without_a_compiler_the_generic_kernel_stays(made, caplog):
     assert caplog.text.count("NVRTC is missing here") == 1
     made.loader.compiler = True
     assert first.launch(BODY, Launch, 9.0, "all_reduce on rank 0").body is BODY
+
+
+def damage(made, monkeypatch, text):
+    """Let the package have a damaged kernel, on a machine without NVRTC."""
+    compile_ahead = made.loader.compile_ahead
+
+    def failing(asked, capability, call=""):
+        if asked != text:
+            return compile_ahead(asked, capability, call)
+        found: Future[bytes] = Future()
+        found.set_exception(MachineError("there is no NVRTC"))
+        made.loader.compiler = False
+        return found
+
+    def compiled(asked, capability, call=""):
+        failing(asked, capability, call).result()
+
+    monkeypatch.setattr(made.loader, "compile_ahead", failing)
+    monkeypatch.setattr(made.loader, "compile", compiled)
+
+
+def test_a_damaged_kernel_without_a_compiler_leaves_the_call_to_the_generic(made, monkeypatch):
+    kernels, _ = made.make()
+    damage(made, monkeypatch, "own")
+    assert made.loader.available("own", (9, 0))
+    found = kernels.launch(BODY, Launch, 9.0, "all_reduce on rank 0")
+    assert isinstance(found, GenericLaunch)
+    found.launch(7)
+    assert "own" not in texts(made.loader)
+
+
+def test_an_error_of_the_compiler_is_raised(made, monkeypatch):
+    kernels, _ = made.make()
+    damage(made, monkeypatch, "own")
+    monkeypatch.setattr(made.loader, "available", lambda *_: True)
+    with pytest.raises(MachineError, match="NVRTC"):
+        kernels.launch(BODY, Launch, 9.0, "all_reduce on rank 0")
+
+
+def test_a_lone_communicator_is_made_without_a_damaged_generic_kernel(made, monkeypatch):
+    damage(made, monkeypatch, gate_text(2))
+    made.make()
+    assert texts(made.loader) == ["generic"] * 4
 
 
 def test_a_compilation_names_the_call_that_needs_it(made):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import struct
 import sys
+import zlib
 from types import SimpleNamespace
 
 import pytest
@@ -171,10 +173,22 @@ def change_size(folder):
     path.write_text(json.dumps(found))
 
 
+def ask_for_4_gib(folder):
+    """Have the header of the first block ask for the largest dictionary, with a right checksum."""
+    content = bytearray((folder / "sm_90.xz").read_bytes())
+    end = 12 + 4 * content[12]  # of the header of xz's block, behind that of its stream
+    filter_id = content.index(0x21, 12, end)
+    content[filter_id + 2] = 40
+    content[end : end + 4] = struct.pack("<I", zlib.crc32(content[12:end]))
+    (folder / "sm_90.xz").write_bytes(content)
+
+
 DAMAGE = {
     "no archive": lambda folder: (folder / "sm_90.xz").unlink(),
     "a byte of the archive": spoil("sm_90.xz", 40),
     "cut archive": lambda folder: (folder / "sm_90.xz").write_bytes(b""),
+    "huge dictionary": ask_for_4_gib,
+    "nested lists": lambda folder: (folder / "sm_90.json").write_text("[" * 200_000),
     "no JSON": lambda folder: (folder / "sm_90.json").write_text("(lambda: 1)()"),
     "a list": lambda folder: (folder / "sm_90.json").write_text("[]"),
     "other format": change_manifest(format=2),
@@ -207,6 +221,16 @@ def test_what_is_damaged_is_compiled_instead(tmp_path, caplog, compiler, damage)
     assert caplog.text.count("is not used, its kernels are compiled") == 1
     assert cache.get(SOURCES[1], "sm_90") == b"source 1 compiled for sm_90"
     assert caplog.text.count("is not used") == 1
+
+
+def test_without_a_compiler_a_damaged_archive_has_no_kernel_once_read(tmp_path, no_compiler):
+    write(tmp_path)
+    DAMAGE["a byte of the archive"](tmp_path)
+    loader = Loader(KernelCache(None, ShippedKernels(tmp_path)))
+    assert loader.available(SOURCES[0], (9, 0))
+    with pytest.raises(MachineError, match="there is no NVRTC"):
+        loader.compile(SOURCES[0], (9, 0))
+    assert not loader.available(SOURCES[0], (9, 0))
 
 
 def test_a_python_without_lzma_compiles(tmp_path, caplog, compiler, monkeypatch):

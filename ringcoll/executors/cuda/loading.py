@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 from ringcoll.cuda.device import Device
 from ringcoll.cuda.streams import waiting_ends_capture
-from ringcoll.errors import DeadlineError, LaunchRefused
+from ringcoll.errors import DeadlineError, LaunchRefused, MachineError
 from ringcoll.executors.cuda.compile import advice
 from ringcoll.executors.cuda.copy_gates import gate_text
 from ringcoll.executors.cuda.generic import generic_body, generic_texts
@@ -91,8 +91,7 @@ class KernelLoading:
         missing = [text for text in texts if not self._has(text)]
         if not here:
             missing = [text for text in missing if self.loader.stored(text, self.capability)]
-        for text in missing:
-            self._compile_ahead(text).result()
+        missing = [text for text in missing if self._obtained(text, needed=bool(here))]
         if missing:
             self._await_others(
                 self._fabric.timeout,
@@ -140,9 +139,14 @@ class KernelLoading:
         """
         why, call = "", call or where
         if self._texts and not self._has(body.text):
-            made_for_it = self.loader.available(body.text, self.capability)
+            made_for_it = self._available(body.text)
             if made_for_it and others_idle(self.order):
-                self.loader.compile(body.text, self.capability, call)
+                try:
+                    self.loader.compile(body.text, self.capability, call)
+                except MachineError:
+                    made_for_it = self._available(body.text)  # a damaged archive no longer has it
+                    if made_for_it:
+                        raise
             # Other threads may have made calls meanwhile.
             if not made_for_it or not others_idle(self.order):
                 generic = generic_body(body, self._fabric.nranks)
@@ -174,6 +178,19 @@ class KernelLoading:
 
     def _has(self, text: str) -> bool:
         return self.loader.has(text, self.device.ordinal)
+
+    def _obtained(self, text: str, *, needed: bool) -> bool:
+        """Compile a kernel; False without NVRTC where a damaged archive had it, unless needed."""
+        try:
+            self._compile_ahead(text).result()
+        except MachineError:
+            if needed or self._available(text):
+                raise
+            return False
+        return True
+
+    def _available(self, text: str) -> bool:
+        return self.loader.available(text, self.capability)
 
     def _compile_ahead(self, text: str) -> Future[bytes]:
         """Compile a kernel that is loaded before the first call."""

@@ -27,7 +27,8 @@ FOLDER = Path(__file__).parents[2] / "compiled"
 _FORMAT = 1
 _BLOCK = 1 << 20
 _KEPT = 4  # blocks in memory
-_LARGEST = 64 << 20  # bytes of a manifest, of a block or of a cubin
+_LARGEST = 64 << 20  # bytes of a manifest, of a block, of a cubin, or to decompress one
+_DAMAGE = (OSError, ValueError, MemoryError, RecursionError)  # of a file that is not used
 _INTEGRATED = ((7, 2), (8, 7), (10, 1), (11, 0))  # compatible with themselves alone
 
 _log = logging.getLogger("ringcoll")
@@ -100,7 +101,7 @@ class ShippedKernels:
             cubin = self._read(manifest, number)[first : first + length]
             if len(cubin) != length or _digest(cubin) != digest:
                 raise ValueError("the digest of a kernel differs from the manifest's")
-        except (OSError, ValueError) as error:
+        except _DAMAGE as error:
             with self._lock:
                 self._manifests[arch] = None  # one warning, not one a kernel
             path = self.folder / f"{arch}.xz"
@@ -135,7 +136,7 @@ class ShippedKernels:
             manifest = parsed(path.read_bytes(), arch)
         except FileNotFoundError:
             return None
-        except (OSError, ValueError) as error:
+        except _DAMAGE as error:
             _log.warning("%s is not used, its kernels are compiled: %s", path, error)
             return None
         if self._cuda is not None and manifest.nvrtc[0] > self._cuda:
@@ -254,7 +255,9 @@ def _unpacked(packed: bytes, size: int) -> bytes:
     except ImportError as error:
         raise ValueError("this Python was built without lzma") from error
     try:
-        block = lzma.LZMADecompressor(lzma.FORMAT_XZ).decompress(packed, max_length=size + 1)
+        # A damaged header may ask for a dictionary of 4 GiB.
+        decompressor = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_LARGEST)
+        block = decompressor.decompress(packed, max_length=size + 1)
     except (lzma.LZMAError, EOFError) as error:
         raise ValueError(str(error)) from error
     if len(block) != size:
