@@ -8,6 +8,9 @@ A session begins with every rank's HELLO and ends with every rank's BYE, FAIL or
 that comes again after the first of these begins another session, as in its next ``init``. A rank
 that comes late learns why the session has failed, unless a deadline was the reason, or its process
 has begun since, as that of a program that is started again: then it begins another session.
+
+The failure of a process without a valid rank ends the session in which ranks wait. Where none waits
+it is kept for ranks that come soon, but not for the processes of a program that has met before.
 """
 
 from __future__ import annotations
@@ -37,6 +40,7 @@ LONGEST = 1 << 30
 """Bytes of a frame."""
 _FIRST = 1 << 12  # bytes of a rank's first frame
 _MOST = 1 << 20  # ranks
+_KEPT = 5.0  # seconds for ranks to come that a failure without a rank concerns
 _HALT, _TURN = 0.5, 0.05  # seconds for a relay to send what it still has, and of one turn
 
 
@@ -78,12 +82,17 @@ class _Session:
     rounds: dict[tuple[int, ...], dict[int, bytes]] = field(default_factory=dict)
     failure: Failure | None = None
     failed: float = math.inf  # when, by time.monotonic()
+    since: float = -math.inf  # the failure concerns processes that have begun after this
+    lapses: float = math.inf  # when the failure is dropped if no rank has come
     over: bool = False
 
     def concerns(self, begun: float) -> bool:
         """Whether a late rank must learn of the failure, whose process has begun at that time."""
         failure = self.failure
-        return failure is not None and failure.kind != "DeadlineError" and begun < self.failed
+        if failure is None or failure.kind == "DeadlineError":
+            return False
+        kept = bool(self.links) or time.monotonic() < self.lapses
+        return kept and self.since <= begun < self.failed
 
 
 class Relay:
@@ -97,6 +106,7 @@ class Relay:
         self._links: dict[int, _Link] = {}
         self._gone: set[int] = set()  # ranks whose only connection has ended
         self._session = _Session(nranks)
+        self._met = -math.inf  # when a session has last ended without a failure
         self._callers: Callers | None = None
         self._thread: threading.Thread | None = None
         self._halted, self._patience = False, _HALT
@@ -222,9 +232,13 @@ class Relay:
         if kind is Kind.HELLO:
             self._join(link, payload)
         elif session is None and kind is Kind.FAIL and link.fixed is None:
+            failure = Failure.decode(payload)
             if self._session.over:
                 self._session = _Session(self._nranks)
-            self._fail(self._session, Failure.decode(payload))
+            if not self._session.links:
+                self._session.since = self._met
+                self._session.lapses = time.monotonic() + _KEPT
+            self._fail(self._session, failure)
             self._send(link, Kind.BYE, b"")
         elif session is None:
             raise ValueError
@@ -240,6 +254,8 @@ class Relay:
             self._leave(link)
             if kind is Kind.FAIL:
                 self._fail(session, Failure.decode(payload))
+            elif session.failure is None:
+                self._met = time.monotonic()
             self._send(link, Kind.BYE, b"")
 
     def _join(self, link: _Link, payload: bytes) -> None:

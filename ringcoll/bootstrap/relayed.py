@@ -294,17 +294,22 @@ class RelayedBootstrap:
         )
 
 
-def post(addresses: Sequence[Address], key: bytes, failure: Failure, timeout: float) -> None:
+def post(
+    addresses: Sequence[Address], key: bytes, failure: Failure, timeout: float, refused: float
+) -> None:
     """Report the failure of a process without a valid rank to the ranks that meet at a relay.
 
-    It tries for ``timeout`` seconds to reach the relay, which may begin later.
+    It tries for ``timeout`` seconds to reach the relay, which may begin later, but only for
+    ``refused`` seconds while no address takes a connection.
     """
-    deadline = time.monotonic() + timeout
-    while time.monotonic() < deadline:
+    began = time.monotonic()
+    deadline, listens = began + timeout, False
+    while time.monotonic() < deadline and (listens or time.monotonic() < began + refused):
         for address in addresses:
             with contextlib.suppress(OSError):
                 soon = min(deadline, time.monotonic() + PATIENCE)
                 with _connect(address, soon) as link:
+                    listens = True
                     prove(link, key, CALLED, CALLED, soon)
                     _send(link, Kind.FAIL, failure.encode())
                     exactly(link, FRAME.size, soon)  # the answer: the ranks that came have it

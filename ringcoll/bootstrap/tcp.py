@@ -7,6 +7,7 @@ checked and nothing is unpickled; what strangers send costs them their connectio
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -20,7 +21,6 @@ from ringcoll.bootstrap.contract import Failure, shortage, whole
 from ringcoll.bootstrap.launcher import launched_rank, launcher_of
 from ringcoll.bootstrap.relay import Relay
 from ringcoll.bootstrap.relayed import (
-    Address,
     RelayedBootstrap,
     listening,
     post,
@@ -36,6 +36,7 @@ _VARIABLES = ("RINGCOLL_ID", "RINGCOLL_RANK", "RINGCOLL_NRANKS")
 _SAME_ID = "pass every rank the one id that ringcoll.unique_id() has returned"
 _SIOCGIFADDR = 0x8915
 _POSTING = 5.0  # seconds to report the error of a process that has no valid rank
+_REFUSED = 0.5  # seconds of these where this host is to be called and nobody listens
 
 _serving: dict[str, Relay] = {}  # by the ids that this process serves, to its end
 os.register_at_fork(after_in_child=_serving.clear)
@@ -51,7 +52,8 @@ class TcpBootstrap(RelayedBootstrap):
         try:
             super().__init__(rank, nranks, timeout, f"rank 0 at {where}")
         except ArgumentError as error:
-            _post([(host, port)], _OPEN, error, timeout)
+            with contextlib.suppress(OSError):  # the error itself is to be raised
+                _post([host], port, _OPEN, error, timeout)
             raise
         if rank == 0:
             try:
@@ -125,12 +127,18 @@ def id_bootstrap(
 def post_refusal(given: object, error: Error, timeout: float) -> None:
     """Report to the ranks that meet by an id that this process has no valid rank for it."""
     _, hosts, port, key = _parsed(given)
-    _post([(host, port) for host in hosts], key, error, timeout)
+    _post(hosts, port, key, error, timeout)
 
 
-def _post(addresses: list[Address], key: bytes, error: Error, timeout: float) -> None:
+def _post(hosts: list[str], port: int, key: bytes, error: Error, timeout: float) -> None:
     text = f"{this_process()} aborted: {type(error).__name__}: {error}"
-    post(addresses, key, Failure("AbortedError", text), min(timeout, _POSTING))
+    post(
+        [(host, port) for host in hosts],
+        key,
+        Failure("AbortedError", text),
+        min(timeout, _POSTING),
+        _REFUSED if all(_own(hosts)) else _POSTING,
+    )
 
 
 def _parsed(given: object) -> tuple[str, list[str], int, bytes]:
@@ -164,10 +172,15 @@ def _bound(host: str | None) -> str:
     return "" if address.startswith("127.") and address != host else host
 
 
+def _own(hosts: list[str]) -> list[bool]:
+    """Which of these names and addresses are of this host."""
+    own = addresses()
+    return [at in own or at.startswith("127.") for at in map(_resolved, hosts)]
+
+
 def _serve_for_maker(given: str, hosts: list[str], port: int, key: bytes) -> None:
     """Listen at an id's port where its maker has ended and this is its host."""
-    own = addresses()
-    if not any(at in own or at.startswith("127.") for at in map(_resolved, hosts)):
+    if not any(_own(hosts)):
         return
     try:
         listener = listening((_bound(hosts[0] if len(hosts) == 1 else None), port))

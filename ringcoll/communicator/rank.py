@@ -16,7 +16,7 @@ from ringcoll.communicator.progress import Progress
 from ringcoll.communicator.rank_calls import RankCalls
 from ringcoll.communicator.topology import Topology
 from ringcoll.config import Config, resolve
-from ringcoll.errors import Error, MismatchError, RankLostError
+from ringcoll.errors import MismatchError, RankLostError
 from ringcoll.executors.cpu import CpuExecutor
 from ringcoll.executors.pace import Pace, pacer
 from ringcoll.executors.point_to_point import Pairs
@@ -125,7 +125,7 @@ class RankState(RankCalls):
             child = self._child(fabric, members, self.config)
             try:
                 fabric.conclude("shrink")
-            except Error:
+            except BaseException:  # KeyboardInterrupt and MemoryError too
                 child.close()
                 raise
         except RankLostError:

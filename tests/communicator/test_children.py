@@ -8,6 +8,7 @@ import pytest
 import ringcoll
 from ringcoll import ArgumentError, ArgumentTypeError, ClosedError, MismatchError
 from ringcoll.executors import cpu
+from ringcoll.fabric.thread import ThreadFabric
 
 
 def test_split_by_color_and_key():
@@ -183,6 +184,30 @@ def test_shrink_leaves_ranks_out():
         return rest.rank, rest.nranks, array[-1]
 
     assert ringcoll.spawn(work, 5) == [None, (0, 3, 7.0), (1, 3, 7.0), None, (2, 3, 7.0)]
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, MemoryError, ringcoll.DeadlineError])
+def test_a_shrink_that_is_interrupted_closes_its_child(monkeypatch, kind):
+    children = []
+
+    def interrupted(fabric, what):
+        raise kind(what)
+
+    def work(comm):
+        state = comm._state
+        honest = state._child
+
+        def recorded(*given):
+            children.append(honest(*given))
+            return children[-1]
+
+        state._child = recorded
+        with pytest.raises(kind):
+            comm.shrink([])
+
+    monkeypatch.setattr(ThreadFabric, "conclude", interrupted)
+    ringcoll.spawn(work, 2)
+    assert [child.closed for child in children] == [True] * 2
 
 
 def test_shrink_after_an_error_goes_on_without_the_one_that_left():

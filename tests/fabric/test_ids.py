@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import socket
 import threading
@@ -9,7 +10,8 @@ import threading
 import pytest
 
 import ringcoll
-from ringcoll.bootstrap import bootstrap_of
+from ringcoll.bootstrap import bootstrap_of, relay, relayed
+from ringcoll.bootstrap.contract import Failure
 from ringcoll.bootstrap.tcp import TcpBootstrap, id_bootstrap, id_of
 from ringcoll.errors import AbortedError, ArgumentError, ArgumentTypeError, MachineError
 from tests.adapters.ports import free_port
@@ -88,6 +90,63 @@ def test_a_rank_out_of_range_ends_the_init_of_the_others(first, rank, nranks, te
     # The id serves the next world.
     found = together(range(2), lambda r: id_bootstrap(given, r, 2, 20), lambda b: b.allgather(b"x"))
     assert found == every(2, b"x")
+
+
+def refuse(given):
+    """``init`` of a process that was given a wrong rank."""
+    with pytest.raises(ArgumentError, match="rank=7, nranks=2"):
+        bootstrap_of(timeout=20, id=given, rank=7, nranks=2)
+
+
+def meet(given):
+    return together(range(2), lambda r: id_bootstrap(given, r, 2, 20), lambda b: b.allgather(b"x"))
+
+
+def test_a_rank_out_of_range_between_two_worlds_of_a_program_ends_neither():
+    given = ringcoll.unique_id("127.0.0.1")
+    assert meet(given) == every(2, b"x")
+    refuse(given)
+    assert meet(given) == every(2, b"x")
+    assert meet(given) == every(2, b"x")
+
+
+def test_a_rank_out_of_range_concerns_no_rank_that_comes_much_later(monkeypatch):
+    monkeypatch.setattr(relay, "_KEPT", 0.0)
+    given = ringcoll.unique_id("127.0.0.1")
+    refuse(given)
+    assert meet(given) == every(2, b"x")
+
+
+def test_a_kept_failure_concerns_a_program_that_began_after_the_last_world():
+    failure = Failure("AbortedError", "process 1 aborted")
+    session = relay._Session(failure=failure, failed=2.0, since=1.0)
+    assert [session.concerns(begun) for begun in (0.5, 1.5, 2.5)] == [False, True, False]
+    session.lapses = -math.inf
+    assert not session.concerns(1.5)
+    session.links[0] = relay._Link(socket.socket())  # one rank has learnt it: the others must
+    assert session.concerns(1.5)
+    session.links[0].connection.close()
+
+
+@pytest.mark.parametrize(("host", "seconds"), [("127.0.0.1", 0.5), ("192.0.2.1", 5.0)])
+def test_a_wrong_rank_is_soon_reported_where_this_host_refuses(monkeypatch, host, seconds):
+    """The clock is the test's own: each attempt that fails costs nothing but the pause after it."""
+    pauses: list[float] = []
+
+    def fail(address, until):
+        raise ConnectionRefusedError(address)
+
+    class Clock:
+        sleep = pauses.append
+
+        @staticmethod
+        def monotonic():
+            return sum(pauses)
+
+    monkeypatch.setattr(relayed, "_connect", fail)
+    monkeypatch.setattr(relayed, "time", Clock)
+    refuse(f"{host}:1:{'0' * 32}")
+    assert seconds <= sum(pauses) <= seconds + 2 * relayed._LAST
 
 
 def test_a_rank_out_of_range_by_address_ends_the_init_of_the_others():
