@@ -70,10 +70,9 @@ class MessageThread(ABC):
 
     def _wake(self) -> None:
         """Let the thread move messages; it is started if it has ended."""
-        if self._thread is not None and not self._asleep and self._due:
-            return
-        with self._changed:
-            if self._closed:
+        with self._changed:  # else the thread may end between these looks
+            looks = self._thread is not None and not self._asleep and self._due
+            if self._closed or looks:
                 return
             if self._thread is None:
                 thread = threading.Thread(target=self._serve, name=self._name, daemon=True)

@@ -378,7 +378,7 @@ class Progress(MessageThread):
                     raise
                 return True
             moved, message.since = True, time.monotonic()
-            if message.pause is None:
+            if message.pause is None and queue:  # a signal's handler may have closed this
                 queue.popleft()
                 self._pending -= 1
                 message.work._ended(half.call)
@@ -461,10 +461,12 @@ class Progress(MessageThread):
         """End all messages, since the communicator is broken by ``error`` or closed."""
         with self._lock:
             messages = self._all()
-            self._held.clear()
+            for queue in (self._held, *self._queues.values()):
+                queue.clear()  # it may live on in a frame of the error's traceback
             self._queues.clear()
             self._pending = 0
             for message in messages:
+                message.half.prepared = None  # it has views of the peers' memory
                 if message.task is not None:
                     message.task.close()  # type: ignore[attr-defined]
             self.pairs.running.clear()

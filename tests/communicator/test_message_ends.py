@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
 
 import ringcoll
 from ringcoll import ANY, AbortedError, ClosedError, DeadlineError, MismatchError, RankLostError
+from ringcoll.communicator.message_thread import MessageThread
 
 LARGE = 300_000
 """Elements: many slices of a landing zone."""
@@ -192,6 +195,75 @@ def test_the_thread_of_messages_ends_when_nothing_is_under_way():
     assert out.tolist() == [3.0, 3.0]
     comm.close()
     assert threads() == before
+
+
+def test_a_message_posted_while_the_thread_ends_is_moved():
+    last_look, posted, moved = (threading.Event() for _ in range(3))
+
+    class Messages(MessageThread):
+        pending, idle = 0, False
+
+        def is_busy(self):
+            busy = self.pending > 0
+            if self.idle and not (busy or self._asleep or last_look.is_set()):
+                last_look.set()  # the post comes before the thread acts on what it saw
+                posted.wait(0.5)
+            self.idle = self._asleep
+            return busy
+
+        def notify(self):
+            pass
+
+        def _move(self, stop):
+            self.pending = 0
+            moved.set()
+
+    def post():
+        last_look.wait(20)
+        messages.pending += 1
+        messages._wake()
+        posted.set()
+
+    messages = Messages("messages", "a message")
+    messages._due = time.monotonic()
+    poster = threading.Thread(target=post)
+    poster.start()
+    messages._wake()
+    poster.join()
+    assert last_look.is_set()
+    assert moved.wait(20)
+    messages._end_thread()
+
+
+def test_a_failed_message_holds_no_memory_of_its_peers_once_closed():
+    """Without the cycle collector: the error's traceback has frames that knew the message."""
+    over = threading.Event()
+
+    def work(comm):
+        peer, out = 1 - comm.rank, np.zeros(8)
+        for _ in range(4):
+            comm.sendrecv(np.ones(8), peer, out, peer)
+        if comm.rank == 1:
+            over.wait(20)
+            comm.close()
+            return
+        late = comm.recv(out, peer, async_op=True, timeout=0.2)
+        with pytest.raises(DeadlineError):
+            late.wait()
+        over.set()
+        kept = comm._state.progress.pairs._prepared.values()
+        bound = [row for prepared in kept for row in prepared.row if row is not None]
+        copies = [weakref.ref(row.row[1]) for row in bound]  # each has views of a landing zone
+        del kept, bound
+        comm.close()
+        assert copies
+        assert [copy for copy in copies if copy() is not None] == []
+
+    gc.disable()
+    try:
+        ringcoll.spawn(work, 2)
+    finally:
+        gc.enable()
 
 
 def test_two_threads_receive_and_send_on_one_communicator():
