@@ -274,8 +274,9 @@ class CudaEngine(Engine):
             config = state.config
             made = tuple(with_options(call, config) for call in calls)
             timeout = state.timeout_of(config)
-            evict(self._messages, CACHED_CALLS)
-            self._messages[key] = state.prepared_pairs(made, timeout, config.max_sms)
+            with state.lock:  # another thread's launch uses the same kept kernels
+                evict(self._messages, CACHED_CALLS)
+                self._messages[key] = state.prepared_pairs(made, timeout, config.max_sms)
         return work
 
     def forget(self) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 import ringcoll
 from ringcoll.errors import ArgumentError, MismatchError
+from ringcoll.executors.cuda.sending import CudaPairs
 from tests.gpu.ranks import close
 from tests.kernels.stand_in import needs_compiler
 
@@ -83,6 +84,38 @@ def test_messages_of_one_shape_are_checked_once(name, comms, monkeypatch):
     assert len(checked) == sum(len(comm._engine._messages) for comm in comms)
     comms[0]._engine.forget()
     assert not comms[0]._engine._messages
+
+
+def test_kept_kernels_are_looked_up_by_one_thread_at_a_time(comms, monkeypatch):
+    """A message is prepared after its launch, while another thread may launch one."""
+    seen = []
+    honest = CudaPairs.launchable
+
+    def noted(self, members, timeout):
+        lock, free = comms[self.rank]._state.lock, []
+
+        def other_thread() -> None:
+            free.append(lock.acquire(blocking=False))
+            if free[0]:
+                lock.release()
+
+        thread = threading.Thread(target=other_thread)
+        thread.start()
+        thread.join()
+        seen.extend(free)
+        return honest(self, members, timeout)
+
+    monkeypatch.setattr(CudaPairs, "launchable", noted)
+
+    def work(comm) -> None:
+        other = 1 - comm.rank
+        sent, got = FakeBuffer(comm, np.full(64, comm.rank)), FakeBuffer(comm, 64)
+        comm.sendrecv(sent.array, other, got.array, other)
+        comm.synchronize()
+        got.check(np.full(64, other))
+
+    assert in_threads(comms, work) == []
+    assert seen == [False] * 4  # each rank: for the launch, then to keep it
 
 
 def test_buffers_that_share_memory_are_refused_whatever_went_before(comms):

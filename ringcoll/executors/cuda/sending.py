@@ -163,15 +163,14 @@ class CudaPairs:
     def prepared(self, calls: PairCalls) -> PreparedPairs:
         """The launch of the messages of one call, for all arrays of their shape."""
         member = Member(self, (calls,))
-        key = calls.timeout, member.key()
-        launchable = self.launchable([member], calls.timeout)
+        launchable, records = self.launchable([member], calls.timeout)
         slots, nbytes = [-1, -1], [0, 0]
         for at, call in enumerate(calls.calls):
             side = int(call.send is None)
             slots[side], nbytes[side] = 2 * at + side, call.nbytes
         return PreparedPairs(
             launchable,
-            self._kept[key][1],
+            records,
             calls.timeout,
             (nbytes[0], nbytes[1]),
             (slots[0], slots[1]),
@@ -221,8 +220,10 @@ class CudaPairs:
         own = {member.rank for member in active.members}
         return sorted({end.other for end in missing} - own)
 
-    def launchable(self, members: Sequence[Member], timeout: float) -> Launchable:
-        """The kernel and its parameter for some ranks of this device."""
+    def launchable(
+        self, members: Sequence[Member], timeout: float
+    ) -> tuple[Launchable, list[_Record]]:
+        """The kernel with its parameter for some ranks of this device, and its records."""
         key = (timeout, *(member.key() for member in members))
         found = self._kept.pop(key, None)
         if found is None:
@@ -233,7 +234,7 @@ class CudaPairs:
         for shared_state, number, text in found[1]:
             if not shared_state.keeps_record(number):
                 shared_state.record(number, text)
-        return found[0]
+        return found
 
     def _made(self, members: Sequence[Member], timeout: float) -> tuple[Launchable, list[_Record]]:
         executor, records = self.executor, list[_Record]()
@@ -309,7 +310,7 @@ def _task(members: Sequence[Member]) -> Task:
 def _launchable(members: Sequence[Member]) -> tuple[Launchable, float]:
     """The launch of members and its timeout in seconds."""
     timeout = min(paired.timeout for member in members for paired in member.paired)
-    return members[0].pairs.launchable(members, timeout), timeout
+    return members[0].pairs.launchable(members, timeout)[0], timeout
 
 
 def _launch(members: Sequence[Member]) -> None:
