@@ -90,19 +90,33 @@ def test_who_waits_is_told_that_the_thread_of_a_rank_has_ended(call, end, quiet)
         comm.close()
 
 
-def test_a_rank_that_has_lost_its_thread_is_left_out_by_shrink():
-    comms, sums = ringcoll.init_all(N, timeout=20), {}
+def survivor(sums, found=lambda: None):
+    """The work of a rank that finds a loss, calls ``found``, and goes on in the rest."""
 
-    def survives(comm):
+    def work(comm):
         comm.barrier()
         with pytest.raises(RankLostError):
             comm.barrier()
+        found()
         x = np.ones(3)
         with comm.shrink() as rest:
             rest.all_reduce(x)
         sums[comm.rank] = x[0]
 
-    run((survives, lambda comm: comm.barrier(), survives), comms)
+    return work
+
+
+def ends_later(comm):
+    comm.barrier()
+    with pytest.raises(RankLostError):
+        comm.barrier()
+
+
+@pytest.mark.parametrize("others", [(), (ends_later,)], ids=["one", "another meanwhile"])
+def test_ranks_that_have_lost_their_threads_are_left_out_by_shrink(others):
+    comms, sums = ringcoll.init_all(N + len(others), timeout=20), dict[int, float]()
+    survives = survivor(sums)
+    run((survives, lambda comm: comm.barrier(), survives, *others), comms)
     assert sums == {0: 2.0, 2: 2.0}
     for comm in comms:
         comm.close()
@@ -110,45 +124,13 @@ def test_a_rank_that_has_lost_its_thread_is_left_out_by_shrink():
 
 def test_a_loss_that_one_rank_has_found_counts_for_all_in_shrink():
     """Whatever threads appear that might have taken the rank over."""
-    comms, sums, done = ringcoll.init_all(N, timeout=20), {}, threading.Event()
-
-    def survives(comm):
-        comm.barrier()
-        with pytest.raises(RankLostError):
-            comm.barrier()
-        threading.Thread(target=done.wait).start()
-        x = np.ones(3)
-        with comm.shrink() as rest:
-            rest.all_reduce(x)
-        sums[comm.rank] = x[0]
-
+    comms, done = ringcoll.init_all(N, timeout=20), threading.Event()
+    sums: dict[int, float] = {}
+    survives = survivor(sums, lambda: threading.Thread(target=done.wait).start())
     try:
         run((survives, lambda comm: comm.barrier(), survives), comms)
     finally:
         done.set()
-    assert sums == {0: 2.0, 2: 2.0}
-    for comm in comms:
-        comm.close()
-
-
-def test_a_rank_that_is_lost_while_others_shrink_is_left_out_too():
-    comms, sums = ringcoll.init_all(4, timeout=20), {}
-
-    def survives(comm):
-        comm.barrier()
-        with pytest.raises(RankLostError):
-            comm.barrier()
-        x = np.ones(3)
-        with comm.shrink() as rest:
-            rest.all_reduce(x)
-        sums[comm.rank] = x[0]
-
-    def ends_later(comm):
-        comm.barrier()
-        with pytest.raises(RankLostError):
-            comm.barrier()
-
-    run((survives, lambda comm: comm.barrier(), survives, ends_later), comms)
     assert sums == {0: 2.0, 2: 2.0}
     for comm in comms:
         comm.close()

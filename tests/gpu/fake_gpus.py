@@ -229,3 +229,25 @@ class FakeBuffer(Buffer):
 
     def _download(self) -> None:
         """Host memory is what the kernels see."""
+
+
+def in_threads(comms, work, gpus=None) -> list[BaseException]:
+    """A thread for each rank, on one stream, or each on its own; what they raised."""
+    failures = []
+
+    def run(comm) -> None:
+        try:
+            comm._settle()
+            if gpus is not None:
+                gpus.current.ptr = comm.rank + 1
+            work(comm)
+        except BaseException as error:
+            failures.append(error)
+            comm.abort(repr(error))
+
+    threads = [threading.Thread(target=run, args=(comm,)) for comm in comms]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return failures

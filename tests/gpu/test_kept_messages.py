@@ -15,7 +15,7 @@ from tests.kernels.stand_in import needs_compiler
 
 pytest.importorskip("cupy")
 
-from tests.gpu.fake_gpus import FakeBuffer, fake
+from tests.gpu.fake_gpus import FakeBuffer, fake, in_threads
 
 pytestmark = needs_compiler
 
@@ -27,26 +27,6 @@ def comms(monkeypatch):
     yield made
     close(made, failed=True)
     gpus.close()
-
-
-def in_threads(comms, work):
-    """A thread for each rank; what they raised."""
-    failures = []
-
-    def run(comm) -> None:
-        try:
-            comm._settle()
-            work(comm)
-        except BaseException as error:
-            failures.append(error)
-            comm.abort(repr(error))
-
-    threads = [threading.Thread(target=run, args=(comm,)) for comm in comms]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return failures
 
 
 @pytest.mark.parametrize("name", ["sendrecv", "send", "recv"])

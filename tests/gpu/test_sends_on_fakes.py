@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import threading
 
 import numpy as np
 import pytest
@@ -39,7 +38,7 @@ from tests.kernels.stand_in import needs_compiler
 
 pytest.importorskip("cupy")
 
-from tests.gpu.fake_gpus import FakeBuffer, fake
+from tests.gpu.fake_gpus import FakeBuffer, fake, in_threads
 
 pytestmark = needs_compiler
 
@@ -69,28 +68,6 @@ def placed(*places):
 
 def together(comms, function):
     return ringcoll.fabric.each(comms, function)
-
-
-def in_threads(comms, work, gpus=None) -> list[BaseException]:
-    """A thread for each rank, on one stream, or each on its own; what they raised."""
-    failures = []
-
-    def run(comm) -> None:
-        try:
-            comm._settle()
-            if gpus is not None:
-                gpus.current.ptr = comm.rank + 1
-            work(comm)
-        except BaseException as error:
-            failures.append(error)
-            comm.abort(repr(error))
-
-    threads = [threading.Thread(target=run, args=(comm,)) for comm in comms]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return failures
 
 
 @placed([0], *PLACES)
