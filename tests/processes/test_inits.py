@@ -15,20 +15,26 @@ from tests.processes.conftest import command, environment, outcome
 pytestmark = pytest.mark.slow
 
 
-def test_whenever_a_rank_ends_during_init_the_others_name_it(nothing_left):
-    """12 ends at random moments over an id and 12 on one host; a long campaign has a record."""
+def campaign(*words):
+    """What ``dying.py`` has found, by mode."""
     done = subprocess.run(
-        [*command("dying", "12", "1"), nothing_left],
+        command("dying", *words),
         env=environment(),
         capture_output=True,
         text=True,
         timeout=100,
         check=False,
     )
-    verdict = outcome([done.returncode], done.stdout, done.stderr).verdicts[0]
-    assert {*verdict["modes"]} == {"id", "host"}
-    for found in verdict["modes"].values():
-        assert found["failures"] == []
+    modes = outcome([done.returncode], done.stdout, done.stderr).verdicts[0]["modes"]
+    assert [found["failures"] for found in modes.values()] == [[]] * 2
+    return modes
+
+
+def test_whenever_a_rank_ends_during_init_the_others_name_it(nothing_left):
+    """12 ends at random moments over an id and 12 on one host; a long campaign has a record."""
+    modes = campaign("12", "1", nothing_left)
+    assert {*modes} == {"id", "host"}
+    for found in modes.values():
         assert found["cases"] == 12
         assert found["events"] > 15
 
@@ -36,18 +42,9 @@ def test_whenever_a_rank_ends_during_init_the_others_name_it(nothing_left):
 @pytest.mark.mpi
 def test_whenever_a_rank_ends_during_init_over_mpi_the_others_name_it(nothing_left):
     launch(3)  # skips where there is no mpiexec
-    modes = "--modes=mpi,init over mpi"
-    done = subprocess.run(
-        command("dying", "1", "3", nothing_left, modes),
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    verdict = outcome([done.returncode], done.stdout, done.stderr).verdicts[0]
-    for found in verdict["modes"].values():
-        assert found["failures"] == []
+    modes = campaign("1", "3", nothing_left, "--modes=mpi,init over mpi")
+    assert {*modes} == {"mpi", "init over mpi"}
+    for found in modes.values():
         assert found["events"] > 20
 
 
