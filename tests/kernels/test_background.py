@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 STAND_IN = """
 import os, sys, threading, time
-from ringcoll.executors.cuda import cache, compile
+from ringcoll.executors.cuda import background, cache, compile
 from ringcoll.executors.cuda.cache import KernelCache
 from ringcoll.executors.cuda.loader import Loader
 running = threading.Event()
@@ -27,6 +27,13 @@ def compile_kernel(source, arch, **_):
     os.write(1, b"stopped\\n")
     raise ValueError("stopped")
 
+def stop():
+    compile.stop_compiling()
+    time.sleep(0.05)  # for a thread to begin another text, were one left
+    if "late" in sys.argv:  # a daemon thread's
+        loader.compile_ahead("late", (9, 0))
+
+background.stop_compiling = stop
 cache.compile_kernel, cache.nvrtc_version = compile_kernel, lambda: (13, 0)
 loader = Loader(KernelCache(None))
 texts = [loader.compile_ahead(str(number), (9, 0)) for number in range(50)]
@@ -56,6 +63,11 @@ def test_a_program_ends_while_kernels_are_compiled(end):
     said = done.stdout.split()
     assert said.count("fork") == (end == "in a fork")
     assert 1 <= said.count("stopped") <= 4  # one a thread: no other text has been begun
+
+
+def test_a_program_ends_though_its_daemon_threads_still_compile():
+    done = run(STAND_IN, "late")
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_an_error_of_the_program_stays_its_status():

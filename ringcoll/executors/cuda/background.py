@@ -29,6 +29,7 @@ class Compilers:
         self._threads: set[Thread] = set()
         self._idle = 0
         self._resting = False
+        self._ended = False
         self._process: int | None = None  # whose end has been prepared
 
     def submit(self, work: Callable[[], bytes]) -> Future[bytes]:
@@ -38,7 +39,7 @@ class Compilers:
             if self._process is None:
                 self._process = os.getpid()
                 atexit.register(self._end, self._process)
-            self._resting = False
+            self._resting = self._ended
             most = min(_MOST, len(os.sched_getaffinity(0)))
             if self._idle <= len(self._queue) and len(self._threads) < most:
                 thread = Thread(target=self._run, name=f"{OURS}nvrtc", daemon=True)
@@ -59,7 +60,7 @@ class Compilers:
     def forked(self) -> None:
         """Forget, in a fork, the threads of the parent and what they were to compile."""
         self._queue, self._changed = deque(), Condition()
-        self._threads, self._idle, self._process = set(), 0, None
+        self._threads, self._idle, self._ended, self._process = set(), 0, False, None
 
     def _run(self) -> None:
         while True:
@@ -81,8 +82,9 @@ class Compilers:
 
     def _end(self, process: int) -> None:
         if process == os.getpid():
+            self._ended = True  # daemon threads may still submit
+            self.rest()  # first: a thread that was stopped would begin what is queued
             stop_compiling()
-            self.rest()
             with self._changed:
                 threads = list(self._threads)
             for thread in threads:
