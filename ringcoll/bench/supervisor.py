@@ -26,7 +26,7 @@ from typing import Any
 
 from ringcoll import interrupts
 from ringcoll.bench.launch import kept, marker_of
-from ringcoll.bootstrap.launcher import launcher_of
+from ringcoll.bootstrap.launcher import launcher_ended, launcher_of
 
 __all__ = ["GRACE", "Channel", "limit", "supervise"]
 
@@ -52,6 +52,8 @@ class Channel:
         if marker is None:
             if launcher_of(os.environ) is not None:  # the user's: its ranks end with it
                 ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+                if launcher_ended(os.environ):  # before this process asked for the signal
+                    os._exit(2)
             return
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() in (1, int(pipe.partition(":")[0])):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import socket
 import sys
 from collections.abc import Mapping
@@ -58,6 +59,16 @@ def launched_rank(environ: Mapping[str, str]) -> int | None:
     """The rank that the launcher gave this process; None if none started it."""
     ranks = (environ.get(variable, "") for variable in _RANKS)
     return next((int(rank) for rank in ranks if rank.isdigit()), None)
+
+
+def launcher_ended(environ: Mapping[str, str]) -> bool:
+    """Whether MPICH's launcher, which has started this process, holds its socket no more."""
+    number = environ.get("PMI_FD", "")
+    if not number.isdigit():
+        return False
+    poll = select.poll()
+    poll.register(int(number), select.POLLRDHUP)
+    return any(events & (select.POLLHUP | select.POLLRDHUP) for _, events in poll.poll(0))
 
 
 def one_host(environ: Mapping[str, str]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import socket
 import subprocess
 import sys
 
@@ -56,6 +57,31 @@ def test_a_rank_ends_with_the_users_launcher():
         process.kill()
         assert select.select([end], [], [], 20)[0]
         os.close(end)
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_rank_whose_launcher_has_ended_before_it_began_ends_too(ended):
+    """MPICH's launcher holds the other end of a socket; the kernel's signal came too early."""
+    here, there = socket.socketpair()
+    words = [
+        sys.executable,
+        "-c",
+        "from ringcoll.bench.supervisor import Channel; Channel(None); print('goes on')",
+    ]
+    environ = {"PMI_SIZE": "2", "PMI_RANK": "0", "PMI_FD": str(there.fileno())}
+    with here, there:
+        if ended:
+            here.close()
+        rank = subprocess.run(
+            words,
+            env={**os.environ, "PYTHONPATH": str(ROOT), **environ},
+            pass_fds=[there.fileno()],
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+    assert (rank.returncode, rank.stdout) == ((2, "") if ended else (0, "goes on\n")), rank.stderr
 
 
 @pytest.mark.parametrize(
