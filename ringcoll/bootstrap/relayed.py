@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from ringcoll.bootstrap.addresses import listening_at, resolved
 from ringcoll.bootstrap.contract import Failure, named, shortage
 from ringcoll.bootstrap.frames import exactly, left, split
 from ringcoll.bootstrap.handshake import PATIENCE, KeyMismatch, prove
@@ -32,8 +33,8 @@ _LATE = 2.0  # seconds for ranks that come late to learn that another has ended
 _PARTING = 0.5  # seconds for the relay to take the last frame
 _ANSWER = 2.0  # seconds for the relay to name the missing ranks
 
-Address = tuple[str, int] | str
-"""Host and port, or the name of a Unix socket."""
+Address = tuple[str | None, int] | str
+"""Host (None, of a listener: any) and port, or the name of a Unix socket."""
 
 
 class RelayedBootstrap:
@@ -98,11 +99,12 @@ class RelayedBootstrap:
     ) -> socket.socket:
         pause, error, advice = _FIRST, OSError("no address"), "did every rank call init()?"
         while True:
-            for number, address in enumerate(addresses):
+            places = _expanded(addresses)
+            for number, address in enumerate(places):
                 news()
                 left_seconds = self._deadline - time.monotonic()
                 # One that does not answer must leave time for the rest.
-                share = min(PATIENCE, left_seconds / (len(addresses) - number))
+                share = min(PATIENCE, left_seconds / (len(places) - number))
                 try:
                     return self._joined(address, key, share)
                 except Error:
@@ -305,7 +307,7 @@ def post(
     began = time.monotonic()
     deadline, listens = began + timeout, False
     while time.monotonic() < deadline and (listens or time.monotonic() < began + refused):
-        for address in addresses:
+        for address in _expanded(addresses):
             with contextlib.suppress(OSError):
                 soon = min(deadline, time.monotonic() + PATIENCE)
                 with _connect(address, soon) as link:
@@ -345,6 +347,19 @@ def _send(link: socket.socket, kind: Kind, payload: bytes) -> None:
     link.sendall(FRAME.pack(kind.value, len(payload)) + payload, socket.MSG_NOSIGNAL)
 
 
+def _expanded(addresses: Sequence[Address]) -> list[Address]:
+    """The addresses of names, IPv4's and IPv6's, so that each has a time of its own."""
+    return [
+        place
+        for address in addresses
+        for place in (
+            [address]
+            if isinstance(address, str) or address[0] is None
+            else [(host, address[1]) for host in resolved(address[0])]
+        )
+    ]
+
+
 def _connect(address: Address, until: float) -> socket.socket:
     seconds = left(until)
     if not isinstance(address, str):
@@ -366,7 +381,7 @@ def _connect(address: Address, until: float) -> socket.socket:
 def listening(address: Address, backlog: int = 1) -> socket.socket:
     """A listener at an address; the name of a Unix socket is free when its last one is closed."""
     if not isinstance(address, str):
-        return socket.create_server(address, backlog=max(backlog, _BACKLOG))
+        return listening_at(*address, max(backlog, _BACKLOG))
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
         listener.bind(f"\0{address}")

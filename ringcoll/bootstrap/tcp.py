@@ -9,14 +9,20 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import re
 import secrets
-import socket
-import struct
 from collections.abc import Callable, Mapping
 
+from ringcoll.bootstrap.addresses import (
+    addresses,
+    bracketed,
+    is_literal,
+    is_loopback,
+    is_own,
+    resolved,
+    unbracketed,
+)
 from ringcoll.bootstrap.contract import Failure, shortage, whole
 from ringcoll.bootstrap.launcher import launched_rank, launcher_of
 from ringcoll.bootstrap.relay import Relay
@@ -30,11 +36,11 @@ from ringcoll.bootstrap.relayed import (
 from ringcoll.errors import ArgumentError, ArgumentTypeError, Error, MachineError
 
 _OPEN = b"ringcoll"  # the key of those that have an address and no secret
-_ID = re.compile(r"([^:,\s]+(?:,[^:,\s]+)*):(\d{1,5}):([0-9a-f]{32})")
+_HOST = r"(?:[^:,\s\[\]]+|\[[^,\s\[\]]+\])"  # an IPv6 address is in brackets
+_ID = re.compile(rf"({_HOST}(?:,{_HOST})*):(\d{{1,5}}):([0-9a-f]{{32}})")
 _SECRET = re.compile(r"[0-9a-fA-F]{12,}")  # of whatever length, where an id is malformed
 _VARIABLES = ("RINGCOLL_ID", "RINGCOLL_RANK", "RINGCOLL_NRANKS")
 _SAME_ID = "pass every rank the one id that ringcoll.unique_id() has returned"
-_SIOCGIFADDR = 0x8915
 _POSTING = 5.0  # seconds to report the error of a process that has no valid rank
 _REFUSED = 0.5  # seconds of these where this host is to be called and nobody listens
 
@@ -48,7 +54,8 @@ class TcpBootstrap(RelayedBootstrap):
     def __init__(self, rank: int, nranks: int, host: str, port: int, timeout: float) -> None:
         if not 0 < port < 1 << 16:
             raise ArgumentError(f"port={port}: wanted one from 1 to 65535, the same on all ranks")
-        where = f"{host}:{port}"
+        host = unbracketed(host)
+        where = f"{bracketed(host)}:{port}"
         try:
             super().__init__(rank, nranks, timeout, f"rank 0 at {where}")
         except ArgumentError as error:
@@ -73,11 +80,12 @@ def unique_id(host: str | None = None) -> str:
     its host. Hand the id over by any means that you trust: who has it can join.
 
     Args:
-        host: the address or name by which the other ranks reach this host; None: its IPv4
-            addresses. "127.0.0.1" keeps the port closed to other hosts.
+        host: the address or name by which the other ranks reach this host, such as "node1",
+            "192.0.2.7" or "fd00::7"; None: all its addresses, IPv4's and IPv6's. "127.0.0.1" or
+            "::1" keeps the port closed to other hosts.
 
     Returns:
-        A text of one line: addresses, port and secret.
+        A text of one line: addresses, port and secret. IPv6 addresses are in brackets.
 
     Raises:
         MachineError: this process cannot listen at ``host``.
@@ -90,12 +98,14 @@ def unique_id(host: str | None = None) -> str:
         >>> comm.close()
 
     """
+    host = None if host is None else unbracketed(host)
     try:
         listener = listening((_bound(host), 0))
     except OSError as error:
         raise MachineError(f"unique_id: cannot listen at {host or 'any port'}: {error}") from error
     port, secret = listener.getsockname()[1], secrets.token_hex(16)
-    made = f"{host or ','.join(addresses() or ['127.0.0.1'])}:{port}:{secret}"
+    hosts = [host] if host else addresses() or ["127.0.0.1"]
+    made = f"{','.join(map(bracketed, hosts))}:{port}:{secret}"
     _serving[made] = serving(listener, secret.encode(), 0)
     return made
 
@@ -114,7 +124,8 @@ def id_bootstrap(
     ``news`` is called between attempts to connect; what it raises ends them.
     """
     given, hosts, port, key = _parsed(given)
-    where = f"rank 0{'' if once else ', or the process that made the id,'} at {hosts[0]}:{port}"
+    maker = "" if once else ", or the process that made the id,"
+    where = f"rank 0{maker} at {bracketed(hosts[0])}:{port}"
     relay = _serving.pop(given, None) if once else None
     bootstrap = RelayedBootstrap(rank, nranks, timeout, where, relay)
     if rank == 0 and given not in _serving and not once:
@@ -137,7 +148,7 @@ def _post(hosts: list[str], port: int, key: bytes, error: Error, timeout: float)
         key,
         Failure("AbortedError", text),
         min(timeout, _POSTING),
-        _REFUSED if all(_own(hosts)) else _POSTING,
+        _REFUSED if all(map(is_own, hosts)) else _POSTING,
     )
 
 
@@ -148,39 +159,27 @@ def _parsed(given: object) -> tuple[str, list[str], int, bytes]:
     if found is None or not 0 < int(found[2]) < 1 << 16:
         shown = _SECRET.sub("…", repr(given))
         raise ArgumentError(
-            f"init: id={shown}: wanted what ringcoll.unique_id() has returned on one rank"
+            f"init: id={shown}: wanted what ringcoll.unique_id() has returned on one rank, with "
+            "IPv6 addresses in brackets"
         )
-    return found[0], found[1].split(","), int(found[2]), found[3].encode()
+    return found[0], list(map(unbracketed, found[1].split(","))), int(found[2]), found[3].encode()
 
 
-def _resolved(host: str) -> str:
-    """The IPv4 address of a host's name; the name itself where there is none."""
-    try:
-        return socket.gethostbyname(host)
-    except (OSError, UnicodeError):
-        return host
+def _bound(host: str | None) -> str | None:
+    """Where to listen for those who know this host by a name or an address; None: everywhere.
 
-
-def _bound(host: str | None) -> str:
-    """The address to listen at for those who know this host by a name or an address; None: any.
-
-    A host's own name may stand for its loopback interface there, and for another elsewhere.
+    A host's own name may stand for its loopback interface there, and for another elsewhere, and for
+    addresses of several kinds.
     """
-    if host in (None, "localhost"):
-        return host or ""
-    address = _resolved(host)
-    return "" if address.startswith("127.") and address != host else host
-
-
-def _own(hosts: list[str]) -> list[bool]:
-    """Which of these names and addresses are of this host."""
-    own = addresses()
-    return [at in own or at.startswith("127.") for at in map(_resolved, hosts)]
+    if host is None or host == "localhost" or is_literal(host):
+        return host
+    found = resolved(host)
+    return None if len(found) > 1 or is_loopback(found[0]) else host
 
 
 def _serve_for_maker(given: str, hosts: list[str], port: int, key: bytes) -> None:
     """Listen at an id's port where its maker has ended and this is its host."""
-    if not any(_own(hosts)):
+    if not any(map(is_own, hosts)):
         return
     try:
         listener = listening((_bound(hosts[0] if len(hosts) == 1 else None), port))
@@ -236,18 +235,3 @@ def id_of(
             f"init: rank={numbers[0]}, nranks={numbers[1]}: wanted 0 <= rank < nranks"
         )
     return text, numbers[0], numbers[1]
-
-
-def addresses() -> list[str]:
-    """The IPv4 addresses of this host's interfaces, the loopback interface's left out."""
-    found = []
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as query:
-        for _, name in socket.if_nameindex():
-            try:
-                answer = fcntl.ioctl(query, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-            except OSError:
-                continue  # an interface without an address
-            address = socket.inet_ntoa(answer[20:24])
-            if not address.startswith("127."):
-                found.append(address)
-    return found

@@ -17,9 +17,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ringcoll.bootstrap.addresses import addresses, bracketed, listening_at
 from ringcoll.bootstrap.contract import Bootstrap, exchange_values
 from ringcoll.bootstrap.handshake import PATIENCE, answer, prove
-from ringcoll.bootstrap.tcp import addresses
 from ringcoll.errors import DeadlineError, Error, MachineError
 from ringcoll.fabric.links import Link
 from ringcoll.fabric.mapping import outcome, texts_of
@@ -62,19 +62,16 @@ def connect(
     """
     rank, deadline = bootstrap.rank, time.monotonic() + timeout
     far = [peer for peer, node in enumerate(nodes) if node != nodes[rank]]
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     links: dict[int, Link] = {}
     failure: Error | None = None
-    with listener:
-        own: dict[str, Any] = {
-            "network": _network(),
-            "token": secrets.token_hex(32),
-            "host": socket.gethostname(),
-        }
-        networks = exchange_values(bootstrap, [own["network"]], (str,))
-        alone = len({network for (network,) in networks}) == 1
-        listener.bind(("127.0.0.1" if alone else "", 0))
-        listener.listen(len(nodes))
+    own: dict[str, Any] = {
+        "network": _network(),
+        "token": secrets.token_hex(32),
+        "host": socket.gethostname(),
+    }
+    networks = exchange_values(bootstrap, [own["network"]], (str,))
+    alone = len({network for (network,) in networks}) == 1
+    with listening_at("127.0.0.1" if alone else None, 0, len(nodes)) as listener:
         own["addresses"] = ["127.0.0.1"] if alone else addresses()
         own |= {"process": connections.own, "connected": connections.alive()}
         found = _gathered(bootstrap, {**own, "port": listener.getsockname()[1], "pid": os.getpid()})
@@ -130,7 +127,7 @@ def _call(
     """Connect to a lower rank, trying its addresses in turn."""
     errors: list[str] = []
     while True:
-        for address in other["addresses"]:
+        for number, address in enumerate(other["addresses"]):
             left = deadline - time.monotonic()
             if left <= 0:
                 raise DeadlineError(
@@ -138,20 +135,24 @@ def _call(
                     f"{'; '.join(errors[-3:]) or 'no answer'}; does a firewall close "
                     "ports between the hosts?"
                 )
+            # One that does not answer must leave time for the rest.
+            seconds = min(left / (len(other["addresses"]) - number), PATIENCE)
             try:
                 to = str(address), int(other["port"])
-                connection = socket.create_connection(to, min(left, PATIENCE))
+                connection = socket.create_connection(to, seconds)
             except OSError as error:
-                errors.append(f"{address}: {error}")
+                errors.append(f"{bracketed(address)}: {error}")
                 continue
-            until = time.monotonic() + min(left, PATIENCE)
+            until = time.monotonic() + seconds
             try:
                 prove(connection, key, rank, peer, until)
             except OSError as error:
                 connection.close()
-                errors.append(f"{address}: {error}")
+                errors.append(f"{bracketed(address)}: {error}")
                 continue
             return connection
         if not other["addresses"]:
-            raise MachineError(f"init: rank {peer}, {_name(other)}, has no IPv4 address")
+            raise MachineError(
+                f"init: rank {peer}, {_name(other)}, has no address that other hosts reach"
+            )
         time.sleep(0.01)

@@ -178,3 +178,28 @@ def test_what_cannot_be_made_is_said(hosts):
         pass
     with hosts(1) as world, pytest.raises(network.HostsError, match="ip link set nothing"):
         world.run(0, ["ip", "link", "set", "nothing", "up"])
+
+
+def test_ranks_of_hosts_that_have_ipv6_alone_meet_by_an_id(hosts, tmp_path):
+    file, addresses = tmp_path / "id", ["fd77::1", "fd77::2"]
+    with hosts(2) as world:
+        if world.run(0, ["test", "-e", "/proc/net/if_inet6"], check=False).returncode:
+            pytest.skip("this kernel has no IPv6")
+        for host, address in enumerate(addresses):
+            ip = ["ip", "address"]
+            world.run(host, [*ip, "add", f"{address}/64", "dev", "eth0", "nodad"])
+            world.run(host, [*ip, "del", f"10.77.0.{host + 1}/24", "dev", "eth0"])
+        program = [sys.executable, str(PROGRAMS / "meet.py"), str(file)]
+        ranks = [
+            subprocess.Popen(
+                world[rank].words([*program, str(rank), "2"]),
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(2)
+        ]
+        said = [json.loads(rank.communicate(timeout=100)[0] or "null") for rank in ranks]
+    assert file.read_text().startswith(f"[{addresses[0]}]:")
+    assert said[0] == {"parts": ["0", "1"], "got": {"1": "1 to 0"}}
+    assert said[1] == {"parts": ["0", "1"], "got": {"0": "0 to 1"}}

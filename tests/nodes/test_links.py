@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 import struct
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ from ringcoll.fabric.connect import Connections, connect
 from ringcoll.fabric.identity import nodes_of
 from ringcoll.fabric.links import Frame, Link
 from ringcoll.fabric.liveness import State, Status, raise_failed
+from tests.fabric.test_addresses import no_ipv6
 
 
 def pair():
@@ -174,6 +177,44 @@ def test_every_two_ranks_of_different_nodes_are_connected():
     for links in found:
         for link in links.values():
             link.close()
+
+
+@pytest.mark.skipif(bool(no_ipv6()), reason=no_ipv6())
+@pytest.mark.parametrize("own", [["::1"], ["fe80::1", "127.0.0.1"]])
+def test_ranks_of_hosts_with_addresses_of_ipv6_are_connected(monkeypatch, own):
+    networks = itertools.count()
+    monkeypatch.setattr(connecting, "_network", lambda: str(next(networks)))
+    monkeypatch.setattr(connecting, "addresses", lambda: own)
+    links = [link for links in connected((0, 1, 2)) for link in links.values()]
+    assert len(links) == 6
+    for link in links:
+        link.pump()
+    assert {link.broken for link in links} == {""}
+    for link in links:
+        link.close()
+
+
+def test_an_address_that_does_not_answer_leaves_time_for_the_next(monkeypatch):
+    seconds: list[float] = []
+
+    def unanswered(to, timeout):
+        seconds.append(timeout)
+        raise TimeoutError if len(seconds) < 2 else MachineError("the second one, too")
+
+    monkeypatch.setattr(socket, "create_connection", unanswered)
+    far = {"addresses": ["fd00::7", "10.0.0.1"], "port": 1, "pid": 1, "host": "far"}
+    with pytest.raises(MachineError, match="the second"):
+        connecting._call(far, b"", 1, 0, time.monotonic() + 4)
+    assert 0 < seconds[0] <= 2 < seconds[1] <= 4
+
+
+def test_a_host_without_an_address_is_named(monkeypatch):
+    networks = itertools.count()
+    monkeypatch.setattr(connecting, "_network", lambda: str(next(networks)))
+    monkeypatch.setattr(connecting, "addresses", list)
+    errors = connected((0, 1), timeout=0.3)
+    assert "rank 0, process" in str(errors[1])
+    assert "has no address that other hosts reach" in str(errors[1])
 
 
 def test_processes_that_are_connected_stay_so_while_both_ends_hold():
