@@ -192,11 +192,13 @@ class Fabric(ABC):
         missing: Missing,
         what: str,
         deadline: float,
+        intact: bool,
         beyond: Callable[[], None] = lambda: None,
     ) -> None:
         """Wait for the ranks that are still missing from a rendezvous of :meth:`subset`.
 
-        ``beyond`` is called meanwhile, and may raise.
+        ``intact``: :meth:`_intact` before this rank's call was posted, as a peer may fail by what
+        it reads there. ``beyond`` is called meanwhile, and may raise.
         """
 
         def describe() -> str:
@@ -204,8 +206,6 @@ class Fabric(ABC):
             return (
                 f"{what}: rank {own} waited for {self._named(missing())}: did all make this call?"
             )
-
-        intact = self._intact()
 
         def check() -> None:
             beyond()

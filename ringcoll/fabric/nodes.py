@@ -270,6 +270,7 @@ class NodesFabric(Fabric):
         ranks = self._members(members, what)
         near = [rank for rank in ranks if rank in self.near]
         self.local.entered = self.entered
+        intact = self._intact()
 
         def beyond() -> None:
             # Else some of a node's ranks would meet that differ in who is lost on another.
@@ -286,7 +287,8 @@ class NodesFabric(Fabric):
             return local
         if not isinstance(local, ProcessFabric):
             raise MachineError(f"{what}: ranks of several nodes are processes")
-        wait = partial(self._await_members, what=what, deadline=self.deadline())
+        deadline = self.deadline()
+        wait = partial(self._await_members, what=what, deadline=deadline, intact=intact)
         try:
             own, tokens = self._remote.swap_tokens(ranks, wait, what, self.entered)
             local.names = near

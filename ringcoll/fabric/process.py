@@ -86,7 +86,8 @@ class ProcessFabric(Fabric):
 
     def conclude(self, what: str) -> None:
         """Meet all ranks, whatever has become of those that have come already."""
-        wait = partial(self._await_members, what=what, deadline=self.deadline())
+        deadline, intact = self.deadline(), self._intact()
+        wait = partial(self._await_members, what=what, deadline=deadline, intact=intact)
         self._exchange.allgather(b"", what, wait, self.entered)
 
     def ahead(self) -> dict[int, tuple[str, int]]:
@@ -184,7 +185,10 @@ class ProcessFabric(Fabric):
         """
         ranks = self._members(members, what)
         processes = [self.processes[rank] for rank in ranks]
-        wait = partial(self._await_members, what=what, deadline=self.deadline(), beyond=beyond)
+        deadline, intact = self.deadline(), self._intact()
+        wait = partial(
+            self._await_members, what=what, deadline=deadline, intact=intact, beyond=beyond
+        )
         self._meeting = True
         try:
             met = Rendezvous(

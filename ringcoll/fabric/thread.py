@@ -109,7 +109,8 @@ class ThreadFabric(Fabric):
 
     def conclude(self, what: str) -> None:
         """Meet all ranks, whatever has become of those that have come already."""
-        self._swap(None, what, None, partial(self._await_members, what=what))
+        wait = partial(self._await_members, what=what, intact=self._intact())
+        self._swap(None, what, None, wait)
 
     def _swap(
         self, value: Any, what: str, timeout: float | None, wait: Callable[..., None] | None = None
@@ -228,15 +229,17 @@ class ThreadFabric(Fabric):
 
     def subset(self, members: Sequence[int], *, what: str) -> Fabric:
         """Meet the members in the shared world, and make them a new one."""
-        ranks = self._members(members, what)
+        ranks, deadline, intact = self._members(members, what), self.deadline(), self._intact()
         rendezvous = self._world.join(ranks, self.rank, what, self.entered)
 
         def missing() -> list[int]:
             return [rank for rank in ranks if rank not in rendezvous.calls]
 
-        deadline = self.deadline()
+        def met() -> bool:
+            return rendezvous.world is not None
+
         try:
-            self._await_members(lambda: rendezvous.world is not None, missing, what, deadline)
+            self._await_members(met, missing, what, deadline, intact)
         except (RankLostError, DeadlineError):
             self._world.withdraw(rendezvous, self.rank)
             raise

@@ -116,7 +116,7 @@ def test_a_control_call_against_a_data_call_is_told_at_once(healthy):
     assert len(verdicts) == 3
     for verdict in verdicts.values():
         for case in set(verdict) - {"rank"}:
-            control, data = case.split()
+            control, data, *_ = case.split()
             error, took = verdict[case]
             assert re.match(r"MismatchError: (rank \d gave up: )?call 2 on rank \d: ", error)
             assert f"rank 1: {control}" in error
