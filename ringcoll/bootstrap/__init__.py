@@ -22,8 +22,8 @@ from ringcoll.bootstrap.relayed import RelayedBootstrap
 from ringcoll.bootstrap.sockets import HostBootstrap, adopted, run_ranks
 from ringcoll.bootstrap.store import StoreBootstrap, is_store, store_bootstrap
 from ringcoll.bootstrap.tcp import id_bootstrap, id_of, post_refusal
-from ringcoll.bootstrap.torchrun import torchrun_bootstrap
-from ringcoll.errors import ArgumentError, ArgumentTypeError, Error
+from ringcoll.bootstrap.torchrun import post_torch_refusal, torchrun_bootstrap
+from ringcoll.errors import ArgumentError, ArgumentTypeError, Error, LauncherError
 
 __all__ = [
     "Bootstrap",
@@ -141,7 +141,13 @@ def _found(timeout: float, id: str | None, rank: int | None, nranks: int | None)
     if met is not None:
         return id_bootstrap(*met, timeout)
     launcher = launcher_of(os.environ)
-    world = torch_world(os.environ, launcher)
+    try:
+        world = torch_world(os.environ, launcher)
+    except LauncherError as error:
+        if launcher is None or launcher.nranks == 1:
+            with contextlib.suppress(Exception):  # the error itself is to be raised
+                post_torch_refusal(os.environ, error, min(timeout, _POSTING))
+        raise
     if launcher is not None and launcher.nranks > 1:
         job, own = job_of(os.environ), launched_rank(os.environ)
         if job is not None and own is not None:

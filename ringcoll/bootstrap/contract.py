@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import json
+import os
+import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import index
@@ -101,6 +103,11 @@ def named(ranks: Sequence[int]) -> str:
     """``rank 2`` or ``ranks 1, 2``, for messages."""
     listed = ", ".join(map(str, ranks))
     return f"rank {listed}" if len(ranks) == 1 else f"ranks {listed}"
+
+
+def this_process() -> str:
+    """This process as other ranks' errors name it."""
+    return f"process {os.getpid()} on host {platform.node()}"
 
 
 def shortage(error: BaseException, rank: int | None) -> OutOfMemory | None:

@@ -19,6 +19,8 @@ from ringcoll.host.fd_passing import credentials
 OPEN_MPI = "OMPI_COMM_WORLD_SIZE"
 _SIZES = ("PMI_SIZE", OPEN_MPI, "SLURM_STEP_NUM_TASKS")
 
+RESTARTS = "TORCHELASTIC_RESTART_COUNT"
+
 _RANKS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
 
 
@@ -96,35 +98,59 @@ def job_of(environ: Mapping[str, str]) -> str | None:
     return f"ringcoll-{os.geteuid()}-{pid}-{started}"
 
 
+def _number(text: str) -> int | None:
+    """A number in decimal digits, of a length that variables have."""
+    return int(text) if text.isdecimal() and len(text) < 10 else None
+
+
+def torch_place(environ: Mapping[str, str]) -> tuple[int, int]:
+    """The rank and the number of ranks that RANK and WORLD_SIZE give this process."""
+    words = environ.get("RANK", ""), environ.get("WORLD_SIZE", "")
+    rank, nranks = map(_number, words)
+    remedy = "start the ranks with torchrun, or unset WORLD_SIZE where this process is alone"
+    if not nranks:
+        raise LauncherError(
+            f"init: WORLD_SIZE is {words[1]!r}: set it to the number of ranks, from 1; {remedy}"
+        )
+    if rank is None or rank >= nranks:
+        raise LauncherError(
+            f"init: WORLD_SIZE is {nranks}, but RANK is {words[0]!r}: set RANK to a number of its "
+            f"own on each rank, from 0 to {nranks - 1}; {remedy}"
+        )
+    return rank, nranks
+
+
 def torch_world(environ: Mapping[str, str], launcher: Launcher | None) -> TorchWorld | None:
     """The world of several that torchrun has started; None if it has started none."""
-    size = environ.get("WORLD_SIZE", "")
-    if not size.isdigit() or int(size) < 2 or not environ.get("MASTER_ADDR"):
+    size, port = environ.get("WORLD_SIZE", ""), environ.get("MASTER_PORT", "")
+    if not size or not environ.get("MASTER_ADDR"):
         return None
-    if launcher is not None and 1 < launcher.nranks != int(size):
+    several = launcher is not None and launcher.nranks > 1
+    if several and _number(size) == 1:
+        return None
+    if launcher is not None and several and launcher.nranks != _number(size):
         raise LauncherError(
             f"the environment names two worlds: {launcher.variable}={launcher.nranks} and "
             f"WORLD_SIZE={size}; unset one of these variables, or pass init(bootstrap=...) the "
             "world that is meant: an mpi4py communicator or a torch Store"
         )
-    rank, port = environ.get("RANK", ""), environ.get("MASTER_PORT", "")
-    if not rank.isdigit() or int(rank) >= int(size):
-        raise LauncherError(
-            f"WORLD_SIZE={size} and MASTER_ADDR are set, but RANK is {rank!r}: start the ranks "
-            f"with torchrun, set RANK to 0 … {int(size) - 1}, or unset WORLD_SIZE"
-        )
-    if not port.isdigit() or int(port) > 65535:
+    if size == "1" and not environ.get("RANK"):
+        return None
+    rank, nranks = torch_place(environ)
+    if nranks == 1:
+        return None
+    if _number(port) is None or int(port) > 65535:
         raise LauncherError(
             f"WORLD_SIZE={size} and MASTER_ADDR are set, but MASTER_PORT is {port!r}: start the "
             "ranks with torchrun, or set it to one free port of MASTER_ADDR on all ranks"
         )
     return TorchWorld(
-        int(rank),
-        int(size),
+        rank,
+        nranks,
         environ["MASTER_ADDR"],
         int(port),
         environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
-        environ.get("TORCHELASTIC_RESTART_COUNT", "0"),
+        environ.get(RESTARTS, "0"),
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import platform
 import select
 import socket
 import time
@@ -13,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ringcoll.bootstrap.addresses import listening_at, resolved
-from ringcoll.bootstrap.contract import Failure, named, shortage
+from ringcoll.bootstrap.contract import Failure, named, shortage, this_process
 from ringcoll.bootstrap.frames import exactly, left, split
 from ringcoll.bootstrap.handshake import PATIENCE, KeyMismatch, prove
 from ringcoll.bootstrap.relay import CALLED, FRAME, LONGEST, RANK, Kind, Relay
@@ -329,11 +328,6 @@ class Part:
     def allgather(self, payload: bytes) -> list[bytes]:
         """Every member's bytes."""
         return self._whole.exchange(payload, self._members)
-
-
-def this_process() -> str:
-    """This process as other ranks' errors name it."""
-    return f"process {os.getpid()} on host {platform.node()}"
 
 
 def _age() -> float:

@@ -13,12 +13,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol, TypeGuard
 
-from ringcoll.bootstrap.contract import Failure, named
+from ringcoll.bootstrap.contract import Failure, named, this_process
+from ringcoll.bootstrap.launcher import torch_place
 from ringcoll.errors import (
     ArgumentError,
     ArgumentTypeError,
     DeadlineError,
     Error,
+    LauncherError,
     MachineError,
     RankLostError,
 )
@@ -51,13 +53,27 @@ def is_store(candidate: object) -> TypeGuard[Store]:
 
 def store_bootstrap(store: Store, timeout: float, environ: Mapping[str, str]) -> StoreBootstrap:
     """The ranks that meet over ``store``, by RANK and WORLD_SIZE, as torchrun sets them."""
-    rank, nranks = environ.get("RANK", ""), environ.get("WORLD_SIZE", "")
-    if not rank.isdigit() or not nranks.isdigit():
-        raise ArgumentError(
+    if not environ.get("RANK") or not environ.get("WORLD_SIZE"):
+        error: Error = ArgumentError(
             "a store does not number its clients: set RANK and WORLD_SIZE, as torchrun does, "
             "or pass ringcoll.bootstrap.StoreBootstrap(store, rank, nranks, timeout)"
         )
-    return StoreBootstrap(store, int(rank), int(nranks), timeout)
+    else:
+        try:
+            return StoreBootstrap(store, *torch_place(environ), timeout)
+        except LauncherError as found:
+            error = found
+    post_refusal(store, error)
+    raise error
+
+
+def post_refusal(store: Store, error: Error) -> None:
+    """Let the ranks that meet over a store raise the error of a process that has no valid rank."""
+    with contextlib.suppress(Exception):  # the error itself is to be raised
+        # The number of no rank: its first bootstrap meets the others' first, as a rank's does.
+        generation = int(store.add("ringcoll/generation/none", 1))
+        text = f"{this_process()} aborted: {type(error).__name__}: {error}"
+        store.set(f"ringcoll/{generation}/failure", Failure("AbortedError", text).encode())
 
 
 class StoreBootstrap:

@@ -23,7 +23,7 @@ from ringcoll.bootstrap.addresses import (
     resolved,
     unbracketed,
 )
-from ringcoll.bootstrap.contract import Failure, shortage, whole
+from ringcoll.bootstrap.contract import Failure, shortage, this_process, whole
 from ringcoll.bootstrap.launcher import launched_rank, launcher_of
 from ringcoll.bootstrap.relay import Relay
 from ringcoll.bootstrap.relayed import (
@@ -31,7 +31,6 @@ from ringcoll.bootstrap.relayed import (
     listening,
     post,
     serving,
-    this_process,
 )
 from ringcoll.errors import ArgumentError, ArgumentTypeError, Error, MachineError
 
@@ -215,23 +214,30 @@ def id_of(
         return None
     launcher = launcher_of(environ)
     found = {
-        "rank": (rank, launched_rank(environ), environ.get("RANK")),
-        "nranks": (nranks, launcher and launcher.nranks, environ.get("WORLD_SIZE")),
+        "rank": (rank, launched_rank(environ), "RANK"),
+        "nranks": (nranks, launcher and launcher.nranks, "WORLD_SIZE"),
     }
-    numbers = []
-    for (name, (own, *others)), variable in zip(found.items(), _VARIABLES[1:], strict=True):
-        words = (own, environ.get(variable) or None, *others)
-        word = next((word for word in words if word is not None), None)
+    numbers, sources = [], []
+    for (name, (own, launched, last)), variable in zip(found.items(), _VARIABLES[1:], strict=True):
+        words = {
+            "": own,
+            variable: environ.get(variable) or None,
+            "the launcher": launched,
+            last: environ.get(last),
+        }
+        source, word = next((one for one in words.items() if one[1] is not None), ("", None))
+        sources += [f"{name} by {source}"] if source else []
         number = int(word) if isinstance(word, str) and word.isdecimal() else whole(word)
         if number is None:
             kind = ArgumentError if word is None or isinstance(word, str) else ArgumentTypeError
-            what = f"init: {name}={word!r} with an id"
+            what = f"init: {name}={word!r} with an id" + (f", by {source}" if source else "")
             if word is None and not given:
                 what = f"init: RINGCOLL_ID is set, but {variable} is missing"
             raise kind(f"{what}: pass {name}= as an integer, or set {variable}")
         numbers.append(number)
     if not 0 <= numbers[0] < numbers[1]:
+        by = f" ({', '.join(sources)})" if sources else ""
         raise ArgumentError(
-            f"init: rank={numbers[0]}, nranks={numbers[1]}: wanted 0 <= rank < nranks"
+            f"init: rank={numbers[0]}, nranks={numbers[1]}: wanted 0 <= rank < nranks{by}"
         )
     return text, numbers[0], numbers[1]

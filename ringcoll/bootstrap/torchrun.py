@@ -6,13 +6,18 @@ Only here is torch imported, and only in a process that torchrun has started.
 from __future__ import annotations
 
 import os
+import socket
+import time
+from collections.abc import Mapping
 from datetime import timedelta
 
-from ringcoll.bootstrap.launcher import TorchWorld
-from ringcoll.bootstrap.store import Store, StoreBootstrap
-from ringcoll.errors import DeadlineError, MachineError
+from ringcoll.bootstrap.addresses import bracketed
+from ringcoll.bootstrap.launcher import RESTARTS, TorchWorld
+from ringcoll.bootstrap.store import Store, StoreBootstrap, post_refusal
+from ringcoll.errors import DeadlineError, Error, MachineError
 from ringcoll.folders import pip_install
 
+_PAUSE = 0.05  # seconds between attempts to reach the store
 _LONGEST = 365 * 86400.0  # seconds; torch's stores know no infinity
 
 # One client a process: rank 0's serves the others, who may still read when its call has returned.
@@ -25,6 +30,32 @@ def torchrun_bootstrap(world: TorchWorld, timeout: float) -> StoreBootstrap:
     if key not in _kept:
         _kept[key] = _client(world, timeout)
     return StoreBootstrap(_kept[key], world.rank, world.nranks, timeout)
+
+
+def post_torch_refusal(environ: Mapping[str, str], error: Error, timeout: float) -> None:
+    """Let torchrun's ranks raise the error of a process that has no valid rank.
+
+    It waits for their store ``timeout`` seconds, as its server may begin later.
+    """
+    host, port = environ["MASTER_ADDR"], int(environ["MASTER_PORT"])
+    from torch.distributed import PrefixStore, TCPStore
+
+    late = time.monotonic() + timeout
+    while True:  # torch's own attempts write to the standard error
+        try:
+            with socket.create_connection((host, port), timeout):
+                break
+        except OSError:
+            if time.monotonic() > late:
+                return
+            time.sleep(_PAUSE)
+    store = TCPStore(host, port, timeout=timedelta(seconds=timeout), wait_for_workers=False)
+    post_refusal(PrefixStore(_prefix(environ.get(RESTARTS, "0")), store), error)
+
+
+def _prefix(attempt: str) -> str:
+    """Of all keys: the agent's store outlives ranks that it starts again."""
+    return f"ringcoll/attempt/{attempt}"
 
 
 def _client(world: TorchWorld, timeout: float) -> Store:
@@ -51,7 +82,7 @@ def _client(world: TorchWorld, timeout: float) -> Store:
             multi_tenant=not world.agent,
         )
     except (DistNetworkError, DistStoreError) as error:
-        where = f"torchrun's store at {world.host}:{world.port}"
+        where = f"torchrun's store at {bracketed(world.host)}:{world.port}"
         first = str(error).splitlines()[0]
         if serves:
             raise MachineError(
@@ -63,6 +94,5 @@ def _client(world: TorchWorld, timeout: float) -> Store:
             f"serve {where}: {first}; does MASTER_ADDR name the host of rank 0, and is the port "
             "open to this host?"
         ) from error
-    # The agent's store outlives ranks that it starts again.
-    kept: Store = PrefixStore(f"ringcoll/attempt/{world.attempt}", store)
+    kept: Store = PrefixStore(_prefix(world.attempt), store)
     return kept

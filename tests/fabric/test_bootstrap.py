@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from ringcoll import bootstrap
 from ringcoll.bootstrap import bootstrap_of, mpi_world
 from ringcoll.bootstrap.launcher import (
     Launcher,
@@ -67,7 +68,34 @@ def test_torchrun_is_recognised():
     by_torchrun = replace(by_hand, agent=True, attempt="3")
     assert torch_world({**TORCHRUN, **agent}, None) == by_torchrun
     assert torch_world({**TORCHRUN, "MASTER_ADDR": ""}, None) is None
-    assert torch_world({**TORCHRUN, "WORLD_SIZE": "1"}, None) is None
+    for rank in ("0", ""):
+        assert torch_world({**TORCHRUN, "WORLD_SIZE": "1", "RANK": rank}, None) is None
+    of_mpi = {"WORLD_SIZE": "1", "RANK": "3"}  # a wrapper of mpiexec has left the size out
+    assert torch_world({**TORCHRUN, **of_mpi}, Launcher("PMI_SIZE", 4)) is None
+
+
+WRONG = [
+    *(("WORLD_SIZE", value) for value in ("x", "-2", "0", "2.0", "²", "1" * 5000)),
+    *(("RANK", value) for value in ("-1", "4", "1.0", "²", "1" * 5000)),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), WRONG)
+def test_a_number_of_torchrun_that_is_wrong_is_named_and_the_others_learn_it(
+    name, value, monkeypatch
+):
+    posted = []
+    monkeypatch.setattr(bootstrap, "post_torch_refusal", lambda environ, *rest: posted.append(rest))
+    for variable, word in {**TORCHRUN, name: value}.items():
+        monkeypatch.setenv(variable, word)
+    with pytest.raises(LauncherError, match=f"{name} is {value!r}: set") as caught:
+        bootstrap_of(None, timeout=1)
+    assert posted == [(caught.value, 1)]
+
+
+def test_a_rank_beyond_a_world_of_one_is_named():
+    with pytest.raises(LauncherError, match="WORLD_SIZE is 1, but RANK is '2'"):
+        torch_world({**TORCHRUN, "WORLD_SIZE": "1"}, None)
 
 
 @pytest.mark.parametrize("name", ["RANK", "MASTER_PORT"])

@@ -39,8 +39,12 @@ def test_rank_and_nranks_come_with_the_id_or_from_the_environment():
         id_of(None, 0, 2, {})
     with pytest.raises(ArgumentError, match="RINGCOLL_RANK"):
         id_of("i", None, 2, {})
-    with pytest.raises(ArgumentError, match="rank='x'"):
+    with pytest.raises(ArgumentError, match="rank='x' with an id, by RINGCOLL_RANK: pass"):
         id_of("i", None, 2, {"RINGCOLL_RANK": "x"})
+    with pytest.raises(ArgumentError, match="nranks='-2' with an id, by WORLD_SIZE: pass"):
+        id_of("i", 0, None, {"WORLD_SIZE": "-2"})
+    with pytest.raises(ArgumentError, match=r"\(rank by RANK, nranks by WORLD_SIZE\)"):
+        id_of("i", None, None, {"RANK": "2", "WORLD_SIZE": "2"})
     with pytest.raises(ArgumentTypeError, match="rank=True"):
         id_of("i", True, 2, {})
     with pytest.raises(ArgumentTypeError, match=r"nranks=2\.0"):

@@ -151,6 +151,27 @@ def test_a_rank_out_of_range_ends_the_wait_of_the_others():
         StoreBootstrap(store, 0, 2, 30).allgather(b"")
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("RANK", "2", "WORLD_SIZE is 2, but RANK is '2'"),
+        ("RANK", "-1", "RANK is '-1'"),
+        ("RANK", "", "set RANK and WORLD_SIZE"),
+        ("WORLD_SIZE", "two", "WORLD_SIZE is 'two'"),
+    ],
+)
+def test_a_wrong_number_of_the_environment_ends_the_wait_of_the_others(
+    name, value, text, monkeypatch
+):
+    store = Kept()
+    for variable, word in {"RANK": "1", "WORLD_SIZE": "2", name: value}.items():
+        monkeypatch.setenv(variable, word)
+    with pytest.raises(ringcoll.Error, match=text):
+        bootstrap_of(store, timeout=30)
+    with pytest.raises(AbortedError, match=f"process .* aborted: .*{text}"):
+        StoreBootstrap(store, 0, 2, 30).allgather(b"")
+
+
 def test_init_takes_a_store_and_the_rank_from_the_environment(monkeypatch):
     monkeypatch.delenv("RANK", raising=False)
     monkeypatch.delenv("WORLD_SIZE", raising=False)

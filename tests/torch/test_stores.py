@@ -76,7 +76,7 @@ def test_torchrun_needs_no_mpi_and_ranks_that_it_starts_again_meet_anew(tmp_path
 def start(path, **extra):
     return subprocess.Popen(
         [sys.executable, path],
-        env=environment(WORLD_SIZE="2", **extra),
+        env=environment(**{"WORLD_SIZE": "2", **extra}),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -112,6 +112,21 @@ def test_rank_0_serves_where_no_agent_does_and_torch_shares_its_store(tmp_path):
     """
     where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     assert processes(program(tmp_path, TEN_LINES, code), **where) == BOTH
+
+
+@pytest.mark.parametrize(("variable", "value"), [("RANK", "2"), ("WORLD_SIZE", "two")])
+def test_a_wrong_number_of_the_environment_is_an_error_on_all_ranks_at_once(
+    tmp_path, variable, value
+):
+    path = program(tmp_path, "import ringcoll\nwith ringcoll.init(device='cpu', timeout=90): pass")
+    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    ranks = [start(path, **where, RANK="0"), start(path, **{**where, "RANK": "1", variable: value})]
+    errors = [rank.communicate(timeout=80)[1] for rank in ranks]  # none waits to the deadline
+    assert [rank.returncode for rank in ranks] == [1, 1]
+    assert "LauncherError: init: WORLD_SIZE is" in errors[1]
+    assert f"{variable} is '{value}'" in errors[1]
+    assert "AbortedError: process" in errors[0]
+    assert f"{variable} is '{value}'" in errors[0]
 
 
 def free_port():
