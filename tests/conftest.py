@@ -66,6 +66,10 @@ def pytest_configure(config: pytest.Config) -> None:
     # A shell starts what runs in its background deaf to Ctrl-C, and children inherit that.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Tests start hundreds of processes: without bytecode each compiles the package anew, which
+    # doubles the work of its start. Shells set this, and workers inherit it.
+    sys.dont_write_bytecode = False
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     _share_stand_ins(config)
     if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
         config.pluginmanager.register(FailuresByName(config), "failures-by-name")
