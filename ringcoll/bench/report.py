@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -16,6 +17,8 @@ from ringcoll.bench.paced import Forecast
 from ringcoll.bench.settings import Settings
 from ringcoll.bench.table import Result
 from ringcoll.units import format_bytes
+
+_NAMES = {"mpi": "MPI", "gloo": "Gloo", "nccl": "NCCL"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,8 @@ class Report:
     rows: list[Row] = field(default_factory=list)
     begun: Callable[[], object] = lambda: None
     """Called before the first row is kept."""
+    crowded: bool = False
+    """Whether ranks share cores, with each other or with other programs."""
     _concluded: bool = False
     _ended: bool = False
 
@@ -142,7 +147,7 @@ class Report:
         return sum(bool(row.result.wrong) for row in self.rows)
 
     def conclude(self) -> None:
-        """Print the footer; once."""
+        """Print the footer, and beside another library who is faster at which sizes; once."""
         if self._concluded or not self.rows or self.settings.layout != "nccl":
             return
         self._concluded = True
@@ -151,6 +156,9 @@ class Report:
         ]
         mean = statistics.fmean(bandwidths) if bandwidths else 0.0
         self.say(table.footer(self.settings.collective, self.failures, mean))
+        if self.settings.peer is not None:
+            for line in verdict(self.rows, self.settings.peer, crowded=self.crowded):
+                self.say(f"# {line}")
 
     def end(self) -> None:
         """Print the footer, write the JSON and draw the picture; once."""
@@ -183,6 +191,55 @@ class Report:
         machine, versions = json.dumps(self.machine), json.dumps(self.versions)
         inside = f"\n  {rows}\n" if rows else ""
         return f'{{"rows": [{inside}],\n"machine": {machine},\n"versions": {versions}}}'
+
+
+def verdict(rows: Sequence[Row], peer: str, *, crowded: bool = False) -> list[str]:
+    """Who is faster at which sizes, out of place, and by how much at most.
+
+    A size has a verdict where all blocks of one are faster than all of the other. Where there are
+    several tables each line names its own. ``crowded``: ranks shared cores, which is said.
+    """
+    tables = list(dict.fromkeys(row.case.section for row in rows))
+    lines = []
+    for section in tables:
+        words = (section.collective, section.type_name, section.op, section.algorithm)
+        name = " ".join(word for word in words if word is not None)
+        name += f" root {section.root}" if section.root >= 0 else ""
+        name += f" S={section.slices}" if section.slices is not None else ""
+        found = _verdict([row for row in rows if row.case.section == section], peer)
+        lines += [f"{name}: {line}" if len(tables) > 1 else line for line in found]
+    if crowded and lines:
+        lines.append("Ranks waited for cores: measure again on a quiet machine before you compare")
+    return lines
+
+
+def _verdict(rows: Sequence[Row], peer: str) -> list[str]:
+    """The lines of one table."""
+    times = {
+        (row.lib, row.case.nbytes): (row.result.seconds, row.result.ends)
+        for row in rows
+        if not row.result.in_place and row.result.seconds
+    }
+    found: list[tuple[int, str | None, float]] = []
+    for (lib, nbytes), (theirs, their_ends) in times.items():
+        if lib == peer and ("ringcoll", nbytes) in times:
+            ours, our_ends = times["ringcoll", nbytes]
+            name = "ringcoll" if theirs >= ours else _NAMES[peer]
+            least, most = sorted((our_ends or (ours, ours), their_ends or (theirs, theirs)))
+            # The faster library's slowest block against the other's fastest.
+            clear = least[1] <= most[0]
+            found.append((nbytes, name if clear else None, max(theirs / ours, ours / theirs)))
+    lines = []
+    for faster, part in groupby(sorted(found), key=lambda entry: entry[1]):
+        sizes = list(part)
+        ends = dict.fromkeys(format_bytes(nbytes) for nbytes in (sizes[0][0], sizes[-1][0]))
+        at = " to ".join(ends)
+        if faster is None:
+            lines.append(f"no verdict at {at}: the times of the two overlap")
+        else:
+            most_times = max(ratio for _, _, ratio in sizes)
+            lines.append(f"{faster} is faster at {at}, by up to {most_times:.2f} times")
+    return lines
 
 
 def _listed(facts: Mapping[str, Any]) -> str:

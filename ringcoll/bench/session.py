@@ -115,6 +115,7 @@ def introduce(
     if kind == "cpu" and settings.pace is None:
         remark = environment.overcommitted(sum(said[1] == platform.node() for said in everyone))
         if remark is not None:
+            report.crowded = True
             report.say(f"# {remark}")
     if shared:
         report.say("# Ranks share a GPU: a simulation, whose times say nothing of real links")

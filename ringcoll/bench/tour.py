@@ -12,14 +12,12 @@ import os
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ringcoll.bench.environment import overcommitted
 from ringcoll.bench.launch import is_first
 from ringcoll.bench.paced import links_of, measure_chain
-from ringcoll.bench.report import Report, Row
+from ringcoll.bench.report import Report
 from ringcoll.bench.session import measure
 from ringcoll.bench.settings import Settings
 from ringcoll.bench.worlds import World
@@ -55,16 +53,9 @@ def tour(world: World, settings: Settings, report: Report) -> bool:
             f"{beside}\n# 2. a pipelined broadcast over paced links beside the timing model\n#"
         )
     report.settings = replace(settings, min_bytes=16, max_bytes=MAX_BYTES, step_factor=4, peer=peer)
-    load = os.getloadavg()[0]
     right = measure(world, report.settings, report)
     report.conclude()
-    first = bool(report.rows)
-    if first and peer is not None:
-        ranks = report.machine["ranks"]
-        crowded = not world.on_gpu() and overcommitted(ranks, load=load) is not None
-        lines = verdict(report.rows, peer, crowded=crowded)
-        report.say("\n".join(f"# {line}" for line in lines))
-    elif first and not world.on_gpu():
+    if report.rows and peer is None and not world.on_gpu():
         report.say(f"# MPI is not here to compare with: {pip_install('mpi')} brings it")
     if world.threads > 1:
         _pipeline(report)
@@ -89,41 +80,6 @@ def _peer(world: World, settings: Settings) -> str | None:
     from ringcoll.bench.torch_peers import nccl_version
 
     return None if nccl_version() is None else "nccl"
-
-
-def verdict(rows: Sequence[Row], peer: str, *, crowded: bool = False) -> list[str]:
-    """Who is faster at which sizes, out of place, and by how much at most.
-
-    A size has a verdict where all blocks of one are faster than all of the other. ``crowded``:
-    ranks shared cores, which is said.
-    """
-    times = {
-        (row.lib, row.case.nbytes): (row.result.seconds, row.result.ends)
-        for row in rows
-        if not row.result.in_place and row.result.seconds
-    }
-    found: list[tuple[int, str | None, float]] = []
-    for (lib, nbytes), (theirs, their_ends) in times.items():
-        if lib == peer and ("ringcoll", nbytes) in times:
-            ours, our_ends = times["ringcoll", nbytes]
-            name = "ringcoll" if theirs >= ours else peer.upper()
-            least, most = sorted((our_ends or (ours, ours), their_ends or (theirs, theirs)))
-            # The faster library's slowest block against the other's fastest.
-            clear = least[1] <= most[0]
-            found.append((nbytes, name if clear else None, max(theirs / ours, ours / theirs)))
-    lines = []
-    for faster, part in groupby(sorted(found), key=lambda entry: entry[1]):
-        sizes = list(part)
-        ends = dict.fromkeys(format_bytes(nbytes) for nbytes in (sizes[0][0], sizes[-1][0]))
-        at = " to ".join(ends)
-        if faster is None:
-            lines.append(f"no verdict at {at}: the times of the two overlap")
-        else:
-            most_times = max(ratio for _, _, ratio in sizes)
-            lines.append(f"{faster} is faster at {at}, by up to {most_times:.2f} times")
-    if crowded:
-        lines.append("Ranks waited for cores: measure again on a quiet machine before you compare")
-    return lines
 
 
 def _pipeline(report: Report) -> None:

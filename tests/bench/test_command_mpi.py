@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -53,6 +54,8 @@ def test_beside_mpi(tmp_path):
     )
     assert result.returncode == 0, result.stderr
     check_beside_mpi(file, "all_reduce")
+    after = result.stdout.partition("# Collective test concluded")[2]
+    assert re.search(r"^# (ringcoll|MPI) is faster at|^# no verdict at", after, re.MULTILINE)
 
 
 def test_every_collective_beside_mpi(tmp_path):

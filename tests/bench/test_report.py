@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -110,6 +111,54 @@ def test_peer_is_a_comment_with_its_ratio():
     assert peer.split()[-3:] == ["mpi", "-", "2.50x"]
     columns = [line for line in lines if not line.startswith("#")]
     assert [len(line.split()) for line in columns] == [13]
+
+
+def beside(made, sections):
+    """Tables in which ringcoll and MPI take turns at being faster, and once their times overlap."""
+    times = {16: ((4.0, 3.0, 5.0), (2.0, 1.0, 2.5)), 64: ((4.0, 3.0, 9.0), (5.0, 4.0, 6.0))}
+    times[1024] = ((4.0, 3.0, 5.0), (9.0, 8.0, 9.5))
+    for section in sections:
+        made.begin_section(section)
+        for nbytes, libraries in times.items():
+            for lib, (seconds, *ends) in zip(("ringcoll", "mpi"), libraries, strict=True):
+                result = Result(False, seconds, 0, ends=(ends[0], ends[1]))
+                made.add(section.case(nbytes), lib, "x", [result])
+    made.end()
+    return [line for line in made.stdout.getvalue().splitlines() if "faster at" in line]
+
+
+def test_the_footer_names_who_is_faster_at_which_sizes():
+    made = report(peer="mpi")
+    assert beside(made, [SUM]) == [
+        "# MPI is faster at 16 B, by up to 2.00 times",
+        "# ringcoll is faster at 1 KiB, by up to 2.25 times",
+    ]
+    lines = made.stdout.getvalue().splitlines()
+    assert "# no verdict at 64 B: the times of the two overlap" in lines
+    assert lines[-1] == "# ringcoll is faster at 1 KiB, by up to 2.25 times"
+
+
+def test_verdicts_of_several_tables_name_theirs():
+    most = replace(SUM, op="max", algorithm="ring", slices=4)
+    made = report(peer="mpi")
+    made.crowded = True
+    lines = beside(made, [SUM, most, Section("broadcast", 4, dtype_of("int8"), root=1)])
+    assert [line.partition(": ")[0] for line in lines[::2]] == [
+        "# all_reduce half sum",
+        "# all_reduce half max ring S=4",
+        "# broadcast int8 root 1",
+    ]
+    assert made.stdout.getvalue().count("# Ranks waited for cores") == 1
+
+
+@pytest.mark.parametrize("settings", [{}, {"peer": "mpi", "layout": "osu"}])
+def test_no_verdict_without_a_peer_or_without_spreads(settings):
+    made = report(**settings)
+    made.crowded = True
+    made.add(SUM.case(16), "ringcoll", "x", [Result(False, 1e-6, 0)])
+    made.end()
+    assert "faster at" not in made.stdout.getvalue()
+    assert "Ranks waited" not in made.stdout.getvalue()
 
 
 def test_failures_and_mean_are_ringcolls():

@@ -13,7 +13,7 @@ from ringcoll.bench import tour
 from ringcoll.bench.cases import Section
 from ringcoll.bench.environment import overcommitted
 from ringcoll.bench.paced import measure_chain
-from ringcoll.bench.report import Report, Row
+from ringcoll.bench.report import Report, Row, verdict
 from ringcoll.bench.session import measure
 from ringcoll.bench.settings import Settings
 from ringcoll.bench.table import Result
@@ -65,7 +65,7 @@ def test_verdict_names_who_is_faster_where():
         for lib, seconds in zip(("ringcoll", "mpi"), pair, strict=True)
         for in_place in (False, True)
     ]
-    assert tour.verdict(rows, "mpi") == [
+    assert verdict(rows, "mpi") == [
         "MPI is faster at 16 B to 1 KiB, by up to 2.00 times",
         "ringcoll is faster at 64 KiB, by up to 2.50 times",
     ]
@@ -84,12 +84,12 @@ def test_no_verdict_where_the_spread_makes_it_noise():
         for nbytes, pair in times.items()
         for lib, (seconds, ends) in zip(("ringcoll", "mpi"), pair, strict=True)
     ]
-    assert tour.verdict(rows, "mpi") == [
+    assert verdict(rows, "mpi") == [
         "no verdict at 16 B to 1 KiB: the times of the two overlap",
         "ringcoll is faster at 64 KiB, by up to 2.50 times",
     ]
-    *same, last = tour.verdict(rows, "mpi", crowded=True)
-    assert same == tour.verdict(rows, "mpi")
+    *same, last = verdict(rows, "mpi", crowded=True)
+    assert same == verdict(rows, "mpi")
     assert last.startswith("Ranks waited for cores")
 
 
