@@ -8,9 +8,10 @@ options and knowledge of each other's buffers choose the same without communicat
 from __future__ import annotations
 
 from ringcoll.arguments.calls import Call
-from ringcoll.tuner.choice import Choice, CpuRanks, Fits, GpuRanks, Limits
+from ringcoll.tuner.choice import MAKING, Choice, CpuRanks, Fits, GpuRanks, Limits
 from ringcoll.tuner.cpu import choose_cpu
 from ringcoll.tuner.gpu import choose_gpu
+from ringcoll.tuner.proof import prove, prove_algorithm
 
 __all__ = ["Choice", "CpuRanks", "Fits", "GpuRanks", "Limits", "choose"]
 
@@ -31,5 +32,11 @@ def choose(call: Call, machine: CpuRanks | GpuRanks, limits: Limits, fits: Fits)
 
     """
     if isinstance(machine, GpuRanks):
-        return choose_gpu(call, machine, limits, fits)
-    return choose_cpu(call, machine, limits, fits)
+        prove_algorithm(call, machine.nranks, limits)
+        choice = choose_gpu(call, machine, limits, fits)
+    else:
+        with MAKING:
+            choice = choose_cpu(call, machine, limits, fits)
+    for found in choice.variants if limits.proves else ():
+        prove(found.plan, found.launch, limits)
+    return choice

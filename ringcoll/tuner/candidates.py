@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from ringcoll.algorithms import ALGORITHMS, build
 from ringcoll.algorithms.channels import Channels, channelled
 from ringcoll.arguments.calls import Call
-from ringcoll.collectives import COLLECTIVES
 from ringcoll.encode import encode
 from ringcoll.errors import ArgumentError, LaunchRefused
 from ringcoll.launch import Launch, Layout
@@ -16,6 +15,9 @@ from ringcoll.tuner.choice import Choice, CpuRanks, Fits, GpuRanks, Grid, Limits
 from ringcoll.tuner.nodes import across
 
 WINDOW = 2
+
+_ALIGN = {"host": 64, "sm": 16, "copy": 16}
+"""By engine: bytes on whose multiples chunks begin. 64 keep two ranks off one cache line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,20 +28,12 @@ class Candidate:
     algorithm: str = ""
     channels: Channels | None = None
 
-    def layout(self, call: Call, slices: int, align: int) -> Layout:
-        """Where the elements of a call's chunks lie; chunks begin on multiples of ``align`` B."""
+    def layout(self, call: Call, slices: int, engine: str) -> Layout:
+        """Where the elements of a call's chunks lie."""
         counts, displs = call.counts or (call.count,), call.displs or None
         shares = (1,) if self.channels is None else self.channels.shares
-        elements = max(1, align // call.dtype.itemsize)
+        elements = max(1, _ALIGN[engine] // call.dtype.itemsize)
         return Layout(self.plan.collective, counts, slices, shares, elements, displs)
-
-    def launched(
-        self, call: Call, launch: Launch, align: int, engine: str, why: tuple[str, ...] = ()
-    ) -> Choice:
-        """The choice of this plan in this launch, without a grid."""
-        program, layout = encode(self.plan, launch), self.layout(call, launch.slices, align)
-        parts = self.plan, program, launch, layout, Grid(), engine, self.algorithm, self.channels
-        return Choice(*parts, None, why, engine == "host")
 
 
 def candidate_of(
@@ -57,9 +51,8 @@ def candidate_of(
     chosen, along = channelled(where, name, wanted, nranks, limits.channels, found)
     rings = None if along is None else along.rings
     if isinstance(machine, CpuRanks) and machine.nodes:
-        ordered = limits.deterministic and COLLECTIVES[name].reduces
-        nodes = machine.nodes
-        plan = across(name, chosen, nodes, root=call.root, rings=rings, ordered=ordered)
+        ordered = limits.orders(name)
+        plan = across(name, chosen, machine.nodes, root=call.root, rings=rings, ordered=ordered)
     else:
         plan = build(name, chosen, nranks, root=call.root, rings=rings)
     return Candidate(plan, chosen, along)
@@ -69,20 +62,27 @@ def fitted(
     call: Call,
     candidate: Candidate,
     launch: Launch,
-    align: int,
     fits: Fits,
     engine: str,
     why: tuple[str, ...] = (),
 ) -> Choice:
-    """The choice in the slices of ``launch``, or in more until they fit SCRATCH."""
+    """The choice without a grid: in the slices of ``launch``, or in more until they fit SCRATCH."""
+    plan, where = candidate.plan, f"{call.collective} on rank {call.rank}"
+    named = engine, candidate.algorithm, candidate.channels
     while True:
-        found = candidate.launched(call, launch, align, engine, why)
+        program, layout = encode(plan, launch), candidate.layout(call, launch.slices, engine)
+        found = Choice(plan, program, launch, layout, Grid(), *named, None, why, engine == "host")
         need, room = fits.scratch(call, found)
         if need <= room:
             return found
-        if found.layout.width() <= found.layout.align:
+        if launch.in_band:
             raise LaunchRefused(
-                f"{call.collective}: {found.program.scratch} chunks do not fit {room} bytes of "
-                f"SCRATCH; use another algorithm"
+                f"{where}: protocol={launch.protocol!r} would need {need} bytes of lines, {room} "
+                f"are there; use protocol='Simple'"
+            )
+        if layout.width() <= layout.align:
+            raise LaunchRefused(
+                f"{where}: {program.scratch} chunks do not fit {room} bytes of SCRATCH; use "
+                f"another algorithm"
             )
         launch = replace(launch, slices=2 * launch.slices)

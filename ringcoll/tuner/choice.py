@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 from ringcoll.algorithms import ALGORITHMS, Algorithm, build, name_of
 from ringcoll.algorithms.channels import Channels
 from ringcoll.arguments.calls import Call
+from ringcoll.collectives import COLLECTIVES
 from ringcoll.config import Config
 from ringcoll.dtypes import Accumulate
 from ringcoll.encode import Program
@@ -48,6 +49,10 @@ class GpuRanks:
     sync_threads: int  # of a block of LL or LL128: the others
     known: Machine | None = None  # the machine's links and rings; None: all pairs are alike
 
+    def most(self, limits: Limits) -> int:
+        """CUDA blocks that a call may have on a rank."""
+        return min(limits.blocks or self.blocks, self.blocks)
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -71,6 +76,10 @@ class Limits:
         """Whether a choice is proven before it runs."""
         return callable(self.algorithm) or self.verify or self.deterministic
 
+    def orders(self, collective: str) -> bool:
+        """Whether a collective must sum in rank order."""
+        return self.deterministic and COLLECTIVES[collective].reduces
+
     def signature(self, call: Call, nranks: int) -> str:
         """The options of CPU ranks that must be equal on all ranks, as text; "" if none is set."""
         texts = {
@@ -91,7 +100,8 @@ _SIGNED = ("algorithm", "slices", "channels", "deterministic", "accumulate")
 def limits_of(call: Call, config: Config, default: Config) -> Limits:
     """The options of a call; ``default`` are the communicator's own.
 
-    An algorithm or channels of the communicator do not hold for collectives that lack them.
+    An algorithm or channels of the communicator do not hold for collectives that lack them; nor do
+    slices for a barrier, which has nothing to slice.
     """
     algorithm, names = config.algorithm, ALGORITHMS[call.collective]
     if algorithm is default.algorithm and (
@@ -102,7 +112,7 @@ def limits_of(call: Call, config: Config, default: Config) -> Limits:
     return Limits(
         algorithm,
         config.protocol,
-        config.slices,
+        None if call.collective == "barrier" else config.slices,
         config.max_sms,
         config.engine,
         None if inherited and "ring" not in names else config.channels,

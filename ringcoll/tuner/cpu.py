@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ringcoll.arguments.calls import Call
 from ringcoll.launch import ALL_MAPPED, Launch
 from ringcoll.tuner.candidates import WINDOW, candidate_of, fitted
-from ringcoll.tuner.choice import MAKING, Choice, CpuRanks, Fits, Limits
+from ringcoll.tuner.choice import Choice, CpuRanks, Fits, Limits
 from ringcoll.tuner.measured import AGREED_BYTES, MESSAGE_BYTES, SLICE_BYTES
 from ringcoll.tuner.predicted import predicted
 from ringcoll.tuner.proof import prove
-
-_ALIGN = 64
-"""Bytes on whose multiples chunks begin: they keep two ranks off one cache line."""
 
 
 def waits_for_hellos(call: Call, limits: Limits) -> bool:
@@ -26,26 +21,20 @@ def waits_for_hellos(call: Call, limits: Limits) -> bool:
 
 def choose_cpu(call: Call, machine: CpuRanks, limits: Limits, fits: Fits) -> Choice:
     """The choice of CPU ranks; calls whose counts are equal on all ranks."""
-    with MAKING:
-        default = ""
-        why: tuple[str, ...] = ()
-        if limits.algorithm is None and limits.channels is None:
-            found = predicted(call.collective, call.nbytes, machine, limits)
-            default, why = found.algorithm, found.reasons
-        candidate = candidate_of(call, machine, limits, default)
-        if callable(limits.algorithm):
-            # Before lowering, so that an error names the user's own chunks.
-            prove(candidate.plan, Launch(), limits)
-        # A barrier has nothing to slice, even if the communicator's options set slices.
-        slices = limits.slices or 1 if call.collective != "barrier" else 1
-        if limits.slices is None and (limits.mapped != ALL_MAPPED or machine.nodes):
-            longest = MESSAGE_BYTES if machine.nodes else SLICE_BYTES
-            width = candidate.layout(call, 1, _ALIGN).width() * call.dtype.itemsize
-            slices = max(1, -(-width // longest.value))
-        in_place = call.in_place if limits.in_place is None else limits.in_place
-        launch = Launch("Simple", slices, WINDOW, limits.mapped, in_place, machine.nodes)
-        choice = fitted(call, candidate, launch, _ALIGN, fits, "host", why)
-        if limits.proves:
-            slices = min(choice.launch.slices, 2 * WINDOW + 2)
-            prove(choice.plan, replace(choice.launch, slices=slices), limits)
-        return choice
+    default = ""
+    why: tuple[str, ...] = ()
+    if limits.algorithm is None and limits.channels is None:
+        found = predicted(call.collective, call.nbytes, machine, limits)
+        default, why = found.algorithm, found.reasons
+    candidate = candidate_of(call, machine, limits, default)
+    if callable(limits.algorithm):
+        # Before lowering, so that an error names the user's own chunks.
+        prove(candidate.plan, Launch(), limits)
+    slices = limits.slices or 1
+    if limits.slices is None and (limits.mapped != ALL_MAPPED or machine.nodes):
+        longest = MESSAGE_BYTES if machine.nodes else SLICE_BYTES
+        width = candidate.layout(call, 1, "host").width() * call.dtype.itemsize
+        slices = max(1, -(-width // longest.value))
+    in_place = call.in_place if limits.in_place is None else limits.in_place
+    launch = Launch("Simple", slices, WINDOW, limits.mapped, in_place, machine.nodes)
+    return fitted(call, candidate, launch, fits, "host", why)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 
 from ringcoll.algorithms import ALGORITHMS, build
 from ringcoll.arguments.calls import Call
-from ringcoll.collectives import COLLECTIVES
 from ringcoll.dtypes import Accumulate
 from ringcoll.errors import ArgumentError, WrongResult
 from ringcoll.launch import Launch
@@ -22,12 +22,14 @@ def sums_in_rank_order(plan: Plan, launch: Launch, accumulate: Accumulate) -> bo
 
 
 def prove(plan: Plan, launch: Launch, limits: Limits) -> None:
-    """Prove a user's plan, or a built-in one with ``verify=True`` or ``deterministic=True``."""
-    if not limits.proves:
-        return
+    """Prove a user's plan, or a built-in one with ``verify=True`` or ``deterministic=True``.
+
+    In at most 2 W + 2 slices, after which the rows repeat.
+    """
     from ringcoll.verifier.prover import prove_launch
 
     ordered, accumulate = limits.deterministic, limits.accumulate
+    launch = replace(launch, slices=min(launch.slices, 2 * launch.window + 2))
     if isinstance(limits.algorithm, str) and ordered and plan.collective.reduces:
         if not sums_in_rank_order(plan, launch, accumulate):
             raise WrongResult(_not_deterministic(plan, limits.algorithm, accumulate))
@@ -38,8 +40,7 @@ def prove(plan: Plan, launch: Launch, limits: Limits) -> None:
 def prove_algorithm(call: Call, nranks: int, limits: Limits) -> None:
     """Prove what an algorithm that an option names moves, whatever the launch."""
     algorithm = limits.algorithm
-    summed = limits.deterministic and COLLECTIVES[call.collective].reduces
-    if algorithm is not None and (callable(algorithm) or summed):
+    if algorithm is not None and (callable(algorithm) or limits.orders(call.collective)):
         with MAKING:
             plan = build(call.collective, algorithm, nranks, root=call.root)
             prove(plan, Launch(), limits)

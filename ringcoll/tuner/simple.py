@@ -1,28 +1,31 @@
-"""What GPU ranks run by protocol Simple: one program, or two of which the hellos select one."""
+"""What GPU ranks run by protocol Simple: by kernels, or copy engines with kernels beside them.
+
+Kernels run one program, or two of which the hellos select one.
+"""
 
 from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
 
+from ringcoll.algorithms import Algorithm
 from ringcoll.arguments.calls import Call
 from ringcoll.collectives import COLLECTIVES
-from ringcoll.encode import encode
-from ringcoll.errors import LaunchRefused
+from ringcoll.encode import BlockProgram, Program, encode
+from ringcoll.errors import ArgumentError, LaunchRefused
 from ringcoll.launch import ALL_MAPPED, Launch
 from ringcoll.plan import Buffer
 from ringcoll.tuner.candidates import WINDOW, candidate_of, fitted
 from ringcoll.tuner.choice import Choice, Fits, GpuRanks, Grid, Limits
 from ringcoll.tuner.measured import (
+    BESIDE_BLOCKS,
     BLOCK_BYTES,
+    COPY_ALGORITHMS,
     FUSED_BLOCKS,
     FUSED_BYTES,
     PIPELINED,
     SIMPLE_ALGORITHMS,
 )
-
-ALIGN = 16
-"""Bytes on whose multiples chunks of GPU ranks begin."""
 
 
 def in_place(call: Call) -> bool:
@@ -37,61 +40,125 @@ def in_place(call: Call) -> bool:
 
 
 def choose_simple(call: Call, machine: GpuRanks, limits: Limits, fits: Fits) -> Choice:
-    """The choice for protocol Simple."""
+    """The choice where kernels move all data."""
     if limits.hellos_decide and not COLLECTIVES[call.collective].has_root:
         return _choose_dual(call, machine, limits, fits)
-    nranks, where = machine.nranks, f"{call.collective} on rank {call.rank}"
-    most = min(limits.blocks or machine.blocks, machine.blocks)
-    default = _default_algorithm(call, machine, limits, most)
-    candidate = candidate_of(call, machine, limits, default)
-    # A barrier has nothing to slice, even if the communicator's options set slices.
-    barrier = call.collective == "barrier"
-    slices = 1 if barrier else limits.slices or slices_of(call, limits, default)
-    launch = Launch("Simple", slices, WINDOW, limits.mapped, in_place(call))
-    found = fitted(call, candidate, launch, ALIGN, fits, "sm", _why(call, limits, default))
-    lanes = max(1, *(len(found.program.of(rank)) for rank in range(nranks)))
+    default = default_algorithm(call, machine, limits)
+    why: tuple[str, ...] = ()
+    if limits.algorithm is None and limits.channels is None and call.collective != "barrier":
+        kind = "mapped" if limits.mapped else "plain"
+        why = (f"{default} for large {kind} buffers: measured on {SIMPLE_ALGORITHMS.source}",)
+    slices = slices_of(call, limits.algorithm or default)
+    found = _launched(call, machine, limits, fits, "sm", default, slices, why)
+    where = f"{call.collective} on rank {call.rank}"
+    lanes = max(1, *(len(found.program.of(rank)) for rank in range(machine.nranks)))
     if lanes > machine.blocks:  # a block would wait for one that cannot start
         raise LaunchRefused(
             f"{where}: this algorithm needs {lanes} CUDA blocks on a rank, {machine.blocks} are "
             f"resident at once; use another algorithm"
         )
-    if candidate.channels and not fits.parameters(call, (found,), machine.together):
+    if found.channels and not fits.parameters(call, (found,), machine.together):
         raise LaunchRefused(
             f"{where}: the parameters of a launch do not hold the steps of "
-            f"{len(candidate.channels.rings)} rings; use fewer channels"
+            f"{len(found.channels.rings)} rings; use fewer channels"
         )
-    pieces = -(-found.layout.width() * call.dtype.itemsize // BLOCK_BYTES.value)
-    replicas = max(1, min(machine.replicas, most // lanes, pieces))
-    found = found.on(Grid(replicas, replicas * lanes, machine.threads))
+    found = _on_blocks(found, call, machine, lanes, machine.most(limits))
     return _with_direct(found, call, machine, limits, fits)
 
 
-def _default_algorithm(call: Call, machine: GpuRanks, limits: Limits, blocks: int) -> str:
+def choose_copies(call: Call, machine: GpuRanks, limits: Limits, fits: Fits) -> Choice:
+    """The choice for ``engine="copy"``: which blocks copy engines carry, and the rest."""
+    kind, where = COLLECTIVES[call.collective], f"{call.collective} on rank {call.rank}"
+    where += ": engine='copy'"
+    if limits.protocol not in (None, "Simple"):
+        raise ArgumentError(
+            f"{where} runs with protocol='Simple' only, because copy engines cannot poll flags "
+            f"inside the data; leave protocol={limits.protocol!r} out"
+        )
+    if call.op is not None and (call.op.scales or kind.prefix):
+        what = call.op if call.op.scales else call.collective
+        raise LaunchRefused(f"{where} does not support {what}: leave engine out")
+    default = COPY_ALGORITHMS.of(call.collective)[bool(limits.mapped)]
+    # Lanes that do different things are one block where there is nothing to overlap.
+    slices = 2 if kind.reduces else 1
+    found = _launched(call, machine, limits, fits, "copy", default, slices)
+    program = found.program
+    copied = copied_blocks(program)
+    if not any(crosses(program.programs[number]) for number in copied):
+        raise LaunchRefused(
+            f"{where}: with slices={found.launch.slices} no block of this algorithm only copies to "
+            f"or from peers, so there is nothing for copy engines; use algorithm={default!r} with "
+            f"slices=2 or more, or leave engine out"
+        )
+    others = [block for number, block in enumerate(program.blocks) if number not in copied]
+    lanes = max(sum(block.rank == rank for block in others) for rank in range(machine.nranks))
+    # Half of the multiprocessors stay free for the gates that these blocks wait for.
+    most = min(machine.most(limits) // 2, BESIDE_BLOCKS.value * max(1, lanes))
+    return _on_blocks(found, call, machine, lanes, most)
+
+
+def copied_blocks(program: Program) -> frozenset[int]:
+    """The numbers of the blocks that are lanes of copies or only signal; the same on all ranks.
+
+    A block of local copies alone is not among them: a kernel is faster there.
+    """
+    return frozenset(
+        number
+        for number, block in enumerate(program.programs)
+        if all(len(row.srcs) <= 1 and not row.labels.reduces for row in block.rows)
+        and (crosses(block) or not any(row.dsts for row in block.rows))
+    )
+
+
+def crosses(block: BlockProgram) -> bool:
+    """Whether a block touches memory of other ranks."""
+    return any(
+        chunk.rank != block.block.rank for row in block.rows for chunk in (*row.srcs, *row.dsts)
+    )
+
+
+def default_algorithm(call: Call, machine: GpuRanks, limits: Limits) -> str:
     """The algorithm without an option."""
     lanes, known = machine.nranks - 1, machine.known
     alike = limits.channels is None and (known is None or known.all_pairs)
-    many = lanes > 1 and blocks >= FUSED_BLOCKS.value * lanes
+    many = lanes > 1 and machine.most(limits) >= FUSED_BLOCKS.value * lanes
     short = many and call.nbytes < FUSED_BYTES.value
     if call.collective == "broadcast" and limits.mapped and alike and short:
         return "scatter_gather_fused"
     return SIMPLE_ALGORITHMS.of(call.collective)[bool(limits.mapped)]
 
 
-def _why(call: Call, limits: Limits, default: str) -> tuple[str, ...]:
-    if limits.algorithm is not None or limits.channels is not None or call.collective == "barrier":
-        return ()
-    kind = "mapped" if limits.mapped else "plain"
-    return (f"{default} for large {kind} buffers: measured on {SIMPLE_ALGORITHMS.source}",)
-
-
-def slices_of(call: Call, limits: Limits, default: str) -> int:
+def slices_of(call: Call, algorithm: Algorithm) -> int:
     """Slices of a pipelined algorithm; in the others all ranks move data at once, in one slice."""
-    algorithm = limits.algorithm or default
     pipelined = None if callable(algorithm) else PIPELINED.of(algorithm)
     if pipelined is None:
         return 1
     nbytes, least, most = pipelined
     return max(least, min(most, call.nbytes // nbytes))
+
+
+def _launched(
+    call: Call,
+    machine: GpuRanks,
+    limits: Limits,
+    fits: Fits,
+    engine: str,
+    default: str,
+    slices: int,
+    why: tuple[str, ...] = (),
+) -> Choice:
+    """The choice without a grid; algorithm and slices of the options go first."""
+    candidate = candidate_of(call, machine, limits, default)
+    slices = limits.slices or slices
+    launch = Launch("Simple", slices, WINDOW, limits.mapped, in_place(call))
+    return fitted(call, candidate, launch, fits, engine, why)
+
+
+def _on_blocks(found: Choice, call: Call, machine: GpuRanks, lanes: int, most: int) -> Choice:
+    """The choice on CUDA blocks: at most ``most``, equally many for each lane of a rank."""
+    pieces = -(-found.layout.width() * call.dtype.itemsize // BLOCK_BYTES.value)
+    replicas = max(1, min(machine.replicas, most // max(1, lanes), pieces))
+    return found.on(Grid(replicas, replicas * lanes, machine.threads))
 
 
 def _with_direct(

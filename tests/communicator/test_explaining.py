@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import ringcoll
-from ringcoll import Block, Buffer, Chunk, Collective, Plan, Step
+from ringcoll import Block, Buffer, Chunk, Collective, Plan, Step, tuner
 from ringcoll.arguments.calls import Call
 from ringcoll.collectives import COLLECTIVES
 from ringcoll.communicator.gpu import CudaState
@@ -20,7 +20,7 @@ from ringcoll.dtypes import dtype_of, op_of
 from ringcoll.executors.cuda.kernel_body import KernelFits, gpu_ranks
 from ringcoll.executors.cuda.workspace import Workspace
 from ringcoll.launch import ALL_MAPPED
-from ringcoll.tuner import Limits, choose, gpu
+from ringcoll.tuner import Limits, choose
 from tests.communicator.known import known
 
 RANKS = 4
@@ -144,7 +144,7 @@ def test_a_rooted_call_says_what_runs_where_the_root_is_reached():
 @pytest.mark.parametrize(("name", "programs"), [("reduce", 2), ("all_reduce", 1)])
 def test_all_that_may_run_is_proven(monkeypatch, name, programs):
     proven = []
-    monkeypatch.setattr(gpu, "prove", lambda plan, launch, limits: proven.append(launch.mapped))
+    monkeypatch.setattr(tuner, "prove", lambda plan, launch, limits: proven.append(launch.mapped))
     found = chosen(name, 16 << 20, verify=True)
     assert proven == [kind.launch.mapped for kind in found.variants]
     assert len(set(proven)) == programs

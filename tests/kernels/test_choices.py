@@ -21,7 +21,7 @@ from ringcoll.executors.cuda.params import Addresses, Header, pack
 from ringcoll.executors.cuda.workspace import Workspace
 from ringcoll.launch import ALL_MAPPED
 from ringcoll.plan import Buffer
-from ringcoll.tuner.copies import copied_blocks, crosses
+from ringcoll.tuner.simple import copied_blocks, crosses
 from tests.kernels.chosen import chosen
 
 NAMES = [name for name in COLLECTIVES if name != "send"]

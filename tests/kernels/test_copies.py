@@ -16,7 +16,7 @@ from ringcoll.encode import encode
 from ringcoll.errors import LaunchRefused
 from ringcoll.executors.cuda.copies import Copy, _Open
 from ringcoll.launch import Launch
-from ringcoll.tuner.copies import copied_blocks, crosses
+from ringcoll.tuner.simple import copied_blocks, crosses
 from tests.kernels.cases import LL, STAGED, Case
 from tests.kernels.copied import Device, devices, run
 from tests.kernels.stand_in import compile_all, needs_compiler

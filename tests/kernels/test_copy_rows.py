@@ -16,7 +16,7 @@ from ringcoll.executors.cuda.simple import Writer
 from ringcoll.launch import Launch
 from ringcoll.lower import lower
 from ringcoll.plan import HELLO, Buffer
-from ringcoll.tuner.copies import copied_blocks
+from ringcoll.tuner.simple import copied_blocks
 from tests.kernels.cases import Case
 from tests.kernels.world import World
 

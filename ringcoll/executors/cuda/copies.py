@@ -26,7 +26,7 @@ from ringcoll.labels import Label
 from ringcoll.launch import Launch, Layout
 from ringcoll.lower import place
 from ringcoll.plan import Buffer, Chunk, Plan
-from ringcoll.tuner.copies import copied_blocks
+from ringcoll.tuner.simple import copied_blocks
 
 Pair = tuple[int, int]
 """The two words of a signal or wait in a gate."""
