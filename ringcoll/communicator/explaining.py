@@ -54,11 +54,10 @@ def _unit(collective: str, nranks: int) -> int:
 def explain_cpu(collective: str, nbytes: int, state: RankCalls) -> str:
     """The candidates of CPU ranks, and what runs for buffers of both kinds, in lines of text."""
     call = call_of(collective, nbytes, state.fabric.nranks)
-    titles: tuple[str, ...] = _TITLES
+    titles: tuple[str, ...] = ("buffers of any kind",)
+    where = "staged, without a handshake"
     if waits_for_hellos(call, limits_of(call, state.config, state.config)):
-        where = "by a handshake, staged where need be"
-    else:
-        titles, where = ("buffers of any kind",), "staged, without a handshake"
+        titles, where = _TITLES, "by a handshake, staged where need be"
     title = f"{collective}, {nbytes} bytes, {_ranks(state, 'CPU')}: {where}"
     return "\n".join([title, *_on_host(call, state, titles)])
 
@@ -102,7 +101,7 @@ def _on_host_runs(call: Call, state: RankCalls, mapped: frozenset[Buffer]) -> st
         found = state.choice(call, state.config, mapped)
     except Error as error:
         return f"refused: {error}"
-    return f"{_name(found)}, S = {found.launch.slices}, {_data(found)}"
+    return f"{_name(found)}, S = {found.launch.slices}, {_reached(found)}"
 
 
 def format_choice(call: Call, found: Choice, limits: Limits) -> str:
@@ -117,12 +116,8 @@ def format_choice(call: Call, found: Choice, limits: Limits) -> str:
         by = f"{found.algorithm} ({how})"
     return (
         f"{call.tagged(call.signature())}, {call.nbytes} bytes: {by}, S = {found.launch.slices}, "
-        f"{_data(found)}"
+        f"{_reached(found)}"
     )
-
-
-def _data(found: Choice) -> str:
-    return _reached(found) if found.launch.mapped else "staged"
 
 
 def explain_gpu(collective: str, nbytes: int, state: CudaState) -> str:
@@ -181,13 +176,6 @@ def _settings(limits: Limits) -> Iterator[str]:
             yield f"{name}={value!r} is set"
 
 
-def _reasons(found: Choice) -> Iterator[str]:
-    """Why: the model's comparison, or the measurement behind a threshold."""
-    if found.predicted:
-        yield "the clock on this machine's links:"
-    yield from (f"  {reason}" if found.predicted else reason for reason in found.why)
-
-
 def _lines(found: Choice, chooser: Chooser, units: int, unit: int) -> Iterator[str]:
     """What runs, and the sizes for which it is chosen."""
     launch = found.launch
@@ -216,7 +204,9 @@ def _lines(found: Choice, chooser: Chooser, units: int, unit: int) -> Iterator[s
         )
     if found.plan.collective.name == "barrier":
         return
-    yield from _reasons(found)
+    if found.predicted:
+        yield "the clock on this machine's links:"
+    yield from (f"  {reason}" if found.predicted else reason for reason in found.why)
     limit = _MOST_BYTES // unit
     least, most = _edge(chooser, units, 0), _edge(chooser, units, max(limit, units))
     upper = f"{most * unit} bytes" if most < limit else "any size"
@@ -230,6 +220,8 @@ def _lines(found: Choice, chooser: Chooser, units: int, unit: int) -> Iterator[s
 
 def _reached(found: Choice) -> str:
     """The buffers that peers read or write directly."""
+    if not found.launch.mapped:
+        return "staged"
     return f"peers reach {' and '.join(sorted(buffer.name for buffer in found.launch.mapped))}"
 
 

@@ -65,7 +65,6 @@ class Fastest:
 
     algorithm: str
     slices: int
-    window: int
     seconds: float
     options: tuple[Option, ...]
     reasons: tuple[str, ...]
@@ -100,17 +99,12 @@ def plan_for(
     return build(collective, algorithm, nranks, root=root, nodes=given, rings=rings)
 
 
-def candidates_for(
-    collective: str, nranks: int, *, refuse: Callable[[str], str] | None = None, **others: Any
-) -> tuple[Candidate, ...]:
-    """Every algorithm of a collective; ``refuse`` says why one is not allowed, or ""."""
+def candidates_for(collective: str, nranks: int, **others: Any) -> tuple[Candidate, ...]:
+    """Every algorithm of a collective, as :func:`candidate_for` makes it."""
     if collective not in ALGORITHMS:
         raise ArgumentError(f"collective={collective!r}: one of {', '.join(ALGORITHMS)}")
-    refusals = {name: refuse(name) if refuse else "" for name in ALGORITHMS[collective]}
-    return tuple(
-        candidate_for(collective, name, nranks, refusal=refusal, **others)
-        for name, refusal in refusals.items()
-    )
+    names = ALGORITHMS[collective]
+    return tuple(candidate_for(collective, name, nranks, **others) for name in names)
 
 
 def candidate_for(
@@ -136,41 +130,26 @@ def _builder(
     return partial(plan_for, collective, algorithm, nranks, **others)
 
 
+@lru_cache(maxsize=4096)
 def fastest(
     collective: str,
     nranks: int,
     nbytes: int,
     *,
     links: Links,
-    root: int = 0,
-    candidates: tuple[Candidate, ...] | None = None,
+    candidates: tuple[Candidate, ...],
     window: int = 2,
-    smallest: int = SMALLEST,
 ) -> Fastest:
     """The algorithm that the clock finds fastest, and its number of slices.
 
-    Of equally fast ``candidates`` the first is chosen; None: every algorithm. ``smallest`` is the
-    bytes of the smallest slice that a search may cut. If all are refused, LaunchRefused says why.
+    Of equally fast ``candidates`` the first is chosen. If all are refused, LaunchRefused says why.
     """
-    if candidates is None:
-        candidates = candidates_for(
-            collective, nranks, root=root, nodes=links.nodes, per_port=links.per_port
-        )
-    try:
-        return _fastest(candidates, nbytes, links, window, smallest)
-    except LaunchRefused as error:
-        raise LaunchRefused(f"{collective} of {nranks} ranks, {nbytes} bytes: {error}") from None
-
-
-@lru_cache(maxsize=4096)
-def _fastest(
-    candidates: tuple[Candidate, ...], nbytes: int, links: Links, window: int, smallest: int
-) -> Fastest:
     refused = [Option(c.algorithm, 0, math.inf, c.refusal) for c in candidates if c.refusal]
     clocks = {c: _clock(c.build, c.shares, links, window) for c in candidates if not c.refusal}
     if not clocks:
         why = "; ".join(f"{o.algorithm}: {o.note}" for o in refused) or "there is none"
-        raise LaunchRefused(f"no algorithm is allowed: {why}")
+        where = f"{collective} of {nranks} ranks, {nbytes} bytes"
+        raise LaunchRefused(f"{where}: no algorithm is allowed: {why}")
     # Those with the least to send first: the others may be out before they are folded.
     bounds = {c: clock.least(nbytes, c.slices or 1) for c, clock in clocks.items()}
     seen: dict[Candidate, Option] = {}
@@ -181,7 +160,7 @@ def _fastest(
             seen[candidate] = Option(candidate.algorithm, 0, bound)
             continue
         if candidate.slices is None:
-            most = max(1, int(nbytes / clock.parts / smallest))
+            most = max(1, int(nbytes / clock.parts / SMALLEST))
             slices, seconds = best_slices(clock, nbytes, most=most, only_powers=True)
         else:
             slices = candidate.slices
@@ -193,7 +172,7 @@ def _fastest(
     limit = next(clock.limit(nbytes) for c, clock in clocks.items() if seen[c] is first)
     listed = (*ranked, *refused)
     reasons = tuple(_reason(option, first, limit) for option in listed)
-    return Fastest(first.algorithm, first.slices, window, first.seconds, listed, reasons)
+    return Fastest(first.algorithm, first.slices, first.seconds, listed, reasons)
 
 
 @lru_cache(maxsize=512)
@@ -225,34 +204,25 @@ def best_slices(
     a row are worse than the best, then (unless ``only_powers``) the numbers around the best one,
     by halving intervals. A plan with signals has one slice.
     """
-    if clock.plan.synchronised:
-        return 1, clock.predict(nbytes).seconds
-    known: dict[int, float] = {}
-
-    def time(slices: int) -> float:
-        if slices not in known:
-            known[slices] = clock.predict(nbytes, slices).seconds
-        return known[slices]
+    known = {1: clock.predict(nbytes).seconds}
 
     def best() -> int:
         return min(known, key=lambda s: (known[s], s))
 
-    slices = 1
-    time(slices)
-    while 2 * slices <= min(most, SLICES) and slices < 4 * best():
+    slices, most = 1, 1 if clock.plan.synchronised else min(most, SLICES)
+    while 2 * slices <= most and slices < 4 * best():
         slices *= 2
         if clock.least(nbytes, slices) > known[best()]:
             break
         try:
-            time(slices)
+            known[slices] = clock.predict(nbytes, slices).seconds
         except PlanError:
             return 1, known[1]
-    if not only_powers:
-        step = best() // 2
-        while step:
-            around = best()
-            for near in (around - step, around + step):
-                if 1 <= near <= most:
-                    time(near)
-            step //= 2
+    step = 0 if only_powers else best() // 2
+    while step:
+        around = best()
+        for near in (around - step, around + step):
+            if 1 <= near <= most and near not in known:
+                known[near] = clock.predict(nbytes, near).seconds
+        step //= 2
     return best(), known[best()]

@@ -12,6 +12,7 @@ from ringcoll.dtypes import Accumulate
 from ringcoll.launch import Launch
 from ringcoll.lower import place
 from ringcoll.model import fastest as model
+from ringcoll.model.machine import Machine
 from ringcoll.plan import Plan
 from ringcoll.tuner.choice import MAKING, CpuRanks, GpuRanks, Limits
 from ringcoll.tuner.measured import AGREED_BYTES, COMPARED_RANKS, ONE_HOP
@@ -19,20 +20,17 @@ from ringcoll.tuner.nodes import across, links_of
 from ringcoll.tuner.proof import sums_in_rank_order
 
 _RINGED = {
-    "all_reduce": "ring",
-    "all_gather": "ring",
-    "reduce_scatter": "ring",
-    "broadcast": "chain",
-    "reduce": "chain",
+    **dict.fromkeys(("all_reduce", "all_gather", "reduce_scatter"), "ring"),
+    **dict.fromkeys(("broadcast", "reduce"), "chain"),
 }
 """The algorithms of GPU ranks along a machine's rings."""
 
 
 def predicted(collective: str, nbytes: int, machine: CpuRanks, limits: Limits) -> model.Fastest:
     """The algorithm that the model finds fastest on CPU ranks for a size."""
-    ordered = limits.deterministic and COLLECTIVES[collective].reduces
+    ordered = limits.orders(collective)
+    rounding = limits.accumulate if ordered else "wide"
     with MAKING:
-        rounding = limits.accumulate if ordered else "wide"
         return _predicted(collective, _power(nbytes), machine, ordered, rounding)
 
 
@@ -47,38 +45,35 @@ def _predicted(
 ) -> model.Fastest:
     nranks, nodes, known = machine.nranks, machine.nodes, machine.known
     channels = None if known is None or nodes else known.channels
+    names = [*ALGORITHMS[collective]]
+    # A small call is staged whatever its buffers are, so the model times staged plans.
+    staged = bool(nodes) or nbytes <= AGREED_BYTES.value
+    if nodes and nranks > COMPARED_RANKS.value and "hierarchical" in names and not ordered:
+        names = ["hierarchical"]
+    elif staged and not nodes:
+        names = [name for name in names if name in ONE_HOP.value]
 
-    def refuse(name: str) -> str:
+    def refusal(name: str) -> str:
         if not ordered:
             return ""
-        plan = (
-            across(collective, name, nodes, ordered=True)
-            if nodes
-            else model.plan_for(collective, name, nranks, channels=channels)
-        )
+        if nodes:
+            plan = across(collective, name, nodes, ordered=True)
+        else:
+            plan = model.plan_for(collective, name, nranks, channels=channels)
         if sums_in_rank_order(plan, Launch(), rounding):
             return ""
         return "it does not sum in rank order, which deterministic=True asks for"
 
-    if nbytes > AGREED_BYTES.value and not nodes:
-        candidates = model.candidates_for(collective, nranks, channels=channels, refuse=refuse)
-    else:
-        names = [*ALGORITHMS[collective]]
-        if not nodes:
-            # A small call is staged whatever its buffers are, so the model times staged plans.
-            names = [name for name in names if name in ONE_HOP.value]
-        elif nranks > COMPARED_RANKS.value and "hierarchical" in names and not ordered:
-            names = ["hierarchical"]
-        candidates = tuple(
-            model.Candidate(
-                name,
-                _staged(collective, name, nranks, nodes, ordered),
-                None if nodes else 1,
-                refuse(name),
-            )
-            for name in names
-        )
-    links = links_of(nodes) if known is None or nodes else known.links
+    def candidate(name: str) -> model.Candidate:
+        why = refusal(name)
+        if not staged:
+            return model.candidate_for(collective, name, nranks, channels=channels, refusal=why)
+        make = _staged(collective, name, nranks, nodes, ordered)
+        return model.Candidate(name, make, None if nodes else 1, why)
+
+    links, candidates = links_of(nodes), tuple(map(candidate, names))
+    if known is not None and not nodes:
+        links = known.links
     return model.fastest(collective, nranks, nbytes, links=links, candidates=candidates)
 
 
@@ -109,17 +104,15 @@ def faster_along_rings(
     known, name = machine.known, call.collective
     if known is None or known.all_pairs or _RINGED.get(name, default) == default:
         return default, ()
+    nbytes = _power(call.nbytes)
     with MAKING:
-        return _faster(name, machine, _power(call.nbytes), call.root, default, slices)
+        return _faster(name, known, machine.nranks, nbytes, call.root, default, slices)
 
 
 @lru_cache(maxsize=1024)
 def _faster(
-    collective: str, machine: GpuRanks, nbytes: int, root: int, default: str, slices: int
+    collective: str, known: Machine, nranks: int, nbytes: int, root: int, default: str, slices: int
 ) -> tuple[str, tuple[str, ...]]:
-    known, nranks = machine.known, machine.nranks
-    if known is None:
-        return default, ()
     candidates = tuple(
         model.candidate_for(
             collective,
@@ -131,7 +124,5 @@ def _faster(
         )
         for algorithm in (default, _RINGED[collective])
     )
-    found = model.fastest(
-        collective, nranks, nbytes, links=known.links, root=root, candidates=candidates
-    )
+    found = model.fastest(collective, nranks, nbytes, links=known.links, candidates=candidates)
     return found.algorithm, found.reasons
