@@ -72,26 +72,60 @@ def compile_reduce(
             is its own on every rank; empty: ``op``.
 
     """
-    if dsts[0].size == 0:
-        return _nothing
-    if op is None:
-        return _copy(srcs, dsts)
-    direct = dsts[0].dtype == dtype.accumulator and not (final and op.name == "avg")
-    loaders: list[_Loader | None] = [None] * len(srcs)
-    for k, src in enumerate(srcs):
-        if raw and raw[k]:
-            loaders[k] = _loader(loads[k] if loads else op, dtype)
-        elif src.dtype != dtype.accumulator:
-            # A partial that was rounded when it was stored: it is only widened again.
-            loaders[k] = _loader(OPS["sum"], dtype)
-    closure: Closure | None = None
-    if direct and len(srcs) > 1 and not any(loaders):
-        closure = _chain(op.ufunc(dtype.accumulator), srcs, dsts)
-    if closure is None:
-        closure = _fold(srcs, dsts, op, dtype, nranks, loaders, direct, final)
-    if dtype.category in ("float", "complex"):
-        return functools.partial(_QUIET.copy().run, closure)
-    return closure
+    kinds = [src.dtype for src in srcs]
+    reduction = Reduction(
+        kinds, dsts[0].dtype, op=op, dtype=dtype, nranks=nranks, raw=raw, final=final, loads=loads
+    )
+    return reduction.on(srcs, dsts)
+
+
+class Reduction:
+    """What :func:`compile_reduce` compiles, for arrays of these types and any length."""
+
+    __slots__ = ("_direct", "_dtype", "_final", "_loaders", "_nranks", "_op", "_ufunc")
+
+    def __init__(
+        self,
+        kinds: Sequence[np.dtype[Any]],
+        stored: np.dtype[Any],
+        *,
+        op: ReduceOp | None,
+        dtype: DType,
+        nranks: int,
+        raw: Sequence[bool] = (),
+        final: bool = True,
+        loads: Sequence[ReduceOp] = (),
+    ) -> None:
+        self._op, self._dtype, self._nranks, self._final = op, dtype, nranks, final
+        if op is None:
+            return
+        accumulator = dtype.accumulator
+        self._ufunc = op.ufunc(accumulator)
+        self._direct = stored == accumulator and not (final and op.name == "avg")
+        self._loaders: list[_Loader | None] = [None] * len(kinds)
+        for k, kind in enumerate(kinds):
+            if raw and raw[k]:
+                self._loaders[k] = _loader(loads[k] if loads else op, dtype)
+            elif kind != accumulator:
+                # A partial that was rounded when it was stored: it is only widened again.
+                self._loaders[k] = _loader(OPS["sum"], dtype)
+
+    def on(self, srcs: Sequence[Array], dsts: Sequence[Array]) -> Closure:
+        """The closure on these arrays."""
+        if dsts[0].size == 0:
+            return _nothing
+        op, dtype = self._op, self._dtype
+        if op is None:
+            return _copy(srcs, dsts)
+        closure: Closure | None = None
+        if self._direct and len(srcs) > 1 and not any(self._loaders):
+            closure = _chain(self._ufunc, srcs, dsts)
+        if closure is None:
+            nranks, loaders, direct, final = self._nranks, self._loaders, self._direct, self._final
+            closure = _fold(srcs, dsts, op, dtype, nranks, loaders, direct, final)
+        if dtype.category in ("float", "complex"):
+            return functools.partial(_QUIET.copy().run, closure)
+        return closure
 
 
 def _nothing() -> None:

@@ -133,6 +133,8 @@ class Layout:
         start, count = self.segment(buffer, rank, number)
         low, high = self.part(count, within)
         length = high - low
+        if self.slices == 1:
+            return start + low, length
         piece = self.piece(length)
         first, last = min(length, at * piece), min(length, (at + 1) * piece)
         return start + low + first, last - first
@@ -143,6 +145,8 @@ class Layout:
 
     def width(self) -> int:
         """Elements of the longest slice: what a SCRATCH slot must hold."""
+        if len(self.shares) == 1:  # no chunk is longer than the first of the longest segment
+            return self.piece(self.part(max(self.counts), 0)[1])
         longest, per_channel = 0, self.collective.chunks // len(self.shares)
         for count in set(self.counts):
             # Cuts are rounded up, so that no chunk of a channel is longer than its first.

@@ -41,6 +41,12 @@ class Part:
     offset: int = 0
     nbytes: int = 0
 
+    def scaled(self, before: int, now: int) -> Part:
+        """The part of a call of another count: it begins at a whole segment."""
+        if not self.nbytes:
+            return self
+        return Part(self.argument, self.offset // before * now, self.nbytes // before * now)
+
 
 @dataclass(slots=True, eq=False)
 class CheckedCall:
@@ -54,6 +60,22 @@ class CheckedCall:
     any_class: Any = None  # the prepared call, if memory of any class will do
     prepared: dict[Hashable, Any] = field(default_factory=dict)  # by class of memory
 
+    def scaled(self, nbytes: tuple[int, int]) -> CheckedCall | None:
+        """The call on arguments of so many bytes; None unless only its count differs."""
+        call, count = self.call, self.call.count
+        first, second = self.nbytes
+        if first % count or second % count:
+            return None
+        # Bytes of each argument for one element of the count; the call has one argument at least.
+        first, second = first // count, second // count
+        now = nbytes[0] // first if first else nbytes[1] // (second or 1)
+        if not now or nbytes != (first * now, second * now):
+            return None
+        call = call.on(call.send, call.recv)
+        call.count, call.nbytes = now, call.nbytes // count * now
+        input_, output = (part.scaled(count, now) for part in (self.input, self.output))
+        return CheckedCall(call, self.config, input_, output, nbytes)
+
 
 class CallCache:
     """The prepared calls of one communicator; ``how`` is for preparing them."""
@@ -61,6 +83,7 @@ class CallCache:
     def __init__(self, state: Any, **how: bool) -> None:
         self._state, self._how = state, how
         self._checked: dict[Hashable, CheckedCall] = {}
+        self._shapes: dict[Hashable, CheckedCall] = {}  # one of any count
         self._prepared: dict[tuple[CheckedCall, Hashable], None] = {}  # all, the oldest first
 
     def find(self, key: Hashable, first: int, second: int) -> tuple[Any, Given] | None:
@@ -82,15 +105,57 @@ class CallCache:
             return checked.any_class, (start, end, 0, 0)
         return self._in_memory(checked, start, end)
 
+    def find_scaled(
+        self, key: Hashable, shape: Hashable, first: Extent, second: Extent
+    ) -> tuple[Any, Given] | None:
+        """A call whose count alone is new, kept like the one of its ``shape`` that was checked.
+
+        ``shape`` says what the key does but the counts. None where the call must be checked, or
+        chosen and prepared from the beginning.
+        """
+        if _overlap(first, second):
+            if first != second:
+                return None
+            key, shape = (key, 0), (shape, 0)
+        like = self._shapes.get(shape)
+        if like is None:
+            return None
+        before = like.any_class or like.prepared.get(None)
+        checked = None if before is None else like.scaled((first[1], second[1]))
+        if checked is None:
+            return None
+        state, call, config = self._state, checked.call, checked.config
+        at, input_, output = (first[0], second[0], 0), checked.input, checked.output
+        start, end = at[input_.argument] + input_.offset, at[output.argument] + output.offset
+        send, recv, kind = call.send, call.recv, call.dtype.numpy
+        if start:
+            send = view_at(start, input_.nbytes, kind)
+        if end:
+            recv = send if (end, output) == (start, input_) else view_at(end, output.nbytes, kind)
+        prepared = state.prepare_like(before, call.on(send, recv), config)
+        given = start, end, 0, 0
+        if not prepared.any_class:
+            extents = (start, input_.nbytes), (end, output.nbytes)
+            _, given = state.memory_class(call, config, *extents)
+        evict(self._checked, CACHED_CALLS)
+        self._checked[key] = checked
+        self._keep(checked, None, prepared)
+        return prepared, given
+
     def add(
-        self, key: Hashable, call: Call, config: Config, first: Extent, second: Extent
+        self,
+        key: Hashable,
+        call: Call,
+        config: Config,
+        first: Extent,
+        second: Extent,
+        shape: Hashable = None,
     ) -> tuple[Any, Given]:
         """Keep a checked call on arguments that lie there, and prepare it.
 
-        With a key of None it is not kept.
+        With a key of None it is not kept. With a ``shape``, calls of other counts are kept like it.
         """
-        distance = second[0] - first[0]
-        overlap = first[0] and second[0] and -second[1] < distance < first[1]
+        overlap = _overlap(first, second)
         input_, output = (_part(array, first, second) for array in (call.send, call.recv))
         checked = CheckedCall(
             call.on(_emptied(call.send), _emptied(call.recv)),
@@ -104,7 +169,11 @@ class CallCache:
         found = self._in_memory(checked, start_of(call.send), start_of(call.recv), whole)
         if key is not None:
             evict(self._checked, CACHED_CALLS)
-            self._checked[(key, distance) if overlap else key] = checked
+            self._checked[(key, second[0] - first[0]) if overlap else key] = checked
+            same = call.count and not (call.counts or call.custom_signature)
+            if shape is not None and same and (not overlap or first == second):
+                evict(self._shapes, CACHED_CALLS)
+                self._shapes[(shape, 0) if overlap else shape] = checked
         return found
 
     def _in_memory(
@@ -123,16 +192,19 @@ class CallCache:
             )
             whole = whole or call.on(send, recv)
             prepared = state.prepare(whole, checked.config, **self._how)
-            while len(self._prepared) >= CACHED_CALLS:
-                oldest, place = next(iter(self._prepared))
-                del self._prepared[oldest, place]
-                oldest.prepared.pop(place, None)
-                oldest.any_class = None
-            self._prepared[checked, kind] = None
-            checked.prepared[kind] = prepared
-            if prepared.any_class:
-                checked.any_class = prepared
+            self._keep(checked, kind, prepared)
         return prepared, given
+
+    def _keep(self, checked: CheckedCall, kind: Hashable, prepared: Any) -> None:
+        while len(self._prepared) >= CACHED_CALLS:
+            oldest, place = next(iter(self._prepared))
+            del self._prepared[oldest, place]
+            oldest.prepared.pop(place, None)
+            oldest.any_class = None
+        self._prepared[checked, kind] = None
+        checked.prepared[kind] = prepared
+        if prepared.any_class:
+            checked.any_class = prepared
 
     def __len__(self) -> int:
         """How many calls are kept."""
@@ -141,7 +213,14 @@ class CallCache:
     def clear(self) -> None:
         """Drop all calls."""
         self._checked.clear()
+        self._shapes.clear()
         self._prepared.clear()
+
+
+def _overlap(first: Extent, second: Extent) -> bool:
+    """Whether two arguments share memory."""
+    both = first[0] and second[0]
+    return bool(both) and -second[1] < second[0] - first[0] < first[1]
 
 
 def _part(array: npt.NDArray[Any] | None, first: Extent, second: Extent) -> Part:

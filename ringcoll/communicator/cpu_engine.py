@@ -25,9 +25,9 @@ from ringcoll.communicator.work import Work
 from ringcoll.config import Config
 from ringcoll.errors import ArgumentError, Error
 from ringcoll.executors.contract import Given, LaunchRequest
-from ringcoll.views import Extent, address_of
+from ringcoll.views import address_of
 
-_Key = tuple[object, ...]
+_Key = tuple[Any, ...]
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
@@ -86,7 +86,8 @@ class CpuEngine(Engine):
                 key = None
         if found is None or "async_op" in how or of_thread.group is not None:
             arguments = arguments or (op, root)
-            return self._first_call(key, found, name, check, arguments, sendbuf, recvbuf, how)
+            at = (0, 0) if key is None else (first, second)
+            return self._first_call(key, at, found, name, check, arguments, sendbuf, recvbuf, how)
         state = self._state
         progress = state.progress
         if state._worker is not None or progress is None or progress._failed is not None:
@@ -103,6 +104,7 @@ class CpuEngine(Engine):
     def _first_call(
         self,
         key: _Key | None,
+        at: tuple[int, int],
         found: tuple[Any, Given] | None,
         name: str,
         check: Check,
@@ -113,14 +115,22 @@ class CpuEngine(Engine):
     ) -> Work | None:
         """A call that has no preparation yet, or that does not run at once.
 
-        ``key`` is None where none can be kept.
+        ``key`` is None where none can be kept; ``at``: the addresses of the buffers.
         """
-        config, _, later = self._options(name, how)
+        if found is None and key is not None:
+            first = at[0], 0 if sendbuf is None else sendbuf.nbytes
+            second = at[1], 0 if recvbuf is None else recvbuf.nbytes
+            shape = _without_counts(key)
+            found = self.calls.find_scaled(key, shape, first, second)
+        if found is not None and not how:
+            later = False
+        else:
+            config, _, later = self._options(name, how)
         if found is None:
             call = check(name, arguments, self._rank, self._nranks, sendbuf, recvbuf)
             if key is None:
                 return self._once(call, config, later=later, alive=(sendbuf, recvbuf))
-            found = self.calls.add(key, call, config, _extent(sendbuf), _extent(recvbuf))
+            found = self.calls.add(key, call, config, first, second, shape)
         prepared, given = found
         text = prepared.call.tagged(prepared.call.signature()) if later else ""
         request = LaunchRequest(prepared, addresses=given)
@@ -215,6 +225,7 @@ def _read(buffer: Any) -> tuple[int, object] | None:
     return at, (buffer.size, buffer.dtype, flags.writeable)
 
 
-def _extent(buffer: Any) -> Extent:
-    """Where an array that was read lies."""
-    return (0, 0) if buffer is None else (address_of(buffer), buffer.nbytes)
+def _without_counts(key: _Key) -> _Key:
+    """What of a call's key is not a count."""
+    name, op, root, kind, sends, receives, options = key
+    return name, op, root, kind, sends and sends[1:], receives and receives[1:], options

@@ -48,9 +48,14 @@ class RankCalls(RankErrors):
         self._refuse_gpu_options(call, config)
         return self.prepare_on_host(call, config)
 
-    def prepare_on_host(self, call: Call, config: Config) -> CpuCall:
+    def prepare_like(self, before: CpuCall, call: Call, config: Config) -> CpuCall:
+        """Prepare a call that differs from a prepared one in its count alone."""
+        self.usable()
+        return self.prepare_on_host(call, config, before)
+
+    def prepare_on_host(self, call: Call, config: Config, like: CpuCall | None = None) -> CpuCall:
         """Prepare a checked call that runs in host memory."""
-        limits = limits_of(call, config, self.config)
+        limits = limits_of(call, config, self.config) if like is None else like.limits
         logged: list[Choice] = []
 
         def log(call: Call, choice: Choice) -> None:
@@ -59,9 +64,8 @@ class RankCalls(RankErrors):
                 self.log_choice(format_choice(call, choice, limits))
 
         timeout, chosen = self.timeout_of(config), log if self.debug else None
-        return self._host.prepare(
-            with_options(call, config), limits, timeout=timeout, chosen=chosen
-        )
+        call = with_options(call, config)
+        return self._host.prepare(call, limits, timeout=timeout, chosen=chosen, like=like)
 
     @property
     def machine(self) -> CpuRanks:

@@ -24,9 +24,13 @@ from ringcoll.executors.rows import (
     NodeMessages,
     Pacer,
     Row,
+    RowTemplate,
     TraceEntry,
+    Wiring,
+    bind_rows,
     flag_slots,
     lane_rows,
+    lane_templates,
     senders,
 )
 from ringcoll.executors.shared_state import FLAGS, Hello, SharedState
@@ -39,6 +43,9 @@ from ringcoll.tuner.choice import Choice
 from ringcoll.views import start_of, view_at
 
 Array = npt.NDArray[Any]
+
+TEMPLATES = 64
+"""Programs of which a rank keeps the rows without arrays: the oldest goes first."""
 
 UNROLLED = 512
 """Rows of a lane up to which they are bound once and kept for the next call."""
@@ -60,6 +67,7 @@ class Binder:
         self.rank, self.nranks, self.nodes = fabric.rank, fabric.nranks, fabric.nodes
         self.symmetric, self.shared_state = symmetric, shared_state
         self.node_signals, self.pacer = node_signals, pacer
+        self._templates: dict[tuple[object, ...], ProgramTemplate] = {}
 
     def mapped_address(self, start: int, nbytes: int) -> int:
         """An address in symmetric memory: mapping << 48 | offset; 0 outside of it."""
@@ -82,31 +90,57 @@ class Binder:
         if call.op is not None and call.op.scalar is not None:
             loads = [ReduceOp(call.op.name, hello.scalar) for hello in hellos]
         binding = Binding(
-            layout=choice.layout,
-            user=user,
-            scratch=self._scratch(active.epoch & 1),
-            slot_bytes=slot,
-            slots=program.slots,
+            choice.layout, user, self._scratch(active.epoch & 1), slot, loads, self.pacer, trace
+        )
+        kept = self._template(choice, call)
+        lanes: list[Iterable[Row]] = []
+        for lane in kept.lanes:
+            if isinstance(lane, int):
+                lanes.append(LongLane(kept.wiring, lane, replace(binding, user_parts=[])))
+            else:
+                lanes.append(tuple(bind_rows(lane, kept.wiring, binding)))
+        parts = binding.user_parts
+        return BoundRows(kept.total, lanes, kept.messages, kept.sources, user, parts)
+
+    def _template(self, choice: Choice, call: Call) -> ProgramTemplate:
+        """What does not depend on the count: made once for a program, its slices, dtype, and op."""
+        program, slices, dtype, op = choice.program, choice.layout.slices, call.dtype, call.op
+        operator = None if op is None else (op.name, op.scalar is None)
+        key = program, slices, dtype.name, dtype.wide, operator
+        kept = self._templates.get(key)
+        if kept is None:
+            while len(self._templates) >= TEMPLATES:
+                self._templates.pop(next(iter(self._templates)), None)
+            kept = self._templates[key] = self._new_template(choice, call)
+        return kept
+
+    def _new_template(self, choice: Choice, call: Call) -> ProgramTemplate:
+        program, slices, signals = choice.program, choice.layout.slices, self.node_signals
+        wiring = Wiring(
+            program=program,
+            slices=slices,
             ranks=range(self.nranks),
             flag=self._flags(program),
             entered=[(words, self.shared_state.entered) for words in self.shared_state.words],
             dtype=call.dtype,
             op=call.op,
-            loads=loads,
-            pacer=self.pacer,
-            trace=trace,
             nodes=choice.launch.nodes,
-            node_messages=None
-            if self.node_signals is None
-            else NodeMessages(self.node_signals.messages, FIRST),
-            senders=senders(program) if self.node_signals is not None else {},
+            node_messages=None if signals is None else NodeMessages(signals.messages, FIRST),
+            senders=senders(program) if signals is not None else {},
         )
-        own = [n for n, block in enumerate(program.programs) if block.block.rank == self.rank]
-        lanes = [self._lane(program, number, binding) for number in own]
-        carried = [at for at, number in enumerate(own) if program.programs[number].messages]
-        sources = {rank for message, rank in binding.senders.items() if message.rank == self.rank}
-        return BoundRows(
-            program.total, lanes, frozenset(carried), frozenset(sources), user, binding.user_parts
+        programs = program.programs
+        own = [n for n, block in enumerate(programs) if block.block.rank == self.rank]
+        return ProgramTemplate(
+            program.total,
+            wiring,
+            [
+                number
+                if len(programs[number].rows) * slices > UNROLLED
+                else tuple(lane_templates(wiring, number))
+                for number in own
+            ],
+            frozenset(at for at, number in enumerate(own) if programs[number].messages),
+            frozenset(rank for sent, rank in wiring.senders.items() if sent.rank == self.rank),
         )
 
     def _user(
@@ -161,23 +195,28 @@ class Binder:
 
         return flag
 
-    def _lane(self, program: Program, number: int, binding: Binding) -> Iterable[Row]:
-        length = len(program.programs[number].rows) * binding.layout.slices
-        if length > UNROLLED:
-            return LongLane(program, number, replace(binding, user_parts=[]))
-        return tuple(lane_rows(program, number, binding))
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ProgramTemplate:
+    """What one rank runs of a program, but for the arrays; see :class:`BoundRows`."""
+
+    total: bool
+    wiring: Wiring
+    lanes: list[int | tuple[RowTemplate, ...]]  # of a lane of many rows, the number of its block
+    messages: frozenset[int]
+    sources: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LongLane:
     """A lane of many rows, which are bound again each time that they run."""
 
-    program: Program
+    wiring: Wiring
     number: int
     binding: Binding
 
     def __iter__(self) -> Iterator[Row]:
-        return lane_rows(self.program, self.number, self.binding)
+        return lane_rows(self.wiring, self.number, self.binding)
 
 
 def slot_bytes(call: Call, layout: Layout) -> int:
@@ -222,8 +261,6 @@ def agreed(
 
     """
     collective = Collective(call.collective, nranks, root=call.root)
-    if not hellos:
-        return frozenset(), collective.reduces
     both = [
         hello
         for other, hello in enumerate(hellos)

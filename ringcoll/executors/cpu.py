@@ -27,8 +27,9 @@ from ringcoll.fabric import Fabric
 from ringcoll.model.machine import Machine
 from ringcoll.plan import Buffer
 from ringcoll.symmetric.host import SymmetricMemory
-from ringcoll.tuner import Choice, CpuRanks, Limits, choose
+from ringcoll.tuner import Choice, CpuRanks, Limits
 from ringcoll.tuner.cpu import waits_for_hellos
+from ringcoll.tuner.kept import KeptChoices
 from ringcoll.views import extent_of, start_of
 
 BOUND = 64
@@ -67,7 +68,7 @@ class CpuExecutor(CallEntries):
         self.uncompared: ActiveCall | None = None
         self.trace: list[TraceEntry] | None = None
         self.running: ActiveCall | None = None
-        self.fits = HostFits(self.shared_state.half_bytes)
+        self.choices = KeptChoices(self.machine, HostFits(self.shared_state.half_bytes))
 
     # -- a call, in three parts; a group runs the parts of several ranks together -----------
 
@@ -78,21 +79,26 @@ class CpuExecutor(CallEntries):
         *,
         timeout: float,
         chosen: Chosen | None = None,
+        like: CpuCall | None = None,
     ) -> CpuCall:
-        """Prepare a checked call; ``timeout`` is in seconds, for each wait."""
-        options, agrees = limits.signature(call, self.nranks), waits_for_hellos(call, limits)
+        """Prepare a checked call; ``timeout`` is in seconds, for each wait.
+
+        ``like``: a prepared call with these limits that differs in its count alone.
+        """
+        if like is None:
+            options, staged = limits.signature(call, self.nranks), _staged(call, limits)
+        else:
+            options, staged = like.options, like.staged
+        agrees = waits_for_hellos(call, limits)
         text = f"{call.signature()} {options}".rstrip()
         digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
         signature = int.from_bytes(digest, "little") or 1
-        number = next(self.shared_state.numbers)
-        hello = Hello(
-            signature,
-            number,
-            self.binder.mapped_address(*extent_of(call.send)),
-            self.binder.mapped_address(*extent_of(call.recv)),
-            call.in_place,
-            _factor(call),
-        )
+        number, any_class = next(self.shared_state.numbers), not (agrees or self.fabric.nodes)
+        reached = (0, 0)
+        if not any_class:
+            find = self.binder.mapped_address
+            reached = find(*extent_of(call.send)), find(*extent_of(call.recv))
+        hello = Hello(signature, number, *reached, call.in_place, _factor(call))
         if options:
             # Refuse wrong options before the other ranks see the call.
             words = {Buffer.INPUT: hello.send, Buffer.OUTPUT: hello.recv}
@@ -100,19 +106,18 @@ class CpuExecutor(CallEntries):
             choice = self.choice(call, replace(limits, mapped=mapped))
             if chosen is not None:
                 chosen(call, choice)
-        changes = self.symmetric.changes
-        any_class = not (agrees or self.fabric.nodes)
-        reached = (0, 0) if any_class else (hello.send, hello.recv)
         return CpuCall(
             call,
             limits,
+            staged,
+            options,
             signature,
             text,
             agrees,
             hello,
             chosen=chosen,
             timeout=timeout,
-            changes=changes,
+            changes=0 if any_class else self.symmetric.changes,
             given=(start_of(call.send), start_of(call.recv), *reached),
             any_class=any_class,
         )
@@ -120,9 +125,8 @@ class CpuExecutor(CallEntries):
     def choice(self, call: Call, limits: Limits) -> Choice:
         """What a call runs; a small one is staged whatever its buffers are."""
         if not waits_for_hellos(call, limits):
-            in_place = COLLECTIVES[call.collective].reduces
-            limits = replace(limits, mapped=frozenset(), in_place=in_place)
-        return choose(call, self.machine, limits, self.fits)
+            limits = _staged(call, limits)
+        return self.choices.choose(call, limits)
 
     def run(self, prepared: CpuCall, given: Given | None = None) -> None:
         """The whole call of this rank, on the arrays at these addresses."""
@@ -211,16 +215,17 @@ class CpuExecutor(CallEntries):
             ranks = range(self.nranks) if prepared.agrees else ()
             hellos = [self.shared_state.hello(rank, epoch) for rank in ranks]
             try:
-                call, limits = prepared.call, prepared.limits
-                mapped, in_place = agreed(
-                    call,
-                    hellos,
-                    rank=self.rank,
-                    nranks=self.nranks,
-                    alike=callable(limits.algorithm) or call.collective == "all_to_all",
-                )
-                limits = replace(limits, mapped=mapped, in_place=in_place)
-                choice = choose(call, self.machine, limits, self.fits)
+                call, limits = prepared.call, prepared.staged
+                if prepared.agrees:
+                    mapped, in_place = agreed(
+                        call,
+                        hellos,
+                        rank=self.rank,
+                        nranks=self.nranks,
+                        alike=callable(limits.algorithm) or call.collective == "all_to_all",
+                    )
+                    limits = replace(prepared.limits, mapped=mapped, in_place=in_place)
+                choice = self.choices.choose(call, limits)
                 if prepared.chosen is not None:
                     prepared.chosen(call, choice)
                 bound = self.binder.bind(active, choice, hellos, self.trace)
@@ -286,6 +291,12 @@ class CpuExecutor(CallEntries):
         self.entered = []
         self.uncompared = self.running = None
         self.shared_state.close()
+
+
+def _staged(call: Call, limits: Limits) -> Limits:
+    """The memory that all ranks assume of a call that does not wait for hellos."""
+    in_place = COLLECTIVES[call.collective].reduces
+    return replace(limits, mapped=frozenset(), in_place=in_place)
 
 
 def _factor(call: Call) -> complex | None:

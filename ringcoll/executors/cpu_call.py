@@ -63,6 +63,8 @@ class CpuCall:
 
     call: Call  # with the arrays of the last one
     limits: Limits  # without the memory, which the hellos name
+    staged: Limits  # with the memory that is assumed where the ranks do not wait for hellos
+    options: str  # of the signature
     signature: int
     signature_text: str
     agrees: bool

@@ -36,6 +36,7 @@ from ringcoll.executors.rows import (
     Row,
     TraceEntry,
     UserPart,
+    Wiring,
     flag_slots,
     lane_rows,
     senders,
@@ -307,29 +308,26 @@ class Pairs:
             user[SENDER, Buffer.INPUT] = call.send
         if call.recv is not None:
             user[RECEIVER, Buffer.OUTPUT] = call.recv
-        binding = Binding(
-            layout=layout,
-            user=user,
-            scratch=(landing, landing),
-            slot_bytes=prepared.slot_bytes,
-            slots=program.slots,
+        wiring = Wiring(
+            program=program,
+            slices=launch.slices,
             ranks=ranks,
             flag=self._flags(program, ranks),
             entered=[self._entered(ranks, side) for side in (SENDER, RECEIVER)],
             dtype=call.dtype,
             op=None,
-            loads=(),
-            pacer=self.pacer,
-            trace=self.trace,
             nodes=launch.nodes,
             node_messages=NodeMessages(self.node_signals.messages, PAIRS + self.context)
             if remote and self.node_signals
             else None,
             senders=senders(program),
-            user_parts=user_parts,
+        )
+        zones, traced = (landing, landing), self.trace
+        binding = Binding(
+            layout, user, zones, prepared.slot_bytes, (), self.pacer, traced, user_parts
         )
         return [
-            lane_rows(program, number, binding)
+            lane_rows(wiring, number, binding)
             for number, block in enumerate(program.programs)
             if block.block.rank == me
         ]

@@ -7,7 +7,7 @@ closures can be compared with the lowered plan row by row.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ringcoll.arithmetic import compile_reduce
+from ringcoll.arithmetic import Reduction
 from ringcoll.dtypes import DType, ReduceOp
 from ringcoll.encode import BlockProgram, Program
 from ringcoll.encode import Row as ProgramRow
@@ -58,66 +58,106 @@ TraceEntry = tuple[Block, int, int, int]
 Pacer = Callable[[Callable[[], None], Sequence[tuple[int, int]], int], Callable[[], object]]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
+class Wiring:
+    """A program's flags, ranks and types, for one rank: what no count and no address changes."""
+
+    program: Program
+    slices: int
+    ranks: Sequence[int]
+    flag: Callable[[int, int], tuple[Any, int]]  # (src, dst) block: the words and index of the post
+    entered: Sequence[tuple[Words, int]]
+    dtype: DType
+    op: ReduceOp | None  # None where nothing is reduced; of premul_sum the name alone counts
+    nodes: Sequence[int] = ()  # of each plan rank where there are several
+    node_messages: NodeMessages | None = None
+    senders: Mapping[Chunk, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
 class Binding:
-    """The addresses of one call's chunks and flags, for one rank."""
+    """The memory of one call's chunks; not frozen, since every new count makes one."""
 
     layout: Layout
     user: Mapping[tuple[int, Buffer], Array]  # flat INPUT and OUTPUT, own and peers'
     scratch: Sequence[Array]  # bytes of each plan rank's region
     slot_bytes: int
-    slots: int
-    ranks: Sequence[int]
-    flag: Callable[[int, int], tuple[Any, int]]  # (src, dst) block: the words and index of the post
-    entered: Sequence[tuple[Words, int]]
-    dtype: DType
-    op: ReduceOp | None  # None where nothing is reduced
     loads: Sequence[ReduceOp]  # each plan rank's own operator (premul_sum)
     pacer: Pacer | None = None  # None: links run free
     trace: list[TraceEntry] | None = None  # None: executed rows are not noted
-    nodes: Sequence[int] = ()  # of each plan rank where there are several
-    node_messages: NodeMessages | None = None
-    senders: Mapping[Chunk, int] = field(default_factory=dict)
     user_parts: list[UserPart] = field(default_factory=list)  # filled as rows are bound
+    spans: dict[int, tuple[int, int]] = field(default_factory=dict)  # by Operand.span
 
-    def span(self, chunk: Chunk, at: int) -> tuple[int, int]:
-        """Offset and count, in elements, of slice ``at`` of an INPUT or OUTPUT chunk."""
-        layout = self.layout
-        return layout.span(chunk.buffer, chunk.rank, chunk.index * layout.slices + at)
+    def span(self, operand: Operand) -> tuple[int, int]:
+        """Offset and count, in elements, of a slice of an INPUT or OUTPUT chunk."""
+        found = self.spans.get(operand.span)
+        if found is None:
+            chunk = operand.chunk
+            found = self.layout.span(chunk.buffer, chunk.rank, operand.index)
+            self.spans[operand.span] = found
+        return found
 
-    def view(self, chunk: Chunk, at: int, count: int, dtype: np.dtype[Any]) -> Array:
-        """Slice ``at`` of a chunk as ``count`` elements of ``dtype``."""
-        if chunk.buffer is Buffer.SCRATCH:
-            start = (chunk.index * self.slots + at % self.slots) * self.slot_bytes
-            return self.scratch[chunk.rank][start : start + count * dtype.itemsize].view(dtype)
-        offset, length = self.span(chunk, at)
+    def view(self, operand: Operand, count: int) -> Array:
+        """A slice of a chunk as ``count`` elements of its type; to copy, as bytes."""
+        chunk = operand.chunk
+        if operand.span < 0:
+            start = operand.index * self.slot_bytes
+            array = self.scratch[chunk.rank][start : start + count * operand.kind.itemsize]
+            return array if operand.copies else array.view(operand.kind)
+        offset, length = self.span(operand)
         if length != count:
             raise LaunchRefused(
                 f"{self.layout.collective}: {chunk} has {length} elements in a step of {count}; "
                 f"a plan may only move chunks of equal length in one step"
             )
-        return self.user[chunk.rank, chunk.buffer][offset : offset + count]
+        array = self.user[chunk.rank, chunk.buffer][offset : offset + count]
+        return array.view(np.uint8) if operand.copies else array
 
-    def views(
-        self,
-        chunks: Sequence[Chunk],
-        at: int,
-        count: int,
-        kinds: Sequence[np.dtype[Any]],
-        *,
-        copies: bool,
-        rank: int,
-    ) -> list[Array]:
-        """Slice ``at`` of each chunk, to copy as bytes; notes the parts of this rank's buffers."""
+    def views(self, operands: Sequence[Operand], count: int) -> list[Array]:
+        """A slice of each chunk; notes the parts of this rank's buffers."""
         found: list[Array] = []
-        for k, (chunk, kind) in enumerate(zip(chunks, kinds, strict=True)):
-            array = self.view(chunk, at, count, kind)
-            found.append(array.view(np.uint8) if copies else array)
-            if chunk.rank == rank and chunk.buffer in (Buffer.INPUT, Buffer.OUTPUT):
-                first, item = self.span(chunk, at)[0], kind.itemsize if copies else 1
+        for k, operand in enumerate(operands):
+            found.append(self.view(operand, count))
+            if operand.own:
+                first, item = self.span(operand)[0], operand.kind.itemsize if operand.copies else 1
                 part = slice(first * item, (first + count) * item)
-                self.user_parts.append((found, k, (chunk.buffer, copies), part))
+                self.user_parts.append((found, k, (operand.chunk.buffer, operand.copies), part))
         return found
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A slice of a chunk in a step, whatever the count of the call."""
+
+    chunk: Chunk
+    kind: np.dtype[Any]
+    index: int  # of the sliced chunk in its buffer; of SCRATCH, of the slot
+    span: int  # a number for buffer, rank and index; -1: SCRATCH
+    copies: bool  # as bytes
+    own: bool  # in INPUT or OUTPUT of this rank
+
+
+@dataclass(frozen=True, slots=True)
+class StepTemplate:
+    """The work of a row before it has arrays."""
+
+    row: ProgramRow
+    message: bool
+    extent: Operand | None  # says how many elements; None: nothing moves
+    srcs: tuple[Operand, ...] = ()
+    dsts: tuple[Operand, ...] = ()
+    reduction: Reduction | None = None  # None: the ranks' own operators decide
+
+
+class RowTemplate(NamedTuple):
+    """A row for every count of a call: what it waits for and posts, and its work without arrays."""
+
+    waits: tuple[Wait, ...]
+    step: StepTemplate | None
+    signals: tuple[Signal, ...]
+    block: Block
+    number: int  # of the step in its block
+    at: int  # the slice
 
 
 def flag_slots(program: Program, most: int = FLAGS) -> dict[tuple[int, int], int]:
@@ -139,14 +179,30 @@ def flag_slots(program: Program, most: int = FLAGS) -> dict[tuple[int, int], int
     return slots
 
 
-def lane_rows(program: Program, number: int, bound: Binding) -> Iterator[Row]:
+def lane_rows(wiring: Wiring, number: int, bound: Binding) -> Iterator[Row]:
     """The rows of one block, bound to memory; counts start at 0 and grow through the call."""
+    return bind_rows(lane_templates(wiring, number), wiring, bound)
+
+
+def bind_rows(templates: Iterable[RowTemplate], wiring: Wiring, bound: Binding) -> Iterator[Row]:
+    """The rows, with the arrays of one call."""
+    for waits, step, signals, block, number, at in templates:
+        count = 0 if step is None or step.extent is None else bound.span(step.extent)[1]
+        work = _work(step, count, block, wiring, bound) if step is not None and count else None
+        if bound.trace is not None:
+            work = _noted(work, bound.trace, (block, number, at, count))
+        yield waits, work, signals
+
+
+def lane_templates(wiring: Wiring, number: int) -> Iterator[RowTemplate]:
+    """The rows of one block for every count."""
+    program = wiring.program
     block: BlockProgram = program.programs[number]
     taken: Counter[int] = Counter()
     posted: Counter[int] = Counter()
-    slices, step = bound.layout.slices, 0
+    slices, slots, step = wiring.slices, program.slots, 0
 
-    blocks, nodes = program.blocks, bound.nodes
+    blocks, nodes = program.blocks, wiring.nodes
     # Where data move, the signals across nodes are the messages: see check_messages.
     carried: frozenset[int] = frozenset()
     if nodes and any(row.dsts for other in program.programs for row in other.rows):
@@ -156,29 +212,30 @@ def lane_rows(program: Program, number: int, bound: Binding) -> Iterator[Row]:
     def waits_of(numbers: Sequence[int]) -> tuple[Wait, ...]:
         numbers = [n for n in numbers if n not in carried] if carried else numbers
         taken.update(numbers)
-        return tuple((*bound.flag(src, number), taken[src]) for src in dict.fromkeys(numbers))
+        return tuple((*wiring.flag(src, number), taken[src]) for src in dict.fromkeys(numbers))
 
     def signals_of(numbers: Sequence[int]) -> tuple[Signal, ...]:
         numbers = [n for n in numbers if n not in carried] if carried else numbers
         posted.update(numbers)
         return tuple(
-            (*bound.flag(number, dst), posted[dst], bound.ranks[blocks[dst].rank])
+            (*wiring.flag(number, dst), posted[dst], wiring.ranks[blocks[dst].rank])
             for dst in dict.fromkeys(numbers)
         )
 
-    def dataless(waits: tuple[Wait, ...], signals: tuple[Signal, ...], at: int) -> Row:
-        return waits, _noted(None, bound, (block.block, step, at, 0)), signals
+    def dataless(waits: tuple[Wait, ...], signals: tuple[Signal, ...], at: int) -> RowTemplate:
+        return RowTemplate(waits, None, signals, block.block, step, at)
 
     if block.entry:
-        yield dataless(tuple((*bound.entered[rank], 0) for rank in block.entry), (), 0)
+        yield dataless(tuple((*wiring.entered[rank], 0) for rank in block.entry), (), 0)
         step += 1
     for at in range(slices):
-        credit = at >= bound.slots
-        grant = at < slices - bound.slots
+        credit = at >= slots
+        grant = at < slices - slots
         for row in block.rows:
             waits = waits_of(row.waits + row.awaits if credit else row.waits)
-            work = _work(row, at, block.block, step, bound)
-            yield waits, work, signals_of(row.signals + row.grants if grant else row.signals)
+            data = _step_template(row, at, block.block.rank, wiring)
+            signals = signals_of(row.signals + row.grants if grant else row.signals)
+            yield RowTemplate(waits, data, signals, block.block, step, at)
             step += 1
     if block.exit_signals:
         yield dataless((), signals_of(block.exit_signals), slices - 1)
@@ -187,61 +244,83 @@ def lane_rows(program: Program, number: int, bound: Binding) -> Iterator[Row]:
         yield dataless(waits_of(block.exit_waits), (), slices - 1)
 
 
+def _step_template(row: ProgramRow, at: int, me: int, wiring: Wiring) -> StepTemplate:
+    label, dtype, slices, slots = row.labels, wiring.dtype, wiring.slices, wiring.program.slots
+    message = any(chunk.buffer is Buffer.WIRE for chunk in (*row.srcs, *row.dsts))
+    copies = not label.reduces and not message
+
+    def operand(chunk: Chunk, kind: np.dtype[Any]) -> Operand:
+        if chunk.buffer is Buffer.SCRATCH:
+            slot = chunk.index * slots + at % slots
+            return Operand(chunk, kind, slot, -1, copies, False)
+        index, out = chunk.index * slices + at, chunk.buffer is Buffer.OUTPUT
+        own = chunk.rank == me and chunk.buffer in (Buffer.INPUT, Buffer.OUTPUT)
+        return Operand(chunk, kind, index, index << 32 | 2 * chunk.rank + out, copies, own)
+
+    if label.extent is None:
+        return StepTemplate(row, message, None)
+    stored = dtype.partial if label.dst is Label.PARTIAL else dtype.numpy
+    kinds = [stored] if message else _kinds(row, dtype)
+    return StepTemplate(
+        row,
+        message,
+        operand(label.extent, stored),
+        tuple(map(operand, row.srcs, kinds)),
+        tuple(operand(chunk, stored) for chunk in row.dsts),
+        None if wiring.op and wiring.op.scalar is not None else _reduction(row, wiring),
+    )
+
+
+def _kinds(row: ProgramRow, dtype: DType) -> list[np.dtype[Any]]:
+    return [dtype.partial if kind is Label.PARTIAL else dtype.numpy for kind in row.labels.srcs]
+
+
+def _reduction(row: ProgramRow, wiring: Wiring, loads: Sequence[ReduceOp] = ()) -> Reduction:
+    label, dtype = row.labels, wiring.dtype
+    return Reduction(
+        _kinds(row, dtype),
+        dtype.partial if label.dst is Label.PARTIAL else dtype.numpy,
+        op=wiring.op if label.reduces else None,
+        dtype=dtype,
+        nranks=len(wiring.ranks),
+        raw=[kind is Label.RAW for kind in label.srcs] if label.reduces else (),
+        final=label.dst is Label.FINAL,
+        loads=[loads[owner] for owner in label.owners] if loads and label.reduces else (),
+    )
+
+
 def _work(
-    row: ProgramRow, at: int, block: Block, step: int, bound: Binding
-) -> Callable[[], object] | None:
-    label, count = row.labels, 0
-    if label.extent is not None:
-        count = bound.span(label.extent, at)[1]
-    work: Callable[[], object] | None = None
-    if count and _is_message(row):
-        work = _message(row, at, count, block, bound)
-    elif count:
-        dtype, me = bound.dtype, block.rank
-        stored = dtype.partial if label.dst is Label.PARTIAL else dtype.numpy
-        kinds = [dtype.partial if kind is Label.PARTIAL else dtype.numpy for kind in label.srcs]
-        reduces = label.reduces
-        srcs = bound.views(row.srcs, at, count, kinds, copies=not reduces, rank=me)
-        reduce = compile_reduce(
-            srcs,
-            bound.views(row.dsts, at, count, [stored] * len(row.dsts), copies=not reduces, rank=me),
-            op=bound.op if reduces else None,
-            dtype=dtype,
-            nranks=len(bound.ranks),
-            raw=[kind is Label.RAW for kind in label.srcs] if reduces else (),
-            final=label.dst is Label.FINAL,
-            loads=[bound.loads[owner] for owner in label.owners] if reduces else (),
-        )
-        work = reduce
-        if bound.pacer is not None:
-            links = [(src.rank, me) for src in row.srcs if src.rank != me]
-            links += [(me, dst.rank) for dst in row.dsts if dst.rank != me]
-            if links:
-                across = [(bound.ranks[a], bound.ranks[b]) for a, b in links]
-                work = bound.pacer(reduce, across, srcs[0].nbytes)
-    return _noted(work, bound, (block, step, at, count))
-
-
-def _is_message(row: ProgramRow) -> bool:
-    return any(chunk.buffer is Buffer.WIRE for chunk in (*row.srcs, *row.dsts))
+    step: StepTemplate, count: int, block: Block, wiring: Wiring, bound: Binding
+) -> Callable[[], object]:
+    row, me = step.row, block.rank
+    if step.message:
+        return _message(step, count, block, wiring, bound)
+    srcs, dsts = bound.views(step.srcs, count), bound.views(step.dsts, count)
+    reduce = (step.reduction or _reduction(row, wiring, bound.loads)).on(srcs, dsts)
+    if bound.pacer is not None:
+        links = [(src.rank, me) for src in row.srcs if src.rank != me]
+        links += [(me, dst.rank) for dst in row.dsts if dst.rank != me]
+        if links:
+            across = [(wiring.ranks[a], wiring.ranks[b]) for a, b in links]
+            return bound.pacer(reduce, across, srcs[0].nbytes)
+    return reduce
 
 
 def _message(
-    row: ProgramRow, at: int, count: int, block: Block, bound: Binding
+    step: StepTemplate, count: int, block: Block, wiring: Wiring, bound: Binding
 ) -> Callable[[], object]:
     """Begins to send or to receive; the array is bytes of the type that the chunk holds."""
-    (src,), (dst,), label = row.srcs, row.dsts, row.labels
-    if bound.node_messages is None:
+    (src,), (dst,) = step.srcs, step.dsts
+    if wiring.node_messages is None:
         raise LaunchRefused(
             f"{bound.layout.collective}: the plan sends messages between nodes, but all ranks are "
             f"on one"
         )
-    dtype = bound.dtype.partial if label.dst is Label.PARTIAL else bound.dtype.numpy
-    messages, first = bound.node_messages
-    if dst.buffer is Buffer.WIRE:
-        array, peer = bound.view(src, at, count, dtype), bound.ranks[dst.rank]
+    messages, first = wiring.node_messages
+    if dst.chunk.buffer is Buffer.WIRE:
+        array, peer = bound.view(src, count), wiring.ranks[dst.chunk.rank]
         return partial(messages.send, array, peer, first + block.channel)
-    array, peer = bound.view(dst, at, count, dtype), bound.ranks[bound.senders[src]]
+    array, peer = bound.view(dst, count), wiring.ranks[wiring.senders[src.chunk]]
     return partial(messages.receive, array, peer, first + block.channel)
 
 
@@ -257,12 +336,8 @@ def senders(program: Program) -> dict[Chunk, int]:
 
 
 def _noted(
-    work: Callable[[], object] | None, bound: Binding, entry: TraceEntry
-) -> Callable[[], object] | None:
-    trace = bound.trace
-    if trace is None:
-        return work
-
+    work: Callable[[], object] | None, trace: list[TraceEntry], entry: TraceEntry
+) -> Callable[[], object]:
     def note() -> object:
         trace.append(entry)
         return work() if work is not None else None

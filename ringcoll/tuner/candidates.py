@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from ringcoll.algorithms import ALGORITHMS, build
 from ringcoll.algorithms.channels import Channels, channelled
 from ringcoll.arguments.calls import Call
+from ringcoll.collectives import Collective
 from ringcoll.encode import encode
 from ringcoll.errors import ArgumentError, LaunchRefused
 from ringcoll.launch import Launch, Layout
@@ -30,10 +31,17 @@ class Candidate:
 
     def layout(self, call: Call, slices: int, engine: str) -> Layout:
         """Where the elements of a call's chunks lie."""
-        counts, displs = call.counts or (call.count,), call.displs or None
         shares = (1,) if self.channels is None else self.channels.shares
-        elements = max(1, _ALIGN[engine] // call.dtype.itemsize)
-        return Layout(self.plan.collective, counts, slices, shares, elements, displs)
+        return layout_of(call, self.plan.collective, slices, shares, engine)
+
+
+def layout_of(
+    call: Call, collective: Collective, slices: int, shares: tuple[int, ...], engine: str
+) -> Layout:
+    """Where the elements of a call lie in the chunks of a plan's ``collective``."""
+    counts, displs = call.counts or (call.count,), call.displs or None
+    elements = max(1, _ALIGN[engine] // call.dtype.itemsize)
+    return Layout(collective, counts, slices, shares, elements, displs)
 
 
 def candidate_of(

@@ -153,6 +153,12 @@ class Choice:
         more = self.algorithm, self.channels, self.direct, self.why, self.predicted
         return Choice(*parts, *more)
 
+    def on_layout(self, layout: Layout) -> Choice:
+        """The same for another count."""
+        parts = self.plan, self.program, self.launch, layout, self.grid, self.engine
+        more = self.algorithm, self.channels, self.direct, self.why, self.predicted
+        return Choice(*parts, *more)
+
     @property
     def variants(self) -> tuple[Choice, ...]:
         """The choices of which one runs; the kernel's trace holds its index."""

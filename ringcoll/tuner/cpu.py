@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ringcoll.arguments.calls import Call
-from ringcoll.launch import ALL_MAPPED, Launch
+from ringcoll.launch import ALL_MAPPED, Launch, Layout
 from ringcoll.tuner.candidates import WINDOW, candidate_of, fitted
 from ringcoll.tuner.choice import Choice, CpuRanks, Fits, Limits
 from ringcoll.tuner.measured import AGREED_BYTES, MESSAGE_BYTES, SLICE_BYTES
@@ -30,11 +30,15 @@ def choose_cpu(call: Call, machine: CpuRanks, limits: Limits, fits: Fits) -> Cho
     if callable(limits.algorithm):
         # Before lowering, so that an error names the user's own chunks.
         prove(candidate.plan, Launch(), limits)
-    slices = limits.slices or 1
-    if limits.slices is None and (limits.mapped != ALL_MAPPED or machine.nodes):
-        longest = MESSAGE_BYTES if machine.nodes else SLICE_BYTES
-        width = candidate.layout(call, 1, "host").width() * call.dtype.itemsize
-        slices = max(1, -(-width // longest.value))
+    slices = slices_of(call, machine, limits, candidate.layout(call, 1, "host"))
     in_place = call.in_place if limits.in_place is None else limits.in_place
     launch = Launch("Simple", slices, WINDOW, limits.mapped, in_place, machine.nodes)
     return fitted(call, candidate, launch, fits, "host", why)
+
+
+def slices_of(call: Call, machine: CpuRanks, limits: Limits, whole: Layout) -> int:
+    """The slices of a call before SCRATCH limits them; ``whole``: the layout of one slice."""
+    if limits.slices is None and (limits.mapped != ALL_MAPPED or machine.nodes):
+        longest = MESSAGE_BYTES if machine.nodes else SLICE_BYTES
+        return max(1, -(-whole.width() * call.dtype.itemsize // longest.value))
+    return limits.slices or 1

@@ -31,10 +31,10 @@ def predicted(collective: str, nbytes: int, machine: CpuRanks, limits: Limits) -
     ordered = limits.orders(collective)
     rounding = limits.accumulate if ordered else "wide"
     with MAKING:
-        return _predicted(collective, _power(nbytes), machine, ordered, rounding)
+        return _predicted(collective, power(nbytes), machine, ordered, rounding)
 
 
-def _power(nbytes: int) -> int:
+def power(nbytes: int) -> int:
     """A size, rounded up to a power of two."""
     return 1 << max(0, nbytes - 1).bit_length()
 
@@ -104,7 +104,7 @@ def faster_along_rings(
     known, name = machine.known, call.collective
     if known is None or known.all_pairs or _RINGED.get(name, default) == default:
         return default, ()
-    nbytes = _power(call.nbytes)
+    nbytes = power(call.nbytes)
     with MAKING:
         return _faster(name, known, machine.nranks, nbytes, call.root, default, slices)
 

@@ -13,6 +13,7 @@ from ringcoll.dtypes import dtype_of
 from ringcoll.executors.binder import HostFits
 from ringcoll.executors.cpu import CpuExecutor
 from ringcoll.tuner import CpuRanks
+from ringcoll.tuner.kept import KeptChoices
 
 
 def test_the_algorithm_named_is_that_of_the_ranks_nodes():
@@ -22,7 +23,7 @@ def test_the_algorithm_named_is_that_of_the_ranks_nodes():
         state = object.__new__(RankState)
         state.config, fits = Config(), HostFits(1 << 22)
         host = object.__new__(CpuExecutor)
-        host.machine, host.fits = CpuRanks(4, nodes), fits
+        host.choices = KeptChoices(CpuRanks(4, nodes), fits)
         state._host = host
         comm: Any = SimpleNamespace(device="cpu", rank=0, _state=state)
         names.append(Ringcoll(comm).algorithm(case))

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 import ringcoll
-import ringcoll.executors.cpu
 from ringcoll.algorithms import ALGORITHMS, build
 from ringcoll.collectives import Collective
 from ringcoll.executors.point_to_point import Pairs
 from ringcoll.executors.rows import TraceEntry
 from ringcoll.launch import Launch, Layout
 from ringcoll.lower import lower
+from ringcoll.tuner.kept import KeptChoices
 from ringcoll.tuner.measured import AGREED_BYTES
 from tests.communicator.cases import ROOTED, SHAPES, Case, Memory, contribution, run_case
 from tests.communicator.traces import check_rows, check_trace
@@ -30,14 +30,14 @@ PAIRS = [(c, a) for c, builders in ALGORITHMS.items() if c in SHAPES for a in bu
 def selections(monkeypatch):
     """What each traced call selected, in a list: one entry a rank and call."""
     chosen = []
-    honest = vars(ringcoll.executors.cpu)["choose"]
+    honest = KeptChoices.choose
 
-    def choose(*args, **named):
-        found = honest(*args, **named)
+    def choose(*args):
+        found = honest(*args)
         chosen.append(found)
         return found
 
-    monkeypatch.setattr(ringcoll.executors.cpu, "choose", choose)
+    monkeypatch.setattr(KeptChoices, "choose", choose)
     return chosen
 
 

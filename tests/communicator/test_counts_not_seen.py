@@ -1,0 +1,231 @@
+"""A count not seen before costs a layout and rows, and gives what a first call gives."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ringcoll
+from ringcoll.algorithms import ALGORITHMS, build
+from ringcoll.arguments.calls import Call
+from ringcoll.collectives import COLLECTIVES
+from ringcoll.communicator.call_cache import CACHED_CALLS, CallCache
+from ringcoll.communicator.explaining import call_of
+from ringcoll.dtypes import dtype_of
+from ringcoll.errors import Error
+from ringcoll.executors.binder import HostFits
+from ringcoll.launch import ALL_MAPPED
+from ringcoll.plan import Buffer
+from ringcoll.tuner import Choice, CpuRanks, Limits, choose, measured
+from ringcoll.tuner.kept import KEPT, KeptChoices
+from tests.communicator.known import machine_on
+from tests.communicator.test_call_path import fewest
+
+NAMES = [name for name in COLLECTIVES if name != "send"]
+FITS = HostFits(6 << 20)
+THRESHOLDS = (measured.AGREED_BYTES, measured.SLICE_BYTES, measured.MESSAGE_BYTES)
+MEMORY: tuple[frozenset[Buffer], ...] = (frozenset(), frozenset({Buffer.INPUT}), ALL_MAPPED)
+
+
+def call_of_count(name: str, count: int, nranks: int, dtype: str, root: int = 0) -> Call:
+    call, kind = call_of(name, 64, nranks), COLLECTIVES[name]
+    row, wide = dtype_of(dtype), "all" in (kind.input, kind.output)
+    nbytes = count * row.itemsize * (nranks if wide else 1)
+    return replace(call, count=count, dtype=row, nbytes=nbytes, root=root)
+
+
+def counts_about(nranks: int, itemsize: int, rng: random.Random) -> list[int]:
+    """Counts one below, at and above every threshold and power of two, and others."""
+    edges = [1 << power for power in range(27)]
+    edges += [times * figure.value for figure in THRESHOLDS for times in range(1, 2 * nranks + 2)]
+    edges += [FITS.half // parts for parts in range(1, 9)]
+    sizes = {edge // itemsize // part for edge in edges for part in (1, nranks)}
+    around = {size + near for size in sizes for near in (-1, 0, 1)}
+    around.update(int(2 ** rng.uniform(0, 25)) for _ in range(150))
+    counts = [count for count in around if count > 0]
+    rng.shuffle(counts)  # neighbours and strangers, upwards and downwards
+    return counts
+
+
+def outcome(choosing: Callable[..., Choice], *arguments: Any) -> Any:
+    try:
+        found = choosing(*arguments)
+    except Error as error:
+        return type(error), str(error)
+    return found, found.why, found.predicted
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_choices_and_layouts_are_those_of_a_first_call(monkeypatch, name):
+    rng, firsts, made = random.Random(name), [0], 0
+
+    def counted(*args: Any) -> Choice:
+        firsts[0] += 1
+        return choose(*args)
+
+    monkeypatch.setattr("ringcoll.tuner.kept.choose", counted)
+    machines = CpuRanks(2), CpuRanks(4, (0, 0, 1, 1)), CpuRanks(8, known=machine_on("dgx1-v100"))
+    options: list[dict[str, Any]] = [{}, {}, {"slices": 3}]
+    options += [{"algorithm": wanted} for wanted in list(ALGORITHMS[name])[:2]]
+    for machine, dtype in zip(machines, ("float32", "bfloat16", "float64"), strict=True):
+        kept = KeptChoices(machine, FITS)
+        limits = [
+            Limits(mapped=mapped, in_place=in_place, **given)
+            for given in options
+            for mapped in MEMORY
+            for in_place in (None, True)
+        ]
+        some = rng.sample(limits, 3)  # as many as KEPT holds in all sizes
+        for count in counts_about(machine.nranks, dtype_of(dtype).itemsize, rng):
+            call, one = call_of_count(name, count, machine.nranks, dtype), rng.choice(some)
+            made += 1
+            got = outcome(kept.choose, call, one)
+            assert got == outcome(choose, call, machine, one, FITS), (count, one)
+        assert len(kept._kept) <= KEPT
+    assert made > 800
+    assert made - firsts[0] > 300
+
+
+def test_a_users_algorithm_is_asked_for_every_choice():
+    asked = []
+
+    def algorithm(nranks: int) -> ringcoll.Plan:
+        asked.append(nranks)
+        return build("all_gather", "all_pairs", nranks)
+
+    kept, limits = KeptChoices(CpuRanks(2), FITS), Limits(algorithm=algorithm)
+    for count in (4, 5):
+        kept.choose(call_of_count("all_gather", count, 2, "float32"), limits)
+    assert kept._kept == {}
+    assert asked
+
+
+@pytest.fixture
+def scaled(monkeypatch):
+    """For each call that was not found by its count, whether its shape was."""
+    found: list[bool] = []
+    honest = CallCache.find_scaled
+
+    def find_scaled(*args: Any) -> Any:
+        result = honest(*args)
+        found.append(result is not None)
+        return result
+
+    monkeypatch.setattr(CallCache, "find_scaled", find_scaled)
+    return found
+
+
+@pytest.mark.parametrize("nranks", [2, 3])
+def test_results_of_counts_not_seen(scaled, nranks):
+    """In turns below and above all thresholds, in place and not, from the second count on."""
+
+    def work(comm):
+        rng, n, me = random.Random(7), comm.nranks, comm.rank
+        for _ in range(40):
+            count = int(2 ** rng.uniform(0, 17))
+            for dtype in ("float32", "int64"):
+                mine = np.arange(n * count, dtype=dtype) + me
+                rows = [np.arange(n * count, dtype=dtype) + rank for rank in range(n)]
+                out, part = np.zeros(n * count, dtype), np.zeros(count, dtype)
+                comm.all_reduce(mine[:count], part)
+                assert np.array_equal(part, sum(row[:count] for row in rows))
+                comm.all_reduce(part := mine[:count].copy(), op="max")
+                assert np.array_equal(part, rows[-1][:count])
+                comm.all_reduce(part, part, op="avg" if dtype == "float32" else "min")
+                assert np.array_equal(part, rows[-1][:count])
+                comm.all_gather(mine[:count], out)
+                assert np.array_equal(out, np.concatenate([row[:count] for row in rows]))
+                out[:] = 0
+                out[me * count : (me + 1) * count] = me + 1
+                comm.all_gather(None, out)
+                assert np.array_equal(out, np.repeat(np.arange(1, n + 1), count))
+                comm.reduce_scatter(mine.copy(), part)
+                assert np.array_equal(part, np.sum(rows, axis=0)[me * count : (me + 1) * count])
+                comm.all_to_all(mine, out)
+                slot = slice(me * count, (me + 1) * count)
+                assert np.array_equal(out, np.concatenate([row[slot] for row in rows]))
+                comm.broadcast(copy := mine.copy(), root=1)
+                assert np.array_equal(copy, rows[1])
+                comm.reduce(mine, out if me == 1 else None, root=1)
+                assert me != 1 or np.array_equal(out, sum(rows))
+                comm.scatter(mine if me == 0 else None, part)
+                assert np.array_equal(part, rows[0][slot])
+                comm.scan(mine[:count], part)
+                assert np.array_equal(part, sum(row[:count] for row in rows[: me + 1]))
+
+    ringcoll.spawn(work, nranks, timeout=60)
+    assert sum(scaled) > 0.9 * len(scaled) > 1000
+
+
+@pytest.mark.parametrize(
+    ("sizes", "refusal"),
+    [((6, 5), "recvbuf has"), ((5, 6), "recvbuf has"), ((0, 3), "recvbuf has")],
+)
+def test_counts_that_do_not_fit_are_refused_as_by_a_first_call(sizes, refusal):
+    [comm] = ringcoll.init_all(1)
+    comm.all_reduce(np.ones(3), np.ones(3))
+    comm.all_reduce(np.ones(4), np.ones(4))
+    with pytest.raises(ringcoll.ArgumentError, match=refusal):
+        comm.all_reduce(np.ones(sizes[0]), np.ones(sizes[1]))
+
+
+def test_a_gathered_remainder_is_refused_after_counts_that_fit():
+    def work(comm):
+        for count in (4, 6):
+            comm.all_gather(None, np.ones(count))
+        with pytest.raises(ringcoll.ArgumentError, match="do not divide"):
+            comm.all_gather(None, np.ones(7))
+        whole = np.ones(8)
+        with pytest.raises(ringcoll.ArgumentError, match="overlaps"):
+            comm.all_gather(whole[1:5], whole)
+
+    ringcoll.spawn(work, 2)
+
+
+def test_ranks_with_different_counts_that_they_have_not_seen_are_told_both():
+    def work(comm):
+        comm.all_reduce(np.ones(3))
+        comm.all_reduce(np.ones(4 + comm.rank))
+
+    with pytest.raises(ringcoll.MismatchError, match=r"count=4[^0-9][\s\S]*count=5"):
+        ringcoll.spawn(work, 2)
+
+
+def test_a_count_not_seen_is_shown_with_its_tag():
+    def work(comm):
+        for count in (3, 4, 5):
+            comm.all_reduce(np.ones(count), tag="gradients")
+        kept = [checked.any_class for checked in comm._engine.calls._checked.values()]
+        return [(one.signature_text.split()[1], one.call.tag) for one in kept]
+
+    wanted = [(f"count={count}", "gradients") for count in (3, 4, 5)]
+    assert ringcoll.spawn(work, 2) == [wanted] * 2
+
+
+def test_shapes_are_bounded_and_dropped_with_the_calls():
+    [comm] = ringcoll.init_all(1)
+    for count in range(1, 700):
+        comm.all_reduce(np.ones(count))
+        comm.all_reduce(np.ones(count), tag=str(count))
+    calls = comm._engine.calls
+    assert len(calls._checked) == len(calls._prepared) == len(calls._shapes) == CACHED_CALLS
+    calls.clear()
+    assert not calls._shapes
+
+
+def test_a_count_not_seen_enters_few_functions():
+    """Of the package, and each entry of one: a check, a choice and a proof are not made again."""
+
+    def work(comm):
+        counts = iter(range(1, 100))
+        return fewest(comm, lambda: comm.all_reduce(np.ones(next(counts)), op="max"))
+
+    way = ringcoll.spawn(work, 2)[0]
+    assert len(way) <= 80, way
+    again = {"_all_reduce", "choose_cpu", "candidate_of", "predicted", "encode", "prove", "lower"}
+    assert again.isdisjoint(entry.rpartition(" ")[2] for entry in way)
