@@ -193,5 +193,8 @@ class StoreBootstrap:
             raise
         except (RuntimeError, OSError) as error:
             first = str(error).splitlines()[0] if str(error) else type(error).__name__
-            self._broken = f"rank {self.rank} of {self.nranks} cannot use the store: {first}"
+            self._broken = (
+                f"rank {self.rank} of {self.nranks} cannot use the store ({first}): has the "
+                "process that serves it ended?"
+            )
             raise MachineError(self._broken) from error

@@ -35,6 +35,7 @@ from ringcoll.torch.host import Host
 from ringcoll.torch.lifetime import EXIT_GRACE, PolledStore, leave_at_exit, reachable
 from ringcoll.torch.messages import Messages, pair_prefix
 from ringcoll.torch.point_to_point import Pairs, in_batch
+from ringcoll.torch.presence import Presence
 from ringcoll.torch.tensors import check_writable, single
 from ringcoll.torch.tracing import compile_disabled, profiler, profiler_event
 
@@ -80,6 +81,7 @@ class ProcessGroupRingcoll(Barriers):
         self._auto_register = False
         self._gpus_decided = size == 1  # one rank opens it alone
         self._process = os.getpid()
+        self._presence = Presence(self._store, rank) if size > 1 else None
         leave_at_exit(self)
 
     # -- engines --------------------------------------------------------------------------------
@@ -208,13 +210,16 @@ class ProcessGroupRingcoll(Barriers):
 
     def _left(self, members: Sequence[int], name: str) -> dict[int, str]:
         """Members that have left the group, and why a first call of these cannot run."""
-        if not self._store.check([_LEFT]):
-            return {}
-        keys = [_LEFT_RANK.format(rank) for rank in members]
+        # Who is dead may have noted before that it leaves: the notes are read after.
+        dead = {} if self._presence is None else self._presence.dead(members)
+        ends = {rank: f"rank {rank} died (process {pid})" for rank, pid in dead.items()}
+        if self._store.check([_LEFT]):
+            keys = {rank: _LEFT_RANK.format(rank) for rank in members if rank != self._rank}
+            noted = {rank: key for rank, key in keys.items() if self._store.check([key])}
+            ends |= {rank: self._store.get(key).decode() for rank, key in noted.items()}
         return {
-            place: f"{self._store.get(key).decode()} without making call 1, {name}"
-            for place, key in enumerate(keys)
-            if members[place] != self._rank and self._store.check([key])
+            members.index(rank): f"{end} without making call 1, {name}"
+            for rank, end in ends.items()
         }
 
     def _note_leaving(self, how: str) -> None:

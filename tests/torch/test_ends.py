@@ -1,5 +1,6 @@
 """How processes with a group end: in order, by an error, or without having destroyed it."""
 
+import re
 import socket
 
 import pytest
@@ -91,10 +92,25 @@ dist.all_reduce(x)
     [
         ("dist.all_reduce(x)", "dist.destroy_process_group()", "destroyed its group"),
         ("dist.barrier()", "sys.exit(0)", "ended"),
-        ("dist.recv(x, 1)", "raise ValueError('no data')", "ended (uncaught ValueError: no data)"),
+        (
+            "dist.recv(x, 1)",
+            "raise ValueError('no data')",
+            r"ended \(uncaught ValueError: no data\)",
+        ),
     ],
 )
 def test_a_rank_that_leaves_before_the_first_call_is_lost_at_once(two, call, end, how):
+    check_lost(two, call, end, how)
+
+
+@pytest.mark.parametrize("call", ["dist.all_reduce(x)", "dist.barrier()", "dist.recv(x, 1)"])
+@pytest.mark.parametrize("pause", [0, 1])
+def test_a_rank_that_is_killed_before_the_first_call_is_lost_at_once(two, call, pause):
+    kill = f"import time; time.sleep({pause}); os.kill(os.getpid(), 9)"
+    check_lost(two, call, kill, r"died \(process \d+\)")
+
+
+def check_lost(two, call, end, how):
     first = f"""
 if rank == 1:
     {end}
@@ -111,7 +127,8 @@ else:
     (code, out, err), _ = two(first)
     assert code == 0, err
     assert "Connection closed : " in out
-    assert f"rank 1 {how} without making call 1, {call[5:].partition('(')[0]}" in out
+    name = call[5:].partition("(")[0]
+    assert re.search(rf"rank 1 {how} without making call 1, {name}", out), out
     assert "Broken pipe" not in err
 
 
