@@ -141,6 +141,9 @@ class RankState(RankCalls):
         """Wait for the asynchronous calls; the caller holds no lock that they take."""
         if self.progress is not None and not self.inherited:
             self.progress.close()
+            intact = self.broken is None and not (self.closed or self.settled)
+            if intact and (left := self.progress.pairs.unreceived()):
+                _log.warning("%s: closed; no recv took the messages %s", self, ", ".join(left))
         if self._worker is not None:
             self._worker.close()
 

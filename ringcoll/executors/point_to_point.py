@@ -388,6 +388,12 @@ class Pairs:
         said = self._next_hello(peer)
         return said.send, DTYPES[said.recv]
 
+    def unreceived(self) -> list[str]:
+        """The next message of each rank that has sent one, for log lines."""
+        senders = filter(self.has_arrived, range(self.fabric.nranks))
+        found = [(peer, *self.arrived(peer)) for peer in senders]
+        return [f"({count} {dtype.name} from rank {peer})" for peer, count, dtype in found]
+
     def announced(self, peer: int) -> str | None:
         """The signature text of the next message from ``peer``; None if it has not sent it."""
         if not self.has_arrived(peer):

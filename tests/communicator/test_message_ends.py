@@ -279,3 +279,37 @@ def test_two_threads_receive_and_send_on_one_communicator():
         return out.tolist()
 
     assert ringcoll.spawn(work, 2, timeout=20) == [[2.0, 2.0], [1.0, 1.0]]
+
+
+def closing(rounds=1, received=0, error=None):
+    """Rank 0 sends to rank 1, and rank 2 to itself; some messages of rank 0 are received."""
+
+    def work(comm):
+        for _ in range(rounds):
+            if comm.rank == 0:
+                comm.send(np.ones(3), 1)
+            if comm.rank == 1 and received:
+                comm.recv(np.ones(3), 0)
+        if comm.rank == 2 and not received:
+            comm.send(np.ones(2, "int8"), 2)
+        comm.barrier()
+        if error is not None:
+            comm.abort(error)
+        comm.close()
+        comm.close()
+
+    return work
+
+
+def test_close_names_messages_that_nobody_has_received(caplog):
+    ringcoll.spawn(closing(), 3)
+    assert sorted(record.getMessage() for record in caplog.records) == [
+        "rank 1: closed; no recv took the messages (3 float64 from rank 0)",
+        "rank 2: closed; no recv took the messages (2 int8 from rank 2)",
+    ]
+
+
+@pytest.mark.parametrize("how", [{"rounds": 3, "received": 3}, {"error": "no data left"}])
+def test_close_names_no_message_that_was_received_or_whose_communicator_has_failed(how, caplog):
+    ringcoll.spawn(closing(**how), 3)
+    assert "no recv took" not in caplog.text
