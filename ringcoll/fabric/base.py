@@ -202,10 +202,10 @@ class Fabric(ABC):
         """
 
         def describe() -> str:
-            own = self.names[self.rank]
-            return (
-                f"{what}: rank {own} waited for {self._named(missing())}: did all make this call?"
-            )
+            own, remedy = self.names[self.rank], "did all make this call?"
+            if what == "shrink":
+                remedy += " shrink(exclude=[...]) leaves out ranks that will not come"
+            return f"{what}: rank {own} waited for {self._named(missing())}: {remedy}"
 
         def check() -> None:
             beyond()

@@ -312,3 +312,48 @@ def test_a_rank_whose_only_call_was_abort_is_left_out():
     assert sums == [2.0, 2.0]
     for comm in comms:
         comm.close()
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_thread_that_ends_before_its_first_call_is_told_of_inside_with(end, quiet):
+    comms, told = ringcoll.init_all(N, timeout=20), {}
+
+    def waits(comm):
+        with pytest.raises(ringcoll.Error) as caught:
+            comm.barrier()
+        told[comm.rank] = str(caught.value)
+
+    def ends(comm):
+        with comm:
+            ENDS[end]()
+
+    began = time.monotonic()
+    run((waits, ends, waits), comms)
+    assert time.monotonic() - began < 15
+    assert {*told} == {0, 2}
+    assert all("rank 1 " in text for text in told.values())
+    for comm in comms:
+        comm.close()
+
+
+def test_a_rank_that_nobody_has_claimed_is_left_out_by_its_number(quiet):
+    comms, sums = ringcoll.init_all(N, timeout=1.5), []
+
+    def goes_on(comm):
+        with pytest.raises(ringcoll.DeadlineError):
+            comm.barrier()
+        with pytest.raises(ringcoll.DeadlineError, match=r"for .*1.*shrink\(exclude=\[\.\.\.\]\)"):
+            comm.shrink()
+        x = np.ones(3)
+        with comm.shrink(exclude=[1]) as rest:
+            rest.all_reduce(x, timeout=20)
+        sums.append(x[0])
+
+    run((goes_on, fail_at_once, goes_on), comms)
+    assert sums == [2.0, 2.0]
+    for comm in comms:
+        comm.close()
+
+
+def fail_at_once(comm):
+    fail()
