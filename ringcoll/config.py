@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar
 from ringcoll.collectives import COLLECTIVES
 from ringcoll.dtypes import Accumulate
 from ringcoll.errors import ArgumentError, ArgumentTypeError, UsageError, nearest
-from ringcoll.options import OPTION_TYPES, AlgorithmName, Engine, Protocol, check_fields
+from ringcoll.options import OPTION_TYPES, AlgorithmName, Engine, ProtocolName, check_fields
 
 _T = TypeVar("_T")
 
@@ -64,7 +64,7 @@ class Config:
     """
 
     algorithm: AlgorithmName | Callable[..., Any] | None = None
-    protocol: Protocol | None = None
+    protocol: ProtocolName | None = None
     engine: Engine | None = None
     channels: int | None = None
     slices: int | None = None

@@ -12,8 +12,37 @@ from ringcoll.collectives import Collective
 from ringcoll.errors import ArgumentError
 from ringcoll.plan import Buffer
 
-PROTOCOLS = ("Simple", "LL", "LL128")
-"""How a signal travels: as a word of its own, or inside the lines of data that it announces."""
+
+@dataclass(frozen=True, slots=True)
+class Protocol:
+    """How signals travel: as words of their own, or in band, in the lines of data they announce.
+
+    A line has 16 bytes of each of its ``lanes`` threads; 0: there are no lines. Lines that need
+    ``nvlink`` stay whole on no other link. Elements have ``most_itemsize`` bytes at most.
+    """
+
+    name: str
+    lanes: int = 0
+    nvlink: bool = False
+    most_itemsize: int = 16
+
+    @property
+    def in_band(self) -> bool:
+        """Whether signals ride in the data that they announce."""
+        return self.lanes > 0
+
+
+PROTOCOLS = {
+    protocol.name: protocol
+    for protocol in (
+        Protocol("Simple"),
+        Protocol("LL", lanes=1),
+        Protocol("LL128", lanes=8, nvlink=True, most_itemsize=8),
+    )
+}
+"""The protocols by name."""
+
+IN_BAND = tuple(protocol.name for protocol in PROTOCOLS.values() if protocol.in_band)
 
 ALL_MAPPED = frozenset({Buffer.INPUT, Buffer.OUTPUT})
 """Every rank can read and write every other rank's INPUT and OUTPUT."""
@@ -54,7 +83,12 @@ class Launch:
     @property
     def in_band(self) -> bool:
         """Whether signals ride in the data that they announce."""
-        return self.protocol != "Simple"
+        return PROTOCOLS[self.protocol].in_band
+
+    @property
+    def lanes(self) -> int:
+        """Threads that share a line; 0: there are no lines."""
+        return PROTOCOLS[self.protocol].lanes
 
     @property
     def slots(self) -> int:

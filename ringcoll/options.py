@@ -39,7 +39,7 @@ AlgorithmName = Literal[
 ]
 """For editors and type checkers; :data:`ringcoll.algorithms.ALGORITHMS` says what there is."""
 
-Protocol = Literal["LL", "LL128", "Simple"]
+ProtocolName = Literal["LL", "LL128", "Simple"]
 Engine = Literal["sm", "copy", "host"]
 
 
@@ -181,7 +181,7 @@ _PATH = OptionType("a path", _path)
 
 OPTION_TYPES: Mapping[str, OptionType] = {
     "algorithm": _algorithm(),
-    "protocol": _one_of(*get_args(Protocol)),
+    "protocol": _one_of(*get_args(ProtocolName)),
     "engine": _one_of(*get_args(Engine)),
     # Two ranks have signals for 64 channels; 4096 slices of a small call take 4 s.
     "channels": _count(64),

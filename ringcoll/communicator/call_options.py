@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from ringcoll.config import Config
     from ringcoll.dtypes import Accumulate
-    from ringcoll.options import AlgorithmName, Engine, Protocol
+    from ringcoll.options import AlgorithmName, Engine, ProtocolName
     from ringcoll.plan import Plan
 
 
@@ -25,7 +25,7 @@ class CallOptions(TypedDict, total=False):
     stream: object
     config: Config | None
     algorithm: AlgorithmName | Callable[..., Plan] | None
-    protocol: Protocol | None
+    protocol: ProtocolName | None
     engine: Engine | None
     channels: int | None
     slices: int | None

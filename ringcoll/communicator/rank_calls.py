@@ -118,7 +118,7 @@ class RankCalls(RankErrors):
             if given not in (None, value):
                 raise ArgumentError(
                     f"{call.collective} on rank {self.fabric.rank}: {option}={given!r} is for GPU "
-                    f"ranks; CPU ranks take {value!r}"
+                    f"ranks; leave it out on CPU ranks"
                 )
 
     def run(

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import deque
 
 from ringcoll.errors import LaunchRefused
+from ringcoll.launch import IN_BAND
 from ringcoll.plan import Block, Buffer, Chunk, Plan, Step
 
 Cell = tuple[int, str, int]
@@ -81,6 +82,6 @@ def without_signals(plan: Plan) -> Plan:
 
 def _refused(plan: Plan, block: Block, what: str) -> LaunchRefused:
     return LaunchRefused(
-        f"{plan.collective}: {block} {what}, and LL and LL128 have no signals beside the data; "
-        f"protocol='Simple' runs it"
+        f"{plan.collective}: {block} {what}, and {' and '.join(IN_BAND)} have no signals "
+        f"beside the data; protocol='Simple' runs it"
     )

@@ -213,7 +213,7 @@ def _bus_paths(
     ) -> Iterator[tuple[Link, ...]]:
         for link in system.out[name]:
             node = system.node(link.dst)
-            if link.dst in passed or not _on_bus(system, link):
+            if link.dst in passed or not on_bus(system, link):
                 continue
             within = cpus + isinstance(node, Cpu)
             further = 0 if ahead is None else ahead.get(link.dst, most_cpus + 1)
@@ -228,7 +228,7 @@ def _bus_paths(
     yield from follow(start, (), frozenset({start}), int(isinstance(system.node(start), Cpu)))
 
 
-def _on_bus(system: System, link: Link) -> bool:
+def on_bus(system: System, link: Link) -> bool:
     """Whether a path by PCIe and CPUs may take the link; NVLink only from or to a CPU."""
     if link.kind is not LinkKind.NVLINK:
         return link.kind is not LinkKind.NET
@@ -239,7 +239,7 @@ def _cpus_ahead(system: System, ends: set[str]) -> dict[str, int]:
     """The least number of CPUs after a node on a path to one of ``ends``, with the end itself."""
     into: dict[str, list[Link]] = {}
     for link in system.links:
-        if _on_bus(system, link):
+        if on_bus(system, link):
             into.setdefault(link.dst, []).append(link)
     ahead: dict[str, int] = {}
     # Steps that pass no CPU come first, so the first visit is the one with the fewest CPUs.

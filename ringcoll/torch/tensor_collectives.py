@@ -141,15 +141,12 @@ class TensorCollectives(GroupBase):
     def all_gather_single_coalesced(
         self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None
     ) -> Any:
-        """:meth:`all_gather_single` of several pairs of tensors."""
+        """:meth:`all_gather_single` of several pairs of tensors: a call each, with one Work."""
         return self._gathered(outputs, inputs, opts)
 
     def _gathered(self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any) -> Any:
-        engine, opts = (
-            self._engine(first(inputs, "all_gather"), "all_gather"),
-            options(AllgatherOptions, opts),
-        )
-        pairs = paired(outputs, inputs, "all_gather")
+        engine = self._engine(first(inputs, "all_gather"), "all_gather")
+        opts, pairs = options(AllgatherOptions, opts), paired(outputs, inputs, "all_gather")
 
         def body() -> None:
             for output, input_ in pairs:
@@ -168,7 +165,7 @@ class TensorCollectives(GroupBase):
     def reduce_scatter_single_coalesced(
         self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None
     ) -> Any:
-        """:meth:`reduce_scatter_single` of several pairs of tensors."""
+        """:meth:`reduce_scatter_single` of several pairs of tensors: a call each, with one Work."""
         return self._scattered(outputs, inputs, opts)
 
     def _scattered(self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any) -> Any:

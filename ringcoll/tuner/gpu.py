@@ -12,7 +12,7 @@ from dataclasses import replace
 from ringcoll.arguments.calls import Call
 from ringcoll.collectives import COLLECTIVES
 from ringcoll.errors import ArgumentError, LaunchRefused
-from ringcoll.launch import PROTOCOLS, Launch
+from ringcoll.launch import IN_BAND, PROTOCOLS, Launch
 from ringcoll.tuner.candidates import WINDOW, candidate_of, fitted
 from ringcoll.tuner.choice import Choice, Fits, GpuRanks, Grid, Limits
 from ringcoll.tuner.measured import (
@@ -32,9 +32,6 @@ from ringcoll.tuner.simple import (
     in_place,
     slices_of,
 )
-
-_WORD = 8
-"""The most bytes of an element that LL128 carries."""
 
 
 def choose_gpu(call: Call, machine: GpuRanks, limits: Limits, fits: Fits) -> Choice:
@@ -63,7 +60,7 @@ def _compared(call: Call, machine: GpuRanks, limits: Limits) -> tuple[Limits, tu
     if named or limits.engine == "copy" or limits.orders(call.collective):
         return limits, ()
     protocol, _ = _protocol(call, machine, limits)
-    if protocol in PROTOCOLS[1:]:
+    if protocol in IN_BAND:
         default = _ll_algorithm(call, machine.nranks, limits, protocol)
     else:
         default = default_algorithm(call, machine, limits)
@@ -82,12 +79,12 @@ def _choose(call: Call, machine: GpuRanks, limits: Limits, fits: Fits) -> Choice
         )
     if limits.engine == "copy" and name != "barrier" and machine.nranks > 1:
         return choose_copies(call, machine, limits, fits)
-    if given == "LL128" and not machine.nvlink:
+    if given and PROTOCOLS[given].nvlink and not machine.nvlink:
         raise LaunchRefused(
-            f"{where}: protocol='LL128' needs NVLink between all ranks, which keeps its lines "
+            f"{where}: protocol={given!r} needs NVLink between all ranks, which keeps its lines "
             f"whole; nvidia-ml-py reports none here: leave protocol out"
         )
-    if given in PROTOCOLS[1:] and (limits.slices or 1) > 1:
+    if given in IN_BAND and (limits.slices or 1) > 1 and name != "barrier":
         raise ArgumentError(
             f"{where}: slices={limits.slices}, but protocol={given!r} has one slice; leave "
             f"slices out or take protocol='Simple'"
@@ -111,7 +108,7 @@ def _protocol(call: Call, machine: GpuRanks, limits: Limits) -> tuple[str, tuple
     if limits.protocol:
         return limits.protocol, ()
     thresholds = {"LL": LL_ALONE_BYTES}
-    if machine.nvlink and call.dtype.itemsize <= _WORD:
+    if machine.nvlink and call.dtype.itemsize <= PROTOCOLS["LL128"].most_itemsize:
         thresholds = {"LL": LL_BYTES, "LL128": LL128_BYTES}
     for protocol, threshold in thresholds.items():
         if call.nbytes <= threshold.of(name):
@@ -143,10 +140,12 @@ def _choose_ll(
     why: tuple[str, ...],
 ) -> Choice:
     """The choice for LL or LL128."""
-    if protocol == "LL128" and call.dtype.itemsize > _WORD:
+    most_itemsize = PROTOCOLS[protocol].most_itemsize
+    if call.dtype.itemsize > most_itemsize:
         raise LaunchRefused(
             f"{call.collective} on rank {call.rank}: protocol={protocol!r} carries elements of at "
-            f"most 8 bytes, {call.dtype.name} has {call.dtype.itemsize}; use protocol='LL'"
+            f"most {most_itemsize} bytes, {call.dtype.name} has {call.dtype.itemsize}; use "
+            f"protocol='LL'"
         )
     default = _ll_algorithm(call, machine.nranks, limits, protocol)
     candidate = candidate_of(call, machine, limits, default)

@@ -18,7 +18,7 @@ from ringcoll.algorithms import Algorithm, build, name_of, options, own_plan, ro
 from ringcoll.dtypes import Accumulate
 from ringcoll.encode import encode
 from ringcoll.errors import ArgumentError, ArgumentTypeError, LaunchRefused, PlanError
-from ringcoll.launch import ALL_MAPPED, Launch
+from ringcoll.launch import ALL_MAPPED, IN_BAND, Launch
 from ringcoll.lower import lower
 from ringcoll.plan import HELLO, Block, Buffer, Plan, check_types, walk
 from ringcoll.verifier.calls import verify_calls
@@ -43,7 +43,7 @@ class ProvenLaunch:
 
     def __str__(self) -> str:
         launch = self.launch
-        protocol = "LL, LL128" if launch.in_band else launch.protocol
+        protocol = ", ".join(IN_BAND) if launch.in_band else launch.protocol
         buffers = "mapped" if launch.mapped == ALL_MAPPED else "staged"
         if self.proof is None:
             place = "in place" if launch.in_place else "out of place"

@@ -146,7 +146,8 @@ def is_total(plan: Plan, *, protocol: str = "Simple") -> bool:
     """Whether every rank ends only after all ranks have entered."""
     numbers = Numbers(plan.collective)
     numbers.admit(plan)
-    return _order(plan, numbers, Clocks(numbers, in_band=protocol != "Simple")).unheard() is None
+    clocks = Clocks(numbers, in_band=PROTOCOLS[protocol].in_band)
+    return _order(plan, numbers, clocks).unheard() is None
 
 
 def _order(plan: Plan, numbers: Numbers, clocks: Clocks) -> Clocks:
@@ -179,7 +180,7 @@ class Prover:
             raise ArgumentError(f"accumulate={accumulate!r}: 'wide' or 'dtype'")
         if nodes is not None and len(nodes) != collective.nranks:
             raise ArgumentError(f"nodes: {len(nodes)} given for the {collective.nranks} ranks")
-        self.in_band = protocol != "Simple"
+        self.in_band = PROTOCOLS[protocol].in_band
         self.deterministic, self.data = deterministic, data
         self.numbers = Numbers(collective, nodes)
         # Mutants share most of their trees too. What overlap allows must not be found again.

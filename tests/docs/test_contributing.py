@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-BEGIN, END = TEXT.index("## Where a change goes"), TEXT.index("### Adding an algorithm")
+BEGIN, END = TEXT.index("## Where a change goes"), TEXT.index("## Style")
 LINES = [
     re.sub(r"\s+", " ", item) for item in re.split(r"\n- |\n\n", TEXT[BEGIN:END]) if "`" in item
 ]

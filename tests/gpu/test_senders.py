@@ -10,7 +10,8 @@ from ringcoll.arguments.calls import Call
 from ringcoll.dtypes import dtype_of, op_of, premul_sum
 from ringcoll.executors.cuda.async_errors import awaited_ranks
 from ringcoll.executors.cuda.ll import batches
-from ringcoll.executors.cuda.ll_layout import LANES, LLLayout
+from ringcoll.executors.cuda.ll_layout import LLLayout
+from ringcoll.launch import PROTOCOLS
 from ringcoll.tuner import Choice
 from tests.kernels.chosen import chosen
 
@@ -26,7 +27,7 @@ def choice(protocol: str, algorithm: str, **options) -> tuple[Choice, Call]:
 @pytest.mark.parametrize("rank", range(N))
 def test_lines_of_a_ring_come_from_the_rank_before(protocol, rank):
     found, call = choice(protocol, "ring")
-    of_rank = batches(found.program, rank, LLLayout(call.dtype, LANES[protocol]))
+    of_rank = batches(found.program, rank, LLLayout(call.dtype, PROTOCOLS[protocol].lanes))
     named = set()
     for step, batch in enumerate(of_rank):
         for number in range(batch.rows * len(batch.srcs)):
@@ -37,7 +38,7 @@ def test_lines_of_a_ring_come_from_the_rank_before(protocol, rank):
 @pytest.mark.parametrize("rank", range(N))
 def test_lines_of_everyone_come_from_everyone(rank):
     found, call = choice("LL", "one_shot_push")
-    of_rank = batches(found.program, rank, LLLayout(call.dtype, LANES["LL"]))
+    of_rank = batches(found.program, rank, LLLayout(call.dtype, 1))
     first, last = 0, len(of_rank) - 1
     assert awaited_ranks(found, call, rank, first, 0) == []  # its own INPUT
     named = [awaited_ranks(found, call, rank, last, number) for number in range(N)]

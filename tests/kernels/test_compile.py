@@ -11,7 +11,7 @@ import pytest
 
 from ringcoll.errors import MachineError
 from ringcoll.executors.cuda import compile as compiling
-from ringcoll.executors.cuda import workspace
+from ringcoll.executors.cuda import ll, workspace
 from ringcoll.executors.cuda.compile import arch_of, compile_kernel, nvrtc_version, read_headers
 from tests.kernels import cuda12
 
@@ -39,12 +39,19 @@ def test_cubin_is_for_the_architecture(arch):
 
 
 @pytest.mark.parametrize(
-    "name", ["MOST_BLOCKS", "HELLO_SLOTS", "HELLO_LINES", "FACTOR_LINES", "HELLOS"]
+    ("home", "header", "name"),
+    [
+        *(
+            (workspace, "program.cuh", name)
+            for name in ("MOST_BLOCKS", "HELLO_SLOTS", "HELLO_LINES", "FACTOR_LINES", "HELLOS")
+        ),
+        (ll, "system.cuh", "SYNC_THREADS"),
+    ],
 )
-def test_the_host_and_the_kernels_have_one_layout_of_a_workspace(name):
-    text = read_headers()["program.cuh"].decode()
+def test_the_host_and_the_kernels_have_one_constant(home, header, name):
+    text = read_headers()[header].decode()
     (value,) = re.findall(rf"constexpr u(?:32|64) {name} = (\d+);", text)
-    assert getattr(workspace, name) == int(value)
+    assert getattr(home, name) == int(value)
 
 
 def test_oldest_gpus_are_served_by_cuda_12():

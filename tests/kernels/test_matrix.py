@@ -24,7 +24,7 @@ from ringcoll.executors.cuda.point_to_point import pairs_text
 from ringcoll.executors.cuda.simple import simple_body
 from ringcoll.executors.cuda.workspace import Workspace
 from ringcoll.executors.cuda_nodes.standard import standard_sources
-from ringcoll.launch import Launch, Layout
+from ringcoll.launch import PROTOCOLS, Launch, Layout
 from tests.kernels import cuda12
 from tests.kernels.harness import LEGAL, OPERATORS, TYPES
 from tests.kernels.stand_in import by_head, together
@@ -116,8 +116,9 @@ def operators() -> tuple[str, ...]:
             turns[name] += 1
             op = premul_sum(1) if name == "premul_sum" else OPS[name]
             if launch.in_band:
-                lanes = 8 if dtype.itemsize <= 8 and number % 2 == 0 else 1
-                body = ll_body(program, layout, dtype, op, Workspace(2), at, lanes=lanes)
+                wide = number % 2 == 0 and dtype.itemsize <= PROTOCOLS["LL128"].most_itemsize
+                protocol = PROTOCOLS["LL128" if wide else "LL"]
+                body = ll_body(program, layout, dtype, op, Workspace(2), at, protocol)
             else:
                 body = simple_body(program, layout, dtype, op, Workspace(2), at)
             found.append(body.text)

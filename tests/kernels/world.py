@@ -15,7 +15,6 @@ from ringcoll.dtypes import dtype_of
 from ringcoll.encode import encode
 from ringcoll.executors.cuda.generic import generic_body
 from ringcoll.executors.cuda.ll import ll_body
-from ringcoll.executors.cuda.ll_layout import LANES
 from ringcoll.executors.cuda.params import Addresses, Body, Header, factor_bytes, pack
 from ringcoll.executors.cuda.reports import Report, read
 from ringcoll.executors.cuda.simple import simple_body
@@ -26,7 +25,7 @@ from ringcoll.executors.cuda.workspace import (
     MOST_BLOCKS,
     Workspace,
 )
-from ringcoll.launch import Launch
+from ringcoll.launch import PROTOCOLS, Launch
 from tests.definition import run
 from tests.kernels.cases import POISON, Array, Arrays, Case, joined, values
 from tests.kernels.stand_in import KERNELS, library
@@ -65,7 +64,7 @@ class Ready:
 
 def lanes_of(launch: Launch) -> int:
     """Threads that share a line; the stand-in's lines are shorter."""
-    return min(2, LANES.get(launch.protocol, 1))
+    return min(2, launch.lanes or 1)
 
 
 class World:
@@ -81,7 +80,13 @@ class World:
     def __init__(self, nranks: int, address: int | None = None, zone: int = 8 << 10) -> None:
         self.nranks, half = nranks, 1 << 20
         self.workspace = Workspace(
-            nranks, half, half, half, replicas=4, copied=half, zone_bytes=zone * nranks
+            nranks,
+            line_half=half,
+            wide_half=half,
+            scratch_half=half,
+            replicas=4,
+            copied=half,
+            zone_bytes=zone * nranks,
         )
         self._report = nranks * self.workspace.nbytes
         self._user = -(-(self._report + nranks * self.workspace.report_bytes) // 4096) * 4096
@@ -211,8 +216,8 @@ class World:
         op = case.op_of(0) if case.plan.collective.reduces else None
         program, layout = encode(case.plan, case.launch), case.layout(sliced=True)
         if case.launch.in_band:
-            lanes = lanes_of(case.launch)
-            body = ll_body(program, layout, dtype, op, self.workspace, at, lanes=lanes)
+            protocol = replace(PROTOCOLS[case.launch.protocol], lanes=lanes_of(case.launch))
+            body = ll_body(program, layout, dtype, op, self.workspace, at, protocol)
         else:
             body = simple_body(program, layout, dtype, op, self.workspace, at)
         return traced(roomy(body), at)

@@ -91,6 +91,16 @@ TREE = b"""<system version="1">
 <gpu dev="3" sm="80"/></pci></pci></cpu></system>"""
 
 
+def test_what_c2c_carries_is_measured_beside_pcie():
+    tree = TREE.replace(b'sm="80"/>', b'sm="90"><c2c bw="44712" count="10"/></gpu>')
+    system = build(parse(tree, "tree"))
+    found = with_rates(system, Rates(shifts=shifts(4, lambda *_: 40.0)))
+    assert {link.kind for link in system.out["GPU/0"]} == {LinkKind.C2C, LinkKind.PCI}
+    for n in range(4):
+        (up,) = (link for link in found.out[f"GPU/{n}"] if link.kind is LinkKind.C2C)
+        assert (up.bandwidth, up.source) == (40.0, Source.MEASURED)
+
+
 def socket(gpu):
     return gpu // 2
 

@@ -25,7 +25,7 @@ from ringcoll.errors import Error, MismatchError, RankLostError
 from ringcoll.executors.cuda.cuda_call import CudaCall
 from ringcoll.executors.cuda.hellos import Hellos
 from ringcoll.executors.cuda.ll import batches
-from ringcoll.executors.cuda.ll_layout import LANES, LLLayout
+from ringcoll.executors.cuda.ll_layout import LLLayout
 from ringcoll.executors.cuda.reports import (
     LEFT,
     LEFT_PAIR,
@@ -257,7 +257,7 @@ def _awaited(block: BlockProgram, step: int) -> list[int]:
 def _ll_senders(choice: Choice, call: Call, rank: int, step: int, number: int) -> Iterator[int]:
     """The ranks that write the lines of a batch's source, or send its factor."""
     program: Program = choice.program
-    ll_layout = LLLayout(call.dtype, LANES[choice.launch.protocol])
+    ll_layout = LLLayout(call.dtype, choice.launch.lanes)
     found = batches(program, rank, ll_layout, scales=call.op is not None and call.op.scales)
     if step >= len(found) or not found[step].srcs:
         return

@@ -12,10 +12,10 @@ from dataclasses import replace
 from functools import cache
 
 from ringcoll.executors.cuda.ll import WORKERS
-from ringcoll.executors.cuda.ll_layout import LANES
 from ringcoll.executors.cuda.params import LARGEST, Body, launch_bytes
 from ringcoll.executors.cuda.simple import RESIDENT, THREADS
 from ringcoll.executors.cuda.source import elements_lines, kernel_text
+from ringcoll.launch import PROTOCOLS
 
 
 def generic_body(body: Body, nranks: int) -> Body | None:
@@ -35,8 +35,8 @@ def generic_body(body: Body, nranks: int) -> Body | None:
 
 def generic_texts(nranks: int) -> Iterator[str]:
     """The source texts of all protocols."""
-    for lanes in (0, *LANES.values()):
-        yield generic_text(lanes, nranks)
+    for protocol in PROTOCOLS.values():
+        yield generic_text(protocol.lanes, nranks)
 
 
 @cache

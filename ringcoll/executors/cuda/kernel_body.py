@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from ringcoll.arguments.calls import Call
 from ringcoll.executors.cuda.dual_program import Variant, dual_body, fits_dual, fits_one
 from ringcoll.executors.cuda.ll import SYNC_THREADS, WORKERS, ll_body, ll_scratch_bytes
-from ringcoll.executors.cuda.ll_layout import LANES, LLLayout
+from ringcoll.executors.cuda.ll_layout import LLLayout
 from ringcoll.executors.cuda.params import Addresses, Body
 from ringcoll.executors.cuda.simple import THREADS, scratch_bytes, simple_body
 from ringcoll.executors.cuda.trace import traced
 from ringcoll.executors.cuda.workspace import Workspace
+from ringcoll.launch import PROTOCOLS
 from ringcoll.model.machine import Machine
 from ringcoll.tuner.choice import Choice, GpuRanks
 
@@ -44,7 +45,7 @@ class KernelFits:
         program, layout, workspace = choice.program, choice.layout, self.workspace
         if choice.launch.in_band:
             need = ll_scratch_bytes(program, layout, _ll_layout(call, choice))
-            return need, workspace.half_of(choice.launch.protocol)
+            return need, workspace.region(choice.launch.protocol)[1]
         room = workspace.copied if choice.engine == "copy" else workspace.scratch_half
         return scratch_bytes(program, layout, call.dtype), room
 
@@ -62,15 +63,15 @@ class KernelFits:
 
 
 def _ll_layout(call: Call, choice: Choice) -> LLLayout:
-    return LLLayout(call.dtype, LANES[choice.launch.protocol])
+    return LLLayout(call.dtype, choice.launch.lanes)
 
 
 def body_of(choice: Choice, call: Call, workspace: Workspace, local: tuple[Addresses, ...]) -> Body:
     """Source text and words for the ranks that one launch carries."""
     program, layout, dtype, op = choice.program, choice.layout, call.dtype, call.op
     if choice.launch.in_band:
-        lanes = LANES[choice.launch.protocol]
-        body = ll_body(program, layout, dtype, op, workspace, local, lanes=lanes)
+        protocol = PROTOCOLS[choice.launch.protocol]
+        body = ll_body(program, layout, dtype, op, workspace, local, protocol)
     elif choice.direct is not None:
         staged, direct = (
             Variant(found.program, found.layout, found.grid.replicas) for found in choice.variants

@@ -25,7 +25,7 @@ from ringcoll.executors.cuda.params import (
 from ringcoll.executors.cuda.source import elements_word, kernel_text, names_of
 from ringcoll.executors.cuda.workspace import Workspace
 from ringcoll.labels import Label
-from ringcoll.launch import Layout
+from ringcoll.launch import Layout, Protocol
 from ringcoll.plan import Buffer, Chunk
 
 WORKERS, SYNC_THREADS = 480, 32
@@ -159,13 +159,13 @@ def ll_body(
     op: ReduceOp | None,
     workspace: Workspace,
     local: Sequence[Addresses],
-    *,
-    lanes: int,
+    protocol: Protocol,
 ) -> Body:
-    """Text and words for the ranks of one launch; ``lanes`` threads share a line."""
+    """Text and words for the ranks of one launch by a protocol that has lines."""
+    lanes = protocol.lanes
     ll_layout = LLLayout(dtype, lanes)
     need = ll_scratch_bytes(program, layout, ll_layout)
-    half = workspace.line_half if lanes == 1 else workspace.wide_half
+    first, half = workspace.region(protocol.name)
     if need > half:
         raise LaunchRefused(
             f"{program.collective}: needs {need} bytes of lines, the limit is {half}; use "
@@ -174,9 +174,7 @@ def ll_body(
     scales = op is not None and op.scales
     of_rank = [batches(program, at.rank, ll_layout, scales=scales) for at in local]
     programs = tuple(dict.fromkeys(of_rank))
-    words = padded(
-        [_words(program, layout, ll_layout, workspace, at, scales=scales) for at in local]
-    )
+    words = padded([_words(program, layout, ll_layout, first, at, scales=scales) for at in local])
     whole = all(
         _whole(program, at.rank, own, dtype.itemsize, scales=scales)
         for at, own in zip(local, words, strict=True)
@@ -199,14 +197,13 @@ def _words(
     program: Program,
     layout: Layout,
     ll_layout: LLLayout,
-    workspace: Workspace,
+    first: int,
     at: Addresses,
     *,
     scales: bool = False,
 ) -> list[int]:
-    """The words of one rank, row by row: see :attr:`Batch.words`."""
+    """The words of one rank, row by row: see :attr:`Batch.words`; ``first``: of the region."""
     width = _slot_bytes(program, layout, ll_layout)
-    first = workspace.lines if ll_layout.lanes == 1 else workspace.wide_lines
 
     def address(chunk: Chunk) -> int:
         if chunk.buffer is Buffer.SCRATCH:

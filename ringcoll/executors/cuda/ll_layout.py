@@ -14,12 +14,11 @@ from enum import IntEnum
 from ringcoll.dtypes import DType
 from ringcoll.launch import Layout
 
-LANES = {"LL": 1, "LL128": 8}
-"""Threads that share a line, by protocol."""
-
 _WORD = 8
 _PART = 16
 """Bytes of a line that a thread holds."""
+_WARP = 32
+"""Threads."""
 
 
 class Storage(IntEnum):
@@ -53,12 +52,12 @@ class LLLayout:
         return self.count * item.get(storage, 0) // self._held
 
     def packs(self, layout: Layout) -> int:
-        """Packs of the longest chunk; with LL128 a multiple of a warp's."""
+        """Packs of the longest chunk; where threads share lines, a multiple of a warp's."""
         if self.lanes == 1:
             return -(-layout.width() // self.count)
         words = -(-layout.width() * self.dtype.itemsize // _WORD)
         lines = -(-words // (2 * self.lanes - 1))
-        return -(-lines // 4) * 4 * self.lanes
+        return -(-lines // (_WARP // self.lanes)) * _WARP
 
     def nbytes(self, layout: Layout, storages: Collection[Storage]) -> int:
         """Bytes of a SCRATCH chunk that is stored in any of these ways."""

@@ -22,7 +22,7 @@ from ringcoll.dtypes import DType
 from ringcoll.encode import Program
 from ringcoll.errors import OutOfMemory, PlanError
 from ringcoll.executors.cuda.ll import batches
-from ringcoll.executors.cuda.ll_layout import LANES, LLLayout
+from ringcoll.executors.cuda.ll_layout import LLLayout
 from ringcoll.executors.cuda.params import Addresses, Body, padded
 from ringcoll.executors.rows import TraceEntry
 from ringcoll.launch import Launch
@@ -173,7 +173,7 @@ class Recorder:
         record = self._read(HEAD.itemsize + min(number, room) * ROW.itemsize)
         self._clear()
         found = choice.variants[ran(record, rank)]
-        ll_layout = LLLayout(dtype, LANES.get(found.launch.protocol, 1))
+        ll_layout = LLLayout(dtype, found.launch.lanes or 1)
         return summed(
             executed(record, rank, found.program, found.launch, ll_layout, found.grid.replicas)
         )

@@ -17,7 +17,7 @@ ended. ``kernels/program.cuh`` holds the first offsets.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 MOST_BLOCKS = 160
 """CUDA blocks a rank: one for each multiprocessor of the largest GPUs."""
@@ -39,6 +39,7 @@ class Workspace:
     """Offsets in bytes."""
 
     nranks: int
+    _: KW_ONLY
     line_half: int = 4 << 20  # one half of LL's lines
     wide_half: int = 10 << 20  # one half of LL128's lines
     scratch_half: int = 8 << 20  # one half of SCRATCH
@@ -81,10 +82,14 @@ class Workspace:
         """SCRATCH of protocol Simple."""
         return self.wide_lines + 2 * self.wide_half
 
-    def half_of(self, protocol: str) -> int:
-        """Bytes of one half of a protocol's region."""
-        halves = {"LL": self.line_half, "LL128": self.wide_half, "Simple": self.scratch_half}
-        return halves[protocol]
+    def region(self, protocol: str) -> tuple[int, int]:
+        """Where a protocol's region begins, and the bytes of each of its halves."""
+        regions = {
+            "LL": (self.lines, self.line_half),
+            "LL128": (self.wide_lines, self.wide_half),
+            "Simple": (self.scratch, self.scratch_half),
+        }
+        return regions[protocol]
 
     @property
     def copies(self) -> int:

@@ -12,7 +12,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 
-from ringcoll.topology.system import Confidence, Link, LinkKind, NvSwitch, Source, System
+from ringcoll.topology.paths import on_bus
+from ringcoll.topology.system import (
+    Confidence,
+    Cpu,
+    Link,
+    LinkKind,
+    NvSwitch,
+    PciSwitch,
+    Source,
+    System,
+)
 
 _AGREES = 0.1
 """Share by which a measured bandwidth may differ from the assumed one and confirm it."""
@@ -85,7 +95,7 @@ def _sharing(rates: Rates) -> list[str]:
 
 
 def _route(system: System, a: str, b: str) -> tuple[Link, ...]:
-    """The links that a copy takes: NVLink, direct or over a switch, else the shortest on PCIe."""
+    """The links that a copy takes: NVLink, direct or over a switch, else the shortest on buses."""
     for first in system.out[a]:
         if first.kind is not LinkKind.NVLINK:
             continue
@@ -95,19 +105,21 @@ def _route(system: System, a: str, b: str) -> tuple[Link, ...]:
             for second in system.out[first.dst]:
                 if second.dst == b:
                     return (first, second)
-    return _over_pcie(system, a, b)
+    return _over_buses(system, a, b)
 
 
-def _over_pcie(system: System, a: str, b: str) -> tuple[Link, ...]:
-    """Breadth first; not through other GPUs, for those have but one link of PCIe."""
+def _over_buses(system: System, a: str, b: str) -> tuple[Link, ...]:
+    """Breadth first, through CPUs and PCIe switches alone; of two links to a node the faster."""
     came: dict[str, Link | None] = {a: None}
     edge = [a]
     while edge and b not in came:
         new = []
         for name in edge:
-            for link in system.out[name]:
-                if link.kind in (LinkKind.PCI, LinkKind.SYS) and link.dst not in came:
-                    came[link.dst] = link
+            for link in sorted(system.out[name], key=lambda link: -link.bandwidth):
+                if link.dst in came or not on_bus(system, link):
+                    continue
+                came[link.dst] = link
+                if isinstance(system.node(link.dst), Cpu | PciSwitch):
                     new.append(link.dst)
         edge = new
     route: list[Link] = []
