@@ -21,7 +21,7 @@ from ringcoll.communicator.rank_calls import with_options
 from ringcoll.communicator.work import Work
 from ringcoll.config import resolve
 from ringcoll.cuda.arrays import device_array
-from ringcoll.cuda.readers import Library, library_of
+from ringcoll.cuda.readers import Libraries
 from ringcoll.cuda.streams import stream_of
 from ringcoll.errors import ArgumentError, Error
 from ringcoll.executors.contract import Given, GroupCall, LaunchRequest
@@ -66,18 +66,6 @@ class DeviceWork(Work):
     def __repr__(self) -> str:
         state = "finished" if self._event.done() else "running"
         return f"<ringcoll.Work {self._call}: {state}>"
-
-
-class Libraries(dict[type, Library]):
-    """The libraries of arrays on one device, by the arrays' type."""
-
-    def __init__(self, ordinal: int) -> None:
-        super().__init__()
-        self._ordinal = ordinal
-
-    def __missing__(self, kind: type) -> Library:
-        found = self[kind] = library_of(kind, self._ordinal)
-        return found
 
 
 class CudaEngine(Engine):
@@ -240,7 +228,7 @@ class CudaEngine(Engine):
     def message(
         self, name: str, sendbuf: Any, dest: Any, recvbuf: Any, source: Any, exact: Any, how: Any
     ) -> Work | None:
-        """Find messages by their shape and launch them, or check and prepare them."""
+        """Find messages by their shape, or check and prepare them, and launch them."""
         state: Any = self._state
         libraries, first, second = self._libraries, 0, 0
         key: tuple[object, ...] | None = None
@@ -256,28 +244,38 @@ class CudaEngine(Engine):
             found = None if key is None else self._messages.get(key)
         except TypeError:  # an illegal argument that has no hash
             key = found = None
+        if found is None or found.overlap(first, second):
+            calls = self._check_message(name, sendbuf, dest, recvbuf, source, exact)
+            if key is None:
+                return self.pairs(name, calls, how, (sendbuf, recvbuf))
+            found = self._prepared_message(key, name, calls)
         like = recvbuf if sendbuf is None else sendbuf
-        if found is not None and not found.overlap(first, second):
-            pointer, owner = libraries[type(like)].stream(like)
-            if owner is not None:
-                with state.lock:
-                    before, self._owners = self._owners, {pointer: owner}
-                    try:
-                        state.run_pairs(found, pointer, first, second)
-                    except BaseException:
-                        self._keep(before)
-                        raise
-                return None
-        calls = self._check_message(name, sendbuf, dest, recvbuf, source, exact)
-        work = self.pairs(name, calls, how, (sendbuf, recvbuf))
-        if key is not None and found is None:
-            config = state.config
-            made = tuple(with_options(call, config) for call in calls)
-            timeout = state.timeout_of(config)
-            with state.lock:  # another thread's launch uses the same kept kernels
-                evict(self._messages, CACHED_CALLS)
-                self._messages[key] = state.prepared_pairs(made, timeout, config.max_sms)
-        return work
+        pointer, owner = libraries[type(like)].stream(like)
+        if owner is None:
+            calls = self._check_message(name, sendbuf, dest, recvbuf, source, exact)
+            return self.pairs(name, calls, how, (sendbuf, recvbuf))
+        with state.lock:
+            before, self._owners = self._owners, {pointer: owner}
+            try:
+                state.run_pairs(found, pointer, first, second)
+            except BaseException:
+                self._keep(before)
+                raise
+        return None
+
+    def _prepared_message(self, key: object, name: str, calls: list[Call]) -> PreparedPairs:
+        """Prepare and keep the messages of a call, before anything of them is launched."""
+        state: Any = self._state
+        state.usable()
+        _refuse_matching(name, calls)
+        config = state.config
+        made = tuple(with_options(call, config) for call in calls)
+        found: PreparedPairs
+        with state.lock:  # another thread's launch uses the same kept kernels
+            found = state.prepared_pairs(made, state.timeout_of(config), config.max_sms)
+            evict(self._messages, CACHED_CALLS)
+            self._messages[key] = found
+        return found
 
     def forget(self) -> None:
         """Drop all prepared calls."""

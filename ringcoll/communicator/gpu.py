@@ -173,8 +173,11 @@ class CudaState(RankState):
         self, calls: tuple[Call, ...], timeout: float, most: int | None
     ) -> PreparedPairs:
         """The launch of the messages of one call, for all arrays of their shape."""
-        found = self.paired(calls, 0, timeout, owned=True, most=most)
-        return self.sending.prepared(found)
+        try:
+            return self.sending.prepared(self.paired(calls, 0, timeout, owned=True, most=most))
+        except BaseException as error:
+            self.fail(error)  # the other end waits for this one's launch
+            raise
 
     def run_pairs(self, prepared: PreparedPairs, stream: int, send: int, recv: int) -> None:
         """Enqueue the messages of one call, on arrays at these addresses."""

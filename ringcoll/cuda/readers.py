@@ -32,6 +32,18 @@ class Library:
     stream: Callable[[Any], Stream]
 
 
+class Libraries(dict[type, Library]):
+    """The libraries of arrays on one device, by the arrays' type."""
+
+    def __init__(self, ordinal: int) -> None:
+        super().__init__()
+        self._ordinal = ordinal
+
+    def __missing__(self, kind: type) -> Library:
+        found = self[kind] = library_of(kind, self._ordinal)
+        return found
+
+
 def library_of(kind: type, ordinal: int) -> Library:
     """The library of an array type, for a rank on the device ``ordinal``."""
     cupy, torch = sys.modules.get("cupy"), sys.modules.get("torch")

@@ -9,7 +9,7 @@ import pytest
 
 import ringcoll
 from ringcoll.errors import ArgumentError, MismatchError
-from ringcoll.executors.cuda.sending import CudaPairs
+from ringcoll.executors.cuda.sending import CudaPairs, PairCalls
 from tests.gpu.ranks import close
 from tests.kernels.stand_in import needs_compiler
 
@@ -67,7 +67,7 @@ def test_messages_of_one_shape_are_checked_once(name, comms, monkeypatch):
 
 
 def test_kept_kernels_are_looked_up_by_one_thread_at_a_time(comms, monkeypatch):
-    """A message is prepared after its launch, while another thread may launch one."""
+    """A message is prepared while another thread may launch one."""
     seen = []
     honest = CudaPairs.launchable
 
@@ -95,7 +95,35 @@ def test_kept_kernels_are_looked_up_by_one_thread_at_a_time(comms, monkeypatch):
         got.check(np.full(64, other))
 
     assert in_threads(comms, work) == []
-    assert seen == [False] * 4  # each rank: for the launch, then to keep it
+    assert seen == [False] * 2  # each rank
+
+
+@pytest.mark.parametrize("error", [MemoryError("no memory"), ArgumentError("no")])
+def test_a_message_that_cannot_be_prepared_is_not_launched(comms, monkeypatch, error):
+    """Or its caller would see an error of a message that has gone."""
+    ran, honest = [], CudaPairs.prepared
+
+    def noted(self, *arguments):
+        ran.append(self.rank)
+
+    def no_memory(self, calls):
+        if self.rank == 0:
+            raise error
+        return honest(self, calls)
+
+    monkeypatch.setattr(CudaPairs, "run", noted)
+    monkeypatch.setattr(PairCalls, "tasks", noted)
+    monkeypatch.setattr(CudaPairs, "prepared", no_memory)
+    x = FakeBuffer(comms[0], np.full(64, 1))
+    with pytest.raises(type(error), match=str(error)):
+        comms[0].send(x.array, 1)
+    assert ran == [] and not comms[0]._engine._messages
+    if isinstance(error, MemoryError):  # the other end learns it at once
+        y = FakeBuffer(comms[1], 64)
+        with pytest.raises(ringcoll.Error, match=r"rank 0.*MemoryError"):
+            comms[1].recv(y.array, 0)
+    else:
+        comms[0].check()
 
 
 def test_buffers_that_share_memory_are_refused_whatever_went_before(comms):
