@@ -151,6 +151,9 @@ class ProcessGroupRingcoll(Barriers):
             return communicator_on(fabric, config, settings, ordinal)
         except Error as error:
             raise_from(self._failed(prefixed(error, who)), error)
+        finally:
+            if self._presence is not None:
+                self._presence.forget()
 
     def _open_messages(self) -> Messages:
         with self._opening:

@@ -46,6 +46,13 @@ class Presence:
             dead = self._monitor.dead()
             return {r: p.pid for r in dead if r in members and (p := self._known[r]) is not None}
 
+    def forget(self) -> None:
+        """Watch nobody until :meth:`dead` is called again: each process takes a descriptor."""
+        with self._lock:
+            self._known = {rank: None for rank, process in self._known.items() if process is None}
+            self._monitor = ProcessMonitor({})
+            self._next, self._pause = 0.0, _FIRST
+
     def _look(self, unknown: Sequence[int]) -> None:
         """Find the processes of ranks that have come since; nearly always all at once."""
         keys = {rank: _KEY.format(rank) for rank in unknown}

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 from ringcoll.torch.presence import Presence, _started
 from tests.fabric.test_store_bootstrap import Kept
@@ -37,6 +38,24 @@ def test_a_process_of_this_host_is_seen_to_end():
         process.wait()
         assert presence.dead([0, 1]) == {1: process.pid}
         assert presence.dead([0, 2]) == {}  # it is of another pair of ranks
+
+
+def test_no_descriptor_is_kept_for_processes_that_nobody_waits_for():
+    store, open_files = Kept(), Path("/proc/self/fd")
+    presence = Presence(store, 0)
+    before = len(list(open_files.iterdir()))
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        store.set("process/1", noted(process.pid, started=_started(process.pid)))
+        store.set("process/2", noted(process.pid, boot="another host"))
+        for _ in range(3):
+            assert presence.dead([0, 1, 2]) == {}
+            assert len(list(open_files.iterdir())) > before
+            presence.forget()
+        process.kill()
+        process.wait()
+        assert presence.dead([0, 1, 2]) == {1: process.pid}
+        presence.forget()
+    assert len(list(open_files.iterdir())) == before
 
 
 def test_a_number_that_another_process_has_by_now_is_a_death():
