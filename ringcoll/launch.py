@@ -118,7 +118,7 @@ class Layout:
     def __post_init__(self) -> None:
         if len(self.counts) not in (1, self.collective.nranks):
             raise ArgumentError(f"counts={self.counts}: one number, or one for each rank")
-        if (
+        if self.shares != (1,) and (
             self.collective.chunks % len(self.shares)
             or min(self.shares) < 0
             or not any(self.shares)
@@ -163,7 +163,10 @@ class Layout:
     def span(self, buffer: Buffer, rank: int, index: int) -> tuple[int, int]:
         """Offset and count, in elements, of a sliced INPUT or OUTPUT chunk of ``rank``."""
         chunk, at = divmod(index, self.slices)
-        number, within = divmod(chunk, self.collective.chunks)
+        chunks = self.collective.chunks
+        if chunks == self.slices == len(self.counts) == 1 and self.displs is None:
+            return index * self.counts[0], self.counts[0]
+        number, within = divmod(chunk, chunks)
         start, count = self.segment(buffer, rank, number)
         low, high = self.part(count, within)
         length = high - low

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,7 @@ from ringcoll.arguments.calls import Call, prepare
 from ringcoll.config import Config
 from ringcoll.dtypes import ReduceOp
 from ringcoll.executors.contract import Given
-from ringcoll.views import Extent, device_view, start_of, view_at
+from ringcoll.views import Extent, device_view, extent_of, start_of, view_at
 
 CACHED_CALLS = 512
 """Calls that a communicator caches, and preparations of all of them: the oldest goes first. Where
@@ -33,8 +33,7 @@ def evict(cache: dict[Any, Any], most: int) -> None:
         cache.pop(next(iter(cache)), None)
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """Where a buffer of a call lies: in argument 0 or 1, or in none (2), at an offset in bytes."""
 
     argument: int = 2
@@ -43,16 +42,15 @@ class Part:
 
     def scaled(self, before: int, now: int) -> Part:
         """The part of a call of another count: it begins at a whole segment."""
-        if not self.nbytes:
-            return self
-        return Part(self.argument, self.offset // before * now, self.nbytes // before * now)
+        argument, offset, nbytes = self
+        return Part(argument, offset // before * now, nbytes // before * now)
 
 
 @dataclass(slots=True, eq=False)
 class CheckedCall:
     """A call whose arguments are checked, without addresses, and its preparations."""
 
-    call: Call  # without arrays
+    call: Call  # without arrays, or with those of its first time
     config: Config
     input: Part
     output: Part
@@ -60,21 +58,30 @@ class CheckedCall:
     any_class: Any = None  # the prepared call, if memory of any class will do
     prepared: dict[Hashable, Any] = field(default_factory=dict)  # by class of memory
 
-    def scaled(self, nbytes: tuple[int, int]) -> CheckedCall | None:
-        """The call on arguments of so many bytes; None unless only its count differs."""
-        call, count = self.call, self.call.count
-        first, second = self.nbytes
-        if first % count or second % count:
+    def scaled(self, first: Extent, second: Extent) -> CheckedCall | None:
+        """The call on arguments that lie there, with them; None unless its count alone differs."""
+        call, sent, received = self.call, self.input, self.output
+        count, (one, other) = call.count, self.nbytes
+        if one % count or other % count:
             return None
         # Bytes of each argument for one element of the count; the call has one argument at least.
-        first, second = first // count, second // count
-        now = nbytes[0] // first if first else nbytes[1] // (second or 1)
-        if not now or nbytes != (first * now, second * now):
+        one, other = one // count, other // count
+        now = first[1] // one if one else second[1] // (other or 1)
+        if not now or first[1] != one * now or second[1] != other * now:
             return None
-        call = call.on(call.send, call.recv)
+        new = sent.scaled(count, now)
+        parts = new, new if sent == received else received.scaled(count, now)
+        at, kind = (first[0], second[0], 0), call.dtype.numpy
+        send, recv = call.send, call.recv
+        if new.nbytes:
+            send = view_at(at[new.argument] + new.offset, new.nbytes, kind)
+        if parts[1] is new:
+            recv = send
+        elif (new := parts[1]).nbytes:
+            recv = view_at(at[new.argument] + new.offset, new.nbytes, kind)
+        call = call.on(send, recv)
         call.count, call.nbytes = now, call.nbytes // count * now
-        input_, output = (part.scaled(count, now) for part in (self.input, self.output))
-        return CheckedCall(call, self.config, input_, output, nbytes)
+        return CheckedCall(call, self.config, *parts, (first[1], second[1]))
 
 
 class CallCache:
@@ -110,33 +117,23 @@ class CallCache:
     ) -> tuple[Any, Given] | None:
         """A call whose count alone is new, kept like the one of its ``shape`` that was checked.
 
-        ``shape`` says what the key does but the counts. None where the call must be checked, or
+        ``shape`` says what the key does but the counts. None where a call must be checked, or
         chosen and prepared from the beginning.
         """
-        if _overlap(first, second):
+        if second[0] and first[0] and _overlap(first, second):
             if first != second:
                 return None
             key, shape = (key, 0), (shape, 0)
         like = self._shapes.get(shape)
-        if like is None:
-            return None
-        before = like.any_class or like.prepared.get(None)
-        checked = None if before is None else like.scaled((first[1], second[1]))
+        before = None if like is None else like.any_class or like.prepared.get(None)
+        checked = None if like is None or before is None else like.scaled(first, second)
         if checked is None:
             return None
         state, call, config = self._state, checked.call, checked.config
-        at, input_, output = (first[0], second[0], 0), checked.input, checked.output
-        start, end = at[input_.argument] + input_.offset, at[output.argument] + output.offset
-        send, recv, kind = call.send, call.recv, call.dtype.numpy
-        if start:
-            send = view_at(start, input_.nbytes, kind)
-        if end:
-            recv = send if (end, output) == (start, input_) else view_at(end, output.nbytes, kind)
-        prepared = state.prepare_like(before, call.on(send, recv), config)
-        given = start, end, 0, 0
+        prepared = state.prepare_like(before, call, config)
+        given = prepared.given
         if not prepared.any_class:
-            extents = (start, input_.nbytes), (end, output.nbytes)
-            _, given = state.memory_class(call, config, *extents)
+            _, given = state.memory_class(call, config, extent_of(call.send), extent_of(call.recv))
         evict(self._checked, CACHED_CALLS)
         self._checked[key] = checked
         self._keep(checked, None, prepared)
@@ -218,9 +215,10 @@ class CallCache:
 
 
 def _overlap(first: Extent, second: Extent) -> bool:
-    """Whether two arguments share memory."""
-    both = first[0] and second[0]
-    return bool(both) and -second[1] < second[0] - first[0] < first[1]
+    """Whether two arguments share memory; 0 is none."""
+    if not first[0] or not second[0]:
+        return False
+    return -second[1] < second[0] - first[0] < first[1]
 
 
 def _part(array: npt.NDArray[Any] | None, first: Extent, second: Extent) -> Part:

@@ -25,7 +25,7 @@ from ringcoll.communicator.work import Work
 from ringcoll.config import Config
 from ringcoll.errors import ArgumentError, Error
 from ringcoll.executors.contract import Given, LaunchRequest
-from ringcoll.views import address_of
+from ringcoll.views import Extent, address_of
 
 _Key = tuple[Any, ...]
 _P = ParamSpec("_P")
@@ -84,10 +84,11 @@ class CpuEngine(Engine):
                 found = self.calls.find(key, first, second)
             except TypeError:  # an illegal argument, or an option, that has no hash
                 key = None
+            if found is None and key is not None:
+                found = self._find_scaled(key, first, second, sendbuf, recvbuf)
         if found is None or "async_op" in how or of_thread.group is not None:
             arguments = arguments or (op, root)
-            at = (0, 0) if key is None else (first, second)
-            return self._first_call(key, at, found, name, check, arguments, sendbuf, recvbuf, how)
+            return self._first_call(key, found, name, check, arguments, sendbuf, recvbuf, how)
         state = self._state
         progress = state.progress
         if state._worker is not None or progress is None or progress._failed is not None:
@@ -101,10 +102,18 @@ class CpuEngine(Engine):
         return None
 
     @_explained
+    def _find_scaled(
+        self, key: _Key, first: int, second: int, sendbuf: Any, recvbuf: Any
+    ) -> tuple[Any, Given] | None:
+        """A call of which the count alone is new, on buffers at these addresses."""
+        sent = first, 0 if sendbuf is None else sendbuf.nbytes
+        received = second, 0 if recvbuf is None else recvbuf.nbytes
+        return self.calls.find_scaled(key, _without_counts(key), sent, received)
+
+    @_explained
     def _first_call(
         self,
         key: _Key | None,
-        at: tuple[int, int],
         found: tuple[Any, Given] | None,
         name: str,
         check: Check,
@@ -115,22 +124,15 @@ class CpuEngine(Engine):
     ) -> Work | None:
         """A call that has no preparation yet, or that does not run at once.
 
-        ``key`` is None where none can be kept; ``at``: the addresses of the buffers.
+        ``key`` is None where none can be kept.
         """
-        if found is None and key is not None:
-            first = at[0], 0 if sendbuf is None else sendbuf.nbytes
-            second = at[1], 0 if recvbuf is None else recvbuf.nbytes
-            shape = _without_counts(key)
-            found = self.calls.find_scaled(key, shape, first, second)
-        if found is not None and not how:
-            later = False
-        else:
-            config, _, later = self._options(name, how)
+        config, _, later = self._options(name, how)
         if found is None:
             call = check(name, arguments, self._rank, self._nranks, sendbuf, recvbuf)
             if key is None:
                 return self._once(call, config, later=later, alive=(sendbuf, recvbuf))
-            found = self.calls.add(key, call, config, first, second, shape)
+            extents, shape = (_extent(sendbuf), _extent(recvbuf)), _without_counts(key)
+            found = self.calls.add(key, call, config, *extents, shape)
         prepared, given = found
         text = prepared.call.tagged(prepared.call.signature()) if later else ""
         request = LaunchRequest(prepared, addresses=given)
@@ -223,6 +225,11 @@ def _read(buffer: Any) -> tuple[int, object] | None:
     except (TypeError, ValueError, BufferError):  # the common case above saves a call
         at = address_of(buffer)
     return at, (buffer.size, buffer.dtype, flags.writeable)
+
+
+def _extent(buffer: Any) -> Extent:
+    """Where an array that was read lies."""
+    return (0, 0) if buffer is None else (address_of(buffer), buffer.nbytes)
 
 
 def _without_counts(key: _Key) -> _Key:

@@ -51,11 +51,14 @@ class RankCalls(RankErrors):
     def prepare_like(self, before: CpuCall, call: Call, config: Config) -> CpuCall:
         """Prepare a call that differs from a prepared one in its count alone."""
         self.usable()
-        return self.prepare_on_host(call, config, before)
+        if self.debug:
+            return self.prepare_on_host(call, config)
+        call, timeout = with_options(call, config), self.timeout_of(config)
+        return self._host.prepare(call, before.limits, timeout=timeout, like=before)
 
-    def prepare_on_host(self, call: Call, config: Config, like: CpuCall | None = None) -> CpuCall:
+    def prepare_on_host(self, call: Call, config: Config) -> CpuCall:
         """Prepare a checked call that runs in host memory."""
-        limits = limits_of(call, config, self.config) if like is None else like.limits
+        limits = limits_of(call, config, self.config)
         logged: list[Choice] = []
 
         def log(call: Call, choice: Choice) -> None:
@@ -65,7 +68,7 @@ class RankCalls(RankErrors):
 
         timeout, chosen = self.timeout_of(config), log if self.debug else None
         call = with_options(call, config)
-        return self._host.prepare(call, limits, timeout=timeout, chosen=chosen, like=like)
+        return self._host.prepare(call, limits, timeout=timeout, chosen=chosen)
 
     @property
     def machine(self) -> CpuRanks:

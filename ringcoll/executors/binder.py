@@ -68,6 +68,8 @@ class Binder:
         self.symmetric, self.shared_state = symmetric, shared_state
         self.node_signals, self.pacer = node_signals, pacer
         self._templates: dict[tuple[object, ...], ProgramTemplate] = {}
+        self._halves: dict[int, list[Array]] = {}
+        shared_state.bound.append(self._halves.clear)
 
     def mapped_address(self, start: int, nbytes: int) -> int:
         """An address in symmetric memory: mapping << 48 | offset; 0 outside of it."""
@@ -175,11 +177,13 @@ class Binder:
         return not self.nodes or self.nodes[rank] == self.nodes[self.rank]
 
     def _scratch(self, half: int) -> list[Array]:
-        start = self.shared_state.scratch + half * self.shared_state.half_bytes
-        return [
-            memory[start : start + self.shared_state.half_bytes]
-            for memory in self.shared_state.bytes
-        ]
+        found = self._halves.get(half)
+        if found is None:
+            nbytes = self.shared_state.half_bytes
+            start = self.shared_state.scratch + half * nbytes
+            found = [memory[start : start + nbytes] for memory in self.shared_state.bytes]
+            self._halves[half] = found
+        return found
 
     def _flags(self, program: Program) -> Callable[[int, int], tuple[Any, int]]:
         slots, blocks = flag_slots(program), program.blocks

@@ -34,21 +34,23 @@ class KeptChoices:
         in_place = call.in_place if limits.in_place is None else limits.in_place
         key = call.collective, call.root, in_place, power(call.nbytes), limits
         kept = self._kept.get(key)
-        found = None if kept is None else self._again(kept, call, limits)
-        if found is None:
-            found = choose(call, self._machine, limits, self._fits)
-            while len(self._kept) >= KEPT:
-                self._kept.pop(next(iter(self._kept)), None)
-            self._kept[key] = found
+        if kept is not None:
+            before = kept.layout
+            shape = before.collective, kept.launch.slices, before.shares
+            found = kept.on_layout(layout_of(call, *shape, "host"))
+            if self._holds(found, call, limits):
+                return found
+        found = choose(call, self._machine, limits, self._fits)
+        while len(self._kept) >= KEPT:
+            self._kept.pop(next(iter(self._kept)), None)
+        self._kept[key] = found
         return found
 
-    def _again(self, kept: Choice, call: Call, limits: Limits) -> Choice | None:
-        """A kept choice with the layout of another count; None if it does not hold for that."""
-        slices, before = kept.launch.slices, kept.layout
-        layout = layout_of(call, before.collective, slices, before.shares, "host")
+    def _holds(self, found: Choice, call: Call, limits: Limits) -> bool:
+        """Whether a kept choice, with the layout of this call, is the one for this call."""
+        layout, slices = found.layout, found.launch.slices
         whole = layout if slices == 1 else replace(layout, slices=1)
         if slices_of(call, self._machine, limits, whole) != slices:
-            return None
-        found = kept.on_layout(layout)
+            return False
         need, room = self._fits.scratch(call, found)
-        return found if need <= room else None
+        return need <= room
