@@ -8,7 +8,7 @@ import os
 import select
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from ringcoll.bootstrap.addresses import listening_at, resolved
@@ -98,14 +98,10 @@ class RelayedBootstrap:
     ) -> socket.socket:
         pause, error, advice = _FIRST, OSError("no address"), "did every rank call init()?"
         while True:
-            places = _expanded(addresses)
-            for number, address in enumerate(places):
+            for address, soon in _turns(addresses, self._deadline):
                 news()
-                left_seconds = self._deadline - time.monotonic()
-                # One that does not answer must leave time for the rest.
-                share = min(PATIENCE, left_seconds / (len(places) - number))
                 try:
-                    return self._joined(address, key, share)
+                    return self._joined(address, key, soon)
                 except Error:
                     raise
                 except OSError as failed:
@@ -122,9 +118,8 @@ class RelayedBootstrap:
             time.sleep(pause)  # it may not be there yet
             pause = min(pause * 1.5, _LAST)
 
-    def _joined(self, address: Address, key: bytes, seconds: float) -> socket.socket:
+    def _joined(self, address: Address, key: bytes, soon: float) -> socket.socket:
         """Connect to the relay at an address, prove the key and join."""
-        soon = min(self._deadline, time.monotonic() + seconds)
         link = _connect(address, soon)
         try:
             self._received.clear()
@@ -306,9 +301,8 @@ def post(
     began = time.monotonic()
     deadline, listens = began + timeout, False
     while time.monotonic() < deadline and (listens or time.monotonic() < began + refused):
-        for address in _expanded(addresses):
+        for address, soon in _turns(addresses, deadline):
             with contextlib.suppress(OSError):
-                soon = min(deadline, time.monotonic() + PATIENCE)
                 with _connect(address, soon) as link:
                     listens = True
                     prove(link, key, CALLED, CALLED, soon)
@@ -341,17 +335,20 @@ def _send(link: socket.socket, kind: Kind, payload: bytes) -> None:
     link.sendall(FRAME.pack(kind.value, len(payload)) + payload, socket.MSG_NOSIGNAL)
 
 
-def _expanded(addresses: Sequence[Address]) -> list[Address]:
-    """The addresses of names, IPv4's and IPv6's, so that each has a time of its own."""
-    return [
-        place
-        for address in addresses
-        for place in (
-            [address]
-            if isinstance(address, str) or address[0] is None
-            else [(host, address[1]) for host in resolved(address[0])]
-        )
-    ]
+def _turns(addresses: Sequence[Address], deadline: float) -> Iterator[tuple[Address, float]]:
+    """The addresses, those of a name one by one, and when to go on to the next.
+
+    One that does not answer leaves time for the rest.
+    """
+    places: list[Address] = []
+    for address in addresses:
+        if isinstance(address, str) or address[0] is None:
+            places.append(address)
+        else:
+            places += [(host, address[1]) for host in resolved(address[0])]
+    for number, place in enumerate(places):
+        now = time.monotonic()
+        yield place, now + min(PATIENCE, (deadline - now) / (len(places) - number))
 
 
 def _connect(address: Address, until: float) -> socket.socket:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import re
 import socket
+import time
 
 import pytest
 
@@ -20,6 +21,7 @@ from ringcoll.bootstrap.addresses import (
     resolved,
     unbracketed,
 )
+from ringcoll.bootstrap.contract import Failure
 from ringcoll.bootstrap.tcp import TcpBootstrap, id_bootstrap
 from ringcoll.errors import ArgumentError, DeadlineError
 from tests.adapters.ports import free_port
@@ -126,6 +128,20 @@ def test_each_address_of_a_name_has_a_share_of_the_time(names, monkeypatch):
     with pytest.raises(DeadlineError, match=r"rank 0, .* at both:7"):
         id_bootstrap(f"both:7:{SECRET}", 1, 2, 0.01)
     assert asked[:2] == [("fd00::7", 7), ("10.0.0.1", 7)]
+
+
+def test_a_refusal_leaves_time_for_the_second_address_of_a_name(names, monkeypatch):
+    names["both"] = ["fd00::7", "10.0.0.1"]
+    began, turns = time.monotonic(), []
+
+    def fail(address, until):
+        turns.append(until - began)
+        raise TimeoutError if len(turns) < 2 else ArgumentError("the second one, too")
+
+    monkeypatch.setattr(relayed, "_connect", fail)
+    with pytest.raises(ArgumentError, match="the second"):
+        relayed.post([("both", 7)], b"", Failure("AbortedError", "x"), 4.0, 4.0)
+    assert 0 < turns[0] < 3 < turns[1] < 5
 
 
 @ipv6
