@@ -95,19 +95,30 @@ class FailuresByName:
 
 
 def _share_stand_ins(config: pytest.Config) -> None:
-    """Have the processes of this run compile each kernel for the CPU once between them."""
-    from tests.kernels.stand_in import FOLDER
+    """Have the processes of this run compile each kernel for the CPU once between them.
+
+    What they have compiled stays in pytest's cache, for later runs.
+    """
+    from tests.kernels.stand_in import FOLDER, forget
 
     if hasattr(config, "workerinput") or FOLDER in os.environ:
         return
-    folder = tempfile.TemporaryDirectory(prefix="ringcoll-stand-in-")
-    os.environ[FOLDER] = folder.name
 
-    def remove() -> None:
-        folder.cleanup()
+    def drop() -> None:
         os.environ.pop(FOLDER, None)
 
-    config.add_cleanup(remove)
+    if cache := getattr(config, "cache", None):
+        with contextlib.suppress(OSError):
+            kept = cache.mkdir("stand-ins")
+            forget(kept)
+            if os.access(kept, os.W_OK):
+                os.environ[FOLDER] = str(kept)
+                config.add_cleanup(drop)
+                return
+    folder = tempfile.TemporaryDirectory(prefix="ringcoll-stand-in-")
+    config.add_cleanup(folder.cleanup)
+    os.environ[FOLDER] = folder.name
+    config.add_cleanup(drop)
 
 
 @pytest.fixture(scope="session")

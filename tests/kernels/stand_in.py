@@ -220,6 +220,7 @@ def headers_of(text: str) -> set[Path]:
     source = folder() / f"includes-{os.getpid()}.cpp"
     source.write_text(text)
     said = _run([*(compiler() or ()), *FLAGS, *includes(KERNELS), "-MM", str(source)])
+    source.unlink()
     return {Path(word).resolve() for word in said.split() if word.endswith(".cuh")}
 
 
@@ -239,18 +240,43 @@ _kept: list[tempfile.TemporaryDirectory[str]] = []
 
 
 def _built(text: str, kernels: Path, suffix: str, *flags: str) -> Path:
-    name = hashlib.blake2b(repr((text, flags, str(kernels))).encode(), digest_size=8).hexdigest()
+    name = _name(text, kernels, flags)
     target = folder() / f"{name}{suffix}"
     # Ranks, which are threads or processes, may want the same kernel at once; some are killed.
     with (folder() / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not target.exists():
+        if target.exists():
+            os.utime(target)
+        else:
             source, made = (folder() / f"{name}-{os.getpid()}{end}" for end in (".cpp", ".made"))
             source.write_text(text)
             command = [*(compiler() or ()), *FLAGS, *flags, *includes(kernels)]
             _run([*command, "-o", str(made), str(source)])
+            source.unlink()
             made.rename(target)
     return target
+
+
+def _name(text: str, kernels: Path, flags: tuple[str, ...]) -> str:
+    """Stands for all that decides what the compiler makes of a text."""
+    folders = (Path(flag[2:]) for flag in includes(kernels))
+    paths = (path for found in folders for path in sorted(found.glob("*.[ch]*")))
+    headers = [(path.name, path.read_bytes()) for path in paths]
+    whole = (_version(), FLAGS, flags, text, headers)
+    return hashlib.blake2b(repr(whole).encode(), digest_size=16).hexdigest()
+
+
+@functools.cache
+def _version() -> str:
+    return _run([*(compiler() or ()), "--version"])
+
+
+def forget(kept: Path, room: int = 256 << 20) -> None:
+    """Remove what earlier runs have built, but for ``room`` bytes of what was used last."""
+    for path in sorted(kept.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True):
+        room -= path.stat().st_size
+        if room < 0:
+            path.unlink(missing_ok=True)
 
 
 def _run(command: list[str]) -> str:
