@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.fabric.test_addresses import no_ipv6
+
 pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="needs torch")
 
 ROOT = Path(__file__).parents[2]
@@ -112,6 +114,12 @@ def test_rank_0_serves_where_no_agent_does_and_torch_shares_its_store(tmp_path):
     """
     where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     assert processes(program(tmp_path, TEN_LINES, code), **where) == BOTH
+
+
+@pytest.mark.skipif(bool(no_ipv6()), reason=no_ipv6())
+def test_the_address_of_the_store_may_be_of_ipv6(tmp_path):
+    where = {"MASTER_ADDR": "::1", "MASTER_PORT": str(free_port())}
+    assert processes(program(tmp_path, TEN_LINES), **where) == BOTH
 
 
 @pytest.mark.parametrize(("variable", "value"), [("RANK", "2"), ("WORLD_SIZE", "two")])
