@@ -204,9 +204,7 @@ def _lines(found: Choice, chooser: Chooser, units: int, unit: int) -> Iterator[s
         )
     if found.plan.collective.name == "barrier":
         return
-    if found.predicted:
-        yield "the clock on this machine's links:"
-    yield from (f"  {reason}" if found.predicted else reason for reason in found.why)
+    yield from found.why
     limit = _MOST_BYTES // unit
     least, most = _edge(chooser, units, 0), _edge(chooser, units, max(limit, units))
     upper = f"{most * unit} bytes" if most < limit else "any size"

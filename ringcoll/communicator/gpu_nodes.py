@@ -60,7 +60,7 @@ from ringcoll.symmetric.nodes import NodesMemory
 from ringcoll.transports.scratch import Transport
 from ringcoll.tuner import measured
 from ringcoll.tuner.choice import Choice, limits_of
-from ringcoll.tuner.nodes import in_two_layers
+from ringcoll.tuner.gpu import in_two_layers
 
 _log = logging.getLogger("ringcoll")
 _SOON, _INTERVAL = 1.0, 1e-3  # seconds until a comparison has failed everywhere, between looks

@@ -21,8 +21,7 @@ from ringcoll.errors import ArgumentError, MachineError
 from ringcoll.fabric import Fabric
 from ringcoll.model.links import Wire
 from ringcoll.topology.busid import bus_id
-from ringcoll.tuner.measured import HOP, HOST
-from ringcoll.tuner.nodes import links_of
+from ringcoll.tuner.measured import HOP, HOST, links_of
 
 if TYPE_CHECKING:
     from ringcoll.topology.rings import RingSet

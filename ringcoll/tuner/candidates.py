@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ringcoll.algorithms import ALGORITHMS, build
+from ringcoll.algorithms import ALGORITHMS, build, options
 from ringcoll.algorithms.channels import Channels, channelled
+from ringcoll.algorithms.nodes import renumbered
 from ringcoll.arguments.calls import Call
-from ringcoll.collectives import Collective
+from ringcoll.collectives import COLLECTIVES, Collective
 from ringcoll.encode import encode
 from ringcoll.errors import ArgumentError, LaunchRefused
 from ringcoll.launch import Launch, Layout
 from ringcoll.plan import Plan
 from ringcoll.tuner.choice import Choice, CpuRanks, Fits, GpuRanks, Grid, Limits
-from ringcoll.tuner.nodes import across
 
 WINDOW = 2
 
@@ -66,6 +67,36 @@ def candidate_of(
     return Candidate(plan, chosen, along)
 
 
+def across(
+    collective: str,
+    algorithm: str,
+    nodes: Sequence[int],
+    *,
+    root: int = 0,
+    rings: Sequence[Sequence[int]] | None = None,
+    ordered: bool = False,
+) -> Plan:
+    """The plan of an algorithm for ranks on these nodes, however they are numbered.
+
+    The plan is built for ranks numbered node by node, so that neighbours share a node where they
+    can, and then renumbered; the ranks of a prefix, and of sums that must be ``ordered`` by rank,
+    keep their numbers.
+    """
+    ordered = ordered or COLLECTIVES[collective].prefix
+    order = sorted(range(len(nodes)), key=lambda rank: (0 if ordered else nodes[rank], rank))
+    sizes = [list(nodes).count(node) for node in range(max(nodes) + 1)]
+    takes = options(collective, algorithm)
+    plan = build(
+        collective,
+        algorithm,
+        len(nodes),
+        root=order.index(root) if "root" in takes else 0,
+        rings=rings,
+        nodes=sizes if "nodes" in takes else None,
+    )
+    return renumbered(plan, order)
+
+
 def fitted(
     call: Call,
     candidate: Candidate,
@@ -79,7 +110,7 @@ def fitted(
     named = engine, candidate.algorithm, candidate.channels
     while True:
         program, layout = encode(plan, launch), candidate.layout(call, launch.slices, engine)
-        found = Choice(plan, program, launch, layout, Grid(), *named, None, why, engine == "host")
+        found = Choice(plan, program, launch, layout, Grid(), *named, None, why)
         need, room = fits.scratch(call, found)
         if need <= room:
             return found

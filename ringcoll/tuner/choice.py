@@ -144,20 +144,12 @@ class Choice:
     algorithm: str = ""  # "" is a user's
     channels: Channels | None = None  # the rings that the plan goes along
     direct: Choice | None = None  # runs if the hellos name all buffers that decide
-    why: tuple[str, ...] = field(default=(), compare=False)
-    predicted: bool = field(default=False, compare=False)  # why: by the timing model
+    why: tuple[str, ...] = field(default=(), compare=False)  # lines of text
 
-    def on(self, grid: Grid) -> Choice:
-        """The same with a grid; several times as fast as ``dataclasses.replace``."""
-        parts = self.plan, self.program, self.launch, self.layout, grid, self.engine
-        more = self.algorithm, self.channels, self.direct, self.why, self.predicted
-        return Choice(*parts, *more)
-
-    def on_layout(self, layout: Layout) -> Choice:
-        """The same for another count."""
-        parts = self.plan, self.program, self.launch, layout, self.grid, self.engine
-        more = self.algorithm, self.channels, self.direct, self.why, self.predicted
-        return Choice(*parts, *more)
+    def on(self, grid: Grid | None = None, layout: Layout | None = None) -> Choice:
+        """The same with another grid or layout, far faster than by ``dataclasses.replace``."""
+        parts = self.plan, self.program, self.launch, layout or self.layout, grid or self.grid
+        return Choice(*parts, self.engine, self.algorithm, self.channels, self.direct, self.why)
 
     @property
     def variants(self) -> tuple[Choice, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from dataclasses import replace
 
+from ringcoll.algorithms import ALGORITHMS
 from ringcoll.arguments.calls import Call
 from ringcoll.collectives import COLLECTIVES
 from ringcoll.errors import ArgumentError, LaunchRefused
@@ -18,6 +19,7 @@ from ringcoll.tuner.choice import Choice, Fits, GpuRanks, Grid, Limits
 from ringcoll.tuner.measured import (
     DIRECT_BYTES,
     HOP_BYTES,
+    LAYERS_BYTES,
     LL128_BYTES,
     LL_ALONE_BYTES,
     LL_BLOCKS,
@@ -48,7 +50,7 @@ def choose_gpu(call: Call, machine: GpuRanks, limits: Limits, fits: Fits) -> Cho
             there = replace(machine, known=replace(known, channels=channels))
             found = _choose(call, there, compared, fits)
             if last or found.grid.blocks <= most:
-                return replace(found, why=why, predicted=True) if why else found
+                return replace(found, why=why) if why else found
         if channels is None or last:
             return _choose(call, machine, limits, fits)
         channels = channels.first(len(channels.rings) // 2)
@@ -66,6 +68,8 @@ def _compared(call: Call, machine: GpuRanks, limits: Limits) -> tuple[Limits, tu
         default = default_algorithm(call, machine, limits)
     slices = limits.slices or slices_of(call, "chain")
     algorithm, why = faster_along_rings(call, machine, default, slices)
+    if why:
+        why = "the clock on this machine's links:", *(f"  {reason}" for reason in why)
     return limits if algorithm == default else replace(limits, algorithm=algorithm), why
 
 
@@ -84,7 +88,7 @@ def _choose(call: Call, machine: GpuRanks, limits: Limits, fits: Fits) -> Choice
             f"{where}: protocol={given!r} needs NVLink between all ranks, which keeps its lines "
             f"whole; nvidia-ml-py reports none here: leave protocol out"
         )
-    if given in IN_BAND and (limits.slices or 1) > 1 and name != "barrier":
+    if given in IN_BAND and (limits.slices or 1) > 1:
         raise ArgumentError(
             f"{where}: slices={limits.slices}, but protocol={given!r} has one slice; leave "
             f"slices out or take protocol='Simple'"
@@ -156,3 +160,11 @@ def _choose_ll(
     widths = (*LL_WORKERS.value, machine.workers)
     workers = next((width for width in widths if -(-packs // width) <= few), machine.workers)
     return found.on(Grid(1, min(most, -(-packs // workers)), workers + machine.sync_threads))
+
+
+def in_two_layers(call: Call, limits: Limits) -> bool:
+    """Whether a call of GPU ranks on several nodes, if it can, runs in layers; else in pieces."""
+    named = limits.algorithm == "hierarchical" and "hierarchical" in ALGORITHMS[call.collective]
+    free = (limits.algorithm is None or named) and not (limits.slices or limits.channels)
+    proven = limits.verify or limits.orders(call.collective)
+    return call.nbytes >= LAYERS_BYTES.value and free and not proven

@@ -37,7 +37,7 @@ class KeptChoices:
         if kept is not None:
             before = kept.layout
             shape = before.collective, kept.launch.slices, before.shares
-            found = kept.on_layout(layout_of(call, *shape, "host"))
+            found = kept.on(layout=layout_of(call, *shape, "host"))
             if self._holds(found, call, limits):
                 return found
         found = choose(call, self._machine, limits, self._fits)

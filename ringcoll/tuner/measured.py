@@ -6,8 +6,8 @@ source without one stand in the entry alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
 from ringcoll.model.links import Links, Wire
@@ -213,6 +213,14 @@ NETWORK = Measured(
 )
 """What a rank sends to and receives from other nodes; only the order of the algorithms depends on
 it."""
+
+
+def links_of(nodes: Sequence[int]) -> Links:
+    """The wires between the ranks of these nodes."""
+    if not nodes:
+        return HOST.value
+    return replace(HOST.value, nodes=tuple(nodes), network=NETWORK.value)
+
 
 MESSAGE_BYTES = Measured(256 << 10, ASSUMED, "a message's overhead is small beside its bytes")
 """Bytes of a slice between nodes."""

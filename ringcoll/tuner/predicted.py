@@ -14,9 +14,9 @@ from ringcoll.lower import place
 from ringcoll.model import fastest as model
 from ringcoll.model.machine import Machine
 from ringcoll.plan import Plan
+from ringcoll.tuner.candidates import across
 from ringcoll.tuner.choice import MAKING, CpuRanks, GpuRanks, Limits
-from ringcoll.tuner.measured import AGREED_BYTES, COMPARED_RANKS, ONE_HOP
-from ringcoll.tuner.nodes import across, links_of
+from ringcoll.tuner.measured import AGREED_BYTES, COMPARED_RANKS, ONE_HOP, links_of
 from ringcoll.tuner.proof import sums_in_rank_order
 
 _RINGED = {

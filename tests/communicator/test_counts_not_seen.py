@@ -57,7 +57,7 @@ def outcome(choosing: Callable[..., Choice], *arguments: Any) -> Any:
         found = choosing(*arguments)
     except Error as error:
         return type(error), str(error)
-    return found, found.why, found.predicted
+    return found, found.why
 
 
 @pytest.mark.parametrize("name", NAMES)
